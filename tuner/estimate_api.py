@@ -58,7 +58,8 @@ def estimate_serving(
     format_name: str | None = None,
     profiles: AnyPath | Sequence[AnyPath] = (),
     pool: str | None = None,
-    instances: int = 1,
+    instances: int | None = None,
+    role: str | None = None,
 ) -> ServingEstimate:
     """Price a launch of a serving engine under the traffic of a spec.
 
@@ -68,7 +69,8 @@ def estimate_serving(
         format_name: the engine's; None: by the command.
         profiles: stored profiles, or folders of tables, matched to the pool by device.
         pool: that the launch runs on; None: the only one.
-        instances: equal launches that share the traffic.
+        instances: equal launches that share the traffic; None: as many as the file asks for.
+        role: of the group that is meant, or its name, where a file starts several.
 
     Raises:
         SpecError: the spec or the launch is unusable.
@@ -87,5 +89,8 @@ def estimate_serving(
         surroundings(asked, named),
         engine=asked.goal.engine.name,
         format_name=format_name,
+        role=role,
     )
-    return estimate_server(asked, read, site=site_of(named, profiles), instances=instances)
+    return estimate_server(
+        asked, read, site=site_of(named, profiles), instances=instances or read.replicas
+    )

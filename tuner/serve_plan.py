@@ -72,6 +72,8 @@ class Instances(Record):
     """Drafted ahead for each step."""
     two_batch_overlap: bool = False
     """Half of a batch computes while the other half's tokens are exchanged."""
+    redundant_experts: Size = 0
+    """Copies of experts in every MoE layer beyond one of each, over all expert ranks."""
     prefill_share_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     """Of a device's multiprocessors, where prefill and decode share devices."""
     memory_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
@@ -170,7 +172,8 @@ class ServeCertificate(Record):
     objective: float | None
     bound: float | None
     """The least that any mode which can be launched could take if requests never waited, those
-    included that miss a target once their traffic is played."""
+    included that miss a target once their traffic is played. Where the goal is the rate: the most
+    requests a second that any could serve then."""
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     """To the bound."""
     covers: str = ""
@@ -222,8 +225,11 @@ class ServeModeAnswer(Record):
     ttft_s: Seconds | None = None
     """Mean, as played; of attention and experts apart the prompt alone."""
     tpot_s: Seconds | None = None
+    requests_per_s: float | None = None
+    """That it serves within the targets, where the goal is the most of them."""
     gain_ratio: float | None = None
-    """Devices, or money where that is the goal, saved against the chosen mode; negative: more."""
+    """Devices, money or seconds a request, by the goal, saved against the chosen mode; negative:
+    more."""
     told: str = ""
     """Why it is not chosen."""
 

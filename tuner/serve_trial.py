@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tuner.emit.serving.bench import num_requests
+from tuner.emit.serving.bench import num_requests, offered
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
 from tuner.emit.serving.shape import group_shapes, url_list
@@ -51,7 +51,7 @@ def prepared_launch(
     """
     verified = VerifiedServing(plan=plan, decision=decision, predicted=predicted, waived=TRIAL)
     url, addresses = _addresses(verified, reached)
-    traffic, requests = plan.goal.traffic, num_requests(verified)
+    traffic, requests = offered(verified), num_requests(verified)
     folder = scratch / f"{number:04d}"
     started_by = LOCAL if LOCAL in plan.emit else plan.goal.engine.name
     ranks = sum(group.count * group.attention_dp for group in decision.instances)

@@ -31,6 +31,8 @@ def group_steps(group: Instances) -> Iterator[str]:
         yield _counted(group.draft_tokens, "draft")
     if group.two_batch_overlap:
         yield "two half batches that overlap"
+    if group.redundant_experts:
+        yield _counted(group.redundant_experts, "redundant expert")
     if group.a2a_backend != "none":
         yield group.a2a_backend.replace("_", " ")
     if group.page_size is not None:
@@ -70,6 +72,13 @@ def handover_words(way: Handover) -> str:
         f"{way.from_pool} to {way.to_pool}{over}{path}: {format_bytes(way.request_bytes)} of KV"
         f" cache a request, {format_s(way.seconds)}"
     )
+
+
+def gain_words(ratio: float, *, objective: str) -> str:
+    """Say what a mode would gain; a rate's `ratio` is the time of a request that it saves."""
+    if objective == "rate" and ratio < 1.0:
+        return f"serve {ratio / (1.0 - ratio):.0%} more"
+    return f"save {ratio:.0%}"
 
 
 def _counted(count: int, thing: str) -> str:

@@ -25,7 +25,7 @@ def command(
         typer.Option(
             "--format",
             help="megatron, torchtitan or deepspeed; by the file's ending when left out. Of a "
-            "deployment sglang or vllm; by the command when left out.",
+            "deployment sglang, vllm or trtllm; by the command when left out.",
         ),
     ] = None,
     profile: Annotated[
@@ -42,8 +42,20 @@ def command(
         str | None, typer.Option(help="Of a deployment: the pool that the launch runs on.")
     ] = None,
     instances: Annotated[
-        int, typer.Option(min=1, help="Of a deployment: equal launches that share the traffic.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Of a deployment: equal launches that share the traffic. Default: the replicas "
+            "of a file of Kubernetes objects, else 1.",
+        ),
+    ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            help="Of a deployment's file that starts several servers: prefill, decode or "
+            "aggregated, or the name of a group."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the estimate as JSON.")] = False,
 ) -> None:
     """Price the launch of today: time or latency, memory, what to change."""
@@ -62,6 +74,7 @@ def command(
             profiles=tuple(profile or ()),
             pool=pool,
             instances=instances,
+            role=role,
             as_json=as_json,
         )
         return

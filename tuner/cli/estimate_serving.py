@@ -23,7 +23,8 @@ def estimate_serving(
     format_name: str | None,
     profiles: Sequence[Path],
     pool: str | None,
-    instances: int,
+    instances: int | None,
+    role: str | None,
     as_json: bool,
 ) -> None:
     """Price a server's launch and print it."""
@@ -40,6 +41,7 @@ def estimate_serving(
             profiles=profiles,
             pool=pool,
             instances=instances,
+            role=role,
         )
     if as_json:
         print_exact(found.model_dump_json(indent=2))

@@ -13,7 +13,7 @@ from tuner.serve_plan import (
     ServePlan,
     ServePrediction,
 )
-from tuner.serve_words import group_degrees, group_steps, handover_words, short_serve
+from tuner.serve_words import gain_words, group_degrees, group_steps, handover_words, short_serve
 from tuner.units import format_bytes, format_s
 
 SHOWN_RATIO = 0.005
@@ -51,11 +51,15 @@ def _head(plan: ServePlan) -> Iterator[str]:
     if plan.decision.offload_above_tokens is not None:
         yield f"  prompts above {plan.decision.offload_above_tokens} tokens go to the remote pool"
     goal = plan.goal.objective
-    goal_text = "goodput, most on the fewest devices" if goal == "goodput" else goal
+    beyond = "above" if goal == "rate" else "below"
+    named = {
+        "goodput": "goodput, most on the fewest devices",
+        "rate": "rate, most requests/s within the targets",
+    }
     yield (
-        f"objective {goal_text}: {certificate.objective:.6g}, nothing below"
-        f" {certificate.bound:.6g} (gap {certificate.gap_ratio:.2%}, {certificate.status},"
-        f" {certificate.method}, {certificate.solve_s:.1f} s;"
+        f"objective {named.get(goal, goal)}: {certificate.objective:.6g}, nothing"
+        f" {beyond} {certificate.bound:.6g} (gap {certificate.gap_ratio:.2%},"
+        f" {certificate.status}, {certificate.method}, {certificate.solve_s:.1f} s;"
         f" {certificate.space.priced} ways priced, {certificate.space.illegal} illegal)"
     )
     if certificate.covers:
@@ -92,17 +96,22 @@ def _modes(plan: ServePlan) -> Iterator[str]:
     if not plan.modes:
         return
     has_price = any(answer.cost_per_hour is not None for answer in plan.modes)
-    head = ("mode", "", "devices", *(["an hour"] * has_price), "ttft", "tpot", "")
+    has_rate = plan.goal.objective == "rate"
+    further = (*(["requests/s"] * has_rate), *(["an hour"] * has_price))
+    head = ("mode", "", "devices", *further, "ttft", "tpot", "")
     order = sorted(plan.modes, key=lambda answer: answer.status != "chosen")
-    yield columns([_mode(answer, has_price=has_price) for answer in order], header=head)
+    rows = [_mode(answer, has_price=has_price, has_rate=has_rate) for answer in order]
+    yield columns(rows, header=head)
 
 
-def _mode(answer: ServeModeAnswer, *, has_price: bool) -> tuple[str, ...]:
+def _mode(answer: ServeModeAnswer, *, has_price: bool, has_rate: bool) -> tuple[str, ...]:
+    rate = "-" if answer.requests_per_s is None else f"{answer.requests_per_s:.4g}"
     price = "-" if answer.cost_per_hour is None else f"{answer.cost_per_hour:.4g}"
     return (
         answer.mode,
         answer.status,
         "-" if answer.devices is None else str(answer.devices),
+        *([rate] * has_rate),
         *([price] * has_price),
         "-" if answer.ttft_s is None else format_s(answer.ttft_s),
         "-" if answer.tpot_s is None else format_s(answer.tpot_s),
@@ -164,7 +173,9 @@ def _unlaunchable(plan: ServePlan, *, least_gain_ratio: float = 0.0) -> Iterator
     for one in plan.unlaunchable:
         if plan.decision is not None and one.gain_ratio < least_gain_ratio:
             continue
-        saved = f" (would save {one.gain_ratio:.0%})" * (one.gain_ratio >= SHOWN_RATIO)
+        saved = f" (would {gain_words(one.gain_ratio, objective=plan.goal.objective)})" * (
+            one.gain_ratio >= SHOWN_RATIO
+        )
         yield f"cannot be launched: {one.feature}{saved}"
 
 

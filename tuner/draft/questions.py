@@ -277,7 +277,7 @@ _SERVE: Final = (
         key="objective",
         asks="what counts",
         default="goodput",
-        check=_one_of("objective", ("goodput", "cost", "devices")),
+        check=_one_of("objective", ("goodput", "cost", "devices", "rate")),
     ),
     Question(key="emit", asks="what to launch with", default="local", check=_emit_serving),
 )

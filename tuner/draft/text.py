@@ -61,7 +61,7 @@ def _serve(answers: Answers, folder: Path | None) -> Iterator[str]:
     yield f"    ttft: {{p90: {answers['ttft']}}}"
     yield f"    tpot: {{p90: {answers['tpot']}}}"
     yield f"  quantization: {answers['quantization']}"
-    yield f"  objective: {answers['objective']}              # goodput | cost | devices"
+    yield f"  objective: {answers['objective']}              # goodput | cost | devices | rate"
     yield f"emit: {_list(answers['emit'])}"
 
 

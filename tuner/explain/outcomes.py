@@ -136,12 +136,13 @@ def _deployment(plan: ServePlan) -> Figures | None:
         "goodput": "goodput_per_device",
         "devices": "num_devices",
         "cost": "cost_per_hour",
+        "rate": "requests_per_s",
     }[plan.goal.objective]
     return Figures(
         values,
         {"ttft_mean_s": predicted.ttft_s_band, "tpot_mean_s": predicted.tpot_s_band},
         objective=objective if objective in values else "num_devices",
-        more_is_better=objective == "goodput_per_device",
+        more_is_better=objective in ("goodput_per_device", "requests_per_s"),
     )
 
 

@@ -56,6 +56,7 @@ class Observed:
     status: str
     decision: Json | None
     objective: float | None
+    """The less the better: where the most requests a second are the goal, seconds a request."""
     bound: float | None
     gap_ratio: float
     binding: str
@@ -92,8 +93,8 @@ def observed(plan: Json) -> Observed:
         kind=kind,
         status=str(certificate["status"]),
         decision=plan["decision"],
-        objective=certificate["objective"],
-        bound=certificate["bound"],
+        objective=_least(plan, certificate["objective"]),
+        bound=_least(plan, certificate["bound"]),
         gap_ratio=float(certificate["gap_ratio"]),
         binding=str(plan["binding_constraint"]),
         verdict_word=str(verdict.get("word", "")),
@@ -105,7 +106,7 @@ def observed(plan: Json) -> Observed:
             for name in ("alternatives", "variants")
             for one in plan.get(name, ())
         ),
-        question={name: plan[name] for name in QUESTION if name in plan},
+        question=_question(plan),
         version=str(provenance.get("moetune_version", "")),
         inputs={
             **provenance.get("profile_sha256", {}),
@@ -142,6 +143,23 @@ def _runner_up(kind: str, alternative: Json) -> RunnerUp:
         price=None if first is None else first.value,
         is_tie=bool(alternative.get("within_band")),
     )
+
+
+def _asks_rate(plan: Json) -> bool:
+    """Whether the plan looks for the most requests a second, which it then has as its traffic's."""
+    return bool(plan["goal"].get("objective") == "rate")
+
+
+def _least(plan: Json, value: float | None) -> float | None:
+    return 1.0 / value if value and _asks_rate(plan) else value
+
+
+def _question(plan: Json) -> Json:
+    question = {name: plan[name] for name in QUESTION if name in plan}
+    if _asks_rate(plan):
+        goal = question["goal"]
+        question["goal"] = goal | {"traffic": goal["traffic"] | {"rate": None}}
+    return question
 
 
 def _figures(kind: str, predicted: Json) -> Iterator[Figure]:

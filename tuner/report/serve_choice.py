@@ -19,7 +19,8 @@ from tuner.report.decisions import serve_words
 from tuner.report.palette import CYCLE, SYMBOLS, VERMILLION
 from tuner.report.serve_figures import alternatives_rows
 from tuner.serve_plan import ServeModeAnswer, ServePlan, ServePrediction
-from tuner.units import format_ratio, format_s
+from tuner.serve_words import gain_words
+from tuner.units import format_s
 
 
 def choice_section(plan: ServePlan) -> Section:
@@ -34,7 +35,7 @@ def choice_section(plan: ServePlan) -> Section:
     facts.append(("method", word(certificate.method)))
     facts.append(("solved in", seconds(certificate.solve_s, key="certificate.solve_s")))
     missing = tuple(
-        f"{one.feature} (would save {format_ratio(one.gain_ratio)})"
+        f"{one.feature} (would {gain_words(one.gain_ratio, objective=plan.goal.objective)})"
         if one.gain_ratio > 0.0
         else one.feature
         for one in plan.unlaunchable

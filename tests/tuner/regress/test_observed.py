@@ -58,3 +58,22 @@ def test_paths_are_no_part_of_the_question() -> None:
     here = {"goal": {"routing": {"path": "/here/a.json", "phase": "steady"}}}
     there = {"goal": {"routing": {"path": "/there/a.json", "phase": "early"}}}
     assert list(question_changes(here, there)) == [("goal.routing.phase", "steady", "early")]
+
+
+def test_the_most_requests_are_better_high_and_bounded_from_above() -> None:
+    plan = json.loads((FIXTURES / "plan-1-serve.json").read_text())
+    plan["goal"] |= {"objective": "rate"}
+    plan["goal"]["traffic"] |= {"rate": 100.0, "concurrency": None}
+    plan["certificate"] |= {"objective": 100.0, "bound": 110.0, "status": "feasible"}
+    fewer = json.loads(json.dumps(plan))
+    # A plan states the rate that it serves as its traffic's, which is no other question.
+    fewer["goal"]["traffic"]["rate"] = 80.0
+    fewer["certificate"]["objective"] = 80.0
+    assert judge(observed(plan), observed(plan), tolerance=Tolerance()).verdict is Verdict.PASS
+    worse = judge(observed(plan), observed(fewer), tolerance=Tolerance())
+    assert worse.verdict is Verdict.REGRESSION
+    assert judge(observed(fewer), observed(plan), tolerance=Tolerance()).verdict is Verdict.BETTER
+    beyond = json.loads(json.dumps(plan))
+    beyond["certificate"]["bound"] = 90.0
+    broken = judge(observed(plan), observed(beyond), tolerance=Tolerance())
+    assert "the solver's bound is broken" in broken.reason

@@ -1,13 +1,14 @@
 """Every field of a serving decision through every wording, command and reader."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from tuner.cli.serve_text import serve_explanation, serve_text
-from tuner.emit.serving.registry import unlaunchable
+from tuner.emit.serving.registry import SERVE_EMITTERS, emit_serving, unlaunchable
 from tuner.emit.serving.scripts import emit
-from tuner.emit.serving.shape import group_shapes
+from tuner.emit.serving.shape import GroupShape, group_shapes
 from tuner.emit.serving.testing import (
     AFD_ENGINE,
     aggregated,
@@ -16,7 +17,7 @@ from tuner.emit.serving.testing import (
     sample_serving,
     shared_device,
 )
-from tuner.errors import SpecError
+from tuner.errors import SpecError, UnknownTargetError
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.explain.words import differences, words
@@ -33,6 +34,7 @@ from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 Fields = dict[str, Any]
+NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
 DRAFTS: Final = {"speculative": {"draft_tokens": 2, "acceptance": 0.7, "method": "mtp"}}
 LOW: Final = {"a2a_backend": "deepep_low_latency"}
@@ -69,6 +71,7 @@ INSTANCES: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
         aggregated(a2a_backend="deepep_normal"),
         aggregated(a2a_backend="deepep_normal", two_batch_overlap=True),
     ),
+    "redundant_experts": (aggregated(), aggregated(redundant_experts=8)),
     "prefill_share_ratio": (shared_device(), shared_device(prefill_share_ratio=0.6)),
     "memory_ratio": (aggregated(), aggregated(memory_ratio=0.8)),
 }
@@ -166,7 +169,7 @@ def test_deployments_that_differ_in_a_field_read_differently(none_of: Any) -> No
     none_of(failures)
 
 
-ENGINES: Final = ("sglang", "vllm")
+ENGINES: Final = ("sglang", "vllm", "trtllm")
 
 
 def _scripts(verified: VerifiedServing) -> dict[str, str]:
@@ -213,14 +216,29 @@ def _read(launch: ServingLaunch) -> Fields:
         "page_size": setting.page_tokens,
         "draft_tokens": setting.draft_tokens,
         "two_batch_overlap": setting.two_batch_overlap,
+        "redundant_experts": setting.redundant_experts,
         "memory_ratio": launch.memory_ratio,
     }
 
 
-UNREAD: Final[Mapping[tuple[str, str, str], str]] = {
-    ("sglang", "decode", "max_batched_tokens"): "an instance that only decodes reads no prompts",
+UNREAD: Final[Mapping[tuple[str, str], str]] = {
+    ("sglang decode", "max_batched_tokens"): "an instance that only decodes reads no prompts",
+    ("vllm decode", "max_batched_tokens"): "under low-latency DeepEP its batch is the budget",
 }
-"""By engine, role and field: what its command does not say."""
+"""By engine and role, and field: what no launch of it says."""
+NO_SERVER: Final[Mapping[str, str]] = {
+    "slurm": "starts the scripts of the engine's folder, which are read",
+    "local": "starts the scripts of the engine's folder, which are read",
+}
+"""Targets whose own files hold no server."""
+READ_BY: Final[Mapping[str, Callable[[str], str]]] = {
+    "sglang": lambda group: f"{group}.sh",
+    "vllm": lambda group: f"{group}.sh",
+    "trtllm": lambda group: f"{group}.sh",
+    "kubernetes": lambda group: "deployment.yaml",
+    "dynamo": lambda group: "graph.yaml",
+}
+"""Targets whose files are read, and which of them starts a group."""
 
 
 def _wanted(group: Instances) -> Fields:
@@ -230,38 +248,107 @@ def _wanted(group: Instances) -> Fields:
     return found
 
 
-def test_every_command_reads_back_to_its_instances(none_of: Any) -> None:
-    failures, needed = [], set[tuple[str, str, str]]()
+def _deployments() -> list[tuple[str, ServeDecision]]:
+    """Return every decision of the pairs above once, and two that only one of all has."""
+    found = {
+        repr(decision): (field, decision) for field, pair in FIELDS.items() for decision in pair
+    }
+    copies = {"devices": 12, "attention_dp": 12, "ep": 12, "redundant_experts": 8}
+    return [
+        *found.values(),
+        ("copies", aggregated(**copies)),
+        ("copies apart", disaggregated(decode=copies | {"a2a_backend": "deepep_low_latency"})),
+    ]
+
+
+Read = tuple[str, GroupShape, ServingLaunch | SpecError]
+
+
+def _read_back() -> Iterator[Read]:
+    """Yield what is read of every group in every file of every target that starts servers."""
     for engine in ENGINES:
-        for field, decisions in FIELDS.items():
-            for decision in decisions:
-                verified = _verified(decision, engine)
-                if unlaunchable(verified):
+        for what, decision in _deployments():
+            verified = _verified(decision, engine)
+            targets = () if unlaunchable(verified) else READ_BY
+            for target in targets:
+                if target in ENGINES and target != engine:
                     continue
-                texts = _scripts(verified)
-                for shape in group_shapes(verified):
-                    pool = next(
-                        one for one in verified.plan.cluster.pools if one.name == shape.group.pool
-                    )
-                    at = f"{engine} {shape.name} ({field})"
+                files = _emitted(target, verified)
+                for shape in group_shapes(verified) if files else ():
+                    at = f"{engine} by {target}: {shape.name} ({what})"
+                    text = files[READ_BY[target](shape.name)]
                     try:
-                        launch = read_serving_text(
-                            texts[f"{shape.name}.sh"],
-                            Surroundings(model=verified.plan.model, pool=pool),
-                            engine=engine,
-                            source=shape.name,
-                        )
+                        yield at, shape, _launch(text, verified, shape, beside=files)
                     except SpecError as error:
-                        failures.append(f"{at}: {error}")
-                        continue
-                    found, wanted = _read(launch), _wanted(shape.group)
-                    assert set(found) == set(Instances.model_fields) - set(UNSAID)
-                    for name, value in found.items():
-                        if value == wanted[name]:
-                            continue
-                        key = (engine, shape.group.role.value, name)
-                        needed.add(key)
-                        if key not in UNREAD:
-                            failures.append(f"{at}: {name} {wanted[name]} reads back as {value}")
+                        yield at, shape, error
+
+
+def _emitted(target: str, verified: VerifiedServing) -> dict[str, str]:
+    """Return the files of a target by name; none where it refuses to start such instances."""
+    try:
+        return {str(file.path): file.text for file in emit_serving(target, verified)}
+    except UnknownTargetError:
+        return {}
+
+
+def _unlike(shape: GroupShape, launch: ServingLaunch, *, has_count: bool) -> Iterator[str]:
+    """Yield fields that are read as something else."""
+    found, wanted = _read(launch), _wanted(shape.group)
+    assert set(found) == set(Instances.model_fields) - set(UNSAID)
+    if has_count:
+        found["count"] = launch.replicas
+    yield from (name for name, value in found.items() if value != wanted[name])
+
+
+def test_every_emitted_file_reads_back_to_its_instances(none_of: Any) -> None:
+    assert set(READ_BY) | set(NO_SERVER) == set(SERVE_EMITTERS)
+    failures: list[str] = []
+    needed, read = set[tuple[str, str]](), dict.fromkeys(READ_BY, 0)
+    for at, shape, launch in _read_back():
+        if isinstance(launch, SpecError):
+            failures.append(f"{at}: {launch}")
+            continue
+        engine, _, target = at.partition(":")[0].partition(" by ")
+        read[target] += 1
+        for name in _unlike(shape, launch, has_count=target not in ENGINES):
+            key = (f"{engine} {shape.group.role.value}", name)
+            needed.add(key)
+            if key not in UNREAD:
+                failures.append(f"{at}: {name} reads back as something else: {launch.setting}")
+        failures += [f"{at}: unknown flag {flag}" for flag in launch.flags.ignored]
     failures += [f"stale: {entry}" for entry in set(UNREAD) - needed]
+    failures += [f"{target}: no file was read" for target, count in read.items() if not count]
+    none_of(failures)
+
+
+def _launch(
+    text: str, verified: VerifiedServing, shape: GroupShape, *, beside: Mapping[str, str] = NONE
+) -> ServingLaunch:
+    pools = verified.plan.cluster.pools
+    return read_serving_text(
+        text,
+        Surroundings(
+            model=verified.plan.model,
+            pool=next(one for one in pools if one.name == shape.group.pool),
+        ),
+        engine=verified.plan.goal.engine.name,
+        source=shape.name,
+        role=shape.group.role.value if text.startswith("#!") else shape.name,
+        beside=lambda word: beside.get(word.rpartition("/")[2]),
+    )
+
+
+def test_files_without_a_server_say_so(none_of: Any) -> None:
+    failures = []
+    for engine in ENGINES:
+        verified = _verified(disaggregated(), engine)
+        for target in NO_SERVER:
+            for file in emit_serving(target, verified):
+                try:
+                    launch = _launch(file.text, verified, group_shapes(verified)[0])
+                except SpecError as error:
+                    if "starts no server" not in str(error):
+                        failures.append(f"{target}/{file.path}: {error}")
+                    continue
+                failures.append(f"stale: {target}/{file.path} starts a {launch.role} server")
     none_of(failures)

@@ -40,7 +40,7 @@ def added_weight_bytes(iteration: Iteration) -> float:
         total += 2.0 * decoder.hidden**2 * BYTES[formats.attention]
     if decoder.experts is not None:
         own = decoder.experts
-        spare = iteration.num_slots - own.num
+        spare = iteration.spare_experts
         each = 3.0 * decoder.hidden * own.ffn * BYTES[formats.experts]
         shards = degrees.moe_tensor * degrees.expert * degrees.pipeline
         padded = iteration.num_slots * (padding_factor(iteration) - 1.0)

@@ -62,6 +62,8 @@ class ExpertLoads:
     """Slots of each rank of `expert_LS`; empty: equally many."""
     counted: dict[int, Floats] = field(default_factory=dict)
     """By ranks: logarithms of activated experts at `LOG_TOKENS`; filled while asked."""
+    busiest: dict[int, float] = field(default_factory=dict)
+    """By ranks: tokens of the most-loaded over those of the mean; filled while asked."""
 
     def __post_init__(self) -> None:
         share = self.share_LE
@@ -90,6 +92,10 @@ class ExpertLoads:
         """Experts that a layer holds, copies counted."""
         return int((self.share_LE if self.expert_LS is None else self.expert_LS).shape[1])
 
+    def placed(self, expert_LS: Ints | None = None) -> "ExpertLoads":
+        """Return the same loads in other slots, equally many a rank; None: in order of ids."""
+        return ExpertLoads(share_LE=self.share_LE, top_k=self.top_k, expert_LS=expert_LS)
+
     def fits(self, ranks: int) -> bool:
         """Whether slots are dealt out to so many ranks."""
         if self.slots_R:
@@ -98,8 +104,10 @@ class ExpertLoads:
 
     def busiest_ratio(self, ranks: int) -> float:
         """Tokens of the busiest rank over those of the mean, averaged over layers."""
-        load_LR = self._by_rank(self._slot_share_LS(), ranks)
-        return float(np.mean(load_LR.max(axis=1)) * ranks)
+        if ranks not in self.busiest:
+            load_LR = self._by_rank(self._slot_share_LS(), ranks)
+            self.busiest[ranks] = float(np.mean(load_LR.max(axis=1)) * ranks)
+        return self.busiest[ranks]
 
     def activated(self, tokens_Q: Floats, ranks: int) -> Floats:
         """Distinct experts that so many tokens make the busiest rank read, averaged over layers."""

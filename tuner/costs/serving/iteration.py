@@ -107,6 +107,11 @@ class Iteration:
         return max(own + self.redundant_experts, recorded)
 
     @property
+    def spare_experts(self) -> int:
+        """Copies of experts of a layer beyond one of each."""
+        return 0 if self.decoder.experts is None else self.num_slots - self.decoder.experts.num
+
+    @property
     def checked_tokens(self) -> int:
         """Tokens that a running sequence brings to a step, drafts included."""
         return 1 if self.drafting is None else self.drafting.checked_tokens

@@ -59,7 +59,7 @@ def bench_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
 
 def bench_vllm_bash(verified: VerifiedServing) -> str:
     """Return bash that becomes vLLM's client."""
-    traffic = verified.plan.goal.traffic
+    traffic = offered(verified)
     targets = _goodput(verified, names=("ttft", "tpot"))
     words = [
         "vllm bench serve",
@@ -84,6 +84,14 @@ fi
 """
 
 
+def offered(verified: VerifiedServing) -> Traffic:
+    """Return the traffic to send: where the most of it is the goal, what this deployment serves."""
+    goal = verified.plan.goal
+    if goal.objective != "rate":
+        return goal.traffic
+    return goal.traffic.model_copy(update={"rate": verified.predicted.requests_per_s})
+
+
 def _vllm_prompts(traffic: Traffic) -> Iterator[str]:
     if traffic.input_tokens is None or traffic.output_tokens is None:
         yield '--dataset-name timed_trace --dataset-path "$TRACE" --timed-trace-chunk-hash-size 512'
@@ -103,7 +111,7 @@ def _vllm_prompts(traffic: Traffic) -> Iterator[str]:
 
 def bench_aiperf_bash(verified: VerifiedServing) -> str:
     """Return bash that becomes AIPerf."""
-    traffic = verified.plan.goal.traffic
+    traffic = offered(verified)
     targets = _goodput(verified, names=("time_to_first_token", "inter_token_latency"))
     words = [
         "aiperf profile",
@@ -123,7 +131,7 @@ def bench_aiperf_bash(verified: VerifiedServing) -> str:
 
 def num_requests(verified: VerifiedServing) -> int:
     """Return how many requests a run takes."""
-    traffic = verified.plan.goal.traffic
+    traffic = offered(verified)
     if traffic.concurrency is not None:
         return max(_FEWEST, _REQUESTS_PER_SLOT * traffic.concurrency)
     rate = traffic.rate or verified.predicted.requests_per_s
@@ -221,7 +229,7 @@ def _limit_s(targets: Percentiles) -> float | None:
 
 
 def _notes(verified: VerifiedServing) -> Iterator[str]:
-    traffic = verified.plan.goal.traffic
+    traffic = offered(verified)
     trace = "" if traffic.trace is None else "TRACE=FILE "
     yield f"Usage: MODEL=... {trace}[BASE_URL=http://host:port] ./bench_aiperf.sh or bench_vllm.sh"
     if traffic.trace is not None:

@@ -40,8 +40,13 @@ class ServedPlacement:
     """What the placement was planned for, of this engine; of others where it names this one not."""
 
     def suits(self, group: Instances) -> bool:
-        """Say whether the group has the ranks that the placement was planned for."""
-        return group.moe_tp == 1 and group.ep == self.verified.decision.ranks
+        """Say whether the group has the ranks and slots that the placement was planned for.
+
+        A group that counts no copies of experts takes those of the placement.
+        """
+        own = self.verified.decision
+        copies = group.redundant_experts in (0, own.redundant_experts)
+        return group.moe_tp == 1 and group.ep == own.ranks and copies
 
 
 def served(
@@ -60,11 +65,12 @@ def served(
     all_marks = placement.plan.made_for
     marks = tuple(mark for mark in all_marks if mark.engine == engine) or all_marks
     found = ServedPlacement(verified=placement, files=files, marks=marks)
-    sizes = sorted({group.ep for group in groups})
+    sizes = sorted({f"ep {group.ep} with {group.redundant_experts}" for group in groups})
     if not any(found.suits(group) for group in groups):
         raise UnsuitedPlacementError(
-            f"the placement is for {placement.decision.ranks} expert ranks, the instances have"
-            f" ep {', '.join(map(str, sizes))}"
+            f"the placement is for {placement.decision.ranks} expert ranks with"
+            f" {placement.decision.redundant_experts} redundant experts, the instances have"
+            f" {', '.join(sizes)}"
         )
     return found
 

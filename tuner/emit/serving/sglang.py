@@ -136,6 +136,9 @@ def _placement(
     verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
 ) -> Iterator[str]:
     if placement is None or not placement.suits(shape.group):
+        if shape.group.redundant_experts:
+            # By the loads that the engine records: copies that stay are of the first experts.
+            yield f"--ep-num-redundant-experts {shape.group.redundant_experts} --enable-eplb"
         return
     planned = placement.verified
     yield f'--init-expert-location "$FILES/{_LOCATION}"'

@@ -109,6 +109,8 @@ def _extras(group: Instances) -> Iterator[str]:
         yield f"pages of {group.page_size} tokens"
     if group.draft_tokens:
         yield f"{group.draft_tokens} tokens drafted a step"
+    if group.redundant_experts:
+        yield f"{_several(group.redundant_experts, 'redundant expert')} a layer"
     if group.two_batch_overlap:
         yield "two-batch overlap"
     if group.prefill_share_ratio is not None:

@@ -105,6 +105,10 @@ def options(
         found["cache_transceiver_config"] = {"backend": manifest.connectors[handover.connector]}
     if placement is not None and placement.suits(group):
         found["moe_config"] = {"load_balancer": f"./{_BALANCER}"}
+    elif group.redundant_experts and verified.plan.model.moe is not None:
+        slots = verified.plan.model.moe.num_experts + group.redundant_experts
+        # Moved by the loads that the engine records, a layer in each step.
+        found["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": 1}}
     return found
 
 

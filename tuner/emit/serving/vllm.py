@@ -62,7 +62,7 @@ def server(
         *_batches(group, manifest=manifest),
         *_drafting(verified, group, manifest=manifest),
         *(() if handover is None else _transfer(group, handover, manifest=manifest)),
-        *(_placement(placement) if placement is not None and is_placed else ()),
+        *_copies(group, placement if is_placed else None),
         *(('"${SPREAD[@]}"',) if shape.nodes > 1 else ()),
         '"$@"',
     )
@@ -202,12 +202,17 @@ def _environment(group: Instances, handover: Handover) -> Mapping[str, str]:
     return {"VLLM_MOONCAKE_BOOTSTRAP_PORT": BOOTSTRAP} if group.role is Role.PREFILL else {}
 
 
-def _placement(placement: ServedPlacement) -> Iterator[str]:
-    config = {
-        "num_redundant_experts": placement.verified.decision.redundant_experts,
-        "step_interval": STEP_INTERVAL,
-        # Loads are recorded and not used.
-        "window_size": 1,
-    }
+def _copies(group: Instances, placement: ServedPlacement | None) -> Iterator[str]:
+    """Yield how many copies of experts there are, and who places them."""
+    config = {"num_redundant_experts": group.redundant_experts}
+    if placement is not None:
+        config = {
+            "num_redundant_experts": placement.verified.decision.redundant_experts,
+            "step_interval": STEP_INTERVAL,
+            # Loads are recorded and not used.
+            "window_size": 1,
+        }
+    elif not group.redundant_experts:
+        return
     yield "--enable-eplb"
     yield f"--eplb-config {shlex.quote(json.dumps(config))}"

@@ -8,6 +8,8 @@
     twice or half the batch, or all that memory holds      the same devices
     twice or half the tokens of a step with prompts        the same devices
     another exchange, or two half batches that overlap     the same devices
+    a slot for experts more or fewer on every rank         the same devices, where their loads are
+                                                           recorded
     drafts, or none                                        the same devices, where the spec says how
                                                            many are kept
 
@@ -20,7 +22,7 @@ shortest requests; 5 % is what the model cannot tell apart (tuner/planner/serve/
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -37,10 +39,12 @@ from tuner.estimate.serving.pricing import (
 from tuner.estimate.serving.records import ServingChange, ServingLoad
 from tuner.planner.serve.choices import BUDGETS
 from tuner.planner.serve.demand import MOST_RUNNING
+from tuner.planner.serve.expert_copies import MOST_RATIO
 from tuner.planner.serve.instances import launched_as
 from tuner.planner.serve.options import Option, most_running
 from tuner.planner.serve.telling import TIE_RATIO
 from tuner.serve_plan import Role
+from tuner.spec.serving.expert_slots import are_even, fewest_redundant
 from tuner.spec.serving.manifests.afd import cell_refusals
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import group_refusals
@@ -99,9 +103,11 @@ def _neighbours(asked: Asked, *, fits_now: bool) -> Iterator[tuple[str, Setting]
     if asked.decoder.experts is None:
         found = tuple(replace(degrees, expert=1, moe_tensor=1) for degrees in found)
     for degrees in dict.fromkeys(found):
-        if degrees != now.degrees and _is_legal(asked, degrees):
-            yield _described(now.degrees, degrees), replace(now, degrees=degrees)
+        changed = replace(now, degrees=degrees, redundant_experts=_even_copies(asked, degrees))
+        if degrees != now.degrees and _is_legal(asked, changed):
+            yield _described(now, changed), changed
     yield from _steps(asked, now)
+    yield from _copies(asked, now)
     if asked.launch.role is Role.PREFILL:
         return
     yield from _drafts(asked, now)
@@ -115,6 +121,28 @@ def _neighbours(asked: Asked, *, fits_now: bool) -> Iterator[tuple[str, Setting]
     for running in dict.fromkeys((min(2 * used, held), held, used // 2)):
         if running not in (0, used):
             yield f"batch {used} -> {running} sequences a rank", replace(now, running=running)
+
+
+def _even_copies(asked: Asked, degrees: Degrees) -> int:
+    """Return the launch's copies of experts; those that other ranks need where it has any."""
+    own, copies = asked.decoder.experts, asked.launch.setting.redundant_experts
+    if own is None or not copies or degrees.expert == 1:
+        return 0
+    if are_even(own.num, copies, degrees.expert):
+        return copies
+    return fewest_redundant(own.num, degrees.expert)
+
+
+def _copies(asked: Asked, now: Setting) -> Iterator[tuple[str, Setting]]:
+    """Yield other numbers of copies of experts; without recorded loads nothing says their gain."""
+    own, ranks = asked.decoder.experts, now.degrees.expert
+    if own is None or asked.copies.loads is None or ranks == 1:
+        return
+    least, most = fewest_redundant(own.num, ranks), int(MOST_RATIO * own.num)
+    for copies in (now.redundant_experts - ranks, now.redundant_experts + ranks):
+        if least <= copies <= most:
+            what = f"redundant experts {now.redundant_experts} -> {copies}"
+            yield what, replace(now, redundant_experts=copies)
 
 
 def _steps(asked: Asked, now: Setting) -> Iterator[tuple[str, Setting]]:
@@ -187,9 +215,9 @@ def _experts(now: Degrees) -> Iterator[Degrees]:
             yield replace(now, expert=expert, moe_tensor=ranks // expert)
 
 
-def _is_legal(asked: Asked, degrees: Degrees) -> bool:
+def _is_legal(asked: Asked, setting: Setting) -> bool:
     """Whether heads, experts and devices allow it; memory and the release are asked later."""
-    own = asked.decoder.experts
+    own, degrees = asked.decoder.experts, setting.degrees
     heads = min(group.attention.heads for group in asked.decoder.layers)
     if heads % degrees.attention_tensor:
         return False
@@ -197,16 +225,23 @@ def _is_legal(asked: Asked, degrees: Degrees) -> bool:
         return False
     if own is None:
         return degrees.attention_data == 1
-    return own.num % degrees.expert == 0 and own.ffn % degrees.moe_tensor == 0
+    is_even = are_even(own.num, setting.redundant_experts, degrees.expert)
+    return is_even and own.ffn % degrees.moe_tensor == 0
 
 
-def _described(now: Degrees, new: Degrees) -> str:
+def _described(before_setting: Setting, after_setting: Setting) -> str:
+    now, new = before_setting.degrees, after_setting.degrees
     parts = [
         f"{name} {before} -> {after}"
         for name, before, after in (
             ("TP", now.attention_tensor, new.attention_tensor),
             ("DP", now.attention_data, new.attention_data),
             ("EP", now.expert, new.expert),
+            (
+                "redundant experts",
+                before_setting.redundant_experts,
+                after_setting.redundant_experts,
+            ),
         )
         if before != after
     ]
@@ -268,7 +303,7 @@ def _rank(asked: Asked, load: ServingLoad) -> tuple[float, float, float]:
 
 def _lines(asked: Asked, setting: Setting) -> tuple[str, ...]:
     """Return the flags that differ, as the launch has to say them."""
-    flags = _sglang_flags if asked.launch.engine is Engine.SGLANG else _vllm_flags
+    flags = _FLAGS[asked.launch.engine]
     now, new = (dict(flags(asked, one)) for one in (asked.launch.setting, setting))
     changed = [f"{name} {new[name]}".strip() for name in new if now.get(name) != new[name]]
     return (*changed, *(f"without {name}" for name in now if name not in new))
@@ -295,6 +330,9 @@ def _sglang_flags(asked: Asked, setting: Setting) -> Iterator[tuple[str, str]]:
         yield "--attn-dp-size", str(own.attention_data)
     if own.expert > 1:
         yield "--ep-size", str(own.expert)
+    if setting.redundant_experts:
+        yield "--ep-num-redundant-experts", str(setting.redundant_experts)
+        yield "--enable-eplb", ""
     yield "--max-running-requests", str(min(setting.running, MOST_RUNNING) * own.attention_data)
 
 
@@ -315,4 +353,39 @@ def _vllm_flags(asked: Asked, setting: Setting) -> Iterator[tuple[str, str]]:
         yield "--data-parallel-size", str(own.attention_data)
     if own.expert > 1:
         yield "--enable-expert-parallel", ""
+    if setting.redundant_experts:
+        yield "--enable-eplb", ""
+        config = {"num_redundant_experts": setting.redundant_experts}
+        yield "--eplb-config", f"'{json.dumps(config)}'"
     yield "--max-num-seqs", str(min(setting.running, MOST_RUNNING))
+
+
+def _trtllm_options(asked: Asked, setting: Setting) -> Iterator[tuple[str, str]]:
+    own = setting.degrees
+    yield "tensor_parallel_size:", str(own.devices // own.pipeline)
+    yield "enable_attention_dp:", str(own.attention_data > 1).lower()
+    if asked.decoder.experts is not None:
+        yield "moe_tensor_parallel_size:", str(own.moe_tensor)
+        yield "moe_expert_parallel_size:", str(own.expert)
+        if setting.redundant_experts:
+            slots = asked.decoder.experts.num + setting.redundant_experts
+            yield "moe_config.load_balancer.num_slots:", str(slots)
+    yield "max_num_tokens:", str(setting.step_tokens)
+    if setting.a2a_backend in _TRTLLM_METHOD:
+        yield "TRTLLM_FORCE_COMM_METHOD", _TRTLLM_METHOD[setting.a2a_backend]
+    if setting.draft_tokens:
+        yield "speculative_config.max_draft_len:", str(setting.draft_tokens)
+    yield "max_batch_size:", str(min(setting.running, MOST_RUNNING))
+
+
+_TRTLLM_METHOD: Final = {
+    "allgather": "ALLGATHER",
+    "deepep_normal": "DEEPEP",
+    "deepep_low_latency": "DEEPEPLOWLATENCY",
+}
+_FLAGS: Final[Mapping[Engine, Callable[[Asked, Setting], Iterator[tuple[str, str]]]]] = {
+    Engine.SGLANG: _sglang_flags,
+    Engine.VLLM: _vllm_flags,
+    Engine.TRTLLM: _trtllm_options,
+}
+"""What a launch says, by engine."""

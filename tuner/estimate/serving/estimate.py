@@ -183,3 +183,12 @@ def _beside(asked: Asked, load: ServingLoad | None, *, goal: ServeGoal) -> Itera
                 f"a closed loop of {goal.traffic.concurrency} within its targets asks for"
                 f" {asked.demand.rate_per_s:.3g} requests/s, which are played"
             )
+    yield from _rate_note(asked)
+
+
+def _rate_note(asked: Asked) -> Iterator[str]:
+    if asked.goal.objective == "rate":
+        yield (
+            f"the goal is the most requests/s; {asked.demand.rate_per_s:.4g} of them are simulated,"
+            " the rate of the spec's traffic: state the one that this launch is to serve"
+        )

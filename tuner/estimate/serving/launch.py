@@ -58,6 +58,8 @@ class ServingLaunch:
     """Equal instances behind the one command that share nothing but its port."""
     ffn_devices: int = 0
     """Of the FFN server that an attention server sends to; 0: it has its networks itself."""
+    replicas: int = 1
+    """Equal launches that the file itself asks for."""
     draft_method: Method = Method.MTP
     """Of drafts, where there are any."""
     has_prefix_cache: bool = True

@@ -13,7 +13,7 @@ depends on the other half, the rate that its targets ask for is played instead.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -32,11 +32,12 @@ from tuner.costs.serving.reserve import Reserve, reserve_of
 from tuner.errors import SpecError
 from tuner.estimate.serving.launch import ServingLaunch, Setting
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
-from tuner.planner.serve.choices import loads_of
 from tuner.planner.serve.demand import MOST_RUNNING, Demand, demand_of
+from tuner.planner.serve.expert_copies import ExpertCopies
 from tuner.planner.serve.ffn_cells import remote_ffn_step
 from tuner.planner.serve.handovers import handovers_of
 from tuner.planner.serve.instances import formats_of_goal
+from tuner.planner.serve.launchable import copies_of
 from tuner.planner.serve.mixing import prompt_time, token_seconds
 from tuner.planner.serve.options import (
     Option,
@@ -49,6 +50,7 @@ from tuner.planner.serve.recorded_loads import expert_loads
 from tuner.serve_plan import Instances, Role
 from tuner.spec.serving.goal import Engine as NamedEngine
 from tuner.spec.serving.goal import Percentiles, ServeGoal
+from tuner.spec.serving.manifests.rules import nodes_of
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_bytes
 
@@ -75,8 +77,8 @@ class Asked:
     formats: Formats
     instances: int
     """That share the traffic."""
-    loads: ExpertLoads | None = None
-    """Recorded; None: those of the kernel tables."""
+    copies: ExpertCopies = field(default_factory=ExpertCopies)
+    """Recorded loads of experts, and what copies make of them."""
     release: str = ""
     """Whose memory rule counts; empty: the newest."""
 
@@ -157,7 +159,7 @@ def asked_of(
         decoder=decoder_of(model),
         formats=formats_of_goal(goal),
         instances=instances * launch.copies,
-        loads=expert_loads(goal, model),
+        copies=copies_of(model, goal, expert_loads(goal, model)),
         release=release,
     )
 
@@ -222,7 +224,7 @@ def _iteration(asked: Asked, setting: Setting) -> Iteration:
         machine=asked.site.machine,
         drafting=asked.drafting(setting),
         two_batch_overlap=setting.two_batch_overlap,
-        loads=None if asked.loads is None else loads_of(asked.loads, setting.degrees),
+        loads=_loads(asked, setting),
         exchange=_exchange(asked, setting),
         redundant_experts=setting.redundant_experts,
     )
@@ -232,9 +234,22 @@ def _iteration(asked: Asked, setting: Setting) -> Iteration:
     # Tensor ranks of an FFN server get the same tokens, so its tensor degree is attention's.
     tensor = setting.degrees.attention_tensor if ranks == setting.degrees.devices else 1
     degrees = Degrees(attention_tensor=tensor, attention_data=ranks // tensor, expert=ranks)
-    loads = None if asked.loads is None else loads_of(asked.loads, degrees)
+    loads = _loads(asked, replace(setting, degrees=degrees))
     ffn = replace(own, degrees=degrees, loads=loads, drafting=None, two_batch_overlap=False)
     return remote_ffn_step(ffn, setting.degrees, asked.site, halves=setting.two_batch_overlap)
+
+
+def _loads(asked: Asked, setting: Setting) -> ExpertLoads | None:
+    """Return what the ranks bear with the setting's copies of experts."""
+    own, degrees = asked.decoder.experts, setting.degrees
+    if own is None:
+        return None
+    nodes = nodes_of(
+        degrees.expert * degrees.moe_tensor, devices_per_node=asked.site.pool.devices_per_node
+    )
+    return asked.copies.borne(
+        own, ranks=degrees.expert, nodes=nodes, redundant=setting.redundant_experts
+    )
 
 
 def _exchange(asked: Asked, setting: Setting) -> Exchange:
@@ -443,6 +458,7 @@ def instance_of(asked: Asked, option: Option, setting: Setting) -> Instances:
             "page_size": option.page_tokens,
             "draft_tokens": setting.draft_tokens,
             "two_batch_overlap": setting.two_batch_overlap,
+            "redundant_experts": setting.redundant_experts,
             "a2a_backend": "allgather" if is_apart and backend == "none" else backend,
             "kv_tokens": int(max(option.kv_tokens, 0.0) * degrees.attention_data),
             "memory_ratio": asked.launch.memory_ratio,

@@ -1,7 +1,7 @@
 """Serving engines by name: how their servers' commands look, and who reads them."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -9,7 +9,15 @@ from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import Flags
 from tuner.estimate.registry import is_command
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
-from tuner.estimate.serving.readers import sglang, vllm
+from tuner.estimate.serving.objects import ServerText, commands_of_objects
+from tuner.estimate.serving.options_file import (
+    Beside,
+    flags_of_options,
+    last_part,
+    with_further,
+    with_options,
+)
+from tuner.estimate.serving.readers import sglang, trtllm, vllm
 from tuner.estimate.serving.words import Server, flags_of_server
 from tuner.estimate.started import LONGEST_BYTES
 from tuner.spec.files import read_small_text, shown_path, shown_value
@@ -21,24 +29,56 @@ class Reader:
 
     server: Server
     read: Callable[[Flags, Surroundings], ServingLaunch]
+    options: tuple[str, ...] = ()
+    """Flags that name a file of options; none: all stand in the command."""
+    further: tuple[str, ...] = ()
+    """Options that may name a further file."""
+
+    def flags(self, text: str, *, source: str, beside: Beside) -> Flags | None:
+        """Return what a text says of the engine's server; None where it starts none.
+
+        Raises:
+            SpecError: it starts several, or a file that it names is not there.
+        """
+        known = self.server.read
+        found = None
+        if self.options:
+            found = flags_of_options(text, source=source, known=known)
+        if found is None:
+            found = flags_of_server(text, source=source, server=self.server)
+            if found is not None:
+                found = with_options(found, self.options, beside)
+        return None if found is None else with_further(found, self.further, beside, known=known)
 
 
 READERS: Final[Mapping[str, Reader]] = {
     "sglang": Reader(server=sglang.SERVER, read=sglang.read),
     "vllm": Reader(server=vllm.SERVER, read=vllm.read),
+    "trtllm": Reader(
+        server=trtllm.SERVER,
+        read=trtllm.read,
+        options=trtllm.OPTIONS,
+        further=trtllm.BALANCERS,
+    ),
 }
 
 
 def read_serving_launch(
-    launch: str, around: Surroundings, *, engine: str, format_name: str | None = None
+    launch: str,
+    around: Surroundings,
+    *,
+    engine: str,
+    format_name: str | None = None,
+    role: str | None = None,
 ) -> ServingLaunch:
-    """Read a launch script, or a command that was pasted instead of one.
+    """Read a launch file, or a command that was pasted instead of one.
 
     Args:
         launch: path of a file, or a command or its arguments as text.
         around: what the flags are held against.
         engine: of the spec, whose flags a text without a program is read as.
         format_name: the launch's engine, where it is stated.
+        role: of the group that is meant, or its name, where a file starts several.
 
     Raises:
         SpecError: no such file or engine, or a launch that cannot be read.
@@ -46,12 +86,25 @@ def read_serving_launch(
     if is_command(launch, Path(launch)):
         if len(launch) > LONGEST_BYTES:
             raise SpecError(f"the command: longer than {LONGEST_BYTES} characters")
-        return read_serving_text(
-            launch, around, engine=engine, format_name=format_name, source="the command"
-        )
-    text = read_small_text(Path(launch), what="launch", most_bytes=LONGEST_BYTES)
+        source, text, folder = "the command", launch, None
+    else:
+        text = read_small_text(Path(launch), what="launch", most_bytes=LONGEST_BYTES)
+        source, folder = shown_path(Path(launch)), Path(launch).parent
+
+    def beside(word: str) -> str | None:
+        path = Path(word) if folder is None else folder / last_part(word)
+        if not path.is_file():
+            return None
+        return read_small_text(path, what="options", most_bytes=LONGEST_BYTES)
+
     return read_serving_text(
-        text, around, engine=engine, format_name=format_name, source=shown_path(Path(launch))
+        text,
+        around,
+        engine=engine,
+        format_name=format_name,
+        source=source,
+        role=role,
+        beside=beside,
     )
 
 
@@ -62,8 +115,19 @@ def read_serving_text(
     engine: str,
     source: str,
     format_name: str | None = None,
+    role: str | None = None,
+    beside: Beside = lambda _: None,
 ) -> ServingLaunch:
     """Read the text of a launch; `source` is what messages call it.
+
+    Args:
+        text: of a script, a command, a file of options or of Kubernetes objects.
+        around: what its flags are held against.
+        engine: of the spec, whose flags a text without a program is read as.
+        source: what messages call it.
+        format_name: the launch's engine, where it is stated.
+        role: of the group that is meant, or its name, where the text starts several.
+        beside: gives the files that the text names.
 
     Raises:
         SpecError: no such engine, or a launch that cannot be read.
@@ -72,12 +136,53 @@ def read_serving_text(
         raise SpecError(f"--format {shown_value(format_name)} is none of {', '.join(READERS)}")
     # The spec's engine first, so that flags alone are read as its.
     names = [format_name] if format_name else sorted(READERS, key=lambda name: name != engine)
+    commands = commands_of_objects(text, source=source)
+    found = [
+        (one.name, replace(launch, replicas=one.replicas))
+        for one in (commands if commands is not None else (ServerText(name="", text=text),))
+        if (launch := _launch(one, around, names=names, source=source, beside=beside)) is not None
+    ]
+    if not found:
+        raise SpecError(
+            f"{source}: starts no server of {' or '.join(names)}; name the file that holds"
+            " `vllm serve`, `python -m sglang.launch_server` or `trtllm-serve serve`, or paste the"
+            " command"
+        )
+    return _chosen(found, role=role, source=source)
+
+
+def _launch(
+    server: ServerText,
+    around: Surroundings,
+    *,
+    names: Sequence[str],
+    source: str,
+    beside: Beside,
+) -> ServingLaunch | None:
+    """Read a command as the first engine's whose server it starts."""
+
+    def named(word: str) -> str | None:
+        return server.files.get(last_part(word)) or beside(word)
+
     for name in names:
         reader = READERS[name]
-        flags = flags_of_server(text, source=source, server=reader.server)
+        flags = reader.flags(server.text, source=source, beside=named)
         if flags is not None:
             return reader.read(flags, around)
+    return None
+
+
+def _chosen(
+    found: Sequence[tuple[str, ServingLaunch]], *, role: str | None, source: str
+) -> ServingLaunch:
+    """Return the launch of a group, or of the only group with a role."""
+    named = [launch for name, launch in found if name and name == role]
+    matching = named or [launch for _, launch in found if role in (None, launch.role.value)]
+    if len(matching) == 1:
+        return matching[0]
+    known = ", ".join(name or launch.role.value for name, launch in found)
+    if not matching:
+        raise SpecError(f"{source}: --role {shown_value(str(role))} is none of {known}")
     raise SpecError(
-        f"{source}: starts no server of {' or '.join(names)}; name the script that holds"
-        " `vllm serve` or `python -m sglang.launch_server`, or paste the command"
+        f"{source}: starts {len(matching)} servers; name one of them with --role: {known}"
     )

@@ -6,9 +6,11 @@ Only what no release launches is refused here; what one release lacks is told by
 
 from tuner.costs.serving.engine import Degrees
 from tuner.errors import SpecError
-from tuner.estimate.nearest import nearest_common_divisor, nearest_divisor
+from tuner.estimate.nearest import nearest_divisor
 from tuner.estimate.readers.arguments import Flags
 from tuner.estimate.serving.launch import Surroundings
+from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
+from tuner.spec.serving.manifests.manifest import ServingCapabilities
 
 
 def stages_of(flags: Flags, name: str, *, around: Surroundings) -> int:
@@ -53,11 +55,22 @@ def check_experts(
     degrees: Degrees,
     around: Surroundings,
     *,
+    engine: ServingCapabilities,
     redundant: int = 0,
     redundant_flag: str = "",
     advice: str = "",
 ) -> None:
     """Refuse experts that cannot be dealt out or sliced evenly, redundant ones among them.
+
+    Args:
+        flags: of the launch.
+        name: of the flag that spreads experts.
+        degrees: what the flags make of the instance.
+        around: with the model.
+        engine: whose models may have copies of experts.
+        redundant: copies of experts in every layer.
+        redundant_flag: that states them; empty: experts are sliced.
+        advice: after the number of ranks that divides.
 
     Raises:
         SpecError: they do not divide.
@@ -66,21 +79,24 @@ def check_experts(
     if moe is None:
         return
     copies = moe.num_experts + redundant
-    if copies % degrees.expert:
-        ranks = degrees.devices // degrees.pipeline
-        near = nearest_common_divisor(copies, ranks, degrees.expert)
+    if not are_even(moe.num_experts, redundant, degrees.expert):
+        near = even_ranks(copies, degrees.expert)
+        nearest = (
+            f"divides is {near[0]}" if len(near) == 1 else f"divide are {near[0]} and {near[1]}"
+        )
         among = f" ({redundant} of them redundant)" if redundant else ""
-        if redundant_flag:
-            advice += f", or --{redundant_flag} {-moe.num_experts % degrees.expert}"
+        if redundant_flag and around.model.architecture in engine.redundant_architectures:
+            counts = even_counts(moe.num_experts, redundant, degrees.expert)
+            advice += f", or --{redundant_flag} {' or '.join(map(str, counts))}"
         raise SpecError(
             f"{flags.source}: --{name} spreads {copies} experts{among} over {degrees.expert}"
-            f" ranks; the nearest that divides is {near}{advice}"
+            f" ranks; the nearest that {nearest}{advice}"
         )
     if moe.expert_ffn_size % degrees.moe_tensor:
-        near = nearest_divisor(moe.expert_ffn_size, degrees.moe_tensor)
+        width = nearest_divisor(moe.expert_ffn_size, degrees.moe_tensor)
         raise SpecError(
             f"{flags.source}: --{name} slices experts of width {moe.expert_ffn_size} into"
-            f" {degrees.moe_tensor}; the nearest that divides is {near}"
+            f" {degrees.moe_tensor}; the nearest that divides is {width}"
         )
 
 

@@ -99,7 +99,7 @@ def flags_of_server(text: str, *, source: str, server: Server) -> Flags | None:
         for default in shell.defaults
         if default.partition("=")[2] in shown
     ]
-    return Flags(source=source, values=values, notes=tuple(notes))
+    return Flags(source=source, values=values, notes=tuple(notes), environment=shell.environment)
 
 
 def _with_inner(commands: Sequence[Command], *, source: str) -> Iterator[Command]:
@@ -191,13 +191,16 @@ def _said(flags: Flags, name: str) -> str:
 
 def _after_start(command: Command, server: Server) -> list[str] | None:
     """Return the words behind the server's start; None where the command starts another."""
-    if command.words[:1] and command.words[0] in _PRINTERS:
-        return None
-    names = [word.rpartition("/")[2].partition(":")[0] for word in command.words]
+    words = command.words
+    if words[:1] and words[0] in _PRINTERS:
+        # What is printed inside `$( )` ends where that does.
+        closed = next((at for at, word in enumerate(words) if word.endswith(")")), len(words))
+        words = words[closed + 1 :]
+    names = [word.rpartition("/")[2].partition(":")[0] for word in words]
     for start in server.starts:
         for at in range(len(names) - len(start) + 1):
             if tuple(names[at : at + len(start)]) == start:
-                return list(command.words[at + len(start) :])
+                return list(words[at + len(start) :])
     return None
 
 

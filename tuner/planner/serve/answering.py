@@ -88,11 +88,13 @@ class Found:
     """Least objective of the mode's programs at the goal's own spare capacity, as proven."""
     eased: tuple[str, ...] = ()
     """Targets that are missed at the goal's own spare capacity, for which more was bought."""
+    rate_per_s: float | None = None
+    """The most requests a second at which the targets hold, where that is the goal."""
 
     @property
     def objective(self) -> float:
-        """Of the program."""
-        return self.solved.outcome.objective
+        """Of the program; seconds per request that is served, where their rate is the goal."""
+        return self.solved.outcome.objective if self.rate_per_s is None else 1.0 / self.rate_per_s
 
     @property
     def mode(self) -> Mode:
@@ -278,9 +280,14 @@ def _tightened(question: Question, base: Found, found: Found) -> Iterator[Questi
     is_least = found.objective <= base.objective * (1.0 + BOUND_TOLERANCE)
     if not base.missed or not is_launched or (is_least and not found.missed):
         return
+    yield from tightened(question, base.missed)
+
+
+def tightened(question: Question, missed: tuple[str, ...]) -> Iterator[Question]:
+    """Yield the question without instances that come near missed targets by themselves."""
     demand = question.demand
-    of_first = any(name.startswith("ttft") for name in base.missed)
-    of_token = any(name.startswith("tpot") for name in base.missed)
+    of_first = any(name.startswith("ttft") for name in missed)
+    of_token = any(name.startswith("tpot") for name in missed)
     for ratio in TIGHTER_RATIOS:
         kept = tuple(
             option

@@ -18,7 +18,7 @@ said."""
 
 def assumptions_of(spec: ServeSpec, demand: Demand, choices: Choices) -> Iterator[str]:
     """Say what is not known of a deployment and was assumed."""
-    yield from _loads(spec)
+    yield from _loads(spec, choices)
     yield from _traffic(spec, demand)
     drafting = choices.drafting
     if drafting is not None:
@@ -29,7 +29,7 @@ def assumptions_of(spec: ServeSpec, demand: Demand, choices: Choices) -> Iterato
         )
 
 
-def _loads(spec: ServeSpec) -> Iterator[str]:
+def _loads(spec: ServeSpec, choices: Choices) -> Iterator[str]:
     goal = spec.goal
     if spec.model.moe is None:
         return
@@ -44,6 +44,11 @@ def _loads(spec: ServeSpec) -> Iterator[str]:
     if goal.placement is not None:
         placed = f"as placed in {shown_path(goal.placement)}"
     yield f"experts bear the loads of {shown_path(goal.routing.path)}, {placed}"
+    if choices.copies.is_launched:
+        yield (
+            "copies of experts, where an instance has some, go where EPLB puts them for these"
+            " loads, as the engine's own balancer does once it has recorded them"
+        )
 
 
 def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:

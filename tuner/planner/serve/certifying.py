@@ -44,13 +44,15 @@ def certificate_of(
         for other in answers.fitting
         if other is not best and worth_of(other, question.spec.goal) <= limit
     ]
-    bound = min(outcome.bound, *(one.bound for one in answers.launched))
-    is_proven = bound >= outcome.objective * (1.0 - BOUND_TOLERANCE)
+    bound = min(best.bound, *(one.bound for one in answers.launched))
+    is_proven = bound >= best.objective * (1.0 - BOUND_TOLERANCE)
+    # A program of rates counts seconds per request.
+    is_rate = best.rate_per_s is not None
     return ServeCertificate(
         status="optimal" if outcome.status is Status.OPTIMAL and is_proven else "feasible",
-        objective=outcome.objective,
-        bound=bound,
-        gap_ratio=min(max(1.0 - bound / outcome.objective, 0.0), 1.0),
+        objective=1.0 / best.objective if is_rate else best.objective,
+        bound=1.0 / bound if is_rate else bound,
+        gap_ratio=min(max(1.0 - bound / best.objective, 0.0), 1.0),
         covers=_covers(answers.launched),
         program_gap_ratio=outcome.gap_ratio,
         space=space_of(question, answers.found),

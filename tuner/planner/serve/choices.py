@@ -6,13 +6,13 @@ to part them are asked for both where a budget holds the longest request.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
 from tuner.costs.serving.drafting import Drafting
 from tuner.costs.serving.engine import TRAITS, Batching, Degrees, Engine, Exchange
-from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.planner.serve.expert_copies import ExpertCopies
 
 BUDGETS: Final = (2048, 4096, 8192, 16384)
 """Tokens of a step: what recipes of vLLM, SGLang and TensorRT-LLM set (`--max-num-batched-tokens`,
@@ -39,8 +39,8 @@ class Choices:
     """Of data ranks."""
     overlapped: frozenset[Exchange] = frozenset()
     """Those behind which the other half of a batch may compute, which is tried too."""
-    loads: ExpertLoads | None = None
-    """Recorded; None: those of the kernel tables."""
+    copies: ExpertCopies = field(default_factory=ExpertCopies)
+    """Recorded loads of experts, and whether an expert may have copies."""
     page_of_pool: Mapping[str, int] = field(default_factory=dict)
     """Tokens of a page, where it is not the engine's own."""
 
@@ -52,18 +52,6 @@ class Choices:
             yield drafting, exchange, False
             if degrees.attention_data > 1 and exchange in self.overlapped:
                 yield drafting, exchange, True
-
-    def loads_of(self, degrees: Degrees) -> ExpertLoads | None:
-        """Return what an instance's ranks bear."""
-        return None if self.loads is None else loads_of(self.loads, degrees)
-
-
-def loads_of(loads: ExpertLoads, degrees: Degrees) -> ExpertLoads | None:
-    """Return what an instance's ranks bear; a placement for other ranks is left out."""
-    if loads.fits(degrees.expert):
-        return loads
-    unplaced = replace(loads, expert_LS=None, slots_R=(), counted={})
-    return unplaced if unplaced.fits(degrees.expert) else None
 
 
 def budgets_of(engine: Engine, *, longest: int) -> tuple[Budget, ...]:

@@ -6,7 +6,11 @@
                  scale-up domain holds the model; not beside data ranks, which no described release
                  puts into stages
 
-All degrees are powers of two, up to 64 devices; heads, experts and layers must allow them.
+Instances are powers of two up to 64 devices; beside them, where ranks of experts may hold copies
+(expert_copies.py) or divide the experts anyhow, three or nine times a power of two machines and the
+whole pool, up to 72 devices: 12 and 72 of machines of four, 24, 48 and 72 of machines of eight.
+DeepEP has settings for three and six times eight ranks (`DEEPEP_RANKS`), SGLang published nine.
+Heads, experts and layers must allow all degrees.
 """
 
 from collections.abc import Iterator
@@ -17,8 +21,10 @@ from tuner.costs.serving.engine import Degrees
 from tuner.devices.datasheet import Datasheet
 from tuner.spec.cluster import Pool
 
-LARGEST_INSTANCE: Final = 64
+LARGEST_INSTANCE: Final = 72
 """Devices."""
+ODD_MACHINES: Final = (3, 9)
+"""Machines of an instance, and twice, four times, ... as many."""
 BUS_BYTES_PER_S: Final = 64e9
 """In one direction, of the fastest bus that cards without links of their own share: PCI Express 5.0
 x16 (PCI-SIG, 32 GT/s a lane)."""
@@ -26,15 +32,23 @@ LEAST_SLICE: Final = 128
 """Columns of a sliced expert; narrower ones fill no tile of a tensor core."""
 
 
-def degrees_of(pool: Pool, decoder: Decoder) -> Iterator[Degrees]:
-    """Yield every split, small instances first; pipelines after all others."""
+def degrees_of(pool: Pool, decoder: Decoder, *, has_copies: bool = False) -> Iterator[Degrees]:
+    """Yield every split, small instances first; pipelines after all others.
+
+    Args:
+        pool: whose devices are split.
+        decoder: the model.
+        has_copies: ranks may hold copies of experts, so that they need not divide them.
+    """
     heads = min(group.attention.heads for group in decoder.layers)
     most = min(pool.num_devices, LARGEST_INSTANCE)
-    for devices in _powers(most):
+    for devices in sorted({*_powers(most), *_odd(pool, most)}):
         for tensor in _powers(min(devices, pool.domain)):
-            data = devices // tensor
-            if heads % tensor == 0 and (data == 1 or decoder.experts is not None):
-                yield from _experts(decoder, tensor=tensor, data=data, stages=1)
+            data, rest = divmod(devices, tensor)
+            if rest == 0 and heads % tensor == 0 and (data == 1 or decoder.experts is not None):
+                yield from _experts(
+                    decoder, tensor=tensor, data=data, stages=1, has_copies=has_copies
+                )
     for stages in _powers(min(most, decoder.num_layers))[1:]:
         for tensor in _powers(min(most // stages, pool.domain)):
             if heads % tensor == 0:
@@ -47,16 +61,25 @@ def has_slow_links(sheet: Datasheet, pool: Pool) -> bool:
     return is_split or sheet.scale_up_bytes_per_s <= BUS_BYTES_PER_S
 
 
+def _odd(pool: Pool, most: int) -> Iterator[int]:
+    """Yield the devices of whole machines, where they are worth a try and no power of two."""
+    for machines in (*(odd * power for odd in ODD_MACHINES for power in _powers(most)), pool.nodes):
+        if machines * pool.devices_per_node <= most:
+            yield machines * pool.devices_per_node
+
+
 def _powers(most: int) -> list[int]:
     return [1 << power for power in range(most.bit_length())]
 
 
-def _experts(decoder: Decoder, *, tensor: int, data: int, stages: int) -> Iterator[Degrees]:
+def _experts(
+    decoder: Decoder, *, tensor: int, data: int, stages: int, has_copies: bool = False
+) -> Iterator[Degrees]:
     own, ranks = decoder.experts, tensor * data
     if own is None or ranks == 1:
         yield Degrees(attention_tensor=tensor, attention_data=data, pipeline=stages)
         return
-    if own.num % ranks == 0:
+    if own.num % ranks == 0 or has_copies:
         yield Degrees(attention_tensor=tensor, attention_data=data, expert=ranks, pipeline=stages)
     if data == 1 and own.ffn % (LEAST_SLICE * ranks) == 0:
         yield Degrees(

@@ -30,9 +30,10 @@ from tuner.costs.serving.remote_ffn import (
     ffn_fits,
     peer_link,
 )
-from tuner.planner.serve.choices import Budget, loads_of
+from tuner.planner.serve.choices import Budget
 from tuner.planner.serve.demand import MOST_RUNNING, Demand
 from tuner.planner.serve.dominance import undominated
+from tuner.planner.serve.expert_copies import ExpertCopies
 from tuner.planner.serve.options import Option, PoolSite, decode_options
 from tuner.spec.cluster import Pool
 
@@ -95,7 +96,7 @@ def priced_cells(
                 engine=engine,
                 machine=site.machine,
                 exchange=Exchange.ALLGATHER,
-                loads=None if loads is None else loads_of(loads, ffn_degrees),
+                loads=_borne(loads, decoder, ranks=ffn_degrees.expert),
             )
             if not _has_room(ffn, site, peers=own.devices / ffn_degrees.devices, running=1):
                 illegal[NO_FFN_ROOM] += 1
@@ -188,3 +189,11 @@ def _has_room(ffn: Iteration, site: PoolSite, *, peers: float, running: int) -> 
         step_tokens=round(several * BUDGET.tokens),
         running=round(several * running),
     )
+
+
+def _borne(loads: ExpertLoads | None, decoder: Decoder, *, ranks: int) -> ExpertLoads | None:
+    """Return what the ranks of an FFN server bear; it keeps no copies of experts."""
+    own = decoder.experts
+    if own is None:
+        return None
+    return ExpertCopies(loads=loads).borne(own, ranks=ranks, nodes=1, redundant=0)

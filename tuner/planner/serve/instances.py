@@ -52,6 +52,7 @@ def instances_of(option: Option, *, count: int) -> Instances:
         page_size=option.page_tokens,
         draft_tokens=0 if iteration.drafting is None else iteration.drafting.draft_tokens,
         two_batch_overlap=iteration.two_batch_overlap,
+        redundant_experts=iteration.spare_experts,
         prefill_share_ratio=option.prefill_share_ratio,
         memory_ratio=stated_ratio(
             iteration,

@@ -11,11 +11,14 @@ from tuner.costs.serving.remote_ffn import RemoteFfnIteration
 from tuner.errors import SpecError
 from tuner.planner.serve.choices import Choices, budgets_of
 from tuner.planner.serve.demand import Demand
+from tuner.planner.serve.expert_copies import ExpertCopies
 from tuner.planner.serve.ffn_cells import PricedCells, priced_cells
 from tuner.planner.serve.instances import launched_as
 from tuner.planner.serve.options import Option, Options, PoolSite, options_of
 from tuner.planner.serve.pages import page_of_pool
 from tuner.serve_plan import Role
+from tuner.spec.model import ModelSpec
+from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.manifests.afd import cell_refusals, target_refusals
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import group_refusals
@@ -46,6 +49,7 @@ def launchable_options(
         roles: of the instances.
         loads: of the experts, as recorded; None: those of the kernel tables.
     """
+    choices = choices_of(spec, sites, demand=demand)
     return options_of(
         sites,
         decoder=decoder,
@@ -53,7 +57,7 @@ def launchable_options(
         engine=Engine(spec.goal.engine.name),
         demand=demand,
         roles=roles,
-        choices=replace(choices_of(spec, sites, demand=demand), loads=loads),
+        choices=replace(choices, copies=replace(choices.copies, loads=loads)),
         refuse=lambda option: release_refuses(option, spec),
     )
 
@@ -110,6 +114,16 @@ def release_refuses(option: Option, spec: ServeSpec) -> str:
     return f"{engine.name} {engine.release}: {broken[0]}" if broken else ""
 
 
+def copies_of(model: ModelSpec, goal: ServeGoal, loads: ExpertLoads | None) -> ExpertCopies:
+    """Return what copies of experts the release keeps, and what loads they share."""
+    engine = manifest_of(goal.engine)
+    return ExpertCopies(
+        loads=loads,
+        groups=1 if model.moe is None else model.moe.num_groups,
+        is_launched=model.architecture in engine.redundant_architectures,
+    )
+
+
 def choices_of(spec: ServeSpec, sites: tuple[PoolSite, ...], *, demand: Demand) -> Choices:
     """Return what the goal and the release let vary.
 
@@ -134,6 +148,7 @@ def choices_of(spec: ServeSpec, sites: tuple[PoolSite, ...], *, demand: Demand) 
         budgets=budgets_of(Engine(goal.engine.name), longest=demand.most_tokens),
         drafting=drafting,
         exchanges=tuple(one for one in EXCHANGES if one.value in engine.a2a_backends),
+        copies=copies_of(spec.model, goal, None),
         overlapped=frozenset(one for one in EXCHANGES if one.value in engine.overlap_backends),
         page_of_pool=page_of_pool(spec, sites),
     )

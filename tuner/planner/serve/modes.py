@@ -6,10 +6,11 @@ launches are named with what they would save; the rest say what stands in the wa
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import get_args
+from typing import Final, get_args
 
-from tuner.planner.serve.answering import Found, Question, answer, least_spare
+from tuner.planner.serve.answering import Found, Question, least_spare
 from tuner.planner.serve.apart import Apart, apart_of, told_apart
+from tuner.planner.serve.most_rate import answer_goal
 from tuner.planner.serve.offloading import cuts_of
 from tuner.planner.serve.ranking import (
     counted,
@@ -23,6 +24,8 @@ from tuner.planner.serve.telling import missed_with, refusals_of, told_of
 from tuner.serve_plan import PUBLISHED_MODES, ServeModeAnswer, ServeUnlaunchable
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.manifests.registry import manifest_of
+
+NO_PROGRAM: Final = "no program says the most requests of attention and experts apart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -55,11 +58,13 @@ def modes_of(question: Question) -> tuple[Mode, ...]:
 
 def answers_of(question: Question) -> Answers:
     """Answer every mode."""
-    found = tuple(one for mode in modes_of(question) if (one := answer(question, mode)))
+    found = tuple(one for mode in modes_of(question) if (one := answer_goal(question, mode)))
     refused = {one.mode: refusals_of(one, question) for one in found}
     fitting = ranked([one for one in found if not one.missed and not refused[one.mode]], question)
-    apart = None
-    if _is_sized_alone(question):
+    apart: Apart | str | None = None
+    if _is_sized_alone(question) and question.spec.goal.objective == "rate":
+        apart = NO_PROGRAM
+    elif _is_sized_alone(question):
         spare = fitting[0].spare if fitting else least_spare(question)
         apart = apart_of(question, spare_ratio=spare.most_ratio)
     return Answers(found=found, refused=refused, fitting=fitting, apart=apart)
@@ -102,6 +107,7 @@ def _line(mode: Mode, answers: Answers, question: Question) -> ServeModeAnswer:
             "mode": mode,
             "status": status,
             "devices": found.devices,
+            "requests_per_s": found.rate_per_s,
             "cost_per_hour": found.price_per_hour,
             "ttft_s": float(found.played.ttft_s_R.mean()),
             "tpot_s": float(found.played.tpot_s_R.mean()) if len(found.played.tpot_s_R) else None,

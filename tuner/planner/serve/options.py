@@ -16,6 +16,7 @@ reason; of the rest those are dropped that another beats in everything (dominanc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Final
 
 import numpy as np
@@ -40,6 +41,7 @@ from tuner.serve_plan import Role
 from tuner.simulate.serving.batching import WATERMARK_RATIO
 from tuner.simulate.serving.client import STEPS_BEFORE_TOKEN, client_of
 from tuner.spec.cluster import Pool
+from tuner.spec.serving.manifests.rules import nodes_of
 
 BATCHES: Final = 32
 """Numbers of sequences that are priced."""
@@ -280,19 +282,20 @@ def _ways(
     decoder, formats, engine = plain
     for site in sites:
         needs_stages = True
-        for degrees in degrees_of(site.pool, decoder):
+        for degrees in degrees_of(site.pool, decoder, has_copies=choices.copies.is_launched):
             is_slow = has_slow_links(site.machine.sheet, site.pool)
             if degrees.pipeline > 1 and not (is_slow or needs_stages):
                 break
-            iteration = Iteration(
+            plain_way = Iteration(
                 decoder=decoder,
                 formats=formats,
                 degrees=degrees,
                 engine=engine,
                 machine=site.machine,
-                loads=choices.loads_of(degrees),
             )
-            for drafting, exchange, overlaps in choices.variants(degrees):
+            for iteration, (drafting, exchange, overlaps) in product(
+                _with_copies(plain_way, site.pool, choices), choices.variants(degrees)
+            ):
                 varied = replace(
                     iteration, drafting=drafting, exchange=exchange, two_batch_overlap=overlaps
                 )
@@ -300,6 +303,18 @@ def _ways(
                     has_room = len(way.running_N) > 0 and degrees.devices <= site.pool.domain
                     needs_stages = needs_stages and not has_room
                     yield way
+
+
+def _with_copies(iteration: Iteration, pool: Pool, choices: Choices) -> Iterator[Iteration]:
+    """Yield an instance with the numbers of copies of experts that are worth a try."""
+    degrees, own = iteration.degrees, iteration.decoder.experts
+    if own is None:
+        yield iteration
+        return
+    ranks = degrees.expert * degrees.moe_tensor
+    nodes = nodes_of(ranks, devices_per_node=pool.devices_per_node)
+    for redundant, loads in choices.copies.tried(own, ranks=degrees.expert, nodes=nodes):
+        yield replace(iteration, redundant_experts=redundant, loads=loads)
 
 
 def _budgeted(

@@ -6,6 +6,7 @@ The best mode by the goal's objective is the plan, the others are its alternativ
 from tuner.planner.serve.answering import Question, Settings, question_of
 from tuner.planner.serve.certifying import certificate_of, space_of
 from tuner.planner.serve.modes import Answers, answers_of, table_of, unlaunchable_of
+from tuner.planner.serve.most_rate import at_rate
 from tuner.planner.serve.options import PoolSite
 from tuner.planner.serve.refused import refused_cells, refused_handovers
 from tuner.planner.serve.telling import (
@@ -42,11 +43,13 @@ def make_serve_plan(
     if not answers.fitting:
         return _nothing(question, answers, solve_s=solve_s, provenance=provenance)
     best, *others = answers.fitting
-    provenance = provenance.model_copy(update={"notes": (*notes, *cautions_of(best))})
+    if best.rate_per_s is not None:
+        question = at_rate(question, best.rate_per_s)
+    provenance = provenance.model_copy(update={"notes": (*notes, *cautions_of(best, question))})
     return ServePlan(
         model=spec.model,
         cluster=spec.cluster,
-        goal=spec.goal,
+        goal=question.spec.goal,
         emit=spec.emit,
         decision=decision_of(best, question),
         predicted=prediction_of(best, question),
@@ -66,7 +69,8 @@ def make_serve_plan(
 def _nothing(
     question: Question, answers: Answers, *, solve_s: float, provenance: ServeProvenance
 ) -> ServePlan:
-    closest = closest_of(question)
+    # Where the rate is the goal there is no traffic to serve less of.
+    closest = None if question.spec.goal.objective == "rate" else closest_of(question)
     return ServePlan(
         model=question.spec.model,
         cluster=question.spec.cluster,

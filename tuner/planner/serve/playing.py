@@ -44,6 +44,9 @@ Ints = npt.NDArray[np.int64]
 
 PER_RANK: Final = 200
 """Requests that a rank serves, at least; a closed loop plays ten rounds."""
+LONG_PER_RANK: Final = 2500
+"""The same where the most requests a second are looked for: near what instances can serve queues
+grow for long before they show."""
 MOST_REQUESTS: Final = 20_000
 MOST_SPREAD: Final = 5000
 """Requests whose lengths are spread over quantiles; more hold the tail by themselves."""
@@ -97,6 +100,11 @@ class Played:
         )
 
 
+def per_rank(goal: ServeGoal) -> int:
+    """Return the requests that a rank serves in an open simulation, at least."""
+    return LONG_PER_RANK if goal.objective == "rate" else PER_RANK
+
+
 def latency_of(values: Floats) -> Latency:
     """Summarise a time over requests."""
     if not len(values):
@@ -141,7 +149,7 @@ def _rank_together(group: Group, *, share: float, goal: ServeGoal, demand: Deman
     concurrency = 1
     if demand.concurrency is not None:
         concurrency = max(1, -(-int(demand.concurrency * share) // ranks))
-    count = PER_RANK
+    count = per_rank(goal)
     if demand.concurrency is not None:
         count = min(ROUNDS * concurrency, max(MOST_REQUESTS, concurrency))
     requests = thinned(
@@ -179,7 +187,9 @@ def played_apart(
         demand: the traffic in numbers.
     """
     concurrency = demand.concurrency or 0
-    count = PER_RANK * max(prefill.ranks, decode.ranks) if not concurrency else ROUNDS * concurrency
+    count = max(prefill.ranks, decode.ranks) * per_rank(goal)
+    if concurrency:
+        count = ROUNDS * concurrency
     requests = thinned(
         goal,
         replace(demand, computed_tokens=demand.input_tokens),

@@ -26,11 +26,11 @@ from tuner.planner.serve.handovers import HandOvers
 from tuner.planner.serve.offloading import Cut
 from tuner.planner.serve.playing import (
     MOST_REQUESTS,
-    PER_RANK,
     Floats,
     Group,
     Played,
     joined,
+    per_rank,
     played_apart,
     played_of,
     played_together,
@@ -107,7 +107,7 @@ def _one_shared(group: Group, *, share: float, goal: ServeGoal, demand: Demand) 
     requests = thinned(
         goal,
         demand,
-        count=ROUNDS * concurrency if demand.concurrency is not None else PER_RANK,
+        count=ROUNDS * concurrency if demand.concurrency is not None else per_rank(goal),
         every=max(1, round(ranks / share)),
         most_tokens=option.kv_tokens,
     )
@@ -155,7 +155,7 @@ def played_offloaded(
     ranks = local.ranks
     concurrency = _each(demand, share=1.0, ranks=ranks)
     is_closed = demand.concurrency is not None
-    count = ROUNDS * concurrency if is_closed else min(MOST_REQUESTS, PER_RANK * ranks)
+    count = ROUNDS * concurrency if is_closed else min(MOST_REQUESTS, ranks * per_rank(goal))
     requests = thinned(goal, demand, count=count, every=1, most_tokens=local.option.kv_tokens)
     computed_R = (
         requests.input_R if requests.cached_R is None else requests.input_R - requests.cached_R

@@ -50,6 +50,7 @@ OBJECTIVE: Final = {
     "cost": Objective.COST,
     "devices": Objective.DEVICES,
     "goodput": Objective.DEVICES,
+    "rate": Objective.RATE,
 }
 """With a rate to serve, the most good requests per device are those on the fewest devices."""
 
@@ -133,6 +134,7 @@ def program_of(
     ways = ways_of(chosen, hand_overs, sites, may_refuse=may_refuse)
     if Role.DECODE in roles and not ways.routes:
         return None
+    objective = Objective.RATE if most_rate else OBJECTIVE[hand_overs.spec.goal.objective]
     least_per_s = LEAST_LOAD_RATIO * min(option.rate_per_s for option in chosen)
     problem = InstancesProblem(
         pools=tuple(
@@ -147,8 +149,8 @@ def program_of(
         ),
         routes=ways.routes,
         links=ways.links,
-        objective=(Objective.RATE if most_rate else OBJECTIVE[hand_overs.spec.goal.objective]),
-        demand_per_s=0.0 if most_rate else max(demand.rate_per_s, least_per_s),
+        objective=objective,
+        demand_per_s=max(demand.rate_per_s, least_per_s) if objective.rate_is_fixed else 0.0,
         spare_ratio=spare.others_ratio,
         max_kinds=most_kinds,
     )

@@ -36,6 +36,8 @@ def ranked(found: Sequence[Found], question: Question) -> tuple[Found, ...]:
 def far_worth(found: Found, question: Question) -> float:
     """Return what the goal wants least of at the far end of the band; infinite beyond the pools."""
     longer = max(bands_around(found, question)[1].high_ratio, 1.0)
+    if found.rate_per_s is not None:
+        return longer / found.rate_per_s
     spare = Spare(
         prefill_ratio=(1.0 + found.spare.prefill_ratio) * longer - 1.0,
         others_ratio=(1.0 + found.spare.others_ratio) * longer - 1.0,
@@ -62,6 +64,8 @@ def bands_around(found: Found, question: Question) -> tuple[Band, Band]:
 def rank_of(found: Found, goal: ServeGoal) -> tuple[float, float]:
     """Order answers by the goal's objective; the least is best."""
     price = found.price_per_hour or 0.0
+    if goal.objective == "rate":
+        return worth_of(found, goal), float(found.devices)
     if goal.objective == "cost":
         return price, float(found.devices)
     if goal.objective == "devices":
@@ -71,7 +75,9 @@ def rank_of(found: Found, goal: ServeGoal) -> tuple[float, float]:
 
 
 def worth_of(found: Found, goal: ServeGoal) -> float:
-    """Return what the goal wants least of: money an hour, or devices."""
+    """Return what the goal wants least of: money an hour, devices, or seconds a request."""
+    if goal.objective == "rate":
+        return math.inf if found.rate_per_s is None else 1.0 / found.rate_per_s
     return (found.price_per_hour or 0.0) if goal.objective == "cost" else float(found.devices)
 
 
@@ -81,7 +87,10 @@ def gain_ratio(worth: float, best: Found, goal: ServeGoal) -> float:
 
 
 def lost_by(other: Found, best: Found, goal: ServeGoal) -> str:
-    """Say what an answer takes beside the chosen one."""
+    """Say what an answer takes beside the chosen one, or serves."""
+    if goal.objective == "rate":
+        rates = [0.0 if one.rate_per_s is None else one.rate_per_s for one in (other, best)]
+        return f"{rates[0]:.4g} requests/s, the chosen one serves {rates[1]:.4g}"
     told = f"{counted(other.devices)}, the chosen one takes {best.devices}"
     if other.devices == best.devices:
         told = "as many devices as the chosen one"

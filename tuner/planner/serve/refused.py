@@ -5,8 +5,9 @@ from dataclasses import replace
 from itertools import product
 from typing import Final
 
-from tuner.planner.serve.answering import Found, Question, answer
+from tuner.planner.serve.answering import Found, Question
 from tuner.planner.serve.handovers import kept_by
+from tuner.planner.serve.most_rate import answer_goal
 from tuner.planner.serve.ranking import counted, gain_ratio, worth_of
 from tuner.planner.serve.telling import refusals_of, told_of
 from tuner.serve_plan import Role, ServeUnlaunchable
@@ -19,14 +20,14 @@ def refused_handovers(question: Question, best: Found) -> Iterator[ServeUnlaunch
     """Name a refused pair of prefill and decode instances whose plan would beat the best one."""
     if "disaggregated" not in question.spec.goal.modes or not _refuses(question):
         return
-    free = answer(question, "disaggregated", may_refuse=False)
+    free = answer_goal(question, "disaggregated", may_refuse=False)
     if free is None or free.missed:
         return
     broken = _broken(question, free)
     goal = question.spec.goal
     gained = gain_ratio(worth_of(free, goal), best, goal)
     if broken and gained > LEAST_GAIN_RATIO:
-        less = "money" if goal.objective == "cost" else "devices"
+        less = {"cost": "money", "rate": "time a request"}.get(goal.objective, "devices")
         yield ServeUnlaunchable(
             feature=(
                 f"disaggregated on {free.devices} devices, {gained:.0%} less {less}: {broken[0]}"
@@ -49,7 +50,7 @@ def refused_cells(
     if own is None or not cells.options or not cells.refused:
         return
     every = replace(cells, options=(*cells.options, *cells.refused), refused=())
-    free = answer(replace(question, cells=every), "attention_expert")
+    free = answer_goal(replace(question, cells=every), "attention_expert")
     if free is None or free.missed:
         return
     broken = refusals_of(free, question)

@@ -19,6 +19,7 @@ from tuner.planner.serve.options import (
     step_seconds,
 )
 from tuner.planner.serve.playing import Group, latency_of
+from tuner.planner.serve.program import BOUND_TOLERANCE
 from tuner.planner.serve.ranking import (
     bands_around,
     gain_ratio,
@@ -100,6 +101,7 @@ def _handover(sender: Option, receiver: Option, hand_overs: HandOvers) -> Handov
 def prediction_of(found: Found, question: Question) -> ServePrediction:
     """Return what the played requests met."""
     played, demand = found.played, question.demand
+    rate = found.rate_per_s or demand.rate_per_s
     ttft, tpot = latency_of(played.ttft_s_R), latency_of(played.tpot_s_R)
     ttft_band, tpot_band = bands_around(found, question)
     busiest = max(
@@ -115,7 +117,7 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
         requests_per_s=played.requests_per_s,
         output_tokens_per_s=played.output_tokens_per_s,
         utilisation_ratio={
-            name: min(1.0, demand.rate_per_s / _role_rate(found, group.option.role))
+            name: min(1.0, rate / _role_rate(found, group.option.role))
             for group in found.groups
             for name, _ in _memory(group, demand)
         },
@@ -183,6 +185,8 @@ def binding_constraint(best: Found, question: Question) -> str:
         for value in [getattr(latency_of(values), kind)]
     ]
     kept = " and ".join(best.eased) or max(tight, default=(0.0, ""))[1]
+    if best.rate_per_s is not None:
+        return _of_rate(best, kept)
     spare, asked = best.spare, question.spec.goal.spare_ratio
     if spare.most_ratio > asked:
         whose = "of prefill " if spare.prefill_ratio > max(spare.others_ratio, asked) else ""
@@ -192,6 +196,16 @@ def binding_constraint(best: Found, question: Question) -> str:
     if tight and max(tight)[0] > 0.85:
         return max(tight)[1]
     return "throughput: the traffic's rate"
+
+
+def _of_rate(best: Found, kept: str) -> str:
+    """Name what keeps a deployment from serving more."""
+    if best.eased and best.objective > best.bound * (1.0 + BOUND_TOLERANCE):
+        return (
+            f"waiting: above {best.rate_per_s:.4g} requests/s {kept} is missed;"
+            f" {1.0 / best.bound:.4g} would be served if no request waited"
+        )
+    return "throughput: the pools serve no more within the targets"
 
 
 def alternatives_of(
@@ -235,9 +249,16 @@ def told_of(found: Found) -> str:
     return words
 
 
-def cautions_of(found: Found) -> Iterator[str]:
+def cautions_of(found: Found, question: Question) -> Iterator[str]:
     """Say what is to be watched with the chosen instances."""
     yield from _weights(found)
+    copies = any(group.option.iteration.redundant_experts for group in found.groups)
+    if copies and question.loads is None:
+        yield (
+            "copies of experts are taken to level loads that no recording here shows, as far as"
+            " even experts can be in their slots; goal.routing names a recording, and the engine"
+            " places copies by the loads that it records itself"
+        )
     if found.mode not in PUBLISHED_MODES:
         yield f"no published run stands behind the bands of {found.mode}: they are a guess"
     if found.mode == "attention_expert":

@@ -22,7 +22,6 @@ from tuner.planner.serve.answering import (
     PRICED,
     Found,
     Question,
-    answer,
     groups_of,
     least_spare,
     play,
@@ -30,6 +29,7 @@ from tuner.planner.serve.answering import (
     variants_of,
 )
 from tuner.planner.serve.modes import Answers, modes_of
+from tuner.planner.serve.most_rate import answer_goal
 from tuner.planner.serve.program import program_of, solve
 from tuner.planner.serve.ranking import ranked
 from tuner.planner.serve.telling import decision_of, missed_with, refusals_of
@@ -123,6 +123,8 @@ def _refused(question: Question, answers: Answers, launched: tuple[Mode, ...]) -
 def _exhausted(question: Question) -> str:
     """Say what keeps the pools from serving the traffic: links, a target, or their devices."""
     demand = question.demand
+    if question.spec.goal.objective == "rate":
+        return "devices: the pools hold no instances that serve a request within the targets"
     if _joined_would_do(question):
         return "link: no link joins the pools, and no pool alone serves the traffic"
     told = f"{demand.rate_per_s:.3g} requests/s are more than all pools serve"
@@ -299,7 +301,7 @@ def _solved(spec: ServeSpec, question: Question) -> ServeDecision | None:
     found = [
         one
         for mode in launchable_modes(other)
-        if (one := answer(other, mode)) and not one.missed and not refusals_of(one, other)
+        if (one := answer_goal(other, mode)) and not one.missed and not refusals_of(one, other)
     ]
     best = ranked(found, other)
     return decision_of(best[0], other) if best else None

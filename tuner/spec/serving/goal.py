@@ -1,6 +1,6 @@
 """The goal `serve`: an engine, its traffic, and the times that requests may take."""
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field, ValidationInfo, model_validator
 
@@ -8,6 +8,9 @@ from profilers.records import Record
 from tuner.spec.fields import Count, FilePath, PositiveSeconds, SpecFolder
 from tuner.spec.goal import Routing
 from tuner.spec.serving.traffic import Traffic
+
+SHAPE_RATE: Final = "1/s"
+"""Of traffic whose rate is what is looked for."""
 
 
 class Percentiles(Record):
@@ -76,7 +79,9 @@ class ServeGoal(Record):
     kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
     max_model_len: Count | None = None
     """Tokens of one request at most; absent: what the model allows."""
-    objective: Literal["goodput", "cost", "devices"] = "goodput"
+    objective: Literal["goodput", "cost", "devices", "rate"] = "goodput"
+    """rate: the most requests a second that the pools serve within the targets (DistServe,
+    arXiv:2401.09670); the traffic's own rate says its shape alone and may be left out."""
     modes: Annotated[tuple[Mode, ...], Field(min_length=1)] = get_args(Mode)
     """Those to compare."""
     speculative: Speculative | None = None
@@ -87,3 +92,24 @@ class ServeGoal(Record):
     """Capacity above what the traffic needs, as a share of it."""
     placement: FilePath | None = None
     """Plan of a placement of experts, which serves the recorded routing and is emitted."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _shape_needs_no_rate(cls, data: Any) -> Any:
+        """State a rate where only the shape of the traffic counts."""
+        traffic = data.get("traffic") if isinstance(data, dict) else None
+        if not isinstance(traffic, dict) or data.get("objective") != "rate":
+            return data
+        is_replayed = "trace" in traffic and "arrival" not in traffic
+        if is_replayed or any(name in traffic for name in ("concurrency", "rate")):
+            return data
+        return data | {"traffic": traffic | {"rate": SHAPE_RATE}}
+
+    @model_validator(mode="after")
+    def _rate_is_of_an_open_load(self) -> "ServeGoal":
+        if self.objective == "rate" and self.traffic.is_closed_loop:
+            raise ValueError(
+                "objective 'rate' asks how many requests a second may come, and 'concurrency' is a"
+                " closed loop; leave 'concurrency' out, or choose goodput, cost or devices"
+            )
+        return self

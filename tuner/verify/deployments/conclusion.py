@@ -39,6 +39,8 @@ from tuner.verify.deployments.records import (
 )
 from tuner.verify.evidence import median_error_s
 
+_GOOD: Final = frozenset({"goodput", "rate"})
+"""Objectives that count good requests."""
 LENGTH_RATIO: Final = 0.10
 """Clients may be this far from the plan's mean lengths without a note: tokenizers count special
 tokens and re-tokenize."""
@@ -139,8 +141,8 @@ def _ranked(
 def _worth(plan: ServePlan, one: Deployment, ran: Sequence[Deployment]) -> float:
     """Return what the goal wants least of."""
     devices = one.first.decision.num_devices
-    if plan.goal.objective == "goodput":
-        return -statistics.median(_goodputs(one, ran)) / devices
+    if plan.goal.objective in _GOOD:
+        return -statistics.median(_goodputs(one, ran)) / _per(plan, one)
     price = one.first.predicted.cost_per_hour
     return float(devices) if plan.goal.objective == "devices" or price is None else price
 
@@ -175,7 +177,7 @@ def _regret(
     if first is None:
         return None
     chosen, best = (abs(_worth(plan, one, ran)) for one in (first, order[0]))
-    if plan.goal.objective == "goodput":
+    if plan.goal.objective in _GOOD:
         chosen, best = best, chosen
     return chosen / best - 1.0 if best > 0.0 else 0.0
 
@@ -187,11 +189,14 @@ def _is_tie(plan: ServePlan, one: Deployment, other: Deployment, ran: Sequence[D
 
 def _noise(plan: ServePlan, deployments: Iterable[Deployment], ran: Sequence[Deployment]) -> float:
     """Return the standard errors of both medians; devices and prices have none."""
-    if plan.goal.objective != "goodput":
+    if plan.goal.objective not in _GOOD:
         return 0.0
-    return sum(
-        median_error_s(_goodputs(one, ran)) / one.first.decision.num_devices for one in deployments
-    )
+    return sum(median_error_s(_goodputs(one, ran)) / _per(plan, one) for one in deployments)
+
+
+def _per(plan: ServePlan, one: Deployment) -> int:
+    """Return what good requests are counted by: devices, or all of them together."""
+    return one.first.decision.num_devices if plan.goal.objective == "goodput" else 1
 
 
 def _ratios(ran: Sequence[Deployment], metric: Metric) -> Iterator[float]:
@@ -249,7 +254,7 @@ def _notes(
     first = next((one for one in trials if one.decision == plan.decision), None)
     if first is not None and first.misses:
         yield f"the plan's choice misses its targets: {'; '.join(first.misses)}"
-    if plan.goal.objective == "goodput" and not _tell_goodput(ran):
+    if plan.goal.objective in _GOOD and not _tell_goodput(ran):
         yield "some run tells no goodput: completed requests were compared instead"
     failed = sum(run.failed or 0 for run in runs)
     if failed:

@@ -136,7 +136,7 @@ class ServeVerified(Record):
     """`verified.json` of a deployment."""
 
     schema_version: Literal[1] = 1
-    objective: Literal["goodput", "cost", "devices"]
+    objective: Literal["goodput", "cost", "devices", "rate"]
     trials: tuple[ServeTrial, ...]
     """In the order they were first launched."""
     winner: ServeDecision | None

@@ -34,7 +34,7 @@ def balanced(loads: ExpertLoads, *, ranks: int) -> ExpertLoads:
             free = [rank for rank in held if len(rank) < len(share_E) // ranks]
             min(free, key=lambda rank: sum(share_E[rank])).append(int(expert))
         rows.append([expert for rank in held for expert in rank])
-    return replace(loads, expert_LS=np.array(rows), counted={})
+    return loads.placed(np.array(rows))
 
 
 def seconds(loads: ExpertLoads, machine: ServingMachine) -> np.ndarray:

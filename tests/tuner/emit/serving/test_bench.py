@@ -137,3 +137,12 @@ def test_what_to_expect_lies_beside_it(deepseek: ModelSpec) -> None:
     assert expected["ttft_s"]["p90"] == verified.predicted.ttft_s.p90
     assert expected["tpot_s_band"] == list(verified.predicted.tpot_s_band)
     assert expected["num_devices"] == 16
+
+
+def test_the_most_that_a_deployment_serves_is_what_is_sent(deepseek: ModelSpec) -> None:
+    goal = {"traffic": OPEN, "objective": "rate"}
+    verified = sample_serving(deepseek, aggregated(), goal=goal)
+    files = {str(file.path): file.text for file in bench_files(verified)}
+    # As predicted, whatever rate says the traffic's shape.
+    assert f"--request-rate {verified.predicted.requests_per_s}" in files["bench_vllm.sh"]
+    assert f"--request-rate {verified.predicted.requests_per_s}" in files["bench_aiperf.sh"]

@@ -394,6 +394,26 @@ def test_trtllm_holds_a_step_of_drafts(deepseek: ModelSpec) -> None:
     assert options["kv_cache_config"] == {"dtype": "auto", "tokens_per_block": 64}
 
 
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm"])
+def test_copies_of_experts_follow_the_loads_that_the_engine_records(
+    engine: str, deepseek: ModelSpec
+) -> None:
+    decision = aggregated(devices=12, attention_dp=12, ep=12, redundant_experts=8)
+    verified = sample_serving(deepseek, decision, engine=engine, devices_per_node=4)
+    files = {str(file.path): file.text for file in emit_serving(engine, verified)}
+    if engine == "trtllm":
+        options = yaml.safe_load(files["aggregated.yaml"])
+        balancer = {"num_slots": 264, "layer_updates_per_iter": 1}
+        assert options["moe_config"] == {"load_balancer": balancer}
+        return
+    said = {
+        "sglang": ("--ep-num-redundant-experts 8 --enable-eplb",),
+        "vllm": ("--enable-eplb", "--eplb-config '{\"num_redundant_experts\": 8}'"),
+    }
+    assert all(words in files["aggregated.sh"] for words in said[engine])
+    assert "8 redundant experts a layer" in files["aggregated.sh"]
+
+
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_a_draft_layer_of_its_own_is_asked_for_by_name(
     engine: str, deepseek: ModelSpec, start: Any, launch: Path, programs: Any

@@ -161,7 +161,7 @@ def test_a_placement_that_suits_nobody_is_refused(
     deepseek: ModelSpec, placement: VerifiedPlacement
 ) -> None:
     verified = sample_serving(deepseek, aggregated())
-    with pytest.raises(UnsuitedPlacementError, match="for 4 expert ranks, the instances have ep 8"):
+    with pytest.raises(UnsuitedPlacementError, match=r"for 4 expert ranks.*have ep 8"):
         emit_serving("sglang", verified, placement=placement)
 
 

@@ -52,22 +52,41 @@ def test_scripts_of_examples_have_the_degrees_batch_and_cache_of_their_plan(name
         assert not found.refused_by
 
 
+ONE_GROUP = "modes: [aggregated]\n  objective: devices"
+WIDE = {
+    "model": "deepseek-v3",
+    "engine": "sglang",
+    "nodes": 3,
+    "traffic": "{rate: 20/s, input_tokens: 2000, output_tokens: 1000}",
+    "slo": "{ttft: {p90: 5s}, tpot: {p90: 60ms}}",
+    "extra": f"{ONE_GROUP}\n  quantization: fp8_block",
+}
+"""On 24 H100, over which 256 experts are even with eight copies."""
+
+
+@pytest.mark.parametrize(
+    ("spec_of", "copies"),
+    [({"extra": ONE_GROUP}, 0), ({"extra": ONE_GROUP, "engine": "trtllm"}, 0), (WIDE, 8)],
+)
 def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
-    tmp_path: Path, deployment: Callable[..., object]
+    tmp_path: Path, deployment: Callable[..., object], spec_of: dict[str, object], copies: int
 ) -> None:
-    deployment(extra="modes: [aggregated]\n  objective: devices")
+    deployment(**spec_of)
     path = tmp_path / "spec.yaml"
     plan = deploy(path, time_limit_s=20.0).plan
     verified = as_verified(plan)
     (shape,) = group_shapes(verified)
     spec = read_serve_spec(path)
     pool = pool_named(spec, None)
+    texts = scripts(verified)
     launch = read_serving_text(
-        scripts(verified)[f"{shape.name}.sh"],
+        texts[f"{shape.name}.sh"],
         surroundings(spec, pool),
-        engine="vllm",
+        engine=spec.goal.engine.name,
         source="aggregated.sh",
+        beside=lambda word: texts.get(word.rpartition("/")[2]),
     )
+    assert shape.group.redundant_experts == launch.setting.redundant_experts == copies
     found = estimate_serving(spec, launch, site=site_of(pool, ()), instances=shape.group.count)
     assert found.load is not None
     assert plan.predicted is not None
@@ -133,6 +152,7 @@ VARIED = {
     ),
     "halves": (aggregated(a2a_backend="deepep_normal", two_batch_overlap=True), {}),
     "pages": (aggregated(page_size=64), {}),
+    "copies": (aggregated(redundant_experts=8), {}),
     "a small cache": (aggregated(), {"kv_cache_dtype": "fp8", "quantization": "fp8_block"}),
 }
 

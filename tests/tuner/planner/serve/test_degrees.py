@@ -34,6 +34,20 @@ def test_every_split_deals_heads_experts_and_layers_out(
             assert decoder.experts.num % one.expert == 0
 
 
+def test_machines_that_do_not_divide_the_experts_hold_copies(site: Callable[..., PoolSite]) -> None:
+    decoder = decoder_of(read_model(MODELS / "deepseek-v3"))
+    for nodes, per_node, wide in (
+        (9, 8, {24, 48, 72}),
+        (18, 4, {12, 24, 36, 48, 72}),
+        (5, 8, {24, 40}),
+    ):
+        pool = site(nodes=nodes, per_node=per_node).pool
+        with_copies = {one.devices for one in degrees_of(pool, decoder, has_copies=True)}
+        without = {one.devices for one in degrees_of(pool, decoder)}
+        assert with_copies - without == wide, (nodes, per_node)
+        assert all(size & (size - 1) == 0 for size in without)
+
+
 def test_pipelines_come_after_all_that_needs_none(site: Callable[..., PoolSite]) -> None:
     decoder = decoder_of(read_model(MODELS / "llama-3.1-8b"))
     stages = [one.pipeline for one in degrees_of(site().pool, decoder)]

@@ -45,6 +45,17 @@ LINK = "bandwidth: 100Gbit/s, latency: 1us}"
         ({"extra": "max_model_len: 2299"}, "half of the requests have more than 2300 tokens"),
         ({"extra": "modes: []"}, "goal.modes: an empty list"),
         (
+            {"traffic": "{input_tokens: 2000, output_tokens: 300}"},
+            "one of 'concurrency', 'rate' or 'trace' says how much is asked",
+        ),
+        (
+            {
+                "extra": "objective: rate",
+                "traffic": "{concurrency: 8, input_tokens: 2000, output_tokens: 300}",
+            },
+            "'concurrency' is a closed loop; leave 'concurrency' out",
+        ),
+        (
             {"pools": TWO, "links": f"{{between: [a, b], {LINK}, {{between: [b, a], {LINK}"},
             "'a' and 'b' are joined twice; keep one",
         ),
@@ -70,3 +81,14 @@ def test_the_words_on_and_off_are_keys_without_quotes(tmp_path: Path) -> None:
     found = read(tmp_path, traffic=f"{{rate: 5/s, {arrival}, {lengths}}}").goal.traffic.arrival
     assert found is not None
     assert (found.kind, found.on, found.off) == (ArrivalKind.ON_OFF, 3.0, 9.0)
+
+
+def test_traffic_needs_no_rate_where_it_is_looked_for(tmp_path: Path) -> None:
+    lengths = "input_tokens: 2000, output_tokens: 300"
+    for stated, kind in (("", None), ("arrival: {kind: gamma, cv: 2}, ", ArrivalKind.GAMMA)):
+        spec = read(tmp_path, extra="objective: rate", traffic=f"{{{stated}{lengths}}}")
+        assert spec.goal.traffic.rate == 1.0
+        arrival = spec.goal.traffic.arrival
+        assert (None if arrival is None else arrival.kind) == kind
+    fixed = read(tmp_path, extra="objective: rate", traffic=f"{{rate: 5/s, {lengths}}}")
+    assert fixed.goal.traffic.rate == 5.0

@@ -255,3 +255,16 @@ def test_single_token_answers_have_no_tpot_to_compare(
     found = conclude(plan, [record(plan, 0, run(tpot_s=0.0), predicted=nothing)])
     assert found.factors is not None
     assert found.factors.tpot == 1.0
+
+
+def test_the_most_good_requests_win_where_their_rate_is_the_goal(serve_plan: Plan) -> None:
+    traffic = {"rate": 100.0, "input_tokens": 4, "output_tokens": 5}
+    plan = serve_plan(objective="rate", traffic=traffic)
+    records = [
+        record(plan, 0, run(goodput_requests_per_s=80.0)),
+        record(plan, 1, run(goodput_requests_per_s=100.0)),
+    ]
+    found = conclude(plan, records)
+    # On twice the devices: only requests count.
+    assert found.winner == plan.alternatives[0].decision
+    assert found.regret_ratio == pytest.approx(100.0 / 80.0 - 1.0)

@@ -29,6 +29,7 @@ from tuner.estimate.serving.words import Server, sorted_flags, tokens
 from tuner.planner.serve.choices import BUDGETS
 from tuner.planner.serve.demand import MOST_RUNNING
 from tuner.serve_plan import Role
+from tuner.spec.serving.manifests.sglang import SGLANG_0_5_23
 
 _ALGORITHMS: Final = ("NEXTN", "EAGLE", "EAGLE3")
 _DRAFTING: Final = (
@@ -40,7 +41,12 @@ USUAL_DRAFTS: Final = 3
 """Steps of drafting that the engine chooses for models with heads for further tokens
 (sglang/srt/server_args.py, `auto_choose_speculative_params`)."""
 SERVER: Final = Server(
-    starts=(("sglang.launch_server",), ("launch_server.py",), ("sglang", "serve")),
+    starts=(
+        ("sglang.launch_server",),
+        ("launch_server.py",),
+        ("sglang", "serve"),
+        ("dynamo.sglang",),
+    ),
     spellings={
         "tp": "tp-size",
         "tensor-parallel-size": "tp-size",
@@ -87,6 +93,7 @@ SERVER: Final = Server(
             "dp-size",
             "enable-deepep-moe",
             "enable-dp-attention",
+            "enable-eplb",
             "enable-two-batch-overlap",
             "ep-num-redundant-experts",
             "ep-size",
@@ -111,7 +118,6 @@ SERVER: Final = Server(
             "disable-cuda-graph",
             "disable-overlap-schedule",
             "enable-ep-moe",
-            "enable-eplb",
             "enable-mixed-chunk",
             "enable-pdmux",
             "enable-torch-compile",
@@ -187,6 +193,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         named,
         degrees,
         around,
+        engine=SGLANG_0_5_23,
         redundant=redundant,
         redundant_flag="ep-num-redundant-experts",
     )
@@ -365,6 +372,7 @@ def _notes(flags: Flags, degrees: Degrees, *, running: int | None, copies: int) 
         notes.append(f"--moe-a2a-backend {backend[:40]} is priced as an exchange like DeepEP's")
     if backend != "deepep" and "deepep-mode" in flags.values:
         notes.append("--deepep-mode takes effect with --moe-a2a-backend deepep alone")
+    notes += _copied(flags)
     if flags.is_on("enable-pdmux"):
         notes.append("--enable-pdmux: priced as if prefill and decode did not share the devices")
     graphs = flags.number("cuda-graph-max-bs-decode")
@@ -377,3 +385,15 @@ def _notes(flags: Flags, degrees: Degrees, *, running: int | None, copies: int) 
             f"--dp-size {copies} without --enable-dp-attention is {copies} separate instances"
         )
     return notes
+
+
+def _copied(flags: Flags) -> list[str]:
+    """Say that copies of experts lie where no load is known."""
+    placed = flags.is_on("enable-eplb") or "init-expert-location" in flags.values
+    if not flags.number("ep-num-redundant-experts", least=0) or placed:
+        return []
+    return [
+        "--ep-num-redundant-experts without --enable-eplb or --init-expert-location copies the"
+        " first experts, whatever their loads, and is priced as copies that level them; add"
+        " --enable-eplb"
+    ]

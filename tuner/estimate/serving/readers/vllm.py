@@ -27,9 +27,15 @@ from tuner.estimate.serving.split import (
 from tuner.estimate.serving.words import Server, size_bytes, sorted_flags, tokens
 from tuner.planner.serve.demand import MOST_RUNNING
 from tuner.serve_plan import Role
+from tuner.spec.serving.manifests.vllm import VLLM_0_33
 
 SERVER: Final = Server(
-    starts=(("vllm", "serve"), ("vllm.entrypoints.openai.api_server",), ("vllm-openai",)),
+    starts=(
+        ("vllm", "serve"),
+        ("vllm.entrypoints.openai.api_server",),
+        ("vllm-openai",),
+        ("dynamo.vllm",),
+    ),
     spellings={
         "tp": "tensor-parallel-size",
         "dp": "data-parallel-size",
@@ -67,10 +73,14 @@ SERVER: Final = Server(
             "block-size",
             "data-parallel-size",
             "disable-chunked-prefill",
+            "disaggregation-mode",
             "enable-chunked-prefill",
             "enable-dbo",
+            "enable-eplb",
             "enable-expert-parallel",
             "enable-prefix-caching",
+            "eplb-config",
+            "eplb-config.num-redundant-experts",
             "gpu-memory-utilization",
             "kv-cache-dtype",
             "kv-cache-memory-bytes",
@@ -97,9 +107,7 @@ SERVER: Final = Server(
             "decode-context-parallel-size",
             "dbo-decode-token-threshold",
             "dbo-prefill-token-threshold",
-            "enable-eplb",
             "enforce-eager",
-            "eplb-config",
         }
     ),
     timeless=frozenset(
@@ -135,6 +143,9 @@ _ALL2ALL: Final = {
     "deepep_high_throughput": "deepep_normal",
     "deepep_low_latency": "deepep_low_latency",
 }
+_COPIES: Final = "eplb-config.num-redundant-experts"
+_COPIES_SPELLED: Final = "eplb-config.num_redundant_experts"
+"""As the engine takes it, which turns underscores into dashes before the dot alone."""
 MOST_DRAFTS: Final = 16
 _WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4"}
 _CACHES: Final = {
@@ -146,6 +157,12 @@ _CACHES: Final = {
 }
 _AFD_ROLES: Final = {"attention": Role.ATTENTION, "ffn": Role.EXPERT}
 """Of vllm-project/afd-plugin (afd_plugin/config.py, SUPPORTED_AFD_ROLES)."""
+_DYNAMO_ROLES: Final = {
+    "agg": Role.AGGREGATED,
+    "prefill": Role.PREFILL,
+    "decode": Role.DECODE,
+}
+"""`--disaggregation-mode` of `python -m dynamo.vllm` (ai-dynamo 1.6.1, dynamo/common/backend)."""
 _ROLES: Final = {
     "kv_producer": Role.PREFILL,
     "kv_consumer": Role.DECODE,
@@ -185,12 +202,16 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     check_devices(
         flags, "data-parallel-size", devices=degrees.devices, copies=copies, around=around
     )
+    redundant = _redundant(flags, degrees)
     if own_experts or not has_experts:
         check_experts(
             flags,
             "enable-expert-parallel" if is_whole else "tensor-parallel-size",
             degrees,
             around,
+            engine=VLLM_0_33,
+            redundant=redundant,
+            redundant_flag=_COPIES_SPELLED if is_whole else "",
             advice=" as --tensor-parallel-size times --data-parallel-size",
         )
     length = tokens(flags, "max-model-len")
@@ -213,6 +234,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
             a2a_backend=_all_to_all(flags, degrees),
             two_batch_overlap=flags.is_on("enable-dbo"),
             graph_sequences=_captured(flags),
+            redundant_experts=redundant,
         ),
         copies=copies,
         draft_method=draft_method,
@@ -328,8 +350,11 @@ def _ffn_devices(flags: Flags, cell: dict[str, object], *, devices: int) -> int:
 
 
 def _role(flags: Flags, cell: dict[str, object]) -> Role:
+    """Return what the instance does; Dynamo's workers say it beside a connector for both."""
     if cell:
         return _AFD_ROLES[str(cell["role"])]
+    if "disaggregation-mode" in flags.values:
+        return _DYNAMO_ROLES[flags.choice("disaggregation-mode", tuple(_DYNAMO_ROLES), "agg")]
     if "kv-transfer-config" not in flags.values:
         return Role.AGGREGATED
     role = _json(flags, "kv-transfer-config").get("kv_role")
@@ -361,6 +386,29 @@ def _drafting(flags: Flags) -> tuple[int, Method]:
     if method.startswith("eagle"):
         return tokens_drafted, Method.EAGLE
     return (tokens_drafted if method.endswith("mtp") else 0), Method.MTP
+
+
+def _redundant(flags: Flags, degrees: Degrees) -> int:
+    """Return the copies of experts.
+
+    Raises:
+        SpecError: they are no number, or the engine has none without its load balancer.
+    """
+    own = flags.number(_COPIES, least=0)
+    if own is None and "eplb-config" in flags.values:
+        stated = _json(flags, "eplb-config").get("num_redundant_experts", 0)
+        if type(stated) is not int or stated < 0:
+            raise SpecError(
+                f"{flags.source}: --eplb-config: num_redundant_experts {stated!r:.40} is no number"
+                " of experts; the nearest is 0"
+            )
+        own = stated
+    if own and not (flags.is_on("enable-eplb") and degrees.expert > 1):
+        raise SpecError(
+            f"{flags.source}: --{_COPIES_SPELLED} {own} needs --enable-eplb and"
+            " --enable-expert-parallel on several ranks; add them, or leave it out"
+        )
+    return own or 0
 
 
 def _json(flags: Flags, name: str) -> dict[str, object]:

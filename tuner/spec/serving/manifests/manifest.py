@@ -24,6 +24,10 @@ DEEPEP_HIDDEN_SIZES: Final = frozenset({2048, 2560, 3072, 4096, 5120, 6144, 7168
 """Widths that DeepEP's low-latency kernels are compiled for (vLLM 0.33.0,
 model_executor/layers/fused_moe/prepare_finalize/deepep_ll.py)."""
 
+DEEPEP_RANKS: Final = frozenset({2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160})
+"""Expert ranks that DeepEP's kernels for many tokens have settings for (deepseek-ai/DeepEP
+deep_ep/buffer.py, `get_dispatch_config`)."""
+
 _FP8: Final = frozenset({Generation.ADA, Generation.HOPPER, Generation.BLACKWELL})
 HAVE_UNITS: Final[Mapping[str, frozenset[Generation]]] = {
     "fp8": _FP8,
@@ -71,6 +75,8 @@ class ServingCapabilities:
     low_latency_takes_prefill: bool = False
     """Under low-latency DeepEP prompts go through the same kernels, so that their cap holds for
     every batch of an instance."""
+    low_latency_leaves_prefill: bool = False
+    """Under low-latency DeepEP prompts of an aggregated instance go through the normal kernels."""
     both_attention_degrees: bool = True
     """attention_tp and attention_dp may both exceed 1."""
     both_expert_degrees: bool = True
@@ -81,6 +87,11 @@ class ServingCapabilities:
     """Without chunked prefill a batch must hold the longest request."""
     batch_needs_tokens: bool = False
     """max_batched_tokens must hold a step of the whole batch, drafts included."""
+
+    redundant_architectures: frozenset[str] = frozenset()
+    """Models whose experts may have copies; empty: none."""
+    redundant_needs_attention_dp: bool = False
+    """Copies of experts exist only where attention is data parallel."""
 
     drafting: Mapping[str, str] = field(default_factory=dict)
     """Value of the option by `goal.speculative.method`."""

@@ -11,12 +11,14 @@ from typing import Final
 
 from tuner.devices.datasheet import Generation
 from tuner.spec.model import ModelSpec
+from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.manifests.afd import cell_refusals, side_refusals
 from tuner.spec.serving.manifests.asked import Deployment, Group
 from tuner.spec.serving.manifests.manifest import (
     DEEPEP,
     DEEPEP_HIDDEN_SIZES,
+    DEEPEP_RANKS,
     LARGEST_DISPATCH_TOKENS,
     ServingCapabilities,
 )
@@ -174,16 +176,39 @@ def _experts(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> 
     if model.moe is None:
         if spread > 1:
             yield f"moe_tp {group.moe_tp} and ep {group.ep} of a model without experts must be 1"
+        if group.redundant_experts:
+            copies = group.redundant_experts
+            yield f"redundant_experts {copies} of a model without experts must be 0"
         return
     if spread * group.pp != group.devices:
         yield (
             f"experts lie on all {group.devices // group.pp} devices of a pipeline stage, moe_tp"
             f" {group.moe_tp} x ep {group.ep} is {spread}"
         )
-    if model.moe.num_experts % group.ep:
-        yield f"ep {group.ep} does not divide {model.moe.num_experts} experts"
+    yield from _slots(engine, group, model=model, experts=model.moe.num_experts)
     if group.moe_tp > 1 and group.ep > 1 and not engine.both_expert_degrees:
         yield f"experts are whole or sliced: moe_tp {group.moe_tp} or ep {group.ep} must be 1"
+
+
+def _slots(
+    engine: ServingCapabilities, group: Group, *, model: ModelSpec, experts: int
+) -> Iterator[str]:
+    copies = group.redundant_experts
+    has_copies = model.architecture in engine.redundant_architectures
+    if not are_even(experts, copies, group.ep):
+        ranks = " or ".join(map(str, even_ranks(experts + copies, group.ep)))
+        counts = " or ".join(map(str, even_counts(experts, copies, group.ep)))
+        among = f" with {copies} redundant" if copies else ""
+        advice = f", or redundant_experts {counts}" if has_copies else ""
+        yield f"ep {group.ep} does not divide {experts} experts{among}; ep {ranks} does{advice}"
+    if not copies:
+        return
+    if not has_copies:
+        yield f"redundant_experts {copies}: experts of {model.architecture} have no copies"
+    if group.ep == 1:
+        yield f"redundant_experts {copies} need ep above 1"
+    if engine.redundant_needs_attention_dp and group.attention_dp == 1:
+        yield f"redundant_experts {copies} need attention_dp above 1"
 
 
 def _attention(
@@ -220,8 +245,18 @@ def _all_to_all(engine: ServingCapabilities, group: Group, *, model: ModelSpec) 
     known = engine.exchange_architectures
     if known is not None and model.moe is not None and model.architecture not in known:
         yield f"a2a_backend {backend} is not built into the experts of {model.architecture}"
+    if _runs_normal(engine, group) and group.ep not in {1, *DEEPEP_RANKS}:
+        ranks = ", ".join(map(str, sorted(DEEPEP_RANKS)))
+        yield f"DeepEP's kernels for many tokens run on {ranks} ranks, not ep {group.ep}"
     if backend == "deepep_low_latency":
         yield from _low_latency(engine, group, hidden_size=model.hidden_size)
+
+
+def _runs_normal(engine: ServingCapabilities, group: Group) -> bool:
+    """Say whether some steps go through DeepEP's kernels for many tokens."""
+    if group.a2a_backend == "deepep_normal":
+        return True
+    return engine.low_latency_leaves_prefill and group.role == "aggregated"
 
 
 def _low_latency(engine: ServingCapabilities, group: Group, *, hidden_size: int) -> Iterator[str]:

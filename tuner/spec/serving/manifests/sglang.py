@@ -18,6 +18,12 @@ pd_disaggregation_hook.py), sglang/srt/environ.py and sglang/srt/layers/moe/toke
   across pipeline stages exist on prefill instances alone (validation_hook.py).
 - A prefill instance hands the draft layer's cache over too (disaggregation/prefill.py), so both
   sides draft or neither does.
+- `--ep-num-redundant-experts` copies are of the first experts (eplb/expert_location.py,
+  `init_trivial`) unless `--init-expert-location` names others or `--enable-eplb` moves them by the
+  loads that it records; both choose `--ep-dispatch-algorithm` where it is not stated, without
+  which copies get no tokens (parallel_hook.py, `handle_eplb_and_dispatch`). Experts and copies are
+  a multiple of the expert ranks (`_init_common`); models add copies themselves (models/*.py,
+  `ep_num_redundant_experts` and `get_model_config_for_expert_location`).
 - `--enable-two-batch-overlap` needs an all-to-all (check_two_batch_overlap), and models whose
   expert layers are split into its operations (models/*.py, op_dispatch_a).
 - `--enable-pdmux` shares a device's multiprocessors between prefill and decode: no pipeline, no
@@ -54,6 +60,7 @@ SGLANG_0_5_23: Final = ServingCapabilities(
             "--disaggregation-mode",
             "--disaggregation-transfer-backend",
             "--dist-init-addr",
+            "--enable-eplb",
             "--enable-pdmux",
             "--enable-two-batch-overlap",
             "--ep-dispatch-algorithm",
@@ -88,6 +95,17 @@ SGLANG_0_5_23: Final = ServingCapabilities(
     kv_cache_dtype={"bf16": "", "fp8": "fp8_e4m3"},
     connectors={"nixl": "nixl", "mooncake": "mooncake"},
     modes=frozenset({"aggregated", "disaggregated", "shared_device"}),
+    low_latency_leaves_prefill=True,
+    redundant_architectures=frozenset(
+        {
+            "DeepseekV2ForCausalLM",
+            "DeepseekV3ForCausalLM",
+            "Glm4MoeForCausalLM",
+            "GptOssForCausalLM",
+            "Qwen2MoeForCausalLM",
+            "Qwen3MoeForCausalLM",
+        }
+    ),
     drafting={"mtp": "EAGLE", "eagle": "EAGLE"},
     drafting_pipeline_roles=frozenset({"prefill"}),
     overlap_backends=DEEPEP,

@@ -8,6 +8,11 @@ tensorrt_llm/_torch/modules/fused_moe/communication of github.com/NVIDIA/TensorR
   one of them a data-parallel rank of attention, so nothing lies between.
 - An all-to-all needs attention data parallelism and whole experts; TRTLLM_FORCE_COMM_METHOD names
   one, TRTLLM_DEEP_EP_TOKEN_LIMIT bounds its low-latency buffers, and batches above it fall back.
+- `moe_config.load_balancer`, a mapping or a file, gives `num_slots` to the experts of a layer: at
+  least one each, a multiple of the expert ranks, under attention data parallelism alone
+  (modules/fused_moe/interface.py). `layer_updates_per_iter` above 0 moves them by the loads that
+  it records. Its documents name DeepSeek-V3 and Qwen3 (features/parallel-strategy, wide expert
+  parallelism).
 - Weights are quantised beforehand, so the checkpoint says how. MXFP4 experts run beside MXFP8
   activations on Blackwell, BF16 on Hopper (deployment-guide-for-gpt-oss-on-trtllm).
 - A prefill instance cannot overlap its scheduler.
@@ -59,6 +64,8 @@ TRTLLM_1_3: Final = ServingCapabilities(
     deepep_needs_attention_dp=True,
     both_attention_degrees=False,
     whole_prompt_in_one_batch=True,
+    redundant_architectures=frozenset({"DeepseekV3ForCausalLM", "Qwen3MoeForCausalLM"}),
+    redundant_needs_attention_dp=True,
     drafting={"mtp": "MTP"},
     page_is_power_of_two=True,
 )

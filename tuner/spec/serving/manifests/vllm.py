@@ -10,6 +10,10 @@ docs/features/{nixl,mooncake}_connector_usage.md:
   buffers hold `--max-num-batched-tokens` tokens, and every batch goes through them.
 - One data-parallel rank spans machines with `--nnodes`; several ranks that each do are left out,
   because the release infers their ranks in ways that differ by load balancer.
+- `num_redundant_experts` of `--eplb-config` needs `--enable-eplb` (vllm/config/parallel.py), which
+  needs `--enable-expert-parallel`, experts and copies that are a multiple of the ranks
+  (fused_moe/layer.py) and models that are a `MixtureOfExperts` (model_executor/models). Copies
+  start as the first experts and are moved by recorded loads.
 - Without chunked prefill `--max-num-batched-tokens` must reach `--max-model-len`.
 - NIXL can pass through host memory (`kv_buffer_device`), Mooncake cannot.
 - Drafts count as tokens of a step: graphs hold requests x (drafts + 1) tokens
@@ -87,6 +91,15 @@ VLLM_0_33: Final = ServingCapabilities(
     data_parallel_rank_spans_nodes=False,
     whole_prompt_in_one_batch=True,
     batch_needs_tokens=True,
+    redundant_architectures=frozenset(
+        {
+            "DeepseekV2ForCausalLM",
+            "DeepseekV3ForCausalLM",
+            "Glm4MoeForCausalLM",
+            "MixtralForCausalLM",
+            "Qwen3MoeForCausalLM",
+        }
+    ),
     drafting={"mtp": "mtp", "eagle": "eagle"},
     drafting_pipeline_roles=frozenset({"aggregated", "prefill", "decode"}),
     overlap_backends=DEEPEP,

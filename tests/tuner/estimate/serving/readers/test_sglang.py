@@ -136,7 +136,10 @@ def test_what_memory_depends_on_is_read(deployment: Made) -> None:
 
 def test_experts_that_redundant_ones_do_not_make_even_are_refused(deployment: Made) -> None:
     made = deployment(engine="sglang", model="deepseek-v3", nodes=9)
-    says = r"272 experts \(16 of them redundant\) over 72 .* or --ep-num-redundant-experts 32"
+    says = (
+        r"272 experts \(16 of them redundant\) over 72 ranks; the nearest that divide are 68 and"
+        r" 136, or --ep-num-redundant-experts 32"
+    )
     with pytest.raises(SpecError, match=says):
         made.read(
             f"{START} --tp-size 72 --dp-size 72 --enable-dp-attention --moe-a2a-backend deepep"

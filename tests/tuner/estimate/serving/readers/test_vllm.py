@@ -135,6 +135,13 @@ def test_without_experts_data_parallel_ranks_are_instances(deployment: Made) -> 
         ("-q awq", "has no price; there is fp8"),
         ("--kv-transfer-config '{'", "is no JSON"),
         ("--kv-transfer-config '[]'", "is no JSON object"),
+        ("-dp 8 -ep --eplb-config.num_redundant_experts 8", "needs --enable-eplb and"),
+        ("-tp 8 --enable-eplb --eplb-config.num_redundant_experts 8", "--enable-expert-parallel"),
+        (
+            "-dp 8 -ep --enable-eplb --eplb-config.num_redundant_experts 9",
+            r"17 experts \(9 of them .* divide are 1 and 17.*, or --eplb-config\S+ 8 or 16",
+        ),
+        ('--eplb-config \'{"num_redundant_experts": "x"}\'', "is no number of experts"),
         ('--kv-transfer-config \'{"kv_role": ["x"]}\'', "is none of"),
         ('--kv-transfer-config \'{"kv_role": "x"}', "quote is never closed"),
     ],
@@ -146,6 +153,18 @@ def test_contradictions_are_one_line_with_the_nearest_legal_value(
         deployment().read(f"vllm serve m {flags}")
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("launch.sh: ")
+
+
+def test_copies_of_experts_are_read_however_they_are_spelled(deployment: Made) -> None:
+    for config in (
+        '--eplb-config \'{"num_redundant_experts": 4, "window_size": 9}\'',
+        "--eplb-config.num_redundant_experts 4",
+        "--eplb-config.num-redundant-experts=4",
+    ):
+        launch = deployment().read(f"vllm serve m -tp 2 -dp 6 -ep --enable-eplb {config}")
+        assert launch.setting.degrees.expert == 12
+        assert launch.setting.redundant_experts == 4, config
+        assert not launch.flags.unpriced
 
 
 def test_batches_that_are_not_stated_follow_the_device(deployment: Made) -> None:

@@ -17,6 +17,7 @@ from tuner.spec.serving.manifests.rules import nodes_of, refusals
 
 EXAMPLES = Path(__file__).parents[5] / "examples/models"
 ALL = tuple(ENGINES)
+ON_12: dict[str, Any] = {"devices": 12, "attention_dp": 12, "ep": 12}
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +122,39 @@ def test_what_a_release_cannot_launch_is_refused(
 
 @pytest.mark.parametrize("engine", ALL)
 def test_experts_must_divide(engine: str, deepseek: ModelSpec) -> None:
-    decision = aggregated(devices=12, attention_dp=12, ep=12)
-    assert "ep 12 does not divide 256 experts" in _refused(engine, decision, deepseek)
+    decision = aggregated(**ON_12)
+    refused = _refused(engine, decision, deepseek)
+    assert "ep 12 does not divide 256 experts; ep 8 or 16 does" in refused
+    assert "or redundant_experts 8" in refused
+    assert not _refused(engine, aggregated(**ON_12, redundant_experts=8), deepseek)
+    assert "256 experts with 9 redundant" in _refused(
+        engine, aggregated(**ON_12, redundant_experts=9), deepseek
+    )
+
+
+@pytest.mark.parametrize("engine", ALL)
+def test_copies_of_experts_need_what_the_release_wants(engine: str, deepseek: ModelSpec) -> None:
+    on_one = aggregated(attention_dp=1, attention_tp=8, moe_tp=8, ep=1, redundant_experts=8)
+    assert "redundant_experts 8 need ep above 1" in _refused(engine, on_one, deepseek)
+    tensor = aggregated(attention_dp=1, attention_tp=8, redundant_experts=8)
+    wants_data = "need attention_dp above 1" in _refused(engine, tensor, deepseek)
+    assert wants_data == (engine == "trtllm")
+    olmoe = read_model(EXAMPLES / "olmoe-1b-7b/config.json")
+    assert "experts of OlmoeForCausalLM have no copies" in _refused(
+        engine, aggregated(redundant_experts=8), olmoe
+    )
+
+
+def test_deepeps_kernels_for_many_tokens_run_on_some_numbers_of_ranks(deepseek: ModelSpec) -> None:
+    wide = {"devices": 72, "attention_dp": 72, "ep": 72, "redundant_experts": 32}
+    line = "DeepEP's kernels for many tokens run on"
+    for engine in ALL:
+        normal = aggregated(**wide, a2a_backend="deepep_normal")
+        assert line in _refused(engine, normal, deepseek)
+        low = {**wide, "a2a_backend": "deepep_low_latency", "max_batched_tokens": 1024}
+        # Prompts of an aggregated instance are no business of low latency in SGLang.
+        assert (line in _refused(engine, aggregated(**low), deepseek)) == (engine == "sglang")
+        assert line not in _refused(engine, disaggregated(decode=low), deepseek)
 
 
 @pytest.mark.parametrize("engine", ALL)

@@ -1,0 +1,113 @@
+"""Servers inside Kubernetes objects as people write them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tuner.errors import SpecError
+from tuner.estimate.serving.launch import Surroundings
+from tuner.estimate.serving.registry import read_serving_text
+from tuner.serve_plan import Role
+
+Made = Callable[..., Any]
+DEPLOYMENT = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: mixtral}
+spec:
+  replicas: 3
+  template:
+    spec:
+      containers:
+      - name: proxy
+        image: nginx
+        args: [--port, "80"]
+      - name: server
+        image: vllm/vllm-openai:v0.33.0
+        command: [vllm, serve]
+        args: [$(MODEL), --tensor-parallel-size, $(TP), --max-num-seqs, "96"]
+        env:
+        - {name: MODEL, value: mistralai/Mixtral-8x7B}
+        - {name: TP, value: "4"}
+        - name: TOKEN
+          valueFrom: {secretKeyRef: {name: hub, key: token}}
+"""
+APART = """
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata: {name: reads, labels: {group: prefill-h100}}
+spec:
+  leaderWorkerTemplate:
+    size: 2
+    workerTemplate:
+      spec:
+        containers:
+        - command:
+          - sh
+          - -c
+          - exec python -m sglang.launch_server --tp $TP --disaggregation-mode prefill
+          env: [{name: TP, value: 8}]
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: writes}
+spec:
+  template:
+    spec:
+      containers:
+      - command: [python, -m, sglang.launch_server]
+        args: [--tp, "2", --disaggregation-mode, decode]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: writes}
+spec: {ports: [{port: 80}]}
+"""
+
+
+@pytest.fixture
+def read(deployment: Made) -> Callable[..., Any]:
+    def made(text: str, *, role: str | None = None) -> Any:
+        spec = deployment().spec
+        around = Surroundings(model=spec.model, pool=spec.cluster.pools[0])
+        return read_serving_text(text, around, engine="vllm", source="launch.yaml", role=role)
+
+    return made
+
+
+def test_the_container_that_serves_is_read_with_its_variables_and_replicas(
+    read: Callable[..., Any],
+) -> None:
+    launch = read(DEPLOYMENT)
+    assert launch.setting.degrees.attention_tensor == 4
+    assert launch.setting.running == 96
+    assert launch.replicas == 3
+
+
+def test_groups_are_named_by_label_object_or_role(read: Callable[..., Any]) -> None:
+    for role, tensor in (("prefill", 8), ("prefill-h100", 8), ("decode", 2), ("writes", 2)):
+        launch = read(APART, role=role)
+        assert launch.setting.degrees.attention_tensor == tensor, role
+        assert launch.role is (Role.PREFILL if tensor == 8 else Role.DECODE)
+
+
+@pytest.mark.parametrize(
+    ("text", "role", "says"),
+    [
+        (APART, None, "starts 2 servers; name one of them with --role: prefill-h100, writes"),
+        (APART, "aggregated", "--role 'aggregated' is none of prefill-h100, writes"),
+        (DEPLOYMENT, "decode", "--role 'decode' is none of mixtral"),
+        (DEPLOYMENT.replace("vllm, serve", "vllm, bench"), None, "starts no server of vllm"),
+        (DEPLOYMENT + "\n  bad: [", None, "no YAML of Kubernetes objects"),
+        ("apiVersion: v1\nkind: Deployment\nspec: 7\n", None, "starts no server"),
+        ("apiVersion: v1\nkind: ConfigMap\ndata: [a]\n", None, "starts no server"),
+        ("vllm serve m -tp 2", "decode", "--role 'decode' is none of aggregated"),
+    ],
+)
+def test_what_cannot_be_told_is_one_line(
+    read: Callable[..., Any], text: str, role: str | None, says: str
+) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        read(text, role=role)
+    assert "\n" not in str(caught.value)

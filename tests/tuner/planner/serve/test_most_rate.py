@@ -1,0 +1,149 @@
+"""The most requests a second of given devices: a closed case, and what is simulated around it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.serve_text import serve_text
+from tuner.explain.outcomes import figures_of
+from tuner.planner.serve.answering import Question, Settings, play, question_of
+from tuner.planner.serve.modes import answers_of
+from tuner.planner.serve.most_rate import RATE_STEP, at_rate, most_rate
+from tuner.serve_api import deploy, site_of
+from tuner.serve_plan import Role, ServePlan
+from tuner.spec.serving.read import read_serve_spec
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+EVEN = "{rate: 3/s, arrival: {kind: constant}, input_tokens: 1000, output_tokens: 200}"
+SHAPE = "{input_tokens: 2000, output_tokens: 400}"
+Spec = Callable[..., Path]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Spec:
+    def made(
+        *,
+        model: str = "llama-3.1-8b",
+        nodes: int = 4,
+        per_node: int = 1,
+        engine: str = "vllm",
+        traffic: str = SHAPE,
+        slo: str = "{ttft: {p90: 1s}, tpot: {p90: 40ms}}",
+        modes: str = "[aggregated]",
+        extra: str = "",
+    ) -> Path:
+        path = tmp_path / "spec.yaml"
+        path.write_text(
+            f"schema_version: 1\nmodel: {MODELS / model}\n"
+            f"cluster: {{pools: [{{name: h100, device: h100-sxm, nodes: {nodes},"
+            f" devices_per_node: {per_node}}}]}}\n"
+            f"goal:\n  kind: serve\n  engine: {{name: {engine}}}\n  traffic: {traffic}\n"
+            f"  slo: {slo}\n  objective: rate\n  modes: {modes}\n  {extra}\n"
+            f"emit: [{engine}]\n"
+        )
+        return path
+
+    return made
+
+
+def question_of_spec(path: Path) -> Question:
+    spec = read_serve_spec(path)
+    sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
+    return question_of(spec, sites, Settings())
+
+
+def planned(path: Path) -> ServePlan:
+    return deploy(path, time_limit_s=20.0).plan
+
+
+def test_even_arrivals_are_served_up_to_what_the_instances_can(spec: Spec) -> None:
+    # One kind of instance, one device each: four times its rate. Nothing waits at even gaps.
+    question = question_of_spec(spec(traffic=EVEN, extra="max_model_len: 8192"))
+    each = {
+        option.devices: option.rate_per_s / option.devices
+        for option in sorted(question.options.options, key=lambda one: one.rate_per_s)
+    }
+    found = most_rate(question, "aggregated")
+    assert found is not None
+    assert found.rate_per_s is not None
+    assert not found.eased
+    assert 1.0 / found.bound == pytest.approx(4.0 * max(each.values()), rel=1e-6)
+    assert found.rate_per_s == pytest.approx(4.0 * max(each.values()) / (1.0 + RATE_STEP))
+
+
+def test_a_rate_above_what_is_found_misses_a_target(spec: Spec) -> None:
+    for slo in ("{ttft: {mean: 400ms}}", "{ttft: {p99: 600ms}, tpot: {p90: 40ms}}"):
+        question = question_of_spec(
+            spec(
+                nodes=1, engine="sglang", traffic="{input_tokens: 8192, output_tokens: 20}", slo=slo
+            )
+        )
+        found = most_rate(question, "aggregated")
+        assert found is not None
+        assert found.rate_per_s is not None
+        assert found.eased
+        assert found.rate_per_s < 0.95 / found.bound
+        targets = question.spec.goal.slo
+        for factor, holds in ((1.0, True), (1.0 + 2.0 * RATE_STEP, False)):
+            more = at_rate(question, factor * found.rate_per_s)
+            played = play(more, "aggregated", found.groups)
+            assert played.meets(targets) == holds, (slo, factor)
+
+
+def test_no_rate_is_named_where_one_request_alone_misses_a_target(spec: Spec) -> None:
+    plan = planned(spec(slo="{ttft: {p90: 1ms}}"))
+    assert plan.decision is None
+    assert plan.certificate.status == "infeasible"
+    assert "one prompt alone takes" in plan.binding_constraint
+
+
+def test_more_devices_and_longer_targets_never_serve_less(spec: Spec) -> None:
+    rates = [
+        served.rate_per_s or 0.0
+        for nodes, slo in (
+            (1, "{tpot: {p90: 20ms}}"),
+            (1, "{tpot: {p90: 40ms}}"),
+            (2, "{tpot: {p90: 40ms}}"),
+        )
+        if (served := most_rate(question_of_spec(spec(nodes=nodes, slo=slo)), "aggregated"))
+    ]
+    assert rates[0] <= rates[1] * (1.0 + RATE_STEP)
+    assert rates[2] == pytest.approx(2.0 * rates[1], rel=0.05)
+
+
+def test_every_mode_with_a_program_is_answered(spec: Spec) -> None:
+    modes = "[aggregated, disaggregated, attention_expert, shared_device]"
+    question = question_of_spec(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes=modes))
+    answers = answers_of(question)
+    assert {one.mode for one in answers.found} == {"aggregated", "disaggregated", "shared_device"}
+    assert isinstance(answers.apart, str)
+    for one in answers.found:
+        assert one.rate_per_s is not None
+        assert one.rate_per_s <= 1.0 / one.bound
+        if one.mode == "disaggregated":
+            for role in (Role.PREFILL, Role.DECODE):
+                served = sum(group.rate_per_s for group in one.groups if group.option.role is role)
+                assert one.rate_per_s <= served
+    assert answers.fitting[0].rate_per_s == max(one.rate_per_s or 0.0 for one in answers.fitting)
+
+
+def test_a_plan_says_the_rate_its_bound_and_the_benchmark_that_sends_it(spec: Spec) -> None:
+    plan = planned(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes="[aggregated]"))
+    assert plan.predicted is not None
+    certificate = plan.certificate
+    assert certificate.objective is not None
+    assert certificate.objective == pytest.approx(plan.predicted.requests_per_s)
+    assert certificate.bound is not None
+    assert certificate.objective <= certificate.bound
+    assert certificate.gap_ratio == pytest.approx(1.0 - certificate.objective / certificate.bound)
+    assert plan.goal.traffic.rate == certificate.objective
+    assert [one.requests_per_s for one in plan.modes] == [certificate.objective]
+    assert ServePlan.model_validate_json(plan.model_dump_json()) == plan
+    shown = serve_text(plan, folder=Path("plan"))
+    assert "objective rate, most requests/s within the targets: " in shown
+    assert ", nothing above " in shown
+    assert "devices  requests/s" in shown
+    figures = figures_of(plan)
+    assert figures is not None
+    assert (figures.objective, figures.more_is_better) == ("requests_per_s", True)

@@ -1,0 +1,118 @@
+"""The servers that a file of Kubernetes objects starts, each with the name of its group.
+
+    Deployment, StatefulSet          the containers of its pods, `replicas` times
+    LeaderWorkerSet                  those of the leader: machines of an instance run one command
+    DynamoGraphDeployment            those of every component, `replicas` times
+
+A group is named by the label `group`, as moetune writes it, else by the object's own name. Command
+and arguments are put together as a shell would see them; values of `env` stand before them. Files
+of ConfigMaps are what commands may name.
+
+Not covered: Helm and Kustomize, whose values are elsewhere; Dynamo's `services` of v1alpha1.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import yaml
+
+from tuner.errors import SpecError
+
+_IS_OBJECT: Final = re.compile(r"^(apiVersion|kind):\s", re.MULTILINE)
+_SHELLS: Final = frozenset({"bash", "sh", "/bin/bash", "/bin/sh"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerText:
+    """A command that may start a server."""
+
+    name: str
+    """Of its group; empty where the text is a script of its own."""
+    text: str
+    """As a shell would read it."""
+    replicas: int = 1
+    """Equal instances."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """That lie beside it, by name."""
+
+
+def commands_of_objects(text: str, *, source: str) -> tuple[ServerText, ...] | None:
+    """Return the commands of all containers; None where the text holds no objects.
+
+    Raises:
+        SpecError: the text is no YAML.
+    """
+    if len(set(_IS_OBJECT.findall(text))) < 2:
+        return None
+    try:
+        objects = [one for one in yaml.safe_load_all(text) if isinstance(one, dict)]
+    except (yaml.YAMLError, RecursionError) as error:
+        line = str(error).partition("\n")[0]
+        raise SpecError(f"{source}: no YAML of Kubernetes objects: {line:.120}") from error
+    files = {
+        str(name): str(value)
+        for one in objects
+        if one.get("kind") == "ConfigMap"
+        for name, value in _mapping(one, "data").items()
+    }
+    return tuple(
+        ServerText(name=name, text=_as_shell(container), replicas=replicas, files=files)
+        for one in objects
+        for name, replicas, pod in _pods(one)
+        for container in _sequence(pod, "containers")
+    )
+
+
+def _pods(one: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+    """Yield the pods of an object: their group, how many, and their specification."""
+    spec, kind = _mapping(one, "spec"), one.get("kind")
+    named = _mapping(one, "metadata")
+    name = str(_mapping(named, "labels").get("group", named.get("name", "")))
+    if kind in ("Deployment", "StatefulSet"):
+        yield name, _count(spec), _mapping(spec, "template", "spec")
+    elif kind == "LeaderWorkerSet":
+        template = _mapping(spec, "leaderWorkerTemplate")
+        leads = "leaderTemplate" if "leaderTemplate" in template else "workerTemplate"
+        yield name, _count(spec), _mapping(template, leads, "spec")
+    elif kind == "DynamoGraphDeployment":
+        for component in _sequence(spec, "components"):
+            pod = _mapping(component, "podTemplate", "spec")
+            yield str(component.get("name", "")), _count(component), pod
+
+
+def _as_shell(container: Mapping[str, Any]) -> str:
+    values = "".join(
+        f"export {one['name']}={shlex.quote(str(one['value']))}\n"
+        for one in _sequence(container, "env")
+        if re.fullmatch(r"[A-Za-z_]\w*", str(one.get("name", ""))) and "value" in one
+    )
+    words = [
+        str(word) for part in ("command", "args") for word in _listed(container.get(part)) or ()
+    ]
+    if len(words) >= 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc"):
+        return values + words[2]
+    # A pod's $(NAME) is its variable, no command's output.
+    return values + shlex.join(re.sub(r"\$\((\w+)\)", r"$\1", word) for word in words)
+
+
+def _count(spec: Mapping[str, Any]) -> int:
+    replicas = spec.get("replicas", 1)
+    return replicas if type(replicas) is int and replicas > 0 else 1
+
+
+def _mapping(whole: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
+    found: Any = whole
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _sequence(whole: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    return [one for one in _listed(whole.get(name)) if isinstance(one, dict)]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

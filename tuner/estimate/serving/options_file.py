@@ -1,0 +1,101 @@
+"""Options of a server that stand in a file beside its command, as flags.
+
+A mapping inside another one is joined by dots: `kv_cache_config: {dtype: fp8}` becomes
+`kv-cache-config.dtype`. What the file says counts, whatever the command says beside it, as
+`trtllm-serve` has it. A path is looked for by its last part, because scripts and pods put folders
+before it that only they know.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+import yaml
+
+from tuner.errors import SpecError
+from tuner.estimate.readers.arguments import Flags
+from tuner.spec.files import shown_value
+
+Beside = Callable[[str], str | None]
+"""Returns the text of a file that a command names; None where there is none."""
+_DEEPEST: Final = 8
+_FEWEST: Final = 2
+"""Known options from which on a file is taken for a server's."""
+
+
+def with_options(flags: Flags, names: tuple[str, ...], beside: Beside) -> Flags:
+    """Return flags with the options of the file that one of them names.
+
+    Raises:
+        SpecError: the file is not there, or holds no options.
+    """
+    # Of a folder that a command would print, the last word has the name.
+    named = next((flags.values[name][-1] for name in names if flags.values.get(name)), None)
+    if named is None:
+        return flags
+    text = beside(named)
+    if text is None:
+        raise SpecError(
+            f"{flags.source}: the options file {shown_value(last_part(named))} is not beside it;"
+            " estimate the script where it was written, or name the file itself"
+        )
+    found = _mapping(text)
+    if found is None:
+        raise SpecError(
+            f"{flags.source}: the options file {shown_value(last_part(named))} holds no options"
+        )
+    return replace(flags, values={**flags.values, **dict(_flat(found))})
+
+
+def with_further(
+    flags: Flags, names: tuple[str, ...], beside: Beside, *, known: frozenset[str]
+) -> Flags:
+    """Return flags with the known options of files that others name, such as a load balancer's."""
+    values = dict(flags.values)
+    for name in names:
+        text = beside(flags.values[name][0]) if flags.values.get(name) else None
+        found = None if text is None else _mapping(text)
+        if found is not None:
+            flat = dict(_flat(found, before=f"{name}."))
+            values |= {key: value for key, value in flat.items() if key in known}
+    return replace(flags, values=values)
+
+
+def flags_of_options(text: str, *, source: str, known: frozenset[str]) -> Flags | None:
+    """Return the options of a file that holds nothing else; None where it holds other things."""
+    found = _mapping(text)
+    values = {} if found is None else dict(_flat(found))
+    if len(known & set(values)) < _FEWEST:
+        return None
+    return Flags(source=source, values=values, notes=())
+
+
+def last_part(word: str) -> str:
+    """Return the name of a file, whatever folder stands before it."""
+    return PurePosixPath(word).name
+
+
+def _mapping(text: str) -> Mapping[str, Any] | None:
+    try:
+        found = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _flat(
+    options: Mapping[Any, Any], *, before: str = "", depth: int = 0
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for key, value in options.items():
+        name = f"{before}{key}".replace("_", "-")
+        if isinstance(value, dict) and value and depth < _DEEPEST:
+            yield from _flat(value, before=f"{name}.", depth=depth + 1)
+        else:
+            yield name, (_word(value),)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    return str(value)[:200]
