@@ -22,6 +22,7 @@ import yaml
 from tuner.errors import SpecError
 
 _IS_OBJECT: Final = re.compile(r"^(apiVersion|kind):\s", re.MULTILINE)
+_SCALARS: Final = (str, int, float)
 _SHELLS: Final = frozenset({"bash", "sh", "/bin/bash", "/bin/sh"})
 
 
@@ -53,10 +54,11 @@ def commands_of_objects(text: str, *, source: str) -> tuple[ServerText, ...] | N
         line = str(error).partition("\n")[0]
         raise SpecError(f"{source}: no YAML of Kubernetes objects: {line:.120}") from error
     files = {
-        str(name): str(value)
+        str(name): value
         for one in objects
         if one.get("kind") == "ConfigMap"
         for name, value in _mapping(one, "data").items()
+        if isinstance(value, str)
     }
     return tuple(
         ServerText(name=name, text=_as_shell(container), replicas=replicas, files=files)
@@ -70,7 +72,7 @@ def _pods(one: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[str, Any]]
     """Yield the pods of an object: their group, how many, and their specification."""
     spec, kind = _mapping(one, "spec"), one.get("kind")
     named = _mapping(one, "metadata")
-    name = str(_mapping(named, "labels").get("group", named.get("name", "")))
+    name = _text(_mapping(named, "labels"), "group") or _text(named, "name")
     if kind in ("Deployment", "StatefulSet"):
         yield name, _count(spec), _mapping(spec, "template", "spec")
     elif kind == "LeaderWorkerSet":
@@ -80,22 +82,34 @@ def _pods(one: Mapping[str, Any]) -> Iterator[tuple[str, int, Mapping[str, Any]]
     elif kind == "DynamoGraphDeployment":
         for component in _sequence(spec, "components"):
             pod = _mapping(component, "podTemplate", "spec")
-            yield str(component.get("name", "")), _count(component), pod
+            yield _text(component, "name"), _count(component), pod
 
 
 def _as_shell(container: Mapping[str, Any]) -> str:
     values = "".join(
         f"export {one['name']}={shlex.quote(str(one['value']))}\n"
         for one in _sequence(container, "env")
-        if re.fullmatch(r"[A-Za-z_]\w*", str(one.get("name", ""))) and "value" in one
+        if _is_name(one.get("name")) and isinstance(one.get("value"), _SCALARS)
     )
     words = [
-        str(word) for part in ("command", "args") for word in _listed(container.get(part)) or ()
+        str(word)
+        for part in ("command", "args")
+        for word in _listed(container.get(part))
+        if isinstance(word, _SCALARS)
     ]
     if len(words) >= 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc"):
         return values + words[2]
     # A pod's $(NAME) is its variable, no command's output.
     return values + shlex.join(re.sub(r"\$\((\w+)\)", r"$\1", word) for word in words)
+
+
+def _text(whole: Mapping[str, Any], name: str) -> str:
+    found = whole.get(name)
+    return found if isinstance(found, str) else ""
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and re.fullmatch(r"[A-Za-z_]\w*", name) is not None
 
 
 def _count(spec: Mapping[str, Any]) -> int:

@@ -6,8 +6,10 @@ A mapping inside another one is joined by dots: `kv_cache_config: {dtype: fp8}` 
 before it that only they know.
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -20,6 +22,9 @@ from tuner.spec.files import shown_value
 Beside = Callable[[str], str | None]
 """Returns the text of a file that a command names; None where there is none."""
 _DEEPEST: Final = 8
+_MOST: Final = 10_000
+"""Options of one file."""
+_TOP: Final = re.compile(r"^([A-Za-z_]+):", re.MULTILINE)
 _FEWEST: Final = 2
 """Known options from which on a file is taken for a server's."""
 
@@ -64,7 +69,8 @@ def with_further(
 
 def flags_of_options(text: str, *, source: str, known: frozenset[str]) -> Flags | None:
     """Return the options of a file that holds nothing else; None where it holds other things."""
-    found = _mapping(text)
+    named = {name.replace("_", "-") for name in _TOP.findall(text)}
+    found = _mapping(text) if len(known & named) >= _FEWEST else None
     values = {} if found is None else dict(_flat(found))
     if len(known & set(values)) < _FEWEST:
         return None
@@ -84,13 +90,18 @@ def _mapping(text: str) -> Mapping[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _flat(
-    options: Mapping[Any, Any], *, before: str = "", depth: int = 0
+def _flat(options: Mapping[Any, Any], *, before: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    # Aliases can make a short text a tree without end.
+    return islice(_all_flat(options, before=before), _MOST)
+
+
+def _all_flat(
+    options: Mapping[Any, Any], *, before: str, depth: int = 0
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     for key, value in options.items():
         name = f"{before}{key}".replace("_", "-")
         if isinstance(value, dict) and value and depth < _DEEPEST:
-            yield from _flat(value, before=f"{name}.", depth=depth + 1)
+            yield from _all_flat(value, before=f"{name}.", depth=depth + 1)
         else:
             yield name, (_word(value),)
 
@@ -98,4 +109,6 @@ def _flat(
 def _word(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list | dict):
+        return f"{len(value)} values"
     return str(value)[:200]

@@ -47,8 +47,8 @@ quarter of their spread."""
 
 SEEDS: Final = DRAWS
 """Of `static`, the engine's own first: a recording seldom has all layers that its stream runs over,
-so that no single table is sure to be the engine's, and none is hunted for. As many as draws that a
-rule is chosen by, so that each draw has a table of its own."""
+so that no single table is sure to be the engine's (where it is: `known_table.py`). As many as draws
+that a rule is chosen by, so that each draw has a table of its own."""
 
 MOST_PASSES: Final = 8
 """Planned passes that rules are chosen on: a linear program is solved for each."""

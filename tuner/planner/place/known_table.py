@@ -5,20 +5,27 @@ each of them recorded the table of a placement is known before the launch, so th
 over launches that counts; every slot then has a fixed share of its expert's tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Final
 
+from solvers.placement.balance.check import objective
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.balance.repacked import of_slots, search_on_table, slots_in_order
 from solvers.placement.balance.starts import start_placement
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.static import ENGINE_SEED, split
 from solvers.placement.ranks import Placement
+from tuner.planner.place.candidates import balance_problem
+from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.launch_noise import is_table_known
 from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
 
-CEILINGS = (None, 0.0)
+CEILINGS: Final = (None, 0.0)
 """Of packed placements that are tried beside what a search found (`starts.py`)."""
+
+TABLE_RATIO: Final = 0.005
+"""That other tables make the objective larger, from which on it is said."""
 
 
 def counts_on_table(spec: PlaceSpec, dispatch: str) -> bool:
@@ -48,3 +55,19 @@ def weighed_as(
     )
     slots = of_slots(problem, placement, split(case))
     return slots, slots_in_order(slots)
+
+
+def table_note(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, dispatch: str
+) -> Iterator[str]:
+    """Say in a line what a placement for one table would have under others, where they differ."""
+    if not counts_on_table(spec, dispatch):
+        return
+    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
+    known = objective(*weighed_as(spec, problem, chosen, dispatch))
+    drawn = objective(problem, chosen)
+    if drawn > known * (1.0 + TABLE_RATIO):
+        yield (
+            f"placed for the one table that the engine draws with its seed {ENGINE_SEED}: objective"
+            f" {known:.3f}, and {drawn:.3f} over other tables, which another release may draw"
+        )

@@ -46,6 +46,7 @@ from tuner.planner.place.gaining import (
     gain_of_traffic,
     load_noises,
 )
+from tuner.planner.place.known_table import table_note
 from tuner.planner.place.launch_noise import launch_noise
 from tuner.planner.place.leaving_out import left_out, left_out_note
 from tuner.planner.place.links import LinkCosts, LinkSource, links_between
@@ -359,6 +360,7 @@ def _notes(
         others=(*found.candidates.values(), found.rule.placement),
     )
     yield from notes_of(spec, asked.evidence, found.dispatch, found.rule)
+    yield from table_note(spec, asked.evidence, found.weighed.chosen, found.dispatch)
     yield from found.notes
     yield from judged.notes
 

@@ -111,3 +111,22 @@ def test_what_cannot_be_told_is_one_line(
     with pytest.raises(SpecError, match=says) as caught:
         read(text, role=role)
     assert "\n" not in str(caught.value)
+
+
+def test_aliases_that_grow_without_end_are_read_in_no_time(read: Callable[..., Any]) -> None:
+    levels = "\n".join(
+        f"b{level}: &b{level} [{', '.join([f'*b{level - 1}'] * 10)}]" for level in range(1, 12)
+    )
+    bomb = f"apiVersion: v1\nkind: Deployment\nb0: &b0 [x]\n{levels}\nspec: {{replicas: *b11}}\n"
+    pods = f"{bomb}metadata: {{name: *b11, labels: *b11}}\n"
+    options = f"tensor_parallel_size: 8\nmax_batch_size: *b11\nb: &b0 [x]\n{levels}\n"
+    deep = "\n".join(
+        f"c{level}: &c{level} {{{', '.join(f'k{n}: *c{level - 1}' for n in range(10))}}}"
+        for level in range(1, 12)
+    )
+    nested = f"tensor_parallel_size: 8\nmax_batch_size: 4\nc0: &c0 {{k: 1}}\n{deep}\n"
+    for text in (bomb, pods, options):
+        with pytest.raises(SpecError) as caught:
+            read(text)
+        assert len(str(caught.value)) < 400
+    assert read(nested).setting.running == 4

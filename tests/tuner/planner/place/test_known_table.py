@@ -70,6 +70,10 @@ def test_what_is_planned_for_the_engine_s_own_table_is_weighed_and_certified_und
         ).imbalance
         assert certificate.objective == pytest.approx(fitted)
         assert certificate.objective_error == 0.0
+        problem = balance_problem(evidence, goal=made.spec.goal, ranks=ranks, dispatch="static")
+        is_for_one = objective(problem, Placement(expert_LS=rows)) > 1.005 * fitted
+        said = [note for note in made.plan.provenance.notes if "placed for the one table" in note]
+        assert len(said) == is_for_one
         assert sum(layer.objective for layer in certificate.layers) == pytest.approx(fitted)
         if ours - 1.0 > 0.5 * (theirs - 1.0):
             off.append((seed, ours, theirs))
