@@ -106,9 +106,12 @@ class Rank:
     def turn(self) -> None:
         """Go on to the next moment at which something changes."""
         self.arrive()
-        self.admit()
+        joined = self.admit()
         if self.partial:
             self.prompt_step()
+        elif joined:
+            # Others may come before the first of these ends.
+            return
         elif self.running:
             self.jump()
         else:
@@ -144,8 +147,12 @@ class Rank:
             self.arrived_s[request] = at_s
             self.waiting.append(request)
 
-    def admit(self) -> None:
-        """Move waiting requests to those whose prompts are under way, as memory allows."""
+    def admit(self) -> int:
+        """Move waiting requests to those whose prompts are under way, as memory allows.
+
+        Returns how many had been read elsewhere and run at once.
+        """
+        joined = 0
         room = self.rules.most_running - len(self.running) - len(self.partial)
         while self.waiting and room > 0:
             request = self.waiting[0]
@@ -156,15 +163,17 @@ class Rank:
                 taken = self.reserved
             is_idle = not (self.running or self.partial)
             if taken + need > self.rules.kv_tokens and not is_idle:
-                return
+                return joined
             self.waiting.popleft()
             self.reserved += self.inputs[request] + self.outputs[request]
             room -= 1
             if self.read_elsewhere[request]:
                 self.join(request)
+                joined += 1
                 continue
             self.prompts += self.inputs[request]
             self.partial.append([request, self.cached[request]])
+        return joined
 
     def join(self, request: int) -> None:
         """Run a request whose prompt has been read; its first token is there."""
