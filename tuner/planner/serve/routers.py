@@ -12,10 +12,11 @@
 A policy must be one of every stack that the spec names (`emit`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tuner.serve_plan import Role, ServeRouter
 from tuner.spec.serving.goal import Mode, ServeGoal
 from tuner.spec.serving.manifests.routers import (
     RouterCapabilities,
@@ -28,6 +29,9 @@ MOST_KINDS: Final = 3
 """Of instances in one role where the router follows load."""
 ROUTED: Final[frozenset[Mode]] = frozenset({"aggregated", "disaggregated"})
 """Modes whose routing is planned; instances of the others are of one kind, served in turn."""
+MOST_THRESHOLD: Final = 0.3
+"""Of a prompt that must match, where the prefix is longer: default of `--cache-threshold` in
+sglang-router 0.3.2 and vllm-router 0.1.17. A prefix is followed from half its length on."""
 _BY_LOAD: Final = (
     RouterPolicy.LEAST_REQUESTS,
     RouterPolicy.POWER_OF_TWO,
@@ -54,13 +58,14 @@ class RouterChoice:
 
 def choices_of(goal: ServeGoal, targets: Iterable[str], mode: Mode) -> tuple[RouterChoice, ...]:
     """Return the ways to route that a mode is planned with, the plainest first."""
-    if mode not in ROUTED:
-        plain = RouterPolicy.ROUND_ROBIN
-        return (RouterChoice(policy=plain, mixed_policy=plain),)
     stacks = stacks_of(goal.engine.name, targets)
-    is_apart = mode == "disaggregated"
-    own = has_sessions(goal)
-    keeps = own and _have(stacks, RouterPolicy.CACHE_AWARE, is_apart=is_apart)
+    is_apart = mode in ("disaggregated", "prefill_offload")
+    keeps = has_sessions(goal) and _have(stacks, RouterPolicy.CACHE_AWARE, is_apart=is_apart)
+    if mode not in ROUTED:
+        # Simulated in turn, prefixes found wherever they are asked for.
+        plain = RouterPolicy.CACHE_AWARE if keeps else RouterPolicy.ROUND_ROBIN
+        decode = RouterPolicy.ROUND_ROBIN if is_apart else None
+        return (RouterChoice(policy=plain, mixed_policy=plain, decode_policy=decode),)
     load = RouterPolicy.CACHE_AWARE if keeps else _first(stacks, _BY_LOAD, is_apart=is_apart)
     mixed = load
     if not keeps and _have(stacks, RouterPolicy.WEIGHTED_LEAST_REQUESTS, is_apart=is_apart):
@@ -92,9 +97,37 @@ def has_sessions(goal: ServeGoal) -> bool:
 def loses_prefixes(goal: ServeGoal, targets: Iterable[str], mode: Mode) -> bool:
     """Say whether prefixes lie on single instances and no router of the stack looks for them."""
     stacks = stacks_of(goal.engine.name, targets)
-    is_apart = mode != "aggregated"
-    return has_sessions(goal) and not (
-        mode in ROUTED and _have(stacks, RouterPolicy.CACHE_AWARE, is_apart=is_apart)
+    is_apart = mode in ("disaggregated", "prefill_offload")
+    return has_sessions(goal) and not _have(stacks, RouterPolicy.CACHE_AWARE, is_apart=is_apart)
+
+
+def router_of(
+    choice: RouterChoice, goal: ServeGoal, groups: Sequence[tuple[Role, int]]
+) -> ServeRouter | None:
+    """Return the router of a decision; None where it has no choice.
+
+    Args:
+        choice: of the answer.
+        goal: with the prefixes.
+        groups: role and number of each kind of instances.
+    """
+    first = [count for role, count in groups if role is not Role.DECODE]
+    if any(role is Role.PREFILL for role, _ in groups):
+        first = [count for role, count in groups if role is Role.PREFILL]
+    last = sum(count for role, count in groups) - sum(first)
+    if sum(first) <= 1 and last <= 1:
+        return None
+    # Some routers refuse to choose from one, and none needs to.
+    policy = choice.policy if len(first) == 1 else choice.mixed_policy
+    policy = policy if sum(first) > 1 else RouterPolicy.ROUND_ROBIN
+    decode = choice.decode_policy if last > 1 else RouterPolicy.ROUND_ROBIN
+    threshold = None
+    if policy is RouterPolicy.CACHE_AWARE:
+        threshold = round(min(MOST_THRESHOLD, goal.traffic.prefix_hit / 2.0), 2)
+    return ServeRouter(
+        policy=policy,
+        decode_policy=decode if last else None,
+        cache_threshold=threshold,
     )
 
 

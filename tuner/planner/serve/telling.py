@@ -24,6 +24,7 @@ from tuner.planner.serve.ranking import (
     lost_by,
     worth_of,
 )
+from tuner.planner.serve.routers import router_of
 from tuner.serve_plan import (
     PUBLISHED_MODES,
     Handover,
@@ -77,6 +78,11 @@ def decision_of(found: Found, question: Question) -> ServeDecision:
         instances=tuple(instances_of(group.option, count=group.count) for group in groups),
         handovers=tuple(handovers.values()),
         offload_above_tokens=None if cut is None else cut.above_tokens,
+        router=router_of(
+            found.router,
+            question.spec.goal,
+            [(group.option.role, group.count) for group in groups],
+        ),
     )
 
 
@@ -210,7 +216,7 @@ def told_of(found: Found) -> str:
 
 def cautions_of(found: Found) -> Iterator[str]:
     """Say what is to be watched with the chosen instances."""
-    yield from _weights(found)
+    yield from _shares(found)
     if found.mode not in PUBLISHED_MODES:
         yield f"no published run stands behind the bands of {found.mode}: they are a guess"
     if found.mode == "shared_device":
@@ -222,8 +228,8 @@ def cautions_of(found: Found) -> Iterator[str]:
         )
 
 
-def _weights(found: Found) -> Iterator[str]:
-    """Say where instances of unlike kinds must not get equal shares of the requests."""
+def _shares(found: Found) -> Iterator[str]:
+    """Say what the router gives each of several kinds of instances, by their capacity."""
     for role in dict.fromkeys(group.option.role for group in found.groups):
         own = [group for group in found.groups if group.option.role is role]
         total = sum(group.rate_per_s for group in own)
@@ -234,8 +240,8 @@ def _weights(found: Found) -> Iterator[str]:
                 for group in own
             )
             yield (
-                f"no one kind of {role.value} instances serves the traffic; the router must weigh"
-                f" them: {told}"
+                f"{role.value} instances of {len(own)} kinds need a router that follows load; by"
+                f" capacity {told}"
             )
 
 
