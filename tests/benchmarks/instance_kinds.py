@@ -25,7 +25,7 @@ from tuner.planner.serve.answering import (
     Found,
     Question,
     Settings,
-    _with_router,
+    answer_with,
     least_spare,
     question_of,
     solved_with,
@@ -81,7 +81,7 @@ def compared(mode: Mode, rate: int, profiles: Sequence[Path]) -> dict[str, Any]:
     for name, router in (("one", one_kind), ("several", by_load)):
         started_s = cpu_s()
         solved = solved_with(question, mode, least_spare(question), router=router, may_refuse=True)
-        found = _with_router(question, mode, router, found, may_refuse=True)
+        found = answer_with(question, mode, router, found)
         if solved is None or found is None:
             raise RuntimeError(f"{mode} at {rate}/s: nothing serves it")
         policy = policy_of(found.router, found.groups)

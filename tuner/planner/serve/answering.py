@@ -41,7 +41,7 @@ from tuner.planner.serve.program import (
     solve,
 )
 from tuner.planner.serve.recorded_loads import expert_loads
-from tuner.planner.serve.routers import ROUTED, RouterChoice, choices_of
+from tuner.planner.serve.routers import ROUTED, RouterChoice, choices_of, loses_prefixes
 from tuner.planner.serve.sharing import shared_options
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
@@ -63,6 +63,8 @@ TIGHTER_RATIOS: Final = (0.7, 0.45)
 """Of a target that waiting breaks: what instances may take by themselves."""
 MOST_PLAYED: Final = 3
 """Of the thresholds of a mode, the best by their programs."""
+PREFIX_ROUNDS: Final = 4
+"""Times that hits are lowered by the number of instances; the last time to none."""
 SPARE_STEPS: Final = 4
 """Halvings of the interval in which the least spare capacity lies."""
 
@@ -94,6 +96,8 @@ class Found:
     """How requests are spread."""
     covered_kinds: int = 1
     """Of instances in one role that the bound holds for."""
+    prefix_hit: float | None = None
+    """Share of prompts in the prefix cache, where no router looks for it; None: as stated."""
 
     @property
     def objective(self) -> float:
@@ -229,21 +233,60 @@ def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found 
         mode: to be answered.
         may_refuse: leave out handovers that the engine's release refuses.
     """
+    found = _behind_routers(question, mode, may_refuse=may_refuse)
+    goal = question.spec.goal
+    if found is None or not loses_prefixes(goal, question.spec.emit, mode):
+        return found
+    # What a cache finds follows from the number of caches, and that from what they find.
+    readers = _readers(found)
+    for rounds_left in reversed(range(PREFIX_ROUNDS)):
+        if readers == 1:
+            return found
+        hit = goal.traffic.prefix_hit / readers if rounds_left else 0.0
+        found = _behind_routers(_with_hits(question, hit), mode, may_refuse=may_refuse)
+        if found is None or _readers(found) <= readers:
+            return None if found is None else replace(found, prefix_hit=hit)
+        readers = _readers(found)
+    return None if found is None else replace(found, prefix_hit=0.0)
+
+
+def _behind_routers(question: Question, mode: Mode, *, may_refuse: bool) -> Found | None:
     found: Found | None = None
     for router in choices_of(question.spec.goal, question.spec.emit, mode):
-        found = _with_router(question, mode, router, found, may_refuse=may_refuse)
+        found = answer_with(question, mode, router, found, may_refuse=may_refuse)
     return found
 
 
-def _with_router(
+def _readers(found: Found) -> int:
+    """Instances that read prompts."""
+    return sum(group.count for group in found.groups if group.option.role is not Role.DECODE)
+
+
+def _with_hits(question: Question, hit: float) -> Question:
+    """Price the question's traffic with another share of prompts in the prefix cache."""
+    spec = question.spec
+    traffic = spec.goal.traffic.model_copy(update={"prefix_hit": hit})
+    goal = spec.goal.model_copy(update={"traffic": traffic})
+    return question_of(replace(spec, goal=goal), question.sites, question.settings)
+
+
+def answer_with(
     question: Question,
     mode: Mode,
     router: RouterChoice,
     before: Found | None,
     *,
-    may_refuse: bool,
+    may_refuse: bool = True,
 ) -> Found | None:
-    """Answer with one way to route, if it may be better than what was found before."""
+    """Answer a mode with one way to route, where that may be better than what was found before.
+
+    Args:
+        question: everything that counts.
+        mode: to be answered.
+        router: how requests are spread.
+        before: found so far; returned where nothing costs less.
+        may_refuse: leave out handovers that the engine's release refuses.
+    """
     least = least_spare(question)
     first = [
         (variant, solved)

@@ -217,6 +217,13 @@ def told_of(found: Found) -> str:
 def cautions_of(found: Found) -> Iterator[str]:
     """Say what is to be watched with the chosen instances."""
     yield from _shares(found)
+    if found.prefix_hit is not None:
+        yield (
+            f"{found.prefix_hit:.0%} of every prompt is counted on in prefix caches: no router of"
+            " this stack looks for prefixes, so that a session meets its own on one instance of"
+            " several; where requests have the same prefix state"
+            " goal.traffic.prefix_scope: common"
+        )
     if found.mode not in PUBLISHED_MODES:
         yield f"no published run stands behind the bands of {found.mode}: they are a guess"
     if found.mode == "shared_device":
