@@ -38,10 +38,8 @@ from tuner.spec.serving.read import read_serve_spec
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CASES: tuple[tuple[Mode, int], ...] = (
-    ("aggregated", 20),
-    ("aggregated", 27),
-    ("disaggregated", 20),
-    ("disaggregated", 41),
+    *(("aggregated", rate) for rate in (14, 20, 27, 38, 47, 62)),
+    *(("disaggregated", rate) for rate in (17, 23, 32, 41, 50, 53)),
 )
 
 

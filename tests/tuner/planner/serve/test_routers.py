@@ -181,5 +181,8 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
     routed = played_routed(
         pairs, router=router, hand_overs=question.hand_overs, goal=spec.goal, demand=demand
     )
-    for own, other in ((single.ttft_s_R, routed.ttft_s_R), (single.tpot_s_R, routed.tpot_s_R)):
-        assert float(np.mean(other)) == pytest.approx(float(np.mean(own)), rel=0.03)
+    for one_s, other_s in (
+        (single.ttft_s_R, routed.ttft_s_R),
+        (single.tpot_s_R, routed.tpot_s_R),
+    ):
+        assert float(np.mean(other_s)) == pytest.approx(float(np.mean(one_s)), rel=0.03)

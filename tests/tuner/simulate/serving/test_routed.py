@@ -102,7 +102,7 @@ def in_turn_s(*, servers: int, load: float) -> float:
 def two_choices_s(*, load: float) -> float:
     """Mean wait behind the less loaded of two of many servers (Mitzenmacher, 2001, lemma 1)."""
     queue = sum(load ** (2.0**length - 1.0) for length in range(1, 30))
-    return SERVICE_S * (queue / load - 1.0)
+    return float(SERVICE_S * (queue / load - 1.0))
 
 
 def test_waits_follow_the_closed_form_of_every_policy() -> None:
