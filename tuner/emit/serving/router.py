@@ -32,7 +32,6 @@ from tuner.spec.serving.manifests.routers import (
     LEAST_THRESHOLD,
     NGINX,
     ROUTERS,
-    TRTLLM_DISAGGREGATED,
     RouterCapabilities,
     router_with,
 )
@@ -150,25 +149,37 @@ def _lists(verified: VerifiedServing) -> dict[str, int]:
 
 def _policy(verified: VerifiedServing) -> Iterator[str]:
     """Return the gateway's words of the policies."""
-    own, router = router_of(verified), _router(verified)
-    names = router.policies(is_apart=is_apart(verified))
-    first, last = own.policy, own.decode_policy or own.policy
-    if first not in names or last not in names:
-        raise UnknownTargetError(
-            f"router: {router.name} {router.release} has no {first.value}"
-            f"{'' if first is last else f' with {last.value} of decode instances'}; it has"
-            f" {', '.join(one.value for one in names)}"
-        )
-    if names[first] == names[last]:
-        yield f"--policy {names[first]}"
+    first, last = _named(verified)
+    if first == last:
+        yield f"--policy {first}"
     else:
-        yield f"--policy {names[first]} --prefill-policy {names[first]}"
-        yield f"--decode-policy {names[last]}"
-    if RouterPolicy.CACHE_AWARE in (first, last) and own.cache_threshold is not None:
+        yield f"--policy {first} --prefill-policy {first}"
+        yield f"--decode-policy {last}"
+    own = router_of(verified)
+    policies = (own.policy, own.decode_policy)
+    if RouterPolicy.CACHE_AWARE in policies and own.cache_threshold is not None:
         yield f"--cache-threshold {own.cache_threshold:g}"
-    elif RouterPolicy.LEAST_REQUESTS in (first, last):
+    elif RouterPolicy.LEAST_REQUESTS in policies:
         # No prompt matches by more, so that all go where the fewest requests are outstanding.
         yield f"--cache-threshold {LEAST_THRESHOLD:g}"
+
+
+def _named(verified: VerifiedServing) -> tuple[str, str]:
+    """Return the router's own names of the policies: of the first role, and of decode instances.
+
+    Raises:
+        UnknownTargetError: it lacks one.
+    """
+    own, router = router_of(verified), _router(verified)
+    names = router.policies(is_apart=is_apart(verified))
+    policies = (own.policy, own.decode_policy or own.policy)
+    missing = next((one for one in policies if one not in names), None)
+    if missing is not None:
+        raise UnknownTargetError(
+            f"router: {router.name} {router.release} has no {missing.value}; it has"
+            f" {', '.join(one.value for one in names)}"
+        )
+    return names[policies[0]], names[policies[1]]
 
 
 def _disaggregated(verified: VerifiedServing, *, engine: str) -> tuple[str, ...]:
@@ -204,25 +215,23 @@ def _asks_bootstrap(verified: VerifiedServing, engine: str) -> bool:
 
 
 def _nginx(verified: VerifiedServing, *, by_service: bool) -> str:
-    policy = router_of(verified).policy
+    own = router_of(verified)
     weights = []
     for shape in group_shapes(verified):
-        count = shape.group.count
         places = shape.group.max_batch * shape.group.attention_dp
-        if policy is not RouterPolicy.WEIGHTED_LEAST_REQUESTS:
-            places = 1
-        weights += [places * count] if by_service else [places] * count
-    directive = NGINX.aggregated[policy]
-    upstream = f"upstream workers {{{f' {directive};' if directive else ''}"
-    return f"WEIGHTS=({' '.join(map(str, weights))})\n{_NGINX.replace('@UPSTREAM@', upstream)}"
+        weight = places if own.policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS else 1
+        # A Service's name stands for the addresses of all its pods, each a server of that weight.
+        weights += [weight] * (1 if by_service else shape.group.count)
+    directive, _ = _named(verified)
+    text = _NGINX.replace("@POLICY@", f" {directive};" if directive else "")
+    for mark, words in _BY_NAME.items():
+        text = text.replace(mark, words if by_service else "")
+    return f"WEIGHTS=({' '.join(map(str, weights))})\n{_DNS if by_service else ''}{text}"
 
 
 def _disaggregated_server(verified: VerifiedServing) -> str:
-    own, names = router_of(verified), TRTLLM_DISAGGREGATED.disaggregated
-    last = own.decode_policy or own.policy
-    return _TRTLLM_DISAGGREGATED.replace("@CONTEXT@", names[own.policy]).replace(
-        "@GENERATION@", names[last]
-    )
+    first, last = _named(verified)
+    return _TRTLLM_DISAGGREGATED.replace("@CONTEXT@", first).replace("@GENERATION@", last)
 
 
 _TRTLLM_DISAGGREGATED: Final = """\
@@ -240,14 +249,31 @@ CONFIG="$(mktemp --suffix=.yaml)"
 exec trtllm-serve disaggregated -c "$CONFIG" -t 3600 -r 3600 "$@"
 """
 
+_DNS: Final = """\
+DNS="$(awk '/^nameserver/ {print $2; exit}' /etc/resolv.conf)"
+if [[ "$DNS" == *:* ]]; then DNS="[$DNS]"; fi
+# nginx looks names up in no search list.
+DOMAIN="$(awk '/^search/ {for (i = 2; i <= NF; i++) if ($i ~ /^svc[.]/) {print $i; exit}}' \\
+  /etc/resolv.conf)"
+for index in "${!WORKER[@]}"; do
+  WORKER[index]="${WORKER[index]%:*}.$NAMESPACE.${DOMAIN:-svc.cluster.local}:${WORKER[index]##*:}"
+done
+"""
+_BY_NAME: Final = {
+    "@RESOLVER@": " resolver '\"$DNS\"' valid=10s;",
+    "@ZONE@": " zone workers 256k;",
+    "@RESOLVE@": " resolve",
+}
+"""Directives under which nginx follows the addresses behind a name (open source since 1.27.3)."""
+
 _NGINX: Final = """\
 CONFIG="$(mktemp)"
 {
   # Two connections a request under way; prompts may be long.
   echo 'worker_rlimit_nofile 65536; events { worker_connections 32768; }'
-  echo 'http { client_max_body_size 0; @UPSTREAM@'
+  echo 'http { client_max_body_size 0;@RESOLVER@ upstream workers {@ZONE@@POLICY@'
   for index in "${!WORKER[@]}"; do
-    printf '  server %s weight=%s;\\n' "${WORKER[index]#http://}" "${WEIGHTS[index]}"
+    printf '  server %s weight=%s@RESOLVE@;\\n' "${WORKER[index]#http://}" "${WEIGHTS[index]}"
   done
   echo '} server {'
   printf '  listen %s;\\n' "$ROUTER_PORT"

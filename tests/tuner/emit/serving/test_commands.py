@@ -294,14 +294,34 @@ def test_unlike_instances_get_requests_by_their_places(
     # nginx's own limits, 512 connections and bodies of 1 MiB, are too few and too short.
     assert "worker_connections 32768;" in config
     assert "client_max_body_size 0;" in config
-    # In Kubernetes a Service stands for all instances of a group.
+    assert "resolve" not in config
+    # In Kubernetes a Service's name stands for the pods of a group, each with its own weight.
     (text,) = (
         file.text
         for file in emit_serving("kubernetes", verified)
         if file.path.name == "deployment.yaml"
     )
-    assert "WEIGHTS=(640 6)" in text
     assert "image: nginx:1.29" in text
+    objects = list(yaml.safe_load_all(text))
+    heads = [each for each in objects if each["kind"] == "Service" and "clusterIP" in each["spec"]]
+    assert len(heads) == 2
+    (router,) = (
+        each
+        for each in objects
+        if each["kind"] == "Deployment" and each["metadata"]["labels"]["role"] == "router"
+    )
+    (container,) = router["spec"]["template"]["spec"]["containers"]
+    stated = {one["name"]: one.get("value", "") for one in container["env"]}
+    done = programs.run(*container["command"][1:], cwd=launch, **stated | {"NAMESPACE": "serving"})
+    assert done.code == 0, done.stderr
+    call = programs.calls("router.json")[-1]
+    config = Path(call["argv"][call["argv"].index("-c") + 1]).read_text()
+    servers = re.findall(r"server (\S+):30000 weight=(\d+) resolve;", config)
+    assert [int(weight) for _, weight in servers] == [320, 6]
+    assert [name for name, _ in servers] == [
+        f"{each['metadata']['name']}.serving.svc.cluster.local" for each in heads
+    ]
+    assert re.search(r"resolver \S+ valid=10s; upstream workers { zone workers 256k; least", config)
     (graph,) = (
         file.text for file in emit_serving("dynamo", verified) if file.path.name == "graph.yaml"
     )
