@@ -11,7 +11,7 @@ from typing import Final
 from tuner.planner.serve.answering import Found, Question, answer_with
 from tuner.planner.serve.ranking import gain_ratio, worth_of
 from tuner.planner.serve.refused import LEAST_GAIN_RATIO
-from tuner.planner.serve.routers import MOST_KINDS, ROUTED, RouterChoice
+from tuner.planner.serve.routers import MOST_KINDS, ROUTED, RouterChoice, has_sessions
 from tuner.planner.serve.telling import refusals_of, told_of
 from tuner.serve_plan import ServeUnlaunchable
 from tuner.spec.serving.goal import Mode
@@ -24,6 +24,9 @@ WEIGHTED: Final = RouterPolicy.WEIGHTED_LEAST_REQUESTS
 def lacking_routers(question: Question, best: Found) -> Iterator[ServeUnlaunchable]:
     """Name modes whose instances would cost less behind a router with weights."""
     goal = question.spec.goal
+    if has_sessions(goal):
+        # Such a router would have to look for prefixes too.
+        return
     for mode in sorted(ROUTED & set(goal.modes)):
         lacking = _lacking(question, mode)
         if lacking is None:

@@ -66,8 +66,8 @@ def played_routed(
     """
     answering = [group for group in groups if group.option.role is not Role.PREFILL]
     reading = [group for group in groups if group.option.role is Role.PREFILL]
-    every = max(1, min(sum(group.ranks for group in answering) // MOST_RANKS, _fewest(groups)))
-    requests, share = _requests(answering, every=every, reading=reading, goal=goal, demand=demand)
+    every = _part(groups, sum(group.ranks for group in answering))
+    requests = _requests(answering, every=every, reading=reading, goal=goal, demand=demand)
     found = simulate_routed(
         requests,
         kinds=[_instances(group, requests, every, is_apart=bool(reading)) for group in answering],
@@ -81,12 +81,12 @@ def played_routed(
             holds_prefill=router.holds_prefill,
             has_sessions=router.has_sessions,
         ),
-        concurrency=_concurrency(demand, share),
+        concurrency=_concurrency(demand, every),
     )
     rate = demand.rate_per_s
     if demand.concurrency is not None:
         span_s = float(found.served.end_s_R.max() - found.served.arrival_s_R.min())
-        rate = len(found.served.end_s_R) / max(span_s, 1e-9) / share
+        rate = every * len(found.served.end_s_R) / max(span_s, 1e-9)
     ttft_s_R, tpot_s_R = _seen(found, answering, every)
     return played_of(
         ttft_s_R,
@@ -97,16 +97,25 @@ def played_routed(
     )
 
 
-def _fewest(groups: Sequence[Group]) -> int:
-    return min(group.count for group in groups)
+def _part(groups: Sequence[Group], ranks: int) -> int:
+    """Return the divisor of all counts by which so many ranks become few enough.
+
+    Two instances of every kind are left, among which the router chooses.
+    """
+    fewest = min(group.count for group in groups)
+    wanted = min(-(-ranks // MOST_RANKS), fewest // 2)
+    return next(
+        (
+            every
+            for every in range(wanted, 1, -1)
+            if all(group.count % every == 0 for group in groups)
+        ),
+        1,
+    )
 
 
-def _scaled(group: Group, every: int) -> int:
-    return max(1, round(group.count / every))
-
-
-def _concurrency(demand: Demand, share: float) -> int:
-    return max(1, round((demand.concurrency or 1) * share))
+def _concurrency(demand: Demand, every: int) -> int:
+    return max(1, (demand.concurrency or 1) // every)
 
 
 def _requests(
@@ -116,15 +125,12 @@ def _requests(
     reading: Sequence[Group],
     goal: ServeGoal,
     demand: Demand,
-) -> tuple[Requests, float]:
-    """Draw what the simulated instances get, and return which share of the traffic that is."""
-    whole = sum(group.rate_per_s for group in answering)
-    part = sum(_scaled(group, every) * group.option.rate_per_s for group in answering)
-    share = part / whole
+) -> Requests:
+    """Draw what the simulated instances get: of the rank with the fewest as many as elsewhere."""
     count = round(PER_RANK / min(_least_share(groups, every) for groups in (answering, reading)))
     if demand.concurrency is not None:
-        count = ROUNDS * _concurrency(demand, share)
-    requests = thinned(
+        count = ROUNDS * _concurrency(demand, every)
+    return thinned(
         goal,
         # A prefill worker's seconds know what the cache holds.
         replace(demand, computed_tokens=demand.input_tokens) if reading else demand,
@@ -132,14 +138,11 @@ def _requests(
         every=every,
         most_tokens=min(group.option.kv_tokens for group in answering),
     )
-    if requests.arrival_s_R is not None:
-        requests = replace(requests, arrival_s_R=requests.arrival_s_R / (every * share))
-    return requests, share
 
 
 def _least_share(groups: Sequence[Group], every: int) -> float:
     """Return the share of a role's requests that the rank with the fewest gets; 1 without any."""
-    total = sum(_scaled(group, every) * group.option.rate_per_s for group in groups)
+    total = sum(group.count // every * group.option.rate_per_s for group in groups)
     return min(
         (group.option.rate_per_s / group.option.degrees.attention_data / total for group in groups),
         default=1.0,
@@ -166,7 +169,7 @@ def _instances(group: Group, requests: Requests, every: int, *, is_apart: bool) 
             is_chunked=option.is_chunked,
         )
     return Instances(
-        count=_scaled(group, every),
+        count=group.count // every,
         ranks=option.degrees.attention_data,
         times=times_of(
             option,
@@ -198,7 +201,7 @@ def _readers(
     ]
     uncached = replace(demand, computed_tokens=demand.input_tokens)
     return Readers(
-        count=_scaled(group, every),
+        count=group.count // every,
         ranks=option.degrees.attention_data,
         prompt_s=prompt_times(option, demand, requests),
         whole_prompt_s=prompt_times(option, uncached, requests),
@@ -213,7 +216,7 @@ def _readers(
 
 def _seen(found: Routed, answering: Sequence[Group], every: int) -> tuple[Floats, Floats]:
     """What clients see of each kind of instances, of all kinds together."""
-    kind_of = np.repeat(np.arange(len(answering)), [_scaled(group, every) for group in answering])
+    kind_of = np.repeat(np.arange(len(answering)), [group.count // every for group in answering])
     ttft, tpot = [], []
     for number, group in enumerate(answering):
         own: Ints = np.flatnonzero(kind_of[found.place_R] == number)
