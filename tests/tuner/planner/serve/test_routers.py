@@ -186,3 +186,46 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
         (single.tpot_s_R, routed.tpot_s_R),
     ):
         assert float(np.mean(other_s)) == pytest.approx(float(np.mean(one_s)), rel=0.03)
+
+
+def test_a_large_deployment_is_simulated_as_a_share_of_it(tmp_path: Path) -> None:
+    from tuner.planner.serve.answering import Settings, question_of
+    from tuner.serve_api import site_of
+    from tuner.spec.serving.read import read_serve_spec
+
+    path = tmp_path / "spec.yaml"
+    found = []
+    for count, rate in ((16, 100), (64, 400)):
+        path.write_text(SPEC.format(rate=rate))
+        spec = read_serve_spec(path)
+        sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
+        question = question_of(spec, sites, Settings())
+        (_, router) = choices_of(spec.goal, (), "aggregated")
+        options = (one for one in question.options.options if one.degrees.attention_data == 1)
+        option = max(options, key=lambda one: one.rate_per_s / one.devices)
+        played = played_routed(
+            [Group(option=option, count=count)],
+            router=router,
+            hand_overs=question.hand_overs,
+            goal=spec.goal,
+            demand=question.demand,
+        )
+        found.append((len(played.ttft_s_R), float(played.ttft_s_R.mean()), played.requests_per_s))
+    # 64 ranks are two shares of 32; both have as many requests a rank, and wait about as long.
+    assert [requests for requests, _, _ in found] == [16 * 200, 32 * 200]
+    assert found[1][1] == pytest.approx(found[0][1], rel=0.1)
+    assert found[1][2] == 400.0
+
+
+SPEC = f"""
+schema_version: 1
+model: {MODELS / "mixtral-8x7b"}
+cluster: {{{{pools: [{{{{name: h100, device: h100-sxm, nodes: 64, devices_per_node: 8}}}}]}}}}
+goal:
+  kind: serve
+  engine: {{{{name: vllm}}}}
+  traffic: {{{{rate: {{rate}}/s, input_tokens: 2000, output_tokens: 300}}}}
+  slo: {{{{ttft: {{{{p90: 1s}}}}, tpot: {{{{p90: 40ms}}}}}}}}
+  objective: devices
+  modes: [aggregated]
+"""
