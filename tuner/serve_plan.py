@@ -16,6 +16,7 @@ from profilers.steps.config import Count, Size
 from tuner.spec.cluster import Cluster
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import Mode, ServeGoal
+from tuner.spec.serving.routers import RouterPolicy
 
 SCHEMA_VERSION = 1
 # 1: first release.
@@ -105,6 +106,18 @@ class Handover(Record):
     """Not hidden behind prefill."""
 
 
+class ServeRouter(Record):
+    """How requests are spread over instances; tuner/spec/serving/routers.py describes policies."""
+
+    policy: RouterPolicy
+    """Of aggregated or prefill instances."""
+    decode_policy: RouterPolicy | None = None
+    """Of decode instances; None: there are none."""
+    cache_threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Of a cache-aware policy: share of a prompt above which its prefix decides; None: the router's
+    own."""
+
+
 class ServeDecision(Record):
     """What to launch."""
 
@@ -113,6 +126,8 @@ class ServeDecision(Record):
     handovers: tuple[Handover, ...] = ()
     offload_above_tokens: Count | None = None
     """Prompts with more tokens to compute are prefilled on the remote pool."""
+    router: ServeRouter | None = None
+    """None: one instance of each role, or a plan from before routers were planned."""
 
     @property
     def num_devices(self) -> int:

@@ -7,11 +7,14 @@ that differ in a field never read alike.
     group_steps     what its steps hold and how they run
     short_group     a group of instances in one cell
     short_serve     a deployment in one cell
+    router_words    how its requests are spread
 """
 
 from collections.abc import Iterator
+from typing import Final
 
-from tuner.serve_plan import Handover, Instances, ServeDecision
+from tuner.serve_plan import Handover, Instances, ServeDecision, ServeRouter
+from tuner.spec.serving.routers import RouterPolicy
 from tuner.units import format_bytes, format_s
 
 
@@ -59,7 +62,8 @@ def short_serve(decision: ServeDecision) -> str:
     above = decision.offload_above_tokens
     groups = " + ".join(short_group(group) for group in decision.instances)
     ways = "".join(f"; {handover_words(way)}" for way in decision.handovers)
-    return f"{decision.mode} {groups}{ways}" + (
+    router = "" if decision.router is None else f"; {router_words(decision.router)}"
+    return f"{decision.mode} {groups}{ways}{router}" + (
         "" if above is None else f"; prompts above {above} tokens go to the remote pool"
     )
 
@@ -79,6 +83,28 @@ def gain_words(ratio: float, *, objective: str) -> str:
     if objective == "rate" and ratio < 1.0:
         return f"serve {ratio / (1.0 - ratio):.0%} more"
     return f"save {ratio:.0%}"
+
+
+_POLICY: Final = {
+    RouterPolicy.ROUND_ROBIN: "in turn",
+    RouterPolicy.RANDOM: "at random",
+    RouterPolicy.POWER_OF_TWO: "to the less loaded of two drawn at random",
+    RouterPolicy.LEAST_REQUESTS: "to the fewest outstanding requests",
+    RouterPolicy.WEIGHTED_LEAST_REQUESTS: (
+        "to the fewest outstanding requests for what an instance may run at once"
+    ),
+    RouterPolicy.CACHE_AWARE: "to the instance with the prefix, unless loads are uneven",
+}
+
+
+def router_words(router: ServeRouter) -> str:
+    """Say how requests are spread over instances."""
+    told = f"router: requests {_POLICY[router.policy]}"
+    if router.cache_threshold is not None:
+        told += f" (prefixes above {router.cache_threshold:.0%} of a prompt)"
+    if router.decode_policy is not None:
+        told += f"; decode {_POLICY[router.decode_policy]}"
+    return told
 
 
 def _counted(count: int, thing: str) -> str:

@@ -18,13 +18,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.planner.serve.answering import Question, Settings, play, question_of
+from tuner.planner.serve.answering import Question, Settings, play, question_of, router_for
 from tuner.planner.serve.demand import demand_of
 from tuner.planner.serve.instances import instances_of
 from tuner.planner.serve.options import PoolSite
 from tuner.planner.serve.playing import Group, Played, latency_of
 from tuner.serve_plan import Instances, Latency, ServeDecision
-from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import ServeSpec
 
 Floats = npt.NDArray[np.float64]
@@ -84,7 +83,7 @@ def replayed(spec: ServeSpec, sites: Sequence[PoolSite], decision: ServeDecision
         return None
     at_rates, planned_play = [], None
     for factor in FACTORS:
-        played = _played(question, decision.mode, known, factor=factor)
+        played = _played(question, decision, known, factor=factor)
         planned_play = played if factor == 1.0 else planned_play
         at_rates.append(
             AtRate(
@@ -114,7 +113,9 @@ def _found(question: Question, wanted: Instances) -> Group | None:
     return None
 
 
-def _played(question: Question, mode: Mode, groups: Sequence[Group], *, factor: float) -> Played:
+def _played(
+    question: Question, decision: ServeDecision, groups: Sequence[Group], *, factor: float
+) -> Played:
     goal = question.spec.goal
     own = goal.traffic
     traffic = own.model_copy(
@@ -130,7 +131,15 @@ def _played(question: Question, mode: Mode, groups: Sequence[Group], *, factor: 
         spec=replace(question.spec, goal=goal),
         demand=demand_of(goal, longest=longest),
     )
-    return play(asked, mode, groups)
+    router = router_for(asked, decision.mode, groups)
+    if decision.router is not None:
+        router = replace(
+            router,
+            policy=decision.router.policy,
+            mixed_policy=decision.router.policy,
+            decode_policy=decision.router.decode_policy,
+        )
+    return play(asked, decision.mode, groups, router=router)
 
 
 def _quantiles(values_R: Floats) -> tuple[float, ...]:

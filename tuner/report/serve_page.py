@@ -177,6 +177,11 @@ def _traffic(plan: ServePlan) -> Iterator[tuple[str, Cell]]:
         yield "asked", number(traffic.concurrency, key=key, unit="requests under way")
     if plan.decision is not None:
         yield "mode", word(plan.decision.mode)
+        router = plan.decision.router
+        if router is not None:
+            yield "router", word(router.policy.value)
+            if router.decode_policy is not None:
+                yield "router of decode", word(router.decode_policy.value)
     yield "engine", word(f"{goal.engine.name} {goal.engine.version}".strip())
     yield "objective", word(goal.objective)
     yield "weights", word(goal.quantization)

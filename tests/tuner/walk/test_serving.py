@@ -14,6 +14,7 @@ from tuner.emit.serving.testing import (
     aggregated,
     attention_expert,
     disaggregated,
+    routed,
     sample_serving,
     shared_device,
 )
@@ -28,6 +29,7 @@ from tuner.serve_plan import (
     ServeAlternative,
     ServeDecision,
     ServePlan,
+    ServeRouter,
     VerifiedServing,
 )
 from tuner.spec.huggingface.read import read_model
@@ -85,6 +87,18 @@ DECISIONS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
         disaggregated(),
         disaggregated().model_copy(update={"offload_above_tokens": 4096}),
     ),
+    "router": (aggregated(), routed(policy="weighted_least_requests")),
+}
+ROUTERS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
+    "policy": (routed(policy="round_robin"), routed(policy="least_requests")),
+    "decode_policy": (
+        routed(apart=True, policy="least_requests", decode_policy="least_requests"),
+        routed(apart=True, policy="least_requests", decode_policy="round_robin"),
+    ),
+    "cache_threshold": (
+        routed(policy="cache_aware", cache_threshold=0.3),
+        routed(policy="cache_aware", cache_threshold=0.1),
+    ),
 }
 HANDOVERS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
     "from_pool": (disaggregated(), disaggregated(from_pool="h200")),
@@ -107,7 +121,7 @@ UNSAID: Final[Mapping[str, str]] = {
     "offload_above_tokens": "the router decides by length, not the server",
 }
 """Fields that no server's command says."""
-FIELDS: Final = {**HANDOVERS, **DECISIONS, **INSTANCES}
+FIELDS: Final = {**HANDOVERS, **DECISIONS, **INSTANCES, **ROUTERS}
 
 
 def _plan(decision: ServeDecision, other: ServeDecision) -> ServePlan:
@@ -141,6 +155,7 @@ def test_every_field_has_a_pair_of_deployments() -> None:
         Instances: INSTANCES,
         ServeDecision: DECISIONS,
         Handover: HANDOVERS,
+        ServeRouter: ROUTERS,
     }
     for kind, pairs in walked.items():
         assert set(pairs) == set(kind.model_fields), kind.__name__  # type: ignore[attr-defined] # of a pydantic model

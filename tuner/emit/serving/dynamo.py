@@ -32,10 +32,13 @@ from tuner.emit.serving.pods import (
     yaml_text,
 )
 from tuner.emit.serving.router import ROUTER_PORT
-from tuner.emit.serving.shape import GroupShape, are_unlike, group_shapes
+from tuner.emit.serving.shape import GroupShape, are_unlike, group_shapes, is_apart
 from tuner.emit.serving.trtllm import options_name
+from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Role, VerifiedServing
 from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.routers import DYNAMO_FRONTEND
+from tuner.spec.serving.routers import RouterPolicy
 
 RELEASE: Final = "1.6.1"
 """Of Dynamo's runtime images."""
@@ -95,7 +98,10 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         *placement_notes(verified, placement),
         "Then: kubectl apply -f graph.yaml",
         *(
-            ("The frontend weighs no unlike workers of one role: watch whether small ones wait.",)
+            (
+                "The frontend has no weights: each worker of a role gets as many outstanding"
+                " requests, so watch whether small ones wait.",
+            )
             if are_unlike(verified)
             else ()
         ),
@@ -120,9 +126,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
 
 
 def _frontend(verified: VerifiedServing) -> Object:
-    mode = "least-loaded" if are_unlike(verified) else "round-robin"
-    if _routes_by_cache(verified):
-        mode = "kv"
+    mode = _router_mode(verified)
     container = {
         "name": "main",
         "image": _image(verified),
@@ -215,8 +219,33 @@ def _cache_events(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ..
     return ("--kv-events-config", json.dumps({**_CACHE_EVENTS, **own}))
 
 
+def _router_mode(verified: VerifiedServing) -> str:
+    """Return the frontend's policy, which holds for both roles.
+
+    Raises:
+        UnknownTargetError: it lacks the plan's policy.
+    """
+    router = verified.decision.router
+    if router is None:
+        # One instance of each role, or a plan from before routers were planned.
+        policy = RouterPolicy.LEAST_REQUESTS if are_unlike(verified) else RouterPolicy.ROUND_ROBIN
+        if verified.plan.goal.traffic.prefix_hit > 0.0:
+            policy = RouterPolicy.CACHE_AWARE
+    else:
+        # A role of one instance needs none.
+        own = (router.policy, router.decode_policy or router.policy)
+        policy = next((one for one in own if one is not RouterPolicy.ROUND_ROBIN), own[0])
+    names = DYNAMO_FRONTEND.policies(is_apart=is_apart(verified))
+    if policy not in names:
+        raise UnknownTargetError(
+            f"emit: dynamo {RELEASE} routes by none of {policy.value}, only by"
+            f" {', '.join(one.value for one in names)}; plan with 'emit: [dynamo]' alone"
+        )
+    return names[policy]
+
+
 def _routes_by_cache(verified: VerifiedServing) -> bool:
-    return verified.plan.goal.traffic.prefix_hit > 0.0
+    return _router_mode(verified) == DYNAMO_FRONTEND.aggregated[RouterPolicy.CACHE_AWARE]
 
 
 def _arguments(command: ServerCommand) -> list[str]:

@@ -83,7 +83,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     objects = [
         *((config_map(f"{app}-files", files=files),) if files else ()),
         *(_instances(verified, shape, placement, app=app, files=bool(files)) for shape in shapes),
-        *(_service(shape, app=app) for shape in shapes),
+        *(_service(verified, shape, app=app) for shape in shapes),
         *(_router(verified, app=app) if needs_router(verified) else ()),
     ]
     notes = (
@@ -226,10 +226,14 @@ def _annotations(verified: VerifiedServing, shape: GroupShape) -> Object:
     return {"annotations": {_ANNOTATION[engine]: str(FIRST_PORT + BOOTSTRAP_OFFSET)}}
 
 
-def _service(shape: GroupShape, *, app: str) -> Object:
-    return _service_of(
+def _service(verified: VerifiedServing, shape: GroupShape, *, app: str) -> Object:
+    """Return the Service of a group; behind nginx its name stands for every pod's address."""
+    found = _service_of(
         f"{app}-{shape.name}", selector={"app": app, "group": shape.name}, port=FIRST_PORT
     )
+    if needs_router(verified) and by_nginx(verified):
+        found["spec"]["clusterIP"] = "None"
+    return found
 
 
 def _service_of(name: str, *, selector: dict[str, str], port: int) -> Object:
@@ -297,7 +301,7 @@ def _router_image(verified: VerifiedServing) -> str:
 
 def _router_script(verified: VerifiedServing, *, app: str, engine: str) -> str:
     if engine not in _ANNOTATION or by_nginx(verified):
-        # A Service stands for all instances of a group.
+        # A Service's name stands for all instances of a group.
         return router_bash(verified, counts=_services(verified))
     words = discovering_words(verified, app=app, port=FIRST_PORT)
     return _ROUTER_INSTALL.get(engine, "") + "exec " + " \\\n  ".join(words) + "\n"

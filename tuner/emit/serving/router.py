@@ -3,31 +3,39 @@
     sglang   sglang_router (SGLang Model Gateway)       both modes
     vllm     vllm-router, a fork of it                  both modes
     trtllm   trtllm-serve disaggregated                 prefill and decode
-             nginx, least connections                   aggregated
-    any      nginx, least connections over places       aggregated, instances of several kinds
+             nginx                                      aggregated
+    any      nginx, least connections over weights      aggregated, instances of several kinds
 
-The gateways of SGLang and vLLM send each instance of a role an equal share, so instances of several
-kinds stand behind nginx, whose `least_conn` divides requests under way by a server's weight: the
-requests that the instance may run at once. Prefill and decode of several kinds have no such router:
-there the less busy of two is taken (`power_of_two`), and the file says so.
+The policy is the decision's; tuner/spec/serving/manifests/routers.py has each router's name for it.
+nginx's `least_conn` divides requests under way by a server's weight: the requests that the instance
+may run at once. Plans from before routers were planned follow prefixes where the traffic has any,
+and load where instances are of several kinds.
 
 Sources: docs.sglang.io (SGLang Model Gateway), the option parsers of sglang-router 0.3.2 and
 vllm-router 0.1.17, TensorRT-LLM's examples/disaggregated. One aggregated instance needs no router.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tuner.emit.serving.command import BOOTSTRAP_OFFSET
 from tuner.emit.serving.shape import (
-    GroupShape,
     are_unlike,
     group_shapes,
     is_apart,
     transfer,
     url_list,
 )
-from tuner.serve_plan import VerifiedServing
+from tuner.errors import UnknownTargetError
+from tuner.serve_plan import ServeRouter, VerifiedServing
+from tuner.spec.serving.manifests.routers import (
+    LEAST_THRESHOLD,
+    NGINX,
+    ROUTERS,
+    RouterCapabilities,
+    router_with,
+)
+from tuner.spec.serving.routers import RouterPolicy
 
 ROUTER_PORT: Final = 8000
 
@@ -56,18 +64,39 @@ def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None =
         for name, count in lists.items()
     )
     if engine == "trtllm" and is_apart(verified):
-        body = _TRTLLM_DISAGGREGATED
+        body = _disaggregated_server(verified)
     elif by_nginx(verified):
-        body = _nginx(group_shapes(verified), by_service=counts is not None)
+        body = _nginx(verified, by_service=counts is not None)
     else:
         body = _gateway(verified, engine=engine, disaggregated="PREFILL" in lists)
     return f'ROUTER_PORT="${{ROUTER_PORT:-{ROUTER_PORT}}}"\n{_CHECK}{read}{body}'
 
 
+def router_of(verified: VerifiedServing) -> ServeRouter:
+    """Return how requests are spread; of older plans as their files did it."""
+    if verified.decision.router is not None:
+        return verified.decision.router
+    is_theirs = verified.plan.goal.engine.name in _PROGRAM
+    policy = RouterPolicy.ROUND_ROBIN
+    if not is_apart(verified) and (are_unlike(verified) or not is_theirs):
+        policy = RouterPolicy.WEIGHTED_LEAST_REQUESTS
+    elif are_unlike(verified):
+        policy = RouterPolicy.LEAST_REQUESTS
+    elif verified.plan.goal.traffic.prefix_hit and is_theirs:
+        policy = RouterPolicy.CACHE_AWARE
+    return ServeRouter(policy=policy, decode_policy=policy if is_apart(verified) else None)
+
+
 def by_nginx(verified: VerifiedServing) -> bool:
     """Say whether nginx stands before the instances."""
-    is_theirs = verified.plan.goal.engine.name in _PROGRAM
-    return not is_apart(verified) and (are_unlike(verified) or not is_theirs)
+    return not is_apart(verified) and _router(verified) is NGINX
+
+
+def _router(verified: VerifiedServing) -> RouterCapabilities:
+    """Return the engine's router that has the policy, its own where none has."""
+    routers = ROUTERS[verified.plan.goal.engine.name]
+    policy = router_of(verified).policy
+    return router_with(routers, policy, is_apart=is_apart(verified)) or routers[0]
 
 
 def discovering_words(verified: VerifiedServing, *, app: str, port: int) -> tuple[str, ...]:
@@ -76,7 +105,7 @@ def discovering_words(verified: VerifiedServing, *, app: str, port: int) -> tupl
     common = (
         _PROGRAM[engine],
         f"--host 0.0.0.0 --port {ROUTER_PORT}",
-        f"--policy {_policy(verified)}",
+        *_policy(verified),
         f"--service-discovery --service-discovery-port {port}",
         '--service-discovery-namespace "$NAMESPACE"',
     )
@@ -117,10 +146,39 @@ def _lists(verified: VerifiedServing) -> dict[str, int]:
     return found
 
 
-def _policy(verified: VerifiedServing) -> str:
-    if are_unlike(verified):
-        return "power_of_two"
-    return "cache_aware" if verified.plan.goal.traffic.prefix_hit else "round_robin"
+def _policy(verified: VerifiedServing) -> Iterator[str]:
+    """Return the gateway's words of the policies."""
+    first, last = _named(verified)
+    if first == last:
+        yield f"--policy {first}"
+    else:
+        yield f"--policy {first} --prefill-policy {first}"
+        yield f"--decode-policy {last}"
+    own = router_of(verified)
+    policies = (own.policy, own.decode_policy)
+    if RouterPolicy.CACHE_AWARE in policies and own.cache_threshold is not None:
+        yield f"--cache-threshold {own.cache_threshold:g}"
+    elif RouterPolicy.LEAST_REQUESTS in policies:
+        # No prompt matches by more, so that all go where the fewest requests are outstanding.
+        yield f"--cache-threshold {LEAST_THRESHOLD:g}"
+
+
+def _named(verified: VerifiedServing) -> tuple[str, str]:
+    """Return the router's own names of the policies: of the first role, and of decode instances.
+
+    Raises:
+        UnknownTargetError: it lacks one.
+    """
+    own, router = router_of(verified), _router(verified)
+    names = router.policies(is_apart=is_apart(verified))
+    policies = (own.policy, own.decode_policy or own.policy)
+    missing = next((one for one in policies if one not in names), None)
+    if missing is not None:
+        raise UnknownTargetError(
+            f"router: {router.name} {router.release} has no {missing.value}; it has"
+            f" {', '.join(one.value for one in names)}"
+        )
+    return names[policies[0]], names[policies[1]]
 
 
 def _disaggregated(verified: VerifiedServing, *, engine: str) -> tuple[str, ...]:
@@ -146,7 +204,7 @@ def _gateway(verified: VerifiedServing, *, engine: str, disaggregated: bool) -> 
         words += [*_disaggregated(verified, engine=engine), '"${SPREAD[@]}"']
     else:
         words.append('--worker-urls "${WORKER[@]}"')
-    words += [f"--policy {_policy(verified)}", '--host 0.0.0.0 --port "$ROUTER_PORT"', '"$@"']
+    words += [*_policy(verified), '--host 0.0.0.0 --port "$ROUTER_PORT"', '"$@"']
     return before + "exec " + " \\\n  ".join(words) + "\n"
 
 
@@ -155,35 +213,66 @@ def _asks_bootstrap(verified: VerifiedServing, engine: str) -> bool:
     return engine == "sglang" or (handover is not None and handover.connector == "mooncake")
 
 
-def _nginx(shapes: Iterable[GroupShape], *, by_service: bool) -> str:
+def _nginx(verified: VerifiedServing, *, by_service: bool) -> str:
+    own = router_of(verified)
     weights = []
-    for shape in shapes:
-        places, count = shape.group.max_batch * shape.group.attention_dp, shape.group.count
-        weights += [places * count] if by_service else [places] * count
-    return f"WEIGHTS=({' '.join(map(str, weights))})\n{_NGINX}"
+    for shape in group_shapes(verified):
+        places = shape.group.max_batch * shape.group.attention_dp
+        weight = places if own.policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS else 1
+        # A Service's name stands for the addresses of all its pods, each a server of that weight.
+        weights += [weight] * (1 if by_service else shape.group.count)
+    directive, _ = _named(verified)
+    text = _NGINX.replace("@POLICY@", f" {directive};" if directive else "")
+    for mark, words in _BY_NAME.items():
+        text = text.replace(mark, words if by_service else "")
+    return f"WEIGHTS=({' '.join(map(str, weights))})\n{_DNS if by_service else ''}{text}"
+
+
+def _disaggregated_server(verified: VerifiedServing) -> str:
+    first, last = _named(verified)
+    return _TRTLLM_DISAGGREGATED.replace("@CONTEXT@", first).replace("@GENERATION@", last)
 
 
 _TRTLLM_DISAGGREGATED: Final = """\
 CONFIG="$(mktemp --suffix=.yaml)"
 {
   printf 'hostname: 0.0.0.0\\nport: %s\\nbackend: pytorch\\n' "$ROUTER_PORT"
-  printf 'context_servers:\\n  num_instances: %s\\n  urls:\\n' "${#PREFILL[@]}"
+  printf 'context_servers:\\n  router: {type: @CONTEXT@}\\n'
+  printf '  num_instances: %s\\n  urls:\\n' "${#PREFILL[@]}"
   printf '    - "%s"\\n' "${PREFILL[@]#http://}"
-  printf 'generation_servers:\\n  num_instances: %s\\n  urls:\\n' "${#DECODE[@]}"
+  printf 'generation_servers:\\n  router: {type: @GENERATION@}\\n'
+  printf '  num_instances: %s\\n  urls:\\n' "${#DECODE[@]}"
   printf '    - "%s"\\n' "${DECODE[@]#http://}"
 } > "$CONFIG"
 # Both limits are seconds: until the instances answer, and of one request.
 exec trtllm-serve disaggregated -c "$CONFIG" -t 3600 -r 3600 "$@"
 """
 
+_DNS: Final = """\
+DNS="$(awk '/^nameserver/ {print $2; exit}' /etc/resolv.conf)"
+if [[ "$DNS" == *:* ]]; then DNS="[$DNS]"; fi
+# nginx looks names up in no search list.
+DOMAIN="$(awk '/^search/ {for (i = 2; i <= NF; i++) if ($i ~ /^svc[.]/) {print $i; exit}}' \\
+  /etc/resolv.conf)"
+for index in "${!WORKER[@]}"; do
+  WORKER[index]="${WORKER[index]%:*}.$NAMESPACE.${DOMAIN:-svc.cluster.local}:${WORKER[index]##*:}"
+done
+"""
+_BY_NAME: Final = {
+    "@RESOLVER@": " resolver '\"$DNS\"' valid=10s;",
+    "@ZONE@": " zone workers 256k;",
+    "@RESOLVE@": " resolve",
+}
+"""Directives under which nginx follows the addresses behind a name (open source since 1.27.3)."""
+
 _NGINX: Final = """\
 CONFIG="$(mktemp)"
 {
   # Two connections a request under way; prompts may be long.
   echo 'worker_rlimit_nofile 65536; events { worker_connections 32768; }'
-  echo 'http { client_max_body_size 0; upstream workers { least_conn;'
+  echo 'http { client_max_body_size 0;@RESOLVER@ upstream workers {@ZONE@@POLICY@'
   for index in "${!WORKER[@]}"; do
-    printf '  server %s weight=%s;\\n' "${WORKER[index]#http://}" "${WEIGHTS[index]}"
+    printf '  server %s weight=%s@RESOLVE@;\\n' "${WORKER[index]#http://}" "${WEIGHTS[index]}"
   done
   echo '} server {'
   printf '  listen %s;\\n' "$ROUTER_PORT"

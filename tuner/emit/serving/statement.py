@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from tuner.devices.catalogue import find_device
 from tuner.emit.serving.shape import GroupShape, are_unlike, group_shapes, is_apart
 from tuner.serve_plan import PUBLISHED_MODES, Instances, Latency, Role, VerifiedServing
+from tuner.serve_words import router_words
 from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.steps import lacks_units
 from tuner.units import format_s
@@ -29,10 +30,13 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
             f"Expected where {speculative.acceptance:.0%} of the tokens drafted by"
             f" {speculative.method} are kept, which depends on the texts."
         )
+    if verified.decision.router is not None:
+        words = router_words(verified.decision.router)
+        lines.append(f"{words[0].upper()}{words[1:]}.")
     if is_apart(verified) and are_unlike(verified):
         lines.append(
-            "No router for prefill and decode weighs unlike instances of one role: the less busy of"
-            " two is taken, so watch whether small ones are asked too much."
+            "No router for prefill and decode has weights: instances of one role get as many"
+            " outstanding requests each, whatever their size; watch small ones for overload."
         )
     return (*lines, *expectation(verified))
 

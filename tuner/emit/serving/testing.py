@@ -14,6 +14,7 @@ from tuner.serve_plan import (
     ServePlan,
     ServePrediction,
     ServeProvenance,
+    ServeRouter,
     ServeSpace,
     VerifiedServing,
 )
@@ -43,6 +44,13 @@ def aggregated(**changes: Any) -> ServeDecision:
     """Return two aggregated instances."""
     group = sample_instances(Role.AGGREGATED, **changes)
     return ServeDecision(mode="aggregated", instances=(group,))
+
+
+def routed(*, apart: bool = False, **router: Any) -> ServeDecision:
+    """Return several instances behind a router: aggregated ones, or prefill and decode apart."""
+    decode = {"count": 2, "devices": 8, "attention_dp": 8, "ep": 8}
+    decision = disaggregated(decode=decode) if apart else aggregated()
+    return decision.model_copy(update={"router": ServeRouter.model_validate(router)})
 
 
 def shared_device(**changes: Any) -> ServeDecision:

@@ -5,8 +5,9 @@ with the least objective that keeps the targets counts (offloading.py). The boun
 questions is the least of theirs, at the goal's own spare capacity: no threshold of the grid and no
 instances do better, whatever waiting asks for besides.
 
-Routers of engines share requests out evenly, so that instances of a role are of one kind; two kinds
-are taken where no one kind serves the traffic, and the plan says so.
+Instances of a role are of one kind where requests are spread in turn. Where the stack's router
+follows load (routers.py), the program is asked for several kinds too, if these would cost less
+before anything waits, and they are simulated behind that router.
 
 Where waiting breaks a target the program is asked for more spare capacity until it holds: of
 prefill instances where only first tokens are late, of the others where tokens are; then for as
@@ -15,9 +16,10 @@ beside that, in case fast ones need less.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serving.expert_loads import ExpertLoads
@@ -40,6 +42,7 @@ from tuner.planner.serve.program import (
     solve,
 )
 from tuner.planner.serve.recorded_loads import expert_loads
+from tuner.planner.serve.routers import ROUTED, RouterChoice, choices_of, loses_prefixes
 from tuner.planner.serve.sharing import shared_options
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
@@ -61,6 +64,8 @@ TIGHTER_RATIOS: Final = (0.7, 0.45)
 """Of a target that waiting breaks: what instances may take by themselves."""
 MOST_PLAYED: Final = 3
 """Of the thresholds of a mode, the best by their programs."""
+PREFIX_ROUNDS: Final = 4
+"""Times that hits are lowered by the number of instances; the last time to none."""
 SPARE_STEPS: Final = 4
 """Halvings of the interval in which the least spare capacity lies."""
 
@@ -88,6 +93,12 @@ class Found:
     """Least objective of the mode's programs at the goal's own spare capacity, as proven."""
     eased: tuple[str, ...] = ()
     """Targets that are missed at the goal's own spare capacity, for which more was bought."""
+    router: RouterChoice
+    """How requests are spread."""
+    covered_kinds: int = 1
+    """Of instances in one role that the bound holds for."""
+    prefix_hit: float | None = None
+    """Share of prompts in the prefix cache, where no router looks for it; None: as stated."""
     rate_per_s: float | None = None
     """The most requests a second at which the targets hold, where that is the goal."""
 
@@ -138,6 +149,8 @@ class Question:
     """Where the question is of one threshold."""
     cells: PricedCells = field(default_factory=PricedCells)
     """Of attention and FFN servers, where the release has them."""
+    simulated: dict[tuple[Any, ...], tuple[Played, Any]] = field(default_factory=dict)
+    """What was simulated so far, by mode, instances, router and threshold."""
 
 
 def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings) -> Question:
@@ -231,37 +244,119 @@ def _of_cuts(question: Question) -> Iterator[Question]:
 
 
 def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found | None:
-    """Find the cheapest instances with which every target holds when the traffic is played.
+    """Find the cheapest instances with which every target holds when the traffic is simulated.
 
     Args:
         question: everything that counts.
         mode: to be answered.
         may_refuse: leave out handovers that the engine's release refuses.
     """
+
+    def behind_routers(asked: Question) -> Found | None:
+        found: Found | None = None
+        for router in choices_of(asked.spec.goal, asked.spec.emit, mode):
+            found = answer_with(asked, mode, router, found, may_refuse=may_refuse)
+        return found
+
+    return with_hits_left(question, mode, behind_routers)
+
+
+def with_hits_left(
+    question: Question, mode: Mode, answered: Callable[[Question], Found | None]
+) -> Found | None:
+    """Answer a mode with the prefix hits that are left where no router looks for prefixes.
+
+    Args:
+        question: everything that counts.
+        mode: to be answered.
+        answered: answers a question with its own hits.
+    """
+    found = answered(question)
+    goal = question.spec.goal
+    if found is None or not loses_prefixes(goal, question.spec.emit, mode):
+        return found
+    # What a cache finds follows from the number of caches, and that from what they find.
+    readers = _readers(found)
+    for rounds_left in reversed(range(PREFIX_ROUNDS)):
+        if readers == 1:
+            return found
+        hit = goal.traffic.prefix_hit / readers if rounds_left else 0.0
+        found = answered(_with_hits(question, hit))
+        if found is None or _readers(found) <= readers:
+            return None if found is None else replace(found, prefix_hit=hit)
+        readers = _readers(found)
+    return None if found is None else replace(found, prefix_hit=0.0)
+
+
+def _readers(found: Found) -> int:
+    """Instances that read prompts."""
+    return sum(group.count for group in found.groups if group.option.role is not Role.DECODE)
+
+
+def _with_hits(question: Question, hit: float) -> Question:
+    """Price the question's traffic with another share of prompts in the prefix cache."""
+    spec = question.spec
+    traffic = spec.goal.traffic.model_copy(update={"prefix_hit": hit})
+    goal = spec.goal.model_copy(update={"traffic": traffic})
+    return question_of(replace(spec, goal=goal), question.sites, question.settings)
+
+
+def answer_with(
+    question: Question,
+    mode: Mode,
+    router: RouterChoice,
+    before: Found | None,
+    *,
+    may_refuse: bool = True,
+) -> Found | None:
+    """Answer a mode with one way to route, where that may be better than what was found before.
+
+    Args:
+        question: everything that counts.
+        mode: to be answered.
+        router: how requests are spread.
+        before: found so far; returned where nothing costs less.
+        may_refuse: leave out handovers that the engine's release refuses.
+    """
     least = least_spare(question)
     first = [
         (variant, solved)
         for variant in variants_of(question, mode)
-        if (solved := solved_with(variant, mode, least, may_refuse=may_refuse)) is not None
+        if (solved := solved_with(variant, mode, least, router=router, may_refuse=may_refuse))
+        is not None
     ]
     if not first:
-        return None
+        return before
     first.sort(key=lambda pair: pair[1].outcome.objective)
     bound = min(solved.outcome.bound for _, solved in first)
-    found: Found | None = None
+    found = before
+    if before is not None:
+        bound = min(bound, before.bound)
+        found = replace(before, bound=bound, covered_kinds=router.most_kinds)
     for variant, solved in first[:MOST_PLAYED]:
-        base = _played(variant, solved, least)
-        one = _least_spare(variant, base, may_refuse=may_refuse)
-        found = _better(found, one)
-        for tighter in _tightened(variant, base, one):
-            again = solved_with(tighter, mode, least, may_refuse=may_refuse)
-            if again is not None and (found.missed or again.outcome.objective < found.objective):
-                base_again = _played(tighter, again, least)
-                found = _better(found, _least_spare(tighter, base_again, may_refuse=may_refuse))
-        found = replace(found, eased=base.missed)
-        if not found.missed:
+        if not _may_be_better(solved, found):
             break
-    return None if found is None else replace(found, bound=bound)
+        base = _played(variant, solved, least, router)
+        one = _least_spare(variant, base, found, may_refuse=may_refuse)
+        one = replace(one, eased=base.missed)
+        kept, found = found, _better(found, one)
+        for tighter in _tightened(variant, base, one):
+            again = solved_with(tighter, mode, least, router=router, may_refuse=may_refuse)
+            if again is not None and _may_be_better(again, found):
+                base_again = _played(tighter, again, least, router)
+                tight = _least_spare(tighter, base_again, found, may_refuse=may_refuse)
+                found = _better(found, replace(tight, eased=base.missed))
+        if not found.missed and found is not kept:
+            break
+    return None if found is None else replace(found, bound=bound, covered_kinds=router.most_kinds)
+
+
+def _may_be_better(solved: Solved, found: Found | None) -> bool:
+    return (
+        found is None
+        or bool(found.missed)
+        or solved.outcome.objective < found.objective * (1.0 - BOUND_TOLERANCE)
+    )
 
 
 def _better(one: Found | None, other: Found) -> Found:
@@ -305,12 +400,14 @@ def least_spare(question: Question) -> Spare:
     return Spare(prefill_ratio=ratio, others_ratio=ratio)
 
 
-def _least_spare(question: Question, base: Found, *, may_refuse: bool) -> Found:
-    """Raise spare capacity until the targets hold, then lower it again."""
+def _least_spare(
+    question: Question, base: Found, before: Found | None, *, may_refuse: bool
+) -> Found:
+    """Raise spare capacity until the targets hold or nothing is gained, then lower it again."""
     mode, found = base.mode, base
 
     def at(spare: Spare) -> Found | None:
-        return tried(question, mode, spare, may_refuse=may_refuse)
+        return tried(question, mode, spare, base.router, before, may_refuse=may_refuse)
 
     low = found.spare
     while found.missed:
@@ -352,15 +449,33 @@ def _lowered(found: Found, low: float, side: str, at: Callable[[Spare], Found | 
     return best
 
 
-def tried(question: Question, mode: Mode, spare: Spare, *, may_refuse: bool = True) -> Found | None:
-    """Answer one question with that spare capacity, and play it; None where nothing serves it."""
-    solved = solved_with(question, mode, spare, may_refuse=may_refuse)
-    return None if solved is None else _played(question, solved, spare)
+def tried(
+    question: Question,
+    mode: Mode,
+    spare: Spare,
+    router: RouterChoice,
+    before: Found | None,
+    *,
+    may_refuse: bool = True,
+) -> Found | None:
+    """Answer one question with that spare capacity, and simulate it.
+
+    None where nothing serves it, or where it costs no less than what was found before.
+    """
+    solved = solved_with(question, mode, spare, router=router, may_refuse=may_refuse)
+    if solved is None or not _may_be_better(solved, before):
+        return None
+    return _played(question, solved, spare, router)
 
 
-def solved_with(question: Question, mode: Mode, spare: Spare, *, may_refuse: bool) -> Solved | None:
-    """Take one kind of instance for each role, two where one does not serve the traffic."""
-    for kinds in (1, 2):
+def solved_with(
+    question: Question, mode: Mode, spare: Spare, *, router: RouterChoice, may_refuse: bool
+) -> Solved | None:
+    """Take as many kinds of instances for each role as the router can tell apart.
+
+    Modes whose routing is not planned take two kinds where one does not serve the traffic.
+    """
+    for kinds in (router.most_kinds,) if mode in ROUTED else (1, 2):
         program = program_of(
             mode,
             question.options.options,
@@ -379,9 +494,9 @@ def solved_with(question: Question, mode: Mode, spare: Spare, *, may_refuse: boo
     return None
 
 
-def _played(question: Question, solved: Solved, spare: Spare) -> Found:
+def _played(question: Question, solved: Solved, spare: Spare, router: RouterChoice) -> Found:
     groups = groups_of(solved)
-    played = play(question, solved.program.mode, groups)
+    played = play(question, solved.program.mode, groups, router=router)
     return Found(
         solved=solved,
         groups=groups,
@@ -389,6 +504,7 @@ def _played(question: Question, solved: Solved, spare: Spare) -> Found:
         spare=spare,
         missed=played.missed(question.spec.goal.slo),
         cut=question.cut,
+        router=router,
     )
 
 
@@ -408,13 +524,47 @@ def groups_of(solved: Solved) -> tuple[Group, ...]:
     )
 
 
-def play(question: Question, mode: Mode, groups: Sequence[Group]) -> Played:
-    """Play the question's traffic against instances."""
-    return played_in(
+def play(
+    question: Question,
+    mode: Mode,
+    groups: Sequence[Group],
+    *,
+    router: RouterChoice | None = None,
+) -> Played:
+    """Simulate the question's traffic on instances.
+
+    Args:
+        question: with its traffic.
+        mode: of the instances.
+        groups: equal instances each.
+        router: how requests are spread; None: the plainest that knows so many kinds.
+    """
+    router = router or router_for(question, mode, groups)
+    key = (
         mode,
-        groups,
-        cut=question.cut,
-        hand_overs=question.hand_overs,
-        goal=question.spec.goal,
-        demand=question.demand,
+        tuple((id(group.option), group.count) for group in groups),
+        router,
+        question.cut,
+        id(question.demand),
+        id(question.spec.goal),
     )
+    if key not in question.simulated:
+        played = played_in(
+            mode,
+            groups,
+            router=router,
+            cut=question.cut,
+            hand_overs=question.hand_overs,
+            goal=question.spec.goal,
+            demand=question.demand,
+        )
+        # What is kept keeps its key: no other object can have the same identity.
+        question.simulated[key] = (played, (groups, question.demand, question.spec.goal))
+    return question.simulated[key][0]
+
+
+def router_for(question: Question, mode: Mode, groups: Sequence[Group]) -> RouterChoice:
+    """Return the plainest way to route that knows so many kinds of instances."""
+    routers = choices_of(question.spec.goal, question.spec.emit, mode)
+    kinds = Counter(group.option.role for group in groups)
+    return routers[0 if max(kinds.values()) == 1 else -1]

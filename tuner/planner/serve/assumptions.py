@@ -60,10 +60,12 @@ def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:
             " answer, of the lengths that the spec states; means hold the first burst too"
         )
     if traffic.prefix_hit:
-        yield (
-            f"{traffic.prefix_hit:.0%} of every prompt is found in the prefix cache of whichever"
-            " instance a request meets"
+        where = (
+            "whichever instance a request meets"
+            if traffic.prefix_scope == "common"
+            else "the instance that served the request before of its session"
         )
+        yield f"{traffic.prefix_hit:.0%} of every prompt is found in the prefix cache of {where}"
     mean = demand.input_tokens + demand.output_tokens
     if demand.held_tokens > LONG_RATIO * mean:
         yield (

@@ -65,8 +65,8 @@ def certificate_of(
 
 def _covers(launched: Sequence[Found]) -> str:
     modes = ", ".join(one.mode for one in launched)
-    is_one = all(one.solved.program.problem.max_kinds == 1 for one in launched)
-    each = "one kind" if is_one else "two kinds"
+    kinds = min((one.covered_kinds for one in launched), default=1)
+    each = "one kind" if kinds == 1 else f"up to {kinds} kinds"
     return f"{modes}, {each} of instance a role, as if no request waited"
 
 

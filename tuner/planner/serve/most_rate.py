@@ -29,9 +29,11 @@ from tuner.planner.serve.answering import (
     solved_with,
     tightened,
     variants_of,
+    with_hits_left,
 )
 from tuner.planner.serve.playing import Group, Played
 from tuner.planner.serve.program import ROLES, Solved, Spare
+from tuner.planner.serve.routers import RouterChoice, choices_of
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
 
@@ -58,26 +60,58 @@ def answer_goal(question: Question, mode: Mode, *, may_refuse: bool = True) -> F
 
 def most_rate(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found | None:
     """Find the instances that serve the most; what misses a target at any rate says so."""
+
+    def behind_routers(asked: Question) -> Found | None:
+        found: Found | None = None
+        for router in choices_of(asked.spec.goal, asked.spec.emit, mode):
+            found = most_rate_with(asked, mode, router, found, may_refuse=may_refuse)
+        return found
+
+    return with_hits_left(question, mode, behind_routers)
+
+
+def most_rate_with(
+    question: Question,
+    mode: Mode,
+    router: RouterChoice,
+    before: Found | None,
+    *,
+    may_refuse: bool = True,
+) -> Found | None:
+    """Find the instances that serve the most with one way to route.
+
+    Args:
+        question: everything that counts.
+        mode: to be answered.
+        router: how requests are spread.
+        before: found so far; returned where nothing serves more.
+        may_refuse: leave out handovers that the engine's release refuses.
+    """
     least = least_spare(question)
     first = [
         (variant, solved)
         for variant in variants_of(question, mode)
-        if (solved := solved_with(variant, mode, least, may_refuse=may_refuse)) is not None
+        if (solved := solved_with(variant, mode, least, router=router, may_refuse=may_refuse))
+        is not None
     ]
+    if not first:
+        return before
     first.sort(key=lambda pair: pair[1].outcome.objective)
-    best: Found | None = None
+    best = before
     for variant, solved in first[:MOST_PLAYED]:
-        one = _served(variant, solved, least, above_per_s=_rate(best))
+        one = _served(variant, solved, least, router, above_per_s=_rate(best))
         if one is None:
             continue
         best = _better(best, one)
         for other, spare in _tries(variant, one, mode):
-            again = solved_with(other, mode, spare, may_refuse=may_refuse)
+            again = solved_with(other, mode, spare, router=router, may_refuse=may_refuse)
             if again is not None:
-                best = _better(best, _served(other, again, spare, above_per_s=_rate(best)))
+                best = _better(best, _served(other, again, spare, router, above_per_s=_rate(best)))
     if best is None:
         return None
-    return replace(best, bound=min(solved.outcome.bound for _, solved in first))
+    bounds = [solved.outcome.bound for _, solved in first]
+    bounds += [] if before is None else [before.bound]
+    return replace(best, bound=min(bounds), covered_kinds=router.most_kinds)
 
 
 def at_rate(question: Question, rate_per_s: float) -> Question:
@@ -115,7 +149,12 @@ def _rate(found: Found | None) -> float:
 
 
 def _served(
-    question: Question, solved: Solved, spare: Spare, *, above_per_s: float
+    question: Question,
+    solved: Solved,
+    spare: Spare,
+    router: RouterChoice,
+    *,
+    above_per_s: float,
 ) -> Found | None:
     """Simulate instances at rates up to what they could serve; None where that is no more.
 
@@ -129,7 +168,7 @@ def _served(
     known: dict[float, Played] = {}
     missed: dict[float, tuple[str, ...]] = {}
     for rate in _bisected(low, most, known):
-        played = play(at_rate(question, rate), mode, groups)
+        played = play(at_rate(question, rate), mode, groups, router=router)
         late = played.missed(question.spec.goal.slo)
         if late:
             missed[rate] = late
@@ -141,10 +180,11 @@ def _served(
     return Found(
         solved=solved,
         groups=groups,
-        played=known.get(rate) or play(at_rate(question, rate), mode, groups),
+        played=known.get(rate) or play(at_rate(question, rate), mode, groups, router=router),
         spare=spare,
         missed=missed.get(rate, ()),
         cut=question.cut,
+        router=router,
         eased=missed[min(missed)] if missed else (),
         rate_per_s=rate if rate in known else None,
     )

@@ -5,6 +5,7 @@ The best mode by the goal's objective is the plan, the others are its alternativ
 
 from tuner.planner.serve.answering import Question, Settings, question_of
 from tuner.planner.serve.certifying import certificate_of, space_of
+from tuner.planner.serve.lacking_routers import lacking_routers
 from tuner.planner.serve.modes import Answers, answers_of, table_of, unlaunchable_of
 from tuner.planner.serve.most_rate import at_rate
 from tuner.planner.serve.options import PoolSite
@@ -60,6 +61,7 @@ def make_serve_plan(
             *unlaunchable_of(answers, question),
             *refused_handovers(question, best),
             *refused_cells(question, best, answers.of("attention_expert")),
+            *lacking_routers(question, best),
         ),
         modes=table_of(answers, question),
         provenance=provenance,

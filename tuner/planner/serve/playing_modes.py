@@ -39,12 +39,15 @@ from tuner.planner.serve.playing import (
     thinned,
     times_of,
 )
+from tuner.planner.serve.playing_routed import played_routed, policy_of
+from tuner.planner.serve.routers import ROUTED, RouterChoice
 from tuner.planner.serve.sharing import halves_of
 from tuner.serve_plan import Role
 from tuner.simulate.serving.client import ROUNDS, client_of, seen_ttft_s
 from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.shared import Phases, simulate_shared
 from tuner.spec.serving.goal import Mode, ServeGoal
+from tuner.spec.serving.routers import RouterPolicy
 
 Flags = npt.NDArray[np.bool_]
 
@@ -53,6 +56,7 @@ def played_in(
     mode: Mode,
     groups: Sequence[Group],
     *,
+    router: RouterChoice,
     cut: Cut | None,
     hand_overs: HandOvers,
     goal: ServeGoal,
@@ -63,11 +67,14 @@ def played_in(
     Args:
         mode: of them.
         groups: equal instances each.
+        router: how requests are spread over them.
         cut: where long prompts are read on another pool.
         hand_overs: what moving a cache takes.
         goal: with targets and traffic.
         demand: the traffic in numbers.
     """
+    if is_routed(mode, groups, router):
+        return played_routed(groups, router=router, hand_overs=hand_overs, goal=goal, demand=demand)
     if mode == "aggregated":
         return played_together(groups, goal=goal, demand=demand)
     if mode == "shared_device":
@@ -79,6 +86,22 @@ def played_in(
             prefill, others, cut, hand_overs=hand_overs, goal=goal, demand=demand
         )
     return played_apart(prefill, others, hand_overs=hand_overs, goal=goal, demand=demand)
+
+
+def is_routed(mode: Mode, groups: Sequence[Group], router: RouterChoice) -> bool:
+    """Say whether instances must be simulated together.
+
+    One instance of a role leaves a router no choice, and of one kind that is served in turn a
+    single rank speaks for all.
+    """
+    if mode not in ROUTED:
+        return False
+    own = [group for group in groups if group.option.role is not Role.PREFILL]
+    if mode == "disaggregated":
+        return sum(group.count for group in groups) > 2
+    if sum(group.count for group in own) == 1:
+        return False
+    return len(own) > 1 or policy_of(router, groups) is not RouterPolicy.ROUND_ROBIN
 
 
 def _fused(groups: Sequence[Group]) -> Group:

@@ -46,7 +46,12 @@ def far_worth(found: Found, question: Question) -> float:
         (
             solved.outcome.objective
             for variant in variants_of(question, found.mode)
-            if (solved := solved_with(variant, found.mode, spare, may_refuse=True)) is not None
+            if (
+                solved := solved_with(
+                    variant, found.mode, spare, router=found.router, may_refuse=True
+                )
+            )
+            is not None
         ),
         default=math.inf,
     )

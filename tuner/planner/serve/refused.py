@@ -14,6 +14,8 @@ from tuner.serve_plan import Role, ServeUnlaunchable
 
 LEAST_GAIN_RATIO: Final = 1e-6
 """Less is the solver's tolerance."""
+SAVED: Final = {"cost": "money", "rate": "time a request"}
+"""What there is less of, by objective; else devices."""
 
 
 def refused_handovers(question: Question, best: Found) -> Iterator[ServeUnlaunchable]:
@@ -27,7 +29,7 @@ def refused_handovers(question: Question, best: Found) -> Iterator[ServeUnlaunch
     goal = question.spec.goal
     gained = gain_ratio(worth_of(free, goal), best, goal)
     if broken and gained > LEAST_GAIN_RATIO:
-        less = {"cost": "money", "rate": "time a request"}.get(goal.objective, "devices")
+        less = SAVED.get(goal.objective, "devices")
         yield ServeUnlaunchable(
             feature=(
                 f"disaggregated on {free.devices} devices, {gained:.0%} less {less}: {broken[0]}"

@@ -27,6 +27,7 @@ from tuner.planner.serve.ranking import (
     lost_by,
     worth_of,
 )
+from tuner.planner.serve.routers import router_of
 from tuner.serve_plan import (
     PUBLISHED_MODES,
     Handover,
@@ -84,6 +85,11 @@ def decision_of(found: Found, question: Question) -> ServeDecision:
         ),
         handovers=tuple(handovers.values()),
         offload_above_tokens=None if cut is None else cut.above_tokens,
+        router=router_of(
+            found.router,
+            question.spec.goal,
+            [(group.option.role, group.count) for group in groups],
+        ),
     )
 
 
@@ -251,13 +257,20 @@ def told_of(found: Found) -> str:
 
 def cautions_of(found: Found, question: Question) -> Iterator[str]:
     """Say what is to be watched with the chosen instances."""
-    yield from _weights(found)
+    yield from _shares(found)
     copies = any(group.option.iteration.redundant_experts for group in found.groups)
     if copies and question.loads is None:
         yield (
             "copies of experts are taken to level loads that no recording here shows, as far as"
             " even experts can be in their slots; goal.routing names a recording, and the engine"
             " places copies by the loads that it records itself"
+        )
+    if found.prefix_hit is not None:
+        yield (
+            f"{found.prefix_hit:.0%} of every prompt is counted on in prefix caches: no router of"
+            " this stack looks for prefixes, so that a session meets its own on one instance of"
+            " several; where requests have the same prefix state"
+            " goal.traffic.prefix_scope: common"
         )
     if found.mode not in PUBLISHED_MODES:
         yield f"no published run stands behind the bands of {found.mode}: they are a guess"
@@ -290,8 +303,8 @@ def _experiment(found: Found) -> Iterator[str]:
         )
 
 
-def _weights(found: Found) -> Iterator[str]:
-    """Say where instances of unlike kinds must not get equal shares of the requests."""
+def _shares(found: Found) -> Iterator[str]:
+    """Say what the router gives each of several kinds of instances, by their capacity."""
     for role in dict.fromkeys(group.option.role for group in found.groups):
         own = [group for group in found.groups if group.option.role is role]
         total = sum(group.rate_per_s for group in own)
@@ -302,8 +315,8 @@ def _weights(found: Found) -> Iterator[str]:
                 for group in own
             )
             yield (
-                f"no one kind of {role.value} instances serves the traffic; the router must weigh"
-                f" them: {told}"
+                f"{role.value} instances of {len(own)} kinds need a router that follows load; by"
+                f" capacity {told}"
             )
 
 

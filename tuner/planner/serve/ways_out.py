@@ -26,6 +26,7 @@ from tuner.planner.serve.answering import (
     least_spare,
     play,
     question_of,
+    router_for,
     variants_of,
 )
 from tuner.planner.serve.modes import Answers, modes_of
@@ -207,7 +208,14 @@ def _closest_in(question: Question, mode: Mode, *, end_s: float) -> Closest | No
     if best is None:
         return None
     less, played = best
-    one = Found(solved=solved, groups=groups, played=played, spare=spare, missed=())
+    one = Found(
+        solved=solved,
+        groups=groups,
+        played=played,
+        spare=spare,
+        missed=(),
+        router=router_for(question, mode, groups),
+    )
     if refusals_of(one, question):
         return None
     return Closest(

@@ -52,6 +52,8 @@ class Rules:
     came last starts anew when there is no more."""
     poll_steps: int = 1
     """Steps from one look at what has come to the next, while sequences run."""
+    preempts: bool = True
+    """Where memory is taken as answers grow: sequences are sent back when there is no more."""
 
 
 Look = Callable[[int, float, int], None]
@@ -59,13 +61,13 @@ Look = Callable[[int, float, int], None]
 them, and the sequences, each of which takes as many more at every step as it yields."""
 
 
-def _unwatched(steps: int, taken: float, running: int) -> None:
+def unwatched(steps: int, taken: float, running: int) -> None:
     """Look away."""
 
 
 @dataclass(slots=True)
-class _Play:
-    """The engine at one moment."""
+class Rank:
+    """One attention-data rank of an engine at one moment."""
 
     times: StepTimes
     rules: Rules
@@ -74,14 +76,14 @@ class _Play:
     outputs: list[int]
     arrivals: list[tuple[float, int]]
     """Still to come, earliest first."""
-    next_closed: int
-    """The request that the next finished one sends; beyond the last: none."""
-    is_closed: bool
     delays_s: list[float]
     """Before each request of a closed loop is sent."""
     read_elsewhere: list[bool]
     cached: list[int]
     """Tokens of prompts that need not be computed."""
+    next_closed: int = 0
+    """The request that the next finished one sends; beyond the last: none."""
+    is_closed: bool = False
     now_s: float = 0.0
     step: int = 0
     """Steps that running sequences took part in."""
@@ -101,6 +103,40 @@ class _Play:
     first_s: dict[int, float] = field(default_factory=dict)
     end_s: dict[int, float] = field(default_factory=dict)
 
+    def turn(self) -> None:
+        """Go on to the next moment at which something changes."""
+        self.arrive()
+        joined = self.admit()
+        if self.partial:
+            self.prompt_step()
+        elif joined:
+            # Others may come before the first of these ends.
+            return
+        elif self.running:
+            self.jump()
+        else:
+            self.now_s = max(self.now_s, self.arrivals[0][0])
+
+    def offer(self, request: int, at_s: float) -> None:
+        """Send a request here."""
+        heapq.heappush(self.arrivals, (at_s, request))
+
+    def due_s(self) -> float:
+        """When the next turn may be taken without missing what is sent here later.
+
+        Running sequences alone need none before one of them ends; with nothing to do it is never.
+        """
+        if self.partial or self.waiting or (self.arrivals and self.running):
+            return self.now_s
+        if not self.running:
+            return max(self.now_s, self.arrivals[0][0]) if self.arrivals else math.inf
+        num, steps = len(self.running), self.running[0][0] - self.step
+        if self.rules.preempts and not self.rules.reserves_answers and num > 1:
+            room = int((self.rules.kv_tokens - self.past) / (num * self.times.tokens_per_step))
+            steps = max(min(steps, room), 0)
+        middle = self.past / num + 0.5 * (steps - 1) * self.times.tokens_per_step
+        return self.now_s + steps * self.times.decode_step_s(num, middle)
+
     def arrive(self) -> None:
         """Take in what has come by now."""
         if self.since_poll < self.rules.poll_steps and (self.running or self.partial):
@@ -111,8 +147,12 @@ class _Play:
             self.arrived_s[request] = at_s
             self.waiting.append(request)
 
-    def admit(self) -> None:
-        """Move waiting requests to those whose prompts are under way, as memory allows."""
+    def admit(self) -> int:
+        """Move waiting requests to those whose prompts are under way, as memory allows.
+
+        Returns how many had been read elsewhere and run at once.
+        """
+        joined = 0
         room = self.rules.most_running - len(self.running) - len(self.partial)
         while self.waiting and room > 0:
             request = self.waiting[0]
@@ -123,15 +163,17 @@ class _Play:
                 taken = self.reserved
             is_idle = not (self.running or self.partial)
             if taken + need > self.rules.kv_tokens and not is_idle:
-                return
+                return joined
             self.waiting.popleft()
             self.reserved += self.inputs[request] + self.outputs[request]
             room -= 1
             if self.read_elsewhere[request]:
                 self.join(request)
+                joined += 1
                 continue
             self.prompts += self.inputs[request]
             self.partial.append([request, self.cached[request]])
+        return joined
 
     def join(self, request: int) -> None:
         """Run a request whose prompt has been read; its first token is there."""
@@ -147,7 +189,7 @@ class _Play:
         """Steps without prompts until a sequence ends or a request comes."""
         num = len(self.running)
         steps = self.running[0][0] - self.step
-        if not self.rules.reserves_answers and num > 1:
+        if self.rules.preempts and not self.rules.reserves_answers and num > 1:
             room = int((self.rules.kv_tokens - self.past) / (num * self.times.tokens_per_step))
             if room < 1:
                 self.preempt()
@@ -259,7 +301,7 @@ def simulate(
     times: StepTimes,
     rules: Rules,
     concurrency: int = 1,
-    look: Look = _unwatched,
+    look: Look = unwatched,
 ) -> Served:
     """Serve all requests on one rank.
 
@@ -278,7 +320,7 @@ def simulate(
     else:
         first = count
         arrivals = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
-    play = _Play(
+    play = Rank(
         times=times,
         rules=rules,
         look=look,
@@ -292,14 +334,7 @@ def simulate(
         cached=requests.cached,
     )
     while len(play.end_s) < count:
-        play.arrive()
-        play.admit()
-        if play.partial:
-            play.prompt_step()
-        elif play.running:
-            play.jump()
-        else:
-            play.now_s = max(play.now_s, play.arrivals[0][0])
+        play.turn()
     return Served.in_order(
         requests, arrived_s=play.arrived_s, first_s=play.first_s, end_s=play.end_s
     )

@@ -17,7 +17,7 @@ wait for each other, memory that runs out as answers grow (a request joins where
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tuner.simulate.serving.load import Requests, Served
@@ -43,6 +43,25 @@ class Stations:
     """Of one decode rank."""
     most_running: float = math.inf
     """Sequences of one decode rank."""
+
+
+def prompts_of_step(
+    queue: deque[int], inputs: Sequence[int], *, ranks: int
+) -> tuple[list[int], int]:
+    """Take the prompts of a worker's next step off its queue, with the tokens of its fullest rank.
+
+    Each rank gets one; where all have one, those behind fill ranks up to the longest prompt.
+    """
+    count = min(len(queue), ranks)
+    taken = [queue.popleft() for _ in range(count)]
+    tokens = [inputs[request] for request in taken]
+    longest = max(tokens)
+    if count == ranks:
+        heapq.heapify(tokens)
+        while queue and tokens[0] + inputs[queue[0]] <= longest:
+            heapq.heapreplace(tokens, tokens[0] + inputs[queue[0]])
+            taken.append(queue.popleft())
+    return taken, longest
 
 
 @dataclass(slots=True)
@@ -93,7 +112,9 @@ class _Play:
                 at_s, request = heapq.heappop(self.coming)
                 self.arrived_s[request] = at_s
                 self.queue.append(request)
-            taken, longest = self.take()
+            taken, longest = prompts_of_step(
+                self.queue, self.inputs, ranks=self.stations.prefill_ranks
+            )
             busy = min(len(taken), self.stations.prefill_ranks)
             step_s = self.stations.prompt_s(longest, busy)
             heapq.heapreplace(self.free_s, start_s + self.stations.prefill_slot_ratio * step_s)
@@ -101,22 +122,6 @@ class _Play:
             for request in taken:
                 handed_s = end_s + self.stations.handover_s(self.inputs[request])
                 heapq.heappush(self.ready, (handed_s, request))
-
-    def take(self) -> tuple[list[int], int]:
-        """Return the prompts of a worker's next step, in order, and the tokens of its fullest rank.
-
-        Each rank gets one; where all have one, those behind fill ranks up to the longest prompt.
-        """
-        count = min(len(self.queue), self.stations.prefill_ranks)
-        taken = [self.queue.popleft() for _ in range(count)]
-        tokens = [self.inputs[request] for request in taken]
-        longest = max(tokens)
-        if count == self.stations.prefill_ranks:
-            heapq.heapify(tokens)
-            while self.queue and tokens[0] + self.inputs[self.queue[0]] <= longest:
-                heapq.heapreplace(tokens, tokens[0] + self.inputs[self.queue[0]])
-                taken.append(self.queue.popleft())
-        return taken, longest
 
     def next_s(self) -> float:
         """When something happens on the prefill side next."""

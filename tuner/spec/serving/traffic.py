@@ -16,7 +16,7 @@ answer.
 """
 
 from enum import StrEnum
-from typing import Annotated, Final, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -81,6 +81,9 @@ class Traffic(Record):
     """Of an answer."""
     prefix_hit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Share of the prompt tokens whose keys and values are found in the prefix cache."""
+    prefix_scope: Literal["session", "common"] = "session"
+    """session: a prefix was read by an earlier request of the same session, so that it lies on one
+    of several instances; common: requests have the same prefix, which every instance holds."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

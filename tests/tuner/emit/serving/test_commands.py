@@ -15,11 +15,13 @@ from tuner.emit.serving.sharing import division
 from tuner.emit.serving.testing import (
     aggregated,
     disaggregated,
+    routed,
     sample_instances,
     sample_serving,
     shared_device,
 )
 from tuner.emit.testing import write_emitted
+from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Role, ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
@@ -238,6 +240,7 @@ def test_a_router_gets_every_instance_or_stops(
     elif decision.mode == "disaggregated":
         config = yaml.safe_load(Path(call["argv"][call["argv"].index("-c") + 1]).read_text())
         assert config["context_servers"] == {
+            "router": {"type": "round_robin"},
             "num_instances": 3,
             "urls": ["a:30000", "b:30000", "c:30200"],
         }
@@ -291,19 +294,39 @@ def test_unlike_instances_get_requests_by_their_places(
     # nginx's own limits, 512 connections and bodies of 1 MiB, are too few and too short.
     assert "worker_connections 32768;" in config
     assert "client_max_body_size 0;" in config
-    # In Kubernetes a Service stands for all instances of a group.
+    assert "resolve" not in config
+    # In Kubernetes a Service's name stands for the pods of a group, each with its own weight.
     (text,) = (
         file.text
         for file in emit_serving("kubernetes", verified)
         if file.path.name == "deployment.yaml"
     )
-    assert "WEIGHTS=(640 6)" in text
     assert "image: nginx:1.29" in text
+    objects = list(yaml.safe_load_all(text))
+    heads = [each for each in objects if each["kind"] == "Service" and "clusterIP" in each["spec"]]
+    assert len(heads) == 2
+    (router,) = (
+        each
+        for each in objects
+        if each["kind"] == "Deployment" and each["metadata"]["labels"]["role"] == "router"
+    )
+    (container,) = router["spec"]["template"]["spec"]["containers"]
+    stated = {one["name"]: one.get("value", "") for one in container["env"]}
+    done = programs.run(*container["command"][1:], cwd=launch, **stated | {"NAMESPACE": "serving"})
+    assert done.code == 0, done.stderr
+    call = programs.calls("router.json")[-1]
+    config = Path(call["argv"][call["argv"].index("-c") + 1]).read_text()
+    servers = re.findall(r"server (\S+):30000 weight=(\d+) resolve;", config)
+    assert [int(weight) for _, weight in servers] == [320, 6]
+    assert [name for name, _ in servers] == [
+        f"{each['metadata']['name']}.serving.svc.cluster.local" for each in heads
+    ]
+    assert re.search(r"resolver \S+ valid=10s; upstream workers { zone workers 256k; least", config)
     (graph,) = (
         file.text for file in emit_serving("dynamo", verified) if file.path.name == "graph.yaml"
     )
     assert "least-loaded" in graph
-    assert "weighs no unlike workers" in graph
+    assert "The frontend has no weights" in graph
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
@@ -314,8 +337,103 @@ def test_unlike_decode_instances_are_owned_up_to(engine: str, deepseek: ModelSpe
     for decision, unlike in ((one, False), (both, True)):
         verified = sample_serving(deepseek, decision, engine=engine)
         files = {str(file.path): file.text for file in emit_serving(engine, verified)}
-        assert ("--policy power_of_two" in files["router.sh"]) == unlike
-        assert ("weighs unlike instances" in files["router.sh"]) == unlike
+        # A threshold that no prompt passes leaves the fewest outstanding requests.
+        least = "--policy cache_aware" in files["router.sh"]
+        assert least == ("--cache-threshold 1" in files["router.sh"]) == unlike
+        assert ("has weights" in files["router.sh"]) == unlike
+
+
+POLICIES: dict[str, dict[tuple[bool, str, str], str]] = {
+    "sglang": {
+        (False, "least_requests", ""): "--policy cache_aware --cache-threshold 1",
+        (False, "cache_aware", ""): "--policy cache_aware --cache-threshold 0.2",
+        (True, "cache_aware", "round_robin"): (
+            "--policy cache_aware --prefill-policy cache_aware --decode-policy round_robin"
+            " --cache-threshold 0.2"
+        ),
+        (True, "least_requests", "least_requests"): "--policy cache_aware --cache-threshold 1",
+    },
+    "vllm": {
+        (False, "round_robin", ""): "--policy round_robin",
+        (False, "power_of_two", ""): "--policy power_of_two",
+        (True, "cache_aware", "power_of_two"): (
+            "--policy cache_aware --prefill-policy cache_aware --decode-policy power_of_two"
+            " --cache-threshold 0.2"
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_policy_is_written_in_the_gateways_words(
+    engine: str, deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    urls = {
+        "WORKER_URLS": "http://a:30000 http://b:30000",
+        "PREFILL_URLS": "http://a:30000 http://b:30000 http://c:30000",
+        "DECODE_URLS": "http://d:30000 http://e:30000",
+    }
+    for (apart, policy, decode), words in POLICIES[engine].items():
+        decision = routed(
+            apart=apart,
+            policy=policy,
+            decode_policy=decode or None,
+            cache_threshold=0.2 if policy == "cache_aware" else None,
+        )
+        verified = sample_serving(deepseek, decision, engine=engine)
+        write_emitted(launch, emit_serving(engine, verified))
+        done = programs.run(str(launch / "router.sh"), cwd=launch, **urls)
+        assert done.code == 0, done.stderr
+        (call,) = programs.calls("router.json")
+        assert words in " ".join(call["argv"])
+        (text,) = (
+            file.text
+            for file in emit_serving("kubernetes", verified)
+            if file.path.name == "deployment.yaml"
+        )
+        for word in re.findall(r"--\S+ \S+", words):
+            assert word in text
+
+
+def test_a_policy_that_a_router_lacks_is_refused(deepseek: ModelSpec) -> None:
+    for engine, target, decision in (
+        ("sglang", "sglang", routed(policy="power_of_two", apart=True)),
+        ("vllm", "dynamo", routed(policy="weighted_least_requests")),
+    ):
+        verified = sample_serving(deepseek, decision, engine=engine)
+        with pytest.raises(UnknownTargetError, match=decision.router.policy.value):  # type: ignore[union-attr] # made with one
+            emit_serving(target, verified)
+
+
+def test_trtllm_and_dynamo_route_by_load(deepseek: ModelSpec, launch: Path, programs: Any) -> None:
+    decision = routed(apart=True, policy="least_requests", decode_policy="least_requests")
+    verified = sample_serving(deepseek, decision, engine="trtllm")
+    write_emitted(launch, emit_serving("trtllm", verified))
+    urls = {
+        "PREFILL_URLS": "http://a:30000 http://b:30000 http://c:30000",
+        "DECODE_URLS": "http://d:30000 http://e:30000",
+    }
+    done = programs.run(str(launch / "router.sh"), cwd=launch, **urls)
+    assert done.code == 0, done.stderr
+    (call,) = programs.calls("router.json")
+    config = yaml.safe_load(Path(call["argv"][call["argv"].index("-c") + 1]).read_text())
+    kinds = [config[f"{side}_servers"]["router"]["type"] for side in ("context", "generation")]
+    assert kinds == ["load_balancing", "load_balancing"]
+    for policy, mode in (
+        ("least_requests", "least-loaded"),
+        ("cache_aware", "kv"),
+        ("power_of_two", "power-of-two"),
+    ):
+        verified = sample_serving(deepseek, routed(policy=policy), engine="vllm")
+        (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
+        (graph,) = (
+            each for each in yaml.safe_load_all(text) if each["kind"] == "DynamoGraphDeployment"
+        )
+        frontend = graph["spec"]["components"][0]
+        arguments = frontend["podTemplate"]["spec"]["containers"][0]["args"]
+        assert arguments[arguments.index("--router-mode") + 1] == mode
+        # Blocks are published where the frontend follows them.
+        assert ("--kv-events-config" in text) == (mode == "kv")
 
 
 def test_sglangs_router_is_told_where_prefill_hands_over(

@@ -90,7 +90,8 @@ def _leader_worker_set(each: dict[str, Any]) -> None:
 
 def _service(each: dict[str, Any]) -> None:
     assert each["apiVersion"] == "v1"
-    _keys(each["spec"], needed={"selector", "ports"})
+    _keys(each["spec"], needed={"selector", "ports"}, known={"clusterIP"})
+    assert each["spec"].get("clusterIP", "None") == "None"
 
 
 def _job(each: dict[str, Any]) -> None:

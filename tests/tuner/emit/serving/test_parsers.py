@@ -28,10 +28,12 @@ from tuner.emit.serving.testing import (
     aggregated,
     attention_expert,
     disaggregated,
+    routed,
     sample_serving,
     shared_device,
 )
 from tuner.emit.testing import write_emitted
+from tuner.serve_plan import ServeRouter
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES
@@ -273,7 +275,26 @@ def test_the_routers_parser_takes_every_command(
         "DECODE_URLS": "http://d:30000",
     }
     commands = []
-    for decision in (aggregated(), disaggregated(), disaggregated(connector="mooncake")):
+    decisions = [
+        aggregated(),
+        disaggregated(),
+        disaggregated(connector="mooncake"),
+        routed(policy="least_requests"),
+        routed(policy="cache_aware", cache_threshold=0.2),
+        # One decode instance here, which a router for two or more does not choose from.
+        disaggregated().model_copy(
+            update={
+                "router": ServeRouter.model_validate(
+                    {
+                        "policy": "cache_aware",
+                        "decode_policy": "round_robin",
+                        "cache_threshold": 0.2,
+                    }
+                )
+            }
+        ),
+    ]
+    for decision in decisions:
         verified = sample_serving(deepseek, decision, engine=engine)
         write_emitted(launch, emit_serving(engine, verified))
         done = programs.run(str(launch / "router.sh"), cwd=launch, **urls)
@@ -288,7 +309,11 @@ def test_the_routers_parser_takes_every_command(
         )
         commands.append(_discovering(text, programs, launch, engine=engine))
     found, _ = ask(f"{engine}_router", commands)
-    assert len(found) == 6
+    assert len(found) == 2 * len(decisions)
+    for parsed in found[6:8]:
+        assert (parsed["policy"], parsed["cache_threshold"]) == ("cache_aware", 1.0)
+    for parsed in found[10:]:
+        assert (parsed["prefill_policy"], parsed["decode_policy"]) == ("cache_aware", "round_robin")
 
 
 def _discovering(text: str, programs: Any, launch: Path, *, engine: str) -> list[str]:

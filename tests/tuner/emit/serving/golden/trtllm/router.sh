@@ -31,9 +31,11 @@ check 1 DECODE
 CONFIG="$(mktemp --suffix=.yaml)"
 {
   printf 'hostname: 0.0.0.0\nport: %s\nbackend: pytorch\n' "$ROUTER_PORT"
-  printf 'context_servers:\n  num_instances: %s\n  urls:\n' "${#PREFILL[@]}"
+  printf 'context_servers:\n  router: {type: round_robin}\n'
+  printf '  num_instances: %s\n  urls:\n' "${#PREFILL[@]}"
   printf '    - "%s"\n' "${PREFILL[@]#http://}"
-  printf 'generation_servers:\n  num_instances: %s\n  urls:\n' "${#DECODE[@]}"
+  printf 'generation_servers:\n  router: {type: round_robin}\n'
+  printf '  num_instances: %s\n  urls:\n' "${#DECODE[@]}"
   printf '    - "%s"\n' "${DECODE[@]#http://}"
 } > "$CONFIG"
 # Both limits are seconds: until the instances answer, and of one request.

@@ -1,0 +1,231 @@
+"""The router as part of the decision: which policy, how many kinds, which prefixes are found."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tuner.planner.serve.playing import Group, played_apart
+from tuner.planner.serve.playing_modes import is_routed
+from tuner.planner.serve.playing_routed import played_routed
+from tuner.planner.serve.routers import choices_of, loses_prefixes, router_of
+from tuner.serve_api import deploy
+from tuner.serve_plan import Role, ServePlan
+from tuner.spec.serving.goal import Mode, ServeGoal
+from tuner.spec.serving.manifests.routers import ROUTERS, stacks_of
+from tuner.spec.serving.routers import RouterPolicy
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+H100 = "{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8, price_per_device_hour: 3.0}"
+H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
+
+
+def planned(
+    folder: Path, *, engine: str = "vllm", emit: str = "[]", rate: int = 20, rest: str = ""
+) -> ServePlan:
+    path = folder / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\n"
+        f"model: {MODELS / 'mixtral-8x7b'}\n"
+        f"cluster: {{pools: [{H100}, {H20}], links: []}}\n"
+        "goal:\n"
+        "  kind: serve\n"
+        f"  engine: {{name: {engine}}}\n"
+        f"  traffic: {{rate: {rate}/s, arrival: {{kind: gamma, cv: 1.5}}, input_tokens: 2000,"
+        f" output_tokens: 400{rest}}}\n"
+        "  slo: {ttft: {p90: 1s}, tpot: {p90: 40ms}}\n"
+        "  objective: cost\n"
+        "  modes: [aggregated]\n"
+        f"emit: {emit}\n"
+    )
+    return deploy(path, time_limit_s=20.0).plan
+
+
+def goal_of(engine: str, **traffic: object) -> ServeGoal:
+    return ServeGoal.model_validate(
+        {
+            "kind": "serve",
+            "engine": {"name": engine},
+            "traffic": {"rate": 1.0, "input_tokens": 100, "output_tokens": 10} | traffic,
+        }
+    )
+
+
+CHOICES: list[tuple[str, tuple[str, ...], Mode, float, tuple[str, str, str | None]]] = [
+    ("vllm", ("vllm",), "aggregated", 0.0, ("least_requests", "weighted_least_requests", None)),
+    ("vllm", ("vllm", "dynamo"), "aggregated", 0.0, ("least_requests", "least_requests", None)),
+    (
+        "sglang",
+        ("slurm",),
+        "disaggregated",
+        0.0,
+        ("least_requests", "least_requests", "least_requests"),
+    ),
+    # The gateway's one threshold is the prefill's; SGLang's two choices are picked at random.
+    ("sglang", (), "disaggregated", 0.5, ("cache_aware", "cache_aware", "round_robin")),
+    ("vllm", (), "disaggregated", 0.5, ("cache_aware", "cache_aware", "power_of_two")),
+    ("vllm", ("dynamo",), "disaggregated", 0.5, ("cache_aware", "cache_aware", "cache_aware")),
+    ("trtllm", (), "aggregated", 0.5, ("least_requests", "weighted_least_requests", None)),
+]
+
+
+def test_policies_are_those_that_every_named_stack_has() -> None:
+    for engine, targets, mode, hit, (policy, mixed, decode) in CHOICES:
+        goal = goal_of(engine, prefix_hit=hit)
+        *_, chosen = choices_of(goal, targets, mode)
+        found = (chosen.policy, chosen.mixed_policy, chosen.decode_policy)
+        assert found == (policy, mixed, decode), (engine, targets, mode)
+        assert loses_prefixes(goal, targets, mode) == (engine == "trtllm")
+        assert chosen.has_sessions == (policy == "cache_aware")
+    common = goal_of("vllm", prefix_hit=0.5, prefix_scope="common")
+    assert choices_of(common, (), "aggregated")[0].policy is RouterPolicy.ROUND_ROBIN
+
+
+def test_every_stack_serves_in_turn_and_by_load() -> None:
+    for engine in ROUTERS:
+        for targets in ((engine,), ("dynamo",), ("kubernetes", "dynamo")):
+            for stack in stacks_of(engine, targets):
+                for is_apart in (False, True):
+                    known = {p for one in stack for p in one.policies(is_apart=is_apart)}
+                    assert {RouterPolicy.ROUND_ROBIN, RouterPolicy.LEAST_REQUESTS} <= known
+
+
+def test_a_role_of_one_instance_is_given_no_choice() -> None:
+    goal = goal_of("vllm", prefix_hit=0.2)
+    (_, choice) = choices_of(goal, (), "disaggregated")
+    assert router_of(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 1)]) is None
+    some = router_of(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 2)])
+    assert some is not None
+    assert some.policy is RouterPolicy.ROUND_ROBIN
+    assert some.decode_policy is RouterPolicy.POWER_OF_TWO
+    assert some.cache_threshold is None
+    both = router_of(choice, goal, [(Role.PREFILL, 2), (Role.PREFILL, 1), (Role.DECODE, 1)])
+    assert both is not None
+    # Half of the prefix, which is less than the router's own three tenths of a prompt.
+    assert (both.policy, both.cache_threshold) == (RouterPolicy.CACHE_AWARE, 0.1)
+    assert both.decode_policy is RouterPolicy.ROUND_ROBIN
+
+
+def test_two_kinds_cost_less_than_one_where_the_router_has_weights(tmp_path: Path) -> None:
+    by_load = planned(tmp_path, emit="[vllm]", rate=28)
+    assert by_load.decision is not None
+    assert by_load.predicted is not None
+    assert len(by_load.decision.instances) == 2
+    assert by_load.decision.router is not None
+    assert by_load.decision.router.policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS
+    assert by_load.predicted.ttft_s.p90 <= 1.0
+    assert by_load.predicted.tpot_s.p90 <= 0.04
+    assert "up to 3 kinds" in by_load.certificate.covers
+    # Dynamo's frontend has no weights: one kind, and the plan says what these would save.
+    without = planned(tmp_path, emit="[dynamo]", rate=28)
+    assert without.decision is not None
+    assert by_load.certificate.objective is not None
+    assert without.certificate.objective is not None
+    saved = 1.0 - by_load.certificate.objective / without.certificate.objective
+    assert saved > 0.1
+    (named,) = (one for one in without.unlaunchable if "router with weights" in one.feature)
+    assert named.gain_ratio == pytest.approx(saved)
+    assert "dynamo 1.6.1 has no weighted_least_requests" in named.feature
+
+
+def test_a_router_without_prefixes_finds_one_in_so_many(tmp_path: Path) -> None:
+    # nginx before TensorRT-LLM: a session's prefix lies on one instance of n.
+    alone, shared = (
+        planned(tmp_path, engine="trtllm", rest=f", prefix_hit: 0.8{scope}")
+        for scope in ("", ", prefix_scope: common")
+    )
+    kept = planned(tmp_path, engine="sglang", rest=", prefix_hit: 0.8")
+    assert alone.decision is not None
+    assert kept.decision is not None
+    count = sum(group.count for group in alone.decision.instances)
+    assert count > 1
+    (note,) = (one for one in alone.provenance.notes if "counted on in prefix caches" in one)
+    assert float(note.partition("%")[0]) / 100.0 <= 0.8 / count + 0.005
+    assert alone.certificate.objective is not None
+    assert shared.certificate.objective is not None
+    assert alone.certificate.objective >= shared.certificate.objective
+    assert not any("counted on in prefix" in one for one in shared.provenance.notes)
+    router = kept.decision.router
+    if sum(group.count for group in kept.decision.instances) > 1:
+        assert router is not None
+        assert router.policy is RouterPolicy.CACHE_AWARE
+
+
+def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
+    tmp_path: Path,
+) -> None:
+    # Both simulations of the same two instances agree, so that a second instance starts no jump.
+    from tuner.planner.serve.answering import Settings, question_of
+    from tuner.serve_api import site_of
+    from tuner.spec.serving.read import read_serve_spec
+
+    planned(tmp_path)
+    path = tmp_path / "spec.yaml"
+    path.write_text(path.read_text().replace("[aggregated]", "[disaggregated]"))
+    spec = read_serve_spec(path)
+    question = question_of(
+        spec, tuple(site_of(pool, ()) for pool in spec.cluster.pools), Settings()
+    )
+    (router, _) = choices_of(spec.goal, (), "disaggregated")
+    pairs = []
+    for role in (Role.PREFILL, Role.DECODE):
+        own = [
+            one
+            for one in question.options.options
+            if one.role is role and one.site.pool.name == "h100" and one.degrees.attention_data == 1
+        ]
+        pairs.append(Group(option=max(own, key=lambda one: one.rate_per_s), count=1))
+    assert not is_routed("disaggregated", pairs, router)
+    demand = question.demand
+    single = played_apart(*pairs, hand_overs=question.hand_overs, goal=spec.goal, demand=demand)
+    routed = played_routed(
+        pairs, router=router, hand_overs=question.hand_overs, goal=spec.goal, demand=demand
+    )
+    for one_s, other_s in (
+        (single.ttft_s_R, routed.ttft_s_R),
+        (single.tpot_s_R, routed.tpot_s_R),
+    ):
+        assert float(np.mean(other_s)) == pytest.approx(float(np.mean(one_s)), rel=0.03)
+
+
+def test_a_large_deployment_is_simulated_as_a_share_of_it(tmp_path: Path) -> None:
+    from tuner.planner.serve.answering import Settings, question_of
+    from tuner.serve_api import site_of
+    from tuner.spec.serving.read import read_serve_spec
+
+    path = tmp_path / "spec.yaml"
+    found = []
+    for count, rate in ((16, 100), (64, 400)):
+        path.write_text(SPEC.format(rate=rate))
+        spec = read_serve_spec(path)
+        sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
+        question = question_of(spec, sites, Settings())
+        (_, router) = choices_of(spec.goal, (), "aggregated")
+        options = (one for one in question.options.options if one.degrees.attention_data == 1)
+        option = max(options, key=lambda one: one.rate_per_s / one.devices)
+        played = played_routed(
+            [Group(option=option, count=count)],
+            router=router,
+            hand_overs=question.hand_overs,
+            goal=spec.goal,
+            demand=question.demand,
+        )
+        found.append((len(played.ttft_s_R), float(played.ttft_s_R.mean()), played.requests_per_s))
+    # 64 ranks are two shares of 32; both have as many requests a rank, and wait about as long.
+    assert [requests for requests, _, _ in found] == [16 * 200, 32 * 200]
+    assert found[1][1] == pytest.approx(found[0][1], rel=0.1)
+    assert found[1][2] == 400.0
+
+
+SPEC = f"""
+schema_version: 1
+model: {MODELS / "mixtral-8x7b"}
+cluster: {{{{pools: [{{{{name: h100, device: h100-sxm, nodes: 64, devices_per_node: 8}}}}]}}}}
+goal:
+  kind: serve
+  engine: {{{{name: vllm}}}}
+  traffic: {{{{rate: {{rate}}/s, input_tokens: 2000, output_tokens: 300}}}}
+  slo: {{{{ttft: {{{{p90: 1s}}}}, tpot: {{{{p90: 40ms}}}}}}}}
+  objective: devices
+  modes: [aggregated]
+"""

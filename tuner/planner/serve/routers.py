@@ -1,0 +1,160 @@
+"""The router as part of the decision: which policy each mode is planned with.
+
+    one kind of instances      in turn, which every router has; where the wait of bursts must be
+                               paid for, the least loaded instance
+    several kinds              by load over what each may run at once; where the stack's router has
+                               no weights, by load alone, simulated as such
+    prefill and decode apart   the least loaded, of each role
+    prefixes of sessions       cache-aware where the stack has it; elsewhere a returning session
+                               meets its prefix on one instance of n, so that 1 / n of the hits are
+                               left
+
+A policy must be one of every stack that the spec names (`emit`).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.planner.serve.program import ROLES
+from tuner.serve_plan import Role, ServeRouter
+from tuner.spec.serving.goal import Mode, ServeGoal
+from tuner.spec.serving.manifests.routers import (
+    RouterCapabilities,
+    router_with,
+    stacks_of,
+)
+from tuner.spec.serving.routers import RouterPolicy
+
+MOST_KINDS: Final = 3
+"""Of instances in one role where the router follows load."""
+ROUTED: Final[frozenset[Mode]] = frozenset({"aggregated", "disaggregated"})
+"""Modes whose routing is planned; instances of the others are of one kind, served in turn."""
+MOST_THRESHOLD: Final = 0.3
+"""Of a prompt that must match, where the prefix is longer: default of `--cache-threshold` in
+sglang-router 0.3.2 and vllm-router 0.1.17. A prefix is followed from half its length on."""
+_BY_LOAD: Final = (
+    RouterPolicy.LEAST_REQUESTS,
+    RouterPolicy.POWER_OF_TWO,
+    RouterPolicy.ROUND_ROBIN,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterChoice:
+    """How requests are spread over the instances of a mode."""
+
+    policy: RouterPolicy
+    """Of one kind of aggregated or prefill instances."""
+    mixed_policy: RouterPolicy
+    """Of several kinds of them."""
+    decode_policy: RouterPolicy | None = None
+    """Of decode instances; None: there are none."""
+    holds_prefill: bool = False
+    """A request counts on its prefill instance until its answer ends."""
+    has_sessions: bool = False
+    """Prefixes lie on the instance of a session's request before."""
+    most_kinds: int = 1
+
+
+def choices_of(goal: ServeGoal, targets: Iterable[str], mode: Mode) -> tuple[RouterChoice, ...]:
+    """Return the ways to route that a mode is planned with, the plainest first."""
+    stacks = stacks_of(goal.engine.name, targets)
+    is_apart = Role.PREFILL in ROLES[mode]
+    keeps = has_sessions(goal) and _have(stacks, RouterPolicy.CACHE_AWARE, is_apart=is_apart)
+    if mode not in ROUTED:
+        # Simulated in turn, prefixes found wherever they are asked for.
+        plain = RouterPolicy.CACHE_AWARE if keeps else RouterPolicy.ROUND_ROBIN
+        decode = RouterPolicy.ROUND_ROBIN if is_apart else None
+        return (RouterChoice(policy=plain, mixed_policy=plain, decode_policy=decode),)
+    load = RouterPolicy.CACHE_AWARE if keeps else _first(stacks, _BY_LOAD, is_apart=is_apart)
+    mixed = load
+    if not keeps and _have(stacks, RouterPolicy.WEIGHTED_LEAST_REQUESTS, is_apart=is_apart):
+        mixed = RouterPolicy.WEIGHTED_LEAST_REQUESTS
+    plain = load if is_apart or keeps else RouterPolicy.ROUND_ROBIN
+    by_load = RouterChoice(
+        policy=load,
+        mixed_policy=mixed,
+        decode_policy=_decode(stacks, load) if is_apart else None,
+        holds_prefill=any(one.holds_prefill for stack in stacks for one in stack[:1]) and is_apart,
+        has_sessions=keeps,
+        most_kinds=MOST_KINDS,
+    )
+    one_kind = RouterChoice(
+        policy=plain,
+        mixed_policy=plain,
+        decode_policy=by_load.decode_policy,
+        holds_prefill=by_load.holds_prefill,
+        has_sessions=keeps,
+    )
+    return (one_kind, by_load)
+
+
+def has_sessions(goal: ServeGoal) -> bool:
+    """Say whether prefixes lie on single instances."""
+    return goal.traffic.prefix_hit > 0.0 and goal.traffic.prefix_scope == "session"
+
+
+def loses_prefixes(goal: ServeGoal, targets: Iterable[str], mode: Mode) -> bool:
+    """Say whether prefixes lie on single instances and no router of the stack looks for them."""
+    stacks = stacks_of(goal.engine.name, targets)
+    is_apart = Role.PREFILL in ROLES[mode]
+    return has_sessions(goal) and not _have(stacks, RouterPolicy.CACHE_AWARE, is_apart=is_apart)
+
+
+def router_of(
+    choice: RouterChoice, goal: ServeGoal, groups: Sequence[tuple[Role, int]]
+) -> ServeRouter | None:
+    """Return the router of a decision; None where it has no choice.
+
+    Args:
+        choice: of the answer.
+        goal: with the prefixes.
+        groups: role and number of each kind of instances.
+    """
+    first = [count for role, count in groups if role is not Role.DECODE]
+    if any(role is Role.PREFILL for role, _ in groups):
+        first = [count for role, count in groups if role is Role.PREFILL]
+    last = sum(count for role, count in groups) - sum(first)
+    if sum(first) <= 1 and last <= 1:
+        return None
+    # Some routers refuse to choose from one, and none needs to.
+    policy = choice.policy if len(first) == 1 else choice.mixed_policy
+    policy = policy if sum(first) > 1 else RouterPolicy.ROUND_ROBIN
+    decode = choice.decode_policy if last > 1 else RouterPolicy.ROUND_ROBIN
+    threshold = None
+    if policy is RouterPolicy.CACHE_AWARE:
+        threshold = round(min(MOST_THRESHOLD, goal.traffic.prefix_hit / 2.0), 2)
+    return ServeRouter(
+        policy=policy,
+        decode_policy=decode if last else None,
+        cache_threshold=threshold,
+    )
+
+
+def _decode(
+    stacks: Iterable[tuple[RouterCapabilities, ...]], prefill: RouterPolicy
+) -> RouterPolicy:
+    """Return the policy of decode instances beside that of prefill."""
+    stacks = tuple(stacks)
+    if any(stack[0].one_policy for stack in stacks):
+        return prefill
+    shared = prefill is RouterPolicy.CACHE_AWARE and any(stack[0].threshold for stack in stacks)
+    return _first(stacks, _BY_LOAD[1:] if shared else _BY_LOAD, is_apart=True)
+
+
+def _have(
+    stacks: Iterable[tuple[RouterCapabilities, ...]], policy: RouterPolicy, *, is_apart: bool
+) -> bool:
+    return all(router_with(stack, policy, is_apart=is_apart) is not None for stack in stacks)
+
+
+def _first(
+    stacks: Iterable[tuple[RouterCapabilities, ...]],
+    policies: Iterable[RouterPolicy],
+    *,
+    is_apart: bool,
+) -> RouterPolicy:
+    stacks = tuple(stacks)
+    found = (one for one in policies if _have(stacks, one, is_apart=is_apart))
+    return next(found, RouterPolicy.ROUND_ROBIN)

@@ -1,0 +1,356 @@
+"""Requests that a router spreads over several instances, event by event.
+
+Every rank of every instance is an engine of its own (batching.py); ranks of one instance get its
+requests in turn. A request is sent when it arrives, by what is outstanding then, to one instance,
+or, where prompts are read apart, to one prefill and one decode instance, as the gateways of SGLang
+and vLLM choose both at once. Prefill workers have a queue each, first come first served.
+
+    outstanding of prefill    until the prompt is read (vllm-router 0.1.17, pd_types.rs), or until
+                              the answer ends (sglang-router, pd_router.rs: one guard for both)
+    outstanding of decode     from the arrival on until the answer ends
+
+Ranks run ahead of each other: one that only decodes is left alone until one of its sequences ends
+or a request comes, so the work is a few events a request and not one for each instance.
+
+Prefixes: a request belongs to a session, drawn evenly. Its prefix lies on the instance where the
+session's request before went; elsewhere the prompt is computed whole.
+
+Not covered: ranks of an instance that wait for each other, loads that routers poll, transfers that
+wait for each other, memory of a decode instance that runs out as answers grow.
+
+Letters: R requests.
+"""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.simulate.serving.batching import Rank, Rules, unwatched
+from tuner.simulate.serving.disaggregated import prompts_of_step
+from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.routing import Router
+from tuner.simulate.serving.steps import StepTimes
+from tuner.spec.serving.routers import RouterPolicy
+
+TURNS: Final = 4
+"""Requests of a session, mean."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instances:
+    """Equal instances that decode, or read and decode."""
+
+    count: int
+    ranks: int
+    """Attention-data ranks of each."""
+    times: StepTimes
+    """Of one rank."""
+    rules: Rules
+    """Of one rank."""
+    weight: float
+    """What one may run at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readers:
+    """Equal prefill instances."""
+
+    count: int
+    ranks: int
+    """Prompts that one reads at once."""
+    prompt_s: Callable[[int, int], float]
+    """Of a step whose longest prompt has so many tokens, with so many ranks busy, where the prefix
+    cache holds the share that is stated."""
+    whole_prompt_s: Callable[[int, int], float]
+    """The same of prompts that it holds nothing of."""
+    handed_s: Sequence[Callable[[int], float]]
+    """Seconds in which a cache of so many tokens gets to each kind of decode instances."""
+    weight: float
+    slot_ratio: float = 1.0
+    """Share of a step after which the next begins (a pipeline's longest stage)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How requests are spread."""
+
+    policy: RouterPolicy
+    """Of aggregated or prefill instances."""
+    decode_policy: RouterPolicy = RouterPolicy.LEAST_REQUESTS
+    holds_prefill: bool = False
+    """A request counts on its prefill instance until its answer ends."""
+    has_sessions: bool = False
+    """Prefixes lie where a session's request before went; else on every instance."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Routed:
+    """What became of the requests, and where."""
+
+    served: Served
+    place_R: npt.NDArray[np.int64]
+    """Instance that answered, counted through the kinds."""
+    hit_ratio: float
+    """Share of requests that met the instance with their prefix."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One prefill instance."""
+
+    readers: Readers
+    queue: deque[int] = field(default_factory=deque)
+    free_s: float = 0.0
+
+    def due_s(self, arrived_s: dict[int, float]) -> float:
+        return max(self.free_s, arrived_s[self.queue[0]]) if self.queue else math.inf
+
+    def read(self, inputs: list[int], misses: set[int], start_s: float) -> tuple[list[int], float]:
+        """Read the next prompts; which, and when they are done."""
+        taken, _ = prompts_of_step(self.queue, inputs, ranks=self.readers.ranks)
+        busy = min(len(taken), self.readers.ranks)
+        step_s = 0.0
+        for prompt_s, is_miss in (
+            (self.readers.prompt_s, False),
+            (self.readers.whole_prompt_s, True),
+        ):
+            longest = max((inputs[one] for one in taken if (one in misses) is is_miss), default=0)
+            step_s = max(step_s, prompt_s(longest, busy) if longest else 0.0)
+        self.free_s = start_s + self.readers.slot_ratio * step_s
+        return taken, start_s + step_s
+
+
+@dataclass(slots=True)
+class _Play:
+    requests: Requests
+    kinds: Sequence[Instances]
+    readers: Sequence[Readers]
+    routing: Routing
+    inputs: list[int]
+    outputs: list[int]
+    cached: list[int]
+    elsewhere: list[bool]
+    rng: np.random.Generator
+    sessions: list[int]
+    ranks: list[Rank] = field(default_factory=list)
+    place_of_rank: list[int] = field(default_factory=list)
+    ranks_of: list[list[int]] = field(default_factory=list)
+    """Numbers of an instance's ranks."""
+    kind_of: list[int] = field(default_factory=list)
+    workers: list[_Worker] = field(default_factory=list)
+    due: list[tuple[float, int, int]] = field(default_factory=list)
+    """Heap: when a rank, or beyond them a worker, is due; with the version of the entry."""
+    version: list[int] = field(default_factory=list)
+    coming: list[tuple[float, int]] = field(default_factory=list)
+    handed: list[tuple[float, int]] = field(default_factory=list)
+    ends: list[tuple[float, int, bool]] = field(default_factory=list)
+    """Heap: when a request ends on a place, and whether that is a prefill one."""
+    arrived_s: dict[int, float] = field(default_factory=dict)
+    place: dict[int, int] = field(default_factory=dict)
+    reader: dict[int, int] = field(default_factory=dict)
+    holder: dict[int, int] = field(default_factory=dict)
+    misses: set[int] = field(default_factory=set)
+    next_request: int = 0
+    ended: int = 0
+
+    def build(self) -> tuple[Router, Router]:
+        """Set up ranks, workers and the two routers; without prefill the first is never asked."""
+        weights: list[float] = []
+        for number, kind in enumerate(self.kinds):
+            for _ in range(kind.count):
+                place = len(weights)
+                weights.append(kind.weight)
+                self.kind_of.append(number)
+                self.ranks_of.append([])
+                for _ in range(kind.ranks):
+                    self.ranks_of[place].append(len(self.ranks))
+                    self.place_of_rank.append(place)
+                    self.ranks.append(self._rank(kind))
+        reading = []
+        for readers in self.readers:
+            reading += [readers.weight] * readers.count
+            self.workers += [_Worker(readers) for _ in range(readers.count)]
+        self.version = [0] * (len(self.ranks) + len(self.workers))
+        own = self.routing.decode_policy if self.readers else self.routing.policy
+        return (
+            Router(policy=self.routing.policy, weight_N=reading or [1.0], rng=self.rng),
+            Router(policy=own, weight_N=weights, rng=self.rng),
+        )
+
+    def _rank(self, kind: Instances) -> Rank:
+        return Rank(
+            times=kind.times,
+            rules=kind.rules,
+            look=unwatched,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            arrivals=[],
+            delays_s=[],
+            read_elsewhere=self.elsewhere,
+            cached=self.cached,
+        )
+
+    def wake(self, number: int) -> None:
+        """Note when a rank or worker is due next."""
+        self.version[number] += 1
+        ranks = len(self.ranks)
+        due_s = (
+            self.ranks[number].due_s()
+            if number < ranks
+            else self.workers[number - ranks].due_s(self.arrived_s)
+        )
+        if due_s < math.inf:
+            heapq.heappush(self.due, (due_s, self.version[number], number))
+
+    def next_due(self) -> tuple[float, int]:
+        """When and which rank or worker is due first."""
+        while self.due and self.due[0][1] != self.version[self.due[0][2]]:
+            heapq.heappop(self.due)
+        return (self.due[0][0], self.due[0][2]) if self.due else (math.inf, -1)
+
+    def turn(self, number: int, due_s: float) -> None:
+        """Let a rank or worker go on."""
+        ranks = len(self.ranks)
+        if number >= ranks:
+            self.read(number - ranks, due_s)
+        else:
+            rank, place = self.ranks[number], self.place_of_rank[number]
+            before = len(rank.end_s)
+            rank.turn()
+            for request in list(islice(reversed(rank.end_s), len(rank.end_s) - before)):
+                self.finish(request, place, rank.end_s[request])
+        self.wake(number)
+
+    def read(self, worker: int, start_s: float) -> None:
+        """Let a prefill worker read its next prompts, and hand their caches over."""
+        taken, end_s = self.workers[worker].read(self.inputs, self.misses, start_s)
+        for request in taken:
+            kind = self.kind_of[self.place[request]]
+            sent_s = self.workers[worker].readers.handed_s[kind](self.inputs[request])
+            heapq.heappush(self.handed, (end_s + sent_s, request))
+            if not self.routing.holds_prefill:
+                heapq.heappush(self.ends, (end_s, worker, True))
+
+    def finish(self, request: int, place: int, end_s: float) -> None:
+        """An answer has ended; in a closed loop the next request is sent."""
+        self.ended += 1
+        heapq.heappush(self.ends, (end_s, place, False))
+        if self.readers and self.routing.holds_prefill:
+            heapq.heappush(self.ends, (end_s, self.reader[request], True))
+        if self.requests.arrival_s_R is None:
+            self.submit(end_s)
+
+    def submit(self, at_s: float) -> None:
+        """The next request of a closed loop comes."""
+        if self.next_request < len(self.inputs):
+            delay_s = self.requests.delays_s[self.next_request]
+            heapq.heappush(self.coming, (at_s + delay_s, self.next_request))
+            self.next_request += 1
+
+    def arrive(self, prefill: Router, decode: Router) -> None:
+        """Send the request that comes next to its instances."""
+        at_s, request = heapq.heappop(self.coming)
+        while self.ends and self.ends[0][0] <= at_s:
+            _, place, is_prefill = heapq.heappop(self.ends)
+            (prefill if is_prefill else decode).end(place)
+        self.arrived_s[request] = at_s
+        first = prefill if self.readers else decode
+        holder = self.held_by(request, len(first.outstanding))
+        place = first.send(holder)
+        if holder is not None:
+            self.holder[self.sessions[request]] = place
+            if place != holder:
+                self.misses.add(request)
+                self.cached[request] = 0
+        if not self.readers:
+            self.place[request] = place
+            self.offer(request, at_s)
+            return
+        self.reader[request], self.place[request] = place, decode.send()
+        self.workers[place].queue.append(request)
+        self.wake(len(self.ranks) + place)
+
+    def held_by(self, request: int, count: int) -> int | None:
+        """Return the instance with the request's prefix."""
+        if not self.routing.has_sessions:
+            return None
+        session = self.sessions[request]
+        if session not in self.holder:
+            self.holder[session] = int(self.rng.integers(count))
+        return self.holder[session]
+
+    def offer(self, request: int, at_s: float) -> None:
+        """Give a request to the next rank of its instance."""
+        own = self.ranks_of[self.place[request]]
+        number = own[0]
+        own.append(own.pop(0))
+        self.ranks[number].offer(request, at_s)
+        self.wake(number)
+
+
+def simulate_routed(
+    requests: Requests,
+    *,
+    kinds: Sequence[Instances],
+    readers: Sequence[Readers] = (),
+    routing: Routing,
+    concurrency: int = 1,
+) -> Routed:
+    """Serve all requests on several instances.
+
+    Args:
+        requests: with arrivals, or without for a closed loop.
+        kinds: instances that answer, in the order in which the router lists them.
+        readers: instances that read prompts; none: those that answer do.
+        routing: how requests are spread.
+        concurrency: requests under way in a closed loop.
+    """
+    count = len(requests.input_R)
+    rng = np.random.default_rng(routing.seed)
+    play = _Play(
+        requests=requests,
+        kinds=kinds,
+        readers=readers,
+        routing=routing,
+        inputs=requests.input_R.tolist(),
+        outputs=requests.output_R.tolist(),
+        cached=requests.cached,
+        elsewhere=[bool(readers)] * count,
+        rng=rng,
+        sessions=rng.integers(max(count // TURNS, 1), size=count).tolist(),
+    )
+    prefill, decode = play.build()
+    if requests.arrival_s_R is None:
+        for _ in range(min(concurrency, count)):
+            play.submit(0.0)
+    else:
+        play.coming = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
+    while play.ended < count:
+        due_s, number = play.next_due()
+        coming_s = play.coming[0][0] if play.coming else math.inf
+        handed_s = play.handed[0][0] if play.handed else math.inf
+        if due_s <= min(coming_s, handed_s):
+            play.turn(number, due_s)
+        elif handed_s <= coming_s:
+            at_s, request = heapq.heappop(play.handed)
+            play.offer(request, at_s)
+        else:
+            play.arrive(prefill, decode)
+    first_s: dict[int, float] = {}
+    end_s: dict[int, float] = {}
+    for rank in play.ranks:
+        first_s |= rank.first_s
+        end_s |= rank.end_s
+    return Routed(
+        served=Served.in_order(requests, arrived_s=play.arrived_s, first_s=first_s, end_s=end_s),
+        place_R=np.array([play.place[request] for request in range(count)]),
+        hit_ratio=1.0 - len(play.misses) / count,
+    )
