@@ -93,10 +93,11 @@ def by_nginx(verified: VerifiedServing) -> bool:
 
 
 def _router(verified: VerifiedServing) -> RouterCapabilities:
-    """Return the engine's router that has the policy, its own where none has."""
+    """Return the engine's router that has the policy, its first there where none has."""
     routers = ROUTERS[verified.plan.goal.engine.name]
-    policy = router_of(verified).policy
-    return router_with(routers, policy, is_apart=is_apart(verified)) or routers[0]
+    policy, apart = router_of(verified).policy, is_apart(verified)
+    there = next(one for one in routers if one.policies(is_apart=apart))
+    return router_with(routers, policy, is_apart=apart) or there
 
 
 def discovering_words(verified: VerifiedServing, *, app: str, port: int) -> tuple[str, ...]:
