@@ -127,6 +127,19 @@ class Latency(Record):
     p99: Seconds
 
 
+class TokenCost(Record):
+    """What tokens cost, by the device-seconds that they take; tuner/planner/serve/token_cost.py."""
+
+    currency: str = ""
+    """Of the amounts, as the spec names it; empty: the unit of `price_per_device_hour`."""
+    input_per_million: Ratio
+    """A million tokens of prompts, those found in the prefix cache included."""
+    output_per_million: Ratio
+    """A million tokens of answers."""
+    input_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
+    """Share of the cost that prompts bear."""
+
+
 class ServePrediction(Record):
     """What the plan expects."""
 
@@ -143,7 +156,12 @@ class ServePrediction(Record):
     """Busy share of each group of instances, `role@pool`."""
     memory_bytes: dict[str, int]
     """Of one device of each group."""
+    input_tokens_per_s: float | None = None
+    """Tokens of the prompts served; None in plans of older versions."""
     cost_per_hour: float | None = None
+    """In the spec's currency; None where a pool has no price."""
+    token_cost: TokenCost | None = None
+    """The same split over the tokens that come and go."""
     breakdown_s: dict[str, float]
     """One decode step of the busiest group, by operation."""
 

@@ -34,7 +34,12 @@ from tuner.serve_plan import ServePlan, ServePrediction
 RATES: Final = frozenset({"tokens_per_s", "tokens_per_s_per_device", "mfu_ratio"})
 """Figures of training that are inverse to seconds."""
 TIMES: Final = frozenset({"step_time_s", "fastest_step_time_s", "run_s", "run_cost"})
-SERVED: Final = frozenset({"num_devices", "goodput_per_device", "cost_per_hour"})
+SERVED: Final = frozenset(
+    {
+        *("num_devices", "goodput_per_device", "cost_per_hour"),
+        *("cost_per_million_input_tokens", "cost_per_million_output_tokens"),
+    }
+)
 """Figures of a deployment that follow the time of its steps."""
 FIRST_TOKEN: Final = "ttft_"
 PER_TOKEN: Final = "tpot_"

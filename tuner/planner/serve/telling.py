@@ -24,6 +24,7 @@ from tuner.planner.serve.ranking import (
     lost_by,
     worth_of,
 )
+from tuner.planner.serve.token_cost import input_tokens_per_s, token_cost
 from tuner.serve_plan import (
     PUBLISHED_MODES,
     Handover,
@@ -113,7 +114,9 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
             for group in found.groups
         },
         memory_bytes={_named(group): memory_of(group.option, demand) for group in found.groups},
+        input_tokens_per_s=input_tokens_per_s(found, question),
         cost_per_hour=found.price_per_hour,
+        token_cost=token_cost(found, question),
         breakdown_s=_breakdown(busiest.option, demand),
     )
 
