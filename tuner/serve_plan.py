@@ -246,6 +246,33 @@ class ServeModeAnswer(Record):
     """Why it is not chosen."""
 
 
+class FrontPoint(Record):
+    """A way to serve that no other of its mode beats in both speeds.
+
+    At the steady state, every instance full and none waiting (tuner/planner/serve/front.py).
+    """
+
+    mode: Mode
+    tokens_per_s_per_user: float
+    """Output tokens a second of one request: 1 over the time per output token."""
+    tokens_per_s_per_device: float
+    """Output tokens a second of all requests, over all devices, prefill ones included."""
+    running: Count
+    """Sequences of one attention-data rank."""
+    instance: str
+    """That answers, in words."""
+    prefill: str = ""
+    """That reads the prompts, where another one does."""
+    prefill_per_instance: Ratio | None = None
+    """Prefill instances that keep one answering instance busy."""
+    ttft_s: Seconds
+    """Of a prompt alone."""
+    within_targets: bool
+    """Both speeds keep the strictest target, as far as the steady state says."""
+    on_joint_front: bool
+    """No way of another mode beats it either."""
+
+
 class ServeProvenance(Record):
     """What the plan rests on."""
 
@@ -275,6 +302,8 @@ class ServePlan(Record):
     relaxations: tuple[ServeRelaxation, ...] = ()
     modes: tuple[ServeModeAnswer, ...] = ()
     """Every mode that was asked for, in the order of their list."""
+    pareto: tuple[FrontPoint, ...] = ()
+    """Throughput of a device against the speed of one request, mode by mode, slow users first."""
     provenance: ServeProvenance
     files: tuple[str, ...] = ()
 

@@ -19,6 +19,8 @@ from tuner.units import format_bytes, format_money, format_s
 
 SHOWN_RATIO = 0.005
 """What a mode that cannot be launched must save to be worth a line of a plan."""
+SHOWN_POINTS = 12
+"""Of the front, at most."""
 
 
 def serve_text(plan: ServePlan, *, folder: Path) -> str:
@@ -37,7 +39,7 @@ def serve_explanation(plan: ServePlan) -> str:
     if plan.decision is not None and plan.predicted is not None:
         lines += [*_prediction(plan.predicted, plan.cluster.currency), *_step(plan.predicted)]
     lines += [*_illegal(plan)]
-    lines += [*_modes(plan), *_others(plan), *_ways_out(plan), *_unlaunchable(plan)]
+    lines += [*_modes(plan), *_others(plan), *_front(plan), *_ways_out(plan), *_unlaunchable(plan)]
     return "\n".join((*lines, *(f"note: {note}" for note in plan.provenance.notes)))
 
 
@@ -166,6 +168,38 @@ def _others(plan: ServePlan) -> Iterator[str]:
             f" ttft p90 {format_s(other.predicted.ttft_s.p90)},"
             f" tpot p90 {format_s(other.predicted.tpot_s.p90)}; {other.lost_by}"
         )
+
+
+def _front(plan: ServePlan) -> Iterator[str]:
+    """The front over all modes, thinned; `plan --csv` writes every mode's whole."""
+    joint = sorted(
+        (point for point in plan.pareto if point.on_joint_front),
+        key=lambda point: point.tokens_per_s_per_user,
+    )
+    if not joint:
+        return
+    yield "tokens/s of a device against tokens/s of a user, every instance full and none waiting"
+    step = max(1, -(-len(joint) // SHOWN_POINTS))
+    yield columns(
+        [
+            (
+                f"  {point.tokens_per_s_per_user:.4g}",
+                f"{point.tokens_per_s_per_device:.4g}",
+                "yes" if point.within_targets else "no",
+                point.mode,
+                str(point.running),
+                " + ".join(_degrees(one) for one in (point.prefill, point.instance) if one),
+            )
+            for point in joint[::step]
+        ],
+        header=("  user", "device", "targets", "mode", "sequences", "instance"),
+    )
+
+
+def _degrees(instance: str) -> str:
+    """Return an instance in words without what its steps hold."""
+    before, knobs, _ = instance.partition(";")
+    return f"{before})" if knobs else before
 
 
 def _ways_out(plan: ServePlan) -> Iterator[str]:

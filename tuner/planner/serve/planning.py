@@ -5,6 +5,7 @@ The best mode by the goal's objective is the plan, the others are its alternativ
 
 from tuner.planner.serve.answering import Question, Settings, question_of
 from tuner.planner.serve.certifying import certificate_of, space_of
+from tuner.planner.serve.front import front_of
 from tuner.planner.serve.modes import Answers, answers_of, table_of, unlaunchable_of
 from tuner.planner.serve.options import PoolSite
 from tuner.planner.serve.refused import refused_handovers
@@ -58,6 +59,7 @@ def make_serve_plan(
             *refused_handovers(question, best),
         ),
         modes=table_of(answers, question),
+        pareto=front_of(question, answers),
         provenance=provenance,
     )
 
@@ -87,5 +89,6 @@ def _nothing(
         relaxations=tuple(ways_out(question, closest)),
         unlaunchable=unlaunchable_of(answers, question),
         modes=table_of(answers, question),
+        pareto=front_of(question, answers),
         provenance=provenance,
     )
