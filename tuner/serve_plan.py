@@ -246,6 +246,28 @@ class ServeModeAnswer(Record):
     """Why it is not chosen."""
 
 
+class PrefixReuse(Record):
+    """What prefix caches hold of a recorded traffic whose trace names the blocks of prompts."""
+
+    router: Literal["in_turn", "cache_aware", "one"]
+    """How requests are sent to instances: in turn, by the cache-aware rule of the engine's router
+    (tuner/simulate/serving/prefix_hits.py), or all to one."""
+    instances: Count
+    """That read prompts."""
+    ranks: Count
+    """Attention-data ranks of one, each with a cache of its own."""
+    cache_blocks: Count
+    """Of 512 tokens, of one rank, beside the answers that run on it."""
+    stay_s: Seconds
+    """That a request is under way, by which the router counts loads."""
+    hit_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Share of the prompt tokens found, from empty caches on."""
+    by_router: dict[str, float] = Field(default_factory=dict)
+    """The same under each rule."""
+    requests: Size = 0
+    """Of the trace's beginning that were counted."""
+
+
 class FrontPoint(Record):
     """A way to serve that no other of its mode beats in both speeds.
 
@@ -302,6 +324,8 @@ class ServePlan(Record):
     relaxations: tuple[ServeRelaxation, ...] = ()
     modes: tuple[ServeModeAnswer, ...] = ()
     """Every mode that was asked for, in the order of their list."""
+    prefix_reuse: PrefixReuse | None = None
+    """Of the chosen instances; None where no trace names the blocks of its prompts."""
     pareto: tuple[FrontPoint, ...] = ()
     """Throughput of a device against the speed of one request, mode by mode, slow users first."""
     provenance: ServeProvenance

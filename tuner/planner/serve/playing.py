@@ -182,7 +182,7 @@ def played_apart(
     count = PER_RANK * max(prefill.ranks, decode.ranks) if not concurrency else ROUNDS * concurrency
     requests = thinned(
         goal,
-        replace(demand, computed_tokens=demand.input_tokens),
+        replace(demand, computed_tokens=demand.input_tokens, cached_N=None),
         count=min(MOST_REQUESTS, count),
         every=1,
         most_tokens=decode.option.kv_tokens,
@@ -269,6 +269,9 @@ def thinned(
         most=most,
     )
     cached = np.rint(inputs * (1.0 - demand.computed_tokens / demand.input_tokens))
+    if demand.cached_N is not None and goal.traffic.is_replayed:
+        known = demand.cached_N[:whole:step]
+        cached[: len(known)] = known[: len(cached)]
     return Requests(
         input_R=inputs,
         output_R=outputs,
