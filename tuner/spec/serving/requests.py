@@ -26,6 +26,8 @@ from tuner.spec.serving.turns import Sessions
 
 MOST_REQUESTS: Final = 10_000_000
 """Held in memory at once: 240 MB."""
+MOST_BLOCKS: Final = 4_000_000
+"""Of prompts that sessions are told by; what comes after them is not taken: 240 MB."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -92,7 +94,7 @@ def _sessions(path: Path, *, count: int) -> Requests | None:
             sessions.add(blocks, input_tokens=tokens, output_tokens=answer)
             for blocks, tokens, answer in rows
         ]
-        if len(after) == count:
+        if len(after) == count or named >= MOST_BLOCKS:
             break
     if not named:
         return None
