@@ -27,6 +27,7 @@ from tuner.planner.serve.ranking import (
     lost_by,
     worth_of,
 )
+from tuner.planner.serve.token_cost import input_tokens_per_s, token_cost
 from tuner.serve_plan import (
     PUBLISHED_MODES,
     Handover,
@@ -122,7 +123,9 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
             for name, _ in _memory(group, demand)
         },
         memory_bytes=dict(each for group in found.groups for each in _memory(group, demand)),
+        input_tokens_per_s=input_tokens_per_s(found, question),
         cost_per_hour=found.price_per_hour,
+        token_cost=token_cost(found, question),
         breakdown_s=_breakdown(busiest.option, demand),
     )
 
