@@ -13,7 +13,8 @@ What is read otherwise than it is written:
 
 The load is a closed loop at the concurrency that `silicon_data_source` names. Rows of dated tables
 and of the database follow the InferenceX harness (github.com/SemiAnalysisAI/InferenceX); others
-come from a driver that is not documented.
+come from drivers that are not documented, of which there are at least two: one sends prompts whose
+lengths are powers of two, one prompts of round thousands of tokens.
 
 A row that lacks a column that a prediction needs is refused, and the reason names the column; so is
 one whose weights no device of its system holds.
@@ -49,6 +50,8 @@ SYSTEMS: Final[Mapping[str, str]] = {
 MOST_CONCURRENCY: Final = 65_536
 LONGEST_TOKENS: Final = 1_048_576
 MOST_DRAFTS: Final = 16
+ROUND_TOKENS: Final = 1000
+"""Prompts of multiples of this tell two undocumented drivers apart."""
 BLANK: Final = ("", "0", "0.0")
 """How a degree is written that a launch does not have."""
 _CONCURRENCY: Final = re.compile(r"silicon_concurrency=(\d{1,7})\b")
@@ -61,7 +64,9 @@ class Harness(StrEnum):
     INFERENCEX = "inferencex"
     """Ten times the concurrency in all, lengths even in 0.8 to 1 of the nominal."""
     OTHER = "other"
-    """Not documented."""
+    """Not documented; its lengths are powers of two."""
+    ROUND = "round"
+    """Not documented; its lengths are round thousands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,13 +182,19 @@ def launch_of(cells: Cells, *, number: int) -> Launch:
         input_tokens=_length(cells, "isl"),
         output_tokens=_length(cells, "osl"),
         concurrency=int(found.group(1)),
-        harness=Harness.INFERENCEX if _INFERENCEX.match(provenance) else Harness.OTHER,
+        harness=_harness(provenance, input_tokens=_length(cells, "isl")),
         sides=sides,
         ttft_s=_number(cells, "silicon_ttft_ms") * 1e-3,
         tpot_s=_number(cells, "silicon_tpot_ms") * 1e-3,
         prefix_ratio=_ratio(cells, "prefix_hit"),
         drafting=_drafting(cells),
     )
+
+
+def _harness(provenance: str, *, input_tokens: int) -> Harness:
+    if _INFERENCEX.match(provenance):
+        return Harness.INFERENCEX
+    return Harness.OTHER if input_tokens % ROUND_TOKENS else Harness.ROUND
 
 
 def _drafting(cells: Cells) -> Drafting | None:
