@@ -27,6 +27,7 @@ from enum import StrEnum
 from typing import Final
 
 from tuner.backtest.serving.decoders import decoder_named, formats_of
+from tuner.costs.serving.bands import Load
 from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.drafting import Drafting, Method
 from tuner.costs.serving.engine import Degrees, Engine
@@ -69,6 +70,13 @@ class Harness(StrEnum):
     """Not documented; its lengths are round thousands."""
 
 
+LOADS: Final[Mapping[Harness, Load]] = {
+    Harness.INFERENCEX: Load.DOCUMENTED,
+    Harness.OTHER: Load.POWERS,
+    Harness.ROUND: Load.ROUND,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
     """Workers of one role."""
@@ -103,6 +111,11 @@ class Launch:
     def is_disaggregated(self) -> bool:
         """Prefill and decode run apart."""
         return len(self.sides) == 2
+
+    @property
+    def load(self) -> Load:
+        """What is known of its requests."""
+        return LOADS[self.harness]
 
     @property
     def generation(self) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tuner.costs.serving.bands import Band, bands_of
+from tuner.costs.serving.bands import NEW_PAIR, Band, bands_of
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.estimate.serving.changes import LEAST_GAIN_RATIO, changes_of, refused
@@ -72,10 +72,11 @@ def estimate_serving(
     has_room = not misfit
     load = load_of(asked, option) if has_room else None
     changes = changes_of(asked, load)
-    ttft_band, tpot_band = bands_of(
+    around = bands_of(
         launch.engine,
         mode="aggregated" if launch.role is Role.AGGREGATED else "disaggregated",
         has_kernels=not site.machine.estimated,
+        decoder=asked.decoder,
     )
     return ServingEstimate(
         source=launch.source,
@@ -88,8 +89,8 @@ def estimate_serving(
         kv_cache_dtype=asked.goal.kv_cache_dtype,
         instance=instance_of(asked, option, launch.setting),
         load=load,
-        ttft_s_band=_band(load.ttft_s if load else None, ttft_band),
-        tpot_s_band=_band(load.tpot_s if load else None, tpot_band),
+        ttft_s_band=_band(load.ttft_s if load else None, around.ttft),
+        tpot_s_band=_band(load.tpot_s if load else None, around.tpot),
         memory=memory_of_device(asked, option, launch.setting),
         kv_tokens=int(max(option.kv_tokens, 0.0) * option.degrees.attention_data),
         longest_tokens=asked.longest_tokens,
@@ -106,7 +107,12 @@ def estimate_serving(
         flags_unpriced=launch.flags.unpriced,
         flags_timeless=launch.flags.timeless,
         refused_by=refused(asked, option, launch.setting),
-        notes=(*launch.notes, *_notes(asked, option, load, spec=spec)),
+        is_new_pair=around.is_new,
+        notes=(
+            *launch.notes,
+            *_notes(asked, option, load, spec=spec),
+            *((f"{NEW_PAIR}: bands are wider",) if around.is_new else ()),
+        ),
     )
 
 

@@ -87,6 +87,8 @@ class ServingEstimate(Record):
     ttft_s_band: Band | None
     """Of the mean; see tuner/costs/serving/bands.py."""
     tpot_s_band: Band | None
+    is_new_pair: bool = False
+    """No calibration row shares the model and the engine: the bands are those of pairs left out."""
     memory: ServingMemory
     kv_tokens: Size
     """That one instance holds."""

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.costs.serving.bands import NEW_PAIR
 from tuner.planner.serve.answering import FIRST_SPARE, MOST_SPARE, Found, Question
 from tuner.planner.serve.assumptions import assumptions_of
 from tuner.planner.serve.demand import Demand
@@ -95,16 +96,17 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
     """Return what the played requests met."""
     played, demand = found.played, question.demand
     ttft, tpot = latency_of(played.ttft_s_R), latency_of(played.tpot_s_R)
-    ttft_band, tpot_band = bands_around(found, question)
+    around = bands_around(found, question)
     busiest = max(
         (group for group in found.groups if group.option.role is not Role.PREFILL),
         key=lambda group: group.option.tpot_s,
     )
     return ServePrediction(
         ttft_s=ttft,
-        ttft_s_band=ttft_band.around(ttft.mean),
+        ttft_s_band=around.ttft.around(ttft.mean),
         tpot_s=tpot,
-        tpot_s_band=tpot_band.around(tpot.mean),
+        tpot_s_band=around.tpot.around(tpot.mean),
+        is_new_pair=around.is_new,
         goodput_per_device=played.requests_per_s * played.met_ratio / found.devices,
         requests_per_s=played.requests_per_s,
         output_tokens_per_s=played.output_tokens_per_s,
@@ -208,9 +210,11 @@ def told_of(found: Found) -> str:
     return words
 
 
-def cautions_of(found: Found) -> Iterator[str]:
+def cautions_of(found: Found, question: Question) -> Iterator[str]:
     """Say what is to be watched with the chosen instances."""
     yield from _weights(found)
+    if bands_around(found, question).is_new:
+        yield f"{NEW_PAIR}: bands are those that hold pairs left out of the calibration"
     if found.mode not in PUBLISHED_MODES:
         yield f"no published run stands behind the bands of {found.mode}: they are a guess"
     if found.mode == "shared_device":
