@@ -10,30 +10,21 @@ tuner/calibrate/serving_bands.py, and how many rows of pairs that were left out 
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from tuner.backtest.rows import digest_of
-from tuner.backtest.serving.backtest import Predicted, pairs_of
-from tuner.backtest.serving.launches import SYSTEMS, Launch
-from tuner.backtest.serving.prediction import Predictor
-from tuner.backtest.serving.recipes import recipe_of
+from tuner.backtest.serving.backtest import pairs_of
 from tuner.backtest.serving.rows import read_cells
-from tuner.backtest.serving.tables import machines_of
 from tuner.calibrate.serving_bands import (
     STATED,
-    Row,
     ratio_band,
     ratios_of,
     regimes_of,
     stored_bands,
 )
-from tuner.costs.serving.bands import Kernels, StoredBands
-from tuner.costs.serving.machine import ServingMachine
-from tuner.devices.catalogue import find_device
-
-GENERATIONS = ("hopper", "blackwell")
+from tuner.calibrate.serving_unseen import datasheet_rows, unseen_rows
+from tuner.costs.serving.bands import StoredBands
 
 
 def _say(line: str) -> None:
@@ -49,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         del inputs[at : at + 2]
     runs, folders = Path(inputs[0]), [Path(one) for one in inputs[1:]]
     judged = pairs_of(read_cells(runs), profiles=folders)
-    rows = [*rows_with_tables(judged, folders), *rows_without(judged)]
+    rows = [*unseen_rows(judged, folders), *datasheet_rows(judged)]
     made = [stored_bands(regime) for regime in regimes_of(rows)]
     found = StoredBands(
         origin=f"{runs.name}: published launches on Hopper and Blackwell",
@@ -73,39 +64,6 @@ def main(arguments: Sequence[str]) -> int:
     if out is not None:
         out.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
     return 0
-
-
-def rows_with_tables(judged: Predicted, folders: Sequence[Path]) -> Iterator[Row]:
-    """Yield rows priced from kernels; those alone that unseen pairs change are priced again."""
-    pairs = [pair for pair in judged.pairs if pair.launch.generation in GENERATIONS]
-    changed = {pair.launch.system for pair in pairs if _changes(pair.launch)}
-    machines = machines_of(sorted(changed), folders)[0]
-    predictor = Predictor(machines=machines, is_unseen=True)
-    for pair in pairs:
-        is_other = _changes(pair.launch)
-        unseen = predictor.latency(pair.launch) if is_other else pair.latency
-        yield Row(launch=pair.launch, seen=pair.latency, unseen=unseen, kernels="tables")
-
-
-def rows_without(judged: Predicted) -> Iterator[Row]:
-    """Yield the same launches priced from datasheets alone."""
-    launches = [pair.launch for pair in judged.pairs if pair.launch.generation in GENERATIONS]
-    kernels: Kernels = "datasheet"
-    for system in sorted({launch.system for launch in launches}):
-        machine = ServingMachine(sheet=find_device(SYSTEMS[system]), tables=None)
-        machines: Mapping[str, ServingMachine] = {system: machine}
-        seen = Predictor(machines=dict(machines))
-        unseen = replace(seen, is_unseen=True)
-        for launch in launches:
-            if launch.system != system:
-                continue
-            latency = seen.latency(launch)
-            other = unseen.latency(launch) if _changes(launch) else latency
-            yield Row(launch=launch, seen=latency, unseen=other, kernels=kernels)
-
-
-def _changes(launch: Launch) -> bool:
-    return recipe_of(launch) != recipe_of(launch, is_unseen=True)
 
 
 if __name__ == "__main__":
