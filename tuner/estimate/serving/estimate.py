@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tuner.costs.serving.bands import NEW_PAIR, Band, bands_of
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
-from tuner.estimate.serving.changes import LEAST_GAIN_RATIO, changes_of, refused
+from tuner.estimate.serving.changes import changes_of, refused
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
 from tuner.estimate.serving.pricing import (
     Asked,
@@ -21,6 +21,7 @@ from tuner.estimate.serving.pricing import (
 from tuner.estimate.serving.records import ServingEstimate, ServingLoad
 from tuner.planner.serve.demand import MOST_RUNNING
 from tuner.planner.serve.options import Option, PoolSite
+from tuner.planner.serve.telling import tie_ratio
 from tuner.serve_plan import Latency, Role
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.manifests.registry import manifest_of
@@ -100,7 +101,7 @@ def estimate_serving(
         instances_needed=instances_needed(asked, option) if has_room else 0,
         smallest_change=next((change for change in changes if change.beats), None),
         changes=changes,
-        least_gain_ratio=LEAST_GAIN_RATIO,
+        least_gain_ratio=tie_ratio(),
         num_tried=len(changes),
         flags_understood=launch.flags.understood,
         flags_ignored=launch.flags.ignored,

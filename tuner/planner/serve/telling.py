@@ -1,11 +1,10 @@
 """A mode's answer in the words of the plan: decision, prediction, what binds, what to watch."""
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import numpy as np
 
-from tuner.costs.serving.bands import NEW_PAIR
+from tuner.costs.serving.bands import NEW_PAIR, ratio_bands
 from tuner.planner.serve.answering import FIRST_SPARE, MOST_SPARE, Found, Question
 from tuner.planner.serve.assumptions import assumptions_of
 from tuner.planner.serve.demand import Demand
@@ -37,9 +36,14 @@ from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.rules import refusals
 from tuner.spec.serving.manifests.steps import lacks_units
 
-TIE_RATIO: Final = 0.05
-"""Of the objective that the model cannot tell apart: half of the median error of the time per
-token."""
+
+def tie_ratio() -> float:
+    """Return what the model cannot tell apart of the objective: the band of a ratio of TPOT.
+
+    Instances that are needed go as the time of their steps, and what two layouts of one model miss
+    together cancels (tuner/costs/serving/bands.py).
+    """
+    return ratio_bands()[1].high_ratio - 1.0
 
 
 def refusals_of(found: Found, question: Question) -> tuple[str, ...]:
@@ -162,7 +166,7 @@ def binding_constraint(best: Found, question: Question) -> str:
     if spare.most_ratio > asked:
         whose = "of prefill " if spare.prefill_ratio > max(spare.others_ratio, asked) else ""
         return f"waiting: {spare.most_ratio:.0%} of spare capacity {whose}keeps {kept}"
-    if tight and best.objective > best.bound * (1.0 + TIE_RATIO):
+    if tight and best.objective > best.bound * (1.0 + tie_ratio()):
         return f"waiting: cheaper instances that serve the rate miss {kept}"
     if tight and max(tight)[0] > 0.85:
         return max(tight)[1]
@@ -178,7 +182,7 @@ def alternatives_of(
         yield ServeAlternative(
             decision=decision_of(other, question),
             predicted=prediction_of(other, question),
-            within_band=gain_ratio(worth_of(other, goal), best, goal) >= -TIE_RATIO,
+            within_band=gain_ratio(worth_of(other, goal), best, goal) >= -tie_ratio(),
             lost_by=lost_by(other, best, goal) + held_back_by(other, best, goal),
         )
 
