@@ -126,6 +126,14 @@ def _bands(regime: Regime, metric: str) -> list[bool]:
         own = float(np.mean(inside_C[regime.engine_C == engine]))
         missed.append(_check(f"{name} hold, {engine}, by row", own, 0.70, is_most=False))
         missed.append(_check(f"{name} hold, {engine}, by pair", share, 0.70, is_most=False))
+    known_C = regime.known_C[metric]
+    own_low_C, own_high_C = regime.left_out(metric, regime.levels(metric), by="setting")
+    is_own_C = np.isfinite(own_low_C)
+    if is_own_C.any():
+        own_C = ((own_low_C <= known_C) & (known_C <= own_high_C))[is_own_C]
+        name = f"{name} hold, known pairs by other systems, releases or formats"
+        missed.append(_check(name, float(np.mean(own_C)), 0.78, is_most=False))
+        _say(f"    median width {np.median((own_high_C - own_low_C)[is_own_C]):.3f}")
     old_low_C, old_high_C = _deciles(regime, metric)
     old_C = (old_low_C <= residual_C) & (residual_C <= old_high_C)
     now_C = interval_score(low_C, high_C, residual_C)
