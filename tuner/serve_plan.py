@@ -25,7 +25,7 @@ Band = tuple[float, float]
 
 
 PUBLISHED_MODES: frozenset[Mode] = frozenset({"aggregated", "disaggregated"})
-"""Modes whose error bands are deciles of published runs; those of others are guesses
+"""Modes whose error bands are made from published runs; those of others are guesses
 (tuner/costs/serving/bands.py)."""
 
 
@@ -150,6 +150,8 @@ class ServePrediction(Record):
     """Of the mean: measured over predicted, times the mean."""
     tpot_s: Latency
     tpot_s_band: Band
+    is_new_pair: bool = False
+    """No calibration row shares the model and the engine: the bands are those of pairs left out."""
     goodput_per_device: float
     """Requests a second that meet every target, over devices."""
     requests_per_s: float
