@@ -23,7 +23,7 @@ from typing import Any, Final, get_args
 
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serving.expert_loads import ExpertLoads
-from tuner.planner.serve.demand import Demand, demand_of
+from tuner.planner.serve.demand import Demand, PrefixHits, demand_of, with_hits
 from tuner.planner.serve.ffn_cells import PricedCells
 from tuner.planner.serve.handovers import HandOvers, handovers_of
 from tuner.planner.serve.instances import formats_of_goal
@@ -66,6 +66,8 @@ MOST_PLAYED: Final = 3
 """Of the thresholds of a mode, the best by their programs."""
 PREFIX_ROUNDS: Final = 4
 """Times that hits are lowered by the number of instances; the last time to none."""
+HIT_DIGITS: Final = 4
+"""Of the share of prompt tokens in prefix caches that a plan states."""
 SPARE_STEPS: Final = 4
 """Halvings of the interval in which the least spare capacity lies."""
 
@@ -151,17 +153,38 @@ class Question:
     """Of attention and FFN servers, where the release has them."""
     simulated: dict[tuple[Any, ...], tuple[Played, Any]] = field(default_factory=dict)
     """What was simulated so far, by mode, instances, router and threshold."""
+    hits: PrefixHits | None = None
+    """What prefix caches hold of recorded prompts; None: the share that the traffic states."""
 
 
-def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings) -> Question:
+def question_of(
+    spec: ServeSpec,
+    sites: tuple[PoolSite, ...],
+    settings: Settings,
+    *,
+    hits: PrefixHits | None = None,
+    demand: Demand | None = None,
+) -> Question:
     """Read the traffic and price every way to run an instance.
+
+    Args:
+        spec: that is asked.
+        sites: its pools.
+        settings: how hard to look.
+        hits: what prefix caches hold of recorded prompts; the question's traffic then states it.
+        demand: of the same traffic, where it was read before.
 
     Raises:
         SpecError: the traffic, a recorded routing or its placement cannot be used.
     """
+    if hits is not None:
+        stated = {"prefix_hit": round(hits.ratio, HIT_DIGITS)}
+        traffic = spec.goal.traffic.model_copy(update=stated)
+        spec = replace(spec, goal=spec.goal.model_copy(update={"traffic": traffic}))
     decoder, formats = decoder_of(spec.model), formats_of_goal(spec.goal)
     longest = min(spec.goal.max_model_len or spec.model.max_position, spec.model.max_position)
-    demand = demand_of(spec.goal, longest=longest)
+    demand = demand_of(spec.goal, longest=longest) if demand is None else demand
+    demand = demand if hits is None else with_hits(demand, hits)
     roles = tuple(
         dict.fromkeys(
             role for mode in get_args(Mode) if mode in spec.goal.modes for role in PRICED[mode]
@@ -193,6 +216,7 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
         settings=settings,
         loads=loads,
         cells=cells,
+        hits=hits,
     )
 
 
@@ -266,6 +290,8 @@ def with_hits_left(
 ) -> Found | None:
     """Answer a mode with the prefix hits that are left where no router looks for prefixes.
 
+    Hits of recorded prompts are counted behind their router (prefix_reuse.py).
+
     Args:
         question: everything that counts.
         mode: to be answered.
@@ -273,7 +299,8 @@ def with_hits_left(
     """
     found = answered(question)
     goal = question.spec.goal
-    if found is None or not loses_prefixes(goal, question.spec.emit, mode):
+    is_counted = question.hits is not None
+    if found is None or is_counted or not loses_prefixes(goal, question.spec.emit, mode):
         return found
     # What a cache finds follows from the number of caches, and that from what they find.
     readers = _readers(found)

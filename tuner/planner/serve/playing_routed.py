@@ -79,7 +79,8 @@ def played_routed(
             policy=policy_of(router, groups),
             decode_policy=router.decode_policy or RouterPolicy.LEAST_REQUESTS,
             holds_prefill=router.holds_prefill,
-            has_sessions=router.has_sessions,
+            # Hits of recorded prompts were counted under the router already.
+            has_sessions=router.has_sessions and demand.cached_N is None,
         ),
         concurrency=_concurrency(demand, every),
     )
@@ -135,7 +136,7 @@ def _requests(
     return thinned(
         goal,
         # A prefill worker's seconds know what the cache holds.
-        replace(demand, computed_tokens=demand.input_tokens) if reading else demand,
+        replace(demand, computed_tokens=demand.input_tokens, cached_N=None) if reading else demand,
         count=min(MOST_REQUESTS, count),
         every=every,
         most_tokens=min(group.option.kv_tokens for group in answering),

@@ -24,15 +24,12 @@ from tuner.spec.serving.manifests.routers import (
     router_with,
     stacks_of,
 )
-from tuner.spec.serving.routers import RouterPolicy
+from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 
 MOST_KINDS: Final = 3
 """Of instances in one role where the router follows load."""
 ROUTED: Final[frozenset[Mode]] = frozenset({"aggregated", "disaggregated"})
 """Modes whose routing is planned; instances of the others are of one kind, served in turn."""
-MOST_THRESHOLD: Final = 0.3
-"""Of a prompt that must match, where the prefix is longer: default of `--cache-threshold` in
-sglang-router 0.3.2 and vllm-router 0.1.17. A prefix is followed from half its length on."""
 _BY_LOAD: Final = (
     RouterPolicy.LEAST_REQUESTS,
     RouterPolicy.POWER_OF_TWO,
@@ -103,7 +100,11 @@ def loses_prefixes(goal: ServeGoal, targets: Iterable[str], mode: Mode) -> bool:
 
 
 def router_of(
-    choice: RouterChoice, goal: ServeGoal, groups: Sequence[tuple[Role, int]]
+    choice: RouterChoice,
+    goal: ServeGoal,
+    groups: Sequence[tuple[Role, int]],
+    *,
+    is_counted: bool = False,
 ) -> ServeRouter | None:
     """Return the router of a decision; None where it has no choice.
 
@@ -111,6 +112,8 @@ def router_of(
         choice: of the answer.
         goal: with the prefixes.
         groups: role and number of each kind of instances.
+        is_counted: hits were counted of recorded prompts, at the router's default threshold; else a
+            prefix is followed from half its length on, or from there.
     """
     first = [count for role, count in groups if role is not Role.DECODE]
     if any(role is Role.PREFILL for role, _ in groups):
@@ -124,7 +127,8 @@ def router_of(
     decode = choice.decode_policy if last > 1 else RouterPolicy.ROUND_ROBIN
     threshold = None
     if policy is RouterPolicy.CACHE_AWARE:
-        threshold = round(min(MOST_THRESHOLD, goal.traffic.prefix_hit / 2.0), 2)
+        half = CACHE_THRESHOLD if is_counted else goal.traffic.prefix_hit / 2.0
+        threshold = round(min(CACHE_THRESHOLD, half), 2)
     return ServeRouter(
         policy=policy,
         decode_policy=decode if last else None,

@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from tuner.simulate.serving.batching import Rank, Rules, unwatched
 from tuner.simulate.serving.disaggregated import prompts_of_step
-from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.load import ClosedLoop, Requests, Served
 from tuner.simulate.serving.routing import Router
 from tuner.simulate.serving.steps import StepTimes
 from tuner.spec.serving.routers import RouterPolicy
@@ -138,6 +138,8 @@ class _Play:
     outputs: list[int]
     cached: list[int]
     elsewhere: list[bool]
+    delays_s: list[float]
+    """Before each request of a closed loop is sent."""
     rng: np.random.Generator
     sessions: list[int]
     ranks: list[Rank] = field(default_factory=list)
@@ -158,7 +160,8 @@ class _Play:
     reader: dict[int, int] = field(default_factory=dict)
     holder: dict[int, int] = field(default_factory=dict)
     misses: set[int] = field(default_factory=set)
-    next_request: int = 0
+    loop: ClosedLoop | None = None
+    """Of requests that wait for each other; None: arrivals are stated."""
     ended: int = 0
 
     def build(self) -> tuple[Router, Router]:
@@ -240,20 +243,17 @@ class _Play:
                 heapq.heappush(self.ends, (end_s, worker, True))
 
     def finish(self, request: int, place: int, end_s: float) -> None:
-        """An answer has ended; in a closed loop the next request is sent."""
+        """An answer has ended; a closed loop sends what comes then."""
         self.ended += 1
         heapq.heappush(self.ends, (end_s, place, False))
         if self.readers and self.routing.holds_prefill:
             heapq.heappush(self.ends, (end_s, self.reader[request], True))
-        if self.requests.arrival_s_R is None:
-            self.submit(end_s)
+        for after in () if self.loop is None else self.loop.ended(request):
+            self.submit(after, end_s)
 
-    def submit(self, at_s: float) -> None:
-        """The next request of a closed loop comes."""
-        if self.next_request < len(self.inputs):
-            delay_s = self.requests.delays_s[self.next_request]
-            heapq.heappush(self.coming, (at_s + delay_s, self.next_request))
-            self.next_request += 1
+    def submit(self, request: int, at_s: float) -> None:
+        """A request of a closed loop comes."""
+        heapq.heappush(self.coming, (at_s + self.delays_s[request], request))
 
     def arrive(self, prefill: Router, decode: Router) -> None:
         """Send the request that comes next to its instances."""
@@ -324,13 +324,15 @@ def simulate_routed(
         outputs=requests.output_R.tolist(),
         cached=requests.cached,
         elsewhere=[bool(readers)] * count,
+        delays_s=requests.delays_s,
         rng=rng,
         sessions=rng.integers(max(count // TURNS, 1), size=count).tolist(),
     )
     prefill, decode = play.build()
     if requests.arrival_s_R is None:
-        for _ in range(min(concurrency, count)):
-            play.submit(0.0)
+        play.loop = ClosedLoop(requests, concurrency=concurrency)
+        for request in play.loop.first():
+            play.submit(request, 0.0)
     else:
         play.coming = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
     while play.ended < count:

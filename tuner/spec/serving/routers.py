@@ -48,6 +48,9 @@ SPREADS_BY_LOAD: Final = frozenset(
 )
 """Policies that send a slow instance fewer requests; the others give each an equal share."""
 
+CACHE_THRESHOLD: Final = 0.3
+"""Of a prompt that must match for its prefix to decide: default of `--cache-threshold` in
+sglang-router 0.3.2 and vllm-router 0.1.17."""
 IMBALANCE_REQUESTS: Final = 64
 IMBALANCE_RATIO: Final = 1.5
 """Cache-aware routing follows load instead where the most outstanding exceed the fewest by more

@@ -134,6 +134,7 @@ SERVER: Final = Server(
     ),
     timeless=frozenset(
         {
+            "kv-events-config",
             "api-key",
             "dist-init-addr",
             "disaggregation-bootstrap-port",

@@ -112,6 +112,7 @@ SERVER: Final = Server(
     ),
     timeless=frozenset(
         {
+            "kv-events-config",
             "api-key",
             "data-parallel-address",
             "data-parallel-rpc-port",
