@@ -49,6 +49,9 @@ class Instances(Record):
 
     role: Role
     pool: str
+    island: str = ""
+    """Instances of one island hand caches over among themselves, behind a router of their own;
+    empty: the deployment is one."""
     count: Count
     """Instances."""
     devices: Count
@@ -95,7 +98,7 @@ class Handover(Record):
 
     from_pool: str
     to_pool: str
-    connector: Literal["nixl", "mooncake", "none"]
+    connector: Literal["nixl", "mooncake", "ascend", "none"]
     path: Literal["device", "host"]
     request_bytes: Size
     """That a mean request moves; where several ranks keep the same keys, all their copies."""
@@ -111,6 +114,18 @@ class ServeDecision(Record):
     handovers: tuple[Handover, ...] = ()
     offload_above_tokens: Count | None = None
     """Prompts with more tokens to compute are prefilled on the remote pool."""
+    island_shares: dict[str, Annotated[float, Field(gt=0.0, le=1.0)]] = Field(default_factory=dict)
+    """Share of all requests that each island gets; empty where there is one."""
+
+    @model_validator(mode="after")
+    def _islands_agree(self) -> "ServeDecision":
+        named = {group.island for group in self.instances}
+        if named != (set(self.island_shares) or {""}):
+            raise ValueError(
+                f"instances are of the islands {sorted(named)}, island_shares of"
+                f" {sorted(self.island_shares)}"
+            )
+        return self
 
     @property
     def num_devices(self) -> int:

@@ -13,7 +13,13 @@ from tuner.serve_plan import (
     ServePlan,
     ServePrediction,
 )
-from tuner.serve_words import group_degrees, group_steps, handover_words, short_serve
+from tuner.serve_words import (
+    group_degrees,
+    group_steps,
+    handover_words,
+    island_words,
+    short_serve,
+)
 from tuner.units import format_bytes, format_s
 
 SHOWN_RATIO = 0.005
@@ -48,6 +54,7 @@ def _head(plan: ServePlan) -> Iterator[str]:
     yield f"{plan.decision.mode}, {_counted(plan.decision.num_devices, 'device')}"
     yield from (f"  {group_text(group)}" for group in plan.decision.instances)
     yield from (f"  {handover_words(way)}" for way in plan.decision.handovers)
+    yield from (f"  {words}" for words in island_words(plan.decision))
     if plan.decision.offload_above_tokens is not None:
         yield f"  prompts above {plan.decision.offload_above_tokens} tokens go to the remote pool"
     goal = plan.goal.objective

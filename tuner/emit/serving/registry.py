@@ -14,7 +14,7 @@ from tuner.emit.serving.placement import ServedPlacement, served
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.place_plan import VerifiedPlacement
 from tuner.serve_plan import VerifiedServing
-from tuner.spec.serving.manifests.registry import ENGINES, manifest_of
+from tuner.spec.serving.manifests.registry import ENGINES, main_release, releases_by_pool
 from tuner.spec.serving.manifests.rules import refusals
 
 SERVE_EMITTERS: Final[Mapping[str, str]] = {
@@ -55,12 +55,13 @@ def unlaunchable(verified: VerifiedServing) -> tuple[str, ...]:
     )
     return (
         *refusals(
-            manifest_of(plan.goal.engine),
+            main_release(plan.goal, plan.cluster),
             verified.decision,
             model=plan.model,
             goal=plan.goal,
             devices_per_node={pool.name: pool.devices_per_node for pool in pools},
             generations={name: sheet.generation for name, sheet in sheets.items()},
+            releases=releases_by_pool(plan.goal, pools),
         ),
         *(
             f"pool {name}: to share a device its multiprocessors must be known; state 'device'"

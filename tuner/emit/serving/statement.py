@@ -3,7 +3,15 @@
 from collections.abc import Iterator
 
 from tuner.devices.catalogue import find_device
-from tuner.emit.serving.shape import GroupShape, are_unlike, group_shapes, is_apart
+from tuner.devices.datasheet import Vendor
+from tuner.emit.serving.shape import (
+    GroupShape,
+    are_unlike,
+    group_shapes,
+    is_apart,
+    release_of,
+    transfer,
+)
 from tuner.serve_plan import PUBLISHED_MODES, Instances, Latency, VerifiedServing
 from tuner.spec.serving.manifests.steps import lacks_units
 from tuner.units import format_s
@@ -60,6 +68,18 @@ def group_notes(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]
     pools = verified.plan.cluster.pools
     device = next(pool.device for pool in pools if pool.name == shape.group.pool)
     known = None if device is None else find_device(device)
+    release = release_of(verified, shape.group)
+    if release.vendor is not Vendor.NVIDIA:
+        notes.append(
+            f"Container: {release.image} ({release.title})"
+            + (f"; {release.image_note}." if release.image_note else ".")
+        )
+    handover = transfer(verified)
+    if handover is not None and handover.path == "host":
+        notes.append(
+            "Caches pass through host memory to devices of another vendor. Both sides must be given"
+            " the same MODEL, release and attention backend, which the connector compares."
+        )
     if known is not None and lacks_units(quantization, generation=known.generation):
         notes.append(
             f"{known.name} has no units for {quantization}: the engine unpacks weights as it reads"

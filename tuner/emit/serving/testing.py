@@ -59,6 +59,23 @@ def shared_device(**changes: Any) -> ServeDecision:
     )
 
 
+def islands(
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    share: float = 0.75,
+    pools: tuple[str, str] = ("h100", "h200"),
+) -> ServeDecision:
+    """Return two islands of one aggregated instance each."""
+    return ServeDecision(
+        mode="aggregated",
+        instances=tuple(
+            sample_instances(Role.AGGREGATED, island=name, pool=pool, count=1)
+            for name, pool in zip(names, pools, strict=True)
+        ),
+        island_shares={names[0]: share, names[1]: 1.0 - share},
+    )
+
+
 def disaggregated(
     *,
     prefill: dict[str, Any] | None = None,

@@ -15,13 +15,15 @@ from typing import Final
 from tuner.emit.placement.vllm import STEP_INTERVAL
 from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, SIDE_CHANNEL, ServerCommand
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
-from tuner.emit.serving.shape import GroupShape, drafted, transfer
+from tuner.emit.serving.shape import GroupShape, drafted, portable, release_of, transfer
 from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
-from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.steps import dispatch_tokens, step_tokens
 
 _PLUGIN: Final = PLACEMENT_FILE["vllm"]
+
+_KV_PORT: Final = "KV_PORT"
+"""Stands for the first port of the side channel, which only the shell knows."""
 
 _LEAST_HALVED: Final = 32
 """Tokens of a decode step above which vLLM overlaps halves by default."""
@@ -39,7 +41,7 @@ def server(
 ) -> ServerCommand:
     """Return the command of one machine of one instance."""
     group, goal = shape.group, verified.plan.goal
-    manifest = manifest_of(goal.engine)
+    manifest = release_of(verified, group)
     quantization = manifest.quantization[goal.quantization]
     kv_cache_dtype = manifest.kv_cache_dtype[goal.kv_cache_dtype]
     is_placed = placement is not None and placement.suits(group)
@@ -47,7 +49,7 @@ def server(
     words = (
         'vllm serve "$MODEL"',
         '--host 0.0.0.0 --port "$PORT"',
-        *_degrees(group),
+        *_degrees(group, manifest=manifest),
         *((f"--quantization {quantization}",) if quantization else ()),
         *((f"--kv-cache-dtype {kv_cache_dtype}",) if kv_cache_dtype else ()),
         *((f"--max-model-len {goal.max_model_len}",) if goal.max_model_len else ()),
@@ -55,7 +57,7 @@ def server(
         *((f"--gpu-memory-utilization {group.memory_ratio:g}",) if group.memory_ratio else ()),
         *_batches(group, manifest=manifest),
         *_drafting(verified, group, manifest=manifest),
-        *(() if handover is None else _transfer(group, handover, manifest=manifest)),
+        *(() if handover is None else _transfer(verified, group, handover, manifest=manifest)),
         *(_placement(placement) if placement is not None and is_placed else ()),
         *(('"${SPREAD[@]}"',) if shape.nodes > 1 else ()),
         '"$@"',
@@ -110,7 +112,7 @@ def _spread(shape: GroupShape) -> str:
     return known + _SPREAD[data_parallel > 1]
 
 
-def _degrees(group: Instances) -> Iterator[str]:
+def _degrees(group: Instances, *, manifest: ServingCapabilities) -> Iterator[str]:
     yield f"--tensor-parallel-size {group.attention_tp}"
     if group.pp > 1:
         yield f"--pipeline-parallel-size {group.pp}"
@@ -118,7 +120,7 @@ def _degrees(group: Instances) -> Iterator[str]:
         yield f"--data-parallel-size {group.attention_dp}"
     if group.ep > 1:
         yield "--enable-expert-parallel"
-        if group.attention_dp > 1:
+        if group.attention_dp > 1 and manifest.exchange_option:
             yield f"--all2all-backend {_ALL2ALL[group.a2a_backend]}"
     if group.two_batch_overlap:
         yield "--enable-dbo"
@@ -137,7 +139,7 @@ def _batches(group: Instances, *, manifest: ServingCapabilities) -> Iterator[str
     yield f"--max-num-seqs {group.max_batch}"
     yield f"--max-num-batched-tokens {tokens}"
     if group.role is not Role.DECODE and not group.chunked_prefill:
-        yield "--disable-chunked-prefill"
+        yield manifest.whole_prompts_option
     if group.role is not Role.PREFILL:
         yield f"--max-cudagraph-capture-size {_graph_tokens(group)}"
 
@@ -171,15 +173,38 @@ def _drafting(
 
 
 def _transfer(
-    group: Instances, handover: Handover, *, manifest: ServingCapabilities
+    verified: VerifiedServing,
+    group: Instances,
+    handover: Handover,
+    *,
+    manifest: ServingCapabilities,
 ) -> Iterator[str]:
-    config = {
+    config: dict[str, object] = {
         "kv_connector": manifest.connectors[handover.connector],
         "kv_role": "kv_producer" if group.role is Role.PREFILL else "kv_consumer",
     }
     if handover.path == "host":
         config["kv_buffer_device"] = "cpu"
-    yield f"--kv-transfer-config {shlex.quote(json.dumps(config))}"
+    if handover.connector == "ascend":
+        config["kv_port"] = _KV_PORT
+        config["kv_connector_extra_config"] = _ascend_degrees(verified)
+    # The port is the shell's to fill in, between the quotes of the rest.
+    quoted = shlex.quote(json.dumps(config)).replace(_KV_PORT, f"'{SIDE_CHANNEL}'")
+    yield f"--kv-transfer-config {quoted}"
+    backend = portable(verified, handover)
+    if backend is not None:
+        yield f"--attention-backend {backend}"
+
+
+def _ascend_degrees(verified: VerifiedServing) -> dict[str, dict[str, int]]:
+    """Return the degrees of both sides, which each side must know."""
+    found = {}
+    for role in (Role.PREFILL, Role.DECODE):
+        group = next(each for each in verified.decision.instances if each.role is role)
+        found[role.value] = {"dp_size": group.attention_dp, "tp_size": group.attention_tp}
+        if group.pp > 1:
+            found[role.value]["pp_size"] = group.pp
+    return found
 
 
 def _environment(group: Instances, handover: Handover) -> Mapping[str, str]:
@@ -188,7 +213,9 @@ def _environment(group: Instances, handover: Handover) -> Mapping[str, str]:
             "VLLM_NIXL_SIDE_CHANNEL_HOST": '"$HOST_IP"',
             "VLLM_NIXL_SIDE_CHANNEL_PORT": SIDE_CHANNEL,
         }
-    return {"VLLM_MOONCAKE_BOOTSTRAP_PORT": BOOTSTRAP} if group.role is Role.PREFILL else {}
+    if handover.connector == "mooncake" and group.role is Role.PREFILL:
+        return {"VLLM_MOONCAKE_BOOTSTRAP_PORT": BOOTSTRAP}
+    return {}
 
 
 def _placement(placement: ServedPlacement) -> Iterator[str]:

@@ -32,7 +32,7 @@ from tuner.serve_plan import (
     ServeDecision,
     ServePrediction,
 )
-from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.registry import main_release
 from tuner.spec.serving.manifests.rules import refusals
 from tuner.spec.serving.manifests.steps import lacks_units
 
@@ -45,12 +45,13 @@ def refusals_of(found: Found, question: Question) -> tuple[str, ...]:
     """Return what keeps the engine's release from launching an answer."""
     spec = question.spec
     return refusals(
-        manifest_of(spec.goal.engine),
+        main_release(spec.goal, spec.cluster),
         decision_of(found, question),
         model=spec.model,
         goal=spec.goal,
         devices_per_node={pool.name: pool.devices_per_node for pool in spec.cluster.pools},
         generations={site.pool.name: site.machine.sheet.generation for site in question.sites},
+        releases=question.hand_overs.releases,
     )
 
 
@@ -84,7 +85,7 @@ def _handover(sender: Option, receiver: Option, hand_overs: HandOvers) -> Handov
     return Handover(
         from_pool=sender.site.pool.name,
         to_pool=receiver.site.pool.name,
-        connector=hand_overs.connector.value,
+        connector=hand_overs.connector(sender.site, receiver.site).value,
         path=hand_overs.path_kind(sender.site, receiver.site),
         request_bytes=round(hand_overs.moved(sender, receiver).whole),
         seconds=hand_overs.seconds(sender, receiver),

@@ -37,7 +37,7 @@ from tuner.serve_plan import ServeDecision, ServeRelaxation
 from tuner.spec.cluster import Link, Pool
 from tuner.spec.serving.goal import Mode, Percentiles, ServeGoal, Slo
 from tuner.spec.serving.lengths import LengthLaw
-from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.registry import main_release
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_s
 
@@ -69,7 +69,7 @@ class Closest:
 
 def launchable_modes(question: Question) -> tuple[Mode, ...]:
     """Return the modes that are asked for and that the release has."""
-    known = manifest_of(question.spec.goal.engine).modes
+    known = main_release(question.spec.goal, question.spec.cluster).modes
     return tuple(mode for mode in modes_of(question) if mode in known)
 
 
@@ -106,7 +106,7 @@ def _binding(question: Question, answers: Answers) -> str:
 def _refused(question: Question, answers: Answers, launched: tuple[Mode, ...]) -> str:
     """Say where the engine's release is what stands in the way; empty: it does not."""
     if not launched:
-        engine = manifest_of(question.spec.goal.engine)
+        engine = main_release(question.spec.goal, question.spec.cluster)
         return (
             f"release: {engine.name} {engine.release} launches none of the modes asked for"
             f" ({', '.join(modes_of(question))}), but {', '.join(sorted(engine.modes))}"

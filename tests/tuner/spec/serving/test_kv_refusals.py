@@ -203,12 +203,17 @@ def test_unlike_layouts_never_meet() -> None:
             Connector.NIXL,
             r"'lmdeploy': no KV connector .*'sglang', 'trtllm', 'vllm'",
         ),
-        ("vllm", "0.1", Connector.NIXL, r"vllm 0.1: .* not described; known: \['0.33.0'\]"),
+        (
+            "vllm",
+            "0.1",
+            Connector.NIXL,
+            r"vllm 0.1: .* not described; .*'0.23.0', '0.33.0'",
+        ),
         (
             "sglang",
             "",
             Connector.NIXL_PUSH,
-            r"no connector nixl_push; it has \['mooncake', 'nixl'\]",
+            r"no connector nixl_push; it has \['ascend', 'mooncake', 'nixl'\]",
         ),
     ],
 )
