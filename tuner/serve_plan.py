@@ -106,6 +106,14 @@ class Handover(Record):
     """Not hidden behind prefill."""
 
 
+class Island(Record):
+    """Instances that hand caches over among themselves, behind a router of their own."""
+
+    name: Annotated[str, Field(min_length=1)]
+    share_ratio: Annotated[float, Field(gt=0.0, le=1.0)]
+    """Of all requests, which a router in front gives it."""
+
+
 class ServeDecision(Record):
     """What to launch."""
 
@@ -114,16 +122,16 @@ class ServeDecision(Record):
     handovers: tuple[Handover, ...] = ()
     offload_above_tokens: Count | None = None
     """Prompts with more tokens to compute are prefilled on the remote pool."""
-    island_shares: dict[str, Annotated[float, Field(gt=0.0, le=1.0)]] = Field(default_factory=dict)
-    """Share of all requests that each island gets; empty where there is one."""
+    islands: tuple[Island, ...] = ()
+    """Behind a router of their own each; empty where one router stands before all instances."""
 
     @model_validator(mode="after")
     def _islands_agree(self) -> "ServeDecision":
         named = {group.island for group in self.instances}
-        if named != (set(self.island_shares) or {""}):
+        known = {island.name for island in self.islands} or {""}
+        if named != known:
             raise ValueError(
-                f"instances are of the islands {sorted(named)}, island_shares of"
-                f" {sorted(self.island_shares)}"
+                f"instances are of the islands {sorted(named)}, islands names {sorted(known)}"
             )
         return self
 
@@ -224,6 +232,8 @@ class ServeUnlaunchable(Record):
 
     feature: str
     gain_ratio: float
+    rule: str = ""
+    """Name of the rule between vendors that forbids it (manifests/vendor_pairs.py)."""
 
 
 class ServeModeAnswer(Record):

@@ -67,8 +67,8 @@ def short_serve(decision: ServeDecision) -> str:
 
 def island_words(decision: ServeDecision) -> Iterator[str]:
     """Say which share of the requests each island gets."""
-    for name, share in decision.island_shares.items():
-        yield f"island {name} gets {share:.1%} of the requests"
+    for island in decision.islands:
+        yield f"island {island.name} gets {island.share_ratio:.1%} of the requests"
 
 
 def handover_words(way: Handover) -> str:

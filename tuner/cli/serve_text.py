@@ -169,7 +169,7 @@ def _ways_out(plan: ServePlan) -> Iterator[str]:
 def _unlaunchable(plan: ServePlan, *, least_gain_ratio: float = 0.0) -> Iterator[str]:
     """What no release launches, where it would save so much; of an infeasible plan all of it."""
     for one in plan.unlaunchable:
-        if plan.decision is not None and one.gain_ratio < least_gain_ratio:
+        if plan.decision is not None and one.gain_ratio < least_gain_ratio and not one.rule:
             continue
         saved = f" (would save {one.gain_ratio:.0%})" * (one.gain_ratio >= SHOWN_RATIO)
         yield f"cannot be launched: {one.feature}{saved}"

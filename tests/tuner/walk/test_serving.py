@@ -78,7 +78,7 @@ DECISIONS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
     "mode": (disaggregated(), aggregated()),
     "instances": (aggregated(), aggregated(count=3)),
     "handovers": (disaggregated(), disaggregated(connector="mooncake")),
-    "island_shares": (islands(), islands(share=0.6)),
+    "islands": (islands(), islands(share=0.6)),
     "offload_above_tokens": (
         disaggregated(),
         disaggregated().model_copy(update={"offload_above_tokens": 4096}),
@@ -102,7 +102,7 @@ UNSAID: Final[Mapping[str, str]] = {
     "request_bytes": "predicted, not launched",
     "seconds": "predicted, not launched",
     "island": "names the folder that the scripts lie in",
-    "island_shares": "the router in front of the islands weighs them",
+    "islands": "the router in front of the islands weighs them",
     "path": "the connector takes the device's memory where it can",
     "offload_above_tokens": "the router decides by length, not the server",
 }

@@ -30,7 +30,8 @@ Object = dict[str, Any]
 
 def app_name(verified: VerifiedServing) -> str:
     """Return what the deployment is called in its namespace."""
-    return f"moetune-{dns_label(verified.plan.model.name, longest=16)}"
+    island = "".join(f"-{dns_label(one.name, longest=16)}" for one in verified.decision.islands)
+    return f"moetune-{dns_label(verified.plan.model.name, longest=16)}{island}"
 
 
 def literal(text: str) -> str:

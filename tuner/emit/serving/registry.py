@@ -10,6 +10,7 @@ from typing import Final, Protocol, cast
 
 from tuner.devices.catalogue import find_device
 from tuner.emit.files import EmittedFile
+from tuner.emit.serving.islands import FRONT, front_files, island_parts
 from tuner.emit.serving.placement import ServedPlacement, served
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.place_plan import VerifiedPlacement
@@ -115,15 +116,38 @@ def emit_all_serving(
 ) -> dict[str, tuple[EmittedFile, ...]]:
     """Return the files of every target of the plan; a launcher brings the scripts that it starts.
 
+    Of islands each has a folder of its own with all targets, beside the router in front.
+
     Raises:
         UnknownTargetError: the plan names a target that does not exist or is another engine.
         UnsuitedPlacementError: engine or instances cannot take the placement, or the plan counts on
             one that is not given.
         ValueError: the engine cannot express the decision; it was planned for another release.
     """
+    if len(verified.decision.islands) > 1:
+        return _emit_islands(verified, placement=placement)
     named = verified.plan.emit
     brought = (verified.plan.goal.engine.name,) if _NEED_SCRIPTS & set(named) else ()
     return {
         target: emit_serving(target, verified, placement=placement)
         for target in dict.fromkeys((*brought, *named))
     }
+
+
+def _emit_islands(
+    verified: VerifiedServing, *, placement: VerifiedPlacement | None
+) -> dict[str, tuple[EmittedFile, ...]]:
+    """Emit each island into a folder of its own, and the router in front of all."""
+    broken = unlaunchable(verified)
+    if broken:
+        raise ValueError("; ".join(broken))
+    found: dict[str, tuple[EmittedFile, ...]] = {}
+    for name, part in island_parts(verified):
+        engine = part.plan.goal.engine.name
+        named = tuple(
+            dict.fromkeys(engine if target in ENGINES else target for target in verified.plan.emit)
+        )
+        own = part.model_copy(update={"plan": part.plan.model_copy(update={"emit": named})})
+        files = emit_all_serving(own, placement=placement)
+        found |= {f"{name}/{target}": emitted for target, emitted in files.items()}
+    return found | ({FRONT: front_files(verified)} if found else {})

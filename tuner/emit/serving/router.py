@@ -73,7 +73,7 @@ def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None =
         body = _nginx(group_shapes(verified), by_service=counts is not None)
     else:
         body = _gateway(verified, engine=engine, disaggregated="PREFILL" in lists)
-    return f'ROUTER_PORT="${{ROUTER_PORT:-{ROUTER_PORT}}}"\n{_CHECK}{read}{body}'
+    return f"{_PORT}{_CHECK}{read}{body}"
 
 
 def by_nginx(verified: VerifiedServing) -> bool:
@@ -200,19 +200,23 @@ exec python "$PROXY" --host 0.0.0.0 --port "$ROUTER_PORT" \
   --decoder-hosts $(hosts "${DECODE[@]}") --decoder-ports $(ports "${DECODE[@]}") "$@"
 """
 
-_NGINX: Final = """\
+_NGINX_CONFIG: Final = """\
 CONFIG="$(mktemp)"
-{
+{{
   # Two connections a request under way; prompts may be long.
-  echo 'worker_rlimit_nofile 65536; events { worker_connections 32768; }'
-  echo 'http { client_max_body_size 0; upstream workers { least_conn;'
-  for index in "${!WORKER[@]}"; do
-    printf '  server %s weight=%s;\\n' "${WORKER[index]#http://}" "${WEIGHTS[index]}"
+  echo 'worker_rlimit_nofile 65536; events {{ worker_connections 32768; }}'
+  echo 'http {{ client_max_body_size 0; upstream workers {{{method}'
+  for index in "${{!WORKER[@]}}"; do
+    printf '  server %s weight=%s;\\n' "${{WORKER[index]#http://}}" "${{WEIGHTS[index]}}"
   done
-  echo '} server {'
+  echo '}} server {{'
   printf '  listen %s;\\n' "$ROUTER_PORT"
-  echo '  location / { proxy_pass http://workers; proxy_http_version 1.1;'
-  echo '    proxy_buffering off; proxy_read_timeout 3600s; } } }'
-} > "$CONFIG"
+  echo '  location / {{ proxy_pass http://workers; proxy_http_version 1.1;'
+  echo '    proxy_buffering off; proxy_read_timeout 3600s; }} }} }}'
+}} > "$CONFIG"
 exec nginx -c "$CONFIG" -g 'daemon off;'
 """
+_NGINX: Final = _NGINX_CONFIG.format(method=" least_conn;")
+_PORT: Final = f'ROUTER_PORT="${{ROUTER_PORT:-{ROUTER_PORT}}}"\n'
+FRONT_NGINX: Final = _PORT + _NGINX_CONFIG.format(method="")
+"""By weights alone: each island spreads its requests itself."""

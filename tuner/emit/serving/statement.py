@@ -28,6 +28,10 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
         lines.append(f"NOT VERIFIED: {verified.waived}")
     if verified.measured:
         lines.append(f"Measured: {verified.measured}")
+    lines += [
+        f"Island {one.name} gets {one.share_ratio:.1%} of all requests."
+        for one in verified.decision.islands
+    ]
     lines += [_line(shape) for shape in group_shapes(verified)]
     speculative = plan.goal.speculative
     if speculative is not None and any(each.draft_tokens for each in verified.decision.instances):

@@ -7,6 +7,7 @@ from typing import Any
 from tuner.serve_plan import (
     Handover,
     Instances,
+    Island,
     Latency,
     Role,
     ServeCertificate,
@@ -72,7 +73,10 @@ def islands(
             sample_instances(Role.AGGREGATED, island=name, pool=pool, count=1)
             for name, pool in zip(names, pools, strict=True)
         ),
-        island_shares={names[0]: share, names[1]: 1.0 - share},
+        islands=(
+            Island(name=names[0], share_ratio=share),
+            Island(name=names[1], share_ratio=1.0 - share),
+        ),
     )
 
 

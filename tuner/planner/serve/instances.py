@@ -10,7 +10,7 @@ from tuner.serve_plan import Instances
 from tuner.spec.serving.goal import ServeGoal
 
 
-def instances_of(option: Option, *, count: int) -> Instances:
+def instances_of(option: Option, *, count: int, island: str = "") -> Instances:
     """Return equal instances of one kind."""
     degrees = option.degrees
     iteration = option.iteration
@@ -18,6 +18,7 @@ def instances_of(option: Option, *, count: int) -> Instances:
     return Instances(
         role=option.role,
         pool=option.site.pool.name,
+        island=island,
         count=count,
         devices=option.devices,
         attention_tp=degrees.attention_tensor,

@@ -7,7 +7,7 @@ from tuner.planner.serve.answering import Question, Settings, question_of
 from tuner.planner.serve.certifying import certificate_of, space_of
 from tuner.planner.serve.modes import Answers, answers_of, table_of, unlaunchable_of
 from tuner.planner.serve.options import PoolSite
-from tuner.planner.serve.refused import refused_handovers
+from tuner.planner.serve.refused import refused_handovers, refused_vendors
 from tuner.planner.serve.telling import (
     alternatives_of,
     binding_constraint,
@@ -56,6 +56,7 @@ def make_serve_plan(
         unlaunchable=(
             *unlaunchable_of(answers, question),
             *refused_handovers(question, best),
+            *refused_vendors(question, best),
         ),
         modes=table_of(answers, question),
         provenance=provenance,

@@ -1,12 +1,18 @@
-"""What handovers would gain that the engine's release refuses: solved as if it did not."""
+"""What handovers would gain that the engine's release refuses: solved as if it did not.
+
+Pairs of two vendors are solved each way round, prefill on the one and decode on the other, so that
+every rule between vendors is listed with what it costs, or with what the pair would lose.
+"""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Final
 
 from tuner.planner.serve.answering import Found, Question, answer
 from tuner.planner.serve.handovers import kept_by
-from tuner.planner.serve.ranking import gain_ratio, worth_of
+from tuner.planner.serve.options import PoolSite
+from tuner.planner.serve.ranking import gain_ratio, lost_by, worth_of
 from tuner.serve_plan import Role, ServeUnlaunchable
 
 LEAST_GAIN_RATIO: Final = 1e-6
@@ -31,6 +37,63 @@ def refused_handovers(question: Question, best: Found) -> Iterator[ServeUnlaunch
             ),
             gain_ratio=gained,
         )
+
+
+def refused_vendors(question: Question, best: Found) -> Iterator[ServeUnlaunchable]:
+    """Name every pair of pools of two vendors that no connector joins, with its gain or loss."""
+    if "disaggregated" not in question.spec.goal.modes:
+        return
+    for sender, receiver in product(question.sites, question.sites):
+        vendors = [one.machine.sheet.generation.vendor for one in (sender, receiver)]
+        if vendors[0] is vendors[1] or not question.hand_overs.reach(sender, receiver):
+            continue
+        alone = _between(question, sender, receiver)
+        rules = _rules(alone)
+        if not rules:
+            continue
+        found = answer(alone, "disaggregated", may_refuse=False)
+        where = f"prefill on {sender.pool.name} and decode on {receiver.pool.name}"
+        if found is None or found.missed:
+            missed = "serve the traffic" if found is None else f"hold {found.missed[0]}"
+            yield ServeUnlaunchable(
+                feature=f"{where}: would not {missed} either; {rules[0]}",
+                gain_ratio=0.0,
+                rule=_rule(rules[0]),
+            )
+            continue
+        gained = gain_ratio(worth_of(found, question.spec.goal), best, question.spec.goal)
+        yield ServeUnlaunchable(
+            feature=f"{where}: {lost_by(found, best, question.spec.goal)}; {rules[0]}",
+            gain_ratio=max(gained, 0.0),
+            rule=_rule(rules[0]),
+        )
+
+
+def _rule(line: str) -> str:
+    """Return the name of the rule that a refusal states; that of layouts where it names none."""
+    _, found, after = line.partition("rule ")
+    return after.partition(":")[0] if found else "layout"
+
+
+def _between(question: Question, sender: PoolSite, receiver: PoolSite) -> Question:
+    """Return the question with prefill on one pool and decode on another."""
+    kept = tuple(
+        option
+        for option in question.options.options
+        if (option.role is Role.PREFILL and option.site.pool.name == sender.pool.name)
+        or (option.role is Role.DECODE and option.site.pool.name == receiver.pool.name)
+    )
+    return replace(question, options=replace(question.options, options=kept))
+
+
+def _rules(question: Question) -> tuple[str, ...]:
+    """Return why every pair of options is refused; empty: one is not, or there is none."""
+    lines = [
+        question.hand_overs.refusals(one, other)
+        for one, other in product(question.options.options, question.options.options)
+        if one.role is Role.PREFILL and other.role is Role.DECODE
+    ]
+    return lines[0] if lines and all(lines) else ()
 
 
 def _refuses(question: Question) -> bool:

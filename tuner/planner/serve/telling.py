@@ -10,6 +10,7 @@ from tuner.planner.serve.assumptions import assumptions_of
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.handovers import HandOvers, handovers_of
 from tuner.planner.serve.instances import instances_of
+from tuner.planner.serve.islands import island_shares
 from tuner.planner.serve.launchable import choices_of
 from tuner.planner.serve.options import (
     Option,
@@ -27,6 +28,7 @@ from tuner.planner.serve.ranking import (
 from tuner.serve_plan import (
     PUBLISHED_MODES,
     Handover,
+    Island,
     Role,
     ServeAlternative,
     ServeDecision,
@@ -71,13 +73,19 @@ def decision_of(found: Found, question: Question) -> ServeDecision:
         if sender.option.role is Role.PREFILL
         for receiver in groups
         if receiver.option.role is not Role.PREFILL
+        if receiver.island == sender.island
         for pair in [_handover(sender.option, receiver.option, hand_overs)]
     }
     return ServeDecision(
         mode=found.mode,
-        instances=tuple(instances_of(group.option, count=group.count) for group in groups),
+        instances=tuple(
+            instances_of(group.option, count=group.count, island=group.island) for group in groups
+        ),
         handovers=tuple(handovers.values()),
         offload_above_tokens=None if cut is None else cut.above_tokens,
+        islands=tuple(
+            Island(name=name, share_ratio=share) for name, share in island_shares(groups).items()
+        ),
     )
 
 
@@ -101,6 +109,7 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
         (group for group in found.groups if group.option.role is not Role.PREFILL),
         key=lambda group: group.option.tpot_s,
     )
+    shares = island_shares(found.groups)
     return ServePrediction(
         ttft_s=ttft,
         ttft_s_band=ttft_band.around(ttft.mean),
@@ -110,7 +119,10 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
         requests_per_s=played.requests_per_s,
         output_tokens_per_s=played.output_tokens_per_s,
         utilisation_ratio={
-            _named(group): min(1.0, demand.rate_per_s / _role_rate(found, group.option.role))
+            _named(group): min(
+                1.0,
+                shares.get(group.island, 1.0) * demand.rate_per_s / _role_rate(found, group),
+            )
             for group in found.groups
         },
         memory_bytes={_named(group): memory_of(group.option, demand) for group in found.groups},
@@ -126,8 +138,13 @@ def _named(group: Group) -> str:
     return f"{group.option.role.value}@{group.option.site.pool.name}/{shape}"
 
 
-def _role_rate(found: Found, role: Role) -> float:
-    return sum(group.rate_per_s for group in found.groups if group.option.role is role)
+def _role_rate(found: Found, beside: Group) -> float:
+    """Of all instances that do the same in the same island."""
+    return sum(
+        group.rate_per_s
+        for group in found.groups
+        if (group.option.role, group.island) == (beside.option.role, beside.island)
+    )
 
 
 def _breakdown(option: Option, demand: Demand) -> dict[str, float]:
@@ -225,8 +242,11 @@ def cautions_of(found: Found) -> Iterator[str]:
 
 def _weights(found: Found) -> Iterator[str]:
     """Say where instances of unlike kinds must not get equal shares of the requests."""
-    for role in dict.fromkeys(group.option.role for group in found.groups):
-        own = [group for group in found.groups if group.option.role is role]
+    kinds = dict.fromkeys((group.option.role, group.island) for group in found.groups)
+    for role, island in kinds:
+        own = [
+            group for group in found.groups if (group.option.role, group.island) == (role, island)
+        ]
         total = sum(group.rate_per_s for group in own)
         if len(own) > 1:
             told = ", ".join(

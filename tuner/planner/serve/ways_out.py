@@ -23,6 +23,7 @@ from tuner.planner.serve.answering import (
     Found,
     Question,
     answer,
+    at_share,
     groups_of,
     least_spare,
     play,
@@ -196,7 +197,7 @@ def _closest_in(question: Question, mode: Mode, *, end_s: float) -> Closest | No
         if best is not None and question.settings.clock() > end_s:
             break
         share = 0.5 * (low + high)
-        less = _at_share(question, share)
+        less = at_share(question, share)
         played = play(less, mode, groups)
         if played.missed(question.spec.goal.slo):
             high = share
@@ -213,20 +214,6 @@ def _closest_in(question: Question, mode: Mode, *, end_s: float) -> Closest | No
         requests_per_s=played.requests_per_s,
         change=_traffic_words(less, question),
     )
-
-
-def _at_share(question: Question, share: float) -> Question:
-    """Return the question with that share of the traffic."""
-    demand, traffic = question.demand, question.spec.goal.traffic
-    if demand.concurrency is not None:
-        fewer = max(1, round(share * demand.concurrency))
-        demand = replace(demand, concurrency=fewer, rate_per_s=share * demand.rate_per_s)
-        traffic = traffic.model_copy(update={"concurrency": fewer})
-    else:
-        demand = replace(demand, rate_per_s=share * demand.rate_per_s)
-        traffic = traffic.model_copy(update={"rate": demand.rate_per_s})
-    goal = question.spec.goal.model_copy(update={"traffic": traffic})
-    return replace(question, spec=replace(question.spec, goal=goal), demand=demand)
 
 
 def _traffic_words(less: Question, question: Question) -> str:
