@@ -13,7 +13,13 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tuner.emit.placement.vllm import STEP_INTERVAL
-from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, SIDE_CHANNEL, ServerCommand
+from tuner.emit.serving.command import (
+    BOOTSTRAP,
+    RENDEZVOUS,
+    SIDE_CHANNEL,
+    SIDE_CHANNEL_OFFSET,
+    ServerCommand,
+)
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
 from tuner.emit.serving.shape import GroupShape, drafted, portable, release_of, transfer
 from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
@@ -23,7 +29,7 @@ from tuner.spec.serving.manifests.steps import dispatch_tokens, step_tokens
 _PLUGIN: Final = PLACEMENT_FILE["vllm"]
 
 _KV_PORT: Final = "KV_PORT"
-"""Stands for the first port of the side channel, which only the shell knows."""
+"""Variable of the first port of the side channel."""
 
 _LEAST_HALVED: Final = 32
 """Tokens of a decode step above which vLLM overlaps halves by default."""
@@ -65,7 +71,7 @@ def server(
     return ServerCommand(
         words=words,
         environment={} if handover is None else _environment(group, handover),
-        before=_spread(shape) + (_PLUGIN_ON_PATH if is_placed else ""),
+        before=_kv_port(handover) + _spread(shape) + (_PLUGIN_ON_PATH if is_placed else ""),
     )
 
 
@@ -189,11 +195,18 @@ def _transfer(
         config["kv_port"] = _KV_PORT
         config["kv_connector_extra_config"] = _ascend_degrees(verified)
     # The port is the shell's to fill in, between the quotes of the rest.
-    quoted = shlex.quote(json.dumps(config)).replace(_KV_PORT, f"'{SIDE_CHANNEL}'")
+    quoted = shlex.quote(json.dumps(config)).replace(_KV_PORT, f"'\"${_KV_PORT}\"'")
     yield f"--kv-transfer-config {quoted}"
     backend = portable(verified, handover)
     if backend is not None:
         yield f"--attention-backend {backend}"
+
+
+def _kv_port(handover: Handover | None) -> str:
+    if handover is None or handover.connector != "ascend":
+        return ""
+    # Written so that estimate's reader of shell text can compute it.
+    return f'{_KV_PORT}="$(($PORT+{SIDE_CHANNEL_OFFSET}))"\n'
 
 
 def _ascend_degrees(verified: VerifiedServing) -> dict[str, dict[str, int]]:

@@ -40,7 +40,7 @@ from tuner.planner.serve.demand import MOST_RUNNING
 from tuner.planner.serve.options import Option, most_running
 from tuner.planner.serve.telling import TIE_RATIO
 from tuner.serve_plan import Role
-from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.registry import release_on
 from tuner.spec.serving.manifests.rules import group_refusals
 
 LEAST_GAIN_RATIO: Final = TIE_RATIO
@@ -63,7 +63,7 @@ def changes_of(asked: Asked, load: ServingLoad | None) -> tuple[ServingChange, .
 
 def refused(asked: Asked, option: Option, setting: Setting) -> tuple[str, ...]:
     """Return what the release says against an instance."""
-    engine = manifest_of(asked.goal.engine)
+    engine = release_on(asked.goal, asked.site.pool)
     lines = group_refusals(
         engine,
         instance_of(asked, option, setting),
@@ -72,7 +72,7 @@ def refused(asked: Asked, option: Option, setting: Setting) -> tuple[str, ...]:
         devices_per_node=asked.site.pool.devices_per_node,
         generation=asked.site.machine.sheet.generation,
     )
-    return tuple(f"{engine.name} {engine.release}: {line}" for line in lines)
+    return tuple(f"{engine.title}: {line}" for line in lines)
 
 
 def _neighbours(asked: Asked, *, fits_now: bool) -> Iterator[tuple[str, Setting]]:

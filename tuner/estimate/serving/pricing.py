@@ -123,7 +123,8 @@ def asked_of(
     model = spec.model
     goal = spec.goal.model_copy(
         update={
-            "engine": _engine(launch, spec.goal),
+            "engine": _engine(launch, spec.goal.engines.get(site.pool.name, spec.goal.engine)),
+            "engines": {},
             "quantization": _quantization(launch, spec.goal),
             "kv_cache_dtype": launch.kv_cache_dtype,
             "max_model_len": launch.max_model_len,
@@ -159,9 +160,9 @@ def _quantization(launch: ServingLaunch, goal: ServeGoal) -> str:
     return launch.quantization or goal.quantization
 
 
-def _engine(launch: ServingLaunch, goal: ServeGoal) -> NamedEngine:
-    is_same = goal.engine.name == launch.engine.value
-    return goal.engine if is_same else NamedEngine.model_validate({"name": launch.engine.value})
+def _engine(launch: ServingLaunch, own: NamedEngine) -> NamedEngine:
+    is_same = own.name == launch.engine.value
+    return own if is_same else NamedEngine.model_validate({"name": launch.engine.value})
 
 
 def _other_half(role: Role) -> dict[str, Percentiles]:

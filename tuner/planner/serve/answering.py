@@ -25,7 +25,7 @@ from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.planner.serve.demand import Demand, demand_of
 from tuner.planner.serve.handovers import HandOvers, handovers_of
 from tuner.planner.serve.instances import formats_of_goal
-from tuner.planner.serve.islands import ISLAND_MODES, island_layouts, island_shares
+from tuner.planner.serve.islands import island_layouts, island_shares
 from tuner.planner.serve.launchable import launchable_options, release_refuses
 from tuner.planner.serve.offloading import Cut, cut_options, cuts_of
 from tuner.planner.serve.options import Options, PoolSite
@@ -339,7 +339,7 @@ def tried(question: Question, mode: Mode, spare: Spare, *, may_refuse: bool = Tr
 
 def solved_with(question: Question, mode: Mode, spare: Spare, *, may_refuse: bool) -> Solved | None:
     """Choose instances behind one router, or in islands of one vendor each where that is less."""
-    layouts = island_layouts(question.spec) if mode in ISLAND_MODES else ({},)
+    layouts = island_layouts(question.spec, mode)
     found = [
         solved
         for islands in layouts

@@ -22,11 +22,14 @@ ISLAND_MODES: Final[frozenset[Mode]] = frozenset({"aggregated", "disaggregated"}
 """Those that are laid out as islands."""
 
 
-def island_layouts(spec: ServeSpec) -> tuple[Mapping[str, str], ...]:
-    """Return the islands of pools, by name, that are worth trying; empty: all behind one router."""
+def island_layouts(spec: ServeSpec, mode: Mode) -> tuple[Mapping[str, str], ...]:
+    """Return the islands of pools, by name, that are worth trying; empty: all behind one router.
+
+    Aggregated instances of two releases are islands always: nothing passes between them.
+    """
     releases = releases_by_pool(spec.goal, spec.cluster.pools)
     titles = dict.fromkeys((one.vendor, one.title) for one in releases.values())
-    if len(titles) < 2:
+    if len(titles) < 2 or mode not in ISLAND_MODES:
         return ({},)
     vendors = [vendor for vendor, _ in titles]
     by_pool = {
@@ -37,7 +40,7 @@ def island_layouts(spec: ServeSpec) -> tuple[Mapping[str, str], ...]:
         )
         for pool, one in releases.items()
     }
-    return ({}, by_pool)
+    return (by_pool,) if mode == "aggregated" else ({}, by_pool)
 
 
 def island_shares(groups: Sequence[Group]) -> dict[str, float]:

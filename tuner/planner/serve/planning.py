@@ -42,7 +42,7 @@ def make_serve_plan(
     if not answers.fitting:
         return _nothing(question, answers, solve_s=solve_s, provenance=provenance)
     best, *others = answers.fitting
-    provenance = provenance.model_copy(update={"notes": (*notes, *cautions_of(best))})
+    provenance = provenance.model_copy(update={"notes": (*notes, *cautions_of(best, question))})
     return ServePlan(
         model=spec.model,
         cluster=spec.cluster,

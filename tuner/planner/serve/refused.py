@@ -27,6 +27,8 @@ def refused_handovers(question: Question, best: Found) -> Iterator[ServeUnlaunch
     if free is None or free.missed:
         return
     broken = _broken(question, free)
+    if broken and ": rule " in broken[0]:
+        return  # Between vendors: refused_vendors names it.
     goal = question.spec.goal
     gained = gain_ratio(worth_of(free, goal), best, goal)
     if broken and gained > LEAST_GAIN_RATIO:

@@ -1,10 +1,12 @@
 """A mode's answer in the words of the plan: decision, prediction, what binds, what to watch."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Final
 
 import numpy as np
 
+from tuner.devices.datasheet import Vendor
 from tuner.planner.serve.answering import FIRST_SPARE, MOST_SPARE, Found, Question
 from tuner.planner.serve.assumptions import assumptions_of
 from tuner.planner.serve.demand import Demand
@@ -37,6 +39,8 @@ from tuner.serve_plan import (
 from tuner.spec.serving.manifests.registry import main_release
 from tuner.spec.serving.manifests.rules import refusals
 from tuner.spec.serving.manifests.steps import lacks_units
+from tuner.spec.serving.manifests.vendor_pairs import portable_backend
+from tuner.spec.serving.manifests.vendors import TRAITS
 
 TIE_RATIO: Final = 0.05
 """Of the objective that the model cannot tell apart: half of the median error of the time per
@@ -226,9 +230,10 @@ def told_of(found: Found) -> str:
     return words
 
 
-def cautions_of(found: Found) -> Iterator[str]:
+def cautions_of(found: Found, question: Question) -> Iterator[str]:
     """Say what is to be watched with the chosen instances."""
     yield from _weights(found)
+    yield from _vendors(found, question)
     if found.mode not in PUBLISHED_MODES:
         yield f"no published run stands behind the bands of {found.mode}: they are a guess"
     if found.mode == "shared_device":
@@ -237,6 +242,37 @@ def cautions_of(found: Found) -> Iterator[str]:
             " measurements; the engine's loop for them does not hide the host's work between"
             " steps, which is not priced, and sglang 0.5.23 warns of slow steps with torch after"
             " 2.6: measure before relying on it"
+        )
+
+
+def _vendors(found: Found, question: Question) -> Iterator[str]:
+    """Say what is not priced where devices are of other vendors, or of two."""
+    sites = {group.option.site.pool.name: group.option.site for group in found.groups}
+    for name, site in sites.items():
+        vendor = site.machine.sheet.generation.vendor
+        spread = [one for one in found.groups if one.option.site is site]
+        if vendor is not Vendor.NVIDIA and any(
+            group.option.degrees.attention_data > 1 for group in spread
+        ):
+            yield (
+                f"{name}: the exchange of experts is priced as all-gather; {vendor}'s own kernels"
+                f" ({TRAITS[vendor].own_exchange}) were never measured for this plan"
+            )
+    for sender, receiver in product(found.groups, found.groups):
+        if sender.option.role is not Role.PREFILL or receiver.option.role is Role.PREFILL:
+            continue
+        ends = sender.option.site, receiver.option.site
+        if sender.island != receiver.island or question.hand_overs.path_kind(*ends) == "device":
+            continue
+        backend = portable_backend(
+            *question.hand_overs.ends(*ends), cache=question.hand_overs.cache
+        )
+        known = question.hand_overs.converted_bytes_per_s(sender.option, receiver.option)
+        conversion = "" if known else "; turning the pages is not priced: no profile measured it"
+        yield (
+            f"{ends[0].pool.name} to {ends[1].pool.name}: both sides run the attention backend"
+            f" {backend}, whose kernels are not the priced ones{conversion}; no published run"
+            " passes caches between these vendors: try one pair before relying on it"
         )
 
 

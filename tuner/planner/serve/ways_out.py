@@ -12,7 +12,7 @@ Not covered: two things given up at once; thresholds of offloaded prompts in the
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from types import MappingProxyType
@@ -30,6 +30,7 @@ from tuner.planner.serve.answering import (
     question_of,
     variants_of,
 )
+from tuner.planner.serve.islands import island_layouts
 from tuner.planner.serve.modes import Answers, modes_of
 from tuner.planner.serve.program import program_of, solve
 from tuner.planner.serve.ranking import ranked
@@ -166,14 +167,17 @@ def closest_of(question: Question) -> Closest | None:
     end_s, found = settings.clock() + settings.time_limit_s, list[Closest]()
     for mode in launchable_modes(question):
         for variant in variants_of(question, mode) if mode != "prefill_offload" else ():
-            if found and settings.clock() > end_s:
-                break
-            one = _closest_in(variant, mode, end_s=end_s)
-            found += [one] if one else []
+            for islands in island_layouts(question.spec, mode):
+                if found and settings.clock() > end_s:
+                    break
+                one = _closest_in(variant, mode, islands, end_s=end_s)
+                found += [one] if one else []
     return max(found, key=lambda one: one.requests_per_s, default=None)
 
 
-def _closest_in(question: Question, mode: Mode, *, end_s: float) -> Closest | None:
+def _closest_in(
+    question: Question, mode: Mode, islands: Mapping[str, str], *, end_s: float
+) -> Closest | None:
     spare_ratio, spare = question.spec.goal.spare_ratio, least_spare(question)
     program = program_of(
         mode,
@@ -183,6 +187,7 @@ def _closest_in(question: Question, mode: Mode, *, end_s: float) -> Closest | No
         demand=question.demand,
         spare=spare,
         most_rate=True,
+        islands=islands,
     )
     if program is None:
         return None
