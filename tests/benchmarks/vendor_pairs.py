@@ -7,13 +7,14 @@ the traffic (integer program; requests never wait, latency targets hold for a re
 
     joint          both roles, strategies and counts at once, under the rules between vendors
     one router     the same without islands: every prefill may meet every decode
-    no rules       the same as if every connector passed between vendors
     prefill first  the cheapest prefill instances, then the cheapest decode that what is left allows
     decode first   the other way round
+    no rules       joint and both heuristics as if every connector passed between vendors: what the
+                   rules cost
     each vendor    its pool alone
 
-Both heuristics take one kind a role, as the joint choice does in each island, and are held to the
-same rules. "-" is a choice that leaves nothing for the other role.
+Both heuristics take one kind a role, as the joint choice does in each island. "-" is a choice that
+leaves nothing for the other role.
 
 The idea of the comparison is that of "P-D disaggregated inference on multi-vendor GPUs"
 (arXiv:2509.17542), whose own heuristics and figures are not public; both here are ours.
@@ -68,7 +69,7 @@ def joint(question: Question, *, may_refuse: bool, layouts: tuple[Mapping[str, s
     return min(found)
 
 
-def heuristic(question: Question, *, first: Role) -> float:
+def heuristic(question: Question, *, first: Role, may_refuse: bool = True) -> float:
     """Return the money an hour of one role's cheapest instances and the other's on what is left."""
     last = Role.DECODE if first is Role.PREFILL else Role.PREFILL
     left = {site.pool.name: site.pool.num_devices for site in question.sites}
@@ -80,7 +81,7 @@ def heuristic(question: Question, *, first: Role) -> float:
     def meets(other: Option) -> bool:
         pair = (one[0], other) if first is Role.PREFILL else (other, one[0])
         reached = question.hand_overs.reach(pair[0].site, pair[1].site)
-        return reached and not question.hand_overs.refusals(*pair)
+        return reached and not (may_refuse and question.hand_overs.refusals(*pair))
 
     other = cheapest(question, last, left, meets)
     return math.inf if other is None else one[2] + other[2]
@@ -123,9 +124,11 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
             "rate_per_s": question.demand.rate_per_s,
             "joint": joint(question, may_refuse=True, layouts=layouts),
             "one_router": joint(question, may_refuse=True, layouts=({},)),
-            "no_rules": joint(question, may_refuse=False, layouts=({}, *layouts)),
             "prefill_first": heuristic(question, first=Role.PREFILL),
             "decode_first": heuristic(question, first=Role.DECODE),
+            "no_rules": joint(question, may_refuse=False, layouts=layouts),
+            "no_rules_prefill_first": heuristic(question, first=Role.PREFILL, may_refuse=False),
+            "no_rules_decode_first": heuristic(question, first=Role.DECODE, may_refuse=False),
             **{
                 f"{site.pool.name} alone": alone(question, site.pool.name)
                 for site in question.sites

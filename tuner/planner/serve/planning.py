@@ -86,7 +86,7 @@ def _nothing(
         ),
         binding_constraint=why_nothing(question, answers, closest),
         relaxations=tuple(ways_out(question, closest)),
-        unlaunchable=unlaunchable_of(answers, question),
+        unlaunchable=(*unlaunchable_of(answers, question), *refused_vendors(question, None)),
         modes=table_of(answers, question),
         provenance=provenance,
     )

@@ -12,7 +12,7 @@ from typing import Final
 from tuner.planner.serve.answering import Found, Question, answer
 from tuner.planner.serve.handovers import kept_by
 from tuner.planner.serve.options import PoolSite
-from tuner.planner.serve.ranking import gain_ratio, lost_by, worth_of
+from tuner.planner.serve.ranking import counted, gain_ratio, lost_by, worth_of
 from tuner.serve_plan import Role, ServeUnlaunchable
 
 LEAST_GAIN_RATIO: Final = 1e-6
@@ -41,10 +41,16 @@ def refused_handovers(question: Question, best: Found) -> Iterator[ServeUnlaunch
         )
 
 
-def refused_vendors(question: Question, best: Found) -> Iterator[ServeUnlaunchable]:
-    """Name every pair of pools of two vendors that no connector joins, with its gain or loss."""
+def refused_vendors(question: Question, best: Found | None) -> Iterator[ServeUnlaunchable]:
+    """Name every pair of pools of two vendors that no connector joins, with its gain or loss.
+
+    Args:
+        question: that was answered.
+        best: the chosen answer; None where nothing meets the targets.
+    """
     if "disaggregated" not in question.spec.goal.modes:
         return
+    goal = question.spec.goal
     for sender, receiver in product(question.sites, question.sites):
         vendors = [one.machine.sheet.generation.vendor for one in (sender, receiver)]
         if vendors[0] is vendors[1] or not question.hand_overs.reach(sender, receiver):
@@ -63,9 +69,14 @@ def refused_vendors(question: Question, best: Found) -> Iterator[ServeUnlaunchab
                 rule=_rule(rules[0]),
             )
             continue
-        gained = gain_ratio(worth_of(found, question.spec.goal), best, question.spec.goal)
+        takes = f"would serve the traffic on {counted(found.devices)}"
+        if best is not None:
+            takes = lost_by(found, best, goal)
+        elif found.price_per_hour:
+            takes += f" for {found.price_per_hour:.4g} an hour"
+        gained = 0.0 if best is None else gain_ratio(worth_of(found, goal), best, goal)
         yield ServeUnlaunchable(
-            feature=f"{where}: {lost_by(found, best, question.spec.goal)}; {rules[0]}",
+            feature=f"{where}: {takes}; {rules[0]}",
             gain_ratio=max(gained, 0.0),
             rule=_rule(rules[0]),
         )

@@ -36,6 +36,7 @@ def pair_refusals(
     senders = [group for group in decision.instances if group.role == "prefill"]
     receivers = [group for group in decision.instances if group.role == "decode"]
     yield from _drafting(receivers)
+    yield from _one_shape(engine, decision, releases=releases)
     for sender, receiver in product(senders, receivers):
         if sender.island != receiver.island:
             continue
@@ -101,6 +102,27 @@ def _lines(
     )
     for line in refusals(found, engine=ends[0].name, release=ends[0].release, connector=connector):
         yield line.partition(": ")[2]
+
+
+def _one_shape(
+    engine: ServingCapabilities,
+    decision: Deployment,
+    *,
+    releases: Mapping[str, ServingCapabilities],
+) -> Iterator[str]:
+    """vllm-ascend's connector is told one pair of degrees for each side, at start."""
+    shapes: dict[tuple[str, str], set[tuple[int, int, int]]] = {}
+    for group in decision.instances:
+        own = releases.get(group.pool, engine)
+        if own.name == "vllm" and "ascend" in own.connectors:
+            degrees = group.attention_tp, group.attention_dp, group.pp
+            shapes.setdefault((group.role, group.island), set()).add(degrees)
+    for (role, _), found in shapes.items():
+        if role in ("prefill", "decode") and len(found) > 1:
+            yield (
+                f"{len(found)} kinds of {role} instances: the connector of vllm-ascend is told one"
+                " pair of degrees for each side; give them one"
+            )
 
 
 def _drafting(receivers: list[Group]) -> Iterator[str]:
