@@ -195,8 +195,8 @@ load_balance_proxy_server_example.py}"
 hosts() { local url; for url in "$@"; do url="${url#http://}"; printf '%s ' "${url%%:*}"; done; }
 ports() { local url; for url in "$@"; do printf '%s ' "${url##*:}"; done; }
 # Words without quotes: one host or port each.
-exec python "$PROXY" --host 0.0.0.0 --port "$ROUTER_PORT" \
-  --prefiller-hosts $(hosts "${PREFILL[@]}") --prefiller-ports $(ports "${PREFILL[@]}") \
+exec python "$PROXY" --host 0.0.0.0 --port "$ROUTER_PORT" \\
+  --prefiller-hosts $(hosts "${PREFILL[@]}") --prefiller-ports $(ports "${PREFILL[@]}") \\
   --decoder-hosts $(hosts "${DECODE[@]}") --decoder-ports $(ports "${DECODE[@]}") "$@"
 """
 

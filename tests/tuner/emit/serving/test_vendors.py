@@ -1,6 +1,7 @@
 """Files of a deployment are those of its devices' vendor, and of an island a folder each."""
 
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -16,6 +17,8 @@ from tuner.errors import UnknownTargetError
 from tuner.serve_plan import ServeDecision, VerifiedServing
 from tuner.spec.huggingface.read import read_model
 
+GOLDEN = Path(__file__).parent / "golden" / "vendors"
+UPDATE = "MOETUNE_UPDATE_GOLDEN"
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 MIXTRAL = read_model(MODELS / "mixtral-8x7b")
 DEVICES = {"a": "h100-sxm", "b": "mi300x", "c": "ascend-910b"}
@@ -205,3 +208,27 @@ def test_an_island_is_served_by_its_own_engine() -> None:
     files = emit_all_serving(_serving(_islands(("x", "y")), emit=("vllm", "slurm"), goal=goal))
     assert {"x/vllm", "y/sglang"} < set(files)
     assert any("sglang.launch_server" in one.text for one in files["y/sglang"])
+
+
+def test_files_of_each_vendor_equal_the_golden_ones() -> None:
+    pairs = {
+        "amd-nvidia": _pair("b", "a", path="host"),
+        "huawei": _pair("c", "c", connector="ascend"),
+    }
+    for name, decision in pairs.items():
+        files = {str(one.path): one.text for one in emit_serving("vllm", _serving(decision))}
+        for file in ("prefill.sh", "decode.sh", "router.sh"):
+            path = GOLDEN / name / file
+            if UPDATE in os.environ:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(files[file], encoding="utf-8")
+            assert files[file] == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 for {path}"
+
+
+def test_the_plugins_connector_is_told_one_shape_of_each_side() -> None:
+    decision = _pair("c", "c", connector="ascend")
+    prefill, decode = decision.instances
+    wider = prefill.model_copy(update={"devices": 8, "attention_tp": 8, "ep": 8})
+    mixed = decision.model_copy(update={"instances": (prefill, wider, decode)})
+    lines = unlaunchable(_serving(mixed))
+    assert any("2 kinds of prefill instances: the connector of vllm-ascend" in one for one in lines)
