@@ -13,7 +13,14 @@ from tuner.serve_plan import (
     ServePlan,
     ServePrediction,
 )
-from tuner.serve_words import gain_words, group_degrees, group_steps, handover_words, short_serve
+from tuner.serve_words import (
+    gain_words,
+    group_degrees,
+    group_steps,
+    handover_words,
+    island_words,
+    short_serve,
+)
 from tuner.units import format_bytes, format_s
 
 SHOWN_RATIO = 0.005
@@ -48,6 +55,7 @@ def _head(plan: ServePlan) -> Iterator[str]:
     yield f"{plan.decision.mode}, {_counted(plan.decision.num_devices, 'device')}"
     yield from (f"  {group_text(group)}" for group in plan.decision.instances)
     yield from (f"  {handover_words(way)}" for way in plan.decision.handovers)
+    yield from (f"  {words}" for words in island_words(plan.decision))
     if plan.decision.offload_above_tokens is not None:
         yield f"  prompts above {plan.decision.offload_above_tokens} tokens go to the remote pool"
     goal = plan.goal.objective
@@ -171,7 +179,7 @@ def _ways_out(plan: ServePlan) -> Iterator[str]:
 def _unlaunchable(plan: ServePlan, *, least_gain_ratio: float = 0.0) -> Iterator[str]:
     """What no release launches, where it would save so much; of an infeasible plan all of it."""
     for one in plan.unlaunchable:
-        if plan.decision is not None and one.gain_ratio < least_gain_ratio:
+        if plan.decision is not None and one.gain_ratio < least_gain_ratio and not one.rule:
             continue
         saved = f" (would {gain_words(one.gain_ratio, objective=plan.goal.objective)})" * (
             one.gain_ratio >= SHOWN_RATIO

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from tuner.devices.datasheet import Vendor
 from tuner.emit.files import EmittedFile
 from tuner.emit.serving.command import BOOTSTRAP, BOOTSTRAP_OFFSET, FIRST_PORT, ServerCommand
 from tuner.emit.serving.engines import engine_files, server_command
@@ -32,10 +33,17 @@ from tuner.emit.serving.pods import (
     yaml_text,
 )
 from tuner.emit.serving.router import ROUTER_PORT
-from tuner.emit.serving.shape import GroupShape, are_unlike, group_shapes
+from tuner.emit.serving.shape import (
+    GroupShape,
+    are_unlike,
+    group_shapes,
+    release_of,
+    traits_of,
+    vendors,
+)
 from tuner.emit.serving.trtllm import options_name
+from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Role, VerifiedServing
-from tuner.spec.serving.manifests.registry import manifest_of
 
 RELEASE: Final = "1.6.1"
 """Of Dynamo's runtime images."""
@@ -69,7 +77,17 @@ _OURS: Final = ("--host", "--port", "--model-path", "--config", "--backend")
 
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
-    """Return the graph and its benchmark."""
+    """Return the graph and its benchmark.
+
+    Raises:
+        UnknownTargetError: devices are not NVIDIA's.
+    """
+    others = [vendor for vendor in vendors(verified) if vendor is not Vendor.NVIDIA]
+    if others:
+        raise UnknownTargetError(
+            f"emit: Dynamo's runtime images are for NVIDIA devices, the plan has those of"
+            f" {others[0]}; emit kubernetes or slurm"
+        )
     app, engine = app_name(verified), verified.plan.goal.engine.name
     files = engine_files(verified, placement)
     if placement is not None and engine == "vllm":
@@ -100,7 +118,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             else ()
         ),
         f"The engine is the one inside Dynamo {RELEASE}; the plan is for"
-        f" {engine} {manifest_of(verified.plan.goal.engine).release}.",
+        f" {release_of(verified, verified.decision.instances[0]).title}.",
     )
     configs = (config_map(f"{app}-files", files=files),) if files else ()
     return (
@@ -170,6 +188,7 @@ def _component(
     spec = pod(
         container,
         devices=shape.devices_per_node,
+        resource=traits_of(verified, shape.group).resource,
         files=f"{app}-files" if listed else None,
         items=_items(listed),
     ) | placed_on(verified, shape.group.pool)

@@ -5,6 +5,7 @@
     trtllm   trtllm-serve disaggregated                 prefill and decode
              nginx, least connections                   aggregated
     any      nginx, least connections over places       aggregated, instances of several kinds
+    vllm     vllm-ascend's example proxy                prefill and decode on Ascend
 
 The gateways of SGLang and vLLM send each instance of a role an equal share, so instances of several
 kinds stand behind nginx, whose `least_conn` divides requests under way by a server's weight: the
@@ -12,7 +13,9 @@ requests that the instance may run at once. Prefill and decode of several kinds 
 there the less busy of two is taken (`power_of_two`), and the file says so.
 
 Sources: docs.sglang.io (SGLang Model Gateway), the option parsers of sglang-router 0.3.2 and
-vllm-router 0.1.17, TensorRT-LLM's examples/disaggregated. One aggregated instance needs no router.
+vllm-router 0.1.17, TensorRT-LLM's examples/disaggregated, vllm-ascend releases/v0.23.0
+examples/disaggregated_prefill_v1 (in its container under /vllm-workspace). One aggregated instance
+needs no router.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,6 +36,13 @@ ROUTER_PORT: Final = 8000
 
 _PROGRAM: Final = {"sglang": "python -m sglang_router.launch_router", "vllm": "vllm-router"}
 _DISAGGREGATED: Final = {"sglang": "--pd-disaggregation", "vllm": "--vllm-pd-disaggregation"}
+
+
+def by_ascend_proxy(verified: VerifiedServing) -> bool:
+    """Say whether vllm-ascend's own proxy pairs prefill and decode."""
+    handover = transfer(verified)
+    is_ascend = handover is not None and handover.connector == "ascend"
+    return is_ascend and verified.plan.goal.engine.name == "vllm"
 
 
 def needs_router(verified: VerifiedServing) -> bool:
@@ -57,11 +67,13 @@ def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None =
     )
     if engine == "trtllm" and is_apart(verified):
         body = _TRTLLM_DISAGGREGATED
+    elif by_ascend_proxy(verified):
+        body = _ASCEND_PROXY
     elif by_nginx(verified):
         body = _nginx(group_shapes(verified), by_service=counts is not None)
     else:
         body = _gateway(verified, engine=engine, disaggregated="PREFILL" in lists)
-    return f'ROUTER_PORT="${{ROUTER_PORT:-{ROUTER_PORT}}}"\n{_CHECK}{read}{body}'
+    return f"{_PORT}{_CHECK}{read}{body}"
 
 
 def by_nginx(verified: VerifiedServing) -> bool:
@@ -176,19 +188,34 @@ CONFIG="$(mktemp --suffix=.yaml)"
 exec trtllm-serve disaggregated -c "$CONFIG" -t 3600 -r 3600 "$@"
 """
 
-_NGINX: Final = """\
+_ASCEND_PROXY: Final = """\
+PROXY="${PROXY:-/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/\
+load_balance_proxy_server_example.py}"
+hosts() { local url; for url in "$@"; do url="${url#http://}"; printf '%s ' "${url%%:*}"; done; }
+ports() { local url; for url in "$@"; do printf '%s ' "${url##*:}"; done; }
+# Words without quotes: one host or port each.
+exec python "$PROXY" --host 0.0.0.0 --port "$ROUTER_PORT" \\
+  --prefiller-hosts $(hosts "${PREFILL[@]}") --prefiller-ports $(ports "${PREFILL[@]}") \\
+  --decoder-hosts $(hosts "${DECODE[@]}") --decoder-ports $(ports "${DECODE[@]}") "$@"
+"""
+
+_NGINX_CONFIG: Final = """\
 CONFIG="$(mktemp)"
-{
+{{
   # Two connections a request under way; prompts may be long.
-  echo 'worker_rlimit_nofile 65536; events { worker_connections 32768; }'
-  echo 'http { client_max_body_size 0; upstream workers { least_conn;'
-  for index in "${!WORKER[@]}"; do
-    printf '  server %s weight=%s;\\n' "${WORKER[index]#http://}" "${WEIGHTS[index]}"
+  echo 'worker_rlimit_nofile 65536; events {{ worker_connections 32768; }}'
+  echo 'http {{ client_max_body_size 0; upstream workers {{{method}'
+  for index in "${{!WORKER[@]}}"; do
+    printf '  server %s weight=%s;\\n' "${{WORKER[index]#http://}}" "${{WEIGHTS[index]}}"
   done
-  echo '} server {'
+  echo '}} server {{'
   printf '  listen %s;\\n' "$ROUTER_PORT"
-  echo '  location / { proxy_pass http://workers; proxy_http_version 1.1;'
-  echo '    proxy_buffering off; proxy_read_timeout 3600s; } } }'
-} > "$CONFIG"
+  echo '  location / {{ proxy_pass http://workers; proxy_http_version 1.1;'
+  echo '    proxy_buffering off; proxy_read_timeout 3600s; }} }} }}'
+}} > "$CONFIG"
 exec nginx -c "$CONFIG" -g 'daemon off;'
 """
+_NGINX: Final = _NGINX_CONFIG.format(method=" least_conn;")
+_PORT: Final = f'ROUTER_PORT="${{ROUTER_PORT:-{ROUTER_PORT}}}"\n'
+FRONT_NGINX: Final = _PORT + _NGINX_CONFIG.format(method="")
+"""By weights alone: each island spreads its requests itself."""

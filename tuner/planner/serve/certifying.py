@@ -67,7 +67,8 @@ def _covers(launched: Sequence[Found]) -> str:
     modes = ", ".join(one.mode for one in launched)
     is_one = all(one.solved.program.problem.max_kinds == 1 for one in launched)
     each = "one kind" if is_one else "two kinds"
-    return f"{modes}, {each} of instance a role, as if no request waited"
+    where = " and island" if any(one.solved.program.islands for one in launched) else ""
+    return f"{modes}, {each} of instance a role{where}, as if no request waited"
 
 
 def space_of(question: Question, found: Sequence[Found]) -> ServeSpace:

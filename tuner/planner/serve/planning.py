@@ -8,7 +8,7 @@ from tuner.planner.serve.certifying import certificate_of, space_of
 from tuner.planner.serve.modes import Answers, answers_of, table_of, unlaunchable_of
 from tuner.planner.serve.most_rate import at_rate
 from tuner.planner.serve.options import PoolSite
-from tuner.planner.serve.refused import refused_cells, refused_handovers
+from tuner.planner.serve.refused import refused_cells, refused_handovers, refused_vendors
 from tuner.planner.serve.telling import (
     alternatives_of,
     binding_constraint,
@@ -60,6 +60,7 @@ def make_serve_plan(
             *unlaunchable_of(answers, question),
             *refused_handovers(question, best),
             *refused_cells(question, best, answers.of("attention_expert")),
+            *refused_vendors(question, best),
         ),
         modes=table_of(answers, question),
         provenance=provenance,
@@ -90,7 +91,7 @@ def _nothing(
         ),
         binding_constraint=why_nothing(question, answers, closest),
         relaxations=tuple(ways_out(question, closest)),
-        unlaunchable=unlaunchable_of(answers, question),
+        unlaunchable=(*unlaunchable_of(answers, question), *refused_vendors(question, None)),
         modes=table_of(answers, question),
         provenance=provenance,
     )
