@@ -36,6 +36,9 @@ def training(out: Path) -> None:
     for rival in explained.why.rivals:
         print(rival.decision, rival.slower_s, rival.lost_by)
 
+    compared = api.compare([HERE / "checks" / "train-two-pools", out / "train"])
+    print(compared.verdict)
+
 
 def deployment(out: Path) -> None:
     """A deployment: instances that serve the traffic within the targets."""

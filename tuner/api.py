@@ -5,6 +5,7 @@
     deploy, write_serve_plan       of a deployment
     place, write_place_plan        of a placement of experts
     explain, what_ifs, what_if     why a plan is what it is; what it would be under other limits
+    compare                        what differs between plans of one goal, and which is better
     estimate, estimate_serving     what the launch of today does
     backtest, backtest_serving     predictions beside measured runs
     verify, verify_place           launches that let the measurement decide
@@ -21,6 +22,7 @@ of each that plans, explains or estimates, and a test executes it. What measures
 
 from tuner.backtest_api import backtest as backtest
 from tuner.backtest_api import backtest_serving as backtest_serving
+from tuner.compare.comparison import compare as compare
 from tuner.estimate_api import estimate as estimate
 from tuner.estimate_api import estimate_serving as estimate_serving
 from tuner.explain.explaining import explain as explain

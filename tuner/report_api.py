@@ -13,6 +13,7 @@ from tuner.explain.solving import what_ifs
 from tuner.paths import AnyPath, paths_of, plan_folder
 from tuner.plan_folder import kind_of_plan
 from tuner.planner.progress import Told, Watch, unwatched
+from tuner.planner.serve.prefix_reuse import recorded_prompts
 from tuner.report.content import Report
 from tuner.report.reading import Asked, report_of
 from tuner.report.replay import Replay, replayed
@@ -88,4 +89,9 @@ def replay_of(folder: Path, *, profiles: Sequence[Path] = ()) -> Replay | None:
         path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
         spec = read_serve_spec(path)
         sites = tuple(site_of(pool, profiles) for pool in spec.cluster.pools)
-        return replayed(spec, sites, plan.decision)
+        hits = None
+        if plan.prefix_reuse is not None and plan.predicted is not None:
+            rate = plan.predicted.requests_per_s
+            prompts = recorded_prompts(spec, rate_per_s=rate)
+            hits = None if prompts is None else prompts.under(plan.prefix_reuse)
+        return replayed(spec, sites, plan.decision, hits=hits)

@@ -25,7 +25,7 @@ Band = tuple[float, float]
 
 
 PUBLISHED_MODES: frozenset[Mode] = frozenset({"aggregated", "disaggregated"})
-"""Modes whose error bands are deciles of published runs; those of others are guesses
+"""Modes whose error bands are made from published runs; those of others are guesses
 (tuner/costs/serving/bands.py)."""
 
 
@@ -152,6 +152,19 @@ class Latency(Record):
     p99: Seconds
 
 
+class TokenCost(Record):
+    """What tokens cost, by the device-seconds that they take; tuner/planner/serve/token_cost.py."""
+
+    currency: str = ""
+    """Of the amounts, as the spec names it; empty: the unit of `price_per_device_hour`."""
+    input_per_million: Ratio
+    """A million tokens of prompts, those found in the prefix cache included."""
+    output_per_million: Ratio
+    """A million tokens of answers."""
+    input_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
+    """Share of the cost that prompts bear."""
+
+
 class ServePrediction(Record):
     """What the plan expects."""
 
@@ -160,6 +173,8 @@ class ServePrediction(Record):
     """Of the mean: measured over predicted, times the mean."""
     tpot_s: Latency
     tpot_s_band: Band
+    is_new_pair: bool = False
+    """No calibration row shares the model and the engine: the bands are those of pairs left out."""
     goodput_per_device: float
     """Requests a second that meet every target, over devices."""
     requests_per_s: float
@@ -168,7 +183,12 @@ class ServePrediction(Record):
     """Busy share of each group of instances, `role@pool`."""
     memory_bytes: dict[str, int]
     """Of one device of each group."""
+    input_tokens_per_s: float | None = None
+    """Tokens of the prompts served; None in plans of older versions."""
     cost_per_hour: float | None = None
+    """In the spec's currency; None where a pool has no price."""
+    token_cost: TokenCost | None = None
+    """The same split over the tokens that come and go."""
     breakdown_s: dict[str, float]
     """One decode step of the busiest group, by operation."""
 
@@ -259,6 +279,55 @@ class ServeModeAnswer(Record):
     """Why it is not chosen."""
 
 
+class PrefixReuse(Record):
+    """What prefix caches hold of a recorded traffic whose trace names the blocks of prompts."""
+
+    router: Literal["in_turn", "cache_aware", "one"]
+    """How requests are sent to instances: in turn, by the cache-aware rule of the engine's router
+    (tuner/simulate/serving/prefix_hits.py), or all to one."""
+    instances: Count
+    """That read prompts."""
+    ranks: Count
+    """Attention-data ranks of one, each with a cache of its own."""
+    cache_blocks: Count
+    """Of 512 tokens, of one rank, beside the answers that run on it."""
+    stay_s: Seconds
+    """That a request is under way, by which the router counts loads."""
+    hit_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Share of the prompt tokens found, from empty caches on."""
+    by_router: dict[str, float] = Field(default_factory=dict)
+    """The same under each rule."""
+    requests: Size = 0
+    """Of the trace's beginning that were counted."""
+
+
+class FrontPoint(Record):
+    """A way to serve that no other of its mode beats in both speeds.
+
+    At the steady state, every instance full and none waiting (tuner/planner/serve/front.py).
+    """
+
+    mode: Mode
+    tokens_per_s_per_user: float
+    """Output tokens a second of one request: 1 over the time per output token."""
+    tokens_per_s_per_device: float
+    """Output tokens a second of all requests, over all devices, prefill ones included."""
+    running: Count
+    """Sequences of one attention-data rank."""
+    instance: str
+    """That answers, in words."""
+    prefill: str = ""
+    """That reads the prompts, where another one does."""
+    prefill_per_instance: Ratio | None = None
+    """Prefill instances that keep one answering instance busy."""
+    ttft_s: Seconds
+    """Of a prompt alone."""
+    within_targets: bool
+    """Both speeds keep the strictest target, as far as the steady state says."""
+    on_joint_front: bool
+    """No way of another mode beats it either."""
+
+
 class ServeProvenance(Record):
     """What the plan rests on."""
 
@@ -288,6 +357,10 @@ class ServePlan(Record):
     relaxations: tuple[ServeRelaxation, ...] = ()
     modes: tuple[ServeModeAnswer, ...] = ()
     """Every mode that was asked for, in the order of their list."""
+    prefix_reuse: PrefixReuse | None = None
+    """Of the chosen instances; None where no trace names the blocks of its prompts."""
+    pareto: tuple[FrontPoint, ...] = ()
+    """Throughput of a device against the speed of one request, mode by mode, slow users first."""
     provenance: ServeProvenance
     files: tuple[str, ...] = ()
 

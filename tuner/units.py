@@ -206,6 +206,12 @@ def format_count(count: float) -> str:
     return _scaled(count, {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}).replace(" ", "")
 
 
+def format_money(amount: float, currency: str | None) -> str:
+    """Format an amount with its currency, such as `0.42 USD`; a bare number without one."""
+    shown = f"{amount:,.0f}" if amount >= 10_000 else f"{amount:.4g}"
+    return f"{shown} {currency or ''}".rstrip()
+
+
 def format_ratio(ratio: float) -> str:
     """Write a share in [0, 1] as percent, e.g. `25.3 %`."""
     return f"{100.0 * ratio:.1f} %"

@@ -23,7 +23,7 @@ KEYS: Final = {
     "bandwidth": "network cards, and links between pools",
     "batch": "sequences of one optimizer step (train)",
     "sequence-length": "tokens of one sequence (train)",
-    "rate": "requests per second (serve)",
+    "rate": "requests per second, a trace's own or those that a closed loop brings (serve)",
     "concurrency": "requests under way (serve)",
     "input-tokens": "of a prompt (serve)",
     "output-tokens": "of an answer (serve)",

@@ -3,10 +3,12 @@
     python tests/benchmarks/serving_accuracy.py RUNS.csv [TABLES]
 
 Reads a table in the layout of `moetune backtest`, and kernels from TABLES (profiles or a folder of
-aiconfigurator's tables) or the installed aiconfigurator-core. Prints errors of the model as it
-ships, then with residuals of other models alone, then after three launches of the same model,
-system and engine; last the order of strategies, seconds and memory. Figures that miss their aim
-are marked, and the end is 1 if any does.
+aiconfigurator's tables) or the installed aiconfigurator-core. Prints first what a new pair (model,
+engine) meets: every pair is left out in turn, predicted without what its rows alone have shown, and
+held against bands made without it; beside them bands as they were before, deciles by engine of the
+rows of all other pairs. Then errors of the model as it ships, with residuals of other models alone,
+and after three launches of the same model, system and engine; last the order of strategies, seconds
+and memory. Figures that miss their aim are marked, and the end is 1 if any does.
 """
 
 import resource
@@ -16,14 +18,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from tuner.backtest.records import Errors
 from tuner.backtest.serving.backtest import pairs_of
 from tuner.backtest.serving.launches import Harness
 from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.scoring import Pair, metric_of, tpot, ttft
 from tuner.calibrate.serving import after_launches, held_out
+from tuner.calibrate.serving_bands import METRICS, Regime, Row, interval_score, regimes_of
+from tuner.calibrate.serving_unseen import unseen_rows
 
 MIB = 2**20
+LEAST_PAIRS = 3
+Floats = npt.NDArray[np.float64]
 Chosen = Callable[[Pair], bool]
 
 
@@ -51,7 +60,9 @@ def main(arguments: Sequence[str]) -> int:
     blackwell = [pair for pair in pairs if pair.launch.generation == "blackwell"]
     aim = Aim(tpot_median=0.11, tpot_p90=0.30, tpot_bias=0.08, ttft_median=0.31)
     recipe = Aim(tpot_median=0.08, ttft_median=0.16, ttft_p90=0.60)
-    missed = [*_judge("hopper, uncalibrated", hopper, aim)]
+    rows = unseen_rows(judged, [Path(a) for a in arguments[1:]])
+    missed = [*_leave_pairs_out([row for row in rows if row.mode == "aggregated"])]
+    missed += _judge("hopper, uncalibrated", hopper, aim)
     missed += _judge("hopper, InferenceX, uncalibrated", _recipes(hopper), recipe)
     missed += _judge("hopper, other driver, uncalibrated", _others(hopper), Aim())
     missed += _judge("blackwell, uncalibrated", blackwell, Aim(tpot_median=0.11, ttft_median=0.28))
@@ -81,12 +92,82 @@ def main(arguments: Sequence[str]) -> int:
     return int(any(missed))
 
 
+def _leave_pairs_out(rows: Sequence[Row]) -> list[bool]:
+    """Print what the rows of every pair (model, engine) meet where nothing of it is known."""
+    if len({row.pair for row in rows}) < LEAST_PAIRS:
+        _say("pairs left out: too few to leave any out")
+        return []
+    (regime,) = regimes_of(rows)
+    _say(f"pairs of model and engine left out: {len(regime.pairs)}, of {len(rows)} rows")
+    missed = []
+    for metric, aims in (("tpot", (0.10, 0.30)), ("ttft", (0.22, 0.65))):
+        error_C = np.abs(np.exp(-regime.new_C[metric]) - 1.0)
+        name = f"  {metric.upper()}"
+        missed.append(_check(f"{name} median", float(np.median(error_C)), aims[0]))
+        missed.append(_check(f"{name} P90", float(np.quantile(error_C, 0.9)), aims[1]))
+        medians = [float(np.median(error_C[regime.pair_C == pair])) for pair in regime.pairs]
+        _check(f"{name} median of a pair, mean over pairs", float(np.mean(medians)), None)
+    for metric in METRICS:
+        missed += _bands(regime, metric)
+    return missed
+
+
+def _bands(regime: Regime, metric: str) -> list[bool]:
+    """Print how often bands hold what was left out, their scores and widths, now and before."""
+    low_C, high_C = regime.left_out(metric, regime.levels(metric))
+    residual_C = regime.new_C[metric]
+    inside_C = (low_C <= residual_C) & (residual_C <= high_C)
+    name = f"  {metric.upper()} bands stated as 80 %"
+    missed = [
+        _check(f"{name} hold, by row", float(np.mean(inside_C)), 0.78, is_most=False),
+        _check(f"{name} hold, by pair", regime.by_pair(inside_C), 0.78, is_most=False),
+    ]
+    for engine, share in regime.by_engine(inside_C).items():
+        own = float(np.mean(inside_C[regime.engine_C == engine]))
+        missed.append(_check(f"{name} hold, {engine}, by row", own, 0.70, is_most=False))
+        missed.append(_check(f"{name} hold, {engine}, by pair", share, 0.70, is_most=False))
+    known_C = regime.known_C[metric]
+    own_low_C, own_high_C = regime.left_out(metric, regime.levels(metric), by="setting")
+    is_own_C = np.isfinite(own_low_C)
+    if is_own_C.any():
+        own_C = ((own_low_C <= known_C) & (known_C <= own_high_C))[is_own_C]
+        name = f"{name} hold, known pairs by other systems, releases or formats"
+        missed.append(_check(name, float(np.mean(own_C)), 0.78, is_most=False))
+        _say(f"    median width {np.median((own_high_C - own_low_C)[is_own_C]):.3f}")
+    old_low_C, old_high_C = _deciles(regime, metric)
+    old_C = (old_low_C <= residual_C) & (residual_C <= old_high_C)
+    now_C = interval_score(low_C, high_C, residual_C)
+    before_C = interval_score(old_low_C, old_high_C, residual_C)
+    wide, old_wide = (float(np.median(w)) for w in (high_C - low_C, old_high_C - old_low_C))
+    _say(
+        f"  {metric.upper()}, logarithms: interval score {np.mean(now_C):.3f} by row and"
+        f" {regime.by_pair(now_C):.3f} by pair, median width {wide:.3f}; deciles of other pairs'"
+        f" rows: {np.mean(before_C):.3f}, {regime.by_pair(before_C):.3f}, {old_wide:.3f}, holding"
+        f" {np.mean(old_C):.1%} by row and {regime.by_pair(old_C):.1%} by pair"
+    )
+    return missed
+
+
+def _deciles(regime: Regime, metric: str) -> tuple[Floats, Floats]:
+    """Return bands as they were: first and last decile of the engine's rows, its pair left out."""
+    residual_C = regime.new_C[metric]
+    low_C, high_C = np.empty_like(residual_C), np.empty_like(residual_C)
+    for pair in regime.pairs:
+        own_C = regime.pair_C == pair
+        engine = regime.engine_C[int(np.argmax(own_C))]
+        others_C = (regime.engine_C == engine) & ~own_C
+        used_C = others_C if others_C.any() else ~own_C
+        low, high = np.quantile(residual_C[used_C], (0.1, 0.9))
+        low_C[own_C], high_C[own_C] = min(low, 0.0), max(high, 0.0)
+    return low_C, high_C
+
+
 def _recipes(pairs: Sequence[Pair]) -> list[Pair]:
     return [pair for pair in pairs if pair.launch.harness is Harness.INFERENCEX]
 
 
 def _others(pairs: Sequence[Pair]) -> list[Pair]:
-    return [pair for pair in pairs if pair.launch.harness is Harness.OTHER]
+    return [pair for pair in pairs if pair.launch.harness is not Harness.INFERENCEX]
 
 
 def _errors(pairs: Sequence[Pair]) -> tuple[Errors, Errors]:

@@ -1,38 +1,30 @@
-"""Deciles of measured over predicted latency: what tuner/costs/serving/bands.py holds.
+"""Bands of TTFT and TPOT by what is known: writes what tuner/costs/serving/bands.json holds.
 
-    python tests/benchmarks/serving_bands.py RUNS.csv [TABLES]
+    python tests/benchmarks/serving_bands.py RUNS.csv [TABLES] [-o tuner/costs/serving/bands.json]
 
 Reads a table in the layout of `moetune backtest` and predicts every launch on Hopper and Blackwell
-that states what is needed: once from kernels (TABLES or the installed aiconfigurator-core) and once
-with every table left out, from the datasheet alone. Prints the first, fifth and last decile of
-measured over predicted TTFT and TPOT: by engine, of aggregated and of disaggregated launches.
+that states what is needed: from kernels (TABLES or the installed aiconfigurator-core) and, with
+every table left out, from the datasheet alone; each once with all that is known and once as if no
+row of its model and engine had been looked at. Prints and stores the bands of
+tuner/calibrate/serving_bands.py, and how many rows of pairs that were left out they hold.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
+from tuner.backtest.rows import digest_of
 from tuner.backtest.serving.backtest import pairs_of
-from tuner.backtest.serving.launches import SYSTEMS, Launch
-from tuner.backtest.serving.prediction import Latency, Predictor
 from tuner.backtest.serving.rows import read_cells
-from tuner.costs.serving.machine import ServingMachine
-from tuner.devices.catalogue import find_device
-
-DECILES = (0.1, 0.5, 0.9)
-GENERATIONS = ("hopper", "blackwell")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One launch with a prediction of it."""
-
-    launch: Launch
-    latency: Latency
-    kernels: str
+from tuner.calibrate.serving_bands import (
+    STATED,
+    ratio_band,
+    ratios_of,
+    regimes_of,
+    stored_bands,
+)
+from tuner.calibrate.serving_unseen import datasheet_rows, unseen_rows
+from tuner.costs.serving.bands import StoredBands
 
 
 def _say(line: str) -> None:
@@ -40,54 +32,38 @@ def _say(line: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the deciles."""
-    judged = pairs_of(read_cells(Path(arguments[0])), profiles=[Path(a) for a in arguments[1:]])
-    launches = [pair.launch for pair in judged.pairs if pair.launch.generation in GENERATIONS]
-    cases = [
-        Case(launch=pair.launch, latency=pair.latency, kernels="tables")
-        for pair in judged.pairs
-        if pair.launch.generation in GENERATIONS
-    ]
-    cases += _without_tables(launches)
-    for kernels in ("tables", "datasheet"):
-        for is_disaggregated in (False, True):
-            own = [
-                case
-                for case in cases
-                if case.kernels == kernels and case.launch.is_disaggregated is is_disaggregated
-            ]
-            mode = "disaggregated" if is_disaggregated else "aggregated"
-            for engine in sorted({case.launch.engine for case in own}):
-                _print(
-                    f"{kernels} {mode} {engine.value}",
-                    [case for case in own if case.launch.engine is engine],
-                )
-            _print(f"{kernels} {mode} all", own)
-    return 0
-
-
-def _without_tables(launches: Sequence[Launch]) -> Iterator[Case]:
-    for system in sorted({launch.system for launch in launches}):
-        machine = ServingMachine(sheet=find_device(SYSTEMS[system]), tables=None)
-        predictor = Predictor(machines={system: machine})
-        for launch in launches:
-            if launch.system == system:
-                yield Case(launch=launch, latency=predictor.latency(launch), kernels="datasheet")
-
-
-def _print(title: str, cases: Sequence[Case]) -> None:
-    for name in ("ttft", "tpot"):
-        ratios = np.array(
-            [
-                measured_s / predicted_s
-                for case in cases
-                if (measured_s := getattr(case.launch, f"{name}_s"))
-                and (predicted_s := getattr(case.latency, f"{name}_s")) > 0.0
-            ]
+    """Print the bands, and store them where asked."""
+    inputs, out = list(arguments), None
+    if "-o" in inputs:
+        at = inputs.index("-o")
+        out = Path(inputs[at + 1])
+        del inputs[at : at + 2]
+    runs, folders = Path(inputs[0]), [Path(one) for one in inputs[1:]]
+    judged = pairs_of(read_cells(runs), profiles=folders)
+    rows = [*unseen_rows(judged, folders), *datasheet_rows(judged)]
+    made = [stored_bands(regime) for regime in regimes_of(rows)]
+    found = StoredBands(
+        origin=f"{runs.name}: published launches on Hopper and Blackwell",
+        data_sha256=digest_of(runs),
+        stated_ratio=STATED,
+        held=tuple(held for _, held in made),
+        bands=tuple(band for bands, _ in made for band in bands),
+        ratios=ratio_band(ratios_of(rows)),
+    )
+    for band in found.bands:
+        _say(
+            f"{band.kernels} {band.mode} {band.load.value} {band.engine.value}"
+            f" {band.network or 'new'}: ttft {band.ttft}, tpot {band.tpot}, {band.rows} rows"
         )
-        if len(ratios):
-            low, middle, high = np.quantile(ratios, DECILES)
-            _say(f"{title}: {name} {low:.2f} {middle:.2f} {high:.2f} of {len(ratios)} launches")
+    for held in found.held:
+        _say(
+            f"{held.kernels} {held.mode}: {held.pairs} pairs left out one by one, inside"
+            f" {held.ttft:.1%} of ttft, {held.tpot:.1%} of tpot"
+        )
+    _say(f"ratios: {found.ratios}")
+    if out is not None:
+        out.write_text(found.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

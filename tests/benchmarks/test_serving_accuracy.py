@@ -13,8 +13,8 @@ LINE = "{id},db-dump/1; silicon_concurrency={id},vllm,{model},h200_sxm,fp8,agg,5
 
 def test_every_figure_is_printed_beside_its_aim(tmp_path: Path) -> None:
     runs = tmp_path / "runs.csv"
-    models = ("Llama-3.1-70B", "Llama-3.1-8B")
-    lines = [LINE.format(id=number, model=models[number % 2]) for number in range(1, 9)]
+    models = ("Llama-3.1-70B", "Llama-3.1-8B", "Qwen3-32B")
+    lines = [LINE.format(id=number, model=models[number % 3]) for number in range(1, 13)]
     runs.write_text("\n".join([HEADER, *lines]) + "\n")
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(runs)],
@@ -25,8 +25,15 @@ def test_every_figure_is_printed_beside_its_aim(tmp_path: Path) -> None:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode in (0, 1), done.stderr[-2000:]
-    assert "hopper, uncalibrated: 8 predictions" in done.stdout
+    first, *others = done.stdout.splitlines()
+    assert first == "pairs of model and engine left out: 3, of 12 rows"
+    for metric in ("TPOT", "TTFT"):
+        for counted in ("by row", "by pair"):
+            line = f"  {metric} bands stated as 80 % hold, {counted}: "
+            assert any(other.startswith(line) for other in others)
+        assert any(other.startswith(f"  {metric}, logarithms: interval score") for other in others)
+    assert "hopper, uncalibrated: 12 predictions" in done.stdout
     assert "blackwell, uncalibrated: nothing to measure" in done.stdout
-    assert "hopper, after 3 launches: 40 predictions" in done.stdout
+    assert "hopper, after 3 launches: 60 predictions" in done.stdout
     assert "eligible rows predicted: 100.0 %, aim 98.0 %, reached" in done.stdout
     assert "CPU-s" in done.stdout

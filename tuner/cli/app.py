@@ -24,6 +24,7 @@ from tuner.cli import (
     backtest,
     calibrate,
     check,
+    compare,
     completion,
     doctor,
     estimate,
@@ -103,6 +104,7 @@ app.command("init")(init.command)
 app.command("plan")(plan.command)
 app.command("verify", cls=PanelCommand)(verify.command)
 app.command("explain")(explain.command)
+app.command("compare")(compare.command)
 app.command("report")(report.command)
 app.command("backtest")(backtest.command)
 app.command("calibrate")(calibrate.command)

@@ -127,6 +127,7 @@ def _changes(found: ServingEstimate) -> Iterator[str]:
         beats = "beats it" if found.fits else "makes it fit"
         yield f"smallest change that {beats}: {best.what}"
         yield f"    {_brief(best)}"
+        yield from _ratios(best)
         yield from (f"    {line}" for line in best.lines)
     yield "judged by missed targets, then good requests/s a device, then the length of requests"
     others = [change for change in found.changes if change is not best and change != best]
@@ -136,6 +137,17 @@ def _changes(found: ServingEstimate) -> Iterator[str]:
         yield columns(rows, header=("  change", "devices", "ttft", "tpot", "good/s a device", ""))
         if len(others) > SHOWN_CHANGES:
             yield f"  and {len(others) - SHOWN_CHANGES} more in --json"
+
+
+def _ratios(change: ServingChange) -> Iterator[str]:
+    """Say how the latencies stand to the launch's, as far as published launches tell."""
+    told = [
+        f"{name} {format_ratio(band[0])} to {format_ratio(band[1])} of the launch's"
+        for name, band in (("ttft", change.ttft_ratio_band), ("tpot", change.tpot_ratio_band))
+        if band is not None
+    ]
+    if told:
+        yield f"    {', '.join(told)} in four of five published pairs of layouts"
 
 
 def _brief(change: ServingChange) -> str:

@@ -47,18 +47,19 @@ def why_lines(why: Why) -> Iterator[str]:
 
 def _rival(rival: Rival) -> str:
     terms = list(rival.terms_s.items())
-    shown = ", ".join(f"{name} {_signed_s(seconds)}" for name, seconds in terms[:SHOWN_TERMS])
+    shown = ", ".join(f"{name} {signed_s(seconds)}" for name, seconds in terms[:SHOWN_TERMS])
     left = len(terms) - SHOWN_TERMS
     more = f" and {left} smaller" if left > 0 else ""
     tie = " (tie)" if rival.within_band else ""
     if rival.ratio_band is not None:
         tie = f" ({times_words(rival.ratio_band)}{', a tie' if rival.within_band else ''})"
-    total = "" if rival.slower_s is None else f": {_signed_s(rival.slower_s)}"
+    total = "" if rival.slower_s is None else f": {signed_s(rival.slower_s)}"
     lost = f"; {rival.lost_by}" if "num_devices" in rival.figures else ""
     return f"  {rival.decision}{tie}{total} = {shown}{more}{lost}"
 
 
-def _signed_s(seconds: float) -> str:
+def signed_s(seconds: float) -> str:
+    """Write a difference of times with its sign."""
     return f"{'-' if seconds < 0 else '+'}{format_s(abs(seconds))}"
 
 
@@ -98,7 +99,7 @@ def _verdict(one: Outcome) -> str:
 
 def _figures(one: Outcome) -> str:
     return ", ".join(
-        f"{before}{_number(name, one.figures[name])}{after}"
+        f"{before}{figure_text(name, one.figures[name])}{after}"
         for name, (before, after) in _FIGURES.items()
         if name in one.figures and not _is_repeated(name, one)
     )
@@ -112,7 +113,8 @@ def _is_repeated(name: str, one: Outcome) -> bool:
     return fastest_s >= step_s or format_s(fastest_s) == format_s(step_s)
 
 
-def _number(name: str, value: float) -> str:
+def figure_text(name: str, value: float) -> str:
+    """Write a figure by the unit in its name."""
     if name.endswith("_s") and not name.endswith("_per_s"):
         return format_s(value)
     if name.endswith("_bytes"):

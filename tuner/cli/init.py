@@ -75,7 +75,7 @@ def _asked(goal: str | None, given: Mapping[str, str]) -> "tuple[Goal, dict[str,
     Raises:
         SpecError: this is no terminal, or the answers end.
     """
-    from tuner.draft.drafting import checked
+    from tuner.draft.drafting import checked, default_of
     from tuner.draft.questions import GOALS, checked_goal, questions_of
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -95,7 +95,7 @@ def _asked(goal: str | None, given: Mapping[str, str]) -> "tuple[Goal, dict[str,
             if text is None and question.unless and answers.get(question.unless):
                 text = ""
             if text is None:
-                text = _answer(question.asks, question.default)
+                text = _answer(question.asks, default_of(question, {**given, **answers}))
             try:
                 answers[question.key] = checked(question, text, answers)
             except SpecError as error:

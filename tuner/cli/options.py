@@ -72,14 +72,23 @@ DevicesFlag = Annotated[str | None, _flag("Without SPEC: how many devices.")]
 SequenceFlag = Annotated[str | None, _flag("train: tokens of a sequence. Default: 4096.")]
 BatchFlag = Annotated[str | None, _flag("train: sequences of a step. Default: 256.")]
 PrecisionFlag = Annotated[str | None, _flag("train: bf16, fp8-blockwise, ... Default: bf16.")]
-EngineFlag = Annotated[str | None, _flag("serve: sglang, vllm or trtllm. Default: sglang.")]
+EngineFlag = Annotated[
+    str | None,
+    _flag(
+        "serve: sglang, vllm or trtllm, with its release as vllm@0.33.0. Default: the one that "
+        "--emit names, else sglang."
+    ),
+]
 ConcurrencyFlag = Annotated[str | None, _flag("serve: requests under way at any time.")]
 RateFlag = Annotated[str | None, _flag("serve: requests a second, e.g. 10/s.")]
 InputFlag = Annotated[str | None, _flag("serve: tokens of a prompt. Default: 4000.")]
 OutputFlag = Annotated[str | None, _flag("serve: tokens of an answer. Default: 1000.")]
 TtftFlag = Annotated[str | None, _flag("serve: target of P90. Default: 2s.")]
 TpotFlag = Annotated[str | None, _flag("serve: target of P90. Default: 50ms.")]
-QuantizationFlag = Annotated[str | None, _flag("serve: bf16, fp8, fp8_block, nvfp4, mxfp4.")]
+QuantizationFlag = Annotated[
+    str | None,
+    _flag("serve: bf16, fp8, fp8_block, nvfp4, mxfp4. Default: as the model was released."),
+]
 ObjectiveFlag = Annotated[
     str | None,
     _flag("serve: goodput, cost, devices; place: balance, co_activation, layer_chain."),

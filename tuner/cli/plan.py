@@ -3,13 +3,18 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tuner.cli import options
 from tuner.cli.text import tell
 from tuner.errors import SpecError
+
+if TYPE_CHECKING:
+    from tuner.place_plan import PlacePlan
+    from tuner.plan import Plan
+    from tuner.serve_plan import ServePlan
 
 
 def command(
@@ -39,6 +44,14 @@ def command(
     uncalibrated: Annotated[
         bool, typer.Option("--uncalibrated", help="Drop the residuals that ship with moetune.")
     ] = False,
+    csv: Annotated[
+        Path | None,
+        typer.Option(
+            "--csv",
+            help="Write the candidates to this file too; of a deployment the front of tokens/s of "
+            "a device against those of a user.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     goal: options.GoalFlag = None,
     model: options.ModelFlag = None,
@@ -69,36 +82,45 @@ def command(
     from tuner.spec.kind import goal_kind
 
     time_limit_s = options.seconds(time_limit, option="--time-limit")
+    profiles = tuple(profile or ())
     with _spec(spec, goal, context.params) as path:
         kind = goal_kind(path)
+        written: Plan | ServePlan | PlacePlan
         if kind == "serve":
-            plan_serve(
-                path,
-                out=out,
-                profiles=tuple(profile or ()),
-                time_limit_s=time_limit_s,
-                as_json=as_json,
+            written = plan_serve(
+                path, out=out, profiles=profiles, time_limit_s=time_limit_s, as_json=as_json
             )
         elif kind == "place":
-            plan_place(
+            written = plan_place(
                 path,
                 out=out,
-                profiles=tuple(profile or ()),
+                profiles=profiles,
                 time_limit_s=time_limit_s,
                 calibrated=not uncalibrated,
                 as_json=as_json,
             )
         else:
-            plan_train(
+            written = plan_train(
                 path,
                 out=out,
-                profiles=tuple(profile or ()),
+                profiles=profiles,
                 top=top,
                 time_limit_s=time_limit_s,
                 method=solver,
                 calibrated=not uncalibrated,
                 as_json=as_json,
             )
+        if csv is not None:
+            _write_csv(csv, written)
+        if written.decision is None:
+            raise typer.Exit(1)
+
+
+def _write_csv(file: Path, written: "Plan | ServePlan | PlacePlan") -> None:
+    from tuner.output import write_files
+    from tuner.report.plan_csv import plan_csv
+
+    write_files(file.parent, {file.name: plan_csv(written)}, option="--csv")
 
 
 @contextmanager

@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-
-import typer
+from typing import TYPE_CHECKING
 
 from tuner.cli.text import print_exact, print_text
+
+if TYPE_CHECKING:
+    from tuner.place_plan import PlacePlan
 
 
 def plan_place(
@@ -16,8 +18,8 @@ def plan_place(
     time_limit_s: float,
     calibrated: bool,
     as_json: bool,
-) -> None:
-    """Plan a placement, write it and print it."""
+) -> "PlacePlan":
+    """Plan a placement, write it, print it and return it."""
     # Not from tuner.api, which imports all of the product: a second and more.
     from tuner.cli.place_text import place_text
     from tuner.cli.progress import planning
@@ -33,5 +35,4 @@ def plan_place(
         print_exact(written.model_dump_json(indent=2))
     else:
         print_text(place_text(written, folder=out))
-    if written.decision is None:
-        raise typer.Exit(1)
+    return written

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-
-import typer
+from typing import TYPE_CHECKING
 
 from tuner.cli.text import print_exact, print_text
+
+if TYPE_CHECKING:
+    from tuner.serve_plan import ServePlan
 
 
 def plan_serve(
     spec: Path, *, out: Path, profiles: Sequence[Path], time_limit_s: float, as_json: bool
-) -> None:
-    """Plan a deployment, write it and print it."""
+) -> "ServePlan":
+    """Plan a deployment, write it, print it and return it."""
     from tuner.api import deploy, write_serve_plan
     from tuner.cli.progress import planning
     from tuner.cli.serve_text import serve_text
@@ -25,5 +27,4 @@ def plan_serve(
         print_exact(written.model_dump_json(indent=2))
     else:
         print_text(serve_text(written, folder=out))
-    if written.decision is None:
-        raise typer.Exit(1)
+    return written

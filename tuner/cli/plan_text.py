@@ -43,7 +43,7 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
         *_warning_lines(plan),
         *decision_lines(plan.decision),
         "",
-        *_prediction_lines(plan.predicted, plan.goal),
+        *_prediction_lines(plan.predicted, plan.goal, currency=plan.cluster.currency),
         f"certificate    {certificate_line(plan.certificate)}, "
         f"solved in {format_s(plan.certificate.solve_s)}",
         *_preference_lines(plan),
@@ -189,7 +189,9 @@ def decision_lines(decision: TrainDecision) -> Iterable[str]:
     )
 
 
-def _prediction_lines(predicted: TrainPrediction, goal: TrainGoal) -> Iterable[str]:
+def _prediction_lines(
+    predicted: TrainPrediction, goal: TrainGoal, *, currency: str | None
+) -> Iterable[str]:
     low, high = predicted.step_time_s_band
     yield (
         f"step time      {format_s(predicted.step_time_s)} "
@@ -199,7 +201,7 @@ def _prediction_lines(predicted: TrainPrediction, goal: TrainGoal) -> Iterable[s
     if predicted.mfu_ratio is not None:
         yield f"MFU            {format_ratio(predicted.mfu_ratio)}"
     if predicted.run is not None:
-        yield from _run_lines(predicted.run)
+        yield from _run_lines(predicted.run, currency)
     peaks = predicted.peak_memory_bytes
     if len(peaks) > SHOWN_RANKS:
         highest = peaks.index(max(peaks))
@@ -222,7 +224,7 @@ def _room_lines(predicted: TrainPrediction, goal: TrainGoal) -> Iterable[str]:
     yield (f"memory band    {peak_band_words(predicted)}, by the largest errors of published peaks")
 
 
-def _run_lines(run: RunForecast) -> Iterable[str]:
+def _run_lines(run: RunForecast, currency: str | None) -> Iterable[str]:
     """What failures make of the whole run."""
     if not run.finishes:
         yield f"whole run      never finishes: {run.reason}"
@@ -236,7 +238,7 @@ def _run_lines(run: RunForecast) -> Iterable[str]:
     if run.wall_clock_s is None or run.device_hours is None:
         yield f"whole run      {effective}"
         return
-    cost = "" if run.cost is None else f", cost {run.cost:,.0f}"
+    cost = "" if run.cost is None else f", cost {run.cost:,.0f} {currency or ''}".rstrip()
     failures = "" if not run.expected_failures else f", {run.expected_failures:.0f} failures"
     yield (
         f"whole run      {format_s(run.wall_clock_s)}, {run.device_hours:,.0f} device hours"

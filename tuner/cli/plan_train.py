@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-
-import typer
+from typing import TYPE_CHECKING
 
 from tuner.cli.text import print_exact, print_text
+
+if TYPE_CHECKING:
+    from tuner.plan import Plan
 
 
 def plan_train(
@@ -18,8 +20,8 @@ def plan_train(
     method: str,
     calibrated: bool,
     as_json: bool,
-) -> None:
-    """Plan a training run, write it and print it."""
+) -> "Plan":
+    """Plan a training run, write it, print it and return it."""
     # Not from tuner.api, which brings every other command along.
     from profilers.affinity import usable_cores
     from tuner.cli.plan_text import plan_text
@@ -43,5 +45,4 @@ def plan_train(
         print_exact(written.model_dump_json(indent=2))
     else:
         print_text(plan_text(written, folder=out))
-    if written.decision is None:
-        raise typer.Exit(1)
+    return written

@@ -16,16 +16,22 @@ class Format(StrEnum):
     HTML = "html"
     MD = "md"
     PNG = "png"
+    CSV = "csv"
 
 
 def command(
     plan: options.PlanArgument,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="File to write. Default: PLAN/report.html, .md, .png."),
+        typer.Option(
+            "-o", "--output", help="File to write. Default: PLAN/report.html, .md, .png, .csv."
+        ),
     ] = None,
     written: Annotated[
-        Format, typer.Option("--format", help="A page, Markdown, or the page as a picture.")
+        Format,
+        typer.Option(
+            "--format", help="A page, Markdown, the page as a picture, or its tables as CSV."
+        ),
     ] = Format.HTML,
     with_what_if: Annotated[
         bool,

@@ -20,6 +20,7 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "estimate": "tuner.estimate.records:Estimate",
     "backtest": "tuner.backtest.records:Backtest",
     "check": "tuner.regress.records:Check",
+    "comparison": "tuner.compare.comparison:Comparison",
     "report": "tuner.report.written:Written",
     "residuals": "tuner.costs.analytic.calibration:Residuals",
     "place-spec": "tuner.spec.place_read:PlaceSpecFile",

@@ -12,6 +12,7 @@ from tuner.serve_plan import (
     ServeModeAnswer,
     ServePlan,
     ServePrediction,
+    TokenCost,
 )
 from tuner.serve_words import (
     gain_words,
@@ -21,17 +22,19 @@ from tuner.serve_words import (
     island_words,
     short_serve,
 )
-from tuner.units import format_bytes, format_s
+from tuner.units import format_bytes, format_money, format_s
 
 SHOWN_RATIO = 0.005
 """What a mode that cannot be launched must save to be worth a line of a plan."""
+SHOWN_POINTS = 12
+"""Of the front, at most."""
 
 
 def serve_text(plan: ServePlan, *, folder: Path) -> str:
     """What `moetune plan` prints of a deployment."""
     lines = [*_head(plan)]
     if plan.decision is not None and plan.predicted is not None:
-        lines += [*_prediction(plan.predicted)]
+        lines += [*_prediction(plan.predicted, plan.cluster.currency)]
     lines += [*_modes(plan), *_ways_out(plan), *_unlaunchable(plan, least_gain_ratio=SHOWN_RATIO)]
     lines += [f"note: {note}" for note in plan.provenance.notes]
     return "\n".join((*lines, f"written: {folder}; `moetune explain {folder}` tells more"))
@@ -41,9 +44,9 @@ def serve_explanation(plan: ServePlan) -> str:
     """What `moetune explain` prints of a deployment."""
     lines = [*_head(plan)]
     if plan.decision is not None and plan.predicted is not None:
-        lines += [*_prediction(plan.predicted), *_step(plan.predicted)]
+        lines += [*_prediction(plan.predicted, plan.cluster.currency), *_step(plan.predicted)]
     lines += [*_illegal(plan)]
-    lines += [*_modes(plan), *_others(plan), *_ways_out(plan), *_unlaunchable(plan)]
+    lines += [*_modes(plan), *_others(plan), *_front(plan), *_ways_out(plan), *_unlaunchable(plan)]
     return "\n".join((*lines, *(f"note: {note}" for note in plan.provenance.notes)))
 
 
@@ -87,16 +90,30 @@ def group_text(group: Instances) -> str:
     )
 
 
-def _prediction(predicted: ServePrediction) -> Iterator[str]:
+def _prediction(predicted: ServePrediction, currency: str | None) -> Iterator[str]:
     yield f"  ttft  {_latency(predicted.ttft_s, predicted.ttft_s_band)}"
     yield f"  tpot  {_latency(predicted.tpot_s, predicted.tpot_s_band)}"
-    price = "" if predicted.cost_per_hour is None else f", {predicted.cost_per_hour:.4g} an hour"
+    price = ""
+    if predicted.cost_per_hour is not None:
+        price = f", {format_money(predicted.cost_per_hour, currency)} an hour"
     yield (
         f"  {predicted.requests_per_s:.4g} requests/s, {predicted.output_tokens_per_s:.0f} output"
         f" tokens/s, {predicted.goodput_per_device:.4g} good requests/s a device{price}"
     )
+    if predicted.token_cost is not None:
+        yield f"  {token_cost_text(predicted.token_cost)}"
     for name, ratio in predicted.utilisation_ratio.items():
         yield f"  {name}: {ratio:.0%} busy, {format_bytes(predicted.memory_bytes[name])} a device"
+
+
+def token_cost_text(cost: TokenCost) -> str:
+    """What a million tokens cost, in a line."""
+    unnamed = "" if cost.currency else "; cluster.currency names the unit of the prices"
+    return (
+        f"{format_money(cost.input_per_million, cost.currency)} a million input tokens,"
+        f" {format_money(cost.output_per_million, cost.currency)} a million output tokens"
+        f" (prompts take {cost.input_ratio:.0%} of the device time{unnamed})"
+    )
 
 
 def _modes(plan: ServePlan) -> Iterator[str]:
@@ -168,6 +185,38 @@ def _others(plan: ServePlan) -> Iterator[str]:
             f" ttft p90 {format_s(other.predicted.ttft_s.p90)},"
             f" tpot p90 {format_s(other.predicted.tpot_s.p90)}; {other.lost_by}"
         )
+
+
+def _front(plan: ServePlan) -> Iterator[str]:
+    """The front over all modes, thinned; `plan --csv` writes every mode's whole."""
+    joint = sorted(
+        (point for point in plan.pareto if point.on_joint_front),
+        key=lambda point: point.tokens_per_s_per_user,
+    )
+    if not joint:
+        return
+    yield "tokens/s of a device against tokens/s of a user, every instance full and none waiting"
+    step = max(1, -(-len(joint) // SHOWN_POINTS))
+    yield columns(
+        [
+            (
+                f"  {point.tokens_per_s_per_user:.4g}",
+                f"{point.tokens_per_s_per_device:.4g}",
+                "yes" if point.within_targets else "no",
+                point.mode,
+                str(point.running),
+                " + ".join(_degrees(one) for one in (point.prefill, point.instance) if one),
+            )
+            for point in joint[::step]
+        ],
+        header=("  user", "device", "targets", "mode", "sequences", "instance"),
+    )
+
+
+def _degrees(instance: str) -> str:
+    """Return an instance in words without what its steps hold."""
+    before, knobs, _ = instance.partition(";")
+    return f"{before})" if knobs else before
 
 
 def _ways_out(plan: ServePlan) -> Iterator[str]:

@@ -46,10 +46,21 @@ def answered(goal: Goal, given: Mapping[str, str]) -> dict[str, str]:
         )
     answers: dict[str, str] = {}
     for question in questions:
-        answers[question.key] = checked(
-            question, given.get(question.key) or question.default or "", answers
-        )
+        text = given.get(question.key) or default_of(question, {**given, **answers}) or ""
+        answers[question.key] = checked(question, text, answers)
     return answers
+
+
+def default_of(question: Question, known: Answers) -> str | None:
+    """Return the default of a question, given the answers and flags that are known.
+
+    Raises:
+        SpecError: none can be derived; the message names the flag.
+    """
+    try:
+        return question.default_of(known)
+    except TunerError as error:
+        raise SpecError(f"--{question.key}: {error}") from error
 
 
 def checked(question: Question, text: str, answers: Answers) -> str:

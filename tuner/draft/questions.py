@@ -16,14 +16,16 @@ from typing import Final, Literal
 from profilers.routing.store import read_recording
 from tuner.devices.catalogue import find_device
 from tuner.emit.serving.registry import SERVE_EMITTERS
-from tuner.errors import SpecError
+from tuner.errors import SpecError, TunerError
 from tuner.spec.capabilities import TARGETS, intersection
 from tuner.spec.files import home_expanded, shown_value
 from tuner.spec.goal import Precision
+from tuner.spec.huggingface.quantization import released_quantization
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.place import MOST_RANKS, Objective
 from tuner.spec.place_targets import PLACE_TARGETS
-from tuner.spec.serving.manifests.registry import ENGINES
+from tuner.spec.serving.goal import Engine
+from tuner.spec.serving.manifests.registry import ENGINES, manifest_of
 from tuner.units import parse_per_s, parse_seconds
 
 Goal = Literal["train", "serve", "place"]
@@ -45,6 +47,17 @@ class Question:
     """Refuses an answer by SpecError."""
     unless: str = ""
     """Key of another question: one of the two has to be answered."""
+    derived: Callable[[Answers], str] | None = None
+    """Makes the default of what is known before, other flags included; empty: `default` stands."""
+
+    def default_of(self, known: Answers) -> str | None:
+        """Return the default, given what is known before.
+
+        Raises:
+            SpecError: nothing can be derived from what is known.
+        """
+        found = "" if self.derived is None else self.derived(known)
+        return found or self.default
 
 
 def questions_of(goal: Goal) -> tuple[Question, ...]:
@@ -173,6 +186,36 @@ def targets_of(text: str) -> tuple[str, ...]:
     return () if names == ("none",) else names
 
 
+def engine_of(text: str) -> Engine:
+    """Read `vllm`, or `vllm@0.33.0`.
+
+    Raises:
+        SpecError: no engine or release of that name is described.
+    """
+    name, _, version = text.partition("@")
+    _one_of("engine", tuple(ENGINES))(name, {})
+    engine = Engine.model_validate({"name": name, "version": version})
+    try:
+        manifest_of(engine)
+    except TunerError as error:
+        raise SpecError(f"--engine: {str(error).partition(': ')[2]}") from error
+    return engine
+
+
+def _engine(text: str, _answers: Answers) -> None:
+    engine_of(text)
+
+
+def _named_engine(known: Answers) -> str:
+    """Return the engine that the targets name; empty where they name none."""
+    return next((name for name in targets_of(known.get("emit", "")) if name in ENGINES), "")
+
+
+def _released(known: Answers) -> str:
+    """Return the type that the model's weights were released in."""
+    return released_quantization(home_expanded(known["model"]))
+
+
 def _emit_training(text: str, _answers: Answers) -> None:
     intersection(targets_of(text))
     if not targets_of(text):
@@ -182,7 +225,7 @@ def _emit_training(text: str, _answers: Answers) -> None:
 def _emit_serving(text: str, answers: Answers) -> None:
     for name in targets_of(text):
         _one_of("emit", tuple(SERVE_EMITTERS))(name, answers)
-        engine = answers.get("engine")
+        engine = answers.get("engine", "").partition("@")[0]
         if name in ENGINES and name != engine:
             raise SpecError(f"--emit: {name!r} is another engine than {engine!r}; keep one")
 
@@ -228,7 +271,11 @@ _SERVE: Final = (
     _MODEL,
     *_MACHINES,
     Question(
-        key="engine", asks="engine", default="sglang", check=_one_of("engine", tuple(ENGINES))
+        key="engine",
+        asks="engine, e.g. vllm or vllm@0.33.0",
+        default="sglang",
+        check=_engine,
+        derived=_named_engine,
     ),
     Question(
         key="concurrency",
@@ -272,6 +319,7 @@ _SERVE: Final = (
         asks="weights",
         default="bf16",
         check=_one_of("quantization", ("bf16", "fp8", "fp8_block", "nvfp4", "mxfp4")),
+        derived=_released,
     ),
     Question(
         key="objective",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from tuner.devices.catalogue import find_device
-from tuner.draft.questions import Answers, Goal, machines_of, targets_of, workloads_of
+from tuner.draft.questions import Answers, Goal, engine_of, machines_of, targets_of, workloads_of
 from tuner.spec.files import home_expanded
 
 _HEAD: Final = (
@@ -51,7 +51,9 @@ def _serve(answers: Answers, folder: Path | None) -> Iterator[str]:
     yield from _cluster(answers)
     yield "goal:"
     yield "  kind: serve"
-    yield f"  engine: {{name: {answers['engine']}}}"
+    engine = engine_of(answers["engine"])
+    version = f', version: "{engine.version}"' if engine.version else ""
+    yield f"  engine: {{name: {engine.name}{version}}}"
     yield "  traffic:                          # or a recorded trace, or laws of lengths"
     load = "concurrency" if answers["concurrency"] else "rate"
     yield f"    {load}: {answers[load]}"
@@ -60,7 +62,7 @@ def _serve(answers: Answers, folder: Path | None) -> Iterator[str]:
     yield "  slo:                              # mean, p50, p90, p99"
     yield f"    ttft: {{p90: {answers['ttft']}}}"
     yield f"    tpot: {{p90: {answers['tpot']}}}"
-    yield f"  quantization: {answers['quantization']}"
+    yield f"  quantization: {answers['quantization']}               # of the weights"
     yield f"  objective: {answers['objective']}              # goodput | cost | devices | rate"
     yield f"emit: {_list(answers['emit'])}"
 
@@ -95,6 +97,7 @@ def _cluster(answers: Answers) -> Iterator[str]:
     yield f"      devices_per_node: {each}"
     yield "      # nic: 400Gbit/s              # of one network card; absent: the datasheet's"
     yield "      # price_per_device_hour: 3.5"
+    yield "  # currency: USD                  # of the prices"
 
 
 def _path(text: str, folder: Path | None) -> str:

@@ -9,13 +9,18 @@ nodes and are refused beside another.
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import TunerError
 from tuner.explain.question import Kind, Question
 from tuner.spec.cluster import Pool
+from tuner.spec.files import shown_path
+from tuner.spec.serving.trace_summary import summarise_trace
 from tuner.units import (
     format_bytes,
     format_bytes_per_s,
@@ -123,12 +128,44 @@ def _sequence(_question: Question, change: Change, keys: Keys, told: Told) -> No
 
 def _rate_of(_question: Question, change: Change, keys: Keys, told: Told) -> None:
     traffic = keys["goal"]["traffic"]
-    if "rate" not in traffic:
-        raise TunerError("the traffic states no rate; concurrency or the trace says how much comes")
-    before = parse_per_s(traffic["rate"])
+    if "concurrency" in traffic:
+        _rate_of_loop(traffic, change, told)
+        return
+    before = _stated_rate(traffic)
     after = _quantity(change, before, parse_per_s)
     traffic["rate"] = f"{after!r}/s"
-    told.append(f"{after:.4g} requests/s instead of {before:.4g}")
+    how = ""
+    if "trace" in traffic and "arrival" not in traffic:
+        how = f", the trace's time {'compressed' if after > before else 'stretched'}"
+    told.append(f"{after:.4g} requests/s instead of {before:.4g}{how}")
+
+
+def _stated_rate(traffic: Mapping[str, Any]) -> float:
+    """Return requests a second: as stated, else those of the trace as it was recorded."""
+    if "rate" in traffic:
+        return parse_per_s(traffic["rate"])
+    trace = Path(traffic["trace"])
+    rate = summarise_trace(trace, rng=np.random.default_rng(0)).rate_per_s
+    if rate == float("inf"):
+        raise TunerError(f"{shown_path(trace)}: all requests come at once, which is no rate")
+    return rate
+
+
+def _rate_of_loop(traffic: Keys, change: Change, told: Told) -> None:
+    """A closed loop's rate follows how many requests are under way (Little's law)."""
+    is_share = change.value[:1] in ("x", "/") or change.value.endswith("%")
+    factor = moved(change, 1.0) if is_share else None
+    if factor is None:
+        raise TunerError(
+            f"a closed loop states no rate that {change.value} could replace; x2, /2 and +20% move"
+            " the requests under way, which its rate follows"
+        )
+    before = traffic["concurrency"]
+    traffic["concurrency"] = max(1, round(before * factor))
+    told.append(
+        f"{traffic['concurrency']} requests under way instead of {before}, which the rate of a"
+        " closed loop follows"
+    )
 
 
 def _concurrency(_question: Question, change: Change, keys: Keys, told: Told) -> None:

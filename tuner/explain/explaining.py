@@ -116,12 +116,10 @@ def usual_changes(plan: StoredPlan) -> tuple[Change, ...]:
 
 
 def _more_traffic(plan: ServePlan) -> list[Change]:
-    traffic = plan.goal.traffic
     if plan.goal.objective == "rate":
         return []  # It is as much as the devices serve.
-    if traffic.rate is not None:
-        return [Change(key="rate", value="x2")]
-    return [Change(key="concurrency", value="x2")] if traffic.is_closed_loop else []
+    key = "concurrency" if plan.goal.traffic.is_closed_loop else "rate"
+    return [Change(key=key, value="x2")]
 
 
 def _explained(plan: StoredPlan, why: Why) -> Explained:

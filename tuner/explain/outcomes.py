@@ -132,6 +132,9 @@ def _deployment(plan: ServePlan) -> Figures | None:
     }
     if predicted.cost_per_hour is not None:
         values["cost_per_hour"] = predicted.cost_per_hour
+    if predicted.token_cost is not None:
+        values["cost_per_million_input_tokens"] = predicted.token_cost.input_per_million
+        values["cost_per_million_output_tokens"] = predicted.token_cost.output_per_million
     objective = {
         "goodput": "goodput_per_device",
         "devices": "num_devices",

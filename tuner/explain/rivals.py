@@ -40,7 +40,7 @@ def _training(plan: Plan) -> tuple[Rival, ...]:
             ratio_band=other.ratio_band,
             lost_by=other.lost_by,
             slower_s=other.predicted.step_time_s - chosen.step_time_s,
-            terms_s=_terms(chosen.breakdown_s, other.predicted.breakdown_s),
+            terms_s=terms(chosen.breakdown_s, other.predicted.breakdown_s),
             figures={
                 "step_time_s": other.predicted.step_time_s,
                 "peak_memory_bytes": float(max(other.predicted.peak_memory_bytes)),
@@ -60,7 +60,7 @@ def _deployment(plan: ServePlan) -> tuple[Rival, ...]:
             within_band=other.within_band,
             lost_by=other.lost_by,
             slower_s=sum(other.predicted.breakdown_s.values()) - sum(before.values()),
-            terms_s=_terms(before, other.predicted.breakdown_s),
+            terms_s=terms(before, other.predicted.breakdown_s),
             figures=_served(other.predicted, num_devices=other.decision.num_devices),
         )
         for other in plan.alternatives[:MOST]
@@ -94,7 +94,7 @@ def _placement(plan: PlacePlan) -> tuple[Rival, ...]:
     )
 
 
-def _terms(chosen: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+def terms(chosen: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
     """Return what another pays more by cause, the largest difference first."""
     found = {
         name: other.get(name, 0.0) - chosen.get(name, 0.0)

@@ -20,6 +20,8 @@ Json = Mapping[str, Any]
 QUESTION: Final = ("model", "cluster", "goal", "search", "emit")
 PATHS: Final = frozenset({"path", "profile", "link_matrix", "current", "trace", "name"})
 """Fields of a question that hold paths, or names derived from them."""
+ENGINE: Final = "engine"
+"""The field whose `name` is no label, but what is launched."""
 
 FOUND: Final = ("optimal", "feasible")
 
@@ -122,7 +124,8 @@ def question_changes(accepted: Any, found: Any, *, at: str = "") -> Iterator[tup
     A field that only one version knows is no difference: it has a default in the other.
     """
     if isinstance(accepted, Mapping) and isinstance(found, Mapping):
-        for name in sorted(accepted.keys() & found.keys() - PATHS):
+        own = PATHS if at.rpartition(".")[2] != ENGINE else frozenset()
+        for name in sorted((accepted.keys() & found.keys()) - own):
             yield from question_changes(
                 accepted[name], found[name], at=f"{at}.{name}" if at else name
             )

@@ -46,12 +46,16 @@ def gap_words(accepted: Observed, found: Observed) -> str:
 
 def question_words(differences: Sequence[tuple[str, Any, Any]]) -> str:
     """Say that another question is asked."""
-    at, before, after = differences[0]
     more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
     return (
-        f"the spec asks another question than the accepted plan: {at} {_short(before)} ->"
-        f" {_short(after)}{more}; accept the new plan with --update"
+        "the spec asks another question than the accepted plan:"
+        f" {change_words(*differences[0])}{more}; accept the new plan with --update"
     )
+
+
+def change_words(at: str, before: Any, after: Any) -> str:
+    """Say how one field differs, e.g. `goal.traffic.rate 20.0 -> 40.0`."""
+    return f"{at} {_short(before)} -> {_short(after)}"
 
 
 def decision_words(accepted: Json, found: Json) -> tuple[str, str, str]:
@@ -68,7 +72,7 @@ def decision_words(accepted: Json, found: Json) -> tuple[str, str, str]:
         if changed:
             return f"{changed} of {len(slots)} slots hold another expert", "", f"{changed} slots"
     differences = list(question_changes(accepted, found))
-    listed = [f"{at} {_short(before)} -> {_short(after)}" for at, before, after in differences]
+    listed = [change_words(*one) for one in differences]
     more = f" and {len(listed) - MOST_FIELDS} more" if len(listed) > MOST_FIELDS else ""
     before = ", ".join(f"{at}={_short(value)}" for at, value, _ in differences)
     after = ", ".join(f"{at}={_short(value)}" for at, _, value in differences)

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.planner.serve.answering import Question, Settings, play, question_of
-from tuner.planner.serve.demand import demand_of
+from tuner.planner.serve.demand import PrefixHits, demand_of, with_hits
 from tuner.planner.serve.instances import instances_of
 from tuner.planner.serve.options import PoolSite
 from tuner.planner.serve.playing import Group, Played, latency_of
@@ -67,8 +67,20 @@ class Replay:
         return next(one for one in self.rates if one.factor == 1.0)
 
 
-def replayed(spec: ServeSpec, sites: Sequence[PoolSite], decision: ServeDecision) -> Replay | None:
+def replayed(
+    spec: ServeSpec,
+    sites: Sequence[PoolSite],
+    decision: ServeDecision,
+    *,
+    hits: PrefixHits | None = None,
+) -> Replay | None:
     """Play a decision's instances again; None where they cannot be.
+
+    Args:
+        spec: that was planned.
+        sites: its pools.
+        decision: that is played.
+        hits: what prefix caches hold of recorded prompts.
 
     Raises:
         SpecError: the traffic, a recorded routing or its placement cannot be used.
@@ -77,7 +89,7 @@ def replayed(spec: ServeSpec, sites: Sequence[PoolSite], decision: ServeDecision
     planned = traffic.rate if traffic.rate is not None else traffic.concurrency
     if planned is None or decision.mode in ("prefill_offload", "attention_expert"):
         return None
-    question = question_of(spec, tuple(sites), Settings())
+    question = question_of(spec, tuple(sites), Settings(), hits=hits)
     groups = [_found(question, group) for group in decision.instances]
     known = [group for group in groups if group is not None]
     if len(known) < len(groups):
@@ -125,11 +137,10 @@ def _played(question: Question, mode: Mode, groups: Sequence[Group], *, factor: 
     goal = goal.model_copy(update={"traffic": traffic})
     model = question.spec.model
     longest = min(goal.max_model_len or model.max_position, model.max_position)
-    asked = replace(
-        question,
-        spec=replace(question.spec, goal=goal),
-        demand=demand_of(goal, longest=longest),
-    )
+    demand = demand_of(goal, longest=longest)
+    if question.hits is not None:
+        demand = with_hits(demand, question.hits)
+    asked = replace(question, spec=replace(question.spec, goal=goal), demand=demand)
     return play(asked, mode, groups)
 
 

@@ -16,6 +16,7 @@ from tuner.report.content import (
     word,
 )
 from tuner.report.decisions import serve_words
+from tuner.report.front_figure import front_figure
 from tuner.report.palette import CYCLE, SYMBOLS, VERMILLION
 from tuner.report.serve_figures import alternatives_rows
 from tuner.serve_plan import ServeModeAnswer, ServePlan, ServePrediction
@@ -46,6 +47,7 @@ def choice_section(plan: ServePlan) -> Section:
         blocks=some(
             Facts(facts=tuple(facts)),
             _candidates(plan),
+            front_figure(plan),
             _modes(plan),
             Notes(notes=tuple(f"Cannot be launched: {one}" for one in missing))
             if missing

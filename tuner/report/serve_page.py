@@ -163,7 +163,14 @@ def _headline(
     )
     yield "devices", number(decision.num_devices)
     if predicted.cost_per_hour is not None:
-        yield "cost per hour", number(predicted.cost_per_hour, key="predicted.cost_per_hour")
+        unit = plan.cluster.currency or ""
+        key = "predicted.cost_per_hour"
+        yield "cost per hour", number(predicted.cost_per_hour, key=key, unit=unit)
+    if predicted.token_cost is not None:
+        cost = predicted.token_cost
+        for name, value in (("input", cost.input_per_million), ("output", cost.output_per_million)):
+            key = f"predicted.token_cost.{name}_per_million"
+            yield f"a million {name} tokens", number(value, key=key, unit=cost.currency)
     yield "gap to optimal", share(plan.certificate.gap_ratio, key="certificate.gap_ratio")
 
 

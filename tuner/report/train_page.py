@@ -213,12 +213,12 @@ def _step(plan: Plan, predicted: TrainPrediction) -> Section:
             breakdown_figure(plan, predicted),
             timeline or missing,
             stage_time_figure(predicted),
-            _run(predicted),
+            _run(predicted, plan.cluster.currency),
         ),
     )
 
 
-def _run(predicted: TrainPrediction) -> Facts | None:
+def _run(predicted: TrainPrediction, currency: str | None) -> Facts | None:
     run = predicted.run
     if run is None:
         return None
@@ -233,7 +233,8 @@ def _run(predicted: TrainPrediction) -> Facts | None:
     if run.device_hours is not None:
         facts.append(("device hours", number(run.device_hours, key="predicted.run.device_hours")))
     if run.cost is not None:
-        facts.append(("cost", number(run.cost, key="predicted.run.cost")))
+        key = "predicted.run.cost"
+        facts.append(("cost", number(run.cost, key=key, unit=currency or "")))
     if run.expected_failures:
         facts.append(
             (

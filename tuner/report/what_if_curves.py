@@ -81,8 +81,7 @@ def questions_of(folder: Path) -> tuple[str, ...]:
     if kind != "serve":
         return _QUESTIONS.get(kind, ())
     goal = parsed_plan(folder, ServePlan).goal
-    traffic = {"rate": goal.traffic.rate, "concurrency": goal.traffic.concurrency}
-    loads = [name for name, value in traffic.items() if value is not None]
+    loads = ["concurrency" if goal.traffic.is_closed_loop else "rate"]
     targets = [
         name
         for name, targets in (("tpot", goal.slo.tpot), ("ttft", goal.slo.ttft))

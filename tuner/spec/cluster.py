@@ -37,7 +37,7 @@ class Pool(Record):
     says which host runs which ranks and what the slow links cost. It tells links apart; how fast
     the usual one is still comes from `nic`, so state no `oversubscription` beside it."""
     price_per_device_hour: Annotated[Number, Field(ge=0.0)] | None = None
-    """In the user's currency."""
+    """In the cluster's currency."""
     memory_per_device: Bytes | None = None
     """Bytes of one device; overrides what the profile says, as a budget of one's own."""
     usable_memory_ratio: Annotated[Number, Field(le=1.0)] = 0.95
@@ -100,6 +100,8 @@ class Cluster(Record):
     """One entry per kind of machine."""
     links: tuple[Link, ...] = ()
     """Between pools; inside a pool the profile and the pool's own fields say it."""
+    currency: Annotated[str, Field(min_length=1, max_length=12)] | None = None
+    """Of every price, such as USD; absent: amounts are written without one."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -33,6 +33,7 @@ BY_COMMAND = {
     "plan": "plan",
     "verify": "verified",
     "explain": "explained-plan",
+    "compare": "comparison",
     "report": "report",
     "backtest": "backtest",
     "calibrate": "calibration",

@@ -5,7 +5,7 @@ import pytest
 from tuner.cli import app as frame
 from tuner.cli.schema import SCHEMAS
 
-PRINTED_ONLY = ("doctor", "profile-diff", "report")
+PRINTED_ONLY = ("comparison", "doctor", "profile-diff", "report")
 """No file holds them, so none has to be read by a later version."""
 
 

@@ -43,6 +43,24 @@ def test_a_deployment_spec_says_what_was_answered() -> None:
     assert spec.emit == ()
 
 
+def test_a_deployment_takes_the_released_type_and_the_named_engine() -> None:
+    models = ROOT / "examples" / "models"
+    for model, quantization in (
+        ("deepseek-v3", "fp8_block"),
+        ("gpt-oss-120b", "mxfp4"),
+        ("mixtral-8x7b", "bf16"),
+    ):
+        given_answers = {**MACHINES, "model": str(models / model), "rate": "2/s"}
+        found = answered("serve", {**given_answers, "emit": "vllm,slurm"})
+        assert (found["quantization"], found["engine"]) == (quantization, "vllm")
+        with drafted("serve", found) as path:
+            assert read_serve_spec(path).goal.quantization == quantization
+    stated = {**given_answers, "engine": "vllm@0.33.0", "quantization": "fp8"}
+    with drafted("serve", answered("serve", stated)) as path:
+        goal = read_serve_spec(path).goal
+    assert (goal.engine.name, goal.engine.version, goal.quantization) == ("vllm", "0.33.0", "fp8")
+
+
 def test_fewer_devices_than_a_server_has_are_one_machine() -> None:
     with drafted("train", answered("train", {**MACHINES, "devices": "2"})) as path:
         (pool,) = read_spec(path).cluster.pools
@@ -73,7 +91,13 @@ def test_paths_are_relative_to_the_file_or_absolute(tmp_path: Path) -> None:
         ("serve", {**MACHINES, "rate": "2"}, "--rate: '2' has no unit"),
         ("serve", {**MACHINES, "rate": "2/s", "concurrency": "3"}, "keep one"),
         ("serve", {**MACHINES, "rate": "2/s", "ttft": "0s"}, "--ttft: '0s' must be more"),
-        ("serve", {**MACHINES, "rate": "2/s", "emit": "vllm"}, "another engine than 'sglang'"),
+        (
+            "serve",
+            {**MACHINES, "rate": "2/s", "engine": "sglang", "emit": "vllm"},
+            "another engine than 'sglang'",
+        ),
+        ("serve", {**MACHINES, "rate": "2/s", "engine": "vllm@0.1"}, "--engine: no vllm '0.1' is"),
+        ("serve", {**MACHINES, "rate": "2/s", "engine": "tgi"}, "--engine: 'tgi' is not one of"),
         ("place", {"ranks": "8"}, "--workload missing"),
         ("place", {"ranks": "8", "workload": "chat"}, "'chat' is not NAME=PATH"),
         ("place", {"ranks": "8", "workload": "chat=/nowhere"}, "--workload: /nowhere"),

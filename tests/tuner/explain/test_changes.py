@@ -90,6 +90,36 @@ def test_traffic_lengths_and_targets_move() -> None:
     assert says == "ttft p90 of 500 ms instead of 1.00 s; ttft p99 of 1.50 s instead of 3.00 s"
 
 
+def test_the_rate_of_every_kind_of_traffic_moves(tmp_path: Path) -> None:
+    # 5 requests in 8 s are 4 gaps in 8 s: 0.5 requests/s.
+    trace = tmp_path / "trace.csv"
+    rows = "".join(f"{second},100,10\n" for second in (0, 1, 2, 3, 8))
+    trace.write_text(f"Timestamp,Request tokens,Response tokens\n{rows}")
+    recorded = {"kind": "serve", "traffic": {"trace": str(trace)}}
+    keys, says = after(recorded, "rate=x2")
+    assert keys["goal"]["traffic"] == {"trace": str(trace), "rate": "1.0/s"}
+    assert says == "1 requests/s instead of 0.5, the trace's time compressed"
+    keys, says = after(recorded, "rate=0.25/s")
+    assert keys["goal"]["traffic"]["rate"] == "0.25/s"
+    assert says.endswith("stretched")
+    at_rate = {"kind": "serve", "traffic": {"trace": str(trace), "rate": "4/s"}}
+    assert after(at_rate, "rate=/2")[0]["goal"]["traffic"]["rate"] == "2.0/s"
+    loop = {"kind": "serve", "traffic": {"concurrency": 64, "input_tokens": 9, "output_tokens": 9}}
+    for text, expected in (
+        ("rate=x2", 128),
+        ("rate=/2", 32),
+        ("rate=-25%", 48),
+        ("rate=x3.3", 211),
+    ):
+        assert after(loop, text)[0]["goal"]["traffic"]["concurrency"] == expected
+    for text in ("rate=20/s", "rate=+5"):
+        with pytest.raises(TunerError, match="a closed loop states no rate"):
+            after(loop, text)
+    trace.write_text("Timestamp,Request tokens,Response tokens\n1,9,9\n1,9,9\n")
+    with pytest.raises(TunerError, match="all requests come at once"):
+        after(recorded, "rate=x2")
+
+
 def test_a_node_of_a_placement_brings_its_ranks() -> None:
     keys, says = after(PLACE, "nodes=+1")
     assert (keys["goal"]["ranks"], keys["goal"]["ranks_per_node"]) == (12, 4)

@@ -173,6 +173,29 @@ def test_a_trace_that_is_gone_is_named(tmp_path: Path) -> None:
     assert "trace.csv" in explain(tmp_path / "plan").why.notes[0]
 
 
+def test_a_recorded_load_is_solved_again_at_twice_its_rate(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = "".join(f"{0.25 * number},1500,200\n" for number in range(400))
+    trace.write_text(f"Timestamp,Request tokens,Response tokens\n{rows}")
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        f"schema_version: 1\nmodel: {ROOT}/examples/models/mixtral-8x7b\n"
+        "cluster: {pools: [{name: h, device: h100-sxm, nodes: 1, devices_per_node: 8}]}\n"
+        "goal: {kind: serve, engine: {name: vllm}, traffic: {trace: trace.csv},"
+        " slo: {ttft: {p90: 1s}, tpot: {p90: 40ms}}, modes: [aggregated]}\n"
+    )
+    made = deploy(path)
+    write_serve_plan(tmp_path / "plan", made.plan, spec=made.spec)
+    assert Change(key="rate", value="x2") in usual_changes(made.plan)
+    found = what_ifs(tmp_path / "plan", parse_changes("rate=x2"))
+    (twice,) = found.outcomes
+    assert twice.says == "8 requests/s instead of 4, the trace's time compressed"
+    assert found.base.figures["requests_per_s"] == pytest.approx(4.0, rel=0.02)
+    assert twice.figures["requests_per_s"] == pytest.approx(
+        2.0 * found.base.figures["requests_per_s"], rel=0.02
+    )
+
+
 def test_a_placement_is_placed_again_from_its_recordings(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "examples" / "routing" / "python", tmp_path / "python")
     path = tmp_path / "spec.yaml"

@@ -164,13 +164,18 @@ def _judged(
 ) -> JudgedLaunch:
     is_read = isinstance(launch, Launch)
     ttft_band = tpot_band = None
+    is_new = False
     if latency is not None and isinstance(launch, Launch):
-        of_ttft, of_tpot = bands_of(
+        around = bands_of(
             launch.engine,
             mode="disaggregated" if launch.is_disaggregated else "aggregated",
             has_kernels=not latency.estimated,
+            decoder=launch.decoder,
+            load=launch.load,
         )
-        ttft_band, tpot_band = of_ttft.around(latency.ttft_s), of_tpot.around(latency.tpot_s)
+        is_new = around.is_new
+        ttft_band = around.ttft.around(latency.ttft_s)
+        tpot_band = around.tpot.around(latency.tpot_s)
     return JudgedLaunch(
         id=_id(cells, number),
         source=launch.source if isinstance(launch, Launch) else _source(cells),
@@ -181,6 +186,7 @@ def _judged(
         measured_ttft_s=launch.ttft_s if isinstance(launch, Launch) else None,
         predicted_tpot_s=latency.tpot_s if latency else None,
         tpot_band=tpot_band,
+        is_new_pair=is_new,
         measured_tpot_s=launch.tpot_s if isinstance(launch, Launch) else None,
         estimated=latency.estimated if latency else (),
     )

@@ -13,7 +13,8 @@ What is read otherwise than it is written:
 
 The load is a closed loop at the concurrency that `silicon_data_source` names. Rows of dated tables
 and of the database follow the InferenceX harness (github.com/SemiAnalysisAI/InferenceX); others
-come from a driver that is not documented.
+come from drivers that are not documented, of which there are at least two: one sends prompts whose
+lengths are powers of two, one prompts of round thousands of tokens.
 
 A row that lacks a column that a prediction needs is refused, and the reason names the column; so is
 one whose weights no device of its system holds.
@@ -26,6 +27,7 @@ from enum import StrEnum
 from typing import Final
 
 from tuner.backtest.serving.decoders import decoder_named, formats_of
+from tuner.costs.serving.bands import Load
 from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.drafting import Drafting, Method
 from tuner.costs.serving.engine import Degrees, Engine
@@ -49,6 +51,8 @@ SYSTEMS: Final[Mapping[str, str]] = {
 MOST_CONCURRENCY: Final = 65_536
 LONGEST_TOKENS: Final = 1_048_576
 MOST_DRAFTS: Final = 16
+ROUND_TOKENS: Final = 1000
+"""Prompts of multiples of this tell two undocumented drivers apart."""
 BLANK: Final = ("", "0", "0.0")
 """How a degree is written that a launch does not have."""
 _CONCURRENCY: Final = re.compile(r"silicon_concurrency=(\d{1,7})\b")
@@ -61,7 +65,16 @@ class Harness(StrEnum):
     INFERENCEX = "inferencex"
     """Ten times the concurrency in all, lengths even in 0.8 to 1 of the nominal."""
     OTHER = "other"
-    """Not documented."""
+    """Not documented; its lengths are powers of two."""
+    ROUND = "round"
+    """Not documented; its lengths are round thousands."""
+
+
+LOADS: Final[Mapping[Harness, Load]] = {
+    Harness.INFERENCEX: Load.DOCUMENTED,
+    Harness.OTHER: Load.POWERS,
+    Harness.ROUND: Load.ROUND,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +111,11 @@ class Launch:
     def is_disaggregated(self) -> bool:
         """Prefill and decode run apart."""
         return len(self.sides) == 2
+
+    @property
+    def load(self) -> Load:
+        """What is known of its requests."""
+        return LOADS[self.harness]
 
     @property
     def generation(self) -> str:
@@ -177,13 +195,19 @@ def launch_of(cells: Cells, *, number: int) -> Launch:
         input_tokens=_length(cells, "isl"),
         output_tokens=_length(cells, "osl"),
         concurrency=int(found.group(1)),
-        harness=Harness.INFERENCEX if _INFERENCEX.match(provenance) else Harness.OTHER,
+        harness=_harness(provenance, input_tokens=_length(cells, "isl")),
         sides=sides,
         ttft_s=_number(cells, "silicon_ttft_ms") * 1e-3,
         tpot_s=_number(cells, "silicon_tpot_ms") * 1e-3,
         prefix_ratio=_ratio(cells, "prefix_hit"),
         drafting=_drafting(cells),
     )
+
+
+def _harness(provenance: str, *, input_tokens: int) -> Harness:
+    if _INFERENCEX.match(provenance):
+        return Harness.INFERENCEX
+    return Harness.OTHER if input_tokens % ROUND_TOKENS else Harness.ROUND
 
 
 def _drafting(cells: Cells) -> Drafting | None:

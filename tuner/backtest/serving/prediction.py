@@ -57,6 +57,8 @@ class Predictor:
 
     machines: dict[str, ServingMachine]
     steps: dict[tuple[object, ...], Priced] = field(default_factory=dict)
+    is_unseen: bool = False
+    """Predict every launch as if no row of its model and engine had been looked at."""
 
     def latency(self, launch: Launch) -> Latency:
         """Predict one launch."""
@@ -77,7 +79,7 @@ class Predictor:
         )
 
     def _disaggregated(self, launch: Launch) -> Latency:
-        recipe = recipe_of(launch)
+        recipe = recipe_of(launch, is_unseen=self.is_unseen)
         prefill, decode = launch.sides
         reading = self._iteration(launch, prefill, recipe)
         writing = self._iteration(launch, decode, recipe)
@@ -122,7 +124,7 @@ class Predictor:
 
     def _aggregated(self, launch: Launch) -> Latency:
         side = launch.sides[0]
-        recipe = recipe_of(launch)
+        recipe = recipe_of(launch, is_unseen=self.is_unseen)
         iteration = self._iteration(launch, side, recipe)
         data = side.degrees.attention_data
         concurrency = max(-(-launch.concurrency // data), 1)

@@ -3,9 +3,23 @@
 InferenceX rows follow its recipes (github.com/SemiAnalysisAI/InferenceX, benchmarks/single_node):
 10 C requests, of lengths even in 0.8 to 1 of the nominal; SGLang on Blackwell looks for requests
 every 10 steps below 16 requests and every 30 from there on (`--scheduler-recv-interval`);
-TensorRT-LLM hands tokens of models with experts out ten at a time (`stream_interval: 10`). Other
-rows come from a driver that is not documented; waves of equal TTFT show that its lengths do not
-vary.
+TensorRT-LLM hands tokens of models with experts out ten at a time (`stream_interval: 10`), and for
+Llama-70B with 1,024 tokens in and out on fewer than eight devices it waits up to 20 iterations for
+more prompts (`batch_wait_timeout_iters: 20`, benchmarks/70b_*_trt_slurm.sh until October 2025).
+Scripts are facts of a launch, as its degrees are: no measured row decides them.
+
+Other rows come from drivers that are not documented. What their load is like was read off rows:
+
+    prompts of powers of two      answers of 0.95 to 1 of the nominal length (vLLM, TensorRT-LLM),
+                                  of exactly that length with SGLang (Qwen3-32B)
+    prompts of round thousands    answers of 0.95 to 1 of the nominal length
+
+Equal answers keep SGLang in lock-step: prompts go first, so that all sequences of a burst run from
+the same step on, end at the same step and send the next burst, whose prompts then wait for each
+other in every round. With unequal answers a prompt meets the few that arrive near it: with 8,000
+tokens in and 64 requests of Llama-8B that is 0.85 instead of 4.8 s, and 1.1 s were measured. Only
+one pair (model, engine) shows lock-step. A rule that rests on one pair is not known to whoever has
+not measured that pair: `is_unseen` predicts without it.
 
 Host work per sequence and step is paid by engines whose scheduler waits for each step: vLLM before
 asynchronous scheduling became its default (0.14), and engines that hand every token out one by one
@@ -35,6 +49,9 @@ ASYNCHRONOUS: Final = (0, 14)
 """First release of vLLM that schedules the next step while one runs."""
 OTHER_LEAST_RATIO: Final = 0.95
 """Shortest length of the undocumented driver where waves break up."""
+BATCH_WAIT_STEPS: Final = 15.0
+"""TensorRT-LLM's wait for more prompts (`batch_wait_timeout_iters: 20`): those that begin a wait
+all of it, those that come meanwhile half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +73,20 @@ class Recipe:
     """Whose measured experts count; empty: the engine's newest."""
 
 
-def recipe_of(launch: Launch) -> Recipe:
-    """Look up what is known of a launch."""
+def recipe_of(launch: Launch, *, is_unseen: bool = False) -> Recipe:
+    """Look up what is known of a launch.
+
+    Args:
+        launch: that was measured.
+        is_unseen: no row of its model and engine has been looked at, so that what such rows alone
+            have shown is not known.
+    """
     is_known = launch.harness is Harness.INFERENCEX
-    has_waves = launch.engine is Engine.SGLANG
+    has_waves = launch.engine is Engine.SGLANG and launch.harness is Harness.OTHER
     return Recipe(
-        least_ratio=0.8 if is_known else (1.0 if has_waves else OTHER_LEAST_RATIO),
+        least_ratio=0.8
+        if is_known
+        else (1.0 if has_waves and not is_unseen else OTHER_LEAST_RATIO),
         delay_s=DELAY_S,
         poll_steps=_poll_steps(launch) if is_known else 1,
         stream_steps=_stream_steps(launch) if is_known else 0.0,
@@ -83,11 +108,13 @@ def _poll_steps(launch: Launch) -> int:
 
 
 def _stream_steps(launch: Launch) -> float:
-    if launch.engine is not Engine.TRTLLM or launch.decoder.experts is None:
-        return 0.0
-    if launch.is_disaggregated:
+    if launch.engine is not Engine.TRTLLM or launch.is_disaggregated:
         # The first token comes from the prefill side, which hands it over at once.
         return 0.0
+    if launch.decoder.experts is None:
+        is_short = launch.input_tokens == launch.output_tokens == 1024
+        waits = launch.decoder.name == "llama-3.1-70b" and is_short and launch.devices < 8
+        return BATCH_WAIT_STEPS if waits else 0.0
     is_balanced = launch.sides[0].degrees.attention_data > 1
     return STREAM_STEPS + (BALANCE_STEPS if is_balanced else 0.0)
 
@@ -100,7 +127,11 @@ def _experts_table(launch: Launch) -> str:
 
 def _step_tokens(launch: Launch) -> int | None:
     if launch.engine is Engine.SGLANG and launch.decoder.name == "deepseek-v3":
+        return 16384 if launch.formats.experts == "nvfp4" else 32768
+    if launch.engine is Engine.SGLANG and launch.decoder.name == "glm-5" and launch.is_blackwell:
         return 32768
+    if launch.engine is Engine.TRTLLM and launch.decoder.name == "llama-3.1-70b":
+        return 16384
     if launch.engine is Engine.VLLM and launch.decoder.name == "minimax-m2" and launch.is_blackwell:
         return 2 * launch.input_tokens
     return None
@@ -109,7 +140,7 @@ def _step_tokens(launch: Launch) -> int | None:
 def _waits(launch: Launch) -> bool:
     if launch.engine is Engine.VLLM:
         return _version(launch.release) < ASYNCHRONOUS
-    return launch.harness is Harness.OTHER
+    return launch.harness is not Harness.INFERENCEX
 
 
 def _version(release: str) -> tuple[int, ...]:

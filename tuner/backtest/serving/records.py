@@ -55,6 +55,8 @@ class JudgedLaunch(Record):
     predicted_tpot_s: float | None
     tpot_band: tuple[float, float] | None
     measured_tpot_s: float | None
+    is_new_pair: bool = False
+    """No calibration row shares its model and engine: the bands are those of pairs left out."""
     estimated: tuple[str, ...]
     """Operations that no table held, priced from the datasheet."""
 

@@ -1,19 +1,24 @@
-"""How far measured latencies lie from predicted ones: a band that holds four launches of five.
+"""How far measured latencies lie from predicted ones: bands that hold four launches of five.
 
-First and last decile of measured over predicted seconds of 1,764 aggregated and 178 disaggregated
-published launches on Hopper and Blackwell whose instances and degrees are known (database dump of
-InferenceX of April 2026 and an undocumented driver), without calibration: predicted from measured
-kernels, and once more with every kernel table left out, from the datasheet alone. Printed by
+A band is [low, high] of measured over predicted seconds, made from published launches by
+tuner/calibrate/serving_bands.py and stored beside this file by
 
-    python tests/benchmarks/serving_bands.py RUNS.csv [TABLES]
+    python tests/benchmarks/serving_bands.py RUNS.csv [TABLES] -o tuner/costs/serving/bands.json
 
-They tell what the model leaves out: releases, drafting that is not stated, queues at an
-overrun prefill side, and warm-up, which lengthens TTFT more than it shortens it. An engine with
-fewer than 30 launches of a kind (vLLM, disaggregated) takes the deciles of all engines.
+What is known decides which one counts:
 
-Predictions from datasheets are too short in the median (TTFT by a quarter, disaggregated by half);
-they are not corrected, so that their bands reach far above and are widened to hold the prediction
-itself.
+    the pair (model, engine) has rows    its own rows weigh most
+    it has none                          from every other pair, predicted by what their rows show
+    operations without kernels           the same, predicted from datasheets alone
+    mode                                 aggregated or disaggregated launches
+    load                                 documented, or one of two drivers that are not: the tool's
+                                         own loads and launches are stated, which is the first
+
+Models of one network count as one, whatever they are called. Residuals of TTFT lean upwards (wait
+for other prompts and warm-up lengthen it more than anything shortens it), those of TPOT do not.
+
+Ratios of two layouts of one model, engine, system and release at equal load have bands of their
+own, narrower than either latency's: most of what a prediction misses is in both.
 
 Nothing published covers other modes. Offloaded prompts pass prefill and decode instances: the band
 of disaggregated launches is the nearest. Requests whose experts stand apart in decode have that one
@@ -21,26 +26,111 @@ twice as wide in ratio on both sides, shared devices that of aggregated ones lik
 guesses.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
+from enum import StrEnum
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Final, Literal
 
+from pydantic import Field
+
+from profilers.records import Record
+from tuner.costs.serving.decoder import Decoder
 from tuner.costs.serving.engine import Engine
 from tuner.spec.serving.goal import Mode
+
+SCHEMA_VERSION: Final = 1
+# 1: first release.
+
+NAME: Final = "bands.json"
+NEW_PAIR: Final = "no calibration row shares this model and engine"
+SPLIT_MODES: Final[frozenset[Mode]] = frozenset(
+    {"disaggregated", "prefill_offload", "attention_expert"}
+)
+
+Edge = Annotated[float, Field(gt=0.0, lt=1e6, allow_inf_nan=False)]
+Edges = tuple[Edge, Edge]
+Covered = Annotated[float, Field(ge=0.0, le=1.0)]
+PublishedMode = Literal["aggregated", "disaggregated"]
+Kernels = Literal["tables", "datasheet"]
+
+
+class Load(StrEnum):
+    """What is known of the requests of a launch."""
+
+    DOCUMENTED = "documented"
+    """Lengths and arrivals are stated, as are the flags of the launch."""
+    POWERS = "powers"
+    """A driver that is not documented, with prompts of powers of two."""
+    ROUND = "round"
+    """Another one, with prompts of round thousands of tokens."""
+
+
+class StoredBand(Record):
+    """Bands of one regime."""
+
+    mode: PublishedMode
+    kernels: Kernels
+    load: Load
+    engine: Engine
+    network: str = ""
+    """Of the model (`Decoder.network`); empty: any without rows of this engine."""
+    ttft: Edges
+    tpot: Edges
+    rows: Annotated[int, Field(ge=0)]
+    """Of the pair, or where it is new of the engine's pairs, in this regime."""
+
+
+class Held(Record):
+    """How well the bands of new pairs hold the rows of a pair that was left out."""
+
+    mode: PublishedMode
+    kernels: Kernels
+    ttft: Covered
+    """Share of rows inside, every pair weighing the same."""
+    tpot: Covered
+    pairs: Annotated[int, Field(ge=1)]
+
+
+class RatioBand(Record):
+    """Measured over predicted ratio of two layouts of one model and machine at equal load."""
+
+    ttft: Edges
+    tpot: Edges
+    ttft_covered: Covered
+    """Share of the ratios of a pair (model, engine) inside the band that was made without it."""
+    tpot_covered: Covered
+    pairs: Annotated[int, Field(ge=1)]
+    """Pairs (model, engine)."""
+    ratios: Annotated[int, Field(ge=1)]
+
+
+class StoredBands(Record):
+    """What tests/benchmarks/serving_bands.py writes."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    origin: str
+    data_sha256: str
+    stated_ratio: float
+    """Share of launches that a band is to hold."""
+    held: tuple[Held, ...]
+    bands: tuple[StoredBand, ...]
+    ratios: RatioBand
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """Measured over predicted seconds: first and last decile."""
+    """Measured over predicted seconds, or over a predicted ratio."""
 
     low_ratio: float
     high_ratio: float
 
-    def around(self, predicted_s: float) -> tuple[float, float]:
-        """Within which a measured latency is expected, in seconds; the prediction lies inside."""
+    def around(self, predicted: float) -> tuple[float, float]:
+        """Within which a measurement is expected, in the unit given; the prediction lies inside."""
         low, high = min(self.low_ratio, 1.0), max(self.high_ratio, 1.0)
-        return low * predicted_s, high * predicted_s
+        return low * predicted, high * predicted
 
     @property
     def doubled(self) -> "Band":
@@ -48,46 +138,65 @@ class Band:
         return Band(low_ratio=self.low_ratio**2, high_ratio=self.high_ratio**2)
 
 
-Bands = Mapping[Engine, Band]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bands:
+    """Of one prediction."""
+
+    ttft: Band
+    tpot: Band
+    is_new: bool
+    """No calibration row shares its model and engine."""
 
 
-def _bands(**by_engine: tuple[float, float]) -> Bands:
-    return MappingProxyType(
-        {
-            Engine(name): Band(low_ratio=low, high_ratio=high)
-            for name, (low, high) in by_engine.items()
-        }
-    )
-
-
-TTFT: Final = _bands(vllm=(0.88, 1.53), sglang=(0.68, 2.18), trtllm=(0.84, 2.41))
-TPOT: Final = _bands(vllm=(0.88, 1.15), sglang=(0.90, 1.31), trtllm=(0.87, 1.18))
-"""Aggregated, from kernels: 764, 429 and 571 launches."""
-
-APART_TTFT: Final = _bands(vllm=(0.71, 9.84), sglang=(0.59, 3.81), trtllm=(0.90, 17.6))
-APART_TPOT: Final = _bands(vllm=(0.73, 1.22), sglang=(0.66, 1.17), trtllm=(0.79, 1.25))
-"""Disaggregated, from kernels: all 178, of them 62 and 111 launches."""
-
-SHEET_TTFT: Final = _bands(vllm=(0.96, 2.34), sglang=(0.80, 3.10), trtllm=(0.94, 2.75))
-SHEET_TPOT: Final = _bands(vllm=(0.96, 1.41), sglang=(0.93, 1.64), trtllm=(0.90, 1.37))
-"""Aggregated, from the datasheet."""
-
-SHEET_APART_TTFT: Final = _bands(vllm=(1.34, 15.4), sglang=(1.31, 11.6), trtllm=(1.37, 23.3))
-SHEET_APART_TPOT: Final = _bands(vllm=(0.87, 1.45), sglang=(0.89, 1.42), trtllm=(0.86, 1.47))
-"""Disaggregated, from the datasheet."""
-
-
-def bands_of(engine: Engine, *, mode: Mode, has_kernels: bool) -> tuple[Band, Band]:
+def bands_of(
+    engine: Engine,
+    *,
+    mode: Mode,
+    has_kernels: bool,
+    decoder: Decoder | None = None,
+    load: Load = Load.DOCUMENTED,
+) -> Bands:
     """Return the bands of TTFT and TPOT.
 
     Args:
         engine: that serves.
         mode: of the deployment.
         has_kernels: every operation was priced from measured kernels.
+        decoder: the model; None: one without rows.
+        load: what is known of the requests.
     """
-    found = (TTFT, TPOT) if has_kernels else (SHEET_TTFT, SHEET_TPOT)
-    if mode in ("disaggregated", "prefill_offload", "attention_expert"):
-        found = (APART_TTFT, APART_TPOT) if has_kernels else (SHEET_APART_TTFT, SHEET_APART_TPOT)
-    ttft, tpot = found[0][engine], found[1][engine]
-    is_guess = mode in ("shared_device", "attention_expert")
-    return (ttft.doubled, tpot.doubled) if is_guess else (ttft, tpot)
+    kept: PublishedMode = "disaggregated" if mode in SPLIT_MODES else "aggregated"
+    kernels: Kernels = "tables" if has_kernels else "datasheet"
+    by_network = _by_network()[kept, kernels, load, engine]
+    network = "" if decoder is None else decoder.network
+    found = by_network.get(network, by_network[""])
+    ttft, tpot = _band(found.ttft), _band(found.tpot)
+    if mode in ("shared_device", "attention_expert"):
+        ttft, tpot = ttft.doubled, tpot.doubled
+    return Bands(ttft=ttft, tpot=tpot, is_new=not found.network)
+
+
+def ratio_bands() -> tuple[Band, Band]:
+    """Return the bands of ratios of TTFT and TPOT between two layouts at equal load."""
+    found = shipped().ratios
+    return _band(found.ttft), _band(found.tpot)
+
+
+@cache
+def shipped() -> StoredBands:
+    """Return the bands that come with the program."""
+    text = (files("tuner.costs.serving") / NAME).read_text(encoding="utf-8")
+    return StoredBands.model_validate(json.loads(text))
+
+
+@cache
+def _by_network() -> Mapping[tuple[str, str, Load, Engine], Mapping[str, StoredBand]]:
+    found: dict[tuple[str, str, Load, Engine], dict[str, StoredBand]] = {}
+    for band in shipped().bands:
+        regime = (band.mode, band.kernels, band.load, band.engine)
+        found.setdefault(regime, {})[band.network] = band
+    return found
+
+
+def _band(edges: Edges) -> Band:
+    return Band(low_ratio=edges[0], high_ratio=edges[1])

@@ -101,6 +101,14 @@ class Decoder:
         """All of them."""
         return sum(group.count for group in self.layers)
 
+    @property
+    def network(self) -> str:
+        """The widths that its kernels have, equal for DeepSeek-V3, R1 and V3.1."""
+        attention = sorted({f"{g.attention.kind.value}{g.attention.heads}" for g in self.layers})
+        own = self.experts
+        follows = f"{own.num}e{own.top_k}" if own else f"ffn{self.layers[0].dense_ffn}"
+        return f"{self.hidden}x{self.num_layers} {' '.join(attention)} {follows}"
+
 
 BYTES: Final[Mapping[str, float]] = {
     "bf16": 2.0,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from tuner.costs.serving.bands import NEW_PAIR
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Vendor
 from tuner.emit.serving.shape import (
@@ -73,6 +74,7 @@ def expectation(verified: VerifiedServing) -> tuple[str, ...]:
         f"Expected: {_rate(predicted.requests_per_s)} requests/s,"
         f" {_rate(predicted.output_tokens_per_s)} output tokens/s,"
         f" goodput {predicted.goodput_per_device:.4g} requests/s per device.",
+        *((f"{NEW_PAIR[0].upper()}{NEW_PAIR[1:]}.",) if predicted.is_new_pair else ()),
         *(() if mode in PUBLISHED_MODES else guessed),
     )
 

@@ -14,10 +14,11 @@
                                                            many are kept
 
 Precision stays, and where experts are whole or sliced they stay so over the new ranks. A change
-beats the launch when it misses fewer targets; or misses as many and has at least 5 % more goodput
-per device; or as much of that (within 5 %) with requests (TTFT + (O - 1) TPOT) at least 5 %
-shorter. The best has the fewest missed targets, then the most goodput per device, then the
-shortest requests; 5 % is what the model cannot tell apart (tuner/planner/serve/telling.py).
+beats the launch when it misses fewer targets; or misses as many and has more goodput per device by
+more than what ratios of two layouts are known to (`tie_ratio`, tuner/planner/serve/telling.py); or
+as much of that with requests (TTFT + (O - 1) TPOT) shorter by more. The best has the fewest missed
+targets, then the most goodput per device, then the shortest requests. Ratios to the launch's
+latencies carry bands where the degrees alone differ, which is what published runs compare.
 """
 
 import json
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from tuner.costs.serving.bands import ratio_bands
 from tuner.costs.serving.drafting import Method
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.estimate.serving.launch import Setting
@@ -42,14 +44,12 @@ from tuner.planner.serve.demand import MOST_RUNNING
 from tuner.planner.serve.expert_copies import MOST_RATIO
 from tuner.planner.serve.instances import launched_as
 from tuner.planner.serve.options import Option, most_running
-from tuner.planner.serve.telling import TIE_RATIO
+from tuner.planner.serve.telling import tie_ratio
 from tuner.serve_plan import Role
 from tuner.spec.serving.expert_slots import are_even, fewest_redundant
 from tuner.spec.serving.manifests.afd import cell_refusals
 from tuner.spec.serving.manifests.registry import release_on
 from tuner.spec.serving.manifests.rules import group_refusals
-
-LEAST_GAIN_RATIO: Final = TIE_RATIO
 
 
 def changes_of(asked: Asked, load: ServingLoad | None) -> tuple[ServingChange, ...]:
@@ -264,8 +264,25 @@ def _change(
         instance=instance_of(asked, option, setting),
         load=new,
         gain_ratio=_gain_ratio(load, new),
+        **(_ratio_bands(new, load) if setting == _moved(asked, setting) else {}),
         beats=load is None or _beats(asked, new, load),
     )
+
+
+def _moved(asked: Asked, setting: Setting) -> Setting:
+    """Return the launch's setting with the degrees of another."""
+    return replace(asked.launch.setting, degrees=setting.degrees)
+
+
+def _ratio_bands(new: ServingLoad, old: ServingLoad | None) -> dict[str, tuple[float, float]]:
+    """Return the bands of the ratios to the launch's latencies, by field."""
+    found = {}
+    for name, band in zip(("ttft", "tpot"), ratio_bands(), strict=True):
+        before = None if old is None else getattr(old, f"{name}_s")
+        after = getattr(new, f"{name}_s")
+        if before is not None and after is not None:
+            found[f"{name}_ratio_band"] = band.around(after.mean / before.mean)
+    return found
 
 
 def _gain_ratio(load: ServingLoad | None, new: ServingLoad) -> float:
@@ -275,14 +292,14 @@ def _gain_ratio(load: ServingLoad | None, new: ServingLoad) -> float:
 
 
 def _beats(asked: Asked, new: ServingLoad, old: ServingLoad) -> bool:
-    misses = _misses(new), _misses(old)
+    misses, least_gain = (_misses(new), _misses(old)), tie_ratio()
     if misses[0] != misses[1]:
         return misses[0] < misses[1]
     least = old.goodput_per_device
-    if new.goodput_per_device > (1.0 + LEAST_GAIN_RATIO) * least:
+    if new.goodput_per_device > (1.0 + least_gain) * least:
         return True
-    is_as_good = new.goodput_per_device >= (1.0 - LEAST_GAIN_RATIO) * least
-    shorter = (1.0 - LEAST_GAIN_RATIO) * request_s(asked, old)
+    is_as_good = new.goodput_per_device >= (1.0 - least_gain) * least
+    shorter = (1.0 - least_gain) * request_s(asked, old)
     return is_as_good and request_s(asked, new) < shorter
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tuner.costs.serving.bands import Band, bands_of
+from tuner.costs.serving.bands import NEW_PAIR, Band, bands_of
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
-from tuner.estimate.serving.changes import LEAST_GAIN_RATIO, changes_of, refused
+from tuner.estimate.serving.changes import changes_of, refused
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
 from tuner.estimate.serving.pricing import (
     Asked,
@@ -22,6 +22,7 @@ from tuner.estimate.serving.pricing import (
 from tuner.estimate.serving.records import ServingEstimate, ServingLoad
 from tuner.planner.serve.demand import MOST_RUNNING
 from tuner.planner.serve.options import Option, PoolSite
+from tuner.planner.serve.telling import tie_ratio
 from tuner.serve_plan import Latency, Role
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode, ServeGoal
@@ -80,10 +81,11 @@ def estimate_serving(
     has_room = not misfit
     load = load_of(asked, option) if has_room else None
     changes = changes_of(asked, load)
-    ttft_band, tpot_band = bands_of(
+    around = bands_of(
         launch.engine,
         mode=_MODE.get(launch.role, "disaggregated"),
         has_kernels=not site.machine.estimated,
+        decoder=asked.decoder,
     )
     return ServingEstimate(
         source=launch.source,
@@ -96,8 +98,8 @@ def estimate_serving(
         kv_cache_dtype=asked.goal.kv_cache_dtype,
         instance=instance_of(asked, option, launch.setting),
         load=load,
-        ttft_s_band=_band(load.ttft_s if load else None, ttft_band),
-        tpot_s_band=_band(load.tpot_s if load else None, tpot_band),
+        ttft_s_band=_band(load.ttft_s if load else None, around.ttft),
+        tpot_s_band=_band(load.tpot_s if load else None, around.tpot),
         memory=memory_of_device(asked, option, launch.setting),
         kv_tokens=int(max(option.kv_tokens, 0.0) * option.degrees.attention_data),
         longest_tokens=asked.longest_tokens,
@@ -107,14 +109,19 @@ def estimate_serving(
         instances_needed=instances_needed(asked, option) if has_room else 0,
         smallest_change=next((change for change in changes if change.beats), None),
         changes=changes,
-        least_gain_ratio=LEAST_GAIN_RATIO,
+        least_gain_ratio=tie_ratio(),
         num_tried=len(changes),
         flags_understood=launch.flags.understood,
         flags_ignored=launch.flags.ignored,
         flags_unpriced=launch.flags.unpriced,
         flags_timeless=launch.flags.timeless,
         refused_by=refused(asked, option, launch.setting),
-        notes=(*launch.notes, *_notes(asked, option, load, spec=spec)),
+        is_new_pair=around.is_new,
+        notes=(
+            *launch.notes,
+            *_notes(asked, option, load, spec=spec),
+            *((f"{NEW_PAIR}: bands are wider",) if around.is_new else ()),
+        ),
     )
 
 

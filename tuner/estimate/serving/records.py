@@ -60,6 +60,10 @@ class ServingChange(Record):
     load: ServingLoad
     gain_ratio: float
     """More goodput per device, as a share of the launch's; 0 where that has none."""
+    ttft_ratio_band: Band | None = None
+    """Of its mean over the launch's, where the degrees alone differ (tuner/costs/serving/bands.py);
+    absent where nothing published compares such launches."""
+    tpot_ratio_band: Band | None = None
     beats: bool
     """It misses fewer targets, has more goodput per device, or as much with shorter requests."""
 
@@ -87,6 +91,8 @@ class ServingEstimate(Record):
     ttft_s_band: Band | None
     """Of the mean; see tuner/costs/serving/bands.py."""
     tpot_s_band: Band | None
+    is_new_pair: bool = False
+    """No calibration row shares the model and the engine: the bands are those of pairs left out."""
     memory: ServingMemory
     kv_tokens: Size
     """That one instance holds."""

@@ -22,7 +22,7 @@ from typing import Final, get_args
 from solvers.result import Status
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serving.expert_loads import ExpertLoads
-from tuner.planner.serve.demand import Demand, demand_of
+from tuner.planner.serve.demand import Demand, PrefixHits, demand_of, with_hits
 from tuner.planner.serve.ffn_cells import PricedCells
 from tuner.planner.serve.handovers import HandOvers, handovers_of
 from tuner.planner.serve.instances import formats_of_goal
@@ -63,6 +63,8 @@ TIGHTER_RATIOS: Final = (0.7, 0.45)
 """Of a target that waiting breaks: what instances may take by themselves."""
 MOST_PLAYED: Final = 3
 """Of the thresholds of a mode, the best by their programs."""
+HIT_DIGITS: Final = 4
+"""Of the share of prompt tokens in prefix caches that a plan states."""
 SPARE_STEPS: Final = 4
 """Halvings of the interval in which the least spare capacity lies."""
 
@@ -140,17 +142,38 @@ class Question:
     """Where the question is of one threshold."""
     cells: PricedCells = field(default_factory=PricedCells)
     """Of attention and FFN servers, where the release has them."""
+    hits: PrefixHits | None = None
+    """What prefix caches hold of recorded prompts; None: the share that the traffic states."""
 
 
-def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings) -> Question:
+def question_of(
+    spec: ServeSpec,
+    sites: tuple[PoolSite, ...],
+    settings: Settings,
+    *,
+    hits: PrefixHits | None = None,
+    demand: Demand | None = None,
+) -> Question:
     """Read the traffic and price every way to run an instance.
+
+    Args:
+        spec: that is asked.
+        sites: its pools.
+        settings: how hard to look.
+        hits: what prefix caches hold of recorded prompts; the question's traffic then states it.
+        demand: of the same traffic, where it was read before.
 
     Raises:
         SpecError: the traffic, a recorded routing or its placement cannot be used.
     """
+    if hits is not None:
+        stated = {"prefix_hit": round(hits.ratio, HIT_DIGITS)}
+        traffic = spec.goal.traffic.model_copy(update=stated)
+        spec = replace(spec, goal=spec.goal.model_copy(update={"traffic": traffic}))
     decoder, formats = decoder_of(spec.model), formats_of_goal(spec.goal)
     longest = min(spec.goal.max_model_len or spec.model.max_position, spec.model.max_position)
-    demand = demand_of(spec.goal, longest=longest)
+    demand = demand_of(spec.goal, longest=longest) if demand is None else demand
+    demand = demand if hits is None else with_hits(demand, hits)
     roles = tuple(
         dict.fromkeys(
             role for mode in get_args(Mode) if mode in spec.goal.modes for role in PRICED[mode]
@@ -182,6 +205,7 @@ def question_of(spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
         settings=settings,
         loads=loads,
         cells=cells,
+        hits=hits,
     )
 
 

@@ -59,7 +59,7 @@ def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:
             f" once, {ROUNDS * demand.concurrency} in all, each {DELAY_S * 1e3:.0f} ms after an"
             " answer, of the lengths that the spec states; means hold the first burst too"
         )
-    if traffic.prefix_hit:
+    if traffic.prefix_hit and demand.cached_N is None:
         yield (
             f"{traffic.prefix_hit:.0%} of every prompt is found in the prefix cache of whichever"
             " instance a request meets"

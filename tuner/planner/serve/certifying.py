@@ -10,7 +10,7 @@ from tuner.planner.serve.answering import Found, Question
 from tuner.planner.serve.modes import Answers
 from tuner.planner.serve.program import BOUND_TOLERANCE, unpaired
 from tuner.planner.serve.ranking import worth_of
-from tuner.planner.serve.telling import TIE_RATIO
+from tuner.planner.serve.telling import tie_ratio
 from tuner.serve_plan import ServeCertificate, ServeSpace
 
 MOST_TIES: Final = 10
@@ -38,7 +38,7 @@ def certificate_of(
     """
     outcome: Outcome[InstancePlan] = best.solved.outcome
     ties, is_least = _ties(best)
-    limit = (1.0 + TIE_RATIO) * worth_of(best, question.spec.goal)
+    limit = (1.0 + tie_ratio()) * worth_of(best, question.spec.goal)
     modes = [
         other
         for other in answers.fitting
@@ -96,7 +96,7 @@ def _ties(best: Found) -> tuple[int, bool]:
     if chosen is None:
         return 0, False
     near = alternatives(
-        problem, chosen, band_ratio=TIE_RATIO, most=MOST_TIES + 1, time_limit_s=TIES_S
+        problem, chosen, band_ratio=tie_ratio(), most=MOST_TIES + 1, time_limit_s=TIES_S
     )
     others = [one for one in near.plans if one.count_J != chosen.count_J]
     return sum(unpaired(problem, one) is None for one in others), not near.is_complete

@@ -21,7 +21,7 @@ Not covered: prompts and answers that go together, unless a trace has them as pa
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,6 +40,7 @@ from tuner.spec.serving.lengths import (
 from tuner.spec.serving.trace_summary import summarise_trace
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 
 MOST_RUNNING = 1024
 """Sequences of one rank: what engines' CUDA graphs are captured for at most."""
@@ -52,6 +53,16 @@ TAIL_LOG = 16.0
 NO_TARGET_TPOT_S = 0.1
 NO_TARGET_TTFT_S = 10.0
 """Where a closed loop has no targets: as slow as people still read along."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PrefixHits:
+    """What prefix caches hold of recorded prompts (prefix_reuse.py)."""
+
+    ratio: float
+    """Of all their tokens."""
+    cached_N: Ints
+    """Tokens of each, in the order of the trace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,6 +95,9 @@ class Demand:
     """The strictest targets, as means that a plan is priced against; infinite without one."""
     concurrency: int | None
     """Of a closed loop."""
+    cached_N: Ints | None = None
+    """Tokens of the trace's first prompts that are found in the prefix cache, where it names their
+    blocks."""
 
 
 def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
@@ -141,6 +155,15 @@ def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         concurrency=traffic.concurrency,
+    )
+
+
+def with_hits(demand: Demand, hits: PrefixHits) -> Demand:
+    """Return the traffic with what prefix caches hold of its prompts."""
+    return replace(
+        demand,
+        computed_tokens=max(demand.input_tokens * (1.0 - hits.ratio), 1.0),
+        cached_N=hits.cached_N,
     )
 
 

@@ -114,6 +114,17 @@ class Option:
         return self.degrees.devices + ffn
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curve:
+    """One way in one role at every batch that was priced, those that miss a target included."""
+
+    option: Option
+    """The way; its batch is one of many."""
+    running_N: Floats
+    """Sequences of one attention-data rank."""
+    tpot_s_N: Floats
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What was found."""
@@ -128,6 +139,8 @@ class Options:
     slowest_tpot_s: float
     """The least time per token that any way reaches alone; infinite where none fits."""
     slowest_ttft_s: float
+    curves: tuple[Curve, ...] = ()
+    """Ways that answer and can be launched, at all their batches."""
 
     @property
     def illegal(self) -> int:
@@ -163,6 +176,7 @@ def options_of(
         refuse: asked about every option.
     """
     found: list[Option] = []
+    curves: list[Curve] = []
     illegal: Counter[str] = Counter()
     refused: dict[Role, Counter[str]] = {role: Counter() for role in roles}
     least_tpot_s = least_ttft_s = float("inf")
@@ -176,8 +190,10 @@ def options_of(
         least_tpot_s = min(least_tpot_s, float(way.decode_s_N[0]) / way.iteration.tokens_per_step)
         least_ttft_s = min(least_ttft_s, prompt.latency_s)
         for role in own:
-            made, reason = _of_role(way, role, prompt, demand)
+            made, reason, curve = _of_role(way, role, prompt, demand)
             answers = [refuse(option) for option in made]
+            if curve is not None and not (answers or [refuse(curve.option)])[0]:
+                curves.append(curve)
             refused[role].update(answer for answer in answers if answer)
             illegal.update(one for one in (reason, *answers) if one)
             found += [option for option, no in zip(made, answers, strict=True) if not no]
@@ -194,6 +210,7 @@ def options_of(
         beaten=len(found) - len(kept),
         slowest_tpot_s=least_tpot_s,
         slowest_ttft_s=least_ttft_s,
+        curves=tuple(curves),
     )
 
 
@@ -215,7 +232,8 @@ def decode_options(
     (way,) = _budgeted(site, iteration, choices, demand)
     if not len(way.running_N):
         return (), NO_ROOM
-    return _of_decode(way, demand)
+    made, reason, _ = _of_decode(way, demand)
+    return made, reason
 
 
 def joined_options(parts: Sequence[Options], *, roles: tuple[Role, ...]) -> Options:
@@ -238,6 +256,7 @@ def joined_options(parts: Sequence[Options], *, roles: tuple[Role, ...]) -> Opti
         beaten=sum(part.beaten for part in parts),
         slowest_tpot_s=min(part.slowest_tpot_s for part in parts),
         slowest_ttft_s=min(part.slowest_ttft_s for part in parts),
+        curves=tuple(curve for part in parts for curve in part.curves),
     )
 
 
@@ -422,11 +441,14 @@ def step_seconds(iteration: Iteration, running_N: Floats, demand: Demand) -> Flo
 
 def _of_role(
     way: _Way, role: Role, prompt: PromptTime, demand: Demand
-) -> tuple[tuple[Option, ...], str]:
-    """Return a way in a role, at the batches worth trying; else what stands in its way."""
+) -> tuple[tuple[Option, ...], str, Curve | None]:
+    """Return a way in a role, at the batches worth trying; else what stands in its way.
+
+    Beside it all its batches, where it answers requests that were priced.
+    """
     data = way.iteration.degrees.attention_data
     if role is not Role.DECODE and prompt.latency_s > demand.ttft_s:
-        return (), SLOW_PROMPT
+        return (), SLOW_PROMPT, None
     if role is Role.PREFILL:
         first_s, rate = prompt.latency_s, data / prompt.busy_s
         cache = _cache(way.iteration, way.site, way.budget, demand, running=PREFILL_PLACES)
@@ -434,7 +456,7 @@ def _of_role(
         alone = way.option(
             role, demand, running=places, rate_per_s=rate, ttft_s=first_s, tpot_s=0.0
         )
-        return (alone,), ""
+        return (alone,), "", None
     if role is Role.DECODE:
         return _of_decode(way, demand)
     priced_s = token_seconds(
@@ -447,38 +469,41 @@ def _of_role(
     return _answering(way, role, priced_s, demand, ttft_s=prompt.latency_s)
 
 
-def _of_decode(way: _Way, demand: Demand) -> tuple[tuple[Option, ...], str]:
+def _of_decode(way: _Way, demand: Demand) -> tuple[tuple[Option, ...], str, Curve | None]:
     priced_s = way.decode_s_N / way.iteration.tokens_per_step
     return _answering(way, Role.DECODE, priced_s, demand, ttft_s=0.0)
 
 
 def _answering(
     way: _Way, role: Role, priced_s: Floats, demand: Demand, *, ttft_s: float
-) -> tuple[tuple[Option, ...], str]:
+) -> tuple[tuple[Option, ...], str, Curve | None]:
     """Return a way that answers, by what a token takes at each number of sequences."""
     data = way.iteration.degrees.attention_data
     running_N = np.arange(1.0, way.running_N[-1] + 1.0)
     tpot_s_N = np.interp(running_N, way.running_N, np.minimum(priced_s, NEVER_S))
     rate_N = data * running_N / (demand.output_tokens * tpot_s_N)
+
+    def at(place: int) -> Option:
+        return way.option(
+            role,
+            demand,
+            running=int(running_N[place]),
+            rate_per_s=float(rate_N[place]),
+            ttft_s=ttft_s,
+            tpot_s=float(tpot_s_N[place]),
+        )
+
     allowed = np.flatnonzero(tpot_s_N <= min(demand.tpot_s, LONGEST_S))
     if not len(allowed):
-        return (), SLOW_TOKEN
+        slow = Curve(option=at(0), running_N=way.running_N, tpot_s_N=priced_s)
+        return (), SLOW_TOKEN, slow
     best = allowed[rate_N[allowed].argmax()]
     chosen = {
         int(allowed[np.searchsorted(running_N[allowed], share * running_N[best])])
         for share in FRACTIONS
     }
-    return tuple(
-        way.option(
-            role,
-            demand,
-            running=int(running_N[at]),
-            rate_per_s=float(rate_N[at]),
-            ttft_s=ttft_s,
-            tpot_s=float(tpot_s_N[at]),
-        )
-        for at in sorted(chosen)
-    ), ""
+    made = tuple(at(place) for place in sorted(chosen))
+    return made, "", Curve(option=made[0], running_N=way.running_N, tpot_s_N=priced_s)
 
 
 def most_running(cache: float, demand: Demand, *, engine: Engine) -> float:

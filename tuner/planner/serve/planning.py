@@ -5,9 +5,18 @@ The best mode by the goal's objective is the plan, the others are its alternativ
 
 from tuner.planner.serve.answering import Question, Settings, question_of
 from tuner.planner.serve.certifying import certificate_of, space_of
+from tuner.planner.serve.front import front_of
 from tuner.planner.serve.modes import Answers, answers_of, table_of, unlaunchable_of
 from tuner.planner.serve.most_rate import at_rate
 from tuner.planner.serve.options import PoolSite
+from tuner.planner.serve.prefix_reuse import (
+    AGREE_RATIO,
+    ROUNDS,
+    most_reuse,
+    recorded_prompts,
+    reuse_of,
+    reuse_words,
+)
 from tuner.planner.serve.refused import refused_cells, refused_handovers, refused_vendors
 from tuner.planner.serve.telling import (
     alternatives_of,
@@ -18,7 +27,7 @@ from tuner.planner.serve.telling import (
     prediction_of,
 )
 from tuner.planner.serve.ways_out import closest_of, ways_out, why_nothing
-from tuner.serve_plan import ServeCertificate, ServePlan, ServeProvenance
+from tuner.serve_plan import PrefixReuse, ServeCertificate, ServePlan, ServeProvenance
 from tuner.spec.serving.read import ServeSpec
 
 
@@ -35,10 +44,12 @@ def make_serve_plan(
         SpecError: the traffic cannot be read.
     """
     started_s = settings.clock()
-    question = question_of(spec, sites, settings)
-    answers = answers_of(question)
+    question, answers, reuse = _answered(spec, sites, settings)
+    spec = question.spec
     solve_s = settings.clock() - started_s
     notes = (*provenance.notes, *notes_of(question))
+    if reuse is not None and question.hits is not None:
+        notes = (*notes, reuse_words(reuse, planned_ratio=question.hits.ratio))
     provenance = provenance.model_copy(update={"notes": notes})
     if not answers.fitting:
         return _nothing(question, answers, solve_s=solve_s, provenance=provenance)
@@ -63,8 +74,31 @@ def make_serve_plan(
             *refused_vendors(question, best),
         ),
         modes=table_of(answers, question),
+        prefix_reuse=reuse,
+        pareto=front_of(question, answers),
         provenance=provenance,
     )
+
+
+def _answered(
+    spec: ServeSpec, sites: tuple[PoolSite, ...], settings: Settings
+) -> tuple[Question, Answers, PrefixReuse | None]:
+    """Answer the modes; of a trace that names blocks again until caches and instances agree."""
+    question = question_of(spec, sites, settings)
+    prompts = recorded_prompts(spec, rate_per_s=question.demand.rate_per_s)
+    if prompts is None:
+        return question, answers_of(question), None
+    hits, reuse = prompts.under(most_reuse(question)), None
+    for _ in range(ROUNDS):
+        question = question_of(spec, sites, settings, hits=hits, demand=question.demand)
+        answers = answers_of(question)
+        if not answers.fitting:
+            return question, answers, None
+        reuse = reuse_of(answers.fitting[0], question, prompts)
+        if abs(reuse.hit_ratio - hits.ratio) <= AGREE_RATIO:
+            break
+        hits = prompts.under(reuse)
+    return question, answers, reuse
 
 
 def _nothing(
@@ -93,5 +127,6 @@ def _nothing(
         relaxations=tuple(ways_out(question, closest)),
         unlaunchable=(*unlaunchable_of(answers, question), *refused_vendors(question, None)),
         modes=table_of(answers, question),
+        pareto=front_of(question, answers),
         provenance=provenance,
     )

@@ -1,7 +1,8 @@
 """Plays the traffic against chosen instances and reads off what requests meet.
 
 Requests go to instances of a group in turn, in proportion to what each group can serve; ranks of a
-group are alike, so where they are aggregated one is played and speaks for the others. Prefill and
+group are alike, so where they are aggregated one is played and speaks for the others; where a
+closed loop takes sessions of a trace, a rank gets whole ones, their turns in order. Prefill and
 decode apart are played whole. Engines fill their steps, and clients see tokens, by the rules of
 tuner/simulate/serving/client.py, which the backtest goes by too.
 
@@ -194,7 +195,7 @@ def played_apart(
         count = ROUNDS * concurrency
     requests = thinned(
         goal,
-        replace(demand, computed_tokens=demand.input_tokens),
+        replace(demand, computed_tokens=demand.input_tokens, cached_N=None),
         count=min(MOST_REQUESTS, count),
         every=1,
         most_tokens=decode.option.kv_tokens,
@@ -273,21 +274,46 @@ def thinned(
     rng = np.random.default_rng(SEED)
     most = int(min(demand.most_tokens, most_tokens))
     is_closed = demand.concurrency is not None
-    whole = count if is_closed else min(MOST_REQUESTS * 50, count * every)
+    has_sessions = is_closed and demand.cached_N is not None
+    whole = count if is_closed and not has_sessions else min(MOST_REQUESTS * 50, count * every)
     drawn = requests_of(goal.traffic, count=whole, rng=rng)
-    step = 1 if is_closed else every
+    own_R = np.arange(0, len(drawn.input_tokens_N), 1 if is_closed else every)
+    after_R = None
+    if drawn.after_N is not None:
+        own_R = own_sessions(drawn.after_N, every=every)[:count]
+        after_R = np.searchsorted(own_R, drawn.after_N[own_R])
+        after_R[drawn.after_N[own_R] < 0] = -1
     inputs, outputs = cut(
-        *_spread(goal, drawn.input_tokens_N[::step], drawn.output_tokens_N[::step], rng=rng),
+        *_spread(goal, drawn.input_tokens_N[own_R], drawn.output_tokens_N[own_R], rng=rng),
         most=most,
     )
     cached = np.rint(inputs * (1.0 - demand.computed_tokens / demand.input_tokens))
+    if demand.cached_N is not None and (goal.traffic.is_replayed or drawn.after_N is not None):
+        known = own_R < len(demand.cached_N)
+        cached[known] = demand.cached_N[own_R[known]]
     return Requests(
         input_R=inputs,
         output_R=outputs,
-        arrival_s_R=None if drawn.arrival_s_N is None else drawn.arrival_s_N[::step],
+        arrival_s_R=None if drawn.arrival_s_N is None else drawn.arrival_s_N[own_R],
         delay_s_R=rng.exponential(DELAY_S, len(inputs)) if is_closed else None,
         cached_R=np.minimum(cached, inputs - 1).astype(np.int64) if cached.any() else None,
+        after_R=after_R,
     )
+
+
+def own_sessions(after_N: Ints, *, every: int) -> Ints:
+    """Return the requests of every so-manyth session, in order.
+
+    Args:
+        after_N: the request that each is the next turn of, -1: of none.
+        every: ranks that share the sessions, each of which stays on one.
+    """
+    session = np.empty_like(after_N)
+    begun = 0
+    for request, before in enumerate(after_N.tolist()):
+        session[request] = begun if before < 0 else session[before]
+        begun += before < 0
+    return np.flatnonzero(session % every == 0)
 
 
 def _spread(

@@ -1,6 +1,6 @@
 """Which answer is better: by the goal, and by whether published runs stand behind its mode.
 
-Bands of aggregated and disaggregated launches are deciles of published runs, those of other modes
+Bands of aggregated and disaggregated launches are made from published runs, those of other modes
 are guesses (tuner/costs/serving/bands.py). A mode without runs is chosen over one with them only
 where it takes less at the far end of its band too:
 
@@ -14,7 +14,7 @@ Not covered: latencies at the far end of a band, which modes with runs are not h
 import math
 from collections.abc import Sequence
 
-from tuner.costs.serving.bands import Band, bands_of
+from tuner.costs.serving.bands import Bands, bands_of
 from tuner.costs.serving.engine import Engine
 from tuner.planner.serve.answering import Found, Question, solved_with, variants_of
 from tuner.planner.serve.program import BOUND_TOLERANCE, Spare
@@ -35,7 +35,7 @@ def ranked(found: Sequence[Found], question: Question) -> tuple[Found, ...]:
 
 def far_worth(found: Found, question: Question) -> float:
     """Return what the goal wants least of at the far end of the band; infinite beyond the pools."""
-    longer = max(bands_around(found, question)[1].high_ratio, 1.0)
+    longer = max(bands_around(found, question).tpot.high_ratio, 1.0)
     if found.rate_per_s is not None:
         return longer / found.rate_per_s
     spare = Spare(
@@ -52,12 +52,13 @@ def far_worth(found: Found, question: Question) -> float:
     )
 
 
-def bands_around(found: Found, question: Question) -> tuple[Band, Band]:
+def bands_around(found: Found, question: Question) -> Bands:
     """Return the bands of an answer's TTFT and TPOT."""
     return bands_of(
         Engine(question.spec.goal.engine.name),
         mode=found.mode,
         has_kernels=not any(group.option.site.machine.estimated for group in found.groups),
+        decoder=found.groups[0].option.iteration.decoder,
     )
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Final
 
 import numpy as np
 
+from tuner.costs.serving.bands import NEW_PAIR, ratio_bands
 from tuner.costs.serving.engine import Degrees
 from tuner.costs.serving.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.devices.datasheet import Vendor
@@ -30,6 +30,7 @@ from tuner.planner.serve.ranking import (
     lost_by,
     worth_of,
 )
+from tuner.planner.serve.token_cost import input_tokens_per_s, token_cost
 from tuner.serve_plan import (
     PUBLISHED_MODES,
     Handover,
@@ -46,9 +47,14 @@ from tuner.spec.serving.manifests.steps import lacks_units
 from tuner.spec.serving.manifests.vendor_pairs import portable_backend
 from tuner.spec.serving.manifests.vendors import TRAITS
 
-TIE_RATIO: Final = 0.05
-"""Of the objective that the model cannot tell apart: half of the median error of the time per
-token."""
+
+def tie_ratio() -> float:
+    """Return what the model cannot tell apart of the objective: the band of a ratio of TPOT.
+
+    Instances that are needed go as the time of their steps, and what two layouts of one model miss
+    together cancels (tuner/costs/serving/bands.py).
+    """
+    return ratio_bands()[1].high_ratio - 1.0
 
 
 def refusals_of(found: Found, question: Question) -> tuple[str, ...]:
@@ -116,7 +122,7 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
     played, demand = found.played, question.demand
     rate = found.rate_per_s or demand.rate_per_s
     ttft, tpot = latency_of(played.ttft_s_R), latency_of(played.tpot_s_R)
-    ttft_band, tpot_band = bands_around(found, question)
+    around = bands_around(found, question)
     busiest = max(
         (group for group in found.groups if group.option.role is not Role.PREFILL),
         key=lambda group: group.option.tpot_s,
@@ -124,9 +130,10 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
     shares = island_shares(found.groups)
     return ServePrediction(
         ttft_s=ttft,
-        ttft_s_band=ttft_band.around(ttft.mean),
+        ttft_s_band=around.ttft.around(ttft.mean),
         tpot_s=tpot,
-        tpot_s_band=tpot_band.around(tpot.mean),
+        tpot_s_band=around.tpot.around(tpot.mean),
+        is_new_pair=around.is_new,
         goodput_per_device=played.requests_per_s * played.met_ratio / found.devices,
         requests_per_s=played.requests_per_s,
         output_tokens_per_s=played.output_tokens_per_s,
@@ -136,7 +143,9 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
             for name, _ in _memory(group, demand)
         },
         memory_bytes=dict(each for group in found.groups for each in _memory(group, demand)),
+        input_tokens_per_s=input_tokens_per_s(found, question),
         cost_per_hour=found.price_per_hour,
+        token_cost=token_cost(found, question),
         breakdown_s=_breakdown(busiest.option, demand),
     )
 
@@ -210,7 +219,7 @@ def binding_constraint(best: Found, question: Question) -> str:
     if spare.most_ratio > asked:
         whose = "of prefill " if spare.prefill_ratio > max(spare.others_ratio, asked) else ""
         return f"waiting: {spare.most_ratio:.0%} of spare capacity {whose}keeps {kept}"
-    if tight and best.objective > best.bound * (1.0 + TIE_RATIO):
+    if tight and best.objective > best.bound * (1.0 + tie_ratio()):
         return f"waiting: cheaper instances that serve the rate miss {kept}"
     if tight and max(tight)[0] > 0.85:
         return max(tight)[1]
@@ -236,7 +245,7 @@ def alternatives_of(
         yield ServeAlternative(
             decision=decision_of(other, question),
             predicted=prediction_of(other, question),
-            within_band=gain_ratio(worth_of(other, goal), best, goal) >= -TIE_RATIO,
+            within_band=gain_ratio(worth_of(other, goal), best, goal) >= -tie_ratio(),
             lost_by=lost_by(other, best, goal) + held_back_by(other, best, goal),
         )
 
@@ -279,6 +288,8 @@ def cautions_of(found: Found, question: Question) -> Iterator[str]:
             " even experts can be in their slots; goal.routing names a recording, and the engine"
             " places copies by the loads that it records itself"
         )
+    if bands_around(found, question).is_new:
+        yield f"{NEW_PAIR}: bands are those that hold pairs left out of the calibration"
     if found.mode not in PUBLISHED_MODES:
         yield f"no published run stands behind the bands of {found.mode}: they are a guess"
     if found.mode == "attention_expert":

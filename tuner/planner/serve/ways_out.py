@@ -289,7 +289,7 @@ def _solved(spec: ServeSpec, question: Question) -> ServeDecision | None:
         replace(site, pool=pool)
         for site, pool in zip(question.sites, spec.cluster.pools, strict=True)
     )
-    other = question_of(spec, sites, question.settings)
+    other = question_of(spec, sites, question.settings, hits=question.hits)
     found = [
         one
         for mode in launchable_modes(other)

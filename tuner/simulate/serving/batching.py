@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tuner.costs.serving.engine import Batching
-from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.load import ClosedLoop, Requests, Served
 from tuner.simulate.serving.steps import StepTimes
 
 WATERMARK_RATIO: Final = 0.01
@@ -74,9 +74,8 @@ class _Play:
     outputs: list[int]
     arrivals: list[tuple[float, int]]
     """Still to come, earliest first."""
-    next_closed: int
-    """The request that the next finished one sends; beyond the last: none."""
-    is_closed: bool
+    loop: ClosedLoop | None
+    """Of requests that wait for each other; None: arrivals are stated."""
     delays_s: list[float]
     """Before each request of a closed loop is sent."""
     read_elsewhere: list[bool]
@@ -198,13 +197,11 @@ class _Play:
             self.finish(request)
 
     def finish(self, request: int) -> None:
-        """Note the end, and send the next request of a closed loop."""
+        """Note the end, and send what a closed loop sends then."""
         self.end_s[request] = self.now_s
         self.reserved -= self.inputs[request] + self.outputs[request]
-        if self.is_closed and self.next_closed < len(self.inputs):
-            at_s = self.now_s + self.delays_s[self.next_closed]
-            heapq.heappush(self.arrivals, (at_s, self.next_closed))
-            self.next_closed += 1
+        for after in () if self.loop is None else self.loop.ended(request):
+            heapq.heappush(self.arrivals, (self.now_s + self.delays_s[after], after))
 
     def prompt_step(self) -> None:
         """One step with prompts, beside running sequences unless prefill goes first."""
@@ -272,11 +269,11 @@ def simulate(
     """
     count = len(requests.input_R)
     delays_s = requests.delays_s
+    loop = None
     if requests.arrival_s_R is None:
-        first = min(concurrency, count)
-        arrivals = sorted((delays_s[request], request) for request in range(first))
+        loop = ClosedLoop(requests, concurrency=concurrency)
+        arrivals = sorted((delays_s[request], request) for request in loop.first())
     else:
-        first = count
         arrivals = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
     play = _Play(
         times=times,
@@ -285,8 +282,7 @@ def simulate(
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),
         arrivals=arrivals,
-        next_closed=first,
-        is_closed=requests.arrival_s_R is None,
+        loop=loop,
         delays_s=delays_s,
         read_elsewhere=requests.read_elsewhere,
         cached=requests.cached,

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.load import ClosedLoop, Requests, Served
 from tuner.simulate.serving.steps import StepTimes
 
 
@@ -53,6 +53,8 @@ class _Play:
     read_elsewhere: list[bool]
     delays_s: list[float]
     """Before each request of a closed loop is sent."""
+    loop: ClosedLoop | None
+    """Of requests that wait for each other; None: arrivals are stated."""
     free_s: list[float]
     """Heap: when each prefill worker is free."""
     queue: deque[int] = field(default_factory=deque)
@@ -65,22 +67,18 @@ class _Play:
     now_s: float = 0.0
     step: int = 0
     past: float = 0.0
-    next_request: int = 0
     arrived_s: dict[int, float] = field(default_factory=dict)
     first_s: dict[int, float] = field(default_factory=dict)
     end_s: dict[int, float] = field(default_factory=dict)
 
-    def send(self, at_s: float) -> None:
-        """The next request comes at that time."""
-        if self.next_request >= len(self.inputs):
-            return
-        at_s += self.delays_s[self.next_request]
-        if self.read_elsewhere[self.next_request]:
-            self.arrived_s[self.next_request] = at_s
-            heapq.heappush(self.ready, (at_s, self.next_request))
+    def send(self, request: int, at_s: float) -> None:
+        """A request comes at that time."""
+        at_s += self.delays_s[request]
+        if self.read_elsewhere[request]:
+            self.arrived_s[request] = at_s
+            heapq.heappush(self.ready, (at_s, request))
         else:
-            heapq.heappush(self.coming, (at_s, self.next_request))
-        self.next_request += 1
+            heapq.heappush(self.coming, (at_s, request))
 
     def read(self) -> None:
         """Let workers that are free by now take what has come by then."""
@@ -165,25 +163,30 @@ class _Play:
             _, request = heapq.heappop(self.running)
             self.past -= self.inputs[request] + 1 + self.steps_of(request) * gained
             self.end_s[request] = self.now_s
-            self.send(self.now_s)
+            for after in () if self.loop is None else self.loop.ended(request):
+                self.send(after, self.now_s)
 
 
 def simulate_disaggregated(requests: Requests, *, stations: Stations, concurrency: int) -> Served:
     """Serve all requests: as they arrive, or in a closed loop `concurrency` at a time."""
     count = len(requests.input_R)
+    loop = None
+    if requests.arrival_s_R is None:
+        loop = ClosedLoop(requests, concurrency=concurrency)
     play = _Play(
         stations=stations,
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),
         read_elsewhere=requests.read_elsewhere,
         delays_s=requests.delays_s,
+        loop=loop,
         free_s=[0.0] * stations.prefill_workers,
     )
     if requests.arrival_s_R is not None:
-        for at_s in requests.arrival_s_R.tolist():
-            play.send(at_s)
-    for _ in range(min(concurrency, count)):
-        play.send(0.0)
+        for request, at_s in enumerate(requests.arrival_s_R.tolist()):
+            play.send(request, at_s)
+    for request in () if loop is None else loop.first():
+        play.send(request, 0.0)
     while len(play.end_s) < count:
         play.read()
         play.join()

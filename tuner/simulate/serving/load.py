@@ -1,12 +1,15 @@
 """Requests: how long they are and when they come.
 
 A closed loop keeps C requests under way: C are sent at once, and each answer that ends sends the
-next. Open arrivals come at stated times, whatever has become of those before.
+next. Turns of a session stay in order: one whose earlier turn has not ended is passed over until it
+has, and comes before all that were not sent by then. Open arrivals come at stated times, whatever
+has become of those before.
 
 Letters: R requests.
 """
 
-from collections.abc import Mapping
+import heapq
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -30,6 +33,10 @@ class Requests:
     """Whose prompts were read elsewhere: they arrive with their caches; None: nobody's."""
     cached_R: npt.NDArray[np.int64] | None = None
     """Tokens of the prompt that are in the prefix cache and need not be computed; None: none."""
+
+    after_R: npt.NDArray[np.int64] | None = None
+    """In a closed loop: the earlier request that each is the next turn of, -1: of none; None: no
+    sessions are known."""
 
     @property
     def cached(self) -> list[int]:
@@ -59,8 +66,57 @@ class Requests:
             or (self.cached_R >= self.input_R).any()
         ):
             raise ValueError("of every prompt one token at least must be computed")
+        if self.after_R is not None and (self.after_R >= np.arange(len(self.after_R))).any():
+            raise ValueError("a turn comes after the one before")
         if self.arrival_s_R is not None and (np.diff(self.arrival_s_R) < 0.0).any():
             raise ValueError("arrivals must not go back in time")
+
+
+class ClosedLoop:
+    """Which requests a closed loop sends, and when one has ended which next."""
+
+    def __init__(self, requests: Requests, *, concurrency: int) -> None:
+        self._count = len(requests.input_R)
+        self._after = None if requests.after_R is None else requests.after_R.tolist()
+        self._free = concurrency
+        self._next = 0
+        self._ended: set[int] = set()
+        self._passed: dict[int, list[int]] = {}
+        """Turns that were passed over, by the request that they wait for."""
+        self._ready: list[int] = []
+        """Heap of those whose earlier turn has ended since."""
+
+    def first(self) -> list[int]:
+        """Return the requests that are sent at once."""
+        return list(self._sent())
+
+    def ended(self, request: int) -> list[int]:
+        """Return the requests that are sent as one ends."""
+        if self._after is not None:
+            self._ended.add(request)
+            for turn in self._passed.pop(request, ()):
+                heapq.heappush(self._ready, turn)
+        self._free += 1
+        return list(self._sent())
+
+    def _sent(self) -> Iterator[int]:
+        while self._free and (self._ready or self._next < self._count):
+            request = self._candidate()
+            if request is not None:
+                self._free -= 1
+                yield request
+
+    def _candidate(self) -> int | None:
+        """Return the next request; None where it must wait for an earlier turn."""
+        if self._ready:
+            return heapq.heappop(self._ready)
+        request = self._next
+        self._next += 1
+        before = -1 if self._after is None else self._after[request]
+        if before < 0 or before in self._ended:
+            return request
+        self._passed.setdefault(before, []).append(request)
+        return None
 
 
 def uniform_requests(

@@ -22,7 +22,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.load import ClosedLoop, Requests, Served
 from tuner.simulate.serving.steps import StepTimes
 
 LEAST_LEFT_RATIO: Final = 1e-9
@@ -52,8 +52,8 @@ class _Play:
     """Tokens of prompts that need not be computed."""
     coming: list[tuple[float, int]]
     """Heap: when requests arrive."""
-    next_closed: int
-    is_closed: bool
+    loop: ClosedLoop | None
+    """Of requests that wait for each other; None: arrivals are stated."""
     delays_s: list[float]
     now_s: float = 0.0
     step: int = 0
@@ -149,13 +149,11 @@ class _Play:
                 self.past += self.inputs[request] + 1
 
     def finish(self, request: int) -> None:
-        """Note the end, and send the next request of a closed loop."""
+        """Note the end, and send what a closed loop sends then."""
         self.end_s[request] = self.now_s
         self.reserved -= self.inputs[request] + self.outputs[request]
-        if self.is_closed and self.next_closed < len(self.inputs):
-            at_s = self.now_s + self.delays_s[self.next_closed]
-            heapq.heappush(self.coming, (at_s, self.next_closed))
-            self.next_closed += 1
+        for after in () if self.loop is None else self.loop.ended(request):
+            heapq.heappush(self.coming, (self.now_s + self.delays_s[after], after))
 
 
 def simulate_shared(requests: Requests, *, phases: Phases, concurrency: int = 1) -> Served:
@@ -168,11 +166,11 @@ def simulate_shared(requests: Requests, *, phases: Phases, concurrency: int = 1)
     """
     count = len(requests.input_R)
     delays_s = requests.delays_s
+    loop = None
     if requests.arrival_s_R is None:
-        first = min(concurrency, count)
-        coming = [(delays_s[request], request) for request in range(first)]
+        loop = ClosedLoop(requests, concurrency=concurrency)
+        coming = [(delays_s[request], request) for request in loop.first()]
     else:
-        first = count
         coming = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
     heapq.heapify(coming)
     play = _Play(
@@ -181,8 +179,7 @@ def simulate_shared(requests: Requests, *, phases: Phases, concurrency: int = 1)
         outputs=requests.output_R.tolist(),
         cached=requests.cached,
         coming=coming,
-        next_closed=first,
-        is_closed=requests.arrival_s_R is None,
+        loop=loop,
         delays_s=delays_s,
     )
     while len(play.end_s) < count:

@@ -9,6 +9,8 @@ Letter: N requests.
 """
 
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -20,9 +22,12 @@ from tuner.spec.serving.lengths import LengthLaw, sample_tokens
 from tuner.spec.serving.trace_summary import TraceSummary, summarise_trace
 from tuner.spec.serving.traces import trace_chunks
 from tuner.spec.serving.traffic import Arrival, ArrivalKind, Traffic
+from tuner.spec.serving.turns import Sessions
 
 MOST_REQUESTS: Final = 10_000_000
 """Held in memory at once: 240 MB."""
+MOST_BLOCKS: Final = 4_000_000
+"""Of prompts that sessions are told by; what comes after them is not taken: 240 MB."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -36,10 +41,15 @@ class Requests:
     """Seconds from the start; None in a closed loop, where ends of others decide."""
     input_tokens_N: Ints
     output_tokens_N: Ints
+    after_N: Ints | None = None
+    """The request that each is the next turn of, -1: of none; None where no sessions are known."""
 
 
 def requests_of(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Requests:
-    """Return `count` requests; fewer where a replayed trace has fewer.
+    """Return `count` requests; fewer where a trace that is taken in its order has fewer.
+
+    A closed loop takes a trace that names the blocks of prompts in its order, so that sessions are
+    sessions; of another trace it draws pairs.
 
     Raises:
         SpecError: the trace cannot be used.
@@ -48,12 +58,52 @@ def requests_of(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Re
         raise ValueError(f"{count} requests are not between 1 and {MOST_REQUESTS}")
     if traffic.is_replayed:
         return _replayed(traffic, count=count, rng=rng)
+    if traffic.is_closed_loop and traffic.trace is not None:
+        in_order = _sessions(traffic.trace, count=count)
+        if in_order is not None:
+            return in_order
     input_N, output_N = _lengths(traffic, count=count, rng=rng)
     arrival_s_N = None
     if traffic.rate is not None:
         arrival = traffic.arrival or Arrival()
         arrival_s_N = arrivals_s(arrival, rate_per_s=traffic.rate, count=count, rng=rng)
     return Requests(arrival_s_N=arrival_s_N, input_tokens_N=input_N, output_tokens_N=output_N)
+
+
+def _sessions(path: Path, *, count: int) -> Requests | None:
+    """Return the first requests of a trace with their turns; None where it names no blocks."""
+    sessions = Sessions()
+    inputs: list[Ints] = []
+    outputs: list[Ints] = []
+    after: list[int] = []
+    named = 0
+    for chunk in trace_chunks(path, with_blocks=True):
+        if chunk.blocks is None:
+            return None
+        named += len(chunk.blocks.id_B)
+        left = count - len(after)
+        inputs.append(chunk.input_tokens_N[:left])
+        outputs.append(chunk.output_tokens_N[:left])
+        rows = zip(
+            islice(chunk.blocks.lists(), left),
+            inputs[-1].tolist(),
+            outputs[-1].tolist(),
+            strict=True,
+        )
+        after += [
+            sessions.add(blocks, input_tokens=tokens, output_tokens=answer)
+            for blocks, tokens, answer in rows
+        ]
+        if len(after) == count or named >= MOST_BLOCKS:
+            break
+    if not named:
+        return None
+    return Requests(
+        arrival_s_N=None,
+        input_tokens_N=np.concatenate(inputs),
+        output_tokens_N=np.concatenate(outputs),
+        after_N=np.array(after, dtype=np.int64),
+    )
 
 
 def arrivals_s(

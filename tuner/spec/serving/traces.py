@@ -2,19 +2,23 @@
 
     Azure       CSV         TIMESTAMP: a date, UTC    ContextTokens, GeneratedTokens
     BurstGPT    CSV         Timestamp: seconds        Request tokens, Response tokens
-    Mooncake    JSON lines  timestamp: milliseconds   input_length, output_length
+    Mooncake    JSON lines  timestamp: milliseconds   input_length, output_length, hash_ids
 
 Columns are found by name, so editions with more of them read alike. Times count from the first
 request. A row whose prompt or answer has 0 tokens failed where it was recorded: it is left out and
 counted. Everything else that cannot be is refused with its line: times that go back, are negative
 or no number, tokens beyond what any model takes.
 
-Letter: N requests of a chunk.
+`hash_ids` name the 512-token blocks of a prompt, the last one partly filled: an id stands for its
+block and all before it, so that equal leading ids are a shared prefix. They are read where they are
+asked for; a prompt of I tokens has ceil(I / 512) of them, or none where nobody recorded them.
+
+Letters: N requests of a chunk, B blocks of all of them.
 
 Source: the repositories Azure/AzurePublicDataset (editions of 2023 to 2025), HPMLL/BurstGPT and
-kvcache-ai/Mooncake on GitHub. Mooncake's `hash_ids`, 512-token blocks of the prompt, are not read.
+kvcache-ai/Mooncake (FAST25-release) on GitHub.
 
-Not covered: compressed files; which requests share a prefix or a session.
+Not covered: compressed files; blocks of other sizes.
 """
 
 import csv
@@ -23,7 +27,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -40,6 +44,10 @@ MOST_ROWS: Final = 50_000_000
 """Rows of one file; more would be read for minutes."""
 LONGEST_LINE: Final = 1_000_000
 """Characters; a Mooncake line of a million tokens has two thousand block ids."""
+BLOCK_TOKENS: Final = 512
+"""Of a block that a hash id names (Mooncake, FAST'25, appendix)."""
+CHUNK_BLOCKS: Final = 4_000_000
+"""Block ids of a chunk: 32 MB."""
 LONGEST_SPAN_S: Final = 10 * 366 * 86_400.0
 """Ten years; a longer trace has its times in another unit."""
 
@@ -59,6 +67,33 @@ class TraceFormat(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Blocks:
+    """Block ids of the prompts of some requests, one after the other."""
+
+    id_B: Ints
+    count_N: Ints
+    """Of each request; 0 where none were recorded."""
+
+    @property
+    def end_N(self) -> Ints:
+        """Where the ids of each request end in `id_B`."""
+        return np.cumsum(self.count_N)
+
+    def lists(self) -> Iterator[list[int]]:
+        """Yield the ids of each request."""
+        start = 0
+        for end in self.end_N.tolist():
+            yield self.id_B[start:end].tolist()
+            start = end
+
+    def taken(self, chosen_N: NDArray[np.bool_]) -> "Blocks":
+        """Return those of some requests."""
+        return Blocks(
+            id_B=self.id_B[np.repeat(chosen_N, self.count_N)], count_N=self.count_N[chosen_N]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TraceChunk:
     """Requests that follow each other in the file."""
 
@@ -68,6 +103,8 @@ class TraceChunk:
     output_tokens_N: Ints
     failed: int
     """Rows of the chunk without prompt or answer, left out."""
+    blocks: Blocks | None = None
+    """Of the prompts; None where they were not asked for or the format has none."""
 
 
 _COLUMNS: Final[Mapping[TraceFormat, tuple[str, str, str]]] = {
@@ -76,16 +113,22 @@ _COLUMNS: Final[Mapping[TraceFormat, tuple[str, str, str]]] = {
     TraceFormat.MOONCAKE: ("timestamp", "input_length", "output_length"),
 }
 
+BLOCK_IDS: Final = "hash_ids"
+"""The field of Mooncake's that holds them."""
 _FIRST_YEAR: Final = "1970"
 _LAST_YEAR: Final = "2200"
 """Nanoseconds in 64 bits reach to 2262."""
 
-_Row = tuple[int, Any, Any, Any]
-"""Line, time, prompt, answer."""
+_Row = tuple[int, Any, Any, Any, Any]
+"""Line, time, prompt, answer, block ids."""
 
 
-def trace_chunks(path: Path) -> Iterator[TraceChunk]:
+def trace_chunks(path: Path, *, with_blocks: bool = False) -> Iterator[TraceChunk]:
     """Read a trace; memory holds one chunk at a time.
+
+    Args:
+        path: of the file.
+        with_blocks: read the block ids of prompts, where the format has them.
 
     Raises:
         SpecError: unreadable, of no known format, or a row that cannot be, with its line.
@@ -96,7 +139,7 @@ def trace_chunks(path: Path) -> Iterator[TraceChunk]:
             open_regular(path) as opened,
             io.TextIOWrapper(opened, encoding="utf-8-sig", newline="") as file,
         ):
-            yield from _checked(_numbered(file, where=where), where=where)
+            yield from _checked(_numbered(file, where=where), where=where, with_blocks=with_blocks)
     except (IsADirectoryError, NotRegularError) as error:
         raise SpecError(f"{where}: not a file; name the file that holds the trace") from error
     except UnicodeDecodeError as error:
@@ -113,12 +156,12 @@ class _Rows:
     cells: Sequence[_Row]
 
 
-def _checked(chunks: Iterator[_Rows], *, where: str) -> Iterator[TraceChunk]:
+def _checked(chunks: Iterator[_Rows], *, where: str, with_blocks: bool) -> Iterator[TraceChunk]:
     start: float | np.datetime64 | None = None
     last_s = 0.0
     count = 0
     for rows in chunks:
-        lines, times, inputs, outputs = zip(*rows.cells, strict=True)
+        lines, times, inputs, outputs, hashes = zip(*rows.cells, strict=True)
         complain = _complainer(lines, where=where)
         clock = _dates if rows.form is TraceFormat.AZURE else _numbers
         time_N = _column(clock, times, complain=complain)
@@ -134,11 +177,15 @@ def _checked(chunks: Iterator[_Rows], *, where: str) -> Iterator[TraceChunk]:
         if count > MOST_ROWS:
             raise SpecError(f"{where}: more than {MOST_ROWS} rows; cut the trace")
         served_N = (input_N > 0) & (output_N > 0)
+        blocks = None
+        if with_blocks and rows.form is TraceFormat.MOONCAKE:
+            blocks = _blocks(hashes, input_N, complain=complain).taken(served_N)
         yield TraceChunk(
             arrival_s_N=arrival_s_N[served_N],
             input_tokens_N=input_N[served_N],
             output_tokens_N=output_N[served_N],
             failed=int(np.count_nonzero(~served_N)),
+            blocks=blocks,
         )
     if not count:
         raise SpecError(f"{where}: no request; name a trace with at least one row")
@@ -211,6 +258,24 @@ def _tokens(cells: Sequence[Any], *, complain: _Complain) -> Ints:
     return found_N.astype(np.int64)
 
 
+def _blocks(hashes: Sequence[Any], input_N: Ints, *, complain: _Complain) -> Blocks:
+    listed = [[] if one is None else one for one in hashes]
+    readable_N = np.array([isinstance(one, list) for one in listed])
+    complain(~readable_N, hashes, "is no list of block ids")
+    count_N = np.array([len(one) for one in listed], dtype=np.int64)
+    needed_N = -(-input_N // BLOCK_TOKENS)
+    complain(
+        (count_N > 0) & (count_N != needed_N),
+        [f"{len(one)} hash_ids" for one in listed],
+        f"are not one for every {BLOCK_TOKENS} tokens of the prompt, the last partly filled",
+    )
+    whole_N = np.array(
+        [all(type(each) is int and 0 <= each < 2**62 for each in one) for one in listed]
+    )
+    complain(~whole_N, hashes, "holds an id that is no whole number from 0")
+    return Blocks(id_B=np.array(list(chain.from_iterable(listed)), dtype=np.int64), count_N=count_N)
+
+
 def _numbered(file: TextIO, *, where: str) -> Iterator[_Rows]:
     lines = _lines(file, where=where)
     first = next(lines, "")
@@ -224,7 +289,15 @@ def _numbered(file: TextIO, *, where: str) -> Iterator[_Rows]:
 
 
 def _in_chunks(cells: Iterator[_Row], *, form: TraceFormat) -> Iterator[_Rows]:
-    while chunk := list(islice(cells, CHUNK_ROWS)):
+    chunk: list[_Row] = []
+    blocks = 0
+    for cell in cells:
+        chunk.append(cell)
+        blocks += len(cell[-1]) if isinstance(cell[-1], list) else 0
+        if len(chunk) == CHUNK_ROWS or blocks >= CHUNK_BLOCKS:
+            yield _Rows(form=form, cells=chunk)
+            chunk, blocks = [], 0
+    if chunk:
         yield _Rows(form=form, cells=chunk)
 
 
@@ -255,7 +328,7 @@ def _csv_rows(lines: Iterator[str], *, places: Sequence[int], where: str) -> Ite
     for row in reader:
         line = reader.line_num + 1
         if len(row) >= needed:
-            yield line, row[time], row[prompt], row[answer]
+            yield line, row[time], row[prompt], row[answer], None
         elif row:
             raise SpecError(f"{where}: line {line}: {len(row)} cells, {needed} are needed")
 
@@ -267,7 +340,8 @@ def _json_rows(lines: Iterator[str], *, where: str) -> Iterator[_Row]:
             continue
         try:
             found = json.loads(line)
-            yield number, found[time], found[prompt], found[answer]
+            blocks = found.get(BLOCK_IDS) if isinstance(found, dict) else None
+            yield number, found[time], found[prompt], found[answer], blocks
         except RecursionError as error:
             raise SpecError(f"{where}: line {number}: nested too deeply") from error
         except (ValueError, TypeError, KeyError) as error:

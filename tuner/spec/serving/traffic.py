@@ -6,13 +6,15 @@
     {trace: chat.csv}                                             replayed as recorded
     {trace: chat.csv, rate: 20/s}                                 replayed, time stretched to a rate
     {trace: chat.csv, rate: 20/s, arrival: {kind: poisson}}       lengths drawn from it in pairs
-    {trace: chat.csv, concurrency: 256}                           likewise, in a closed loop
+    {trace: chat.csv, concurrency: 256}                           likewise, in a closed loop; where
+                                                                  it names blocks in its order, a
+                                                                  turn after the one before
 
 A recorded load is changed by stretching time, never by leaving requests out, which would change its
 burstiness.
 
 Not covered: cycles over a day other than as a trace; sessions whose next prompt waits for an
-answer.
+answer, in open loads.
 """
 
 from enum import StrEnum

@@ -7,6 +7,7 @@ import pytest
 
 from tuner.backtest.serving import tables
 from tuner.backtest.serving.backtest import backtest_serving, pairs_of
+from tuner.backtest.serving.decoders import LLAMA_70B
 from tuner.backtest.serving.tables import DATASHEET, machines_of
 from tuner.costs.serving.bands import bands_of
 from tuner.costs.serving.engine import Engine
@@ -135,6 +136,7 @@ def test_a_row_lies_in_the_band_of_its_mode_and_of_where_its_kernels_come_from(
     assert only.estimated
     assert only.predicted_ttft_s is not None
     assert only.predicted_tpot_s is not None
-    ttft, tpot = bands_of(Engine.VLLM, mode=kind, has_kernels=False)
-    assert only.ttft_band == ttft.around(only.predicted_ttft_s)
-    assert only.tpot_band == tpot.around(only.predicted_tpot_s)
+    around = bands_of(Engine.VLLM, mode=kind, has_kernels=False, decoder=LLAMA_70B)
+    assert only.is_new_pair is around.is_new is (kind == "disaggregated")
+    assert only.ttft_band == around.ttft.around(only.predicted_ttft_s)
+    assert only.tpot_band == around.tpot.around(only.predicted_tpot_s)

@@ -57,3 +57,19 @@ def test_releases_before_generated_kernels_ran_experts_with_triton(row: Row) -> 
     assert recipe(cells).experts_table == "vllm@0.19.0"
     assert not recipe({**cells, "backend_version": "0.19.0"}).experts_table
     assert not recipe({**cells, "precision": "fp4"}).experts_table
+
+
+def test_only_equal_answers_keep_sglang_in_lock_step(row: Row) -> None:
+    cells = row(backend="sglang", silicon_data_source=UNDOCUMENTED)
+    assert recipe(cells).least_ratio == 1.0
+    launch = launch_of(cells, number=1)
+    assert recipe_of(launch, is_unseen=True).least_ratio < 1.0
+    assert recipe({**cells, "isl": "1000"}).least_ratio < 1.0
+    assert recipe({**cells, "backend": "vllm"}).least_ratio < 1.0
+
+
+def test_trtllm_waits_for_more_prompts_where_its_script_says_so(row: Row) -> None:
+    cells = row(backend="trtllm", osl="1024")
+    assert recipe(cells).stream_steps > 0.0
+    for others in ({"tp_size": "8"}, {"isl": "8192"}, {"model_path": "meta-llama/Llama-3.1-8B"}):
+        assert recipe({**cells, **others}).stream_steps == 0.0

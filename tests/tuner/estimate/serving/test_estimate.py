@@ -119,6 +119,29 @@ def test_the_best_change_of_one_thing_is_itself_predicted_so(deployment: Made) -
     assert again.load == best.load
 
 
+def test_ratios_to_the_launch_have_bands_where_the_degrees_alone_differ(deployment: Made) -> None:
+    found = deployment().estimate(f"{START} -tp 4 --max-num-seqs 64")
+    assert found.load is not None
+    moved = [change for change in found.changes if change.tpot_ratio_band is not None]
+    assert any(change.what.startswith("TP") for change in moved)
+    for change in moved:
+        assert not change.what.startswith(("batch", "step", "exchange"))
+        low, high = change.tpot_ratio_band
+        assert low < change.load.tpot_s.mean / found.load.tpot_s.mean < high
+        first = found.ttft_s_band
+        low, high = change.ttft_ratio_band
+        assert high / low < first[1] / first[0]
+    assert len(moved) < len(found.changes)
+
+
+def test_a_pair_without_calibration_rows_is_said_to_be_new(deployment: Made) -> None:
+    text = "no calibration row shares this model and engine"
+    for model, is_new in (("mixtral-8x7b", True), ("llama-3.1-70b", False)):
+        found = deployment(model=model).estimate(f"{START} -tp 8 --max-num-seqs 64")
+        assert found.is_new_pair is is_new
+        assert any(note.startswith(text) for note in found.notes) is is_new
+
+
 def test_a_change_keeps_precision_and_is_launchable(deployment: Made) -> None:
     found = deployment(engine="sglang").estimate(
         "sglang serve m --tp 8 --quantization fp8 --kv-cache-dtype fp8_e4m3"

@@ -57,6 +57,11 @@ def test_a_mode_without_runs_that_is_asked_for_alone_is_chosen_with_a_caution(
     plan = planned(tmp_path, modes="shared_device")
     assert plan.decision is not None
     assert plan.decision.mode == "shared_device"
+    assert plan.predicted is not None
+    assert plan.predicted.is_new_pair
+    assert any(
+        "no calibration row shares this model and engine" in note for note in plan.provenance.notes
+    )
     assert any("no published run stands behind" in note for note in plan.provenance.notes)
 
 

@@ -134,3 +134,55 @@ def test_a_million_rows_are_read_in_bounded_memory(write: Write) -> None:
     assert total == 10**9
     assert peak_bytes < 40 * 2**20
     assert held_bytes < peak_bytes
+
+
+def _hashed(*rows: tuple[int, list[int] | None], output: int = 10) -> str:
+    named = [
+        f'{{"timestamp": {number}, "input_length": {tokens}, "output_length": {output}'
+        + ("}" if blocks is None else f', "hash_ids": {blocks}}}')
+        for number, (tokens, blocks) in enumerate(rows)
+    ]
+    return "\n".join(named)
+
+
+def test_blocks_of_prompts_are_read_where_they_are_asked_for(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The two samples of Mooncake's README: 6955 and 6472 tokens in 14 and 13 blocks of 512.
+    common = list(range(46, 58))
+    text = _hashed((6955, [*common, 2353, 2354]), (0, []), (6472, [*common, 2366]), (100, None))
+    path = write(text)
+    (plain,) = trace_chunks(path)
+    assert plain.blocks is None
+    (chunk,) = trace_chunks(path, with_blocks=True)
+    assert chunk.blocks is not None
+    assert chunk.failed == 1
+    first, second, third = chunk.blocks.lists()
+    assert first[:12] == second[:12] == common
+    assert (len(first), len(second), third) == (14, 13, [])
+    monkeypatch.setattr(traces, "CHUNK_BLOCKS", 10)
+    parted = list(trace_chunks(path, with_blocks=True))
+    assert [len(one.input_tokens_N) for one in parted] == [1, 1, 1]
+
+
+def test_a_format_without_blocks_has_none(write: Write) -> None:
+    (chunk,) = trace_chunks(
+        write("Timestamp,Request tokens,Response tokens\n1,2,3\n"), with_blocks=True
+    )
+    assert chunk.blocks is None
+
+
+@pytest.mark.parametrize(
+    ("blocks", "said"),
+    [
+        ([1], "line 2: '1 hash_ids' are not one for every 512 tokens of the prompt"),
+        ([1, 2, 3, 4], "line 2: '4 hash_ids' are not one for every 512"),
+        ([1, 2, -3], "line 2: .* holds an id that is no whole number from 0"),
+        ([1, 2, "a"], "line 2: .* holds an id that is no whole number from 0"),
+    ],
+)
+def test_blocks_that_cannot_be_are_refused(write: Write, blocks: list[int], said: str) -> None:
+    text = _hashed((1025, [1, 2, 3]), (1025, blocks)).replace("'", '"')
+    with pytest.raises(SpecError, match=said):
+        list(trace_chunks(write(text), with_blocks=True))
+    assert len(list(trace_chunks(write(text)))) == 1

@@ -1,0 +1,122 @@
+"""Which constants that were read off published serving rows help pairs they were not read off.
+
+    python tests/benchmarks/serving_constants.py RUNS.csv [TABLES]
+
+Every constant is set to other values, one at a time. For each pair (model, engine) the value that
+is best on all other pairs is chosen, the shipped one included, and judged on the pair. Where the
+choice makes left-out pairs worse the constant is best left as it is; one whose neutral value is no
+worse across pairs ought to go. Errors are means of |log(measured / predicted)| of TTFT and TPOT
+together, aggregated rows, pairs under one driver weighing the same.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from tuner.backtest.serving import prediction, recipes
+from tuner.backtest.serving.backtest import pairs_of
+from tuner.backtest.serving.launches import Cells
+from tuner.backtest.serving.rows import read_cells
+from tuner.backtest.serving.scoring import Pair, tpot, ttft
+from tuner.costs.serving import iteration
+from tuner.costs.serving.engine import TRAITS
+from tuner.simulate.serving import client
+
+Patches = Sequence[tuple[Any, str, object]]
+
+
+def _scheduler(factor: float) -> Patches:
+    made = {
+        name: replace(own, scheduler_s=factor * own.scheduler_s) for name, own in TRAITS.items()
+    }
+    return [
+        (module, "TRAITS", MappingProxyType(made)) for module in (iteration, prediction, client)
+    ]
+
+
+def _client(seconds: float) -> Patches:
+    return [(client, "CLIENT_S", seconds), (recipes, "CLIENT_S", seconds)]
+
+
+VARIANTS: Mapping[str, Mapping[str, Patches]] = {
+    "client": {"0 ms": _client(0.0), "30 ms": _client(0.03)},
+    "SGLang's client": {
+        f"{1e3 * seconds:g} ms": [(client, "SGLANG_CLIENT_S", seconds)]
+        for seconds in (0.015, 0.05, 0.15)
+    },
+    "steps before a token": {
+        f"{steps:g}": [(client, "STEPS_BEFORE_TOKEN", steps)] for steps in (0.5, 1.0, 3.0)
+    },
+    "host seconds a sequence": {
+        f"{1e6 * seconds:g} us": [(recipes, "SEQUENCE_S", seconds)]
+        for seconds in (0.0, 12e-6, 40e-6)
+    },
+    "clocks of a busy device": {
+        f"{factor:g}": [(iteration, "SUSTAINED_FACTOR", factor)] for factor in (1.0, 1.2)
+    },
+    "client delay": {
+        f"{1e3 * seconds:g} ms": [(recipes, "DELAY_S", seconds)] for seconds in (3e-3, 30e-3)
+    },
+    "scheduler": {"half": _scheduler(0.5)},
+}
+SHIPPED = "as shipped"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print every constant's choices."""
+    rows, folders = read_cells(Path(arguments[0])), [Path(one) for one in arguments[1:]]
+    shipped = errors_of(rows, folders, ())
+    for constant, values in VARIANTS.items():
+        found = {name: errors_of(rows, folders, patches) for name, patches in values.items()}
+        sys.stdout.write(chosen(constant, {SHIPPED: shipped, **found}) + "\n")
+        sys.stdout.flush()
+    return 0
+
+
+def errors_of(
+    rows: Sequence[Cells], folders: Sequence[Path], patches: Patches
+) -> dict[tuple[str, str], float]:
+    """Return the error of every pair under every driver."""
+    with ExitStack() as stack:
+        for module, name, value in patches:
+            stack.enter_context(patch.object(module, name, value))
+        pairs = pairs_of(rows, profiles=folders).pairs
+    found: dict[tuple[str, str], list[float]] = {}
+    for pair in pairs:
+        launch = pair.launch
+        if not launch.is_disaggregated:
+            key = (f"{launch.decoder.network}|{launch.engine.value}", launch.load.value)
+            found.setdefault(key, []).append(_size(pair))
+    return {key: float(np.mean(sizes)) for key, sizes in found.items()}
+
+
+def chosen(constant: str, error_by: Mapping[str, Mapping[tuple[str, str], float]]) -> str:
+    """Return what is chosen without each pair, and what that does to the pair."""
+    keys = list(error_by[SHIPPED])
+    choices: dict[str, int] = {}
+    gained = []
+    for pair in dict.fromkeys(pair for pair, _ in keys):
+        others = [key for key in keys if key[0] != pair] or keys
+        best = min(error_by, key=lambda name: sum(error_by[name][key] for key in others))
+        choices[best] = choices.get(best, 0) + 1
+        own = [key for key in keys if key[0] == pair]
+        gained.append(np.mean([error_by[best][key] - error_by[SHIPPED][key] for key in own]))
+    told = ", ".join(f"{name} {count} times" for name, count in choices.items())
+    return f"{constant}: chosen {told}; left-out pairs {100 * np.mean(gained):+.2f} points"
+
+
+def _size(pair: Pair) -> float:
+    return sum(
+        abs(float(np.log(measured / predicted))) for predicted, measured in (ttft(pair), tpot(pair))
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

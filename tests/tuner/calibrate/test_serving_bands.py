@@ -1,0 +1,161 @@
+"""Bands of new pairs from pairs that were left out."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tuner.backtest.serving.launches import Harness, Side, launch_of
+from tuner.backtest.serving.prediction import Latency
+from tuner.calibrate.serving_bands import (
+    OTHER_ENGINE,
+    STATED,
+    Regime,
+    Row,
+    interval_score,
+    quantile,
+    ratio_band,
+    ratios_of,
+    regimes_of,
+    stored_bands,
+)
+from tuner.costs.serving.bands import Load
+from tuner.costs.serving.engine import Degrees, Engine
+
+CELLS = {
+    "silicon_data_source": "db-dump/1; silicon_concurrency=8",
+    "backend": "vllm",
+    "model_path": "meta-llama/Llama-3.1-70B",
+    "system": "h200_sxm",
+    "precision": "fp8",
+    "mode": "agg",
+    "isl": "1024",
+    "osl": "128",
+    "tp_size": "4",
+    "silicon_ttft_ms": "100",
+    "silicon_tpot_ms": "10",
+}
+NUM_PAIRS = 40
+LEVELS = {engine.value: STATED for engine in Engine}
+
+
+def row(pair: int, ratio: float, *, engine: Engine = Engine.VLLM, tensor: int = 4) -> Row:
+    """A launch of a network of its own that takes so much of what is predicted."""
+    one = launch_of(CELLS, number=1)
+    latency = Latency(ttft_s=one.ttft_s / ratio, tpot_s=one.tpot_s / ratio)
+    made = replace(
+        one,
+        decoder=replace(one.decoder, hidden=1024 + pair),
+        engine=engine,
+        sides=(Side(degrees=Degrees(attention_tensor=tensor)),),
+    )
+    return Row(launch=made, seen=latency, unseen=latency, kernels="tables")
+
+
+def regime(rows: Sequence[Row]) -> Regime:
+    (found,) = regimes_of(rows)
+    return found
+
+
+def drawn(*, spread: float, inner: float, each: int = 6) -> list[Row]:
+    """Rows of many pairs: what a pair errs by, and what its rows do besides."""
+    rng = np.random.default_rng(0)
+    return [
+        row(pair, math.exp(own + inner * float(rng.normal())))
+        for pair, own in enumerate(spread * rng.normal(size=NUM_PAIRS))
+        for _ in range(each * (1 + 9 * (pair == 0)))
+    ]
+
+
+def test_a_new_pair_is_inside_as_often_as_stated_where_rows_of_a_pair_err_together() -> None:
+    own = regime(drawn(spread=0.3, inner=0.05))
+    for metric in ("ttft", "tpot"):
+        held = own.by_pair(own.inside(metric, own.levels(metric)))
+        assert STATED <= held <= STATED + 0.06
+    low_C, high_C = own.left_out("tpot", LEVELS)
+    middles = [np.mean(own.new_C["tpot"][own.pair_C == pair]) for pair in own.pairs]
+    four_of_five = float(np.quantile(np.abs(middles), STATED))
+    assert np.median(high_C - low_C) == pytest.approx(2 * four_of_five, rel=0.1)
+
+
+def test_rows_of_a_pair_say_more_about_it_than_other_pairs_do() -> None:
+    own = regime(drawn(spread=0.3, inner=0.05))
+    bands, held = stored_bands(own)
+    assert held.pairs == NUM_PAIRS
+    documented = [one for one in bands if (one.load, one.engine) == ("documented", "vllm")]
+    new = next(one for one in documented if not one.network)
+    known = [one for one in documented if one.network]
+    assert len(known) == NUM_PAIRS
+    assert new.rows == len(own.rows)
+    assert np.median([one.tpot[1] for one in known]) <= new.tpot[1]
+
+
+def test_a_pair_with_many_rows_weighs_as_much_as_one_with_few() -> None:
+    rows = [row(0, 3.0) for _ in range(100)] + [row(pair, 1.1) for pair in range(1, 10)]
+    own = regime(rows)
+    low, high = own.edges(
+        "tpot",
+        engine="vllm",
+        load=Load.DOCUMENTED.value,
+        level=STATED,
+        used_C=np.ones(len(rows), dtype=np.bool_),
+    )
+    assert high == -low == pytest.approx(math.log(1.1))
+
+
+def test_another_engine_counts_less() -> None:
+    rows = [row(pair, 1.1) for pair in range(8)]
+    rows += [row(pair, 2.0, engine=Engine.SGLANG) for pair in range(8)]
+    own, every_C = regime(rows), np.ones(16, dtype=np.bool_)
+    level = 1.0 / (1.0 + OTHER_ENGINE) - 0.01
+    for engine, size in (("vllm", 1.1), ("sglang", 2.0)):
+        found = own.edges("tpot", engine=engine, load="documented", level=level, used_C=every_C)
+        assert found[1] == pytest.approx(math.log(size))
+
+
+def test_ratios_of_two_layouts_forget_what_both_miss() -> None:
+    rng = np.random.default_rng(1)
+    rows = [
+        row(pair, own * math.exp(0.02 * float(rng.normal())), tensor=tensor)
+        for pair, own in enumerate(np.exp(0.3 * rng.normal(size=NUM_PAIRS)))
+        for tensor in (2, 4, 8)
+    ]
+    ratios = ratios_of(rows)
+    assert len(ratios.pair_P) == 3 * NUM_PAIRS
+    found = ratio_band(ratios)
+    assert found.pairs == NUM_PAIRS
+    assert found.tpot[1] < 1.08
+    assert found.tpot_covered == pytest.approx(STATED, abs=0.05)
+    assert regime(rows).edges(
+        "tpot",
+        engine="vllm",
+        load="documented",
+        level=STATED,
+        used_C=np.ones(len(rows), dtype=np.bool_),
+    )[1] > math.log(1.25)
+
+
+def test_layouts_under_another_load_or_driver_are_not_compared() -> None:
+    one, other = row(0, 1.0, tensor=2), row(0, 1.0, tensor=4)
+    busier = replace(other, launch=replace(other.launch, concurrency=16))
+    driven = replace(other, launch=replace(other.launch, harness=Harness.OTHER))
+    assert len(ratios_of([one, other]).pair_P) == 1
+    assert len(ratios_of([one, busier]).pair_P) == 0
+    assert len(ratios_of([one, driven]).pair_P) == 0
+
+
+def test_quantiles_and_scores_are_the_ones_that_hands_find() -> None:
+    value_C, weight_C = np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 2.0])
+    assert [quantile(value_C, weight_C, share) for share in (0.2, 0.5, 0.75, 0.8)] == [1, 2, 2, 3]
+    low_C, high_C = np.array([-1.0, -1.0]), np.array([1.0, 1.0])
+    # Half beyond the edge costs 2 / 0.2 times as much as half of width.
+    assert interval_score(low_C, high_C, np.array([0.0, 1.5])).tolist() == pytest.approx([2.0, 7.0])
+
+
+def test_times_to_the_first_token_that_lean_get_a_band_that_leans() -> None:
+    rng = np.random.default_rng(2)
+    found = regime([row(pair, math.exp(float(rng.exponential()))) for pair in range(NUM_PAIRS)])
+    low_C, high_C = found.left_out("ttft", found.levels("ttft"))
+    assert np.median(high_C) > 10 * abs(np.median(low_C))

@@ -1,0 +1,42 @@
+"""`moetune compare` as it is typed."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.app import run
+from tuner.compare.comparison import Comparison
+
+CHECKS = Path(__file__).parents[3] / "examples" / "checks"
+Captured = pytest.CaptureFixture[str]
+
+
+def test_it_prints_differences_figures_and_the_verdict(capsys: Captured, tmp_path: Path) -> None:
+    names = [str(CHECKS / name) for name in ("serve-mixed-pool", "serve-disaggregated")]
+    out = tmp_path / "figures.csv"
+    assert run(["compare", *names, "--csv", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"reference {names[0]}: ")
+    assert "\n  decision: with " in text
+    assert "\n  time, term by term: " in text
+    assert "\nbest by cost_per_hour: " in text
+    rows = list(csv.DictReader(out.read_text().splitlines()))
+    assert {row["plan"] for row in rows} == set(names)
+    assert any(row["name"] == "cost_per_hour" and row["is_objective"] == "True" for row in rows)
+
+
+def test_json_is_of_its_schema(capsys: Captured) -> None:
+    names = [str(CHECKS / name) for name in ("train-mixtral", "train-qwen3")]
+    assert run(["compare", *names, "--json"]) == 0
+    found = Comparison.model_validate_json(capsys.readouterr().out)
+    assert found.goal == "train"
+
+
+def test_two_goals_are_one_line_and_2(capsys: Captured) -> None:
+    arguments = ["compare", str(CHECKS / "train-qwen3"), str(CHECKS / "place-balance")]
+    assert run(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+    assert "compare plans of one goal" in printed.err

@@ -1,0 +1,82 @@
+"""The band of the ratio of two plans' figures: shared errors cancel, those of two settings add."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tuner.compare.plan_ratios import ratio_band
+from tuner.explain.question import read_any_plan
+from tuner.plan import Plan
+from tuner.planner.ratios import ties_ratio
+from tuner.serve_plan import ServePlan
+
+CHECKS = Path(__file__).parents[3] / "examples" / "checks"
+
+
+def _train() -> Plan:
+    plan = read_any_plan(CHECKS / "train-mixtral")
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def _serve() -> ServePlan:
+    plan = read_any_plan(CHECKS / "serve-mixed-pool")
+    assert isinstance(plan, ServePlan)
+    return plan
+
+
+def test_runners_up_of_one_plan_get_the_band_that_the_plan_stored() -> None:
+    plan = _train()
+    assert plan.predicted is not None
+    failures = []
+    for other in plan.alternatives:
+        assert other.ratio_band is not None
+        as_plan = plan.model_copy(update={"decision": other.decision, "predicted": other.predicted})
+        found = ratio_band(plan, as_plan, figure="step_time_s")
+        assert found is not None
+        ratio = other.predicted.step_time_s / plan.predicted.step_time_s
+        band = (found.band[0] * ratio, found.band[1] * ratio)
+        if band != pytest.approx(other.ratio_band):
+            failures.append(f"{band} is not {other.ratio_band}")
+        rate = ratio_band(plan, as_plan, figure="tokens_per_s")
+        assert rate is not None
+        assert rate.band == pytest.approx((1.0 / found.band[1], 1.0 / found.band[0]))
+    assert plan.alternatives
+    assert failures == []
+
+
+def test_errors_of_two_settings_add_up_as_squares_of_logarithms() -> None:
+    plan = _train()
+    assert plan.predicted is not None
+    elsewhere = plan.model_copy(update={"model": plan.model.model_copy(update={"vocab_size": 9})})
+    found = ratio_band(plan, elsewhere, figure="step_time_s")
+    single = math.log1p(ties_ratio(plan.predicted.step_time_s_band))
+    assert found is not None
+    assert found.band[1] == pytest.approx(math.exp(math.sqrt(2.0) * single))
+    assert found.band[0] == pytest.approx(1.0 / found.band[1])
+    assert "settings differ" in found.source
+
+
+def test_a_deployment_takes_the_wider_of_both_stated_bands() -> None:
+    plan = _serve()
+    own = plan.predicted
+    assert own is not None
+    wide = own.model_copy(update={"tpot_s_band": (own.tpot_s.mean / 2.0, own.tpot_s.mean * 2.0)})
+    other = plan.model_copy(update={"predicted": wide})
+    for figure in ("tpot_mean_s", "cost_per_hour", "num_devices", "goodput_per_device"):
+        found = ratio_band(plan, other, figure=figure)
+        assert found is not None
+        assert found.band == pytest.approx((0.5, 2.0))
+        assert "wider" in found.source
+    assert ratio_band(plan, other, figure="requests_per_s") is None
+    first_token = ratio_band(plan, other, figure="ttft_p90_s")
+    assert first_token is not None
+    assert first_token.band[1] == pytest.approx(1.0 + ties_ratio(own.ttft_s_band))
+
+
+def test_nothing_is_stated_of_memory_or_without_a_decision() -> None:
+    plan = _train()
+    assert ratio_band(plan, plan, figure="peak_memory_bytes") is None
+    infeasible = read_any_plan(CHECKS / "train-infeasible")
+    assert ratio_band(plan, infeasible, figure="step_time_s") is None

@@ -1,0 +1,155 @@
+"""Prefix hits of a recorded traffic: planned on until instances and caches agree."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tuner.planner.serve import prefix_reuse
+from tuner.planner.serve.demand import demand_of, with_hits
+from tuner.planner.serve.playing import thinned
+from tuner.planner.serve.prefix_reuse import RecordedPrompts, recorded_prompts
+from tuner.serve_api import deploy
+from tuner.serve_plan import PrefixReuse, ServePlan
+from tuner.spec.serving.read import read_serve_spec
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+SPEC = f"""
+schema_version: 1
+model: {MODELS / "mixtral-8x7b"}
+cluster: {{pools: [{{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}}]}}
+goal:
+  kind: serve
+  engine: {{name: ENGINE}}
+  traffic: {{trace: trace.jsonl, prefix_hit: 0.9}}
+  slo: {{ttft: {{p90: 2s}}, tpot: {{p90: 50ms}}}}
+  modes: [aggregated]
+  objective: devices
+"""
+Row = tuple[float, int, list[int]]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Callable[..., Path]:
+    def made(rows: list[Row], *, engine: str = "sglang", has_blocks: bool = True) -> Path:
+        lines = [
+            {"timestamp": 1e3 * at_s, "input_length": tokens, "output_length": 200}
+            | ({"hash_ids": blocks} if has_blocks else {})
+            for at_s, tokens, blocks in rows
+        ]
+        (tmp_path / "trace.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        path = tmp_path / "spec.yaml"
+        path.write_text(SPEC.replace("ENGINE", engine))
+        return path
+
+    return made
+
+
+def shared(count: int, *, every_s: float = 0.1) -> list[Row]:
+    """Prompts of 2048 tokens whose first 1536 are those of one of two documents, in turn."""
+    return [
+        (every_s * number, 2048, [*range(3 * (number % 2), 3 * (number % 2) + 3), 100 + number])
+        for number in range(count)
+    ]
+
+
+def plan_of(path: Path) -> ServePlan:
+    return deploy(path, time_limit_s=20.0).plan
+
+
+def test_a_plan_counts_on_what_its_own_caches_hold(spec: Callable[..., Path]) -> None:
+    path = spec(shared(400))
+    plan = plan_of(path)
+    reuse = plan.prefix_reuse
+    assert plan.decision is not None
+    assert reuse is not None
+    (group,) = plan.decision.instances
+    ranks = group.count * group.attention_dp
+    assert (reuse.instances, reuse.ranks, reuse.router) == (
+        group.count,
+        group.attention_dp,
+        "cache_aware",
+    )
+    # Every rank meets a document for the first time once: 3 of 4 blocks are found but then.
+    at_most = 0.75 * (1.0 - 2.0 / 400)
+    at_least = 0.75 * (1.0 - 2.0 * ranks / 400)
+    assert at_least - 1e-9 <= reuse.hit_ratio <= at_most + 1e-9
+    assert plan.goal.traffic.prefix_hit == pytest.approx(reuse.hit_ratio, abs=0.01)
+    assert any("hash_ids" in note for note in plan.provenance.notes)
+    assert not any("whichever instance" in note for note in plan.provenance.notes)
+
+
+def test_a_trace_without_blocks_is_planned_as_stated(spec: Callable[..., Path]) -> None:
+    plan = plan_of(spec(shared(400), has_blocks=False))
+    assert plan.prefix_reuse is None
+    assert plan.goal.traffic.prefix_hit == 0.9
+
+
+def test_requests_are_played_with_the_hits_of_their_own(spec: Callable[..., Path]) -> None:
+    read = read_serve_spec(spec(shared(40)))
+    prompts = recorded_prompts(read, rate_per_s=10.0)
+    assert prompts is not None
+    one = PrefixReuse(router="one", instances=1, ranks=1, cache_blocks=99, stay_s=1.0)
+    hits = prompts.under(one)
+    # The first prompt of each document finds nothing, the other 38 find 1536 of 2048 tokens.
+    assert hits.cached_N.tolist() == [0, 0, *[1536] * 38]
+    assert hits.ratio == pytest.approx(38 * 1536 / (40 * 2048))
+    demand = with_hits(demand_of(read.goal, longest=32768), hits)
+    assert demand.computed_tokens == pytest.approx(2048 * (1.0 - hits.ratio))
+    every = thinned(read.goal, demand, count=40, every=1, most_tokens=1e6)
+    assert every.cached_R is not None
+    assert every.cached_R.tolist() == hits.cached_N.tolist()
+    third = thinned(read.goal, demand, count=40, every=3, most_tokens=1e6)
+    assert third.cached_R is not None
+    assert third.cached_R.tolist() == hits.cached_N[::3].tolist()
+
+
+def test_caches_of_ranks_and_routers_find_what_a_count_by_hand_finds(
+    spec: Callable[..., Path],
+) -> None:
+    prompts = recorded_prompts(read_serve_spec(spec(shared(8))), rate_per_s=10.0)
+    assert prompts is not None
+
+    def found(**fields: object) -> list[int]:
+        plain = {"router": "in_turn", "instances": 1, "ranks": 1, "cache_blocks": 99, "stay_s": 1.0}
+        return prompts_under(prompts, PrefixReuse.model_validate(plain | fields))
+
+    # Two instances in turn get one document each; four meet each document twice, so do two of two
+    # ranks; a cache of 3 blocks is filled by the document that came last.
+    assert found(instances=2) == [0, 0, 3, 3, 3, 3, 3, 3]
+    assert found(instances=4) == [0, 0, 0, 0, 3, 3, 3, 3]
+    assert found(instances=2, ranks=2) == [0, 0, 0, 0, 3, 3, 3, 3]
+    assert found(cache_blocks=3) == [0] * 8
+    # The cache-aware rule keeps a document where it is, whatever the number of instances.
+    assert found(instances=4, router="cache_aware") == [0, 0, 3, 3, 3, 3, 3, 3]
+
+
+def prompts_under(prompts: RecordedPrompts, reuse: PrefixReuse) -> list[int]:
+    return [tokens // 512 for tokens in prompts.under(reuse).cached_N]
+
+
+def test_only_the_beginning_of_a_long_trace_is_counted(
+    spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = read_serve_spec(spec(shared(50)))
+    monkeypatch.setattr(prefix_reuse, "MOST_REQUESTS", 20)
+    prompts = recorded_prompts(read, rate_per_s=10.0)
+    assert prompts is not None
+    assert len(prompts.input_N) == 20
+    monkeypatch.setattr(prefix_reuse, "MOST_BLOCKS", 30)
+    prompts = recorded_prompts(read, rate_per_s=5.0)
+    assert prompts is not None
+    # 7 prompts of 4 blocks are 28.
+    assert len(prompts.input_N) == 7
+    assert prompts.arrival_s_N == pytest.approx(0.2 * np.arange(7))
+
+
+def test_an_engine_without_a_router_that_follows_caches_deals_out_in_turn(
+    spec: Callable[..., Path],
+) -> None:
+    plan = plan_of(spec(shared(200), engine="trtllm"))
+    assert plan.prefix_reuse is not None
+    assert plan.prefix_reuse.router == "in_turn"
+    assert set(plan.prefix_reuse.by_router) == {"in_turn", "cache_aware"}

@@ -1,0 +1,55 @@
+"""The type that a checkpoint's weights were released in."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.errors import SpecError
+from tuner.spec.huggingface.quantization import released_quantization
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+
+
+def test_released_configs_say_it() -> None:
+    found = {path.name: released_quantization(path) for path in MODELS.iterdir() if path.is_dir()}
+    special = {name: one for name, one in found.items() if one != "bf16"}
+    assert special == {
+        "deepseek-v3": "fp8_block",
+        "kimi-k2": "fp8_block",
+        "gpt-oss-120b": "mxfp4",
+        "gpt-oss-20b": "mxfp4",
+    }
+
+
+def test_other_methods_are_read_or_refused(tmp_path: Path) -> None:
+    block = {"config_groups": {"group_0": {"weights": {"strategy": "block"}}}}
+    cases: tuple[tuple[Any, str], ...] = (
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "fbgemm_fp8"}, "fp8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "fp8"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized", **block}, "fp8_block"),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "nvfp4"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, ""),
+        ({"quant_method": "awq", "bits": 4}, ""),
+        ("int4", ""),
+    )
+    failures = []
+    for number, (written, expected) in enumerate(cases):
+        path = tmp_path / f"{number}.json"
+        path.write_text(json.dumps({"quantization_config": written}))
+        try:
+            found = released_quantization(path)
+        except SpecError as error:
+            found = "" if "state the type to serve them in" in str(error) else str(error)
+        if found != expected:
+            failures.append(f"{written}: {found}")
+    assert failures == []
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError):
+        released_quantization(tmp_path)

@@ -1,0 +1,57 @@
+"""Published launches predicted twice: with all that is known, and as if their pair were new."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from tuner.backtest.serving.backtest import Predicted
+from tuner.backtest.serving.launches import SYSTEMS, Launch
+from tuner.backtest.serving.prediction import Predictor
+from tuner.backtest.serving.recipes import recipe_of
+from tuner.backtest.serving.tables import machines_of
+from tuner.calibrate.serving_bands import Row
+from tuner.costs.serving.machine import ServingMachine
+from tuner.devices.catalogue import find_device
+
+GENERATIONS: Final = ("hopper", "blackwell")
+"""Of devices with published launches."""
+
+
+def unseen_rows(judged: Predicted, folders: Sequence[Path]) -> tuple[Row, ...]:
+    """Return launches priced from kernels; what unseen pairs change is priced again.
+
+    Args:
+        judged: as it was predicted.
+        folders: where its kernels are from.
+    """
+    pairs = [pair for pair in judged.pairs if pair.launch.generation in GENERATIONS]
+    changed = {pair.launch.system for pair in pairs if _changes(pair.launch)}
+    predictor = Predictor(machines=machines_of(sorted(changed), folders)[0], is_unseen=True)
+    return tuple(
+        Row(
+            launch=pair.launch,
+            seen=pair.latency,
+            unseen=predictor.latency(pair.launch) if _changes(pair.launch) else pair.latency,
+            kernels="tables",
+        )
+        for pair in pairs
+    )
+
+
+def datasheet_rows(judged: Predicted) -> Iterator[Row]:
+    """Yield the same launches priced from datasheets alone."""
+    launches = [pair.launch for pair in judged.pairs if pair.launch.generation in GENERATIONS]
+    for system in sorted({launch.system for launch in launches}):
+        machine = ServingMachine(sheet=find_device(SYSTEMS[system]), tables=None)
+        seen = Predictor(machines={system: machine})
+        unseen = replace(seen, is_unseen=True)
+        for launch in launches:
+            if launch.system == system:
+                latency = seen.latency(launch)
+                other = unseen.latency(launch) if _changes(launch) else latency
+                yield Row(launch=launch, seen=latency, unseen=other, kernels="datasheet")
+
+
+def _changes(launch: Launch) -> bool:
+    return recipe_of(launch) != recipe_of(launch, is_unseen=True)

@@ -1,0 +1,40 @@
+"""`moetune compare`: plans of one goal beside each other."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuner.cli.text import print_exact, print_text
+
+
+def command(
+    plans: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PLAN PLAN...",
+            help="Folders of two or more plans of one goal; the first is the reference.",
+            show_default=False,
+        ),
+    ],
+    csv: Annotated[
+        Path | None,
+        typer.Option("--csv", help="Write the figures to this file, a row a plan and figure."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
+) -> None:
+    """Compare plans: what differs, term by term, and which is better beyond the band."""
+    from tuner.api import compare
+    from tuner.cli.compare_text import comparison_text
+    from tuner.compare.table import comparison_csv
+    from tuner.output import write_files
+
+    found = compare(plans)
+    if csv is not None:
+        write_files(csv.parent, {csv.name: comparison_csv(found)}, option="--csv")
+    if as_json:
+        print_exact(found.model_dump_json(indent=2))
+        return
+    print_text(comparison_text(found))
+    if csv is not None:
+        print_text(f"written: {csv}")

@@ -1,0 +1,60 @@
+"""A comparison of plans in words: the differences of each to the first, a table, the verdict."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from tuner.cli.explain_text import figure_text, signed_s
+from tuner.cli.text import columns, times_words
+from tuner.compare.comparison import ComparedPlan, Comparison
+
+SHOWN_TERMS: Final = 6
+SHOWN_CHANGES: Final = 12
+
+
+def comparison_text(found: Comparison) -> str:
+    """What `moetune compare` prints."""
+    first, *others = found.plans
+    lines = [f"reference {first.plan}: {first.decision or first.status}"]
+    for plan in others:
+        lines += ["", f"{plan.plan}: {plan.decision or plan.status}", *_differences(plan)]
+    lines += ["", columns(list(_rows(found)), header=("", *(one.plan for one in found.plans)))]
+    lines += ["", found.verdict]
+    if found.band_source:
+        lines.append(f"band of the ratio: {found.band_source}")
+    return "\n".join(lines)
+
+
+def _differences(plan: ComparedPlan) -> Iterator[str]:
+    listed = (("question", plan.question_changes), ("decision", plan.decision_changes))
+    for name, changes in listed:
+        yield from (f"  {name}: {change}" for change in changes[:SHOWN_CHANGES])
+        left = len(changes) - SHOWN_CHANGES
+        if left > 0:
+            yield f"  {name}: {left} more"
+    if not any(changes for _, changes in listed) and plan.decision:
+        yield "  the same question and decision"
+    if plan.terms_s:
+        terms = list(plan.terms_s.items())
+        shown = ", ".join(f"{name} {signed_s(seconds)}" for name, seconds in terms[:SHOWN_TERMS])
+        more = f" and {len(terms) - SHOWN_TERMS} smaller" if len(terms) > SHOWN_TERMS else ""
+        total = signed_s(sum(plan.terms_s.values()))
+        yield f"  time, term by term: {total} = {shown}{more}"
+
+
+def _rows(found: Comparison) -> Iterator[tuple[str, ...]]:
+    names = dict.fromkeys(name for plan in found.plans for name in plan.figures)
+    for name in names:
+        mark = " *" if name == found.objective else ""
+        yield f"{name}{mark}", *(_cell(plan, name) for plan in found.plans)
+
+
+def _cell(plan: ComparedPlan, name: str) -> str:
+    if name not in plan.figures:
+        return "-"
+    shown = figure_text(name, plan.figures[name])
+    ratio = plan.ratios.get(name)
+    if ratio is None:
+        return shown
+    if ratio.band is None:
+        return f"{shown} ({ratio.ratio:.3g} times)"
+    return f"{shown} ({ratio.ratio:.3g} times: {times_words(ratio.band)})"

@@ -1,0 +1,248 @@
+"""Plans of one goal beside each other: what differs, term by term, and which is better.
+
+The first plan is the reference: questions, decisions, terms and figures are compared with it. Which
+is better is judged by the figure that its goal is about (tuner/explain/outcomes.py), between the
+plan that has the best of it and each of the others: beyond the band of their ratio, or a tie
+(plan_ratios.py). Where the question differs (another batch, cluster, traffic), the figures are of
+different work, and the differences say so.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import Field
+
+from profilers.records import Record
+from tuner.compare.plan_ratios import PlanRatio, ratio_band
+from tuner.errors import TunerError
+from tuner.explain.outcomes import Figures, figures_of
+from tuner.explain.question import Kind, StoredPlan, read_any_plan
+from tuner.explain.rivals import terms
+from tuner.explain.words import differences, words
+from tuner.paths import AnyPath, plan_folder
+from tuner.place_plan import PlacePlan
+from tuner.plan import Band, Plan
+from tuner.planner.ratios import is_tie
+from tuner.regress.observed import observed, question_changes
+from tuner.regress.words import change_words
+from tuner.serve_plan import ServePlan
+
+MOST_PLANS: Final = 64
+FEWEST_PLANS: Final = 2
+
+
+class FigureRatio(Record):
+    """A figure of a plan over the same one of the reference."""
+
+    ratio: float
+    """As predicted."""
+    band: Band | None = None
+    """As it may measure; None where nothing states one."""
+
+
+class ComparedPlan(Record):
+    """One plan beside the first."""
+
+    plan: str
+    """Its folder, as it was named."""
+    status: str
+    """As of its certificate."""
+    decision: str = ""
+    """In short; empty where there is none."""
+    figures: dict[str, float] = Field(default_factory=dict)
+    """Predicted, SI units in the names."""
+    bands: dict[str, Band] = Field(default_factory=dict)
+    """Of those figures that have one."""
+    question_changes: tuple[str, ...] = ()
+    """What it was asked otherwise than the first."""
+    decision_changes: tuple[str, ...] = ()
+    """What it decides otherwise than the first."""
+    terms_s: dict[str, float] = Field(default_factory=dict)
+    """Seconds that it takes more (less: negative) than the first, by cause, largest first."""
+    ratios: dict[str, FigureRatio] = Field(default_factory=dict)
+    """Of the figures that both have, over the first one's; empty for the first."""
+    against_best: FigureRatio | None = None
+    """The objective over that of the best plan; None for the best itself and without a figure."""
+    is_tie: bool = False
+    """The band of that ratio holds 1: the model cannot tell it from the best."""
+
+
+class Comparison(Record):
+    """What `moetune compare --json` prints."""
+
+    goal: Kind
+    objective: str
+    """The figure by which plans are better or worse."""
+    more_is_better: bool
+    plans: tuple[ComparedPlan, ...]
+    """In the order in which they were named, the reference first."""
+    best: int | None
+    """Position of the plan with the best objective; None where none has a decision."""
+    band_source: str = ""
+    """Where the band of the ratio to the best comes from, of the plan nearest to it."""
+    verdict: str
+    """In a sentence."""
+
+
+def compare(plans: Sequence[AnyPath]) -> Comparison:
+    """Compare plans of one goal with the first of them.
+
+    Args:
+        plans: folders of two or more.
+
+    Raises:
+        PlanUnreadableError: one of them is missing or damaged.
+        TunerError: there are fewer than two, or they are of several goals.
+    """
+    if not FEWEST_PLANS <= len(plans) <= MOST_PLANS:
+        raise TunerError(
+            f"{len(plans)} plan{'s' * (len(plans) != 1)}; name {FEWEST_PLANS} to {MOST_PLANS}"
+            " folders of plans to compare, the reference first"
+        )
+    names = [str(plan) for plan in plans]
+    read = [read_any_plan(plan_folder(plan)) for plan in plans]
+    kinds = [kind_of(plan) for plan in read]
+    for name, kind in zip(names, kinds, strict=True):
+        if kind != kinds[0]:
+            raise TunerError(
+                f"{name} is a plan to {kind}, {names[0]} one to {kinds[0]}; compare plans of one"
+                " goal"
+            )
+    return compared(read, names=names)
+
+
+def compared(plans: Sequence[StoredPlan], *, names: Sequence[str]) -> Comparison:
+    """Compare plans of one goal that are read already; the first is the reference."""
+    sides = [
+        Side(name=name, plan=plan, found=figures_of(plan))
+        for name, plan in zip(names, plans, strict=True)
+    ]
+    stated = next((side.found for side in sides if side.found is not None), None)
+    objective = "" if stated is None else stated.objective
+    more = stated is not None and stated.more_is_better
+    having = [at for at, side in enumerate(sides) if objective in side.values]
+    best = min(
+        having, key=lambda at: (-1.0 if more else 1.0) * sides[at].values[objective], default=None
+    )
+    leader = None if best is None else sides[best]
+    rows = tuple(_row(side, sides[0], leader, objective=objective) for side in sides)
+    bands = [
+        ratio_band(leader.plan, side.plan, figure=objective)
+        for side in sides
+        if leader is not None and side is not leader and objective in side.values
+    ]
+    return Comparison(
+        goal=kind_of(plans[0]),
+        objective=objective,
+        more_is_better=more,
+        plans=rows,
+        best=best,
+        band_source="; ".join(dict.fromkeys(band.source for band in bands if band is not None)),
+        verdict=_verdict(rows, best, objective),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Side:
+    """A plan under its name."""
+
+    name: str
+    plan: StoredPlan
+    found: Figures | None
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """Its figures; none without a decision."""
+        return {} if self.found is None else self.found.values
+
+
+def kind_of(plan: StoredPlan) -> Kind:
+    """Return the goal of a plan."""
+    if isinstance(plan, Plan):
+        return "train"
+    return "serve" if isinstance(plan, ServePlan) else "place"
+
+
+def _row(side: Side, first: Side, leader: Side | None, *, objective: str) -> ComparedPlan:
+    before, decision = first.plan.decision, side.plan.decision
+    against = None
+    if leader is not None and side is not leader:
+        against = _ratios(leader, side, only=objective).get(objective)
+    return ComparedPlan(
+        plan=side.name,
+        status=side.plan.certificate.status,
+        decision="" if decision is None else words(decision),
+        figures=dict(side.values),
+        bands={} if side.found is None else side.found.bands,
+        question_changes=tuple(_asked(first.plan, side.plan)),
+        decision_changes=(
+            () if decision is None or before is None else differences(before, decision)
+        ),
+        terms_s=(
+            {}
+            if decision is None or before is None
+            else terms(_seconds(first.plan), _seconds(side.plan))
+        ),
+        ratios={} if side is first else _ratios(first, side),
+        against_best=against,
+        is_tie=against is not None and against.band is not None and is_tie(against.band),
+    )
+
+
+def _asked(first: StoredPlan, plan: StoredPlan) -> Iterator[str]:
+    """Say what differs in the questions of two plans."""
+    before, after = (observed(one.model_dump(mode="json")).question for one in (first, plan))
+    yield from (change_words(*one) for one in question_changes(before, after))
+
+
+def _seconds(plan: StoredPlan) -> Mapping[str, float]:
+    """Return the parts of a step; of a placement those of the expert layers by workload."""
+    if plan.predicted is None:
+        return {}
+    if isinstance(plan, PlacePlan):
+        times = plan.predicted.layer_times
+        return {
+            f"{part} of {one.workload}": seconds
+            for one in times
+            for part, seconds in (
+                ("experts", one.experts_after_s),
+                ("exchange", one.exchange_after_s),
+                ("rest", one.after_s - one.experts_after_s - one.exchange_after_s),
+            )
+        }
+    return plan.predicted.breakdown_s
+
+
+def _ratios(first: Side, other: Side, *, only: str = "") -> dict[str, FigureRatio]:
+    return {
+        name: _figure_ratio(
+            other.values[name] / value, ratio_band(first.plan, other.plan, figure=name)
+        )
+        for name, value in first.values.items()
+        if name in other.values and value > 0.0 and only in ("", name)
+    }
+
+
+def _figure_ratio(ratio: float, found: PlanRatio | None) -> FigureRatio:
+    if found is None:
+        return FigureRatio(ratio=ratio)
+    return FigureRatio(ratio=ratio, band=(ratio * found.band[0], ratio * found.band[1]))
+
+
+def _verdict(rows: Sequence[ComparedPlan], best: int | None, objective: str) -> str:
+    if best is None:
+        return "no plan has a decision"
+    ties = [one.plan for one in rows if one.is_tie]
+    behind = [one for one in rows if one.against_best is not None and not one.is_tie]
+    unsure = [one.plan for one in behind if one.against_best and one.against_best.band is None]
+    sure = [one.plan for one in behind if one.against_best and one.against_best.band is not None]
+    lacking = [one.plan for one in rows if not one.decision]
+    parts = {
+        f"best by {objective}": [rows[best].plan],
+        "tied with it, within the band of the ratio": ties,
+        "worse beyond the band": sure,
+        "worse, no band known": unsure,
+        "without a decision": lacking,
+    }
+    return "; ".join(f"{said}: {', '.join(names)}" for said, names in parts.items() if names)

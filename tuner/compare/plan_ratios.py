@@ -1,0 +1,170 @@
+"""How far the ratio of two plans' figures may be off: the one place where plans are told apart.
+
+    m    predicted figure of another plan over the first one's
+    w    factor by which the measured ratio may differ from m, either way
+
+The measured ratio is expected in [m / w, m w].
+
+    train, one setting      the bands of ratios from published pairs (tuner/planner/ratios.py),
+                            those that ship, whether the plans were calibrated or not
+    serve, one setting      the wider of the two stated bands of TTFT or TPOT, as half its width in
+                            the logarithm: what single times stand in for everywhere
+    two settings            both stated bands as independent errors: squares of logarithms add up
+    place                   the noise of the two verdicts, likewise
+
+Plans are of one setting where model, kind of device, precision and engine are equal. What decides a
+deployment (devices, money, good requests) follows the time of its steps, so it has the band of
+TPOT.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tuner.costs.analytic.calibration import shipped
+from tuner.devices.catalogue import find_device
+from tuner.errors import TunerError
+from tuner.explain.question import StoredPlan
+from tuner.place_plan import PlacePlan
+from tuner.plan import Band, Plan
+from tuner.planner.ratios import ratios_alike, ratios_for, ties_ratio
+from tuner.serve_plan import ServePlan, ServePrediction
+
+RATES: Final = frozenset({"tokens_per_s", "tokens_per_s_per_device", "mfu_ratio"})
+"""Figures of training that are inverse to seconds."""
+TIMES: Final = frozenset({"step_time_s", "fastest_step_time_s", "run_s", "run_cost"})
+SERVED: Final = frozenset(
+    {
+        *("num_devices", "goodput_per_device", "cost_per_hour"),
+        *("cost_per_million_input_tokens", "cost_per_million_output_tokens"),
+    }
+)
+"""Figures of a deployment that follow the time of its steps."""
+FIRST_TOKEN: Final = "ttft_"
+PER_TOKEN: Final = "tpot_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRatio:
+    """Measured over predicted ratio of a figure of two plans, lowest and highest."""
+
+    band: Band
+    source: str
+    """Where it comes from, in words."""
+
+
+def ratio_band(first: StoredPlan, other: StoredPlan, *, figure: str) -> PlanRatio | None:
+    """Return the band of a figure's ratio, other over first; None where nothing states one.
+
+    Args:
+        first: a plan.
+        other: another one of the same goal.
+        figure: by its name in `tuner.explain.outcomes`.
+    """
+    if first.predicted is None or other.predicted is None:
+        return None
+    if isinstance(first, Plan) and isinstance(other, Plan):
+        return _training(first, other, figure)
+    if isinstance(first, ServePlan) and isinstance(other, ServePlan):
+        return _serving(first, other, figure)
+    if isinstance(first, PlacePlan) and isinstance(other, PlacePlan):
+        return _placement(first, other)
+    raise ValueError("plans of two goals have no ratio")
+
+
+def _training(first: Plan, other: Plan, figure: str) -> PlanRatio | None:
+    if figure not in RATES | TIMES:
+        return None
+    singles = [
+        _relative(one.predicted.step_time_s_band, one.predicted.step_time_s)
+        for one in (first, other)
+        if one.predicted is not None
+    ]
+    if _setting(first) != _setting(other):
+        return _independent(singles, "stated bands of both steps")
+    low, high = _one_setting(first, other, wider(*singles))
+    band = (1.0 / high, 1.0 / low) if figure in RATES else (low, high)
+    return PlanRatio(band=band, source="ratios of steps of one setting")
+
+
+def _one_setting(first: Plan, other: Plan, single: Band) -> Band:
+    """Return measured over predicted ratio of two steps, the second one's over the first one's."""
+    if first.decision is None or other.decision is None:
+        raise ValueError("plans with a prediction have a decision")
+    measured_here = bool(first.provenance.device_kind)
+    ratios = ratios_for(
+        None if measured_here else shipped(),
+        generation=_generation(first),
+        has_experts=first.model.moe is not None,
+        band=single,
+    )
+    return ratios.between(first.decision, other.decision, ratio=1.0)
+
+
+def _serving(first: ServePlan, other: ServePlan, figure: str) -> PlanRatio | None:
+    if figure not in SERVED and not figure.startswith((FIRST_TOKEN, PER_TOKEN)):
+        return None
+    singles = [
+        _stated(one.predicted, figure) for one in (first, other) if one.predicted is not None
+    ]
+    name = "TTFT" if figure.startswith(FIRST_TOKEN) else "TPOT"
+    if _setting(first) != _setting(other):
+        return _independent(singles, f"stated bands of both {name}s")
+    band = ratios_alike(ties_ratio(wider(*singles))).other_kernels
+    return PlanRatio(band=band, source=f"the wider of both stated bands of {name}")
+
+
+def _placement(first: PlacePlan, other: PlacePlan) -> PlanRatio | None:
+    verdicts = [one.verdict for one in (first, other) if one.verdict is not None]
+    noise = math.hypot(*(one.noise_ratio for one in verdicts))
+    if len(verdicts) < 2:
+        return None
+    return PlanRatio(band=ratios_alike(noise).other_kernels, source="noise of both gains")
+
+
+def wider(one: Band, other: Band) -> Band:
+    """Return the band whose edges are further apart, as a ratio."""
+    return max(one, other, key=ties_ratio)
+
+
+def _independent(singles: list[Band], source: str) -> PlanRatio:
+    width = math.exp(math.hypot(*(math.log1p(ties_ratio(band)) for band in singles)))
+    return PlanRatio(
+        band=(1.0 / width, width), source=f"{source}, as settings differ and share no errors"
+    )
+
+
+def _stated(predicted: ServePrediction, figure: str) -> Band:
+    if figure.startswith(FIRST_TOKEN):
+        return _relative(predicted.ttft_s_band, predicted.ttft_s.mean)
+    return _relative(predicted.tpot_s_band, predicted.tpot_s.mean)
+
+
+def _relative(band: Band, value: float) -> Band:
+    return (band[0] / value, band[1] / value) if value > 0.0 and band[0] > 0.0 else (1.0, 1.0)
+
+
+def _setting(plan: Plan | ServePlan) -> Mapping[str, Any]:
+    """Return what the errors of two predictions must share to cancel."""
+    used = {pool.name for pool in plan.cluster.pools}
+    if isinstance(plan, ServePlan) and plan.decision is not None:
+        used = {group.pool for group in plan.decision.instances}
+    found: dict[str, Any] = {
+        "model": plan.model.model_dump(exclude={"name"}),
+        "devices": {pool.device or pool.name for pool in plan.cluster.pools if pool.name in used},
+    }
+    if isinstance(plan, Plan):
+        engine = None if plan.goal.engine is None else plan.goal.engine.model_dump()
+        return found | {"precision": plan.goal.precision, "engine": engine or plan.emit[:1]}
+    return found | {"weights": plan.goal.quantization, "engine": plan.goal.engine.model_dump()}
+
+
+def _generation(plan: Plan) -> str:
+    """Return the generation of the devices; empty where none is known or several are."""
+    names = {pool.device for pool in plan.cluster.pools}
+    try:
+        kinds = {str(find_device(name).generation) for name in names if name is not None}
+    except TunerError:
+        return ""
+    return kinds.pop() if len(kinds) == 1 and None not in names else ""

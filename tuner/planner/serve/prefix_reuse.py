@@ -1,0 +1,190 @@
+"""How much of recorded prompts the prefix caches of a deployment hold, from the trace's own blocks.
+
+Instances decide the caches, and what they find decides how many instances there must be. So the
+plan is made again until the two agree:
+
+    first   one cache as large as all memory of the pools, which no deployment finds more in
+    then    the caches of the best answer, under the router that its engine is launched with
+
+The caches are those of who reads prompts: the ranks of aggregated or of prefill instances. A
+rank's blocks are what its plan gives it of cache, less the answers that run beside. Hits count from
+empty caches, over the first requests of the trace. Of a deployment of several kinds the smallest
+cache stands for all.
+
+Source of the rule: tuner/simulate/serving/prefix_hits.py.
+
+Letters: N requests, in the order of the trace.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.serving.engine import Degrees
+from tuner.costs.serving.memory import kv_bytes_per_token
+from tuner.planner.serve.answering import Found, Question
+from tuner.planner.serve.demand import Floats, Ints, PrefixHits
+from tuner.planner.serve.playing import Group
+from tuner.serve_plan import PrefixReuse, Role
+from tuner.simulate.serving.prefix_hits import (
+    by_prefix,
+    hit_tokens,
+    in_turn,
+    prefix_hits,
+    ranks_in_turn,
+)
+from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.traces import BLOCK_TOKENS, Blocks, trace_chunks
+
+MOST_REQUESTS: Final = 100_000
+MOST_BLOCKS: Final = 1_000_000
+"""Of the trace that are counted, whichever is reached first; all caches together hold no more
+blocks than that, 250 MB."""
+GATEWAYS: Final = frozenset({"sglang", "vllm"})
+"""Engines whose router may follow caches (tuner/emit/serving/router.py)."""
+ROUNDS: Final = 4
+AGREE_RATIO: Final = 0.01
+"""Share of the prompt tokens by which two rounds may differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordedPrompts:
+    """The first prompts of a trace that names their blocks."""
+
+    blocks: Blocks
+    arrival_s_N: Floats
+    """At the rate that is planned for."""
+    input_N: Ints
+
+    def under(self, reuse: PrefixReuse) -> PrefixHits:
+        """Return what caches and a router find of the prompts."""
+        instance_N = in_turn(len(self.input_N), reuse.instances)
+        if reuse.router == "cache_aware":
+            instance_N = by_prefix(
+                self.blocks,
+                self.arrival_s_N,
+                instances=reuse.instances,
+                cache_blocks=reuse.cache_blocks * reuse.ranks,
+                stay_s=reuse.stay_s,
+            )
+        rank_N = ranks_in_turn(instance_N, reuse.ranks)
+        hit_N = prefix_hits(self.blocks, rank_N, cache_blocks=reuse.cache_blocks)
+        found_N = hit_tokens(hit_N, self.input_N)
+        return PrefixHits(ratio=float(found_N.sum() / self.input_N.sum()), cached_N=found_N)
+
+
+def recorded_prompts(spec: ServeSpec, *, rate_per_s: float) -> RecordedPrompts | None:
+    """Read the prompts of a trace; None where the traffic has none whose blocks are named.
+
+    Args:
+        spec: with the traffic.
+        rate_per_s: at which requests come; times of the trace are stretched to it.
+
+    Raises:
+        SpecError: the trace cannot be used.
+    """
+    path = spec.goal.traffic.trace
+    if path is None:
+        return None
+    ids: list[Ints] = []
+    counts: list[Ints] = []
+    arrivals: list[Floats] = []
+    inputs: list[Ints] = []
+    for chunk in trace_chunks(path, with_blocks=True):
+        if chunk.blocks is None:
+            return None
+        ids.append(chunk.blocks.id_B)
+        counts.append(chunk.blocks.count_N)
+        arrivals.append(chunk.arrival_s_N)
+        inputs.append(chunk.input_tokens_N)
+        if sum(map(len, inputs)) >= MOST_REQUESTS or sum(map(len, ids)) >= MOST_BLOCKS:
+            break
+    whole = Blocks(id_B=np.concatenate(ids), count_N=np.concatenate(counts))
+    kept = min(MOST_REQUESTS, int(np.searchsorted(whole.end_N, MOST_BLOCKS, side="right")))
+    kept = max(kept, 1)
+    count_N = whole.count_N[:kept]
+    if not count_N.any():
+        return None
+    arrival_s_N = np.concatenate(arrivals)[:kept]
+    span_s = float(arrival_s_N[-1])
+    if span_s > 0.0:
+        arrival_s_N = arrival_s_N * ((kept - 1) / span_s / rate_per_s)
+    return RecordedPrompts(
+        blocks=Blocks(id_B=whole.id_B[: int(count_N.sum())], count_N=count_N),
+        arrival_s_N=arrival_s_N,
+        input_N=np.concatenate(inputs)[:kept],
+    )
+
+
+def most_reuse(question: Question) -> PrefixReuse:
+    """Return one cache as large as the memory of all pools."""
+    each = kv_bytes_per_token(question.decoder, question.formats, Degrees()) * BLOCK_TOKENS
+    whole = sum(site.memory_bytes * site.pool.num_devices for site in question.sites)
+    return PrefixReuse(
+        router="one",
+        instances=1,
+        ranks=1,
+        cache_blocks=max(1, math.floor(whole / each)),
+        stay_s=0.0,
+    )
+
+
+def reuse_of(found: Found, question: Question, prompts: RecordedPrompts) -> PrefixReuse:
+    """Return the caches and the router of an answer, with what they find and others would."""
+    reading = [group for group in found.groups if group.option.role is not Role.DECODE]
+    if any(group.option.role is Role.AGGREGATED for group in reading):
+        reading = [group for group in reading if group.option.role is Role.AGGREGATED]
+    follows = question.spec.goal.engine.name in GATEWAYS and len(reading) == 1
+    tpot_s = float(found.played.tpot_s_R.mean()) if len(found.played.tpot_s_R) else 0.0
+    stay_s = float(found.played.ttft_s_R.mean()) + question.demand.output_tokens * tpot_s
+    plain = PrefixReuse(
+        router="cache_aware" if follows else "in_turn",
+        instances=sum(group.count for group in reading),
+        ranks=reading[0].option.degrees.attention_data,
+        cache_blocks=_blocks(reading, question),
+        stay_s=stay_s,
+    )
+    by_router = {
+        router: prompts.under(plain.model_copy(update={"router": router})).ratio
+        for router in ("in_turn", "cache_aware")
+    }
+    return plain.model_copy(
+        update={
+            "by_router": by_router,
+            "hit_ratio": by_router[plain.router],
+            "requests": len(prompts.input_N),
+        }
+    )
+
+
+def _blocks(reading: Sequence[Group], question: Question) -> int:
+    """Blocks of a rank's cache beside the answers that run on it."""
+    tokens = min(
+        group.option.kv_tokens
+        - (group.option.role is Role.AGGREGATED)
+        * 0.5
+        * group.option.running
+        * question.demand.output_tokens
+        for group in reading
+    )
+    return max(1, math.floor(tokens / BLOCK_TOKENS))
+
+
+def reuse_words(reuse: PrefixReuse, *, planned_ratio: float) -> str:
+    """Say what was found, and what the plan counts on."""
+    ranks = reuse.instances * reuse.ranks
+    others = ", ".join(
+        f"{ratio:.1%} {_ROUTERS[router]}" for router, ratio in reuse.by_router.items()
+    )
+    return (
+        f"by the hash_ids of the trace's first {reuse.requests} requests, {others} of the prompt"
+        f" tokens are in the prefix caches of {ranks} rank{'s' * (ranks != 1)} with"
+        f" {reuse.cache_blocks * BLOCK_TOKENS} tokens each, counted from empty caches;"
+        f" {planned_ratio:.1%} is planned on, a router {_ROUTERS[reuse.router]}"
+    )
+
+
+_ROUTERS: Final = {"in_turn": "in turn", "cache_aware": "that follows caches"}

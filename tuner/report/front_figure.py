@@ -1,0 +1,141 @@
+"""Throughput of a device against the speed of one user: the front of every mode, and the plan."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from tuner.report.axes import axis, layout, limit_line, limit_text
+from tuner.report.content import Cell, Figure, Table, number, seconds, word
+from tuner.report.palette import CYCLE, GREEN, SYMBOLS, VERMILLION
+from tuner.serve_plan import FrontPoint, ServePlan
+from tuner.units import format_s
+
+SHADE: Final = 0.08
+"""Opacity of the region that keeps the target."""
+
+
+def front_figure(plan: ServePlan) -> Figure | None:
+    """Draw the front; None where the plan holds none, as those of older versions."""
+    if not plan.pareto:
+        return None
+    target_s = strictest_tpot_s(plan)
+    shapes, notes = [], []
+    if target_s is not None:
+        speed = 1.0 / target_s
+        shapes = [limit_line(speed, is_vertical=True), _region(speed)]
+        said = f"target of {format_s(target_s)} a token"
+        notes = [limit_text(said, speed, is_vertical=True)]
+    return Figure(
+        name="front",
+        title="Throughput of a device against the speed of a user",
+        reading="Output tokens a second over all devices against those of one request, every "
+        "instance full and none waiting; no priced way of a mode beats its line in both. Right of "
+        "the dashed line the time per token keeps its target. The star is the plan under its "
+        "traffic, waiting and idle time included.",
+        traces=tuple(_traces(plan)),
+        layout=layout(
+            x=axis("output tokens/s of a user", rangemode="tozero"),
+            y=axis("output tokens/s of a device", rangemode="tozero"),
+            shapes=shapes,
+            annotations=notes,
+            hovermode="closest",
+        ),
+        table=_table(plan),
+        height=440,
+    )
+
+
+def strictest_tpot_s(plan: ServePlan) -> float | None:
+    """Return the least time per output token that a target allows; None without a target."""
+    targets = plan.goal.slo.tpot
+    stated = (targets.mean, targets.p50, targets.p90, targets.p99)
+    return min((one for one in stated if one is not None), default=None)
+
+
+def _region(speed: float) -> dict[str, Any]:
+    """Return the shaded region of speeds that keep the target."""
+    return {
+        "type": "rect",
+        "x0": speed,
+        "x1": 1,
+        "x1ref": "x domain",
+        "xref": "x",
+        "y0": 0,
+        "y1": 1,
+        "yref": "y domain",
+        "fillcolor": GREEN,
+        "opacity": SHADE,
+        "line": {"width": 0},
+        "layer": "below",
+    }
+
+
+def _traces(plan: ServePlan) -> Iterator[dict[str, Any]]:
+    for place, mode in enumerate(dict.fromkeys(point.mode for point in plan.pareto)):
+        own = [point for point in plan.pareto if point.mode == mode]
+        yield {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": mode.replace("_", " "),
+            "x": [point.tokens_per_s_per_user for point in own],
+            "y": [point.tokens_per_s_per_device for point in own],
+            "marker": {
+                "color": CYCLE[place % len(CYCLE)],
+                "symbol": [
+                    SYMBOLS[place] if point.within_targets else f"{SYMBOLS[place]}-open"
+                    for point in own
+                ],
+                "size": 8,
+            },
+            "line": {"color": CYCLE[place % len(CYCLE)], "width": 1.5},
+            "hovertext": [_hover(point) for point in own],
+            "hoverinfo": "text",
+        }
+    if plan.decision is not None and plan.predicted is not None:
+        own_user = 1.0 / plan.predicted.tpot_s.mean if plan.predicted.tpot_s.mean > 0.0 else 0.0
+        device = plan.predicted.output_tokens_per_s / plan.decision.num_devices
+        yield {
+            "type": "scatter",
+            "mode": "markers",
+            "name": "the plan",
+            "x": [own_user],
+            "y": [device],
+            "marker": {"color": VERMILLION, "symbol": "star", "size": 18},
+            "hovertext": [f"the plan\n{own_user:.4g} tokens/s of a user, {device:.4g} of a device"],
+            "hoverinfo": "text",
+        }
+
+
+def _hover(point: FrontPoint) -> str:
+    prefill = f"\nprompts: {point.prefill}" if point.prefill else ""
+    return (
+        f"{point.tokens_per_s_per_user:.4g} tokens/s of a user,"
+        f" {point.tokens_per_s_per_device:.4g} of a device\n{point.instance}{prefill}"
+    )
+
+
+def _table(plan: ServePlan) -> Table:
+    def row(at: int, point: FrontPoint) -> tuple[Cell, ...]:
+        path = f"pareto.{at}"
+        each = point.prefill_per_instance
+        return (
+            word(point.mode.replace("_", " ")),
+            number(point.tokens_per_s_per_user, key=f"{path}.tokens_per_s_per_user"),
+            number(point.tokens_per_s_per_device, key=f"{path}.tokens_per_s_per_device"),
+            number(point.running, key=f"{path}.running"),
+            seconds(point.ttft_s, key=f"{path}.ttft_s"),
+            word("yes" if point.within_targets else "no"),
+            word("yes" if point.on_joint_front else "no"),
+            word(point.instance),
+            word(point.prefill or "-"),
+            word("-") if each is None else number(each, key=f"{path}.prefill_per_instance"),
+        )
+
+    return Table(
+        caption="The front of every mode",
+        header=(
+            *("mode", "tokens/s of a user", "tokens/s of a device", "sequences a rank"),
+            *("prompt alone", "within targets", "best of all modes"),
+            *("instance", "prefill instance", "prefill instances for each"),
+        ),
+        rows=tuple(row(at, point) for at, point in enumerate(plan.pareto)),
+    )

@@ -1,0 +1,38 @@
+"""Every table of a report as one CSV: a row a cell, so that tables of any shape go together."""
+
+from collections.abc import Iterator
+
+from tuner.csv_text import csv_text
+from tuner.report.content import Facts, Figure, Report, Table
+
+HEADER = ("section", "table", "row", "column", "text", "value", "key")
+"""`row` counts from 1; `value` is the exact number behind a text, `key` its place in plan.json."""
+
+
+def report_csv(report: Report) -> str:
+    """Return the text of the file: the headline, then every table and every figure's table."""
+    return csv_text(HEADER, _rows(report))
+
+
+def _rows(report: Report) -> Iterator[tuple[object, ...]]:
+    yield from _facts("headline", report.facts)
+    for section in report.sections:
+        for block in section.blocks:
+            match block:
+                case Facts():
+                    yield from _facts(section.name, block)
+                case Table():
+                    yield from _table(section.name, block)
+                case Figure():
+                    yield from _table(section.name, block.table)
+
+
+def _facts(section: str, facts: Facts) -> Iterator[tuple[object, ...]]:
+    for name, cell in facts.facts:
+        yield section, "facts", 1, name, cell.text, cell.value, cell.key
+
+
+def _table(section: str, table: Table) -> Iterator[tuple[object, ...]]:
+    for number, row in enumerate(table.rows, start=1):
+        for column, cell in zip(table.header, row, strict=True):
+            yield section, table.caption, number, column, cell.text, cell.value, cell.key

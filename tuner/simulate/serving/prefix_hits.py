@@ -1,0 +1,150 @@
+"""Which blocks of a prompt its instance has in the prefix cache, request by request.
+
+    hits of a request    its leading blocks that lie in the cache of the place it is sent to
+    then                 all of its blocks are in that cache, the last ones oldest, and what is
+                         beyond the cache's size is evicted, oldest first
+
+so that of a prefix the end goes before its beginning, as radix trees evict leaves first (sglang
+0.5.23, srt/mem_cache/radix_cache.py) and freed requests give their last block back first (vllm
+0.33.0, v1/core/single_type_kv_cache_manager.py). A block id stands for all before it too, so equal
+ids are equal prefixes.
+
+A place is whoever has a cache of its own: an attention-data rank of an instance. The assignment of
+requests to places is an argument, so that any router's may be judged:
+
+    in_turn       one place after the other
+    by_prefix     the cache-aware rule of sglang-router 0.3.2 and its fork vllm-router: where loads
+                  are balanced the instance with the longest match if that is more than 0.3 of the
+                  prompt, else the one that was sent the fewest new blocks; where they are not (the
+                  largest is 64 above the least and 1.5 times it) the least loaded
+
+Not covered: blocks of answers, which a next turn finds and a trace does not name until then; what
+running sequences hold of the same memory beside their own prompts; caches in host memory or shared
+between instances; what is evicted while a request waits. The tree of a router, which forgets only
+what exceeds 2^26 characters, is taken to hold what the caches hold.
+
+Letters: R requests.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.spec.serving.traces import BLOCK_TOKENS, Blocks
+
+CACHE_THRESHOLD: Final = 0.3
+BALANCE_ABS: Final = 64
+BALANCE_REL: Final = 1.5
+"""`--cache-threshold`, `--balance-abs-threshold` and `--balance-rel-threshold` of sglang-router
+0.3.2 (router_args.py), which are not written by our launchers."""
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class BlockCache:
+    """The blocks that a place holds, least recently used first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held: OrderedDict[int, None] = OrderedDict()
+        self.taken = 0
+        """Blocks that were not there when they came, evicted ones included."""
+
+    def match(self, blocks: Sequence[int]) -> int:
+        """Return how many leading blocks are held."""
+        for place, block in enumerate(blocks):
+            if block not in self._held:
+                return place
+        return len(blocks)
+
+    def take(self, blocks: Sequence[int]) -> None:
+        """Hold the blocks of a request, as the most recently used ones."""
+        held = self._held
+        for block in reversed(blocks[: self._most]):
+            self.taken += block not in held
+            held[block] = None
+            held.move_to_end(block)
+        while len(held) > self._most:
+            held.popitem(last=False)
+
+
+def prefix_hits(blocks: Blocks, place_R: Ints, *, cache_blocks: int) -> Ints:
+    """Return the blocks of each prompt that are found in the cache of its place.
+
+    Args:
+        blocks: of the requests, in order of arrival.
+        place_R: where each is sent.
+        cache_blocks: that one place holds.
+    """
+    caches: dict[int, BlockCache] = {}
+    hits = np.zeros(len(place_R), dtype=np.int64)
+    for request, (own, place) in enumerate(zip(blocks.lists(), place_R.tolist(), strict=True)):
+        cache = caches.setdefault(place, BlockCache(cache_blocks))
+        hits[request] = cache.match(own)
+        cache.take(own)
+    return hits
+
+
+def hit_tokens(hit_R: Ints, input_R: Ints) -> Ints:
+    """Return the tokens of so many leading blocks; one of a prompt at least is computed."""
+    return np.minimum(hit_R * BLOCK_TOKENS, input_R - 1)
+
+
+def in_turn(count: int, places: int) -> Ints:
+    """Send requests to one place after the other."""
+    return np.arange(count, dtype=np.int64) % places
+
+
+def ranks_in_turn(instance_R: Ints, ranks: int) -> Ints:
+    """Return the rank of each request, where every instance deals out what it gets in turn."""
+    seen: dict[int, int] = {}
+    rank_R = np.empty_like(instance_R)
+    for request, instance in enumerate(instance_R.tolist()):
+        number = seen.get(instance, 0)
+        seen[instance] = number + 1
+        rank_R[request] = instance * ranks + number % ranks
+    return rank_R
+
+
+def by_prefix(
+    blocks: Blocks, arrival_s_R: Floats, *, instances: int, cache_blocks: int, stay_s: float
+) -> Ints:
+    """Send requests by the cache-aware rule.
+
+    Args:
+        blocks: of the requests, in order of arrival.
+        arrival_s_R: when they come.
+        instances: to choose from.
+        cache_blocks: that one instance holds.
+        stay_s: that a request is under way, which its instance's load is counted by.
+    """
+    caches = [BlockCache(cache_blocks) for _ in range(instances)]
+    load = [0] * instances
+    under_way: deque[tuple[float, int]] = deque()
+    chosen = np.zeros(len(arrival_s_R), dtype=np.int64)
+    for request, (own, at_s) in enumerate(zip(blocks.lists(), arrival_s_R.tolist(), strict=True)):
+        while under_way and under_way[0][0] <= at_s:
+            load[under_way.popleft()[1]] -= 1
+        place = _by_rule(own, caches, load)
+        caches[place].take(own)
+        load[place] += 1
+        under_way.append((at_s + stay_s, place))
+        chosen[request] = place
+    return chosen
+
+
+def _by_rule(own: Sequence[int], caches: Sequence[BlockCache], load: Sequence[int]) -> int:
+    """Return the instance that the rule sends a request to; of equal ones the first."""
+    most, least = max(load), min(load)
+    if most - least > BALANCE_ABS and most > BALANCE_REL * least:
+        return load.index(least)
+    matches = [cache.match(own) for cache in caches]
+    best = max(matches)
+    if own and best > CACHE_THRESHOLD * len(own):
+        return matches.index(best)
+    taken = [cache.taken for cache in caches]
+    return taken.index(min(taken))

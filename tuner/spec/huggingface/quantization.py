@@ -1,0 +1,77 @@
+"""In which type a checkpoint's weights were released, from its `config.json`.
+
+    quant_method        further field                              goal.quantization
+    (absent)                                                       bf16
+    fp8                 weight_block_size                          fp8_block, else fp8
+    fbgemm_fp8                                                     fp8
+    mxfp4                                                          mxfp4
+    modelopt            quant_algo FP8, NVFP4                      fp8, nvfp4
+    compressed-tensors  format float-quantized, nvfp4-pack-…       fp8 (block: fp8_block), nvfp4
+
+Source: `quantization_config` as transformers' quantizers read it (FineGrainedFP8Config,
+FbgemmFp8Config, Mxfp4Config, CompressedTensorsConfig) and as NVIDIA Model Optimizer exports it; the
+released configs of DeepSeek-V3, Kimi-K2 and gpt-oss.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tuner.errors import SpecError
+from tuner.spec.files import read_json_object, shown_path, shown_value
+
+UNQUANTIZED: Final = "bf16"
+_MODELOPT: Final[Mapping[str, str]] = {"FP8": "fp8", "NVFP4": "nvfp4"}
+_COMPRESSED: Final[Mapping[str, str]] = {
+    "float-quantized": "fp8",
+    "nvfp4-pack-quantized": "nvfp4",
+}
+
+
+def released_quantization(path: Path) -> str:
+    """Return the type of a checkpoint's weights, as `goal.quantization` names it.
+
+    Args:
+        path: of the `config.json`, or its folder.
+
+    Raises:
+        SpecError: it is unreadable, or the weights have a type that no plan is priced for.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    own = read_json_object(file, what="model config").get("quantization_config")
+    if own is None:
+        return UNQUANTIZED
+    found = _found(own) if isinstance(own, dict) else None
+    if found is None:
+        method = own.get("quant_method") if isinstance(own, dict) else own
+        raise SpecError(
+            f"{shown_path(file)}: quantization_config: {shown_value(method)} weights are not priced"
+            " as released; state the type to serve them in"
+        )
+    return found
+
+
+def _found(own: Mapping[str, Any]) -> str | None:
+    match own.get("quant_method"):
+        case "fp8":
+            return "fp8_block" if own.get("weight_block_size") else "fp8"
+        case "fbgemm_fp8":
+            return "fp8"
+        case "mxfp4":
+            return "mxfp4"
+        case "modelopt":
+            return _MODELOPT.get(str(own.get("quant_algo")))
+        case "compressed-tensors":
+            found = _COMPRESSED.get(str(own.get("format")))
+            return "fp8_block" if found == "fp8" and _is_by_block(own) else found
+    return None
+
+
+def _is_by_block(own: Mapping[str, Any]) -> bool:
+    groups = own.get("config_groups")
+    weights = [
+        group.get("weights")
+        for group in (groups.values() if isinstance(groups, dict) else ())
+        if isinstance(group, dict)
+    ]
+    return any(isinstance(one, dict) and one.get("strategy") == "block" for one in weights)
