@@ -87,7 +87,7 @@ def estimate_serving(
     read = read_serving_launch(
         launch,
         surroundings(asked, named),
-        engine=asked.goal.engine.name,
+        engine=asked.goal.engines.get(named.name, asked.goal.engine).name,
         format_name=format_name,
         role=role,
     )

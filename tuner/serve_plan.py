@@ -50,6 +50,9 @@ class Instances(Record):
 
     role: Role
     pool: str
+    island: str = ""
+    """Instances of one island hand caches over among themselves, behind a router of their own;
+    empty: the deployment is one."""
     count: Count
     """Instances."""
     devices: Count
@@ -98,7 +101,7 @@ class Handover(Record):
 
     from_pool: str
     to_pool: str
-    connector: Literal["nixl", "mooncake", "none"]
+    connector: Literal["nixl", "mooncake", "ascend", "none"]
     path: Literal["device", "host"]
     request_bytes: Size
     """That a mean request moves; where several ranks keep the same keys, all their copies."""
@@ -118,6 +121,14 @@ class ServeRouter(Record):
     own."""
 
 
+class Island(Record):
+    """Instances that hand caches over among themselves, behind a router of their own."""
+
+    name: Annotated[str, Field(min_length=1)]
+    share_ratio: Annotated[float, Field(gt=0.0, le=1.0)]
+    """Of all requests, which a router in front gives it."""
+
+
 class ServeDecision(Record):
     """What to launch."""
 
@@ -128,6 +139,18 @@ class ServeDecision(Record):
     """Prompts with more tokens to compute are prefilled on the remote pool."""
     router: ServeRouter | None = None
     """None: one instance of each role, or a plan from before routers were planned."""
+    islands: tuple[Island, ...] = ()
+    """Behind a router of their own each; empty where one router stands before all instances."""
+
+    @model_validator(mode="after")
+    def _islands_agree(self) -> "ServeDecision":
+        named = {group.island for group in self.instances}
+        known = {island.name for island in self.islands} or {""}
+        if named != known:
+            raise ValueError(
+                f"instances are of the islands {sorted(named)}, islands names {sorted(known)}"
+            )
+        return self
 
     @property
     def num_devices(self) -> int:
@@ -247,6 +270,8 @@ class ServeUnlaunchable(Record):
 
     feature: str
     gain_ratio: float
+    rule: str = ""
+    """Name of the rule between vendors that forbids it (manifests/vendor_pairs.py)."""
 
 
 class ServeModeAnswer(Record):

@@ -50,6 +50,12 @@ def prepared_launch(
         SpecError: it is not said where the deployment answers.
     """
     verified = VerifiedServing(plan=plan, decision=decision, predicted=predicted, waived=TRIAL)
+    if len(decision.islands) > 1 and not reached.url:
+        named = ", ".join(f"launch/{one.name}" for one in decision.islands)
+        raise SpecError(
+            f"the deployment is of {len(decision.islands)} islands, which no one script starts:"
+            f" start {named} and launch/front, and give --url its address"
+        )
     url, addresses = _addresses(verified, reached)
     traffic, requests = offered(verified), num_requests(verified)
     folder = scratch / f"{number:04d}"

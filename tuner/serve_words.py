@@ -27,6 +27,8 @@ def group_degrees(group: Instances) -> str:
 
 def group_steps(group: Instances) -> Iterator[str]:
     """Say what the steps of an instance hold, and what is unlike the engine's plain way."""
+    if group.island:
+        yield f"island {group.island}"
     yield _counted(group.max_batch, "sequence")
     tokens = f"{group.max_batched_tokens} tokens a step and rank"
     yield f"{tokens}, prompts in pieces" if group.chunked_prefill else tokens
@@ -62,10 +64,17 @@ def short_serve(decision: ServeDecision) -> str:
     above = decision.offload_above_tokens
     groups = " + ".join(short_group(group) for group in decision.instances)
     ways = "".join(f"; {handover_words(way)}" for way in decision.handovers)
+    ways += "".join(f"; {words}" for words in island_words(decision))
     router = "" if decision.router is None else f"; {router_words(decision.router)}"
     return f"{decision.mode} {groups}{ways}{router}" + (
         "" if above is None else f"; prompts above {above} tokens go to the remote pool"
     )
+
+
+def island_words(decision: ServeDecision) -> Iterator[str]:
+    """Say which share of the requests each island gets."""
+    for island in decision.islands:
+        yield f"island {island.name} gets {island.share_ratio:.1%} of the requests"
 
 
 def handover_words(way: Handover) -> str:

@@ -100,8 +100,8 @@ def _device_violations(problem: InstancesProblem, plan: InstancePlan) -> Iterato
 def _kind_violations(problem: InstancesProblem, plan: InstancePlan) -> Iterator[str]:
     if problem.max_kinds is None:
         return
-    for role in Role:
-        used = sum(plan.count_J[column] > 0 for column in problem.columns_of(role))
+    for role, columns in problem.kinds():
+        used = sum(plan.count_J[column] > 0 for column in columns)
         if used > problem.max_kinds:
             yield f"{used} kinds of {role} instances are in use, at most {problem.max_kinds}"
 

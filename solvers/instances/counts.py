@@ -23,7 +23,7 @@ from ortools.sat.python import cp_model
 from solvers.errors import BackendFailedError
 from solvers.instances.flows import Cut
 from solvers.instances.linear import Linear
-from solvers.instances.problem import InstancesProblem, Role
+from solvers.instances.problem import InstancesProblem
 from solvers.result import Status
 
 WEIGHT_STEPS = 10**9
@@ -99,9 +99,9 @@ class CountsModel:
         problem = self.problem
         if problem.max_kinds is None:
             return
-        for role in Role:
+        for _, columns in problem.kinds():
             used = []
-            for j in problem.columns_of(role):
+            for j in columns:
                 if j in self.count_J:
                     idle = self.model.new_bool_var(f"idle{j}")
                     self.model.add(self.count_J[j] == 0).only_enforce_if(idle)

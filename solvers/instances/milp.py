@@ -157,9 +157,9 @@ class _Model:
         problem = self.problem
         if problem.max_kinds is None:
             return
-        for role in Role:
+        for _, columns in problem.kinds():
             used = []
-            for j in problem.columns_of(role):
+            for j in columns:
                 if j in self.count_J:
                     in_use = self.program.add_variable(f"u{j}", cat=pulp.LpBinary)
                     self.program += self.count_J[j] <= problem.most_instances(j) * in_use

@@ -16,7 +16,7 @@ Columns of one role that hand over alike (same pool, same layout of their KV cac
     share[c] r = sum_{e from groups of class c} y_e + share[c] a      each class c of requests
     sum_{e over k} bytes[e] y_e <= capacity[k]            each link k, one direction
     sum_j devices[j, p] n_j <= devices[p]                 each pool p
-    columns in use <= max_kinds                           each role, where that is asked
+    columns in use <= max_kinds                           each role of each island, where asked
     r >= demand (1 + spare)
 
 Classes are kinds of requests that different instances prefill, such as prompts below and above a
@@ -107,6 +107,8 @@ class Group:
     role: Role
     request_class: int = 0
     """Which requests a prefill group takes; of no meaning elsewhere."""
+    island: int = 0
+    """Groups of one island stand behind one router; routes join groups of one island."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +174,7 @@ class InstancesProblem:
     spare_ratio: float = 0.0
     """What is provided for beyond the requests served."""
     max_kinds: int | None = None
-    """Columns of one role in use at most."""
+    """Columns of one role in use at most, in each island."""
 
     def __post_init__(self) -> None:
         for what, values in (("pools", self.pools), ("groups", self.groups)):
@@ -217,6 +219,14 @@ class InstancesProblem:
     def columns_of(self, role: Role) -> tuple[int, ...]:
         """The columns of a role."""
         return tuple(j for j in range(len(self.columns)) if self.role_of(j) is role)
+
+    def kinds(self) -> tuple[tuple[Role, tuple[int, ...]], ...]:
+        """The columns of each role of each island, of which `max_kinds` may be in use."""
+        found: dict[tuple[Role, int], list[int]] = {}
+        for number, column in enumerate(self.columns):
+            group = self.groups[column.group]
+            found.setdefault((group.role, group.island), []).append(number)
+        return tuple((role, tuple(numbers)) for (role, _), numbers in found.items())
 
     def most_instances(self, column: int) -> int:
         """How many instances of a column the pools hold when there is nothing else."""
@@ -268,6 +278,8 @@ class InstancesProblem:
                 raise ValueError(f"{route} joins groups that do not exist")
             if [self.groups[end].role for end in ends] != [Role.PREFILL, Role.DECODE]:
                 raise ValueError(f"{route} must join a prefill group to a decode group")
+            if len({self.groups[end].island for end in ends}) > 1:
+                raise ValueError(f"{route} joins two islands")
             if not all(0 <= link < len(self.links) for link in route.links):
                 raise ValueError(f"{route} takes links that do not exist")
             if not 0.0 <= route.request_bytes < math.inf:

@@ -4,6 +4,7 @@ Letters: P pools.
 """
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def tiny_problem(rng: np.random.Generator, objective: Objective) -> InstancesPro
     )
     num_links = int(rng.integers(0, 3))
     fixed = objective.rate_is_fixed or rng.random() < 0.5
-    return InstancesProblem(
+    problem = InstancesProblem(
         pools=tuple(
             Pool(name=f"pool {p}", devices=int(rng.integers(3, 7))) for p in range(num_pools)
         ),
@@ -76,6 +77,18 @@ def tiny_problem(rng: np.random.Generator, objective: Objective) -> InstancesPro
         spare_ratio=float(rng.choice([0.0, 0.25])),
         max_kinds=int(rng.integers(1, 3)) if rng.random() < 0.3 else None,
     )
+    return _in_islands(rng, problem) if rng.random() < 0.3 else problem
+
+
+def _in_islands(rng: np.random.Generator, problem: InstancesProblem) -> InstancesProblem:
+    """Deal the groups out to two islands, and leave out the routes between them."""
+    groups = tuple(replace(group, island=int(rng.integers(2))) for group in problem.groups)
+    routes = tuple(
+        route
+        for route in problem.routes
+        if groups[route.sender].island == groups[route.receiver].island
+    )
+    return replace(problem, groups=groups, routes=routes, max_kinds=1)
 
 
 def _tiny_column(

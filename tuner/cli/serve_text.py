@@ -19,6 +19,7 @@ from tuner.serve_words import (
     group_degrees,
     group_steps,
     handover_words,
+    island_words,
     router_words,
     short_serve,
 )
@@ -60,6 +61,7 @@ def _head(plan: ServePlan) -> Iterator[str]:
     yield from (f"  {handover_words(way)}" for way in plan.decision.handovers)
     if plan.decision.router is not None:
         yield f"  {router_words(plan.decision.router)}"
+    yield from (f"  {words}" for words in island_words(plan.decision))
     if plan.decision.offload_above_tokens is not None:
         yield f"  prompts above {plan.decision.offload_above_tokens} tokens go to the remote pool"
     goal = plan.goal.objective
@@ -229,7 +231,7 @@ def _ways_out(plan: ServePlan) -> Iterator[str]:
 def _unlaunchable(plan: ServePlan, *, least_gain_ratio: float = 0.0) -> Iterator[str]:
     """What no release launches, where it would save so much; of an infeasible plan all of it."""
     for one in plan.unlaunchable:
-        if plan.decision is not None and one.gain_ratio < least_gain_ratio:
+        if plan.decision is not None and one.gain_ratio < least_gain_ratio and not one.rule:
             continue
         saved = f" (would {gain_words(one.gain_ratio, objective=plan.goal.objective)})" * (
             one.gain_ratio >= SHOWN_RATIO

@@ -14,6 +14,14 @@ from profilers.records import Record
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
+class Vendor(StrEnum):
+    """Who makes a device: decides container, resource, connectors and all-to-all kernels."""
+
+    NVIDIA = "nvidia"
+    AMD = "amd"
+    HUAWEI = "huawei"
+
+
 class Generation(StrEnum):
     """Devices that reach alike shares of their peaks."""
 
@@ -29,6 +37,17 @@ class Generation(StrEnum):
     """AMD MI300X."""
     ASCEND = "ascend"
     """Huawei Ascend 910B."""
+
+    @property
+    def vendor(self) -> Vendor:
+        """Who makes it."""
+        match self:
+            case Generation.CDNA3:
+                return Vendor.AMD
+            case Generation.ASCEND:
+                return Vendor.HUAWEI
+            case _:
+                return Vendor.NVIDIA
 
 
 class Datasheet(Record):

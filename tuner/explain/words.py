@@ -6,7 +6,13 @@ from tuner.emit.placement.statement import spans
 from tuner.place_plan import PlaceDecision
 from tuner.plan import TrainDecision
 from tuner.serve_plan import ServeDecision
-from tuner.serve_words import handover_words, router_words, short_group, short_serve
+from tuner.serve_words import (
+    handover_words,
+    island_words,
+    router_words,
+    short_group,
+    short_serve,
+)
 from tuner.train_words import runs, short_decision, train_changes
 
 Decision = TrainDecision | ServeDecision | PlaceDecision
@@ -62,6 +68,7 @@ def _parts(decision: ServeDecision) -> list[str]:
         *(short_group(one) for one in decision.instances),
         *(handover_words(one) for one in decision.handovers),
         *([] if decision.router is None else [router_words(decision.router)]),
+        *island_words(decision),
         *([] if above is None else [f"prompts above {above} tokens on the remote pool"]),
     ]
 

@@ -190,6 +190,8 @@ def _traffic(plan: ServePlan) -> Iterator[tuple[str, Cell]]:
             if router.decode_policy is not None:
                 yield "router of decode", word(router.decode_policy.value)
     yield "engine", word(f"{goal.engine.name} {goal.engine.version}".strip())
+    for pool, engine in goal.engines.items():
+        yield f"engine on {pool}", word(f"{engine.name} {engine.version}".strip())
     yield "objective", word(goal.objective)
     yield "weights", word(goal.quantization)
     yield "KV cache", word(goal.kv_cache_dtype)

@@ -60,6 +60,7 @@ def test_the_instances_cover_every_feature() -> None:
             problem, outcome = instance(objective, seed), expected(objective, seed)
             seen[str(outcome.status)] += 1
             seen["limited kinds"] += problem.max_kinds is not None
+            seen["islands"] += len({group.island for group in problem.groups}) > 1
             if outcome.solution is None:
                 continue
             plan = outcome.solution
@@ -74,7 +75,7 @@ def test_the_instances_cover_every_feature() -> None:
             )
             seen["a full link"] += _fills_a_link(problem, plan)
     assert min(seen.values()) >= 2, seen
-    assert len(seen) == 10, seen
+    assert len(seen) == 11, seen
 
 
 def _fills_a_link(problem: InstancesProblem, plan: InstancePlan) -> bool:

@@ -14,6 +14,7 @@ from tuner.emit.serving.testing import (
     aggregated,
     attention_expert,
     disaggregated,
+    islands,
     routed,
     sample_serving,
     shared_device,
@@ -43,6 +44,7 @@ LOW: Final = {"a2a_backend": "deepep_low_latency"}
 INSTANCES: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
     "role": (disaggregated(), aggregated()),
     "pool": (aggregated(), aggregated(pool="h200")),
+    "island": (islands(), islands(names=("b", "a"))),
     "count": (aggregated(), aggregated(count=3)),
     "devices": (aggregated(), aggregated(devices=4, attention_dp=4, ep=4)),
     "attention_tp": (aggregated(), aggregated(attention_tp=2, attention_dp=4)),
@@ -83,6 +85,7 @@ DECISIONS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
     "mode": (disaggregated(), attention_expert()),
     "instances": (aggregated(), aggregated(count=3)),
     "handovers": (disaggregated(), disaggregated(connector="mooncake")),
+    "islands": (islands(), islands(share=0.6)),
     "offload_above_tokens": (
         disaggregated(),
         disaggregated().model_copy(update={"offload_above_tokens": 4096}),
@@ -117,6 +120,8 @@ UNSAID: Final[Mapping[str, str]] = {
     "to_pool": "where scripts are started decides it",
     "request_bytes": "predicted, not launched",
     "seconds": "predicted, not launched",
+    "island": "names the folder that the scripts lie in",
+    "islands": "the router in front of the islands weighs them",
     "path": "the connector takes the device's memory where it can",
     "offload_above_tokens": "the router decides by length, not the server",
 }

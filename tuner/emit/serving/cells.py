@@ -16,10 +16,9 @@ from typing import Final
 from tuner.devices.catalogue import find_device
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
-from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.emit.serving.shape import GroupShape, group_shapes, release_of
 from tuner.emit.serving.statement import statement
 from tuner.serve_plan import Role, VerifiedServing
-from tuner.spec.serving.manifests.registry import manifest_of
 
 MEETING_OFFSET: Final = 30
 """Of AFD_PORT to the FFN server's PORT; some copies of the connector take a port for every FFN rank
@@ -57,7 +56,7 @@ def pair_of(verified: VerifiedServing, shape: GroupShape) -> tuple[GroupShape, G
 def cell_words(verified: VerifiedServing, shape: GroupShape) -> Iterator[str]:
     """Yield the flags that make an instance a server of a cell."""
     attention, expert = pair_of(verified, shape)
-    capabilities = manifest_of(verified.plan.goal.engine).afd
+    capabilities = release_of(verified, shape.group).afd
     pools = {pool.name: pool.device for pool in verified.plan.cluster.pools}
     device = pools[shape.group.pool]
     generation = None if device is None else find_device(device).generation

@@ -24,7 +24,8 @@ RENDEZVOUS = '"$((PORT + 100))"'
 BOOTSTRAP_OFFSET = 10
 BOOTSTRAP = f'"$((PORT + {BOOTSTRAP_OFFSET}))"'
 """Port where decode instances ask a prefill instance for KV caches."""
-SIDE_CHANNEL = '"$((PORT + 20))"'
+SIDE_CHANNEL_OFFSET = 20
+SIDE_CHANNEL = f'"$((PORT + {SIDE_CHANNEL_OFFSET}))"'
 """First of the ports where workers introduce themselves, one per data-parallel rank."""
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from tuner.devices.datasheet import Vendor
 from tuner.emit.files import EmittedFile
 from tuner.emit.serving.command import BOOTSTRAP, BOOTSTRAP_OFFSET, FIRST_PORT, ServerCommand
 from tuner.emit.serving.engines import engine_files, server_command
@@ -32,11 +33,18 @@ from tuner.emit.serving.pods import (
     yaml_text,
 )
 from tuner.emit.serving.router import ROUTER_PORT
-from tuner.emit.serving.shape import GroupShape, are_unlike, group_shapes, is_apart
+from tuner.emit.serving.shape import (
+    GroupShape,
+    are_unlike,
+    group_shapes,
+    is_apart,
+    release_of,
+    traits_of,
+    vendors,
+)
 from tuner.emit.serving.trtllm import options_name
 from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Role, VerifiedServing
-from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.routers import DYNAMO_FRONTEND
 from tuner.spec.serving.routers import RouterPolicy
 
@@ -72,7 +80,17 @@ _OURS: Final = ("--host", "--port", "--model-path", "--config", "--backend")
 
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
-    """Return the graph and its benchmark."""
+    """Return the graph and its benchmark.
+
+    Raises:
+        UnknownTargetError: devices are not NVIDIA's.
+    """
+    others = [vendor for vendor in vendors(verified) if vendor is not Vendor.NVIDIA]
+    if others:
+        raise UnknownTargetError(
+            f"emit: Dynamo's runtime images are for NVIDIA devices, the plan has those of"
+            f" {others[0]}; emit kubernetes or slurm"
+        )
     app, engine = app_name(verified), verified.plan.goal.engine.name
     files = engine_files(verified, placement)
     if placement is not None and engine == "vllm":
@@ -106,7 +124,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             else ()
         ),
         f"The engine is the one inside Dynamo {RELEASE}; the plan is for"
-        f" {engine} {manifest_of(verified.plan.goal.engine).release}.",
+        f" {release_of(verified, verified.decision.instances[0]).title}.",
     )
     configs = (config_map(f"{app}-files", files=files),) if files else ()
     return (
@@ -174,6 +192,7 @@ def _component(
     spec = pod(
         container,
         devices=shape.devices_per_node,
+        resource=traits_of(verified, shape.group).resource,
         files=f"{app}-files" if listed else None,
         items=_items(listed),
     ) | placed_on(verified, shape.group.pool)

@@ -5,8 +5,9 @@
     router                        Deployment that finds the leaders' pods by label, with the right
                                   to list pods; TensorRT-LLM's reaches the instances by Service
 
-Devices are asked for as `nvidia.com/gpu`. Sources: Kubernetes apps/v1, the LeaderWorkerSet resource
-definition and labels of kubernetes-sigs/lws, docs.sglang.io (service discovery of the gateway).
+Devices are asked for as their vendor's plugin names them (tuner/spec/serving/manifests/vendors.py).
+Sources: Kubernetes apps/v1, the LeaderWorkerSet resource definition and labels of
+kubernetes-sigs/lws, docs.sglang.io (service discovery of the gateway).
 
 Not covered: TensorRT-LLM over several machines, whose ranks MPI starts: `slurm` or `dynamo` do.
 """
@@ -36,15 +37,15 @@ from tuner.emit.serving.pods import (
 )
 from tuner.emit.serving.router import (
     ROUTER_PORT,
+    by_ascend_proxy,
     by_nginx,
     discovering_words,
     needs_router,
     router_bash,
 )
-from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.emit.serving.shape import GroupShape, group_shapes, release_of, traits_of
 from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Role, VerifiedServing
-from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.vllm import VLLM_0_33
 
 _STRICT: Final = "set -euo pipefail\n"
@@ -154,7 +155,10 @@ def _instances(
     labels = {"app": app, "role": shape.group.role.value, "group": shape.name}
     container = _container(verified, shape, placement)
     spec = pod(
-        container, devices=shape.devices_per_node, files=f"{app}-files" if files else None
+        container,
+        devices=shape.devices_per_node,
+        resource=traits_of(verified, shape.group).resource,
+        files=f"{app}-files" if files else None,
     ) | placed_on(verified, shape.group.pool)
     metadata: Object = {"labels": labels} | _annotations(verified, shape)
     if shape.nodes == 1:
@@ -201,7 +205,7 @@ def _container(
     )
     return {
         "name": "engine",
-        "image": manifest_of(verified.plan.goal.engine).image,
+        "image": release_of(verified, shape.group).image,
         "command": ["bash", "-c", script],
         "env": variables(values),
         "ports": [{"containerPort": FIRST_PORT}],
@@ -295,16 +299,22 @@ def _router(verified: VerifiedServing, *, app: str) -> Iterator[Object]:
 
 
 def _router_image(verified: VerifiedServing) -> str:
-    engine = verified.plan.goal.engine
-    return "nginx:1.29" if by_nginx(verified) else manifest_of(engine).image
+    group = verified.decision.instances[0]
+    return "nginx:1.29" if by_nginx(verified) else release_of(verified, group).image
 
 
 def _router_script(verified: VerifiedServing, *, app: str, engine: str) -> str:
-    if engine not in _ANNOTATION or by_nginx(verified):
+    if not _discovers(verified):
         # A Service's name stands for all instances of a group.
         return router_bash(verified, counts=_services(verified))
     words = discovering_words(verified, app=app, port=FIRST_PORT)
     return _ROUTER_INSTALL.get(engine, "") + "exec " + " \\\n  ".join(words) + "\n"
+
+
+def _discovers(verified: VerifiedServing) -> bool:
+    """Say whether the router finds the pods by their labels."""
+    is_theirs = verified.plan.goal.engine.name in _ANNOTATION
+    return is_theirs and not by_nginx(verified) and not by_ascend_proxy(verified)
 
 
 def _services(verified: VerifiedServing) -> dict[str, int]:
@@ -316,7 +326,7 @@ def _services(verified: VerifiedServing) -> dict[str, int]:
 
 
 def _addresses(verified: VerifiedServing, *, app: str) -> dict[str, str | Object]:
-    if verified.plan.goal.engine.name in _ANNOTATION and not by_nginx(verified):
+    if _discovers(verified):
         return {}
     found: dict[str, list[str]] = {}
     for shape in group_shapes(verified):

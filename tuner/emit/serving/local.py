@@ -14,13 +14,31 @@ from tuner.emit.serving.cells import has_cells
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE, checks
 from tuner.emit.serving.placement import ServedPlacement, placement_notes
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
-from tuner.emit.serving.shape import group_shapes, needs_draft_model, url_list
+from tuner.emit.serving.shape import (
+    group_shapes,
+    needs_draft_model,
+    traits_of,
+    url_list,
+    vendors,
+)
 from tuner.emit.serving.statement import statement
+from tuner.errors import UnknownTargetError
 from tuner.serve_plan import VerifiedServing
 
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
-    """Return the script and the benchmark."""
+    """Return the script and the benchmark.
+
+    Raises:
+        UnknownTargetError: devices are of several vendors, which no machine holds.
+    """
+    found = vendors(verified)
+    if len(found) > 1:
+        raise UnknownTargetError(
+            f"emit: no machine holds devices of {' and '.join(found)}, which local would start"
+            " together; emit slurm or kubernetes"
+        )
+    traits = traits_of(verified, verified.decision.instances[0])
     engine = verified.plan.goal.engine.name
     pools = sorted({group.pool for group in verified.decision.instances})
     lines = [
@@ -38,6 +56,8 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         + _HEAD.format(
             engine=engine,
             num_devices=verified.decision.num_devices,
+            count_command=traits.count_command,
+            visible_devices=traits.visible_devices,
             checks=checks(draft_model=needs_draft_model(verified)),
         )
         + ("export AFD_HOST=127.0.0.1\n" if has_cells(verified) else "")
@@ -56,7 +76,7 @@ ENGINE="$HERE/../{engine}"
 LOGS="${{LOGS:-$PWD/logs}}"
 mkdir -p -- "$LOGS"
 
-AVAILABLE="${{AVAILABLE:-$(nvidia-smi --list-gpus | wc -l)}}"
+AVAILABLE="${{AVAILABLE:-$({count_command})}}"
 if (( AVAILABLE < {num_devices} )); then
   echo "this machine has $AVAILABLE devices, the plan is for {num_devices}" >&2
   exit 2
@@ -66,7 +86,7 @@ trap 'jobs -p | xargs --no-run-if-empty kill 2> /dev/null || true' EXIT
 
 start() {{
   # Of which group, on which port, on which devices.
-  CUDA_VISIBLE_DEVICES="$3" PORT="$2" NNODES=1 HOST_IP=127.0.0.1 \\
+  {visible_devices}="$3" PORT="$2" NNODES=1 HOST_IP=127.0.0.1 \\
     bash "$ENGINE/$1.sh" > "$LOGS/$1-$2.log" 2>&1 &
 }}
 """

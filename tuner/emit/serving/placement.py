@@ -12,14 +12,12 @@ from typing import Final
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.registry import emit_placement
 from tuner.emit.placement.sglang import sglang_mark
-from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.emit.serving.shape import GroupShape, group_shapes, release_of
 from tuner.errors import UnsuitedPlacementError
 from tuner.place_plan import MadeFor, VerifiedPlacement
 from tuner.serve_plan import Instances, VerifiedServing
 from tuner.spec.place_targets import NO_BACKEND
-from tuner.spec.serving.goal import Engine
-from tuner.spec.serving.manifests.manifest import DEEPEP
-from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
 from tuner.spec.serving.manifests.rules import nodes_of
 
 PLACEMENT_FILE: Final[Mapping[str, str]] = {
@@ -75,7 +73,7 @@ def served(
     return found
 
 
-def as_served(mark: MadeFor, shape: GroupShape, *, engine: Engine) -> MadeFor:
+def as_served(mark: MadeFor, shape: GroupShape, *, engine: ServingCapabilities) -> MadeFor:
     """Return what a placement would be planned for, to be served by the instances of a group.
 
     Nodes are those of one stage's expert ranks. SGLang's dispatch rule is the planned one where the
@@ -86,7 +84,7 @@ def as_served(mark: MadeFor, shape: GroupShape, *, engine: Engine) -> MadeFor:
     served_here = mark.model_copy(
         update={
             "engine": engine.name,
-            "release": manifest_of(engine).release if mark.release else "",
+            "release": engine.release if mark.release else "",
             "nodes": nodes_of(group.devices // group.pp, devices_per_node=shape.devices_per_node),
             "ep_size": group.ep,
         }
@@ -112,7 +110,7 @@ def placed_for(
     """
     if placement is None or not placement.suits(shape.group):
         return ()
-    lines, engine = [], verified.plan.goal.engine
+    lines, engine = [], release_of(verified, shape.group)
     for mark in placement.marks:
         # SGLang's script follows a mark of its own, also where the plan was for another engine.
         is_foreign = engine.name == "sglang" and mark.engine != engine.name

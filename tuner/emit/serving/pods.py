@@ -22,7 +22,6 @@ from tuner.serve_plan import VerifiedServing
 
 MOUNT: Final = "/moetune"
 """Folder of the files that a server reads (FILES)."""
-DEVICE: Final = "nvidia.com/gpu"
 POOL_LABEL: Final = "moetune/pool"
 """Of machines; its value is the pool's name as a DNS label."""
 
@@ -31,7 +30,8 @@ Object = dict[str, Any]
 
 def app_name(verified: VerifiedServing) -> str:
     """Return what the deployment is called in its namespace."""
-    return f"moetune-{dns_label(verified.plan.model.name, longest=16)}"
+    island = "".join(f"-{dns_label(one.name, longest=16)}" for one in verified.decision.islands)
+    return f"moetune-{dns_label(verified.plan.model.name, longest=16)}{island}"
 
 
 def literal(text: str) -> str:
@@ -89,7 +89,12 @@ def field(path: str) -> Object:
 
 
 def pod(
-    container: Object, *, devices: int, files: str | None = None, items: Iterable[Object] = ()
+    container: Object,
+    *,
+    devices: int,
+    resource: str,
+    files: str | None = None,
+    items: Iterable[Object] = (),
 ) -> Object:
     """Return a pod of one container that takes devices, with room in /dev/shm."""
     volumes: list[Object] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
@@ -102,7 +107,7 @@ def pod(
         mounts.append({"name": "files", "mountPath": MOUNT})
     return {
         "containers": [
-            container | {"resources": {"limits": {DEVICE: str(devices)}}, "volumeMounts": mounts}
+            container | {"resources": {"limits": {resource: str(devices)}}, "volumeMounts": mounts}
         ],
         "volumes": volumes,
     }

@@ -10,12 +10,13 @@ from typing import Final, Protocol, cast
 
 from tuner.devices.catalogue import find_device
 from tuner.emit.files import EmittedFile
+from tuner.emit.serving.islands import FRONT, front_files, island_parts
 from tuner.emit.serving.placement import ServedPlacement, served
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.place_plan import VerifiedPlacement
 from tuner.serve_plan import VerifiedServing
 from tuner.spec.serving.manifests.afd import target_refusals
-from tuner.spec.serving.manifests.registry import ENGINES, manifest_of
+from tuner.spec.serving.manifests.registry import ENGINES, main_release, releases_by_pool
 from tuner.spec.serving.manifests.rules import refusals
 
 SERVE_EMITTERS: Final[Mapping[str, str]] = {
@@ -56,12 +57,13 @@ def unlaunchable(verified: VerifiedServing) -> tuple[str, ...]:
     )
     return (
         *refusals(
-            manifest_of(plan.goal.engine),
+            main_release(plan.goal, plan.cluster),
             verified.decision,
             model=plan.model,
             goal=plan.goal,
             devices_per_node={pool.name: pool.devices_per_node for pool in pools},
             generations={name: sheet.generation for name, sheet in sheets.items()},
+            releases=releases_by_pool(plan.goal, pools),
         ),
         *(
             f"pool {name}: to share a device its multiprocessors must be known; state 'device'"
@@ -117,15 +119,38 @@ def emit_all_serving(
 ) -> dict[str, tuple[EmittedFile, ...]]:
     """Return the files of every target of the plan; a launcher brings the scripts that it starts.
 
+    Of islands each has a folder of its own with all targets, beside the router in front.
+
     Raises:
         UnknownTargetError: the plan names a target that does not exist or is another engine.
         UnsuitedPlacementError: engine or instances cannot take the placement, or the plan counts on
             one that is not given.
         ValueError: the engine cannot express the decision; it was planned for another release.
     """
+    if len(verified.decision.islands) > 1:
+        return _emit_islands(verified, placement=placement)
     named = verified.plan.emit
     brought = (verified.plan.goal.engine.name,) if _NEED_SCRIPTS & set(named) else ()
     return {
         target: emit_serving(target, verified, placement=placement)
         for target in dict.fromkeys((*brought, *named))
     }
+
+
+def _emit_islands(
+    verified: VerifiedServing, *, placement: VerifiedPlacement | None
+) -> dict[str, tuple[EmittedFile, ...]]:
+    """Emit each island into a folder of its own, and the router in front of all."""
+    broken = unlaunchable(verified)
+    if broken:
+        raise ValueError("; ".join(broken))
+    found: dict[str, tuple[EmittedFile, ...]] = {}
+    for name, part in island_parts(verified):
+        engine = part.plan.goal.engine.name
+        named = tuple(
+            dict.fromkeys(engine if target in ENGINES else target for target in verified.plan.emit)
+        )
+        own = part.model_copy(update={"plan": part.plan.model_copy(update={"emit": named})})
+        files = emit_all_serving(own, placement=placement)
+        found |= {f"{name}/{target}": emitted for target, emitted in files.items()}
+    return found | ({FRONT: front_files(verified)} if found else {})

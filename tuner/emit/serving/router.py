@@ -5,6 +5,7 @@
     trtllm   trtllm-serve disaggregated                 prefill and decode
              nginx                                      aggregated
     any      nginx, least connections over weights      aggregated, instances of several kinds
+    vllm     vllm-ascend's example proxy                prefill and decode on Ascend
 
 The policy is the decision's; tuner/spec/serving/manifests/routers.py has each router's name for it.
 nginx's `least_conn` divides requests under way by a server's weight: the requests that the instance
@@ -12,7 +13,9 @@ may run at once. Plans from before routers were planned follow prefixes where th
 and load where instances are of several kinds.
 
 Sources: docs.sglang.io (SGLang Model Gateway), the option parsers of sglang-router 0.3.2 and
-vllm-router 0.1.17, TensorRT-LLM's examples/disaggregated. One aggregated instance needs no router.
+vllm-router 0.1.17, TensorRT-LLM's examples/disaggregated, vllm-ascend releases/v0.23.0
+examples/disaggregated_prefill_v1 (in its container under /vllm-workspace). One aggregated instance
+needs no router.
 """
 
 from collections.abc import Iterator, Mapping
@@ -43,6 +46,13 @@ _PROGRAM: Final = {"sglang": "python -m sglang_router.launch_router", "vllm": "v
 _DISAGGREGATED: Final = {"sglang": "--pd-disaggregation", "vllm": "--vllm-pd-disaggregation"}
 
 
+def by_ascend_proxy(verified: VerifiedServing) -> bool:
+    """Say whether vllm-ascend's own proxy pairs prefill and decode."""
+    handover = transfer(verified)
+    is_ascend = handover is not None and handover.connector == "ascend"
+    return is_ascend and verified.plan.goal.engine.name == "vllm"
+
+
 def needs_router(verified: VerifiedServing) -> bool:
     """Say whether requests must be spread."""
     return sum(group.count for group in verified.decision.instances) > 1
@@ -65,11 +75,13 @@ def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None =
     )
     if engine == "trtllm" and is_apart(verified):
         body = _disaggregated_server(verified)
+    elif by_ascend_proxy(verified):
+        body = _ASCEND_PROXY
     elif by_nginx(verified):
         body = _nginx(verified, by_service=counts is not None)
     else:
         body = _gateway(verified, engine=engine, disaggregated="PREFILL" in lists)
-    return f'ROUTER_PORT="${{ROUTER_PORT:-{ROUTER_PORT}}}"\n{_CHECK}{read}{body}'
+    return f"{_PORT}{_CHECK}{read}{body}"
 
 
 def router_of(verified: VerifiedServing) -> ServeRouter:
@@ -223,9 +235,7 @@ def _nginx(verified: VerifiedServing, *, by_service: bool) -> str:
         # A Service's name stands for the addresses of all its pods, each a server of that weight.
         weights += [weight] * (1 if by_service else shape.group.count)
     directive, _ = _named(verified)
-    text = _NGINX.replace("@POLICY@", f" {directive};" if directive else "")
-    for mark, words in _BY_NAME.items():
-        text = text.replace(mark, words if by_service else "")
+    text = _nginx_text(directive, by_service=by_service)
     return f"WEIGHTS=({' '.join(map(str, weights))})\n{_DNS if by_service else ''}{text}"
 
 
@@ -266,6 +276,17 @@ _BY_NAME: Final = {
 }
 """Directives under which nginx follows the addresses behind a name (open source since 1.27.3)."""
 
+_ASCEND_PROXY: Final = """\
+PROXY="${PROXY:-/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/\
+load_balance_proxy_server_example.py}"
+hosts() { local url; for url in "$@"; do url="${url#http://}"; printf '%s ' "${url%%:*}"; done; }
+ports() { local url; for url in "$@"; do printf '%s ' "${url##*:}"; done; }
+# Words without quotes: one host or port each.
+exec python "$PROXY" --host 0.0.0.0 --port "$ROUTER_PORT" \\
+  --prefiller-hosts $(hosts "${PREFILL[@]}") --prefiller-ports $(ports "${PREFILL[@]}") \\
+  --decoder-hosts $(hosts "${DECODE[@]}") --decoder-ports $(ports "${DECODE[@]}") "$@"
+"""
+
 _NGINX: Final = """\
 CONFIG="$(mktemp)"
 {
@@ -282,3 +303,15 @@ CONFIG="$(mktemp)"
 } > "$CONFIG"
 exec nginx -c "$CONFIG" -g 'daemon off;'
 """
+_PORT: Final = f'ROUTER_PORT="${{ROUTER_PORT:-{ROUTER_PORT}}}"\n'
+
+
+def _nginx_text(directive: str, *, by_service: bool) -> str:
+    text = _NGINX.replace("@POLICY@", f" {directive};" if directive else "")
+    for mark, words in _BY_NAME.items():
+        text = text.replace(mark, words if by_service else "")
+    return text
+
+
+FRONT_NGINX: Final = _PORT + _nginx_text("", by_service=False)
+"""By weights alone: each island spreads its requests itself."""

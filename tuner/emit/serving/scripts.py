@@ -13,7 +13,13 @@ from tuner.emit.serving.command import PORTS_PER_INSTANCE
 from tuner.emit.serving.engines import MPI_ENGINES, engine_files, server_bash
 from tuner.emit.serving.placement import ServedPlacement, placed_for
 from tuner.emit.serving.router import by_nginx, needs_router, router_bash
-from tuner.emit.serving.shape import GroupShape, group_shapes, is_apart, needs_draft_model
+from tuner.emit.serving.shape import (
+    GroupShape,
+    group_shapes,
+    is_apart,
+    needs_draft_model,
+    traits_of,
+)
 from tuner.emit.serving.statement import group_notes, statement
 from tuner.serve_plan import VerifiedServing
 
@@ -44,7 +50,8 @@ def _script(
         *cell_notes(verified, shape),
         *placed_for(verified, placement, shape),
         f"Instances to start: {group.count}. Those that share a machine need PORTs"
-        f" {PORTS_PER_INSTANCE} apart and devices of their own (CUDA_VISIBLE_DEVICES).",
+        f" {PORTS_PER_INSTANCE} apart and devices of their own"
+        f" ({traits_of(verified, group).visible_devices}).",
     ]
     if shape.nodes > 1 and verified.plan.goal.engine.name in MPI_ENGINES:
         lines.append(

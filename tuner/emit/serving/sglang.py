@@ -11,12 +11,18 @@ from typing import Final
 from tuner.emit.placement.sglang import sglang_mark
 from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement, as_served
-from tuner.emit.serving.shape import GroupShape, drafted, transfer
+from tuner.emit.serving.shape import GroupShape, drafted, release_of, transfer
 from tuner.emit.serving.sharing import shares_name
-from tuner.serve_plan import Instances, Role, VerifiedServing
+from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
 from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
-from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.steps import dispatch_tokens
+
+_MEMFABRIC: Final[Mapping[str, str]] = {
+    "ASCEND_MF_STORE_URL": '"${ASCEND_MF_STORE_URL:?set it to tcp://HOST:PORT, a free port of the'
+    ' first prefill instance, the same everywhere}"',
+    "ASCEND_MF_TRANSFER_PROTOCOL": "device_rdma",
+}
+"""What Ascend's transfers need on Atlas A2 servers (docs.sglang.io, Ascend NPUs, installation)."""
 
 _LOCATION: Final = PLACEMENT_FILE["sglang"]
 
@@ -26,7 +32,7 @@ def server(
 ) -> ServerCommand:
     """Return the command of one machine of one instance."""
     group, goal = shape.group, verified.plan.goal
-    manifest = manifest_of(goal.engine)
+    manifest = release_of(verified, group)
     quantization = manifest.quantization[goal.quantization]
     kv_cache_dtype = manifest.kv_cache_dtype[goal.kv_cache_dtype]
     words = (
@@ -49,7 +55,7 @@ def server(
     )
     return ServerCommand(
         words=words,
-        environment=_environment(group, manifest=manifest),
+        environment=_environment(group, transfer(verified), manifest=manifest),
         before=_SPREAD if shape.nodes > 1 else "",
     )
 
@@ -113,7 +119,11 @@ def _sharing(shape: GroupShape) -> Iterator[str]:
     yield "--disable-overlap-schedule"
 
 
-def _environment(group: Instances, *, manifest: ServingCapabilities) -> Mapping[str, str]:
+def _environment(
+    group: Instances, handover: Handover | None, *, manifest: ServingCapabilities
+) -> Mapping[str, str]:
+    if handover is not None and handover.connector == "ascend":
+        return _MEMFABRIC
     if group.a2a_backend != "deepep_low_latency":
         return {}
     cap = dispatch_tokens(manifest, group)
@@ -143,5 +153,5 @@ def _placement(
     planned = placement.verified
     yield f'--init-expert-location "$FILES/{_LOCATION}"'
     yield f"--ep-num-redundant-experts {planned.decision.redundant_experts}"
-    served = as_served(sglang_mark(planned.plan), shape, engine=verified.plan.goal.engine)
+    served = as_served(sglang_mark(planned.plan), shape, engine=release_of(verified, shape.group))
     yield f"--ep-dispatch-algorithm {served.dispatch}"

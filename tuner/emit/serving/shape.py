@@ -9,8 +9,15 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from tuner.devices.datasheet import Vendor
 from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
+from tuner.spec.cluster import Pool
+from tuner.spec.serving.manifests.manifest import ServingCapabilities
+from tuner.spec.serving.manifests.registry import release_on, vendor_of
 from tuner.spec.serving.manifests.rules import nodes_of
+from tuner.spec.serving.manifests.steps import cache_kind
+from tuner.spec.serving.manifests.vendor_pairs import portable_backend
+from tuner.spec.serving.manifests.vendors import TRAITS, VendorTraits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,36 @@ def group_shapes(verified: VerifiedServing) -> tuple[GroupShape, ...]:
         shapes.append(GroupShape(name=name, group=group, nodes=nodes, first=first))
         first += group.count
     return tuple(shapes)
+
+
+def release_of(verified: VerifiedServing, group: Instances) -> ServingCapabilities:
+    """Return the engine's release on a group's devices."""
+    return release_on(verified.plan.goal, _pool(verified, group.pool))
+
+
+def traits_of(verified: VerifiedServing, group: Instances) -> VendorTraits:
+    """Return what launchers must know of a group's devices."""
+    return TRAITS[vendor_of(_pool(verified, group.pool))]
+
+
+def vendors(verified: VerifiedServing) -> tuple[Vendor, ...]:
+    """Return the vendors of the devices, in the order of the decision."""
+    found = (vendor_of(_pool(verified, group.pool)) for group in verified.decision.instances)
+    return tuple(dict.fromkeys(found))
+
+
+def portable(verified: VerifiedServing, handover: Handover) -> str | None:
+    """Return the attention backend that both ends must run, where their vendors differ."""
+    named = (handover.from_pool, handover.to_pool)
+    known = {pool.name: pool for pool in verified.plan.cluster.pools}
+    ends = [release_on(verified.plan.goal, known[name]) for name in named if name in known]
+    if len({end.vendor for end in ends}) < 2:
+        return None
+    return portable_backend(ends[0], ends[1], cache=cache_kind(verified.plan.model))
+
+
+def _pool(verified: VerifiedServing, name: str) -> Pool:
+    return next(pool for pool in verified.plan.cluster.pools if pool.name == name)
 
 
 def of_role(shapes: Iterable[GroupShape], *roles: Role) -> tuple[GroupShape, ...]:

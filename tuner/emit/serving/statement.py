@@ -4,10 +4,17 @@ from collections.abc import Iterator
 
 from tuner.costs.serving.bands import NEW_PAIR
 from tuner.devices.catalogue import find_device
-from tuner.emit.serving.shape import GroupShape, are_unlike, group_shapes, is_apart
+from tuner.devices.datasheet import Vendor
+from tuner.emit.serving.shape import (
+    GroupShape,
+    are_unlike,
+    group_shapes,
+    is_apart,
+    release_of,
+    transfer,
+)
 from tuner.serve_plan import PUBLISHED_MODES, Instances, Latency, Role, VerifiedServing
 from tuner.serve_words import router_words
-from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.steps import lacks_units
 from tuner.units import format_s
 
@@ -24,6 +31,10 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
         lines.append(f"NOT VERIFIED: {verified.waived}")
     if verified.measured:
         lines.append(f"Measured: {verified.measured}")
+    lines += [
+        f"Island {one.name} gets {one.share_ratio:.1%} of all requests."
+        for one in verified.decision.islands
+    ]
     lines += [_line(shape) for shape in group_shapes(verified)]
     speculative = plan.goal.speculative
     if speculative is not None and any(each.draft_tokens for each in verified.decision.instances):
@@ -43,8 +54,13 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
 
 
 def _experiment(verified: VerifiedServing) -> Iterator[str]:
-    engine = manifest_of(verified.plan.goal.engine)
-    if verified.decision.mode == "attention_expert" and engine.afd is not None:
+    releases = {
+        release.title: release
+        for group in verified.decision.instances
+        if (release := release_of(verified, group)).afd is not None
+    }
+    for engine in releases.values() if verified.decision.mode == "attention_expert" else ():
+        assert engine.afd is not None
         version = engine.release.partition("+")[0]
         yield (
             f"EXPERIMENTAL: attention and experts apart need {engine.afd.plugin} at commit"
@@ -78,6 +94,18 @@ def group_notes(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]
     pools = verified.plan.cluster.pools
     device = next(pool.device for pool in pools if pool.name == shape.group.pool)
     known = None if device is None else find_device(device)
+    release = release_of(verified, shape.group)
+    if release.vendor is not Vendor.NVIDIA:
+        notes.append(
+            f"Container: {release.image} ({release.title})"
+            + (f"; {release.image_note}." if release.image_note else ".")
+        )
+    handover = transfer(verified)
+    if handover is not None and handover.path == "host":
+        notes.append(
+            "Caches pass through host memory to devices of another vendor. Both sides must be given"
+            " the same MODEL, release and attention backend, which the connector compares."
+        )
     if known is not None and lacks_units(quantization, generation=known.generation):
         notes.append(
             f"{known.name} has no units for {quantization}: the engine unpacks weights as it reads"

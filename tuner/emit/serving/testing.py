@@ -7,6 +7,7 @@ from typing import Any
 from tuner.serve_plan import (
     Handover,
     Instances,
+    Island,
     Latency,
     Role,
     ServeCertificate,
@@ -64,6 +65,26 @@ def shared_device(**changes: Any) -> ServeDecision:
     return ServeDecision(
         mode="shared_device",
         instances=(sample_instances(Role.AGGREGATED, **(fields | changes)),),
+    )
+
+
+def islands(
+    *,
+    names: tuple[str, str] = ("a", "b"),
+    share: float = 0.75,
+    pools: tuple[str, str] = ("h100", "h200"),
+) -> ServeDecision:
+    """Return two islands of one aggregated instance each."""
+    return ServeDecision(
+        mode="aggregated",
+        instances=tuple(
+            sample_instances(Role.AGGREGATED, island=name, pool=pool, count=1)
+            for name, pool in zip(names, pools, strict=True)
+        ),
+        islands=(
+            Island(name=names[0], share_ratio=share),
+            Island(name=names[1], share_ratio=1.0 - share),
+        ),
     )
 
 

@@ -13,11 +13,10 @@ import yaml
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.command import ServerCommand
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
-from tuner.emit.serving.shape import GroupShape, drafted, transfer
+from tuner.emit.serving.shape import GroupShape, drafted, release_of, transfer
 from tuner.emit.serving.statement import group_notes, statement
 from tuner.serve_plan import Instances, Role, VerifiedServing
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
-from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.steps import dispatch_tokens, step_tokens
 
 _BALANCER: Final = PLACEMENT_FILE["trtllm"]
@@ -45,7 +44,7 @@ def server(
             f'--config "$FILES/{options_name(shape)}"',
             '"$@"',
         ),
-        environment=_environment(shape.group, manifest=manifest_of(verified.plan.goal.engine)),
+        environment=_environment(shape.group, manifest=release_of(verified, shape.group)),
         # The engine opens the balancer's path from where it was started.
         before='cd -- "$FILES"\n' if is_placed else "",
     )
@@ -71,7 +70,7 @@ def options(
 ) -> dict[str, Any]:
     """Return the options of one group as the engine's file has them."""
     group, goal = shape.group, verified.plan.goal
-    manifest = manifest_of(goal.engine)
+    manifest = release_of(verified, group)
     handover = transfer(verified)
     found: dict[str, Any] = {
         "tensor_parallel_size": group.attention_tp * group.attention_dp,

@@ -15,18 +15,24 @@ from typing import Final
 from tuner.emit.placement.vllm import STEP_INTERVAL
 from tuner.emit.serving.cells import SERVERS as CELL_SERVERS
 from tuner.emit.serving.cells import cell_address, cell_words, has_cells
-from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, SIDE_CHANNEL, ServerCommand
+from tuner.emit.serving.command import (
+    BOOTSTRAP,
+    RENDEZVOUS,
+    SIDE_CHANNEL,
+    SIDE_CHANNEL_OFFSET,
+    ServerCommand,
+)
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
-from tuner.emit.serving.shape import GroupShape, drafted, transfer
+from tuner.emit.serving.shape import GroupShape, drafted, portable, release_of, transfer
 from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
-from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.steps import dispatch_tokens, step_tokens
 
 _PLUGIN: Final = PLACEMENT_FILE["vllm"]
 
-_UNCHUNKED: Final = "--no-enable-chunked-prefill"
-"""As releases before 0.33 have it."""
+_KV_PORT: Final = "KV_PORT"
+"""Variable of the first port of the side channel."""
+
 _LEAST_HALVED: Final = 32
 """Tokens of a decode step above which vLLM overlaps halves by default."""
 
@@ -43,7 +49,7 @@ def server(
 ) -> ServerCommand:
     """Return the command of one machine of one instance."""
     group, goal = shape.group, verified.plan.goal
-    manifest = manifest_of(goal.engine)
+    manifest = release_of(verified, group)
     quantization = manifest.quantization[goal.quantization]
     kv_cache_dtype = manifest.kv_cache_dtype[goal.kv_cache_dtype]
     is_placed = placement is not None and placement.suits(group)
@@ -52,7 +58,7 @@ def server(
     words = (
         'vllm serve "$MODEL"',
         '--host 0.0.0.0 --port "$PORT"',
-        *_degrees(group),
+        *_degrees(group, manifest=manifest),
         *(cell_words(verified, shape) if is_cell else ()),
         *((f"--quantization {quantization}",) if quantization else ()),
         *((f"--kv-cache-dtype {kv_cache_dtype}",) if kv_cache_dtype else ()),
@@ -61,7 +67,7 @@ def server(
         *((f"--gpu-memory-utilization {group.memory_ratio:g}",) if group.memory_ratio else ()),
         *_batches(group, manifest=manifest),
         *_drafting(verified, group, manifest=manifest),
-        *(() if handover is None else _transfer(group, handover, manifest=manifest)),
+        *(() if handover is None else _transfer(verified, group, handover, manifest=manifest)),
         *_copies(group, placement if is_placed else None),
         *(('"${SPREAD[@]}"',) if shape.nodes > 1 else ()),
         '"$@"',
@@ -72,7 +78,8 @@ def server(
             **({"VLLM_USE_V2_MODEL_RUNNER": "0"} if has_cells(verified) else {}),
             **({} if handover is None else _environment(group, handover)),
         },
-        before=_spread(shape)
+        before=_kv_port(handover)
+        + _spread(shape)
         + (cell_address(verified, shape) if is_cell else "")
         + (_PLUGIN_ON_PATH if is_placed else ""),
     )
@@ -121,7 +128,7 @@ def _spread(shape: GroupShape) -> str:
     return known + _SPREAD[data_parallel > 1]
 
 
-def _degrees(group: Instances) -> Iterator[str]:
+def _degrees(group: Instances, *, manifest: ServingCapabilities) -> Iterator[str]:
     yield f"--tensor-parallel-size {group.attention_tp}"
     if group.pp > 1:
         yield f"--pipeline-parallel-size {group.pp}"
@@ -129,7 +136,7 @@ def _degrees(group: Instances) -> Iterator[str]:
         yield f"--data-parallel-size {group.attention_dp}"
     if group.ep > 1 or group.role in CELL_SERVERS:
         yield "--enable-expert-parallel"
-        if group.attention_dp > 1:
+        if group.attention_dp > 1 and manifest.exchange_option:
             yield f"--all2all-backend {_ALL2ALL[group.a2a_backend]}"
     if group.two_batch_overlap:
         yield "--enable-dbo"
@@ -148,7 +155,7 @@ def _batches(group: Instances, *, manifest: ServingCapabilities) -> Iterator[str
     yield f"--max-num-seqs {group.max_batch}"
     yield f"--max-num-batched-tokens {tokens}"
     if group.role is not Role.DECODE and not group.chunked_prefill:
-        yield _UNCHUNKED if _UNCHUNKED in manifest.options else "--disable-chunked-prefill"
+        yield manifest.whole_prompts_option
     if group.role is not Role.PREFILL:
         yield f"--max-cudagraph-capture-size {_graph_tokens(group)}"
 
@@ -182,15 +189,45 @@ def _drafting(
 
 
 def _transfer(
-    group: Instances, handover: Handover, *, manifest: ServingCapabilities
+    verified: VerifiedServing,
+    group: Instances,
+    handover: Handover,
+    *,
+    manifest: ServingCapabilities,
 ) -> Iterator[str]:
-    config = {
+    config: dict[str, object] = {
         "kv_connector": manifest.connectors[handover.connector],
         "kv_role": "kv_producer" if group.role is Role.PREFILL else "kv_consumer",
     }
     if handover.path == "host":
         config["kv_buffer_device"] = "cpu"
-    yield f"--kv-transfer-config {shlex.quote(json.dumps(config))}"
+    if handover.connector == "ascend":
+        config["kv_port"] = _KV_PORT
+        config["kv_connector_extra_config"] = _ascend_degrees(verified)
+    # The port is the shell's to fill in, between the quotes of the rest.
+    quoted = shlex.quote(json.dumps(config)).replace(_KV_PORT, f"'\"${_KV_PORT}\"'")
+    yield f"--kv-transfer-config {quoted}"
+    backend = portable(verified, handover)
+    if backend is not None:
+        yield f"--attention-backend {backend}"
+
+
+def _kv_port(handover: Handover | None) -> str:
+    if handover is None or handover.connector != "ascend":
+        return ""
+    # Written so that estimate's reader of shell text can compute it.
+    return f'{_KV_PORT}="$(($PORT+{SIDE_CHANNEL_OFFSET}))"\n'
+
+
+def _ascend_degrees(verified: VerifiedServing) -> dict[str, dict[str, int]]:
+    """Return the degrees of both sides, which each side must know."""
+    found = {}
+    for role in (Role.PREFILL, Role.DECODE):
+        group = next(each for each in verified.decision.instances if each.role is role)
+        found[role.value] = {"dp_size": group.attention_dp, "tp_size": group.attention_tp}
+        if group.pp > 1:
+            found[role.value]["pp_size"] = group.pp
+    return found
 
 
 def _environment(group: Instances, handover: Handover) -> Mapping[str, str]:
@@ -199,7 +236,9 @@ def _environment(group: Instances, handover: Handover) -> Mapping[str, str]:
             "VLLM_NIXL_SIDE_CHANNEL_HOST": '"$HOST_IP"',
             "VLLM_NIXL_SIDE_CHANNEL_PORT": SIDE_CHANNEL,
         }
-    return {"VLLM_MOONCAKE_BOOTSTRAP_PORT": BOOTSTRAP} if group.role is Role.PREFILL else {}
+    if handover.connector == "mooncake" and group.role is Role.PREFILL:
+        return {"VLLM_MOONCAKE_BOOTSTRAP_PORT": BOOTSTRAP}
+    return {}
 
 
 def _copies(group: Instances, placement: ServedPlacement | None) -> Iterator[str]:

@@ -48,7 +48,7 @@ from tuner.planner.serve.telling import tie_ratio
 from tuner.serve_plan import Role
 from tuner.spec.serving.expert_slots import are_even, fewest_redundant
 from tuner.spec.serving.manifests.afd import cell_refusals
-from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.registry import release_on
 from tuner.spec.serving.manifests.rules import group_refusals
 
 
@@ -71,7 +71,8 @@ def changes_of(asked: Asked, load: ServingLoad | None) -> tuple[ServingChange, .
 
 def refused(asked: Asked, option: Option, setting: Setting) -> tuple[str, ...]:
     """Return what the release says against an instance."""
-    engine, generation = manifest_of(asked.goal.engine), asked.site.machine.sheet.generation
+    engine = release_on(asked.goal, asked.site.pool)
+    generation = asked.site.machine.sheet.generation
     groups = [instance_of(asked, option, setting)]
     lines: list[str] = []
     if asked.launch.ffn_devices:
@@ -90,7 +91,7 @@ def refused(asked: Asked, option: Option, setting: Setting) -> tuple[str, ...]:
             devices_per_node=asked.site.pool.devices_per_node,
             generation=generation,
         )
-    return tuple(f"{engine.name} {engine.release}: {line}" for line in lines)
+    return tuple(f"{engine.title}: {line}" for line in lines)
 
 
 def _neighbours(asked: Asked, *, fits_now: bool) -> Iterator[tuple[str, Setting]]:

@@ -26,7 +26,7 @@ from tuner.planner.serve.telling import tie_ratio
 from tuner.serve_plan import Latency, Role
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode, ServeGoal
-from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.registry import release_on
 from tuner.spec.serving.read import ServeSpec
 
 _MODE: Final[Mapping[Role, Mode]] = {
@@ -90,7 +90,7 @@ def estimate_serving(
     return ServingEstimate(
         source=launch.source,
         engine=launch.engine.value,
-        release=manifest_of(asked.goal.engine).release,
+        release=release_on(asked.goal, site.pool).release,
         model=spec.model.name,
         device=site.machine.sheet.name,
         kernels=site.source,

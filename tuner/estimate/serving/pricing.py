@@ -50,6 +50,7 @@ from tuner.planner.serve.recorded_loads import expert_loads
 from tuner.serve_plan import Instances, Role
 from tuner.spec.serving.goal import Engine as NamedEngine
 from tuner.spec.serving.goal import Percentiles, ServeGoal
+from tuner.spec.serving.manifests.registry import release_on
 from tuner.spec.serving.manifests.rules import nodes_of
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_bytes
@@ -135,7 +136,8 @@ def asked_of(
     model = spec.model
     goal = spec.goal.model_copy(
         update={
-            "engine": _engine(launch, spec.goal),
+            "engine": _engine(launch, spec.goal.engines.get(site.pool.name, spec.goal.engine)),
+            "engines": {},
             "quantization": _quantization(launch, spec.goal),
             "kv_cache_dtype": launch.kv_cache_dtype,
             "max_model_len": launch.max_model_len,
@@ -159,7 +161,7 @@ def asked_of(
         decoder=decoder_of(model),
         formats=formats_of_goal(goal),
         instances=instances * launch.copies,
-        copies=copies_of(model, goal, expert_loads(goal, model)),
+        copies=copies_of(model, release_on(goal, site.pool), expert_loads(goal, model)),
         release=release,
     )
 
@@ -171,9 +173,9 @@ def _quantization(launch: ServingLaunch, goal: ServeGoal) -> str:
     return launch.quantization or goal.quantization
 
 
-def _engine(launch: ServingLaunch, goal: ServeGoal) -> NamedEngine:
-    is_same = goal.engine.name == launch.engine.value
-    return goal.engine if is_same else NamedEngine.model_validate({"name": launch.engine.value})
+def _engine(launch: ServingLaunch, own: NamedEngine) -> NamedEngine:
+    is_same = own.name == launch.engine.value
+    return own if is_same else NamedEngine.model_validate({"name": launch.engine.value})
 
 
 def _other_half(role: Role) -> dict[str, Percentiles]:

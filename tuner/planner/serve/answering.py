@@ -21,16 +21,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
+from solvers.result import Status
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.planner.serve.demand import Demand, PrefixHits, demand_of, with_hits
 from tuner.planner.serve.ffn_cells import PricedCells
 from tuner.planner.serve.handovers import HandOvers, handovers_of
 from tuner.planner.serve.instances import formats_of_goal
+from tuner.planner.serve.islands import island_layouts, island_shares
 from tuner.planner.serve.launchable import launchable_cells, launchable_options, release_refuses
 from tuner.planner.serve.offloading import Cut, cut_options, cuts_of
 from tuner.planner.serve.options import Options, PoolSite
-from tuner.planner.serve.playing import Group, Played
+from tuner.planner.serve.playing import Group, Played, joined
 from tuner.planner.serve.playing_modes import played_in
 from tuner.planner.serve.program import (
     BOUND_TOLERANCE,
@@ -46,7 +48,7 @@ from tuner.planner.serve.routers import ROUTED, RouterChoice, choices_of, loses_
 from tuner.planner.serve.sharing import shared_options
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.registry import main_release
 from tuner.spec.serving.read import ServeSpec
 
 PRICED: Final[Mapping[Mode, tuple[Role, ...]]] = {
@@ -398,7 +400,7 @@ def _tightened(question: Question, base: Found, found: Found) -> Iterator[Questi
 
     A program sees no waiting, so that it takes slow instances whose requests then wait too long.
     """
-    is_launched = base.mode in manifest_of(question.spec.goal.engine).modes
+    is_launched = base.mode in main_release(question.spec.goal, question.spec.cluster).modes
     is_least = found.objective <= base.objective * (1.0 + BOUND_TOLERANCE)
     if not base.missed or not is_launched or (is_least and not found.missed):
         return
@@ -498,6 +500,37 @@ def tried(
 def solved_with(
     question: Question, mode: Mode, spare: Spare, *, router: RouterChoice, may_refuse: bool
 ) -> Solved | None:
+    """Choose instances behind one router, or in islands of one vendor each where that is less."""
+    layouts = island_layouts(question.spec, mode)
+    found = [
+        solved
+        for islands in layouts
+        if (
+            solved := _solved_as(
+                question, mode, spare, router=router, may_refuse=may_refuse, islands=islands
+            )
+        )
+    ]
+    if not found:
+        return None
+    best = min(found, key=lambda solved: solved.outcome.objective)
+    outcome = best.outcome
+    bound = min(solved.outcome.bound for solved in found)
+    is_open = bound < outcome.objective * (1.0 - BOUND_TOLERANCE)
+    if outcome.status is Status.OPTIMAL and is_open:
+        outcome = replace(outcome, status=Status.FEASIBLE)
+    return replace(best, outcome=replace(outcome, bound=bound))
+
+
+def _solved_as(
+    question: Question,
+    mode: Mode,
+    spare: Spare,
+    *,
+    router: RouterChoice,
+    may_refuse: bool,
+    islands: Mapping[str, str],
+) -> Solved | None:
     """Take as many kinds of instances for each role as the router can tell apart.
 
     Modes whose routing is not planned take two kinds where one does not serve the traffic.
@@ -512,6 +545,7 @@ def solved_with(
             spare=spare,
             may_refuse=may_refuse,
             most_kinds=kinds,
+            islands=islands,
         )
         if program is None:
             return None
@@ -537,8 +571,13 @@ def _played(question: Question, solved: Solved, spare: Spare, router: RouterChoi
 
 def groups_of(solved: Solved) -> tuple[Group, ...]:
     """Return the instances that serve, prefill before others."""
-    mode = solved.program.mode
-    groups = [Group(option=option, count=count) for option, count in serving_columns(solved)]
+    mode, islands = solved.program.mode, solved.program.islands
+    groups = [
+        Group(option=option, count=count, island=islands.get(option.site.pool.name, ""))
+        for option, count in serving_columns(solved)
+    ]
+    if len({group.island for group in groups}) == 1:
+        groups = [replace(group, island="") for group in groups]
     groups.sort(key=lambda group: ROLES[mode].index(group.option.role))
     if mode != "prefill_offload":
         return tuple(groups)
@@ -558,7 +597,7 @@ def play(
     *,
     router: RouterChoice | None = None,
 ) -> Played:
-    """Simulate the question's traffic on instances.
+    """Simulate the question's traffic on instances, on each island its share.
 
     Args:
         question: with its traffic.
@@ -566,6 +605,18 @@ def play(
         groups: equal instances each.
         router: how requests are spread; None: the plainest that knows so many kinds.
     """
+    shares = island_shares(groups)
+    if shares:
+        parts = [
+            play(
+                at_share(question, share),
+                mode,
+                [replace(group, island="") for group in groups if group.island == name],
+                router=router,
+            )
+            for name, share in shares.items()
+        ]
+        return joined(parts, goal=question.spec.goal, weights=tuple(shares.values()))
     router = router or router_for(question, mode, groups)
     key = (
         mode,
@@ -595,3 +646,17 @@ def router_for(question: Question, mode: Mode, groups: Sequence[Group]) -> Route
     routers = choices_of(question.spec.goal, question.spec.emit, mode)
     kinds = Counter(group.option.role for group in groups)
     return routers[0 if max(kinds.values()) == 1 else -1]
+
+
+def at_share(question: Question, share: float) -> Question:
+    """Return the question with that share of the traffic."""
+    demand, traffic = question.demand, question.spec.goal.traffic
+    if demand.concurrency is not None:
+        fewer = max(1, round(share * demand.concurrency))
+        demand = replace(demand, concurrency=fewer, rate_per_s=share * demand.rate_per_s)
+        traffic = traffic.model_copy(update={"concurrency": fewer})
+    else:
+        demand = replace(demand, rate_per_s=share * demand.rate_per_s)
+        traffic = traffic.model_copy(update={"rate": demand.rate_per_s})
+    goal = question.spec.goal.model_copy(update={"traffic": traffic})
+    return replace(question, spec=replace(question.spec, goal=goal), demand=demand)

@@ -67,7 +67,8 @@ def _covers(launched: Sequence[Found]) -> str:
     modes = ", ".join(one.mode for one in launched)
     kinds = min((one.covered_kinds for one in launched), default=1)
     each = "one kind" if kinds == 1 else f"up to {kinds} kinds"
-    return f"{modes}, {each} of instance a role, as if no request waited"
+    where = " and island" if any(one.solved.program.islands for one in launched) else ""
+    return f"{modes}, {each} of instance a role{where}, as if no request waited"
 
 
 def space_of(question: Question, found: Sequence[Found]) -> ServeSpace:

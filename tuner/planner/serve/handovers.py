@@ -40,9 +40,11 @@ from tuner.errors import OutsideProfileError
 from tuner.planner.serve.options import Option, PoolSite
 from tuner.spec.cluster import Link
 from tuner.spec.serving.kv_connectors import CacheKind, Connector
-from tuner.spec.serving.kv_pages import LAYOUT, NVIDIA, page_tokens
+from tuner.spec.serving.kv_pages import page_layout, page_tokens
 from tuner.spec.serving.kv_refusals import HandOver, KvSide, refusals
-from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.manifest import ServingCapabilities
+from tuner.spec.serving.manifests.registry import releases_by_pool
+from tuner.spec.serving.manifests.vendor_pairs import connector_between, vendor_refusals
 from tuner.spec.serving.read import ServeSpec
 
 Path = Literal["device", "host"]
@@ -53,7 +55,8 @@ class HandOvers:
     """What every pair of options is asked about."""
 
     spec: ServeSpec
-    connector: Connector
+    releases: Mapping[str, ServingCapabilities]
+    """By pool."""
     tokens: int
     """Of the mean request whose bytes are known."""
     bytes_of: Mapping[tuple[Degrees, Degrees], RankBytes]
@@ -75,8 +78,18 @@ class HandOvers:
 
     def path_kind(self, sender: PoolSite, receiver: PoolSite) -> Path:
         """Whether caches go from device to device."""
-        one, other = (site.machine.sheet.generation for site in (sender, receiver))
-        return "device" if one is other or {one, other} <= NVIDIA else "host"
+        one, other = (site.machine.sheet.generation.vendor for site in (sender, receiver))
+        return "device" if one is other else "host"
+
+    def connector(self, sender: PoolSite, receiver: PoolSite) -> Connector:
+        """Return who moves the pages between two pools."""
+        return connector_between(*self.ends(sender, receiver))
+
+    def ends(
+        self, sender: PoolSite, receiver: PoolSite
+    ) -> tuple[ServingCapabilities, ServingCapabilities]:
+        """Return the releases of both pools."""
+        return self.releases[sender.pool.name], self.releases[receiver.pool.name]
 
     def moved(self, sender: Option, receiver: Option) -> RankBytes:
         """Bytes of a mean request."""
@@ -137,21 +150,26 @@ class HandOvers:
 
     def refusals(self, sender: Option, receiver: Option) -> tuple[str, ...]:
         """Say why the engine's release does not hand over between the two; empty: it does."""
-        engine = manifest_of(self.spec.goal.engine)
-        who = f"{engine.name} {engine.release} {self.connector}"
+        ends = self.ends(sender.site, receiver.site)
+        connector = self.connector(sender.site, receiver.site)
+        who = f"{ends[0].title} {connector}"
+        generations = (
+            sender.site.machine.sheet.generation,
+            receiver.site.machine.sheet.generation,
+        )
+        broken = tuple(
+            vendor_refusals(
+                *ends,
+                connector=connector,
+                cache=self.cache,
+                kv_cache_dtype=self.spec.goal.kv_cache_dtype,
+                generations=generations,
+            )
+        )
         through_host = self.path_kind(sender.site, receiver.site) == "host"
-        broken: list[str] = []
-        if through_host and (not engine.host_path or self.connector is Connector.MOONCAKE):
-            broken.append(f"{who}: caches cannot pass through host memory between unlike vendors")
-        if engine.name not in LAYOUT:
-            return tuple(broken)
-        one, other = self.side(sender), self.side(receiver)
-        generations = tuple(option.site.machine.sheet.generation for option in (sender, receiver))
-        if one is None or other is None:
-            if generations[0] is not generations[1]:
-                unknown = generations[one is not None]
-                broken.append(f"{who}: pages on {unknown} devices are not described")
-            return tuple(broken)
+        one, other = (self.side(option, through_host=through_host) for option in (sender, receiver))
+        if broken or one is None or other is None:
+            return tuple(f"{who}: {line}" for line in broken)
         attention, windowed = self.spec.model.attention, self.spec.model.windowed
         hand_over = HandOver(
             cache=self.cache,
@@ -160,10 +178,9 @@ class HandOvers:
             prefill=one,
             decode=other,
         )
-        broken += refusals(
-            hand_over, engine=engine.name, release=engine.release, connector=self.connector
+        return refusals(
+            hand_over, engine=ends[0].name, release=ends[0].release, connector=connector
         )
-        return tuple(broken)
 
     @property
     def cache(self) -> CacheKind:
@@ -171,14 +188,13 @@ class HandOvers:
         is_latent = self.spec.model.attention.kind == "mla"
         return CacheKind.LATENT if is_latent else CacheKind.GROUPED
 
-    def side(self, option: Option) -> KvSide | None:
+    def side(self, option: Option, *, through_host: bool = False) -> KvSide | None:
         """Return how an instance keeps its cache; None where its pages are not described."""
-        goal = self.spec.goal
+        dtype = self.spec.goal.kv_cache_dtype
+        engine = self.releases[option.site.pool.name].name
+        generation = option.site.machine.sheet.generation
         page = option.page_tokens or page_tokens(
-            engine=goal.engine.name,
-            cache=self.cache,
-            generation=option.site.machine.sheet.generation,
-            dtype=goal.kv_cache_dtype,
+            engine=engine, cache=self.cache, generation=generation, dtype=dtype
         )
         if page is None:
             return None
@@ -186,8 +202,9 @@ class HandOvers:
             tensor=option.degrees.attention_tensor,
             pipeline=option.degrees.pipeline,
             page_tokens=page,
-            dtype=goal.kv_cache_dtype,
-            layout=LAYOUT[goal.engine.name],
+            dtype=dtype,
+            layout=page_layout(engine=engine, generation=generation),
+            uses_host_buffer=through_host,
         )
 
 
@@ -197,7 +214,7 @@ def handovers_of(spec: ServeSpec, *, input_tokens: float, options: tuple[Option,
     tokens = max(1, round(input_tokens))
     return HandOvers(
         spec=spec,
-        connector=Connector.MOONCAKE if spec.goal.engine.name == "sglang" else Connector.NIXL,
+        releases=releases_by_pool(spec.goal, spec.cluster.pools),
         tokens=tokens,
         bytes_of={
             (one, other): rank_kv_bytes(

@@ -12,11 +12,11 @@ from tuner.serve_plan import Instances, Role
 from tuner.spec.serving.goal import ServeGoal
 
 
-def launched_as(option: Option, *, count: int) -> tuple[Instances, ...]:
+def launched_as(option: Option, *, count: int, island: str = "") -> tuple[Instances, ...]:
     """Return the groups of instances that so many of an option are: a cell is one of each role."""
     own = option.iteration
     if not isinstance(own, RemoteFfnIteration):
-        return (instances_of(option, count=count),)
+        return (instances_of(option, count=count, island=island),)
     ffn = replace(
         option,
         role=Role.EXPERT,
@@ -25,10 +25,10 @@ def launched_as(option: Option, *, count: int) -> tuple[Instances, ...]:
         kv_tokens=0.0,
         page_tokens=None,
     )
-    return instances_of(option, count=count), instances_of(ffn, count=count)
+    return tuple(instances_of(one, count=count, island=island) for one in (option, ffn))
 
 
-def instances_of(option: Option, *, count: int) -> Instances:
+def instances_of(option: Option, *, count: int, island: str = "") -> Instances:
     """Return equal instances of one kind; of a cell the attention servers."""
     degrees = option.degrees
     iteration = option.iteration
@@ -37,6 +37,7 @@ def instances_of(option: Option, *, count: int) -> Instances:
     return Instances(
         role=Role.ATTENTION if is_cell else option.role,
         pool=option.site.pool.name,
+        island=island,
         count=count,
         devices=degrees.devices,
         attention_tp=degrees.attention_tensor,

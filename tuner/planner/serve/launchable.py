@@ -14,13 +14,19 @@ from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.expert_copies import ExpertCopies
 from tuner.planner.serve.ffn_cells import PricedCells, priced_cells
 from tuner.planner.serve.instances import launched_as
-from tuner.planner.serve.options import Option, Options, PoolSite, options_of
+from tuner.planner.serve.options import (
+    Option,
+    Options,
+    PoolSite,
+    joined_options,
+    options_of,
+)
 from tuner.planner.serve.pages import page_of_pool
 from tuner.serve_plan import Role
 from tuner.spec.model import ModelSpec
-from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.manifests.afd import cell_refusals, target_refusals
-from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.manifest import ServingCapabilities
+from tuner.spec.serving.manifests.registry import release_on
 from tuner.spec.serving.manifests.rules import group_refusals
 from tuner.spec.serving.read import ServeSpec
 
@@ -49,17 +55,25 @@ def launchable_options(
         roles: of the instances.
         loads: of the experts, as recorded; None: those of the kernel tables.
     """
-    choices = choices_of(spec, sites, demand=demand)
-    return options_of(
-        sites,
-        decoder=decoder,
-        formats=formats,
-        engine=Engine(spec.goal.engine.name),
-        demand=demand,
-        roles=roles,
-        choices=replace(choices, copies=replace(choices.copies, loads=loads)),
-        refuse=lambda option: release_refuses(option, spec),
-    )
+    pages = page_of_pool(spec, sites)
+    parts = []
+    for release in dict.fromkeys(release_on(spec.goal, site.pool).title for site in sites):
+        own = tuple(one for one in sites if release_on(spec.goal, one.pool).title == release)
+        choices = choices_of(spec, own, demand=demand)
+        copies = replace(choices.copies, loads=loads)
+        parts.append(
+            options_of(
+                own,
+                decoder=decoder,
+                formats=formats,
+                engine=Engine(release_on(spec.goal, own[0].pool).name),
+                demand=demand,
+                roles=roles,
+                choices=replace(choices, copies=copies, page_of_pool=pages),
+                refuse=lambda option: release_refuses(option, spec),
+            )
+        )
+    return joined_options(parts, roles=roles)
 
 
 def launchable_cells(
@@ -72,13 +86,14 @@ def launchable_cells(
     loads: ExpertLoads | None = None,
 ) -> PricedCells:
     """Price attention servers with FFN servers of their own; none where nobody asks or has them."""
-    if AFD not in spec.goal.modes or AFD not in manifest_of(spec.goal.engine).modes:
+    having = tuple(site for site in sites if AFD in release_on(spec.goal, site.pool).modes)
+    if AFD not in spec.goal.modes or not having:
         return PricedCells()
     return priced_cells(
-        sites,
+        having,
         decoder=decoder,
         formats=formats,
-        engine=Engine(spec.goal.engine.name),
+        engine=Engine(release_on(spec.goal, having[0].pool).name),
         demand=demand,
         loads=loads,
         page_of_pool=page_of_pool(spec, sites),
@@ -88,7 +103,7 @@ def launchable_cells(
 
 def release_refuses(option: Option, spec: ServeSpec) -> str:
     """Say in a line why the engine's release does not launch an option; empty: it does."""
-    engine = manifest_of(spec.goal.engine)
+    engine = release_on(spec.goal, option.site.pool)
     if spec.goal.placement is not None and option.role is not Role.PREFILL:
         loads = option.iteration.loads
         if loads is None or option.degrees.expert != len(loads.slots_R):
@@ -111,12 +126,13 @@ def release_refuses(option: Option, spec: ServeSpec) -> str:
     if engine.afd is not None:
         generations = {option.site.pool.name: generation}
         broken += cell_refusals(engine.afd, groups, generations=generations)
-    return f"{engine.name} {engine.release}: {broken[0]}" if broken else ""
+    return f"{engine.title}: {broken[0]}" if broken else ""
 
 
-def copies_of(model: ModelSpec, goal: ServeGoal, loads: ExpertLoads | None) -> ExpertCopies:
+def copies_of(
+    model: ModelSpec, engine: ServingCapabilities, loads: ExpertLoads | None
+) -> ExpertCopies:
     """Return what copies of experts the release keeps, and what loads they share."""
-    engine = manifest_of(goal.engine)
     return ExpertCopies(
         loads=loads,
         groups=1 if model.moe is None else model.moe.num_groups,
@@ -125,13 +141,13 @@ def copies_of(model: ModelSpec, goal: ServeGoal, loads: ExpertLoads | None) -> E
 
 
 def choices_of(spec: ServeSpec, sites: tuple[PoolSite, ...], *, demand: Demand) -> Choices:
-    """Return what the goal and the release let vary.
+    """Return what the goal and the release let vary; the sites are of one release.
 
     Raises:
         SpecError: the model has no heads for the drafts that the goal allows.
     """
     goal = spec.goal
-    engine, own = manifest_of(goal.engine), goal.speculative
+    engine, own = release_on(goal, sites[0].pool), goal.speculative
     drafting = None
     if own is not None and own.method == "mtp" and not spec.model.mtp_num_layers:
         raise SpecError(
@@ -145,10 +161,10 @@ def choices_of(spec: ServeSpec, sites: tuple[PoolSite, ...], *, demand: Demand) 
             method=Method(own.method),
         )
     return Choices(
-        budgets=budgets_of(Engine(goal.engine.name), longest=demand.most_tokens),
+        budgets=budgets_of(Engine(engine.name), longest=demand.most_tokens),
         drafting=drafting,
         exchanges=tuple(one for one in EXCHANGES if one.value in engine.a2a_backends),
-        copies=copies_of(spec.model, goal, None),
+        copies=copies_of(spec.model, engine, None),
         overlapped=frozenset(one for one in EXCHANGES if one.value in engine.overlap_backends),
         page_of_pool=page_of_pool(spec, sites),
     )

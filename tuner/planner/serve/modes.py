@@ -23,7 +23,7 @@ from tuner.planner.serve.ranking import (
 from tuner.planner.serve.telling import missed_with, refusals_of, told_of
 from tuner.serve_plan import PUBLISHED_MODES, ServeModeAnswer, ServeUnlaunchable
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.registry import main_release
 
 NO_PROGRAM: Final = "no program says the most requests of attention and experts apart"
 
@@ -74,7 +74,7 @@ def _is_sized_alone(question: Question) -> bool:
     """Whether attention and experts apart are asked for, and the release does not launch them."""
     mode = "attention_expert"
     is_asked = mode in question.spec.goal.modes
-    return is_asked and mode not in manifest_of(question.spec.goal.engine).modes
+    return is_asked and mode not in main_release(question.spec.goal, question.spec.cluster).modes
 
 
 def table_of(answers: Answers, question: Question) -> tuple[ServeModeAnswer, ...]:

@@ -31,6 +31,7 @@ from tuner.planner.serve.answering import (
     variants_of,
     with_hits_left,
 )
+from tuner.planner.serve.islands import capacity_per_s
 from tuner.planner.serve.playing import Group, Played
 from tuner.planner.serve.program import ROLES, Solved, Spare
 from tuner.planner.serve.routers import RouterChoice, choices_of
@@ -206,10 +207,7 @@ def _capacity(question: Question, solved: Solved, groups: tuple[Group, ...]) -> 
     """Requests a second up to which instances are tried: a step less than all they could serve."""
     plan = solved.outcome.solution
     assert plan is not None  # as the program was answered
-    roles = {group.option.role for group in groups}
-    most = min(
-        sum(group.rate_per_s for group in groups if group.option.role is role) for role in roles
-    )
+    most = capacity_per_s(groups)
     if solved.program.problem.links:
         most = min(most, plan.rate_per_s)
     return most / (1.0 + RATE_STEP) / (1.0 + question.spec.goal.spare_ratio)

@@ -14,7 +14,7 @@ reason; of the rest those are dropped that another beats in everything (dominanc
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Final
@@ -234,6 +234,30 @@ def decode_options(
         return (), NO_ROOM
     made, reason, _ = _of_decode(way, demand)
     return made, reason
+
+
+def joined_options(parts: Sequence[Options], *, roles: tuple[Role, ...]) -> Options:
+    """Return the options of pools that different releases serve, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    found = [option for part in parts for option in part.options]
+    illegal: Counter[str] = Counter()
+    for part in parts:
+        illegal.update(part.illegal_by)
+    return Options(
+        options=tuple(sorted(found, key=lambda option: roles.index(option.role))),
+        illegal_by=dict(illegal.most_common()),
+        refused={
+            role: next(part.refused[role] for part in parts if role in part.refused)
+            for role in roles
+            if any(role in part.refused for part in parts)
+            and all(option.role is not role for option in found)
+        },
+        beaten=sum(part.beaten for part in parts),
+        slowest_tpot_s=min(part.slowest_tpot_s for part in parts),
+        slowest_ttft_s=min(part.slowest_ttft_s for part in parts),
+        curves=tuple(curve for part in parts for curve in part.curves),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

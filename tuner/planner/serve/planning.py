@@ -18,7 +18,7 @@ from tuner.planner.serve.prefix_reuse import (
     reuse_of,
     reuse_words,
 )
-from tuner.planner.serve.refused import refused_cells, refused_handovers
+from tuner.planner.serve.refused import refused_cells, refused_handovers, refused_vendors
 from tuner.planner.serve.telling import (
     alternatives_of,
     binding_constraint,
@@ -73,6 +73,7 @@ def make_serve_plan(
             *refused_handovers(question, best),
             *refused_cells(question, best, answers.of("attention_expert")),
             *lacking_routers(question, best),
+            *refused_vendors(question, best),
         ),
         modes=table_of(answers, question),
         prefix_reuse=reuse,
@@ -126,7 +127,7 @@ def _nothing(
         ),
         binding_constraint=why_nothing(question, answers, closest),
         relaxations=tuple(ways_out(question, closest)),
-        unlaunchable=unlaunchable_of(answers, question),
+        unlaunchable=(*unlaunchable_of(answers, question), *refused_vendors(question, None)),
         modes=table_of(answers, question),
         pareto=front_of(question, answers),
         provenance=provenance,

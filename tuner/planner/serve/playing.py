@@ -60,6 +60,8 @@ class Group:
 
     option: Option
     count: int
+    island: str = ""
+    """Behind whose router; empty where there is one."""
 
     @property
     def ranks(self) -> int:

@@ -9,14 +9,17 @@ One program a mode. Aggregated instances serve requests from end to end, on whol
 shares of them; prefill instances hand over to decode instances of the same pool over its cards, or
 of another pool over the link between them. Where long prompts are offloaded, the remote instances
 are the program's prefill and the local ones its decode (offloading.py).
+Pools of several vendors may be islands, each behind a router of its own (islands.py): every island
+has its kinds, no route leaves it, and the program parts the requests among them.
 A route joins two groups of options (routes.py) whose pools reach each other and whose layouts the
 engine's release accepts.
 """
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
+from types import MappingProxyType
 from typing import Final
 
 from solvers.instances.problem import (
@@ -92,6 +95,8 @@ class Program:
     options: tuple[Option, ...]
     """By column."""
     sites: tuple[PoolSite, ...]
+    islands: Mapping[str, str] = field(default_factory=dict)
+    """Of pools, by name; empty where one router stands before all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -113,6 +118,7 @@ def program_of(
     may_refuse: bool = True,
     most_rate: bool = False,
     most_kinds: int = 1,
+    islands: Mapping[str, str] = MappingProxyType({}),
 ) -> Program | None:
     """State the program of one mode; None where a role has no option.
 
@@ -124,14 +130,15 @@ def program_of(
         demand: the traffic.
         spare: capacity beyond it.
         may_refuse: leave out the routes that the engine's release refuses.
-        most_kinds: of instances in one role.
+        most_kinds: of instances in one role, of one island where there are several.
+        islands: of pools, by name, where each stands behind a router of its own.
         most_rate: ask for the most requests of all pools in place of the demand.
     """
     roles = ROLES[mode]
     chosen = tuple(option for option in options if option.role in roles)
     if any(all(option.role is not role for option in chosen) for role in roles):
         return None
-    ways = ways_of(chosen, hand_overs, sites, may_refuse=may_refuse)
+    ways = ways_of(chosen, hand_overs, sites, may_refuse=may_refuse, islands=islands)
     if Role.DECODE in roles and not ways.routes:
         return None
     objective = Objective.RATE if most_rate else OBJECTIVE[hand_overs.spec.goal.objective]
@@ -154,11 +161,11 @@ def program_of(
         spare_ratio=spare.others_ratio,
         max_kinds=most_kinds,
     )
-    return Program(mode=mode, problem=problem, options=chosen, sites=sites)
+    return Program(mode=mode, problem=problem, options=chosen, sites=sites, islands=islands)
 
 
 def solve(program: Program, *, time_limit_s: float) -> Solved:
-    """Choose the instances, so that every prefill instance may meet every decode instance.
+    """Choose the instances, so that every prefill instance of an island may meet its every decode.
 
     Routers pair instances as they like. Where the chosen ones hold a pair without a route, one of
     the two groups must stay out, so both are tried; the least bound of the branches is the bound.
@@ -223,7 +230,7 @@ def _alike(
 
 
 def unpaired(problem: InstancesProblem, plan: InstancePlan) -> tuple[int, int] | None:
-    """Return two groups that both serve and have no route between them."""
+    """Return two groups of one island that both serve and have no route between them."""
     carried = [
         route
         for route, flow in zip(problem.routes, plan.flow_per_s_E, strict=True)
@@ -231,7 +238,15 @@ def unpaired(problem: InstancesProblem, plan: InstancePlan) -> tuple[int, int] |
     ]
     legal = {(route.sender, route.receiver) for route in problem.routes}
     pairs = product({route.sender for route in carried}, {route.receiver for route in carried})
-    return next((pair for pair in sorted(pairs) if pair not in legal), None)
+    island = [group.island for group in problem.groups]
+    return next(
+        (
+            (one, other)
+            for one, other in sorted(pairs)
+            if (one, other) not in legal and island[one] == island[other]
+        ),
+        None,
+    )
 
 
 def serving_columns(solved: Solved) -> Iterator[tuple[Option, int]]:

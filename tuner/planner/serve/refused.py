@@ -1,4 +1,8 @@
-"""What handovers and cells would gain that the release refuses: solved as if it did not."""
+"""What handovers and cells would gain that the release refuses: solved as if it did not.
+
+Pairs of two vendors are solved each way round, prefill on the one and decode on the other, so that
+every rule between vendors is listed with what it costs, or with what the pair would lose.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -8,7 +12,8 @@ from typing import Final
 from tuner.planner.serve.answering import Found, Question
 from tuner.planner.serve.handovers import kept_by
 from tuner.planner.serve.most_rate import answer_goal
-from tuner.planner.serve.ranking import counted, gain_ratio, worth_of
+from tuner.planner.serve.options import PoolSite
+from tuner.planner.serve.ranking import counted, gain_ratio, lost_by, worth_of
 from tuner.planner.serve.telling import refusals_of, told_of
 from tuner.serve_plan import Role, ServeUnlaunchable
 
@@ -26,6 +31,8 @@ def refused_handovers(question: Question, best: Found) -> Iterator[ServeUnlaunch
     if free is None or free.missed:
         return
     broken = _broken(question, free)
+    if broken and ": rule " in broken[0]:
+        return  # Between vendors: refused_vendors names it.
     goal = question.spec.goal
     gained = gain_ratio(worth_of(free, goal), best, goal)
     if broken and gained > LEAST_GAIN_RATIO:
@@ -64,6 +71,74 @@ def refused_cells(
             ),
             gain_ratio=max(gain_ratio(worth_of(free, goal), best, goal), 0.0),
         )
+
+
+def refused_vendors(question: Question, best: Found | None) -> Iterator[ServeUnlaunchable]:
+    """Name every pair of pools of two vendors that no connector joins, with its gain or loss.
+
+    Args:
+        question: that was answered.
+        best: the chosen answer; None where nothing meets the targets.
+    """
+    if "disaggregated" not in question.spec.goal.modes:
+        return
+    goal = question.spec.goal
+    for sender, receiver in product(question.sites, question.sites):
+        vendors = [one.machine.sheet.generation.vendor for one in (sender, receiver)]
+        if vendors[0] is vendors[1] or not question.hand_overs.reach(sender, receiver):
+            continue
+        alone = _between(question, sender, receiver)
+        rules = _rules(alone)
+        if not rules:
+            continue
+        found = answer_goal(alone, "disaggregated", may_refuse=False)
+        where = f"prefill on {sender.pool.name} and decode on {receiver.pool.name}"
+        if found is None or found.missed:
+            missed = "serve the traffic" if found is None else f"hold {found.missed[0]}"
+            yield ServeUnlaunchable(
+                feature=f"{where}: would not {missed} either; {rules[0]}",
+                gain_ratio=0.0,
+                rule=_rule(rules[0]),
+            )
+            continue
+        takes = f"would serve the traffic on {counted(found.devices)}"
+        if best is not None:
+            takes = lost_by(found, best, goal)
+        elif found.price_per_hour:
+            takes += f" for {found.price_per_hour:.4g} an hour"
+        gained = 0.0 if best is None else gain_ratio(worth_of(found, goal), best, goal)
+        yield ServeUnlaunchable(
+            feature=f"{where}: {takes}; {rules[0]}",
+            gain_ratio=max(gained, 0.0),
+            rule=_rule(rules[0]),
+        )
+
+
+def _rule(line: str) -> str:
+    """Return the name of the rule that a refusal states; that of layouts where it names none."""
+    _, found, after = line.partition("rule ")
+    return after.partition(":")[0] if found else "layout"
+
+
+def _between(question: Question, sender: PoolSite, receiver: PoolSite) -> Question:
+    """Return the question with prefill on one pool and decode on another."""
+    kept = tuple(
+        option
+        for option in question.options.options
+        if (option.role is Role.PREFILL and option.site.pool.name == sender.pool.name)
+        or (option.role is Role.DECODE and option.site.pool.name == receiver.pool.name)
+    )
+    return replace(question, options=replace(question.options, options=kept))
+
+
+def _rules(question: Question) -> tuple[str, ...]:
+    """Return why every pair of options is refused; empty: one is not, or there is none."""
+    lines = [
+        question.hand_overs.refusals(one, other)
+        for one, other in product(question.options.options, question.options.options)
+        if one.role is Role.PREFILL and other.role is Role.DECODE
+    ]
+    return lines[0] if lines and all(lines) else ()
 
 
 def _refuses(question: Question) -> bool:

@@ -5,7 +5,9 @@ may meet the same others and move the same bytes to each, as grouped caches most
 group: the fewer groups, the more of their columns are beaten by others and left out.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from solvers.instances.problem import Group, Link, Route
 from solvers.instances.problem import Role as SolverRole
@@ -39,6 +41,7 @@ def ways_of(
     sites: tuple[PoolSite, ...],
     *,
     may_refuse: bool,
+    islands: Mapping[str, str] = MappingProxyType({}),
 ) -> Ways:
     """Group options and join the groups.
 
@@ -47,6 +50,7 @@ def ways_of(
         hand_overs: what pairs of them are asked about.
         sites: pools.
         may_refuse: leave out what the engine's release refuses.
+        islands: of pools, by name, where each stands behind a router of its own.
     """
     kinds: dict[Key, Option] = {}
     for option in options:
@@ -57,6 +61,7 @@ def ways_of(
         if one.role is Role.PREFILL
         for into, other in kinds.items()
         if other.role is Role.DECODE and hand_overs.reach(one.site, other.site)
+        if islands.get(out[1]) == islands.get(into[1])
         if not (may_refuse and hand_overs.refusals(one, other))
     }
     members: dict[tuple[Role, str, Others], list[Key]] = {}
@@ -76,7 +81,7 @@ def ways_of(
         for (out, into), size in bytes_of.items()
     }
     return Ways(
-        groups=tuple(_group(keys) for keys in members.values()),
+        groups=tuple(_group(keys, islands) for keys in members.values()),
         group_of_key=group_of_key,
         links=links if routes else (),
         routes=tuple(routes.values()),
@@ -88,12 +93,17 @@ def _key(option: Option) -> Key:
     return option.role, option.site.pool.name, degrees.attention_tensor, degrees.pipeline
 
 
-def _group(keys: list[Key]) -> Group:
+def _group(keys: list[Key], islands: Mapping[str, str]) -> Group:
     role, pool, *_ = keys[0]
     degrees = "-".join(
         f"{tensor}pp{stages}" if stages > 1 else str(tensor) for _, _, tensor, stages in keys
     )
-    return Group(name=f"{role.value}@{pool}/tp{degrees}", role=SolverRole(role.value))
+    names = tuple(dict.fromkeys(islands.values()))
+    return Group(
+        name=f"{role.value}@{pool}/tp{degrees}",
+        role=SolverRole(role.value),
+        island=names.index(islands[pool]) if islands else 0,
+    )
 
 
 def _links(

@@ -1,17 +1,20 @@
 """A mode's answer in the words of the plan: decision, prediction, what binds, what to watch."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 import numpy as np
 
 from tuner.costs.serving.bands import NEW_PAIR, ratio_bands
 from tuner.costs.serving.engine import Degrees
 from tuner.costs.serving.remote_ffn import RemoteFfnIteration, ffn_bytes
+from tuner.devices.datasheet import Vendor
 from tuner.planner.serve.answering import FIRST_SPARE, MOST_SPARE, Found, Question
 from tuner.planner.serve.assumptions import assumptions_of
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.handovers import HandOvers, handovers_of
 from tuner.planner.serve.instances import launched_as
+from tuner.planner.serve.islands import island_shares
 from tuner.planner.serve.launchable import choices_of
 from tuner.planner.serve.options import (
     Option,
@@ -32,15 +35,18 @@ from tuner.planner.serve.token_cost import input_tokens_per_s, token_cost
 from tuner.serve_plan import (
     PUBLISHED_MODES,
     Handover,
+    Island,
     Role,
     ServeAlternative,
     ServeDecision,
     ServePrediction,
 )
 from tuner.spec.serving.manifests.afd import target_refusals
-from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.registry import main_release
 from tuner.spec.serving.manifests.rules import refusals
 from tuner.spec.serving.manifests.steps import lacks_units
+from tuner.spec.serving.manifests.vendor_pairs import portable_backend
+from tuner.spec.serving.manifests.vendors import TRAITS
 
 
 def tie_ratio() -> float:
@@ -57,12 +63,13 @@ def refusals_of(found: Found, question: Question) -> tuple[str, ...]:
     spec = question.spec
     own = target_refusals(spec.emit) if found.mode == "attention_expert" else ()
     return own + refusals(
-        manifest_of(spec.goal.engine),
+        main_release(spec.goal, spec.cluster),
         decision_of(found, question),
         model=spec.model,
         goal=spec.goal,
         devices_per_node={pool.name: pool.devices_per_node for pool in spec.cluster.pools},
         generations={site.pool.name: site.machine.sheet.generation for site in question.sites},
+        releases=question.hand_overs.releases,
     )
 
 
@@ -82,12 +89,15 @@ def decision_of(found: Found, question: Question) -> ServeDecision:
         if sender.option.role is Role.PREFILL
         for receiver in groups
         if receiver.option.role is not Role.PREFILL
+        if receiver.island == sender.island
         for pair in [_handover(sender.option, receiver.option, hand_overs)]
     }
     return ServeDecision(
         mode=found.mode,
         instances=tuple(
-            each for group in groups for each in launched_as(group.option, count=group.count)
+            each
+            for group in groups
+            for each in launched_as(group.option, count=group.count, island=group.island)
         ),
         handovers=tuple(handovers.values()),
         offload_above_tokens=None if cut is None else cut.above_tokens,
@@ -97,6 +107,9 @@ def decision_of(found: Found, question: Question) -> ServeDecision:
             [(group.option.role, group.count) for group in groups],
             is_counted=question.hits is not None,
         ),
+        islands=tuple(
+            Island(name=name, share_ratio=share) for name, share in island_shares(groups).items()
+        ),
     )
 
 
@@ -104,7 +117,7 @@ def _handover(sender: Option, receiver: Option, hand_overs: HandOvers) -> Handov
     return Handover(
         from_pool=sender.site.pool.name,
         to_pool=receiver.site.pool.name,
-        connector=hand_overs.connector.value,
+        connector=hand_overs.connector(sender.site, receiver.site).value,
         path=hand_overs.path_kind(sender.site, receiver.site),
         request_bytes=round(hand_overs.moved(sender, receiver).whole),
         seconds=hand_overs.seconds(sender, receiver),
@@ -121,6 +134,7 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
         (group for group in found.groups if group.option.role is not Role.PREFILL),
         key=lambda group: group.option.tpot_s,
     )
+    shares = island_shares(found.groups)
     return ServePrediction(
         ttft_s=ttft,
         ttft_s_band=around.ttft.around(ttft.mean),
@@ -131,7 +145,7 @@ def prediction_of(found: Found, question: Question) -> ServePrediction:
         requests_per_s=played.requests_per_s,
         output_tokens_per_s=played.output_tokens_per_s,
         utilisation_ratio={
-            name: min(1.0, rate / _role_rate(found, group.option.role))
+            name: min(1.0, shares.get(group.island, 1.0) * rate / _role_rate(found, group))
             for group in found.groups
             for name, _ in _memory(group, demand)
         },
@@ -170,8 +184,13 @@ def _memory(group: Group, demand: Demand) -> Iterator[tuple[str, int]]:
         yield _label(Role.EXPERT, option, ffn.degrees), int(held)
 
 
-def _role_rate(found: Found, role: Role) -> float:
-    return sum(group.rate_per_s for group in found.groups if group.option.role is role)
+def _role_rate(found: Found, beside: Group) -> float:
+    """Of all instances that do the same in the same island."""
+    return sum(
+        group.rate_per_s
+        for group in found.groups
+        if (group.option.role, group.island) == (beside.option.role, beside.island)
+    )
 
 
 def _breakdown(option: Option, demand: Demand) -> dict[str, float]:
@@ -268,6 +287,7 @@ def told_of(found: Found) -> str:
 def cautions_of(found: Found, question: Question) -> Iterator[str]:
     """Say what is to be watched with the chosen instances."""
     yield from _shares(found)
+    yield from _vendors(found, question)
     copies = any(group.option.iteration.redundant_experts for group in found.groups)
     if copies and question.loads is None:
         yield (
@@ -315,10 +335,44 @@ def _experiment(found: Found) -> Iterator[str]:
         )
 
 
+def _vendors(found: Found, question: Question) -> Iterator[str]:
+    """Say what is not priced where devices are of other vendors, or of two."""
+    sites = {group.option.site.pool.name: group.option.site for group in found.groups}
+    for name, site in sites.items():
+        vendor = site.machine.sheet.generation.vendor
+        spread = [one for one in found.groups if one.option.site is site]
+        if vendor is not Vendor.NVIDIA and any(
+            group.option.degrees.attention_data > 1 for group in spread
+        ):
+            yield (
+                f"{name}: the exchange of experts is priced as all-gather; {vendor}'s own kernels"
+                f" ({TRAITS[vendor].own_exchange}) were never measured for this plan"
+            )
+    for sender, receiver in product(found.groups, found.groups):
+        if sender.option.role is not Role.PREFILL or receiver.option.role is Role.PREFILL:
+            continue
+        ends = sender.option.site, receiver.option.site
+        if sender.island != receiver.island or question.hand_overs.path_kind(*ends) == "device":
+            continue
+        backend = portable_backend(
+            *question.hand_overs.ends(*ends), cache=question.hand_overs.cache
+        )
+        known = question.hand_overs.converted_bytes_per_s(sender.option, receiver.option)
+        conversion = "" if known else "; turning the pages is not priced: no profile measured it"
+        yield (
+            f"{ends[0].pool.name} to {ends[1].pool.name}: both sides run the attention backend"
+            f" {backend}, whose kernels are not the priced ones{conversion}; no published run"
+            " passes caches between these vendors: try one pair before relying on it"
+        )
+
+
 def _shares(found: Found) -> Iterator[str]:
     """Say what the router gives each of several kinds of instances, by their capacity."""
-    for role in dict.fromkeys(group.option.role for group in found.groups):
-        own = [group for group in found.groups if group.option.role is role]
+    kinds = dict.fromkeys((group.option.role, group.island) for group in found.groups)
+    for role, island in kinds:
+        own = [
+            group for group in found.groups if (group.option.role, group.island) == (role, island)
+        ]
         total = sum(group.rate_per_s for group in own)
         if len(own) > 1:
             told = ", ".join(

@@ -12,7 +12,7 @@ Not covered: two things given up at once; thresholds of offloaded prompts in the
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import combinations
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from tuner.planner.serve.answering import (
     PRICED,
     Found,
     Question,
+    at_share,
     groups_of,
     least_spare,
     play,
@@ -29,6 +30,7 @@ from tuner.planner.serve.answering import (
     router_for,
     variants_of,
 )
+from tuner.planner.serve.islands import island_layouts
 from tuner.planner.serve.modes import Answers, modes_of
 from tuner.planner.serve.most_rate import answer_goal
 from tuner.planner.serve.program import program_of, solve
@@ -38,7 +40,7 @@ from tuner.serve_plan import ServeDecision, ServeRelaxation
 from tuner.spec.cluster import Link, Pool
 from tuner.spec.serving.goal import Mode, Percentiles, ServeGoal, Slo
 from tuner.spec.serving.lengths import LengthLaw
-from tuner.spec.serving.manifests.registry import manifest_of
+from tuner.spec.serving.manifests.registry import main_release
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_s
 
@@ -70,7 +72,7 @@ class Closest:
 
 def launchable_modes(question: Question) -> tuple[Mode, ...]:
     """Return the modes that are asked for and that the release has."""
-    known = manifest_of(question.spec.goal.engine).modes
+    known = main_release(question.spec.goal, question.spec.cluster).modes
     return tuple(mode for mode in modes_of(question) if mode in known)
 
 
@@ -107,7 +109,7 @@ def _binding(question: Question, answers: Answers) -> str:
 def _refused(question: Question, answers: Answers, launched: tuple[Mode, ...]) -> str:
     """Say where the engine's release is what stands in the way; empty: it does not."""
     if not launched:
-        engine = manifest_of(question.spec.goal.engine)
+        engine = main_release(question.spec.goal, question.spec.cluster)
         return (
             f"release: {engine.name} {engine.release} launches none of the modes asked for"
             f" ({', '.join(modes_of(question))}), but {', '.join(sorted(engine.modes))}"
@@ -168,14 +170,17 @@ def closest_of(question: Question) -> Closest | None:
     end_s, found = settings.clock() + settings.time_limit_s, list[Closest]()
     for mode in launchable_modes(question):
         for variant in variants_of(question, mode) if mode != "prefill_offload" else ():
-            if found and settings.clock() > end_s:
-                break
-            one = _closest_in(variant, mode, end_s=end_s)
-            found += [one] if one else []
+            for islands in island_layouts(question.spec, mode):
+                if found and settings.clock() > end_s:
+                    break
+                one = _closest_in(variant, mode, islands, end_s=end_s)
+                found += [one] if one else []
     return max(found, key=lambda one: one.requests_per_s, default=None)
 
 
-def _closest_in(question: Question, mode: Mode, *, end_s: float) -> Closest | None:
+def _closest_in(
+    question: Question, mode: Mode, islands: Mapping[str, str], *, end_s: float
+) -> Closest | None:
     spare_ratio, spare = question.spec.goal.spare_ratio, least_spare(question)
     program = program_of(
         mode,
@@ -185,6 +190,7 @@ def _closest_in(question: Question, mode: Mode, *, end_s: float) -> Closest | No
         demand=question.demand,
         spare=spare,
         most_rate=True,
+        islands=islands,
     )
     if program is None:
         return None
@@ -199,7 +205,7 @@ def _closest_in(question: Question, mode: Mode, *, end_s: float) -> Closest | No
         if best is not None and question.settings.clock() > end_s:
             break
         share = 0.5 * (low + high)
-        less = _at_share(question, share)
+        less = at_share(question, share)
         played = play(less, mode, groups)
         if played.missed(question.spec.goal.slo):
             high = share
@@ -223,20 +229,6 @@ def _closest_in(question: Question, mode: Mode, *, end_s: float) -> Closest | No
         requests_per_s=played.requests_per_s,
         change=_traffic_words(less, question),
     )
-
-
-def _at_share(question: Question, share: float) -> Question:
-    """Return the question with that share of the traffic."""
-    demand, traffic = question.demand, question.spec.goal.traffic
-    if demand.concurrency is not None:
-        fewer = max(1, round(share * demand.concurrency))
-        demand = replace(demand, concurrency=fewer, rate_per_s=share * demand.rate_per_s)
-        traffic = traffic.model_copy(update={"concurrency": fewer})
-    else:
-        demand = replace(demand, rate_per_s=share * demand.rate_per_s)
-        traffic = traffic.model_copy(update={"rate": demand.rate_per_s})
-    goal = question.spec.goal.model_copy(update={"traffic": traffic})
-    return replace(question, spec=replace(question.spec, goal=goal), demand=demand)
 
 
 def _traffic_words(less: Question, question: Question) -> str:

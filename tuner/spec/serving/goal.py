@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, get_args
 from pydantic import Field, ValidationInfo, model_validator
 
 from profilers.records import Record
-from tuner.spec.fields import Count, FilePath, PositiveSeconds, SpecFolder
+from tuner.spec.fields import Count, FilePath, Name, PositiveSeconds, SpecFolder
 from tuner.spec.goal import Routing
 from tuner.spec.serving.traffic import Traffic
 
@@ -72,6 +72,9 @@ class ServeGoal(Record):
 
     kind: Literal["serve"]
     engine: Engine
+    engines: dict[Name, Engine] = Field(default_factory=dict)
+    """By pool, where another engine or release serves there. Prefill and decode of one deployment
+    hand caches over only within one engine; others stand beside each other as islands."""
     traffic: Traffic
     slo: Slo = Slo()
     quantization: Literal["bf16", "fp8", "fp8_block", "nvfp4", "mxfp4"] = "bf16"

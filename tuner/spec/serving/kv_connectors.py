@@ -26,6 +26,8 @@ class Connector(StrEnum):
     """vLLM's variant in which the prefill side writes."""
     MOONCAKE = "mooncake"
     """Mooncake's transfer engine, point to point."""
+    ASCEND = "ascend"
+    """Between Huawei's devices: Mooncake's transport `ascend` (vllm-ascend), MemFabric (SGLang)."""
 
 
 class CacheKind(StrEnum):
@@ -82,6 +84,8 @@ class ConnectorRules:
     """Prefill's tensor degree may exceed both decode's and the key-value heads."""
     wider_decode_beyond_heads: bool = True
     """Likewise decode's above prefill's."""
+    wider_decode: bool = True
+    """Decode's tensor degree may exceed prefill's."""
     wider_decode_if_hybrid: bool = True
     """Of hybrid models decode's tensor degree may exceed prefill's."""
     pipeline: PipelineRule = PipelineRule.ANY
@@ -112,6 +116,10 @@ _SGLANG_0523: Final = (
 _TRTLLM_13: Final = (
     "trtllm 1.3.0rc27: cpp/tensorrt_llm/batch_manager/cacheFormatter.cpp and mlaCacheFormatter.cpp"
     " (inquireSupport), which serve every backend of the cache transceiver"
+)
+_ASCEND_023: Final = (
+    "vllm 0.23.0: vllm-ascend 0.23.0, distributed/kv_transfer/kv_p2p/mooncake_connector.py"
+    " (MooncakeConnectorWorker.__init__, _get_prefill_decode_size)"
 )
 _SLOW_SLICES: Final = "sglang warns that unlike tensor degrees are slow unless the model has MLA"
 
@@ -189,6 +197,18 @@ TABLE: Final = (
     ),
     *(
         ConnectorRules(
+            engine="vllm",
+            release="0.23.0",
+            connector=Connector.ASCEND,
+            cache=cache,
+            wider_decode=False,
+            pipeline=PipelineRule.DECODE_ONE,
+            source=_ASCEND_023,
+        )
+        for cache in CacheKind
+    ),
+    *(
+        ConnectorRules(
             engine="sglang",
             release="0.5.23",
             connector=connector,
@@ -200,7 +220,7 @@ TABLE: Final = (
             source=f"{_SGLANG_0523}; srt/disaggregation/{connector}/conn.py (send_kvcache_slice)",
             note=_SLOW_SLICES,
         )
-        for connector in (Connector.MOONCAKE, Connector.NIXL)
+        for connector in (Connector.MOONCAKE, Connector.NIXL, Connector.ASCEND)
     ),
     *(
         ConnectorRules(
@@ -224,7 +244,7 @@ TABLE: Final = (
             pipeline=PipelineRule.EQUAL_OR_DECODE_ONE,
             source=_SGLANG_0523,
         )
-        for connector in (Connector.MOONCAKE, Connector.NIXL)
+        for connector in (Connector.MOONCAKE, Connector.NIXL, Connector.ASCEND)
     ),
 )
 

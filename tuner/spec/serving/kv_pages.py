@@ -14,36 +14,42 @@ with SGLang's kernels before Blackwell, and there 16 to 128 tokens for grouped, 
 caches, which the release would silently change others into; TensorRT-LLM's two sizes, since its
 documents ask for a power of two and name no others.
 
+On AMD's devices vLLM and SGLang keep their defaults (vllm 0.33.0 v1/attention/backends/
+triton_attn.py: multiples of 16; sglang 0.5.23 arg_groups/overrides.py). On Ascend both engines set
+pages of 128 tokens (vllm-ascend 0.23.0 utils.py, refresh_block_size; sglang 0.5.23
+hardware_backend/npu/utils.py), whose layers keep tokens outermost.
+
 Source: vllm 0.33.0: config/cache.py (DEFAULT_BLOCK_SIZE), platforms/cuda.py
 (_get_backend_priorities), v1/attention/backends (get_supported_kernel_block_sizes), kv_connector/v1
 (get_required_kvcache_layout). sglang 0.5.23: srt/arg_groups/overrides.py (_page_size_default,
 _mla_backend_page_constraints), model_override_base.py (get_default_attn_backend), model_overrides.
 github.com/NVIDIA/TensorRT-LLM: llmapi/llm_args.py (KvCacheConfig), _torch/model_config.py
 (enable_flash_mla, for caches of 576 values), _torch/pyexecutor/py_executor_creator.py.
-Valid: NVIDIA devices, and models whose layers all keep caches of one kind; of other vendors'
-devices the releases' platform plugins decide, which are not described. Not covered: fp8 caches of
-FlashAttention 4 and heads of 256, whose kernels take pages of their own.
+Valid: models whose layers all keep caches of one kind. Not covered: fp8 caches of FlashAttention 4
+and heads of 256, whose kernels take pages of their own; AITER's kernels, which would rather have 64
+tokens and take 16; vLLM on Ascend without prefix cache and chunks, where other pages are kept.
 """
 
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.devices.datasheet import Generation
+from tuner.devices.datasheet import Generation, Vendor
 from tuner.spec.serving.kv_connectors import CacheKind
 
-NVIDIA: Final = frozenset(
-    {Generation.AMPERE, Generation.ADA, Generation.HOPPER, Generation.BLACKWELL}
-)
+NVIDIA: Final = frozenset(one for one in Generation if one.vendor is Vendor.NVIDIA)
 LAYOUT: Final = {"vllm": "hnd", "sglang": "nhd", "trtllm": "hnd"}
 """By engine; of no meaning for a latent cache."""
+_ASCEND_PAGE: Final = 128
 _VLLM_LEAST: Final = 16
 """Tokens: no attention kernel for NVIDIA devices takes smaller blocks."""
 
 
 def page_tokens(*, engine: str, cache: CacheKind, generation: Generation, dtype: str) -> int | None:
     """Return the tokens of a page; None where no release says so."""
-    if generation not in NVIDIA or engine not in LAYOUT:
+    if engine not in LAYOUT or (engine == "trtllm" and generation not in NVIDIA):
         return None
+    if generation is Generation.ASCEND:
+        return _ASCEND_PAGE
     on_blackwell = generation is Generation.BLACKWELL
     if engine == "trtllm":
         return 64 if cache is CacheKind.LATENT and generation is Generation.HOPPER else 32
@@ -54,6 +60,11 @@ def page_tokens(*, engine: str, cache: CacheKind, generation: Generation, dtype:
     if cache is CacheKind.LATENT and generation is Generation.HOPPER and dtype == "fp8":
         return 64
     return 16
+
+
+def page_layout(*, engine: str, generation: Generation) -> str:
+    """Return how heads lie in a page: nhd or hnd."""
+    return "nhd" if generation is Generation.ASCEND else LAYOUT[engine]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +104,8 @@ def legal_pages(
     default = page_tokens(engine=engine, cache=cache, generation=generation, dtype=dtype)
     if default is None:
         return None
+    if generation is Generation.ASCEND:
+        return LegalPages(among=(_ASCEND_PAGE,))
     if engine == "vllm":
         return LegalPages(multiple_of=default)
     if engine == "trtllm":

@@ -120,6 +120,8 @@ def _tensors(rules: ConnectorRules, hand_over: HandOver) -> Iterator[str]:
         yield f"{degrees}: the wider prefill exceeds {heads}; give prefill at most that"
     if wider == "decode" and beyond_heads and not rules.wider_decode_beyond_heads:
         yield f"{degrees}: the wider decode exceeds {heads}; give decode at most that"
+    if wider == "decode" and not rules.wider_decode:
+        yield f"{degrees}: prefill's must be decode's at least"
     if wider == "decode" and hand_over.is_hybrid and not rules.wider_decode_if_hybrid:
         yield f"{degrees}: a model of unlike layers needs decode's to be prefill's at most"
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 
 from profilers.records import Record
-from tuner.errors import SpecError
+from tuner.errors import SpecError, UnknownTargetError
 from tuner.spec.cluster import Cluster
 from tuner.spec.fields import FilePath, Name, one_or_many
 from tuner.spec.files import shown_path
@@ -15,6 +15,7 @@ from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.lengths import LengthLaw, quantile_tokens
+from tuner.spec.serving.manifests.registry import releases_by_pool
 from tuner.spec.spec_file import parsed_spec, validated_spec
 
 Targets = Annotated[tuple[Name, ...], BeforeValidator(one_or_many)]
@@ -55,6 +56,7 @@ def read_serve_spec(path: Path) -> ServeSpec:
     model = read_model(file.model)
     _check_lengths(file.goal, model, source)
     _check_prices(file.goal, file.cluster, source)
+    _check_engines(file.goal, file.cluster, source)
     return ServeSpec(
         path=path,
         model_path=file.model,
@@ -63,6 +65,19 @@ def read_serve_spec(path: Path) -> ServeSpec:
         goal=file.goal,
         emit=file.emit,
     )
+
+
+def _check_engines(goal: ServeGoal, cluster: Cluster, source: str) -> None:
+    names = [pool.name for pool in cluster.pools]
+    unknown = [name for name in goal.engines if name not in names]
+    if unknown:
+        raise SpecError(
+            f"{source}: goal.engines: no pool is named {unknown[0]!r}; pools: {', '.join(names)}"
+        )
+    try:
+        releases_by_pool(goal, tuple(pool for pool in cluster.pools if pool.device is not None))
+    except UnknownTargetError as error:
+        raise SpecError(f"{source}: {error}") from None
 
 
 def _check_prices(goal: ServeGoal, cluster: Cluster, source: str) -> None:

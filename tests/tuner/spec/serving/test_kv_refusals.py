@@ -208,13 +208,13 @@ def test_unlike_layouts_never_meet() -> None:
             "vllm",
             "0.1",
             Connector.NIXL,
-            r"vllm 0.1: .* not described; known: \['0.30.0\+afd', '0.33.0'\]",
+            r"vllm 0.1: .* not described; .*'0.23.0', '0.30.0\+afd', '0.33.0'",
         ),
         (
             "sglang",
             "",
             Connector.NIXL_PUSH,
-            r"no connector nixl_push; it has \['mooncake', 'nixl'\]",
+            r"no connector nixl_push; it has \['ascend', 'mooncake', 'nixl'\]",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tuner.devices.datasheet import Generation
+from tuner.devices.datasheet import Generation, Vendor
 from tuner.spec.serving.manifests.afd import AfdCapabilities
 
 LARGEST_DISPATCH_TOKENS: Final = 1024
@@ -40,6 +40,10 @@ absent: releases have kernels that unpack it for what they serve it on."""
 
 DEEPEP: Final = frozenset({"deepep_normal", "deepep_low_latency"})
 
+WITHOUT_NVLINK: Final = frozenset({Generation.ADA})
+"""NVIDIA devices of the catalogue that reach each other over PCIe alone; DeepEP wants NVLink inside
+a machine and RDMA between machines (deepseek-ai/DeepEP, README, Requirements)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCapabilities:
@@ -56,6 +60,16 @@ class ServingCapabilities:
     """Variables that emitted files set for it."""
     image: str
     """Container of the release."""
+    image_note: str = ""
+    """What is not known of the container."""
+    vendor: Vendor = Vendor.NVIDIA
+    """Whose devices it serves on; facts by vendor: vendors.py."""
+    plugin: str = ""
+    """What adds the vendor's devices to the engine, with its release; empty: the engine itself."""
+    whole_prompts_option: str = "--disable-chunked-prefill"
+    """How vLLM is kept from cutting prompts."""
+    portable_backends: Mapping[str, str] = field(default_factory=dict)
+    """Attention backends that exist on other vendors' devices too, by kind of cache."""
 
     modes: frozenset[str] = frozenset({"aggregated", "disaggregated"})
     quantization: Mapping[str, str] = field(default_factory=dict)
@@ -105,9 +119,16 @@ class ServingCapabilities:
     """Models whose expert layers know DeepEP and two-batch overlap; None: all with experts."""
     shared_device_architectures: frozenset[str] = frozenset()
     """Models whose prompts run layer by layer beside decode, on multiprocessors of their own."""
+    exchange_option: bool = True
+    """The all-to-all backend is named by an option; else the engine chooses it."""
     page_is_power_of_two: bool = False
     """Pages of a KV cache hold a power of two of tokens."""
     chunk_needs_whole_pages: bool = False
     """A chunk of a prompt ends where a page does."""
     afd: AfdCapabilities | None = None
     """What puts attention and experts on servers of their own; None: nothing does."""
+
+    @property
+    def title(self) -> str:
+        """Engine and release, with the plugin where there is one."""
+        return f"{self.name} {self.release}" + (f" with {self.plugin}" if self.plugin else "")

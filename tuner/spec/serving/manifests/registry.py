@@ -1,4 +1,4 @@
-"""Every described release of every serving engine, the newest first.
+"""Every described release of every serving engine, by the vendor of the devices.
 
 A release with a plugin stands behind those without: nobody gets it who does not name it.
 """
@@ -6,11 +6,20 @@ A release with a plugin stands behind those without: nobody gets it who does not
 from collections.abc import Mapping
 from typing import Final
 
+from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Vendor
 from tuner.errors import UnknownTargetError
-from tuner.spec.serving.goal import Engine
+from tuner.spec.cluster import Cluster, Pool
+from tuner.spec.serving.goal import Engine, ServeGoal
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.sglang import SGLANG_0_5_23
 from tuner.spec.serving.manifests.trtllm import TRTLLM_1_3
+from tuner.spec.serving.manifests.vendors import (
+    SGLANG_0_5_23_CANN,
+    SGLANG_0_5_23_ROCM,
+    VLLM_0_33_ROCM,
+    VLLM_ASCEND_0_23,
+)
 from tuner.spec.serving.manifests.vllm import VLLM_0_33
 from tuner.spec.serving.manifests.vllm_afd import VLLM_0_30_AFD
 
@@ -19,22 +28,98 @@ ENGINES: Final[Mapping[str, tuple[ServingCapabilities, ...]]] = {
     "vllm": (VLLM_0_33, VLLM_0_30_AFD),
     "trtllm": (TRTLLM_1_3,),
 }
-"""By the name users type; `goal.engine.version` names one."""
+"""By the name users type, the newest first: on NVIDIA devices. `goal.engine.version` names one."""
+
+RELEASES: Final[Mapping[Vendor, Mapping[str, tuple[ServingCapabilities, ...]]]] = {
+    Vendor.NVIDIA: ENGINES,
+    Vendor.AMD: {"sglang": (SGLANG_0_5_23_ROCM,), "vllm": (VLLM_0_33_ROCM,)},
+    Vendor.HUAWEI: {"sglang": (SGLANG_0_5_23_CANN,), "vllm": (VLLM_ASCEND_0_23,)},
+}
+"""Likewise on every vendor's; an engine that is absent does not run there."""
 
 
-def manifest_of(engine: Engine) -> ServingCapabilities:
+def manifest_of(engine: Engine, *, vendor: Vendor = Vendor.NVIDIA) -> ServingCapabilities:
     """Return the release that is named, or the newest where none is.
 
     Raises:
-        UnknownTargetError: the release is not described.
+        UnknownTargetError: the engine does not serve on such devices, or the release is not
+            described.
     """
-    described = ENGINES[engine.name]
+    on_vendor = RELEASES[vendor]
+    if engine.name not in on_vendor:
+        raise UnknownTargetError(
+            f"goal.engine: {engine.name} does not serve on devices of {vendor}; those of {vendor}"
+            f" are served by {' or '.join(sorted(on_vendor))}"
+        )
+    described = on_vendor[engine.name]
     if not engine.version:
         return described[0]
     for manifest in described:
         if manifest.release == engine.version:
             return manifest
     raise UnknownTargetError(
-        f"goal.engine.version: no {engine.name} {engine.version!r} is described; there is"
+        f"goal.engine.version: no {engine.name} {engine.version!r} is described"
+        f"{'' if vendor is Vendor.NVIDIA else f' for devices of {vendor}'}; there is"
         f" {', '.join(manifest.release for manifest in described)}"
     )
+
+
+def vendor_of(pool: Pool) -> Vendor:
+    """Return who makes a pool's devices; NVIDIA where the pool names no device."""
+    if pool.device is None:
+        return Vendor.NVIDIA
+    return find_device(pool.device).generation.vendor
+
+
+def release_on(goal: ServeGoal, pool: Pool) -> ServingCapabilities:
+    """Return the release that serves on a pool.
+
+    A version that `goal.engine` names is of NVIDIA devices where the pools are of several vendors,
+    since plugins follow the engine's releases late; `goal.engines` names those of other pools.
+
+    Raises:
+        UnknownTargetError: the engine does not serve on the pool's devices, or its release is not
+            described there.
+    """
+    vendor = vendor_of(pool)
+    own = goal.engines.get(pool.name)
+    try:
+        if own is not None:
+            return manifest_of(own, vendor=vendor)
+        if vendor is Vendor.NVIDIA:
+            return manifest_of(goal.engine)
+        return _on_other(goal.engine, vendor)
+    except UnknownTargetError as error:
+        raise UnknownTargetError(
+            f"{error}; pool {pool.name!r} is of {vendor}: name another under goal.engines, or"
+            " leave the pool out"
+            if vendor is not Vendor.NVIDIA
+            else str(error)
+        ) from None
+
+
+def main_release(goal: ServeGoal, cluster: Cluster) -> ServingCapabilities:
+    """Return the release of the first pool, which speaks for all where one name is needed.
+
+    Raises:
+        UnknownTargetError: as `release_on`.
+    """
+    return release_on(goal, cluster.pools[0])
+
+
+def releases_by_pool(goal: ServeGoal, pools: tuple[Pool, ...]) -> dict[str, ServingCapabilities]:
+    """Return the release of each pool.
+
+    Raises:
+        UnknownTargetError: as `release_on`.
+    """
+    return {pool.name: release_on(goal, pool) for pool in pools}
+
+
+def _on_other(engine: Engine, vendor: Vendor) -> ServingCapabilities:
+    described = RELEASES[vendor].get(engine.name, ())
+    if engine.version in {manifest.release for manifest in described}:
+        return manifest_of(engine, vendor=vendor)
+    if any(engine.version in ("", one.release) for one in ENGINES[engine.name]):
+        return manifest_of(engine.model_copy(update={"version": ""}), vendor=vendor)
+    return manifest_of(engine, vendor=vendor)

@@ -20,6 +20,7 @@ from tuner.spec.serving.manifests.manifest import (
     DEEPEP_HIDDEN_SIZES,
     DEEPEP_RANKS,
     LARGEST_DISPATCH_TOKENS,
+    WITHOUT_NVLINK,
     ServingCapabilities,
 )
 from tuner.spec.serving.manifests.pairs import pair_refusals
@@ -46,6 +47,7 @@ isl_bounding: tokens to compute over all tokens below a ratio of 1 at most) and 
 (`conditional_disagg_config`, examples/disaggregated), whose limits need a cached part too."""
 
 _UNKNOWN: Final[Mapping[str, Generation]] = MappingProxyType({})
+_SAME: Final[Mapping[str, ServingCapabilities]] = MappingProxyType({})
 
 
 def refusals(
@@ -56,6 +58,7 @@ def refusals(
     goal: ServeGoal,
     devices_per_node: Mapping[str, int],
     generations: Mapping[str, Generation] = _UNKNOWN,
+    releases: Mapping[str, ServingCapabilities] = _SAME,
 ) -> tuple[str, ...]:
     """Return what keeps the release from launching the decision; empty: it can.
 
@@ -66,33 +69,37 @@ def refusals(
         goal: with which precision and for which requests.
         devices_per_node: by pool.
         generations: of the devices, by pool; what only they decide is not judged where they lack.
+        releases: by pool, where another than `engine` serves there.
     """
-    if decision.mode not in engine.modes:
-        return (f"{engine.name} {engine.release}: {_absent(engine, decision.mode)}",)
+    used = {group.pool: releases.get(group.pool, engine) for group in decision.instances}
+    for own in used.values():
+        if decision.mode not in own.modes:
+            return (f"{own.title}: {_absent(own, decision.mode)}",)
     broken = [
-        *_roles(decision),
-        *_handovers(engine, decision),
-        *pair_refusals(engine, decision, model=model, goal=goal, generations=generations),
-        *(
-            ()
-            if engine.afd is None
-            else cell_refusals(engine.afd, decision.instances, generations=generations)
-        ),
-        *(
-            f"quantization {goal.quantization} is not one of {', '.join(engine.quantization)}"
-            for _ in range(goal.quantization not in engine.quantization)
-        ),
+        f"{engine.title}: {line}"
+        for line in (
+            *_roles(decision),
+            *_handovers(engine, decision, releases=used),
+            *pair_refusals(
+                engine, decision, model=model, goal=goal, generations=generations, releases=used
+            ),
+            *_cells(decision, generations=generations, releases=used),
+        )
     ]
     for group in decision.instances:
-        broken += group_refusals(
-            engine,
-            group,
-            model=model,
-            goal=goal,
-            devices_per_node=devices_per_node[group.pool],
-            generation=generations.get(group.pool),
-        )
-    return tuple(dict.fromkeys(f"{engine.name} {engine.release}: {line}" for line in broken))
+        own = used[group.pool]
+        broken += [
+            f"{own.title}: {line}"
+            for line in group_refusals(
+                own,
+                group,
+                model=model,
+                goal=goal,
+                devices_per_node=devices_per_node[group.pool],
+                generation=generations.get(group.pool),
+            )
+        ]
+    return tuple(dict.fromkeys(broken))
 
 
 def group_refusals(
@@ -111,7 +118,7 @@ def group_refusals(
             *_experts(engine, group, model=model),
             *_cell(engine, group, model=model, goal=goal, generation=generation),
             *_attention(engine, group, devices_per_node=devices_per_node),
-            *_all_to_all(engine, group, model=model),
+            *_all_to_all(engine, group, model=model, generation=generation),
             *step_refusals(engine, group, model=model, goal=goal, generation=generation),
         )
     )
@@ -140,19 +147,46 @@ def _roles(decision: Deployment) -> Iterator[str]:
         )
 
 
-def _handovers(engine: ServingCapabilities, decision: Deployment) -> Iterator[str]:
+def _handovers(
+    engine: ServingCapabilities,
+    decision: Deployment,
+    *,
+    releases: Mapping[str, ServingCapabilities],
+) -> Iterator[str]:
     if "prefill" not in ROLES[decision.mode]:
         return
     used = {handover.connector for handover in decision.handovers}
-    if len(used) != 1:
+    of_pool: dict[str, set[str]] = {}
+    for handover in decision.handovers:
+        for pool in (handover.from_pool, handover.to_pool):
+            of_pool.setdefault(pool, set()).add(handover.connector)
+    if not used or any(len(names) > 1 for names in of_pool.values()):
         yield f"an instance has one KV connector, the handovers name {sorted(used) or 'none'}"
-    for connector in sorted(used - set(engine.connectors)):
-        yield f"connector {connector} is not one of {', '.join(engine.connectors)}"
-    if any(handover.path == "host" for handover in decision.handovers):
-        if not engine.host_path:
+    for pool, names in of_pool.items():
+        own = releases.get(pool, engine)
+        for connector in sorted(names - set(own.connectors)):
+            yield f"connector {connector} is not one of {', '.join(own.connectors)}"
+    through_host = [handover for handover in decision.handovers if handover.path == "host"]
+    for handover in through_host:
+        ends = (releases.get(pool, engine) for pool in (handover.from_pool, handover.to_pool))
+        if not all(own.host_path for own in ends):
             yield "KV caches cannot pass through host memory; plan for a path between devices"
-        elif "mooncake" in used:
+        elif handover.connector == "mooncake":
             yield "connector mooncake cannot pass through host memory; nixl can"
+
+
+def _cells(
+    decision: Deployment,
+    *,
+    generations: Mapping[str, Generation],
+    releases: Mapping[str, ServingCapabilities],
+) -> Iterator[str]:
+    plugins = dict.fromkeys(
+        own.afd for group in decision.instances if (own := releases[group.pool]).afd is not None
+    )
+    for plugin in plugins:
+        own_groups = [one for one in decision.instances if releases[one.pool].afd is plugin]
+        yield from cell_refusals(plugin, own_groups, generations=generations)
 
 
 def _cell(
@@ -229,12 +263,23 @@ def _attention(
             )
 
 
-def _all_to_all(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> Iterator[str]:
+def _all_to_all(
+    engine: ServingCapabilities,
+    group: Group,
+    *,
+    model: ModelSpec,
+    generation: Generation | None,
+) -> Iterator[str]:
     backend = group.a2a_backend
     if backend not in engine.a2a_backends:
         yield f"a2a_backend {backend} is not one of {', '.join(sorted(engine.a2a_backends))}"
     if backend not in DEEPEP:
         return
+    if generation in WITHOUT_NVLINK:
+        yield (
+            f"a2a_backend {backend} needs NVLink between the devices of a machine, which those of"
+            f" {generation} lack; use allgather"
+        )
     if group.moe_tp > 1 or group.ep == 1:
         yield (
             f"a2a_backend {backend} needs moe_tp 1 and ep above 1, not {group.moe_tp}"

@@ -66,6 +66,12 @@ def lacks_units(quantization: str, *, generation: Generation | None) -> bool:
 def _weights(
     engine: ServingCapabilities, goal: ServeGoal, *, generation: Generation | None
 ) -> Iterator[str]:
+    if goal.quantization not in engine.quantization:
+        yield f"quantization {goal.quantization} is not one of {', '.join(engine.quantization)}"
+        return
+    if goal.kv_cache_dtype not in engine.kv_cache_dtype:
+        known = ", ".join(engine.kv_cache_dtype)
+        yield f"kv_cache_dtype {goal.kv_cache_dtype} is not one of {known}"
     if lacks_units(goal.quantization, generation=generation) and not engine.weight_only_fallback:
         known = ", ".join(sorted(HAVE_UNITS[goal.quantization]))
         yield f"quantization {goal.quantization} needs {known}, not {generation}"

@@ -24,6 +24,9 @@ docs/features/{nixl,mooncake}_connector_usage.md:
   (layers/quantization/{fp8,modelopt}.py, get_min_capability).
 - gpt-oss checkpoints say "quant_method": "mxfp4" themselves; no option is needed
   (layers/quantization/mxfp4.py).
+- The NIXL connector compares releases and attention backends of both sides (metadata.py,
+  compute_nixl_compatibility_hash). TRITON_ATTN and TRITON_MLA exist on CUDA and ROCm
+  (v1/attention/backends), so `--attention-backend` makes both sides equal.
 - `--enable-dbo` works with DeepEP under data parallelism (docs/design/dbo.md, vllm/config/vllm.py).
 
 Not covered: context parallelism, elastic expert parallelism, external load balancing.
@@ -41,6 +44,7 @@ VLLM_0_33: Final = ServingCapabilities(
     options=frozenset(
         {
             "--all2all-backend",
+            "--attention-backend",
             "--data-parallel-address",
             "--data-parallel-rpc-port",
             "--data-parallel-size",
@@ -85,6 +89,7 @@ VLLM_0_33: Final = ServingCapabilities(
     kv_cache_dtype={"bf16": "", "fp8": "fp8"},
     connectors={"nixl": "NixlConnector", "mooncake": "MooncakeConnector"},
     host_path=True,
+    portable_backends={"grouped": "TRITON_ATTN", "latent": "TRITON_MLA"},
     deepep_needs_attention_dp=True,
     low_latency_takes_prefill=True,
     both_expert_degrees=False,

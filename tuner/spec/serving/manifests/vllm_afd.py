@@ -85,6 +85,7 @@ VLLM_0_30_AFD: Final = replace(
     options=VLLM_0_33.options - {"--disable-chunked-prefill"}
     | {"--additional-config", "--compilation-config", "--no-enable-chunked-prefill"},
     environment=VLLM_0_33.environment | {"VLLM_USE_V2_MODEL_RUNNER"},
+    whole_prompts_option="--no-enable-chunked-prefill",
     connectors={"nixl": "NixlConnector"},
     modes=VLLM_0_33.modes | {"attention_expert"},
     afd=AFD_PLUGIN,

@@ -1,0 +1,88 @@
+"""Two vendors: caches pass where a connector lets them, else islands stand side by side."""
+
+from pathlib import Path
+
+import pytest
+
+from solvers.instances.problem import Group as SolverGroup
+from solvers.instances.problem import InstancesProblem, Objective, Route
+from solvers.instances.problem import Pool as SolverPool
+from solvers.instances.problem import Role as SolverRole
+from tuner.planner.serve.islands import island_layouts
+from tuner.serve_api import deploy
+from tuner.serve_plan import ServePlan
+from tuner.spec.serving.read import read_serve_spec
+
+EXAMPLES = Path(__file__).parents[4] / "examples" / "serving"
+
+
+@pytest.fixture(scope="module")
+def ascend() -> ServePlan:
+    return deploy(EXAMPLES / "h100-ascend.yaml", time_limit_s=20.0).plan
+
+
+@pytest.fixture(scope="module")
+def mi300x() -> ServePlan:
+    return deploy(EXAMPLES / "h100-mi300x.yaml", time_limit_s=20.0).plan
+
+
+def test_h100_and_ascend_are_two_islands_that_use_both_pools(ascend: ServePlan) -> None:
+    decision = ascend.decision
+    assert decision is not None
+    assert {one.name for one in decision.islands} == {"nvidia", "huawei"}
+    assert sum(one.share_ratio for one in decision.islands) == pytest.approx(1.0)
+    assert {(one.role.value, one.pool, one.island) for one in decision.instances} == {
+        (role, pool, island)
+        for role in ("prefill", "decode")
+        for pool, island in (("h100", "nvidia"), ("ascend", "huawei"))
+    }
+    assert [(one.from_pool, one.to_pool, one.connector) for one in decision.handovers] == [
+        ("h100", "h100", "nixl"),
+        ("ascend", "ascend", "ascend"),
+    ]
+
+
+def test_pairs_that_no_connector_joins_are_listed_with_rule_and_gain(ascend: ServePlan) -> None:
+    listed = {one.feature.partition(":")[0]: one for one in ascend.unlaunchable if one.rule}
+    assert set(listed) == {
+        "prefill on h100 and decode on ascend",
+        "prefill on ascend and decode on h100",
+    }
+    assert {one.rule for one in listed.values()} == {"connector"}
+    assert listed["prefill on h100 and decode on ascend"].gain_ratio > 0.05
+
+
+def test_h100_and_mi300x_share_the_work_through_host_memory(mi300x: ServePlan) -> None:
+    decision = mi300x.decision
+    assert decision is not None
+    (way,) = decision.handovers
+    assert {way.from_pool, way.to_pool} == {"h100", "mi300x"}
+    assert (way.connector, way.path) == ("nixl", "host")
+    assert not decision.islands
+    assert any("TRITON_ATTN" in note for note in mi300x.provenance.notes)
+
+
+def test_one_vendor_is_one_island() -> None:
+    spec = read_serve_spec(EXAMPLES / "mixed-pool.yaml")
+    assert island_layouts(spec, "disaggregated") == ({},)
+    two = read_serve_spec(EXAMPLES / "h100-ascend.yaml")
+    joined, apart = island_layouts(two, "disaggregated")
+    assert (joined, apart) == ({}, {"h100": "nvidia", "ascend": "huawei"})
+    # Nothing passes between aggregated instances, so that two releases are always two islands.
+    assert island_layouts(two, "aggregated") == (apart,)
+    assert island_layouts(two, "shared_device") == ({},)
+
+
+def test_a_route_never_leaves_an_island() -> None:
+    with pytest.raises(ValueError, match="joins two islands"):
+        InstancesProblem(
+            pools=(SolverPool(name="one", devices=8),),
+            groups=(
+                SolverGroup(name="p", role=SolverRole.PREFILL),
+                SolverGroup(name="d", role=SolverRole.DECODE, island=1),
+            ),
+            columns=(),
+            routes=(Route(sender=0, receiver=1),),
+            objective=Objective.DEVICES,
+            demand_per_s=1.0,
+        )

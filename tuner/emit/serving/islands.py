@@ -1,0 +1,109 @@
+"""A deployment of islands as one deployment each, and the router in front of them.
+
+Each island is emitted into a folder of its own, as if it were the whole plan with its share of the
+requests. `front/front.sh` starts nginx, which gives each island's router its share of the requests
+by weights (`upstream`, nginx documents, ngx_http_upstream_module).
+"""
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Final
+
+from tuner.emit.files import EmittedFile, comment
+from tuner.emit.serving.router import FRONT_NGINX
+from tuner.emit.serving.shape import dns_label
+from tuner.emit.serving.statement import statement
+from tuner.serve_plan import Island, ServePrediction, VerifiedServing
+from tuner.spec.serving.goal import ServeGoal
+
+FRONT: Final = "front"
+"""Folder of the router in front."""
+WHOLE: Final = 1000
+"""Weights of all islands together."""
+
+
+def island_parts(verified: VerifiedServing) -> Iterator[tuple[str, VerifiedServing]]:
+    """Yield each island as a deployment of its own, by its folder."""
+    for island in verified.decision.islands:
+        decision = verified.decision.model_copy(
+            update={
+                "instances": tuple(
+                    group for group in verified.decision.instances if group.island == island.name
+                ),
+                "islands": (island,),
+            }
+        )
+        pools = {group.pool for group in decision.instances}
+        handovers = tuple(
+            one for one in verified.decision.handovers if {one.from_pool, one.to_pool} <= pools
+        )
+        decision = decision.model_copy(update={"handovers": handovers})
+        predicted = _share(verified.predicted, island)
+        plan = verified.plan.model_copy(
+            update={
+                "goal": _goal(verified.plan.goal, island, pools=pools),
+                "decision": decision,
+                "predicted": predicted,
+            }
+        )
+        yield (
+            dns_label(island.name),
+            verified.model_copy(
+                update={"plan": plan, "decision": decision, "predicted": predicted}
+            ),
+        )
+
+
+def front_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
+    """Return the router in front of the islands."""
+    islands = verified.decision.islands
+    names = [_variable(island) for island in islands]
+    checks = "".join(
+        f': "${{{name}:?set it to the address of that island, such as http://host:8000}}"\n'
+        for name in names
+    )
+    lists = " ".join(f'"${name}"' for name in names)
+    weights = " ".join(str(max(1, round(WHOLE * island.share_ratio))) for island in islands)
+    text = (
+        "#!/usr/bin/env bash\n"
+        + comment(
+            (
+                *statement(verified),
+                "",
+                f"Usage: {' '.join(f'{name}=http://host:port' for name in names)} ./front.sh",
+                "Each is the router of an island, or its one instance; start them first.",
+            )
+        )
+        + "set -euo pipefail\n"
+        + checks
+        + f"WORKER=({lists})\nWEIGHTS=({weights})\n"
+        + FRONT_NGINX
+    )
+    return (EmittedFile(path=PurePosixPath("front.sh"), text=text, executable=True),)
+
+
+def _variable(island: Island) -> str:
+    return f"{dns_label(island.name).replace('-', '_').upper()}_URL"
+
+
+def _goal(goal: ServeGoal, island: Island, *, pools: set[str]) -> ServeGoal:
+    own = next((engine for pool, engine in goal.engines.items() if pool in pools), None)
+    changes: dict[str, object] = {} if own is None else {"engine": own}
+    traffic = goal.traffic
+    if traffic.rate is not None:
+        traffic = traffic.model_copy(update={"rate": island.share_ratio * traffic.rate})
+    if traffic.concurrency is not None:
+        most = max(1, round(island.share_ratio * traffic.concurrency))
+        traffic = traffic.model_copy(update={"concurrency": most})
+    return goal.model_copy(update=changes | {"traffic": traffic})
+
+
+def _share(predicted: ServePrediction, island: Island) -> ServePrediction:
+    """Return what one island is expected to serve; times are those of all islands together."""
+    share = island.share_ratio
+    return predicted.model_copy(
+        update={
+            "requests_per_s": share * predicted.requests_per_s,
+            "output_tokens_per_s": share * predicted.output_tokens_per_s,
+        }
+    )
