@@ -140,8 +140,9 @@ class PlaceCertificate(Record):
     space: PlaceSpace = PlaceSpace(priced=1, illegal=0)
     dispatch: str = "even"
     """How replicas share tokens in these numbers: `even`; `near_dynamic`, near replicas first and
-    the others equally; `static`, these assigned once, the mean over launches; `lp`, `near_lp` and
-    the rules of no engine, on passes that are planned from."""
+    the others equally; `static`, these assigned once, the mean over launches, or the one
+    whose table is known; `lp`, `near_lp` and the rules of no engine, on passes that are planned
+    from."""
     objective_error: Annotated[float, Field(ge=0.0)] = 0.0
     """Standard error of `objective`, a mean over drawn launches; 0 where it is exact."""
     within_band: Size = 0
