@@ -9,7 +9,8 @@ from tuner.cli.serve_text import serve_text
 from tuner.explain.outcomes import figures_of
 from tuner.planner.serve.answering import Question, Settings, play, question_of
 from tuner.planner.serve.modes import answers_of
-from tuner.planner.serve.most_rate import RATE_STEP, at_rate, most_rate
+from tuner.planner.serve.most_rate import RATE_STEP, at_rate, most_rate, most_rate_with
+from tuner.planner.serve.routers import choices_of
 from tuner.serve_api import deploy, site_of
 from tuner.serve_plan import Role, ServePlan
 from tuner.spec.serving.read import read_serve_spec
@@ -32,12 +33,13 @@ def spec(tmp_path: Path) -> Spec:
         slo: str = "{ttft: {p90: 1s}, tpot: {p90: 40ms}}",
         modes: str = "[aggregated]",
         extra: str = "",
+        more_pools: str = "",
     ) -> Path:
         path = tmp_path / "spec.yaml"
         path.write_text(
             f"schema_version: 1\nmodel: {MODELS / model}\n"
             f"cluster: {{pools: [{{name: h100, device: h100-sxm, nodes: {nodes},"
-            f" devices_per_node: {per_node}}}]}}\n"
+            f" devices_per_node: {per_node}}}{more_pools}]}}\n"
             f"goal:\n  kind: serve\n  engine: {{name: {engine}}}\n  traffic: {traffic}\n"
             f"  slo: {slo}\n  objective: rate\n  modes: {modes}\n  {extra}\n"
             f"emit: [{engine}]\n"
@@ -110,6 +112,29 @@ def test_more_devices_and_longer_targets_never_serve_less(spec: Spec) -> None:
     ]
     assert rates[0] <= rates[1] * (1.0 + RATE_STEP)
     assert rates[2] == pytest.approx(2.0 * rates[1], rel=0.05)
+
+
+def test_several_kinds_behind_a_router_that_follows_load_serve_more_than_one(spec: Spec) -> None:
+    # Of one kind a role, only one pool of the two would serve.
+    pools = ", {name: h20, device: h20, nodes: 2, devices_per_node: 1}"
+    question = question_of_spec(spec(nodes=2, more_pools=pools))
+    one_kind, by_load = choices_of(question.spec.goal, question.spec.emit, "aggregated")
+    one = most_rate_with(question, "aggregated", one_kind, None)
+    found = most_rate(question, "aggregated")
+    assert one is not None
+    assert found is not None
+    assert {group.option.site.pool.name for group in one.groups} == {"h100"}
+    assert {group.option.site.pool.name for group in found.groups} == {"h100", "h20"}
+    assert found.router == by_load
+    assert found.covered_kinds == by_load.most_kinds
+    assert one.rate_per_s is not None
+    assert found.rate_per_s is not None
+    assert 1.1 * one.rate_per_s < found.rate_per_s <= 1.0 / found.bound
+    targets = question.spec.goal.slo
+    for factor, holds in ((1.0, True), (1.0 + 2.0 * RATE_STEP, False)):
+        more = at_rate(question, factor * found.rate_per_s)
+        played = play(more, "aggregated", found.groups, router=found.router)
+        assert played.meets(targets) == holds or not found.eased
 
 
 def test_every_mode_with_a_program_is_answered(spec: Spec) -> None:

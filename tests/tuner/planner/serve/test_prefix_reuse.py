@@ -14,6 +14,7 @@ from tuner.planner.serve.prefix_reuse import RecordedPrompts, recorded_prompts
 from tuner.serve_api import deploy
 from tuner.serve_plan import PrefixReuse, ServePlan
 from tuner.spec.serving.read import read_serve_spec
+from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 SPEC = f"""
@@ -28,6 +29,8 @@ goal:
   modes: [aggregated]
   objective: devices
 """
+SINGLE = "nodes: 8, devices_per_node: 1, nics_per_node: 1, nic: 10Gbit/s"
+"""Where several instances of one device serve more than one of several."""
 Row = tuple[float, int, list[int]]
 
 
@@ -153,3 +156,24 @@ def test_an_engine_without_a_router_that_follows_caches_deals_out_in_turn(
     assert plan.prefix_reuse is not None
     assert plan.prefix_reuse.router == "in_turn"
     assert set(plan.prefix_reuse.by_router) == {"in_turn", "cache_aware"}
+
+
+def test_hits_that_were_counted_are_not_lowered_again_and_the_router_has_their_threshold(
+    spec: Callable[..., Path],
+) -> None:
+    for engine in ("vllm", "trtllm"):
+        path = spec(shared(400, every_s=0.015), engine=engine)
+        text = path.read_text().replace("mixtral-8x7b", "llama-3.1-8b")
+        path.write_text(text.replace("nodes: 1, devices_per_node: 8", SINGLE))
+        plan = plan_of(path)
+        assert plan.decision is not None
+        assert plan.prefix_reuse is not None
+        assert plan.prefix_reuse.instances > 1, engine
+        planned = plan.goal.traffic.prefix_hit
+        assert planned == pytest.approx(plan.prefix_reuse.hit_ratio, abs=0.01), engine
+        router = plan.decision.router
+        assert router is not None
+        follows = router.policy is RouterPolicy.CACHE_AWARE
+        assert follows == (plan.prefix_reuse.router == "cache_aware") == (engine == "vllm")
+        assert router.cache_threshold == (CACHE_THRESHOLD if follows else None)
+        assert not any("counted on in prefix caches" in line for line in plan.provenance.notes)

@@ -246,3 +246,23 @@ def test_a_closed_loop_keeps_its_requests_under_way() -> None:
     under_way = np.cumsum([change for _, change in events])
     assert under_way.max() == 20
     assert float(np.median(under_way)) >= 19
+
+
+def test_turns_of_a_closed_loop_stay_in_order_on_whichever_instance() -> None:
+    after_R = np.array([turn - 3 if turn >= 3 else -1 for turn in range(60)])
+    requests = Requests(
+        input_R=np.full(60, 500),
+        output_R=np.arange(60) % 7 + 20,
+        arrival_s_R=None,
+        after_R=after_R,
+    )
+    kinds = (answering(2, step_s=0.01), answering(1, step_s=0.03))
+    served = simulate_routed(
+        requests,
+        kinds=kinds,
+        routing=Routing(policy=RouterPolicy.LEAST_REQUESTS),
+        concurrency=8,
+    ).served
+    has_before = after_R >= 0
+    began_s_R = served.arrival_s_R[has_before]
+    assert (began_s_R >= served.end_s_R[after_R[has_before]] - 1e-12).all()
