@@ -8,9 +8,11 @@ from solvers.instances.problem import Group as SolverGroup
 from solvers.instances.problem import InstancesProblem, Objective, Route
 from solvers.instances.problem import Pool as SolverPool
 from solvers.instances.problem import Role as SolverRole
-from tuner.planner.serve.islands import island_layouts
-from tuner.serve_api import deploy
-from tuner.serve_plan import ServePlan
+from tuner.planner.serve.answering import Settings, question_of
+from tuner.planner.serve.islands import capacity_per_s, island_layouts, island_shares
+from tuner.planner.serve.playing import Group
+from tuner.serve_api import deploy, site_of
+from tuner.serve_plan import Role, ServePlan
 from tuner.spec.serving.read import read_serve_spec
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "serving"
@@ -71,6 +73,25 @@ def test_one_vendor_is_one_island() -> None:
     # Nothing passes between aggregated instances, so that two releases are always two islands.
     assert island_layouts(two, "aggregated") == (apart,)
     assert island_layouts(two, "shared_device") == ({},)
+
+
+def test_islands_together_serve_the_least_of_the_roles_of_each() -> None:
+    spec = read_serve_spec(EXAMPLES / "h100-ascend.yaml")
+    question = question_of(spec, tuple(site_of(one, ()) for one in spec.cluster.pools), Settings())
+    groups, each = [], {}
+    for pool, prefills, decodes in (("h100", 1, 4), ("ascend", 3, 1)):
+        own = {one.role: one for one in question.options.options if one.site.pool.name == pool}
+        served = [(own[Role.PREFILL], prefills), (own[Role.DECODE], decodes)]
+        groups += [Group(option=one, count=count, island=pool) for one, count in served]
+        each[pool] = min(count * one.rate_per_s for one, count in served)
+    assert capacity_per_s(groups) == pytest.approx(sum(each.values()))
+    shares = island_shares(groups)
+    assert {name: share * capacity_per_s(groups) for name, share in shares.items()} == (
+        pytest.approx(each)
+    )
+    # Every batch of both vendors' ways is there for the front of speeds.
+    drawn = {curve.option.site.pool.name for curve in question.options.curves}
+    assert drawn == {"h100", "ascend"}
 
 
 def test_a_route_never_leaves_an_island() -> None:

@@ -128,6 +128,17 @@ def test_a_named_release_is_of_nvidia_where_a_plugin_follows_later() -> None:
     assert release_on(other, ascend).name == "sglang"
 
 
+def test_attention_and_ffn_servers_and_copies_of_experts_stay_where_they_were_described() -> None:
+    named = _goal(engine={"name": "vllm", "version": "0.30.0+afd"})
+    for device, release in (("h100-sxm", "0.30.0+afd"), ("mi300x", "0.33.0")):
+        found = release_on(named, Pool(name="one", device=device, devices_per_node=8))
+        assert found.release == release
+        assert (found.afd is not None) == ("attention_expert" in found.modes) == ("+afd" in release)
+    for vendor, engines in RELEASES.items():
+        kept = {bool(one.redundant_architectures) for one in (*engines["vllm"], *engines["sglang"])}
+        assert kept == {vendor is not Vendor.HUAWEI}
+
+
 @pytest.mark.parametrize(
     ("goal", "device", "said"),
     [
