@@ -7,8 +7,9 @@ The measured ratio is expected in [m / w, m w].
 
     train, one setting      the bands of ratios from published pairs (tuner/planner/ratios.py),
                             those that ship, whether the plans were calibrated or not
-    serve, one setting      the wider of the two stated bands of TTFT or TPOT, as half its width in
-                            the logarithm: what single times stand in for everywhere
+    serve, one setting      at equal traffic, aggregated: those of published pairs of layouts
+                            (tuner/costs/serving/bands.py); else the wider of the two stated
+                            bands of TTFT or TPOT, as half its width in the logarithm
     two settings            both stated bands as independent errors: squares of logarithms add up
     place                   the noise of the two verdicts, likewise
 
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tuner.costs.analytic.calibration import shipped
+from tuner.costs.serving.bands import ratio_bands
 from tuner.devices.catalogue import find_device
 from tuner.errors import TunerError
 from tuner.explain.question import StoredPlan
@@ -111,8 +113,20 @@ def _serving(first: ServePlan, other: ServePlan, figure: str) -> PlanRatio | Non
     name = "TTFT" if figure.startswith(FIRST_TOKEN) else "TPOT"
     if _setting(first) != _setting(other):
         return _independent(singles, f"stated bands of both {name}s")
+    if _is_of_published_kind(first, other):
+        published = ratio_bands()[0 if name == "TTFT" else 1]
+        return PlanRatio(
+            band=(published.low_ratio, published.high_ratio),
+            source=f"ratios of {name} of two layouts at equal load",
+        )
     band = ratios_alike(ties_ratio(wider(*singles))).other_kernels
     return PlanRatio(band=band, source=f"the wider of both stated bands of {name}")
+
+
+def _is_of_published_kind(first: ServePlan, other: ServePlan) -> bool:
+    """Whether two plans differ as the published pairs do: in their layout alone."""
+    modes = [one.decision.mode for one in (first, other) if one.decision is not None]
+    return modes == ["aggregated"] * 2 and first.goal.traffic == other.goal.traffic
 
 
 def _placement(first: PlacePlan, other: PlacePlan) -> PlanRatio | None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tuner.compare.plan_ratios import ratio_band
+from tuner.costs.serving.bands import ratio_bands
 from tuner.explain.question import read_any_plan
 from tuner.plan import Plan
 from tuner.planner.ratios import ties_ratio
@@ -58,12 +59,23 @@ def test_errors_of_two_settings_add_up_as_squares_of_logarithms() -> None:
     assert "settings differ" in found.source
 
 
-def test_a_deployment_takes_the_wider_of_both_stated_bands() -> None:
+def test_layouts_at_equal_load_take_the_band_of_published_pairs() -> None:
+    plan = _serve()
+    for figure, band in (("ttft_p90_s", ratio_bands()[0]), ("tpot_mean_s", ratio_bands()[1])):
+        found = ratio_band(plan, plan, figure=figure)
+        assert found is not None
+        assert found.band == (band.low_ratio, band.high_ratio)
+        assert "equal load" in found.source
+
+
+def test_under_another_traffic_a_deployment_takes_the_wider_of_both_stated_bands() -> None:
     plan = _serve()
     own = plan.predicted
     assert own is not None
     wide = own.model_copy(update={"tpot_s_band": (own.tpot_s.mean / 2.0, own.tpot_s.mean * 2.0)})
-    other = plan.model_copy(update={"predicted": wide})
+    traffic = plan.goal.traffic.model_copy(update={"prefix_hit": 0.5})
+    goal = plan.goal.model_copy(update={"traffic": traffic})
+    other = plan.model_copy(update={"predicted": wide, "goal": goal})
     for figure in ("tpot_mean_s", "cost_per_hour", "num_devices", "goodput_per_device"):
         found = ratio_band(plan, other, figure=figure)
         assert found is not None
