@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
+from tuner.devices.datasheet import Vendor
 from tuner.serve_api import deploy
 from tuner.serve_plan import ServePlan
 from tuner.serve_words import group_degrees
@@ -107,7 +108,7 @@ def released(*, has_copies: bool) -> Iterator[None]:
     own = registry.ENGINES["sglang"]
     other = tuple(replace(one, redundant_architectures=frozenset()) for one in own)
     changed = {**registry.ENGINES, "sglang": own if has_copies else other}
-    with patch.object(registry, "ENGINES", changed):
+    with patch.object(registry, "RELEASES", {**registry.RELEASES, Vendor.NVIDIA: changed}):
         yield
 
 
