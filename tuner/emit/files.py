@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
-OWN_FOLDER: Final = 'FILES="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\n'
+OWN_FOLDER: Final = (
+    'FILES="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"\n'
+)
 """Bash that names the folder of the emitted files, wherever a script is called from."""
 
 

@@ -30,7 +30,7 @@ _SEVERAL_NODES: Final = """\
 
 _START: Final = """\
 CONFIG="${CONFIG:-step.json}"
-[[ -e "$CONFIG" ]] || CONFIG="$FILES/$CONFIG"
+[[ ! -e "$FILES/$CONFIG" ]] || CONFIG="$FILES/$CONFIG"
 
 exec "${LAUNCHER[@]}" profilers.steps "$CONFIG" "--report=${REPORT:-report.json}" "$@"
 """

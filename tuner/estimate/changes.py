@@ -28,6 +28,7 @@ from tuner.estimate.records import Change
 from tuner.plan import TrainDecision
 from tuner.planner.ratios import Ratios, is_tie
 from tuner.spec.capabilities import TARGETS, Capabilities, refusals
+from tuner.spec.manifests.manifest import with_gradients
 from tuner.spec.search import Search
 
 LEAST_GAIN_RATIO: Final = 0.01
@@ -83,9 +84,12 @@ class _Search:
         decision = decision_of(one, self.bench.model)
         if _outside(self.limits, decision):
             return False
-        return self.target is None or not (
-            set(refusals(self.target, model=self.bench.model, decision=decision)) - self.accepted
+        if self.target is None:
+            return True
+        able = with_gradients(
+            self.target, gradient_bytes=one.gradient_bytes, precision=one.precision
         )
+        return not set(refusals(able, model=self.bench.model, decision=decision)) - self.accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,7 +103,8 @@ def manifest_refusals(own: Configuration, bench: Bench) -> tuple[str, ...]:
     target = TARGETS.get(TARGET_OF[own.engine])
     if target is None:
         return ()
-    return refusals(target, model=bench.model, decision=decision_of(own, bench.model))
+    able = with_gradients(target, gradient_bytes=own.gradient_bytes, precision=own.precision)
+    return refusals(able, model=bench.model, decision=decision_of(own, bench.model))
 
 
 def find_changes(

@@ -48,16 +48,22 @@ _OPERATIONS: Final[Mapping[str, Callable[[int, int], int]]] = {
 _FILE: Final = r"""["']?\$(?:0|\{0\}|\{BASH_SOURCE(?:\[0\])?\})["']?"""
 _DIRNAME: Final = rf"""\$\(\s*dirname\s+(?:--\s+)?{_FILE}\s*\)"""
 _OWN_FOLDER: Final = re.compile(
-    rf"""\$\(\s*cd\s+(?:--\s+)?["']?{_DIRNAME}["']?\s*(?:[&12]*>\s*[\w/&]+\s*)*&&\s*pwd(?:\s+-P)?\s*\)"""
+    rf"""\$\(\s*(?:CDPATH=\s+)?cd\s+(?:--\s+)?["']?{_DIRNAME}["']?\s*(?:[&12]?>{{1,2}}\s*(?:/dev/null|&[12])\s+){{0,3}}&&\s*pwd(?:\s+-P)?\s*\)"""
     rf"""|{_DIRNAME}"""
 )
 _TEST: Final[Mapping[str, Callable[[str, str], bool]]] = {
     "=": operator.eq,
     "==": operator.eq,
-    "-eq": operator.eq,
     "!=": operator.ne,
+}
+_NUMERIC_TEST: Final[Mapping[str, Callable[[int, int], bool]]] = {
+    "-eq": operator.eq,
     "-ne": operator.ne,
 }
+_UNDECIDED: Final = re.compile(r"[$`*?\[\]]")
+"""In a side of a test: what a running shell would put in, or a pattern."""
+_FROM_SCHEDULER: Final = ("SLURM_", "PBS_", "LSB_")
+"""How the variables begin that a job has and a script does not set."""
 _REDIRECTION: Final = re.compile(r"(\d|&)?>.*|<.*")
 _OPENERS: Final = frozenset({"if", "for", "while", "until", "case", "select"})
 _CLOSERS: Final = frozenset({"fi", "done", "esac"})
@@ -128,6 +134,7 @@ def shell_text(
         assigned = _leading_assignments(rest)
         for name, adds, values in assigned:
             if undecided:
+                variables.doubt([name])
                 skipped.append(f"{name}{'+' if adds else ''}={' '.join(values)}")
             else:
                 variables.assign(name, values, adds=adds)
@@ -135,6 +142,10 @@ def shell_text(
         if not undecided:
             exported |= _exported(words, [name for name, *_ in assigned], left)
             _read_array(left, variables, beside)
+        if left and left[0] in ("read", "getopts"):
+            variables.doubt(left[1:])
+        elif left and left[0] in ("source", ".", "eval"):
+            variables.doubt_all()
         if left:
             filled = tuple(
                 itertools.takewhile(
@@ -272,6 +283,27 @@ class _Variables:
             name: (value,) for name, value in environment.items()
         }
         self._left = MOST_CHARACTERS
+        self._doubted: set[str] = set()
+        self._is_all_doubted = False
+
+    def doubt(self, names: Iterable[str]) -> None:
+        """Take it that only a running shell knows the values of these from here on."""
+        self._doubted |= set(names)
+
+    def doubt_all(self) -> None:
+        """Take it so of every variable."""
+        self._is_all_doubted = True
+
+    def decided(self, word: str) -> str | None:
+        """Return a side of a test; None where only a running shell knows it."""
+        for plain, braced, default, _ in _VARIABLE.findall(word):
+            name = plain or braced
+            is_given = name in self._words
+            is_open = not is_given and (not default or name.startswith(_FROM_SCHEDULER))
+            if self._is_all_doubted or name in self._doubted or is_open:
+                return None
+        filled = " ".join(self.filled([word])) if word else ""
+        return None if _UNDECIDED.search(filled) else filled
 
     def written_out(self, names: Iterable[str]) -> dict[str, str]:
         """Return the values of those variables that need no running shell."""
@@ -355,15 +387,16 @@ class _Blocks:
         """Decide `if [ A = B ]`, `if [ -n A ]` and `if [ -z A ]`; None for all else."""
         if self.is_left_out or len(words) < 4 or (words[1], words[-1]) not in _BRACKETS:
             return None
-        inside = [" ".join(self._variables.filled([word])) if word else "" for word in words[2:-1]]
-        if any("$" in word or "*" in word for word in inside):
-            return None
+        inside = [self._variables.decided(word) for word in words[2:-1]]
         match inside:
-            case [left, sign, right] if sign in _TEST:
+            case [str(left), str(sign), str(right)] if sign in _TEST:
                 return _TEST[sign](left, right)
-            case ["-n", value]:
+            case [str(left), str(sign), str(right)] if sign in _NUMERIC_TEST:
+                is_plain = left.isdecimal() and right.isdecimal()
+                return _NUMERIC_TEST[sign](int(left), int(right)) if is_plain else None
+            case ["-n", str(value)]:
                 return bool(value)
-            case ["-z", value]:
+            case ["-z", str(value)]:
                 return not value
         return None
 

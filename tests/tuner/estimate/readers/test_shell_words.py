@@ -38,11 +38,29 @@ def test_a_condition_whose_sides_are_written_out_takes_its_branch() -> None:
         assert [*found.skipped] == [*looped, "ARGS+=--unknown", "ARGS+=--compound"]
 
 
+def test_what_only_a_running_shell_knows_is_named() -> None:
+    for text in (
+        'H=`hostname`\nif [ "$H" = n0 ]; then A=1; fi',
+        'TP=1\nif nvidia-smi; then TP=8; fi\nif [ "$TP" = 1 ]; then A=1; fi',
+        'TP=1\nread TP\nif [ "$TP" = 1 ]; then A=1; fi',
+        'TP=1\nsource settings.sh\nif [ "$TP" = 1 ]; then A=1; fi',
+        "M=y\nif [[ $M == [Yy] ]]; then A=1; fi",
+        'if [ -n "${SLURM_JOB_ID:-}" ]; then A=1; fi',
+        'if [ "${SLURM_NNODES:-1}" = 1 ]; then A=1; fi',
+    ):
+        found = shell_text(f'{text}\nrun "$A"', source="run.sh")
+        assert found.skipped[-1] == "A=1", text
+        assert found.commands[-1].words == ("run", "$A")
+    padded = shell_text("N=08\nif [ $N -eq 8 ]; then A=1; fi\nrun $A", source="run.sh")
+    assert padded.commands[-1].words == ("run", "1")
+
+
 @pytest.mark.parametrize(
     "folder",
     [
         '"$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
         '$( cd "$( dirname "${BASH_SOURCE[0]}" )" >/dev/null 2>&1 && pwd -P )',
+        '"$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"',
         '$(dirname "$0")',
         "$(dirname $0)",
     ],

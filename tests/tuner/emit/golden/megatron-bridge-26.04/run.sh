@@ -20,7 +20,7 @@
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   RECIPE                   a recipe of megatron.bridge.recipes
 set -euo pipefail
-FILES="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+FILES="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
 
 NNODES="${NNODES:-2}"
 NPROC_PER_NODE="${NPROC_PER_NODE:-8}"

@@ -14,7 +14,7 @@
 #   PYTHON                   the interpreter
 #   CONFIG                   step.json (as verified) or train.json (learned routing)
 set -euo pipefail
-FILES="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+FILES="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
 
 NNODES="${NNODES:-2}"
 NPROC_PER_NODE="${NPROC_PER_NODE:-8}"
@@ -49,6 +49,6 @@ else
   LAUNCHER=("${PYTHON:-python}" -P -m profilers.local_ranks "--ranks=$NPROC_PER_NODE")
 fi
 CONFIG="${CONFIG:-step.json}"
-[[ -e "$CONFIG" ]] || CONFIG="$FILES/$CONFIG"
+[[ ! -e "$FILES/$CONFIG" ]] || CONFIG="$FILES/$CONFIG"
 
 exec "${LAUNCHER[@]}" profilers.steps "$CONFIG" "--report=${REPORT:-report.json}" "$@"

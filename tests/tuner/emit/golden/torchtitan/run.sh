@@ -21,7 +21,7 @@
 #   MODULE, CONFIG           your own module and its function, as torchtitan's
 #                            --module and --config take them
 set -euo pipefail
-FILES="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
+FILES="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
 
 NNODES="${NNODES:-2}"
 NPROC_PER_NODE="${NPROC_PER_NODE:-8}"
