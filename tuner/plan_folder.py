@@ -242,8 +242,13 @@ def write_trial(folder: Path, record: TrialRecord, *, log: str = "") -> None:
         OutputError: the folder cannot be written.
     """
     file = trial_file(folder, record.number).relative_to(folder)
-    logs = {str(file.with_suffix(".log")): log} if log else {}
-    write_files(folder, {**logs, str(file): record.model_dump_json(indent=1) + "\n"})
+    kept = file.with_suffix(".log")
+    write_files(folder, {str(file): record.model_dump_json(indent=1) + "\n"})
+    if log:
+        write_files(folder, {str(kept): log})
+    else:
+        # Of a trial that had this number before.
+        (folder / kept).unlink(missing_ok=True)
 
 
 def trial_file(folder: Path, number: int) -> Path:
@@ -349,7 +354,8 @@ def _forget_trials(folder: Path) -> None:
     Only files that a verification writes are ours to remove.
     """
     trials = folder / TRIALS_NAME
-    for pattern in ("[0-9][0-9][0-9][0-9].json", f"{JOURNAL_NAME}*"):
+    numbered = "[0-9][0-9][0-9][0-9]"
+    for pattern in (f"{numbered}.json", f"{numbered}.log", f"{JOURNAL_NAME}*"):
         for file in trials.glob(pattern):
             if not file.is_dir():
                 file.unlink()

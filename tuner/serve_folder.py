@@ -144,8 +144,12 @@ def write_serve_trial(folder: Path, record: ServeTrialRecord, *, log: str = "") 
         OutputError: the folder cannot be written.
     """
     name = f"{TRIALS_NAME}/{record.number:04d}"
-    logs = {f"{name}.log": log} if log else {}
-    write_files(folder, {**logs, f"{name}.json": record.model_dump_json(indent=1) + "\n"})
+    write_files(folder, {f"{name}.json": record.model_dump_json(indent=1) + "\n"})
+    if log:
+        write_files(folder, {f"{name}.log": log})
+    else:
+        # Of a launch that had this number before.
+        (folder / f"{name}.log").unlink(missing_ok=True)
 
 
 def read_serve_trials(folder: Path) -> tuple[ServeTrialRecord, ...]:

@@ -239,13 +239,28 @@ def _sessions(folder: Path) -> dict[int, float]:
     members had ended.
     """
     found = {}
-    for depth in range(MOST_NESTED + 1):
-        for file in folder.glob("*/" * depth + SESSION_NAME):
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                noted = json.loads(read_bounded(file, most_bytes=MOST_SESSION_BYTES))
-                if noted["boot"] == _boot():
-                    found[int(noted["session"])] = float(noted["began_s"])
-    return {session: began_s for session, began_s in found.items() if _began(session, began_s)}
+    for file in _noted(folder, depth=MOST_NESTED):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            noted = json.loads(read_bounded(file, most_bytes=MOST_SESSION_BYTES))
+            if noted["boot"] == _boot():
+                found[int(noted["session"])] = float(noted["began_s"])
+    nobody = {0, 1, os.getsid(0)}
+    return {
+        session: began_s
+        for session, began_s in found.items()
+        if session not in nobody and _began(session, began_s)
+    }
+
+
+def _noted(folder: Path, *, depth: int) -> list[Path]:
+    """Return the files that note sessions in a folder and its folders; links are not followed."""
+    folders = []
+    # Folders of a trial may come and go while they are looked through.
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        folders = [one.path for one in entries if depth and one.is_dir(follow_symlinks=False)]
+    file = folder / SESSION_NAME
+    below = [file for inner in folders for file in _noted(Path(inner), depth=depth - 1)]
+    return [*([file] if file.is_file() else []), *below]
 
 
 def _began(leader: int, began_s: float) -> bool:

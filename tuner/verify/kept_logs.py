@@ -4,6 +4,7 @@ trials/0003.json    the record
 trials/0003.log     the ends of the logs in the trial's folder, each under its name
 """
 
+import contextlib
 import itertools
 from pathlib import Path
 from typing import Final
@@ -33,16 +34,16 @@ def kept_log(folder: Path) -> str:
     Args:
         folder: of the trial; it may be gone.
     """
-    found = [
-        file
-        for file in itertools.islice(folder.rglob("*"), MOST_FILES)
-        if any(file.match(pattern) for pattern in PATTERNS)
-        and file.is_file()
-        and not file.is_symlink()
-    ]
-    found.sort(key=lambda file: (file.stat().st_mtime_ns, str(file)))
-    return "\n".join(
-        f"== {file.relative_to(folder)}\n{tail}"
-        for file in found[-MOST_LOGS:]
-        if (tail := log_tail(file))
-    )
+    found = []
+    # Files may go while they are looked at, and those of others cannot be read.
+    with contextlib.suppress(OSError):
+        for file in itertools.islice(folder.rglob("*"), MOST_FILES):
+            if any(file.match(pattern) for pattern in PATTERNS) and not file.is_symlink():
+                with contextlib.suppress(OSError):
+                    found.append((file.stat().st_mtime_ns, str(file), file))
+    parts = []
+    for *_, file in sorted(found)[-MOST_LOGS:]:
+        with contextlib.suppress(OSError):
+            if tail := log_tail(file):
+                parts.append(f"== {file.relative_to(folder)}\n{tail}")
+    return "\n".join(parts)

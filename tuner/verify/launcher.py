@@ -75,11 +75,14 @@ RANK_EXIT_CODE: Final = re.compile(r"exitcode\s*: (-?\d+)")
 """How torchrun and profilers/local_ranks.py report a rank that failed."""
 
 EXCEPTION: Final = re.compile(
-    r"^(?:[\[(][^\])]{0,60}[\])]:? *|(?:ERROR|CRITICAL)\b[^\]]{0,60}\] *)*"
-    r"((?:[A-Za-z_]\w{0,60}\.){0,8}(?!ChildFailedError)[A-Z]\w{0,60}(?:Error|Exception)\b.*)"
+    r"(?:^|[\s\]):>-])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)(?::.*|$))"
 )
-"""The last line of a traceback, behind the names of ranks and processes that launchers and loggers
-put before it; warnings that speak of an error are none."""
+"""The last line of a traceback, behind whatever ranks, launchers and loggers put before it."""
+
+NO_CAUSE: Final = re.compile(
+    r"warn|ChildFailedError|error_file|See root cause above", re.IGNORECASE
+)
+"""What speaks of an error and is none, or not the first one."""
 
 RANK_DIED: Final = re.compile(r"^profilers\.local_ranks: (rank \d+ died with \w+)", re.MULTILINE)
 """How profilers/local_ranks.py names a rank whose peers then fail with errors of their own."""
@@ -392,14 +395,16 @@ def _signalled(code: int) -> int:
 
 
 def _last_error(tail: str, exit_code: int) -> str:
-    """The rank that was killed, else the last exception of a traceback, else the last line.
+    """The rank that was killed, else the last exception, else the last error, else the last line.
 
-    torchrun prints much around the second; the third stands behind the exit code.
+    torchrun prints much around them; the last line stands behind the exit code.
     """
     if died := RANK_DIED.search(tail):
         return died[1]
     told = [line for line in map(_printable, tail.splitlines()) if line]
-    errors = [found[1] for line in told if (found := EXCEPTION.search(line))]
+    causes = [line for line in told if not NO_CAUSE.search(line)]
+    raised = [found[1] for line in causes if (found := EXCEPTION.search(line))]
+    errors = raised or [line.split("]: ", 1)[-1] for line in causes if "Error" in line]
     if errors:
         return errors[-1][:300]
     return ": ".join((_ended_by(exit_code), *told[-1:]))[:300]

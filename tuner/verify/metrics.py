@@ -60,9 +60,10 @@ class LogReader:
     def metrics(self, *, warmup_steps: int, most_steps: int) -> EngineMetrics:
         """Return what was read so far, without the first steps."""
         steps = sorted(self._steps_s)
-        # Who prints no step before the third (DeepSpeed) has warmed up for two of them already;
-        # numbers of a resumed job begin anywhere.
-        unprinted = steps[0] - 1 if steps and 1 <= steps[0] <= warmup_steps + 1 else 0
+        # Who prints every step but none before the third (DeepSpeed) has warmed up for two of them
+        # already; numbers of a resumed job begin anywhere.
+        is_each = len(steps) < 2 or steps[1] == steps[0] + 1
+        unprinted = steps[0] - 1 if steps and is_each and 1 <= steps[0] <= warmup_steps + 1 else 0
         timed = [self._steps_s[step] for step in steps[warmup_steps - unprinted :]]
         return EngineMetrics(
             steps_s=tuple(timed[:most_steps]),

@@ -186,7 +186,17 @@ def test_who_wrote_over_its_environment_is_known_by_its_session(tmp_path: Path) 
         noted.write_text(json.dumps(session | changes))
         assert end_marked(str(tmp_path))
         assert left.is_running()
-    noted.write_text(json.dumps(session | {"session": os.getsid(0), "began_s": 1.0}))
+    other = subprocess.Popen(
+        [sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True
+    )
+    try:
+        noted.write_text(json.dumps(session | {"session": other.pid, "began_s": 1.0}))
+        assert end_marked(str(tmp_path))
+        assert other.poll() is None
+    finally:
+        other.kill()
+        other.wait()
+    noted.write_text(json.dumps(session | {"session": os.getsid(0)}))
     assert end_marked(str(tmp_path))
     noted.write_text(true)
     assert end_marked(str(tmp_path))

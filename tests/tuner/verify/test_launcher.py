@@ -114,7 +114,11 @@ def test_names_of_ranks_are_left_out_and_warnings_are_no_reason(run: Run) -> Non
             "a.b.MyException: y"
         ),
         "WARNING 11-25 [x.py:3] ImportError: harmless\\nbye": "exit code 3: bye",
-        "See Error codes in the manual": "exit code 3: See Error codes in the manual",
+        "0: [rank0]: ValueError: 8 != 4": "ValueError: 8 != 4",
+        "2026-01-02 - ERROR - ValueError: late\\nRuntimeError: failed. See root cause above.": (
+            "ValueError: late"
+        ),
+        "See Error codes in the manual": "See Error codes in the manual",
     }.items():
         assert run(f"print('{printed}'); raise SystemExit(3)").reason == reason
 
