@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tuner.costs.analytic.state import VOCAB_MULTIPLE
-from tuner.emit.registry import emit
+from tuner.emit.registry import broken_rules, emit
 from tuner.emit.testing import sample_decision, sample_verified
 from tuner.launch.priced_settings import (
     DEEPSPEED,
@@ -29,7 +29,6 @@ from tuner.plan import TrainDecision
 from tuner.spec.capabilities import TARGETS
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
-from tuner.spec.refusals import refusals
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 DEFAULTS = json.loads((Path(__file__).parent / "megatron_defaults.json").read_text("utf-8"))
@@ -98,7 +97,8 @@ def _cases(target: str) -> Iterator[tuple[ModelSpec, TrainDecision]]:
             precision = decision.fp8_recipe or "bf16"
             if precision not in TARGETS[target].precisions:
                 continue
-            if not refusals(TARGETS[target], model=model, decision=decision):
+            plan = sample_verified(model, decision, emit=(target,)).plan
+            if not broken_rules(target, plan, decision):
                 yield model, decision
 
 
