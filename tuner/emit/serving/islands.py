@@ -41,7 +41,7 @@ def island_parts(verified: VerifiedServing) -> Iterator[tuple[str, VerifiedServi
         predicted = _share(verified.predicted, island)
         plan = verified.plan.model_copy(
             update={
-                "goal": _goal(verified.plan.goal, island, pools=pools),
+                "goal": _goal(verified.plan.goal, island),
                 "decision": decision,
                 "predicted": predicted,
             }
@@ -52,6 +52,29 @@ def island_parts(verified: VerifiedServing) -> Iterator[tuple[str, VerifiedServi
                 update={"plan": plan, "decision": decision, "predicted": predicted}
             ),
         )
+
+
+def of_pools_used(verified: VerifiedServing) -> VerifiedServing:
+    """Return the deployment as if planned on its own pools, with their engine as the goal's.
+
+    Targets that name one of the plan's engines then name that one.
+    """
+    plan = verified.plan
+    goal, used = plan.goal, {group.pool for group in verified.decision.instances}
+    pools = tuple(pool for pool in plan.cluster.pools if pool.name in used)
+    engines = {pool.name: goal.engines.get(pool.name, goal.engine) for pool in pools}
+    if len(pools) == len(plan.cluster.pools) and goal.engine in engines.values():
+        return verified
+    own = goal.engine if goal.engine in engines.values() else engines[pools[0].name]
+    names = {goal.engine.name, *(engine.name for engine in goal.engines.values())}
+    links = tuple(link for link in plan.cluster.links if set(link.between) <= used)
+    stated = {pool: engine for pool, engine in goal.engines.items() if pool in used}
+    changes = {
+        "cluster": plan.cluster.model_copy(update={"pools": pools, "links": links}),
+        "goal": goal.model_copy(update={"engine": own, "engines": stated}),
+        "emit": tuple(dict.fromkeys(own.name if one in names else one for one in plan.emit)),
+    }
+    return verified.model_copy(update={"plan": plan.model_copy(update=changes)})
 
 
 def front_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
@@ -86,16 +109,14 @@ def _variable(island: Island) -> str:
     return f"{dns_label(island.name).replace('-', '_').upper()}_URL"
 
 
-def _goal(goal: ServeGoal, island: Island, *, pools: set[str]) -> ServeGoal:
-    own = next((engine for pool, engine in goal.engines.items() if pool in pools), None)
-    changes: dict[str, object] = {} if own is None else {"engine": own}
+def _goal(goal: ServeGoal, island: Island) -> ServeGoal:
     traffic = goal.traffic
     if traffic.rate is not None:
         traffic = traffic.model_copy(update={"rate": island.share_ratio * traffic.rate})
     if traffic.concurrency is not None:
         most = max(1, round(island.share_ratio * traffic.concurrency))
         traffic = traffic.model_copy(update={"concurrency": most})
-    return goal.model_copy(update=changes | {"traffic": traffic})
+    return goal.model_copy(update={"traffic": traffic})
 
 
 def _share(predicted: ServePrediction, island: Island) -> ServePrediction:

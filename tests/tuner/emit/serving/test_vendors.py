@@ -210,6 +210,35 @@ def test_an_island_is_served_by_its_own_engine() -> None:
     assert any("sglang.launch_server" in one.text for one in files["y/sglang"])
 
 
+def test_pools_chosen_alone_are_served_by_their_own_engine() -> None:
+    goal = {"engines": {"c": {"name": "sglang"}}}
+    both = _serving(_islands(("x", "y")), emit=("vllm", "slurm"), goal=goal)
+    alone = aggregated(pool="c", **GROUP)
+    plan = both.plan.model_copy(update={"decision": alone})
+    files = emit_all_serving(both.model_copy(update={"plan": plan, "decision": alone}))
+    assert set(files) == {"sglang", "slurm"}
+    texts = [one.text for one in files["sglang"]]
+    assert any("sglang.launch_server" in one for one in texts)
+    assert not any("vllm serve" in one for one in texts)
+
+
+def test_an_island_needs_no_other_pool_to_have_its_engine() -> None:
+    # TensorRT-LLM does not serve on Ascend, which has an engine of its own.
+    goal = {"engine": {"name": "trtllm"}, "engines": {"c": {"name": "vllm"}}}
+    decision = _islands(("x", "y"))
+    groups = tuple(
+        one.model_copy(update={"attention_tp": 8, "attention_dp": 1, "a2a_backend": "none"})
+        for one in decision.instances
+    )
+    decision = decision.model_copy(update={"instances": groups})
+    files = emit_all_serving(_serving(decision, emit=("trtllm",), goal=goal))
+    assert set(files) == {"x/trtllm", "y/vllm", "front"}
+    # And the other way round: the engine of one pool is missing on the other's devices.
+    goal = {"engine": {"name": "vllm"}, "engines": {"a": {"name": "trtllm"}}}
+    files = emit_all_serving(_serving(decision, emit=("vllm",), goal=goal))
+    assert set(files) == {"x/trtllm", "y/vllm", "front"}
+
+
 def test_files_of_each_vendor_equal_the_golden_ones() -> None:
     pairs = {
         "amd-nvidia": _pair("b", "a", path="host"),
