@@ -9,7 +9,7 @@
                                meets its prefix on one instance of n, so that 1 / n of the hits are
                                left
 
-A policy must be one of every stack that the spec names (`emit`).
+A policy must be one of every stack that the spec names (`emit`), with every engine of its pools.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,9 @@ from typing import Final
 
 from tuner.planner.serve.program import ROLES
 from tuner.serve_plan import Role, ServeRouter
+from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode, ServeGoal
+from tuner.spec.serving.manifests.registry import manifest_of, releases_by_pool
 from tuner.spec.serving.manifests.routers import (
     RouterCapabilities,
     router_with,
@@ -54,9 +56,21 @@ class RouterChoice:
     most_kinds: int = 1
 
 
-def choices_of(goal: ServeGoal, targets: Iterable[str], mode: Mode) -> tuple[RouterChoice, ...]:
-    """Return the ways to route that a mode is planned with, the plainest first."""
-    stacks = stacks_of(goal.engine.name, targets)
+def choices_of(
+    goal: ServeGoal, targets: Iterable[str], mode: Mode, *, pools: tuple[Pool, ...] = ()
+) -> tuple[RouterChoice, ...]:
+    """Return the ways to route that a mode is planned with, the plainest first.
+
+    Args:
+        goal: with its engines and prefixes.
+        targets: that the spec names.
+        mode: to be answered.
+        pools: of the cluster; empty: the goal's engine on NVIDIA devices.
+
+    Raises:
+        UnknownTargetError: an engine does not serve on a pool.
+    """
+    stacks = routers_of(goal, targets, pools)
     is_apart = Role.PREFILL in ROLES[mode]
     keeps = has_sessions(goal) and _have(stacks, RouterPolicy.CACHE_AWARE, is_apart=is_apart)
     if mode not in ROUTED:
@@ -92,9 +106,19 @@ def has_sessions(goal: ServeGoal) -> bool:
     return goal.traffic.prefix_hit > 0.0 and goal.traffic.prefix_scope == "session"
 
 
-def loses_prefixes(goal: ServeGoal, targets: Iterable[str], mode: Mode) -> bool:
+def routers_of(
+    goal: ServeGoal, targets: Iterable[str], pools: tuple[Pool, ...]
+) -> tuple[tuple[RouterCapabilities, ...], ...]:
+    """Return the routers of every stack that the pools may be served by, as `choices_of`."""
+    found = releases_by_pool(goal, pools).values() if pools else (manifest_of(goal.engine),)
+    return stacks_of(found, targets)
+
+
+def loses_prefixes(
+    goal: ServeGoal, targets: Iterable[str], mode: Mode, *, pools: tuple[Pool, ...] = ()
+) -> bool:
     """Say whether prefixes lie on single instances and no router of the stack looks for them."""
-    stacks = stacks_of(goal.engine.name, targets)
+    stacks = routers_of(goal, targets, pools)
     is_apart = Role.PREFILL in ROLES[mode]
     return has_sessions(goal) and not _have(stacks, RouterPolicy.CACHE_AWARE, is_apart=is_apart)
 

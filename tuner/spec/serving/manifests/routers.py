@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.routers import RouterPolicy
 
 LEAST_THRESHOLD: Final = 1.0
@@ -125,10 +126,20 @@ DYNAMO: Final = "dynamo"
 """The target whose own frontend routes."""
 
 
-def stacks_of(engine: str, targets: Iterable[str]) -> tuple[tuple[RouterCapabilities, ...], ...]:
-    """Return the routers of every stack that a spec names, the engine's own where it names none."""
+def stacks_of(
+    releases: Iterable[ServingCapabilities], targets: Iterable[str]
+) -> tuple[tuple[RouterCapabilities, ...], ...]:
+    """Return the routers of every stack that a spec names, the engines' own where it names none.
+
+    Args:
+        releases: of the pools; each island of another release has a router of its own.
+        targets: that the spec names.
+    """
     named = dict.fromkeys((target == DYNAMO) for target in targets) or {False: None}
-    return tuple((DYNAMO_FRONTEND,) if is_dynamo else ROUTERS[engine] for is_dynamo in named)
+    own = {release.name: ROUTERS[release.name] for release in releases}.values()
+    return tuple(
+        stack for is_dynamo in named for stack in (((DYNAMO_FRONTEND,),) if is_dynamo else own)
+    )
 
 
 def router_with(
