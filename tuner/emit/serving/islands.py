@@ -13,8 +13,16 @@ from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.router import FRONT_NGINX
 from tuner.emit.serving.shape import dns_label
 from tuner.emit.serving.statement import statement
-from tuner.serve_plan import Island, ServePrediction, VerifiedServing
+from tuner.serve_plan import (
+    Island,
+    Role,
+    ServeDecision,
+    ServePrediction,
+    ServeRouter,
+    VerifiedServing,
+)
 from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.routers import RouterPolicy
 
 FRONT: Final = "front"
 """Folder of the router in front."""
@@ -37,7 +45,8 @@ def island_parts(verified: VerifiedServing) -> Iterator[tuple[str, VerifiedServi
         handovers = tuple(
             one for one in verified.decision.handovers if {one.from_pool, one.to_pool} <= pools
         )
-        decision = decision.model_copy(update={"handovers": handovers})
+        router = _router(verified.decision.router, decision)
+        decision = decision.model_copy(update={"handovers": handovers, "router": router})
         predicted = _share(verified.predicted, island)
         plan = verified.plan.model_copy(
             update={
@@ -107,6 +116,20 @@ def front_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
 
 def _variable(island: Island) -> str:
     return f"{dns_label(island.name).replace('-', '_').upper()}_URL"
+
+
+def _router(router: ServeRouter | None, own: ServeDecision) -> ServeRouter | None:
+    """Return the router of one island, which has no choice in a role of one instance."""
+    if router is None:
+        return None
+    last = sum(one.count for one in own.instances if one.role is Role.DECODE)
+    first = sum(one.count for one in own.instances) - last
+    changes: dict[str, object] = {}
+    if first == 1:
+        changes = {"policy": RouterPolicy.ROUND_ROBIN, "cache_threshold": None}
+    if last == 1:
+        changes["decode_policy"] = RouterPolicy.ROUND_ROBIN
+    return router.model_copy(update=changes)
 
 
 def _goal(goal: ServeGoal, island: Island) -> ServeGoal:

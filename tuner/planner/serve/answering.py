@@ -651,7 +651,7 @@ def routers_for(spec: ServeSpec, mode: Mode) -> tuple[RouterChoice, ...]:
 def router_for(question: Question, mode: Mode, groups: Sequence[Group]) -> RouterChoice:
     """Return the plainest way to route that knows so many kinds of instances."""
     routers = routers_for(question.spec, mode)
-    kinds = Counter(group.option.role for group in groups)
+    kinds = Counter((group.option.role, group.island) for group in groups)
     return routers[0 if max(kinds.values()) == 1 else -1]
 
 

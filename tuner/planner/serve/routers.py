@@ -126,8 +126,7 @@ def loses_prefixes(
 def router_of(
     choice: RouterChoice,
     goal: ServeGoal,
-    groups: Sequence[tuple[Role, int]],
-    *,
+    *islands: Sequence[tuple[Role, int]],
     is_counted: bool = False,
 ) -> ServeRouter | None:
     """Return the router of a decision; None where it has no choice.
@@ -135,19 +134,21 @@ def router_of(
     Args:
         choice: of the answer.
         goal: with the prefixes.
-        groups: role and number of each kind of instances.
+        islands: of each, role and number of each kind of its instances.
         is_counted: hits were counted of recorded prompts, at the router's default threshold; else a
             prefix is followed from half its length on, or from there.
     """
-    first = [count for role, count in groups if role is not Role.DECODE]
-    if any(role is Role.PREFILL for role, _ in groups):
-        first = [count for role, count in groups if role is Role.PREFILL]
-    last = sum(count for role, count in groups) - sum(first)
-    if sum(first) <= 1 and last <= 1:
+    kinds = [_first_counts(groups) for groups in islands]
+    first = max(sum(own) for own in kinds)
+    last = max(
+        sum(count for _, count in groups) - sum(own)
+        for groups, own in zip(islands, kinds, strict=True)
+    )
+    if first <= 1 and last <= 1:
         return None
     # Some routers refuse to choose from one, and none needs to.
-    policy = choice.policy if len(first) == 1 else choice.mixed_policy
-    policy = policy if sum(first) > 1 else RouterPolicy.ROUND_ROBIN
+    policy = choice.policy if max(map(len, kinds)) == 1 else choice.mixed_policy
+    policy = policy if first > 1 else RouterPolicy.ROUND_ROBIN
     decode = choice.decode_policy if last > 1 else RouterPolicy.ROUND_ROBIN
     threshold = None
     if policy is RouterPolicy.CACHE_AWARE:
@@ -158,6 +159,12 @@ def router_of(
         decode_policy=decode if last else None,
         cache_threshold=threshold,
     )
+
+
+def _first_counts(groups: Sequence[tuple[Role, int]]) -> list[int]:
+    """Return the numbers of the instances that requests go to first, by kind."""
+    prefill = [count for role, count in groups if role is Role.PREFILL]
+    return prefill or [count for role, count in groups if role is not Role.DECODE]
 
 
 def _decode(

@@ -123,6 +123,10 @@ def test_a_role_of_one_instance_is_given_no_choice() -> None:
     # Half of the prefix, which is less than the router's own three tenths of a prompt.
     assert (both.policy, both.cache_threshold) == (RouterPolicy.CACHE_AWARE, 0.1)
     assert both.decode_policy is RouterPolicy.ROUND_ROBIN
+    # Nor is there one in islands of one instance a role each.
+    one, three = [(Role.PREFILL, 1), (Role.DECODE, 1)], [(Role.PREFILL, 1), (Role.DECODE, 3)]
+    assert router_of(choice, goal, one, one) is None
+    assert router_of(choice, goal, one, three) == some
 
 
 def test_two_kinds_cost_less_than_one_where_the_router_has_weights(tmp_path: Path) -> None:
