@@ -92,12 +92,21 @@ def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
         update={"engines": {name: Engine.model_validate(one) for name, one in engines.items()}}
     )
     hits = goal.model_copy(update={"traffic": goal.traffic.model_copy(update={"prefix_hit": 0.5})})
+    vllm = goal_of("vllm", prefix_hit=0.5)
     (_, alone) = choices_of(hits, (), "disaggregated", pools=pools[:1])
     (_, both) = choices_of(hits, (), "disaggregated", pools=pools)
     assert alone.decode_policy is RouterPolicy.POWER_OF_TWO
     # SGLang's gateway has no two choices.
     assert both.decode_policy is RouterPolicy.ROUND_ROBIN
     assert both.holds_prefill
+    # Prefill and decode of vLLM on Ascend are paired by a proxy that knows load alone.
+    ascend = pools[0].model_copy(update={"device": "ascend-910b"})
+    for own in ((ascend,), (pools[0], ascend)):
+        (_, choice) = choices_of(vllm, (), "disaggregated", pools=own)
+        found = {choice.policy, choice.mixed_policy, choice.decode_policy}
+        assert found == {RouterPolicy.LEAST_REQUESTS}
+        assert loses_prefixes(vllm, (), "disaggregated", pools=own)
+        assert not loses_prefixes(vllm, (), "aggregated", pools=own)
 
 
 def test_every_stack_serves_in_turn_and_by_load() -> None:
