@@ -48,7 +48,7 @@ from tuner.planner.serve.routers import ROUTED, RouterChoice, choices_of, loses_
 from tuner.planner.serve.sharing import shared_options
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.manifests.registry import main_release
+from tuner.spec.serving.manifests.registry import modes_on
 from tuner.spec.serving.read import ServeSpec
 
 PRICED: Final[Mapping[Mode, tuple[Role, ...]]] = {
@@ -402,7 +402,7 @@ def _tightened(question: Question, base: Found, found: Found) -> Iterator[Questi
 
     A program sees no waiting, so that it takes slow instances whose requests then wait too long.
     """
-    is_launched = base.mode in main_release(question.spec.goal, question.spec.cluster).modes
+    is_launched = base.mode in modes_on(question.spec.goal, question.spec.cluster)
     is_least = found.objective <= base.objective * (1.0 + BOUND_TOLERANCE)
     if not base.missed or not is_launched or (is_least and not found.missed):
         return
