@@ -13,8 +13,16 @@ from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.router import FRONT_NGINX
 from tuner.emit.serving.shape import dns_label
 from tuner.emit.serving.statement import statement
-from tuner.serve_plan import Island, ServePrediction, VerifiedServing
+from tuner.serve_plan import (
+    Island,
+    Role,
+    ServeDecision,
+    ServePrediction,
+    ServeRouter,
+    VerifiedServing,
+)
 from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.routers import RouterPolicy
 
 FRONT: Final = "front"
 """Folder of the router in front."""
@@ -37,11 +45,12 @@ def island_parts(verified: VerifiedServing) -> Iterator[tuple[str, VerifiedServi
         handovers = tuple(
             one for one in verified.decision.handovers if {one.from_pool, one.to_pool} <= pools
         )
-        decision = decision.model_copy(update={"handovers": handovers})
+        router = _router(verified.decision.router, decision)
+        decision = decision.model_copy(update={"handovers": handovers, "router": router})
         predicted = _share(verified.predicted, island)
         plan = verified.plan.model_copy(
             update={
-                "goal": _goal(verified.plan.goal, island, pools=pools),
+                "goal": _goal(verified.plan.goal, island),
                 "decision": decision,
                 "predicted": predicted,
             }
@@ -52,6 +61,29 @@ def island_parts(verified: VerifiedServing) -> Iterator[tuple[str, VerifiedServi
                 update={"plan": plan, "decision": decision, "predicted": predicted}
             ),
         )
+
+
+def of_pools_used(verified: VerifiedServing) -> VerifiedServing:
+    """Return the deployment as if planned on its own pools, with their engine as the goal's.
+
+    Targets that name one of the plan's engines then name that one.
+    """
+    plan = verified.plan
+    goal, used = plan.goal, {group.pool for group in verified.decision.instances}
+    pools = tuple(pool for pool in plan.cluster.pools if pool.name in used)
+    engines = {pool.name: goal.engines.get(pool.name, goal.engine) for pool in pools}
+    if len(pools) == len(plan.cluster.pools) and goal.engine in engines.values():
+        return verified
+    own = goal.engine if goal.engine in engines.values() else engines[pools[0].name]
+    names = {goal.engine.name, *(engine.name for engine in goal.engines.values())}
+    links = tuple(link for link in plan.cluster.links if set(link.between) <= used)
+    stated = {pool: engine for pool, engine in goal.engines.items() if pool in used}
+    changes = {
+        "cluster": plan.cluster.model_copy(update={"pools": pools, "links": links}),
+        "goal": goal.model_copy(update={"engine": own, "engines": stated}),
+        "emit": tuple(dict.fromkeys(own.name if one in names else one for one in plan.emit)),
+    }
+    return verified.model_copy(update={"plan": plan.model_copy(update=changes)})
 
 
 def front_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
@@ -86,16 +118,28 @@ def _variable(island: Island) -> str:
     return f"{dns_label(island.name).replace('-', '_').upper()}_URL"
 
 
-def _goal(goal: ServeGoal, island: Island, *, pools: set[str]) -> ServeGoal:
-    own = next((engine for pool, engine in goal.engines.items() if pool in pools), None)
-    changes: dict[str, object] = {} if own is None else {"engine": own}
+def _router(router: ServeRouter | None, own: ServeDecision) -> ServeRouter | None:
+    """Return the router of one island, which has no choice in a role of one instance."""
+    if router is None:
+        return None
+    last = sum(one.count for one in own.instances if one.role is Role.DECODE)
+    first = sum(one.count for one in own.instances) - last
+    changes: dict[str, object] = {}
+    if first == 1:
+        changes = {"policy": RouterPolicy.ROUND_ROBIN, "cache_threshold": None}
+    if last == 1:
+        changes["decode_policy"] = RouterPolicy.ROUND_ROBIN
+    return router.model_copy(update=changes)
+
+
+def _goal(goal: ServeGoal, island: Island) -> ServeGoal:
     traffic = goal.traffic
     if traffic.rate is not None:
         traffic = traffic.model_copy(update={"rate": island.share_ratio * traffic.rate})
     if traffic.concurrency is not None:
         most = max(1, round(island.share_ratio * traffic.concurrency))
         traffic = traffic.model_copy(update={"concurrency": most})
-    return goal.model_copy(update=changes | {"traffic": traffic})
+    return goal.model_copy(update={"traffic": traffic})
 
 
 def _share(predicted: ServePrediction, island: Island) -> ServePrediction:

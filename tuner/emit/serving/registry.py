@@ -10,7 +10,7 @@ from typing import Final, Protocol, cast
 
 from tuner.devices.catalogue import find_device
 from tuner.emit.files import EmittedFile
-from tuner.emit.serving.islands import FRONT, front_files, island_parts
+from tuner.emit.serving.islands import FRONT, front_files, island_parts, of_pools_used
 from tuner.emit.serving.placement import ServedPlacement, served
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.place_plan import VerifiedPlacement
@@ -129,6 +129,7 @@ def emit_all_serving(
     """
     if len(verified.decision.islands) > 1:
         return _emit_islands(verified, placement=placement)
+    verified = of_pools_used(verified)
     named = verified.plan.emit
     brought = (verified.plan.goal.engine.name,) if _NEED_SCRIPTS & set(named) else ()
     return {
@@ -146,11 +147,6 @@ def _emit_islands(
         raise ValueError("; ".join(broken))
     found: dict[str, tuple[EmittedFile, ...]] = {}
     for name, part in island_parts(verified):
-        engine = part.plan.goal.engine.name
-        named = tuple(
-            dict.fromkeys(engine if target in ENGINES else target for target in verified.plan.emit)
-        )
-        own = part.model_copy(update={"plan": part.plan.model_copy(update={"emit": named})})
-        files = emit_all_serving(own, placement=placement)
+        files = emit_all_serving(part, placement=placement)
         found |= {f"{name}/{target}": emitted for target, emitted in files.items()}
     return found | ({FRONT: front_files(verified)} if found else {})

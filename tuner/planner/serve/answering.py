@@ -48,7 +48,7 @@ from tuner.planner.serve.routers import ROUTED, RouterChoice, choices_of, loses_
 from tuner.planner.serve.sharing import shared_options
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.manifests.registry import main_release
+from tuner.spec.serving.manifests.registry import modes_on
 from tuner.spec.serving.read import ServeSpec
 
 PRICED: Final[Mapping[Mode, tuple[Role, ...]]] = {
@@ -280,7 +280,7 @@ def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found 
 
     def behind_routers(asked: Question) -> Found | None:
         found: Found | None = None
-        for router in choices_of(asked.spec.goal, asked.spec.emit, mode):
+        for router in routers_for(asked.spec, mode):
             found = answer_with(asked, mode, router, found, may_refuse=may_refuse)
         return found
 
@@ -302,7 +302,9 @@ def with_hits_left(
     found = answered(question)
     goal = question.spec.goal
     is_counted = question.hits is not None
-    if found is None or is_counted or not loses_prefixes(goal, question.spec.emit, mode):
+    pools = question.spec.cluster.pools
+    loses = loses_prefixes(goal, question.spec.emit, mode, pools=pools)
+    if found is None or is_counted or not loses:
         return found
     # What a cache finds follows from the number of caches, and that from what they find.
     readers = _readers(found)
@@ -400,7 +402,7 @@ def _tightened(question: Question, base: Found, found: Found) -> Iterator[Questi
 
     A program sees no waiting, so that it takes slow instances whose requests then wait too long.
     """
-    is_launched = base.mode in main_release(question.spec.goal, question.spec.cluster).modes
+    is_launched = base.mode in modes_on(question.spec.goal, question.spec.cluster)
     is_least = found.objective <= base.objective * (1.0 + BOUND_TOLERANCE)
     if not base.missed or not is_launched or (is_least and not found.missed):
         return
@@ -641,10 +643,15 @@ def play(
     return question.simulated[key][0]
 
 
+def routers_for(spec: ServeSpec, mode: Mode) -> tuple[RouterChoice, ...]:
+    """Return the ways to route that a mode of a spec is planned with, the plainest first."""
+    return choices_of(spec.goal, spec.emit, mode, pools=spec.cluster.pools)
+
+
 def router_for(question: Question, mode: Mode, groups: Sequence[Group]) -> RouterChoice:
     """Return the plainest way to route that knows so many kinds of instances."""
-    routers = choices_of(question.spec.goal, question.spec.emit, mode)
-    kinds = Counter(group.option.role for group in groups)
+    routers = routers_for(question.spec, mode)
+    kinds = Counter((group.option.role, group.island) for group in groups)
     return routers[0 if max(kinds.values()) == 1 else -1]
 
 

@@ -12,11 +12,11 @@ from tuner.planner.serve.answering import Found, Question, answer_with
 from tuner.planner.serve.most_rate import most_rate_with
 from tuner.planner.serve.ranking import gain_ratio, worth_of
 from tuner.planner.serve.refused import LEAST_GAIN_RATIO, SAVED
-from tuner.planner.serve.routers import MOST_KINDS, ROUTED, RouterChoice, has_sessions
+from tuner.planner.serve.routers import MOST_KINDS, ROUTED, RouterChoice, has_sessions, routers_of
 from tuner.planner.serve.telling import refusals_of, told_of
 from tuner.serve_plan import ServeUnlaunchable
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.manifests.routers import router_with, stacks_of
+from tuner.spec.serving.manifests.routers import router_with
 from tuner.spec.serving.routers import RouterPolicy
 
 WEIGHTED: Final = RouterPolicy.WEIGHTED_LEAST_REQUESTS
@@ -59,7 +59,8 @@ def lacking_routers(question: Question, best: Found) -> Iterator[ServeUnlaunchab
 
 def _lacking(question: Question, mode: Mode) -> str | None:
     """Return the router of a named stack that knows no weights."""
-    for stack in stacks_of(question.spec.goal.engine.name, question.spec.emit):
+    spec = question.spec
+    for stack in routers_of(spec.goal, spec.emit, spec.cluster.pools):
         if router_with(stack, WEIGHTED, is_apart=mode == "disaggregated") is None:
             return f"{stack[0].name} {stack[0].release}"
     return None

@@ -23,7 +23,7 @@ from tuner.planner.serve.ranking import (
 from tuner.planner.serve.telling import missed_with, refusals_of, told_of
 from tuner.serve_plan import PUBLISHED_MODES, ServeModeAnswer, ServeUnlaunchable
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.manifests.registry import main_release
+from tuner.spec.serving.manifests.registry import modes_on
 
 NO_PROGRAM: Final = "no program says the most requests of attention and experts apart"
 
@@ -71,10 +71,10 @@ def answers_of(question: Question) -> Answers:
 
 
 def _is_sized_alone(question: Question) -> bool:
-    """Whether attention and experts apart are asked for, and the release does not launch them."""
+    """Whether attention and experts apart are asked for, and no release launches them."""
     mode = "attention_expert"
     is_asked = mode in question.spec.goal.modes
-    return is_asked and mode not in main_release(question.spec.goal, question.spec.cluster).modes
+    return is_asked and mode not in modes_on(question.spec.goal, question.spec.cluster)
 
 
 def table_of(answers: Answers, question: Question) -> tuple[ServeModeAnswer, ...]:

@@ -26,6 +26,7 @@ from tuner.planner.serve.answering import (
     groups_of,
     least_spare,
     play,
+    routers_for,
     solved_with,
     tightened,
     variants_of,
@@ -34,7 +35,7 @@ from tuner.planner.serve.answering import (
 from tuner.planner.serve.islands import capacity_per_s
 from tuner.planner.serve.playing import Group, Played
 from tuner.planner.serve.program import ROLES, Solved, Spare
-from tuner.planner.serve.routers import RouterChoice, choices_of
+from tuner.planner.serve.routers import RouterChoice
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
 
@@ -64,7 +65,7 @@ def most_rate(question: Question, mode: Mode, *, may_refuse: bool = True) -> Fou
 
     def behind_routers(asked: Question) -> Found | None:
         found: Found | None = None
-        for router in choices_of(asked.spec.goal, asked.spec.emit, mode):
+        for router in routers_for(asked.spec, mode):
             found = most_rate_with(asked, mode, router, found, may_refuse=may_refuse)
         return found
 

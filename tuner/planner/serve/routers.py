@@ -9,7 +9,7 @@
                                meets its prefix on one instance of n, so that 1 / n of the hits are
                                left
 
-A policy must be one of every stack that the spec names (`emit`).
+A policy must be one of every stack that the spec names (`emit`), with every engine of its pools.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,9 @@ from typing import Final
 
 from tuner.planner.serve.program import ROLES
 from tuner.serve_plan import Role, ServeRouter
+from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode, ServeGoal
+from tuner.spec.serving.manifests.registry import manifest_of, releases_by_pool
 from tuner.spec.serving.manifests.routers import (
     RouterCapabilities,
     router_with,
@@ -54,9 +56,21 @@ class RouterChoice:
     most_kinds: int = 1
 
 
-def choices_of(goal: ServeGoal, targets: Iterable[str], mode: Mode) -> tuple[RouterChoice, ...]:
-    """Return the ways to route that a mode is planned with, the plainest first."""
-    stacks = stacks_of(goal.engine.name, targets)
+def choices_of(
+    goal: ServeGoal, targets: Iterable[str], mode: Mode, *, pools: tuple[Pool, ...] = ()
+) -> tuple[RouterChoice, ...]:
+    """Return the ways to route that a mode is planned with, the plainest first.
+
+    Args:
+        goal: with its engines and prefixes.
+        targets: that the spec names.
+        mode: to be answered.
+        pools: of the cluster; empty: the goal's engine on NVIDIA devices.
+
+    Raises:
+        UnknownTargetError: an engine does not serve on a pool.
+    """
+    stacks = routers_of(goal, targets, pools)
     is_apart = Role.PREFILL in ROLES[mode]
     keeps = has_sessions(goal) and _have(stacks, RouterPolicy.CACHE_AWARE, is_apart=is_apart)
     if mode not in ROUTED:
@@ -92,9 +106,19 @@ def has_sessions(goal: ServeGoal) -> bool:
     return goal.traffic.prefix_hit > 0.0 and goal.traffic.prefix_scope == "session"
 
 
-def loses_prefixes(goal: ServeGoal, targets: Iterable[str], mode: Mode) -> bool:
+def routers_of(
+    goal: ServeGoal, targets: Iterable[str], pools: tuple[Pool, ...]
+) -> tuple[tuple[RouterCapabilities, ...], ...]:
+    """Return the routers of every stack that the pools may be served by, as `choices_of`."""
+    found = releases_by_pool(goal, pools).values() if pools else (manifest_of(goal.engine),)
+    return stacks_of(found, targets)
+
+
+def loses_prefixes(
+    goal: ServeGoal, targets: Iterable[str], mode: Mode, *, pools: tuple[Pool, ...] = ()
+) -> bool:
     """Say whether prefixes lie on single instances and no router of the stack looks for them."""
-    stacks = stacks_of(goal.engine.name, targets)
+    stacks = routers_of(goal, targets, pools)
     is_apart = Role.PREFILL in ROLES[mode]
     return has_sessions(goal) and not _have(stacks, RouterPolicy.CACHE_AWARE, is_apart=is_apart)
 
@@ -102,8 +126,7 @@ def loses_prefixes(goal: ServeGoal, targets: Iterable[str], mode: Mode) -> bool:
 def router_of(
     choice: RouterChoice,
     goal: ServeGoal,
-    groups: Sequence[tuple[Role, int]],
-    *,
+    *islands: Sequence[tuple[Role, int]],
     is_counted: bool = False,
 ) -> ServeRouter | None:
     """Return the router of a decision; None where it has no choice.
@@ -111,19 +134,21 @@ def router_of(
     Args:
         choice: of the answer.
         goal: with the prefixes.
-        groups: role and number of each kind of instances.
+        islands: of each, role and number of each kind of its instances.
         is_counted: hits were counted of recorded prompts, at the router's default threshold; else a
             prefix is followed from half its length on, or from there.
     """
-    first = [count for role, count in groups if role is not Role.DECODE]
-    if any(role is Role.PREFILL for role, _ in groups):
-        first = [count for role, count in groups if role is Role.PREFILL]
-    last = sum(count for role, count in groups) - sum(first)
-    if sum(first) <= 1 and last <= 1:
+    kinds = [_first_counts(groups) for groups in islands]
+    first = max(sum(own) for own in kinds)
+    last = max(
+        sum(count for _, count in groups) - sum(own)
+        for groups, own in zip(islands, kinds, strict=True)
+    )
+    if first <= 1 and last <= 1:
         return None
     # Some routers refuse to choose from one, and none needs to.
-    policy = choice.policy if len(first) == 1 else choice.mixed_policy
-    policy = policy if sum(first) > 1 else RouterPolicy.ROUND_ROBIN
+    policy = choice.policy if max(map(len, kinds)) == 1 else choice.mixed_policy
+    policy = policy if first > 1 else RouterPolicy.ROUND_ROBIN
     decode = choice.decode_policy if last > 1 else RouterPolicy.ROUND_ROBIN
     threshold = None
     if policy is RouterPolicy.CACHE_AWARE:
@@ -134,6 +159,12 @@ def router_of(
         decode_policy=decode if last else None,
         cache_threshold=threshold,
     )
+
+
+def _first_counts(groups: Sequence[tuple[Role, int]]) -> list[int]:
+    """Return the numbers of the instances that requests go to first, by kind."""
+    prefill = [count for role, count in groups if role is Role.PREFILL]
+    return prefill or [count for role, count in groups if role is not Role.DECODE]
 
 
 def _decode(

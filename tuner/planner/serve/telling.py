@@ -104,7 +104,10 @@ def decision_of(found: Found, question: Question) -> ServeDecision:
         router=router_of(
             found.router,
             question.spec.goal,
-            [(group.option.role, group.count) for group in groups],
+            *(
+                [(one.option.role, one.count) for one in groups if one.island == island]
+                for island in dict.fromkeys(group.island for group in groups)
+            ),
             is_counted=question.hits is not None,
         ),
         islands=tuple(

@@ -40,7 +40,7 @@ from tuner.serve_plan import ServeDecision, ServeRelaxation
 from tuner.spec.cluster import Link, Pool
 from tuner.spec.serving.goal import Mode, Percentiles, ServeGoal, Slo
 from tuner.spec.serving.lengths import LengthLaw
-from tuner.spec.serving.manifests.registry import main_release
+from tuner.spec.serving.manifests.registry import main_release, modes_on
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_s
 
@@ -71,8 +71,8 @@ class Closest:
 
 
 def launchable_modes(question: Question) -> tuple[Mode, ...]:
-    """Return the modes that are asked for and that the release has."""
-    known = main_release(question.spec.goal, question.spec.cluster).modes
+    """Return the modes that are asked for and that the release of a pool has."""
+    known = modes_on(question.spec.goal, question.spec.cluster)
     return tuple(mode for mode in modes_of(question) if mode in known)
 
 

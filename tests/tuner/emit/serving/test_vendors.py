@@ -14,8 +14,9 @@ import yaml
 from tuner.emit.serving.registry import emit_all_serving, emit_serving, unlaunchable
 from tuner.emit.serving.testing import aggregated, disaggregated, islands, sample_serving
 from tuner.errors import UnknownTargetError
-from tuner.serve_plan import ServeDecision, VerifiedServing
+from tuner.serve_plan import Handover, Instances, ServeDecision, ServeRouter, VerifiedServing
 from tuner.spec.huggingface.read import read_model
+from tuner.spec.serving.routers import RouterPolicy
 
 GOLDEN = Path(__file__).parent / "golden" / "vendors"
 UPDATE = "MOETUNE_UPDATE_GOLDEN"
@@ -208,6 +209,65 @@ def test_an_island_is_served_by_its_own_engine() -> None:
     files = emit_all_serving(_serving(_islands(("x", "y")), emit=("vllm", "slurm"), goal=goal))
     assert {"x/vllm", "y/sglang"} < set(files)
     assert any("sglang.launch_server" in one.text for one in files["y/sglang"])
+
+
+def test_pools_chosen_alone_are_served_by_their_own_engine() -> None:
+    goal = {"engines": {"c": {"name": "sglang"}}}
+    both = _serving(_islands(("x", "y")), emit=("vllm", "slurm"), goal=goal)
+    alone = aggregated(pool="c", **GROUP)
+    plan = both.plan.model_copy(update={"decision": alone})
+    files = emit_all_serving(both.model_copy(update={"plan": plan, "decision": alone}))
+    assert set(files) == {"sglang", "slurm"}
+    texts = [one.text for one in files["sglang"]]
+    assert any("sglang.launch_server" in one for one in texts)
+    assert not any("vllm serve" in one for one in texts)
+
+
+def test_an_island_needs_no_other_pool_to_have_its_engine() -> None:
+    # TensorRT-LLM does not serve on Ascend, which has an engine of its own.
+    goal = {"engine": {"name": "trtllm"}, "engines": {"c": {"name": "vllm"}}}
+    decision = _islands(("x", "y"))
+    groups = tuple(
+        one.model_copy(update={"attention_tp": 8, "attention_dp": 1, "a2a_backend": "none"})
+        for one in decision.instances
+    )
+    decision = decision.model_copy(update={"instances": groups})
+    files = emit_all_serving(_serving(decision, emit=("trtllm",), goal=goal))
+    assert set(files) == {"x/trtllm", "y/vllm", "front"}
+    # And the other way round: the engine of one pool is missing on the other's devices.
+    goal = {"engine": {"name": "vllm"}, "engines": {"a": {"name": "trtllm"}}}
+    files = emit_all_serving(_serving(decision, emit=("vllm",), goal=goal))
+    assert set(files) == {"x/trtllm", "y/vllm", "front"}
+
+
+def test_an_island_of_one_decode_instance_has_no_policy_to_choose_it_by() -> None:
+    groups: list[Instances] = []
+    ways: list[Handover] = []
+    for name, pool, decodes in (("x", "a", 3), ("y", "b", 1)):
+        pair = _pair(pool, pool)
+        counts = dict(zip(pair.instances, (2, decodes), strict=True))
+        groups += [
+            one.model_copy(update={"island": name, "count": count}) for one, count in counts.items()
+        ]
+        ways += pair.handovers
+    decision = _islands(("x", "y")).model_copy(
+        update={
+            "mode": "disaggregated",
+            "instances": tuple(groups),
+            "handovers": tuple(ways),
+            "router": ServeRouter(
+                policy=RouterPolicy.LEAST_REQUESTS, decode_policy=RouterPolicy.POWER_OF_TWO
+            ),
+        }
+    )
+    files = emit_all_serving(_serving(decision, emit=("vllm",)))
+    routers = {
+        name: next(one.text for one in files[f"{name}/vllm"] if one.path.name == "router.sh")
+        for name in ("x", "y")
+    }
+    assert "--decode-policy power_of_two" in routers["x"]
+    assert "--decode-policy round_robin" in routers["y"]
+    assert "--prefill-policy cache_aware" in routers["y"]
 
 
 def test_files_of_each_vendor_equal_the_golden_ones() -> None:

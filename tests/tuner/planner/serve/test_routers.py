@@ -11,7 +11,9 @@ from tuner.planner.serve.playing_routed import played_routed
 from tuner.planner.serve.routers import choices_of, loses_prefixes, router_of
 from tuner.serve_api import deploy
 from tuner.serve_plan import Role, ServePlan
-from tuner.spec.serving.goal import Mode, ServeGoal
+from tuner.spec.cluster import Pool
+from tuner.spec.serving.goal import Engine, Mode, ServeGoal
+from tuner.spec.serving.manifests.registry import manifest_of
 from tuner.spec.serving.manifests.routers import ROUTERS, stacks_of
 from tuner.spec.serving.routers import RouterPolicy
 
@@ -81,10 +83,36 @@ def test_policies_are_those_that_every_named_stack_has() -> None:
     assert choices_of(common, (), "aggregated")[0].policy is RouterPolicy.ROUND_ROBIN
 
 
+def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
+    pools = tuple(
+        Pool(name=name, device="h100-sxm", nodes=1, devices_per_node=8) for name in ("a", "b")
+    )
+    engines = {"b": {"name": "sglang"}}
+    goal = goal_of("vllm").model_copy(
+        update={"engines": {name: Engine.model_validate(one) for name, one in engines.items()}}
+    )
+    hits = goal.model_copy(update={"traffic": goal.traffic.model_copy(update={"prefix_hit": 0.5})})
+    vllm = goal_of("vllm", prefix_hit=0.5)
+    (_, alone) = choices_of(hits, (), "disaggregated", pools=pools[:1])
+    (_, both) = choices_of(hits, (), "disaggregated", pools=pools)
+    assert alone.decode_policy is RouterPolicy.POWER_OF_TWO
+    # SGLang's gateway has no two choices.
+    assert both.decode_policy is RouterPolicy.ROUND_ROBIN
+    assert both.holds_prefill
+    # Prefill and decode of vLLM on Ascend are paired by a proxy that knows load alone.
+    ascend = pools[0].model_copy(update={"device": "ascend-910b"})
+    for own in ((ascend,), (pools[0], ascend)):
+        (_, choice) = choices_of(vllm, (), "disaggregated", pools=own)
+        found = {choice.policy, choice.mixed_policy, choice.decode_policy}
+        assert found == {RouterPolicy.LEAST_REQUESTS}
+        assert loses_prefixes(vllm, (), "disaggregated", pools=own)
+        assert not loses_prefixes(vllm, (), "aggregated", pools=own)
+
+
 def test_every_stack_serves_in_turn_and_by_load() -> None:
     for engine in ROUTERS:
         for targets in ((engine,), ("dynamo",), ("kubernetes", "dynamo")):
-            for stack in stacks_of(engine, targets):
+            for stack in stacks_of((manifest_of(Engine(name=engine)),), targets):
                 for is_apart in (False, True):
                     known = {p for one in stack for p in one.policies(is_apart=is_apart)}
                     assert {RouterPolicy.ROUND_ROBIN, RouterPolicy.LEAST_REQUESTS} <= known
@@ -104,6 +132,10 @@ def test_a_role_of_one_instance_is_given_no_choice() -> None:
     # Half of the prefix, which is less than the router's own three tenths of a prompt.
     assert (both.policy, both.cache_threshold) == (RouterPolicy.CACHE_AWARE, 0.1)
     assert both.decode_policy is RouterPolicy.ROUND_ROBIN
+    # Nor is there one in islands of one instance a role each.
+    one, three = [(Role.PREFILL, 1), (Role.DECODE, 1)], [(Role.PREFILL, 1), (Role.DECODE, 3)]
+    assert router_of(choice, goal, one, one) is None
+    assert router_of(choice, goal, one, three) == some
 
 
 def test_two_kinds_cost_less_than_one_where_the_router_has_weights(tmp_path: Path) -> None:

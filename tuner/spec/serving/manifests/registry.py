@@ -116,6 +116,16 @@ def releases_by_pool(goal: ServeGoal, pools: tuple[Pool, ...]) -> dict[str, Serv
     return {pool.name: release_on(goal, pool) for pool in pools}
 
 
+def modes_on(goal: ServeGoal, cluster: Cluster) -> frozenset[str]:
+    """Return the modes that the release of at least one pool has.
+
+    Raises:
+        UnknownTargetError: as `release_on`.
+    """
+    releases = releases_by_pool(goal, cluster.pools).values()
+    return frozenset[str]().union(*(release.modes for release in releases))
+
+
 def _on_other(engine: Engine, vendor: Vendor) -> ServingCapabilities:
     described = RELEASES[vendor].get(engine.name, ())
     if engine.version in {manifest.release for manifest in described}:

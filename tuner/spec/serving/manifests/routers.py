@@ -17,6 +17,10 @@ Read from the wheels' option parsers and sources:
   files do not turn on, so it is left out.
 - nginx 1.29, ngx_http_upstream_module: `least_conn` divides by a server's `weight`. It stands in
   front of aggregated instances of any engine.
+- vllm-ascend 0.23.0, examples/disaggregated_prefill_v1/load_balance_proxy_server_example.py: each
+  request goes where the least prompt length is outstanding, simulated as the fewest requests. A
+  prefill instance is given free when the prompt is read, but for its cache, which counts 0.3 until
+  the first token. No choice of policy, and no look at prefixes.
 
 Not covered: sessions by header (`manual`, `consistent_hash`, `sticky_least_loaded`), prompts sorted
 into buckets by length, `kv_aware` of vllm-router with its events, endpoint pickers of a Kubernetes
@@ -24,9 +28,11 @@ gateway (llm-d), whose scorers look at the metrics of the engines.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tuner.devices.datasheet import Vendor
+from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.routers import RouterPolicy
 
 LEAST_THRESHOLD: Final = 1.0
@@ -115,20 +121,44 @@ NGINX: Final = RouterCapabilities(
         RouterPolicy.WEIGHTED_LEAST_REQUESTS: "least_conn",
     },
 )
+ASCEND_PROXY: Final = RouterCapabilities(
+    name="vllm-ascend's load balance proxy",
+    release="0.23.0",
+    source="vllm-ascend releases/v0.23.0, examples/disaggregated_prefill_v1",
+    disaggregated={RouterPolicy.LEAST_REQUESTS: ""},
+)
 ROUTERS: Final[Mapping[str, tuple[RouterCapabilities, ...]]] = {
     "sglang": (SGLANG_ROUTER, NGINX),
     "vllm": (VLLM_ROUTER, NGINX),
     "trtllm": (TRTLLM_DISAGGREGATED, NGINX),
 }
 """Of each engine, the first that has a policy is taken."""
+ON_ASCEND: Final[Mapping[str, tuple[RouterCapabilities, ...]]] = {
+    **ROUTERS,
+    "vllm": (ASCEND_PROXY, replace(VLLM_ROUTER, disaggregated={}), NGINX),
+}
+"""The same on Ascend, where the plugin's proxy pairs vLLM's prefill and decode instances."""
 DYNAMO: Final = "dynamo"
 """The target whose own frontend routes."""
 
 
-def stacks_of(engine: str, targets: Iterable[str]) -> tuple[tuple[RouterCapabilities, ...], ...]:
-    """Return the routers of every stack that a spec names, the engine's own where it names none."""
+def stacks_of(
+    releases: Iterable[ServingCapabilities], targets: Iterable[str]
+) -> tuple[tuple[RouterCapabilities, ...], ...]:
+    """Return the routers of every stack that a spec names, the engines' own where it names none.
+
+    Args:
+        releases: of the pools; each island of another release has a router of its own.
+        targets: that the spec names.
+    """
     named = dict.fromkeys((target == DYNAMO) for target in targets) or {False: None}
-    return tuple((DYNAMO_FRONTEND,) if is_dynamo else ROUTERS[engine] for is_dynamo in named)
+    own = {
+        (name, is_ascend): (ON_ASCEND if is_ascend else ROUTERS)[name]
+        for name, is_ascend in ((one.name, one.vendor is Vendor.HUAWEI) for one in releases)
+    }.values()
+    return tuple(
+        stack for is_dynamo in named for stack in (((DYNAMO_FRONTEND,),) if is_dynamo else own)
+    )
 
 
 def router_with(

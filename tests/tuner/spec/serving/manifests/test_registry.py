@@ -5,8 +5,9 @@ from typing import get_args
 import pytest
 
 from tuner.errors import UnknownTargetError
+from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.serving.goal import Engine, ServeGoal
-from tuner.spec.serving.manifests.registry import ENGINES, manifest_of
+from tuner.spec.serving.manifests.registry import ENGINES, manifest_of, modes_on
 
 
 def test_every_engine_of_a_goal_is_described() -> None:
@@ -33,3 +34,21 @@ def test_every_precision_of_a_goal_has_a_word(name: str) -> None:
     assert set(ENGINES[name][0].kv_cache_dtype) == set(
         get_args(fields["kv_cache_dtype"].annotation)
     )
+
+
+def test_the_modes_of_pools_are_those_of_any_of_their_releases() -> None:
+    pools = tuple(
+        Pool(name=name, device="h100-sxm", nodes=1, devices_per_node=8) for name in ("a", "b")
+    )
+    for afd in ("a", "b"):
+        goal = ServeGoal.model_validate(
+            {
+                "kind": "serve",
+                "engine": {"name": "vllm"},
+                "engines": {afd: {"name": "vllm", "version": "0.30.0+afd"}},
+                "traffic": {"rate": 1.0, "input_tokens": 100, "output_tokens": 10},
+            }
+        )
+        assert "attention_expert" in modes_on(goal, Cluster(pools=pools))
+        own = tuple(pool for pool in pools if pool.name != afd)
+        assert "attention_expert" not in modes_on(goal, Cluster(pools=own))
