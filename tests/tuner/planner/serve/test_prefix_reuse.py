@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tuner.planner.serve import prefix_reuse
-from tuner.planner.serve.demand import demand_of, with_hits
+from tuner.planner.serve.demand import PrefixHits, demand_of, with_hits
 from tuner.planner.serve.playing import thinned
 from tuner.planner.serve.prefix_reuse import RecordedPrompts, recorded_prompts
 from tuner.serve_api import deploy
@@ -107,6 +107,21 @@ def test_requests_are_played_with_the_hits_of_their_own(spec: Callable[..., Path
     third = thinned(read.goal, demand, count=40, every=3, most_tokens=1e6)
     assert third.cached_R is not None
     assert third.cached_R.tolist() == hits.cached_N[::3].tolist()
+
+
+def test_a_rank_of_a_closed_loop_gets_its_requests_whether_hits_were_counted_or_not(
+    spec: Callable[..., Path],
+) -> None:
+    path = spec([(0.1 * number, 512, [number]) for number in range(160)])
+    path.write_text(path.read_text().replace("{trace:", "{concurrency: 16, trace:"))
+    goal = read_serve_spec(path).goal
+    demand = demand_of(goal, longest=32768)
+    assert demand.cached_N is None
+    counted = with_hits(demand, PrefixHits(ratio=0.5, cached_N=np.full(160, 256)))
+    for one in (demand, counted):
+        found = thinned(goal, one, count=40, every=4, most_tokens=1e6)
+        assert len(found.input_R) == 40
+        assert found.after_R is not None
 
 
 def test_caches_of_ranks_and_routers_find_what_a_count_by_hand_finds(
