@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tuner.planner.serve import playing_routed
 from tuner.planner.serve.playing import Group, played_apart
 from tuner.planner.serve.playing_modes import is_routed
 from tuner.planner.serve.playing_routed import played_routed
@@ -188,14 +189,17 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
         assert float(np.mean(other_s)) == pytest.approx(float(np.mean(one_s)), rel=0.03)
 
 
-def test_a_large_deployment_is_simulated_as_a_share_of_it(tmp_path: Path) -> None:
+def test_a_large_deployment_is_simulated_as_a_share_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tuner.planner.serve.answering import Settings, question_of
     from tuner.serve_api import site_of
     from tuner.spec.serving.read import read_serve_spec
 
     path = tmp_path / "spec.yaml"
     found = []
-    for count, rate in ((16, 100), (64, 400)):
+    for count, rate, most_requests in ((16, 100, 20_000), (64, 400, 20_000), (24, 150, 1600)):
+        monkeypatch.setattr(playing_routed, "MOST_REQUESTS", most_requests)
         path.write_text(SPEC.format(rate=rate))
         spec = read_serve_spec(path)
         sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
@@ -212,7 +216,8 @@ def test_a_large_deployment_is_simulated_as_a_share_of_it(tmp_path: Path) -> Non
         )
         found.append((len(played.ttft_s_R), float(played.ttft_s_R.mean()), played.requests_per_s))
     # 64 ranks are two shares of 32; both have as many requests a rank, and wait about as long.
-    assert [requests for requests, _, _ in found] == [16 * 200, 32 * 200]
+    # Where 24 ranks would have more requests than are simulated, a third of them has enough.
+    assert [requests for requests, _, _ in found] == [16 * 200, 32 * 200, 8 * 200]
     assert found[1][1] == pytest.approx(found[0][1], rel=0.1)
     assert found[1][2] == 400.0
 
