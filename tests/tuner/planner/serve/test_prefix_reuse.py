@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.planner.serve import prefix_reuse
+from tuner.planner.serve import planning, prefix_reuse
+from tuner.planner.serve.answering import Found, Question
 from tuner.planner.serve.demand import PrefixHits, demand_of, with_hits
 from tuner.planner.serve.playing import thinned
-from tuner.planner.serve.prefix_reuse import RecordedPrompts, recorded_prompts
+from tuner.planner.serve.prefix_reuse import RecordedPrompts, recorded_prompts, reuse_of
 from tuner.serve_api import deploy
 from tuner.serve_plan import PrefixReuse, ServePlan
 from tuner.spec.serving.read import read_serve_spec
@@ -171,6 +172,27 @@ def test_an_engine_without_a_router_that_follows_caches_deals_out_in_turn(
     assert plan.prefix_reuse is not None
     assert plan.prefix_reuse.router == "in_turn"
     assert set(plan.prefix_reuse.by_router) == {"in_turn", "cache_aware"}
+
+
+def test_hits_are_counted_at_the_rate_that_is_found(
+    spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = spec(shared(200))
+    path.write_text(path.read_text().replace("objective: devices", "objective: rate"))
+    rates: list[tuple[float, float | None]] = []
+
+    def seen(found: Found, question: Question, prompts: RecordedPrompts) -> PrefixReuse:
+        recorded_per_s = (len(prompts.input_N) - 1) / float(prompts.arrival_s_N[-1])
+        rates.append((recorded_per_s, found.rate_per_s))
+        return reuse_of(found, question, prompts)
+
+    monkeypatch.setattr(planning, "reuse_of", seen)
+    plan = plan_of(path)
+    assert rates
+    for recorded_per_s, found_per_s in rates:
+        assert recorded_per_s == pytest.approx(found_per_s)
+        assert recorded_per_s > 11.0  # the trace as it was recorded has 10 requests/s
+    assert plan.prefix_reuse is not None
 
 
 def test_hits_that_were_counted_are_not_lowered_again_and_the_router_has_their_threshold(
