@@ -1,5 +1,6 @@
 """The router as part of the decision: which policy, how many kinds, which prefixes are found."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -150,6 +151,48 @@ def test_a_router_without_prefixes_finds_one_in_so_many(tmp_path: Path) -> None:
     if sum(group.count for group in kept.decision.instances) > 1:
         assert router is not None
         assert router.policy is RouterPolicy.CACHE_AWARE
+
+
+def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
+    tmp_path: Path,
+) -> None:
+    from tuner.planner.serve.answering import (
+        Found,
+        Question,
+        Settings,
+        answer_with,
+        narrowed,
+        question_of,
+        with_hits_left,
+    )
+    from tuner.serve_api import site_of
+    from tuner.spec.serving.read import read_serve_spec
+
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC.format(rate=60).replace("name: vllm", "name: trtllm"))
+    path.write_text(path.read_text().replace("{rate:", "{prefix_hit: 0.5, rate:"))
+    spec = read_serve_spec(path)
+    sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
+
+    def of_four(question: Question) -> Question:
+        kept = tuple(one for one in question.options.options if one.devices == 4)
+        return replace(question, options=replace(question.options, options=kept))
+
+    asked: list[tuple[float, set[int]]] = []
+
+    def answered(question: Question) -> Found | None:
+        devices = {one.devices for one in question.options.options}
+        asked.append((question.spec.goal.traffic.prefix_hit, devices))
+        router = choices_of(spec.goal, (), "aggregated")[0]
+        return answer_with(question, "aggregated", router, None)
+
+    question = narrowed(question_of(spec, sites, Settings()), of_four)
+    assert with_hits_left(question, "aggregated", answered) is not None
+    hits = [hit for hit, _ in asked]
+    assert hits[0] == 0.5
+    assert len(hits) > 1
+    assert max(hits[1:]) < 0.5
+    assert [devices for _, devices in asked] == [{4}] * len(asked)
 
 
 def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
