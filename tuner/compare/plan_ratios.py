@@ -14,8 +14,9 @@ The measured ratio is expected in [m / w, m w].
     place                   the noise of the two verdicts, likewise
 
 Plans are of one setting where model, kind of device, precision and engine are equal. What decides a
-deployment (devices, money, good requests) follows the time of its steps, so it has the band of
-TPOT.
+deployment (devices, money, good requests, and the most requests/s where that is the goal) follows
+the time of its steps, so it has the band of TPOT. Where the rate is what both plans look for, their
+traffic is equal but for it.
 """
 
 import math
@@ -105,7 +106,8 @@ def _one_setting(first: Plan, other: Plan, single: Band) -> Band:
 
 
 def _serving(first: ServePlan, other: ServePlan, figure: str) -> PlanRatio | None:
-    if figure not in SERVED and not figure.startswith((FIRST_TOKEN, PER_TOKEN)):
+    of_steps = SERVED | {"requests_per_s"} if _look_for_rate(first, other) else SERVED
+    if figure not in of_steps and not figure.startswith((FIRST_TOKEN, PER_TOKEN)):
         return None
     singles = [
         _stated(one.predicted, figure) for one in (first, other) if one.predicted is not None
@@ -126,7 +128,15 @@ def _serving(first: ServePlan, other: ServePlan, figure: str) -> PlanRatio | Non
 def _is_of_published_kind(first: ServePlan, other: ServePlan) -> bool:
     """Whether two plans differ as the published pairs do: in their layout alone."""
     modes = [one.decision.mode for one in (first, other) if one.decision is not None]
-    return modes == ["aggregated"] * 2 and first.goal.traffic == other.goal.traffic
+    traffics = [one.goal.traffic for one in (first, other)]
+    if _look_for_rate(first, other):
+        traffics = [one.model_copy(update={"rate": None}) for one in traffics]
+    return modes == ["aggregated"] * 2 and traffics[0] == traffics[1]
+
+
+def _look_for_rate(first: ServePlan, other: ServePlan) -> bool:
+    """Whether the rate of both plans is an answer, not a part of the question."""
+    return first.goal.objective == "rate" == other.goal.objective
 
 
 def _placement(first: PlacePlan, other: PlacePlan) -> PlanRatio | None:

@@ -127,7 +127,13 @@ def _sequence(_question: Question, change: Change, keys: Keys, told: Told) -> No
 
 
 def _rate_of(_question: Question, change: Change, keys: Keys, told: Told) -> None:
-    traffic = keys["goal"]["traffic"]
+    goal = keys["goal"]
+    traffic = goal["traffic"]
+    if goal.get("objective") == "rate":
+        raise TunerError(
+            f"rate={change.value}: with goal.objective rate, the rate is what the devices serve at"
+            " most; change nodes, lengths or targets, or write a spec of another objective"
+        )
     if "concurrency" in traffic:
         _rate_of_loop(traffic, change, told)
         return

@@ -87,6 +87,24 @@ def test_under_another_traffic_a_deployment_takes_the_wider_of_both_stated_bands
     assert first_token.band[1] == pytest.approx(1.0 + ties_ratio(own.ttft_s_band))
 
 
+def test_the_most_requests_have_the_band_of_steps_whatever_rates_are_found() -> None:
+    # The rate is what both look for, so it is no difference of their traffic; its law is.
+    plans = []
+    for fields in ({"rate": 10.0}, {"rate": 12.0}, {"rate": 12.0, "prefix_hit": 0.5}):
+        plan = _serve()
+        traffic = plan.goal.traffic.model_copy(update=fields)
+        goal = plan.goal.model_copy(update={"traffic": traffic, "objective": "rate"})
+        plans.append(plan.model_copy(update={"goal": goal}))
+    tpot = ratio_bands()[1]
+    found = ratio_band(*plans[:2], figure="requests_per_s")
+    assert found is not None
+    assert found.band == (tpot.low_ratio, tpot.high_ratio)
+    elsewhere = ratio_band(plans[0], plans[2], figure="requests_per_s")
+    assert elsewhere is not None
+    assert "wider" in elsewhere.source
+    assert ratio_band(plans[0], _serve(), figure="requests_per_s") is None
+
+
 def test_nothing_is_stated_of_memory_or_without_a_decision() -> None:
     plan = _train()
     assert ratio_band(plan, plan, figure="peak_memory_bytes") is None

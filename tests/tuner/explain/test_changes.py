@@ -118,6 +118,11 @@ def test_the_rate_of_every_kind_of_traffic_moves(tmp_path: Path) -> None:
     trace.write_text("Timestamp,Request tokens,Response tokens\n1,9,9\n1,9,9\n")
     with pytest.raises(TunerError, match="all requests come at once"):
         after(recorded, "rate=x2")
+    lengths = {"input_tokens": 9, "output_tokens": 9}
+    for stated in ({}, {"rate": "3/s"}):
+        most = {"kind": "serve", "objective": "rate", "traffic": lengths | stated}
+        with pytest.raises(TunerError, match="what the devices serve at most"):
+            after(most, "rate=x2")
 
 
 def test_a_node_of_a_placement_brings_its_ranks() -> None:

@@ -157,6 +157,13 @@ class Question:
     """What was simulated so far, by mode, instances, router and threshold."""
     hits: PrefixHits | None = None
     """What prefix caches hold of recorded prompts; None: the share that the traffic states."""
+    narrow: "Callable[[Question], Question] | None" = None
+    """What restricts the instances, again where the traffic is priced anew; None: nothing."""
+
+
+def narrowed(question: Question, narrow: Callable[[Question], Question]) -> Question:
+    """Return the question of other instances, which it keeps where its traffic is priced anew."""
+    return replace(narrow(question), narrow=narrow)
 
 
 def question_of(
@@ -329,7 +336,8 @@ def _with_hits(question: Question, hit: float) -> Question:
     spec = question.spec
     traffic = spec.goal.traffic.model_copy(update={"prefix_hit": hit})
     goal = spec.goal.model_copy(update={"traffic": traffic})
-    return question_of(replace(spec, goal=goal), question.sites, question.settings)
+    priced = question_of(replace(spec, goal=goal), question.sites, question.settings)
+    return priced if question.narrow is None else narrowed(priced, question.narrow)
 
 
 def answer_with(

@@ -96,7 +96,11 @@ def _answered(
         answers = answers_of(question)
         if not answers.fitting:
             return question, answers, None
-        reuse = reuse_of(answers.fitting[0], question, prompts)
+        best = answers.fitting[0]
+        if best.rate_per_s is not None:
+            # The rate was looked for: prompts come at what was found.
+            prompts = prompts.at(best.rate_per_s)
+        reuse = reuse_of(best, question, prompts)
         if abs(reuse.hit_ratio - hits.ratio) <= AGREE_RATIO:
             break
         hits = prompts.under(reuse)

@@ -274,11 +274,13 @@ def thinned(
     rng = np.random.default_rng(SEED)
     most = int(min(demand.most_tokens, most_tokens))
     is_closed = demand.concurrency is not None
-    has_sessions = is_closed and demand.cached_N is not None
-    whole = count if is_closed and not has_sessions else min(MOST_REQUESTS * 50, count * every)
-    drawn = requests_of(goal.traffic, count=whole, rng=rng)
+    whole = min(MOST_REQUESTS * 50, count * every)
+    drawn = requests_of(goal.traffic, count=count if is_closed else whole, rng=rng)
     own_R = np.arange(0, len(drawn.input_tokens_N), 1 if is_closed else every)
     after_R = None
+    if drawn.after_N is not None and whole > count:
+        # Sessions are taken whole, and those of all ranks are needed to leave so many of one.
+        drawn = requests_of(goal.traffic, count=whole, rng=rng)
     if drawn.after_N is not None:
         own_R = own_sessions(drawn.after_N, every=every)[:count]
         after_R = np.searchsorted(own_R, drawn.after_N[own_R])

@@ -1,7 +1,9 @@
 """Simulates the traffic on all instances of a mode at once, as its router spreads it.
 
 Large deployments are simulated on a share of their instances, which gets that share of the
-requests: a router with fewer to choose from evens out less, so that waits are not too short.
+requests: a router with fewer to choose from evens out less, so that waits are not too short. The
+share is small enough that each rank gets the requests it needs (`per_rank`) within all that are
+simulated, where the numbers of instances have such a divisor.
 
 Letters: R requests.
 """
@@ -66,7 +68,12 @@ def played_routed(
     """
     answering = [group for group in groups if group.option.role is not Role.PREFILL]
     reading = [group for group in groups if group.option.role is Role.PREFILL]
-    every = _part(groups, sum(group.ranks for group in answering))
+    is_open = demand.concurrency is None
+    every = _part(
+        groups,
+        ranks=sum(group.ranks for group in answering),
+        num_requests=_open_requests(answering, reading, 1, goal) if is_open else 0,
+    )
     requests = _requests(answering, every=every, reading=reading, goal=goal, demand=demand)
     found = simulate_routed(
         requests,
@@ -98,21 +105,21 @@ def played_routed(
     )
 
 
-def _part(groups: Sequence[Group], ranks: int) -> int:
-    """Return the divisor of all counts by which so many ranks become few enough.
+def _part(groups: Sequence[Group], *, ranks: int, num_requests: int) -> int:
+    """Return the divisor of all counts by which ranks and requests become few enough.
 
     Two instances of every kind are left, among which the router chooses.
     """
     fewest = min(group.count for group in groups)
-    wanted = min(-(-ranks // MOST_RANKS), fewest // 2)
-    return next(
-        (
-            every
-            for every in range(wanted, 1, -1)
-            if all(group.count % every == 0 for group in groups)
-        ),
-        1,
-    )
+    divisors = [
+        every
+        for every in range(1, max(fewest // 2, 1) + 1)
+        if all(group.count % every == 0 for group in groups)
+    ]
+    by_ranks = max(every for every in divisors if every <= max(-(-ranks // MOST_RANKS), 1))
+    wanted = -(-num_requests // MOST_REQUESTS)
+    by_requests = next((every for every in divisors if every >= wanted), divisors[-1])
+    return max(by_ranks, by_requests)
 
 
 def _concurrency(demand: Demand, every: int) -> int:
@@ -128,9 +135,7 @@ def _requests(
     demand: Demand,
 ) -> Requests:
     """Draw what the simulated instances get: of the rank with the fewest as many as elsewhere."""
-    count = round(
-        per_rank(goal) / min(_least_share(groups, every) for groups in (answering, reading))
-    )
+    count = _open_requests(answering, reading, every, goal)
     if demand.concurrency is not None:
         count = ROUNDS * _concurrency(demand, every)
     return thinned(
@@ -141,6 +146,14 @@ def _requests(
         every=every,
         most_tokens=min(group.option.kv_tokens for group in answering),
     )
+
+
+def _open_requests(
+    answering: Sequence[Group], reading: Sequence[Group], every: int, goal: ServeGoal
+) -> int:
+    """Return the requests of an open load of which every rank gets enough."""
+    least = min(_least_share(groups, every) for groups in (answering, reading))
+    return round(per_rank(goal) / least)
 
 
 def _least_share(groups: Sequence[Group], every: int) -> float:

@@ -18,7 +18,7 @@ Letters: N requests, in the order of the trace.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -58,6 +58,14 @@ class RecordedPrompts:
     arrival_s_N: Floats
     """At the rate that is planned for."""
     input_N: Ints
+
+    def at(self, rate_per_s: float) -> "RecordedPrompts":
+        """Return the prompts with the times of the trace stretched to a rate."""
+        span_s = float(self.arrival_s_N[-1])
+        if span_s <= 0.0:
+            return self
+        stretch = (len(self.input_N) - 1) / span_s / rate_per_s
+        return replace(self, arrival_s_N=self.arrival_s_N * stretch)
 
     def under(self, reuse: PrefixReuse) -> PrefixHits:
         """Return what caches and a router find of the prompts."""
@@ -108,15 +116,12 @@ def recorded_prompts(spec: ServeSpec, *, rate_per_s: float) -> RecordedPrompts |
     count_N = whole.count_N[:kept]
     if not count_N.any():
         return None
-    arrival_s_N = np.concatenate(arrivals)[:kept]
-    span_s = float(arrival_s_N[-1])
-    if span_s > 0.0:
-        arrival_s_N = arrival_s_N * ((kept - 1) / span_s / rate_per_s)
-    return RecordedPrompts(
+    recorded = RecordedPrompts(
         blocks=Blocks(id_B=whole.id_B[: int(count_N.sum())], count_N=count_N),
-        arrival_s_N=arrival_s_N,
+        arrival_s_N=np.concatenate(arrivals)[:kept],
         input_N=np.concatenate(inputs)[:kept],
     )
+    return recorded.at(rate_per_s)
 
 
 def most_reuse(question: Question) -> PrefixReuse:

@@ -6,10 +6,11 @@ every rule between vendors is listed with what it costs, or with what the pair w
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Final
 
-from tuner.planner.serve.answering import Found, Question
+from tuner.planner.serve.answering import Found, Question, narrowed
 from tuner.planner.serve.handovers import kept_by
 from tuner.planner.serve.most_rate import answer_goal
 from tuner.planner.serve.options import PoolSite
@@ -58,8 +59,7 @@ def refused_cells(
     cells, goal = question.cells, question.spec.goal
     if own is None or not cells.options or not cells.refused:
         return
-    every = replace(cells, options=(*cells.options, *cells.refused), refused=())
-    free = answer_goal(replace(question, cells=every), "attention_expert")
+    free = answer_goal(narrowed(question, _with_refused_cells), "attention_expert")
     if free is None or free.missed:
         return
     broken = refusals_of(free, question)
@@ -87,7 +87,7 @@ def refused_vendors(question: Question, best: Found | None) -> Iterator[ServeUnl
         vendors = [one.machine.sheet.generation.vendor for one in (sender, receiver)]
         if vendors[0] is vendors[1] or not question.hand_overs.reach(sender, receiver):
             continue
-        alone = _between(question, sender, receiver)
+        alone = narrowed(question, partial(_between, sender=sender, receiver=receiver))
         rules = _rules(alone)
         if not rules:
             continue
@@ -112,6 +112,13 @@ def refused_vendors(question: Question, best: Found | None) -> Iterator[ServeUnl
             gain_ratio=max(gained, 0.0),
             rule=_rule(rules[0]),
         )
+
+
+def _with_refused_cells(question: Question) -> Question:
+    """Return the question with refused cells among those that are launched."""
+    cells = question.cells
+    every = replace(cells, options=(*cells.options, *cells.refused), refused=())
+    return replace(question, cells=every)
 
 
 def _rule(line: str) -> str:

@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.planner.serve import prefix_reuse
-from tuner.planner.serve.demand import demand_of, with_hits
+from tuner.planner.serve import planning, prefix_reuse
+from tuner.planner.serve.answering import Found, Question
+from tuner.planner.serve.demand import PrefixHits, demand_of, with_hits
 from tuner.planner.serve.playing import thinned
-from tuner.planner.serve.prefix_reuse import RecordedPrompts, recorded_prompts
+from tuner.planner.serve.prefix_reuse import RecordedPrompts, recorded_prompts, reuse_of
 from tuner.serve_api import deploy
 from tuner.serve_plan import PrefixReuse, ServePlan
 from tuner.spec.serving.read import read_serve_spec
@@ -109,6 +110,21 @@ def test_requests_are_played_with_the_hits_of_their_own(spec: Callable[..., Path
     assert third.cached_R.tolist() == hits.cached_N[::3].tolist()
 
 
+def test_a_rank_of_a_closed_loop_gets_its_requests_whether_hits_were_counted_or_not(
+    spec: Callable[..., Path],
+) -> None:
+    path = spec([(0.1 * number, 512, [number]) for number in range(160)])
+    path.write_text(path.read_text().replace("{trace:", "{concurrency: 16, trace:"))
+    goal = read_serve_spec(path).goal
+    demand = demand_of(goal, longest=32768)
+    assert demand.cached_N is None
+    counted = with_hits(demand, PrefixHits(ratio=0.5, cached_N=np.full(160, 256)))
+    for one in (demand, counted):
+        found = thinned(goal, one, count=40, every=4, most_tokens=1e6)
+        assert len(found.input_R) == 40
+        assert found.after_R is not None
+
+
 def test_caches_of_ranks_and_routers_find_what_a_count_by_hand_finds(
     spec: Callable[..., Path],
 ) -> None:
@@ -156,6 +172,27 @@ def test_an_engine_without_a_router_that_follows_caches_deals_out_in_turn(
     assert plan.prefix_reuse is not None
     assert plan.prefix_reuse.router == "in_turn"
     assert set(plan.prefix_reuse.by_router) == {"in_turn", "cache_aware"}
+
+
+def test_hits_are_counted_at_the_rate_that_is_found(
+    spec: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = spec(shared(200))
+    path.write_text(path.read_text().replace("objective: devices", "objective: rate"))
+    rates: list[tuple[float, float | None]] = []
+
+    def seen(found: Found, question: Question, prompts: RecordedPrompts) -> PrefixReuse:
+        recorded_per_s = (len(prompts.input_N) - 1) / float(prompts.arrival_s_N[-1])
+        rates.append((recorded_per_s, found.rate_per_s))
+        return reuse_of(found, question, prompts)
+
+    monkeypatch.setattr(planning, "reuse_of", seen)
+    plan = plan_of(path)
+    assert rates
+    for recorded_per_s, found_per_s in rates:
+        assert recorded_per_s == pytest.approx(found_per_s)
+        assert recorded_per_s > 11.0  # the trace as it was recorded has 10 requests/s
+    assert plan.prefix_reuse is not None
 
 
 def test_hits_that_were_counted_are_not_lowered_again_and_the_router_has_their_threshold(

@@ -1,10 +1,12 @@
 """The router as part of the decision: which policy, how many kinds, which prefixes are found."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tuner.planner.serve import playing_routed
 from tuner.planner.serve.playing import Group, played_apart
 from tuner.planner.serve.playing_modes import is_routed
 from tuner.planner.serve.playing_routed import played_routed
@@ -183,6 +185,48 @@ def test_a_router_without_prefixes_finds_one_in_so_many(tmp_path: Path) -> None:
         assert router.policy is RouterPolicy.CACHE_AWARE
 
 
+def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
+    tmp_path: Path,
+) -> None:
+    from tuner.planner.serve.answering import (
+        Found,
+        Question,
+        Settings,
+        answer_with,
+        narrowed,
+        question_of,
+        with_hits_left,
+    )
+    from tuner.serve_api import site_of
+    from tuner.spec.serving.read import read_serve_spec
+
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC.format(rate=60).replace("name: vllm", "name: trtllm"))
+    path.write_text(path.read_text().replace("{rate:", "{prefix_hit: 0.5, rate:"))
+    spec = read_serve_spec(path)
+    sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
+
+    def of_four(question: Question) -> Question:
+        kept = tuple(one for one in question.options.options if one.devices == 4)
+        return replace(question, options=replace(question.options, options=kept))
+
+    asked: list[tuple[float, set[int]]] = []
+
+    def answered(question: Question) -> Found | None:
+        devices = {one.devices for one in question.options.options}
+        asked.append((question.spec.goal.traffic.prefix_hit, devices))
+        router = choices_of(spec.goal, (), "aggregated")[0]
+        return answer_with(question, "aggregated", router, None)
+
+    question = narrowed(question_of(spec, sites, Settings()), of_four)
+    assert with_hits_left(question, "aggregated", answered) is not None
+    hits = [hit for hit, _ in asked]
+    assert hits[0] == 0.5
+    assert len(hits) > 1
+    assert max(hits[1:]) < 0.5
+    assert [devices for _, devices in asked] == [{4}] * len(asked)
+
+
 def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
     tmp_path: Path,
 ) -> None:
@@ -220,14 +264,17 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
         assert float(np.mean(other_s)) == pytest.approx(float(np.mean(one_s)), rel=0.03)
 
 
-def test_a_large_deployment_is_simulated_as_a_share_of_it(tmp_path: Path) -> None:
+def test_a_large_deployment_is_simulated_as_a_share_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tuner.planner.serve.answering import Settings, question_of
     from tuner.serve_api import site_of
     from tuner.spec.serving.read import read_serve_spec
 
     path = tmp_path / "spec.yaml"
     found = []
-    for count, rate in ((16, 100), (64, 400)):
+    for count, rate, most_requests in ((16, 100, 20_000), (64, 400, 20_000), (24, 150, 1600)):
+        monkeypatch.setattr(playing_routed, "MOST_REQUESTS", most_requests)
         path.write_text(SPEC.format(rate=rate))
         spec = read_serve_spec(path)
         sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
@@ -244,7 +291,8 @@ def test_a_large_deployment_is_simulated_as_a_share_of_it(tmp_path: Path) -> Non
         )
         found.append((len(played.ttft_s_R), float(played.ttft_s_R.mean()), played.requests_per_s))
     # 64 ranks are two shares of 32; both have as many requests a rank, and wait about as long.
-    assert [requests for requests, _, _ in found] == [16 * 200, 32 * 200]
+    # Where 24 ranks would have more requests than are simulated, a third of them has enough.
+    assert [requests for requests, _, _ in found] == [16 * 200, 32 * 200, 8 * 200]
     assert found[1][1] == pytest.approx(found[0][1], rel=0.1)
     assert found[1][2] == 400.0
 
