@@ -16,7 +16,7 @@ from tuner.planner.progress import Told, Watch, unwatched
 from tuner.planner.serve.prefix_reuse import recorded_prompts
 from tuner.report.content import Report
 from tuner.report.reading import Asked, report_of
-from tuner.report.replay import Replay, replayed
+from tuner.report.replay import Replay, at_planned_rate, replayed
 from tuner.report.what_if_curves import questions_of
 from tuner.serve_api import site_of
 from tuner.serve_folder import read_serve_plan
@@ -87,7 +87,7 @@ def replay_of(folder: Path, *, profiles: Sequence[Path] = ()) -> Replay | None:
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
         path = Path(scratch) / "spec.yaml"
         path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
-        spec = read_serve_spec(path)
+        spec = at_planned_rate(read_serve_spec(path), plan.goal)
         sites = tuple(site_of(pool, profiles) for pool in spec.cluster.pools)
         hits = None
         if plan.prefix_reuse is not None and plan.predicted is not None:

@@ -24,6 +24,7 @@ from tuner.planner.serve.instances import instances_of
 from tuner.planner.serve.options import PoolSite
 from tuner.planner.serve.playing import Group, Played, latency_of
 from tuner.serve_plan import Instances, Latency, ServeDecision
+from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.read import ServeSpec
 
 Floats = npt.NDArray[np.float64]
@@ -64,6 +65,14 @@ class Replay:
     def as_planned(self) -> AtRate:
         """The planned traffic itself."""
         return next(one for one in self.rates if one.factor == 1.0)
+
+
+def at_planned_rate(spec: ServeSpec, planned: ServeGoal) -> ServeSpec:
+    """Return the spec with the rate that was found, where the rate is the goal."""
+    if planned.objective != "rate":
+        return spec
+    traffic = spec.goal.traffic.model_copy(update={"rate": planned.traffic.rate})
+    return replace(spec, goal=spec.goal.model_copy(update={"traffic": traffic}))
 
 
 def replayed(
@@ -120,8 +129,8 @@ def replayed(
 def _found(question: Question, wanted: Instances) -> Group | None:
     """Return the priced way to run an instance as the plan states it; None without one."""
     for option in question.options.options:
-        if instances_of(option, count=wanted.count) == wanted:
-            return Group(option=option, count=wanted.count)
+        if instances_of(option, count=wanted.count, island=wanted.island) == wanted:
+            return Group(option=option, count=wanted.count, island=wanted.island)
     return None
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tuner.report.latency_figures import goodput_figure, latency_figure
-from tuner.report.replay import SHARES, Replay, replayed
+from tuner.report.replay import SHARES, Replay, at_planned_rate, replayed
 from tuner.serve_api import deploy, site_of
-from tuner.serve_plan import Latency, ServePlan
+from tuner.serve_plan import Island, Latency, ServePlan
 from tuner.spec.serving.goal import Percentiles
 from tuner.spec.serving.read import ServeSpec
 
@@ -73,6 +73,26 @@ def test_instances_that_are_not_found_again_are_not_played(tmp_path: Path) -> No
         update={"instances": (group.model_copy(update={"kv_tokens": 12}),)}
     )
     assert replayed(spec, [site_of(pool, ()) for pool in spec.cluster.pools], other) is None
+
+
+def test_islands_are_found_again_and_played_with_their_shares(tmp_path: Path) -> None:
+    plan, spec = planned(tmp_path, "{rate: 6/s, input_tokens: 1000, output_tokens: 200}")
+    assert plan.decision is not None
+    (group, *_) = plan.decision.instances
+    own = tuple(group.model_copy(update={"island": name, "count": 1}) for name in ("x", "y"))
+    shares = tuple(Island(name=name, share_ratio=0.5) for name in ("x", "y"))
+    decision = plan.decision.model_copy(update={"instances": own, "islands": shares})
+    replay = again(plan.model_copy(update={"decision": decision}), spec)
+    assert replay is not None
+    assert replay.as_planned.requests_per_s == pytest.approx(6.0)
+
+
+def test_the_rate_that_was_found_is_the_planned_one(tmp_path: Path) -> None:
+    plan, spec = planned(tmp_path, "{rate: 1/s, input_tokens: 1000, output_tokens: 200}")
+    traffic = plan.goal.traffic.model_copy(update={"rate": 9.0})
+    found = plan.goal.model_copy(update={"objective": "rate", "traffic": traffic})
+    assert at_planned_rate(spec, found).goal.traffic.rate == 9.0
+    assert at_planned_rate(spec, plan.goal) is spec
 
 
 def test_a_plan_without_replay_draws_its_quantiles_alone() -> None:

@@ -46,9 +46,14 @@ def weights(verified: VerifiedServing) -> dict[str, str | Object]:
 
 
 def placed_on(verified: VerifiedServing, pool: str) -> Object:
-    """Return what keeps a pod on its pool's machines, where the plan tells several pools apart."""
+    """Return what keeps a pod on its pool's machines, where the plan tells pools apart."""
     labels = pool_labels(verified)
-    return {"nodeSelector": {POOL_LABEL: labels[pool]}} if len(labels) > 1 else {}
+    return {"nodeSelector": {POOL_LABEL: labels[pool]}} if _is_labelled(verified) else {}
+
+
+def _is_labelled(verified: VerifiedServing) -> bool:
+    """Say whether the plan tells pools apart: its own, or those of other islands."""
+    return len(pool_labels(verified)) > 1 or bool(verified.decision.islands)
 
 
 def pod_notes(verified: VerifiedServing) -> tuple[str, ...]:
@@ -59,7 +64,7 @@ def pod_notes(verified: VerifiedServing) -> tuple[str, ...]:
         " into the pods."
     ]
     labels = pool_labels(verified)
-    if len(labels) > 1:
+    if _is_labelled(verified):
         each = ", ".join(f"{label} for {pool}" for pool, label in labels.items())
         notes.append(
             f"Tell the pools' machines apart: kubectl label node NODE {POOL_LABEL}=POOL, where POOL"

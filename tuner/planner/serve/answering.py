@@ -28,7 +28,7 @@ from tuner.planner.serve.demand import Demand, PrefixHits, demand_of, with_hits
 from tuner.planner.serve.ffn_cells import PricedCells
 from tuner.planner.serve.handovers import HandOvers, handovers_of
 from tuner.planner.serve.instances import formats_of_goal
-from tuner.planner.serve.islands import island_layouts, island_shares
+from tuner.planner.serve.islands import island_layouts, island_shares, prefixes_kept
 from tuner.planner.serve.launchable import launchable_cells, launchable_options, release_refuses
 from tuner.planner.serve.offloading import Cut, cut_options, cuts_of
 from tuner.planner.serve.options import Options, PoolSite
@@ -44,7 +44,13 @@ from tuner.planner.serve.program import (
     solve,
 )
 from tuner.planner.serve.recorded_loads import expert_loads
-from tuner.planner.serve.routers import ROUTED, RouterChoice, choices_of, loses_prefixes
+from tuner.planner.serve.routers import (
+    ROUTED,
+    RouterChoice,
+    choices_of,
+    has_sessions,
+    loses_prefixes,
+)
 from tuner.planner.serve.sharing import shared_options
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
@@ -68,6 +74,8 @@ MOST_PLAYED: Final = 3
 """Of the thresholds of a mode, the best by their programs."""
 PREFIX_ROUNDS: Final = 4
 """Times that hits are lowered by the number of instances; the last time to none."""
+KEPT_TOLERANCE: Final = 0.02
+"""Of the hits that are left, within which they agree with the instances."""
 HIT_DIGITS: Final = 4
 """Of the share of prompt tokens in prefix caches that a plan states."""
 SPARE_STEPS: Final = 4
@@ -102,7 +110,7 @@ class Found:
     covered_kinds: int = 1
     """Of instances in one role that the bound holds for."""
     prefix_hit: float | None = None
-    """Share of prompts in the prefix cache, where no router looks for it; None: as stated."""
+    """Share of prompts in the prefix cache, where a router looks for none; None: as stated."""
     rate_per_s: float | None = None
     """The most requests a second at which the targets hold, where that is the goal."""
 
@@ -297,7 +305,10 @@ def answer(question: Question, mode: Mode, *, may_refuse: bool = True) -> Found 
 def with_hits_left(
     question: Question, mode: Mode, answered: Callable[[Question], Found | None]
 ) -> Found | None:
-    """Answer a mode with the prefix hits that are left where no router looks for prefixes.
+    """Answer a mode with the prefix hits that are left where a router looks for no prefixes.
+
+    That may be the one of the instances, or the one in front of islands. An answer without islands
+    to hits of islands keeps theirs, which are fewer than its own.
 
     Hits of recorded prompts are counted behind their router (prefix_reuse.py).
 
@@ -311,24 +322,22 @@ def with_hits_left(
     is_counted = question.hits is not None
     pools = question.spec.cluster.pools
     loses = loses_prefixes(goal, question.spec.emit, mode, pools=pools)
-    if found is None or is_counted or not loses:
+    if found is None or is_counted or not has_sessions(goal):
         return found
     # What a cache finds follows from the number of caches, and that from what they find.
-    readers = _readers(found)
+    kept = prefixes_kept(found.groups, loses=loses)
     for rounds_left in reversed(range(PREFIX_ROUNDS)):
-        if readers == 1:
+        if kept == 1.0:
             return found
-        hit = goal.traffic.prefix_hit / readers if rounds_left else 0.0
+        hit = goal.traffic.prefix_hit * kept if rounds_left else 0.0
         found = answered(_with_hits(question, hit))
-        if found is None or _readers(found) <= readers:
-            return None if found is None else replace(found, prefix_hit=hit)
-        readers = _readers(found)
-    return None if found is None else replace(found, prefix_hit=0.0)
-
-
-def _readers(found: Found) -> int:
-    """Instances that read prompts."""
-    return sum(group.count for group in found.groups if group.option.role is not Role.DECODE)
+        if found is None:
+            return None
+        left = prefixes_kept(found.groups, loses=loses)
+        if left >= kept * (1.0 - KEPT_TOLERANCE):
+            return replace(found, prefix_hit=hit)
+        kept = left
+    return replace(found, prefix_hit=0.0)
 
 
 def _with_hits(question: Question, hit: float) -> Question:

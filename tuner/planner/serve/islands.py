@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tuner.planner.serve.playing import Group
+from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.manifests.registry import releases_by_pool
 from tuner.spec.serving.read import ServeSpec
@@ -50,6 +51,24 @@ def island_shares(groups: Sequence[Group]) -> dict[str, float]:
         return {}
     served = {name: _served_per_s([one for one in groups if one.island == name]) for name in names}
     return {name: rate / sum(served.values()) for name, rate in served.items()}
+
+
+def prefixes_kept(groups: Sequence[Group], *, loses: bool) -> float:
+    """Return the share of a session's requests that come where the one before was.
+
+    The router in front of islands sends each request by weights, whatever its session.
+
+    Args:
+        groups: of all islands.
+        loses: no router of an island looks for prefixes either.
+    """
+    shares = island_shares(groups)
+    kept = 0.0
+    for name in dict.fromkeys(group.island for group in groups):
+        own = [group for group in groups if group.island == name]
+        readers = sum(one.count for one in own if one.option.role is not Role.DECODE)
+        kept += shares.get(name, 1.0) ** 2 / (readers if loses else 1)
+    return kept
 
 
 def capacity_per_s(groups: Sequence[Group]) -> float:

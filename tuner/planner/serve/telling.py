@@ -30,7 +30,7 @@ from tuner.planner.serve.ranking import (
     lost_by,
     worth_of,
 )
-from tuner.planner.serve.routers import router_of
+from tuner.planner.serve.routers import loses_prefixes, router_of
 from tuner.planner.serve.token_cost import input_tokens_per_s, token_cost
 from tuner.serve_plan import (
     PUBLISHED_MODES,
@@ -299,11 +299,18 @@ def cautions_of(found: Found, question: Question) -> Iterator[str]:
             " places copies by the loads that it records itself"
         )
     if found.prefix_hit is not None:
+        spec = question.spec
+        pools = spec.cluster.pools
+        where = (
+            "no router of this stack looks for prefixes, so that a session meets its own on one"
+            " instance of several"
+            if loses_prefixes(spec.goal, spec.emit, found.mode, pools=pools)
+            else "the router in front of islands looks for no prefixes, so that a session meets its"
+            " own on one island of several"
+        )
         yield (
-            f"{found.prefix_hit:.0%} of every prompt is counted on in prefix caches: no router of"
-            " this stack looks for prefixes, so that a session meets its own on one instance of"
-            " several; where requests have the same prefix state"
-            " goal.traffic.prefix_scope: common"
+            f"{found.prefix_hit:.0%} of every prompt is counted on in prefix caches: {where}; where"
+            " requests have the same prefix state goal.traffic.prefix_scope: common"
         )
     if bands_around(found, question).is_new:
         yield f"{NEW_PAIR}: bands are those that hold pairs left out of the calibration"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tuner.emit.serving.pods import POOL_LABEL
 from tuner.emit.serving.registry import emit_all_serving, emit_serving, unlaunchable
 from tuner.emit.serving.testing import aggregated, disaggregated, islands, sample_serving
 from tuner.errors import UnknownTargetError
@@ -196,6 +197,8 @@ def test_islands_have_a_folder_each_and_a_router_in_front(tmp_path: Path) -> Non
     for name, pool in zip(names, pools, strict=True):
         deployment = files[f"{name}/kubernetes"][0].text
         assert IMAGES["vllm", DEVICES[pool]] in deployment
+        # Islands of one vendor would otherwise take each other's machines.
+        assert f"{POOL_LABEL}: {pool}" in deployment or f"{POOL_LABEL}: '{pool}'" in deployment
         objects = list(yaml.safe_load_all(deployment))
         apps += [(one["kind"], one["metadata"]["name"]) for one in objects]
         job = next(one.text for one in files[f"{name}/slurm"] if one.path.name == "job.sbatch")

@@ -1,5 +1,6 @@
 """Two vendors: caches pass where a connector lets them, else islands stand side by side."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ from solvers.instances.problem import Group as SolverGroup
 from solvers.instances.problem import InstancesProblem, Objective, Route
 from solvers.instances.problem import Pool as SolverPool
 from solvers.instances.problem import Role as SolverRole
-from tuner.planner.serve.answering import Settings, question_of
-from tuner.planner.serve.islands import capacity_per_s, island_layouts, island_shares
+from tuner.planner.serve.answering import KEPT_TOLERANCE, Settings, answer, question_of
+from tuner.planner.serve.islands import capacity_per_s, island_layouts, island_shares, prefixes_kept
 from tuner.planner.serve.playing import Group
+from tuner.planner.serve.telling import cautions_of
 from tuner.serve_api import deploy, site_of
 from tuner.serve_plan import Role, ServePlan
 from tuner.spec.serving.read import read_serve_spec
@@ -92,6 +94,34 @@ def test_islands_together_serve_the_least_of_the_roles_of_each() -> None:
     # Every batch of both vendors' ways is there for the front of speeds.
     drawn = {curve.option.site.pool.name for curve in question.options.curves}
     assert drawn == {"h100", "ascend"}
+
+
+def test_a_session_finds_its_prefix_on_its_own_island_alone(tmp_path: Path) -> None:
+    text = (EXAMPLES / "h100-ascend.yaml").read_text(encoding="utf-8")
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        text.replace("../models", str(EXAMPLES.parent / "models"))
+        .replace("modes: [disaggregated]", "modes: [aggregated]")
+        .replace("arrival:", "prefix_hit: 0.5\n    arrival:"),
+        encoding="utf-8",
+    )
+    spec = read_serve_spec(path)
+    settings = Settings(time_limit_s=10.0)
+    question = question_of(spec, tuple(site_of(one, ()) for one in spec.cluster.pools), settings)
+    found = answer(question, "aggregated")
+    assert found is not None
+    shares = island_shares(found.groups).values()
+    assert len(shares) == 2
+    kept = sum(share**2 for share in shares)
+    assert prefixes_kept(found.groups, loses=False) == pytest.approx(kept)
+    assert found.prefix_hit is not None
+    assert found.prefix_hit <= 0.5 * kept * (1.0 + 2.0 * KEPT_TOLERANCE)
+    assert any("islands looks for no prefixes" in line for line in cautions_of(found, question))
+    # Where no router of an island looks either, one of its instances is met by chance.
+    (first, *_) = found.groups
+    alone = [replace(first, island="", count=4)]
+    assert prefixes_kept(alone, loses=True) == 0.25
+    assert prefixes_kept(alone, loses=False) == 1.0
 
 
 def test_a_route_never_leaves_an_island() -> None:
