@@ -49,6 +49,9 @@ LONG_PER_RANK: Final = 2500
 """The same where the most requests a second are looked for: near what instances can serve queues
 grow for long before they show."""
 MOST_REQUESTS: Final = 20_000
+LONG_MOST_REQUESTS: Final = 60_000
+"""The same where the most requests a second are looked for, of deployments that have no smaller
+share: 24 ranks get all of theirs, 72 a third."""
 MOST_SPREAD: Final = 5000
 """Requests whose lengths are spread over quantiles; more hold the tail by themselves."""
 SEED: Final = 20_251
@@ -106,6 +109,11 @@ class Played:
 def per_rank(goal: ServeGoal) -> int:
     """Return the requests that a rank serves in an open simulation, at least."""
     return LONG_PER_RANK if goal.objective == "rate" else PER_RANK
+
+
+def most_requests(goal: ServeGoal) -> int:
+    """Return the requests of all ranks in one simulation, at most."""
+    return LONG_MOST_REQUESTS if goal.objective == "rate" else MOST_REQUESTS
 
 
 def latency_of(values: Floats) -> Latency:
@@ -196,7 +204,7 @@ def played_apart(
     requests = thinned(
         goal,
         replace(demand, computed_tokens=demand.input_tokens, cached_N=None),
-        count=min(MOST_REQUESTS, count),
+        count=min(most_requests(goal), count),
         every=1,
         most_tokens=decode.option.kv_tokens,
     )

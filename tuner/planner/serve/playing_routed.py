@@ -24,6 +24,7 @@ from tuner.planner.serve.playing import (
     Group,
     Ints,
     Played,
+    most_requests,
     per_rank,
     played_of,
     prompt_times,
@@ -142,7 +143,7 @@ def _requests(
         goal,
         # A prefill worker's seconds know what the cache holds.
         replace(demand, computed_tokens=demand.input_tokens, cached_N=None) if reading else demand,
-        count=min(MOST_REQUESTS, count),
+        count=min(most_requests(goal), count),
         every=every,
         most_tokens=min(group.option.kv_tokens for group in answering),
     )
