@@ -165,6 +165,8 @@ class Question:
     """What was simulated so far, by mode, instances, router and threshold."""
     hits: PrefixHits | None = None
     """What prefix caches hold of recorded prompts; None: the share that the traffic states."""
+    narrow: Callable[["Question"], "Question"] | None = None
+    """Restricts the question, or widens it, again where its traffic is priced anew."""
 
 
 def question_of(
@@ -338,7 +340,8 @@ def _with_hits(question: Question, hit: float) -> Question:
     spec = question.spec
     traffic = spec.goal.traffic.model_copy(update={"prefix_hit": hit})
     goal = spec.goal.model_copy(update={"traffic": traffic})
-    return question_of(replace(spec, goal=goal), question.sites, question.settings)
+    priced = question_of(replace(spec, goal=goal), question.sites, question.settings)
+    return priced if question.narrow is None else question.narrow(priced)
 
 
 def answer_with(

@@ -6,6 +6,7 @@ every rule between vendors is listed with what it costs, or with what the pair w
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from typing import Final
 
@@ -58,8 +59,7 @@ def refused_cells(
     cells, goal = question.cells, question.spec.goal
     if own is None or not cells.options or not cells.refused:
         return
-    every = replace(cells, options=(*cells.options, *cells.refused), refused=())
-    free = answer_goal(replace(question, cells=every), "attention_expert")
+    free = answer_goal(_with_refused_cells(question), "attention_expert")
     if free is None or free.missed:
         return
     broken = refusals_of(free, question)
@@ -87,7 +87,7 @@ def refused_vendors(question: Question, best: Found | None) -> Iterator[ServeUnl
         vendors = [one.machine.sheet.generation.vendor for one in (sender, receiver)]
         if vendors[0] is vendors[1] or not question.hand_overs.reach(sender, receiver):
             continue
-        alone = _between(question, sender, receiver)
+        alone = between(question, sender, receiver)
         rules = _rules(alone)
         if not rules:
             continue
@@ -114,13 +114,19 @@ def refused_vendors(question: Question, best: Found | None) -> Iterator[ServeUnl
         )
 
 
+def _with_refused_cells(question: Question) -> Question:
+    cells = question.cells
+    every = replace(cells, options=(*cells.options, *cells.refused), refused=())
+    return replace(question, cells=every, narrow=_with_refused_cells)
+
+
 def _rule(line: str) -> str:
     """Return the name of the rule that a refusal states; that of layouts where it names none."""
     _, found, after = line.partition("rule ")
     return after.partition(":")[0] if found else "layout"
 
 
-def _between(question: Question, sender: PoolSite, receiver: PoolSite) -> Question:
+def between(question: Question, sender: PoolSite, receiver: PoolSite) -> Question:
     """Return the question with prefill on one pool and decode on another."""
     kept = tuple(
         option
@@ -128,7 +134,11 @@ def _between(question: Question, sender: PoolSite, receiver: PoolSite) -> Questi
         if (option.role is Role.PREFILL and option.site.pool.name == sender.pool.name)
         or (option.role is Role.DECODE and option.site.pool.name == receiver.pool.name)
     )
-    return replace(question, options=replace(question.options, options=kept))
+    return replace(
+        question,
+        options=replace(question.options, options=kept),
+        narrow=partial(between, sender=sender, receiver=receiver),
+    )
 
 
 def _rules(question: Question) -> tuple[str, ...]:

@@ -9,9 +9,18 @@ from solvers.instances.problem import Group as SolverGroup
 from solvers.instances.problem import InstancesProblem, Objective, Route
 from solvers.instances.problem import Pool as SolverPool
 from solvers.instances.problem import Role as SolverRole
-from tuner.planner.serve.answering import KEPT_TOLERANCE, Settings, answer, question_of
+from tuner.planner.serve.answering import (
+    KEPT_TOLERANCE,
+    Found,
+    Question,
+    Settings,
+    answer,
+    question_of,
+    with_hits_left,
+)
 from tuner.planner.serve.islands import capacity_per_s, island_layouts, island_shares, prefixes_kept
 from tuner.planner.serve.playing import Group
+from tuner.planner.serve.refused import between
 from tuner.planner.serve.telling import cautions_of
 from tuner.serve_api import deploy, site_of
 from tuner.serve_plan import Role, ServePlan
@@ -122,6 +131,31 @@ def test_a_session_finds_its_prefix_on_its_own_island_alone(tmp_path: Path) -> N
     alone = [replace(first, island="", count=4)]
     assert prefixes_kept(alone, loses=True) == 0.25
     assert prefixes_kept(alone, loses=False) == 1.0
+
+
+def test_a_pair_of_pools_stays_one_when_fewer_prefixes_are_found() -> None:
+    spec = read_serve_spec(EXAMPLES / "h100-ascend.yaml")
+    traffic = spec.goal.traffic.model_copy(update={"prefix_hit": 0.5})
+    spec = replace(spec, goal=spec.goal.model_copy(update={"traffic": traffic}))
+    sites = tuple(site_of(one, ()) for one in spec.cluster.pools)
+    alone = between(question_of(spec, sites, Settings()), *sites)
+    found = answer(alone, "disaggregated", may_refuse=False)
+    assert found is not None
+    two = replace(found, groups=tuple(replace(group, count=2) for group in found.groups))
+    asked: list[Question] = []
+
+    def answered(question: Question) -> Found | None:
+        asked.append(question)
+        return two if len(asked) == 1 else None
+
+    assert with_hits_left(alone, "disaggregated", answered) is None
+    first, again = asked
+    assert again.spec.goal.traffic.prefix_hit == 0.25
+    for question in (first, again):
+        assert {(one.role, one.site.pool.name) for one in question.options.options} == {
+            (Role.PREFILL, "h100"),
+            (Role.DECODE, "ascend"),
+        }
 
 
 def test_a_route_never_leaves_an_island() -> None:
