@@ -30,9 +30,11 @@ def test_plan_and_backtest_agree_on_launches_of_every_engine(
     agreement: ModuleType, tmp_path: Path
 ) -> None:
     runs = tmp_path / "runs.csv"
+    # Both draw lengths of their own. TensorRT-LLM takes whole prompts, so that one of which almost
+    # four fill a step of 16,384 tokens (512 * 9) would tell the draws apart, not the predictions.
     lines = [
         LINE.format(c=count, engine=engine, model=model, i=512 * count)
-        for count, engine in ((4, "vllm"), (7, "sglang"), (9, "trtllm"))
+        for count, engine in ((4, "vllm"), (7, "sglang"), (8, "trtllm"))
         for model in ("Llama-3.1-70B", "Llama-3.1-8B")
     ]
     runs.write_text("\n".join([HEADER, *lines]) + "\n")
