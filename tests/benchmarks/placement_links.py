@@ -37,7 +37,7 @@ from tuner.spec.place import Objective, Traffic
 
 ROOT: Final = Path(__file__).parents[2]
 MODELS: Final = ROOT / "examples" / "models"
-SHARED: Final = Path("/work/shared/data/routing")
+SHARED: Final = ROOT.parent / "shared" / "data" / "routing"
 NODES: Final = 4
 USUAL_BYTES_PER_S: Final = 4e11
 SLOW_RATIO: Final = 10.0
