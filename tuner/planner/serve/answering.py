@@ -349,6 +349,19 @@ def _with_hits(question: Question, hit: float) -> Question:
     return priced if question.narrow is None else narrowed(priced, question.narrow)
 
 
+def solved_variants(
+    question: Question, mode: Mode, spare: Spare, *, router: RouterChoice, may_refuse: bool
+) -> list[tuple[Question, Solved]]:
+    """Solve every variant of a question that has an answer, least objective first."""
+    found = [
+        (variant, solved)
+        for variant in variants_of(question, mode)
+        if (solved := solved_with(variant, mode, spare, router=router, may_refuse=may_refuse))
+        is not None
+    ]
+    return sorted(found, key=lambda pair: pair[1].outcome.objective)
+
+
 def answer_with(
     question: Question,
     mode: Mode,
@@ -367,15 +380,9 @@ def answer_with(
         may_refuse: leave out handovers that the engine's release refuses.
     """
     least = least_spare(question)
-    first = [
-        (variant, solved)
-        for variant in variants_of(question, mode)
-        if (solved := solved_with(variant, mode, least, router=router, may_refuse=may_refuse))
-        is not None
-    ]
+    first = solved_variants(question, mode, least, router=router, may_refuse=may_refuse)
     if not first:
         return before
-    first.sort(key=lambda pair: pair[1].outcome.objective)
     bound = min(solved.outcome.bound for _, solved in first)
     found = before
     if before is not None:

@@ -27,9 +27,9 @@ from tuner.planner.serve.answering import (
     least_spare,
     play,
     routers_for,
+    solved_variants,
     solved_with,
     tightened,
-    variants_of,
     with_hits_left,
 )
 from tuner.planner.serve.islands import capacity_per_s
@@ -90,15 +90,9 @@ def most_rate_with(
         may_refuse: leave out handovers that the engine's release refuses.
     """
     least = least_spare(question)
-    first = [
-        (variant, solved)
-        for variant in variants_of(question, mode)
-        if (solved := solved_with(variant, mode, least, router=router, may_refuse=may_refuse))
-        is not None
-    ]
+    first = solved_variants(question, mode, least, router=router, may_refuse=may_refuse)
     if not first:
         return before
-    first.sort(key=lambda pair: pair[1].outcome.objective)
     best = before
     for variant, solved in first[:MOST_PLAYED]:
         one = _served(variant, solved, least, router, above_per_s=_rate(best))
