@@ -77,8 +77,8 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
     assert set(found) == {("static", True), ("dynamic", True), ("dynamic", False)}
     static, dynamic, alone = found["static", True], found["dynamic", True], found["dynamic", False]
     # Static and dynamic expect the same of a rank; what static chooses once it keeps, so that the
-    # busiest rank of a launch has more, and whole tokens add to that in turn. The two means are over
-    # tables of their own, 16 and 18, which differ by about 0.02 from one to the next.
+    # busiest rank of a launch has more, and whole tokens add to that in turn. Each mean is over
+    # tables of its own, 16 and 18, which differ by about 0.02 from one to the next.
     assert dynamic.imbalance < static.imbalance < static.imbalance_sampled + 0.03
     assert (static.tables, dynamic.tables) == (SEEDS, 1)
     text = place_text(plan, folder=tmp_path)
