@@ -21,12 +21,15 @@ from tuner.emit.serving.testing import (
 )
 from tuner.errors import SpecError, UnknownTargetError
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
+from tuner.estimate.serving.objects import commands_of_objects
 from tuner.estimate.serving.registry import read_serving_text
+from tuner.estimate.serving.router_launch import read_router
 from tuner.explain.words import differences, words
 from tuner.report.decisions import serve_words
 from tuner.serve_plan import (
     Handover,
     Instances,
+    Island,
     ServeAlternative,
     ServeDecision,
     ServePlan,
@@ -34,6 +37,7 @@ from tuner.serve_plan import (
     VerifiedServing,
 )
 from tuner.spec.huggingface.read import read_model
+from tuner.spec.serving.routers import RouterPolicy
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 Fields = dict[str, Any]
@@ -111,6 +115,10 @@ HANDOVERS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
     "request_bytes": (disaggregated(), disaggregated(request_bytes=2**31)),
     "seconds": (disaggregated(), disaggregated(seconds=0.02)),
 }
+ISLANDS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
+    "name": (islands(), islands(names=("c", "b"))),
+    "share_ratio": (islands(), islands(share=0.6)),
+}
 UNSAID: Final[Mapping[str, str]] = {
     "pool": "where a script is started decides it; estimate asks with --pool",
     "count": "a script is one instance; estimate asks with --instances",
@@ -121,12 +129,14 @@ UNSAID: Final[Mapping[str, str]] = {
     "request_bytes": "predicted, not launched",
     "seconds": "predicted, not launched",
     "island": "names the folder that the scripts lie in",
+    "name": "names the folder that the scripts of an island lie in",
+    "share_ratio": "the router in front of the islands weighs them",
     "islands": "the router in front of the islands weighs them",
     "path": "the connector takes the device's memory where it can",
     "offload_above_tokens": "the router decides by length, not the server",
 }
 """Fields that no server's command says."""
-FIELDS: Final = {**HANDOVERS, **DECISIONS, **INSTANCES, **ROUTERS}
+FIELDS: Final = {**HANDOVERS, **DECISIONS, **INSTANCES, **ROUTERS, **ISLANDS}
 
 
 def _plan(decision: ServeDecision, other: ServeDecision) -> ServePlan:
@@ -161,6 +171,7 @@ def test_every_field_has_a_pair_of_deployments() -> None:
         ServeDecision: DECISIONS,
         Handover: HANDOVERS,
         ServeRouter: ROUTERS,
+        Island: ISLANDS,
     }
     for kind, pairs in walked.items():
         assert set(pairs) == set(kind.model_fields), kind.__name__  # type: ignore[attr-defined] # of a pydantic model
@@ -362,6 +373,65 @@ def _launch(
         role=shape.group.role.value if text.startswith("#!") else shape.name,
         beside=lambda word: beside.get(word.rpartition("/")[2]),
     )
+
+
+ROUTER_FILES: Final[Mapping[str, str]] = {
+    "sglang": "router.sh",
+    "vllm": "router.sh",
+    "trtllm": "router.sh",
+    "kubernetes": "deployment.yaml",
+    "dynamo": "graph.yaml",
+}
+
+
+def _equals(read: ServeRouter, wanted: ServeRouter, target: str) -> bool:
+    if target == "dynamo":
+        # One policy for both roles, the one of a role with a choice.
+        return read.policy in (wanted.policy, wanted.decode_policy)
+    if wanted.cache_threshold is None:
+        read = read.model_copy(update={"cache_threshold": None})
+    weighted, least = RouterPolicy.WEIGHTED_LEAST_REQUESTS, RouterPolicy.LEAST_REQUESTS
+    if wanted.policy is weighted and read.policy is least:
+        # Instances of one kind weigh the same.
+        read = read.model_copy(update={"policy": weighted})
+    return read == wanted
+
+
+def test_every_emitted_router_reads_back_to_its_policies(none_of: Any) -> None:
+    assert set(ROUTER_FILES) | set(NO_SERVER) == set(SERVE_EMITTERS)
+    failures: list[str] = []
+    seen: set[tuple[str, str, RouterPolicy]] = set()
+    for engine in ENGINES:
+        for apart in (False, True):
+            for policy in RouterPolicy:
+                threshold = 0.2 if policy is RouterPolicy.CACHE_AWARE else None
+                wanted = ServeRouter(
+                    policy=policy,
+                    decode_policy=policy if apart else None,
+                    cache_threshold=threshold,
+                )
+                decision = routed(apart=apart, **wanted.model_dump())
+                verified = _verified(decision, engine)
+                for target, name in ROUTER_FILES.items():
+                    if target in ENGINES and target != engine:
+                        continue
+                    if target == "dynamo":
+                        wanted = wanted.model_copy(update={"cache_threshold": None})
+                    text = _emitted(target, verified).get(name)
+                    if text is None:
+                        continue
+                    texts = commands_of_objects(text, source=name)
+                    read = [
+                        found
+                        for one in ([text] if texts is None else [each.text for each in texts])
+                        if (found := read_router(one, source=name)) is not None
+                    ]
+                    if len(read) != 1 or not _equals(read[0].router, wanted, target):
+                        failures.append(f"{engine} by {target}: {wanted} is read as {read}")
+                    seen.add((engine, target, policy))
+    assert {policy for _, _, policy in seen} == set(RouterPolicy)
+    assert {target for _, target, _ in seen} == set(ROUTER_FILES)
+    none_of(failures)
 
 
 def test_files_without_a_server_say_so(none_of: Any) -> None:

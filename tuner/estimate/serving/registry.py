@@ -18,6 +18,7 @@ from tuner.estimate.serving.options_file import (
     with_options,
 )
 from tuner.estimate.serving.readers import sglang, trtllm, vllm
+from tuner.estimate.serving.router_launch import RouterLaunch, read_router
 from tuner.estimate.serving.words import Server, flags_of_server
 from tuner.estimate.started import LONGEST_BYTES
 from tuner.spec.files import read_small_text, shown_path, shown_value
@@ -137,18 +138,38 @@ def read_serving_text(
     # The spec's engine first, so that flags alone are read as its.
     names = [format_name] if format_name else sorted(READERS, key=lambda name: name != engine)
     commands = commands_of_objects(text, source=source)
+    texts = commands if commands is not None else (ServerText(name="", text=text),)
     found = [
         (one.name, replace(launch, replicas=one.replicas))
-        for one in (commands if commands is not None else (ServerText(name="", text=text),))
+        for one in texts
         if (launch := _launch(one, around, names=names, source=source, beside=beside)) is not None
     ]
     if not found:
+        if router := _router(texts, source=source):
+            raise SpecError(
+                f"{source}: starts a router, {router}, which answers no requests; estimate the"
+                " launch of one of its instances, and say with --instances how many there are"
+            )
         raise SpecError(
             f"{source}: starts no server of {' or '.join(names)}; name the file that holds"
             " `vllm serve`, `python -m sglang.launch_server` or `trtllm-serve serve`, or paste the"
             " command"
         )
-    return _chosen(found, role=role, source=source)
+    launch = _chosen(found, role=role, source=source)
+    try:
+        router = _router(texts, source=source)
+    except SpecError as error:
+        return replace(launch, notes=(*launch.notes, f"the router is not read: {error}"))
+    if router is None:
+        return launch
+    note = f"in front is a router, {router}; an even share of the requests is priced"
+    return replace(launch, notes=(*launch.notes, note))
+
+
+def _router(texts: Sequence[ServerText], *, source: str) -> RouterLaunch | None:
+    """Return the first router that is started; None where there is none."""
+    found = (read_router(one.text, source=source) for one in texts)
+    return next((one for one in found if one is not None), None)
 
 
 def _launch(

@@ -19,6 +19,8 @@ from tuner.spec.files import shown_value
 _FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _PRINTERS: Final = ("echo", "printf")
 """Commands that only show a server's."""
+_LOOKUPS: Final = (("command", "-v"), ("command", "-V"))
+"""Commands that only say whether a server's program is there."""
 _OWN_ARGUMENTS: Final = ("$@", "$*", "${@}", "${*}")
 _LONGEST_SHORT: Final = 2
 _MULTIPLES: Final[Mapping[str, int]] = {
@@ -192,6 +194,8 @@ def _said(flags: Flags, name: str) -> str:
 def _after_start(command: Command, server: Server) -> list[str] | None:
     """Return the words behind the server's start; None where the command starts another."""
     words = command.words
+    if tuple(words[:2]) in _LOOKUPS:
+        return None
     if words[:1] and words[0] in _PRINTERS:
         # What is printed inside `$( )` ends where that does.
         closed = next((at for at, word in enumerate(words) if word.endswith(")")), len(words))

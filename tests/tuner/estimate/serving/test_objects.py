@@ -85,6 +85,17 @@ def test_the_container_that_serves_is_read_with_its_variables_and_replicas(
     assert launch.replicas == 3
 
 
+def test_the_router_in_front_is_named_or_said_to_be_unread(read: Callable[..., Any]) -> None:
+    router = DEPLOYMENT.replace('args: [--port, "80"]', "args: [vllm-router, --policy, POLICY]")
+    for policy, said in (
+        ("random", "in front is a router, vllm-router by random; an even share of the requests"),
+        ("fastest", "the router is not read: launch.yaml: vllm-router 0.1.17 has no policy"),
+    ):
+        (note,) = read(router.replace("POLICY", policy)).notes
+        assert note.startswith(said)
+    assert not read(DEPLOYMENT).notes
+
+
 def test_groups_are_named_by_label_object_or_role(read: Callable[..., Any]) -> None:
     for role, tensor in (("prefill", 8), ("prefill-h100", 8), ("decode", 2), ("writes", 2)):
         launch = read(APART, role=role)
