@@ -165,6 +165,37 @@ def kinds() -> tuple[Kind, ...]:
             "place": (),
         }.items()
     )
+    traced = tuple(
+        Kind(
+            name=f"trace {name}",
+            folder="trace",
+            files=(f"{name}.{suffix}",),
+            commands=(("plan", f"{{in}}/{name}.yaml", "-o", "{out}", *LIMIT),),
+        )
+        for name, suffix in TRACES.items()
+    )
+    compared = tuple(
+        Kind(
+            name=f"compare {goal}",
+            folder=f"compared-{goal}",
+            files=("b/plan.json",),
+            commands=(("compare", "{in}/a", "{in}/b"), ("compare", "{in}/b", "{in}/a")),
+        )
+        for goal in ("train", "serve", "place")
+    )
+    served = tuple(
+        Kind(
+            name=f"served {name}",
+            folder="plan-trtllm",
+            files=(f"launch/{file}", *more),
+            commands=(("estimate", "{in}/spec.yaml", "--launch", f"{{in}}/launch/{file}"),),
+        )
+        for name, file, more in (
+            ("by options", "trtllm/aggregated.sh", ("launch/trtllm/aggregated.yaml",)),
+            ("by kubernetes", "kubernetes/deployment.yaml", ()),
+            ("by dynamo", "dynamo/graph.yaml", ()),
+        )
+    )
     return (
         Kind(name="spec train", folder="train", files=("spec.yaml",), commands=(plan,)),
         Kind(name="spec serve", folder="serve", files=("spec.yaml",), commands=(plan,)),
@@ -251,14 +282,7 @@ def kinds() -> tuple[Kind, ...]:
             files=("serving.csv",),
             commands=(("backtest", "{in}/serving.csv"),),
         ),
-        Kind(
-            name="trace",
-            folder="trace",
-            files=("azure.csv", "burst.csv", "mooncake.jsonl"),
-            commands=tuple(
-                ("plan", f"{{in}}/{name}.yaml", "-o", "{out}", *LIMIT) for name in TRACES
-            ),
-        ),
+        *traced,
         Kind(name="link matrix", folder="links", files=("links.csv",), commands=(plan,)),
         Kind(
             name="nccl-tests",
@@ -279,6 +303,8 @@ def kinds() -> tuple[Kind, ...]:
             commands=(("profile", "import", "aiconfigurator", "{in}", "-o", "{out}"),),
         ),
         *of_launch,
+        *served,
+        *compared,
         Kind(
             name="checks",
             folder="checks",
@@ -395,7 +421,8 @@ RECORDINGS: Final = {
     "pt": ("eplb", "/a.pt"),
 }
 """The format of each, and what of its folder is read."""
-TRACES: Final = ("azure", "burst", "mooncake")
+TRACES: Final = {"azure": "csv", "burst": "csv", "mooncake": "jsonl", "hashed": "jsonl"}
+"""By the format, what its file's name ends with."""
 
 
 def _options() -> Sequence[Arguments]:
@@ -642,8 +669,16 @@ def _tables(base: Path) -> None:
         for at in range(60)
     )
     (trace / "mooncake.jsonl").write_text("\n".join(mooncake) + "\n")
-    for name in TRACES:
-        traffic = {"trace": f"{name}.{'jsonl' if name == 'mooncake' else 'csv'}"}
+    hashed = (
+        json.dumps(
+            {"timestamp": 1000 * at, "input_length": 1400, "output_length": 20}
+            | {"hash_ids": [0, 1, 2 + at]}
+        )
+        for at in range(60)
+    )
+    (trace / "hashed.jsonl").write_text("\n".join(hashed) + "\n")
+    for name, suffix in TRACES.items():
+        traffic = {"trace": f"{name}.{suffix}"}
         _yaml(trace / f"{name}.yaml", SERVE | {"goal": SERVE["goal"] | {"traffic": traffic}})
     systems = base / "systems"
     folder = systems / "data" / "tiny_sxm" / "vllm" / "0.1"
@@ -680,7 +715,13 @@ def _planned(base: Path) -> None:
         f'{{"step": {at}, "step_s": 0.5}}\n'
         for at in range(8)
     )
-    for goal in ("train", "serve", "place"):
+    trtllm = SERVE | {
+        "goal": SERVE["goal"] | {"engine": {"name": "trtllm"}},
+        "emit": ["trtllm", "kubernetes", "dynamo"],
+    }
+    shutil.copytree(base / "serve", base / "trtllm")
+    _yaml(base / "trtllm" / "spec.yaml", trtllm)
+    for goal in ("train", "serve", "place", "trtllm"):
         folder = base / f"plan-{goal}"
         code = run(
             ["plan", str(base / goal / "spec.yaml"), "-o", str(folder), "--time-limit", "5s"]
@@ -689,6 +730,11 @@ def _planned(base: Path) -> None:
             raise SystemExit(f"the sound spec of {goal} is not planned: exit code {code}")
         (folder / "steps.jsonl").write_text(steps)
         (folder / "log.txt").write_text(log)
+        if goal == "trtllm":
+            shutil.copytree(base / goal, folder, dirs_exist_ok=True)
+        else:
+            for name in "ab":
+                shutil.copytree(folder, base / f"compared-{goal}" / name)
     shutil.copytree(base / "plan-train", base / "verified")
     plan = str(base / "verified")
     arguments = [each.replace("{in}", plan).replace("{plan}", plan) for each in VERIFY]

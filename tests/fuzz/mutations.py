@@ -305,8 +305,10 @@ def _spoil_yaml(rng: random.Random, file: Path) -> str:
         )
         file.write_text(f"{text}\n{extra}\n")
         return f"appended {extra[:40]!r}"
-    value, how = spoilt_value(rng, yaml.safe_load(text))
-    written = yaml.safe_dump(value, sort_keys=False, allow_unicode=rng.random() < 0.5)
+    values = list(yaml.safe_load_all(text))
+    at = rng.randrange(len(values))
+    values[at], how = spoilt_value(rng, values[at])
+    written = yaml.safe_dump_all(values, sort_keys=False, allow_unicode=rng.random() < 0.5)
     file.write_text(written, encoding="utf-8", errors="surrogatepass")
     return how
 
