@@ -314,6 +314,11 @@ class PrefixReuse(Record):
     """The same under each rule."""
     requests: Size = 0
     """Of the trace's beginning that were counted."""
+    share_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """Of the requests, where it is one of several islands."""
+    islands: tuple["PrefixReuse", ...] = ()
+    """Each with its own caches and router; what is said of all of them is then their sum, and of a
+    rank's cache the smallest."""
 
 
 class FrontPoint(Record):
@@ -397,3 +402,5 @@ class VerifiedServing(Record):
     """Why nothing was measured; stated in or beside every emitted file."""
     measured: str = ""
     """What launches of it came to, a line; stated likewise."""
+    is_part: bool = False
+    """Only pools that serve are in the plan's cluster, and there are others beside them."""

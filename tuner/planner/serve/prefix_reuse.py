@@ -8,8 +8,8 @@ plan is made again until the two agree:
 
 The caches are those of who reads prompts: the ranks of aggregated or of prefill instances. A
 rank's blocks are what its plan gives it of cache, less the answers that run beside. Hits count from
-empty caches, over the first requests of the trace. Of a deployment of several kinds the smallest
-cache stands for all.
+empty caches, over the first requests of the trace. Of several kinds behind one router the smallest
+cache stands for all; islands have caches of their own, and get requests by their weights.
 
 Source of the rule: tuner/simulate/serving/prefix_hits.py.
 
@@ -22,16 +22,20 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.costs.serving.engine import Degrees
 from tuner.costs.serving.memory import kv_bytes_per_token
 from tuner.planner.serve.answering import Found, Question
 from tuner.planner.serve.demand import Floats, Ints, PrefixHits
+from tuner.planner.serve.islands import island_shares
 from tuner.planner.serve.playing import Group
 from tuner.planner.serve.playing_routed import policy_of
+from tuner.planner.serve.routers import RouterChoice
 from tuner.serve_plan import PrefixReuse, Role
 from tuner.simulate.serving.prefix_hits import (
     by_prefix,
+    by_weight,
     hit_tokens,
     in_turn,
     prefix_hits,
@@ -69,6 +73,8 @@ class RecordedPrompts:
 
     def under(self, reuse: PrefixReuse) -> PrefixHits:
         """Return what caches and a router find of the prompts."""
+        if reuse.islands:
+            return self._under_islands(reuse.islands)
         instance_N = in_turn(len(self.input_N), reuse.instances)
         if reuse.router == "cache_aware":
             instance_N = by_prefix(
@@ -82,6 +88,22 @@ class RecordedPrompts:
         hit_N = prefix_hits(self.blocks, rank_N, cache_blocks=reuse.cache_blocks)
         found_N = hit_tokens(hit_N, self.input_N)
         return PrefixHits(ratio=float(found_N.sum() / self.input_N.sum()), cached_N=found_N)
+
+    def _under_islands(self, islands: Sequence[PrefixReuse]) -> PrefixHits:
+        island_N = by_weight(len(self.input_N), [one.share_ratio for one in islands])
+        found_N = np.zeros_like(self.input_N)
+        for at, island in enumerate(islands):
+            own_N = island_N == at
+            if own_N.any():
+                found_N[own_N] = self._only(own_N).under(island).cached_N
+        return PrefixHits(ratio=float(found_N.sum() / self.input_N.sum()), cached_N=found_N)
+
+    def _only(self, chosen_N: NDArray[np.bool_]) -> "RecordedPrompts":
+        return RecordedPrompts(
+            blocks=self.blocks.taken(chosen_N),
+            arrival_s_N=self.arrival_s_N[chosen_N],
+            input_N=self.input_N[chosen_N],
+        )
 
 
 def recorded_prompts(spec: ServeSpec, *, rate_per_s: float) -> RecordedPrompts | None:
@@ -139,30 +161,67 @@ def most_reuse(question: Question) -> PrefixReuse:
 
 def reuse_of(found: Found, question: Question, prompts: RecordedPrompts) -> PrefixReuse:
     """Return the caches and the router of an answer, with what they find and others would."""
-    reading = [group for group in found.groups if group.option.role is not Role.DECODE]
-    if any(group.option.role is Role.AGGREGATED for group in reading):
-        reading = [group for group in reading if group.option.role is Role.AGGREGATED]
-    follows = policy_of(found.router, reading) is RouterPolicy.CACHE_AWARE
     tpot_s = float(found.played.tpot_s_R.mean()) if len(found.played.tpot_s_R) else 0.0
     stay_s = float(found.played.ttft_s_R.mean()) + question.demand.output_tokens * tpot_s
-    plain = PrefixReuse(
+    shares = island_shares(found.groups)
+    each = [
+        _caches(
+            found.router,
+            [group for group in found.groups if group.island == name],
+            question,
+            stay_s=stay_s,
+        ).model_copy(update={"share_ratio": shares.get(name, 1.0)})
+        for name in dict.fromkeys(group.island for group in found.groups)
+    ]
+    plain = each[0] if len(each) == 1 else _together(each)
+    by_router = {
+        router: prompts.under(_behind(plain, router)).ratio for router in ("in_turn", "cache_aware")
+    }
+    return plain.model_copy(
+        update={
+            "by_router": by_router,
+            "hit_ratio": prompts.under(plain).ratio,
+            "requests": len(prompts.input_N),
+        }
+    )
+
+
+def _caches(
+    router: RouterChoice, groups: Sequence[Group], question: Question, *, stay_s: float
+) -> PrefixReuse:
+    """Return the caches of the instances behind one router."""
+    reading = [group for group in groups if group.option.role is not Role.DECODE]
+    if any(group.option.role is Role.AGGREGATED for group in reading):
+        reading = [group for group in reading if group.option.role is Role.AGGREGATED]
+    follows = policy_of(router, reading) is RouterPolicy.CACHE_AWARE
+    return PrefixReuse(
         router="cache_aware" if follows else "in_turn",
         instances=sum(group.count for group in reading),
         ranks=reading[0].option.degrees.attention_data,
         cache_blocks=_blocks(reading, question),
         stay_s=stay_s,
     )
-    by_router = {
-        router: prompts.under(plain.model_copy(update={"router": router})).ratio
-        for router in ("in_turn", "cache_aware")
-    }
-    return plain.model_copy(
+
+
+def _together(islands: Sequence[PrefixReuse]) -> PrefixReuse:
+    first = islands[0]
+    return first.model_copy(
         update={
-            "by_router": by_router,
-            "hit_ratio": by_router[plain.router],
-            "requests": len(prompts.input_N),
+            "share_ratio": 1.0,
+            "router": "cache_aware"
+            if all(one.router == "cache_aware" for one in islands)
+            else "in_turn",
+            "instances": sum(one.instances for one in islands),
+            "ranks": max(one.ranks for one in islands),
+            "cache_blocks": min(one.cache_blocks for one in islands),
+            "islands": tuple(islands),
         }
     )
+
+
+def _behind(reuse: PrefixReuse, router: str) -> PrefixReuse:
+    islands = tuple(one.model_copy(update={"router": router}) for one in reuse.islands)
+    return reuse.model_copy(update={"router": router, "islands": islands})
 
 
 def _blocks(reading: Sequence[Group], question: Question) -> int:
@@ -180,14 +239,15 @@ def _blocks(reading: Sequence[Group], question: Question) -> int:
 
 def reuse_words(reuse: PrefixReuse, *, planned_ratio: float) -> str:
     """Say what was found, and what the plan counts on."""
-    ranks = reuse.instances * reuse.ranks
+    ranks = sum(one.instances * one.ranks for one in reuse.islands or (reuse,))
     others = ", ".join(
         f"{ratio:.1%} {_ROUTERS[router]}" for router, ratio in reuse.by_router.items()
     )
     return (
         f"by the hash_ids of the trace's first {reuse.requests} requests, {others} of the prompt"
         f" tokens are in the prefix caches of {ranks} rank{'s' * (ranks != 1)} with"
-        f" {reuse.cache_blocks * BLOCK_TOKENS} tokens each, counted from empty caches;"
+        f" {'at least ' * bool(reuse.islands)}{reuse.cache_blocks * BLOCK_TOKENS} tokens each,"
+        " counted from empty caches;"
         f" {planned_ratio:.1%} is planned on, a router {_ROUTERS[reuse.router]}"
     )
 

@@ -93,6 +93,22 @@ def in_turn(count: int, places: int) -> Ints:
     return np.arange(count, dtype=np.int64) % places
 
 
+def by_weight(count: int, shares: Sequence[float]) -> Ints:
+    """Return the place of each request: the one furthest behind its share, as nginx's weights do.
+
+    Args:
+        count: of the requests.
+        shares: of the requests that each place is to get; they add up to 1.
+    """
+    behind = np.zeros(len(shares))
+    place_R = np.empty(count, dtype=np.int64)
+    for request in range(count):
+        behind += shares
+        place_R[request] = place = int(behind.argmax())
+        behind[place] -= 1.0
+    return place_R
+
+
 def ranks_in_turn(instance_R: Ints, ranks: int) -> Ints:
     """Return the rank of each request, where every instance deals out what it gets in turn."""
     seen: dict[int, int] = {}

@@ -14,6 +14,7 @@ from tuner.planner.serve.playing import thinned
 from tuner.planner.serve.prefix_reuse import RecordedPrompts, recorded_prompts, reuse_of
 from tuner.serve_api import deploy
 from tuner.serve_plan import PrefixReuse, ServePlan
+from tuner.simulate.serving.prefix_hits import by_weight
 from tuner.spec.serving.read import read_serve_spec
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 
@@ -143,6 +144,29 @@ def test_caches_of_ranks_and_routers_find_what_a_count_by_hand_finds(
     assert found(cache_blocks=3) == [0] * 8
     # The cache-aware rule keeps a document where it is, whatever the number of instances.
     assert found(instances=4, router="cache_aware") == [0, 0, 3, 3, 3, 3, 3, 3]
+
+
+def test_islands_have_caches_of_their_own_and_get_requests_by_their_weights(
+    spec: Callable[..., Path],
+) -> None:
+    prompts = recorded_prompts(read_serve_spec(spec(shared(12))), rate_per_s=10.0)
+    assert prompts is not None
+    plain = PrefixReuse(router="in_turn", instances=1, ranks=1, cache_blocks=99, stay_s=1.0)
+
+    def islands(*shares: float) -> PrefixReuse:
+        parts = tuple(plain.model_copy(update={"share_ratio": share}) for share in shares)
+        return plain.model_copy(update={"instances": len(parts), "islands": parts})
+
+    # Even weights send every other request, which is one document, to each: as two in turn.
+    in_turn = prompts_under(prompts, plain.model_copy(update={"instances": 2}))
+    assert prompts_under(prompts, islands(0.5, 0.5)) == in_turn == [0, 0, *[3] * 10]
+    # Of weights 2 to 1 each meets both documents, in an order of three requests.
+    assert by_weight(6, (2 / 3, 1 / 3)).tolist() == [0, 1, 0, 0, 1, 0]
+    assert prompts_under(prompts, islands(2 / 3, 1 / 3)) == [0, 0, 3, 0, 0, *[3] * 7]
+    small = islands(0.5, 0.5)
+    parts = (small.islands[0], plain.model_copy(update={"share_ratio": 0.5, "cache_blocks": 3}))
+    # A cache of 3 blocks keeps the document that alone comes.
+    assert prompts_under(prompts, small.model_copy(update={"islands": parts})) == in_turn
 
 
 def prompts_under(prompts: RecordedPrompts, reuse: PrefixReuse) -> list[int]:
