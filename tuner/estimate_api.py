@@ -87,7 +87,7 @@ def estimate_serving(
     read = read_serving_launch(
         launch,
         surroundings(asked, named),
-        engine=asked.goal.engines.get(named.name, asked.goal.engine).name,
+        engine=asked.goal.engine_on(named.name).name,
         format_name=format_name,
         role=role,
     )

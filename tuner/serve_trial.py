@@ -6,6 +6,7 @@ from typing import Final
 
 from tuner.emit.serving.bench import num_requests, offered
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
+from tuner.emit.serving.islands import of_pools_used
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
 from tuner.emit.serving.shape import group_shapes, url_list
 from tuner.errors import SpecError
@@ -50,6 +51,9 @@ def prepared_launch(
         SpecError: it is not said where the deployment answers.
     """
     verified = VerifiedServing(plan=plan, decision=decision, predicted=predicted, waived=TRIAL)
+    if len(decision.islands) < 2:
+        verified = of_pools_used(verified)
+    plan = verified.plan
     if len(decision.islands) > 1 and not reached.url:
         named = ", ".join(f"launch/{one.name}" for one in decision.islands)
         raise SpecError(

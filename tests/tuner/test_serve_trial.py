@@ -2,7 +2,14 @@
 
 from pathlib import Path
 
-from tuner.emit.serving.testing import AFD_ENGINE, attention_expert, disaggregated, sample_serving
+from tuner.emit.serving.testing import (
+    AFD_ENGINE,
+    aggregated,
+    attention_expert,
+    disaggregated,
+    islands,
+    sample_serving,
+)
 from tuner.serve_plan import ServeDecision
 from tuner.serve_trial import Reached, prepared_launch
 from tuner.spec.huggingface.read import read_model
@@ -30,3 +37,22 @@ def test_every_server_is_waited_for_that_takes_requests(tmp_path: Path) -> None:
     ports[4:4] = [30800]
     wanted = tuple(f"http://127.0.0.1:{port}/health" for port in ports)
     assert _asked(attention_expert(), tmp_path) == wanted
+
+
+def test_a_deployment_on_a_pool_with_its_own_engine_is_launched_as_that_engines(
+    tmp_path: Path,
+) -> None:
+    verified = sample_serving(
+        read_model(MODELS / "mixtral-8x7b"),
+        islands(pools=("h100", "h200")),
+        engine="vllm",
+        emit=("vllm",),
+        devices={"h100": "h100-sxm", "h200": "h200-sxm"},
+        goal={"engines": {"h200": {"name": "sglang"}}},
+    )
+    for pool, engine in (("h100", "vllm"), ("h200", "sglang")):
+        reached = Reached(url="http://127.0.0.1:8000")
+        decision = aggregated(pool=pool)
+        launch = prepared_launch(verified.plan, decision, verified.predicted, 0, tmp_path, reached)
+        assert launch.plan.goal.engine.name == engine
+        assert Path(launch.values["launch"]).name == engine

@@ -27,7 +27,7 @@ guesses.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -174,6 +174,20 @@ def bands_of(
     if mode in ("shared_device", "attention_expert"):
         ttft, tpot = ttft.doubled, tpot.doubled
     return Bands(ttft=ttft, tpot=tpot, is_new=not found.network)
+
+
+def joined(bands: Sequence[Bands]) -> Bands:
+    """Return the bands that hold whichever of some counts."""
+
+    def around(edges: Iterable[Band]) -> Band:
+        lows, highs = zip(*((one.low_ratio, one.high_ratio) for one in edges), strict=True)
+        return Band(low_ratio=min(lows), high_ratio=max(highs))
+
+    return Bands(
+        ttft=around(one.ttft for one in bands),
+        tpot=around(one.tpot for one in bands),
+        is_new=any(one.is_new for one in bands),
+    )
 
 
 def ratio_bands() -> tuple[Band, Band]:

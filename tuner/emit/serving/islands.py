@@ -71,7 +71,7 @@ def of_pools_used(verified: VerifiedServing) -> VerifiedServing:
     plan = verified.plan
     goal, used = plan.goal, {group.pool for group in verified.decision.instances}
     pools = tuple(pool for pool in plan.cluster.pools if pool.name in used)
-    engines = {pool.name: goal.engines.get(pool.name, goal.engine) for pool in pools}
+    engines = {pool.name: goal.engine_on(pool.name) for pool in pools}
     if len(pools) == len(plan.cluster.pools) and goal.engine in engines.values():
         return verified
     own = goal.engine if goal.engine in engines.values() else engines[pools[0].name]
@@ -83,7 +83,8 @@ def of_pools_used(verified: VerifiedServing) -> VerifiedServing:
         "goal": goal.model_copy(update={"engine": own, "engines": stated}),
         "emit": tuple(dict.fromkeys(own.name if one in names else one for one in plan.emit)),
     }
-    return verified.model_copy(update={"plan": plan.model_copy(update=changes)})
+    is_part = verified.is_part or len(pools) < len(plan.cluster.pools)
+    return verified.model_copy(update={"plan": plan.model_copy(update=changes), "is_part": is_part})
 
 
 def front_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:

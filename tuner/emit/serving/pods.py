@@ -52,8 +52,8 @@ def placed_on(verified: VerifiedServing, pool: str) -> Object:
 
 
 def _is_labelled(verified: VerifiedServing) -> bool:
-    """Say whether the plan tells pools apart: its own, or those of other islands."""
-    return len(pool_labels(verified)) > 1 or bool(verified.decision.islands)
+    """Whether the cluster has machines of several pools, which pods must not mix up."""
+    return len(pool_labels(verified)) > 1 or verified.is_part
 
 
 def pod_notes(verified: VerifiedServing) -> tuple[str, ...]:

@@ -136,7 +136,7 @@ def asked_of(
     model = spec.model
     goal = spec.goal.model_copy(
         update={
-            "engine": _engine(launch, spec.goal.engines.get(site.pool.name, spec.goal.engine)),
+            "engine": _engine(launch, spec.goal.engine_on(site.pool.name)),
             "engines": {},
             "quantization": _quantization(launch, spec.goal),
             "kv_cache_dtype": launch.kv_cache_dtype,

@@ -14,7 +14,7 @@ Not covered: latencies at the far end of a band, which modes with runs are not h
 import math
 from collections.abc import Sequence
 
-from tuner.costs.serving.bands import Bands, bands_of
+from tuner.costs.serving.bands import Bands, bands_of, joined
 from tuner.costs.serving.engine import Engine
 from tuner.planner.serve.answering import Found, Question, solved_with, variants_of
 from tuner.planner.serve.program import BOUND_TOLERANCE, Spare
@@ -58,12 +58,19 @@ def far_worth(found: Found, question: Question) -> float:
 
 
 def bands_around(found: Found, question: Question) -> Bands:
-    """Return the bands of an answer's TTFT and TPOT."""
-    return bands_of(
-        Engine(question.spec.goal.engine.name),
-        mode=found.mode,
-        has_kernels=not any(group.option.site.machine.estimated for group in found.groups),
-        decoder=found.groups[0].option.iteration.decoder,
+    """Return the bands of an answer's TTFT and TPOT; of several engines, what holds for each."""
+    goal = question.spec.goal
+    engines = {Engine(goal.engine_on(group.option.site.pool.name).name) for group in found.groups}
+    return joined(
+        [
+            bands_of(
+                engine,
+                mode=found.mode,
+                has_kernels=not any(group.option.site.machine.estimated for group in found.groups),
+                decoder=found.groups[0].option.iteration.decoder,
+            )
+            for engine in sorted(engines)
+        ]
     )
 
 

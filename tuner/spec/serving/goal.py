@@ -96,6 +96,10 @@ class ServeGoal(Record):
     placement: FilePath | None = None
     """Plan of a placement of experts, which serves the recorded routing and is emitted."""
 
+    def engine_on(self, pool: str) -> Engine:
+        """Return the engine that serves on a pool."""
+        return self.engines.get(pool, self.engine)
+
     @model_validator(mode="before")
     @classmethod
     def _shape_needs_no_rate(cls, data: Any) -> Any:

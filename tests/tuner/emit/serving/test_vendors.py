@@ -216,11 +216,13 @@ def test_an_island_is_served_by_its_own_engine() -> None:
 
 def test_pools_chosen_alone_are_served_by_their_own_engine() -> None:
     goal = {"engines": {"c": {"name": "sglang"}}}
-    both = _serving(_islands(("x", "y")), emit=("vllm", "slurm"), goal=goal)
+    both = _serving(_islands(("x", "y")), emit=("vllm", "slurm", "kubernetes"), goal=goal)
     alone = aggregated(pool="c", **GROUP)
     plan = both.plan.model_copy(update={"decision": alone})
     files = emit_all_serving(both.model_copy(update={"plan": plan, "decision": alone}))
-    assert set(files) == {"sglang", "slurm"}
+    assert set(files) == {"sglang", "slurm", "kubernetes"}
+    # Machines of the pools that stand idle are not taken.
+    assert re.search(rf"{POOL_LABEL}: '?c'?$", files["kubernetes"][0].text, re.MULTILINE)
     texts = [one.text for one in files["sglang"]]
     assert any("sglang.launch_server" in one for one in texts)
     assert not any("vllm serve" in one for one in texts)
