@@ -75,6 +75,10 @@ def bench_vllm_bash(verified: VerifiedServing) -> str:
     return _target(verified) + needs + "exec " + " \\\n  ".join(words) + "\n"
 
 
+_LOCAL_TOKENIZER: Final = """\
+# Told that it is offline, AIPerf takes a folder's path for the name of a repository.
+if [[ -d "$MODEL" ]]; then unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE; fi
+"""
 _NEEDS_TRACE: Final = ': "${TRACE:?set TRACE to the recorded requests as Mooncake JSONL}"\n'
 _NEEDS_HASHES: Final = """\
 if ! head -n 1 -- "$TRACE" | grep -q '"hash_ids"'; then
@@ -117,6 +121,8 @@ def bench_aiperf_bash(verified: VerifiedServing) -> str:
         "aiperf profile",
         '--model "$MODEL" --tokenizer "$MODEL" --url "$BASE_URL"',
         "--endpoint-type completions --streaming --extra-inputs ignore_eos:true",
+        # Random text is other tokens once it has been through a tokenizer again.
+        "--use-server-token-count",
         *_aiperf_prompts(traffic),
         *_aiperf_load(traffic),
         # One word for both, unlike vLLM's client.
@@ -126,7 +132,7 @@ def bench_aiperf_bash(verified: VerifiedServing) -> str:
         words.append(f"--request-count {num_requests(verified)}")
     words.append('"$@"')
     needs = "" if traffic.trace is None else _NEEDS_TRACE
-    return _target(verified) + needs + "exec " + " \\\n  ".join(words) + "\n"
+    return _target(verified) + _LOCAL_TOKENIZER + needs + "exec " + " \\\n  ".join(words) + "\n"
 
 
 def num_requests(verified: VerifiedServing) -> int:

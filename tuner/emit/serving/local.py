@@ -44,7 +44,8 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     lines = [
         *statement(verified),
         "",
-        "Usage: MODEL=... ./local.sh; logs lie in the folder LOGS, by default ./logs",
+        "Usage: MODEL=... ./local.sh [flags of every engine, such as --load-format dummy]",
+        "Logs lie in the folder LOGS, by default ./logs.",
         f"Requests go to http://127.0.0.1:{ROUTER_PORT if needs_router(verified) else FIRST_PORT}.",
         *placement_notes(verified, placement),
     ]
@@ -57,6 +58,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             engine=engine,
             num_devices=verified.decision.num_devices,
             count_command=traits.count_command,
+            counter=traits.count_command.split()[0],
             visible_devices=traits.visible_devices,
             checks=checks(draft_model=needs_draft_model(verified)),
         )
@@ -76,18 +78,22 @@ ENGINE="$HERE/../{engine}"
 LOGS="${{LOGS:-$PWD/logs}}"
 mkdir -p -- "$LOGS"
 
-AVAILABLE="${{AVAILABLE:-$({count_command})}}"
-if (( AVAILABLE < {num_devices} )); then
+AVAILABLE="${{AVAILABLE:-$(command -v {counter} > /dev/null && {count_command} || true)}}"
+if [[ -z "$AVAILABLE" ]]; then
+  echo "there is no {counter} to count devices; AVAILABLE says how many there are" >&2
+elif (( AVAILABLE < {num_devices} )); then
   echo "this machine has $AVAILABLE devices, the plan is for {num_devices}" >&2
   exit 2
 fi
 
 trap 'jobs -p | xargs --no-run-if-empty kill 2> /dev/null || true' EXIT
 
+FLAGS=("$@")
+
 start() {{
   # Of which group, on which port, on which devices.
   {visible_devices}="$3" PORT="$2" NNODES=1 HOST_IP=127.0.0.1 \\
-    bash "$ENGINE/$1.sh" > "$LOGS/$1-$2.log" 2>&1 &
+    bash "$ENGINE/$1.sh" ${{FLAGS[@]+"${{FLAGS[@]}}"}} > "$LOGS/$1-$2.log" 2>&1 &
 }}
 """
 

@@ -414,8 +414,11 @@ def _holds_whole(
 
 
 def _most_held(iteration: Iteration, site: PoolSite, budget: Budget, demand: Demand) -> int:
-    """Most sequences that fit into what the steps of so many leave of memory; 1 at least."""
-    low, high = 1, MOST_RUNNING + 1
+    """Most sequences that fit into what the steps of so many leave of memory; 1 at least.
+
+    Of a closed loop no more than there are, so that no batch and no graph is made for others.
+    """
+    low, high = 1, min(MOST_RUNNING, demand.concurrency or MOST_RUNNING) + 1
     while high - low > 1:
         middle = (low + high) // 2
         cache = _cache(iteration, site, budget, demand, running=middle)

@@ -1,7 +1,8 @@
 """One deployment from its start to its end: files, server, runs of the client, nothing left.
 
     1  write the emitted files of the decision into the trial's folder
-    2  start the user's command; wait until every address answers, for at most `start_s`
+    2  start the user's command; wait until every address and a first request is answered, for at
+       most `start_s`
     3  run the client `runs` times, each with a seed of its own, and read what it tells
     4  end the server and all it started
 
@@ -39,6 +40,7 @@ from tuner.verify.deployments.server import (
     Server,
     await_answers,
     await_free,
+    await_request,
     serving,
 )
 from tuner.verify.launcher import LOG_NAME, failure, log_tail, run_command
@@ -177,8 +179,14 @@ class DeploymentLauncher:
         )
 
     def _await(self, server: Server, launch: DeploymentLaunch) -> None:
-        said = await_answers(
-            server, launch.addresses, limit_s=self.pace.start_s, watch_s=self.pace.watch_s
+        start_s, watch_s = time.monotonic(), self.pace.watch_s
+        said = await_answers(server, launch.addresses, limit_s=self.pace.start_s, watch_s=watch_s)
+        said = said or await_request(
+            server,
+            launch.url,
+            model=self.environment.get("MODEL", ""),
+            limit_s=self.pace.start_s - (time.monotonic() - start_s),
+            watch_s=watch_s,
         )
         if not said:
             return

@@ -2,7 +2,8 @@
 
 Its processes are found as those of trials are (tuner/verify/ending.py); the command itself is asked
 first, so that srun, mpirun and docker end what they started elsewhere. It answers once every
-address has returned status 200.
+address has returned status 200 and one request of a token has been served: engines call themselves
+healthy before a worker has run a step, and some workers end at their first.
 
 Not covered: a command that hands the deployment to a scheduler and returns, as `kubectl apply` and
 `sbatch` do; wait for it in the command (`sbatch --wait`, `srun`), so that it ends with the command.
@@ -10,6 +11,7 @@ Not covered: a command that hands the deployment to a scheduler and returns, as 
 
 import contextlib
 import http.client
+import json
 import socket
 import subprocess
 import time
@@ -31,6 +33,14 @@ LOGS_NAME: Final = "logs"
 
 ANSWER_S: Final = 5.0
 """That one question may take."""
+
+FIRST_REQUEST_S: Final = 300.0
+"""That one attempt at a first request may take: engines compile and capture for it."""
+
+MOST_BYTES: Final = 1 << 20
+"""Of an answer."""
+MOST_WORDS: Final = 160
+"""Of a refusal."""
 
 STOP_S: Final = 30.0
 """That the command has to end what it started, elsewhere too, before all of it is killed here."""
@@ -138,6 +148,60 @@ def await_answers(
         sleep(watch_s)
 
 
+def await_request(
+    server: Server,
+    url: str,
+    *,
+    model: str,
+    limit_s: float,
+    watch_s: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> str:
+    """Wait until a request of one token is served; say what kept it from that, or nothing.
+
+    Args:
+        server: that should answer.
+        url: where an OpenAI-compatible API is.
+        model: its name there; empty, or where the API names another: as the API names it.
+        limit_s: for all attempts together.
+        watch_s: between two attempts.
+        clock: seconds.
+        sleep: waits.
+    """
+    start_s = clock()
+    while True:
+        left_s = limit_s - (clock() - start_s)
+        named = _named_model(url) or model
+        body = {"model": named, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
+        said = _refusal(
+            f"{url}/v1/completions",
+            data=json.dumps(body).encode(),
+            timeout_s=min(max(left_s, ANSWER_S), FIRST_REQUEST_S),
+        )
+        # A server whose worker died takes a moment to end.
+        if said:
+            sleep(watch_s)
+        if ended := server.ended():
+            return f"{ended} at its first request"
+        if not said:
+            return ""
+        if clock() - start_s + watch_s > limit_s:
+            return f"{url} is healthy, but {NO_ANSWER} {limit_s:.0f} s to a first request: {said}"
+
+
+def _named_model(url: str) -> str:
+    """Return how the API calls its first model; empty where it does not say."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url}/v1/models", timeout=ANSWER_S) as answer:
+            listed = json.loads(answer.read(MOST_BYTES))
+        name = listed["data"][0]["id"]
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    return name if isinstance(name, str) else ""
+
+
 def await_free(
     addresses: Sequence[str],
     *,
@@ -178,20 +242,30 @@ def checked_address(address: str, *, option: str) -> str:
     return address
 
 
-def _refusal(address: str) -> str:
-    """Say why an address does not answer; nothing when it does."""
+def _refusal(address: str, *, data: bytes | None = None, timeout_s: float = ANSWER_S) -> str:
+    """Say why an address does not answer, to what is posted there; nothing when it does."""
     # Servers are asked directly: a proxy for the world outside knows nothing of them.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    asked = urllib.request.Request(
+        address, data=data, headers={"Content-Type": "application/json"} if data else {}
+    )
     try:
-        with opener.open(address, timeout=ANSWER_S) as answer:
+        with opener.open(asked, timeout=timeout_s) as answer:
+            answer.read(MOST_BYTES)
             return "" if answer.status == OK else f"status {answer.status}"
     except urllib.error.HTTPError as error:
-        error.close()
-        return f"status {error.code}"
+        with error:
+            words = error.read(MOST_WORDS) if data else b""
+        return f"status {error.code} {_printable(words)}".rstrip()
     except urllib.error.URLError as error:
         return f"{error.reason}"
     except (OSError, http.client.HTTPException) as error:
         return str(error) or type(error).__name__
+
+
+def _printable(words: bytes) -> str:
+    text = words.decode("utf-8", errors="replace")
+    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _is_listened_at(address: str) -> bool:

@@ -71,6 +71,15 @@ def test_every_option_holds_its_batch_and_meets_its_targets(site: Site, demand: 
         assert memory_of(option, asked) <= place.memory_bytes
 
 
+def test_no_batch_is_larger_than_a_closed_loop_is(site: Site, demand: Asked) -> None:
+    for concurrency in (2, 64):
+        asked = demand(concurrency=concurrency, rate=None)
+        found = found_of(site("h200-sxm"), asked)
+        answering = [one for one in found.options if one.role is not Role.PREFILL]
+        assert answering
+        assert max(one.running for one in answering) <= concurrency
+
+
 def test_ways_out_of_reach_are_counted_by_what_stands_in_the_way(site: Site, demand: Asked) -> None:
     memory = found_of(site("h100-sxm", nodes=1), demand())
     assert set(memory.illegal_by) == {NO_ROOM}

@@ -1,6 +1,7 @@
 """Deployments that fail: what is said of it, and that nothing of them is left running."""
 
 import json
+import re
 import socket
 import sys
 from collections.abc import Callable
@@ -71,6 +72,30 @@ def test_a_server_that_never_answers_is_ended_at_the_limit(
     assert trial.status == "timeout"
     # A machine with much to do may not even have begun to listen: then that is what is said.
     assert "/health did not answer within 1 s: " in trial.reason
+    assert left_running(folder) == []
+
+
+def test_a_healthy_server_that_serves_no_request_is_not_measured(
+    write_plan: WritePlan,
+    server: Command,
+    client: Command,
+    verify: Verify,
+    left_running: Left,
+) -> None:
+    folder = write_plan()
+    found = verify(folder, server("--die-after", "1"), client())
+    assert found.trials[0].status == "crashed"
+    assert found.trials[0].reason == (
+        "the server ended with exit code 3 at its first request: RuntimeError: the engine broke"
+    )
+    other = verify(
+        folder, server("--fail-every", "1"), client(), start_s=2.0, trials=2, resume=True
+    )
+    assert other.trials[-1].status == "timeout"
+    assert re.search(
+        r" is healthy, but did not answer within \d+ s to a first request: status 500 \{.error",
+        other.trials[-1].reason,
+    )
     assert left_running(folder) == []
 
 

@@ -7,7 +7,8 @@
 # Expected TPOT: mean 20.0 ms (between 18.0 ms and 23.0 ms), P50 20.0 ms, P90 30.0 ms, P99 40.0 ms.
 # Expected: 14 requests/s, 14000 output tokens/s, goodput 0.5 requests/s per device.
 #
-# Usage: MODEL=... ./local.sh; logs lie in the folder LOGS, by default ./logs
+# Usage: MODEL=... ./local.sh [flags of every engine, such as --load-format dummy]
+# Logs lie in the folder LOGS, by default ./logs.
 # Requests go to http://127.0.0.1:8000.
 set -euo pipefail
 HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
@@ -17,18 +18,22 @@ ENGINE="$HERE/../sglang"
 LOGS="${LOGS:-$PWD/logs}"
 mkdir -p -- "$LOGS"
 
-AVAILABLE="${AVAILABLE:-$(nvidia-smi --list-gpus | wc -l)}"
-if (( AVAILABLE < 28 )); then
+AVAILABLE="${AVAILABLE:-$(command -v nvidia-smi > /dev/null && nvidia-smi --list-gpus | wc -l || true)}"
+if [[ -z "$AVAILABLE" ]]; then
+  echo "there is no nvidia-smi to count devices; AVAILABLE says how many there are" >&2
+elif (( AVAILABLE < 28 )); then
   echo "this machine has $AVAILABLE devices, the plan is for 28" >&2
   exit 2
 fi
 
 trap 'jobs -p | xargs --no-run-if-empty kill 2> /dev/null || true' EXIT
 
+FLAGS=("$@")
+
 start() {
   # Of which group, on which port, on which devices.
   CUDA_VISIBLE_DEVICES="$3" PORT="$2" NNODES=1 HOST_IP=127.0.0.1 \
-    bash "$ENGINE/$1.sh" > "$LOGS/$1-$2.log" 2>&1 &
+    bash "$ENGINE/$1.sh" ${FLAGS[@]+"${FLAGS[@]}"} > "$LOGS/$1-$2.log" 2>&1 &
 }
 start prefill 30000 0,1,2,3
 start prefill 30200 4,5,6,7

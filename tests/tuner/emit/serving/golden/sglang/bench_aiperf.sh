@@ -11,9 +11,12 @@
 set -euo pipefail
 : "${MODEL:?set MODEL as the instances have it}"
 BASE_URL="${BASE_URL:-http://127.0.0.1:8000}"
+# Told that it is offline, AIPerf takes a folder's path for the name of a repository.
+if [[ -d "$MODEL" ]]; then unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE; fi
 exec aiperf profile \
   --model "$MODEL" --tokenizer "$MODEL" --url "$BASE_URL" \
   --endpoint-type completions --streaming --extra-inputs ignore_eos:true \
+  --use-server-token-count \
   --synthetic-input-tokens-mean 4000 \
   --synthetic-input-tokens-stddev 0 \
   --output-tokens-mean 1000 \
