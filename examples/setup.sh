@@ -91,7 +91,7 @@ install_engine() {
   local name="${1%%[<>=]*}"
   case "$name" in
     megatron-core) try_pip "$1" ;;
-    torchtitan) try_pip "$1" tyro docstring_parser typeguard torchdata ;;
+    torchtitan) try_pip "$1" tyro docstring_parser typeguard torchdata spmd_types==0.2.3 ;;
     deepspeed)
       try_pip setuptools wheel einops hjson msgpack py-cpuinfo &&
         DS_BUILD_OPS=0 try_pip --no-build-isolation "$1"

@@ -7,7 +7,8 @@ those sections; torchtitan's own classes check every name and value. The layers 
 stage are written out (`module_fqns_per_model_part`), because its own division counts embedding and
 head as layers.
 
-A model that the release does not ship needs the module and the function of the user's own.
+A model that the release does not ship needs the module and the function of the user's own, which is
+given the plan's dispatcher and the attention's kernels where it has arguments of those names.
 
 Read from the package torchtitan 0.3.0.
 """
@@ -49,6 +50,9 @@ flavor has no configuration, or one in fp8, that of a sibling."""
 _DEEPSEEK_V3_VOCABULARY: Final = 129_280
 """Kimi-K2 calls itself DeepSeek-V3 and has its layers and width."""
 
+_VARLEN: Final = frozenset({"GptOssForCausalLM"})
+"""Architectures whose attention takes packed sequences by default; that of the others is flex."""
+
 _DISPATCHERS: Final = {"alltoall": "standard", "deepep": "deepep", "hybridep": "hybridep"}
 
 _YOURS: Final = (
@@ -87,6 +91,8 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
                     *ENVIRONMENT_NOTE,
                     "  MODULE, CONFIG           your own module and its function, as torchtitan's",
                     "                           --module and --config take them",
+                    "  ATTENTION                flex; varlen (no context parallelism); flex_flash",
+                    "                           (Hopper and Blackwell)",
                 )
             )
             + preamble(launch_shape(plan, decision))
@@ -124,6 +130,8 @@ def sections(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Sect
             "context_parallel_degree": decision.context_parallel_size,
             "pipeline_parallel_degree": pipeline,
             "expert_parallel_degree": decision.expert_model_parallel_size,
+            # The release's own; the others are DTensor for all axes, or for none of data's.
+            "spmd_backend": "spmd_types",
         },
         "activation_checkpoint": {"mode": _checkpointing(model, decision)},
     }
@@ -133,18 +141,18 @@ def sections(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Sect
             "pipeline_parallel_microbatch_size": decision.micro_batch_size,
             "module_fqns_per_model_part": _modules(decision),
         }
-    shipped = _shipped(model)
-    if shipped:
-        found["model"] = {
-            "module": shipped[0],
-            "config": shipped[1],
-            "flavor": shipped[2],
-            # Attention on packed sequences has no context parallelism.
-            "attn_backend": "flex",
-        }
-    if shipped and model.num_moe_layers:
+    found["model"] = {"attn_backend": _attention(model, decision)}
+    if shipped := _shipped(model):
+        found["model"] |= dict(zip(("module", "config", "flavor"), shipped, strict=True))
+    if model.num_moe_layers:
         found["model"]["moe_comm_backend"] = _DISPATCHERS[decision.dispatcher]
     return found
+
+
+def _attention(model: ModelSpec, decision: TrainDecision) -> str:
+    """Return the release's own kernels for the model; varlen has no context parallelism."""
+    is_varlen = model.architecture in _VARLEN and decision.context_parallel_size == 1
+    return "varlen" if is_varlen else "flex"
 
 
 def _shipped(model: ModelSpec) -> tuple[str, str, str] | None:
@@ -191,26 +199,39 @@ def _toml(found: Sections) -> str:
 
 
 _PLAN: Final = """\
+import inspect
 import os
+import sys
 import tomllib
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
+import torch
 from torchtitan.distributed.activation_checkpoint import FullAC
 
 
 def plan():
+    if not hasattr(torch.distributed, "set_timeout"):
+        sys.exit(
+            f"torch {torch.__version__} has no torch.distributed.set_timeout, which torchtitan 0.3"
+            " calls after its first step: install a torch that has it (2.13.0 does not)"
+        )
     written = tomllib.loads(Path(__file__).with_name("torchtitan.toml").read_text(encoding="utf-8"))
-    model = written.get("model", {})
+    model = written["model"]
+    backends = {name: value for name, value in model.items() if name.endswith("_backend")}
+    if os.environ.get("ATTENTION"):
+        backends["attn_backend"] = os.environ["ATTENTION"]
     if os.environ.get("MODULE"):
-        config = getattr(import_module(os.environ["MODULE"]), os.environ["CONFIG"])()
+        build = getattr(import_module(os.environ["MODULE"]), os.environ["CONFIG"])
+        taken = backends.keys() & inspect.signature(build).parameters.keys()
+        for name in sorted(backends.keys() - taken):
+            print(f"CONFIG takes no {name}; the plan has {backends[name]}", file=sys.stderr)
+        config = build(**{name: backends[name] for name in taken})
     else:
         package = f"torchtitan.models.{model['module']}"
         config = getattr(import_module(f"{package}.config_registry"), model["config"])()
-        build = import_module(package).model_registry
-        backends = {name: value for name, value in model.items() if name.endswith("_backend")}
-        config.model_spec = build(model["flavor"], **backends)
+        config.model_spec = import_module(package).model_registry(model["flavor"], **backends)
     full = written["activation_checkpoint"]["mode"] == "full"
     return replace(
         config,

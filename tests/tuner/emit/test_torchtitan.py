@@ -1,10 +1,13 @@
 """The TOML against torchtitan's own dataclasses, and the program that hands it over."""
 
-import ast
 import dataclasses
+import json
+import os
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -128,7 +131,7 @@ def test_a_shipped_model_is_named_and_another_one_asked_for(tmp_path: Path) -> N
     assert model["flavor"] == "30B-A3B"
     assert model["moe_comm_backend"] == "deepep"
     verified = _verified("mixtral-8x7b")
-    assert "model" not in _toml(verified)
+    assert _toml(verified)["model"] == {"attn_backend": "flex", "moe_comm_backend": "standard"}
     write_emitted(tmp_path, emit(verified))
     recorders = Recorders(tmp_path / "recorders")
     ran = recorders.run(tmp_path / "run.sh", cwd=Path("/"), MASTER_ADDR="head")
@@ -145,7 +148,90 @@ def test_selective_recomputation_is_not_flattened() -> None:
         emit(_verified(stage_recompute=("selective", "selective")))
 
 
-def test_the_program_builds_torchtitans_configuration(tmp_path: Path) -> None:
-    (program,) = (file.text for file in emit(_verified()) if file.path.suffix == ".py")
-    names = {node.name for node in ast.parse(program).body if isinstance(node, ast.FunctionDef)}
-    assert names == {"plan"}
+OWN: Final = """
+from torchtitan.models.qwen3.config_registry import qwen3_30b_a3b
+from torchtitan.models.qwen3 import model_registry
+
+def whole(moe_comm_backend, attn_backend):
+    config = qwen3_30b_a3b()
+    config.model_spec = model_registry("30B-A3B", attn_backend, moe_comm_backend)
+    return config
+
+def plain():
+    return qwen3_30b_a3b()
+"""
+PRINTS: Final = """
+import json, torch
+torch.distributed.set_timeout = None
+import moetune_plan
+config = moetune_plan.plan()
+spec = config.model_spec
+print(json.dumps([config.parallelism.spmd_backend, spec.flavor, repr(spec.model)]))
+"""
+STAND_INS: Final = """
+import importlib.abc, importlib.machinery, sys
+from unittest.mock import MagicMock
+
+ABSENT = ("PIL", "datasets", "einops", "tensorboard", "tokenizers", "torch_checkpointing", "wandb")
+KERNELS = "torchtitan.distributed.minimal_async_ep"
+
+class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ABSENT or name.startswith(KERNELS):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+    def create_module(self, spec):
+        return MagicMock(__path__=[], __spec__=spec, __version__="9.9.9")
+    def exec_module(self, module):
+        pass
+
+sys.meta_path.insert(0, Absent())
+"""
+"""torchtitan imports what trains and logs, and kernels of Triton, beside its configuration."""
+
+
+def _planned(folder: Path, program: str = PRINTS, **environment: str) -> tuple[str, str]:
+    """Run a program beside emitted files with torchtitan itself; return what it printed."""
+    pytest.importorskip("torchtitan.config", reason="torchtitan is not installed (extra: engines)")
+    pytest.importorskip("spmd_types", reason="torchtitan was installed without spmd_types")
+    (folder / "sitecustomize.py").write_text(STAND_INS)
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ran.stdout.strip(), ran.stderr.strip()
+
+
+def test_torchtitan_itself_takes_the_plan_and_says_which_torch_it_needs(tmp_path: Path) -> None:
+    write_emitted(tmp_path, emit(_verified(dispatcher="deepep")))
+    (tmp_path / "own.py").write_text(OWN)
+    for environment, kernels, warned in (
+        ({}, "FlexAttention", ""),
+        ({"ATTENTION": "varlen"}, "VarlenAttention", ""),
+        ({"MODULE": "own", "CONFIG": "whole", "ATTENTION": "varlen"}, "VarlenAttention", ""),
+        (
+            {"MODULE": "own", "CONFIG": "plain"},
+            "FlexAttention",
+            "no moe_comm_backend; the plan has",
+        ),
+    ):
+        said, errors = _planned(tmp_path, **environment)
+        assert said, errors
+        backend, flavor, model = json.loads(said.splitlines()[-1])
+        assert (backend, flavor) == ("spmd_types", "30B-A3B")
+        assert kernels in model, environment
+        # The plan's dispatcher, where the module takes one.
+        assert ("DeepEP" in model) == (not warned), environment
+        assert warned in errors
+    said, errors = _planned(tmp_path, "import moetune_plan; moetune_plan.plan(); print('made')")
+    assert said == "made" or "has no torch.distributed.set_timeout" in errors.splitlines()[-1]
+
+
+def test_gpt_oss_keeps_the_kernels_of_its_release() -> None:
+    for context, kernels in ((1, "varlen"), (2, "flex")):
+        changes = {"context_parallel_size": context, "expert_data_parallel_size": context}
+        verified = _verified("gpt-oss-20b", **changes)
+        assert _toml(verified)["model"]["attn_backend"] == kernels

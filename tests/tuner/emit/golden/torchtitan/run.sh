@@ -20,6 +20,8 @@
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   MODULE, CONFIG           your own module and its function, as torchtitan's
 #                            --module and --config take them
+#   ATTENTION                flex; varlen (no context parallelism); flex_flash
+#                            (Hopper and Blackwell)
 set -euo pipefail
 FILES="$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"
 
