@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from tuner.errors import SpecError
 from tuner.estimate.environment import read_variables
 from tuner.estimate.launch import LaunchSettings
+from tuner.estimate.readers.torchtitan_command import is_torchtitans
 from tuner.estimate.started import LONGEST_BYTES, Started, started
 from tuner.spec.files import read_small_text, shown_path, shown_value
 
@@ -69,6 +70,8 @@ def read_launch(launch: str, *, format_name: str | None = None) -> LaunchSetting
     if is_pasted:
         if len(launch) > LONGEST_BYTES:
             raise SpecError(f"the command: longer than {LONGEST_BYTES} characters")
+        if format_name is None and is_torchtitans(launch):
+            chosen = _chosen("torchtitan", "")
         return _settings(chosen, launch, source="the command")
     text = read_small_text(path, what="launch", most_bytes=LONGEST_BYTES)
     found = started(path, text) if format_name in (None, chosen.name) else None

@@ -9,6 +9,7 @@ Only files below the folder above the script's are opened, so that a script cann
 """
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Final
 from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import launched_devices
 from tuner.estimate.readers.shell_words import Command, ShellText, shell_text
+from tuner.estimate.readers.torchtitan_command import is_training_command
 from tuner.spec.files import read_small_text, shown_path
 
 LONGEST_BYTES: Final = 200_000
@@ -89,7 +91,7 @@ def _of_script(
         inner = _text(folder, script) if script and depth < _DEEPEST else None
         if script and inner is not None:
             return _of_script(folder / script, inner, environment=exported, depth=depth + 1)
-        found = _of_command(folder, command)
+        found = _of_command(path, command)
         if found is not None:
             return _launched(found, shell, command, exported)
     # The script at the end of the way holds its settings itself.
@@ -110,7 +112,8 @@ def _next_script(command: Command) -> str | None:
     return None
 
 
-def _of_command(folder: Path, command: Command) -> Started | None:
+def _of_command(path: Path, command: Command) -> Started | None:
+    folder = path.parent
     for name, value in _flags(command):
         if name in _CONFIG_FLAGS:
             file = value.removeprefix("$PWD/")
@@ -120,6 +123,8 @@ def _of_command(folder: Path, command: Command) -> Started | None:
         program = _text(folder, f"{value}.py") if name == "--module" else None
         if program is not None:
             return _of_program(folder, program)
+    if is_training_command(command.words):
+        return _settings("torchtitan", folder, path.name, shlex.join(command.words))
     for word in command.words:
         program = _text(folder, word) if word.endswith(".py") and "$" not in word else None
         found = None if program is None else _of_program(folder, program)

@@ -2,15 +2,13 @@
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
+from tests.tuner.real_torchtitan import run_with_torchtitan
 from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.torchtitan import emit
 from tuner.plan import VerifiedPlan
@@ -168,41 +166,6 @@ config = moetune_plan.plan()
 spec = config.model_spec
 print(json.dumps([config.parallelism.spmd_backend, spec.flavor, repr(spec.model)]))
 """
-STAND_INS: Final = """
-import importlib.abc, importlib.machinery, sys
-from unittest.mock import MagicMock
-
-ABSENT = ("PIL", "datasets", "einops", "tensorboard", "tokenizers", "torch_checkpointing", "wandb")
-KERNELS = "torchtitan.distributed.minimal_async_ep"
-
-class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ABSENT or name.startswith(KERNELS):
-            return importlib.machinery.ModuleSpec(name, self, is_package=True)
-    def create_module(self, spec):
-        return MagicMock(__path__=[], __spec__=spec, __version__="9.9.9")
-    def exec_module(self, module):
-        pass
-
-sys.meta_path.insert(0, Absent())
-"""
-"""torchtitan imports what trains and logs, and kernels of Triton, beside its configuration."""
-
-
-def _planned(folder: Path, program: str = PRINTS, **environment: str) -> tuple[str, str]:
-    """Run a program beside emitted files with torchtitan itself; return what it printed."""
-    pytest.importorskip("torchtitan.config", reason="torchtitan is not installed (extra: engines)")
-    pytest.importorskip("spmd_types", reason="torchtitan was installed without spmd_types")
-    (folder / "sitecustomize.py").write_text(STAND_INS)
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return ran.stdout.strip(), ran.stderr.strip()
 
 
 def test_torchtitan_itself_takes_the_plan_and_says_which_torch_it_needs(tmp_path: Path) -> None:
@@ -218,7 +181,7 @@ def test_torchtitan_itself_takes_the_plan_and_says_which_torch_it_needs(tmp_path
             "no moe_comm_backend; the plan has",
         ),
     ):
-        said, errors = _planned(tmp_path, **environment)
+        said, errors = run_with_torchtitan(tmp_path, PRINTS, **environment)
         assert said, errors
         backend, flavor, model = json.loads(said.splitlines()[-1])
         assert (backend, flavor) == ("spmd_types", "30B-A3B")
@@ -226,7 +189,9 @@ def test_torchtitan_itself_takes_the_plan_and_says_which_torch_it_needs(tmp_path
         # The plan's dispatcher, where the module takes one.
         assert ("DeepEP" in model) == (not warned), environment
         assert warned in errors
-    said, errors = _planned(tmp_path, "import moetune_plan; moetune_plan.plan(); print('made')")
+    said, errors = run_with_torchtitan(
+        tmp_path, "import moetune_plan; moetune_plan.plan(); print('made')"
+    )
     assert said == "made" or "has no torch.distributed.set_timeout" in errors.splitlines()[-1]
 
 

@@ -2,7 +2,8 @@
 
 Names and defaults of the job config of github.com/pytorch/torchtitan before its configs became
 Python (pull request 2386), and the names that release 0.3 gave to some of them: the sections that
-moetune writes (tuner/emit/torchtitan.py) are read too. Its batch is counted differently:
+moetune writes (tuner/emit/torchtitan.py) are read too, and commands (torchtitan_command.py). Its
+batch is counted differently:
 `local_batch_size` is what one data-parallel rank works on at once, cut into micro-batches only by
 the pipeline.
 
@@ -26,6 +27,7 @@ from tuner.estimate.launch import (
 )
 from tuner.estimate.nearest import nearest_divisor
 from tuner.estimate.readers.sections import Sections
+from tuner.estimate.readers.torchtitan_command import command_sections, unknown_config
 from tuner.spec.files import one_line, shown_value
 
 SPELLED: Final[Mapping[str, str]] = {
@@ -61,11 +63,17 @@ _LARGEST_STAGES: Final = 10_000
 
 
 def read(text: str, *, source: str) -> LaunchSettings:
-    """Read a TOML file.
+    """Read a TOML file, or text with the command of release 0.3.
 
     Raises:
-        SpecError: not TOML, or a setting that torchtitan refuses.
+        SpecError: neither, or a setting that torchtitan refuses.
     """
+    command = command_sections(text, source=source)
+    raw, devices = (_toml(text, source=source), {}) if command is None else command
+    return _settings(Sections(raw, source=source), devices, notes=_unknown_notes(raw))
+
+
+def _toml(text: str, *, source: str) -> dict[str, Any]:
     try:
         raw = tomllib.loads(text)
     except RecursionError as error:
@@ -74,7 +82,19 @@ def read(text: str, *, source: str) -> LaunchSettings:
         raise SpecError(one_line(f"{source}: not valid TOML: {error}")) from error
     if not {"training", "parallelism"} & set(raw):
         raise SpecError(f"{source}: no [training] or [parallelism] section, so not torchtitan's")
-    given = Sections(raw, source=source)
+    return raw
+
+
+def _unknown_notes(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    config = unknown_config(raw)
+    if not config:
+        return ()
+    return (f"what {shown_value(config)} sets is not known here: torchtitan's defaults count",)
+
+
+def _settings(
+    given: Sections, devices: Mapping[str, Any], *, notes: tuple[str, ...]
+) -> LaunchSettings:
     tensor = given.number(SPELLED["tensor"], default=1)
     pipeline = given.number(SPELLED["pipeline"], default=1)
     context = given.number(SPELLED["context"], default=1)
@@ -122,15 +142,16 @@ def read(text: str, *, source: str) -> LaunchSettings:
     elif pipeline > 1:
         # Accumulation runs the pipeline empty after every local batch.
         settings["flush"] = local
-    notes = _notes(given)
+    notes = (*_notes(given), *notes)
     given.check_spelling()
     return LaunchSettings(
         engine=Engine.TORCHTITAN,
-        source=source,
+        source=given.source,
         spelled=dict(SPELLED),
         understood=given.read,
         ignored=given.left,
         notes=notes,
+        **devices,
         **settings,
     )
 

@@ -1,0 +1,116 @@
+"""torchtitan's commands, held against its own parser and configurations."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from profilers.steps.config import Recompute
+from tests.tuner.real_torchtitan import run_with_torchtitan
+from tuner.errors import SpecError
+from tuner.estimate.launch import Dispatcher
+from tuner.estimate.readers.torchtitan_command import CONFIGS, command_sections
+from tuner.estimate.registry import read_launch
+
+START: Final = "torchrun --nnodes 2 --nproc_per_node=8 -m torchtitan.train --module m --config "
+SCRIPT: Final = """#!/usr/bin/bash
+NGPU=${NGPU:-"8"}
+CONFIG=${CONFIG:-"llama3_8b"}
+# -m torchtitan.train --module other --config other
+torchrun --nproc_per_node=${NGPU} --local-ranks-filter 0 \\
+-m torchtitan.train --module ${MODULE:-llama3} --config ${CONFIG} "$@"
+"""
+
+
+def test_a_command_is_read_over_its_configuration() -> None:
+    launch = read_launch(
+        f"{START}deepseek_v3_16b_hybridep --training.local-batch-size 8"
+        " --parallelism.tensor_parallel_degree=2 --parallelism.pipeline_parallel_degree 2"
+        " --training.disable_cuda_graphs --parallelism.no-enable-sequence-parallel"
+    )
+    assert (launch.devices, launch.devices_per_node) == (16, 8)
+    assert (launch.tensor, launch.pipeline, launch.expert, launch.virtual_pipeline) == (2, 2, 8, 2)
+    assert (launch.sequence, launch.flush, launch.micro_batch) == (4096, None, 1)
+    assert (launch.recompute, launch.sequence_parallel) == (Recompute.SELECTIVE, False)
+    assert launch.dispatcher is Dispatcher.HYBRIDEP
+    assert [size.value for size in launch.stated] == [27, 2048, 64]
+    full = read_launch(f"{START}llama3_8b activation-checkpoint:full")
+    assert (full.recompute, full.sequence) == (Recompute.FULL, 8192)
+    assert not full.notes
+
+
+def test_a_script_is_followed_and_an_own_configuration_is_said_to_be_unknown(
+    tmp_path: Path,
+) -> None:
+    script = tmp_path / "run_train.sh"
+    script.write_text(SCRIPT)
+    launch = read_launch(str(script))
+    assert launch.source.endswith("run_train.sh")
+    assert (launch.micro_batch, launch.sequence) == (1, 8192)
+    (note,) = read_launch(f"{START}mine").notes
+    assert note == "what 'mine' sets is not known here: torchtitan's defaults count"
+
+
+def test_commands_that_torchtitan_refuses_are_refused() -> None:
+    for words, said in (
+        ("-m torchtitan.train --module llama3", "--config is missing"),
+        (f"{START}llama3_8b activation-checkpoint:half", "is none of activation-checkpoint:none"),
+        (f"{START}llama3_8b --parallelism.tensor_parallel_degree two", "is not a whole number"),
+        (f"{START}llama3_8b --training.seq_len.deep 1", "seq_len is no section"),
+        (f"{START}llama3_8b & {START}llama3_8b", "starts torchtitan 2 times"),
+    ):
+        with pytest.raises(SpecError, match=said) as caught:
+            read_launch(words)
+        assert "\n" not in str(caught.value)
+
+
+READS: Final = """
+import dataclasses, importlib, json, sys
+from torchtitan.config.manager import ConfigManager
+made = {}
+for name, *arguments in json.loads(sys.argv[1]):
+    module = name.split("_")[0]
+    module = {"deepseek": "deepseek_v3", "gpt": "gpt_oss"}.get(module, module)
+    try:
+        config = ConfigManager().parse_args(["--module", module, "--config", name, *arguments])
+    except ImportError:
+        continue  # of numbers in eight bits, which need torchao
+    made[" ".join([name, *arguments])] = {
+        "training": dataclasses.asdict(config.training),
+        "parallelism": dataclasses.asdict(config.parallelism),
+        "checkpoint": str(type(config.activation_checkpoint)),
+        "flavor": config.model_spec.flavor,
+    }
+print(json.dumps(made))
+"""
+
+
+def test_the_release_itself_reads_the_same(tmp_path: Path) -> None:
+    asked = [[name] for name in CONFIGS] + [
+        ["llama3_8b", "--training.local_batch_size", "3", "--parallelism.tensor-parallel-degree=2"],
+        ["qwen3_32b", "--training.disable-cuda-graphs", "activation-checkpoint:none"],
+        ["llama3_70b", "--parallelism.no-enable-sequence-parallel"],
+    ]
+    said, errors = run_with_torchtitan(tmp_path, READS, json.dumps(asked))
+    assert said, errors
+    made = json.loads(said.splitlines()[-1])
+    assert len(made) > len(asked) / 2
+    defaults = made["llama3_8b"]
+    for text, real in made.items():
+        name, _, words = text.partition(" ")
+        read = command_sections(f"-m torchtitan.train --config {name} {words}", source="it")
+        assert read is not None
+        sections: dict[str, Any] = read[0]
+        assert sections["model"]["flavor"] == real["flavor"]
+        for section in ("training", "parallelism"):
+            ours = sections.get(section, {})
+            for key, value in real[section].items():
+                known = key in ours or value == defaults[section][key]
+                is_free = key in ("steps", "local_batch_size", "seq_len")
+                assert known or is_free, (text, key)
+                assert key not in ours or ours[key] == value, (text, key)
+        mode = sections["activation_checkpoint"]["mode"]
+        assert {"full": "FullAC", "selective": "SelectiveAC", "none": "NoneType"}[mode] in real[
+            "checkpoint"
+        ], text

@@ -1,0 +1,235 @@
+"""torchtitan 0.3's command, `-m torchtitan.train --module M --config C`, as sections of its TOML.
+
+C is a Python function of M that returns a configuration; what `CONFIGS` knows of those that the
+release ships stands before the command's own `--section.key value`. Values are written as its
+parser (tyro) takes them: hyphens for underscores, switches without a value and with `no-` before
+their name, `activation-checkpoint:full` for a choice.
+
+Read from the package torchtitan 0.3.0, config/manager.py and the models' config_registry.py.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from tuner.errors import SpecError
+from tuner.estimate.readers.arguments import launched_devices
+from tuner.estimate.readers.shell_words import Command, shell_text
+from tuner.spec.files import shown_value
+
+PROGRAM: Final = "torchtitan.train"
+_SAID: Final = re.compile(r"^(?!\s*#).*\btorchtitan\.train\b", re.MULTILINE)
+_CHECKPOINT: Final = re.compile(r"activation[-_]checkpoint:([\w-]{1,40})")
+_NUMBER: Final = re.compile(r"-?\d{1,12}")
+_REAL: Final = re.compile(r"-?\d{1,12}\.\d{0,12}")
+_TRUTHS: Final[Mapping[str, bool | None]] = {"true": True, "false": False, "none": None}
+
+Keys = dict[str, Any]
+_SELECTIVE: Final[Keys] = {"mode": "selective", "selective_ac_option": "op"}
+_FULL: Final[Keys] = {"mode": "full"}
+_MODES: Final[Mapping[str, Keys]] = {
+    "none": {"mode": "none"},
+    "selective": _SELECTIVE,
+    "full": _FULL,
+    "memory-budget": {"mode": "memory_budget"},
+}
+
+
+def _config(
+    name: str,
+    flavor: str,
+    *,
+    checkpoint: Keys,
+    training: Keys,
+    parallelism: Keys | None = None,
+    **model: Any,
+) -> Mapping[str, Keys]:
+    return {
+        "model": {"name": name, "flavor": flavor, **model},
+        "training": {"disable_cuda_graphs": False, **training},
+        "parallelism": parallelism or {},
+        "activation_checkpoint": checkpoint,
+    }
+
+
+_DEEPSEEK: Final[Keys] = {"local_batch_size": 4, "seq_len": 4096}
+_INTERLEAVED: Final = "Interleaved1F1B"
+CONFIGS: Final[Mapping[str, Mapping[str, Keys]]] = {
+    "llama3_8b": _config(
+        "llama3",
+        "8B",
+        checkpoint=_SELECTIVE,
+        training={"local_batch_size": 1, "seq_len": 8192},
+    ),
+    "llama3_8b_mxfp8": _config(
+        "llama3",
+        "8B",
+        checkpoint=_SELECTIVE,
+        training={"local_batch_size": 1, "seq_len": 8192},
+        converters=["mx"],
+    ),
+    "llama3_70b": _config(
+        "llama3",
+        "70B",
+        checkpoint=_FULL,
+        training={"seq_len": 8192},
+        parallelism={"tensor_parallel_degree": 8},
+    ),
+    "llama3_405b": _config(
+        "llama3",
+        "405B",
+        checkpoint=_FULL,
+        training={"local_batch_size": 2, "seq_len": 8192},
+        parallelism={"tensor_parallel_degree": 8, "enable_async_tensor_parallel": True},
+        converters=["float8"],
+    ),
+    "deepseek_v3_16b": _config(
+        "deepseek_v3",
+        "16B",
+        checkpoint=_SELECTIVE,
+        training=_DEEPSEEK | {"disable_cuda_graphs": True},
+        parallelism={"pipeline_parallel_schedule": _INTERLEAVED, "expert_parallel_degree": 8},
+    ),
+    "deepseek_v3_16b_hybridep": _config(
+        "deepseek_v3",
+        "16B",
+        checkpoint=_SELECTIVE,
+        training=_DEEPSEEK,
+        parallelism={"pipeline_parallel_schedule": _INTERLEAVED, "expert_parallel_degree": 8},
+        moe_comm_backend="hybridep",
+    ),
+    "deepseek_v3_671b": _config(
+        "deepseek_v3",
+        "671B",
+        checkpoint=_SELECTIVE,
+        training=_DEEPSEEK | {"disable_cuda_graphs": True},
+        parallelism={"pipeline_parallel_schedule": _INTERLEAVED, "expert_parallel_degree": 2},
+    ),
+    "deepseek_v3_671b_float8": _config(
+        "deepseek_v3",
+        "671B",
+        checkpoint=_SELECTIVE,
+        training=_DEEPSEEK | {"disable_cuda_graphs": True},
+        parallelism={"pipeline_parallel_schedule": _INTERLEAVED, "expert_parallel_degree": 2},
+        converters=["float8"],
+    ),
+    "qwen3_14b": _config(
+        "qwen3", "14B", checkpoint=_FULL, training={"local_batch_size": 4, "seq_len": 4096}
+    ),
+    "qwen3_32b": _config(
+        "qwen3", "32B", checkpoint=_FULL, training={"local_batch_size": 2, "seq_len": 4096}
+    ),
+    "qwen3_30b_a3b": _config(
+        "qwen3", "30B-A3B", checkpoint=_FULL, training={"local_batch_size": 2, "seq_len": 4096}
+    ),
+    "gpt_oss_20b": _config(
+        "gpt_oss", "20b", checkpoint=_FULL, training={"local_batch_size": 1, "seq_len": 8192}
+    ),
+    "gpt_oss_120b": _config(
+        "gpt_oss", "120b", checkpoint=_FULL, training={"local_batch_size": 1, "seq_len": 8192}
+    ),
+}
+"""By function: what differs from the defaults of the release, of what a prediction rests on."""
+_UNKNOWN: Final[Mapping[str, Keys]] = {
+    "model": {},
+    "training": {"disable_cuda_graphs": False},
+    "parallelism": {},
+    "activation_checkpoint": _SELECTIVE,
+}
+
+
+def is_torchtitans(text: str) -> bool:
+    """Say whether a text holds the name of torchtitan's own program, outside of comments."""
+    return _SAID.search(text) is not None
+
+
+def is_training_command(words: Sequence[str]) -> bool:
+    """Say whether a command starts torchtitan's own program."""
+    return PROGRAM in words
+
+
+def command_sections(text: str, *, source: str) -> tuple[dict[str, Keys], Keys] | None:
+    """Return the sections that a command states, and the devices of its launcher.
+
+    None where the text holds no command that starts torchtitan.
+
+    Raises:
+        SpecError: several are started, or one whose configuration is not named.
+    """
+    if not is_torchtitans(text):
+        return None
+    shell = shell_text(text, source=source)
+    found = [command for command in shell.commands if is_training_command(command.words)]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise SpecError(f"{source}: starts torchtitan {len(found)} times; estimate one at a time")
+    nodes, per_node = launched_devices(found[0].words, shell.scheduler)
+    devices: Keys = {}
+    if nodes and per_node:
+        devices = {"devices": nodes * per_node, "devices_per_node": per_node}
+    return _stated(found[0], source=source), devices
+
+
+def unknown_config(sections: Mapping[str, Keys]) -> str:
+    """Name the function of a command whose defaults are not known here; empty: they are."""
+    return str(sections.get("model", {}).get("config", ""))
+
+
+def _stated(command: Command, *, source: str) -> dict[str, Keys]:
+    words = command.words[command.words.index(PROGRAM) + 1 :]
+    flags = list(_flags(words))
+    config = next((value for name, value in flags if name == "config"), None)
+    if not config:
+        raise SpecError(
+            f"{source}: --config is missing, the function of --module that returns the"
+            " configuration, such as --module llama3 --config llama3_8b"
+        )
+    base = CONFIGS.get(config)
+    found = {section: dict(keys) for section, keys in (base or _UNKNOWN).items()}
+    if base is None:
+        found["model"]["config"] = config
+    for word in words:
+        if match := _CHECKPOINT.fullmatch(word):
+            if match[1] not in _MODES:
+                raise SpecError(
+                    f"{source}: {shown_value(word)} is none of"
+                    f" {', '.join(f'activation-checkpoint:{mode}' for mode in _MODES)}"
+                )
+            found["activation_checkpoint"] = dict(_MODES[match[1]])
+    for name, text in flags:
+        section, _, key = name.replace("-", "_").rpartition(".")
+        if not section:
+            continue
+        is_on = not (text is None and key.startswith("no_"))
+        key = key if is_on or text is not None else key.removeprefix("no_")
+        value = is_on if text is None else _value(text)
+        keys = found
+        for part in section.split("."):
+            keys = keys.setdefault(part, {})
+            if not isinstance(keys, dict):
+                raise SpecError(f"{source}: --{name}: {part} is no section")
+        keys[key] = value
+    return {section: keys for section, keys in found.items() if keys}
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield flags with their value; None: a switch."""
+    for at, word in enumerate(words):
+        name, is_joined, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not name:
+            continue
+        after = words[at + 1] if at + 1 < len(words) else "--"
+        is_switch = after.startswith(("--", "$")) or _CHECKPOINT.fullmatch(after)
+        if is_joined:
+            yield name, value
+        else:
+            yield name, None if is_switch else after
+
+
+def _value(text: str) -> bool | int | float | str | None:
+    if text.lower() in _TRUTHS:
+        return _TRUTHS[text.lower()]
+    if _NUMBER.fullmatch(text):
+        return int(text)
+    return float(text) if _REAL.fullmatch(text) else text
