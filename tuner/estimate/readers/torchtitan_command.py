@@ -204,7 +204,7 @@ def _stated(command: Command, *, source: str) -> dict[str, Keys]:
         is_on = not (text is None and key.startswith("no_"))
         key = key if is_on or text is not None else key.removeprefix("no_")
         value = is_on if text is None else _value(text)
-        keys = found
+        keys: Keys = found
         for part in section.split("."):
             keys = keys.setdefault(part, {})
             if not isinstance(keys, dict):
