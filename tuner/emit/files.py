@@ -16,6 +16,18 @@ OWN_FOLDER: Final = (
 )
 """Bash that names the folder of the emitted files, wherever a script is called from."""
 
+JOB_NAME: Final = "job.sbatch"
+JOB_FOLDER: Final = f"""\
+# Slurm runs a copy of this file, and knows where it was.
+own_folder() {{
+  scontrol show job "$SLURM_JOB_ID" \\
+    | sed -n 's|^ *Command=\\(/.*\\)/{JOB_NAME.replace(".", "[.]")}.*|\\1|p' | head -n 1 || true
+}}
+JOB="$(own_folder)"
+JOB="${{JOB:-$PWD}}"
+"""
+"""Bash that names the folder of a batch script, wherever it was submitted from."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmittedFile:

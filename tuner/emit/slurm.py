@@ -9,7 +9,7 @@ the order of `hosts.txt` (SLURM_HOSTFILE with --distribution=arbitrary, srun(1))
 from pathlib import PurePosixPath
 
 from tuner.emit.evidence import statement
-from tuner.emit.files import EmittedFile, comment, label
+from tuner.emit.files import JOB_FOLDER, JOB_NAME, EmittedFile, comment, label
 from tuner.emit.hosts import HOSTS_NAME, hosts, notes
 from tuner.launch.shape import LaunchShape, launch_shape
 from tuner.plan import VerifiedPlan
@@ -27,14 +27,14 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
             (
                 *statement(verified),
                 "",
-                "Submit it from this folder: sbatch job.sbatch [arguments of the program]",
+                "Submit it by this name: sbatch [PATH/]job.sbatch [arguments of the program]",
                 "Account, partition and time limit are yours: sbatch --partition=... job.sbatch",
                 *notes(shape),
             )
         )
         + _body(shape, program=program)
     )
-    return (EmittedFile(path=PurePosixPath("job.sbatch"), text=text, executable=True),)
+    return (EmittedFile(path=PurePosixPath(JOB_NAME), text=text, executable=True),)
 
 
 def _directives(shape: LaunchShape, *, name: str) -> str:
@@ -55,9 +55,9 @@ def _directives(shape: LaunchShape, *, name: str) -> str:
 def _body(shape: LaunchShape, *, program: str) -> str:
     return f"""\
 set -euo pipefail
-cd -- "${{SLURM_SUBMIT_DIR:-.}}"
-if [[ ! -f ../{program}/run.sh ]]; then
-  echo "../{program}/run.sh is missing: submit this job from the folder it was written to" >&2
+{JOB_FOLDER}PROGRAM="$JOB/../{program}/run.sh"
+if [[ ! -f "$PROGRAM" ]]; then
+  echo "$PROGRAM is missing: submit {JOB_NAME} in the folder it was written to" >&2
   exit 2
 fi
 {_hostfile(shape)}
@@ -68,7 +68,7 @@ export MASTER_ADDR="${{MASTER_ADDR:-$({_first_node(shape)})}}"
 # Jobs that share a node need different ports.
 export MASTER_PORT="${{MASTER_PORT:-$((20000 + SLURM_JOB_ID % 20000))}}"
 
-srun {_layout(shape)} --kill-on-bad-exit=1 bash ../{program}/run.sh "$@"
+srun {_layout(shape)} --kill-on-bad-exit=1 bash "$PROGRAM" "$@"
 """
 
 
@@ -76,7 +76,7 @@ def _hostfile(shape: LaunchShape) -> str:
     if not shape.hosts:
         return ""
     return f"""\
-export HOSTFILE="${{HOSTFILE:-$PWD/{HOSTS_NAME}}}"
+export HOSTFILE="${{HOSTFILE:-$JOB/{HOSTS_NAME}}}"
 export SLURM_HOSTFILE="$HOSTFILE"
 """
 

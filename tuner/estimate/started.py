@@ -26,6 +26,8 @@ LONGEST_BYTES: Final = 200_000
 _DEEPEST: Final = 4
 """Scripts that start scripts."""
 _SCRIPTS: Final = (".sh", ".bash", ".sbatch", ".slurm")
+_UNSET: Final = re.compile(r"^(?:\$\w+|\$\{[^{}]*\}|\$\([^()]*\))/")
+"""What nothing here can work out, before the rest of a path: a script's own folder."""
 _BESIDE: Final = re.compile(r"with_name\(\s*[\"']([\w.-]{1,80})[\"']\s*\)")
 """How a Python program names the file of settings beside it."""
 _CONFIG_FLAGS: Final[Mapping[str, str]] = {
@@ -108,7 +110,7 @@ def _next_script(command: Command) -> str | None:
     """Return the script that a command hands to a shell."""
     for shell, script in zip(command.words, command.words[1:], strict=False):
         if shell in ("bash", "sh", "source", ".") and Path(script).suffix in _SCRIPTS:
-            return script
+            return _UNSET.sub("", script)
     return None
 
 
@@ -116,7 +118,7 @@ def _of_command(path: Path, command: Command) -> Started | None:
     folder = path.parent
     for name, value in _flags(command):
         if name in _CONFIG_FLAGS:
-            file = value.removeprefix("$PWD/")
+            file = _UNSET.sub("", value)
             text = _text(folder, file)
             if text is not None:
                 return _settings(_CONFIG_FLAGS[name], folder, file, text)

@@ -5,6 +5,8 @@ import pytest
 
 from tuner.emit.registry import emit, emit_all
 from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.estimate.launch import Engine
+from tuner.estimate.registry import read_launch
 from tuner.spec.huggingface.read import read_model
 
 MIXTRAL = Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json"
@@ -97,9 +99,37 @@ def test_a_wrapper_alone_brings_the_reference_step() -> None:
     assert list(emit_all(verified)) == ["reference", "slurm"]
 
 
+def test_a_job_starts_from_a_folder_with_a_space_submitted_from_another(tmp_path: Path) -> None:
+    verified = sample_verified(
+        read_model(MIXTRAL), sample_decision(), emit=("slurm", "megatron-lm")
+    )
+    plan, elsewhere = tmp_path / "a plan", tmp_path / "else where"
+    for target, files in emit_all(verified).items():
+        write_emitted(plan / target, files)
+    elsewhere.mkdir()
+    spooled = tmp_path / "slurm_script"
+    job = plan / "slurm" / "job.sbatch"
+    spooled.write_text(job.read_text())
+    for command in (str(job), f"{job} --train-iters 10 a/job"):
+        ran = Recorders(tmp_path / f"recorders-{len(command)}").run(
+            spooled,
+            "--train-iters",
+            "10",
+            cwd=elsewhere,
+            JOB_COMMAND=command,
+            MEGATRON_LM="/megatron",
+            SLURM_JOB_ID="7",
+            SLURM_JOB_NODELIST="node[1-2]",
+        )
+        assert ran.code == 0, ran.stderr
+        assert ran.only("torchrun")[-2:] == ["--train-iters", "10"]
+    # Whoever asks what the job starts is led to the script beside it.
+    assert read_launch(str(job)).engine is Engine.MEGATRON
+
+
 def test_a_job_submitted_from_elsewhere_says_where_it_belongs(tmp_path: Path) -> None:
     verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=("slurm",))
     write_emitted(tmp_path, emit("slurm", verified))
     ran = Recorders(tmp_path / "recorders").run(tmp_path / "job.sbatch", cwd=tmp_path)
     assert ran.code == 2
-    assert "submit this job from the folder" in ran.stderr
+    assert "submit job.sbatch in the folder" in ran.stderr

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
-from tuner.emit.files import EmittedFile, comment, label
+from tuner.emit.files import JOB_FOLDER, JOB_NAME, EmittedFile, comment, label
 from tuner.emit.serving.bench import bench_files
 from tuner.emit.serving.cells import MEETING_OFFSET, cell_name, cell_pairs, one_machine_cells
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE, checks
@@ -47,6 +47,8 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         + _BODY.format(
             engine=engine,
             first=shapes[0].name,
+            folder=JOB_FOLDER,
+            name=JOB_NAME,
             checks=checks(draft_model=needs_draft_model(verified)),
         )
         + "".join(
@@ -62,7 +64,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         + "wait -n\n"
     )
     return (
-        EmittedFile(path=PurePosixPath("job.sbatch"), text=text, executable=True),
+        EmittedFile(path=PurePosixPath(JOB_NAME), text=text, executable=True),
         EmittedFile(
             path=PurePosixPath("instance.sh"),
             text="#!/usr/bin/env bash\n"
@@ -130,7 +132,8 @@ def _tasks_per_node(shape: GroupShape, *, engine: str) -> int:
 def _usage(verified: VerifiedServing, shapes: tuple[GroupShape, ...]) -> Iterator[str]:
     named = "MODEL=... DRAFT_MODEL=..." if needs_draft_model(verified) else "MODEL=..."
     port = ROUTER_PORT if needs_router(verified) else FIRST_PORT
-    yield f"Submit it from this folder, which the machines must share: {named} sbatch job.sbatch"
+    yield f"Submit it by this name: {named} sbatch [PATH/]{JOB_NAME}"
+    yield "The machines must share its folder and the one that you submit it from."
     pools = [shape.group.pool for shape in shapes]
     if len(shapes) > 1:
         yield f"Its components, in order, are for the pools {', '.join(pools)}: give each its own"
@@ -141,9 +144,9 @@ def _usage(verified: VerifiedServing, shapes: tuple[GroupShape, ...]) -> Iterato
 
 _BODY: Final = """\
 set -euo pipefail
-cd -- "${{SLURM_SUBMIT_DIR:-.}}"
-if [[ ! -f ../{engine}/{first}.sh ]]; then
-  echo "../{engine}/{first}.sh is missing: submit this job from the folder it was written to" >&2
+{folder}ENGINE="$JOB/../{engine}"
+if [[ ! -f "$ENGINE/{first}.sh" ]]; then
+  echo "$ENGINE/{first}.sh is missing: submit {name} in the folder it was written to" >&2
   exit 2
 fi
 {checks}export MODEL
@@ -154,6 +157,7 @@ mkdir -p -- "$RUN"
 
 _INSTANCE: Final = """\
 set -euo pipefail
+HERE="$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)"
 # Which group, which of its instances ("task": each task is one), how many instances the groups
 # before it have, machines of an instance.
 GROUP="$1" INDEX="$2" FIRST="$3"
@@ -172,7 +176,7 @@ export PORT="$(( {first} + (FIRST + INDEX) % {slots} * {each} ))"
 if [[ "$ANSWERS" == yes ]]; then
   printf 'http://%s:%s\\n' "${{SLURMD_NODENAME:-$(hostname)}}" "$PORT" > "$RUN/$GROUP.$INDEX.url"
 fi
-{meets}exec bash "../{engine}/$GROUP.sh" "$@"
+{meets}exec bash "$HERE/../{engine}/$GROUP.sh" "$@"
 """
 
 _MEETS: Final = """\
@@ -216,7 +220,7 @@ def _steps(shape: GroupShape, *, component: int | None, engine: str, ffn: str | 
         return (
             f"{meets}srun {het}--ntasks={group.count} --gpus-per-task={group.devices} {cpus}"
             f" {kill} \\\n"
-            f"  bash instance.sh {shape.name} task {shape.first} 1 &\n"
+            f'  bash "$JOB/instance.sh" {shape.name} task {shape.first} 1 &\n'
         )
     tasks = shape.nodes * _tasks_per_node(shape, engine=engine)
     mpi = "--mpi=pmix " if engine in MPI_ENGINES else ""
@@ -228,7 +232,7 @@ for (( index = 0; index < {group.count}; index++ )); do
   {meets}srun {het}{mpi}--nodes={shape.nodes} --nodelist="$hosts" --ntasks={tasks} \\
     --ntasks-per-node={tasks // shape.nodes} --gpus-per-node={shape.devices_per_node} \\
     {cpus} {kill} \\
-    bash instance.sh {shape.name} "$index" {shape.first} {shape.nodes} &
+    bash "$JOB/instance.sh" {shape.name} "$index" {shape.first} {shape.nodes} &
 done
 """
 
@@ -244,5 +248,5 @@ def _router(shapes: tuple[GroupShape, ...], *, engine: str) -> str:
     found = "".join(f'{name}="$({"; ".join(calls)})"\n' for name, calls in lists.items())
     return (
         f"{_ADDRESSES}{found}export {' '.join(lists)}\n"
-        f'bash ../{engine}/router.sh > "$RUN/router.log" 2>&1 &\n'
+        f'bash "$ENGINE/router.sh" > "$RUN/router.log" 2>&1 &\n'
     )

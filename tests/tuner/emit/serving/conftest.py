@@ -77,8 +77,11 @@ sys.exit(max(process.wait() for process in running))
 
 _SCONTROL = """\
 #!{python} -SE
-import sys
-print("\\n".join(sys.argv[-1].split(",")))
+import os, sys
+if sys.argv[1:3] == ["show", "job"]:
+    print("   Command=" + os.environ.get("JOB_COMMAND", "(null)"))
+else:
+    print("\\n".join(sys.argv[-1].split(",")))
 """
 
 

@@ -203,7 +203,7 @@ def test_islands_have_a_folder_each_and_a_router_in_front(tmp_path: Path) -> Non
         apps += [(one["kind"], one["metadata"]["name"]) for one in objects]
         job = next(one.text for one in files[f"{name}/slurm"] if one.path.name == "job.sbatch")
         assert "--gpus-per-task=8" in job
-        assert "../vllm/aggregated.sh" in job
+        assert '"$JOB/../vllm"' in job
     assert len(set(apps)) == len(apps)  # One namespace holds both.
 
 

@@ -9,6 +9,7 @@
 #
 # Started by job.sbatch, once a task.
 set -euo pipefail
+HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 # Which group, which of its instances ("task": each task is one), how many instances the groups
 # before it have, machines of an instance.
 GROUP="$1" INDEX="$2" FIRST="$3"
@@ -27,4 +28,4 @@ export PORT="$(( 30000 + (FIRST + INDEX) % 150 * 200 ))"
 if [[ "$ANSWERS" == yes ]]; then
   printf 'http://%s:%s\n' "${SLURMD_NODENAME:-$(hostname)}" "$PORT" > "$RUN/$GROUP.$INDEX.url"
 fi
-exec bash "../sglang/$GROUP.sh" "$@"
+exec bash "$HERE/../sglang/$GROUP.sh" "$@"
