@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Recompute, Size
+from tuner.costs.residuals import Residual
 from tuner.faults.forecast import RunForecast
 from tuner.placement import Placement
 from tuner.spec.cluster import Cluster
@@ -386,6 +387,9 @@ class Provenance(Record):
     """By pool; a pool that is not named has accelerators."""
     extrapolated: tuple[str, ...]
     """Operations priced outside the measured range."""
+    residual: Residual | None = None
+    """By which predictions on a profile of the reference step were corrected, for the engine that
+    is launched; None: the one that ships for the reference step, or no such profile."""
     notes: tuple[str, ...] = ()
     """What the reader must know, e.g. that routing was assumed balanced."""
 

@@ -15,6 +15,7 @@ from tuner.spec.capabilities import programs
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes_per_s
+from tuner.verify.launching import REFERENCE
 
 if TYPE_CHECKING:
     from tuner.costs.analytic.measured_profile import MeasuredProfile
@@ -115,7 +116,18 @@ def reference_notes(spec: Spec, pool: Pool, profile: Profile, machine: Machine) 
         "no chance of running out of memory is stated: nobody published peaks of the reference"
         " step to learn from; `moetune verify` measures them"
     )
-    if machine.residual.num_runs == 0:
+    own = machine.residual
+    if own.engine != REFERENCE:
+        notes.append(
+            "operations are those of the reference step, not"
+            f" {own.engine}'s own: "
+            + (
+                f"times are corrected by {own.origin}"
+                if own.num_runs
+                else "verify this plan, and plan again with its folder as --profile"
+            )
+        )
+    if own.num_runs == 0:
         notes.append(f"error band: {machine.residual.origin}")
     elif machine.residual.release != measured.libraries.get("torch", ""):
         notes.append(

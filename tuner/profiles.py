@@ -1,13 +1,23 @@
-"""Which stored profile speaks for a pool of the spec."""
+"""Which stored profile speaks for a pool of the spec, and what launches said about it.
+
+The folder of a plan stands for the profile that it was made from (`used/profile`); what its trials
+said of the engine that they ran, the residual in its `verified.json`, is kept for later plans.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from profilers.records import ProfileHeader
 from profilers.store import read_header
+from tuner.costs.residuals import Residual
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
+from tuner.plan_folder import PLAN_NAME, read_verified
 from tuner.spec.cluster import Pool
+
+USED_PROFILE: Final = Path("used", "profile")
+"""In the folder of a plan of one pool."""
 
 
 def profile_of(pool: Pool, profiles: Sequence[Path], *, is_alone: bool = True) -> Path | None:
@@ -20,9 +30,10 @@ def profile_of(pool: Pool, profiles: Sequence[Path], *, is_alone: bool = True) -
         ProfileUnreadableError: a profile is missing or damaged.
         SpecError: several were given and the pool names no device, or none is of its device.
     """
+    own = None if pool.profile is None else stored_profile(pool.profile)
     if not profiles:
-        return pool.profile
-    headers = [(path, read_header(path)) for path in profiles]
+        return own
+    headers = [(path, read_header(path)) for path in map(stored_profile, profiles)]
     if pool.device is None and len(headers) > 1:
         raise SpecError(
             f"cluster.pools: {pool.name!r} names no device to choose one of {len(headers)} "
@@ -34,12 +45,32 @@ def profile_of(pool: Pool, profiles: Sequence[Path], *, is_alone: bool = True) -
         if is_of_device(header, pool.device):
             return path
     if not is_alone:
-        return pool.profile
+        return own
     found = ", ".join(repr(header.machine.device) for _, header in headers)
     raise SpecError(
         f"cluster.pools: {pool.name!r} wants device {pool.device!r}; the profiles given are of "
         f"{found}"
     )
+
+
+def stored_profile(path: Path) -> Path:
+    """Return where the tables of a profile lie: in the folder itself, or in that of a plan."""
+    used = path / USED_PROFILE
+    return used if (path / PLAN_NAME).is_file() and used.is_dir() else path
+
+
+def residual_beside(profile: Path, engine: str) -> Residual | None:
+    """Return what the trials of the plan that a profile lies in said of an engine; None: nothing.
+
+    Raises:
+        PlanUnreadableError: its `verified.json` is damaged.
+    """
+    if profile.parts[-2:] != USED_PROFILE.parts:
+        return None
+    verified = read_verified(profile.parent.parent)
+    if verified is None or verified.residual is None or verified.residual.engine != engine:
+        return None
+    return verified.residual
 
 
 def is_of_device(header: ProfileHeader, device: str) -> bool:

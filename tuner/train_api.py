@@ -26,7 +26,7 @@ from tuner.planner.progress import Told, Watch, unwatched
 from tuner.planner.search import Settings
 from tuner.planner.shapes import cases_for
 from tuner.planning_time import timed
-from tuner.profiles import profile_of
+from tuner.profiles import profile_of, residual_beside
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.files import LARGEST_FILE_BYTES
@@ -135,10 +135,13 @@ def plan_training(
             f"cluster.pools: {pool.name!r} has no profile; measure one with `moetune profile -o "
             "DIR` and name it in the spec or with --profile DIR"
         )
-    from tuner.verify_api import machine_of
+    from tuner.verify_api import machine_of, shipped_residual
 
     profile = read_profile(profile_path)
-    machine = machine_of(pool, profile)
+    engine = priced_program(spec.emit)
+    residual = residual_beside(profile_path, engine)
+    residual = residual or shipped_residual(engine, profile.header.machine)
+    machine = machine_of(pool, profile, residual=residual)
     settings = Settings(top=top, time_limit_s=time_limit_s, method=method, clock=clock)
     provenance = Provenance(
         moetune_version=version(),
@@ -147,6 +150,7 @@ def plan_training(
         profile_source={pool.name: _source(profile)},
         device_kind={pool.name: profile.header.machine.device_kind},
         extrapolated=(),
+        residual=residual,
         notes=reference_notes(spec, pool, profile, machine),
     )
     made = make_plan(spec, machine, settings=settings, provenance=provenance)
@@ -204,6 +208,12 @@ def _accelerators(spec: Spec, profiles: Sequence[Path]) -> dict[str, Path] | Non
             return None
         found[pool.name] = path
     return found
+
+
+def priced_program(targets: Sequence[str]) -> str:
+    """Return what a profile of the reference step prices: that step if named, or the first."""
+    found = programs(targets)
+    return REFERENCE if REFERENCE in found else found[0]
 
 
 def _runs_reference(spec: Spec, header: ProfileHeader) -> bool:

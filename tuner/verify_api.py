@@ -244,7 +244,7 @@ def around_plan(made: Plan, profile: Profile | None) -> Around:
     return Neighbourhood(
         plan=made,
         work=work_of(made),
-        machine=machine_of(made.cluster.pools[0], profile),
+        machine=machine_of(made.cluster.pools[0], profile, residual=made.provenance.residual),
         limits=made.search,
     )
 
@@ -331,6 +331,16 @@ def _other_machine(measured: MeasuredMachine) -> tuple[str, ...]:
     return (f"the profile describes another machine than this one: {'; '.join(found)}",)
 
 
+def shipped_residual(engine: str, measured: MeasuredMachine) -> Residual:
+    """Return what ships for an engine on a machine; factors of one and a wide band for others."""
+    return residual_for(
+        engine,
+        device=measured.device,
+        device_kind=measured.device_kind,
+        nodes=measured.nodes,
+    )
+
+
 def _cores_per_rank(measured: MeasuredMachine) -> float:
     """Cores of a host for each of its ranks where these took turns, otherwise 1."""
     if measured.device_kind != "cpu" or not measured.oversubscribed:
@@ -339,20 +349,21 @@ def _cores_per_rank(measured: MeasuredMachine) -> float:
     return min(1.0, measured.cores / ranks)
 
 
-def machine_of(pool: Pool, profile: Profile) -> Machine:
-    """Say what a plan may use of a pool that was measured by a profile."""
+def machine_of(pool: Pool, profile: Profile, *, residual: Residual | None = None) -> Machine:
+    """Say what a plan may use of a pool that was measured by a profile.
+
+    Args:
+        pool: of the spec.
+        profile: of the reference step's operations.
+        residual: of the engine that is launched; None: the one that ships for the reference step.
+    """
     measured = profile.header.machine
     memory_bytes = pool.memory_per_device or measured.memory_bytes_per_device
     return Machine(
         num_devices=pool.num_devices,
         memory_limit_bytes=int(memory_bytes * pool.usable_memory_ratio),
         table=KernelTable.from_profile(profile),
-        residual=residual_for(
-            REFERENCE,
-            device=measured.device,
-            device_kind=measured.device_kind,
-            nodes=measured.nodes,
-        ),
+        residual=residual or shipped_residual(REFERENCE, measured),
         ranks_per_node=pool.devices_per_node,
         cores_per_rank=_cores_per_rank(measured),
         measured_ranks=measured.world,

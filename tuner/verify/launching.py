@@ -103,14 +103,17 @@ def record_of(option: Option, proposal: Proposal, result: LaunchResult) -> Trial
         measured_peak_bytes=metrics.peak_bytes if metrics else None,
         measured_loads=report.loads[-1] if report and report.loads else (),
         wall_s=result.wall_s,
-        engine=engine_of(option.plan),
+        # Only the reference step reports; other programs print.
+        engine=engine_of(option.plan) if report is None else REFERENCE,
         release=report.libraries.get("torch", "") if report else "",
         device=report.device if report else "",
     )
 
 
 def engine_of(plan: Plan) -> str:
-    """Name the engine that a plan's trials run: the reference step where it was measured."""
+    """Name the engine that a plan prices."""
+    if plan.provenance.residual is not None:
+        return plan.provenance.residual.engine
     return REFERENCE if plan.provenance.device_kind else programs(plan.emit)[0]
 
 

@@ -86,7 +86,7 @@ def fitted_residual(trials: Sequence[TrialRecord], *, prior: Residual) -> Residu
     if band_ratio > MOST_BAND:
         return None
     return Residual(
-        engine=prior.engine,
+        engine=ran[0].engine,
         release=ran[0].release,
         device_kind=prior.device_kind,
         computation=prior.computation * computation,
