@@ -43,6 +43,7 @@ from tuner.launch.shape import launch_shape
 from tuner.spec.capabilities import programs
 from tuner.spec.routing import RoutingRecord
 from tuner.verify.adapters.reading import Adapter, Job
+from tuner.verify.build_locks import abandoned_locks
 from tuner.verify.forced_routing import forced_routing
 from tuner.verify.launcher import (
     LOG_NAME,
@@ -238,7 +239,12 @@ class CommandLauncher:
         reader.read_on(to_end=True)
         tail = log_tail(launch.folder / LOG_NAME)
         if ran.exit_code is None and not ran.stopped:
-            return timed_out(deadline_s, wall_s=ran.wall_s, steps=len(metrics().steps_s))
+            return timed_out(
+                deadline_s,
+                wall_s=ran.wall_s,
+                steps=len(metrics().steps_s),
+                waits_for=abandoned_locks(start.environment),
+            )
         if ran.exit_code:
             return start.explained(failure(ran.exit_code, tail=tail, wall_s=ran.wall_s), tail=tail)
         found = metrics()

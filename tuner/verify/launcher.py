@@ -36,6 +36,7 @@ from profilers.steps.config import StepConfig, StepReport
 from tuner.errors import EnvironmentMissingError
 from tuner.launch.step_config import step_config
 from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.verify.build_locks import release_builds
 from tuner.verify.ending import GRACE_S, ended_at_last, start_marked
 from tuner.verify.progress import PROGRESS_NAME, steps_so_far
 from tuner.verify.records import MAX_RECORD_BYTES, TrialStatus
@@ -297,7 +298,7 @@ def run_command(
     mark = str(folder.resolve())
     process: subprocess.Popen[bytes] | None = None
     exit_code, stopped = None, ""
-    start_s = time.monotonic()
+    start_s, since_s = time.monotonic(), time.time()
     with (folder / LOG_NAME).open("wb") as log:
         try:
             with ended_at_last(mark):
@@ -314,19 +315,28 @@ def run_command(
         finally:
             if process is not None:
                 process.wait()
+            release_builds(environment, since_s=since_s)
     return Ran(exit_code=exit_code, stopped=stopped, wall_s=time.monotonic() - start_s)
 
 
-def timed_out(deadline_s: float, *, wall_s: float, steps: int) -> LaunchResult:
+def timed_out(
+    deadline_s: float, *, wall_s: float, steps: int, waits_for: Sequence[Path] = ()
+) -> LaunchResult:
     """Return the result of a trial that was ended at its deadline.
 
     Args:
         deadline_s: after which it was ended.
         wall_s: that it took.
         steps: timed ones that it told until then.
+        waits_for: locks of builds that nobody holds (tuner/verify/build_locks.py).
     """
     told = f", {steps} timed steps" if steps else ""
     reason = f"{NO_REPORT} {deadline_s:.0f} s{told}; the trial was ended"
+    if waits_for:
+        reason += (
+            f"; it may have waited for {waits_for[0]}, which a build that was killed has left:"
+            " remove it"
+        )
     return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
 
 

@@ -25,6 +25,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from tuner.errors import EnvironmentMissingError, SpecError
+from tuner.verify.build_locks import release_builds
 from tuner.verify.ending import end_marked, start_marked
 from tuner.verify.launcher import LOG_NAME, UNBUFFERED, log_tail
 
@@ -87,7 +88,7 @@ def serving(
         EnvironmentMissingError: the command's program does not exist.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    mark = str(folder.resolve())
+    mark, since_s = str(folder.resolve()), time.time()
     process: subprocess.Popen[bytes] | None = None
     try:
         with (folder / LOG_NAME).open("wb") as log:
@@ -113,6 +114,7 @@ def serving(
             end_marked(mark)
             if process is not None:
                 process.wait()
+            release_builds(environment, since_s=since_s)
 
 
 def await_answers(
