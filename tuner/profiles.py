@@ -59,18 +59,18 @@ def stored_profile(path: Path) -> Path:
     return used if (path / PLAN_NAME).is_file() and used.is_dir() else path
 
 
-def residual_beside(profile: Path, engine: str) -> Residual | None:
-    """Return what the trials of the plan that a profile lies in said of an engine; None: nothing.
+def kept_residual(pool: Pool, profiles: Sequence[Path], engine: str) -> Residual | None:
+    """Return what trials said of an engine, where the folder of their plan stands for a profile.
 
     Raises:
         PlanUnreadableError: its `verified.json` is damaged.
     """
-    if profile.parts[-2:] != USED_PROFILE.parts:
-        return None
-    verified = read_verified(profile.parent.parent)
-    if verified is None or verified.residual is None or verified.residual.engine != engine:
-        return None
-    return verified.residual
+    for folder in profiles or filter(None, (pool.profile,)):
+        verified = None if stored_profile(folder) == folder else read_verified(folder)
+        found = None if verified is None else verified.residual
+        if found is not None and found.engine == engine:
+            return found
+    return None
 
 
 def is_of_device(header: ProfileHeader, device: str) -> bool:

@@ -51,9 +51,6 @@ def prepared_launch(
         SpecError: it is not said where the deployment answers.
     """
     verified = VerifiedServing(plan=plan, decision=decision, predicted=predicted, waived=TRIAL)
-    if len(decision.islands) < 2:
-        verified = of_pools_used(verified)
-    plan = verified.plan
     if len(decision.islands) > 1 and not reached.url:
         named = ", ".join(f"launch/{one.name}" for one in decision.islands)
         raise SpecError(
@@ -63,7 +60,9 @@ def prepared_launch(
     url, addresses = _addresses(verified, reached)
     traffic, requests = offered(verified), num_requests(verified)
     folder = scratch / f"{number:04d}"
-    started_by = LOCAL if LOCAL in plan.emit else plan.goal.engine.name
+    # The emitter writes the scripts of the engine that the pools used have.
+    own = of_pools_used(verified).plan if len(decision.islands) < 2 else plan
+    started_by = LOCAL if LOCAL in own.emit else own.goal.engine.name
     ranks = sum(group.count * group.attention_dp for group in decision.instances)
     values = {
         "launch": str((folder / "launch" / started_by).resolve()),

@@ -16,6 +16,7 @@ from profilers.imports.link_matrix import link_matrix_csv
 from profilers.records import Case, Profile, ProfileHeader
 from profilers.store import holds_profile, read_header, read_profile
 from solvers.registry import LAYOUT
+from tuner.costs.residuals import Residual
 from tuner.errors import SpecError
 from tuner.paths import AnyPath, paths_of
 from tuner.plan import Plan, Provenance
@@ -26,7 +27,7 @@ from tuner.planner.progress import Told, Watch, unwatched
 from tuner.planner.search import Settings
 from tuner.planner.shapes import cases_for
 from tuner.planning_time import timed
-from tuner.profiles import profile_of, residual_beside
+from tuner.profiles import kept_residual, profile_of
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.files import LARGEST_FILE_BYTES
@@ -78,6 +79,7 @@ def plan_training(
     calibrated: bool = True,
     with_unlaunchable: bool = True,
     processes: int = 1,
+    residual: Residual | None = None,
     clock: Callable[[], float] = time.perf_counter,
     watch: Watch = unwatched,
 ) -> Planned:
@@ -99,6 +101,8 @@ def plan_training(
             up to half of the time on the analytic model; nothing else of the plan depends on it.
         processes: that may work at a time where the analytic model plans one pool; beyond 1, this
             one is forked, which a program with threads of its own may not want.
+        residual: of the engine on a profile of the reference step; None: what the trials of a
+            plan said whose folder is among the profiles, else what ships.
         clock: for the time limit and the reported solve time.
         watch: told about every stage of a search on the analytic model.
 
@@ -139,8 +143,11 @@ def plan_training(
 
     profile = read_profile(profile_path)
     engine = priced_program(spec.emit)
-    residual = residual_beside(profile_path, engine)
-    residual = residual or shipped_residual(engine, profile.header.machine)
+    residual = (
+        residual
+        or kept_residual(pool, profiles, engine)
+        or shipped_residual(engine, profile.header.machine)
+    )
     machine = machine_of(pool, profile, residual=residual)
     settings = Settings(top=top, time_limit_s=time_limit_s, method=method, clock=clock)
     provenance = Provenance(

@@ -264,7 +264,7 @@ def _launched(
         runs=result.runs,
         ready_s=result.ready_s,
         wall_s=result.wall_s,
-        engine=launch.plan.goal.engine.name,
+        engine=launch.plan.goal.engine_on(launch.decision.instances[0].pool).name,
         client=by.client.name,
     )
 

@@ -1,18 +1,15 @@
-"""DeepSpeed itself on this CPU against its predictions; run as
+"""DeepSpeed itself on a CPU against its predictions; run as
 
-    python tests/benchmarks/deepspeed_layouts.py RECORDS.json [--launch PROFILE] [--repeats 5]
+    python tests/benchmarks/deepspeed_layouts.py [FOLDER] [--launch] [--repeats 5]
 
-Layouts are ZeRO 1 to 3 on one and two ranks, two micro-batch sizes, and AutoEP (`LAYOUTS`). With
-`--launch` each is planned on PROFILE and launched with `examples/engines/deepspeed`, one after
-the other, as often as asked: repeats of one layout are as far apart as can be. Records are added to
-RECORDS.json. Then, and without `--launch` only then, the figures are worked out:
+FOLDER, by default examples/profiles/epyc-deepspeed, holds `profile/` of the machine and
+`steps.json`, the measured step of every launch. With `--launch` every layout (`LAYOUTS`) is planned
+on the profile and launched with examples/engines/deepspeed, all of them once before any again, so
+that repeats are far apart; the machine must be quiet. Printed are then, else at once:
 
     error     of each layout, predicted by the profile and a residual fitted to the other layouts
-    spread    of the repeats of a layout, largest over smallest less 1; medians of both
-    order     pairs of layouts whose repeats differ by more than their spread, and how many of them
-              are predicted in the right order
-
-The machine must be quiet for the launches.
+    spread    of the repeats of a layout: largest over smallest step less 1
+    order     of the pairs whose repeats do not overlap, how many are predicted in the right order
 """
 
 import argparse
@@ -24,11 +21,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tuner import api
+from tuner.plan import Plan
 from tuner.verify.recalibration import corrected_step_s, factors
 from tuner.verify.records import TrialRecord, read_trials
 from tuner.verify.verification import Effort, Watcher
@@ -37,6 +35,7 @@ from tuner.verify_api import command_trials
 CHECKOUT = Path(__file__).parents[2]
 EXAMPLE = CHECKOUT / "examples" / "engines" / "deepspeed"
 MODEL = CHECKOUT / "examples" / "models" / "tiny-moe" / "config.json"
+STORED = CHECKOUT / "examples" / "profiles" / "epyc-deepspeed"
 SEQUENCE = 256
 LAYOUTS: Mapping[str, tuple[int, str]] = {
     "1 rank, ZeRO 1": (1, "zero_stage: [1], micro_batch_size: [4]"),
@@ -97,124 +96,127 @@ def launched(layout: str, profile: Path, folder: Path) -> TrialRecord:
     return record
 
 
-def launches(profile: Path, *, repeats: int) -> Iterator[dict[str, Any]]:
+def launches(profile: Path, *, repeats: int) -> Iterator[tuple[str, TrialRecord]]:
     """Launch every layout, all of them once before any again."""
     os.environ["PATH"] = f"{CHECKOUT / '.venv-deepspeed' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     os.environ |= {"DS_ACCELERATOR": "cpu", "TRAIN": str(EXAMPLE / "train.py")}
     with tempfile.TemporaryDirectory(prefix="moetune-layouts-") as scratch:
         for number, layout in itertools.product(range(repeats), LAYOUTS):
-            folder = Path(scratch) / f"{number} {layout}"
-            record = launched(layout, profile, folder)
-            yield {"layout": layout, "record": json.loads(record.model_dump_json())}
+            yield layout, launched(layout, profile, Path(scratch) / f"{number} {layout}")
 
 
-def medians(records: Sequence[Mapping[str, Any]]) -> dict[str, TrialRecord]:
-    """Return a record of each layout with the median of its repeats as the measured step."""
-    found: dict[str, TrialRecord] = {}
-    for layout in dict.fromkeys(one["layout"] for one in records):
-        own = repeats_of(records, layout)
-        if own:
-            middle = statistics.median(one.measured_step_s or 0.0 for one in own)
-            found[layout] = own[-1].model_copy(update={"measured_step_s": middle})
+def predicted(profile: Path) -> dict[str, TrialRecord]:
+    """Return a trial of every layout with what the profile alone predicts of it."""
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="moetune-layouts-") as scratch:
+        for number, layout in enumerate(LAYOUTS):
+            spec = Path(scratch) / "spec.yaml"
+            spec.write_text(spec_of(layout, profile), encoding="utf-8")
+            made = api.plan(spec).plan
+            assert isinstance(made, Plan)
+            assert made.decision is not None
+            assert made.predicted is not None
+            found[layout] = TrialRecord(
+                number=number,
+                origin="plan",
+                decision=made.decision,
+                status="ok",
+                predicted_step_s=made.predicted.step_time_s,
+                predicted_communication_s=made.predicted.communication_s,
+                predicted_activation_bytes=(),
+                measured_steps_s=(),
+                measured_step_s=None,
+                measured_activation_bytes=(),
+                wall_s=0.0,
+                engine="deepspeed",
+                release="",
+                device="",
+            )
     return found
 
 
-def repeats_of(records: Sequence[Mapping[str, Any]], layout: str) -> list[TrialRecord]:
-    """Return what ran of a layout."""
-    all_of = (TrialRecord.model_validate(one["record"]) for one in records)
-    own = (one for one, kept in zip(all_of, records, strict=True) if kept["layout"] == layout)
-    return [one for one in own if one.status == "ok" and one.measured_step_s]
-
-
-def spread_of(repeats: Sequence[TrialRecord]) -> float:
-    """Return the largest step of repeats over the smallest, less 1."""
-    steps_s = [one.measured_step_s or 0.0 for one in repeats]
-    return max(steps_s) / min(steps_s) - 1.0
-
-
-def figures(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def figures(folder: Path) -> dict[str, Any]:
     """Work out errors from the other layouts, spreads and orders."""
-    middle = medians(records)
-    predicted = {
-        layout: corrected_step_s(
-            record, factors([other for name, other in middle.items() if name != layout])
-        )
-        for layout, record in middle.items()
+    steps_s: dict[str, list[float]] = json.loads((folder / "steps.json").read_text())
+    measured = {layout: statistics.median(of) for layout, of in steps_s.items()}
+    plain = {
+        layout: record.model_copy(update={"measured_step_s": measured[layout]})
+        for layout, record in predicted(folder / "profile").items()
     }
-    measured = {layout: record.measured_step_s or 0.0 for layout, record in middle.items()}
-    spread = {layout: spread_of(repeats_of(records, layout)) for layout in middle}
+    from_others = {
+        layout: corrected_step_s(
+            record, factors([other for name, other in plain.items() if name != layout])
+        )
+        for layout, record in plain.items()
+    }
+    spread = {layout: max(of) / min(of) - 1.0 for layout, of in steps_s.items()}
     pairs = [
         (one, other)
-        for one, other in itertools.combinations(middle, 2)
-        if _are_apart(repeats_of(records, one), repeats_of(records, other))
+        for one, other in itertools.combinations(plain, 2)
+        if max(steps_s[one]) < min(steps_s[other]) or max(steps_s[other]) < min(steps_s[one])
     ]
-    right = [
-        (predicted[one] < predicted[other]) == (measured[one] < measured[other])
+    wrong = [
+        (one, other)
         for one, other in pairs
+        if (from_others[one] < from_others[other]) != (measured[one] < measured[other])
     ]
-    error = {name: abs(predicted[name] / measured[name] - 1.0) for name in middle}
+    error = {name: abs(from_others[name] / measured[name] - 1.0) for name in plain}
     return {
         "rows": [
             {
                 "layout": name,
-                "repeats": len(repeats_of(records, name)),
+                "repeats": len(steps_s[name]),
                 "measured_s": measured[name],
-                "plain_s": middle[name].predicted_step_s,
-                "predicted_s": predicted[name],
+                "plain_s": plain[name].predicted_step_s,
+                "predicted_s": from_others[name],
                 "error": error[name],
                 "spread": spread[name],
             }
-            for name in middle
+            for name in plain
         ],
+        "factors": factors(list(plain.values())),
         "median_error": statistics.median(error.values()),
         "median_spread": statistics.median(spread.values()),
         "pairs": len(pairs),
-        "right": sum(right),
-        "failed": [
-            f"{one['layout']}: {one['record']['reason']}"
-            for one in records
-            if one["record"]["status"] != "ok"
-        ],
+        "wrong": wrong,
     }
-
-
-def _are_apart(one: Sequence[TrialRecord], other: Sequence[TrialRecord]) -> bool:
-    """Whether every repeat of one layout is faster than every repeat of another."""
-    own, others = ([each.measured_step_s or 0.0 for each in each_of] for each_of in (one, other))
-    return max(own) < min(others) or max(others) < min(own)
 
 
 def main() -> int:
     """Launch where that is asked, then print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("records", type=Path)
-    parser.add_argument("--launch", type=Path, metavar="PROFILE", help="of this machine")
+    parser.add_argument("folder", type=Path, nargs="?", default=STORED)
+    parser.add_argument("--launch", action="store_true")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    records = json.loads(options.records.read_text()) if options.records.exists() else []
-    if options.launch is not None:
+    folder = options.folder.resolve()
+    if options.launch:
         setup = 'source "$1/examples/setup.sh"; source "$1/examples/engines/deepspeed/setup.sh"'
         subprocess.run(
             ["bash", "-c", f"set -e; {setup}; setup_deepspeed", "_", str(CHECKOUT)], check=True
         )
-        for one in launches(options.launch.resolve(), repeats=options.repeats):
-            records.append(one)
-            options.records.write_text(json.dumps(records, indent=1) + "\n")
-            took = one["record"]["measured_step_s"] or 0.0
-            sys.stdout.write(f"{one['layout']}: {one['record']['status']}, {took:.3f} s\n")
+        steps_s: dict[str, list[float]] = {layout: [] for layout in LAYOUTS}
+        for layout, record in launches(folder / "profile", repeats=options.repeats):
+            if record.status != "ok" or not record.measured_step_s:
+                raise SystemExit(f"{layout}: {record.status}: {record.reason}")
+            steps_s[layout].append(record.measured_step_s)
+            (folder / "steps.json").write_text(json.dumps(steps_s, indent=1) + "\n")
+            sys.stdout.write(f"{layout}: {record.measured_step_s:.3f} s\n")
             sys.stdout.flush()
-    found = figures(records)
+    found = figures(folder)
     for row in found["rows"]:
         sys.stdout.write(
-            f"{row['layout']:<24} {row['repeats']} x {row['measured_s']:.3f} s, profile"
+            f"{row['layout']:<30} {row['repeats']} x {row['measured_s']:.3f} s, profile"
             f" {row['plain_s']:.3f} s, from the others {row['predicted_s']:.3f} s,"
             f" error {row['error']:.1%}, spread {row['spread']:.1%}\n"
         )
+    computation, communication = found["factors"]
     sys.stdout.write(
+        f"factors of all: computation {computation:.2f}, communication {communication:.2f}\n"
         f"median error {found['median_error']:.1%}, median spread {found['median_spread']:.1%};"
-        f" {found['right']} of {found['pairs']} pairs that differ are ordered right\n"
+        f" {found['pairs'] - len(found['wrong'])} of {found['pairs']} pairs are ordered right\n"
     )
-    sys.stdout.writelines(f"failed: {line}\n" for line in found["failed"])
+    sys.stdout.writelines(f"wrong: {one} against {other}\n" for one, other in found["wrong"])
     return 0
 
 

@@ -393,8 +393,12 @@ def _other_values(rng: random.Random, column: Any) -> Any:
 def _spoil_text(rng: random.Random, file: Path) -> str:
     lines = file.read_text(encoding="utf-8").splitlines() or [""]
     at = rng.randrange(len(lines))
-    way = rng.choice(("numbers", "numbers", "text", "twice", "drop", "swap", "many"))
-    if way == "numbers":
+    way = rng.choice(("numbers", "numbers", "text", "twice", "drop", "swap", "many", "space"))
+    if way == "space":
+        start = rng.randrange(len(lines[at]) + 1)
+        run = rng.choice(" \t\n") * rng.choice((70, 150_000))
+        lines[at] = lines[at][:start] + run + lines[at][start:]
+    elif way == "numbers":
         lines[at] = _numbers_replaced(rng, lines[at])
     elif way == "text":
         lines[at] = text_argument(rng, lines[at])

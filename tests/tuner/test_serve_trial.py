@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from tuner.emit.serving.pods import POOL_LABEL
 from tuner.emit.serving.testing import (
     AFD_ENGINE,
     aggregated,
@@ -11,7 +12,7 @@ from tuner.emit.serving.testing import (
     sample_serving,
 )
 from tuner.serve_plan import ServeDecision
-from tuner.serve_trial import Reached, prepared_launch
+from tuner.serve_trial import Reached, prepared_launch, write_launch_files
 from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
@@ -46,13 +47,20 @@ def test_a_deployment_on_a_pool_with_its_own_engine_is_launched_as_that_engines(
         read_model(MODELS / "mixtral-8x7b"),
         islands(pools=("h100", "h200")),
         engine="vllm",
-        emit=("vllm",),
+        emit=("vllm", "kubernetes"),
         devices={"h100": "h100-sxm", "h200": "h200-sxm"},
         goal={"engines": {"h200": {"name": "sglang"}}},
     )
-    for pool, engine in (("h100", "vllm"), ("h200", "sglang")):
+    for number, (pool, engine) in enumerate((("h100", "vllm"), ("h200", "sglang"))):
         reached = Reached(url="http://127.0.0.1:8000")
         decision = aggregated(pool=pool)
-        launch = prepared_launch(verified.plan, decision, verified.predicted, 0, tmp_path, reached)
-        assert launch.plan.goal.engine.name == engine
+        launch = prepared_launch(
+            verified.plan, decision, verified.predicted, number, tmp_path, reached
+        )
         assert Path(launch.values["launch"]).name == engine
+        launch.folder.mkdir()
+        write_launch_files(launch, None)
+        assert (launch.folder / "launch" / engine / "aggregated.sh").is_file()
+        # Trials do not take the machines of the other pool.
+        deployment = (launch.folder / "launch" / "kubernetes" / "deployment.yaml").read_text()
+        assert f"{POOL_LABEL}: {pool}" in deployment

@@ -6,13 +6,16 @@ and head are units too. Per unit of P parameters on this rank, G ranks summing i
     every step          parameters fp32 -> compute type; AdamW on P / (G if sharded else 1)
     zero_stage 0        all-reduce 4 P once a step
     zero_stage 1        reduce-scatter 4 P and all-gather e P once a step (e: compute bytes)
+    zero_stage 2        all-gather e P once a step, reduce-scatter 4 P every micro-batch
     zero_stage 3        all-gather e P twice, reduce-scatter 4 P, every micro-batch
     every gather        copies e P out of the collective's buffer
     every reduction     copies 4 P into the collective's buffer
-    every micro-batch   zero_stage 0 and 1: gradients -> fp32 and added up
+    every micro-batch   zero_stage 0 and 1: gradients -> fp32 and added up; 2: those that it owns
 
 No overlap is assumed: gloo's collectives block, and what a GPU hides is part of the residual.
-Source: torch.distributed.fsdp.fully_shard as profilers/steps uses it.
+Sources: torch.distributed.fsdp.fully_shard as profilers/steps uses it; for zero_stage 2 DeepSpeed
+0.19.8, runtime/zero/stage_1_and_2.py: every backward reduces the gradients of stage 2, the last one
+those of stage 1.
 """
 
 from dataclasses import dataclass
@@ -103,8 +106,9 @@ def update_time(
         if degrees.zero_stage == 3:
             every += [gather, gather, reduce]
         else:
-            once += [gather, reduce]
-            every.append({Part.DATA_COMMUNICATION: _accumulate_s(unit, work, table)})
+            once.append(gather)
+            (every if degrees.zero_stage == 2 else once).append(reduce)
+            every.append({Part.DATA_COMMUNICATION: _accumulate_s(unit, work, degrees, table)})
         once.append({Part.OPTIMIZER: _optimizer_s(unit.sharded(degrees), table)})
     return UpdateTime(once_s=added(once), every_microbatch_s=added(every))
 
@@ -116,7 +120,7 @@ def update_cases(units: tuple[Unit, ...], work: Workload, degrees: Degrees) -> t
         cases += [_optimizer_case(unit.sharded(degrees)), *_gather_cases(unit, work, degrees)]
         cases += _reduce_cases(unit, degrees)
         if degrees.zero_stage != 3:
-            cases += _accumulate_cases(unit, work)
+            cases += _accumulate_cases(unit, work, degrees)
     return tuple(cases)
 
 
@@ -149,8 +153,8 @@ def _reducing(unit: Unit, degrees: Degrees, table: KernelTable) -> PartSeconds:
     return {Part.DATA_COMMUNICATION: seconds}
 
 
-def _accumulate_s(unit: Unit, work: Workload, table: KernelTable) -> float:
-    return sum(table.seconds(case) for case in _accumulate_cases(unit, work))
+def _accumulate_s(unit: Unit, work: Workload, degrees: Degrees, table: KernelTable) -> float:
+    return sum(table.seconds(case) for case in _accumulate_cases(unit, work, degrees))
 
 
 def _gather_cases(unit: Unit, work: Workload, degrees: Degrees) -> list[Case]:
@@ -177,8 +181,9 @@ def _reduce_cases(unit: Unit, degrees: Degrees) -> list[Case]:
     ]
 
 
-def _accumulate_cases(unit: Unit, work: Workload) -> list[Case]:
-    return [_parameter_case("accumulate", unit.parameters, dtype=work.precision)]
+def _accumulate_cases(unit: Unit, work: Workload, degrees: Degrees) -> list[Case]:
+    added_up = unit.sharded(degrees) if degrees.zero_stage == 2 else unit.parameters
+    return [_parameter_case("accumulate", added_up, dtype=work.precision)]
 
 
 def _unit_collective(kind: str, unit: Unit, degrees: Degrees, *, num_bytes: int) -> Case:

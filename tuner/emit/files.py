@@ -18,13 +18,19 @@ OWN_FOLDER: Final = (
 
 JOB_NAME: Final = "job.sbatch"
 JOB_FOLDER: Final = f"""\
-# Slurm runs a copy of this file, and knows where it was.
 own_folder() {{
-  scontrol show job "$SLURM_JOB_ID" \\
-    | sed -n 's|^ *Command=\\(/.*\\)/{JOB_NAME.replace(".", "[.]")}.*|\\1|p' | head -n 1 || true
+  # Slurm runs a copy of this file, and knows where it was.
+  local line=
+  read -r line < <(scontrol show job "$SLURM_JOB_ID" | sed -n 's|^ *Command=/|/|p') || true
+  if [[ "$line" == */{JOB_NAME}* ]]; then
+    printf '%s' "${{line%%/{JOB_NAME}*}}"
+  elif [[ "${{BASH_SOURCE[0]}}" == */{JOB_NAME} ]]; then
+    dirname -- "${{BASH_SOURCE[0]}}"
+  else
+    printf '%s' "$PWD"
+  fi
 }}
 JOB="$(own_folder)"
-JOB="${{JOB:-$PWD}}"
 """
 """Bash that names the folder of a batch script, wherever it was submitted from."""
 

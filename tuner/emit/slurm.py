@@ -57,7 +57,7 @@ def _body(shape: LaunchShape, *, program: str) -> str:
 set -euo pipefail
 {JOB_FOLDER}PROGRAM="$JOB/../{program}/run.sh"
 if [[ ! -f "$PROGRAM" ]]; then
-  echo "$PROGRAM is missing: submit {JOB_NAME} in the folder it was written to" >&2
+  echo "$PROGRAM is missing; {JOB_NAME} belongs beside its folder, under this name" >&2
   exit 2
 fi
 {_hostfile(shape)}

@@ -211,6 +211,17 @@ import torch
 from torchtitan.distributed.activation_checkpoint import FullAC
 
 
+def module_named(name):
+    # As --module names one: a model of torchtitan's, or the user's own module.
+    for place in (f"torchtitan.models.{name}.config_registry", f"{name}.config_registry", name):
+        try:
+            return import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+                raise
+    sys.exit(f"MODULE: no module is named {name}")
+
+
 def plan():
     if not hasattr(torch.distributed, "set_timeout"):
         sys.exit(
@@ -223,10 +234,13 @@ def plan():
     if os.environ.get("ATTENTION"):
         backends["attn_backend"] = os.environ["ATTENTION"]
     if os.environ.get("MODULE"):
-        build = getattr(import_module(os.environ["MODULE"]), os.environ["CONFIG"])
-        taken = backends.keys() & inspect.signature(build).parameters.keys()
+        build = getattr(module_named(os.environ["MODULE"]), os.environ["CONFIG"])
+        arguments = inspect.signature(build).parameters
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in arguments.values())
+        taken = {name for name in backends if takes_all or name in arguments}
         for name in sorted(backends.keys() - taken):
-            print(f"CONFIG takes no {name}; the plan has {backends[name]}", file=sys.stderr)
+            if os.environ.get("RANK", "0") == "0":
+                print(f"CONFIG takes no {name}; the plan has {backends[name]}", file=sys.stderr)
         config = build(**{name: backends[name] for name in taken})
     else:
         package = f"torchtitan.models.{model['module']}"

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 from tuner.errors import SpecError
 from tuner.estimate.environment import read_variables
 from tuner.estimate.launch import LaunchSettings
-from tuner.estimate.readers.torchtitan_command import is_torchtitans
+from tuner.estimate.readers.shell_words import shell_text
+from tuner.estimate.readers.torchtitan_command import is_training_command
 from tuner.estimate.started import LONGEST_BYTES, Started, started
 from tuner.spec.files import read_small_text, shown_path, shown_value
 
@@ -70,7 +71,7 @@ def read_launch(launch: str, *, format_name: str | None = None) -> LaunchSetting
     if is_pasted:
         if len(launch) > LONGEST_BYTES:
             raise SpecError(f"the command: longer than {LONGEST_BYTES} characters")
-        if format_name is None and is_torchtitans(launch):
+        if format_name is None and _is_torchtitans(launch):
             chosen = _chosen("torchtitan", "")
         return _settings(chosen, launch, source="the command")
     text = read_small_text(path, what="launch", most_bytes=LONGEST_BYTES)
@@ -78,6 +79,14 @@ def read_launch(launch: str, *, format_name: str | None = None) -> LaunchSetting
     if found is None or format_name not in (None, found.format_name):
         return _settings(chosen, text, source=shown_path(path))
     return _started_settings(found)
+
+
+def _is_torchtitans(text: str) -> bool:
+    try:
+        commands = shell_text(text, source="the command").commands
+    except SpecError:
+        return False
+    return any(is_training_command(command.words) for command in commands)
 
 
 def _started_settings(found: Started) -> LaunchSettings:
@@ -95,7 +104,8 @@ def _started_settings(found: Started) -> LaunchSettings:
         }
         read = read.model_copy(update=devices)
     variables = read_variables({**found.environment, **read.environment})
-    return read.model_copy(update={"environment": variables})
+    notes = (*read.notes, *found.notes)
+    return read.model_copy(update={"environment": variables, "notes": notes})
 
 
 def read_text(text: str, *, format_name: str, source: str) -> LaunchSettings:

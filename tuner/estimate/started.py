@@ -11,14 +11,14 @@ Only files below the folder above the script's are opened, so that a script cann
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import launched_devices
 from tuner.estimate.readers.shell_words import Command, ShellText, shell_text
-from tuner.estimate.readers.torchtitan_command import is_training_command
+from tuner.estimate.readers.torchtitan_command import is_training_command, notes_of
 from tuner.spec.files import read_small_text, shown_path
 
 LONGEST_BYTES: Final = 200_000
@@ -26,8 +26,8 @@ LONGEST_BYTES: Final = 200_000
 _DEEPEST: Final = 4
 """Scripts that start scripts."""
 _SCRIPTS: Final = (".sh", ".bash", ".sbatch", ".slurm")
-_UNSET: Final = re.compile(r"^(?:\$\w+|\$\{[^{}]*\}|\$\([^()]*\))/")
-"""What nothing here can work out, before the rest of a path: a script's own folder."""
+_OWN_FOLDER: Final = re.compile(r"^(?:\$PWD|\$\{PWD\}|\$\(own_folder\))/")
+"""Before the rest of a path: the folder of the script (tuner/emit/files.py)."""
 _BESIDE: Final = re.compile(r"with_name\(\s*[\"']([\w.-]{1,80})[\"']\s*\)")
 """How a Python program names the file of settings beside it."""
 _CONFIG_FLAGS: Final[Mapping[str, str]] = {
@@ -55,6 +55,7 @@ class Started:
     """What the scripts on the way export."""
     nodes: int | None = None
     devices_per_node: int | None = None
+    notes: tuple[str, ...] = ()
 
     def beside(self, name: str) -> str | None:
         """Return the text of a file that the settings name."""
@@ -93,7 +94,7 @@ def _of_script(
         inner = _text(folder, script) if script and depth < _DEEPEST else None
         if script and inner is not None:
             return _of_script(folder / script, inner, environment=exported, depth=depth + 1)
-        found = _of_command(path, command)
+        found = _of_command(path, command, shell)
         if found is not None:
             return _launched(found, shell, command, exported)
     # The script at the end of the way holds its settings itself.
@@ -110,15 +111,15 @@ def _next_script(command: Command) -> str | None:
     """Return the script that a command hands to a shell."""
     for shell, script in zip(command.words, command.words[1:], strict=False):
         if shell in ("bash", "sh", "source", ".") and Path(script).suffix in _SCRIPTS:
-            return _UNSET.sub("", script)
+            return _OWN_FOLDER.sub("", script)
     return None
 
 
-def _of_command(path: Path, command: Command) -> Started | None:
+def _of_command(path: Path, command: Command, shell: ShellText) -> Started | None:
     folder = path.parent
     for name, value in _flags(command):
         if name in _CONFIG_FLAGS:
-            file = _UNSET.sub("", value)
+            file = _OWN_FOLDER.sub("", value)
             text = _text(folder, file)
             if text is not None:
                 return _settings(_CONFIG_FLAGS[name], folder, file, text)
@@ -126,7 +127,9 @@ def _of_command(path: Path, command: Command) -> Started | None:
         if program is not None:
             return _of_program(folder, program)
     if is_training_command(command.words):
-        return _settings("torchtitan", folder, path.name, shlex.join(command.words))
+        words = shlex.join(command.words)
+        settings = _settings("torchtitan", folder, path.name, words)
+        return replace(settings, notes=notes_of(shell, command))
     for word in command.words:
         program = _text(folder, word) if word.endswith(".py") and "$" not in word else None
         found = None if program is None else _of_program(folder, program)
@@ -167,16 +170,7 @@ def _launched(
     found: Started, shell: ShellText, command: Command, environment: Mapping[str, str]
 ) -> Started:
     nodes, per_node = launched_devices(command.words, shell.scheduler)
-    return Started(
-        format_name=found.format_name,
-        text=found.text,
-        source=found.source,
-        folder=found.folder,
-        program=found.program,
-        environment=environment,
-        nodes=nodes,
-        devices_per_node=per_node,
-    )
+    return replace(found, environment=environment, nodes=nodes, devices_per_node=per_node)
 
 
 def _text(folder: Path, name: str) -> str | None:

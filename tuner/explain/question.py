@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from profilers.files import read_bounded
+from tuner.costs.residuals import Residual
 from tuner.errors import PlanUnreadableError
 from tuner.paths import AnyPath, plan_folder
 from tuner.place_folder import read_place_plan
@@ -43,6 +44,8 @@ class Question:
     """As it was planned on; None where a placement names none."""
     is_reference: bool = False
     """Priced on a profile of the reference step, which has no datasheet's links."""
+    residual: Residual | None = None
+    """By which its predictions were corrected."""
     memory_bytes: Mapping[str, int]
     """Of one device, by pool, where the spec does not say and a profile does."""
 
@@ -106,6 +109,7 @@ def _training(plan: Plan, keys: dict[str, Any], used: Path) -> Question:
         keys=keys,
         cluster=plan.cluster,
         is_reference=bool(plan.provenance.device_kind),
+        residual=plan.provenance.residual,
         memory_bytes=_measured_memory(keys) if plan.provenance.device_kind else {},
     )
 

@@ -187,6 +187,7 @@ def _planned(
                 time_limit_s=time_limit_s,
                 calibrated=calibrated,
                 with_unlaunchable=False,  # of a plan nobody launches
+                residual=question.residual,
             ).plan
         except TunerError as error:
             shown = str(error).replace(f"{shown_path(path)}: ", "").replace(f"{path}: ", "")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from tuner.errors import OutputError
+from tuner.verify.build_locks import release_builds
 from tuner.verify.ending import end_marked, interrupted_once
 
 MOST_PATH_BYTES: Final = 4096
@@ -71,7 +72,9 @@ def end_left(trials: Path) -> int:
             scratch = Path(os.fsdecode(stream.read(MOST_PATH_BYTES)))
             # Its folders may be gone by now; a damaged file names nobody's.
             is_named = scratch.is_absolute() and file.name == f"{_prefix()}{scratch.name}"
+            began_s = os.fstat(stream.fileno()).st_mtime
             if not is_named or end_marked(str(scratch)):
+                release_builds(os.environ, since_s=began_s)
                 file.unlink(missing_ok=True)
                 dead += 1
     return dead

@@ -30,3 +30,5 @@ step env PATH="$DEEPSPEED_VENV/bin:$PATH" DS_ACCELERATOR=cpu TRAIN="$HERE/train.
   moetune verify "$OUT/plan" --launcher command --metrics deepspeed --trials "${TRIALS:-5}" --steps 8 \
   --command "bash {launch}/run.sh --model '$MODEL' --sequence 256 --steps {steps}"
 step moetune report "$OUT/plan" -o "$OUT/plan.html"
+# What the trials said of DeepSpeed on this machine is kept: its folder stands for the profile.
+step moetune plan "$SPEC" -o "$OUT/plan-again" --profile "$OUT/plan"

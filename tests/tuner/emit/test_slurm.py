@@ -110,7 +110,7 @@ def test_a_job_starts_from_a_folder_with_a_space_submitted_from_another(tmp_path
     spooled = tmp_path / "slurm_script"
     job = plan / "slurm" / "job.sbatch"
     spooled.write_text(job.read_text())
-    for command in (str(job), f"{job} --train-iters 10 a/job"):
+    for command in (str(job), f"{job} --save out/job.sbatch", f"{job} --load /old/job.sbatch.bak"):
         ran = Recorders(tmp_path / f"recorders-{len(command)}").run(
             spooled,
             "--train-iters",
@@ -132,4 +132,4 @@ def test_a_job_submitted_from_elsewhere_says_where_it_belongs(tmp_path: Path) ->
     write_emitted(tmp_path, emit("slurm", verified))
     ran = Recorders(tmp_path / "recorders").run(tmp_path / "job.sbatch", cwd=tmp_path)
     assert ran.code == 2
-    assert "submit job.sbatch in the folder" in ran.stderr
+    assert "job.sbatch belongs beside its folder" in ran.stderr

@@ -11,6 +11,7 @@ import pytest
 from tests.tuner.real_torchtitan import run_with_torchtitan
 from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.torchtitan import emit
+from tuner.estimate.registry import read_text
 from tuner.plan import VerifiedPlan
 from tuner.spec.huggingface.read import read_model
 
@@ -193,6 +194,11 @@ def test_torchtitan_itself_takes_the_plan_and_says_which_torch_it_needs(tmp_path
         tmp_path, "import moetune_plan; moetune_plan.plan(); print('made')"
     )
     assert said == "made" or "has no torch.distributed.set_timeout" in errors.splitlines()[-1]
+
+
+def test_estimate_reads_what_is_emitted_without_a_note() -> None:
+    (text,) = (file.text for file in emit(_verified()) if file.path.suffix == ".toml")
+    assert read_text(text, format_name="torchtitan", source="it").notes == ()
 
 
 def test_gpt_oss_keeps_the_kernels_of_its_release() -> None:

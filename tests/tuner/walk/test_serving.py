@@ -384,7 +384,9 @@ ROUTER_FILES: Final[Mapping[str, str]] = {
 }
 
 
-def _equals(read: ServeRouter, wanted: ServeRouter, target: str) -> bool:
+def _equals(read: ServeRouter | None, wanted: ServeRouter, target: str) -> bool:
+    if read is None:
+        return False
     if target == "dynamo":
         # One policy for both roles, the one of a role with a choice.
         return read.policy in (wanted.policy, wanted.decode_policy)

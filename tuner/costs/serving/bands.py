@@ -177,7 +177,7 @@ def bands_of(
 
 
 def joined(bands: Sequence[Bands]) -> Bands:
-    """Return the bands that hold whichever of some counts."""
+    """Return bands as wide as all of some together."""
 
     def around(edges: Iterable[Band]) -> Band:
         lows, highs = zip(*((one.low_ratio, one.high_ratio) for one in edges), strict=True)

@@ -58,7 +58,6 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             engine=engine,
             num_devices=verified.decision.num_devices,
             count_command=traits.count_command,
-            counter=traits.count_command.split()[0],
             visible_devices=traits.visible_devices,
             checks=checks(draft_model=needs_draft_model(verified)),
         )
@@ -78,10 +77,14 @@ ENGINE="$HERE/../{engine}"
 LOGS="${{LOGS:-$PWD/logs}}"
 mkdir -p -- "$LOGS"
 
-AVAILABLE="${{AVAILABLE:-$(command -v {counter} > /dev/null && {count_command} || true)}}"
-if [[ -z "$AVAILABLE" ]]; then
-  echo "there is no {counter} to count devices; AVAILABLE says how many there are" >&2
-elif (( AVAILABLE < {num_devices} )); then
+if [[ -z "${{AVAILABLE:-}}" ]]; then
+  AVAILABLE="$({{ {count_command}; }} 2> /dev/null || true)"
+  if (( ${{AVAILABLE:-0}} == 0 )); then
+    echo "no devices were counted ({count_command}); AVAILABLE says how many there are" >&2
+    AVAILABLE={num_devices}
+  fi
+fi
+if (( AVAILABLE < {num_devices} )); then
   echo "this machine has $AVAILABLE devices, the plan is for {num_devices}" >&2
   exit 2
 fi

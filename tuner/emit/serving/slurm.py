@@ -146,7 +146,7 @@ _BODY: Final = """\
 set -euo pipefail
 {folder}ENGINE="$JOB/../{engine}"
 if [[ ! -f "$ENGINE/{first}.sh" ]]; then
-  echo "$ENGINE/{first}.sh is missing: submit {name} in the folder it was written to" >&2
+  echo "$ENGINE/{first}.sh is missing; {name} belongs beside its folder, under this name" >&2
   exit 2
 fi
 {checks}export MODEL

@@ -1,9 +1,8 @@
-"""torchtitan's TOML as `LaunchSettings`.
+"""torchtitan's TOML, or the command of release 0.3 (torchtitan_command.py), as `LaunchSettings`.
 
 Names and defaults of the job config of github.com/pytorch/torchtitan before its configs became
-Python (pull request 2386), and the names that release 0.3 gave to some of them: the sections that
-moetune writes (tuner/emit/torchtitan.py) are read too, and commands (torchtitan_command.py). Its
-batch is counted differently:
+Python (pull request 2386), and the names that release 0.3 gave to some of them, which are in the
+sections that moetune writes (tuner/emit/torchtitan.py). Batches are counted differently:
 `local_batch_size` is what one data-parallel rank works on at once, cut into micro-batches only by
 the pipeline.
 
@@ -27,7 +26,7 @@ from tuner.estimate.launch import (
 )
 from tuner.estimate.nearest import nearest_divisor
 from tuner.estimate.readers.sections import Sections
-from tuner.estimate.readers.torchtitan_command import command_sections, unknown_config
+from tuner.estimate.readers.torchtitan_command import command_of
 from tuner.spec.files import one_line, shown_value
 
 SPELLED: Final[Mapping[str, str]] = {
@@ -68,9 +67,18 @@ def read(text: str, *, source: str) -> LaunchSettings:
     Raises:
         SpecError: neither, or a setting that torchtitan refuses.
     """
-    command = command_sections(text, source=source)
-    raw, devices = (_toml(text, source=source), {}) if command is None else command
-    return _settings(Sections(raw, source=source), devices, notes=_unknown_notes(raw))
+    command = None if _is_toml(text) else command_of(text, source=source)
+    if command is None:
+        return _settings(Sections(_toml(text, source=source), source=source), {}, notes=())
+    given = Sections(command.sections, source=source)
+    return _settings(given, command.devices, notes=command.notes)
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        return bool({"training", "parallelism"} & set(tomllib.loads(text)))
+    except (ValueError, RecursionError):
+        return False
 
 
 def _toml(text: str, *, source: str) -> dict[str, Any]:
@@ -83,13 +91,6 @@ def _toml(text: str, *, source: str) -> dict[str, Any]:
     if not {"training", "parallelism"} & set(raw):
         raise SpecError(f"{source}: no [training] or [parallelism] section, so not torchtitan's")
     return raw
-
-
-def _unknown_notes(raw: Mapping[str, Any]) -> tuple[str, ...]:
-    config = unknown_config(raw)
-    if not config:
-        return ()
-    return (f"what {shown_value(config)} sets is not known here: torchtitan's defaults count",)
 
 
 def _settings(
@@ -133,7 +134,9 @@ def _settings(
         "a2a_overlap": overlaps and schedule == "DualPipeV" and pipeline > 1 and expert > 1,
         "overlap_gradients": True,
         "overlap_parameters": zero_stage > 0,
-        "overlap_tensor": given.is_on("parallelism.enable_async_tensor_parallel"),
+        "overlap_tensor": given.is_on("parallelism.enable_async_tensor_parallel")
+        # Release 0.3 has it with what is compiled.
+        or (given.is_on("compile.enable") and given.is_on("compile.enable_async_tensor_parallel")),
         "optimizer_offload_ratio": float(given.is_on("training.enable_cpu_offload")),
         "stated": _stated(given),
     }

@@ -8,17 +8,19 @@ their name, `activation-checkpoint:full` for a choice.
 Read from the package torchtitan 0.3.0, config/manager.py and the models' config_registry.py.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import launched_devices
-from tuner.estimate.readers.shell_words import Command, shell_text
+from tuner.estimate.readers.shell_words import Command, ShellText, shell_text
 from tuner.spec.files import shown_value
 
 PROGRAM: Final = "torchtitan.train"
-_SAID: Final = re.compile(r"^(?!\s*#).*\btorchtitan\.train\b", re.MULTILINE)
+_SAID: Final = re.compile(r"^(?![ \t]*#).*\btorchtitan\.train\b", re.MULTILINE)
 _CHECKPOINT: Final = re.compile(r"activation[-_]checkpoint:([\w-]{1,40})")
 _NUMBER: Final = re.compile(r"-?\d{1,12}")
 _REAL: Final = re.compile(r"-?\d{1,12}\.\d{0,12}")
@@ -42,6 +44,7 @@ def _config(
     checkpoint: Keys,
     training: Keys,
     parallelism: Keys | None = None,
+    async_tensor: bool = False,
     **model: Any,
 ) -> Mapping[str, Keys]:
     return {
@@ -49,6 +52,11 @@ def _config(
         "training": {"disable_cuda_graphs": False, **training},
         "parallelism": parallelism or {},
         "activation_checkpoint": checkpoint,
+        "compile": {"enable": True, "enable_async_tensor_parallel": True} if async_tensor else {},
+        # The only recipe of the release; `converters` switches it on.
+        "quantize": {"linear": {"float8": {"recipe_name": "rowwise"}}}
+        if "float8" in model.get("converters", ())
+        else {},
     }
 
 
@@ -80,7 +88,8 @@ CONFIGS: Final[Mapping[str, Mapping[str, Keys]]] = {
         "405B",
         checkpoint=_FULL,
         training={"local_batch_size": 2, "seq_len": 8192},
-        parallelism={"tensor_parallel_degree": 8, "enable_async_tensor_parallel": True},
+        parallelism={"tensor_parallel_degree": 8},
+        async_tensor=True,
         converters=["float8"],
     ),
     "deepseek_v3_16b": _config(
@@ -138,25 +147,30 @@ _UNKNOWN: Final[Mapping[str, Keys]] = {
 }
 
 
-def is_torchtitans(text: str) -> bool:
-    """Say whether a text holds the name of torchtitan's own program, outside of comments."""
-    return _SAID.search(text) is not None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCommand:
+    """A command that starts torchtitan."""
+
+    sections: Mapping[str, Keys]
+    """As its TOML would hold them."""
+    devices: Mapping[str, int]
+    """`devices` and `devices_per_node`, where the launcher states both."""
+    notes: tuple[str, ...] = ()
 
 
 def is_training_command(words: Sequence[str]) -> bool:
-    """Say whether a command starts torchtitan's own program."""
-    return PROGRAM in words
+    """Say whether a command runs torchtitan's own program with a configuration of release 0.3."""
+    starts = itertools.pairwise(words)
+    return ("-m", PROGRAM) in starts and not any(word.startswith("--job.config") for word in words)
 
 
-def command_sections(text: str, *, source: str) -> tuple[dict[str, Keys], Keys] | None:
-    """Return the sections that a command states, and the devices of its launcher.
-
-    None where the text holds no command that starts torchtitan.
+def command_of(text: str, *, source: str) -> TrainingCommand | None:
+    """Read the command of a text that starts torchtitan; None where none does.
 
     Raises:
-        SpecError: several are started, or one whose configuration is not named.
+        SpecError: no shell text, several starts, or one whose configuration is not named.
     """
-    if not is_torchtitans(text):
+    if _SAID.search(text) is None:
         return None
     shell = shell_text(text, source=source)
     found = [command for command in shell.commands if is_training_command(command.words)]
@@ -165,30 +179,39 @@ def command_sections(text: str, *, source: str) -> tuple[dict[str, Keys], Keys] 
     if len(found) > 1:
         raise SpecError(f"{source}: starts torchtitan {len(found)} times; estimate one at a time")
     nodes, per_node = launched_devices(found[0].words, shell.scheduler)
-    devices: Keys = {}
+    devices = {}
     if nodes and per_node:
         devices = {"devices": nodes * per_node, "devices_per_node": per_node}
-    return _stated(found[0], source=source), devices
+    sections, notes = _stated(found[0], source=source)
+    return TrainingCommand(
+        sections=sections, devices=devices, notes=(*notes, *notes_of(shell, found[0]))
+    )
 
 
-def unknown_config(sections: Mapping[str, Keys]) -> str:
-    """Name the function of a command whose defaults are not known here; empty: they are."""
-    return str(sections.get("model", {}).get("config", ""))
+def notes_of(shell: ShellText, command: Command) -> tuple[str, ...]:
+    """Return what of a command only a running shell knows."""
+    found = [
+        f"not set in the file, so its default counts: {default[:80]}"
+        for default in shell.defaults
+        if default.partition("=")[2] in command.words
+    ]
+    if command.is_conditional:
+        found.append("torchtitan starts inside a condition; it was read as if that held")
+    return tuple(found)
 
 
-def _stated(command: Command, *, source: str) -> dict[str, Keys]:
+def _stated(command: Command, *, source: str) -> tuple[Mapping[str, Keys], tuple[str, ...]]:
     words = command.words[command.words.index(PROGRAM) + 1 :]
     flags = list(_flags(words))
     config = next((value for name, value in flags if name == "config"), None)
-    if not config:
+    if not config or config.startswith("$"):
+        said = f"--config {config} has no value here" if config else "--config is missing"
         raise SpecError(
-            f"{source}: --config is missing, the function of --module that returns the"
-            " configuration, such as --module llama3 --config llama3_8b"
+            f"{source}: {said}: the function of --module that returns the configuration, such as"
+            " --module llama3 --config llama3_8b"
         )
     base = CONFIGS.get(config)
     found = {section: dict(keys) for section, keys in (base or _UNKNOWN).items()}
-    if base is None:
-        found["model"]["config"] = config
     for word in words:
         if match := _CHECKPOINT.fullmatch(word):
             if match[1] not in _MODES:
@@ -203,14 +226,15 @@ def _stated(command: Command, *, source: str) -> dict[str, Keys]:
             continue
         is_on = not (text is None and key.startswith("no_"))
         key = key if is_on or text is not None else key.removeprefix("no_")
-        value = is_on if text is None else _value(text)
         keys: Keys = found
         for part in section.split("."):
             keys = keys.setdefault(part, {})
             if not isinstance(keys, dict):
                 raise SpecError(f"{source}: --{name}: {part} is no section")
-        keys[key] = value
-    return {section: keys for section, keys in found.items() if keys}
+        keys[key] = is_on if text is None else _value(text)
+    unknown = f"what {shown_value(config)} sets is not known here: torchtitan's defaults count"
+    written = {section: keys for section, keys in found.items() if keys}
+    return written, () if base is not None else (unknown,)
 
 
 def _flags(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
@@ -220,7 +244,7 @@ def _flags(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         if not word.startswith("--") or not name:
             continue
         after = words[at + 1] if at + 1 < len(words) else "--"
-        is_switch = after.startswith(("--", "$")) or _CHECKPOINT.fullmatch(after)
+        is_switch = after.startswith(("--", "$@", "${@}")) or _CHECKPOINT.fullmatch(after)
         if is_joined:
             yield name, value
         else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -145,7 +146,7 @@ def read_serving_text(
         if (launch := _launch(one, around, names=names, source=source, beside=beside)) is not None
     ]
     if not found:
-        if router := _router(texts, source=source):
+        if router := _router(texts, source=source, beside=beside):
             raise SpecError(
                 f"{source}: starts a router, {router}, which answers no requests; estimate the"
                 " launch of one of its instances, and say with --instances how many there are"
@@ -157,7 +158,7 @@ def read_serving_text(
         )
     launch = _chosen(found, role=role, source=source)
     try:
-        router = _router(texts, source=source)
+        router = _router(texts, source=source, beside=beside)
     except SpecError as error:
         return replace(launch, notes=(*launch.notes, f"the router is not read: {error}"))
     if router is None:
@@ -166,10 +167,18 @@ def read_serving_text(
     return replace(launch, notes=(*launch.notes, note))
 
 
-def _router(texts: Sequence[ServerText], *, source: str) -> RouterLaunch | None:
+def _router(texts: Sequence[ServerText], *, source: str, beside: Beside) -> RouterLaunch | None:
     """Return the first router that is started; None where there is none."""
-    found = (read_router(one.text, source=source) for one in texts)
-    return next((one for one in found if one is not None), None)
+    for one in texts:
+        found = read_router(one.text, source=source, beside=partial(_file_of, one, beside))
+        if found is not None:
+            return found
+    return None
+
+
+def _file_of(server: ServerText, beside: Beside, word: str) -> str | None:
+    """Return a file that a command names: one that comes with it, or one beside."""
+    return server.files.get(last_part(word)) or beside(word)
 
 
 def _launch(
@@ -181,10 +190,7 @@ def _launch(
     beside: Beside,
 ) -> ServingLaunch | None:
     """Read a command as the first engine's whose server it starts."""
-
-    def named(word: str) -> str | None:
-        return server.files.get(last_part(word)) or beside(word)
-
+    named = partial(_file_of, server, beside)
     for name in names:
         reader = READERS[name]
         flags = reader.flags(server.text, source=source, beside=named)

@@ -2,7 +2,7 @@
 
     sglang_router.launch_router, vllm-router    --policy, --prefill-policy, --decode-policy
     python -m dynamo.frontend                   --router-mode
-    trtllm-serve disaggregated                  `router: {type: ...}` of each role in its file
+    trtllm-serve disaggregated -c FILE          `router: {type: ...}` of each role
     nginx                                       the directive of `upstream`, weights of its servers
     vllm-ascend's example proxy                 it has one policy
 
@@ -13,11 +13,15 @@ Not covered: gateways of Kubernetes (endpoint pickers), whose policies lie in ot
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import yaml
+
 from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import Flags
+from tuner.estimate.serving.options_file import Beside
 from tuner.estimate.serving.words import Server, flags_of_server
 from tuner.serve_plan import ServeRouter
 from tuner.spec.files import shown_value
@@ -33,15 +37,15 @@ from tuner.spec.serving.manifests.routers import (
 )
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 
-_APART: Final = frozenset({"pd-disaggregation", "vllm-pd-disaggregation"})
+_DISAGGREGATED_FLAGS: Final = frozenset({"pd-disaggregation", "vllm-pd-disaggregation"})
 
 
 def _program(*starts: tuple[str, ...]) -> Server:
     nothing = frozenset[str]()
     return Server(
         starts=starts,
-        spellings={},
-        switches=_APART,
+        spellings={"c": "config"},
+        switches=_DISAGGREGATED_FLAGS,
         read=nothing,
         unpriced=nothing,
         timeless=nothing,
@@ -53,13 +57,18 @@ _GATEWAYS: Final = (
     (VLLM_ROUTER, _program(("vllm-router",), ("vllm_router.launch_router",))),
 )
 _FRONTEND: Final = _program(("dynamo.frontend",))
-_PROXY: Final = re.compile(r"load_balance_proxy_server_example\.py")
-_DISAGGREGATED: Final = re.compile(r"\btrtllm-serve\s+disaggregated\b")
+_PROXY: Final = _program(("load_balance_proxy_server_example.py",))
+_TRTLLM: Final = _program(("trtllm-serve", "disaggregated"))
 _ROLES: Final = re.compile(
-    r"(context|generation)_servers:(?:\\n|\s)*router:\s*\{?\s*type:\s*(\w+)", re.ASCII
+    r"(context|generation)_servers:(?:\\n|\s){0,64}router:\s{0,64}(?:\{\s{0,64})?type:\s{0,64}(\w{1,64})"
 )
-_UPSTREAM: Final = re.compile(r"\bupstream\s+[\w.-]{1,64}\s*\{([^}']{0,4096})")
-_WEIGHTS: Final = re.compile(r"\bWEIGHTS=\(([\d ]{1,4096})\)|\bweight=(\d{1,9})\b")
+"""As emitted scripts print them."""
+_UPSTREAM: Final = re.compile(r"\bupstream\s{1,64}[\w.-]{1,64}\s{0,64}\{([^}']{0,4096})")
+_WEIGHTS: Final = re.compile(r"\bWEIGHTS=\(([\d ]{1,4096})\)")
+_WEIGHT: Final = re.compile(r"\bweight=(\d{1,9})\b")
+_BALANCERS: Final = re.compile(
+    r"\b(least_conn|random|ip_hash|hash|least_time|queue|sticky)\b([^;]*);"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,96 +77,128 @@ class RouterLaunch:
 
     name: str
     """Of the program."""
-    router: ServeRouter
+    router: ServeRouter | None
+    """None: its policy is none of those that are modelled, or stands where it was not read."""
 
     def __str__(self) -> str:
         """Return the program and its policies."""
         own = self.router
+        if own is None:
+            return f"{self.name} by a policy that is not known here"
         decode = own.decode_policy
-        apart = "" if decode in (None, own.policy) else f", {decode} for decode"
-        return f"{self.name} by {own.policy}{apart}"
+        decode_words = "" if decode in (None, own.policy) else f", {decode} for decode"
+        return f"{self.name} by {own.policy}{decode_words}"
 
 
-def read_router(text: str, *, source: str) -> RouterLaunch | None:
+def read_router(text: str, *, source: str, beside: Beside = lambda _: None) -> RouterLaunch | None:
     """Return the router that a text starts; None where it starts none.
 
+    Args:
+        text: of a script, a command, or a configuration of nginx.
+        source: what messages call it.
+        beside: gives the files that the text names.
+
     Raises:
-        SpecError: no shell text, several routers, or a policy that the router does not have.
+        SpecError: no shell text, several routers, or a policy that is not modelled.
     """
     text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    upstreams = _UPSTREAM.findall(text)
     for capabilities, server in _GATEWAYS:
-        flags = flags_of_server(text, source=source, server=server)
+        flags = _flags(text, server, source=source, is_nginx=bool(upstreams))
         if flags is not None:
             return _of_gateway(flags, capabilities)
-    frontend = flags_of_server(text, source=source, server=_FRONTEND)
+    frontend = _flags(text, _FRONTEND, source=source, is_nginx=bool(upstreams))
     if frontend is not None:
-        mode = frontend.word("router-mode") or "round-robin"
-        policy = _policy(mode, DYNAMO_FRONTEND, is_apart=False, source=source)
+        stated = frontend.environment.get("DYN_ROUTER_MODE", "round-robin")
+        mode = frontend.word("router-mode") or stated
+        policy = _policy(mode, DYNAMO_FRONTEND, disaggregated=False, source=source)
         return _launch(DYNAMO_FRONTEND, policy, policy)
-    if _DISAGGREGATED.search(text):
-        types = dict(_ROLES.findall(text))
-        first, last = (
-            _policy(
-                types.get(role, "round_robin"), TRTLLM_DISAGGREGATED, is_apart=True, source=source
-            )
-            for role in ("context", "generation")
-        )
-        return _launch(TRTLLM_DISAGGREGATED, first, last)
-    if _PROXY.search(text):
+    trtllm = _flags(text, _TRTLLM, source=source, is_nginx=bool(upstreams))
+    if trtllm is not None:
+        return _of_trtllm(trtllm, text, beside)
+    if _flags(text, _PROXY, source=source, is_nginx=bool(upstreams)) is not None:
         return _launch(ASCEND_PROXY, RouterPolicy.LEAST_REQUESTS, RouterPolicy.LEAST_REQUESTS)
-    upstream = _UPSTREAM.search(text)
-    if upstream is not None:
-        return _launch(NGINX, _of_upstream(upstream[1], text), None)
-    return None
+    return _of_nginx(upstreams, text) if upstreams else None
+
+
+def _flags(text: str, server: Server, *, source: str, is_nginx: bool) -> Flags | None:
+    try:
+        return flags_of_server(text, source=source, server=server)
+    except SpecError:
+        if is_nginx:
+            return None  # A configuration need not be shell text.
+        raise
+
+
+def _of_trtllm(flags: Flags, text: str, beside: Beside) -> RouterLaunch:
+    """Read the types of both roles, out of the script that writes the file or out of the file."""
+    types = dict(_ROLES.findall(text))
+    named = flags.values.get("config", ())
+    written = beside(named[0]) if len(named) == 1 and not types else None
+    if written is not None:
+        types = _types(written, source=flags.source)
+    if not types and written is None:
+        return RouterLaunch(name=TRTLLM_DISAGGREGATED.name, router=None)
+    first, last = (
+        _policy(
+            types.get(role, "round_robin"),
+            TRTLLM_DISAGGREGATED,
+            disaggregated=True,
+            source=flags.source,
+        )
+        for role in ("context", "generation")
+    )
+    return _launch(TRTLLM_DISAGGREGATED, first, last)
+
+
+def _types(written: str, *, source: str) -> dict[str, str]:
+    try:
+        whole = yaml.safe_load(written)
+    except (yaml.YAMLError, RecursionError) as error:
+        line = str(error).partition("\n")[0]
+        raise SpecError(f"{source}: no YAML of the router: {line:.120}") from error
+    found = {}
+    for role in ("context", "generation"):
+        servers = whole.get(f"{role}_servers") if isinstance(whole, dict) else None
+        router = servers.get("router") if isinstance(servers, dict) else None
+        kind = router.get("type") if isinstance(router, dict) else None
+        if isinstance(kind, str):
+            found[role] = kind
+    return found
 
 
 def _of_gateway(flags: Flags, capabilities: RouterCapabilities) -> RouterLaunch:
-    is_apart = bool(_APART & set(flags.values))
+    disaggregated = bool(_DISAGGREGATED_FLAGS & set(flags.values))
     common = flags.word("policy") or "cache_aware"
-    threshold = _threshold(flags)
+    threshold = flags.share("cache-threshold")
     first, last = (
         _policy(
             flags.word(f"{role}-policy") or common,
             capabilities,
-            is_apart=is_apart,
+            disaggregated=disaggregated,
             source=flags.source,
-            threshold=threshold,
+            threshold=CACHE_THRESHOLD if threshold is None else threshold,
         )
         for role in ("prefill", "decode")
     )
-    return _launch(
-        capabilities, first, last if is_apart else None, threshold=flags.word("cache-threshold")
-    )
-
-
-def _threshold(flags: Flags) -> float:
-    word = flags.word("cache-threshold")
-    try:
-        found = CACHE_THRESHOLD if word is None else float(word)
-    except ValueError:
-        found = -1.0
-    if not 0.0 <= found <= 1.0:
-        raise SpecError(
-            f"{flags.source}: --cache-threshold {shown_value(str(word))} is no share of 0 to 1"
-        )
-    return found
+    return _launch(capabilities, first, last if disaggregated else None, threshold=threshold)
 
 
 def _policy(
     word: str,
     capabilities: RouterCapabilities,
     *,
-    is_apart: bool,
+    disaggregated: bool,
     source: str,
     threshold: float = CACHE_THRESHOLD,
 ) -> RouterPolicy:
     """Return the policy that a router calls so."""
-    names = capabilities.policies(is_apart=is_apart)
+    names = capabilities.policies(is_apart=disaggregated)
     found = [policy for policy, name in names.items() if name == word]
     if not found:
         raise SpecError(
-            f"{source}: {capabilities.name} {capabilities.release} has no policy"
-            f" {shown_value(word)}; there are {', '.join(dict.fromkeys(names.values()))}"
+            f"{source}: policy {shown_value(word)} of {capabilities.name} is not modelled; those"
+            f" that are: {', '.join(dict.fromkeys(names.values()))}"
         )
     if len(found) > 1 and capabilities.threshold:
         follows_load = threshold >= LEAST_THRESHOLD
@@ -165,18 +206,27 @@ def _policy(
     return found[0]
 
 
-def _of_upstream(directives: str, text: str) -> RouterPolicy:
-    for policy in (RouterPolicy.POWER_OF_TWO, RouterPolicy.LEAST_REQUESTS, RouterPolicy.RANDOM):
-        if re.search(rf"\b{NGINX.aggregated[policy]}\s*;", directives):
-            break
-    else:
-        return RouterPolicy.ROUND_ROBIN
-    weights = {
-        weight for several, one in _WEIGHTS.findall(text) for weight in (several or one).split()
-    }
-    if policy is RouterPolicy.LEAST_REQUESTS and len(weights) > 1:
-        return RouterPolicy.WEIGHTED_LEAST_REQUESTS
-    return policy
+def _of_nginx(upstreams: Sequence[str], text: str) -> RouterLaunch:
+    """Read the one group of servers that nginx balances."""
+    if len(upstreams) > 1:
+        return RouterLaunch(name=NGINX.name, router=None)
+    (group,) = upstreams
+    weights = {int(weight) for weight in _WEIGHT.findall(group)}
+    weights |= {int(weight) for several in _WEIGHTS.findall(text) for weight in several.split()}
+    balancer = _BALANCERS.search(group)
+    words = " ".join((balancer[1] + balancer[2]).split()) if balancer else ""
+    policy = {
+        "": RouterPolicy.ROUND_ROBIN,
+        "random": RouterPolicy.RANDOM,
+        "random two": RouterPolicy.POWER_OF_TWO,
+        "random two least_conn": RouterPolicy.POWER_OF_TWO,
+        "least_conn": RouterPolicy.WEIGHTED_LEAST_REQUESTS
+        if len(weights) > 1
+        else RouterPolicy.LEAST_REQUESTS,
+    }.get(words)
+    if policy is None:
+        return RouterLaunch(name=NGINX.name, router=None)
+    return _launch(NGINX, policy, None)
 
 
 def _launch(
@@ -184,12 +234,12 @@ def _launch(
     policy: RouterPolicy,
     decode_policy: RouterPolicy | None,
     *,
-    threshold: str | None = None,
+    threshold: float | None = None,
 ) -> RouterLaunch:
     follows = RouterPolicy.CACHE_AWARE in (policy, decode_policy)
     router = ServeRouter(
         policy=policy,
         decode_policy=decode_policy,
-        cache_threshold=float(threshold) if threshold is not None and follows else None,
+        cache_threshold=threshold if follows else None,
     )
     return RouterLaunch(name=capabilities.name, router=router)

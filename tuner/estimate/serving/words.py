@@ -6,6 +6,7 @@ one twice counts as it was given last, as argparse does, two spellings with unli
 refused.
 """
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +20,26 @@ from tuner.spec.files import shown_value
 _FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _PRINTERS: Final = ("echo", "printf")
 """Commands that only show a server's."""
-_LOOKUPS: Final = (("command", "-v"), ("command", "-V"))
-"""Commands that only say whether a server's program is there."""
+_KEYWORDS: Final = frozenset({"if", "elif", "while", "until", "then", "else", "do", "!", "{"})
+_OTHERS: Final = frozenset(
+    {
+        *(
+            "apt",
+            "apt-get",
+            "cat",
+            "cd",
+            "chmod",
+            "command",
+            "conda",
+            "cp",
+            "curl",
+            "docker-compose",
+        ),
+        *("git", "hash", "kill", "killall", "ln", "ls", "mkdir", "mv", "pgrep", "pip", "pip3"),
+        *("pkill", "rm", "tar", "type", "uv", "wget", "which"),
+    }
+)
+"""Programs that start no server, whatever they name."""
 _OWN_ARGUMENTS: Final = ("$@", "$*", "${@}", "${*}")
 _LONGEST_SHORT: Final = 2
 _MULTIPLES: Final[Mapping[str, int]] = {
@@ -194,7 +213,7 @@ def _said(flags: Flags, name: str) -> str:
 def _after_start(command: Command, server: Server) -> list[str] | None:
     """Return the words behind the server's start; None where the command starts another."""
     words = command.words
-    if tuple(words[:2]) in _LOOKUPS:
+    if _starts_nothing(words):
         return None
     if words[:1] and words[0] in _PRINTERS:
         # What is printed inside `$( )` ends where that does.
@@ -206,6 +225,16 @@ def _after_start(command: Command, server: Server) -> list[str] | None:
             if tuple(names[at : at + len(start)]) == start:
                 return list(words[at + len(start) :])
     return None
+
+
+def _starts_nothing(words: Sequence[str]) -> bool:
+    own = list(itertools.dropwhile(lambda word: word in _KEYWORDS, words))
+    program = own[0].rpartition("/")[2] if own else ""
+    return (
+        program in _OTHERS
+        or own[:2] == ["docker", "build"]
+        or (program.startswith("python") and own[1:3] == ["-m", "pip"])
+    )
 
 
 def _without_unset(words: Sequence[str], server: Server) -> tuple[list[str], list[str]]:

@@ -21,6 +21,7 @@ Not covered: prompts and answers that go together, unless a trace has them as pa
 """
 
 import math
+import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -98,6 +99,11 @@ class Demand:
     cached_N: Ints | None = None
     """Tokens of the trace's first prompts that are found in the prefix cache, where it names their
     blocks."""
+
+    @property
+    def most_at_once(self) -> int:
+        """Requests that an instance can have: those of a closed loop, else any number."""
+        return sys.maxsize if self.concurrency is None else self.concurrency
 
 
 def demand_of(goal: ServeGoal, *, longest: int) -> Demand:

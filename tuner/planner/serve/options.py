@@ -414,11 +414,8 @@ def _holds_whole(
 
 
 def _most_held(iteration: Iteration, site: PoolSite, budget: Budget, demand: Demand) -> int:
-    """Most sequences that fit into what the steps of so many leave of memory; 1 at least.
-
-    Of a closed loop no more than there are, so that no batch and no graph is made for others.
-    """
-    low, high = 1, min(MOST_RUNNING, demand.concurrency or MOST_RUNNING) + 1
+    """Most sequences that fit into what the steps of so many leave of memory; 1 at least."""
+    low, high = 1, min(MOST_RUNNING, demand.most_at_once) + 1
     while high - low > 1:
         middle = (low + high) // 2
         cache = _cache(iteration, site, budget, demand, running=middle)
@@ -455,7 +452,8 @@ def _of_role(
     if role is Role.PREFILL:
         first_s, rate = prompt.latency_s, data / prompt.busy_s
         cache = _cache(way.iteration, way.site, way.budget, demand, running=PREFILL_PLACES)
-        places = int(np.clip(cache // demand.longest_input, 1.0, PREFILL_PLACES))
+        most = min(PREFILL_PLACES, demand.most_at_once)
+        places = int(np.clip(cache // demand.longest_input, 1.0, most))
         alone = way.option(
             role, demand, running=places, rate_per_s=rate, ttft_s=first_s, tpot_s=0.0
         )
@@ -512,16 +510,20 @@ def _answering(
 def most_running(cache: float, demand: Demand, *, engine: Engine) -> float:
     """Sequences that memory has room for but once in a hundred looks; 1 at least.
 
-    What they take is whole answers where the engine reserves them, else what they have by then.
+    Of a closed loop no more than there are, so that no batch and no graph is made for others. What
+    they take is whole answers where the engine reserves them, else what they have by then.
 
     Args:
         cache: tokens of a rank.
         demand: the traffic.
         engine: that lets them in.
     """
-    if TRAITS[engine].reserves_answers:
-        return _fitting(demand.reserved_N, cache)
-    return _fitting(demand.grown_N, (1.0 - WATERMARK_RATIO) * cache)
+    fitting = (
+        _fitting(demand.reserved_N, cache)
+        if TRAITS[engine].reserves_answers
+        else _fitting(demand.grown_N, (1.0 - WATERMARK_RATIO) * cache)
+    )
+    return min(fitting, float(demand.most_at_once))
 
 
 def _fitting(taken_N: Floats, cache: float) -> float:

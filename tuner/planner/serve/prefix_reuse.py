@@ -17,7 +17,7 @@ Letters: N requests, in the order of the trace.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -90,20 +90,27 @@ class RecordedPrompts:
         return PrefixHits(ratio=float(found_N.sum() / self.input_N.sum()), cached_N=found_N)
 
     def _under_islands(self, islands: Sequence[PrefixReuse]) -> PrefixHits:
-        island_N = by_weight(len(self.input_N), [one.share_ratio for one in islands])
         found_N = np.zeros_like(self.input_N)
-        for at, island in enumerate(islands):
-            own_N = island_N == at
-            if own_N.any():
-                found_N[own_N] = self._only(own_N).under(island).cached_N
+        for island, prompts, chosen_N in self.parted(islands):
+            found_N[chosen_N] = prompts.under(island).cached_N
         return PrefixHits(ratio=float(found_N.sum() / self.input_N.sum()), cached_N=found_N)
 
-    def _only(self, chosen_N: NDArray[np.bool_]) -> "RecordedPrompts":
-        return RecordedPrompts(
-            blocks=self.blocks.taken(chosen_N),
-            arrival_s_N=self.arrival_s_N[chosen_N],
-            input_N=self.input_N[chosen_N],
-        )
+    def parted(
+        self, islands: Sequence[PrefixReuse]
+    ) -> Iterator[tuple[PrefixReuse, "RecordedPrompts", NDArray[np.bool_]]]:
+        """Yield the islands that get any of the prompts, with these and where they were."""
+        if not islands:
+            return
+        island_N = by_weight(len(self.input_N), [one.share_ratio for one in islands])
+        for at, island in enumerate(islands):
+            chosen_N = island_N == at
+            if chosen_N.any():
+                own = RecordedPrompts(
+                    blocks=self.blocks.taken(chosen_N),
+                    arrival_s_N=self.arrival_s_N[chosen_N],
+                    input_N=self.input_N[chosen_N],
+                )
+                yield island, own, chosen_N
 
 
 def recorded_prompts(spec: ServeSpec, *, rate_per_s: float) -> RecordedPrompts | None:
@@ -174,14 +181,21 @@ def reuse_of(found: Found, question: Question, prompts: RecordedPrompts) -> Pref
         for name in dict.fromkeys(group.island for group in found.groups)
     ]
     plain = each[0] if len(each) == 1 else _together(each)
+    return _counted(plain, prompts)
+
+
+def _counted(reuse: PrefixReuse, prompts: RecordedPrompts) -> PrefixReuse:
+    """Return caches with what they find of prompts, and with what other routers would."""
     by_router = {
-        router: prompts.under(_behind(plain, router)).ratio for router in ("in_turn", "cache_aware")
+        router: prompts.under(_behind(reuse, router)).ratio for router in ("in_turn", "cache_aware")
     }
-    return plain.model_copy(
+    is_mixed = any(one.router != reuse.router for one in reuse.islands)
+    return reuse.model_copy(
         update={
             "by_router": by_router,
-            "hit_ratio": prompts.under(plain).ratio,
+            "hit_ratio": prompts.under(reuse).ratio if is_mixed else by_router[reuse.router],
             "requests": len(prompts.input_N),
+            "islands": tuple(_counted(one, own) for one, own, _ in prompts.parted(reuse.islands)),
         }
     )
 

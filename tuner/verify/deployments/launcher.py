@@ -37,6 +37,7 @@ from tuner.verify.command import Template, filled
 from tuner.verify.deployments.clients import RESULT_NAME, Client
 from tuner.verify.deployments.records import BenchRun
 from tuner.verify.deployments.server import (
+    ANSWER_S,
     Server,
     await_answers,
     await_free,
@@ -185,7 +186,8 @@ class DeploymentLauncher:
             server,
             launch.url,
             model=self.environment.get("MODEL", ""),
-            limit_s=self.pace.start_s - (time.monotonic() - start_s),
+            key=self.environment.get("OPENAI_API_KEY", ""),
+            limit_s=max(self.pace.start_s - (time.monotonic() - start_s), ANSWER_S),
             watch_s=watch_s,
         )
         if not said:

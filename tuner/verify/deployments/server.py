@@ -42,6 +42,8 @@ MOST_BYTES: Final = 1 << 20
 """Of an answer."""
 MOST_WORDS: Final = 160
 """Of a refusal."""
+REFUSED: Final = ("status 401", "status 403")
+"""Refusals that no patience helps against."""
 
 STOP_S: Final = 30.0
 """That the command has to end what it started, elsewhere too, before all of it is killed here."""
@@ -155,6 +157,7 @@ def await_request(
     url: str,
     *,
     model: str,
+    key: str,
     limit_s: float,
     watch_s: float,
     clock: Callable[[], float] = time.monotonic,
@@ -165,7 +168,8 @@ def await_request(
     Args:
         server: that should answer.
         url: where an OpenAI-compatible API is.
-        model: its name there; empty, or where the API names another: as the API names it.
+        model: its name there, where the API does not say it.
+        key: that the API wants; empty: none.
         limit_s: for all attempts together.
         watch_s: between two attempts.
         clock: seconds.
@@ -174,12 +178,13 @@ def await_request(
     start_s = clock()
     while True:
         left_s = limit_s - (clock() - start_s)
-        named = _named_model(url) or model
+        named = _named_model(url, key) or model
         body = {"model": named, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
         said = _refusal(
             f"{url}/v1/completions",
             data=json.dumps(body).encode(),
             timeout_s=min(max(left_s, ANSWER_S), FIRST_REQUEST_S),
+            key=key,
         )
         # A server whose worker died takes a moment to end.
         if said:
@@ -188,15 +193,20 @@ def await_request(
             return f"{ended} at its first request"
         if not said:
             return ""
+        if said.startswith(REFUSED):
+            return f"{url} refuses a first request ({said}): set OPENAI_API_KEY"
         if clock() - start_s + watch_s > limit_s:
             return f"{url} is healthy, but {NO_ANSWER} {limit_s:.0f} s to a first request: {said}"
 
 
-def _named_model(url: str) -> str:
+def _named_model(url: str, key: str) -> str:
     """Return how the API calls its first model; empty where it does not say."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    asked = urllib.request.Request(
+        f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {}
+    )
     try:
-        with opener.open(f"{url}/v1/models", timeout=ANSWER_S) as answer:
+        with opener.open(asked, timeout=ANSWER_S) as answer:
             listed = json.loads(answer.read(MOST_BYTES))
         name = listed["data"][0]["id"]
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
@@ -244,12 +254,17 @@ def checked_address(address: str, *, option: str) -> str:
     return address
 
 
-def _refusal(address: str, *, data: bytes | None = None, timeout_s: float = ANSWER_S) -> str:
+def _refusal(
+    address: str, *, data: bytes | None = None, timeout_s: float = ANSWER_S, key: str = ""
+) -> str:
     """Say why an address does not answer, to what is posted there; nothing when it does."""
     # Servers are asked directly: a proxy for the world outside knows nothing of them.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     asked = urllib.request.Request(
-        address, data=data, headers={"Content-Type": "application/json"} if data else {}
+        address,
+        data=data,
+        headers=({"Content-Type": "application/json"} if data else {})
+        | ({"Authorization": f"Bearer {key}"} if key else {}),
     )
     try:
         with opener.open(asked, timeout=timeout_s) as answer:
@@ -258,15 +273,14 @@ def _refusal(address: str, *, data: bytes | None = None, timeout_s: float = ANSW
     except urllib.error.HTTPError as error:
         with error:
             words = error.read(MOST_WORDS) if data else b""
-        return f"status {error.code} {_printable(words)}".rstrip()
+        return f"status {error.code} {_printable(words.decode(errors='replace'))}".rstrip()
     except urllib.error.URLError as error:
-        return f"{error.reason}"
-    except (OSError, http.client.HTTPException) as error:
-        return str(error) or type(error).__name__
+        return _printable(f"{error.reason}")
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return _printable(str(error)) or type(error).__name__
 
 
-def _printable(words: bytes) -> str:
-    text = words.decode("utf-8", errors="replace")
+def _printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 

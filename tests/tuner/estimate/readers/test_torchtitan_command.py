@@ -1,17 +1,18 @@
 """torchtitan's commands, held against its own parser and configurations."""
 
 import json
+import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from profilers.steps.config import Recompute
 from tests.tuner.real_torchtitan import run_with_torchtitan
 from tuner.errors import SpecError
-from tuner.estimate.launch import Dispatcher
-from tuner.estimate.readers.torchtitan_command import CONFIGS, command_sections
-from tuner.estimate.registry import read_launch
+from tuner.estimate.launch import Dispatcher, Engine
+from tuner.estimate.readers.torchtitan_command import CONFIGS, command_of
+from tuner.estimate.registry import read_launch, read_text
 
 START: Final = "torchrun --nnodes 2 --nproc_per_node=8 -m torchtitan.train --module m --config "
 SCRIPT: Final = """#!/usr/bin/bash
@@ -48,13 +49,15 @@ def test_a_script_is_followed_and_an_own_configuration_is_said_to_be_unknown(
     launch = read_launch(str(script))
     assert launch.source.endswith("run_train.sh")
     assert (launch.micro_batch, launch.sequence) == (1, 8192)
+    assert "not set in the file, so its default counts: CONFIG=llama3_8b" in launch.notes
     (note,) = read_launch(f"{START}mine").notes
     assert note == "what 'mine' sets is not known here: torchtitan's defaults count"
 
 
 def test_commands_that_torchtitan_refuses_are_refused() -> None:
     for words, said in (
-        ("-m torchtitan.train --module llama3", "--config is missing"),
+        ("python -m torchtitan.train --module llama3", "--config is missing"),
+        (f"{START}$MINE", "--config \\$MINE has no value here"),
         (f"{START}llama3_8b activation-checkpoint:half", "is none of activation-checkpoint:none"),
         (f"{START}llama3_8b --parallelism.tensor_parallel_degree two", "is not a whole number"),
         (f"{START}llama3_8b --training.seq_len.deep 1", "seq_len is no section"),
@@ -79,6 +82,7 @@ for name, *arguments in json.loads(sys.argv[1]):
     made[" ".join([name, *arguments])] = {
         "training": dataclasses.asdict(config.training),
         "parallelism": dataclasses.asdict(config.parallelism),
+        "compile": dataclasses.asdict(config.compile),
         "checkpoint": str(type(config.activation_checkpoint)),
         "flavor": config.model_spec.flavor,
     }
@@ -99,18 +103,37 @@ def test_the_release_itself_reads_the_same(tmp_path: Path) -> None:
     defaults = made["llama3_8b"]
     for text, real in made.items():
         name, _, words = text.partition(" ")
-        read = command_sections(f"-m torchtitan.train --config {name} {words}", source="it")
+        read = command_of(f"-m torchtitan.train --config {name} {words}", source="it")
         assert read is not None
-        sections: dict[str, Any] = read[0]
+        sections = read.sections
         assert sections["model"]["flavor"] == real["flavor"]
-        for section in ("training", "parallelism"):
+        for section in ("training", "parallelism", "compile"):
             ours = sections.get(section, {})
             for key, value in real[section].items():
                 known = key in ours or value == defaults[section][key]
-                is_free = key in ("steps", "local_batch_size", "seq_len")
+                # Of what is compiled only asynchronous tensor parallelism is priced.
+                is_free = key in ("steps", "local_batch_size", "seq_len", "enable", "components")
                 assert known or is_free, (text, key)
                 assert key not in ours or ours[key] == value, (text, key)
         mode = sections["activation_checkpoint"]["mode"]
         assert {"full": "FullAC", "selective": "SelectiveAC", "none": "NoneType"}[mode] in real[
             "checkpoint"
         ], text
+
+
+def test_only_a_command_that_starts_it_is_torchtitans() -> None:
+    megatron = "torchrun pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1"
+    launch = read_launch(f"python -c 'import torchtitan.train'; {megatron}")
+    assert (launch.engine, launch.tensor) == (Engine.MEGATRON, 2)
+    text = 'description = "torchtitan.train"\nmodel = "x"\n[training]\nseq_len = 4096\n'
+    read = read_text(text, format_name="torchtitan", source="it")
+    assert (read.sequence, read.notes) == (4096, ())
+    overlapped = read_launch(
+        f"{START}llama3_8b --compile.enable --compile.enable_async_tensor_parallel"
+    )
+    assert overlapped.overlap_tensor
+    assert read_launch(f"{START}llama3_405b").fp8_recipe == "blockwise"
+    started_s = time.process_time()
+    with pytest.raises(SpecError):
+        read_text("\n" * 150_000, format_name="torchtitan", source="it")
+    assert time.process_time() - started_s < 5.0

@@ -89,7 +89,7 @@ def test_the_router_in_front_is_named_or_said_to_be_unread(read: Callable[..., A
     router = DEPLOYMENT.replace('args: [--port, "80"]', "args: [vllm-router, --policy, POLICY]")
     for policy, said in (
         ("random", "in front is a router, vllm-router by random; an even share of the requests"),
-        ("fastest", "the router is not read: launch.yaml: vllm-router 0.1.17 has no policy"),
+        ("fastest", "the router is not read: launch.yaml: policy 'fastest' of"),
     ):
         (note,) = read(router.replace("POLICY", policy)).notes
         assert note.startswith(said)

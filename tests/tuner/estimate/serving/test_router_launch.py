@@ -1,9 +1,17 @@
 """Routers of launches that others wrote."""
 
+import time
+
 import pytest
 
 from tuner.errors import SpecError
 from tuner.estimate.serving.router_launch import read_router
+
+UNKNOWN = "a policy that is not known here"
+FILES = {
+    "router.yaml": "context_servers:\n  num_instances: 1\n  router: {type: 'load_balancing'}\n"
+    "generation_servers:\n  num_instances: 1\n"
+}
 
 
 def test_routers_of_others_are_named_with_their_policies() -> None:
@@ -25,22 +33,51 @@ def test_routers_of_others_are_named_with_their_policies() -> None:
             "weighted_least_requests",
         ),
         ("upstream llm {\n  server a:1;\n}", "round_robin"),
-        ("trtllm-serve disaggregated -c config.yaml", "round_robin"),
+        ("upstream llm {\n  random  two;\n  server a:1;\n}", "power_of_two"),
+        ("upstream llm {\n  ip_hash;\n  server a:1;\n}", UNKNOWN),
+        ("upstream a {\n server a:1;\n}\nupstream b {\n least_conn;\n server b:1;\n}", UNKNOWN),
+        ("export DYN_ROUTER_MODE=kv\npython -m dynamo.frontend", "cache_aware"),
+        ("trtllm-serve disaggregated -c config.yaml", UNKNOWN),
+        ("trtllm-serve disaggregated -c router.yaml", "least_requests, round_robin for decode"),
+        (
+            "if ! command -v vllm-router; then pip install vllm-router; fi\n"
+            "vllm-router --policy random",
+            "random",
+        ),
     ):
-        found = read_router(text, source="the command")
+        found = read_router(text, source="the command", beside=FILES.get)
         assert found is not None, text
         assert str(found).partition(" by ")[2] == said, text
-    for text in ("vllm serve m", "# vllm-router --policy random", "command -v vllm-router", ""):
+    for text in (
+        "vllm serve m",
+        "# vllm-router --policy random",
+        "command -v vllm-router",
+        "pip install vllm-router==0.1.17",
+        "pkill -f vllm-router",
+        "cp load_balance_proxy_server_example.py /tmp",
+        "",
+    ):
         assert read_router(text, source="the command") is None, text
 
 
 def test_a_policy_that_a_router_lacks_is_named() -> None:
     for text, said in (
-        ("vllm-router --policy fastest", "vllm-router 0.1.17 has no policy 'fastest'; there are"),
-        ("vllm-router --cache-threshold 7", "--cache-threshold '7' is no share of 0 to 1"),
+        ("vllm-router --policy fastest", "policy 'fastest' of vllm-router is not modelled; those"),
+        ("vllm-router --cache-threshold 7", "--cache-threshold 7 is outside 0..1"),
         ("vllm-router --policy random & vllm-router --policy random", "starts 2 servers"),
         ("dynamo.frontend --router-mode", "--router-mode has no value"),
     ):
         with pytest.raises(SpecError, match=said) as caught:
             read_router(text, source="the command")
         assert "\n" not in str(caught.value)
+
+
+def test_long_runs_of_spaces_are_read_in_no_time() -> None:
+    for text in (
+        "context_servers:" + " " * 150_000 + "router:" + " " * 150_000,
+        "upstream" + " " * 150_000 + "{",
+        "\n" * 150_000 + "vllm-router",
+    ):
+        started_s = time.process_time()
+        read_router(text, source="it")
+        assert time.process_time() - started_s < 5.0

@@ -99,6 +99,25 @@ def test_a_healthy_server_that_serves_no_request_is_not_measured(
     assert left_running(folder) == []
 
 
+def test_a_server_that_wants_a_key_is_asked_with_it(
+    write_plan: WritePlan,
+    server: Command,
+    client: Command,
+    verify: Verify,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = write_plan()
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    found = verify(folder, server("--key", "secret"), client())
+    assert "refuses a first request (status 401" in found.trials[0].reason
+    assert "set OPENAI_API_KEY" in found.trials[0].reason
+    assert found.trials[0].status == "timeout"
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    later = verify(folder, server("--key", "secret"), client(), trials=2, resume=True)
+    # The client of these tests sends no key: its requests fail, and the deployment is ready.
+    assert "first request" not in later.trials[-1].reason
+
+
 def test_a_server_that_ends_under_the_client_is_no_fault_of_the_client(
     write_plan: WritePlan, server: Command, client: Command, verify: Verify
 ) -> None:

@@ -1,7 +1,7 @@
 """An OpenAI-compatible server of nothing: it streams words at a set pace, on the loopback alone.
 
     python tiny_server.py --port 30000 [--ttft 0.02] [--tpot 0.002] [--fail-every 0]
-        [--health 200] [--die-after 0] [--say TEXT]
+        [--health 200] [--die-after 0] [--say TEXT] [--key KEY]
 
 Other arguments are let be, so that it can stand in for an engine. `--die-after N` ends it with
 exit code 3 at request N; `--say` prints a line and ends with exit code 1 at once.
@@ -27,6 +27,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--health", type=int, default=200)
     parser.add_argument("--die-after", type=int, default=0)
     parser.add_argument("--say", default="")
+    parser.add_argument("--key", default="")
     found, _ = parser.parse_known_args()
     return found
 
@@ -51,6 +52,10 @@ class Served:
         fields = dict(line.lower().split(": ", 1) for line in rest if ": " in line)
         body = await reader.readexactly(int(fields.get("content-length", "0")))
         path = first.split()[1].split("?")[0]
+        wanted = f"bearer {self.options.key}".lower() if self.options.key else ""
+        if wanted and path.startswith("/v1/") and fields.get("authorization") != wanted:
+            await reply(writer, 401, b'{"error": "Unauthorized"}')
+            return True
         if path.startswith("/v1/") and first.startswith("POST"):
             await self.complete(path, json.loads(body), writer)
             return True

@@ -18,10 +18,14 @@ ENGINE="$HERE/../sglang"
 LOGS="${LOGS:-$PWD/logs}"
 mkdir -p -- "$LOGS"
 
-AVAILABLE="${AVAILABLE:-$(command -v nvidia-smi > /dev/null && nvidia-smi --list-gpus | wc -l || true)}"
-if [[ -z "$AVAILABLE" ]]; then
-  echo "there is no nvidia-smi to count devices; AVAILABLE says how many there are" >&2
-elif (( AVAILABLE < 28 )); then
+if [[ -z "${AVAILABLE:-}" ]]; then
+  AVAILABLE="$({ nvidia-smi --list-gpus | wc -l; } 2> /dev/null || true)"
+  if (( ${AVAILABLE:-0} == 0 )); then
+    echo "no devices were counted (nvidia-smi --list-gpus | wc -l); AVAILABLE says how many there are" >&2
+    AVAILABLE=28
+  fi
+fi
+if (( AVAILABLE < 28 )); then
   echo "this machine has $AVAILABLE devices, the plan is for 28" >&2
   exit 2
 fi

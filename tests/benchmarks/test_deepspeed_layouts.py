@@ -1,0 +1,19 @@
+"""DeepSpeed's stored launches against what the model says of them today."""
+
+import json
+
+from tests.benchmarks.deepspeed_layouts import LAYOUTS, STORED, figures
+
+
+def test_layouts_of_deepspeed_are_predicted_from_the_others() -> None:
+    steps_s = json.loads((STORED / "steps.json").read_text())
+    assert set(steps_s) == set(LAYOUTS)
+    assert all(len(of) >= 5 for of in steps_s.values())
+    found = figures(STORED)
+    assert found["median_error"] <= 0.15
+    assert max(row["error"] for row in found["rows"]) <= 0.3
+    assert found["pairs"] >= 25
+    # What AutoEP takes in its own operators is not in the profile of the reference step.
+    assert len(found["wrong"]) <= 0.1 * found["pairs"] + 1
+    unlike = [pair for pair in found["wrong"] if not any("AutoEP" in name for name in pair)]
+    assert len(unlike) <= 1
