@@ -1,10 +1,10 @@
 """Ends `moetune verify` at many moments of a launch and counts what is left; run as
 
-    python tests/benchmarks/kill_moments.py PLAN --seed 25 --moments 24 -- OPTIONS OF VERIFY ...
+    python tests/benchmarks/kill_moments.py --seed 25 --moments 24 PLAN OPTIONS OF VERIFY ...
 
 for example, for a plan of examples/engines/deepspeed in its environment:
 
-    ... -- --launcher command --metrics deepspeed --steps 8 --command "bash {launch}/run.sh ..."
+    ... PLAN --launcher command --metrics deepspeed --steps 8 --command "bash {launch}/run.sh ..."
 
 At each moment, 0.3 s to `--longest` after the start, verify gets Ctrl-C, SIGTERM, Ctrl-C
 twice, or SIGKILL, after which the next verification of the plan has to end what is left. Counted
@@ -111,7 +111,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=25)
     parser.add_argument("--moments", type=int, default=24)
     parser.add_argument("--longest", type=float, default=25.0, help="seconds after the start")
-    parser.add_argument("options", nargs="*", help="of moetune verify, after --")
+    parser.add_argument("options", nargs=argparse.REMAINDER, help="of moetune verify")
     chosen = parser.parse_args()
     rng = random.Random(chosen.seed)
     dirty = 0
