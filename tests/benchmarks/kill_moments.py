@@ -113,6 +113,8 @@ def main() -> int:
     parser.add_argument("--longest", type=float, default=25.0, help="seconds after the start")
     parser.add_argument("options", nargs=argparse.REMAINDER, help="of moetune verify")
     chosen = parser.parse_args()
+    # Shells start what is in the background with Ctrl-C ignored, and so would be what it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     rng = random.Random(chosen.seed)
     dirty = 0
     for number in range(chosen.moments):
