@@ -23,23 +23,21 @@ _PRINTERS: Final = ("echo", "printf")
 _KEYWORDS: Final = frozenset({"if", "elif", "while", "until", "then", "else", "do", "!", "{"})
 _OTHERS: Final = frozenset(
     {
-        *(
-            "apt",
-            "apt-get",
-            "cat",
-            "cd",
-            "chmod",
-            "command",
-            "conda",
-            "cp",
-            "curl",
-            "docker-compose",
-        ),
-        *("git", "hash", "kill", "killall", "ln", "ls", "mkdir", "mv", "pgrep", "pip", "pip3"),
-        *("pkill", "rm", "tar", "type", "uv", "wget", "which"),
+        *("apt", "apt-get", "cat", "cd", "chmod", "cp", "curl", "git", "hash", "kill"),
+        *("killall", "ln", "ls", "mkdir", "mv", "pgrep", "pip", "pip3", "pkill", "rm", "tar"),
+        *("type", "wget", "which"),
     }
 )
 """Programs that start no server, whatever they name."""
+_OTHER_VERBS: Final = frozenset(
+    {
+        ("command", "-v"),
+        ("command", "-V"),
+        ("conda", "install"),
+        ("docker", "build"),
+        ("uv", "pip"),
+    }
+)
 _OWN_ARGUMENTS: Final = ("$@", "$*", "${@}", "${*}")
 _LONGEST_SHORT: Final = 2
 _MULTIPLES: Final[Mapping[str, int]] = {
@@ -232,7 +230,7 @@ def _starts_nothing(words: Sequence[str]) -> bool:
     program = own[0].rpartition("/")[2] if own else ""
     return (
         program in _OTHERS
-        or own[:2] == ["docker", "build"]
+        or tuple(own[:2]) in _OTHER_VERBS
         or (program.startswith("python") and own[1:3] == ["-m", "pip"])
     )
 

@@ -19,6 +19,7 @@ def test_routers_of_others_are_named_with_their_policies() -> None:
         ("python -m sglang_router.launch_router --worker-urls http://a:1", "cache_aware"),
         ("smg launch --policy random --worker-urls http://a:1 http://b:1", "random"),
         ("vllm-router --policy=power_of_two --worker-urls http://a:1", "power_of_two"),
+        ("uv run vllm-router --policy random", "random"),
         ("vllm-router --cache-threshold 1.0 --worker-urls http://a:1", "least_requests"),
         (
             "python3 -m sglang_router.launch_router --pd-disaggregation --prefill http://a:1 8998"
@@ -53,6 +54,7 @@ def test_routers_of_others_are_named_with_their_policies() -> None:
         "# vllm-router --policy random",
         "command -v vllm-router",
         "pip install vllm-router==0.1.17",
+        "uv pip install vllm-router",
         "pkill -f vllm-router",
         "cp load_balance_proxy_server_example.py /tmp",
         "",
