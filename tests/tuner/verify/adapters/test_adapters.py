@@ -1,7 +1,10 @@
 """Lines in the form of each engine, filled in from the format strings of its last two releases."""
 
+import itertools
+import re
 import time
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -137,6 +140,24 @@ def test_what_the_log_itself_says_of_a_step_is_believed() -> None:
         assert len(found.steps_s) == left
     steps_s = reader.metrics(warmup_steps=2, most_steps=9).steps_s
     assert steps_s == pytest.approx((0.9198, 0.8004), rel=1e-3)
+
+
+def test_logs_of_deepspeed_give_the_seconds_between_their_own_time_stamps() -> None:
+    # Steps of 16 samples, six of them, the first two not timed by DeepSpeed.
+    for name in ("zero3", "zero2-autoep"):
+        log = Path(__file__).parent / "logs" / f"deepspeed-0.19.8-{name}.txt"
+        job = replace(JOB, samples_per_step=16)
+        reader = LogReader(log, adapter=adapter_named("deepspeed"), job=job)
+        reader.read_on(to_end=True)
+        found = reader.metrics(warmup_steps=2, most_steps=9).steps_s
+        stamps = [
+            datetime.strptime(line[1:24], "%Y-%m-%d %H:%M:%S,%f")
+            for line in log.read_text().splitlines()
+            if re.search(r"\] step=\d", line)
+        ]
+        between_s = [(b - a).total_seconds() for a, b in itertools.pairwise(stamps)]
+        assert len(found) == 4, name
+        assert found == pytest.approx(between_s[-4:], rel=0.03), name
 
 
 @pytest.mark.parametrize(
