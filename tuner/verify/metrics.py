@@ -89,6 +89,8 @@ class LogReader:
             self._begun = b""
 
     def _take(self, line: bytes) -> None:
+        if not line.strip():
+            return
         text = line[: MAX_LINE * 4].decode("utf-8", errors="replace")
         reading = self._adapter(COLOUR.sub("", text)[:MAX_LINE], self._job)
         if reading is None:
