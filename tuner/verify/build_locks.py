@@ -7,8 +7,8 @@ gone, for ever where the builder was killed (torch 2.13, utils/file_baton.py and
     released    locks that were made while a trial ran, once all of its processes have ended
     named       any others, where a trial did not end in time
 
-Not covered: builders on other machines that share the folder, whose open files cannot be seen here;
-their locks are younger than a trial's start only where they began beside it.
+Not covered: builders on other machines or in containers that share the folder, whose open files
+cannot be seen here; their locks are younger than a trial's start only where they began beside it.
 """
 
 import contextlib
@@ -37,7 +37,9 @@ def release_builds(environment: Mapping[str, str], *, since_s: float) -> None:
 
 
 def abandoned_locks(environment: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the locks that no process of this machine holds open."""
+    """Return the locks that no process of this machine holds open; none where that is not known."""
+    if not PROCESSES.is_dir():
+        return ()
     root = _build_folder(environment)
     places = itertools.chain(root.glob("*/lock"), root.glob("*/*/lock"))
     try:

@@ -8,6 +8,7 @@ their name, `activation-checkpoint:full` for a choice.
 Read from the package torchtitan 0.3.0, config/manager.py and the models' config_registry.py.
 """
 
+import copy
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +45,6 @@ def _config(
     checkpoint: Keys,
     training: Keys,
     parallelism: Keys | None = None,
-    async_tensor: bool = False,
     **model: Any,
 ) -> Mapping[str, Keys]:
     return {
@@ -52,30 +52,39 @@ def _config(
         "training": {"disable_cuda_graphs": False, **training},
         "parallelism": parallelism or {},
         "activation_checkpoint": checkpoint,
-        "compile": {"enable": True, "enable_async_tensor_parallel": True} if async_tensor else {},
-        # The only recipe of the release; `converters` switches it on.
-        "quantize": {"linear": {"float8": {"recipe_name": "rowwise"}}}
-        if "float8" in model.get("converters", ())
-        else {},
     }
+
+
+def _in_8_bits(plain: Mapping[str, Keys], converter: str) -> Mapping[str, Keys]:
+    """Return a configuration with its products in 8 bits; float8 has the one recipe by rows."""
+    found = {**plain, "model": plain["model"] | {"converters": [converter]}}
+    if converter == "float8":
+        found["quantize"] = {"linear": {"float8": {"recipe_name": "rowwise"}}}
+    return found
 
 
 _DEEPSEEK: Final[Keys] = {"local_batch_size": 4, "seq_len": 4096}
 _INTERLEAVED: Final = "Interleaved1F1B"
+_LLAMA_8B: Final = _config(
+    "llama3", "8B", checkpoint=_SELECTIVE, training={"local_batch_size": 1, "seq_len": 8192}
+)
+_LLAMA_405B: Final = _config(
+    "llama3",
+    "405B",
+    checkpoint=_FULL,
+    training={"local_batch_size": 2, "seq_len": 8192},
+    parallelism={"tensor_parallel_degree": 8},
+)
+_DEEPSEEK_671B: Final = _config(
+    "deepseek_v3",
+    "671B",
+    checkpoint=_SELECTIVE,
+    training=_DEEPSEEK | {"disable_cuda_graphs": True},
+    parallelism={"pipeline_parallel_schedule": _INTERLEAVED, "expert_parallel_degree": 2},
+)
 CONFIGS: Final[Mapping[str, Mapping[str, Keys]]] = {
-    "llama3_8b": _config(
-        "llama3",
-        "8B",
-        checkpoint=_SELECTIVE,
-        training={"local_batch_size": 1, "seq_len": 8192},
-    ),
-    "llama3_8b_mxfp8": _config(
-        "llama3",
-        "8B",
-        checkpoint=_SELECTIVE,
-        training={"local_batch_size": 1, "seq_len": 8192},
-        converters=["mx"],
-    ),
+    "llama3_8b": _LLAMA_8B,
+    "llama3_8b_mxfp8": _in_8_bits(_LLAMA_8B, "mx"),
     "llama3_70b": _config(
         "llama3",
         "70B",
@@ -83,15 +92,10 @@ CONFIGS: Final[Mapping[str, Mapping[str, Keys]]] = {
         training={"seq_len": 8192},
         parallelism={"tensor_parallel_degree": 8},
     ),
-    "llama3_405b": _config(
-        "llama3",
-        "405B",
-        checkpoint=_FULL,
-        training={"local_batch_size": 2, "seq_len": 8192},
-        parallelism={"tensor_parallel_degree": 8},
-        async_tensor=True,
-        converters=["float8"],
-    ),
+    "llama3_405b": {
+        **_in_8_bits(_LLAMA_405B, "float8"),
+        "compile": {"enable": True, "enable_async_tensor_parallel": True},
+    },
     "deepseek_v3_16b": _config(
         "deepseek_v3",
         "16B",
@@ -107,21 +111,8 @@ CONFIGS: Final[Mapping[str, Mapping[str, Keys]]] = {
         parallelism={"pipeline_parallel_schedule": _INTERLEAVED, "expert_parallel_degree": 8},
         moe_comm_backend="hybridep",
     ),
-    "deepseek_v3_671b": _config(
-        "deepseek_v3",
-        "671B",
-        checkpoint=_SELECTIVE,
-        training=_DEEPSEEK | {"disable_cuda_graphs": True},
-        parallelism={"pipeline_parallel_schedule": _INTERLEAVED, "expert_parallel_degree": 2},
-    ),
-    "deepseek_v3_671b_float8": _config(
-        "deepseek_v3",
-        "671B",
-        checkpoint=_SELECTIVE,
-        training=_DEEPSEEK | {"disable_cuda_graphs": True},
-        parallelism={"pipeline_parallel_schedule": _INTERLEAVED, "expert_parallel_degree": 2},
-        converters=["float8"],
-    ),
+    "deepseek_v3_671b": _DEEPSEEK_671B,
+    "deepseek_v3_671b_float8": _in_8_bits(_DEEPSEEK_671B, "float8"),
     "qwen3_14b": _config(
         "qwen3", "14B", checkpoint=_FULL, training={"local_batch_size": 4, "seq_len": 4096}
     ),
@@ -211,7 +202,7 @@ def _stated(command: Command, *, source: str) -> tuple[Mapping[str, Keys], tuple
             " --module llama3 --config llama3_8b"
         )
     base = CONFIGS.get(config)
-    found = {section: dict(keys) for section, keys in (base or _UNKNOWN).items()}
+    found = copy.deepcopy(dict(base or _UNKNOWN))
     for word in words:
         if match := _CHECKPOINT.fullmatch(word):
             if match[1] not in _MODES:

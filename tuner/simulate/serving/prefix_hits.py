@@ -100,10 +100,11 @@ def by_weight(count: int, shares: Sequence[float]) -> Ints:
         count: of the requests.
         shares: of the requests that each place is to get; they add up to 1.
     """
+    share_P = np.array(shares)
     behind = np.zeros(len(shares))
     place_R = np.empty(count, dtype=np.int64)
     for request in range(count):
-        behind += shares
+        behind += share_P
         place_R[request] = place = int(behind.argmax())
         behind[place] -= 1.0
     return place_R

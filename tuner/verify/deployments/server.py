@@ -201,12 +201,8 @@ def await_request(
 
 def _named_model(url: str, key: str) -> str:
     """Return how the API calls its first model; empty where it does not say."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    asked = urllib.request.Request(
-        f"{url}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {}
-    )
     try:
-        with opener.open(asked, timeout=ANSWER_S) as answer:
+        with _opened(f"{url}/v1/models", timeout_s=ANSWER_S, key=key) as answer:
             listed = json.loads(answer.read(MOST_BYTES))
         name = listed["data"][0]["id"]
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
@@ -258,16 +254,8 @@ def _refusal(
     address: str, *, data: bytes | None = None, timeout_s: float = ANSWER_S, key: str = ""
 ) -> str:
     """Say why an address does not answer, to what is posted there; nothing when it does."""
-    # Servers are asked directly: a proxy for the world outside knows nothing of them.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    asked = urllib.request.Request(
-        address,
-        data=data,
-        headers=({"Content-Type": "application/json"} if data else {})
-        | ({"Authorization": f"Bearer {key}"} if key else {}),
-    )
     try:
-        with opener.open(asked, timeout=timeout_s) as answer:
+        with _opened(address, data=data, timeout_s=timeout_s, key=key) as answer:
             answer.read(MOST_BYTES)
             return "" if answer.status == OK else f"status {answer.status}"
     except urllib.error.HTTPError as error:
@@ -278,6 +266,19 @@ def _refusal(
         return _printable(f"{error.reason}")
     except (OSError, http.client.HTTPException, ValueError) as error:
         return _printable(str(error)) or type(error).__name__
+
+
+def _opened(
+    address: str, *, timeout_s: float, key: str, data: bytes | None = None
+) -> http.client.HTTPResponse:
+    """Ask an address, or post JSON there."""
+    # Servers are asked directly: a proxy for the world outside knows nothing of them.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    headers = {"Content-Type": "application/json"} if data else {}
+    headers |= {"Authorization": f"Bearer {key}"} if key else {}
+    asked = urllib.request.Request(address, data=data, headers=headers)
+    opened: http.client.HTTPResponse = opener.open(asked, timeout=timeout_s)
+    return opened
 
 
 def _printable(text: str) -> str:

@@ -39,6 +39,8 @@ def test_a_command_is_read_over_its_configuration() -> None:
     full = read_launch(f"{START}llama3_8b activation-checkpoint:full")
     assert (full.recompute, full.sequence) == (Recompute.FULL, 8192)
     assert not full.notes
+    for config in CONFIGS:
+        assert read_launch(f"{START}{config}").ignored == ()
 
 
 def test_a_script_is_followed_and_an_own_configuration_is_said_to_be_unknown(
@@ -132,6 +134,9 @@ def test_only_a_command_that_starts_it_is_torchtitans() -> None:
         f"{START}llama3_8b --compile.enable --compile.enable_async_tensor_parallel"
     )
     assert overlapped.overlap_tensor
+    # What one command states is not left for the next.
+    changed = read_launch(f"{START}llama3_405b --quantize.linear.float8.recipe_name tensorwise")
+    assert changed.fp8_recipe == "tensorwise"
     assert read_launch(f"{START}llama3_405b").fp8_recipe == "blockwise"
     started_s = time.process_time()
     with pytest.raises(SpecError):
