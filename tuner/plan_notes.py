@@ -129,7 +129,7 @@ def reference_notes(spec: Spec, pool: Pool, profile: Profile, machine: Machine) 
         )
     if own.num_runs == 0:
         notes.append(f"error band: {machine.residual.origin}")
-    elif machine.residual.release != measured.libraries.get("torch", ""):
+    elif own.release not in ("", measured.libraries.get("torch", "")):
         notes.append(
             f"error band: compared on torch {machine.residual.release}, the profile is of "
             f"{measured.libraries.get('torch', 'no torch')}"

@@ -2,8 +2,9 @@
 
     python tests/benchmarks/deepspeed_layouts.py [FOLDER] [--launch] [--repeats 5]
 
-FOLDER, by default examples/profiles/epyc-deepspeed, holds `profile/` of the machine and
-`steps.json`, the measured step of every launch. With `--launch` every layout (`LAYOUTS`) is planned
+FOLDER, by default examples/profiles/epyc-deepspeed, holds `profile/` of the machine,
+`routing.json`, the expert loads that the program's --routing wrote, and `steps.json`, the measured
+step of every launch. With `--launch` every layout (`LAYOUTS`) is planned
 on the profile and launched with examples/engines/deepspeed, all of them once before any again, so
 that repeats are far apart; the machine must be quiet. Printed are then, else at once:
 
@@ -63,24 +64,31 @@ LAYOUTS: Mapping[str, tuple[int, str]] = {
 """Ranks, and what the search is held to."""
 
 
-def spec_of(layout: str, profile: Path) -> str:
+def spec_of(layout: str, folder: Path) -> str:
     """Return the spec that plans one layout."""
     ranks, search = LAYOUTS[layout]
     return f"""
 schema_version: 1
 model: {MODEL}
-cluster: {{pools: [{{name: here, profile: {profile}, nodes: 1, devices_per_node: {ranks}}}]}}
-goal: {{kind: train, sequence_length: {SEQUENCE}, global_batch_size: 16, precision: bf16}}
+cluster:
+  pools:
+    - {{name: here, profile: {folder / "profile"}, nodes: 1, devices_per_node: {ranks}}}
+goal:
+  kind: train
+  sequence_length: {SEQUENCE}
+  global_batch_size: 16
+  precision: bf16
+  routing: {{path: {folder / "routing.json"}}}
 search: {{pipeline_model_parallel_size: [1], tensor_model_parallel_size: [1], {search}}}
 emit: [deepspeed]
 """
 
 
-def launched(layout: str, profile: Path, folder: Path) -> TrialRecord:
+def launched(layout: str, stored: Path, folder: Path) -> TrialRecord:
     """Plan a layout and launch it once."""
     folder.mkdir()
     spec = folder / "spec.yaml"
-    spec.write_text(spec_of(layout, profile), encoding="utf-8")
+    spec.write_text(spec_of(layout, stored), encoding="utf-8")
     api.write(folder / "plan", api.plan(spec))
     words = f"--model {shlex.quote(str(MODEL))} --sequence {SEQUENCE} --steps {{steps}}"
     api.verify(
@@ -96,22 +104,22 @@ def launched(layout: str, profile: Path, folder: Path) -> TrialRecord:
     return record
 
 
-def launches(profile: Path, *, repeats: int) -> Iterator[tuple[str, TrialRecord]]:
+def launches(stored: Path, *, repeats: int) -> Iterator[tuple[str, TrialRecord]]:
     """Launch every layout, all of them once before any again."""
     os.environ["PATH"] = f"{CHECKOUT / '.venv-deepspeed' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     os.environ |= {"DS_ACCELERATOR": "cpu", "TRAIN": str(EXAMPLE / "train.py")}
     with tempfile.TemporaryDirectory(prefix="moetune-layouts-") as scratch:
         for number, layout in itertools.product(range(repeats), LAYOUTS):
-            yield layout, launched(layout, profile, Path(scratch) / f"{number} {layout}")
+            yield layout, launched(layout, stored, Path(scratch) / f"{number} {layout}")
 
 
-def predicted(profile: Path) -> dict[str, TrialRecord]:
+def predicted(stored: Path) -> dict[str, TrialRecord]:
     """Return a trial of every layout with what the profile alone predicts of it."""
     found = {}
     with tempfile.TemporaryDirectory(prefix="moetune-layouts-") as scratch:
         for number, layout in enumerate(LAYOUTS):
             spec = Path(scratch) / "spec.yaml"
-            spec.write_text(spec_of(layout, profile), encoding="utf-8")
+            spec.write_text(spec_of(layout, stored), encoding="utf-8")
             made = api.plan(spec).plan
             assert isinstance(made, Plan)
             assert made.decision is not None
@@ -141,7 +149,7 @@ def figures(folder: Path) -> dict[str, Any]:
     measured = {layout: statistics.median(of) for layout, of in steps_s.items()}
     plain = {
         layout: record.model_copy(update={"measured_step_s": measured[layout]})
-        for layout, record in predicted(folder / "profile").items()
+        for layout, record in predicted(folder).items()
     }
     from_others = {
         layout: corrected_step_s(
@@ -196,7 +204,7 @@ def main() -> int:
             ["bash", "-c", f"set -e; {setup}; setup_deepspeed", "_", str(CHECKOUT)], check=True
         )
         steps_s: dict[str, list[float]] = {layout: [] for layout in LAYOUTS}
-        for layout, record in launches(folder / "profile", repeats=options.repeats):
+        for layout, record in launches(folder, repeats=options.repeats):
             if record.status != "ok" or not record.measured_step_s:
                 raise SystemExit(f"{layout}: {record.status}: {record.reason}")
             steps_s[layout].append(record.measured_step_s)

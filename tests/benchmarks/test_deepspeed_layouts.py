@@ -13,7 +13,5 @@ def test_layouts_of_deepspeed_are_predicted_from_the_others() -> None:
     assert found["median_error"] <= 0.15
     assert max(row["error"] for row in found["rows"]) <= 0.3
     assert found["pairs"] >= 25
-    # What AutoEP takes in its own operators is not in the profile of the reference step.
-    assert len(found["wrong"]) <= 0.1 * found["pairs"] + 1
-    unlike = [pair for pair in found["wrong"] if not any("AutoEP" in name for name in pair)]
-    assert len(unlike) <= 1
+    # Without the expert loads (goal.routing) four pairs of ZeRO 1 and AutoEP are wrong, 88 %.
+    assert len(found["wrong"]) <= 0.1 * found["pairs"]

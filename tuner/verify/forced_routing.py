@@ -87,7 +87,7 @@ def forced_routing(
         return ForcedRouting()
     if TARGET not in plan.emit:
         engine = programs(plan.emit)[0]
-        said = f"the recorded routing is not reproduced: {engine} has no flag for it"
+        said = f"experts are loaded as the router decides: {engine} cannot force recorded loads"
         # The reference step routes as recorded by itself.
         return ForcedRouting(told="" if engine == REFERENCE else said)
     degree = decision.expert_model_parallel_size

@@ -85,6 +85,8 @@ def fitted_residual(trials: Sequence[TrialRecord], *, prior: Residual) -> Residu
     band_ratio = max(0.02, float(np.quantile(left_out, 0.9)))
     if band_ratio > MOST_BAND:
         return None
+    # Only the reference step says what it ran on.
+    device = f" on {ran[0].device}" if ran[0].device else ""
     return Residual(
         engine=ran[0].engine,
         release=ran[0].release,
@@ -92,7 +94,7 @@ def fitted_residual(trials: Sequence[TrialRecord], *, prior: Residual) -> Residu
         computation=prior.computation * computation,
         communication=prior.communication * communication,
         band_ratio=band_ratio,
-        origin=f"{len(ran)} trials on {ran[0].device}, each predicted from the others",
+        origin=f"{len(ran)} trials{device}, each predicted from the others",
         num_runs=len(ran),
     )
 

@@ -23,6 +23,9 @@ step() {
   "$@"
 }
 
+# Random weights route unevenly: one of two expert-parallel ranks gets three quarters of a layer.
+step env DS_ACCELERATOR=cpu "$DEEPSPEED_VENV/bin/python" "$HERE/train.py" --model "$MODEL" --sequence 256 \
+  --routing "$OUT/routing.json"
 step moetune profile -o "$OUT/profile" --for "$SPEC" --budget 90s --ranks 2
 step moetune plan "$SPEC" -o "$OUT/plan" --profile "$OUT/profile"
 # run.sh of the plan takes torchrun and the program from this environment.

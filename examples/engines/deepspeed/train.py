@@ -1,6 +1,10 @@
 """Trains a small Mixture-of-Experts model of transformers with DeepSpeed: a program to start from.
 
     TRAIN=train.py bash PLAN/launch/deepspeed/run.sh --model config.json --steps 8 --sequence 256
+    python train.py --model config.json --sequence 256 --routing routing.json
+
+The second command trains nothing: it writes which experts the model's tokens go to, for the spec's
+`goal.routing`. Experts in parallel wait for the rank with the most tokens, in every layer.
 
 What a plan decides (batch, precision, ZeRO, AutoTP, AutoEP) is in the `deepspeed.json` that run.sh
 names; the model, the text, the optimizer and the learning rate belong to this program. Text: the
@@ -28,6 +32,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-4)
     parser.add_argument("--recompute", action="store_true", help="recompute every layer")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--routing", type=Path, help="write the expert loads there, do not train")
     # The launcher of DeepSpeed gives it; torchrun sets LOCAL_RANK instead.
     parser.add_argument("--local_rank", type=int, default=-1)
     return deepspeed.add_config_arguments(parser).parse_args()
@@ -49,6 +54,14 @@ def bytes_of_text(most: int = 4_000_000) -> torch.Tensor:
     return torch.frombuffer(bytearray(text[:most]), dtype=torch.uint8).long()
 
 
+def sequences_of(
+    text: torch.Tensor, generator: torch.Generator, count: int, sequence: int
+) -> torch.Tensor:
+    """Draw sequences [count, tokens] of the text."""
+    starts = torch.randint(len(text) - sequence, (count,), generator=generator)
+    return torch.stack([text[start : start + sequence] for start in starts.tolist()])
+
+
 def micro_batches(engine: Any, *, sequence: int, seed: int) -> Iterator[torch.Tensor]:
     """Draw micro-batches of token ids [sequences, tokens], others on every replica."""
     text = bytes_of_text()
@@ -57,16 +70,41 @@ def micro_batches(engine: Any, *, sequence: int, seed: int) -> Iterator[torch.Te
     generator = torch.Generator().manual_seed(seed + replica)
     count = engine.train_micro_batch_size_per_gpu()
     while True:
-        starts = torch.randint(len(text) - sequence, (count,), generator=generator)
-        yield torch.stack([text[start : start + sequence] for start in starts.tolist()])
+        yield sequences_of(text, generator, count, sequence)
 
 
-def main() -> None:
-    """Train."""
-    chosen = options()
+def expert_loads(model: torch.nn.Module, ids: torch.Tensor) -> list[list[int]]:
+    """Count the tokens of ids [sequences, tokens] by layer and expert; every layer has experts."""
+    config = model.config
+    with torch.no_grad():
+        scores = model(input_ids=ids, output_router_logits=True).router_logits
+    if len(scores) != config.num_hidden_layers:
+        raise SystemExit("--routing: some layers of the model have no experts")
+    chosen = [of.topk(config.num_experts_per_tok).indices.flatten() for of in scores]
+    experts = scores[0].shape[-1]
+    return [torch.bincount(of, minlength=experts).tolist() for of in chosen]
+
+
+def write_routing(file: Path, model: torch.nn.Module, *, sequence: int, seed: int) -> None:
+    """Write the expert loads of 64 sequences, in the layout that a spec's `goal.routing` names."""
+    ids = sequences_of(bytes_of_text(), torch.Generator().manual_seed(seed), 64, sequence)
+    counts = expert_loads(model, ids)
+    recording = {
+        "model": model.config.model_type,
+        "domain": "Python's standard library",
+        "tokens": ids.numel(),
+        "top_k": model.config.num_experts_per_tok,
+        "num_logical_experts": len(counts[0]),
+        "layer_ids": list(range(len(counts))),
+        "logical_count": counts,
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(recording) + "\n", encoding="utf-8")
+
+
+def train(chosen: argparse.Namespace, model: torch.nn.Module) -> None:
+    """Train the model as the plan says."""
     written = json.loads(Path(chosen.deepspeed_config).read_text(encoding="utf-8"))
-    torch.manual_seed(chosen.seed)
-    model = model_of(chosen.model, recompute=chosen.recompute)
     optimizer = None
     if "optimizer" not in written:
         optimizer = torch.optim.AdamW(model.parameters(), lr=chosen.learning_rate)
@@ -81,6 +119,17 @@ def main() -> None:
         if engine.global_rank == 0:
             print(f"step {step + 1} loss {loss.item():.4f}", flush=True)
     deepspeed.comm.destroy_process_group()
+
+
+def main() -> None:
+    """Train, or write the expert loads."""
+    chosen = options()
+    torch.manual_seed(chosen.seed)
+    model = model_of(chosen.model, recompute=chosen.recompute)
+    if chosen.routing is None:
+        train(chosen, model)
+    else:
+        write_routing(chosen.routing, model, sequence=chosen.sequence, seed=chosen.seed)
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ def test_nothing_is_forced_where_nothing_was_recorded_or_no_flag_exists(
         found = forced_routing(other, plan.decision, record)
         assert found.arguments == ()
         assert found.told == (
-            f"the recorded routing is not reproduced: {engine} has no flag for it"
+            f"experts are loaded as the router decides: {engine} cannot force recorded loads"
         )
     reference = plan.model_copy(update={"emit": ("reference",)})
     assert forced_routing(reference, plan.decision, record).told == ""
