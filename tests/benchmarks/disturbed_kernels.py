@@ -42,7 +42,7 @@ from profilers.registry import load_suite
 from profilers.sentinel import POWERS, Sentinel
 from profilers.store import read_profile
 from profilers.team import Alone
-from profilers.testing import UnmappedClock
+from tests.profilers.testing import UnmappedClock
 
 STORED = Path(__file__).parents[2] / "examples/profiles/epyc-quickstart-1/used/profile"
 FAMILIES = (

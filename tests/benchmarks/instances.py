@@ -21,8 +21,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from solvers.instances.alternatives import alternatives
 from solvers.instances.dominance import undominated
 from solvers.instances.problem import Objective
-from solvers.instances.testing import mixed_pool
 from solvers.registry import INSTANCES
+from tests.solvers.instances.testing import mixed_pool
 
 TIME_LIMIT_S = 10.0
 BAND_RATIO = 0.02

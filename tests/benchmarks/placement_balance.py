@@ -4,8 +4,8 @@
 
 with the load of an expert split evenly over its replicas; EPLB's rule on the same loads stands
 beside every figure. Loads are the synthetic families of
-`solvers/placement/balance/testing.py` and, where `--routing` names a folder with recordings in the
-project's own layout, those of OLMoE and Mixtral.
+`tests/solvers/placement/balance/testing.py` and, where `--routing` names a folder with recordings
+in the project's own layout, those of OLMoE and Mixtral.
 
 1. one workload of 58 layers of 256 experts;
 2. one plan for four families, the gap of each against its own bound, averaged;
@@ -36,9 +36,9 @@ from solvers.placement.balance import check
 from solvers.placement.balance.certificate import gap_ratio
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.problem import BalanceProblem
-from solvers.placement.balance.testing import even_weights, families
 from solvers.placement.ranks import Floats, Placement, Ranks
 from solvers.registry import BALANCE
+from tests.solvers.placement.balance.testing import even_weights, families
 
 LAYERS, EXPERTS, SEED = 58, 256, 2024
 ONE_WORKLOAD = ((32, 9), (72, 4), (64, 5))

@@ -34,12 +34,12 @@ from solvers.placement.balance.eplb import eplb
 from solvers.placement.chain import check
 from solvers.placement.chain.moetuner import balanced_clusters, cluster_flows, clusters_to_ranks
 from solvers.placement.chain.problem import ChainProblem, Measure
-from solvers.placement.chain.testing import latent_clusters
 from solvers.placement.coactivation import check as coactivation_check
-from solvers.placement.coactivation.testing import with_topics
 from solvers.placement.ranks import Ranks, contiguous
 from solvers.placement.single_check import rank_loads
 from solvers.registry import CHAIN, COACTIVATION
+from tests.solvers.placement.chain.testing import latent_clusters
+from tests.solvers.placement.coactivation.testing import with_topics
 
 LEAST_SAVED_RATIO: Final = 0.25
 MOST_SWEEP_S: Final = 10.0

@@ -55,7 +55,6 @@ import numpy as np
 from profilers.routing.store import read_recording
 from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.problem import BalanceProblem, Dispatch
-from solvers.placement.balance.testing import families
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.sampling import expected_loads, sampled_loads
@@ -72,6 +71,7 @@ from tests.benchmarks.dispatch_results import (
     text_of,
 )
 from tests.benchmarks.sglang_expert_location import ExpertLocation, expert_location_file
+from tests.solvers.placement.balance.testing import families
 from tuner.place_api import place
 from tuner.planner.place.candidates import rule_of
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of

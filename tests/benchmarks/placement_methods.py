@@ -23,9 +23,9 @@ import numpy as np
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.chain.moetuner import clusters_to_ranks
 from solvers.placement.chain.problem import Measure
-from solvers.placement.chain.testing import latent_clusters
 from solvers.placement.ranks import Ranks
 from solvers.registry import BALANCE
+from tests.solvers.placement.chain.testing import latent_clusters
 
 SIGMA: Final = 0.6
 LAYERS: Final = 2

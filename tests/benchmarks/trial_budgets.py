@@ -2,10 +2,10 @@
 
     python tests/benchmarks/trial_budgets.py SPEC.yaml MACHINES DEVICES HOURS...
 
-Plans the spec on datasheets, and lets hidden machines (tuner/verify/budget/testing.py) answer the
-trials of its candidates: eight at most, under each budget and on so many devices. Prints how many
-whole jobs lie within the errors that were stated, how large those and the real ones are, and how
-much slower than the best the chosen candidate is, beside launching the plan's first candidates
+Plans the spec on datasheets, and lets hidden machines (tests/tuner/verify/budget/testing.py) answer
+the trials of its candidates: eight at most, under each budget and on so many devices. Prints how
+many whole jobs lie within the errors that were stated, how large those and the real ones are, and
+how much slower than the best the chosen candidate is, beside launching the plan's first candidates
 whole for as long, on all devices.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
 from tuner.costs.analytic.calibration import shipped
 from tuner.planner.analytic.asking import question_of, site_of
@@ -24,7 +25,6 @@ from tuner.verify.budget.estimates import estimates
 from tuner.verify.budget.possible import Possible
 from tuner.verify.budget.production import production_prices
 from tuner.verify.budget.spending import Budget, Spending
-from tuner.verify.budget.testing import HiddenMachine
 from tuner.verify.candidates import Candidates
 
 TRIALS, START_UP_S, STEPS = 8, 120.0, 12

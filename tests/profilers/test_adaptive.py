@@ -10,8 +10,8 @@ from profilers.interpolation import fit_rows
 from profilers.records import AXES, Case, Measurement, Status
 from profilers.revisits import MAX_VISITS
 from profilers.schedule import Plan
-from profilers.testing import gemm_row
 from profilers.visits import Visit
+from tests.profilers.testing import gemm_row
 
 KNEE_BYTES = 2**20
 

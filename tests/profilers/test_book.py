@@ -9,8 +9,8 @@ from profilers.job import Job
 from profilers.records import AXES, Case, Measurement
 from profilers.schedule import Step
 from profilers.store import read_header, read_profile
-from profilers.testing import FakeBench, fake_machine, gemm_case, gemm_row
 from profilers.visits import Visit
+from tests.profilers.testing import FakeBench, fake_machine, gemm_case, gemm_row
 
 
 def job(out: Path = Path("out"), *, budget_s: float = 60.0, begun_s: float | None = None) -> Job:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from profilers.compare import Verdict, compare, holm, incomparable, incomplete_beta, welch_p
 from profilers.errors import MachineMismatchError
 from profilers.records import Measurement, Status
-from profilers.testing import fake_machine, fake_profile, gemm_case, gemm_row
+from tests.profilers.testing import fake_machine, fake_profile, gemm_case, gemm_row
 
 TIMES = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=8)
 

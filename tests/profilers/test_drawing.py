@@ -8,7 +8,7 @@ from profilers.drawing import SIZES, drawn, lines
 from profilers.kernels import attention, gemm, grouped_gemm, memory_bound
 from profilers.kernels.grouped_gemm import row_counts
 from profilers.records import AXES, Case, Measurement, Status
-from profilers.testing import gemm_case
+from tests.profilers.testing import gemm_case
 
 CPU = torch.device("cpu")
 GRIDS = {

@@ -4,7 +4,7 @@ from profilers.adaptive import Infill
 from profilers.filling import FILL_S, Fill, next_fill, next_late
 from profilers.records import Measurement
 from profilers.schedule import Plan
-from profilers.testing import gemm_case, gemm_row
+from tests.profilers.testing import gemm_case, gemm_row
 
 
 def fill(rows: list[Measurement], *, weight: float = 1.0, error_ratio: float = 0.1) -> Fill:

@@ -15,7 +15,7 @@ from profilers.interpolation import (
 )
 from profilers.records import Case, Measurement, Status
 from profilers.series import Series
-from profilers.testing import fake_profile, gemm_case, gemm_row
+from tests.profilers.testing import fake_profile, gemm_case, gemm_row
 
 GEMM = Series("gemm", "", "fp32", "forward")
 SENT = Series("collective", "all_reduce", "", "")

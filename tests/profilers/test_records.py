@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profilers.testing import gemm_case, gemm_row
+from tests.profilers.testing import gemm_case, gemm_row
 
 TIMES = st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=12)
 

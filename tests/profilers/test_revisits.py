@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from profilers.records import Case
 from profilers.revisits import LEAST_AGAIN, MAX_VISITS, MOST_AGAIN, Revisits
-from profilers.testing import gemm_case
+from tests.profilers.testing import gemm_case
 
 SIZES = range(1, 41)
 ERROR_RATIO = 0.1

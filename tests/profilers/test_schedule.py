@@ -8,7 +8,7 @@ from profilers.schedule import (
     distinct,
     key,
 )
-from profilers.testing import gemm_case, gemm_row
+from tests.profilers.testing import gemm_case, gemm_row
 
 
 def plan(*, asked: list[Case], grid: list[Case], rows: list[Measurement] | None = None) -> Plan:

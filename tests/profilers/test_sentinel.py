@@ -8,7 +8,7 @@ import pytest
 
 from profilers.cores import Cores
 from profilers.sentinel import FORGETS_S, LOOK_EVERY_S, POWERS, TIMES, Sentinel
-from profilers.testing import FakeClock
+from tests.profilers.testing import FakeClock
 
 WORK_S = 1e-3
 

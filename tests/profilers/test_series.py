@@ -5,7 +5,7 @@ import pytest
 
 from profilers.records import Case, Measurement, Status
 from profilers.series import together_s
-from profilers.testing import gemm_case, gemm_row
+from tests.profilers.testing import gemm_case, gemm_row
 
 SIZES = tuple(range(16, 16 + 200))
 

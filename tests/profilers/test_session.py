@@ -32,7 +32,7 @@ from profilers.progress import ProgressEvent
 from profilers.records import Case, Status
 from profilers.session import measure_profile
 from profilers.store import read_header, read_profile, write_header
-from profilers.testing import gemm_case
+from tests.profilers.testing import gemm_case
 
 ALONE: dict[str, str] = {}
 RANK_ARGUMENT = 5

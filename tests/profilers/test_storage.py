@@ -8,7 +8,7 @@ from profilers.bench import Setting
 from profilers.records import Case, Measurement, Status
 from profilers.storage import SIZES, StorageBench
 from profilers.team import Alone
-from profilers.testing import UnmappedClock
+from tests.profilers.testing import UnmappedClock
 
 
 def bench(directory: Path) -> StorageBench:

@@ -31,7 +31,7 @@ from profilers.store import (
     write_profile,
     write_table,
 )
-from profilers.testing import fake_machine, fake_profile, gemm_case, gemm_row
+from tests.profilers.testing import fake_machine, fake_profile, gemm_case, gemm_row
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "")
 RANKS = ("sender", "receiver")

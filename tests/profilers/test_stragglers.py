@@ -7,7 +7,7 @@ import pytest
 from profilers.links.matrix import links_of, shared_ratio
 from profilers.records import Case, Measurement
 from profilers.stragglers import Straggler, has_peers, stragglers
-from profilers.testing import fake_machine, fake_profile
+from tests.profilers.testing import fake_machine, fake_profile
 
 GIGABIT = 1.25e8
 LARGEST = 2**23

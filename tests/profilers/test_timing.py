@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from profilers.testing import FakeClock
 from profilers.timing import (
     LONG_S,
     PeerFailedError,
@@ -15,6 +14,7 @@ from profilers.timing import (
     measure_fresh,
     spread_of_median,
 )
+from tests.profilers.testing import FakeClock
 
 
 def task(clock: FakeClock, *durations_s: float) -> Callable[[], None]:

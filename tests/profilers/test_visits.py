@@ -6,8 +6,8 @@ import pytest
 
 from profilers.records import Case, Measurement, Status
 from profilers.sentinel import POWERS
-from profilers.testing import gemm_case, gemm_row
 from profilers.visits import SAME_RATIO, Visit, Visits
+from tests.profilers.testing import gemm_case, gemm_row
 
 FAILED = Measurement(case=gemm_case(8), status=Status.FAILED, error="no")
 

@@ -10,9 +10,9 @@ from solvers import registry
 from solvers.errors import RejectedClaimError, UnknownSolverError
 from solvers.family import Family
 from solvers.layout.problem import Layout, LayoutProblem
-from solvers.layout.testing import large_problem
 from solvers.registry import LAYOUT
 from solvers.result import Claim, Status
+from tests.solvers.layout.testing import large_problem
 
 
 @pytest.fixture(scope="module")

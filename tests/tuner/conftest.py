@@ -25,8 +25,9 @@ from profilers.records import AXES, Case, Measurement, Profile
 from profilers.series import Series
 from profilers.steps.config import LayerKind
 from profilers.store import write_header, write_table
-from profilers.testing import fake_machine, fake_profile
 from profilers.work import PASSES, work
+from tests.profilers.testing import fake_machine, fake_profile
+from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import Residual
@@ -36,7 +37,6 @@ from tuner.plan_folder import read_plan, read_used_profile, write_plan
 from tuner.planner.shapes import cases_for
 from tuner.spec.model import Attention, ModelSpec, Moe
 from tuner.spec.read import read_spec
-from tuner.verify.testing import FakeLauncher
 
 Fields = dict[str, Any]
 

@@ -13,15 +13,15 @@ from profilers.errors import ProfileUnreadableError
 from profilers.machine import fingerprint
 from profilers.records import Profile
 from profilers.store import write_header
-from profilers.testing import fake_machine, fake_profile
 from solvers.errors import UnknownSolverError
+from tests.profilers.testing import fake_machine, fake_profile
+from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.errors import OutsideProfileError, PlanUnreadableError, SpecError, UnknownDeviceError
 from tuner.plan_folder import VERIFIED_NAME, read_plan, write_plan
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.read import read_spec
 from tuner.verify.records import Verified
-from tuner.verify.testing import FakeLauncher
 from tuner.verify.verification import Effort, Watcher
 
 Fields = dict[str, Any]

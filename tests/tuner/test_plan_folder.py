@@ -12,6 +12,7 @@ import pytest
 
 from profilers.errors import ProfileUnreadableError
 from profilers.sole_writer import sole_writer
+from tests.tuner.verify.testing import FakeLauncher
 from tuner import api, plan_folder
 from tuner.errors import OutputError, PlanUnreadableError
 from tuner.plan import Plan, VerifiedPlan
@@ -25,7 +26,6 @@ from tuner.plan_folder import (
     write_folder,
     write_plan,
 )
-from tuner.verify.testing import FakeLauncher
 from tuner.verify.verification import Effort, Watcher
 
 Launcher = Callable[..., FakeLauncher]

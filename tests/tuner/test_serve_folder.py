@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.emit.placement.testing import sample_decision, sample_placement
+from tests.tuner.emit.placement.testing import sample_decision, sample_placement
 from tuner.errors import SpecError
 from tuner.serve_api import Deployed, deploy
 from tuner.serve_folder import write_serve_plan

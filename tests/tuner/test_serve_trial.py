@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from tuner.emit.serving.pods import POOL_LABEL
-from tuner.emit.serving.testing import (
+from tests.tuner.emit.serving.testing import (
     AFD_ENGINE,
     aggregated,
     attention_expert,
@@ -11,6 +10,7 @@ from tuner.emit.serving.testing import (
     islands,
     sample_serving,
 )
+from tuner.emit.serving.pods import POOL_LABEL
 from tuner.serve_plan import ServeDecision
 from tuner.serve_trial import Reached, prepared_launch, write_launch_files
 from tuner.spec.huggingface.read import read_model

@@ -7,7 +7,7 @@ from profilers.errors import ProfileUnreadableError
 from profilers.imports.link_matrix import link_matrix_csv, read_link_matrix
 from profilers.records import Case, Measurement
 from profilers.store import write_profile
-from profilers.testing import fake_machine, fake_profile
+from tests.profilers.testing import fake_machine, fake_profile
 
 
 def run(folder: Path, hosts: tuple[str, ...], *, time_us: float, name: str = "sendrecv") -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from profilers.errors import RankError
 from profilers.kernels.expert_loads import time_expert_loads
-from profilers.testing import UnmappedClock
+from tests.profilers.testing import UnmappedClock
 
 
 def test_every_load_is_timed_several_times() -> None:

@@ -9,8 +9,8 @@ import pytest
 from profilers.kernels.autograd import Prepared
 from profilers.kernels.suite import measure_kernel
 from profilers.records import Measurement, Status
-from profilers.testing import FakeClock, gemm_case
 from profilers.timing import Agreed
+from tests.profilers.testing import FakeClock, gemm_case
 
 RANKS = 2
 PATIENCE_S = 20.0

@@ -34,8 +34,8 @@ from profilers.kernels.suite import (
 from profilers.records import AXES, Case, Measurement, Status
 from profilers.schedule import distinct
 from profilers.team import Alone
-from profilers.testing import UnmappedClock, gemm_case
 from profilers.timing import HostClock
+from tests.profilers.testing import UnmappedClock, gemm_case
 
 CPU = torch.device("cpu")
 TINY: dict[str, dict[str, int]] = {

@@ -12,8 +12,8 @@ from profilers.kv_transfer.suite import DTYPES, KINDS, ConversionBench, benches,
 from profilers.records import Case, Status
 from profilers.schedule import distinct
 from profilers.team import Alone
-from profilers.testing import UnmappedClock
 from profilers.work import work
+from tests.profilers.testing import UnmappedClock
 
 
 def bench() -> ConversionBench:

@@ -6,8 +6,8 @@ from profilers.links.collectives import BUILDERS, uneven_shares
 from profilers.links.groups import Shape
 from profilers.links.suite import TeamClock, kinds_of
 from profilers.team import Alone
-from profilers.testing import FakeClock
 from profilers.timing import measure
+from tests.profilers.testing import FakeClock
 
 
 def test_the_first_receiver_gets_two_and_a_half_shares() -> None:

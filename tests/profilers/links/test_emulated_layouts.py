@@ -13,10 +13,10 @@ import pytest
 
 from profilers.steps.config import StepConfig, StepReport
 from profilers.store import read_profile
+from tests.tuner.planner.testing import LayoutRuns, MeasuredLayouts, judged
 from tuner.api import machine_of, plan, work_of
 from tuner.launch.step_config import step_config
 from tuner.plan import Plan, TrainDecision
-from tuner.planner.testing import LayoutRuns, MeasuredLayouts, judged
 from tuner.verify.neighbourhood import degrees_name
 
 EXAMPLE = Path(__file__).parents[3] / "examples/profiles/emulated-2x2"

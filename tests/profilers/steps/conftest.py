@@ -87,7 +87,7 @@ def observe_all(directory: Path, cases: Mapping[str, Fields], *, ranks: int) -> 
     """Run the cases in one job of so many ranks."""
     written, results = directory / f"cases{ranks}.json", directory / f"results{ranks}.pt"
     written.write_text(json.dumps(dict(cases)), encoding="utf-8")
-    done = launch("profilers.steps.testing", str(written), str(results), ranks=ranks)
+    done = launch("tests.profilers.steps.testing", str(written), str(results), ranks=ranks)
     assert done.returncode == 0, done.stderr[-4000:]
     observed: Observed = torch.load(results, weights_only=True)
     return observed

@@ -3,13 +3,13 @@ import dataclasses
 import numpy as np
 import pytest
 
-from solvers.instances import brute_force
 from solvers.instances.alternatives import alternatives
 from solvers.instances.check import violations
 from solvers.instances.dominance import undominated
 from solvers.instances.problem import Column, InstancePlan, InstancesProblem, Objective
-from solvers.instances.testing import mixed_pool, one_pool, tiny_problem
 from solvers.registry import INSTANCES
+from tests.solvers.instances import brute_force
+from tests.solvers.instances.testing import mixed_pool, one_pool, tiny_problem
 
 TIME_LIMIT_S = 60.0
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solvers.errors import RejectedClaimError
-from solvers.instances import brute_force
 from solvers.instances.check import devices
 from solvers.instances.problem import (
     InstancePlan,
@@ -22,9 +21,10 @@ from solvers.instances.problem import (
     Role,
     Route,
 )
-from solvers.instances.testing import mixed_pool, one_pool, tiny_problem
 from solvers.registry import INSTANCES
 from solvers.result import Claim, Outcome, Status
+from tests.solvers.instances import brute_force
+from tests.solvers.instances.testing import mixed_pool, one_pool, tiny_problem
 
 SEEDS = range(24)
 TIME_LIMIT_S = 60.0

@@ -2,9 +2,9 @@ import pytest
 
 from solvers.instances.counts import common_unit
 from solvers.instances.problem import Objective
-from solvers.instances.testing import mixed_pool
 from solvers.registry import INSTANCES
 from solvers.result import Status
+from tests.solvers.instances.testing import mixed_pool
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from solvers.instances import brute_force
 from solvers.instances.dominance import undominated
 from solvers.instances.problem import Column, Objective
-from solvers.instances.testing import mixed_pool, one_pool, tiny_problem
+from tests.solvers.instances import brute_force
+from tests.solvers.instances.testing import mixed_pool, one_pool, tiny_problem
 
 
 def column(devices: int, rate_per_s: float, price: float, group: int = 0) -> Column:

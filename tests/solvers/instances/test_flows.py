@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from solvers.instances import brute_force
 from solvers.instances.check import violations
 from solvers.instances.flows import first_cuts, fullest, slowed
 from solvers.instances.problem import InstancesProblem, Objective
-from solvers.instances.testing import tiny_problem
+from tests.solvers.instances import brute_force
+from tests.solvers.instances.testing import tiny_problem
 
 
 def drawn(seed: int) -> tuple[InstancesProblem, list[tuple[int, ...]]]:

@@ -6,11 +6,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from solvers.layout import brute_force
 from solvers.layout.problem import Layout, LayoutProblem
-from solvers.layout.testing import interleaved_problem, large_problem, tiny_problem
 from solvers.registry import LAYOUT
 from solvers.result import Outcome, Status
+from tests.solvers.layout import brute_force
+from tests.solvers.layout.testing import interleaved_problem, large_problem, tiny_problem
 
 SEEDS = range(96)
 TIME_LIMIT_S = 60.0

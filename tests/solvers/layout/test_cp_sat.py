@@ -7,8 +7,8 @@ import pytest
 from ortools.sat.python import cp_model
 
 from solvers.layout import cp_sat
-from solvers.layout.testing import interleaved_problem, tiny_problem
 from solvers.registry import LAYOUT
+from tests.solvers.layout.testing import interleaved_problem, tiny_problem
 
 
 def test_an_interrupt_stops_the_search_and_is_raised() -> None:

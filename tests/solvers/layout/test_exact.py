@@ -1,9 +1,9 @@
 import numpy as np
 
 from solvers.layout import exact
-from solvers.layout.testing import interleaved_problem, large_problem
 from solvers.registry import LAYOUT
 from solvers.result import Status
+from tests.solvers.layout.testing import interleaved_problem, large_problem
 
 
 def test_out_of_time_it_keeps_an_honest_bound() -> None:

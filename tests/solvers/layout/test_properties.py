@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.layout.relax import with_extra_memory
-from solvers.layout.testing import tiny_problem
 from solvers.registry import LAYOUT
 from solvers.result import Outcome, Status
+from tests.solvers.layout.testing import tiny_problem
 
 few_examples = settings(deadline=None, max_examples=40, derandomize=True)
 

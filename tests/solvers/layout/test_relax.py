@@ -3,12 +3,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from solvers.layout import brute_force, check
+from solvers.layout import check
 from solvers.layout.problem import LayoutProblem
 from solvers.layout.relax import nearest_relaxation, with_extra_memory
-from solvers.layout.testing import interleaved_problem, large_problem, tiny_problem
 from solvers.registry import LAYOUT
 from solvers.result import Status
+from tests.solvers.layout import brute_force
+from tests.solvers.layout.testing import interleaved_problem, large_problem, tiny_problem
 
 MakeProblem = Callable[..., LayoutProblem]
 

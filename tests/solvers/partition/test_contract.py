@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solvers.errors import RejectedClaimError, UnknownSolverError
-from solvers.partition import brute_force
 from solvers.partition.problem import Partition, PartitionProblem, PartitionStage
-from solvers.partition.testing import tiny_problem, two_pools
 from solvers.registry import PARTITION
 from solvers.result import Claim, Outcome, Status
+from tests.solvers.partition import brute_force
+from tests.solvers.partition.testing import tiny_problem, two_pools
 
 SEEDS = range(60)
 TIME_LIMIT_S = 60.0

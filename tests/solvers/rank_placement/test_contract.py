@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from solvers.errors import RejectedClaimError, UnknownSolverError
-from solvers.rank_placement import brute_force
 from solvers.rank_placement.bound import lower_bound_s
 from solvers.rank_placement.check import objective
 from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
-from solvers.rank_placement.testing import racks, tiny_problem
 from solvers.registry import RANK_PLACEMENT
 from solvers.result import Claim, Outcome, Status
+from tests.solvers.rank_placement import brute_force
+from tests.solvers.rank_placement.testing import racks, tiny_problem
 
 SEEDS = range(40)
 SEEDS_OF = {"milp": range(16)}

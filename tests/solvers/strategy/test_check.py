@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from solvers.errors import RejectedClaimError
-from solvers.layout.testing import large_problem
 from solvers.registry import LAYOUT, STRATEGY
 from solvers.result import Claim, Status
 from solvers.strategy import check
 from solvers.strategy.problem import Strategy, StrategyProblem
-from solvers.strategy.testing import tiny_strategies
+from tests.solvers.layout.testing import large_problem
+from tests.solvers.strategy.testing import tiny_strategies
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import pytest
 
 from solvers.registry import STRATEGY
 from solvers.result import Outcome, Status
-from solvers.strategy import brute_force
 from solvers.strategy.problem import Strategy, StrategyProblem
-from solvers.strategy.testing import tiny_strategies
+from tests.solvers.strategy import brute_force
+from tests.solvers.strategy.testing import tiny_strategies
 
 SEEDS = range(60)
 TIME_LIMIT_S = 60.0

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from profilers.errors import MissingLibraryError, ProfileUnreadableError
 from profilers.records import ProfileHeader
 from profilers.store import write_header
-from profilers.testing import fake_machine
 from solvers.errors import RejectedClaimError
+from tests.profilers.testing import fake_machine
 from tuner.__main__ import main, shadowed
 from tuner.cli import app as frame
 from tuner.errors import OutputError, SpecError

@@ -1,7 +1,7 @@
 """What `moetune profile show` says of the sizes between the measured ones."""
 
 from profilers.records import Checked, TableInfo
-from profilers.testing import fake_profile, gemm_row
+from tests.profilers.testing import fake_profile, gemm_row
 from tuner.cli.profile import summary
 
 

@@ -8,7 +8,7 @@ import pytest
 from profilers.links.groups import FLAT, HIERARCHICAL
 from profilers.records import Case, Measurement, Profile
 from profilers.store import write_profile
-from profilers.testing import fake_machine, fake_profile, gemm_row
+from tests.profilers.testing import fake_machine, fake_profile, gemm_row
 from tuner.cli import app as frame
 from tuner.cli.profile_links import (
     MOST_LINKS,

@@ -9,7 +9,7 @@ import pytest
 
 from profilers.routing.store import read_header, read_recording
 from profilers.store import write_profile
-from profilers.testing import fake_profile, gemm_row
+from tests.profilers.testing import fake_profile, gemm_row
 from tuner.cli import app as frame
 from tuner.cli.profile_routing import layer_ids
 from tuner.errors import TunerError

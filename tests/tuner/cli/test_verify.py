@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.cli import app as frame
 from tuner.cli.trials import live_table, time_left
@@ -16,7 +17,6 @@ from tuner.cli.verify_text import verified_text
 from tuner.plan_folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.train_words import short_decision
 from tuner.verify.records import Verified
-from tuner.verify.testing import FakeLauncher
 from tuner.verify.verification import Effort
 
 Captured = pytest.CaptureFixture[str]

@@ -116,7 +116,7 @@ def _observed(folder: Path, settings: Mapping[str, Setting], *, ranks: int) -> d
     if ranks > 1:
         starter += ["profilers.local_ranks", "--ranks", str(ranks)]
     done = subprocess.run(
-        [sys.executable, "-P", *starter, "profilers.steps.testing", str(cases), str(results)],
+        [sys.executable, "-P", *starter, "tests.profilers.steps.testing", str(cases), str(results)],
         capture_output=True,
         text=True,
         timeout=200,

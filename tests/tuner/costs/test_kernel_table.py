@@ -3,7 +3,7 @@ from collections.abc import Callable
 import pytest
 
 from profilers.records import Case, Profile
-from profilers.testing import fake_profile, gemm_case, gemm_row
+from tests.profilers.testing import fake_profile, gemm_case, gemm_row
 from tuner.costs.kernel_table import KernelTable
 from tuner.errors import OutsideProfileError
 

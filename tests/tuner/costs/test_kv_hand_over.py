@@ -6,7 +6,7 @@ import pytest
 
 from profilers.kv_transfer.shards import Degrees
 from profilers.records import Case, Measurement
-from profilers.testing import fake_profile
+from tests.profilers.testing import fake_profile
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.kv_hand_over import (
     KvPath,

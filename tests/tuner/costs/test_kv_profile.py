@@ -6,7 +6,7 @@ import pytest
 
 from profilers.records import Case, Measurement
 from profilers.store import write_profile
-from profilers.testing import fake_machine, fake_profile
+from tests.profilers.testing import fake_machine, fake_profile
 from tuner.costs.kv_profile import kv_table
 
 

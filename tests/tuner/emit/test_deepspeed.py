@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.costs.workload import Workload
 from tuner.emit.deepspeed import emit
-from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.formulate.space import enumerate_degrees
 from tuner.plan import VerifiedPlan
 from tuner.spec.capabilities import launchable

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.hosts import HOSTS_NAME
 from tuner.emit.registry import emit, emit_all
-from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.launch.shape import launch_shape
 from tuner.placement import NodeOrder, Placement, StagePlacement
 from tuner.plan import VerifiedPlan

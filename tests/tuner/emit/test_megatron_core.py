@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.emit.testing import sample_decision
 from tuner.emit.megatron_core import Core, decision_fields, model_fields
-from tuner.emit.testing import sample_decision
 from tuner.plan import TrainDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec

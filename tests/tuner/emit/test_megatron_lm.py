@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from profilers.steps.config import LayerKind
+from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.megatron_core import Core
 from tuner.emit.megatron_lm import arguments
 from tuner.emit.registry import emit
-from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.plan import TrainDecision
 from tuner.spec.capabilities import TARGETS
 from tuner.spec.goal import Precision

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from profilers.steps.config import StepConfig, StepReport
+from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.registry import emit
-from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.launch.step_config import step_config
 from tuner.plan import VerifiedPlan
 from tuner.spec.huggingface.read import read_model

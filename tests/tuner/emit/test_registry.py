@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from profilers.steps.config import Recompute
+from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.registry import EMITTERS, emit, emit_all
-from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.errors import UnknownTargetError
 from tuner.spec.capabilities import TARGETS
 from tuner.spec.huggingface.read import read_model

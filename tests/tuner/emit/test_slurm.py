@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.registry import emit, emit_all
-from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.estimate.launch import Engine
 from tuner.estimate.registry import read_launch
 from tuner.spec.huggingface.read import read_model

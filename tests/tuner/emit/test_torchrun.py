@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.tuner.emit.testing import sample_decision, sample_verified, write_emitted
 from tuner.emit.registry import emit
-from tuner.emit.testing import sample_decision, sample_verified, write_emitted
 from tuner.spec.huggingface.read import read_model
 
 MIXTRAL = Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json"

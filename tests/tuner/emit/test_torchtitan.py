@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import pytest
 
+from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tests.tuner.real_torchtitan import run_with_torchtitan
-from tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.torchtitan import emit
 from tuner.estimate.registry import read_text
 from tuner.plan import VerifiedPlan

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.emit.registry import emit
-from tuner.emit.testing import sample_decision, sample_verified
 from tuner.errors import SpecError
 from tuner.estimate.configuration import configuration_of
 from tuner.estimate.readers import megatron

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tuner.faults.testing import Habits, lived
 from tuner.faults.forecast import Run, RunForecast, forecast
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.reliability import Jobs, Reliability, Storage
-from tuner.faults.testing import Habits, lived
 
 HOUR = 3600.0
 STORAGE = Storage(write_bytes_per_s=40e9, read_bytes_per_s=80e9, host_bytes_per_s=25e9)

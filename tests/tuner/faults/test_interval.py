@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tuner.faults.testing import Habits, lived
 from tuner.faults.interval import Cycle, best_work_s, cycle
 from tuner.faults.reliability import Jobs, Reliability, Storage, waiting_ratio
-from tuner.faults.testing import Habits, lived
 
 HOUR = 3600.0
 REPLICAS = 8

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
-from solvers.layout import brute_force, check
+from solvers.layout import check
 from solvers.layout.patterns import least_objective_s
 from solvers.layout.problem import Layout, LayoutProblem
+from tests.solvers.layout import brute_force
 from tuner.costs.operations import Part
 from tuner.costs.temporaries import UNCOUNTED_RATIO
 from tuner.costs.workload import Degrees, Workload

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
 from profilers.steps.run import refusal
+from tests.tuner.emit.testing import sample_verified
 from tuner.costs.workload import Degrees, Workload
-from tuner.emit.testing import sample_verified
 from tuner.formulate.options import Option
 from tuner.formulate.space import enumerate_degrees
 from tuner.launch.step_config import step_config

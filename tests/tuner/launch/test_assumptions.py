@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.emit.registry import emit
-from tuner.emit.testing import sample_decision, sample_verified
 from tuner.launch.assumptions import DEADLOCK, assumptions
 from tuner.plan import VerifiedPlan
 from tuner.plan_notes import with_assumptions

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from profilers.steps.config import Dispatcher, Recompute, StepConfig
-from tuner.emit.testing import sample_decision, sample_verified
+from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.launch.shape import launch_shape
 from tuner.launch.step_config import step_config, training_config
 from tuner.spec.huggingface.read import read_model

@@ -11,10 +11,10 @@ import pytest
 
 from profilers.steps.crossing import inter_node_bytes
 from profilers.store import read_profile
+from tests.tuner.planner.testing import Judged, MeasuredLayouts, judged
 from tuner.api import machine_of, plan, work_of
 from tuner.launch.step_config import step_config
 from tuner.plan import Plan
-from tuner.planner.testing import Judged, MeasuredLayouts, judged
 
 EXAMPLE = Path(__file__).parents[3] / "examples/profiles/emulated-2x2"
 

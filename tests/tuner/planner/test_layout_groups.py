@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.emit.testing import sample_decision, sample_verified
+from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.plan import Alternative, Plan, TrainDecision
 from tuner.planner.layout_groups import (
     MOST_VARIANTS,

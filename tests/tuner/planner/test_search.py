@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from profilers.records import Case
-from solvers.layout import brute_force
 from solvers.layout.check import objective
+from tests.solvers.layout import brute_force
 from tuner.costs.workload import Degrees
 from tuner.formulate.options import options
 from tuner.formulate.pricing import CandidateCosts, layout_problem

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from profilers.records import Case, Machine, Measurement, TableInfo
 from profilers.store import read_profile, write_header, write_table
-from profilers.testing import fake_machine
+from tests.profilers.testing import fake_machine
 from tuner.regress.measurements import (
     MeasuredBefore,
     Summed,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.plan import TrainDecision
 from tuner.plan_folder import (
@@ -25,7 +26,6 @@ from tuner.verify.study.claims import Outside
 from tuner.verify.study.joining import Left
 from tuner.verify.study.journal import JournalStore
 from tuner.verify.study.worker import Worker, this_worker
-from tuner.verify.testing import FakeLauncher
 from tuner.verify.verification import Effort, Watcher
 
 Around = Callable[..., Neighbourhood]

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from profilers.steps.config import StepConfig
+from tests.tuner.verify.testing import FakeLauncher, decision_of
 from tuner import api
 from tuner.plan import TrainDecision
 from tuner.plan_folder import read_plan
 from tuner.verify.flights import in_flight
 from tuner.verify.launcher import Hopeless, LaunchResult, never_hopeless
 from tuner.verify.proposal import Proposal
-from tuner.verify.testing import FakeLauncher, decision_of
 from tuner.verify.verification import Effort, Watcher
 
 Launcher = Callable[..., FakeLauncher]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.cli import app as frame
 from tuner.cli.trials import live_table
@@ -16,7 +17,6 @@ from tuner.plan_folder import TRIALS_NAME, read_plan
 from tuner.verify.identical_failures import FailureWatch, cause_of, identical_failures
 from tuner.verify.launcher import LaunchResult, timed_out
 from tuner.verify.records import Verified, read_trials
-from tuner.verify.testing import FakeLauncher
 from tuner.verify.verification import Effort
 
 Captured = pytest.CaptureFixture[str]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tuner.verify.testing import FakeLauncher
 from tuner.errors import PlanUnreadableError
 from tuner.plan import TrainDecision
 from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME, VERIFIED_NAME, read_plan, write_trial
@@ -19,7 +20,6 @@ from tuner.verify.launcher import reference_trials
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.search import StudySearch
-from tuner.verify.testing import FakeLauncher
 from tuner.verify.verification import Effort, Watcher, conclude, run_trials, verified_plan
 
 Around = Callable[..., Neighbourhood]

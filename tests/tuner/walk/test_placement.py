@@ -7,9 +7,9 @@ from typing import Any, Final
 import numpy as np
 
 from solvers.placement.ranks import Ranks
+from tests.tuner.emit.placement.testing import sample_decision, sample_placement, without_replicas
+from tests.tuner.emit.testing import write_emitted
 from tuner.emit.placement.registry import PLACE_EMITTERS, emit_placement, refusals
-from tuner.emit.placement.testing import sample_decision, sample_placement, without_replicas
-from tuner.emit.testing import write_emitted
 from tuner.errors import SpecError
 from tuner.explain.words import differences, words
 from tuner.place_plan import PlaceDecision

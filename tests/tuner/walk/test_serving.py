@@ -5,11 +5,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from tuner.cli.serve_text import serve_explanation, serve_text
-from tuner.emit.serving.registry import SERVE_EMITTERS, emit_serving, unlaunchable
-from tuner.emit.serving.scripts import emit
-from tuner.emit.serving.shape import GroupShape, group_shapes
-from tuner.emit.serving.testing import (
+from tests.tuner.emit.serving.testing import (
     AFD_ENGINE,
     aggregated,
     attention_expert,
@@ -19,6 +15,10 @@ from tuner.emit.serving.testing import (
     sample_serving,
     shared_device,
 )
+from tuner.cli.serve_text import serve_explanation, serve_text
+from tuner.emit.serving.registry import SERVE_EMITTERS, emit_serving, unlaunchable
+from tuner.emit.serving.scripts import emit
+from tuner.emit.serving.shape import GroupShape, group_shapes
 from tuner.errors import SpecError, UnknownTargetError
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
 from tuner.estimate.serving.objects import commands_of_objects

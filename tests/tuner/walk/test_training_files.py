@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests.tuner.emit.testing import sample_verified, write_emitted
 from tuner.emit.registry import EMITTERS, broken_rules, emit
-from tuner.emit.testing import sample_verified, write_emitted
 from tuner.errors import SpecError
 from tuner.estimate.configuration import configuration_of
 from tuner.estimate.decision import decision_of

@@ -21,11 +21,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from tests.tuner.emit.testing import sample_verified, write_emitted
 from tuner.backtest.columns import run_of
 from tuner.backtest.rows import read_rows
 from tuner.costs.analytic.shapes import Strategies
 from tuner.emit.registry import emit
-from tuner.emit.testing import sample_verified, write_emitted
 from tuner.estimate import decision as estimated
 from tuner.estimate.configuration import Configuration, configuration_of
 from tuner.estimate.estimate import bench_of

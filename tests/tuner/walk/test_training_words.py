@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.tuner.emit.testing import sample_verified
 from tuner.cli.plan_text import decision_lines, explanation, plan_text
 from tuner.emit.evidence import statement
-from tuner.emit.testing import sample_verified
 from tuner.explain.words import differences, words
 from tuner.plan import Alternative, Plan, TrainDecision, VerifiedPlan
 from tuner.report.candidates import candidates_figure

@@ -4,12 +4,13 @@ import functools
 import numpy as np
 import pytest
 
-from solvers.placement.balance import brute_force, check
+from solvers.placement.balance import check
 from solvers.placement.balance.bound import bound, layer_bounds, least_largest_shares
 from solvers.placement.balance.problem import BalanceProblem
-from solvers.placement.balance.testing import tiny_problem
 from solvers.placement.ranks import Ranks
 from solvers.result import Claim
+from tests.solvers.placement.balance import brute_force
+from tests.solvers.placement.balance.testing import tiny_problem
 
 
 def even(load_E: list[float], *, ranks: int, slots_per_rank: int) -> BalanceProblem:

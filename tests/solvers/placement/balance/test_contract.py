@@ -7,12 +7,12 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from solvers.placement.balance import brute_force
 from solvers.placement.balance.problem import BalanceProblem, Robust
-from solvers.placement.balance.testing import tiny_problem
 from solvers.placement.ranks import Placement, Ranks
 from solvers.registry import BALANCE
 from solvers.result import Outcome, Status
+from tests.solvers.placement.balance import brute_force
+from tests.solvers.placement.balance.testing import tiny_problem
 
 SEEDS = range(40)
 TIME_LIMIT_S = 60.0

@@ -14,10 +14,10 @@ from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.problem import BalanceProblem, Dispatch
 from solvers.placement.dispatch import launches, nearest, static
 from solvers.placement.dispatch.case import DispatchCase
-from solvers.placement.dispatch.testing import sample_case
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE
 from solvers.result import Claim, Status
+from tests.solvers.placement.dispatch.testing import sample_case
 
 NODES = Ranks.alike(ranks=16, slots_per_rank=5, ranks_per_node=4)
 ONE_NODE = Ranks.alike(ranks=8, slots_per_rank=9)

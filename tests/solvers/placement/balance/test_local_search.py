@@ -9,9 +9,9 @@ from solvers.placement.balance import check, eplb, local_search
 from solvers.placement.balance.bound import bound
 from solvers.placement.balance.certificate import certificates, gap_ratio
 from solvers.placement.balance.problem import BalanceProblem, Robust
-from solvers.placement.balance.testing import even_weights, families
 from solvers.placement.ranks import Placement, Ranks
 from solvers.registry import BALANCE
+from tests.solvers.placement.balance.testing import even_weights, families
 
 LONG_S = 60.0
 """Never reached: the steps end the search."""

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from solvers.placement.balance import check, local_search
 from solvers.placement.balance.migration import cheapest_assignment, moved, relabelled
 from solvers.placement.balance.problem import BalanceProblem, Migration
-from solvers.placement.balance.testing import even_weights, families
 from solvers.placement.ranks import Placement, Ranks, contiguous
 from solvers.registry import BALANCE
+from tests.solvers.placement.balance.testing import even_weights, families
 
 RANKS = Ranks.alike(ranks=8, slots_per_rank=9)
 CURRENT = contiguous(num_layers=3, num_experts=64, num_slots=72)

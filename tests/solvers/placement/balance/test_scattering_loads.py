@@ -10,8 +10,8 @@ from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.objective import largest_times, planning_loads
 from solvers.placement.balance.problem import BalanceProblem, Dispatch
 from solvers.placement.balance.starts import drawn_loads, drawn_times, search_near, with_draws
-from solvers.placement.balance.testing import families
 from solvers.placement.ranks import Ranks
+from tests.solvers.placement.balance.testing import families
 
 
 def problem_of(*, dispatch: Dispatch = Dispatch.NEAR, dispersion: float = 0.05) -> BalanceProblem:

@@ -4,7 +4,7 @@ import itertools
 import numpy as np
 import pytest
 
-from solvers.placement.balance import brute_force, check, starts
+from solvers.placement.balance import check, starts
 from solvers.placement.balance.bound import bound, layer_bounds
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.balance.local_search import search
@@ -17,10 +17,11 @@ from solvers.placement.balance.objective import (
 )
 from solvers.placement.balance.problem import BalanceProblem, Dispatch, Migration, Robust
 from solvers.placement.balance.state import State
-from solvers.placement.balance.testing import even_weights, families, tiny_problem
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE
 from solvers.result import Status
+from tests.solvers.placement.balance import brute_force
+from tests.solvers.placement.balance.testing import even_weights, families, tiny_problem
 
 LONG_S = 60.0
 NEAR = (Dispatch.NEAR, Dispatch.STATIC)

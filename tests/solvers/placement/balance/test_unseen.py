@@ -3,9 +3,9 @@ import dataclasses
 import numpy as np
 
 from solvers.placement.balance.problem import BalanceProblem
-from solvers.placement.balance.testing import even_weights, families
 from solvers.placement.balance.unseen import MOST_RATIO, chance_ratio, with_unseen
 from solvers.placement.ranks import Floats, Ranks
+from tests.solvers.placement.balance.testing import even_weights, families
 
 RANKS = Ranks.alike(ranks=4, slots_per_rank=20)
 

@@ -8,12 +8,12 @@ from solvers.placement.chain import check
 from solvers.placement.chain.bound import lower_bound
 from solvers.placement.chain.busiest import changes_EE, descend
 from solvers.placement.chain.problem import ChainProblem, Measure
-from solvers.placement.chain.testing import latent_clusters
 from solvers.placement.fitting import fit
 from solvers.placement.ranks import Ranks
 from solvers.placement.single import placed
 from solvers.registry import CHAIN
 from solvers.result import Status
+from tests.solvers.placement.chain.testing import latent_clusters
 
 
 def chain(seed: int) -> ChainProblem:

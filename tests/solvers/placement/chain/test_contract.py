@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from solvers.errors import RejectedClaimError
-from solvers.placement.chain import brute_force
 from solvers.placement.chain.bound import lower_bound
 from solvers.placement.chain.check import objective
 from solvers.placement.chain.hierarchy import hierarchy_of
 from solvers.placement.chain.problem import ChainProblem, Measure
-from solvers.placement.chain.testing import latent_clusters, tiny_problem
 from solvers.placement.ranks import Placement, Ranks, contiguous
 from solvers.registry import CHAIN
 from solvers.result import Claim, Outcome, Status
+from tests.solvers.placement.chain import brute_force
+from tests.solvers.placement.chain.testing import latent_clusters, tiny_problem
 
 SEEDS = range(60)
 TIME_LIMIT_S = 30.0

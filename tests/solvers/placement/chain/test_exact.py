@@ -10,9 +10,9 @@ from solvers.placement.chain.company import company_of, num_states
 from solvers.placement.chain.exact import _by_placement, solve
 from solvers.placement.chain.hierarchy import Hierarchy, hierarchy_of
 from solvers.placement.chain.problem import ChainProblem
-from solvers.placement.chain.testing import latent_clusters
 from solvers.placement.ranks import Ranks
 from solvers.result import Status
+from tests.solvers.placement.chain.testing import latent_clusters
 
 
 def chain(ranks: int, slots: int, per_node: int, *, layers: int = 4, seed: int = 0) -> ChainProblem:

@@ -14,11 +14,11 @@ from solvers.placement.chain.moetuner import (
     solve,
 )
 from solvers.placement.chain.problem import ChainProblem, Measure
-from solvers.placement.chain.testing import latent_clusters
 from solvers.placement.ranks import Floats, Ints, Ranks
 from solvers.placement.single import rank_of_expert
 from solvers.registry import CHAIN
 from solvers.result import Status
+from tests.solvers.placement.chain.testing import latent_clusters
 
 TIME_LIMIT_S = 60.0
 

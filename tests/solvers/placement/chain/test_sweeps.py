@@ -9,11 +9,11 @@ from solvers.placement.chain.clusters import clusters_along_chain
 from solvers.placement.chain.flows import Flows
 from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.chain.sweeps import solve
-from solvers.placement.chain.testing import latent_clusters
 from solvers.placement.fitting import fit
 from solvers.placement.ranks import Ints, Ranks
 from solvers.placement.single import placed
 from solvers.result import Status
+from tests.solvers.placement.chain.testing import latent_clusters
 
 
 @pytest.fixture(scope="module")

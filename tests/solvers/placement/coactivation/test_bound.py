@@ -10,9 +10,9 @@ from solvers.placement.coactivation.bound import (
     tokens_of_both_EE,
 )
 from solvers.placement.coactivation.problem import CoactivationProblem, Level
-from solvers.placement.coactivation.testing import with_topics
 from solvers.placement.ranks import Ranks
 from solvers.registry import COACTIVATION
+from tests.solvers.placement.coactivation.testing import with_topics
 
 
 def test_savings_follow_the_most_even_split() -> None:

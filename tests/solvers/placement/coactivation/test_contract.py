@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from solvers.errors import RejectedClaimError
-from solvers.placement.coactivation import brute_force
 from solvers.placement.coactivation.bound import lower_bound_L
 from solvers.placement.coactivation.check import layer_costs
 from solvers.placement.coactivation.problem import CoactivationProblem
-from solvers.placement.coactivation.testing import tiny_problem, with_topics
 from solvers.placement.ranks import Placement, Ranks, contiguous
 from solvers.registry import COACTIVATION
 from solvers.result import Claim, Outcome, Status
+from tests.solvers.placement.coactivation import brute_force
+from tests.solvers.placement.coactivation.testing import tiny_problem, with_topics
 
 SEEDS = range(60)
 TIME_LIMIT_S = 30.0

@@ -2,8 +2,8 @@ import numpy as np
 
 from solvers.placement.dispatch.activated import activated_experts, schedule
 from solvers.placement.dispatch.case import DispatchCase
-from solvers.placement.dispatch.testing import sample_case
 from solvers.placement.ranks import Placement, Ranks
+from tests.solvers.placement.dispatch.testing import sample_case
 
 
 def test_a_replicated_expert_goes_whole_to_the_rank_with_the_fewest_activated() -> None:

@@ -5,8 +5,8 @@ import pytest
 
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.registry import rank_loads
-from solvers.placement.dispatch.testing import sample_case
 from solvers.placement.ranks import Placement, Ranks
+from tests.solvers.placement.dispatch.testing import sample_case
 
 RANKS = Ranks.alike(ranks=4, slots_per_rank=2)
 

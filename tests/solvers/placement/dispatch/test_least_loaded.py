@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.least_loaded import LeastLoaded, plan
 from solvers.placement.dispatch.registry import rank_loads
-from solvers.placement.dispatch.testing import sample_case
 from solvers.placement.ranks import Placement, Ranks
+from tests.solvers.placement.dispatch.testing import sample_case
 
 FREE = LeastLoaded(capacity_ratio=1.0, min_chunk_tokens=0.0, gate_ratio=0.0)
 

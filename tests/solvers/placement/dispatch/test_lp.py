@@ -9,8 +9,8 @@ from solvers.placement.dispatch import lp
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.lp_glop import flattest_loads
 from solvers.placement.dispatch.registry import rank_loads
-from solvers.placement.dispatch.testing import sample_case
 from solvers.placement.ranks import Placement, Ranks
+from tests.solvers.placement.dispatch.testing import sample_case
 
 
 def _least_level(case: DispatchCase, *, of_pass: int, layer: int) -> float:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from solvers.errors import UnknownSolverError
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.registry import DISPATCH, rank_loads
-from solvers.placement.dispatch.testing import sample_case
 from solvers.placement.ranks import Floats, Placement, Ranks
+from tests.solvers.placement.dispatch.testing import sample_case
 
 REPLICATING = [rule for rule in DISPATCH if rule != "least_loaded"]
 

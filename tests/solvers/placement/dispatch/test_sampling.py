@@ -8,8 +8,8 @@ from solvers.placement.dispatch import kept, lp
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.sampling import SPLITS, expected_loads, sampled_loads, splits_of
-from solvers.placement.dispatch.testing import sample_case
 from solvers.placement.ranks import Floats, Ranks
+from tests.solvers.placement.dispatch.testing import sample_case
 
 RANKS = Ranks.alike(ranks=8, slots_per_rank=5, ranks_per_node=4)
 

@@ -6,8 +6,8 @@ from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.nearest import FAR, expected_split, nearest_H
 from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.static import targets
-from solvers.placement.dispatch.testing import sample_case
 from solvers.placement.ranks import Placement, Ranks
+from tests.solvers.placement.dispatch.testing import sample_case
 
 RANKS = Ranks.alike(ranks=6, slots_per_rank=1, ranks_per_node=2)
 

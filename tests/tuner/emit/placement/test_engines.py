@@ -15,11 +15,11 @@ import pytest
 import torch
 import yaml
 
+from tests.tuner.emit.placement.testing import sample_decision, sample_placement, without_replicas
+from tests.tuner.emit.testing import write_emitted
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.registry import PLACE_EMITTERS, emit_placement
 from tuner.emit.placement.statement import spans
-from tuner.emit.placement.testing import sample_decision, sample_placement, without_replicas
-from tuner.emit.testing import write_emitted
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.place_plan import PlaceDecision
 from tuner.spec.place import Dispatch

@@ -18,12 +18,12 @@ import pytest
 import torch
 
 from solvers.placement.dispatch.static import ENGINE_SEED, targets
-from solvers.placement.dispatch.testing import sample_case
 from solvers.placement.ranks import Ranks
 from tests.benchmarks.sglang_expert_location import ExpertLocation
+from tests.solvers.placement.dispatch.testing import sample_case
+from tests.tuner.emit.placement.testing import sample_decision, sample_placement
+from tests.tuner.emit.testing import write_emitted
 from tuner.emit.placement.registry import emit_placement
-from tuner.emit.placement.testing import sample_decision, sample_placement
-from tuner.emit.testing import write_emitted
 
 Stand = Callable[..., ModuleType]
 

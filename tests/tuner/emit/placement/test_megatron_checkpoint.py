@@ -14,11 +14,11 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from tests.tuner.emit.placement.testing import sample_placement, without_replicas
+from tests.tuner.emit.testing import write_emitted
 from tuner.emit.placement.expert_names import part_of
 from tuner.emit.placement.megatron_checkpoint import permute_checkpoint, read_permutation
 from tuner.emit.placement.registry import emit_placement
-from tuner.emit.placement.testing import sample_placement, without_replicas
-from tuner.emit.testing import write_emitted
 from tuner.errors import OutputError, SpecError
 
 EXPERTS = 6

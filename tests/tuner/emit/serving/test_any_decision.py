@@ -17,9 +17,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.emit.serving.registry import SERVE_EMITTERS, emit_serving, unlaunchable
-from tuner.emit.serving.shape import group_shapes
-from tuner.emit.serving.testing import (
+from tests.tuner.emit.serving.testing import (
     AFD_ENGINE,
     aggregated,
     attention_expert,
@@ -28,6 +26,8 @@ from tuner.emit.serving.testing import (
     sample_serving,
     shared_device,
 )
+from tuner.emit.serving.registry import SERVE_EMITTERS, emit_serving, unlaunchable
+from tuner.emit.serving.shape import group_shapes
 from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Handover, Instances, Role, ServeDecision, VerifiedServing
 from tuner.spec.huggingface.read import read_model

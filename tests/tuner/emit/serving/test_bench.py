@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.emit.serving.testing import aggregated, sample_serving
+from tests.tuner.emit.testing import write_emitted
 from tuner.emit.serving.bench import bench_files, num_requests
-from tuner.emit.serving.testing import aggregated, sample_serving
-from tuner.emit.testing import write_emitted
 from tuner.spec.model import ModelSpec
 
 OPEN = {"rate": 20.0, "input_tokens": 4000, "output_tokens": 500}

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.emit.serving.testing import AFD_ENGINE, attention_expert, sample_serving
+from tests.tuner.emit.testing import write_emitted
 from tuner.emit.serving.registry import emit_all_serving, emit_serving
-from tuner.emit.serving.testing import AFD_ENGINE, attention_expert, sample_serving
-from tuner.emit.testing import write_emitted
 from tuner.errors import UnknownTargetError
 from tuner.serve_plan import ServeDecision, VerifiedServing
 from tuner.spec.model import ModelSpec

@@ -10,9 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.emit.serving.registry import emit_serving
-from tuner.emit.serving.sharing import division
-from tuner.emit.serving.testing import (
+from tests.tuner.emit.serving.testing import (
     aggregated,
     disaggregated,
     routed,
@@ -20,7 +18,9 @@ from tuner.emit.serving.testing import (
     sample_serving,
     shared_device,
 )
-from tuner.emit.testing import write_emitted
+from tests.tuner.emit.testing import write_emitted
+from tuner.emit.serving.registry import emit_serving
+from tuner.emit.serving.sharing import division
 from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Role, ServeDecision
 from tuner.spec.huggingface.read import read_model

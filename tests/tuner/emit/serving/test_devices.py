@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
+from tests.tuner.emit.testing import write_emitted
 from tuner.emit.serving.registry import SERVE_EMITTERS, emit_all_serving
-from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
-from tuner.emit.testing import write_emitted
 from tuner.errors import UnknownTargetError
 from tuner.serve_plan import ServeDecision
 from tuner.spec.model import ModelSpec

@@ -13,8 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.tuner.emit.serving.testing import (
+    aggregated,
+    disaggregated,
+    sample_serving,
+    shared_device,
+)
 from tuner.emit.serving.registry import emit_serving
-from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving, shared_device
 from tuner.serve_plan import ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec

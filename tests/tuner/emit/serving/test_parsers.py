@@ -21,9 +21,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tuner.emit.placement.testing import sample_decision, sample_placement
-from tuner.emit.serving.registry import emit_serving
-from tuner.emit.serving.testing import (
+from tests.tuner.emit.placement.testing import sample_decision, sample_placement
+from tests.tuner.emit.serving.testing import (
     AFD_ENGINE,
     aggregated,
     attention_expert,
@@ -32,7 +31,8 @@ from tuner.emit.serving.testing import (
     sample_serving,
     shared_device,
 )
-from tuner.emit.testing import write_emitted
+from tests.tuner.emit.testing import write_emitted
+from tuner.emit.serving.registry import emit_serving
 from tuner.serve_plan import ServeRouter
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec

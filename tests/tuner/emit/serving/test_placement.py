@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tuner.emit.placement.testing import sample_decision, sample_placement
+from tests.tuner.emit.placement.testing import sample_decision, sample_placement
+from tests.tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
+from tests.tuner.emit.testing import write_emitted
 from tuner.emit.serving.registry import SERVE_EMITTERS, emit_serving
-from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
-from tuner.emit.testing import write_emitted
 from tuner.errors import UnsuitedPlacementError
 from tuner.place_plan import MadeFor, VerifiedPlacement
 from tuner.spec.model import ModelSpec

@@ -9,6 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.tuner.emit.serving.testing import (
+    aggregated,
+    disaggregated,
+    sample_instances,
+    sample_serving,
+)
+from tests.tuner.emit.testing import write_emitted
 from tuner.emit.serving.registry import (
     SERVE_EMITTERS,
     emit_all_serving,
@@ -16,13 +23,6 @@ from tuner.emit.serving.registry import (
     unlaunchable,
 )
 from tuner.emit.serving.shape import pool_labels
-from tuner.emit.serving.testing import (
-    aggregated,
-    disaggregated,
-    sample_instances,
-    sample_serving,
-)
-from tuner.emit.testing import write_emitted
 from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Role, ServeDecision, VerifiedServing
 from tuner.spec.model import ModelSpec

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.tuner.emit.serving.testing import aggregated, disaggregated, islands, sample_serving
 from tuner.emit.serving.pods import POOL_LABEL
 from tuner.emit.serving.registry import emit_all_serving, emit_serving, unlaunchable
-from tuner.emit.serving.testing import aggregated, disaggregated, islands, sample_serving
 from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Handover, Instances, ServeDecision, ServeRouter, VerifiedServing
 from tuner.spec.huggingface.read import read_model

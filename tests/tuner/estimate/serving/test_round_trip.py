@@ -5,9 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.tuner.emit.serving.testing import (
+    aggregated,
+    disaggregated,
+    sample_serving,
+    shared_device,
+)
 from tuner.emit.serving.scripts import emit
 from tuner.emit.serving.shape import group_shapes
-from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving, shared_device
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
 from tuner.estimate.serving.launch import Surroundings
 from tuner.estimate.serving.registry import read_serving_text

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from profilers.imports.link_matrix import LinkMatrix
+from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.cli.plan_text import plan_text
-from tuner.emit.testing import sample_decision, sample_verified
 from tuner.plan import Alternative, Plan, Preference, Roomier, TrainPrediction
 from tuner.planner.analytic.bucketing import bucket_note
 from tuner.planner.analytic.memory_risk import (

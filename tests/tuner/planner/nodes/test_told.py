@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from profilers.imports.link_matrix import LinkMatrix
-from tuner.emit.testing import sample_decision, sample_verified
+from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.faults.forecast import RunForecast
 from tuner.plan import Plan
 from tuner.planner.nodes.slowing import SLOW_LINKS, slowed

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.costs.analytic.constants import Constants
-from tuner.emit.testing import sample_decision, sample_verified
 from tuner.planner.nodes.traffic import OVERLAPPED_RATIO, Traffic, obstacle, traffic
 from tuner.spec.accounting import (
     embedding_parameters,

@@ -11,9 +11,9 @@ import pytest
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.sampling import draw
 from solvers.placement.ranks import Floats, Placement
+from tests.tuner.emit.placement.testing import sample_decision, sample_placement
 from tuner.cli.place_text import place_text
 from tuner.emit.placement.registry import emit_placement
-from tuner.emit.placement.testing import sample_decision, sample_placement
 from tuner.errors import SpecError, UnsuitedPlacementError
 from tuner.place_api import place
 from tuner.place_plan import DispatchOutcome, PlacePlan, VerifiedPlacement

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from solvers.placement.balance.testing import families
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.sampling import expected_loads
 from solvers.placement.ranks import Floats, Placement, Ranks
+from tests.solvers.placement.balance.testing import families
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan
 from tuner.planner.place.candidates import policies, rule_of

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from profilers.records import Case, Measurement
-from profilers.testing import fake_profile
+from tests.profilers.testing import fake_profile
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuner.emit.placement.testing import sample_decision, sample_placement
+from tests.tuner.emit.placement.testing import sample_decision, sample_placement
 from tuner.errors import SpecError
 from tuner.planner.serve.recorded_loads import expert_loads, read_placement
 from tuner.spec.goal import Routing

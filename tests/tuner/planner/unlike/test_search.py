@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from profilers.steps.config import LayerKind
-from solvers.partition.brute_force import partitions
 from solvers.partition.problem import Partition, PartitionProblem
+from tests.solvers.partition.brute_force import partitions
 from tuner.costs.analytic.step import price_step
 from tuner.planner.analytic.candidates import strategies_of
 from tuner.planner.analytic.layouts import stages_of

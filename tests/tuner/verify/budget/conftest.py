@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from profilers.records import Profile
+from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
 from tuner.plan import Plan
 from tuner.verify.budget.measured import measured_prices
 from tuner.verify.budget.possible import Possible
-from tuner.verify.budget.testing import HiddenMachine
 from tuner.verify.neighbourhood import Neighbourhood
 
 SEARCH: Mapping[str, Any] = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.cli import app as frame
 from tuner.cli.verify_text import verified_text
@@ -15,7 +16,6 @@ from tuner.errors import SpecError
 from tuner.plan_folder import TRIALS_NAME, read_plan, write_plan
 from tuner.verify.budget.spending import Budget
 from tuner.verify.records import TrialRecord, Verified, read_trials
-from tuner.verify.testing import FakeLauncher
 from tuner.verify.verification import Effort, Watcher
 
 Launcher = Callable[..., FakeLauncher]

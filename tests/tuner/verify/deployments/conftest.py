@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tuner.emit.serving.testing import aggregated, sample_serving
+from tests.tuner.emit.serving.testing import aggregated, sample_serving
 from tuner.serve_plan import Latency, ServeAlternative, ServeDecision, ServePlan, ServePrediction
 from tuner.serve_trial import Reached
 from tuner.spec.huggingface.read import read_model

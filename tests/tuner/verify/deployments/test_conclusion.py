@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.emit.serving.testing import aggregated
+from tests.tuner.emit.serving.testing import aggregated
 from tuner.serve_plan import Latency, ServeDecision, ServePlan, ServePrediction
 from tuner.verify.deployments.conclusion import conclude, contenders
 from tuner.verify.deployments.records import BenchRun, ServeTrialRecord, Spread

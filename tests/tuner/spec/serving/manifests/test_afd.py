@@ -5,8 +5,13 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.emit.serving.testing import (
+    AFD_ENGINE,
+    aggregated,
+    attention_expert,
+    sample_serving,
+)
 from tuner.devices.datasheet import Generation
-from tuner.emit.serving.testing import AFD_ENGINE, aggregated, attention_expert, sample_serving
 from tuner.serve_plan import ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.emit.serving.testing import disaggregated, sample_serving
 from tuner.emit.serving.registry import emit_serving, unlaunchable
-from tuner.emit.serving.testing import disaggregated, sample_serving
 from tuner.serve_plan import ServeDecision, VerifiedServing
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
+from tests.tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
 from tuner.serve_plan import ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec

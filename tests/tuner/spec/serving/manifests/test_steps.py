@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.devices.datasheet import Generation
-from tuner.emit.serving.registry import emit_serving
-from tuner.emit.serving.testing import (
+from tests.tuner.emit.serving.testing import (
     aggregated,
     disaggregated,
     sample_instances,
     sample_serving,
     shared_device,
 )
+from tuner.devices.datasheet import Generation
+from tuner.emit.serving.registry import emit_serving
 from tuner.serve_plan import Role, ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec

@@ -5,10 +5,10 @@ Proves its answer by exhaustion, so the time limit is not looked at.
 
 import math
 
-from solvers.layout.brute_force import layouts
 from solvers.result import Claim, Status
 from solvers.strategy import check
 from solvers.strategy.problem import Strategy, StrategyProblem
+from tests.solvers.layout.brute_force import layouts
 
 
 def solve(problem: StrategyProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Strategy]:

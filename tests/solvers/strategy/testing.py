@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from solvers.layout.testing import tiny_problem
 from solvers.strategy.problem import StrategyProblem
+from tests.solvers.layout.testing import tiny_problem
 
 
 def tiny_strategies(rng: np.random.Generator) -> StrategyProblem:

@@ -1,6 +1,6 @@
 """Run many configurations in one job and keep what tests compare: losses, gradients, loads.
 
-    python -P -m profilers.local_ranks --ranks N profilers.steps.testing CASES.json RESULTS.pt
+    python -P -m profilers.local_ranks --ranks N tests.profilers.steps.testing CASES.json RESULTS.pt
 
 CASES maps a name to a step configuration; rank 0 writes {name: Observed as a dict}. Starting a job
 costs seconds, so layouts share one. Gradients are put together again under names that do not
