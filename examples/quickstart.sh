@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Measures this machine, plans a small MoE training run on it, verifies the plan by launching its
-# candidates, and explains it. Works on a bare machine with Python 3.11 and pip; run it as often as
-# you like. Writes quickstart-out/profile and quickstart-out/plan in the checkout.
+# candidates, explains it and draws a report. Works on a bare machine with Python 3.11 and pip; run
+# it as often as you like. Writes quickstart-out in the checkout.
 set -euo pipefail
 # shellcheck source=examples/setup.sh
 source "$(dirname -- "${BASH_SOURCE[0]}")/setup.sh"
@@ -37,9 +37,11 @@ step moetune profile -o "$OUT/profile" --for "$SPEC" --budget 90s ${RANKS[@]+"${
 step moetune plan "$SPEC" -o "$OUT/plan" --profile "$OUT/profile"
 step moetune verify "$OUT/plan" --trials 8
 step moetune explain "$OUT/plan"
+step moetune report "$OUT/plan" -o "$OUT/report.html"
 
 echo
 echo "profile:      $OUT/profile"
 echo "plan:         $OUT/plan/plan.json"
 echo "trials:       $OUT/plan/verified.json"
 echo "launch files: $OUT/plan/launch/"
+echo "report:       $OUT/report.html"

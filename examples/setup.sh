@@ -24,7 +24,7 @@ install_required() {
   lacking="$(lacking_packages "$kind")"
   [[ -z "$lacking" ]] && return
   echo "setting up .venv: $lacking"
-  extras="$([[ "$kind" == dev ]] && echo "dev,torch" || echo "torch")"
+  extras="$([[ "$kind" == dev ]] && echo "dev,torch" || echo "torch,report")"
   if [[ " $lacking " == *" torch "* ]]; then
     pip_install --constraint "$CHECKOUT/tests/constraints.txt" --editable "$CHECKOUT[$extras]"
   else
@@ -150,9 +150,10 @@ from pathlib import Path
 
 checkout, kind = Path(sys.argv[1]), sys.argv[2]
 project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-wanted = [*project["dependencies"], *project["optional-dependencies"]["torch"]]
+extras = project["optional-dependencies"]
+wanted = [*project["dependencies"], *extras["torch"], *extras["report"]]
 if kind == "dev":
-    wanted += project["optional-dependencies"]["dev"]
+    wanted += extras["dev"]
 
 
 def numbers(text):
