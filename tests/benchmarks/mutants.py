@@ -2,7 +2,7 @@
 
     python tests/benchmarks/mutants.py draw MUTANTS.json [--count 300] [--seed 26]
     python tests/benchmarks/mutants.py cover MUTANTS.json COVERED.json [--processes 2]
-    python tests/benchmarks/mutants.py run COVERED.json RESULTS.json [--processes 2] [--budget 60]
+    python tests/benchmarks/mutants.py run COVERED.json RESULTS.json [--survivors OTHER.json]
     python tests/benchmarks/mutants.py compare BEFORE.json AFTER.json
 
 `draw` picks places inside functions of the three packages: a comparison, an arithmetic or Boolean
@@ -11,8 +11,9 @@ runs the default tests once in a copy of the checkout whose statements at these 
 test reached them, processes that tests start included. `run` puts one fault at a time into a copy
 and starts the tests that reach it, nearest files and shortest tests first, until one fails or the
 budget in seconds of these tests is used up. A fault that stops every test from starting, and one
-that no longer ends, count as killed. `compare` names the mutants that only the first tests killed:
-the drawing stays, `cover` and `run` are repeated on other tests of the same code.
+that no longer ends, count as killed. To compare the tests of two commits, `cover` the same drawing
+in both, `run` the later one, then the earlier one with the survivors of the later; `compare` names
+those that only the earlier tests killed.
 
 The machine should do little else: a test that fails for want of time kills every mutant.
 """
@@ -98,6 +99,7 @@ def main() -> int:
         one.add_argument("--seed", type=int, default=26)
         one.add_argument("--processes", type=int, default=2)
         one.add_argument("--budget", type=float, default=60.0)
+        one.add_argument("--survivors", type=Path)
     options = parser.parse_args()
     match options.action:
         case "draw":
@@ -107,6 +109,10 @@ def main() -> int:
             _write(options.covered, covered(mutants, processes=options.processes))
         case "run":
             found = json.loads(options.covered.read_text())
+            if options.survivors is not None:
+                others = json.loads(options.survivors.read_text())["mutants"]
+                alive = {_key(row) for row in others if row["outcome"] != "killed"}
+                found["mutants"] = [row for row in found["mutants"] if _key(row) in alive]
             _write(options.results, results(found, options.processes, options.budget))
         case "compare":
             return compared(
