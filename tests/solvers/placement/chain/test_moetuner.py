@@ -24,13 +24,13 @@ from tests.solvers.placement.chain.testing import latent_clusters
 TIME_LIMIT_S = 60.0
 
 
-def chain(seed: int, *, layers: int = 3, ranks: int = 3, slots: int = 2) -> ChainProblem:
+def chain(seed: int, *, layers: int = 3) -> ChainProblem:
     return dataclasses.replace(
         latent_clusters(
             np.random.default_rng(seed),
             num_layers=layers,
-            num_experts=ranks * slots,
-            ranks=Ranks.alike(ranks=ranks, slots_per_rank=slots),
+            num_experts=6,
+            ranks=Ranks.alike(ranks=3, slots_per_rank=2),
         ),
         measure=Measure.BUSIEST_PAIR,
     )
