@@ -23,8 +23,6 @@ from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.ranks import Placement
 from solvers.rank_placement import check as rank_placement_check
 from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
-from solvers.strategy import check as strategy_check
-from solvers.strategy.problem import Strategy, StrategyProblem
 
 LAYOUT: Final[Family[LayoutProblem, Layout]] = Family(
     name="layout",
@@ -35,16 +33,6 @@ LAYOUT: Final[Family[LayoutProblem, Layout]] = Family(
     },
     default="milp",
     check=layout_check,
-)
-
-STRATEGY: Final[Family[StrategyProblem, Strategy]] = Family(
-    name="strategy",
-    methods={
-        "milp": "solvers.strategy.milp:solve",
-        "one_by_one": "solvers.strategy.one_by_one:solve",
-    },
-    default="milp",
-    check=strategy_check,
 )
 
 PARTITION: Final[Family[PartitionProblem, Partition]] = Family(

@@ -39,20 +39,17 @@ def test_a_solution_file_that_says_optimal_after_a_stop_is_not_believed() -> Non
     assert answer.bound == pytest.approx(441.0615)
 
 
-@pytest.mark.parametrize(
-    ("first_line", "status", "bound"),
-    [
+def test_every_ending_has_one_meaning() -> None:
+    for first_line, status, bound in (
         ("Optimal - objective value 12.50000000", Status.OPTIMAL, 12.5),
         ("Infeasible - objective value 3.0", Status.INFEASIBLE, math.inf),
         ("Integer infeasible - objective value 3.0", Status.INFEASIBLE, math.inf),
         ("Stopped on nodes - objective value 3.0", Status.UNKNOWN, -math.inf),
         ("Unbounded - objective value 3.0", Status.UNKNOWN, -math.inf),
         ("", Status.UNKNOWN, -math.inf),
-    ],
-)
-def test_every_ending_has_one_meaning(first_line: str, status: Status, bound: float) -> None:
-    answer = read_answer(first_line + "\n", "Result - Optimal solution found\n")
-    assert (answer.status, answer.bound) == (status, bound)
+    ):
+        answer = read_answer(first_line + "\n", "Result - Optimal solution found\n")
+        assert (answer.status, answer.bound) == (status, bound)
 
 
 def test_without_an_integer_solution_the_continuous_one_is_not_taken_for_it() -> None:

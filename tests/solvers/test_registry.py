@@ -9,6 +9,7 @@ import pytest
 from solvers import registry
 from solvers.errors import RejectedClaimError, UnknownSolverError
 from solvers.family import Family
+from solvers.layout.check import violations
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.registry import LAYOUT
 from solvers.result import Claim, Status
@@ -40,39 +41,32 @@ def test_a_true_claim_becomes_an_outcome(problem: LayoutProblem, true_claim: Cla
     assert (outcome.method, outcome.solve_s) == ("exact", 0.25)
 
 
-@pytest.mark.parametrize(
-    ("stage", "layers_R", "complaint"),
-    [
+def test_a_tampered_layout_is_rejected(problem: LayoutProblem, true_claim: Claim[Layout]) -> None:
+    for stage, layers_R, complaint in (
         (4, (0, 1), "run 1 has 58 layers"),
         (4, (1, 4), "stage 4 holds run 0 after run 1 began"),
         (0, (3, 20), "device 0 needs"),
-    ],
-)
-def test_a_tampered_layout_is_rejected(
-    problem: LayoutProblem,
-    true_claim: Claim[Layout],
-    stage: int,
-    layers_R: tuple[int, ...],
-    complaint: str,
-) -> None:
-    claim = tampered(true_claim, stage, layers_R)
-    with pytest.raises(RejectedClaimError, match="lie claims a solution that is not allowed"):
-        LAYOUT.checked(problem, claim, method="lie", solve_s=0.0)
-    assert claim.solution is not None
-    from solvers.layout.check import violations
-
-    assert any(complaint in line for line in violations(problem, claim.solution))
+    ):
+        claim = tampered(true_claim, stage, layers_R)
+        assert claim.solution is not None
+        assert any(complaint in line for line in violations(problem, claim.solution))
+        with pytest.raises(RejectedClaimError, match="lie claims a solution that is not allowed"):
+            LAYOUT.checked(problem, claim, method="lie", solve_s=0.0)
 
 
-@pytest.mark.parametrize("factor", [1.0001, float("inf"), float("nan")])
 def test_a_bound_above_the_objective_is_rejected(
-    problem: LayoutProblem, true_claim: Claim[Layout], factor: float
+    problem: LayoutProblem, true_claim: Claim[Layout]
 ) -> None:
-    claim = Claim(
-        status=Status.FEASIBLE, solution=true_claim.solution, bound=true_claim.bound * factor
-    )
-    with pytest.raises(RejectedClaimError, match="lie claims"):
-        LAYOUT.checked(problem, claim, method="lie", solve_s=0.0)
+    for factor in (
+        1.0001,
+        float("inf"),
+        float("nan"),
+    ):
+        claim = Claim(
+            status=Status.FEASIBLE, solution=true_claim.solution, bound=true_claim.bound * factor
+        )
+        with pytest.raises(RejectedClaimError, match="lie claims"):
+            LAYOUT.checked(problem, claim, method="lie", solve_s=0.0)
 
 
 def test_an_objective_that_the_check_does_not_find_is_rejected(
@@ -123,13 +117,11 @@ FAMILIES: tuple[Family[Any, Any], ...] = tuple(
 )
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_every_entry_of_every_family_names_a_solver(family: Family[Any, Any]) -> None:
-    for method in family.methods:
-        assert list(inspect.signature(family.solver(method)).parameters)[1:] == [
-            "time_limit_s",
-            "threads",
-        ]
+def test_every_entry_of_every_family_names_a_solver() -> None:
+    for family in FAMILIES:
+        for method in family.methods:
+            parameters = inspect.signature(family.solver(method)).parameters
+            assert [*parameters][1:] == ["time_limit_s", "threads"], (family.name, method)
 
 
 def test_a_default_must_be_a_method() -> None:

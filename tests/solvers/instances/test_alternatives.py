@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -39,13 +40,24 @@ def test_a_tie_is_found_and_idle_instances_are_no_alternative() -> None:
     assert (len(first.plans), first.is_complete) == (1, False)
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("objective", [Objective.COST, Objective.DEVICES])
-def test_finds_what_trying_everything_finds(objective: Objective, seed: int) -> None:
+def test_finds_what_trying_everything_finds() -> None:
+    objectives = itertools.cycle((Objective.COST, Objective.DEVICES))
+    found = [line for seed in range(12) for line in differences(seed, next(objectives))]
+    assert not found
+
+
+@pytest.mark.slow
+def test_finds_what_trying_everything_finds_with_either_objective() -> None:
+    every = itertools.product(range(12), (Objective.COST, Objective.DEVICES))
+    assert not [line for seed, objective in every for line in differences(seed, objective)]
+
+
+def differences(seed: int, objective: Objective) -> list[str]:
+    """What is found and does not exist, is missed, or is called complete and is not."""
     problem = distinct(tiny_problem(np.random.default_rng([seed, 9]), objective))
     best = solved(problem)
     if best is None:
-        return
+        return []
     limit = 1.3 * weight(problem, best) * (1.0 + 1e-6)
     light = [p for p in brute_force.plans(problem) if weight(problem, p) <= limit]
     lean = {
@@ -54,10 +66,11 @@ def test_finds_what_trying_everything_finds(objective: Objective, seed: int) -> 
         if not any(contains(plan.count_J, other.count_J) for other in light)
     }
     found = alternatives(problem, best, band_ratio=0.3, most=500, time_limit_s=TIME_LIMIT_S)
-    assert found.is_complete
     kept = {plan.count_J for plan in found.plans}
-    assert kept <= lean
-    assert all(uses_dominated(problem, count_J) for count_J in lean - kept)
+    missed = [each for each in lean - kept if not uses_dominated(problem, each)]
+    wrong = [] if found.is_complete else [f"seed {seed} {objective}: not complete"]
+    wrong += [f"seed {seed} {objective}: {each} is not lean" for each in kept - lean]
+    return wrong + [f"seed {seed} {objective}: {each} is missed" for each in missed]
 
 
 def distinct(problem: InstancesProblem) -> InstancesProblem:
@@ -78,7 +91,16 @@ def uses_dominated(problem: InstancesProblem, count_J: tuple[int, ...]) -> bool:
     return any(count for j, count in enumerate(count_J) if j not in kept)
 
 
-@pytest.mark.parametrize("objective", Objective)
+@pytest.mark.parametrize(
+    "objective",
+    [
+        *(Objective.COST, Objective.DEVICES, Objective.DEVICE_TIME),
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in (Objective.RATE, Objective.SPENDING)
+        ),
+    ],
+)
 def test_alternatives_of_a_mixed_pool_are_allowed_and_near(objective: Objective) -> None:
     problem = mixed_pool(objective=objective)
     best = solved(problem)

@@ -15,27 +15,32 @@ from solvers.registry import INSTANCES
 from solvers.result import Status
 
 
-@pytest.mark.parametrize("demand_per_s", [1e-12, 1e-9, 1e-5, 1.0])
-def test_next_to_nothing_takes_one_instance_of_each_role(demand_per_s: float) -> None:
-    problem = InstancesProblem(
-        pools=(Pool(name="a100", devices=4096),),
-        groups=(
-            Group(name="p", role=Role.PREFILL),
-            Group(name="d", role=Role.DECODE),
-            Group(name="both", role=Role.AGGREGATED),
-        ),
-        columns=(
-            Column(name="p", group=0, devices_P=(1,), rate_per_s=5.6),
-            Column(name="d", group=1, devices_P=(2,), rate_per_s=10.0),
-            Column(name="both", group=2, devices_P=(4,), rate_per_s=3.0),
-        ),
-        routes=(Route(sender=0, receiver=1),),
-        demand_per_s=demand_per_s,
-        objective=Objective.DEVICES,
-    )
-    outcome = INSTANCES.solve(problem, time_limit_s=60.0)
-    assert outcome.status is Status.OPTIMAL
-    assert outcome.objective == 3.0
-    assert outcome.solution is not None
-    assert outcome.solution.count_J == (1, 1, 0)
-    assert outcome.solution.rate_per_s == pytest.approx(demand_per_s)
+def test_next_to_nothing_takes_one_instance_of_each_role() -> None:
+    for demand_per_s in (
+        1e-12,
+        1e-9,
+        1e-5,
+        1.0,
+    ):
+        problem = InstancesProblem(
+            pools=(Pool(name="a100", devices=4096),),
+            groups=(
+                Group(name="p", role=Role.PREFILL),
+                Group(name="d", role=Role.DECODE),
+                Group(name="both", role=Role.AGGREGATED),
+            ),
+            columns=(
+                Column(name="p", group=0, devices_P=(1,), rate_per_s=5.6),
+                Column(name="d", group=1, devices_P=(2,), rate_per_s=10.0),
+                Column(name="both", group=2, devices_P=(4,), rate_per_s=3.0),
+            ),
+            routes=(Route(sender=0, receiver=1),),
+            demand_per_s=demand_per_s,
+            objective=Objective.DEVICES,
+        )
+        outcome = INSTANCES.solve(problem, time_limit_s=60.0)
+        assert outcome.status is Status.OPTIMAL
+        assert outcome.objective == 3.0
+        assert outcome.solution is not None
+        assert outcome.solution.count_J == (1, 1, 0)
+        assert outcome.solution.rate_per_s == pytest.approx(demand_per_s)

@@ -1,5 +1,6 @@
 """Operating points and ratios that papers print, returned by the program."""
 
+import itertools
 import math
 
 import pytest
@@ -65,16 +66,20 @@ def test_prefill_as_a_service_is_split_as_published() -> None:
     assert plan.flow_per_s_E[1] * LONG_BYTES * 8 == pytest.approx(13e9, rel=0.01)
 
 
-@pytest.mark.parametrize("gbit_per_s", [2.0, 5.0, 9.0, 12.0])
-def test_a_thin_link_limits_the_offload_by_its_egress(gbit_per_s: float) -> None:
-    # Equations 3-6 of the paper, the best of all splits of the local instances.
-    remote = min(4 * REMOTE_PER_S, gbit_per_s * 1e9 / 8 / LONG_BYTES) / LONG_SHARE
-    best = max(
-        min(remote, prefill * LOCAL_PER_S / (1.0 - LONG_SHARE), (8 - prefill) * DECODE_PER_S)
-        for prefill in range(1, 8)
-    )
-    plan = solved(offload(egress_bytes_per_s=gbit_per_s * 1e9 / 8))
-    assert plan.rate_per_s == pytest.approx(best, rel=1e-6)
+def test_a_thin_link_limits_the_offload_by_its_egress() -> None:
+    for gbit_per_s in (
+        2.0,
+        5.0,
+        9.0,
+        12.0,
+    ):
+        remote = min(4 * REMOTE_PER_S, gbit_per_s * 1e9 / 8 / LONG_BYTES) / LONG_SHARE
+        best = max(
+            min(remote, prefill * LOCAL_PER_S / (1.0 - LONG_SHARE), (8 - prefill) * DECODE_PER_S)
+            for prefill in range(1, 8)
+        )
+        plan = solved(offload(egress_bytes_per_s=gbit_per_s * 1e9 / 8))
+        assert plan.rate_per_s == pytest.approx(best, rel=1e-6)
 
 
 def one_pool(prefill_per_s: float, decode_per_s: float, instances: int) -> InstancesProblem:
@@ -97,15 +102,13 @@ def test_the_homogeneous_rows_of_the_same_table() -> None:
     assert plan.rate_per_s == pytest.approx(2.11, rel=1e-6)
 
 
-@pytest.mark.parametrize("instances", [2, 7, 16, 100])
-@pytest.mark.parametrize(("prefill_per_s", "decode_per_s"), [(5.6, 10.0), (0.3, 2.9), (8.0, 1.1)])
-def test_the_ratio_is_that_of_pd_serve(
-    prefill_per_s: float, decode_per_s: float, instances: int
-) -> None:
+def test_the_ratio_is_that_of_pd_serve() -> None:
     # P/D-Serve (arXiv:2408.08147): n_p : n_d = (rate of a decode) : (rate of a prefill instance);
     # of a whole number of instances the better of the two roundings, one of each at least.
-    even = instances * decode_per_s / (prefill_per_s + decode_per_s)
-    both = [min(max(1, round_(even)), instances - 1) for round_ in (math.floor, math.ceil)]
-    best = max(min(n * prefill_per_s, (instances - n) * decode_per_s) for n in both)
-    plan = solved(one_pool(prefill_per_s, decode_per_s, instances))
-    assert plan.rate_per_s == pytest.approx(best, rel=1e-6)
+    rates = ((5.6, 10.0), (0.3, 2.9), (8.0, 1.1))
+    for (prefill_per_s, decode_per_s), instances in itertools.product(rates, (2, 7, 16, 100)):
+        even = instances * decode_per_s / (prefill_per_s + decode_per_s)
+        both = [min(max(1, round_(even)), instances - 1) for round_ in (math.floor, math.ceil)]
+        best = max(min(n * prefill_per_s, (instances - n) * decode_per_s) for n in both)
+        plan = solved(one_pool(prefill_per_s, decode_per_s, instances))
+        assert plan.rate_per_s == pytest.approx(best, rel=1e-6), (prefill_per_s, instances)

@@ -1,6 +1,7 @@
 """The definition, worked by hand."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -55,9 +56,8 @@ def test_equal_interleaved_stages_give_the_published_bubble(two_stages: MakeProb
     assert check.objective(problem, layout) == pytest.approx(17.0)
 
 
-@pytest.mark.parametrize(
-    ("layers_SR", "option_S", "complaint"),
-    [
+def test_every_broken_rule_is_named_with_its_numbers(two_stages: MakeProblem) -> None:
+    rows: tuple[tuple[Any, ...], ...] = (
         (((2, 1), (0, 0)), (1, 0), "run 1 has 2 layers, 1 are placed"),
         (((1, 1), (1, 1)), (1, 1), "stage 1 holds run 0 after run 1 began on stage 0"),
         (((0, 2), (2, 0)), (1, 1), "stage 1 holds run 0 after run 1 began on stage 0"),
@@ -67,16 +67,13 @@ def test_equal_interleaved_stages_give_the_published_bubble(two_stages: MakeProb
         (((2, 1), (0,)), (0, 0), "stage 1 counts 1 runs, the model has 2"),
         (((3, 1), (-1, 1)), (0, 0), "stage 1 holds a negative number of layers: (-1, 1)"),
         (((2, 1), (0, 1)), (0, 2), "stage 1 has option 2, there are 2"),
-    ],
-)
-def test_every_broken_rule_is_named_with_its_numbers(
-    two_stages: MakeProblem,
-    layers_SR: tuple[tuple[int, ...], ...],
-    option_S: tuple[int, ...],
-    complaint: str,
-) -> None:
-    layout = Layout(layers_SR=layers_SR, option_S=option_S)
-    assert complaint in check.violations(two_stages(), layout)
+    )
+    unnamed = []
+    for layers_SR, option_S, complaint in rows:
+        broken = check.violations(two_stages(), Layout(layers_SR=layers_SR, option_S=option_S))
+        if complaint not in broken:
+            unnamed.append((complaint, broken))
+    assert not unnamed
 
 
 def test_the_optional_rules_are_checked_where_they_are_set(two_stages: MakeProblem) -> None:

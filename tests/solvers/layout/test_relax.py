@@ -1,7 +1,6 @@
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 
 from solvers.layout import check
 from solvers.layout.problem import LayoutProblem
@@ -29,12 +28,14 @@ def least_overflow(problem: LayoutProblem) -> int:
     return max(0, min(overflows))
 
 
-@pytest.mark.parametrize("seed", range(500, 540))
-def test_finds_the_least_addition_that_exists(seed: int) -> None:
-    problem = tiny_problem(np.random.default_rng(seed))
-    relaxation = nearest_relaxation(problem, time_limit_s=60.0)
-    assert relaxation.extra_bytes == least_overflow(problem)
-    assert relaxation.bound_bytes == relaxation.extra_bytes
+def test_finds_the_least_addition_that_exists() -> None:
+    off = []
+    for seed in range(500, 540):
+        problem = tiny_problem(np.random.default_rng(seed))
+        found, least = nearest_relaxation(problem, time_limit_s=60.0), least_overflow(problem)
+        if (found.extra_bytes, found.bound_bytes) != (least, least):
+            off.append((seed, found.extra_bytes, found.bound_bytes, least))
+    assert not off
 
 
 def test_names_the_device_and_the_bytes(two_stages: MakeProblem) -> None:

@@ -54,11 +54,15 @@ def test_repairing_meets_a_limit_that_longest_first_misses() -> None:
     assert rank_loads(load_LE[:1], row_E[None], 8).max() <= limit_L[0]
 
 
-@pytest.mark.parametrize("slots_G", [(2, 2), (1, 2, 2), (3,)])
-def test_ways_are_counted(slots_G: tuple[int, ...]) -> None:
-    ranks = Ranks(
-        slots_G=np.array(slots_G),
-        node_G=np.zeros(len(slots_G), dtype=int),
-        speed_G=np.ones(len(slots_G)),
-    )
-    assert num_ways(ranks) == pytest.approx(len(every_way(slots_G)))
+def test_ways_are_counted() -> None:
+    for slots_G in (
+        (2, 2),
+        (1, 2, 2),
+        (3,),
+    ):
+        ranks = Ranks(
+            slots_G=np.array(slots_G),
+            node_G=np.zeros(len(slots_G), dtype=int),
+            speed_G=np.ones(len(slots_G)),
+        )
+        assert num_ways(ranks) == pytest.approx(len(every_way(slots_G)))

@@ -1,4 +1,5 @@
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -29,19 +30,16 @@ def test_times_are_the_sums_of_shares() -> None:
     assert check.layer_times(problem(), placed([0, 1, 0, 2])).tolist() == [[7.0], [9.0]]
 
 
-@pytest.mark.parametrize(
-    ("robust", "tail_ratio", "expected"),
-    [
+def test_workloads_become_one_number() -> None:
+    for robust, tail_ratio, expected in (
         (Robust.MEAN, 0.5, (0.75 * 7 + 0.25 * 9) / 6),
         (Robust.WORST, 0.5, 9 / 6),
         (Robust.CVAR, 0.5, (0.25 * 9 + 0.25 * 7) / 0.5 / 6),
         (Robust.CVAR, 0.2, 9 / 6),
         (Robust.CVAR, 1.0, (0.75 * 7 + 0.25 * 9) / 6),
-    ],
-)
-def test_workloads_become_one_number(robust: Robust, tail_ratio: float, expected: float) -> None:
-    stated = problem(robust=robust, tail_ratio=tail_ratio)
-    assert check.objective(stated, placed([0, 1, 0, 2])) == pytest.approx(expected)
+    ):
+        stated = problem(robust=robust, tail_ratio=tail_ratio)
+        assert check.objective(stated, placed([0, 1, 0, 2])) == pytest.approx(expected)
 
 
 def test_a_mean_over_launches_has_the_standard_error_that_other_launches_show() -> None:
@@ -82,21 +80,20 @@ def test_twins_on_one_rank_are_allowed() -> None:
     assert check.rank_times(problem(), placed([0, 0, 1, 2]))[0, 0].tolist() == [6.0, 6.0]
 
 
-@pytest.mark.parametrize(
-    ("rows", "complaint"),
-    [
+def test_a_broken_placement_is_named() -> None:
+    rows: tuple[tuple[list[list[int]], str], ...] = (
         ([[0, 1, 0]], "1 layers of 3 slots are placed, the problem has 1 layers of 4"),
         ([[0, 1, 0, 2], [0, 1, 0, 2]], "2 layers of 4 slots"),
         ([[0, 1, 0, 1]], r"layer 0 has no slot for expert 2 \(1 missing\)"),
         ([[0, 1, 2, 3]], "slot 3 of layer 0 holds expert 3 of 3"),
         ([[0, 1, 2, -1]], "slot 3 of layer 0 holds expert -1 of 3"),
-    ],
-)
-def test_a_broken_placement_is_named(rows: list[list[int]], complaint: str) -> None:
-    broken = check.violations(problem(), placed(*rows))
-    assert broken
-    with pytest.raises(AssertionError, match=complaint):
-        raise AssertionError(broken[0])
+    )
+    unnamed = []
+    for placed_rows, complaint in rows:
+        broken = check.violations(problem(), placed(*placed_rows))
+        if not broken or not re.search(complaint, broken[0]):
+            unnamed.append((complaint, broken))
+    assert not unnamed
 
 
 def test_moved_experts_are_counted_by_rank() -> None:

@@ -193,12 +193,17 @@ def test_a_broken_sampler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_broken_expectation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     case = case_on(NODES, seed=2, layers=4)
     problem = problem_of(case, Dispatch.NEAR)
-    assert BALANCE.solve(problem, time_limit_s=0.5).solution is not None
+    placement = eplb(problem.load_WLE[0], ranks=NODES)
+    BALANCE.checked(problem, claim_of(problem, placement), method="expected", solve_s=0.0)
+    found = starts.solve(problem, time_limit_s=0.05)
+    assert found.solution is not None
+    assert found.objective == starts.claimed(problem, found.solution)[0]
 
     def even(placement: Placement, *, ranks: Ranks) -> Iterator[tuple[int, int, Floats]]:
         for layer, expert, host_R in launches.replicated(placement, ranks=ranks):
             yield layer, expert, np.bincount(host_R, minlength=ranks.num_ranks) / len(host_R)
 
     monkeypatch.setattr(starts, "expected_shares", even)
+    claim = claim_of(problem, placement)
     with pytest.raises(RejectedClaimError, match="its check finds"):
-        BALANCE.solve(problem, time_limit_s=0.5)
+        BALANCE.checked(problem, claim, method="broken", solve_s=0.0)

@@ -18,7 +18,7 @@ LONG_S = 60.0
 
 
 def problem_of(
-    *, num_families: int, ranks: Ranks, layers: int = 4, experts: int = 64, seed: int = 0
+    *, num_families: int, ranks: Ranks, layers: int = 2, experts: int = 64, seed: int = 0
 ) -> BalanceProblem:
     rng = np.random.default_rng(seed)
     return BalanceProblem(

@@ -35,18 +35,18 @@ def test_an_expert_moves_when_its_rank_lacked_it() -> None:
     assert moved(before, after, ranks) == 1
 
 
-@pytest.mark.parametrize("size", range(1, 7))
-def test_the_assignment_is_the_cheapest(size: int) -> None:
-    rng = np.random.default_rng(size)
-    for _ in range(10):
-        cost_KK = rng.integers(0, 9, (size, size)).astype(float)
-        row_of_K = cheapest_assignment(cost_KK)
-        assert sorted(row_of_K.tolist()) == list(range(size))
-        least = min(
-            sum(cost_KK[row, column] for column, row in enumerate(rows))
-            for rows in itertools.permutations(range(size))
-        )
-        assert cost_KK[row_of_K, np.arange(size)].sum() == least
+def test_the_assignment_is_the_cheapest() -> None:
+    for size in range(1, 7):
+        rng = np.random.default_rng(size)
+        for _ in range(10):
+            cost_KK = rng.integers(0, 9, (size, size)).astype(float)
+            row_of_K = cheapest_assignment(cost_KK)
+            assert sorted(row_of_K.tolist()) == list(range(size))
+            least = min(
+                sum(cost_KK[row, column] for column, row in enumerate(rows))
+                for rows in itertools.permutations(range(size))
+            )
+            assert cost_KK[row_of_K, np.arange(size)].sum() == least
 
 
 @settings(deadline=None, max_examples=20, derandomize=True)
@@ -75,7 +75,7 @@ def test_renaming_changes_no_time_on_unequal_ranks() -> None:
 
 def test_more_moves_never_balance_worse_and_few_bring_most() -> None:
     values = []
-    for most_moved in (0, 6, 24, 1000):
+    for most_moved in (0, 24, 1000):
         stated = problem(most_moved)
         outcome = BALANCE.solve(stated, method="local_search", time_limit_s=4.0)
         assert outcome.solution is not None
@@ -84,20 +84,17 @@ def test_more_moves_never_balance_worse_and_few_bring_most() -> None:
     assert values[0] == pytest.approx(check.objective(stated, CURRENT))
     assert values == sorted(values, reverse=True)
     # 24 of about 170 moves bring more than half of the gain.
-    assert values[0] - values[2] > 0.5 * (values[0] - values[3])
+    assert values[0] - values[1] > 0.5 * (values[0] - values[2])
 
 
-@pytest.mark.parametrize(
-    ("current", "most_moved", "complaint"),
-    [
+def test_a_start_that_is_no_placement_is_refused() -> None:
+    rows = (
         (contiguous(num_layers=2, num_experts=64, num_slots=72), 1, r"is \(2, 72\), expected"),
         (contiguous(num_layers=3, num_experts=63, num_slots=72), 1, "lacks an expert"),
         (contiguous(num_layers=3, num_experts=65, num_slots=72), 1, "experts outside 0..63"),
         (CURRENT, -1, "most_moved is -1"),
-    ],
-)
-def test_a_start_that_is_no_placement_is_refused(
-    current: Placement, most_moved: int, complaint: str
-) -> None:
-    with pytest.raises(ValueError, match=complaint):
-        dataclasses.replace(problem(0), migration=Migration(current=current, most_moved=most_moved))
+    )
+    for current, most_moved, complaint in rows:
+        migration = Migration(current=current, most_moved=most_moved)
+        with pytest.raises(ValueError, match=complaint):
+            dataclasses.replace(problem(0), migration=migration)

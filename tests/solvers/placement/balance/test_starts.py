@@ -32,7 +32,7 @@ def problem_of(
     dispatch: Dispatch = Dispatch.STATIC,
     num_families: int = 1,
     ranks: Ranks | None = None,
-    layers: int = 4,
+    layers: int = 2,
     experts: int = 64,
 ) -> BalanceProblem:
     rng = np.random.default_rng(0)
@@ -46,29 +46,44 @@ def problem_of(
 
 def even_plan(problem: BalanceProblem) -> Placement:
     even = dataclasses.replace(problem, dispatch=Dispatch.EVEN)
-    return search(even, time_limit_s=LONG_S, most_steps=800)
+    return search(even, time_limit_s=LONG_S, most_steps=400)
 
 
-@pytest.mark.parametrize("dispatch", NEAR)
-def test_a_plan_for_the_rule_has_little_of_the_excess_of_an_even_plan(dispatch: Dispatch) -> None:
-    found = []
-    for ranks in (
-        Ranks.alike(ranks=16, slots_per_rank=5, ranks_per_node=4),
-        Ranks.alike(ranks=8, slots_per_rank=9, ranks_per_node=8),
-        Ranks.alike(ranks=18, slots_per_rank=4, ranks_per_node=6),
-    ):
-        problem = problem_of(dispatch=dispatch, ranks=ranks)
-        least = bound(problem)
-        even, ours, rule = (
-            check.objective(problem, placement)
-            for placement in (
-                even_plan(problem),
-                starts.search_near(problem, time_limit_s=LONG_S, most_steps=600),
-                eplb(planning_loads(problem), ranks=ranks),
+SHAPES = ((16, 5, 4), (8, 9, 8), (18, 4, 6))
+"""Ranks, slots of each, ranks of a node."""
+
+
+@pytest.mark.parametrize(
+    ("dispatch", "shape"),
+    [
+        (Dispatch.STATIC, SHAPES[0]),
+        (Dispatch.NEAR, SHAPES[2]),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in (
+                *((Dispatch.STATIC, SHAPES[1]), (Dispatch.STATIC, SHAPES[2])),
+                *((Dispatch.NEAR, SHAPES[0]), (Dispatch.NEAR, SHAPES[1])),
             )
+        ),
+    ],
+)
+def test_a_plan_for_the_rule_has_little_of_the_excess_of_an_even_plan(
+    dispatch: Dispatch, shape: tuple[int, int, int]
+) -> None:
+    num_ranks, slots, per_node = shape
+    ranks = Ranks.alike(ranks=num_ranks, slots_per_rank=slots, ranks_per_node=per_node)
+    problem = problem_of(dispatch=dispatch, ranks=ranks)
+    least = bound(problem)
+    even, ours, rule = (
+        check.objective(problem, placement)
+        for placement in (
+            even_plan(problem),
+            starts.search_near(problem, time_limit_s=LONG_S, most_steps=400),
+            eplb(planning_loads(problem), ranks=ranks),
         )
-        found.append((ours - least <= 0.5 * (even - least) + 0.005, ours <= rule))
-    assert all(half and below for half, below in found), found
+    )
+    assert ours - least <= 0.5 * (even - least) + 0.005
+    assert ours <= rule
 
 
 def test_the_guess_of_the_search_is_near_what_launches_say() -> None:
@@ -179,7 +194,7 @@ def test_the_limit_on_migration_holds() -> None:
 @pytest.mark.parametrize("robust", [Robust.WORST, Robust.CVAR])
 def test_several_workloads_are_planned_for_at_once(robust: Robust) -> None:
     problem = dataclasses.replace(problem_of(num_families=3), robust=robust)
-    ours = starts.search_near(problem, time_limit_s=LONG_S, most_steps=400)
+    ours = starts.search_near(problem, time_limit_s=LONG_S, most_steps=250)
     least = bound(problem)
     even = check.objective(problem, even_plan(problem)) - least
     assert check.objective(problem, ours) - least < 0.6 * even
@@ -193,7 +208,7 @@ def test_parts_that_hardly_differ_are_not_looked_at() -> None:
     apart = dataclasses.replace(problem, part_BWLE=shifted)
     assert starts.with_parts(apart).num_workloads == 2
     with pytest.raises(ValueError, match="parts have shape"):
-        dataclasses.replace(problem, part_BWLE=shifted[:, :, :2].copy())
+        dataclasses.replace(problem, part_BWLE=shifted[:, :, :1].copy())
 
 
 def test_bounds_hold_for_every_tiny_placement() -> None:

@@ -13,6 +13,7 @@ from solvers.placement.fitting import fit
 from solvers.placement.ranks import Ints, Ranks
 from solvers.placement.single import placed
 from solvers.result import Status
+from tests.solvers.placement.chain.contract import clusters
 from tests.solvers.placement.chain.testing import latent_clusters
 
 
@@ -86,15 +87,15 @@ def test_latent_clusters_are_found_and_numbered_along_the_chain() -> None:
     assert stays > 0.45 * flow_TEE.sum()
 
 
-def test_tighter_limits_never_help(chain: ChainProblem) -> None:
-    assert chain.most_load_L is not None
-    free = solve(dataclasses.replace(chain, most_load_L=None), time_limit_s=60.0)
-    limited = solve(chain, time_limit_s=60.0)
+def test_tighter_limits_never_help() -> None:
+    problem = clusters()
+    tight = dataclasses.replace(problem, most_load_L=1.1 * problem.load_LE.sum(axis=1) / 4)
+    free, limited = (solve(one, time_limit_s=60.0) for one in (problem, tight))
     assert free.solution is not None
     assert limited.solution is not None
-    assert not check.violations(chain, limited.solution)
-    cost = check.objective(chain, limited.solution)
-    assert check.objective(chain, free.solution) <= 1.01 * cost
+    assert not check.violations(tight, limited.solution)
+    cost = check.objective(tight, limited.solution)
+    assert check.objective(problem, free.solution) <= 1.01 * cost
     assert 0.0 < limited.bound <= cost
 
 

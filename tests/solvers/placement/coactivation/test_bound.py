@@ -9,9 +9,11 @@ from solvers.placement.coactivation.bound import (
     most_saved,
     tokens_of_both_EE,
 )
+from solvers.placement.coactivation.check import layer_costs
 from solvers.placement.coactivation.problem import CoactivationProblem, Level
 from solvers.placement.ranks import Ranks
 from solvers.registry import COACTIVATION
+from tests.solvers.placement.coactivation.contract import COACTIVATION as COACTIVATION_CONTRACT
 from tests.solvers.placement.coactivation.testing import with_topics
 
 
@@ -68,6 +70,21 @@ def test_a_slow_group_raises_the_bound_of_the_busiest_and_of_all() -> None:
     busiest = Level(group_G=np.arange(2), total_cost=0.0, busiest_cost=1.0, weight_J=weights_J)
     other = dataclasses.replace(problem, levels=(busiest,))
     assert lower_bound_L(other, time_limit_s=1.0) == pytest.approx([2 * 4 / 1.1])
+
+
+def test_no_layer_of_an_optimum_is_below_its_bound() -> None:
+    beaten = []
+    for seed in range(COACTIVATION_CONTRACT.count):
+        problem, best = COACTIVATION_CONTRACT.instance(seed), COACTIVATION_CONTRACT.best(seed)
+        if best.solution is None:
+            continue
+        bound_L, cost_L = (
+            lower_bound_L(problem, time_limit_s=1.0),
+            layer_costs(problem, best.solution),
+        )
+        if (bound_L > cost_L * (1 + 1e-12)).any():
+            beaten.append((seed, bound_L, cost_L))
+    assert not beaten
 
 
 def test_more_time_only_raises_the_bound() -> None:

@@ -4,8 +4,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from solvers.registry import LAYOUT, STRATEGY
-from solvers.strategy.problem import StrategyProblem
+from solvers.registry import LAYOUT
 from tuner.planner.analytic import finalists
 from tuner.planner.analytic.answer import detail_of
 from tuner.planner.analytic.finalists import finalist, layout_problem, played_s, ranked
@@ -67,22 +66,6 @@ def test_the_program_counts_a_pipeline_as_the_closed_form_does(found: Found) -> 
     assert outcome.solution is not None
     assert outcome.objective + rest_s <= found.found.step_s[0] * (1.0 + 1e-9)
     assert outcome.objective + rest_s >= 0.9 * found.found.step_s[0]
-
-
-def test_one_program_over_rows_agrees_with_row_by_row(found: Found) -> None:
-    assert found.found is not None
-    rows = [found.found.candidates.taken(np.array([index])) for index in range(5)]
-    layouts = tuple(layout_problem(found, row) for row in rows)
-    once_s = tuple(float(np.ravel(detail_of(found, index).step.once_s)[0]) for index in range(5))
-    problem = StrategyProblem(layouts_K=layouts, once_s_K=once_s)
-    together = STRATEGY.solve(problem, method="milp", time_limit_s=60.0)
-    apart = [
-        once + LAYOUT.solve(layout, method="exact", time_limit_s=30.0).objective
-        for once, layout in zip(once_s, layouts, strict=True)
-    ]
-    assert together.objective == pytest.approx(min(apart), rel=1e-6)
-    assert together.solution is not None
-    assert apart[together.solution.index] == pytest.approx(min(apart), rel=1e-6)
 
 
 def test_nothing_found_has_no_finalist(ask: MakeQuestion) -> None:

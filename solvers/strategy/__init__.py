@@ -1,1 +1,0 @@
-"""Which strategy to run, chosen together with its layout."""

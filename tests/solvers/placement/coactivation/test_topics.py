@@ -1,0 +1,17 @@
+import pytest
+
+from solvers.placement.coactivation.check import layer_costs
+from solvers.placement.ranks import contiguous
+from solvers.registry import COACTIVATION
+from tests.solvers.contract import are_equal
+from tests.solvers.placement.coactivation.contract import topics
+
+
+@pytest.mark.parametrize("method", COACTIVATION.methods)
+def test_latent_topics_are_brought_together_and_so_again(method: str) -> None:
+    problem = topics()
+    in_order = contiguous(num_layers=2, num_experts=32, num_slots=32)
+    one, two = (COACTIVATION.solve(problem, method=method, time_limit_s=30.0) for _ in range(2))
+    assert one.objective < 0.85 * layer_costs(problem, in_order).sum()
+    assert 0.0 < one.bound <= one.objective
+    assert are_equal(one.solution, two.solution)
