@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 
 class Failures:
@@ -41,3 +42,12 @@ def pairs(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
         chosen.append(best)
         missing -= held[best]
     return [tuple(axis[at] for axis, at in zip(axes, point, strict=True)) for point in chosen]
+
+
+def grid(*axes: Sequence[Any]) -> list[ParameterSet]:
+    """Return parameters of a test that loops over points: every pair, and slowly the whole grid."""
+    whole = list(itertools.product(*axes))
+    return [
+        pytest.param(pairs(*axes), id="pairs"),
+        pytest.param(whole, id="grid", marks=pytest.mark.slow),
+    ]
