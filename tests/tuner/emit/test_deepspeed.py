@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.emit.cases import Failures
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.costs.workload import Workload
 from tuner.emit.deepspeed import emit
@@ -46,20 +47,22 @@ from deepspeed.module_inject.auto_ep_config import validate_autoep_config
 from deepspeed.runtime.config import DeepSpeedConfig
 
 import deepspeed.comm as dist
-# As `deepspeed.initialize` has it of a program that hands over no mpu; a pipeline brings its own.
-devices, stages, tensor = map(int, sys.argv[2:])
 dist.get_rank = lambda *given: 0
-dist.get_world_size = lambda *given: devices // stages
-config = DeepSpeedConfig(sys.argv[1])
-stage = int(config.zero_optimization_stage)
-offload = config.zero_config.offload_optimizer is not None
-validate_autoep_config(
-    config.expert_parallel_config, devices, stages, tensor, 1,
-    zero_stage=stage, zero_offload_optimizer=offload,
-)
-assert int(config.tensor_parallel_config.autotp_size or 1) == tensor
-print(json.dumps([config.train_batch_size, config.gradient_accumulation_steps,
-                  stage, config.expert_parallel_config.autoep_size]))
+found = []
+for path, devices, stages, tensor in json.loads(sys.argv[1]):
+    # As `deepspeed.initialize` has it of a program that hands over no mpu; a pipeline has its own.
+    dist.get_world_size = lambda *given: devices // stages
+    config = DeepSpeedConfig(path)
+    stage = int(config.zero_optimization_stage)
+    offload = config.zero_config.offload_optimizer is not None
+    validate_autoep_config(
+        config.expert_parallel_config, devices, stages, tensor, 1,
+        zero_stage=stage, zero_offload_optimizer=offload,
+    )
+    assert int(config.tensor_parallel_config.autotp_size or 1) == tensor
+    found.append([config.train_batch_size, config.gradient_accumulation_steps,
+                  stage, config.expert_parallel_config.autoep_size])
+print(json.dumps(found))
 """
 
 
@@ -78,50 +81,59 @@ def _files(verified: VerifiedPlan) -> dict[str, str]:
     return {file.path.name: file.text for file in emit(verified)}
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_deepspeed_reads_the_configuration(case: str, tmp_path: Path) -> None:
+def test_deepspeed_reads_the_configurations(tmp_path: Path) -> None:
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("deepspeed is not installed (extra: engines)")
-    verified = _verified(**CASES[case])
-    write_emitted(tmp_path, emit(verified))
-    decision = verified.decision
+    decisions, asked = [], []
+    for number, changes in enumerate(CASES.values()):
+        verified = _verified(**changes)
+        write_emitted(tmp_path / str(number), emit(verified))
+        decision = verified.decision
+        decisions.append(decision)
+        asked.append(
+            [
+                str(tmp_path / str(number) / "deepspeed.json"),
+                decision.num_devices,
+                decision.pipeline_model_parallel_size,
+                decision.tensor_model_parallel_size,
+            ]
+        )
     # In a process of its own, because importing it sets up an accelerator and its logs.
     read = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            READ,
-            str(tmp_path / "deepspeed.json"),
-            str(decision.num_devices),
-            str(decision.pipeline_model_parallel_size),
-            str(decision.tensor_model_parallel_size),
-        ],
+        [sys.executable, "-c", READ, json.dumps(asked)],
         capture_output=True,
         text=True,
         check=False,
         timeout=120,
     )
     assert read.returncode == 0, read.stderr[-2000:]
-    batch, accumulated, stage, experts = json.loads(read.stdout.splitlines()[-1])
-    # Under AutoTP it takes every tensor rank for a replica.
-    assert batch == 1536 * decision.tensor_model_parallel_size
-    assert accumulated == decision.num_microbatches(1536)
-    assert stage == decision.zero_stage
-    piped = decision.pipeline_model_parallel_size > 1
-    assert experts == (1 if piped else decision.expert_model_parallel_size)
+    expected = [
+        [
+            # Under AutoTP it takes every tensor rank for a replica.
+            1536 * decision.tensor_model_parallel_size,
+            decision.num_microbatches(1536),
+            decision.zero_stage,
+            1 if decision.pipeline_model_parallel_size > 1 else decision.expert_model_parallel_size,
+        ]
+        for decision in decisions
+    ]
+    assert json.loads(read.stdout.splitlines()[-1]) == expected
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_batch_is_what_the_replicas_accumulate(case: str) -> None:
-    verified = _verified(**CASES[case])
-    config = json.loads(_files(verified)["deepspeed.json"])
-    is_split = verified.decision.tensor_model_parallel_size > 1
-    assert ("train_batch_size" in config) != is_split
-    assert config.get("train_batch_size", 1536) == (
-        config["train_micro_batch_size_per_gpu"]
-        * config["gradient_accumulation_steps"]
-        * verified.decision.data_parallel_size
-    )
+def test_the_batch_is_what_the_replicas_accumulate() -> None:
+    failures = Failures()
+    for case, changes in CASES.items():
+        verified = _verified(**changes)
+        config = json.loads(_files(verified)["deepspeed.json"])
+        is_split = verified.decision.tensor_model_parallel_size > 1
+        with failures.of(case):
+            assert ("train_batch_size" in config) != is_split
+            assert config.get("train_batch_size", 1536) == (
+                config["train_micro_batch_size_per_gpu"]
+                * config["gradient_accumulation_steps"]
+                * verified.decision.data_parallel_size
+            )
+    failures.check()
 
 
 def test_offload_dispatcher_and_gradients_are_in_the_configuration() -> None:

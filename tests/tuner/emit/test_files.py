@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from tuner.emit.files import EmittedFile, comment, label
 
 
-@given(st.lists(st.text()))
-@settings(deadline=None, max_examples=100)
+@given(st.lists(st.text(), max_size=4))
+@settings(deadline=None, max_examples=40)
 def test_a_comment_stays_one_comment_line_per_line_given(lines: list[str]) -> None:
     written = comment(lines)
     # splitlines() also splits at form feeds and Unicode separators, the strictest reader there is.
@@ -18,12 +18,12 @@ def test_a_comment_stays_one_comment_line_per_line_given(lines: list[str]) -> No
 
 
 @given(st.text())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_a_label_holds_only_what_a_scheduler_allows(text: str) -> None:
     assert re.fullmatch(r"[A-Za-z0-9._][A-Za-z0-9._-]{0,63}", label(text))
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../run.sh", "a/../../b"])
-def test_a_file_cannot_leave_its_folder(path: str) -> None:
-    with pytest.raises(ValueError, match="leaves the folder"):
-        EmittedFile(path=PurePosixPath(path), text="")
+def test_a_file_cannot_leave_its_folder() -> None:
+    for path in ("/etc/passwd", "../run.sh", "a/../../b"):
+        with pytest.raises(ValueError, match="leaves the folder"):
+            EmittedFile(path=PurePosixPath(path), text="")

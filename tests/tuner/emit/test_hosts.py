@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.tuner.emit.cases import Failures
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.hosts import HOSTS_NAME
 from tuner.emit.registry import emit, emit_all
@@ -71,89 +72,90 @@ def environment(**changes: str) -> dict[str, str]:
     return wanted | changes
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_every_node_gets_the_number_of_its_line(program: str, tmp_path: Path) -> None:
-    verified = placed(program)
-    write(verified, tmp_path)
-    placement = verified.plan.placement
-    assert placement is not None
-    lines = (tmp_path / program / HOSTS_NAME).read_text().splitlines()
-    assert tuple(lines) == placement.hosts == ORDER
-    recorders = Recorders(tmp_path / "recorders")
-    asked = 0
-    for rank, host in enumerate(ORDER):
-        ran = recorders.run(
-            tmp_path / program / "run.sh", cwd=tmp_path, **environment(SLURMD_NODENAME=host)
+def test_every_node_gets_the_number_of_its_line(tmp_path: Path) -> None:
+    recorders, failures = Recorders(tmp_path / "recorders"), Failures()
+    for number, program in enumerate(PROGRAMS):
+        verified = placed(program)
+        write(verified, tmp_path)
+        placement = verified.plan.placement
+        assert placement is not None
+        lines = (tmp_path / program / HOSTS_NAME).read_text().splitlines()
+        assert tuple(lines) == placement.hosts == ORDER
+        # One script sets the number of all programs: every node of the first, one of the others.
+        for rank in range(len(ORDER)) if number == 0 else [number % len(ORDER)]:
+            ran = recorders.run(
+                tmp_path / program / "run.sh",
+                cwd=tmp_path,
+                **environment(SLURMD_NODENAME=ORDER[rank]),
+            )
+            with failures.of(program, rank):
+                assert ran.code == 0, ran.stderr
+                argv = ran.only("torchrun")
+                assert f"--node-rank={rank}" in argv
+                assert "--master-addr=node3" in argv
+                (each,) = (word for word in argv if word.startswith("--nproc-per-node="))
+                assert len(ORDER) * int(each.split("=")[1]) == verified.decision.num_devices == 32
+    failures.check()
+
+
+def test_a_slurm_job_lays_its_tasks_out_in_that_order(tmp_path: Path) -> None:
+    recorders, failures = Recorders(tmp_path / "recorders"), Failures()
+    for program in PROGRAMS:
+        write(placed(program), tmp_path)
+        job = tmp_path / "slurm" / "job.sbatch"
+        assert tuple((job.parent / HOSTS_NAME).read_text().splitlines()) == ORDER
+        directives = dict(
+            line.removeprefix("#SBATCH --").split("=", 1)
+            for line in job.read_text().splitlines()
+            if line.startswith("#SBATCH --")
         )
-        assert ran.code == 0, ran.stderr
-        argv = ran.only("torchrun")
-        assert f"--node-rank={rank}" in argv
-        assert "--master-addr=node3" in argv
-        asked += int(next(w for w in argv if w.startswith("--nproc-per-node=")).split("=")[1])
-    assert asked == verified.decision.num_devices == 32
+        ran = recorders.run(
+            job,
+            cwd=job.parent,
+            **environment(SLURM_JOB_ID="7", SLURMD_NODENAME="node4", SLURM_NODEID="3"),
+        )
+        with failures.of(program):
+            assert directives["nodelist"].split(",") == list(ORDER)
+            assert int(directives["nodes"]) * int(directives["gpus-per-node"]) == 32
+            assert ran.code == 0, ran.stderr
+            (srun,) = [call for call in ran.calls if call["program"] == "srun"]
+            assert srun["argv"][:3] == ["--nodes=4", "--ntasks=4", "--distribution=arbitrary"]
+            hostfile = Path(srun["environment"]["SLURM_HOSTFILE"])
+            assert tuple(hostfile.read_text().splitlines()) == ORDER
+            argv = ran.only("torchrun")
+            # Slurm's own number of the node is not asked for: node4 is on the third line.
+            assert "--node-rank=2" in argv
+            assert "--master-addr=node3" in argv
+    failures.check()
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_slurm_job_lays_its_tasks_out_in_that_order(program: str, tmp_path: Path) -> None:
-    verified = placed(program)
-    write(verified, tmp_path)
-    job = tmp_path / "slurm" / "job.sbatch"
-    assert tuple((job.parent / HOSTS_NAME).read_text().splitlines()) == ORDER
-    directives = dict(
-        line.removeprefix("#SBATCH --").split("=", 1)
-        for line in job.read_text().splitlines()
-        if line.startswith("#SBATCH --")
-    )
-    assert directives["nodelist"].split(",") == list(ORDER)
-    assert int(directives["nodes"]) * int(directives["gpus-per-node"]) == 32
-    ran = Recorders(tmp_path / "recorders").run(
-        job,
-        cwd=job.parent,
-        **environment(SLURM_JOB_ID="7", SLURMD_NODENAME="node4", SLURM_NODEID="3"),
-    )
-    assert ran.code == 0, ran.stderr
-    (srun,) = [call for call in ran.calls if call["program"] == "srun"]
-    assert srun["argv"][:3] == ["--nodes=4", "--ntasks=4", "--distribution=arbitrary"]
-    hostfile = Path(srun["environment"]["SLURM_HOSTFILE"])
-    assert tuple(hostfile.read_text().splitlines()) == ORDER
-    argv = ran.only("torchrun")
-    # Slurm's own number of the node is not asked for: node4 is on the third line.
-    assert "--node-rank=2" in argv
-    assert "--master-addr=node3" in argv
-
-
-@pytest.mark.parametrize(
-    ("here", "rank"), [("node1", 1), ("node1.cluster", 1), ("node2.cluster", 3)]
-)
-def test_short_and_full_names_are_one_node(here: str, rank: int, tmp_path: Path) -> None:
+def test_short_and_full_names_are_one_node(tmp_path: Path) -> None:
     write(placed("reference"), tmp_path)
-    ran = Recorders(tmp_path / "recorders").run(
-        tmp_path / "reference" / "run.sh", cwd=tmp_path, SLURMD_NODENAME=here
-    )
-    assert f"--node-rank={rank}" in ran.only("torchrun")
+    recorders = Recorders(tmp_path / "recorders")
+    for here, rank in (("node1", 1), ("node1.cluster", 1), ("node2.cluster", 3)):
+        ran = recorders.run(tmp_path / "reference" / "run.sh", cwd=tmp_path, SLURMD_NODENAME=here)
+        assert f"--node-rank={rank}" in ran.only("torchrun"), here
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        (
-            {"SLURMD_NODENAME": "node9"},
-            "hosts.txt: start on the nodes that it names",
-        ),
+def test_a_start_in_the_wrong_place_says_so(tmp_path: Path) -> None:
+    write(placed("reference"), tmp_path)
+    recorders, failures = Recorders(tmp_path / "recorders"), Failures()
+    cases: list[tuple[dict[str, str], str]] = [
+        ({"SLURMD_NODENAME": "node9"}, "hosts.txt: start on the nodes that it names"),
         ({"HOSTFILE": "nowhere"}, "nowhere cannot be read"),
         ({"NNODES": "8", "NPROC_PER_NODE": "4"}, "names 4 nodes, NNODES is 8"),
-    ],
-)
-def test_a_start_in_the_wrong_place_says_so(
-    changes: dict[str, str], said: str, tmp_path: Path
-) -> None:
-    write(placed("reference"), tmp_path)
-    ran = Recorders(tmp_path / "recorders").run(
-        tmp_path / "reference" / "run.sh", cwd=tmp_path, **({"SLURMD_NODENAME": "node3"} | changes)
-    )
-    assert ran.code == 2
-    assert said in ran.stderr
-    assert ran.calls == ()
+    ]
+    for changes, said in cases:
+        ran = recorders.run(
+            tmp_path / "reference" / "run.sh",
+            cwd=tmp_path,
+            **({"SLURMD_NODENAME": "node3"} | changes),
+        )
+        with failures.of(changes):
+            assert ran.code == 2
+            assert said in ran.stderr
+            assert ran.calls == ()
+    failures.check()
 
 
 def test_nodes_without_a_name_are_left_to_the_reader(tmp_path: Path) -> None:

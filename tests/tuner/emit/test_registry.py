@@ -1,13 +1,15 @@
-"""What every emitter must do, parametrised over the table of emitters."""
+"""What every emitter must do: each test goes through the table of emitters."""
 
 import os
 import shlex
 import shutil
+from itertools import cycle, product
 from pathlib import Path
 
 import pytest
 
 from profilers.steps.config import Recompute
+from tests.tuner.emit.cases import Failures, grid
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.registry import EMITTERS, emit, emit_all
 from tuner.errors import UnknownTargetError
@@ -31,6 +33,11 @@ HOSTILE = (
     "'; touch injected; '",
     "\x1b[2J",
 )
+
+ALL_HOSTILE = " ".join(sorted(HOSTILE, key=lambda one: not one.startswith("-")))
+"""One name of all of them, which begins like an option."""
+
+PROGRAMS = ("reference", "megatron-lm", "megatron-bridge", "torchtitan", "deepspeed", "slurm")
 
 NAMES = {
     "MEGATRON_LM": "/megatron",
@@ -102,67 +109,69 @@ def test_an_unknown_target_is_answered_with_the_known_ones(mixtral: ModelSpec) -
         emit_all(verified)
 
 
-@pytest.mark.parametrize("target", EMITTERS)
-def test_emitted_files_equal_the_golden_ones(target: str, mixtral: ModelSpec) -> None:
-    decision = sample_decision(**_suited(target))
-    files = emit(target, sample_verified(mixtral, decision, emit=(target,)))
-    for file in files:
-        # Programs carry another suffix here, so that no tool takes them for the project's own.
-        suffix = ".golden" if file.path.suffix == ".py" else ""
-        path = GOLDEN / target / f"{file.path}{suffix}"
-        if UPDATE in os.environ:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(file.text, encoding="utf-8")
-        assert file.text == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 to accept {path}"
+def test_emitted_files_equal_the_golden_ones(mixtral: ModelSpec) -> None:
+    failures = Failures()
+    for target in EMITTERS:
+        decision = sample_decision(**_suited(target))
+        for file in emit(target, sample_verified(mixtral, decision, emit=(target,))):
+            # Programs carry another suffix here, so that no tool takes them for the project's own.
+            suffix = ".golden" if file.path.suffix == ".py" else ""
+            path = GOLDEN / target / f"{file.path}{suffix}"
+            if UPDATE in os.environ:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(file.text, encoding="utf-8")
+            with failures.of(f"set {UPDATE}=1 to accept {path}"):
+                assert file.text == path.read_text(encoding="utf-8")
+    failures.check()
 
 
-@pytest.mark.parametrize("target", EMITTERS)
-def test_emitting_twice_gives_the_same_bytes(target: str, mixtral: ModelSpec) -> None:
-    verified = sample_verified(mixtral, sample_decision(**_suited(target)), emit=(target,))
-    assert emit(target, verified) == emit(target, verified)
-
-
-@pytest.mark.parametrize("target", EMITTERS)
-def test_every_file_says_that_nothing_was_measured(target: str, mixtral: ModelSpec) -> None:
-    verified = sample_verified(
-        mixtral,
-        sample_decision(**_suited(target)),
-        emit=(target,),
-        waived="moetune plan does not launch",
-    )
-    files = {str(file.path): file.text for file in emit(target, verified)}
-    for name, text in files.items():
-        # JSON has no comments; the README beside it speaks for it.
-        assert "NOT VERIFIED: moetune plan does not launch" in (
-            files["README.txt"] if name.endswith(".json") else text
+def test_every_file_says_what_was_measured_or_that_nothing_was(mixtral: ModelSpec) -> None:
+    wrong = []
+    for target in EMITTERS:
+        decision = sample_decision(**_suited(target))
+        waived, measured = (
+            sample_verified(mixtral, decision, emit=(target,), waived=reason)
+            for reason in ("moetune plan does not launch", "")
         )
+        files = {str(file.path): file.text for file in emit(target, waived)}
+        for name, text in files.items():
+            # JSON has no comments; the README beside it speaks for it.
+            said = files["README.txt"] if name.endswith(".json") else text
+            if "NOT VERIFIED: moetune plan does not launch" not in said:
+                wrong.append((target, name, "waived"))
+        files = {str(file.path): file.text for file in emit(target, measured)}
+        for name, text in files.items():
+            said = "" if name.endswith(".json") else text
+            if said and "this configuration took 2.10 s a step" not in said:
+                wrong.append((target, name, "measured"))
+        if {str(file.path): file.text for file in emit(target, measured)} != files:
+            wrong.append((target, "", "other bytes the second time"))
+    assert not wrong
 
 
-@pytest.mark.parametrize("target", EMITTERS)
-def test_every_file_says_what_was_measured(target: str, mixtral: ModelSpec) -> None:
-    verified = sample_verified(mixtral, sample_decision(**_suited(target)), emit=(target,))
-    texts = [file.text for file in emit(target, verified) if file.path.suffix != ".json"]
-    assert all("this configuration took 2.10 s a step" in text for text in texts)
-
-
-@pytest.mark.parametrize("name", DECISIONS)
-@pytest.mark.parametrize("devices_per_node", [1, 4, 8])
-@pytest.mark.parametrize("target", EMITTERS)
+@pytest.mark.parametrize("points", grid(tuple(EMITTERS), (1, 4, 8), tuple(DECISIONS)))
 def test_the_devices_asked_for_are_those_of_the_plan(
-    target: str, devices_per_node: int, name: str, mixtral: ModelSpec, tmp_path: Path
+    points: list[tuple[str, int, str]], mixtral: ModelSpec, tmp_path: Path
 ) -> None:
-    stages = 2 if name == "two stages on 16" else 1
-    decision = sample_decision(**{**DECISIONS[name], **_suited(target, stages)})
-    verified = sample_verified(mixtral, decision, emit=(target,), devices_per_node=devices_per_node)
-    for each, files in emit_all(verified).items():
-        write_emitted(tmp_path / each, files)
-    asked = _devices_asked(tmp_path, target=target)
-    assert asked == decision.num_devices
+    failures = Failures()
+    recorders = Recorders(tmp_path / "recorders")
+    for number, (target, devices_per_node, name) in enumerate(points):
+        stages = 2 if name == "two stages on 16" else 1
+        decision = sample_decision(**{**DECISIONS[name], **_suited(target, stages)})
+        verified = sample_verified(
+            mixtral, decision, emit=(target,), devices_per_node=devices_per_node
+        )
+        launch = tmp_path / str(number)
+        with failures.of(target, devices_per_node, name):
+            for each, files in emit_all(verified).items():
+                write_emitted(launch / each, files)
+            asked = _devices_asked(launch, recorders, target=target)
+            assert asked == decision.num_devices
+    failures.check()
 
 
-def _devices_asked(launch: Path, *, target: str) -> int:
+def _devices_asked(launch: Path, recorders: Recorders, *, target: str) -> int:
     """Return nodes times processes, as Slurm's directives or the call that starts ranks say."""
-    recorders = Recorders(launch / "recorders")
     if target == "slurm":
         text = (launch / "slurm" / "job.sbatch").read_text()
         directives = dict(
@@ -181,71 +190,78 @@ def _devices_asked(launch: Path, *, target: str) -> int:
     return int(options["--nnodes"]) * int(options["--nproc-per-node"])
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize(
-    "target", ["reference", "megatron-lm", "megatron-bridge", "torchtitan", "deepspeed", "slurm"]
+    "points",
+    [
+        [(target, ALL_HOSTILE) for target in PROGRAMS] + list(zip(cycle(PROGRAMS), HOSTILE)),
+        pytest.param(list(product(PROGRAMS, HOSTILE)), marks=pytest.mark.slow),
+    ],
+    ids=["together", "grid"],
 )
 def test_hostile_names_and_paths_come_out_harmless(
-    target: str, hostile: str, mixtral: ModelSpec, tmp_path: Path
+    points: list[tuple[str, str]], mixtral: ModelSpec, tmp_path: Path
 ) -> None:
-    verified = sample_verified(
-        mixtral.model_copy(update={"name": hostile}),
-        sample_decision(**_suited(target)),
-        emit=(target,),
-        devices_per_node=16,
-        waived=hostile,
-    )
-    launch = tmp_path / f"out {hostile.replace('/', '_')}" / "launch"
-    for each, files in emit_all(verified).items():
-        write_emitted(launch / each, files)
+    failures = Failures()
     recorders = Recorders(tmp_path / "recorders")
-    script = launch / target / ("job.sbatch" if target == "slurm" else "run.sh")
-    python = launch / "python"
-    shutil.copy(tmp_path / "recorders" / "programs" / "python", python)
-    ran = recorders.run(
-        script,
-        hostile,
-        cwd=script.parent,
-        **dict.fromkeys(NAMES, hostile),
-        REPORT=hostile,
-        PYTHON=str(python),
-        SLURM_JOB_ID="7",
-        SLURM_JOB_NODELIST=hostile,
-        SLURM_SUBMIT_DIR=str(script.parent),
-    )
-    assert ran.code == 0, ran.stderr
-    assert ran.only("python" if target in ("reference", "slurm") else "torchrun")[-1] == hostile
-    assert not list(tmp_path.rglob("injected"))
-    if target == "slurm":
-        lines = script.read_text().splitlines()
-        nodes = [line for line in lines if line.startswith("#SBATCH --nodes")]
-        assert nodes == ["#SBATCH --nodes=1"]
-
-
-@pytest.mark.parametrize(
-    "target", ["reference", "megatron-lm", "megatron-bridge", "torchtitan", "deepspeed"]
-)
-def test_a_script_refuses_another_number_of_devices(
-    target: str, mixtral: ModelSpec, tmp_path: Path
-) -> None:
-    write_emitted(
-        tmp_path / target,
-        emit(target, sample_verified(mixtral, sample_decision(**_suited(target)), emit=(target,))),
-    )
-    recorders = Recorders(tmp_path / "recorders")
-    for nodes, processes in (("2", "4"), ("x", "8"), ("", "-1"), ("2;touch injected", "8")):
-        ran = recorders.run(
-            tmp_path / target / "run.sh",
-            cwd=tmp_path,
-            NNODES=nodes,
-            NPROC_PER_NODE=processes,
-            MASTER_ADDR="head",
-            **NAMES,
+    for number, (target, hostile) in enumerate(points):
+        verified = sample_verified(
+            mixtral.model_copy(update={"name": hostile}),
+            sample_decision(**_suited(target)),
+            emit=(target,),
+            devices_per_node=16,
+            waived=hostile,
         )
-        assert ran.code == 2
-        assert ran.calls == ()
-        assert len(ran.stderr.splitlines()) == 1
+        launch = tmp_path / f"{number} {hostile.replace('/', '_')}" / "launch"
+        for each, files in emit_all(verified).items():
+            write_emitted(launch / each, files)
+        script = launch / target / ("job.sbatch" if target == "slurm" else "run.sh")
+        python = launch / "python"
+        shutil.copy(tmp_path / "recorders" / "programs" / "python", python)
+        ran = recorders.run(
+            script,
+            hostile,
+            cwd=script.parent,
+            **dict.fromkeys(NAMES, hostile),
+            REPORT=hostile,
+            PYTHON=str(python),
+            SLURM_JOB_ID="7",
+            SLURM_JOB_NODELIST=hostile,
+            SLURM_SUBMIT_DIR=str(script.parent),
+        )
+        with failures.of(target, hostile):
+            assert ran.code == 0, ran.stderr
+            program = "python" if target in ("reference", "slurm") else "torchrun"
+            assert ran.only(program)[-1] == hostile
+            assert not list(tmp_path.rglob("injected"))
+            if target == "slurm":
+                lines = script.read_text().splitlines()
+                nodes = [line for line in lines if line.startswith("#SBATCH --nodes")]
+                assert nodes == ["#SBATCH --nodes=1"]
+    failures.check()
+
+
+def test_a_script_refuses_another_number_of_devices(mixtral: ModelSpec, tmp_path: Path) -> None:
+    failures = Failures()
+    recorders = Recorders(tmp_path / "recorders")
+    for target in (name for name in PROGRAMS if name != "slurm"):
+        decision = sample_decision(**_suited(target))
+        files = emit(target, sample_verified(mixtral, decision, emit=(target,)))
+        write_emitted(tmp_path / target, files)
+        for nodes, processes in (("2", "4"), ("x", "8"), ("", "-1"), ("2;touch injected", "8")):
+            ran = recorders.run(
+                tmp_path / target / "run.sh",
+                cwd=tmp_path,
+                NNODES=nodes,
+                NPROC_PER_NODE=processes,
+                MASTER_ADDR="head",
+                **NAMES,
+            )
+            with failures.of(target, nodes, processes):
+                assert ran.code == 2
+                assert ran.calls == ()
+                assert len(ran.stderr.splitlines()) == 1
     assert not list(tmp_path.rglob("injected"))
+    failures.check()
 
 
 def test_several_nodes_need_the_name_of_the_first(mixtral: ModelSpec, tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests.tuner.emit.cases import Failures
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.registry import emit, emit_all
 from tuner.estimate.launch import Engine
@@ -62,36 +61,36 @@ def test_the_job_starts_the_first_program_of_the_plan(tmp_path: Path) -> None:
     assert argv[-2:] == ["--train-iters", "10"]
 
 
-@pytest.mark.parametrize(
-    ("program", "changes", "started"),
-    [
-        ("megatron-bridge", {}, "{folder}/train.py"),
+def test_a_job_starts_any_program_on_the_devices_of_the_plan(tmp_path: Path) -> None:
+    recorders, failures = Recorders(tmp_path / "recorders"), Failures()
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("megatron-bridge", {}, str(tmp_path / "megatron-bridge/train.py")),
         ("torchtitan", {"zero_stage": 3, **WHOLE_LAYERS}, "torchtitan.train"),
         ("deepspeed", WHOLE_LAYERS, "mine.py"),
-    ],
-)
-def test_a_job_starts_any_program_on_the_devices_of_the_plan(
-    program: str, changes: dict[str, Any], started: str, tmp_path: Path
-) -> None:
-    decision = sample_decision(**changes)
-    verified = sample_verified(read_model(MIXTRAL), decision, emit=(program, "slurm"))
-    for target, files in emit_all(verified).items():
-        write_emitted(tmp_path / target, files)
-    ran = Recorders(tmp_path / "recorders").run(
-        tmp_path / "slurm" / "job.sbatch",
-        cwd=tmp_path / "slurm",
-        MODULE="mine",
-        CONFIG="mixtral",
-        TRAIN="mine.py",
-        SLURM_JOB_ID="7",
-        SLURM_JOB_NODELIST="node[1-2]",
-    )
-    assert ran.code == 0, ran.stderr
-    argv = ran.only("torchrun")
-    assert started.format(folder=tmp_path / program) in argv
-    assert argv[:2] == ["--nnodes=2", "--nproc-per-node=8"]
-    directives = _directives((tmp_path / "slurm" / "job.sbatch").read_text())
-    assert int(directives["nodes"]) * int(directives["gpus-per-node"]) == decision.num_devices
+    ]
+    for program, changes, started in cases:
+        decision = sample_decision(**changes)
+        verified = sample_verified(read_model(MIXTRAL), decision, emit=(program, "slurm"))
+        for target, files in emit_all(verified).items():
+            write_emitted(tmp_path / target, files)
+        ran = recorders.run(
+            tmp_path / "slurm" / "job.sbatch",
+            cwd=tmp_path / "slurm",
+            MODULE="mine",
+            CONFIG="mixtral",
+            TRAIN="mine.py",
+            SLURM_JOB_ID="7",
+            SLURM_JOB_NODELIST="node[1-2]",
+        )
+        directives = _directives((tmp_path / "slurm" / "job.sbatch").read_text())
+        with failures.of(program):
+            assert ran.code == 0, ran.stderr
+            argv = ran.only("torchrun")
+            assert started in argv
+            assert argv[:2] == ["--nnodes=2", "--nproc-per-node=8"]
+            asked = int(directives["nodes"]) * int(directives["gpus-per-node"])
+            assert asked == decision.num_devices
+    failures.check()
 
 
 def test_a_wrapper_alone_brings_the_reference_step() -> None:

@@ -30,6 +30,7 @@ dist.destroy_process_group()
 """
 
 
+# Worth its seconds: every other test has a stand-in for torchrun.
 def test_one_node_meets_on_loopback_as_far_as_torchrun_goes_and_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:

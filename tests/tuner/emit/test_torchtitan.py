@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.tuner.emit.cases import Failures
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tests.tuner.real_torchtitan import run_with_torchtitan
 from tuner.emit.torchtitan import emit
@@ -67,29 +68,35 @@ def _toml(verified: VerifiedPlan) -> dict[str, dict[str, Any]]:
     return tomllib.loads(text)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_torchtitans_own_classes_take_the_sections(case: str) -> None:
+def test_torchtitans_own_classes_take_the_sections() -> None:
     reason = "torchtitan is not installed (extra: engines)"
     config = pytest.importorskip("torchtitan.config", reason=reason)
-    written = _toml(_verified(**CASES[case]))
-    parallelism = config.ParallelismConfig(**written["parallelism"])
-    training = config.TrainingConfig(**written["training"])
-    assert dataclasses.asdict(parallelism).items() >= written["parallelism"].items()
-    assert training.global_batch_size == 1536
+    failures = Failures()
+    for case, changes in CASES.items():
+        written = _toml(_verified(**changes))
+        with failures.of(case):
+            parallelism = config.ParallelismConfig(**written["parallelism"])
+            training = config.TrainingConfig(**written["training"])
+            assert dataclasses.asdict(parallelism).items() >= written["parallelism"].items()
+            assert training.global_batch_size == 1536
+    failures.check()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_the_degrees_multiply_to_the_devices(case: str) -> None:
-    verified = _verified(**CASES[case])
-    degrees = _toml(verified)["parallelism"]
-    asked = (
-        degrees["data_parallel_replicate_degree"]
-        * degrees["data_parallel_shard_degree"]
-        * degrees["context_parallel_degree"]
-        * degrees["tensor_parallel_degree"]
-        * degrees["pipeline_parallel_degree"]
-    )
-    assert asked == verified.decision.num_devices
+def test_the_degrees_multiply_to_the_devices() -> None:
+    wrong = []
+    for case, changes in CASES.items():
+        verified = _verified(**changes)
+        degrees = _toml(verified)["parallelism"]
+        asked = (
+            degrees["data_parallel_replicate_degree"]
+            * degrees["data_parallel_shard_degree"]
+            * degrees["context_parallel_degree"]
+            * degrees["tensor_parallel_degree"]
+            * degrees["pipeline_parallel_degree"]
+        )
+        if asked != verified.decision.num_devices:
+            wrong.append((case, asked))
+    assert not wrong
 
 
 def test_stages_hold_the_layers_of_the_plan() -> None:
@@ -112,16 +119,18 @@ def test_a_pipeline_takes_the_whole_batch_of_a_replica_at_once() -> None:
     assert single["activation_checkpoint"]["mode"] == "full"
 
 
-@pytest.mark.parametrize(
-    ("stage", "replicate", "shard", "reshard"),
-    [(0, 8, 1, "never"), (2, 1, 8, "never"), (3, 1, 8, "always")],
-)
-def test_zero_stages_are_fsdp(stage: int, replicate: int, shard: int, reshard: str) -> None:
+def test_zero_stages_are_fsdp() -> None:
     changes: dict[str, Any] = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
-    written = _toml(_verified(zero_stage=stage, **changes))["parallelism"]
-    assert written["data_parallel_replicate_degree"] == replicate
-    assert written["data_parallel_shard_degree"] == shard
-    assert written["fsdp_reshard_after_forward"] == reshard
+    expected = {0: (8, 1, "never"), 2: (1, 8, "never"), 3: (1, 8, "always")}
+    found = {}
+    for stage in expected:
+        written = _toml(_verified(zero_stage=stage, **changes))["parallelism"]
+        found[stage] = (
+            written["data_parallel_replicate_degree"],
+            written["data_parallel_shard_degree"],
+            written["fsdp_reshard_after_forward"],
+        )
+    assert found == expected
 
 
 def test_a_shipped_model_is_named_and_another_one_asked_for(tmp_path: Path) -> None:
@@ -160,19 +169,33 @@ def plain():
     return qwen3_30b_a3b()
 """
 PRINTS: Final = """
-import json, torch
-torch.distributed.set_timeout = None
+import contextlib, io, json, os, sys, torch
 import moetune_plan
-config = moetune_plan.plan()
-spec = config.model_spec
-print(json.dumps([config.parallelism.spmd_backend, spec.flavor, repr(spec.model)]))
+try:
+    moetune_plan.plan()
+    made = "made"
+except SystemExit as error:
+    made = str(error)
+torch.distributed.set_timeout = None
+found = []
+for environment in json.loads(sys.argv[1]):
+    os.environ.update(environment)
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        config = moetune_plan.plan()
+    for name in environment:
+        del os.environ[name]
+    spec = config.model_spec
+    backend = config.parallelism.spmd_backend
+    found.append([backend, spec.flavor, repr(spec.model), errors.getvalue()])
+print(json.dumps([made, found]))
 """
+"""Every plan in one process, because importing torchtitan takes seconds."""
 
 
 def test_torchtitan_itself_takes_the_plan_and_says_which_torch_it_needs(tmp_path: Path) -> None:
     write_emitted(tmp_path, emit(_verified(dispatcher="deepep")))
     (tmp_path / "own.py").write_text(OWN)
-    for environment, kernels, warned in (
+    cases: list[tuple[dict[str, str], str, str]] = [
         ({}, "FlexAttention", ""),
         ({"ATTENTION": "varlen"}, "VarlenAttention", ""),
         ({"MODULE": "own", "CONFIG": "whole", "ATTENTION": "varlen"}, "VarlenAttention", ""),
@@ -181,19 +204,20 @@ def test_torchtitan_itself_takes_the_plan_and_says_which_torch_it_needs(tmp_path
             "FlexAttention",
             "no moe_comm_backend; the plan has",
         ),
+    ]
+    environments = json.dumps([environment for environment, *_ in cases])
+    said, errors = run_with_torchtitan(tmp_path, PRINTS, environments)
+    assert said, errors
+    made, found = json.loads(said.splitlines()[-1])
+    assert made == "made" or "has no torch.distributed.set_timeout" in made
+    for (environment, kernels, warned), (backend, flavor, model, warnings) in zip(
+        cases, found, strict=True
     ):
-        said, errors = run_with_torchtitan(tmp_path, PRINTS, **environment)
-        assert said, errors
-        backend, flavor, model = json.loads(said.splitlines()[-1])
         assert (backend, flavor) == ("spmd_types", "30B-A3B")
         assert kernels in model, environment
         # The plan's dispatcher, where the module takes one.
         assert ("DeepEP" in model) == (not warned), environment
-        assert warned in errors
-    said, errors = run_with_torchtitan(
-        tmp_path, "import moetune_plan; moetune_plan.plan(); print('made')"
-    )
-    assert said == "made" or "has no torch.distributed.set_timeout" in errors.splitlines()[-1]
+        assert warned in warnings
 
 
 def test_estimate_reads_what_is_emitted_without_a_note() -> None:

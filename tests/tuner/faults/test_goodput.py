@@ -115,7 +115,7 @@ ROUNDING = 1 + 1e-9
 @given(
     reliability=reliabilities, jobs=jobs_of, step=st.floats(0.1, 100.0), more=st.floats(1.0, 3.0)
 )
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_what_is_worse_never_makes_the_run_shorter(
     reliability: Reliability, jobs: Jobs, step: float, more: float
 ) -> None:
@@ -135,7 +135,7 @@ def test_what_is_worse_never_makes_the_run_shorter(
 
 
 @given(reliability=reliabilities, jobs=jobs_of, more=st.floats(1.0, 3.0))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 def test_slower_storage_never_helps_when_the_interval_is_free(
     reliability: Reliability, jobs: Jobs, more: float
 ) -> None:
@@ -172,7 +172,7 @@ OVERWHELMED = (
 
 @given(reliability=reliabilities, jobs=jobs_of)
 @example(*OVERWHELMED)
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 def test_writing_beside_the_training_never_costs_more_than_waiting_for_it(
     reliability: Reliability, jobs: Jobs
 ) -> None:

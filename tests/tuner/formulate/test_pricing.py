@@ -83,7 +83,7 @@ def _random_layout(problem: LayoutProblem, draws: st.DataObject) -> Layout:
 
 
 @given(candidate=candidates(), factors=st.tuples(st.floats(0.5, 2), st.floats(0.5, 2)), d=st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 def test_any_layout_is_worth_to_the_solver_what_the_plan_predicts(
     tiny_work: Make,
     cut: Cut,

@@ -75,24 +75,24 @@ def devices_s(pipeline: Pipeline) -> list[float]:
     return [sum(both[d :: pipeline.num_devices]) for d in range(pipeline.num_devices)]
 
 
-@pytest.mark.parametrize(("devices", "microbatches"), [(1, 5), (4, 8), (8, 16), (4, 2)])
-def test_equal_stages_take_m_plus_p_minus_one_slots(devices: int, microbatches: int) -> None:
-    played = play(equal(devices, microbatches))
-    assert played.step_s == pytest.approx(3.0 * (microbatches + devices - 1))
-    assert played.idle_s_P == pytest.approx((3.0 * (devices - 1),) * devices)
+def test_equal_stages_take_m_plus_p_minus_one_slots() -> None:
+    for devices, microbatches in ((1, 5), (4, 8), (8, 16), (4, 2)):
+        played = play(equal(devices, microbatches))
+        assert played.step_s == pytest.approx(3.0 * (microbatches + devices - 1))
+        assert played.idle_s_P == pytest.approx((3.0 * (devices - 1),) * devices)
 
 
 def test_device_d_of_1f1b_holds_p_minus_d_micro_batches() -> None:
     assert play(equal(4, 8)).most_held_P == (4, 3, 2, 1)
 
 
-@pytest.mark.parametrize("chunks", [2, 4])
-def test_interleaving_divides_the_bubble_by_the_chunks(chunks: int) -> None:
-    # 8 micro-batches of 3 s on each of `chunks` stages, bubble 3 x 3 s of one chunk
-    played = play(equal(4, 8, chunks=chunks))
-    assert played.step_s == pytest.approx(3.0 * 8 * chunks + 3.0 * 3)
-    # Device 0 warms up 2 (p - 1) + (v - 1) p passes and holds one more.
-    assert played.most_held_P[0] == 2 * 3 + (chunks - 1) * 4 + 1
+def test_interleaving_divides_the_bubble_by_the_chunks() -> None:
+    for chunks in (2, 4):
+        # 8 micro-batches of 3 s on each of `chunks` stages, bubble 3 x 3 s of one chunk
+        played = play(equal(4, 8, chunks=chunks))
+        assert played.step_s == pytest.approx(3.0 * 8 * chunks + 3.0 * 3)
+        # Device 0 warms up 2 (p - 1) + (v - 1) p passes and holds one more.
+        assert played.most_held_P[0] == 2 * 3 + (chunks - 1) * 4 + 1
 
 
 def test_zero_bubble_leaves_forward_plus_backward_minus_weight_per_device() -> None:
@@ -165,29 +165,27 @@ def test_the_closed_form_holds_where_backward_is_in_proportion_to_forward(
     assert play(pipeline).step_s <= closed_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3])
-def test_the_bound_is_exact_for_equal_stages(chunks: int) -> None:
-    pipeline = equal(4, 8, chunks=chunks)
-    assert bound(pipeline) == pytest.approx(play(pipeline).step_s)
+def test_the_bound_is_exact_for_equal_stages() -> None:
+    for chunks in (1, 2, 3):
+        pipeline = equal(4, 8, chunks=chunks)
+        assert bound(pipeline) == pytest.approx(play(pipeline).step_s)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"num_devices": 3}, "spread evenly"),
-        ({"num_microbatches": 0}, "at least 1"),
-        ({"backward_s_S": (1.0,)}, "as many backward"),
-    ],
-)
-def test_refuses_what_is_no_pipeline(changes: dict[str, object], said: str) -> None:
+def test_refuses_what_is_no_pipeline() -> None:
     given_fields: dict[str, object] = {
         "forward_s_S": (1.0,) * 4,
         "backward_s_S": (1.0,) * 4,
         "num_devices": 4,
         "num_microbatches": 2,
     }
-    with pytest.raises(ValueError, match=said):
-        Pipeline(**{**given_fields, **changes})  # type: ignore[arg-type] # wrong on purpose
+    cases: list[tuple[dict[str, object], str]] = [
+        ({"num_devices": 3}, "spread evenly"),
+        ({"num_microbatches": 0}, "at least 1"),
+        ({"backward_s_S": (1.0,)}, "as many backward"),
+    ]
+    for changes, said in cases:
+        with pytest.raises(ValueError, match=said):
+            Pipeline(**{**given_fields, **changes})  # type: ignore[arg-type] # wrong on purpose
 
 
 def test_every_cut_has_a_send_of_its_own() -> None:
@@ -263,13 +261,14 @@ def _varied(rng: random.Random) -> Pipeline:
     )
 
 
+@pytest.mark.parametrize("count", [30, pytest.param(90, marks=pytest.mark.slow)])
 def test_what_is_extrapolated_ends_when_the_whole_schedule_does(
-    monkeypatch: pytest.MonkeyPatch,
+    count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(22)
     wrong: list[tuple[object, ...]] = []
     exact, bounded = 0, 0
-    for _ in range(90):
+    for _ in range(count):
         pipeline = _varied(rng)
         monkeypatch.setattr("tuner.simulate.pipeline.FEW_PASSES", 10**9)
         try:

@@ -6,6 +6,7 @@ import json
 import sys
 import tomllib
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 import yaml
 
+from tests.tuner.emit.cases import Failures
 from tests.tuner.emit.placement.testing import sample_decision, sample_placement, without_replicas
 from tests.tuner.emit.testing import write_emitted
 from tuner.emit.files import EmittedFile
@@ -151,13 +153,14 @@ READERS: dict[str, Callable[[Path, PlaceDecision], Rows]] = {
 }
 
 
-@pytest.mark.parametrize("target", PLACE_EMITTERS)
-def test_an_independent_reader_finds_the_planned_experts_on_every_rank(
-    target: str, tmp_path: Path
-) -> None:
-    decision = _decision(target)
-    write_emitted(tmp_path, emit_placement(target, sample_placement(decision)))
-    assert READERS[target](tmp_path, decision) == _planned(decision)
+def test_an_independent_reader_finds_the_planned_experts_on_every_rank(tmp_path: Path) -> None:
+    failures = Failures()
+    for target in PLACE_EMITTERS:
+        decision, folder = _decision(target), tmp_path / target
+        write_emitted(folder, emit_placement(target, sample_placement(decision)))
+        with failures.of(target):
+            assert READERS[target](folder, decision) == _planned(decision)
+    failures.check()
 
 
 def test_every_target_has_an_emitter_and_a_reader() -> None:
@@ -181,18 +184,18 @@ def _devices(target: str, words: list[str]) -> int:
     return _flag(words, "--tensor-parallel-size") * _flag(words, "--data-parallel-size")
 
 
-@pytest.mark.parametrize("per_node", [4, 2])
-@pytest.mark.parametrize("target", ["sglang", "trtllm", "vllm", "vllm-ascend"])
-def test_the_script_asks_for_the_devices_of_the_plan(
-    target: str, per_node: int, tmp_path: Path, start: Start
-) -> None:
-    decision = sample_decision(ranks_per_node=per_node)
-    folder = tmp_path / "a folder"
-    write_emitted(folder, emit_placement(target, sample_placement(decision)))
-    words, _ = start(folder, "MODEL", "--more", "x y", NODE_RANK="1", MASTER_ADDR="node0")
-    assert _devices(target, words) == decision.num_devices == 4
-    place = words.index("MODEL")
-    assert words[place : place + 3] == ["MODEL", "--more", "x y"]
+def test_the_script_asks_for_the_devices_of_the_plan(tmp_path: Path, start: Start) -> None:
+    failures = Failures()
+    for target, per_node in product(("sglang", "trtllm", "vllm", "vllm-ascend"), (4, 2)):
+        decision = sample_decision(ranks_per_node=per_node)
+        folder = tmp_path / f"{target} on {per_node}"
+        write_emitted(folder, emit_placement(target, sample_placement(decision)))
+        words, _ = start(folder, "MODEL", "--more", "x y", NODE_RANK="1", MASTER_ADDR="node0")
+        with failures.of(target, per_node):
+            assert _devices(target, words) == decision.num_devices == 4
+            place = words.index("MODEL")
+            assert words[place : place + 3] == ["MODEL", "--more", "x y"]
+    failures.check()
 
 
 def test_a_script_for_several_nodes_wants_to_know_which_it_is(tmp_path: Path, start: Start) -> None:
@@ -208,28 +211,28 @@ def test_a_script_for_several_nodes_wants_to_know_which_it_is(tmp_path: Path, st
         start(tmp_path, "MODEL")
 
 
-@pytest.mark.parametrize(
-    ("dispatch", "algorithm", "backend"),
-    [
-        (None, "static", "deepep"),
-        (Dispatch.STATIC, "static", "deepep"),
-        (Dispatch.LP, "lp", "deepep"),
-        (Dispatch.EVEN, "dynamic", "none"),
-        (Dispatch.DYNAMIC, "dynamic", "none"),
-    ],
-)
-def test_sglang_is_told_to_dispatch_as_the_plan_was_judged(
-    dispatch: Dispatch | None, algorithm: str, backend: str, tmp_path: Path, start: Start
-) -> None:
-    verified = sample_placement(sample_decision(), dispatch=dispatch)
-    write_emitted(tmp_path, emit_placement("sglang", verified))
-    words, _ = start(tmp_path, "--model-path", "MODEL")
-    assert words[words.index("--ep-dispatch-algorithm") + 1] == algorithm
-    # The engine refuses static and lp without an all-to-all backend.
-    assert words[words.index("--moe-a2a-backend") + 1] == backend
-    assert _flag(words, "--ep-num-redundant-experts") == 2
-    location = Path(words[words.index("--init-expert-location") + 1])
-    assert json.loads(location.read_text())["physical_to_logical_map"]
+def test_sglang_is_told_to_dispatch_as_the_plan_was_judged(tmp_path: Path, start: Start) -> None:
+    cases: dict[Dispatch | None, tuple[str, str]] = {
+        None: ("static", "deepep"),
+        Dispatch.STATIC: ("static", "deepep"),
+        Dispatch.LP: ("lp", "deepep"),
+        Dispatch.EVEN: ("dynamic", "none"),
+        Dispatch.DYNAMIC: ("dynamic", "none"),
+    }
+    failures = Failures()
+    for dispatch, (algorithm, backend) in cases.items():
+        verified = sample_placement(sample_decision(), dispatch=dispatch)
+        folder = tmp_path / f"{dispatch}"
+        write_emitted(folder, emit_placement("sglang", verified))
+        words, _ = start(folder, "--model-path", "MODEL")
+        with failures.of(dispatch):
+            assert words[words.index("--ep-dispatch-algorithm") + 1] == algorithm
+            # The engine refuses static and lp without an all-to-all backend.
+            assert words[words.index("--moe-a2a-backend") + 1] == backend
+            assert _flag(words, "--ep-num-redundant-experts") == 2
+            location = Path(words[words.index("--init-expert-location") + 1])
+            assert json.loads(location.read_text())["physical_to_logical_map"]
+    failures.check()
 
 
 def test_vllm_ascend_finds_its_map_from_where_it_is_started(tmp_path: Path, start: Start) -> None:
@@ -320,20 +323,20 @@ def test_the_vllm_flags_match_the_plugin(tmp_path: Path, start: Start) -> None:
     assert set(config) <= {"num_redundant_experts", "step_interval", "window_size"}
 
 
-@pytest.mark.parametrize("target", [name for name in PLACE_EMITTERS if name != "megatron"])
-def test_unequal_ranks_are_refused_with_the_nearest_that_are_equal(target: str) -> None:
+def test_unequal_ranks_are_refused_with_the_nearest_that_are_equal() -> None:
     decision = sample_decision(
         physical_to_logical=((0, 1, 2, 3, 4, 5, 0), (0, 1, 2, 3, 4, 5, 1)),
         ranks=3,
         ranks_per_node=3,
         slots_per_rank=(3, 2, 2),
     )
-    with pytest.raises(
-        UnsuitedPlacementError,
-        match=r"ranks hold 2 to 3 slots.*nearest: slots_per_rank 2 \(redundant_experts 0\)"
-        r" or slots_per_rank 3 \(redundant_experts 3\)",
-    ):
-        emit_placement(target, sample_placement(decision))
+    for target in (name for name in PLACE_EMITTERS if name != "megatron"):
+        with pytest.raises(
+            UnsuitedPlacementError,
+            match=r"ranks hold 2 to 3 slots.*nearest: slots_per_rank 2 \(redundant_experts 0\)"
+            r" or slots_per_rank 3 \(redundant_experts 3\)",
+        ):
+            emit_placement(target, sample_placement(decision))
 
 
 def test_sglang_wants_the_number_of_decoder_layers() -> None:
@@ -368,28 +371,29 @@ def _text(files: tuple[EmittedFile, ...]) -> str:
     return "\n".join(file.text for file in files)
 
 
-@pytest.mark.parametrize("target", PLACE_EMITTERS)
-def test_what_was_not_measured_is_said_in_or_beside_the_files(target: str) -> None:
-    verified = sample_placement(_decision(target), waived="no cluster at hand")
-    text = _text(emit_placement(target, verified))
-    assert "NOT VERIFIED: no cluster at hand" in text
-    assert "worth it" in text
+def test_what_was_not_measured_is_said_in_or_beside_the_files() -> None:
+    wrong = []
+    for target in PLACE_EMITTERS:
+        verified = sample_placement(_decision(target), waived="no cluster at hand")
+        text = _text(emit_placement(target, verified))
+        if "NOT VERIFIED: no cluster at hand" not in text or "worth it" not in text:
+            wrong.append(target)
+    assert not wrong
 
 
-@pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("target", PLACE_EMITTERS)
-def test_nothing_in_a_name_becomes_code(
-    target: str, name: str, tmp_path: Path, start: Start
-) -> None:
-    decision = _decision(target)
-    verified = sample_placement(decision, workload=name, waived=name)
-    files = emit_placement(target, verified)
-    folder = tmp_path / "files"
-    write_emitted(folder, files)
-    assert READERS[target](folder, decision) == _planned(decision)
-    if (folder / "run.sh").exists():
-        start(folder, "MODEL")
-    assert not list(tmp_path.rglob("injected"))
+def test_nothing_in_a_name_becomes_code(target: str, tmp_path: Path, start: Start) -> None:
+    decision, failures = _decision(target), Failures()
+    for number, name in enumerate(HOSTILE):
+        files = emit_placement(target, sample_placement(decision, workload=name, waived=name))
+        folder = tmp_path / f"files {number}"
+        write_emitted(folder, files)
+        with failures.of(name):
+            assert READERS[target](folder, decision) == _planned(decision)
+            if (folder / "run.sh").exists():
+                start(folder, "MODEL")
+            assert not list(tmp_path.rglob("injected"))
+    failures.check()
 
 
 def test_layers_are_named_in_spans() -> None:
@@ -397,10 +401,10 @@ def test_layers_are_named_in_spans() -> None:
     assert spans(range(3, 61)) == "3-60"
 
 
-@pytest.mark.parametrize("target", ["vllm", "vllm-ascend"])
-def test_engines_that_count_moe_layers_say_which_model_they_fit(target: str) -> None:
-    text = _text(emit_placement(target, sample_placement(sample_decision())))
-    assert "MODEL must have MoE layers 1, 3 and no others" in text
+def test_engines_that_count_moe_layers_say_which_model_they_fit() -> None:
+    for target in ("vllm", "vllm-ascend"):
+        text = _text(emit_placement(target, sample_placement(sample_decision())))
+        assert "MODEL must have MoE layers 1, 3 and no others" in text
 
 
 def test_arrays_hold_no_pickle() -> None:

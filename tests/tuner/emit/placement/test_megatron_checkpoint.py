@@ -14,6 +14,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from tests.tuner.emit.cases import Failures
 from tests.tuner.emit.placement.testing import sample_placement, without_replicas
 from tests.tuner.emit.testing import write_emitted
 from tuner.emit.placement.expert_names import part_of
@@ -182,21 +183,23 @@ def _megatron(layout: str) -> dict[str, torch.Tensor]:
     return tensors
 
 
-@pytest.mark.parametrize("layout", ["grouped", "sequential"])
-def test_megatron_names_are_renumbered_with_the_router(layout: str, tmp_path: Path) -> None:
-    tensors = _megatron(layout)
-    _write_checkpoint(tmp_path / "old", tensors)
-    permute_checkpoint(tmp_path / "old", tmp_path / "new", permutation={5: (2, 0, 1)})
-    new = load_file(tmp_path / "new" / "model.safetensors")
-    assert set(new) == set(tensors)
-    # New expert 0 is old expert 2, and so is the router's first row.
-    assert new["decoder.layers.5.mlp.router.weight"][:, 0].tolist() == [2.0, 0.0, 1.0]
-    assert new["decoder.layers.5.mlp.router.expert_bias"].tolist() == [2.0, 0.0, 1.0]
-    assert new["decoder.layers.5.mlp.shared_experts.linear_fc1.weight"][0, 0] == 9.0
-    for key, tensor in new.items():
-        part = part_of(key)
-        if part is not None and part.expert is not None:
-            assert tensor[0, 0] == (2.0, 0.0, 1.0)[part.expert]
+def test_megatron_names_are_renumbered_with_the_router(tmp_path: Path) -> None:
+    for layout in ("grouped", "sequential"):
+        tensors = _megatron(layout)
+        folder = tmp_path / layout
+        folder.mkdir()
+        _write_checkpoint(folder / "old", tensors)
+        permute_checkpoint(folder / "old", folder / "new", permutation={5: (2, 0, 1)})
+        new = load_file(folder / "new" / "model.safetensors")
+        assert set(new) == set(tensors)
+        # New expert 0 is old expert 2, and so is the router's first row.
+        assert new["decoder.layers.5.mlp.router.weight"][:, 0].tolist() == [2.0, 0.0, 1.0]
+        assert new["decoder.layers.5.mlp.router.expert_bias"].tolist() == [2.0, 0.0, 1.0]
+        assert new["decoder.layers.5.mlp.shared_experts.linear_fc1.weight"][0, 0] == 9.0
+        for key, tensor in new.items():
+            part = part_of(key)
+            if part is not None and part.expert is not None:
+                assert tensor[0, 0] == (2.0, 0.0, 1.0)[part.expert], key
 
 
 def test_the_emitted_script_renumbers_a_checkpoint(tmp_path: Path) -> None:
@@ -258,50 +261,50 @@ def _without(*parts: str) -> dict[str, torch.Tensor]:
     }
 
 
-@pytest.mark.parametrize(
-    ("tensors", "permutation", "message"),
-    [
-        (_megatron("grouped"), {5: (0, 0, 1)}, "no permutation of experts.*redundant_experts 0"),
-        (_megatron("grouped"), {5: (0, 1)}, r"has shape \[3(, 4)?\], the permutation 2 experts"),
-        (_megatron("grouped"), {4: (0, 1, 2)}, "layer 4: the checkpoint has no router"),
+def test_what_cannot_be_renumbered_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    grouped = _megatron("grouped")
+    odd = {"decoder.layers.5.mlp.experts.weight1": torch.ones(2, 2)}
+    cases: list[tuple[dict[str, torch.Tensor], dict[int, tuple[int, ...]], str]] = [
+        (grouped, {5: (0, 0, 1)}, "no permutation of experts.*redundant_experts 0"),
+        (grouped, {5: (0, 1)}, r"has shape \[3(, 4)?\], the permutation 2 experts"),
+        (grouped, {4: (0, 1, 2)}, "layer 4: the checkpoint has no router"),
         (_without("weight2"), {5: (0, 1, 2)}, "layer 5: the checkpoint has 2 experts"),
         (
-            _without("experts.linear") | {"decoder.layers.5.mlp.experts.weight1": torch.ones(2, 2)},
+            _without("experts.linear") | odd,
             {5: (0, 1, 2)},
             "no layout of experts that can be renumbered",
         ),
-    ],
-)
-def test_what_cannot_be_renumbered_is_refused_before_anything_is_written(
-    tensors: dict[str, torch.Tensor],
-    permutation: dict[int, tuple[int, ...]],
-    message: str,
-    tmp_path: Path,
-) -> None:
-    _write_checkpoint(tmp_path / "old", tensors)
-    with pytest.raises(SpecError, match=message) as refused:
-        permute_checkpoint(tmp_path / "old", tmp_path / "new", permutation=permutation)
-    assert "\n" not in str(refused.value)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["old"]
+    ]
+    failures = Failures()
+    for number, (tensors, permutation, message) in enumerate(cases):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _write_checkpoint(folder / "old", tensors)
+        with failures.of(message):
+            with pytest.raises(SpecError, match=message) as refused:
+                permute_checkpoint(folder / "old", folder / "new", permutation=permutation)
+            assert "\n" not in str(refused.value)
+            assert sorted(path.name for path in folder.iterdir()) == ["old"]
+    failures.check()
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    failures = Failures()
+    for data in (
         b"",
         b"\xff" * 8,
         (4).to_bytes(8, "little") + b"none",
         (30).to_bytes(8, "little") + b'{"a":{"shape":[1]}}           ',
         (2).to_bytes(8, "little") + b"{}" + b"rest",
-    ],
-)
-def test_a_damaged_file_is_refused_in_one_line(data: bytes, tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "model.safetensors").write_bytes(data)
-    with pytest.raises(SpecError) as refused:
-        permute_checkpoint(tmp_path / "old", tmp_path / "new", permutation={0: (0,)})
-    assert "\n" not in str(refused.value)
-    assert not (tmp_path / "new").exists()
+    ):
+        (tmp_path / "old" / "model.safetensors").write_bytes(data)
+        with failures.of(data):
+            with pytest.raises(SpecError) as refused:
+                permute_checkpoint(tmp_path / "old", tmp_path / "new", permutation={0: (0,)})
+            assert "\n" not in str(refused.value)
+            assert not (tmp_path / "new").exists()
+    failures.check()
 
 
 def test_weights_in_other_formats_stay_behind(tmp_path: Path) -> None:
@@ -322,12 +325,10 @@ def test_a_folder_that_exists_is_not_written_over(tmp_path: Path) -> None:
         permute_checkpoint(tmp_path / "old", tmp_path / "new", permutation={5: (2, 0, 1)})
 
 
-@pytest.mark.parametrize(
-    "text", ["[]", "{", '{"layer_ids": [1], "permutation": [[0, 0]]}', "[" * 9999]
-)
-def test_a_file_that_is_no_permutation_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_permutation_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "expert_permutation.json"
-    path.write_text(text)
-    with pytest.raises(SpecError) as refused:
-        read_permutation(path)
-    assert "\n" not in str(refused.value)
+    for text in ("[]", "{", '{"layer_ids": [1], "permutation": [[0, 0]]}', "[" * 9999):
+        path.write_text(text)
+        with pytest.raises(SpecError) as refused:
+            read_permutation(path)
+        assert "\n" not in str(refused.value)

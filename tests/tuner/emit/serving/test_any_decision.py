@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tuner.emit.cases import Failures
 from tests.tuner.emit.serving.testing import (
     AFD_ENGINE,
     aggregated,
@@ -109,7 +111,7 @@ def _groups(
     )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(decision=decisions(), devices_per_node=st.sampled_from([4, 8]))
 def test_devices_asked_for_are_those_of_the_decision_or_a_line_says_why(
     model: ModelSpec, decision: ServeDecision, devices_per_node: int
@@ -129,24 +131,28 @@ WIDE: dict[str, Any] = {"devices": 16, "attention_dp": 1, "attention_tp": 8, "ep
 WHOLE = sample_instances(Role.AGGREGATED)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(
-    "decision",
-    [
-        aggregated(**WIDE),
-        disaggregated(),
-        disaggregated(decode={"draft_tokens": 3, "page_size": 64}, prefill={"page_size": 64}),
-        aggregated().model_copy(
-            update={"instances": (WHOLE, WHOLE.model_copy(update={"pool": "l40s", "count": 3}))}
-        ),
-        shared_device(),
-        attention_expert(),
-        attention_expert(expert={"devices": 4, "attention_dp": 4, "ep": 4}),
-    ],
+COUNTED = (
+    aggregated(**WIDE),
+    disaggregated(),
+    disaggregated(decode={"draft_tokens": 3, "page_size": 64}, prefill={"page_size": 64}),
+    aggregated().model_copy(
+        update={"instances": (WHOLE, WHOLE.model_copy(update={"pool": "l40s", "count": 3}))}
+    ),
+    shared_device(),
+    attention_expert(),
+    attention_expert(expert={"devices": 4, "attention_dp": 4, "ep": 4}),
 )
-def test_every_mode_that_an_engine_has_is_counted(
-    engine: str, decision: ServeDecision, model: ModelSpec
-) -> None:
+
+
+def test_every_mode_that_an_engine_has_is_counted(model: ModelSpec) -> None:
+    failures = Failures()
+    for engine, decision in product(ENGINES, COUNTED):
+        with failures.of(engine, decision):
+            _assert_counted(engine, decision, model)
+    failures.check()
+
+
+def _assert_counted(engine: str, decision: ServeDecision, model: ModelSpec) -> None:
     verified = _serving(model, decision, engine)
     if unlaunchable(verified):
         is_shared = decision.mode == "shared_device"
@@ -195,7 +201,7 @@ def _count(verified: VerifiedServing, engine: str) -> None:
             assert {f"{name}.sh" for name in started} == _servers(own)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(decision=decisions())
 def test_every_script_is_bash_and_every_name_a_label(
     model: ModelSpec, decision: ServeDecision

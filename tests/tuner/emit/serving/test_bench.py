@@ -5,8 +5,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.tuner.emit.serving.testing import aggregated, sample_serving
 from tests.tuner.emit.testing import write_emitted
 from tuner.emit.serving.bench import bench_files, num_requests
@@ -50,13 +48,11 @@ def test_gamma_arrivals_have_the_shape_of_their_variation(deepseek: ModelSpec) -
     assert float(_after(other, "--arrival-smoothness")) == 0.25
 
 
-@pytest.mark.parametrize(("arrival", "pattern"), [(None, "poisson"), ("constant", "constant")])
-def test_other_arrivals_have_aiperfs_names(
-    arrival: str | None, pattern: str, deepseek: ModelSpec
-) -> None:
-    traffic = OPEN | ({} if arrival is None else {"arrival": {"kind": arrival}})
-    words = _words(deepseek, "bench_aiperf.sh", **traffic)
-    assert _after(words, "--arrival-pattern") == pattern
+def test_other_arrivals_have_aiperfs_names(deepseek: ModelSpec) -> None:
+    for arrival, pattern in ((None, "poisson"), ("constant", "constant")):
+        traffic = OPEN | ({} if arrival is None else {"arrival": {"kind": arrival}})
+        words = _words(deepseek, "bench_aiperf.sh", **traffic)
+        assert _after(words, "--arrival-pattern") == pattern
 
 
 def test_the_cached_part_of_prompts_is_a_shared_prefix(deepseek: ModelSpec) -> None:

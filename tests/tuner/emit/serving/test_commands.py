@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tuner.emit.cases import Failures
 from tests.tuner.emit.serving.testing import (
     aggregated,
     disaggregated,
@@ -82,14 +84,12 @@ def test_sglang_bounds_graphs_and_buffers_by_the_batch_under_low_latency(start: 
     assert _after(argv, "--disaggregation-transfer-backend") == "nixl"
 
 
-@pytest.mark.parametrize(
-    ("backend", "mode"), [("deepep_normal", "normal"), ("deepep_low_latency", "auto")]
-)
-def test_sglang_sends_prompts_through_normal_kernels(start: Any, backend: str, mode: str) -> None:
-    argv, _ = start("sglang", aggregated(a2a_backend=backend), "aggregated")
-    assert _after(argv, "--deepep-mode") == mode
-    # Normal kernels cannot be captured, so a graph size would mean nothing.
-    assert ("--cuda-graph-max-bs-decode" in argv) == (mode == "auto")
+def test_sglang_sends_prompts_through_normal_kernels(start: Any) -> None:
+    for backend, mode in (("deepep_normal", "normal"), ("deepep_low_latency", "auto")):
+        argv, _ = start("sglang", aggregated(a2a_backend=backend), "aggregated")
+        assert _after(argv, "--deepep-mode") == mode
+        # Normal kernels cannot be captured, so a graph size would mean nothing.
+        assert ("--cuda-graph-max-bs-decode" in argv) == (mode == "auto")
 
 
 def test_sglang_prefill_listens_where_the_router_says(start: Any) -> None:
@@ -122,15 +122,19 @@ def test_vllm_gives_low_latency_buffers_the_size_of_the_batch(start: Any) -> Non
     assert _after(argv, "--max-cudagraph-capture-size") == "96"
 
 
-@pytest.mark.parametrize(("connector", "engine_name"), ENGINES["vllm"][0].connectors.items())
-def test_vllm_names_connector_and_role(start: Any, connector: str, engine_name: str) -> None:
-    argv, environment = start("vllm", disaggregated(connector=connector), "prefill", PORT="31000")
-    config = json.loads(_after(argv, "--kv-transfer-config"))
-    assert config == {"kv_connector": engine_name, "kv_role": "kv_producer"}
-    if connector == "nixl":
-        assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "31020"
-    else:
-        assert environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "31010"
+def test_vllm_names_connector_and_role(start: Any) -> None:
+    failures = Failures()
+    for connector, engine_name in ENGINES["vllm"][0].connectors.items():
+        decision = disaggregated(connector=connector)
+        argv, environment = start("vllm", decision, "prefill", PORT="31000")
+        with failures.of(connector):
+            config = json.loads(_after(argv, "--kv-transfer-config"))
+            assert config == {"kv_connector": engine_name, "kv_role": "kv_producer"}
+            if connector == "nixl":
+                assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "31020"
+            else:
+                assert environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "31010"
+    failures.check()
 
 
 def test_vllm_passes_caches_through_host_memory_where_the_plan_does(start: Any) -> None:
@@ -151,18 +155,19 @@ def test_vllm_numbers_data_parallel_ranks_by_machine(start: Any) -> None:
     assert "--headless" in argv
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_several_machines_want_to_know_which_they_are(
-    engine: str, deepseek: ModelSpec, launch: Path, programs: Any
+    deepseek: ModelSpec, launch: Path, programs: Any
 ) -> None:
     decision = aggregated(devices=16, attention_dp=16, ep=16)
-    write_emitted(launch, emit_serving(engine, sample_serving(deepseek, decision, engine=engine)))
-    done = programs.run(str(launch / "aggregated.sh"), cwd=launch)
-    assert done.code != 0
-    assert "set NODE_RANK and MASTER_ADDR" in done.stderr
-    three = programs.run(str(launch / "aggregated.sh"), cwd=launch, NNODES="3")
-    assert three.code == 2
-    assert "NNODES 3 is neither 1 nor 2" in three.stderr
+    for engine in ("sglang", "vllm"):
+        verified = sample_serving(deepseek, decision, engine=engine)
+        write_emitted(launch, emit_serving(engine, verified))
+        done = programs.run(str(launch / "aggregated.sh"), cwd=launch)
+        assert done.code != 0
+        assert "set NODE_RANK and MASTER_ADDR" in done.stderr
+        three = programs.run(str(launch / "aggregated.sh"), cwd=launch, NNODES="3")
+        assert three.code == 2
+        assert "NNODES 3 is neither 1 nor 2" in three.stderr
 
 
 def test_trtllm_makes_every_device_a_rank_of_attention_or_none(
@@ -202,21 +207,16 @@ def test_trtllm_forces_the_planned_exchange_and_bounds_its_buffers(start: Any) -
     assert environment["TRTLLM_DEEP_EP_TOKEN_LIMIT"] == "96"
 
 
-@pytest.mark.parametrize(
-    ("engine", "option", "value"),
-    [
-        ("sglang", "--kv-cache-dtype", "fp8_e4m3"),
-        ("sglang", "--quantization", "modelopt_fp4"),
-        ("vllm", "--kv-cache-dtype", "fp8"),
-        ("vllm", "--quantization", "modelopt_fp4"),
-    ],
-)
-def test_precisions_have_the_engines_own_names(
-    start: Any, engine: str, option: str, value: str
-) -> None:
+def test_precisions_have_the_engines_own_names(start: Any) -> None:
     goal = {"quantization": "nvfp4", "kv_cache_dtype": "fp8"}
-    argv, _ = start(engine, aggregated(), "aggregated", goal=goal)
-    assert _after(argv, option) == value
+    found = {}
+    for engine in ("sglang", "vllm"):
+        argv, _ = start(engine, aggregated(), "aggregated", goal=goal)
+        found[engine] = (_after(argv, "--kv-cache-dtype"), _after(argv, "--quantization"))
+    assert found == {
+        "sglang": ("fp8_e4m3", "modelopt_fp4"),
+        "vllm": ("fp8", "modelopt_fp4"),
+    }
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -329,18 +329,17 @@ def test_unlike_instances_get_requests_by_their_places(
     assert "The frontend has no weights" in graph
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_unlike_decode_instances_are_owned_up_to(engine: str, deepseek: ModelSpec) -> None:
+def test_unlike_decode_instances_are_owned_up_to(deepseek: ModelSpec) -> None:
     one = disaggregated()
     small = sample_instances(Role.DECODE, count=1, max_batch=8)
     both = one.model_copy(update={"instances": (*one.instances, small)})
-    for decision, unlike in ((one, False), (both, True)):
+    for engine, (decision, unlike) in product(("sglang", "vllm"), ((one, False), (both, True))):
         verified = sample_serving(deepseek, decision, engine=engine)
         files = {str(file.path): file.text for file in emit_serving(engine, verified)}
         # A threshold that no prompt passes leaves the fewest outstanding requests.
         least = "--policy cache_aware" in files["router.sh"]
-        assert least == ("--cache-threshold 1" in files["router.sh"]) == unlike
-        assert ("has weights" in files["router.sh"]) == unlike
+        assert least == ("--cache-threshold 1" in files["router.sh"]) == unlike, engine
+        assert ("has weights" in files["router.sh"]) == unlike, engine
 
 
 POLICIES: dict[str, dict[tuple[bool, str, str], str]] = {
@@ -484,21 +483,19 @@ def test_vllm_counts_drafts_as_tokens_of_a_step(start: Any) -> None:
     assert _after(argv, "--max-cudagraph-capture-size") == "384"
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm"])
-def test_prefill_fills_the_cache_of_the_layer_that_decode_drafts_with(
-    engine: str, deepseek: ModelSpec
-) -> None:
+def test_prefill_fills_the_cache_of_the_layer_that_decode_drafts_with(deepseek: ModelSpec) -> None:
     decision = disaggregated(decode={"draft_tokens": 3})
-    verified = sample_serving(deepseek, decision, engine=engine, goal=SPECULATIVE["mtp"])
-    files = {str(file.path): file.text for file in emit_serving(engine, verified)}
-    if engine == "trtllm":
-        told = [yaml.safe_load(files[f"{role}.yaml"]) for role in ("prefill", "decode")]
-        assert [each["speculative_config"] for each in told] == 2 * [
-            {"decoding_type": "MTP", "max_draft_len": 3}
-        ]
-    else:
-        said = "num_speculative_tokens" if engine == "vllm" else "--speculative-num-steps 3"
-        assert all(said in files[f"{role}.sh"] for role in ("prefill", "decode"))
+    for engine in ("sglang", "vllm", "trtllm"):
+        verified = sample_serving(deepseek, decision, engine=engine, goal=SPECULATIVE["mtp"])
+        files = {str(file.path): file.text for file in emit_serving(engine, verified)}
+        if engine == "trtllm":
+            told = [yaml.safe_load(files[f"{role}.yaml"]) for role in ("prefill", "decode")]
+            assert [each["speculative_config"] for each in told] == 2 * [
+                {"decoding_type": "MTP", "max_draft_len": 3}
+            ]
+        else:
+            said = "num_speculative_tokens" if engine == "vllm" else "--speculative-num-steps 3"
+            assert all(said in files[f"{role}.sh"] for role in ("prefill", "decode")), engine
 
 
 def test_trtllm_holds_a_step_of_drafts(deepseek: ModelSpec) -> None:
@@ -512,24 +509,22 @@ def test_trtllm_holds_a_step_of_drafts(deepseek: ModelSpec) -> None:
     assert options["kv_cache_config"] == {"dtype": "auto", "tokens_per_block": 64}
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm"])
-def test_copies_of_experts_follow_the_loads_that_the_engine_records(
-    engine: str, deepseek: ModelSpec
-) -> None:
+def test_copies_of_experts_follow_the_loads_that_the_engine_records(deepseek: ModelSpec) -> None:
     decision = aggregated(devices=12, attention_dp=12, ep=12, redundant_experts=8)
-    verified = sample_serving(deepseek, decision, engine=engine, devices_per_node=4)
-    files = {str(file.path): file.text for file in emit_serving(engine, verified)}
-    if engine == "trtllm":
-        options = yaml.safe_load(files["aggregated.yaml"])
-        balancer = {"num_slots": 264, "layer_updates_per_iter": 1}
-        assert options["moe_config"] == {"load_balancer": balancer}
-        return
     said = {
         "sglang": ("--ep-num-redundant-experts 8 --enable-eplb",),
         "vllm": ("--enable-eplb", "--eplb-config '{\"num_redundant_experts\": 8}'"),
     }
-    assert all(words in files["aggregated.sh"] for words in said[engine])
-    assert "8 redundant experts a layer" in files["aggregated.sh"]
+    for engine in ("sglang", "vllm", "trtllm"):
+        verified = sample_serving(deepseek, decision, engine=engine, devices_per_node=4)
+        files = {str(file.path): file.text for file in emit_serving(engine, verified)}
+        if engine == "trtllm":
+            options = yaml.safe_load(files["aggregated.yaml"])
+            balancer = {"num_slots": 264, "layer_updates_per_iter": 1}
+            assert options["moe_config"] == {"load_balancer": balancer}
+        else:
+            assert all(words in files["aggregated.sh"] for words in said[engine]), engine
+            assert "8 redundant experts a layer" in files["aggregated.sh"], engine
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
@@ -551,10 +546,10 @@ def test_a_draft_layer_of_its_own_is_asked_for_by_name(
         assert "set DRAFT_MODEL to the path or name" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("batch", "drafts", "graph"),
+def test_vllm_captures_the_whole_batch(start: Any) -> None:
+    failures = Failures()
     # Captured sizes: 1, 2, 4, multiples of 8 below 256, then of 16; whole requests of drafts + 1.
-    [
+    for batch, drafts, graph in (
         (1, 0, 1),
         (3, 0, 4),
         (64, 0, 64),
@@ -562,34 +557,28 @@ def test_a_draft_layer_of_its_own_is_asked_for_by_name(
         (250, 0, 256),
         (100, 2, 320),
         (256, 3, 1024),
-    ],
-)
-def test_vllm_captures_the_whole_batch(
-    batch: int, drafts: int, graph: int, deepseek: ModelSpec, start: Any
-) -> None:
-    decision = aggregated(max_batch=batch, draft_tokens=drafts)
-    argv, _ = start("vllm", decision, "aggregated", goal=SPECULATIVE["mtp"])
-    assert _after(argv, "--max-cudagraph-capture-size") == str(graph)
-    each = drafts + 1
-    sizes = [1, 2, 4, *range(8, min(graph + 1, 256), 8), *range(256, graph + 1, 16)]
-    whole = {-(-size // each) * each for size in sizes if size <= graph}
-    assert any(batch * each <= size <= graph for size in whole)
+    ):
+        decision = aggregated(max_batch=batch, draft_tokens=drafts)
+        argv, _ = start("vllm", decision, "aggregated", goal=SPECULATIVE["mtp"])
+        with failures.of(batch, drafts):
+            assert _after(argv, "--max-cudagraph-capture-size") == str(graph)
+            each = drafts + 1
+            sizes = [1, 2, 4, *range(8, min(graph + 1, 256), 8), *range(256, graph + 1, 16)]
+            whole = {-(-size // each) * each for size in sizes if size <= graph}
+            assert any(batch * each <= size <= graph for size in whole)
+    failures.check()
 
 
-@pytest.mark.parametrize(
-    ("engine", "option"), [("sglang", "--enable-two-batch-overlap"), ("vllm", "--enable-dbo")]
-)
-def test_halves_of_a_batch_overlap_where_the_plan_does(
-    engine: str, option: str, start: Any
-) -> None:
+def test_halves_of_a_batch_overlap_where_the_plan_does(start: Any) -> None:
     decision = aggregated(a2a_backend="deepep_normal", two_batch_overlap=True, max_batch=8)
-    argv, _ = start(engine, decision, "aggregated")
-    assert option in argv
-    if engine == "vllm":
-        # Below its default of 32 tokens a full batch would not be halved.
-        assert _after(argv, "--dbo-decode-token-threshold") == "8"
-    plain, _ = start(engine, aggregated(a2a_backend="deepep_normal"), "aggregated")
-    assert option not in plain
+    for engine, option in (("sglang", "--enable-two-batch-overlap"), ("vllm", "--enable-dbo")):
+        argv, _ = start(engine, decision, "aggregated")
+        assert option in argv
+        if engine == "vllm":
+            # Below its default of 32 tokens a full batch would not be halved.
+            assert _after(argv, "--dbo-decode-token-threshold") == "8"
+        plain, _ = start(engine, aggregated(a2a_backend="deepep_normal"), "aggregated")
+        assert option not in plain
 
 
 def test_sglang_splits_a_device_as_planned(launch: Path, programs: Any) -> None:
@@ -607,7 +596,7 @@ def test_sglang_splits_a_device_as_planned(launch: Path, programs: Any) -> None:
     assert _after(argv, "--sm-group-num") == "3"
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 @given(
     st.integers(16, 200),
     st.floats(0.0, 1.0, exclude_min=True, exclude_max=True, allow_subnormal=False),
@@ -641,11 +630,15 @@ OPTION_CASES = (
 )
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("decision", OPTION_CASES)
-def test_nothing_is_said_that_the_manifest_does_not_name(
-    engine: str, decision: ServeDecision, deepseek: ModelSpec
-) -> None:
+def test_nothing_is_said_that_the_manifest_does_not_name(deepseek: ModelSpec) -> None:
+    failures = Failures()
+    for engine, decision in product(ENGINES, OPTION_CASES):
+        with failures.of(engine, decision):
+            _assert_named(engine, decision, deepseek)
+    failures.check()
+
+
+def _assert_named(engine: str, decision: ServeDecision, deepseek: ModelSpec) -> None:
     manifest = ENGINES[engine][0]
     drafts = any(group.draft_tokens for group in decision.instances)
     goal = SPECULATIVE["mtp"] if drafts else None

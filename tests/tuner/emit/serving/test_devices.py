@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.tuner.emit.cases import Failures, grid
 from tests.tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
 from tests.tuner.emit.testing import write_emitted
 from tuner.emit.serving.registry import SERVE_EMITTERS, emit_all_serving
@@ -37,47 +38,42 @@ DECISIONS = {
         prefill={"pool": "h20"}, from_pool="h20"
     ),
 }
-ENGINE_TARGETS = [
-    (engine, target)
-    for engine in ENGINES
-    for target in SERVE_EMITTERS
-    if target == engine or target not in ENGINES
-]
+"""By name: decisions on machines of 8 devices."""
+ON_FOUR = {
+    f"{name}, of 4 devices": DECISIONS[name]
+    for name in ("instances over two machines", "prefill and decode")
+}
+LAUNCHERS = [target for target in SERVE_EMITTERS if target not in ENGINES]
 
 
 @pytest.mark.parametrize(
-    ("name", "devices_per_node"),
-    [
-        *((name, 8) for name in DECISIONS),
-        ("instances over two machines", 4),
-        ("prefill and decode", 4),
-    ],
+    "points", grid(tuple(ENGINES), ("engine", *LAUNCHERS), (*DECISIONS, *ON_FOUR))
 )
-@pytest.mark.parametrize(("engine", "target"), ENGINE_TARGETS)
 def test_the_devices_asked_for_are_those_of_the_plan(
-    engine: str,
-    target: str,
-    name: str,
-    devices_per_node: int,
-    deepseek: ModelSpec,
-    launch: Path,
-    programs: Any,
+    points: list[tuple[str, str, str]], deepseek: ModelSpec, launch: Path, programs: Any
 ) -> None:
-    decision = DECISIONS[name]
-    verified = sample_serving(
-        deepseek, decision, engine=engine, emit=(target,), devices_per_node=devices_per_node
-    )
-    wide = any(group.devices > devices_per_node for group in decision.instances)
-    if target == "kubernetes" and engine == "trtllm" and wide:
-        with pytest.raises(
-            UnknownTargetError, match=r"span \d machines by MPI; emit slurm or dynamo"
-        ):
-            emit_all_serving(verified)
-        return
-    for each, files in emit_all_serving(verified).items():
-        write_emitted(launch / each, files)
-    count = COUNTERS.get(target, _count_scripts)
-    assert count(launch, engine, decision, programs) == decision.num_devices
+    failures = Failures()
+    for number, (engine, launcher, name) in enumerate(points):
+        target = engine if launcher == "engine" else launcher
+        decision = (DECISIONS | ON_FOUR)[name]
+        per_node = 4 if name in ON_FOUR else 8
+        verified = sample_serving(
+            deepseek, decision, engine=engine, emit=(target,), devices_per_node=per_node
+        )
+        wide = any(group.devices > per_node for group in decision.instances)
+        with failures.of(engine, target, name):
+            if target == "kubernetes" and engine == "trtllm" and wide:
+                with pytest.raises(
+                    UnknownTargetError, match=r"span \d machines by MPI; emit slurm or dynamo"
+                ):
+                    emit_all_serving(verified)
+                continue
+            folder = launch / str(number)
+            for each, files in emit_all_serving(verified).items():
+                write_emitted(folder / each, files)
+            count = COUNTERS.get(target, _count_scripts)
+            assert count(folder, engine, decision, programs) == decision.num_devices
+    failures.check()
 
 
 def _of_call(call: dict[str, Any], launch: Path) -> int:

@@ -7,12 +7,13 @@ DynamoGraphDeployment (github.com/ai-dynamo/dynamo, deploy/operator/api/v1beta1)
 
 import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
+from tests.tuner.emit.cases import Failures
 from tests.tuner.emit.serving.testing import (
     aggregated,
     disaggregated,
@@ -157,26 +158,20 @@ SCHEMAS: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("target", "engine", "decision"),
-    [
-        (target, engine, decision)
-        for target in ("kubernetes", "dynamo")
-        for engine in ENGINES
-        for decision in DECISIONS
-        # Instances over several machines, which Kubernetes alone cannot start for this engine.
-        if (target, engine, decision.mode) != ("kubernetes", "trtllm", "disaggregated")
-    ],
-)
-def test_objects_are_of_the_form_that_is_taken(
-    target: str, engine: str, decision: ServeDecision, deepseek: ModelSpec
-) -> None:
-    objects = _objects(target, engine, decision, deepseek)
-    for each in objects:
-        assert DNS_LABEL.fullmatch(each["metadata"]["name"])
-        SCHEMAS[each["kind"]](each)
-    keys = [(each["kind"], each["metadata"]["name"]) for each in objects]
-    assert len(set(keys)) == len(keys)
+def test_objects_are_of_the_form_that_is_taken(deepseek: ModelSpec) -> None:
+    failures = Failures()
+    for target, engine, decision in product(("kubernetes", "dynamo"), ENGINES, DECISIONS):
+        if (target, engine, decision.mode) == ("kubernetes", "trtllm", "disaggregated"):
+            # Instances over several machines, which Kubernetes alone cannot start for this engine.
+            continue
+        objects = _objects(target, engine, decision, deepseek)
+        with failures.of(target, engine, decision):
+            for each in objects:
+                assert DNS_LABEL.fullmatch(each["metadata"]["name"])
+                SCHEMAS[each["kind"]](each)
+            keys = [(each["kind"], each["metadata"]["name"]) for each in objects]
+            assert len(set(keys)) == len(keys)
+    failures.check()
 
 
 def _expanded(word: str, values: dict[str, str]) -> str:
@@ -195,15 +190,15 @@ def _expanded(word: str, values: dict[str, str]) -> str:
     return found
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_kubernetes_leaves_the_commands_as_they_are(engine: str, deepseek: ModelSpec) -> None:
-    for each in _objects("kubernetes", engine, aggregated(), deepseek):
-        if each["kind"] not in ("Deployment", "Job"):
-            continue
-        (container,) = each["spec"]["template"]["spec"]["containers"]
-        values = {entry["name"]: "X" for entry in container["env"]}
-        script = container["command"][-1]
-        assert _expanded(script, values) == script
+def test_kubernetes_leaves_the_commands_as_they_are(deepseek: ModelSpec) -> None:
+    for engine in ENGINES:
+        for each in _objects("kubernetes", engine, aggregated(), deepseek):
+            if each["kind"] not in ("Deployment", "Job"):
+                continue
+            (container,) = each["spec"]["template"]["spec"]["containers"]
+            values = {entry["name"]: "X" for entry in container["env"]}
+            script = container["command"][-1]
+            assert _expanded(script, values) == script
 
 
 def test_a_name_with_dollars_arrives_as_it_was(deepseek: ModelSpec) -> None:
@@ -254,10 +249,12 @@ def test_files_reach_the_pods_that_read_them(deepseek: ModelSpec) -> None:
 EAGLE = {"speculative": {"method": "eagle", "draft_tokens": 2, "acceptance": 0.6}}
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_pods_read_where_the_draft_layer_lies_from_a_variable(
-    engine: str, deepseek: ModelSpec
-) -> None:
+def test_pods_read_where_the_draft_layer_lies_from_a_variable(deepseek: ModelSpec) -> None:
+    for engine in ("sglang", "vllm"):
+        _assert_draft_is_read(engine, deepseek)
+
+
+def _assert_draft_is_read(engine: str, deepseek: ModelSpec) -> None:
     verified = sample_serving(deepseek, aggregated(draft_tokens=2), engine=engine, goal=EAGLE)
     option = "--spec-model" if engine == "vllm" else "--speculative-draft-model-path"
     (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
@@ -276,19 +273,16 @@ def test_pods_read_where_the_draft_layer_lies_from_a_variable(
     assert f'{option} "$DRAFT_MODEL"' in pod["command"][-1]
 
 
-@pytest.mark.parametrize(
-    ("engine", "option"),
-    [
-        ("sglang", "--kv-events-config"),
-        ("vllm", "--kv-events-config"),
-        ("trtllm", "--publish-kv-events"),
-    ],
-)
-def test_a_frontend_that_routes_by_caches_hears_of_them(
-    engine: str, option: str, deepseek: ModelSpec
-) -> None:
+def test_a_frontend_that_routes_by_caches_hears_of_them(deepseek: ModelSpec) -> None:
+    options = {
+        "sglang": "--kv-events-config",
+        "vllm": "--kv-events-config",
+        "trtllm": "--publish-kv-events",
+    }
     cached = {"concurrency": 8, "input_tokens": 900, "output_tokens": 90, "prefix_hit": 0.5}
-    for traffic in (cached, cached | {"prefix_hit": 0.0}):
+    for (engine, option), traffic in product(
+        options.items(), (cached, cached | {"prefix_hit": 0.0})
+    ):
         verified = sample_serving(
             deepseek, disaggregated(), engine=engine, goal={"traffic": traffic}
         )

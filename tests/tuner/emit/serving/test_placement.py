@@ -3,12 +3,14 @@
 import json
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.tuner.emit.cases import Failures
 from tests.tuner.emit.placement.testing import sample_decision, sample_placement
 from tests.tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
 from tests.tuner.emit.testing import write_emitted
@@ -42,17 +44,14 @@ def test_only_groups_with_its_ranks_take_it(
     assert "run.sh" not in files
 
 
-@pytest.mark.parametrize(
-    ("backend", "dispatch"), [("none", "dynamic"), ("deepep_normal", "static")]
-)
 def test_sglang_chooses_replicas_as_its_exchange_allows(
-    backend: str, dispatch: str, deepseek: ModelSpec, placement: VerifiedPlacement
+    deepseek: ModelSpec, placement: VerifiedPlacement
 ) -> None:
-    verified = sample_serving(deepseek, aggregated(**ON_FOUR, a2a_backend=backend))
-    files = {
-        str(file.path): file.text for file in emit_serving("sglang", verified, placement=placement)
-    }
-    assert f"--ep-dispatch-algorithm {dispatch}" in files["aggregated.sh"]
+    for backend, dispatch in (("none", "dynamic"), ("deepep_normal", "static")):
+        verified = sample_serving(deepseek, aggregated(**ON_FOUR, a2a_backend=backend))
+        emitted = emit_serving("sglang", verified, placement=placement)
+        files = {str(file.path): file.text for file in emitted}
+        assert f"--ep-dispatch-algorithm {dispatch}" in files["aggregated.sh"]
 
 
 def test_instances_unlike_those_that_were_planned_for_are_told(
@@ -216,17 +215,23 @@ def test_trtllm_names_the_balancer_in_its_options(
     assert 'cd -- "$FILES"' in files["aggregated.sh"]
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm", "trtllm"])
-@pytest.mark.parametrize("target", ["kubernetes", "dynamo"])
 def test_pods_hold_the_files_of_a_placement(
-    target: str, engine: str, deepseek: ModelSpec, placement: VerifiedPlacement
+    deepseek: ModelSpec, placement: VerifiedPlacement
 ) -> None:
-    verified = sample_serving(deepseek, aggregated(**ON_FOUR), engine=engine)
-    objects = [
-        each
-        for file in emit_serving(target, verified, placement=placement)
-        for each in yaml.safe_load_all(file.text)
-    ]
+    failures = Failures()
+    for target, engine in product(("kubernetes", "dynamo"), ("sglang", "vllm", "trtllm")):
+        verified = sample_serving(deepseek, aggregated(**ON_FOUR), engine=engine)
+        objects = [
+            each
+            for file in emit_serving(target, verified, placement=placement)
+            for each in yaml.safe_load_all(file.text)
+        ]
+        with failures.of(target, engine):
+            _assert_held(objects, target=target, engine=engine)
+    failures.check()
+
+
+def _assert_held(objects: list[Any], *, target: str, engine: str) -> None:
     (files,) = (each["data"] for each in objects if each["kind"] == "ConfigMap")
     named = {
         "sglang": "init_expert_location.json",

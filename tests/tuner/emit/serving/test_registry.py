@@ -3,12 +3,14 @@
 import os
 import re
 import subprocess
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.tuner.emit.cases import Failures
 from tests.tuner.emit.serving.testing import (
     aggregated,
     disaggregated,
@@ -66,60 +68,87 @@ def _of(target: str, model: ModelSpec, **changes: Any) -> VerifiedServing:
     return sample_serving(model, _low_latency(), engine=engine, emit=(target,), **changes)
 
 
-@pytest.mark.parametrize("target", SERVE_EMITTERS)
-def test_emitted_files_equal_the_golden_ones(target: str, deepseek: ModelSpec) -> None:
-    engine, names = GOLDEN_FILES[target]
-    # One instance of two machines is short and still a LeaderWorkerSet.
-    wide = aggregated(count=1, devices=16, attention_dp=16, ep=16)
-    decision = wide if target == "kubernetes" else _low_latency()
-    verified = sample_serving(deepseek, decision, engine=engine, emit=(target,))
-    files = {str(file.path): file.text for file in emit_serving(target, verified)}
-    for name in names:
-        path = GOLDEN / target / name
-        if UPDATE in os.environ:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(files[name], encoding="utf-8")
-        assert files[name] == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 to accept {path}"
+def test_emitted_files_equal_the_golden_ones(deepseek: ModelSpec) -> None:
+    failures = Failures()
+    for target in SERVE_EMITTERS:
+        engine, names = GOLDEN_FILES[target]
+        # One instance of two machines is short and still a LeaderWorkerSet.
+        wide = aggregated(count=1, devices=16, attention_dp=16, ep=16)
+        decision = wide if target == "kubernetes" else _low_latency()
+        verified = sample_serving(deepseek, decision, engine=engine, emit=(target,))
+        files = {str(file.path): file.text for file in emit_serving(target, verified)}
+        for name in names:
+            path = GOLDEN / target / name
+            if UPDATE in os.environ:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(files[name], encoding="utf-8")
+            with failures.of(f"set {UPDATE}=1 to accept {path}"):
+                assert files[name] == path.read_text(encoding="utf-8")
+    failures.check()
 
 
-@pytest.mark.parametrize("target", SERVE_EMITTERS)
-def test_emitting_twice_gives_the_same_files(target: str, deepseek: ModelSpec) -> None:
-    assert emit_serving(target, _of(target, deepseek)) == emit_serving(
-        target, _of(target, deepseek)
-    )
-
-
-@pytest.mark.parametrize("target", SERVE_EMITTERS)
-def test_every_file_says_what_is_expected_and_that_nothing_was_measured(
-    target: str, deepseek: ModelSpec
+def test_every_file_says_what_is_expected_and_whether_anything_was_measured(
+    deepseek: ModelSpec,
 ) -> None:
-    verified = _of(target, deepseek, waived="moetune plan does not launch")
-    for file in emit_serving(target, verified):
-        assert "NOT VERIFIED: moetune plan does not launch" in file.text, file.path
-        assert "Expected TTFT: mean 500 ms" in file.text, file.path
-    measured = emit_serving(target, _of(target, deepseek))
-    assert not any("NOT VERIFIED" in file.text for file in measured)
+    failures = Failures()
+    for target in SERVE_EMITTERS:
+        verified = _of(target, deepseek, waived="moetune plan does not launch")
+        for file in emit_serving(target, verified):
+            with failures.of(target, file.path):
+                assert "NOT VERIFIED: moetune plan does not launch" in file.text
+                assert "Expected TTFT: mean 500 ms" in file.text
+        measured = emit_serving(target, _of(target, deepseek))
+        with failures.of(target):
+            assert not any("NOT VERIFIED" in file.text for file in measured)
+            assert measured == emit_serving(target, _of(target, deepseek))
+    failures.check()
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
-@pytest.mark.parametrize("target", SERVE_EMITTERS)
+ALL_HOSTILE = " ".join(HOSTILE)
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(target, ALL_HOSTILE) for target in SERVE_EMITTERS]
+        + list(zip(cycle(SERVE_EMITTERS), HOSTILE, strict=False)),
+        pytest.param(list(product(SERVE_EMITTERS, HOSTILE)), marks=pytest.mark.slow),
+    ],
+    ids=["together", "grid"],
+)
 def test_hostile_names_come_out_harmless(
-    target: str, hostile: str, deepseek: ModelSpec, launch: Path
+    points: list[tuple[str, str]], deepseek: ModelSpec, launch: Path
 ) -> None:
-    model = deepseek.model_copy(update={"name": hostile})
-    decision = disaggregated(
-        prefill={"pool": hostile}, decode={"a2a_backend": "deepep_low_latency"}, from_pool=hostile
-    )
-    verified = sample_serving(
-        model,
-        decision,
-        engine=target if target in ENGINES else "sglang",
-        emit=(target,),
-        waived=hostile,
-    )
-    for each, files in emit_all_serving(verified).items():
-        write_emitted(launch / each, files)
-    for path in sorted(launch.rglob("*")):
+    failures = Failures()
+    for number, (target, hostile) in enumerate(points):
+        model = deepseek.model_copy(update={"name": hostile})
+        decision = disaggregated(
+            prefill={"pool": hostile},
+            decode={"a2a_backend": "deepep_low_latency"},
+            from_pool=hostile,
+        )
+        verified = sample_serving(
+            model,
+            decision,
+            engine=target if target in ENGINES else "sglang",
+            emit=(target,),
+            waived=hostile,
+        )
+        folder = launch / str(number)
+        for each, files in emit_all_serving(verified).items():
+            write_emitted(folder / each, files)
+        with failures.of(target, hostile):
+            _assert_harmless(folder)
+            if target in ("kubernetes", "dynamo"):
+                objects = _documents(folder / target)
+                names = [each["metadata"]["name"] for each in objects]
+                assert all(name == name.lower() and len(name) <= 63 for name in names)
+                assert hostile.replace("$", "$$") in _values(objects)
+    failures.check()
+
+
+def _assert_harmless(folder: Path) -> None:
+    for path in sorted(folder.rglob("*")):
         text = path.read_text() if path.is_file() else ""
         if path.suffix in (".sh", ".sbatch"):
             subprocess.run(["bash", "-n", str(path)], check=True, timeout=60)
@@ -129,12 +158,7 @@ def test_hostile_names_come_out_harmless(
             directives = re.findall(r"^#SBATCH (--nodes=\S+)", text, flags=re.MULTILINE)
             assert directives in ([], ["--nodes=2"])
         if path.suffix == ".yaml":
-            assert yaml.safe_load_all(text)
-    if target in ("kubernetes", "dynamo"):
-        objects = _documents(launch / target)
-        names = [each["metadata"]["name"] for each in objects]
-        assert all(name == name.lower() and len(name) <= 63 for name in names)
-        assert hostile.replace("$", "$$") in _values(objects)
+            assert list(yaml.safe_load_all(text))
 
 
 def test_pools_that_read_alike_keep_machines_of_their_own(deepseek: ModelSpec) -> None:
@@ -192,15 +216,15 @@ def test_an_undescribed_release_is_refused(deepseek: ModelSpec) -> None:
         emit_all_serving(verified)
 
 
-@pytest.mark.parametrize("target", SERVE_EMITTERS)
-def test_no_release_takes_experts_apart_from_attention(target: str, deepseek: ModelSpec) -> None:
+def test_no_release_takes_experts_apart_from_attention(deepseek: ModelSpec) -> None:
     groups = tuple(sample_instances(role) for role in (Role.ATTENTION, Role.EXPERT))
     decision = ServeDecision(mode="attention_expert", instances=groups)
-    engine = target if target in ENGINES else "sglang"
-    verified = sample_serving(deepseek, decision, engine=engine, emit=(target,))
-    assert any("mode attention_expert is not one of" in line for line in unlaunchable(verified))
-    with pytest.raises(ValueError, match="mode attention_expert"):
-        emit_serving(target, verified)
+    for target in SERVE_EMITTERS:
+        engine = target if target in ENGINES else "sglang"
+        verified = sample_serving(deepseek, decision, engine=engine, emit=(target,))
+        assert any("mode attention_expert is not one of" in line for line in unlaunchable(verified))
+        with pytest.raises(ValueError, match="mode attention_expert"):
+            emit_serving(target, verified)
 
 
 def test_groups_of_one_role_have_names_of_their_own(deepseek: ModelSpec) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -73,9 +74,8 @@ def _text(verified: VerifiedServing, target: str, name: str) -> str:
     return next(file.text for file in files if file.path.name == name)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_container_and_resource_are_those_of_the_vendor(engine: str) -> None:
-    for pool, device in DEVICES.items():
+def test_container_and_resource_are_those_of_the_vendor() -> None:
+    for engine, (pool, device) in product(("vllm", "sglang"), DEVICES.items()):
         verified = _serving(aggregated(pool=pool, **GROUP), engine)
         assert not unlaunchable(verified)
         objects = list(yaml.safe_load_all(_text(verified, "kubernetes", "deployment.yaml")))
@@ -85,18 +85,15 @@ def test_container_and_resource_are_those_of_the_vendor(engine: str) -> None:
         assert [one["resources"]["limits"] for one in engines] == [{RESOURCES[device]: "8"}]
 
 
-@pytest.mark.parametrize(
-    ("pool", "variable"),
-    [
+def test_devices_are_dealt_out_by_the_vendors_variable() -> None:
+    for pool, variable in (
         ("a", "CUDA_VISIBLE_DEVICES"),
         ("b", "HIP_VISIBLE_DEVICES"),
         ("c", "ASCEND_RT_VISIBLE_DEVICES"),
-    ],
-)
-def test_devices_are_dealt_out_by_the_vendors_variable(pool: str, variable: str) -> None:
-    verified = _serving(aggregated(pool=pool, **GROUP))
-    assert f'{variable}="$3" PORT' in _text(verified, "local", "local.sh")
-    assert f"({variable})" in _text(verified, "vllm", "aggregated.sh")
+    ):
+        verified = _serving(aggregated(pool=pool, **GROUP))
+        assert f'{variable}="$3" PORT' in _text(verified, "local", "local.sh")
+        assert f"({variable})" in _text(verified, "vllm", "aggregated.sh")
 
 
 def test_deepep_is_refused_where_it_does_not_run() -> None:
@@ -126,19 +123,14 @@ def test_caches_pass_between_nvidia_and_amd_through_host_memory() -> None:
     assert "--attention-backend" not in same
 
 
-@pytest.mark.parametrize(
-    ("engine", "decision", "rules"),
-    [
+def test_a_pair_that_no_connector_joins_names_its_rules() -> None:
+    for engine, decision, rules in (
         ("vllm", _pair("a", "c", path="host"), ("connector", "release", "host_path")),
         ("sglang", _pair("a", "b", connector="mooncake", path="host"), ("host_path",)),
-    ],
-)
-def test_a_pair_that_no_connector_joins_names_its_rules(
-    engine: str, decision: ServeDecision, rules: tuple[str, ...]
-) -> None:
-    lines = unlaunchable(_serving(decision, engine))
-    for rule in rules:
-        assert any(f"rule {rule}: " in line for line in lines), lines
+    ):
+        lines = unlaunchable(_serving(decision, engine))
+        for rule in rules:
+            assert any(f"rule {rule}: " in line for line in lines), lines
 
 
 def test_ascend_gets_the_plugins_connector_and_proxy() -> None:

@@ -36,7 +36,7 @@ def requests_of(count: int, *, inputs: int, outputs: int) -> Requests:
 def test_waits_of_a_deterministic_server_follow_m_d_1() -> None:
     # One prompt a step of 10 ms, Poisson arrivals at 70 % load: mean wait rho s / (2 (1 - rho)),
     # and the first token comes a service time later (Pollaczek and Khinchine).
-    count, service_s, load = 300_000, 0.01, 0.7
+    count, service_s, load = 50_000, 0.01, 0.7
     rng = np.random.default_rng(0)
     arrival_s = np.cumsum(rng.exponential(service_s / load, count))
     requests = Requests(
@@ -132,10 +132,10 @@ def test_what_the_prefix_cache_holds_is_attended_to_and_not_computed() -> None:
     assert found.first_token_s_R == pytest.approx([0.01 + 0.1])
 
 
-@pytest.mark.parametrize("cached", [[300], [-1], [0, 0]])
-def test_a_prompt_that_is_cached_whole_is_refused(cached: list[int]) -> None:
-    with pytest.raises(ValueError, match="one token at least must be computed"):
-        Requests(input_R=np.array([300]), output_R=np.array([2]), cached_R=np.array(cached))
+def test_a_prompt_that_is_cached_whole_is_refused() -> None:
+    for cached in ([300], [-1], [0, 0]):
+        with pytest.raises(ValueError, match="one token at least must be computed"):
+            Requests(input_R=np.array([300]), output_R=np.array([2]), cached_R=np.array(cached))
 
 
 def test_drafts_yield_several_tokens_a_step_and_fill_memory_as_fast() -> None:
@@ -192,7 +192,7 @@ def test_more_under_way_never_lowers_the_time_per_token() -> None:
     means = []
     for concurrency in (1, 4, 16, 64):
         requests = uniform_requests(
-            640, input_tokens=100, output_tokens=50, least_ratio=0.8, seed=1
+            256, input_tokens=100, output_tokens=50, least_ratio=0.8, seed=1
         )
         rules = Rules(batching=Batching.CHUNKED, step_tokens=512)
         times = flat_times(token_s=1e-5)

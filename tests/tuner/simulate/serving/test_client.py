@@ -50,22 +50,20 @@ def test_answers_of_one_token_wait_for_their_client_alone() -> None:
     assert client_of(Engine.SGLANG).overhead_s == SGLANG_CLIENT_S
 
 
-@pytest.mark.parametrize(
-    ("engine", "is_chunked", "batching", "reserves"),
-    [
-        (Engine.VLLM, None, Batching.CHUNKED, False),
-        (Engine.VLLM, False, Batching.WHOLE, False),
-        (Engine.SGLANG, None, Batching.PREFILL_FIRST, True),
-        (Engine.SGLANG, True, Batching.PREFILL_FIRST, True),
-        (Engine.TRTLLM, None, Batching.WHOLE, True),
-        (Engine.TRTLLM, True, Batching.CHUNKED, True),
-    ],
-)
-def test_an_engine_batches_as_it_does_unless_it_is_told(
-    engine: Engine, is_chunked: bool | None, batching: Batching, reserves: bool
-) -> None:
-    found = engine_rules(engine, step_tokens=4096, kv_tokens=1e6, is_chunked=is_chunked)
-    assert (found.batching, found.reserves_answers) == (batching, reserves)
+def test_an_engine_batches_as_it_does_unless_it_is_told() -> None:
+    expected = {
+        (Engine.VLLM, None): (Batching.CHUNKED, False),
+        (Engine.VLLM, False): (Batching.WHOLE, False),
+        (Engine.SGLANG, None): (Batching.PREFILL_FIRST, True),
+        (Engine.SGLANG, True): (Batching.PREFILL_FIRST, True),
+        (Engine.TRTLLM, None): (Batching.WHOLE, True),
+        (Engine.TRTLLM, True): (Batching.CHUNKED, True),
+    }
+    found = {}
+    for engine, is_chunked in expected:
+        rules = engine_rules(engine, step_tokens=4096, kv_tokens=1e6, is_chunked=is_chunked)
+        found[engine, is_chunked] = (rules.batching, rules.reserves_answers)
+    assert found == expected
 
 
 def test_a_long_prompt_is_read_in_steps_of_the_budget() -> None:

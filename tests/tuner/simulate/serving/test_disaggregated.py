@@ -46,26 +46,29 @@ def stations(
     )
 
 
-@pytest.mark.parametrize("servers", [1, 2, 4])
-def test_waits_for_prefill_follow_m_m_c(servers: int) -> None:
+@pytest.mark.parametrize("count", [40_000, pytest.param(200_000, marks=pytest.mark.slow)])
+def test_waits_for_prefill_follow_m_m_c(count: int) -> None:
     # Poisson arrivals, exponential prompts of 10 ms on average, half the load. Erlang's C formula:
     # wait = C(c, a) / (c mu - lambda), a = lambda / mu.
-    count, service_s, load = 200_000, 0.01, 0.5
-    rate = load * servers / service_s
-    rng = np.random.default_rng(2)
-    requests = Requests(
-        input_R=np.maximum(np.rint(rng.exponential(10_000.0, count)), 1).astype(np.int64),
-        output_R=np.full(count, 2),
-        arrival_s_R=np.cumsum(rng.exponential(1.0 / rate, count)),
-    )
-    both = stations(workers=servers, decode_ranks=64, step_s=SHORT_STEP_S)
-    served = simulate_disaggregated(requests, stations=both, concurrency=0)
-    offered = load * servers
-    terms = [offered**n / math.factorial(n) for n in range(servers)]
-    last = offered**servers / math.factorial(servers) / (1.0 - load)
-    waits = last / (sum(terms) + last)
-    expected_s = waits / (servers / service_s - rate) + service_s
-    assert float(served.ttft_s_R.mean()) == pytest.approx(expected_s, rel=0.02)
+    service_s, load = 0.01, 0.5
+    found, expected = [], []
+    for servers in (1, 2, 4):
+        rate = load * servers / service_s
+        rng = np.random.default_rng(2)
+        requests = Requests(
+            input_R=np.maximum(np.rint(rng.exponential(10_000.0, count)), 1).astype(np.int64),
+            output_R=np.full(count, 2),
+            arrival_s_R=np.cumsum(rng.exponential(1.0 / rate, count)),
+        )
+        both = stations(workers=servers, decode_ranks=64, step_s=SHORT_STEP_S)
+        served = simulate_disaggregated(requests, stations=both, concurrency=0)
+        offered = load * servers
+        terms = [offered**n / math.factorial(n) for n in range(servers)]
+        last = offered**servers / math.factorial(servers) / (1.0 - load)
+        waits = last / (sum(terms) + last)
+        expected.append(waits / (servers / service_s - rate) + service_s)
+        found.append(float(served.ttft_s_R.mean()))
+    assert found == pytest.approx(expected, rel=0.02)
 
 
 def test_a_closed_loop_by_hand() -> None:
@@ -100,20 +103,27 @@ def test_ranks_of_a_worker_read_together() -> None:
     assert served.first_token_s_R == pytest.approx([1e-3, 2e-3, 2e-3, 3e-3], abs=3e-5)
 
 
-@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
-def test_waits_for_one_prefill_worker_follow_m_d_1(load: float) -> None:
+@pytest.mark.parametrize(
+    ("count", "loads"),
+    [
+        (20_000, (0.3, 0.6)),
+        pytest.param(100_000, (0.3, 0.6, 0.8), marks=pytest.mark.slow),
+    ],
+)
+def test_waits_for_one_prefill_worker_follow_m_d_1(count: int, loads: tuple[float, ...]) -> None:
     # Pollaczek and Khinchine with even service of 10 ms: load / (2 (1 - load)) services.
-    count, service_s = 100_000, 0.01
-    rng = np.random.default_rng(5)
-    requests = Requests(
-        input_R=np.full(count, 10_000),
-        output_R=np.full(count, 2),
-        arrival_s_R=np.cumsum(rng.exponential(service_s / load, count)),
-    )
-    both = stations(workers=1, decode_ranks=64, step_s=SHORT_STEP_S)
-    served = simulate_disaggregated(requests, stations=both, concurrency=0)
-    waited_s = float(served.ttft_s_R.mean()) - service_s
-    assert waited_s / service_s == pytest.approx(load / (2.0 * (1.0 - load)), rel=0.03)
+    service_s, waited = 0.01, []
+    for load in loads:
+        rng = np.random.default_rng(5)
+        requests = Requests(
+            input_R=np.full(count, 10_000),
+            output_R=np.full(count, 2),
+            arrival_s_R=np.cumsum(rng.exponential(service_s / load, count)),
+        )
+        both = stations(workers=1, decode_ranks=64, step_s=SHORT_STEP_S)
+        served = simulate_disaggregated(requests, stations=both, concurrency=0)
+        waited.append((float(served.ttft_s_R.mean()) - service_s) / service_s)
+    assert waited == pytest.approx([load / (2.0 * (1.0 - load)) for load in loads], rel=0.03)
 
 
 def test_the_first_token_waits_for_the_cache_to_come_over() -> None:

@@ -24,16 +24,17 @@ def test_the_mean_does_not_depend_on_the_seed() -> None:
     assert len(means) == 1
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "arrivals"),
-    [([], [], None), ([1], [1, 2], None), ([0], [1], None), ([1, 1], [1, 1], [1.0, 0.5])],
-)
-def test_refuses_requests_that_cannot_be(
-    inputs: list[int], outputs: list[int], arrivals: list[float] | None
-) -> None:
-    with pytest.raises(ValueError, match=r"request|arrivals"):
-        Requests(
-            input_R=np.array(inputs, dtype=np.int64),
-            output_R=np.array(outputs, dtype=np.int64),
-            arrival_s_R=None if arrivals is None else np.array(arrivals),
-        )
+def test_refuses_requests_that_cannot_be() -> None:
+    cases: list[tuple[list[int], list[int], list[float] | None]] = [
+        ([], [], None),
+        ([1], [1, 2], None),
+        ([0], [1], None),
+        ([1, 1], [1, 1], [1.0, 0.5]),
+    ]
+    for inputs, outputs, arrivals in cases:
+        with pytest.raises(ValueError, match=r"request|arrivals"):
+            Requests(
+                input_R=np.array(inputs, dtype=np.int64),
+                output_R=np.array(outputs, dtype=np.int64),
+                arrival_s_R=None if arrivals is None else np.array(arrivals),
+            )

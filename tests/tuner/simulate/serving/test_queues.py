@@ -5,10 +5,13 @@ of Kiefer and Wolfowitz' recursion over the same arrivals and services, which ne
 on average it is that of Erlang, and of Pollaczek and Khinchine.
 """
 
+from itertools import product
+
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.tuner.emit.cases import Failures
 from tuner.costs.serving.engine import Batching
 from tuner.costs.serving.queueing import crossover_load, mean_wait_s
 from tuner.simulate.serving.batching import Rules, simulate
@@ -83,25 +86,31 @@ def drawn_tokens(count: int, *, seed: int) -> npt.NDArray[np.int64]:
     return np.maximum(np.rint(drawn), 1.0).astype(np.int64)
 
 
-@pytest.mark.parametrize("load", [0.3, 0.8, 0.95])
-def test_one_engine_waits_as_one_server_request_by_request(load: float) -> None:
-    arrival_s_R = arrivals(20_000, rate_per_s=load / SERVICE_S, seed=4)
-    services = np.full(len(arrival_s_R), SERVICE_S)
-    expected = recursed_s(arrival_s_R, services, servers=1)
-    assert batched_s(arrival_s_R) == pytest.approx(expected, abs=1e-9)
+def test_one_engine_waits_as_one_server_request_by_request() -> None:
+    failures = Failures()
+    for load in (0.3, 0.8, 0.95):
+        arrival_s_R = arrivals(5_000, rate_per_s=load / SERVICE_S, seed=4)
+        services = np.full(len(arrival_s_R), SERVICE_S)
+        expected = recursed_s(arrival_s_R, services, servers=1)
+        with failures.of(load):
+            assert batched_s(arrival_s_R) == pytest.approx(expected, abs=1e-9)
+    failures.check()
 
 
-@pytest.mark.parametrize("workers", [1, 3, 8])
-def test_prefill_workers_wait_as_servers_request_by_request(workers: int) -> None:
-    arrival_s_R = arrivals(20_000, rate_per_s=0.9 * workers / SERVICE_S, seed=5)
-    tokens_R = drawn_tokens(len(arrival_s_R), seed=6)
-    expected = recursed_s(arrival_s_R, np.asarray(TOKEN_S * tokens_R), servers=workers)
-    found = prefilled_s(arrival_s_R, tokens_R, workers=workers)
-    assert found == pytest.approx(expected, abs=1e-7)
+def test_prefill_workers_wait_as_servers_request_by_request() -> None:
+    failures = Failures()
+    for workers in (1, 3, 8):
+        arrival_s_R = arrivals(5_000, rate_per_s=0.9 * workers / SERVICE_S, seed=5)
+        tokens_R = drawn_tokens(len(arrival_s_R), seed=6)
+        expected = recursed_s(arrival_s_R, np.asarray(TOKEN_S * tokens_R), servers=workers)
+        found = prefilled_s(arrival_s_R, tokens_R, workers=workers)
+        with failures.of(workers):
+            assert found == pytest.approx(expected, abs=1e-7)
+    failures.check()
 
 
 def test_mean_waits_are_those_of_m_d_1() -> None:
-    arrival_s_R = arrivals(250_000, rate_per_s=0.6 / SERVICE_S, seed=0)
+    arrival_s_R = arrivals(40_000, rate_per_s=0.6 / SERVICE_S, seed=0)
     found = float(batched_s(arrival_s_R).mean())
     # The closed form at the rate that was drawn, which halves the noise.
     rate = len(arrival_s_R) / float(arrival_s_R[-1])
@@ -112,7 +121,7 @@ def test_mean_waits_are_those_of_m_d_1() -> None:
 
 def test_mean_waits_are_those_of_m_m_c() -> None:
     workers = 4
-    tokens_R = drawn_tokens(250_000, seed=7)
+    tokens_R = drawn_tokens(20_000, seed=7)
     arrival_s_R = arrivals(len(tokens_R), rate_per_s=0.6 * workers / SERVICE_S, seed=8)
     found = float(prefilled_s(arrival_s_R, tokens_R, workers=workers).mean())
     expected = mean_wait_s(
@@ -120,21 +129,21 @@ def test_mean_waits_are_those_of_m_m_c() -> None:
         service_s=TOKEN_S * float(tokens_R.mean()),
         servers=workers,
     )
-    # Waits of so many requests scatter by 2 % around their mean, times to the first token by 0.5 %.
+    # Waits of so many requests scatter by 6 % around their mean, times to the first token by 2 %.
     assert found == pytest.approx(expected, rel=0.05)
     assert found + SERVICE_S == pytest.approx(expected + SERVICE_S, rel=0.02)
 
 
-@pytest.mark.parametrize("speed_up", [1.2, 1.5])
-def test_played_tensor_parallelism_and_pipelines_cross_where_distserve_has_it(
-    speed_up: float,
-) -> None:
+def test_played_tensor_parallelism_and_pipelines_cross_where_distserve_has_it() -> None:
     # Two devices: K times the speed in one, or two stages that take a prompt every D / 2. Below the
     # crossing of the closed forms the first answers sooner, above it the second.
-    for load, tensor_wins in ((0.8, True), (1.1, False)):
-        load *= crossover_load(speed_up)
-        arrival_s_R = arrivals(60_000, rate_per_s=load / SERVICE_S, seed=9)
+    wrong = []
+    for speed_up, (ratio, tensor_wins) in product((1.2, 1.5), ((0.8, True), (1.1, False))):
+        load = ratio * crossover_load(speed_up)
+        arrival_s_R = arrivals(15_000, rate_per_s=load / SERVICE_S, seed=9)
         scaled_R = arrival_s_R * speed_up
         tensor_s = float(batched_s(scaled_R).mean() + SERVICE_S) / speed_up
         pipeline_s = float(batched_s(2.0 * arrival_s_R).mean()) / 2.0 + SERVICE_S
-        assert (tensor_s < pipeline_s) is tensor_wins
+        if (tensor_s < pipeline_s) is not tensor_wins:
+            wrong.append((speed_up, ratio, tensor_s, pipeline_s))
+    assert not wrong

@@ -77,7 +77,7 @@ def test_a_batch_holds_what_its_budget_takes() -> None:
 
 def test_prompts_alone_wait_as_in_m_d_1() -> None:
     # Answers of one token leave one server of 100 ms, one prompt at a time: rho s / (2 (1 - rho)).
-    count, load = 100_000, 0.6
+    count, load = 25_000, 0.6
     rng = np.random.default_rng(3)
     alone = Requests(
         input_R=np.full(count, 1000),
