@@ -15,6 +15,7 @@ from profilers.records import Profile
 from profilers.store import write_header
 from solvers.errors import UnknownSolverError
 from tests.profilers.testing import fake_machine, fake_profile
+from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.errors import OutsideProfileError, PlanUnreadableError, SpecError, UnknownDeviceError
@@ -200,7 +201,7 @@ def test_an_empty_profile_has_no_price_and_says_how_to_get_one(
         _plan(tiny_spec(search=SMALL))
 
 
-@pytest.mark.parametrize("lacking", ["grouped_gemm", "attention", "collective", "optimizer"])
+@each_row("lacking", ["grouped_gemm", "attention", "collective", "optimizer"])
 def test_an_operation_that_was_never_measured_is_named(
     tiny_spec: Spec,
     analytic_profile: Profile,

@@ -12,6 +12,7 @@ import pytest
 
 from profilers.errors import ProfileUnreadableError
 from profilers.sole_writer import sole_writer
+from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api, plan_folder
 from tuner.errors import OutputError, PlanUnreadableError
@@ -166,7 +167,7 @@ sys.exit(run(["plan", {spec!r}, "-o", {out!r}, "--solver", "exact"]))
 """
 
 
-@pytest.mark.parametrize("exists", [False, True])
+@each_row("exists", [False, True])
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(
     bound_spec: Path, bound_plan: Path, tmp_path: Path, exists: bool
 ) -> None:
@@ -217,7 +218,7 @@ def _deeply_nested(_text: str) -> str:
     return "[" * 100_000
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("damage", "said"),
     [
         (_truncated, "Invalid JSON"),
@@ -231,10 +232,10 @@ def _deeply_nested(_text: str) -> str:
     ],
 )
 def test_a_damaged_plan_is_one_line_and_a_way_out(
-    planned: Path, damage: Callable[[str], str], said: str
+    bound_plan: Path, planned: Path, damage: Callable[[str], str], said: str
 ) -> None:
     file = planned / PLAN_NAME
-    file.write_text(damage(file.read_text()))
+    file.write_text(damage((bound_plan / PLAN_NAME).read_text()))
     with pytest.raises(PlanUnreadableError) as raised:
         read_plan(planned)
     message = str(raised.value)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import each_row
 from tuner import api
 
 ROOT = Path(__file__).parents[2]
@@ -16,7 +17,7 @@ SPECS = {
 }
 
 
-@pytest.mark.parametrize("kind", SPECS)
+@each_row("kind", SPECS)
 def test_the_stated_time_is_from_the_call_to_the_plan(kind: str) -> None:
     ticks = itertools.count()
     asked: list[float] = []

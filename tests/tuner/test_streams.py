@@ -32,22 +32,42 @@ def test_streams_that_are_closed_or_full_change_no_exit_code(tmp_path: Path) -> 
     assert _failures({"plan absent.yaml -o {tmp}/x": 2}, tmp_path) == []
 
 
-def test_a_full_disk_behind_stdout_is_one_line_and_exit_code_3(tmp_path: Path) -> None:
+BEHIND_STDOUT = (">/dev/full", ">/dev/full 2>/dev/full", ">/dev/full 2>&-")
+
+
+def _full_disk_failures(commands: dict[tuple[str, str], int]) -> list[str]:
     failures = []
+    for (arguments, redirected), code in commands.items():
+        ended = _ended(arguments, redirected)
+        lines = ended.stderr.splitlines()
+        is_said = "2>" in redirected or (
+            len(lines) == 1
+            and lines[0].startswith("moetune: ")
+            and ("No space left" in lines[0]) == (code == 3)
+        )
+        if ended.returncode != code or not is_said:
+            failures.append(f"{arguments} {redirected}: {ended.returncode} {ended.stderr!r}")
+    return failures
+
+
+def test_a_full_disk_behind_stdout_is_one_line_and_exit_code_3(tmp_path: Path) -> None:
+    alone, full, closed = BEHIND_STDOUT
     # What is printed at once, what fills the buffer, what is refused anyway, and Typer's own help.
-    commands = {"--version": 3, "schema plan": 3, "verify --help": 3, f"verify {tmp_path}": 2}
-    for arguments, code in commands.items():
-        for redirected in (">/dev/full", ">/dev/full 2>/dev/full", ">/dev/full 2>&-"):
-            ended = _ended(arguments, redirected)
-            lines = ended.stderr.splitlines()
-            is_said = "2>" in redirected or (
-                len(lines) == 1
-                and lines[0].startswith("moetune: ")
-                and ("No space left" in lines[0]) == (code == 3)
-            )
-            if ended.returncode != code or not is_said:
-                failures.append(f"{arguments} {redirected}: {ended.returncode} {ended.stderr!r}")
-    assert failures == []
+    commands = {
+        ("--version", full): 3,
+        ("schema plan", alone): 3,
+        ("verify --help", alone): 3,
+        ("verify --help", closed): 3,
+        (f"verify {tmp_path}", alone): 2,
+    }
+    assert _full_disk_failures(commands) == []
+
+
+@pytest.mark.slow
+def test_a_full_disk_behind_stdout_beside_every_stderr(tmp_path: Path) -> None:
+    codes = {"--version": 3, "schema plan": 3, "verify --help": 3, f"verify {tmp_path}": 2}
+    commands = {(one, to): code for one, code in codes.items() for to in BEHIND_STDOUT}
+    assert _full_disk_failures(commands) == []
 
 
 def test_a_full_disk_behind_stderr_does_not_change_the_exit_code_of_a_refusal() -> None:
