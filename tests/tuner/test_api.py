@@ -292,18 +292,28 @@ def test_an_unknown_solver_is_refused_where_no_profile_is_read_too(tiny_spec: Sp
         api.plan(spec, method="bogus")
 
 
-GOALS = {
-    "train": "worked/two-pools/spec.yaml",
-    "serve": "serving/mixed-pool.yaml",
-    "place": "placement/balance.yaml",
-}
-"""An example of each goal."""
+PLACE = f"""\
+schema_version: 1
+goal:
+  kind: place
+  ranks: 8
+  slots_per_rank: 4
+  workloads: [{{name: python, path: {EXAMPLES}/routing/python}}]
+"""
 
 
-def test_one_function_plans_and_one_writes_any_goal(tmp_path: Path) -> None:
+def test_one_function_plans_and_one_writes_any_goal(tiny_spec: Spec, tmp_path: Path) -> None:
     kinds: dict[str, Any] = {"train": api.Planned, "serve": api.Deployed, "place": api.Placed}
-    for goal, spec in GOALS.items():
-        made = api.plan(str(EXAMPLES / spec), time_limit_s=2.0, with_unlaunchable=False)
+    specs = {
+        "train": tiny_spec(
+            pool={"profile": None, "device": "H200", "memory_per_device": None}, search=SMALL
+        ),
+        "serve": EXAMPLES / "checks" / "serve-aggregated" / "spec.yaml",
+        "place": tmp_path / "place.yaml",
+    }
+    specs["place"].write_text(PLACE, encoding="utf-8")
+    for goal, spec in specs.items():
+        made = api.plan(str(spec), time_limit_s=2.0, with_unlaunchable=False)
         assert isinstance(made, kinds[goal]), goal
         folder = f"{tmp_path}/{goal}"
         written = api.write(folder, made)

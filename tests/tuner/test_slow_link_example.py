@@ -65,6 +65,9 @@ def test_without_a_spare_the_slow_node_costs_time(tmp_path: Path) -> None:
     model = EXAMPLE.parent / "models" / "mixtral-8x7b"
     text = text.replace("../models/mixtral-8x7b", str(model)).replace("nodes: 9", "nodes: 8")
     text = text.replace(", spare_nodes: 1", "")
+    text = text.replace(
+        "tensor_model_parallel_size: [1, 2]", "tensor_model_parallel_size: 1, zero_stage: 1"
+    )
     (tmp_path / "spec.yaml").write_text(text)
     # Without node-9 all that is left must run.
     lines = [line.rpartition(",")[0] for line in (EXAMPLE / "links.csv").read_text().splitlines()]

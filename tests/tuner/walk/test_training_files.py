@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from tests.tuner.emit.testing import sample_verified, write_emitted
 from tuner.emit.registry import EMITTERS, broken_rules, emit
 from tuner.errors import SpecError
@@ -171,8 +173,11 @@ def _launches(folder: Path, target: str, verified: VerifiedPlan) -> Iterator[Pat
     yield folder / "slurm" / "job.sbatch"
 
 
+@pytest.mark.parametrize(
+    "names", [("after",), pytest.param(("before", "after"), marks=pytest.mark.slow)]
+)
 def test_every_emitted_file_reads_back_to_its_decision(
-    pairs: Any, none_of: Any, tmp_path: Path
+    pairs: Any, none_of: Any, tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     failures, needed = [], set[str]()
     # Many pairs begin with the same decision.
@@ -180,7 +185,7 @@ def test_every_emitted_file_reads_back_to_its_decision(
         (target, pair.model.name, repr(getattr(pair, name))): (target, pair, name)
         for target in READ
         for pair in pairs
-        for name in ("before", "after")
+        for name in names
     }
     for number, (target, pair, name) in enumerate(once.values()):
         decision = getattr(pair, name)
