@@ -444,7 +444,7 @@ def _decisions(draw: st.DrawFn) -> TrainDecision:
 
 
 @given(decision=_decisions(), pair=st.sampled_from(list(combinations(TARGETS, 2))))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_targets_together_refuse_what_any_of_them_refuses(
     decision: TrainDecision, pair: tuple[str, str]
 ) -> None:

@@ -410,13 +410,14 @@ def _equals(read: ServeRouter | None, wanted: ServeRouter, target: str) -> bool:
     return read == wanted
 
 
-def test_every_emitted_router_reads_back_to_its_policies(none_of: Any) -> None:
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_emitted_router_reads_back_to_its_policies(none_of: Any, *, every: bool) -> None:
     assert set(ROUTER_FILES) | set(NO_SERVER) == set(SERVE_EMITTERS)
     failures: list[str] = []
     seen: set[tuple[str, str, RouterPolicy]] = set()
     for engine in ENGINES:
         for apart in (False, True):
-            for policy in RouterPolicy:
+            for number, policy in enumerate(RouterPolicy):
                 threshold = 0.2 if policy is RouterPolicy.CACHE_AWARE else None
                 wanted = ServeRouter(
                     policy=policy,
@@ -425,9 +426,8 @@ def test_every_emitted_router_reads_back_to_its_policies(none_of: Any) -> None:
                 )
                 decision = routed(apart=apart, **wanted.model_dump())
                 verified = _verified(decision, engine)
-                for target, name in ROUTER_FILES.items():
-                    if target in ENGINES and target != engine:
-                        continue
+                for target in _targets(engine, number, every=every):
+                    name = ROUTER_FILES[target]
                     if target == "dynamo":
                         wanted = wanted.model_copy(update={"cache_threshold": None})
                     text = _emitted(target, verified).get(name)
