@@ -34,7 +34,9 @@ goal:
 """,
     "place": """\
 schema_version: 1
-goal: {kind: place, ranks: 2, slots_per_rank: 3, workloads: [{name: chat, path: chat.json}]}
+goal:
+  {kind: place, objective: balance, ranks: 2, ranks_per_node: 1, slots_per_rank: 3, robust: mean,
+  workloads: [{name: chat, path: chat.json}, {name: code, path: code.json}]}
 """,
 }
 
@@ -51,7 +53,8 @@ LOADS = {
 def test_the_stated_time_is_from_the_call_to_the_plan(tmp_path: Path, kind: str) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text(SPECS[kind], encoding="utf-8")
-    (tmp_path / "chat.json").write_text(json.dumps(LOADS), encoding="utf-8")
+    for name in ("chat", "code"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(LOADS), encoding="utf-8")
     ticks = itertools.count()
     asked: list[float] = []
 
