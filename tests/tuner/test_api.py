@@ -15,6 +15,7 @@ from profilers.records import Profile
 from profilers.store import write_header
 from solvers.errors import UnknownSolverError
 from tests.profilers.testing import fake_machine, fake_profile
+from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.errors import OutsideProfileError, PlanUnreadableError, SpecError, UnknownDeviceError
@@ -200,7 +201,7 @@ def test_an_empty_profile_has_no_price_and_says_how_to_get_one(
         _plan(tiny_spec(search=SMALL))
 
 
-@pytest.mark.parametrize("lacking", ["grouped_gemm", "attention", "collective", "optimizer"])
+@each_row("lacking", ["grouped_gemm", "attention", "collective", "optimizer"])
 def test_an_operation_that_was_never_measured_is_named(
     tiny_spec: Spec,
     analytic_profile: Profile,
@@ -291,18 +292,28 @@ def test_an_unknown_solver_is_refused_where_no_profile_is_read_too(tiny_spec: Sp
         api.plan(spec, method="bogus")
 
 
-GOALS = {
-    "train": "worked/two-pools/spec.yaml",
-    "serve": "serving/mixed-pool.yaml",
-    "place": "placement/balance.yaml",
-}
-"""An example of each goal."""
+PLACE = f"""\
+schema_version: 1
+goal:
+  kind: place
+  ranks: 8
+  slots_per_rank: 4
+  workloads: [{{name: python, path: {EXAMPLES}/routing/python}}]
+"""
 
 
-def test_one_function_plans_and_one_writes_any_goal(tmp_path: Path) -> None:
+def test_one_function_plans_and_one_writes_any_goal(tiny_spec: Spec, tmp_path: Path) -> None:
     kinds: dict[str, Any] = {"train": api.Planned, "serve": api.Deployed, "place": api.Placed}
-    for goal, spec in GOALS.items():
-        made = api.plan(str(EXAMPLES / spec), time_limit_s=2.0, with_unlaunchable=False)
+    specs = {
+        "train": tiny_spec(
+            pool={"profile": None, "device": "H200", "memory_per_device": None}, search=SMALL
+        ),
+        "serve": EXAMPLES / "checks" / "serve-aggregated" / "spec.yaml",
+        "place": tmp_path / "place.yaml",
+    }
+    specs["place"].write_text(PLACE, encoding="utf-8")
+    for goal, spec in specs.items():
+        made = api.plan(str(spec), time_limit_s=2.0, with_unlaunchable=False)
         assert isinstance(made, kinds[goal]), goal
         folder = f"{tmp_path}/{goal}"
         written = api.write(folder, made)

@@ -7,7 +7,7 @@ MODELS = Path(__file__).parents[2] / "examples" / "models"
 SPEC = """\
 schema_version: 1
 model: {models}/mixtral-8x7b/config.json
-cluster: {{pools: [{{name: h100, device: h100-sxm, nodes: 4, devices_per_node: 8}}]}}
+cluster: {{pools: [{{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}}]}}
 goal: {{kind: train, sequence_length: 4096, global_batch_size: 128, precision: bf16}}
 search: {{context_parallel_size: 1, micro_batch_size: 1}}
 emit: [deepspeed]

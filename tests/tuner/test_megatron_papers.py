@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from profilers.steps.config import LayerKind
+from tests.rows import each_row
 from tuner.backtest.measured import flop_per_token
 from tuner.costs.analytic.columns_of import hardware_of_pool
 from tuner.costs.analytic.constants import Constants, Precision, Software, uncalibrated
@@ -113,7 +114,7 @@ GPT_3 = Gpt(layers=96, hidden=12288, heads=96)
 MT_NLG = TABLE_1[8][1]
 
 
-@pytest.mark.parametrize("row", TABLE_1, ids=lambda row: f"{row[0]}B")
+@each_row("row", TABLE_1)
 def test_parameters_are_the_published_ones_to_a_tenth_of_a_billion(
     row: tuple[float, Gpt, int, int, int, float],
 ) -> None:
@@ -129,7 +130,7 @@ def test_parameters_are_the_published_ones_to_a_tenth_of_a_billion(
     assert counted - 2 * h == pytest.approx(formula, rel=1e-12)
 
 
-@pytest.mark.parametrize("row", TABLE_1, ids=lambda row: f"{row[0]}B")
+@each_row("row", TABLE_1)
 def test_operations_of_an_iteration_are_equation_3(
     row: tuple[float, Gpt, int, int, int, float],
 ) -> None:
@@ -151,7 +152,7 @@ def test_gpt_3_takes_34_days_on_1024_gpus() -> None:
     assert _days(GPT_3, gpus=1024, batch=1536, tera=140, tokens=300e9) == pytest.approx(34, abs=1.0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("gpt", "gpus", "batch", "tera", "days"),
     [
         # Table 2: with pipeline parallelism, 300e9 tokens.
@@ -190,7 +191,7 @@ TABLE_5 = (
 )
 
 
-@pytest.mark.parametrize("row", TABLE_5, ids=("22B", "175B", "530B", "1T", "530B-2240"))
+@each_row("row", TABLE_5)
 def test_utilisation_is_that_of_table_5(
     row: tuple[Gpt, int, int, float, float, float | None],
 ) -> None:
@@ -208,7 +209,7 @@ def test_utilisation_is_that_of_table_5(
     assert 100 * hardware / could == pytest.approx(hfu, abs=0.25)
 
 
-@pytest.mark.parametrize(("ranks", "chunks", "microbatches"), [(4, 1, 8), (8, 1, 8), (8, 4, 16)])
+@each_row(("ranks", "chunks", "microbatches"), [(4, 1, 8), (8, 1, 8), (8, 4, 16)])
 def test_the_bubble_is_p_minus_1_over_v_m(ranks: int, chunks: int, microbatches: int) -> None:
     # Section 2.2: of ideal compute, with every stage alike and nothing to send.
     per_stage = LayerCost(forward_s=1.0, backward_s=2.0)
@@ -237,9 +238,7 @@ def test_the_bubble_is_p_minus_1_over_v_m(ranks: int, chunks: int, microbatches:
     )
 
 
-@pytest.mark.parametrize(
-    ("ranks", "chunks", "microbatches"), [(4, 1, 8), (8, 1, 32), (4, 2, 8), (8, 4, 16)]
-)
+@each_row(("ranks", "chunks", "microbatches"), [(4, 1, 8), (8, 1, 32), (4, 2, 8), (8, 4, 16)])
 def test_a_played_pipeline_has_the_published_bubble_and_activations(
     ranks: int, chunks: int, microbatches: int
 ) -> None:
@@ -308,7 +307,7 @@ def _tera_per_gpu(
     return gpt.flop(batch, recomputed=True) / step_s / (tensor * pipeline * data) / 1e12
 
 
-@pytest.mark.parametrize("batch", [32, 128])
+@each_row("batch", [32, 128])
 def test_tensor_parallelism_of_a_node_is_best_on_64_gpus(batch: int) -> None:
     # Figure 13: 162B, t p = 64; the peak is at t = 8, the size of a node.
     gpt = Gpt(layers=32, hidden=20480, heads=128)
@@ -318,7 +317,7 @@ def test_tensor_parallelism_of_a_node_is_best_on_64_gpus(batch: int) -> None:
     assert max(found, key=lambda t: found[t]) == 8
 
 
-@pytest.mark.parametrize("batch", [32, 512])
+@each_row("batch", [32, 512])
 def test_a_small_model_loses_with_every_pipeline_stage(batch: int) -> None:
     # Figure 14: 5.9B, t = 1, d = 64 / p.
     gpt = Gpt(layers=32, hidden=3840, heads=32)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import each_row
 from tuner.errors import OutputError
 from tuner.output import write_directory, write_files
 
@@ -76,7 +77,7 @@ def test_ctrl_c_leaves_no_unfinished_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert _left(tmp_path) == []
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("write", "said"),
     [
         (write_directory, "choose another place with -o"),
@@ -93,7 +94,7 @@ def test_a_file_in_the_way_is_one_line(
         write(tmp_path / "file" / "plan", {"a": "a"})
 
 
-@pytest.mark.parametrize("name", ["../a", "/etc/a", "b/../../a"])
+@each_row("name", ["../a", "/etc/a", "b/../../a"])
 def test_a_name_that_leaves_the_directory_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="leaves its directory"):
         write_directory(tmp_path / "plan", {name: ""})

@@ -12,6 +12,7 @@ import pytest
 
 from profilers.errors import ProfileUnreadableError
 from profilers.sole_writer import sole_writer
+from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api, plan_folder
 from tuner.errors import OutputError, PlanUnreadableError
@@ -158,29 +159,29 @@ def test_a_plan_can_be_made_again_from_the_profile_that_it_holds(
 
 FULL_DISK = """
 import resource, signal, sys
-from pathlib import Path
 from tuner.cli.app import run
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
-sys.exit(run(["plan", {spec!r}, "-o", {out!r}, "--solver", "exact"]))
+for out in {outs}:
+    print(run(["plan", {spec!r}, "-o", out, "--solver", "exact"]))
 """
 
 
-@pytest.mark.parametrize("exists", [False, True])
 def test_a_full_disk_is_one_line_and_leaves_what_was_there(
-    bound_spec: Path, bound_plan: Path, tmp_path: Path, exists: bool
+    bound_spec: Path, bound_plan: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "plan"
-    if exists:
-        shutil.copytree(bound_plan, out)
+    shutil.copytree(bound_plan, tmp_path / "former")
     before = _contents(tmp_path)
     largest = max(file.stat().st_size for file in bound_plan.rglob("*") if file.is_file())
-    text = FULL_DISK.format(limit=largest // 2, spec=str(bound_spec), out=str(out))
+    outs = [str(tmp_path / name) for name in ("new", "former")]
+    text = FULL_DISK.format(limit=largest // 2, spec=str(bound_spec), outs=outs)
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
-    assert done.returncode == 3, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("moetune: cannot write")
-    assert "File too large" in line
+    assert done.stdout.split() == ["3", "3"], done.stderr
+    lines = done.stderr.splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        assert line.startswith("moetune: cannot write")
+        assert "File too large" in line
     assert _contents(tmp_path) == before
 
 
@@ -217,7 +218,7 @@ def _deeply_nested(_text: str) -> str:
     return "[" * 100_000
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("damage", "said"),
     [
         (_truncated, "Invalid JSON"),
@@ -231,10 +232,10 @@ def _deeply_nested(_text: str) -> str:
     ],
 )
 def test_a_damaged_plan_is_one_line_and_a_way_out(
-    planned: Path, damage: Callable[[str], str], said: str
+    bound_plan: Path, planned: Path, damage: Callable[[str], str], said: str
 ) -> None:
     file = planned / PLAN_NAME
-    file.write_text(damage(file.read_text()))
+    file.write_text(damage((bound_plan / PLAN_NAME).read_text()))
     with pytest.raises(PlanUnreadableError) as raised:
         read_plan(planned)
     message = str(raised.value)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import each_row
 from tuner.api import refuse_unpriced, wanted_cases
 from tuner.errors import SpecError
 from tuner.spec.capabilities import TARGETS
@@ -40,8 +41,8 @@ def _spec(folder: Path, **changes: object) -> Path:
     return path
 
 
-@pytest.mark.parametrize("target", sorted(TARGETS))
-@pytest.mark.parametrize("model", MODELS)
+@each_row("target", sorted(TARGETS))
+@each_row("model", MODELS)
 def test_a_model_is_planned_for_a_target_or_refused_by_name(
     tmp_path: Path, model: str, target: str
 ) -> None:

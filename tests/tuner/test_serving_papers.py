@@ -23,6 +23,7 @@ from solvers.instances.problem import (
 )
 from solvers.registry import INSTANCES
 from solvers.result import Status
+from tests.rows import each_row
 from tuner.costs.kv_hand_over import request_kv_bytes
 from tuner.costs.serving.queueing import crossover_load, mean_wait_s, prefill_ttft_s
 from tuner.spec.huggingface.read import read_model
@@ -76,7 +77,7 @@ def test_two_devices_speed_up_a_prompt_of_opt_13b_by_1_43() -> None:
     assert crossover_load(1.2) < load < crossover_load(1.5)
 
 
-@pytest.mark.parametrize("share_percent", [20.0, 40.0, 70.0, 100.0])
+@each_row("share_percent", [20.0, 40.0, 70.0, 100.0])
 def test_time_to_the_first_token_falls_as_semi_pd_writes_it(share_percent: float) -> None:
     # arXiv:2504.19867: TTFT = a / (x - 100 r l100), service 100 l100 / x, one M/M/1 queue.
     whole_s, rate = 0.03, 5.0
@@ -140,14 +141,13 @@ def solved(problem: InstancesProblem) -> InstancePlan:
     return outcome.solution
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("remote_per_s", "local_per_s", "long_share", "counts", "served"),
     [
         (1.61 / 4, 1.64 / 3, LONG_SHARE, (4, 8), ((3, 4, 5), 3.24)),
         (1.0, 2.11 / 9, 0.0, (1, 12), ((9, 3), 2.11)),
         (2.45 / 4, 1.0, 1.0, (4, 8), (None, 2.45)),
     ],
-    ids=["offload", "homogeneous", "naive"],
 )
 def test_one_decode_rate_gives_every_row_of_the_published_table(
     remote_per_s: float,
@@ -172,7 +172,7 @@ def test_one_decode_rate_gives_every_row_of_the_published_table(
     assert expected is None or plan.count_J == expected
 
 
-@pytest.mark.parametrize(("carried_bit_per_s", "fits"), [(3.9e12, True), (3.7e12, False)])
+@each_row(("carried_bit_per_s", "fits"), [(3.9e12, True), (3.7e12, False)])
 def test_512_devices_of_a_dense_cache_send_3_84_tbit_per_s(
     carried_bit_per_s: float, fits: bool
 ) -> None:

@@ -1,5 +1,6 @@
 """examples/slow-link: the node with the bad cable is left as the spare, or hurts least."""
 
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,11 +14,31 @@ from tuner.plan_folder import write_plan
 from tuner.planner.nodes.slowing import SLOW_LINKS
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "slow-link"
+SEARCHED = "tensor_model_parallel_size: [1, 2]"
+FEW = "pipeline_model_parallel_size: [2, 4], micro_batch_size: 1, zero_stage: 1"
+"""What the example searches, and the part of it that holds its best layouts."""
+FEWEST = FEW.replace("[2, 4]", "4")
+
+
+def _copied_spec(folder: Path, text: str, *, searched: str = FEW) -> Path:
+    model = EXAMPLE.parent / "models" / "mixtral-8x7b"
+    text = text.replace("../models/mixtral-8x7b", str(model)).replace(SEARCHED, searched)
+    (folder / "spec.yaml").write_text(text)
+    return folder / "spec.yaml"
 
 
 @pytest.fixture(scope="module")
-def planned() -> Planned:
-    return plan(EXAMPLE / "spec.yaml", top=1)
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Planned:
+    folder = tmp_path_factory.mktemp("slow-link")
+    shutil.copy(EXAMPLE / "links.csv", folder)
+    return plan(_copied_spec(folder, (EXAMPLE / "spec.yaml").read_text()), top=1)
+
+
+@pytest.mark.slow
+def test_the_whole_example_has_the_same_plan(planned: Planned) -> None:
+    whole = plan(EXAMPLE / "spec.yaml", top=1).plan
+    assert whole.decision == planned.plan.decision
+    assert whole.placement == planned.plan.placement
 
 
 def test_the_bad_cable_is_left_as_the_spare(planned: Planned) -> None:
@@ -62,14 +83,12 @@ def test_what_is_written_says_the_order(planned: Planned, tmp_path: Path) -> Non
 
 def test_without_a_spare_the_slow_node_costs_time(tmp_path: Path) -> None:
     text = (EXAMPLE / "spec.yaml").read_text()
-    model = EXAMPLE.parent / "models" / "mixtral-8x7b"
-    text = text.replace("../models/mixtral-8x7b", str(model)).replace("nodes: 9", "nodes: 8")
-    text = text.replace(", spare_nodes: 1", "")
-    (tmp_path / "spec.yaml").write_text(text)
+    text = text.replace("nodes: 9", "nodes: 8").replace(", spare_nodes: 1", "")
+    spec = _copied_spec(tmp_path, text, searched=FEWEST)
     # Without node-9 all that is left must run.
     lines = [line.rpartition(",")[0] for line in (EXAMPLE / "links.csv").read_text().splitlines()]
     (tmp_path / "links.csv").write_text("\n".join(lines[:-1]) + "\n")
-    made = plan(tmp_path / "spec.yaml", top=1).plan
+    made = plan(spec, top=1).plan
     assert made.predicted is not None
     assert made.placement is not None
     (order,) = made.placement.node_orders

@@ -11,12 +11,14 @@ on processors. Tables of other people's runs are not part of this repository.
 import math
 import statistics
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.api import machine_of, work_of
 from tuner.costs.residuals import SHIPPED, Residual
 from tuner.plan_folder import TRIALS_NAME, read_plan, read_used_profile
@@ -44,12 +46,7 @@ NOTHING_FITTED = Residual(
 )
 
 
-@pytest.fixture(params=STORED, ids=lambda folder: folder.name)
-def trials(request: pytest.FixtureRequest) -> tuple[TrialRecord, ...]:
-    """The stored trials that ran, predicted again by the model as it is now."""
-    return predicted_again(request.param)
-
-
+@cache
 def predicted_again(folder: Path) -> tuple[TrialRecord, ...]:
     """Predict the trials of a stored plan that ran, with nothing fitted."""
     plan = read_plan(folder)
@@ -74,9 +71,9 @@ def predicted_again(folder: Path) -> tuple[TrialRecord, ...]:
     )
 
 
-def test_there_are_stored_runs_of_every_kind_of_parallelism(
-    trials: tuple[TrialRecord, ...],
-) -> None:
+@each_row("folder", STORED)
+def test_there_are_stored_runs_of_every_kind_of_parallelism(folder: Path) -> None:
+    trials = predicted_again(folder)
     decisions = [trial.decision for trial in trials]
     assert len(trials) >= 6
     assert any(one.data_parallel_size > 1 for one in decisions)
@@ -85,25 +82,23 @@ def test_there_are_stored_runs_of_every_kind_of_parallelism(
     assert len({max(one.chunks) for one in decisions}) >= 3
 
 
-def test_step_times_are_predicted_within_25_percent_from_the_profile_alone(
-    trials: tuple[TrialRecord, ...],
-) -> None:
+@each_row("folder", STORED)
+def test_step_times_are_predicted_within_25_percent_from_the_profile_alone(folder: Path) -> None:
+    trials = predicted_again(folder)
     assert statistics.median(_ape(trial.predicted_step_s, trial) for trial in trials) <= 0.25
 
 
-def test_step_times_are_predicted_within_10_percent_from_the_other_trials(
-    trials: tuple[TrialRecord, ...],
-) -> None:
+@each_row("folder", STORED)
+def test_step_times_are_predicted_within_10_percent_from_the_other_trials(folder: Path) -> None:
+    trials = predicted_again(folder)
     again = [recalibrated_step_s(trial, trials) for trial in trials]
     errors = [_ape(step_s, trial) for step_s, trial in zip(again, trials, strict=True) if step_s]
     assert len(errors) == len(trials)
     assert statistics.median(errors) <= 0.10
 
 
-@pytest.mark.parametrize("folder", [*STORED, *HELD_OUT], ids=lambda folder: folder.name)
-def test_one_of_the_model_s_first_three_is_about_as_fast_as_the_measured_best(
-    folder: Path,
-) -> None:
+@each_row("folder", [*STORED, *HELD_OUT])
+def test_one_of_the_model_s_first_three_is_about_as_fast_as_the_measured_best(folder: Path) -> None:
     # Trials of one layout differ by 6 to 20 % on this machine, and the best of eight was lucky.
     trials = predicted_again(folder)
     best_s = min(_measured_s(trial) for trial in trials)
@@ -113,16 +108,16 @@ def test_one_of_the_model_s_first_three_is_about_as_fast_as_the_measured_best(
     assert min(_measured_s(trial) for trial in first_three) <= 1.10 * best_s
 
 
-@pytest.mark.parametrize("name", ["epyc-2-ranks", "epyc-held-out-4"])
+@each_row("name", ["epyc-2-ranks", "epyc-held-out-4"])
 def test_the_measured_best_of_a_quiet_run_is_among_the_model_s_first_three(name: str) -> None:
     trials = predicted_again(PROFILES / name)
     best = min(trials, key=_measured_s)
     assert sum(trial.predicted_step_s < best.predicted_step_s for trial in trials) < 3
 
 
-def test_activations_are_predicted_within_5_percent_on_every_trial(
-    trials: tuple[TrialRecord, ...],
-) -> None:
+@each_row("folder", STORED)
+def test_activations_are_predicted_within_5_percent_on_every_trial(folder: Path) -> None:
+    trials = predicted_again(folder)
     # A trial that was ended early says nothing about memory.
     to_their_end = [trial for trial in trials if not trial.reason]
     assert len(to_their_end) >= 6
@@ -164,7 +159,7 @@ def test_ratios_of_trials_are_known_no_better_than_their_times() -> None:
     assert math.expm1(float(np.quantile(sizes, 0.8))) == pytest.approx(band, abs=0.03)
 
 
-@pytest.mark.parametrize("folder", HELD_OUT, ids=lambda folder: folder.name)
+@each_row("folder", HELD_OUT)
 def test_runs_that_nothing_was_fitted_to_are_predicted_within_10_percent(folder: Path) -> None:
     shipped = SHIPPED["reference", "AMD EPYC"]
     trials = predicted_again(folder)

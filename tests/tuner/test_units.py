@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.units import (
     format_bytes,
     format_bytes_per_s,
@@ -31,7 +32,7 @@ def test_network_rates_count_bits() -> None:
     assert parse_bytes_per_s("8bit/s") == 1.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "seconds"),
     [
         ("10min", 600.0),
@@ -52,7 +53,7 @@ def test_reads_rates_of_events() -> None:
     assert parse_per_s("60/min") == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "meant"),
     [("10mn", "min"), ("10 Min", "min"), ("3 hours", "h"), ("5sec", "s"), ("5m", "min")],
 )
@@ -68,7 +69,7 @@ def test_an_unknown_unit_names_itself_and_its_neighbour() -> None:
     assert str(error.value) == "'10mn': unknown unit 'mn'; did you mean 'min'?"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "meant"),
     [("400Gbps", "Gbit/s"), ("400gbit/s", "Gbit/s"), ("80GB", "GB/s"), ("3 mb/s", "MB/s")],
 )
@@ -82,15 +83,13 @@ def test_lists_the_units_when_none_is_near() -> None:
         parse_bytes("7 parsecs")
 
 
-@pytest.mark.parametrize("text", ["-5GB", "-0.1GiB"])
+@each_row("text", ["-5GB", "-0.1GiB"])
 def test_refuses_negative_sizes(text: str) -> None:
     with pytest.raises(ValueError, match="must not be negative"):
         parse_bytes(text)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "GB", "five GB", "1,5GB", "1 2GB", "nan GB", "inf GB", "0x1fB"]
-)
+@each_row("text", ["", "GB", "five GB", "1,5GB", "1 2GB", "nan GB", "inf GB", "0x1fB"])
 def test_refuses_what_is_no_number(text: str) -> None:
     with pytest.raises(ValueError, match="unit"):
         parse_bytes(text)
@@ -112,7 +111,7 @@ def test_cuts_long_texts_in_the_message() -> None:
     assert len(str(error.value)) < 200
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("written", "expected"),
     [
         (format_bytes(0), "0 B"),
@@ -186,7 +185,7 @@ def test_a_share_of_a_period_is_a_ratio_a_second() -> None:
     assert found == pytest.approx(wanted)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     ["1%", "1 per week", "1% per", "0% per week", "1% per fortnight", "1% per 0d", "-1% per week"],
 )

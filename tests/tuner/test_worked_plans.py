@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import each_row
 from tuner.costs.analytic.calibration import shipped
 from tuner.estimate.estimate import estimate
 from tuner.estimate.registry import read_launch
@@ -24,7 +25,7 @@ def test_every_public_recipe_is_there() -> None:
     assert len(RECIPES) == 3
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@each_row("name", RECIPES)
 def test_the_price_of_a_public_recipe_is_the_stored_one(name: str) -> None:
     spec = read_spec(WORKED / name / "spec.yaml")
     launch = read_launch(str(WORKED / name / "public.sh"))
@@ -32,6 +33,6 @@ def test_the_price_of_a_public_recipe_is_the_stored_one(name: str) -> None:
     assert found.step_time_s == pytest.approx(stored_step_s(name, "estimate.txt"), rel=0.01)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@each_row("name", RECIPES)
 def test_the_stored_plan_beats_the_stored_recipe(name: str) -> None:
     assert stored_step_s(name, "plan.txt") < stored_step_s(name, "estimate.txt")

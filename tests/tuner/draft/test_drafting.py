@@ -7,6 +7,7 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.draft.drafting import answered, draft, drafted
 from tuner.draft.questions import GOALS, questions_of, workloads_of
 from tuner.draft.text import spec_text
@@ -75,7 +76,7 @@ def test_paths_are_relative_to_the_file_or_absolute(tmp_path: Path) -> None:
     del tmp_path
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("goal", "given_answers", "said"),
     [
         ("train", {}, "--model, --device, --devices missing; a 'train' spec needs"),

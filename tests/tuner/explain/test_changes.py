@@ -8,6 +8,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.errors import TunerError
 from tuner.explain.changes import changed
 from tuner.explain.question import Question
@@ -132,7 +133,7 @@ def test_a_node_of_a_placement_brings_its_ranks() -> None:
     assert after(PLACE, "slots=-1")[0]["goal"]["slots_per_rank"] == 4
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("goal", "text", "said"),
     [
         (TRAIN, "rate=x2", "rate is no part of this goal; nodes, memory"),

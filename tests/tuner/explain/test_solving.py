@@ -27,7 +27,7 @@ cluster:
   pools:
     - {{name: h, device: h100-sxm, nodes: {nodes}, devices_per_node: 2}}
 goal: {{kind: train, sequence_length: 256, global_batch_size: 32}}
-search: {{micro_batch_size: [1, 2], context_parallel_size: 1, zero_stage: 1}}
+search: {{micro_batch_size: [1, 2], context_parallel_size: 1, zero_stage: 1, recompute: none}}
 emit: [megatron-lm]
 """
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import LayerKind
+from tests.rows import each_row
 from tuner.spec.accounting import (
     active_parameters,
     attended_tokens,
@@ -35,6 +36,15 @@ from tuner.spec.model import ModelSpec
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 NAMES = sorted(path.parent.name for path in MODELS.glob("*/config.json"))
+
+
+def architecture_of(name: str) -> str:
+    config = json.loads((MODELS / name / "config.json").read_text())
+    return str(config["architectures"][0])
+
+
+ONE_OF_EACH = sorted({architecture_of(name): name for name in reversed(NAMES)}.values())
+"""A model of every architecture that is shipped."""
 
 Reference = Callable[[dict[str, Any]], int]
 
@@ -64,13 +74,17 @@ def test_every_promised_model_is_shipped() -> None:
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_counts_the_parameters_that_transformers_builds(name: str, reference: Reference) -> None:
-    config = json.loads((MODELS / name / "config.json").read_text())
-    assert num_parameters(shipped(name)) == reference(config)
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_counts_the_parameters_that_transformers_builds(
+    reference: Reference, *, every: bool
+) -> None:
+    names = NAMES if every else ONE_OF_EACH
+    configs = {name: json.loads((MODELS / name / "config.json").read_text()) for name in names}
+    built = {name: reference(config) for name, config in configs.items()}
+    assert {name: num_parameters(shipped(name)) for name in names} == built
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "published"),
     [
         ("mixtral-8x7b", 46_702_792_704),
@@ -83,7 +97,7 @@ def test_counts_the_published_totals(name: str, published: int) -> None:
     assert num_parameters(shipped(name)) == published
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "billions"),
     [
         ("mixtral-8x7b", 12.9),
@@ -170,7 +184,7 @@ def configs(draw: st.DrawFn, architecture: str) -> dict[str, Any]:
     return config
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@each_row("architecture", sorted(ARCHITECTURES))
 def test_counts_generated_configs_as_transformers_does(
     architecture: str, reference: Reference, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -253,7 +267,7 @@ def test_forward_flop_are_twice_the_active_matrices_plus_attention() -> None:
     assert training_flop_per_token(model, sequence_length=128) == 3 * flop.total
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each_row("name", NAMES)
 def test_forward_flop_follow_active_parameters_on_every_model(name: str) -> None:
     model = shipped(name)
     flop = forward_flop_per_token(model, sequence_length=1)
@@ -271,7 +285,7 @@ def test_windowed_layers_attend_to_less() -> None:
     assert flop.attention_core == pytest.approx(12 * full + 12 * windowed)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "bytes_per_token"),
     [
         # 32 layers x 2 x 8 heads x 128 x 2 bytes.

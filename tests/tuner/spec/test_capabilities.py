@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
+from tests.rows import each_row
 from tuner.errors import UnknownTargetError
 from tuner.plan import TrainDecision
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
@@ -66,7 +67,7 @@ SELECTIVE: dict[str, Any] = {"stage_recompute": ("selective",)}
 OVERLAP: dict[str, Any] = {"a2a_overlap": True}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@each_row("target", TARGETS)
 def test_a_plain_decision_can_be_launched_everywhere(target: str) -> None:
     # torchtitan always shards: gradients and optimizer state at least.
     stage = 1 if 1 in TARGETS[target].zero_stages else 3
@@ -80,7 +81,7 @@ def test_a_plain_decision_can_be_launched_everywhere(target: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("target", "changes", "rule"),
     [
         ("reference", {"zero_stage": 2}, "zero_stage 2 is not one of 0, 1, 3"),
@@ -243,7 +244,7 @@ def test_a_refusal_names_the_target_and_the_rule(
     assert "\n" not in line
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("target", "changes"),
     [
         ("reference", {"zero_stage": 3}),
@@ -283,7 +284,7 @@ def test_tied_embeddings_stay_on_one_stage_of_the_reference_step() -> None:
     assert line == "reference: tied embeddings need pipeline_model_parallel_size 1"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("name", "expected"),
     [
         ("mixtral-8x7b", set()),
@@ -324,7 +325,7 @@ def test_every_feature_outside_the_reference_step_is_refused_by_name() -> None:
     assert refusals(MEGATRON, model=model, decision=decision) == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("target", "name", "rule"),
     [
         ("megatron-lm", "gpt-oss-20b", ""),
@@ -370,7 +371,7 @@ def test_a_dense_stage_agrees_with_selective_recomputation_elsewhere() -> None:
     assert refusals(MEGATRON, model=model, decision=decision) == ()
 
 
-@pytest.mark.parametrize("target", sorted(set(TARGETS) - WRAPPERS - {"reference", "torchrun"}))
+@each_row("target", sorted(set(TARGETS) - WRAPPERS - {"reference", "torchrun"}))
 def test_a_manifest_says_which_release_it_is_and_where_it_was_read(target: str) -> None:
     manifest = TARGETS[target]
     assert any(letter.isdigit() for letter in manifest.release)
@@ -443,7 +444,7 @@ def _decisions(draw: st.DrawFn) -> TrainDecision:
 
 
 @given(decision=_decisions(), pair=st.sampled_from(list(combinations(TARGETS, 2))))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 def test_targets_together_refuse_what_any_of_them_refuses(
     decision: TrainDecision, pair: tuple[str, str]
 ) -> None:

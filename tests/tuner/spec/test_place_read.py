@@ -9,6 +9,7 @@ import pytest
 
 from profilers.routing.store import read_recording
 from profilers.routing.store import write_recording as write_stored
+from tests.rows import each_row
 from tuner.errors import SpecError, TunerError
 from tuner.spec.kind import goal_kind
 from tuner.spec.place_read import read_place_spec
@@ -91,7 +92,7 @@ def test_the_kind_is_told_before_the_rest_is_read(tmp_path: Path) -> None:
     assert goal_kind(path) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("goal", "says"),
     [
         ("  ranks: 4\n  redundant_experts: 5\n", "the nearest legal: 4 and 8"),
@@ -114,7 +115,7 @@ def test_an_impossible_goal_is_one_line(tmp_path: Path, goal: str, says: str) ->
     assert says in refusal(spec_file(tmp_path, goal))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("workload", "says"),
     [
         ("weight: 1.0e-300", "weight"),
@@ -144,7 +145,7 @@ def priced_file(folder: Path, goal: str, *, top_k: int = 2) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("goal", "says"),
     [
         (
@@ -217,7 +218,7 @@ def test_a_layer_without_tokens_is_refused(tmp_path: Path) -> None:
         read_place_spec(path)
 
 
-@pytest.mark.parametrize("form", ["plan", "sglang", "ascend", "trtllm", "array", "list"])
+@each_row("form", ["plan", "sglang", "ascend", "trtllm", "array", "list"])
 def test_the_running_placement_is_read_in_every_form(tmp_path: Path, form: str) -> None:
     rows = [[7, 6, 5, 4, 3, 2, 1, 0], [1, 0, 3, 2, 5, 4, 7, 6]]
     name = "current.json"
@@ -253,7 +254,7 @@ def test_the_running_placement_is_read_in_every_form(tmp_path: Path, form: str) 
     assert read_place_spec(path).current.expert_LS.tolist() == rows
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "says"),
     [
         ("[[0, 1, 2, 3, 4, 5, 6, 7]]", "1 rows"),

@@ -1,5 +1,4 @@
-import pytest
-
+from tests.rows import each_row
 from tuner.spec.place_targets import PLACE_TARGETS, shape_refusals, table_refusals
 
 
@@ -36,7 +35,7 @@ def test_only_sglang_needs_the_model() -> None:
     assert needing == ["sglang"]
 
 
-@pytest.mark.parametrize("target", PLACE_TARGETS)
+@each_row("target", PLACE_TARGETS)
 def test_one_copy_of_each_expert_on_equal_ranks_suits_every_engine(target: str) -> None:
     assert _refused(target, (4, 4), experts=8) == ()
     assert (

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import Phase, Precision
@@ -155,7 +156,7 @@ def test_a_dense_model_has_no_routing(folder: Path) -> None:
     assert "goal.routing.path: models has no experts" in refusal(folder, text)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("old", "new", "said"),
     [
         (
@@ -181,7 +182,7 @@ def test_an_unknown_key_is_answered_with_the_near_one(
     assert refusal(folder, changed(old, new)).startswith(said)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("old", "new", "said"),
     [
         (
@@ -271,7 +272,7 @@ def test_a_missing_spec_names_the_file(tmp_path: Path) -> None:
         read_spec(tmp_path / "absent.yaml")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "said"),
     [
         (b"", "nothing at the top"),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.routing.store import read_recording, write_recording
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.spec.goal import Phase
 from tuner.spec.routing import read_routing, routing_json
@@ -64,7 +65,7 @@ def test_every_row_sums_to_one(
     assert [sum(row) for row in record.load_ratios] == pytest.approx([1.0, 1.0])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "said"),
     [
         ({"num_logical_experts": None}, "num_logical_experts: missing"),

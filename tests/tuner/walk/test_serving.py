@@ -5,6 +5,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+import pytest
+
 from tests.tuner.emit.serving.testing import (
     AFD_ENGINE,
     aggregated,
@@ -301,15 +303,23 @@ def _deployments() -> list[tuple[str, ServeDecision]]:
 Read = tuple[str, GroupShape, ServingLaunch | SpecError]
 
 
-def _read_back() -> Iterator[Read]:
-    """Yield what is read of every group in every file of every target that starts servers."""
+def _targets(engine: str, number: int, *, every: bool) -> Iterator[str]:
+    """Yield whose files of a deployment are read: the engine's own, and others in turn."""
+    yield engine
+    others = [target for target in READ_BY if target not in ENGINES]
+    for place, target in enumerate(others):
+        if every or (number + place - ENGINES.index(engine)) % len(ENGINES) == 0:
+            yield target
+
+
+def _read_back(*, every: bool) -> Iterator[Read]:
+    """Yield what is read of every group in the files of targets that start servers."""
     for engine in ENGINES:
-        for what, decision in _deployments():
+        for number, (what, decision) in enumerate(_deployments()):
             verified = _verified(decision, engine)
-            targets = () if unlaunchable(verified) else READ_BY
-            for target in targets:
-                if target in ENGINES and target != engine:
-                    continue
+            if unlaunchable(verified):
+                continue
+            for target in _targets(engine, number, every=every):
                 files = _emitted(target, verified)
                 for shape in group_shapes(verified) if files else ():
                     at = f"{engine} by {target}: {shape.name} ({what})"
@@ -337,11 +347,12 @@ def _unlike(shape: GroupShape, launch: ServingLaunch, *, has_count: bool) -> Ite
     yield from (name for name, value in found.items() if value != wanted[name])
 
 
-def test_every_emitted_file_reads_back_to_its_instances(none_of: Any) -> None:
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_emitted_file_reads_back_to_its_instances(none_of: Any, *, every: bool) -> None:
     assert set(READ_BY) | set(NO_SERVER) == set(SERVE_EMITTERS)
     failures: list[str] = []
     needed, read = set[tuple[str, str]](), dict.fromkeys(READ_BY, 0)
-    for at, shape, launch in _read_back():
+    for at, shape, launch in _read_back(every=every):
         if isinstance(launch, SpecError):
             failures.append(f"{at}: {launch}")
             continue
@@ -399,13 +410,14 @@ def _equals(read: ServeRouter | None, wanted: ServeRouter, target: str) -> bool:
     return read == wanted
 
 
-def test_every_emitted_router_reads_back_to_its_policies(none_of: Any) -> None:
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_every_emitted_router_reads_back_to_its_policies(none_of: Any, *, every: bool) -> None:
     assert set(ROUTER_FILES) | set(NO_SERVER) == set(SERVE_EMITTERS)
     failures: list[str] = []
     seen: set[tuple[str, str, RouterPolicy]] = set()
     for engine in ENGINES:
         for apart in (False, True):
-            for policy in RouterPolicy:
+            for number, policy in enumerate(RouterPolicy):
                 threshold = 0.2 if policy is RouterPolicy.CACHE_AWARE else None
                 wanted = ServeRouter(
                     policy=policy,
@@ -414,9 +426,8 @@ def test_every_emitted_router_reads_back_to_its_policies(none_of: Any) -> None:
                 )
                 decision = routed(apart=apart, **wanted.model_dump())
                 verified = _verified(decision, engine)
-                for target, name in ROUTER_FILES.items():
-                    if target in ENGINES and target != engine:
-                        continue
+                for target in _targets(engine, number, every=every):
+                    name = ROUTER_FILES[target]
                     if target == "dynamo":
                         wanted = wanted.model_copy(update={"cache_threshold": None})
                     text = _emitted(target, verified).get(name)

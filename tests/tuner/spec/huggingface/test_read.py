@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import LayerKind
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.spec.huggingface.architectures import ARCHITECTURES
 from tuner.spec.huggingface.read import read_model
@@ -107,8 +108,8 @@ def test_a_misspelt_architecture_is_answered_with_the_near_one(tmp_path: Path) -
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "rms_norm_eps")
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("field", NEEDED)
+@each_row("name", NAMES)
+@each_row("field", NEEDED)
 def test_a_missing_field_is_named(name: str, field: str, tmp_path: Path) -> None:
     config = json.loads((MODELS / name / "config.json").read_text())
     del config[field]
@@ -117,7 +118,7 @@ def test_a_missing_field_is_named(name: str, field: str, tmp_path: Path) -> None
     assert refusal(file) == f"{file}: {field}: missing, and the architecture needs it"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "said"),
     [
         ({"hidden_size": 0}, "hidden_size: 0 is not in 1..16777216"),
@@ -151,7 +152,7 @@ def test_nonsense_is_refused_by_field_value_and_rule(
     assert refusal(file).startswith(f"{file}: {said}")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("base", "changes", "said"),
     [
         ("deepseek-v3", {"n_group": 7}, "n_group: 7 does not divide n_routed_experts 256"),
@@ -181,7 +182,7 @@ def test_a_device_is_not_read() -> None:
     assert "not a file" in refusal(Path("/dev/zero"))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "said"),
     [
         (b"", "not valid JSON"),
@@ -218,12 +219,12 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize("base", ["tiny-moe", "deepseek-v3", "gpt-oss-20b", "qwen3-30b-a3b"])
+@each_row("base", ["tiny-moe", "deepseek-v3", "gpt-oss-20b", "qwen3-30b-a3b"])
 def test_any_value_in_any_field_is_read_or_refused_in_one_line(base: str, tmp_path: Path) -> None:
     fields = sorted(json.loads((MODELS / base / "config.json").read_text()))
 
     @given(field=st.sampled_from(fields), value=JSON)
-    @settings(deadline=None, max_examples=150)
+    @settings(deadline=None, max_examples=50)
     def holds(field: str, value: Any) -> None:
         file = written(tmp_path, {field: value}, base=base)
         try:

@@ -1,7 +1,6 @@
 """Pages that launchers leave to the engine, release by release."""
 
-import pytest
-
+from tests.rows import each_row
 from tuner.devices.datasheet import Generation
 from tuner.spec.serving.kv_connectors import CacheKind
 from tuner.spec.serving.kv_pages import legal_pages, page_tokens
@@ -9,7 +8,7 @@ from tuner.spec.serving.kv_pages import legal_pages, page_tokens
 USUAL = (1, 16, 32, 64, 128)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("engine", "cache", "generation", "dtype", "tokens"),
     [
         ("vllm", CacheKind.GROUPED, Generation.HOPPER, "fp8", 16),
@@ -37,7 +36,7 @@ def test_pages_are_those_of_the_default_kernels(
     assert found == tokens
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("engine", "cache", "generation", "dtype", "tokens"),
     [
         ("vllm", CacheKind.GROUPED, Generation.HOPPER, "bf16", (16, 32, 64, 128)),

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.spec.serving.kv_connectors import TABLE, CacheKind, Connector, connector_rules
 from tuner.spec.serving.kv_refusals import HandOver, KvSide, refusals
@@ -39,7 +40,7 @@ def nhd(tensor: int, **changes: object) -> KvSide:
     return wide(tensor, layout="nhd", **changes)
 
 
-@pytest.mark.parametrize(("engine", "connector", "cache"), EVERY)
+@each_row(("engine", "connector", "cache"), EVERY)
 def test_like_instances_can_always_hand_over(
     engine: str, connector: Connector, cache: CacheKind
 ) -> None:
@@ -48,7 +49,7 @@ def test_like_instances_can_always_hand_over(
         assert refusals(pair, engine=engine, connector=connector) == ()
 
 
-@pytest.mark.parametrize(("engine", "connector", "cache"), EVERY)
+@each_row(("engine", "connector", "cache"), EVERY)
 def test_no_connector_converts_types_or_pairs_ranks_that_do_not_divide(
     engine: str, connector: Connector, cache: CacheKind
 ) -> None:
@@ -60,7 +61,7 @@ def test_no_connector_converts_types_or_pairs_ranks_that_do_not_divide(
     assert any("2 (prefill) and 3 (decode): one must be a multiple" in line for line in lines)
 
 
-@pytest.mark.parametrize(("engine", "connector", "cache"), EVERY)
+@each_row(("engine", "connector", "cache"), EVERY)
 def test_every_row_names_its_source_and_stands_once(
     engine: str, connector: Connector, cache: CacheKind
 ) -> None:
@@ -74,11 +75,11 @@ def test_every_row_names_its_source_and_stands_once(
     assert connector_rules(engine=engine, release="", connector=connector, cache=cache) is rows[0]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("engine", "connector"),
     [("vllm", Connector.NIXL), ("vllm", Connector.MOONCAKE), ("sglang", Connector.MOONCAKE)],
 )
-@pytest.mark.parametrize(("one", "other"), [(1, 8), (8, 1), (16, 2), (2, 16)])
+@each_row(("one", "other"), [(1, 8), (8, 1), (16, 2), (2, 16)])
 def test_a_latent_goes_between_any_multiples(
     engine: str, connector: Connector, one: int, other: int
 ) -> None:
@@ -86,7 +87,7 @@ def test_a_latent_goes_between_any_multiples(
     assert refusals(pair, engine=engine, connector=connector) == ()
 
 
-@pytest.mark.parametrize("connector", [Connector.NIXL, Connector.MOONCAKE])
+@each_row("connector", [Connector.NIXL, Connector.MOONCAKE])
 def test_heads_are_cut_from_head_major_pages_in_vllm_and_token_major_ones_in_sglang(
     connector: Connector,
 ) -> None:
@@ -113,7 +114,7 @@ def test_vllm_reads_no_copies_into_a_narrower_decode() -> None:
     assert refusals(between(nhd(16), nhd(4)), engine="sglang", connector=Connector.NIXL) == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("prefill", "decode", "is_hybrid", "said"),
     [
         (wide(4), wide(4, page_tokens=64), False, ""),
@@ -134,7 +135,7 @@ def test_page_sizes_that_vllm_reads(
     assert (len(lines) == 0) if not said else (said in lines[0])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("engine", "connector"),
     [
         ("sglang", Connector.NIXL),
@@ -149,7 +150,7 @@ def test_everyone_else_needs_equal_pages(engine: str, connector: Connector) -> N
     assert "page sizes 16 (prefill) and 64 (decode) differ; give both sides one" in line
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("engine", "connector", "one", "other", "said"),
     [
         ("vllm", Connector.NIXL, 2, 1, "both must be 1"),
@@ -178,9 +179,7 @@ def test_hybrid_models_have_rules_of_their_own() -> None:
     assert "one tensor degree, or no pipeline" in line
 
 
-@pytest.mark.parametrize(
-    ("engine", "dtype", "layout"), [("vllm", "nvfp4", "hnd"), ("sglang", "mxfp8", "nhd")]
-)
+@each_row(("engine", "dtype", "layout"), [("vllm", "nvfp4", "hnd"), ("sglang", "mxfp8", "nhd")])
 def test_types_with_scales_apart_cannot_be_cut(engine: str, dtype: str, layout: str) -> None:
     one, other = (wide(tensor, dtype=dtype, layout=layout) for tensor in (2, 4))
     (line,) = refusals(between(one, other), engine=engine, connector=Connector.MOONCAKE)
@@ -195,7 +194,7 @@ def test_unlike_layouts_never_meet() -> None:
     assert refusals(mixed, engine="vllm", connector=Connector.NIXL) == ()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("engine", "release", "connector", "said"),
     [
         (
@@ -225,7 +224,7 @@ def test_what_is_not_described_is_an_error_and_not_a_yes(
         refusals(between(), engine=engine, connector=connector, release=release)
 
 
-@pytest.mark.parametrize("cache", CacheKind)
+@each_row("cache", CacheKind)
 def test_tensorrt_llm_wants_one_page_size_and_re_slices_the_rest(cache: CacheKind) -> None:
     asked = {"engine": "trtllm", "connector": Connector.NIXL}
     pages = between(wide(4), wide(4, page_tokens=32), cache=cache)

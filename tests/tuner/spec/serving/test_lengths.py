@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from tests.rows import each_row
 from tuner.spec.serving.lengths import (
     LengthKind,
     LengthLaw,
@@ -38,7 +39,7 @@ def drawn(law: LengthLaw, count: int = 200_000, seed: int = 0) -> np.ndarray:
     return sample_tokens(law, count=count, rng=np.random.default_rng(seed))
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: f"{law.kind}-{law.most}")
+@each_row("law", LAWS)
 def test_samples_have_the_mean_and_the_quantiles_of_the_law(law: LengthLaw) -> None:
     sample = drawn(law)
     assert sample.mean() == pytest.approx(mean_tokens(law), rel=0.02)
@@ -102,7 +103,7 @@ def test_quantiles_rise_and_the_mean_lies_below_the_cut(
     assert 0.0 < mean_tokens(law) <= most * (1.0 + 1e-9)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fields", "said"),
     [
         ({"kind": "lognormal", "mean": 5}, "lognormal lengths need 'cv'; write {kind: lognormal"),
@@ -122,7 +123,7 @@ def test_what_is_no_law_is_refused(fields: dict[str, object], said: str) -> None
         LengthLaw.model_validate(fields)
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.0, -0.1, math.nan])
+@each_row("ratio", [0.0, 1.0, -0.1, math.nan])
 def test_a_quantile_outside_the_open_interval_is_refused(ratio: float) -> None:
     with pytest.raises(ValueError, match="strictly between 0 and 1"):
         quantile_tokens(CHAT, ratio=ratio)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 from tuner.spec.serving.traffic import ArrivalKind
@@ -34,7 +35,7 @@ TWO = (
 LINK = "bandwidth: 100Gbit/s, latency: 1us}"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "said"),
     [
         (

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.spec.serving.lengths import LengthKind, LengthLaw
 from tuner.spec.serving.requests import Requests, arrivals_s, requests_of
@@ -29,7 +30,7 @@ def drawn(traffic: Traffic, *, count: int = 1000, seed: int = 0) -> Requests:
     return requests_of(traffic, count=count, rng=np.random.default_rng(seed))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("arrival", "cv"),
     [(POISSON, 1.0), (BURSTY, 3.0), (STEADY, 0.2), (CONSTANT, 0.0), (ON_OFF, None)],
 )
@@ -93,7 +94,7 @@ def test_a_rate_stretches_time_and_drops_no_request(write: Write) -> None:
     assert found.arrival_s_N.tolist() == pytest.approx([0.5 * number for number in range(11)])
 
 
-@pytest.mark.parametrize("change", [{"concurrency": 3}, {"rate": 5.0, "arrival": POISSON}])
+@each_row("change", [{"concurrency": 3}, {"rate": 5.0, "arrival": POISSON}])
 def test_lengths_of_a_trace_are_drawn_in_pairs(write: Write, change: dict[str, object]) -> None:
     found = drawn(Traffic.model_validate({"trace": write(TRACE), **change}))
     assert len(found.input_tokens_N) == 1000
@@ -107,7 +108,7 @@ def test_requests_that_all_come_at_once_have_no_rate_to_stretch(write: Write) ->
         drawn(Traffic(trace=write(text), rate=2.0))
 
 
-@pytest.mark.parametrize("count", [0, 10**9])
+@each_row("count", [0, 10**9])
 def test_no_requests_and_too_many_are_refused(count: int) -> None:
     with pytest.raises(ValueError, match="between 1 and"):
         drawn(Traffic(concurrency=1, input_tokens=PROMPTS, output_tokens=ANSWERS), count=count)

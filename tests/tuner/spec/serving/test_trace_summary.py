@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.rows import each_row
+from tests.tuner.spec.serving.testing import FORMATS, Form
 from tuner.errors import SpecError
 from tuner.spec.serving import trace_summary, traces
 from tuner.spec.serving.trace_summary import TraceSummary, summarise_trace
 
 PUBLIC = Path(__file__).parents[5] / "shared" / "data" / "traces"
-Form = Callable[[Sequence[tuple[float, int, int]]], str]
 Write = Callable[[str], Path]
 
 
@@ -24,7 +25,8 @@ def burst(rows: Sequence[tuple[float, int, int]]) -> str:
     return header + "".join(f"{time_s},{one},{two}\n" for time_s, one, two in rows)
 
 
-@pytest.mark.parametrize("chunk_rows", [2, 1000])
+@each_row("form", FORMATS.values())
+@each_row("chunk_rows", [2, 1000])
 def test_a_trace_by_hand(
     form: Form, write: Write, monkeypatch: pytest.MonkeyPatch, chunk_rows: int
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from tests.rows import each_row
 from tuner.spec.fields import SpecFolder
 from tuner.spec.serving.lengths import LengthKind
 from tuner.spec.serving.traffic import ArrivalKind, Traffic
@@ -49,7 +50,7 @@ def test_a_trace_is_found_beside_the_spec_and_replayed() -> None:
     assert not read(drawn).is_replayed
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("fields", "said"),
     [
         (LENGTHS, "one of 'concurrency', 'rate' or 'trace'"),

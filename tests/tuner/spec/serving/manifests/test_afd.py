@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import each_row
 from tests.tuner.emit.serving.testing import (
     AFD_ENGINE,
     aggregated,
@@ -72,7 +73,7 @@ def test_a_cell_by_the_rules_is_launched(deepseek: ModelSpec, qwen: ModelSpec) -
             assert _refused(decision, model) == ""
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "line"),
     [
         ({"expert": {"devices": 8, "attention_dp": 8, "ep": 8}}, "at least num_ffn_ranks"),

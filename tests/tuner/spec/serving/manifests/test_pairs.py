@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import each_row
 from tests.tuner.emit.serving.testing import disaggregated, sample_serving
 from tuner.emit.serving.registry import emit_serving, unlaunchable
 from tuner.serve_plan import ServeDecision, VerifiedServing
@@ -34,7 +35,7 @@ def _between(one: dict[str, Any], other: dict[str, Any]) -> ServeDecision:
     return disaggregated(prefill={"pool": "new", **one}, decode={"pool": "old", **other}, **pools)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("engine", "line"),
     [
         # Blackwell's default is 64 and Hopper's 1 where pages must be equal.

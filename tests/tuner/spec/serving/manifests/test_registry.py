@@ -4,6 +4,7 @@ from typing import get_args
 
 import pytest
 
+from tests.rows import each_row
 from tuner.errors import UnknownTargetError
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.serving.goal import Engine, ServeGoal
@@ -14,7 +15,7 @@ def test_every_engine_of_a_goal_is_described() -> None:
     assert set(ENGINES) == set(get_args(Engine.model_fields["name"].annotation))
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@each_row("name", ENGINES)
 def test_the_newest_release_stands_for_none(name: str) -> None:
     newest = ENGINES[name][0]
     assert manifest_of(Engine.model_validate({"name": name})) is newest
@@ -27,7 +28,7 @@ def test_a_release_that_is_not_described_is_answered_with_those_that_are() -> No
         manifest_of(Engine(name="sglang", version="0.4"))
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@each_row("name", ENGINES)
 def test_every_precision_of_a_goal_has_a_word(name: str) -> None:
     fields = ServeGoal.model_fields
     assert set(ENGINES[name][0].quantization) == set(get_args(fields["quantization"].annotation))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tests.tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
 from tuner.serve_plan import ServeDecision
 from tuner.spec.huggingface.read import read_model
@@ -46,8 +47,8 @@ def _refused(
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("engine", ALL)
-@pytest.mark.parametrize("decision", [aggregated(), disaggregated()])
+@each_row("engine", ALL)
+@each_row("decision", [aggregated(), disaggregated()])
 def test_plain_deployments_are_taken(
     engine: str, decision: ServeDecision, deepseek: ModelSpec
 ) -> None:
@@ -112,15 +113,15 @@ CASES: list[tuple[str, tuple[str, ...], ServeDecision]] = [
 ]
 
 
-@pytest.mark.parametrize("engine", ALL)
-@pytest.mark.parametrize(("line", "by", "decision"), CASES)
+@each_row("engine", ALL)
+@each_row(("line", "by", "decision"), CASES)
 def test_what_a_release_cannot_launch_is_refused(
     line: str, by: tuple[str, ...], decision: ServeDecision, engine: str, deepseek: ModelSpec
 ) -> None:
     assert (line in _refused(engine, decision, deepseek)) == (engine in by)
 
 
-@pytest.mark.parametrize("engine", ALL)
+@each_row("engine", ALL)
 def test_experts_must_divide(engine: str, deepseek: ModelSpec) -> None:
     decision = aggregated(**ON_12)
     refused = _refused(engine, decision, deepseek)
@@ -132,7 +133,7 @@ def test_experts_must_divide(engine: str, deepseek: ModelSpec) -> None:
     )
 
 
-@pytest.mark.parametrize("engine", ALL)
+@each_row("engine", ALL)
 def test_copies_of_experts_need_what_the_release_wants(engine: str, deepseek: ModelSpec) -> None:
     on_one = aggregated(attention_dp=1, attention_tp=8, moe_tp=8, ep=1, redundant_experts=8)
     assert "redundant_experts 8 need ep above 1" in _refused(engine, on_one, deepseek)
@@ -157,7 +158,7 @@ def test_deepeps_kernels_for_many_tokens_run_on_some_numbers_of_ranks(deepseek: 
         assert line not in _refused(engine, disaggregated(decode=low), deepseek)
 
 
-@pytest.mark.parametrize("engine", ALL)
+@each_row("engine", ALL)
 def test_a_model_without_experts_spreads_none(engine: str) -> None:
     dense = read_model(EXAMPLES / "llama-3.1-8b/config.json")
     assert "of a model without experts must be 1" in _refused(engine, aggregated(), dense)
@@ -165,7 +166,7 @@ def test_a_model_without_experts_spreads_none(engine: str) -> None:
     assert not _refused(engine, plain, dense)
 
 
-@pytest.mark.parametrize("engine", ALL)
+@each_row("engine", ALL)
 def test_low_latency_kernels_exist_for_some_widths(engine: str, deepseek: ModelSpec) -> None:
     assert deepseek.hidden_size in DEEPEP_HIDDEN_SIZES
     narrow = deepseek.model_copy(update={"hidden_size": 2880})
@@ -174,7 +175,7 @@ def test_low_latency_kernels_exist_for_some_widths(engine: str, deepseek: ModelS
     assert "hidden sizes" not in _refused(engine, decision, deepseek)
 
 
-@pytest.mark.parametrize("engine", ALL)
+@each_row("engine", ALL)
 def test_modes_are_made_of_their_roles(engine: str, deepseek: ModelSpec) -> None:
     (group,) = aggregated().instances
     decision = ServeDecision(
@@ -185,7 +186,7 @@ def test_modes_are_made_of_their_roles(engine: str, deepseek: ModelSpec) -> None
     )
 
 
-@pytest.mark.parametrize("engine", ALL)
+@each_row("engine", ALL)
 def test_a_handover_is_needed_and_only_one_connector(engine: str, deepseek: ModelSpec) -> None:
     good = disaggregated()
     none = good.model_copy(update={"handovers": ()})

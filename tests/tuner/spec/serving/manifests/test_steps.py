@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tests.tuner.emit.serving.testing import (
     aggregated,
     disaggregated,
@@ -67,7 +68,7 @@ def _refused(
     return "\n".join(found)
 
 
-@pytest.mark.parametrize("engine", ALL)
+@each_row("engine", ALL)
 def test_drafts_count_under_the_low_latency_cap(engine: str, deepseek: ModelSpec) -> None:
     # 256 requests x (3 + 1) tokens are the 1024 that the kernels' tag allows.
     fits = disaggregated(decode={**LOW_LATENCY, "max_batch": 256, "draft_tokens": 3})
@@ -86,7 +87,7 @@ def test_a_decode_step_sends_every_draft_and_one_token_more(batch: int, drafts: 
     assert LARGEST_DISPATCH_TOKENS == 1024
 
 
-@pytest.mark.parametrize("engine", ALL)
+@each_row("engine", ALL)
 def test_drafting_needs_somebody_who_drafts(
     engine: str, deepseek: ModelSpec, qwen: ModelSpec
 ) -> None:
@@ -104,7 +105,7 @@ def test_drafting_across_pipeline_stages_is_what_each_release_says(deepseek: Mod
     assert refused == {"sglang", "trtllm"}
 
 
-@pytest.mark.parametrize("engine", ALL)
+@each_row("engine", ALL)
 def test_decode_groups_draft_alike(engine: str, deepseek: ModelSpec) -> None:
     one = disaggregated(decode={"draft_tokens": 3})
     plain = sample_instances(Role.DECODE, count=1)
@@ -118,7 +119,7 @@ def test_a_batch_with_its_drafts_must_fit_the_tokens_of_a_step(deepseek: ModelSp
     assert line in _refused("vllm", decision, deepseek, MTP)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("engine", "changes", "line"),
     [
         ("sglang", {"a2a_backend": "deepep_normal"}, ""),
@@ -145,7 +146,7 @@ def test_sglang_builds_deepep_into_some_models(mixtral: ModelSpec, qwen: ModelSp
     assert not _refused("vllm", decision, mixtral)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("engine", "generation", "page", "line"),
     [
         ("sglang", Generation.HOPPER, 1, ""),
@@ -176,7 +177,7 @@ def test_fp8_latent_caches_need_the_pages_of_flashmla(deepseek: ModelSpec) -> No
     assert not _refused("vllm", aggregated(page_size=128), deepseek, fp8)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("quantization", "generation", "has_units"),
     [
         ("nvfp4", Generation.HOPPER, False),
@@ -218,7 +219,7 @@ def test_shared_devices_are_sglangs_for_some_models(
         assert "mode shared_device is not one of aggregated, disaggregated: the release" in found
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "line"),
     [
         ({"attention_dp": 8, "attention_tp": 1}, "does not go with attention_dp 8"),
@@ -233,8 +234,8 @@ def test_what_a_shared_device_excludes_is_named(
     assert line in _refused("sglang", shared_device(**changes), qwen)
 
 
-@pytest.mark.parametrize("engine", ALL)
-@pytest.mark.parametrize("mode", ["attention_expert", "prefill_offload"])
+@each_row("engine", ALL)
+@each_row("mode", ["attention_expert", "prefill_offload"])
 def test_modes_without_a_launcher_say_why(engine: str, mode: str, deepseek: ModelSpec) -> None:
     decision = aggregated().model_copy(update={"mode": mode})
     found = _refused(engine, decision, deepseek)

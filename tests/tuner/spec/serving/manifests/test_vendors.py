@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import each_row
 from tuner.devices.catalogue import DEVICES
 from tuner.devices.datasheet import Generation, Vendor
 from tuner.errors import SpecError, UnknownTargetError
@@ -139,7 +140,7 @@ def test_attention_and_ffn_servers_and_copies_of_experts_stay_where_they_were_de
         assert kept == {vendor is not Vendor.HUAWEI}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("goal", "device", "said"),
     [
         ("engine: {name: trtllm}", "mi300x", "trtllm does not serve on devices of amd"),
