@@ -9,6 +9,7 @@ import pytest
 import typer
 from pydantic import BaseModel
 
+from tests.tables import for_each
 from tuner.cli import app as frame
 from tuner.cli.schema import SCHEMAS
 
@@ -62,7 +63,10 @@ def of_schema(name: str, text: str) -> BaseModel:
     return kind.model_validate_json(text)
 
 
-@pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda one: str(one)[:20])
+@for_each(
+    ("name", "command"),
+    list(commands()),
+)
 def test_every_command_has_it_and_a_published_schema(name: str, command: Any) -> None:
     flags = [flag for parameter in command.params for flag in parameter.opts]
     assert "--json" in flags

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from solvers.placement.balance.check import LAUNCHES
+from tests.tables import for_each
 from tuner.cli.app import run
 from tuner.place_plan import PlaceProvenance
 from tuner.planner.place.planning import Settings, make_place_plan
@@ -188,7 +189,7 @@ def test_verify_runs_the_experts_of_every_placement(
     assert shown["regret_ratio"] >= 0.0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "said"),
     [
         (["--steps", "8"], "--steps is for plans that train"),
@@ -227,7 +228,7 @@ def test_commands_about_training_say_what_answers_a_placement(
     assert "'place' is what `moetune plan` answers" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("damage", ["[]", "{", '{"goal": {"kind": "place"}}'])
+@for_each("damage", ["[]", "{", '{"goal": {"kind": "place"}}'])
 def test_a_damaged_plan_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:

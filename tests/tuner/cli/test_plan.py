@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from profilers.records import Profile
+from tests.tables import for_each
 from tuner import api
 from tuner.cli import app as frame
 from tuner.plan import Plan
@@ -85,7 +86,7 @@ def test_what_does_not_fit_is_exit_code_1_with_the_nearest_way_out(
     assert "the plan found nothing to launch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "line"),
     [
         (["--solver", "bogus"], "moetune: layout method 'bogus' is not one of exact, milp"),
@@ -117,7 +118,7 @@ def test_a_missing_spec_and_a_missing_out_are_one_line(tmp_path: Path, capsys: C
     assert "--out" in line
 
 
-@pytest.mark.parametrize("place", ["{tmp}/file/plan", "/sys/moetune-plan"])
+@for_each("place", ["{tmp}/file/plan", "/sys/moetune-plan"])
 def test_a_place_that_cannot_be_written_is_exit_code_3(
     bound_spec: Path, tmp_path: Path, capsys: Captured, place: str
 ) -> None:

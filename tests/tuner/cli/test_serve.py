@@ -5,17 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from tuner.cli.app import run
 from tuner.units import format_s
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "serving"
 
 
-@pytest.mark.parametrize("name", ["mixed-pool", "deepseek-v3-32-h200"])
+@for_each("name", ["mixed-pool", "deepseek-v3-32-h200"])
 def test_examples_are_planned_explained_and_emitted(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
+    out = tmp_path / name
     assert run(["plan", str(EXAMPLES / f"{name}.yaml"), "-o", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "binding:" in shown

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.cli import app as frame
@@ -132,7 +133,7 @@ def test_a_plan_on_a_read_only_disk_is_exit_code_3(planned: Path) -> None:
     assert not (planned / TRIALS_NAME).exists()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "line"),
     [
         (["--trials", "0"], "moetune: Invalid value for '--trials'"),

@@ -118,7 +118,7 @@ OBJECTS = st.dictionaries(
 
 
 @given(OBJECTS, st.dictionaries(st.sampled_from(["stage", "device", "enabled"]), SCALARS))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=100)
 def test_any_json_gives_settings_or_one_line(
     values: dict[str, object], inner: dict[str, object]
 ) -> None:
@@ -127,7 +127,7 @@ def test_any_json_gives_settings_or_one_line(
 
 
 @given(st.text(max_size=100))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 def test_any_text_gives_settings_or_our_error(text: str) -> None:
     with pytest.raises(SpecError):
         read(text)

@@ -241,14 +241,14 @@ WORDS = st.one_of(
 
 
 @given(st.lists(WORDS, max_size=30))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=100)
 def test_any_shell_text_gives_settings_or_one_line(words: list[str]) -> None:
     for text in (" ".join(words), LEAST + " ".join(words)):
         assert "\n" not in said(megatron.read, text)
 
 
 @given(st.text(max_size=200))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 def test_any_yaml_text_gives_settings_or_our_error(text: str) -> None:
     for whole in (text, f"micro_batch_size: 1\nseq_length: {text}"):
         assert "\n" not in said(megatron.read_yaml, whole)

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.tables import for_each
 from tests.tuner.emit.serving.testing import (
     aggregated,
@@ -35,7 +37,9 @@ def as_verified(plan: ServePlan) -> VerifiedServing:
     )
 
 
-@for_each("name", ["mixed-pool", "deepseek-v3-32-h200"])
+@pytest.mark.parametrize(
+    "name", ["mixed-pool", pytest.param("deepseek-v3-32-h200", marks=pytest.mark.slow)]
+)
 def test_scripts_of_examples_have_the_degrees_batch_and_cache_of_their_plan(name: str) -> None:
     path = EXAMPLES / "serving" / f"{name}.yaml"
     verified = as_verified(deploy(path, time_limit_s=20.0).plan)
