@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[3]
 STORED = ROOT / "examples" / "profiles" / "epyc-2-ranks"
 MIXTRAL = ROOT / "examples" / "worked" / "mixtral-8x7b-64-a100"
 SERVING = ROOT / "examples" / "serving" / "mixed-pool.yaml"
+DEPLOYED = ROOT / "examples" / "serving" / "deepseek-v3-32-h200.yaml"
 SERVER = "vllm serve M --tensor-parallel-size 4"
 RUNS = ROOT / "tests" / "tuner" / "backtest" / "runs.csv"
 MODEL = ROOT / "examples" / "models" / "tiny-moe"
@@ -109,7 +110,7 @@ def test_plans_and_their_explanations_are_of_their_schemas(
 def test_a_deployment_and_its_explanation_are_of_their_schemas(
     capsys: Captured, tmp_path: Path
 ) -> None:
-    of_schema("serve-plan", printed(capsys, "plan", SERVING, "-o", tmp_path / "plan", "--json"))
+    of_schema("serve-plan", printed(capsys, "plan", DEPLOYED, "-o", tmp_path / "plan", "--json"))
     of_schema("explained-serve-plan", printed(capsys, "explain", tmp_path / "plan", *ASKED))
 
 

@@ -17,6 +17,7 @@ MODELS = Path(__file__).parents[3] / "examples" / "models"
 LENGTHS = "input_tokens: 1000, output_tokens: 50"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 TWO_NODES = "{name: a, device: h100-sxm, nodes: 2, devices_per_node: 8}"
+ONE_NODE = "{name: a, device: h100-sxm, devices_per_node: 2}"
 APART = (
     "{name: a, device: h100-sxm, devices_per_node: 2},"
     " {name: b, device: h100-sxm, devices_per_node: 2}"
@@ -129,13 +130,13 @@ def test_wrong_input_is_one_line_and_no_plan(
 @for_each(
     ("changes", "binding"),
     [
-        ({"slo": "{ttft: {p90: 1us}}"}, "ttft"),
-        ({"slo": "{tpot: {p90: 1us}}"}, "tpot"),
-        ({"traffic": f"{{rate: 1e9/s, {LENGTHS}}}"}, "devices"),
-        ({"traffic": f"{{concurrency: 1000000, {LENGTHS}}}"}, "devices"),
-        ({"model": str(MODELS / "deepseek-v3")}, "memory"),
-        ({"more": "modes: [attention_expert]"}, "release"),
-        ({"more": "modes: [prefill_offload]"}, "release"),
+        ({"slo": "{ttft: {p90: 1us}}", "pools": ONE_NODE}, "ttft"),
+        ({"slo": "{tpot: {p90: 1us}}", "pools": ONE_NODE}, "tpot"),
+        ({"traffic": f"{{rate: 1e9/s, {LENGTHS}}}", "pools": ONE_NODE}, "devices"),
+        ({"traffic": f"{{concurrency: 1000000, {LENGTHS}}}", "pools": ONE_NODE}, "devices"),
+        ({"model": str(MODELS / "deepseek-v3"), "pools": ONE_NODE}, "memory"),
+        ({"more": "modes: [attention_expert]", "pools": ONE_NODE}, "release"),
+        ({"more": "modes: [prefill_offload]", "pools": ONE_NODE}, "release"),
         ({"pools": APART, "more": "modes: [disaggregated]"}, "link"),
     ],
 )

@@ -117,6 +117,7 @@ def test_a_slower_first_choice_is_said_with_its_regret(
     assert "first choice   did not run" in verified_text(unknown, folder=planned)
 
 
+# Seconds: only a process of its own can have a disk of its own.
 def test_a_plan_on_a_read_only_disk_is_exit_code_3(planned: Path) -> None:
     own_mounts = ["unshare", "--mount", "--", "bash", "-c"]
     mounting = f"mount --bind {planned} {planned} && mount -o remount,bind,ro {planned}"
