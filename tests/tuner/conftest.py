@@ -321,7 +321,7 @@ def planned(bound_plan: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(bound_plan, tmp_path / "plan"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def hidden_launcher() -> Callable[..., FakeLauncher]:
     """Answer for a plan's folder: hidden_launcher(folder, computation=1.3, ...) -> a launcher."""
 

@@ -8,41 +8,53 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from tuner.cli import app as frame
 
 
-def completed(typed: str, *, word: int) -> list[str]:
-    environment = {
-        **os.environ,
+def asked(typed: str, *, word: int) -> dict[str, str]:
+    """What bash puts into the environment of the command that it asks."""
+    return {
         "COMP_WORDS": typed,
         "COMP_CWORD": str(word),
         "_MOETUNE_COMPLETE": "complete_bash",
     }
+
+
+def test_the_command_completes_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tuner"],
-        env=environment,
+        env=os.environ | asked("moetune exp", word=1),
         capture_output=True,
         text=True,
         check=True,
     )
-    return done.stdout.split()
+    assert done.stdout.split() == ["explain"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("typed", "word", "expected"),
     [
-        ("moetune exp", 1, ["explain"]),
         ("moetune plan --device h20", 3, ["h200-sxm", "h20-sxm"]),
         ("moetune schema serve-", 2, ["serve-spec", "serve-plan", "serve-verified"]),
         ("moetune init --emit megatron-lm,sl", 3, ["megatron-lm,slurm"]),
         ("moetune explain --what", 2, ["--what-if"]),
     ],
 )
-def test_names_are_completed(typed: str, word: int, expected: list[str]) -> None:
-    assert completed(typed, word=word) == expected
+def test_names_are_completed(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    typed: str,
+    word: int,
+    expected: list[str],
+) -> None:
+    for name, value in asked(typed, word=word).items():
+        monkeypatch.setenv(name, value)
+    assert frame.run([]) == 0
+    assert capsys.readouterr().out.split() == expected
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@for_each("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_a_shell_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert frame.run(["--show-completion", shell]) == 0
     assert "_MOETUNE_COMPLETE=complete_" in capsys.readouterr().out

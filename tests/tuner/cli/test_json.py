@@ -9,6 +9,7 @@ import pytest
 import typer
 from pydantic import BaseModel
 
+from tests.tables import for_each
 from tuner.cli import app as frame
 from tuner.cli.schema import SCHEMAS
 
@@ -16,6 +17,7 @@ ROOT = Path(__file__).parents[3]
 STORED = ROOT / "examples" / "profiles" / "epyc-2-ranks"
 MIXTRAL = ROOT / "examples" / "worked" / "mixtral-8x7b-64-a100"
 SERVING = ROOT / "examples" / "serving" / "mixed-pool.yaml"
+DEPLOYED = ROOT / "examples" / "serving" / "deepseek-v3-32-h200.yaml"
 SERVER = "vllm serve M --tensor-parallel-size 4"
 RUNS = ROOT / "tests" / "tuner" / "backtest" / "runs.csv"
 MODEL = ROOT / "examples" / "models" / "tiny-moe"
@@ -62,7 +64,10 @@ def of_schema(name: str, text: str) -> BaseModel:
     return kind.model_validate_json(text)
 
 
-@pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda one: str(one)[:20])
+@for_each(
+    ("name", "command"),
+    list(commands()),
+)
 def test_every_command_has_it_and_a_published_schema(name: str, command: Any) -> None:
     flags = [flag for parameter in command.params for flag in parameter.opts]
     assert "--json" in flags
@@ -105,7 +110,7 @@ def test_plans_and_their_explanations_are_of_their_schemas(
 def test_a_deployment_and_its_explanation_are_of_their_schemas(
     capsys: Captured, tmp_path: Path
 ) -> None:
-    of_schema("serve-plan", printed(capsys, "plan", SERVING, "-o", tmp_path / "plan", "--json"))
+    of_schema("serve-plan", printed(capsys, "plan", DEPLOYED, "-o", tmp_path / "plan", "--json"))
     of_schema("explained-serve-plan", printed(capsys, "explain", tmp_path / "plan", *ASKED))
 
 

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from profilers.records import Profile
+from tests.tables import for_each
 from tuner import api
 from tuner.cli import app as frame
 from tuner.plan import Plan
@@ -22,9 +24,28 @@ SHEET_SPEC = (
     Path(__file__).parents[3] / "examples" / "worked" / "mixtral-8x7b-64-a100" / "spec.yaml"
 )
 
+FEW = {
+    "tensor_model_parallel_size": [1, 2],
+    "context_parallel_size": [1],
+    "virtual_pipeline_model_parallel_size": [1, 4],
+    "expert_model_parallel_size": [8],
+    "micro_batch_size": [1],
+}
+"""Few enough candidates to search within two seconds."""
+
 Captured = pytest.CaptureFixture[str]
 Spec = Callable[..., Path]
 Store = Callable[[Path, Profile], Path]
+
+
+@pytest.fixture
+def sheet_spec(tmp_path: Path) -> Path:
+    """The example with few candidates."""
+    spec = yaml.safe_load(SHEET_SPEC.read_text(encoding="utf-8"))
+    model = str((SHEET_SPEC.parent / spec["model"]).resolve())
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump(spec | {"model": model, "search": FEW}), encoding="utf-8")
+    return path
 
 
 def _plan(spec: Path, out: Path, *options: str) -> int:
@@ -85,7 +106,7 @@ def test_what_does_not_fit_is_exit_code_1_with_the_nearest_way_out(
     assert "the plan found nothing to launch" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "line"),
     [
         (["--solver", "bogus"], "moetune: layout method 'bogus' is not one of exact, milp"),
@@ -117,7 +138,7 @@ def test_a_missing_spec_and_a_missing_out_are_one_line(tmp_path: Path, capsys: C
     assert "--out" in line
 
 
-@pytest.mark.parametrize("place", ["{tmp}/file/plan", "/sys/moetune-plan"])
+@for_each("place", ["{tmp}/file/plan", "/sys/moetune-plan"])
 def test_a_place_that_cannot_be_written_is_exit_code_3(
     bound_spec: Path, tmp_path: Path, capsys: Captured, place: str
 ) -> None:
@@ -136,9 +157,9 @@ def test_help_lists_every_option(capsys: Captured) -> None:
 
 
 def test_what_was_preferred_and_what_room_is_left_in_memory_is_said(
-    tmp_path: Path, capsys: Captured
+    sheet_spec: Path, tmp_path: Path, capsys: Captured
 ) -> None:
-    assert frame.run(["plan", str(SHEET_SPEC), "-o", str(tmp_path / "plan")]) == 0
+    assert frame.run(["plan", str(sheet_spec), "-o", str(tmp_path / "plan")]) == 0
     printed = capsys.readouterr().out
     plan = read_plan(tmp_path / "plan")
     assert plan.preferred is not None
@@ -150,14 +171,14 @@ def test_what_was_preferred_and_what_room_is_left_in_memory_is_said(
 
 
 def test_a_search_tells_its_stages_and_json_stays_alone_on_stdout(
-    tmp_path: Path, capsys: Captured
+    sheet_spec: Path, tmp_path: Path, capsys: Captured
 ) -> None:
     told: list[Told] = []
-    api.plan(SHEET_SPEC, watch=told.append)
+    api.plan(sheet_spec, watch=told.append)
     stages = list(dict.fromkeys(one.stage for one in told))
     assert stages == ["space", "bounds", "search", "choice", "memory", "targets"]
     assert any("gap" in one.text for one in told)
-    assert frame.run(["plan", str(SHEET_SPEC), "-o", str(tmp_path / "plan"), "--json"]) == 0
+    assert frame.run(["plan", str(sheet_spec), "-o", str(tmp_path / "plan"), "--json"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     assert Plan.model_validate_json(printed.out).decision is not None

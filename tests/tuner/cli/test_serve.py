@@ -11,11 +11,14 @@ from tuner.units import format_s
 EXAMPLES = Path(__file__).parents[3] / "examples" / "serving"
 
 
-@pytest.mark.parametrize("name", ["mixed-pool", "deepseek-v3-32-h200"])
+# Seconds: what users start with, whole, and several pools in it.
+@pytest.mark.parametrize(
+    "name", ["mixed-pool", pytest.param("deepseek-v3-32-h200", marks=pytest.mark.slow)]
+)
 def test_examples_are_planned_explained_and_emitted(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
+    out = tmp_path / name
     assert run(["plan", str(EXAMPLES / f"{name}.yaml"), "-o", str(out)]) == 0
     shown = capsys.readouterr().out
     assert "binding:" in shown
@@ -36,25 +39,13 @@ def test_examples_are_planned_explained_and_emitted(
 
 def test_json_is_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    run(["plan", str(EXAMPLES / "mixed-pool.yaml"), "-o", str(out), "--json"])
+    run(["plan", str(EXAMPLES / "deepseek-v3-32-h200.yaml"), "-o", str(out), "--json"])
     shown = json.loads(capsys.readouterr().out)
     assert shown == json.loads((out / "plan.json").read_text())
     assert shown["goal"]["kind"] == "serve"
     assert shown["certificate"]["space"]["priced"] > 0
     low, high = shown["predicted"]["tpot_s_band"]
     assert low < shown["predicted"]["tpot_s"]["mean"] < high
-
-
-def test_what_no_device_meets_is_a_negative_result(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = (EXAMPLES / "mixed-pool.yaml").read_text().replace("p90: 40ms", "p90: 1ms")
-    spec = tmp_path / "spec.yaml"
-    spec.write_text(text.replace("../models", str(EXAMPLES.parent / "models")))
-    assert run(["plan", str(spec), "-o", str(tmp_path / "out")]) == 1
-    shown = capsys.readouterr().out
-    assert "nothing meets the targets: tpot" in shown
-    assert not (tmp_path / "out" / "launch").exists()
 
 
 def test_a_deployment_is_verified_by_a_command_of_the_users_alone(

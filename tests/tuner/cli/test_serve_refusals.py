@@ -4,17 +4,20 @@
 """
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from tuner.cli.app import run
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 LENGTHS = "input_tokens: 1000, output_tokens: 50"
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 TWO_NODES = "{name: a, device: h100-sxm, nodes: 2, devices_per_node: 8}"
+ONE_NODE = "{name: a, device: h100-sxm, devices_per_node: 2}"
 APART = (
     "{name: a, device: h100-sxm, devices_per_node: 2},"
     " {name: b, device: h100-sxm, devices_per_node: 2}"
@@ -59,7 +62,7 @@ def mooncake(*rows: tuple[object, object, object]) -> str:
     return "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "said"),
     [
         ({"slo": "{ttft: {p90: 0s}}"}, "slo.ttft.p90: 0.0 should be greater than 0"),
@@ -124,16 +127,16 @@ def test_wrong_input_is_one_line_and_no_plan(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("changes", "binding"),
     [
-        ({"slo": "{ttft: {p90: 1us}}"}, "ttft"),
-        ({"slo": "{tpot: {p90: 1us}}"}, "tpot"),
-        ({"traffic": f"{{rate: 1e9/s, {LENGTHS}}}"}, "devices"),
-        ({"traffic": f"{{concurrency: 1000000, {LENGTHS}}}"}, "devices"),
-        ({"model": str(MODELS / "deepseek-v3")}, "memory"),
-        ({"more": "modes: [attention_expert]"}, "release"),
-        ({"more": "modes: [prefill_offload]"}, "release"),
+        ({"slo": "{ttft: {p90: 1us}}", "pools": ONE_NODE}, "ttft"),
+        ({"slo": "{tpot: {p90: 1us}}", "pools": ONE_NODE}, "tpot"),
+        ({"traffic": f"{{rate: 1e9/s, {LENGTHS}}}", "pools": ONE_NODE}, "devices"),
+        ({"traffic": f"{{concurrency: 1000000, {LENGTHS}}}", "pools": ONE_NODE}, "devices"),
+        ({"model": str(MODELS / "deepseek-v3"), "pools": ONE_NODE}, "memory"),
+        ({"more": "modes: [attention_expert]", "pools": ONE_NODE}, "release"),
+        ({"more": "modes: [prefill_offload]", "pools": ONE_NODE}, "release"),
         ({"pools": APART, "more": "modes: [disaggregated]"}, "link"),
     ],
 )
@@ -144,6 +147,7 @@ def test_a_question_without_a_good_answer_ends_with_1_and_says_what_binds(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
     assert run(["plan", str(write(**changes)), "-o", str(tmp_path / "out")]) == 1
     first = capsys.readouterr().out.splitlines()[0]
     assert first.startswith(f"nothing meets the targets: {binding}")
@@ -153,7 +157,7 @@ def test_a_question_without_a_good_answer_ends_with_1_and_says_what_binds(
     assert not (tmp_path / "out" / "launch").exists()
 
 
-@pytest.mark.parametrize(
+@for_each(
     "changes",
     [
         {"traffic": "{rate: 2/s, input_tokens: 1, output_tokens: 1}"},
@@ -175,19 +179,6 @@ def test_a_question_without_a_good_answer_ends_with_1_and_says_what_binds(
             + "".join(f"2023-11-16 0{h}:00:{s:02d},500,50\n" for h in (1, 7) for s in range(60))
         ),
     ],
-    ids=[
-        "one token",
-        "seldom",
-        "link",
-        "no decode",
-        "cached",
-        "on and off",
-        "no slo",
-        "huge",
-        "name",
-        "seven",
-        "gap",
-    ],
 )
 def test_what_is_odd_but_possible_is_planned(
     changes: dict[str, str], write: Write, tmp_path: Path
@@ -195,6 +186,7 @@ def test_what_is_odd_but_possible_is_planned(
     changes = dict(changes)
     if "trace" in changes:
         (tmp_path / "trace").write_text(changes.pop("trace"))
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
     assert run(["plan", str(write(**changes)), "-o", str(tmp_path / "out")]) == 0
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert plan["decision"]["instances"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.cli import app as frame
@@ -116,6 +117,7 @@ def test_a_slower_first_choice_is_said_with_its_regret(
     assert "first choice   did not run" in verified_text(unknown, folder=planned)
 
 
+# Seconds: only a process of its own can have a disk of its own.
 def test_a_plan_on_a_read_only_disk_is_exit_code_3(planned: Path) -> None:
     own_mounts = ["unshare", "--mount", "--", "bash", "-c"]
     mounting = f"mount --bind {planned} {planned} && mount -o remount,bind,ro {planned}"
@@ -132,7 +134,7 @@ def test_a_plan_on_a_read_only_disk_is_exit_code_3(planned: Path) -> None:
     assert not (planned / TRIALS_NAME).exists()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "line"),
     [
         (["--trials", "0"], "moetune: Invalid value for '--trials'"),

@@ -13,7 +13,7 @@ MODELS = Path(__file__).parents[3] / "examples" / "models"
 LAUNCHES = Path(__file__).parent / "launches"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def spec_of() -> Callable[..., Spec]:
     """Make a spec of a model on servers of eight devices."""
 

@@ -15,7 +15,7 @@ MakeSpec = Callable[..., Spec]
 SIZES = st.sampled_from([1, 1, 1, 1, 2, 2, 4, 8, 3, 32, 4096, 2**31])
 BUDGET = settings(
     deadline=None,
-    max_examples=60,
+    max_examples=20,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

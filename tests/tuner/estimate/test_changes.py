@@ -84,7 +84,7 @@ def all_changes(found: Estimate) -> list[Change]:
 @given(flags=LAUNCHES)
 @settings(
     deadline=None,
-    max_examples=15,
+    max_examples=6,
     # Every example prices thousands of configurations; shrinking would take minutes.
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],

@@ -27,7 +27,7 @@ def estimated(flags: str, spec: Spec, *, launch: str = DENSE) -> Estimate:
     return estimate(spec, megatron.read(launch + flags, source="run.sh"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def mixtral(spec_of: MakeSpec) -> Estimate:
     text = (LAUNCHES / "mixtral.sh").read_text()
     return estimate(spec_of("mixtral-8x7b", nodes=8), megatron.read(text, source="mixtral.sh"))

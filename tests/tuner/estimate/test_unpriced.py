@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.emit.registry import emit
 from tuner.errors import SpecError
@@ -34,7 +35,7 @@ def _notes(flags: str, spec: Spec) -> str:
     return "\n".join(unpriced_notes(launch, configuration_of(launch, spec)[0], spec))
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("flags", "said"),
     [
         ("", "nothing in the launch balances it (--moe-aux-loss-coeff is 0.0"),

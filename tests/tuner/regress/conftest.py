@@ -74,11 +74,17 @@ def acting(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tree
 
 
-@pytest.fixture
-def checks(tmp_path: Path, acting: Path) -> Path:
-    """A folder of checks with one accepted scenario `quick`, planned by `acting`."""
-    folder = tmp_path / "checks"
+@pytest.fixture(scope="session")
+def accepted_checks(tmp_path_factory: pytest.TempPathFactory, acting: Path) -> Path:
+    """A folder of checks with one accepted scenario `quick`, planned by `acting`; read only."""
+    folder = tmp_path_factory.mktemp("accepted") / "checks"
     (folder / "quick").mkdir(parents=True)
     (folder / "quick" / "spec.yaml").write_text(QUICK_SPEC, encoding="utf-8")
     assert not check(folder, update=True, manner=Manner(tree=acting)).failed
     return folder
+
+
+@pytest.fixture
+def checks(accepted_checks: Path, tmp_path: Path) -> Path:
+    """A copy of it for one test."""
+    return Path(shutil.copytree(accepted_checks, tmp_path / "checks"))

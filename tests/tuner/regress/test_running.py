@@ -5,8 +5,7 @@ import shutil
 import threading
 from pathlib import Path
 
-import pytest
-
+from tests.tables import for_each
 from tuner.regress.running import Answer, Job, Limits, Planner
 from tuner.regress.worker import answer as answer_here
 
@@ -37,7 +36,7 @@ def test_every_plan_has_a_process_of_its_own(acting: Path, tmp_path: Path) -> No
     assert len(processes) == 3
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "words"),
     [
         ("crash", "planning crashed: ValueError: a defect"),

@@ -1,7 +1,9 @@
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
+from tests.tables import for_each
 from tuner.errors import SpecError, TunerError
 from tuner.regress.scenarios import index_json, measured_on, read_checks
 
@@ -42,12 +44,13 @@ def test_a_listed_scenario_that_is_gone_is_noticed(tmp_path: Path) -> None:
     assert read_checks(tmp_path).gone == ("b",)
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"schema_version": 1}', '{"names": ["a"], "x": 1}'])
+@for_each("text", ["[]", "{", '{"schema_version": 1}', '{"names": ["a"], "x": 1}'])
 def test_a_damaged_index_is_refused(text: str, tmp_path: Path) -> None:
-    scenario(tmp_path / "a")
-    (tmp_path / "scenarios.json").write_text(text)
+    checks = tmp_path / f"{len(text)} characters"
+    scenario(checks / "a")
+    (checks / "scenarios.json").write_text(text)
     with pytest.raises(SpecError, match=r"scenarios\.json"):
-        read_checks(tmp_path)
+        read_checks(checks)
 
 
 def test_a_folder_without_scenarios_says_how_to_make_one(tmp_path: Path) -> None:
@@ -77,11 +80,12 @@ def test_profiles_that_the_spec_names_are_measured_on(tmp_path: Path) -> None:
     assert measured_on(own) == (tmp_path / "c" / "profile",)
 
 
-@pytest.mark.parametrize("name", ["x\n::error::y", "a\x1b[31m", "byte\udcff", "turned\u202eround"])
+@for_each("name", ["x\n::error::y", "a\x1b[31m", "byte\udcff", "turned\u202eround"])
 def test_a_name_that_cannot_be_printed_is_refused_in_words_that_can(
     name: str, tmp_path: Path
 ) -> None:
-    scenario(tmp_path / name)
+    checks = Path(mkdtemp(dir=tmp_path))
+    scenario(checks / name)
     with pytest.raises(SpecError, match="cannot be printed; rename it") as refused:
-        read_checks(tmp_path)
+        read_checks(checks)
     assert str(refused.value).isprintable()

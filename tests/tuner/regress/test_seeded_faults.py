@@ -14,6 +14,7 @@ import pytest
 
 from profilers.store import read_profile, write_header, write_table
 from tuner.regress.check import check
+from tuner.regress.checking import Manner
 from tuner.regress.records import Check, Verdict
 
 CHECKOUT = Path(__file__).parents[3]
@@ -86,6 +87,7 @@ def checked_by(tree: Path, checks: Path) -> Check:
     return found
 
 
+# Seconds: the one fault that is looked for by the command itself in every run.
 def test_a_bug_in_the_cost_model_is_named_as_changed_costs(cheap: Path, faulty: Faulty) -> None:
     tree = faulty(
         "tuner/costs/analytic/experts.py",
@@ -99,6 +101,7 @@ def test_a_bug_in_the_cost_model_is_named_as_changed_costs(cheap: Path, faulty: 
     assert "most of it in computation" in found.reason
 
 
+@pytest.mark.slow
 def test_a_broken_bound_is_named_as_one(cheap: Path, faulty: Faulty) -> None:
     # Devices that share no tensors are said to be a third slower than they are.
     tree = faulty(
@@ -123,6 +126,7 @@ def test_a_field_that_plans_no_longer_have_is_named_as_a_changed_schema(cheap: P
     assert "the schema of plans changed" in found.reason
 
 
+@pytest.mark.slow
 def test_a_planner_that_no_longer_fits_its_schema_is_an_error(cheap: Path, faulty: Faulty) -> None:
     tree = faulty("tuner/plan.py", "    decision_gap_ratio:", "    gap_of_decision_ratio:")
     (found,) = checked_by(tree, cheap).scenarios
@@ -131,15 +135,15 @@ def test_a_planner_that_no_longer_fits_its_schema_is_an_error(cheap: Path, fault
     assert "decision_gap_ratio" in found.reason
 
 
-def test_a_slower_link_in_the_profile_is_named_with_its_operation(tmp_path: Path) -> None:
-    measured, checks = CHECKOUT / "examples/profiles/epyc-2-ranks/used/profile", tmp_path / "checks"
-    profile = checks / "measured" / "profile"
-    shutil.copytree(measured, profile)
-    text = (CHECKOUT / "examples/checks/train-measured/spec.yaml").read_text(encoding="utf-8")
-    text = text.replace("../../profiles/epyc-2-ranks/used/profile", "profile")
-    text = text.replace("../../", f"{CHECKOUT}/examples/")
-    (checks / "measured" / "spec.yaml").write_text(text, encoding="utf-8")
-    assert not check(checks, update=True).failed
+def test_a_slower_link_in_the_profile_is_named_with_its_operation(
+    checks: Path, acting: Path
+) -> None:
+    profile = checks / "quick" / "profile"
+    shutil.copytree(CHECKOUT / "examples/profiles/epyc-2-ranks/used/profile", profile)
+    # Accepted anew, with a summary of what was measured.
+    (checks / "quick" / "plan.json").unlink()
+    manner = Manner(tree=acting)
+    assert not check(checks, update=True, manner=manner).failed
 
     stored = read_profile(profile)
     slower = [
@@ -152,7 +156,7 @@ def test_a_slower_link_in_the_profile_is_named_with_its_operation(tmp_path: Path
     write_table(profile, slower, operation="collective")
     write_header(profile, stored.header)
 
-    (found,) = check(checks).scenarios
+    (found,) = check(checks, manner=manner).scenarios
     assert found.verdict is Verdict.REGRESSION
     assert "collective all_reduce: 10 % slower over its 27 cases, significantly" in found.reason
 
@@ -169,10 +173,8 @@ def test_the_version_before_the_fault_is_held_against_it(cheap: Path, faulty: Fa
     assert "the same decision is priced differently" in found.reason
 
 
-def test_unchanged_inputs_pass_three_times_over(cheap: Path) -> None:
-    for name in ("b", "c"):
-        shutil.copytree(cheap / "cheap", cheap / name)
-    assert [one.verdict.value for one in check(cheap).scenarios] == ["pass"] * 3
+def test_unchanged_inputs_pass(cheap: Path) -> None:
+    assert [one.verdict.value for one in check(cheap).scenarios] == ["pass"]
 
 
 @pytest.mark.slow

@@ -2,10 +2,10 @@
 
 from xml.etree import ElementTree
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.tables import for_each
 from tuner.regress.annotations import annotations
 from tuner.regress.junit import junit_xml
 from tuner.regress.markdown import markdown
@@ -64,7 +64,7 @@ def test_markdown_lists_what_fails_first_and_what_passes_last() -> None:
     assert "**regression**" in text
 
 
-@pytest.mark.parametrize(
+@for_each(
     "reason",
     [
         "a|b",

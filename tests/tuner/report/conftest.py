@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ from tuner.plan_folder import write_plan
 from tuner.report.content import Report
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import browser_path
+from tuner.report.reading import report_of
 from tuner.serve_plan import (
     Handover,
     Instances,
@@ -268,17 +270,43 @@ def serve_folder(serve_plan: ServePlan, tmp_path_factory: pytest.TempPathFactory
     return folder
 
 
-@pytest.fixture(params=["verified_folder", "train_folder", "serve_folder", "place_folder"])
-def any_folder(request: pytest.FixtureRequest) -> Path:
-    """A plan of each kind."""
-    folder: Path = request.getfixturevalue(request.param)
-    return folder
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A plan, `plan.json` as plain values, its report, and its page as text and as elements."""
+
+    folder: Path
+    plan: Any
+    report: Report
+    html: str
+    page: Node
 
 
-@pytest.fixture
-def stored_plan() -> Callable[[Path], Any]:
-    """`plan.json` of a folder as plain values."""
-    return lambda folder: json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+@pytest.fixture(scope="session")
+def shown(
+    verified_folder: Path,
+    train_folder: Path,
+    serve_folder: Path,
+    place_folder: Path,
+    page_of: Callable[[Report], str],
+    parsed: Callable[[str], Node],
+) -> Callable[[str], Shown]:
+    """The plan of a kind, made once: shown("verified"), "train", "serve" or "place"."""
+    folders = {
+        "verified": verified_folder,
+        "train": train_folder,
+        "serve": serve_folder,
+        "place": place_folder,
+    }
+
+    @cache
+    def of_kind(kind: str) -> Shown:
+        folder = folders[kind]
+        report = report_of(folder)
+        html = page_of(report)
+        plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+        return Shown(folder=folder, plan=plan, report=report, html=html, page=parsed(html))
+
+    return of_kind
 
 
 @pytest.fixture

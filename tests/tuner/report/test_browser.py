@@ -8,12 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.tables import for_each
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import command
 from tuner.report.plotly_script import plotly_script
 from tuner.report.reading import report_of
 
 Parsed = Callable[[str], Any]
+Shown = Callable[[str], Any]
+KINDS = ("verified", "train", "serve", "place")
 QUIET_S = 120.0
 BROWSERS_OWN = {"accounts.google.com", "clients2.google.com", "update.googleapis.com"}
 """Whom a browser asks of its own accord, whatever the page."""
@@ -51,12 +54,14 @@ def write_page(folder: Path, out: Path) -> int:
     return len(report.figures)
 
 
+@for_each("kind", KINDS)
 def test_every_plot_is_drawn_without_a_word_and_without_network(
-    any_folder: Path, browser: str, tmp_path: Path, parsed: Parsed
+    shown: Shown, browser: str, tmp_path: Path, parsed: Parsed, kind: str
 ) -> None:
-    file = tmp_path / "report.html"
-    count = write_page(any_folder, file)
-    dom, said, hosts = opened(browser, file, scratch=tmp_path)
+    scratch = tmp_path / kind
+    scratch.mkdir()
+    count = write_page(shown(kind).folder, scratch / "report.html")
+    dom, said, hosts = opened(browser, scratch / "report.html", scratch=scratch)
     assert said == []
     assert hosts == set()
     page = parsed(_without_scripts(dom))
@@ -92,10 +97,15 @@ def test_a_hostile_name_changes_nothing(
     assert re.findall(r"<title>([^<]*)", dom)[0].startswith("&lt;/script&gt;")
 
 
-def test_nothing_is_wider_than_a_phone(any_folder: Path, browser: str, tmp_path: Path) -> None:
-    write_page(any_folder, tmp_path / "report.html")
+@for_each("kind", KINDS)
+def test_nothing_is_wider_than_a_phone(
+    shown: Shown, browser: str, tmp_path: Path, kind: str
+) -> None:
+    scratch = tmp_path / kind
+    scratch.mkdir()
+    write_page(shown(kind).folder, scratch / "report.html")
     # No window is as narrow as a phone; a frame is.
-    frame = tmp_path / "frame.html"
+    frame = scratch / "frame.html"
     frame.write_text(
         "<!DOCTYPE html><iframe style='width:390px;height:800px' src='report.html'></iframe>"
         "<script>addEventListener('load', () => setTimeout(() => {"
@@ -105,7 +115,7 @@ def test_nothing_is_wider_than_a_phone(any_folder: Path, browser: str, tmp_path:
         encoding="utf-8",
     )
     dom, said, _ = opened(
-        browser, frame, scratch=tmp_path, switches=("--allow-file-access-from-files",)
+        browser, frame, scratch=scratch, switches=("--allow-file-access-from-files",)
     )
     assert said == []
     found = re.search(r'data-found="(\d+) (\d+)"', dom)

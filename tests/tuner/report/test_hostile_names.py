@@ -1,13 +1,14 @@
 """Names that try to become markup, in every text of a plan that a user or a file can choose."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
+from tests.tables import for_each
 from tuner.place_folder import read_place_plan
 from tuner.plan_folder import read_plan, read_verified
 from tuner.report.content import Cell, File, Report
@@ -24,6 +25,7 @@ HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
     "<a href='https://evil.example'>x</a>%{x}\u202e\u2028`|@all\n# h"
 )
+KINDS = ("train", "serve", "place")
 Page = Callable[[Report], str]
 Parsed = Callable[[str], Any]
 
@@ -53,41 +55,39 @@ def _poisoned(value: Any) -> Any:
     return value
 
 
-@pytest.fixture(params=["train", "serve", "place"])
-def hostile_report(
-    request: pytest.FixtureRequest, verified_folder: Path, serve_plan: ServePlan, place_folder: Path
-) -> Report:
+@pytest.fixture(scope="module")
+def hostile(
+    verified_folder: Path, serve_plan: ServePlan, place_folder: Path
+) -> Mapping[str, Report]:
+    """A report of each kind."""
     files = (File(path=f"launch/{HOSTILE}", text=HOSTILE, shown_bytes=9),)
-    if request.param == "train":
-        verified = read_verified(verified_folder)
-        assert verified is not None
-        return train_report(
-            poisoned(read_plan(verified_folder)),
-            TrainEvidence(
-                verified=poisoned(verified),
-                trials=tuple(map(poisoned, read_trials(verified_folder / "trials"))),
-                files=files,
-                what_if=None,
-            ),
-        )
-    if request.param == "serve":
-        return serve_report(
-            poisoned(serve_plan), ServeEvidence(files=files, replay=None, what_if=None)
-        )
-    plan = read_place_plan(place_folder)
-    return place_report(
-        poisoned(plan),
-        PlaceEvidence(
-            maps=read_heat_maps(place_folder, plan.files),
+    verified = read_verified(verified_folder)
+    assert verified is not None
+    train = train_report(
+        poisoned(read_plan(verified_folder)),
+        TrainEvidence(
+            verified=poisoned(verified),
+            trials=tuple(map(poisoned, read_trials(verified_folder / "trials"))),
             files=files,
-            verified=None,
             what_if=None,
         ),
     )
+    serve = serve_report(
+        poisoned(serve_plan), ServeEvidence(files=files, replay=None, what_if=None)
+    )
+    plan = read_place_plan(place_folder)
+    maps = read_heat_maps(place_folder, plan.files)
+    place = place_report(
+        poisoned(plan), PlaceEvidence(maps=maps, files=files, verified=None, what_if=None)
+    )
+    return {"train": train, "serve": serve, "place": place}
 
 
-def test_no_name_becomes_markup(hostile_report: Report, page_of: Page, parsed: Parsed) -> None:
-    html = page_of(hostile_report)
+@for_each("kind", KINDS)
+def test_no_name_becomes_markup(
+    hostile: Mapping[str, Report], page_of: Page, parsed: Parsed, kind: str
+) -> None:
+    html = page_of(hostile[kind])
     page = parsed(html)
     assert len(page.all("script")) == 3
     assert not page.all("img")
@@ -97,8 +97,11 @@ def test_no_name_becomes_markup(hostile_report: Report, page_of: Page, parsed: P
     assert "\u2028" not in page.all("script", id="data-of-figures")[0].text
 
 
-def test_plotly_is_given_no_markup(hostile_report: Report, page_of: Page, parsed: Parsed) -> None:
-    page = parsed(page_of(hostile_report))
+@for_each("kind", KINDS)
+def test_plotly_is_given_no_markup(
+    hostile: Mapping[str, Report], page_of: Page, parsed: Parsed, kind: str
+) -> None:
+    page = parsed(page_of(hostile[kind]))
     figures = json.loads(page.all("script", id="data-of-figures")[0].text)
 
     def texts(value: Any) -> list[str]:
@@ -114,8 +117,11 @@ def test_plotly_is_given_no_markup(hostile_report: Report, page_of: Page, parsed
     assert not any("<" in text for text in found)
 
 
-def test_markdown_holds_no_markup_and_notifies_nobody(hostile_report: Report) -> None:
-    text = markdown(hostile_report)
+@for_each("kind", KINDS)
+def test_markdown_holds_no_markup_and_notifies_nobody(
+    hostile: Mapping[str, Report], kind: str
+) -> None:
+    text = markdown(hostile[kind])
     for line in text.splitlines():
         bare = line.replace("<details><summary>", "").replace("</summary>", "")
         assert "<" not in bare.replace("</details>", "")

@@ -1,6 +1,8 @@
 import re
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
+from tests.tables import for_each
 from tuner.report.content import (
     Cell,
     Facts,
@@ -15,7 +17,6 @@ from tuner.report.content import (
     word,
 )
 from tuner.report.markdown import MOST_ROWS, markdown
-from tuner.report.reading import report_of
 
 
 def report(*blocks: Paragraph | Table | Figure | File) -> Report:
@@ -73,8 +74,11 @@ def test_launch_files_are_named_and_not_printed() -> None:
     assert "rm -rf" not in text
 
 
-def test_every_kind_of_plan_fits_a_comment_of_a_pull_request(any_folder: Path) -> None:
-    text = markdown(report_of(any_folder))
+@for_each("kind", ["verified", "train", "serve", "place"])
+def test_every_kind_of_plan_fits_a_comment_of_a_pull_request(
+    shown: Callable[[str], Any], kind: str
+) -> None:
+    text = markdown(shown(kind).report)
     assert len(text) < 65_536
     widths = [
         [len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines() if line[:1] == "|"]

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from tests.tables import for_each
 from tuner.errors import PlanUnreadableError
 from tuner.report.reading import report_of
 
 Page = Callable[[Any], str]
 Parsed = Callable[[str], Any]
+Shown = Callable[[str], Any]
+KINDS = ("verified", "train", "serve", "place")
 
 MOST_BYTES = 3_000_000
 """Of a page without Plotly's script."""
@@ -34,12 +37,10 @@ def at(values: Any, path: str) -> Any:
     raise KeyError(path)
 
 
-def test_every_number_with_a_place_in_the_plan_equals_it(
-    any_folder: Path, page_of: Page, parsed: Parsed, stored_plan: Callable[[Path], Any]
-) -> None:
-    page = parsed(page_of(report_of(any_folder)))
-    plan = stored_plan(any_folder)
-    keyed = [node for node in page.all() if "data-key" in node.attributes]
+@for_each("kind", KINDS)
+def test_every_number_with_a_place_in_the_plan_equals_it(shown: Shown, kind: str) -> None:
+    plan = shown(kind).plan
+    keyed = [node for node in shown(kind).page.all() if "data-key" in node.attributes]
     assert len(keyed) > 10
     for node in keyed:
         key = node.attributes["data-key"]
@@ -48,12 +49,11 @@ def test_every_number_with_a_place_in_the_plan_equals_it(
 
 
 def test_drawn_numbers_of_stages_are_the_plans(
-    train_folder: Path, page_of: Page, parsed: Parsed, stored_plan: Callable[[Path], Any]
+    shown: Shown,
 ) -> None:
-    page = parsed(page_of(report_of(train_folder)))
-    (script,) = page.all("script", id="data-of-figures")
+    (script,) = shown("train").page.all("script", id="data-of-figures")
     figures = {figure["name"]: figure for figure in json.loads(script.text)}
-    predicted = stored_plan(train_folder)["predicted"]
+    predicted = shown("train").plan["predicted"]
     forward, backward = figures["stage-time"]["traces"]
     assert forward["y"] == [stage["forward_s"] for stage in predicted["stages"]]
     assert backward["y"] == [stage["backward_s"] for stage in predicted["stages"]]
@@ -63,11 +63,9 @@ def test_drawn_numbers_of_stages_are_the_plans(
     assert sum(own.values()) == pytest.approx(predicted["step_time_s"])
 
 
-def test_every_plot_has_words_and_a_table_that_say_the_same(
-    any_folder: Path, page_of: Page, parsed: Parsed
-) -> None:
-    report = report_of(any_folder)
-    page = parsed(page_of(report))
+@for_each("kind", KINDS)
+def test_every_plot_has_words_and_a_table_that_say_the_same(shown: Shown, kind: str) -> None:
+    report, page = shown(kind).report, shown(kind).page
     plots = page.all("div", class_="plot")
     assert [plot.attributes["id"] for plot in plots] == [
         f"plot-{figure.name}" for figure in report.figures
@@ -86,10 +84,9 @@ def test_every_plot_has_words_and_a_table_that_say_the_same(
         )
 
 
-def test_ids_are_unique_and_links_lead_somewhere(
-    any_folder: Path, page_of: Page, parsed: Parsed
-) -> None:
-    page = parsed(page_of(report_of(any_folder)))
+@for_each("kind", KINDS)
+def test_ids_are_unique_and_links_lead_somewhere(shown: Shown, kind: str) -> None:
+    page = shown(kind).page
     ids = [node.attributes["id"] for node in page.all() if "id" in node.attributes]
     assert len(ids) == len(set(ids))
     for link in page.all("a"):
@@ -99,20 +96,20 @@ def test_ids_are_unique_and_links_lead_somewhere(
         assert button.attributes["aria-label"].startswith("Copy launch/")
 
 
-def test_headings_follow_one_another_without_gaps(
-    any_folder: Path, page_of: Page, parsed: Parsed
-) -> None:
-    page = parsed(page_of(report_of(any_folder)))
+@for_each("kind", KINDS)
+def test_headings_follow_one_another_without_gaps(shown: Shown, kind: str) -> None:
+    page = shown(kind).page
     levels = [int(node.tag[1]) for node in page.all() if re.fullmatch(r"h[1-6]", node.tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))
 
 
+@for_each("kind", KINDS)
 def test_only_the_pages_own_scripts_may_run_and_nothing_may_be_fetched(
-    any_folder: Path, page_of: Page, parsed: Parsed
+    shown: Shown, kind: str
 ) -> None:
-    page = parsed(page_of(report_of(any_folder)))
+    page = shown(kind).page
     (policy,) = page.all("meta", http_equiv="Content-Security-Policy")
     rules = dict(rule.strip().split(" ", 1) for rule in policy.attributes["content"].split(";"))
     assert rules["default-src"] == "'none'"
@@ -128,25 +125,23 @@ def test_only_the_pages_own_scripts_may_run_and_nothing_may_be_fetched(
         assert node.tag not in ("img", "iframe", "link", "object", "embed", "base", "form")
 
 
-def test_a_page_without_plotly_is_small(any_folder: Path, page_of: Page) -> None:
-    assert len(page_of(report_of(any_folder)).encode()) < MOST_BYTES
+@for_each("kind", KINDS)
+def test_a_page_without_plotly_is_small(shown: Shown, kind: str) -> None:
+    assert len(shown(kind).html.encode()) < MOST_BYTES
 
 
-def test_launch_files_are_shown_whole(train_folder: Path, page_of: Page, parsed: Parsed) -> None:
-    page = parsed(page_of(report_of(train_folder)))
-    shown = {
+def test_launch_files_are_shown_whole(train_folder: Path, shown: Shown) -> None:
+    files = {
         node.all("summary")[0].text: node.all("code")[0].text
-        for node in page.all("details", class_="file")
+        for node in shown("train").page.all("details", class_="file")
     }
-    assert shown
-    for name, text in shown.items():
+    assert files
+    for name, text in files.items():
         assert text == (train_folder / name).read_text(encoding="utf-8")
 
 
-def test_trials_are_shown_beside_what_was_predicted(
-    verified_folder: Path, page_of: Page, parsed: Parsed
-) -> None:
-    page = parsed(page_of(report_of(verified_folder)))
+def test_trials_are_shown_beside_what_was_predicted(verified_folder: Path, shown: Shown) -> None:
+    page = shown("verified").page
     verified = json.loads((verified_folder / "verified.json").read_text(encoding="utf-8"))
     (place,) = page.all("div", id="plot-trials")
     assert place

@@ -2,18 +2,18 @@
 
 import importlib.util
 import struct
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import pytest
-
+from tests.tables import for_each
 from tuner.plan_folder import kind_of_plan
-from tuner.report.reading import report_of
 
 PICTURES = Path(__file__).parents[3] / "examples" / "pictures"
 MOST_BYTES = 200_000
 
 
-@pytest.mark.parametrize("kind", ["training", "serving", "placement"])
+@for_each("kind", ["training", "serving", "placement"])
 def test_a_picture_is_small_enough_for_a_readme(kind: str) -> None:
     data = (PICTURES / f"{kind}.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
@@ -25,12 +25,13 @@ def test_a_picture_is_small_enough_for_a_readme(kind: str) -> None:
     assert kind in (PICTURES / "make.sh").read_text(encoding="utf-8")
 
 
-def test_what_is_drawn_is_in_the_reports(any_folder: Path) -> None:
+@for_each("kind", ["verified", "train", "serve", "place"])
+def test_what_is_drawn_is_in_the_reports(shown: Callable[[str], Any], kind: str) -> None:
     spec = importlib.util.spec_from_file_location("draw", PICTURES / "draw.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    shown = set(module.SHOWN[kind_of_plan(any_folder)])
+    drawn = set(module.SHOWN[kind_of_plan(shown(kind).folder)])
     # Goodput is played, which reading a folder does not.
-    assert shown - {"goodput"} <= {figure.name for figure in report_of(any_folder).figures}
+    assert drawn - {"goodput"} <= {figure.name for figure in shown(kind).report.figures}

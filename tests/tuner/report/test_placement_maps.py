@@ -1,10 +1,12 @@
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.tables import for_each
 from tuner.errors import PlanUnreadableError
 from tuner.place_folder import read_place_plan
 from tuner.report.content import Report
@@ -23,14 +25,12 @@ def test_maps_are_read_back_in_the_order_of_the_workloads(place_folder: Path) ->
         assert np.array_equal(panel, stored["panels"][name]["load_ratio"])
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     ["{", "{}", '{"title": "x", "layer_ids": [0], "panels": {"a": {"load_ratio": [["x"]]}}}'],
 )
-def test_a_damaged_map_is_named(
-    text: str, place_folder: Path, copied: Callable[[Path], Path]
-) -> None:
-    folder = copied(place_folder)
+def test_a_damaged_map_is_named(text: str, place_folder: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(place_folder, tmp_path / f"{len(text)} characters"))
     (folder / "report" / "heat_map_0.json").write_text(text, encoding="utf-8")
     with pytest.raises(PlanUnreadableError, match=r"heat_map_0\.json: holds no heat map"):
         read_heat_maps(folder, ("report/heat_map_0.json",))

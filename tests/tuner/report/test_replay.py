@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from tuner.report.latency_figures import goodput_figure, latency_figure
 from tuner.report.replay import SHARES, Replay, at_planned_rate, replayed
 from tuner.serve_api import deploy, site_of
@@ -42,7 +43,7 @@ def again(plan: ServePlan, spec: ServeSpec) -> Replay | None:
     return replayed(spec, sites, plan.decision)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "traffic",
     [
         "{rate: 6/s, input_tokens: 1000, output_tokens: 200}",

@@ -1,8 +1,10 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tables import for_each
 from tuner.report.content import Figure, Section
 from tuner.report.what_if_curves import questions_of, what_if_section
 from tuner.what_if import Outcome, WhatIf, parse_changes
@@ -82,8 +84,11 @@ def test_a_limit_without_any_answer_has_no_curve_but_a_row() -> None:
     assert "3 nodes cannot be halved" in str(table)
 
 
-def test_what_is_asked_can_be_read_and_is_about_the_plan(any_folder: Path) -> None:
-    asked = questions_of(any_folder)
+@for_each("kind", ["verified", "train", "serve", "place"])
+def test_what_is_asked_can_be_read_and_is_about_the_plan(
+    shown: Callable[[str], Any], kind: str
+) -> None:
+    asked = questions_of(shown(kind).folder)
     assert len(set(asked)) == len(asked) >= 3
     assert len(parse_changes(",".join(asked))) == len(asked)
 

@@ -1,5 +1,6 @@
 """Loops over the plan of `planned` with a launcher that starts nothing."""
 
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from tuner.plan_folder import (
     read_plan,
     read_used_profile,
     trial_file,
+    write_plan,
     write_trial,
 )
 from tuner.verify.neighbourhood import Neighbourhood
@@ -32,6 +34,29 @@ Around = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]
 Verify = Callable[..., Verified]
 Join = Callable[..., StudySearch]
+
+
+@pytest.fixture(scope="session")
+def datasheet_folder(
+    write_spec: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The folder of a plan for Megatron-LM that no profile stands behind; read only."""
+    folder = tmp_path_factory.mktemp("datasheet")
+    spec = write_spec(
+        folder,
+        pool={"profile": None, "device": "H200", "memory_per_device": None},
+        search={"micro_batch_size": [1, 2], "tensor_model_parallel_size": [1]},
+        emit=("megatron-lm",),
+    )
+    made = api.plan(spec)
+    write_plan(folder / "plan", made.plan, spec=made.spec, profiles=made.profiles)
+    return folder / "plan"
+
+
+@pytest.fixture
+def datasheet_plan(datasheet_folder: Path, tmp_path: Path) -> Path:
+    """A copy of it for one test."""
+    return Path(shutil.copytree(datasheet_folder, tmp_path / "datasheet plan"))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from profilers.local_ranks import RENDEZVOUS
+from tests.tables import for_each
 from tuner import api
 from tuner.cli import app as frame
 from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError
@@ -41,16 +43,6 @@ for step in range(1, steps + 1):
 print("[Rank 0] memory (MB) | allocated: 1.0 | max allocated: 2.0 |")
 """
 """A pretrain_gpt.py whose larger micro-batches are faster, after two slow steps."""
-
-
-@pytest.fixture
-def datasheet_plan(tiny_spec: Spec, tmp_path: Path) -> Path:
-    """The folder of a plan for Megatron-LM that no profile stands behind."""
-    pool = {"profile": None, "device": "H200", "memory_per_device": None}
-    made = api.plan(tiny_spec(pool=pool, search=SEARCH, emit=("megatron-lm",)))
-    folder = tmp_path / "plan"
-    write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
-    return folder
 
 
 @pytest.fixture
@@ -102,12 +94,13 @@ def test_a_plan_on_datasheets_is_verified_by_its_own_engine(
     assert "NOT VERIFIED" not in text
 
 
-@pytest.mark.parametrize(
+@for_each(
     "line", ['{"step_s": 0.5, "activation_bytes": -5}', '{"step_s": 1e300}', '{"step_s": 5e-324}']
 )
 def test_numbers_that_cannot_be_spoil_their_own_trial_alone(
-    datasheet_plan: Path, tmp_path: Path, line: str
+    datasheet_folder: Path, tmp_path: Path, line: str
 ) -> None:
+    folder = Path(shutil.copytree(datasheet_folder, tmp_path / f"plan of {line}"))
     program = tmp_path / "program.py"
     program.write_text(
         "import pathlib\n"
@@ -116,11 +109,12 @@ def test_numbers_that_cannot_be_spoil_their_own_trial_alone(
         "begun.touch()\n"
         "print(*[line] * 9, sep='\\n')\n"
     )
-    found = _verify(datasheet_plan, f"{sys.executable} -S {program}", metrics="jsonl")
+    found = _verify(folder, f"{sys.executable} -S {program}", metrics="jsonl")
     assert [trial.status for trial in found.trials] == ["crashed", "ok", "ok"]
+    program.with_suffix(".begun").unlink()
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("target", "placeholder", "given"),
     [
         ("deepspeed", "{deepspeed_config}", "deepspeed.json"),
@@ -129,12 +123,20 @@ def test_numbers_that_cannot_be_spoil_their_own_trial_alone(
     ],
 )
 def test_each_engine_finds_its_files(
-    tiny_spec: Spec, tmp_path: Path, target: str, placeholder: str, given: str
+    tiny_spec: Spec,
+    datasheet_folder: Path,
+    tmp_path: Path,
+    target: str,
+    placeholder: str,
+    given: str,
 ) -> None:
-    pool = {"profile": None, "device": "H200", "memory_per_device": None}
-    made = api.plan(tiny_spec(pool=pool, search=SEARCH, emit=(target,)))
-    folder = tmp_path / "plan"
-    write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
+    folder = tmp_path / target
+    if target == "megatron-lm":
+        shutil.copytree(datasheet_folder, folder)
+    else:
+        pool = {"profile": None, "device": "H200", "memory_per_device": None}
+        made = api.plan(tiny_spec(pool=pool, search=SEARCH, emit=(target,)))
+        write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
     program = tmp_path / "program.py"
     program.write_text(
         "import os, pathlib, sys\n"
@@ -205,7 +207,7 @@ def test_the_command_line_says_which_launcher_a_datasheet_plan_needs(
     assert "launch its engine with --launcher command" in line
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "said"),
     [
         (["--launcher", "command"], "--command is needed"),
@@ -254,7 +256,7 @@ def test_templates_are_split_like_a_shell_and_filled_argument_by_argument() -> N
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "said"),
     [
         ("", "is needed"),

@@ -1,14 +1,13 @@
 """Records of trials that a plan does not name are refused; a journal of no use is begun anew."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tuner import api
 from tuner.errors import PlanUnreadableError
-from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME, write_plan
+from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME
 from tuner.verify.records import Verified
 from tuner.verify.verification import Effort, Watcher
 from tuner.verify_api import command_trials
@@ -17,18 +16,15 @@ SILENT = Watcher(started=lambda _decision, _seconds: None, ended=lambda _record:
 
 
 @pytest.fixture
-def folder(tiny_spec: Callable[..., Path], tmp_path: Path) -> Path:
+def folder(datasheet_plan: Path) -> Path:
     """A plan on datasheets, which names the only decisions that can be launched."""
-    pool = {"profile": None, "device": "H200", "memory_per_device": None}
-    made = api.plan(tiny_spec(pool=pool, emit=("megatron-lm",)))
-    write_plan(tmp_path / "plan", made.plan, spec=made.spec, profiles=made.profiles)
     steps = (f'{{"step": {at}, "step_s": 0.5}}\n' for at in range(8))
-    (tmp_path / "plan" / "steps.jsonl").write_text("".join(steps))
-    return tmp_path / "plan"
+    (datasheet_plan / "steps.jsonl").write_text("".join(steps))
+    return datasheet_plan
 
 
 def _verify(folder: Path, *, resume: bool) -> Verified:
-    by = command_trials(command=f"cat {folder}/steps.jsonl", metrics="jsonl", folder=folder)
+    by = command_trials(command=f"cat '{folder}/steps.jsonl'", metrics="jsonl", folder=folder)
     effort = Effort(trials=1, steps=3)
     return api.verify(folder, effort=effort, resume=resume, watcher=SILENT, by=by)
 

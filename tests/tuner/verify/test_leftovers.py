@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tuner import api
-from tuner.plan_folder import TRIALS_NAME, write_plan
+from tuner.plan_folder import TRIALS_NAME
 from tuner.verify import leftovers
 from tuner.verify.ending import TRIAL_MARK
 from tuner.verify.leftovers import end_left, found_again
@@ -114,21 +114,18 @@ def test_a_damaged_note_ends_nothing(tmp_path: Path, sleeper: Sleeper) -> None:
     assert other.poll() is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+# Seconds each, of a real moetune: nothing less has Python's own handling of signals.
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_second_signal_leaves_no_command_that_runs_on(
-    tiny_spec: Callable[..., Path],
-    tmp_path: Path,
-    own_scratch: dict[str, str],
-    number: signal.Signals,
+    datasheet_plan: Path, tmp_path: Path, own_scratch: dict[str, str], number: signal.Signals
 ) -> None:
-    pool = {"profile": None, "device": "H200", "memory_per_device": None}
-    made = api.plan(tiny_spec(pool=pool, emit=("megatron-lm",)))
-    folder, told = tmp_path / "plan", tmp_path / "pid"
-    write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
+    told = tmp_path / "pid"
     program = tmp_path / "deaf.py"
     program.write_text("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FOREVER)
     command = f"{sys.executable} -S {program} {told}"
-    words = ["verify", str(folder), "--launcher", "command", "--command", command]
+    words = ["verify", str(datasheet_plan), "--launcher", "command", "--command", command]
     with subprocess.Popen(
         [sys.executable, "-m", "tuner", *words], stderr=subprocess.PIPE, env=own_scratch
     ) as moetune:
@@ -144,16 +141,13 @@ def test_a_second_signal_leaves_no_command_that_runs_on(
             moetune.kill()
             with contextlib.suppress(psutil.Error):
                 left.kill()
-    assert not list((folder / TRIALS_NAME).glob("commands*"))
+    assert not list((datasheet_plan / TRIALS_NAME).glob("commands*"))
 
 
 def test_a_killed_verification_leaves_a_command_that_the_next_one_ends(
-    tiny_spec: Callable[..., Path], tmp_path: Path, own_scratch: dict[str, str]
+    datasheet_plan: Path, tmp_path: Path, own_scratch: dict[str, str]
 ) -> None:
-    pool = {"profile": None, "device": "H200", "memory_per_device": None}
-    made = api.plan(tiny_spec(pool=pool, emit=("megatron-lm",)))
-    folder, told = tmp_path / "plan", tmp_path / "pid"
-    write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
+    folder, told = datasheet_plan, tmp_path / "pid"
     program = tmp_path / "forever.py"
     program.write_text(FOREVER)
     # The shell between them stands for a launcher: what runs is no child of moetune's.

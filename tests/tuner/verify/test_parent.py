@@ -10,6 +10,7 @@ from tuner.plan import TrainDecision
 from tuner.plan_folder import read_plan
 
 
+# Seconds, of importing torch: only a rank of the engine itself looks for its parent.
 def test_a_rank_ends_soon_after_the_process_that_wanted_its_report(
     planned: Path, tmp_path: Path
 ) -> None:

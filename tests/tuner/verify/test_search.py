@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tables import for_each
 from tuner.plan import TrainDecision
 from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME
 from tuner.spec.search import Search
@@ -165,7 +167,7 @@ def _nothing(_data: bytes) -> bytes:
     return b""
 
 
-@pytest.mark.parametrize(
+@for_each(
     "damage",
     [
         _half_a_line,
@@ -179,8 +181,14 @@ def _nothing(_data: bytes) -> bytes:
     ],
 )
 def test_a_damaged_journal_is_rebuilt_from_the_records(
-    planned: Path, around: Around, record: Record, damage: Callable[[bytes], bytes], join: Join
+    bound_plan: Path,
+    tmp_path: Path,
+    around: Around,
+    record: Record,
+    damage: Callable[[bytes], bytes],
+    join: Join,
 ) -> None:
+    planned = Path(shutil.copytree(bound_plan, tmp_path / damage.__name__))
     one = around(planned)
     finished = [answer for _, answer in _run(join(one, planned), record, 5)]
     journal = _journal(planned)

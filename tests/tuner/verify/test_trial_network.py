@@ -42,6 +42,18 @@ if dist.get_rank() == 0:
 dist.barrier()
 dist.destroy_process_group()
 """
+WITHOUT_TORCH = """
+import json, os, pathlib, socket
+seen = {
+    "cards": sorted(name for _, name in socket.if_nameindex()),
+    "namespace": os.readlink("/proc/self/ns/net"),
+    "user": os.geteuid(),
+    "gloo": os.environ["GLOO_SOCKET_IFNAME"],
+    "logs": os.environ["PET_LOG_DIR"],
+}
+pathlib.Path(os.environ["SEEN"]).write_text(json.dumps(seen))
+print('{"step_s": 1.0}\\n' * 9, flush=True)
+"""
 
 
 @pytest.fixture
@@ -61,11 +73,13 @@ def launch(planned: Path, tmp_path: Path) -> Launch:
     )
 
 
-def _launcher(command: str, network: TrialNetwork, **environment: str) -> CommandLauncher:
+def _launcher(
+    command: str, network: TrialNetwork, *, options: str, **environment: str
+) -> CommandLauncher:
     def prepare(launch: Launch) -> None:
         script = launch.folder / "launch" / "reference" / "run.sh"
         script.parent.mkdir(parents=True, exist_ok=True)
-        text = f"exec {sys.executable} -m torch.distributed.run --standalone --nproc-per-node=2"
+        text = f"exec {sys.executable} {options}"
         script.write_text(f'{text} "$@"\n', encoding="utf-8")
 
     return CommandLauncher(
@@ -78,6 +92,30 @@ def _launcher(command: str, network: TrialNetwork, **environment: str) -> Comman
 
 
 @needs_namespaces
+def test_a_launched_command_has_a_network_of_its_own(
+    launch: Launch, tmp_path: Path, outside_card: str
+) -> None:
+    program, seen = tmp_path / "program.py", tmp_path / "seen.json"
+    program.write_text(WITHOUT_TORCH, encoding="utf-8")
+    lines: list[str] = []
+    launcher = _launcher(
+        f"bash {{launch}}/run.sh {program}",
+        TrialNetwork(told=lines.append),
+        options="-S",
+        SEEN=str(seen),
+        GLOO_SOCKET_IFNAME=outside_card,
+    )
+    result = launcher(launch)
+    assert (result.status, result.reason, lines) == ("ok", "", [])
+    found = json.loads(seen.read_text(encoding="utf-8"))
+    assert found.pop("namespace") != str(Path("/proc/self/ns/net").readlink())
+    # Of torchrun, which would leave a folder in the temporary one.
+    assert found.pop("logs") == str(launch.folder.resolve() / "torchrun")
+    assert found == {"cards": ["lo"], "user": os.geteuid(), "gloo": "lo"}
+
+
+@pytest.mark.slow
+@needs_namespaces
 def test_what_listens_on_every_address_is_out_of_reach_and_leaves_nothing(
     launch: Launch, tmp_path: Path, outside_card: str
 ) -> None:
@@ -88,6 +126,7 @@ def test_what_listens_on_every_address_is_out_of_reach_and_leaves_nothing(
     launcher = _launcher(
         f"bash {{launch}}/run.sh {program}",
         TrialNetwork(told=lines.append),
+        options="-m torch.distributed.run --standalone --nproc-per-node=2",
         SEEN=str(seen),
         TMPDIR=str(scratch),
         GLOO_SOCKET_IFNAME=outside_card,

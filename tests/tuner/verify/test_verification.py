@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from tests.tuner.verify.testing import FakeLauncher
 from tuner.errors import PlanUnreadableError
 from tuner.plan import TrainDecision
@@ -137,10 +138,11 @@ def test_when_every_trial_fails_there_is_no_winner_and_it_is_written_down(
         verified_plan(around(planned), found)
 
 
-@pytest.mark.parametrize("killed_at", [0, 1, 3])
+@for_each("killed_at", [0, 1, 3])
 def test_ctrl_c_during_a_launch_loses_that_launch_only(
-    planned: Path, verify: Verify, hidden_launcher: Launcher, killed_at: int
+    bound_plan: Path, tmp_path: Path, verify: Verify, hidden_launcher: Launcher, killed_at: int
 ) -> None:
+    planned = Path(shutil.copytree(bound_plan, tmp_path / str(killed_at)))
     killed = hidden_launcher(planned, interrupt_at=killed_at)
     with pytest.raises(KeyboardInterrupt):
         verify(planned, killed, trials=6)
@@ -229,6 +231,7 @@ api.verify(
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_resumed_without_repeating_a_finished_trial(
     planned: Path, verify: Verify, hidden_launcher: Launcher, tmp_path: Path
 ) -> None:

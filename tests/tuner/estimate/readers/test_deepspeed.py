@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
+from tests.tables import for_each
 from tuner.errors import SpecError
 from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.readers import deepspeed
@@ -60,7 +61,7 @@ def test_the_old_way_to_offload_is_deprecated() -> None:
     assert "say zero_optimization.offload_optimizer" in launch.deprecated[0]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "part"),
     [
         ("{", "not valid JSON"),
@@ -117,7 +118,7 @@ OBJECTS = st.dictionaries(
 
 
 @given(OBJECTS, st.dictionaries(st.sampled_from(["stage", "device", "enabled"]), SCALARS))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=100)
 def test_any_json_gives_settings_or_one_line(
     values: dict[str, object], inner: dict[str, object]
 ) -> None:
@@ -126,7 +127,7 @@ def test_any_json_gives_settings_or_one_line(
 
 
 @given(st.text(max_size=100))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 def test_any_text_gives_settings_or_our_error(text: str) -> None:
     with pytest.raises(SpecError):
         read(text)

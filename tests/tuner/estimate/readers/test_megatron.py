@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
+from tests.tables import for_each
 from tuner.errors import SpecError
 from tuner.estimate.launch import Dispatcher, Graphs, LaunchSettings
 from tuner.estimate.readers import megatron
@@ -138,7 +139,7 @@ def test_the_last_of_two_equal_flags_counts() -> None:
     assert read(LEAST + "--seq-length 4096 --seq-length 8192").sequence == 8192
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("flags", "expected"),
     [
         ("", Recompute.NONE),
@@ -154,7 +155,7 @@ def test_recompute_levels(flags: str, expected: Recompute) -> None:
     assert read(LEAST + flags).recompute is expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("flags", "expected"),
     [
         ("", 0),
@@ -173,7 +174,7 @@ def test_graphs_by_new_and_old_names() -> None:
     assert read(LEAST + "--external-cuda-graph").graphs is Graphs.PARTIAL
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "part"),
     [
         ("echo hello", "no command with Megatron-LM flags"),
@@ -240,14 +241,14 @@ WORDS = st.one_of(
 
 
 @given(st.lists(WORDS, max_size=30))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=100)
 def test_any_shell_text_gives_settings_or_one_line(words: list[str]) -> None:
     for text in (" ".join(words), LEAST + " ".join(words)):
         assert "\n" not in said(megatron.read, text)
 
 
 @given(st.text(max_size=200))
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 def test_any_yaml_text_gives_settings_or_our_error(text: str) -> None:
     for whole in (text, f"micro_batch_size: 1\nseq_length: {text}"):
         assert "\n" not in said(megatron.read_yaml, whole)

@@ -1,7 +1,6 @@
 """Shell text whose conditions and own folder are known without running it."""
 
-import pytest
-
+from tests.tables import for_each
 from tuner.estimate.readers.shell_words import shell_text
 
 SCRIPT = """
@@ -55,7 +54,7 @@ def test_what_only_a_running_shell_knows_is_named() -> None:
     assert padded.commands[-1].words == ("run", "1")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "folder",
     [
         '"$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',

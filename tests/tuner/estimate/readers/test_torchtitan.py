@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
+from tests.tables import for_each
 from tuner.errors import SpecError
 from tuner.estimate.launch import Dispatcher, LaunchSettings
 from tuner.estimate.readers import torchtitan
@@ -63,7 +64,7 @@ def test_checkpoints_by_operation_are_their_own_kind() -> None:
     assert launch.recompute is Recompute.SELECTIVE
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "part"),
     [
         ("= 3", "not valid TOML"),
@@ -130,7 +131,7 @@ VALUES = st.sampled_from(
 
 
 @given(st.lists(st.tuples(KEYS, VALUES), max_size=6), st.text(max_size=30))
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=100)
 def test_any_toml_gives_settings_or_one_line(pairs: list[tuple[str, str]], text: str) -> None:
     for whole in ("\n".join(f"{key} = {value}" for key, value in pairs), text):
         assert "\n" not in said(whole)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.tables import for_each
 from tuner.costs.serving.cache_room import visible_bytes
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import pool_named
@@ -181,8 +182,8 @@ def test_a_missed_target_is_named_and_the_change_misses_fewer(deployment: Made) 
     assert not found.smallest_change.load.missed
 
 
-@pytest.mark.parametrize("role", ["prefill", "decode"])
-@pytest.mark.parametrize("load", ["rate: 5/s", "concurrency: 64"])
+@for_each("role", ["prefill", "decode"])
+@for_each("load", ["rate: 5/s", "concurrency: 64"])
 def test_half_of_a_deployment_is_told_its_half(deployment: Made, role: str, load: str) -> None:
     made = deployment(
         engine="sglang", traffic=f"{{{load}, input_tokens: 2000, output_tokens: 300}}"
@@ -356,7 +357,7 @@ def deepseek(deployment: Made) -> Any:
 
 def test_a_wide_prefill_launch_has_the_cache_that_it_caps(deployment: Made) -> None:
     made = deepseek(deployment)
-    for running in (256, 1024, 8192):
+    for running in (256, 8192):
         found = made.estimate(f"{PREFILL} --max-running-requests {running}")
         assert found.fits, running
         assert found.kv_tokens == 32 * 131_072

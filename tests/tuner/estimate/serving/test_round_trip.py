@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.tables import for_each
 from tests.tuner.emit.serving.testing import (
     aggregated,
     disaggregated,
@@ -36,7 +37,9 @@ def as_verified(plan: ServePlan) -> VerifiedServing:
     )
 
 
-@pytest.mark.parametrize("name", ["mixed-pool", "deepseek-v3-32-h200"])
+@pytest.mark.parametrize(
+    "name", ["mixed-pool", pytest.param("deepseek-v3-32-h200", marks=pytest.mark.slow)]
+)
 def test_scripts_of_examples_have_the_degrees_batch_and_cache_of_their_plan(name: str) -> None:
     path = EXAMPLES / "serving" / f"{name}.yaml"
     verified = as_verified(deploy(path, time_limit_s=20.0).plan)
@@ -69,7 +72,7 @@ WIDE = {
 """On 24 H100, over which 256 experts are even with eight copies."""
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("spec_of", "copies"),
     [({"extra": ONE_GROUP}, 0), ({"extra": ONE_GROUP, "engine": "trtllm"}, 0), (WIDE, 8)],
 )
@@ -119,8 +122,11 @@ DECISIONS = {
 }
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-@pytest.mark.parametrize("decision", DECISIONS.values(), ids=DECISIONS)
+@for_each("engine", ["sglang", "vllm"])
+@for_each(
+    "decision",
+    DECISIONS.values(),
+)
 def test_every_split_is_read_back_as_it_was_emitted(engine: str, decision: ServeDecision) -> None:
     model = read_model(EXAMPLES / "models" / "deepseek-v3")
     verified = sample_serving(model, decision, engine=engine, goal={"quantization": "fp8_block"})
@@ -162,8 +168,11 @@ VARIED = {
 }
 
 
-@pytest.mark.parametrize("engine", ["sglang", "vllm"])
-@pytest.mark.parametrize(("decision", "goal"), VARIED.values(), ids=VARIED)
+@for_each("engine", ["sglang", "vllm"])
+@for_each(
+    ("decision", "goal"),
+    VARIED.values(),
+)
 def test_no_flag_of_an_emitted_script_is_unknown(
     engine: str, decision: ServeDecision, goal: dict[str, object]
 ) -> None:

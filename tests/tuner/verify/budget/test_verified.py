@@ -14,6 +14,8 @@ from tuner.cli import app as frame
 from tuner.cli.verify_text import verified_text
 from tuner.errors import SpecError
 from tuner.plan_folder import TRIALS_NAME, read_plan, write_plan
+from tuner.report.markdown import markdown
+from tuner.report.train_page import TrainEvidence, train_report
 from tuner.verify.budget.spending import Budget
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort, Watcher
@@ -56,6 +58,16 @@ def eight_plan(
 def eight(eight_plan: Path, tmp_path: Path) -> Path:
     """A copy of it for one test."""
     return Path(shutil.copytree(eight_plan, tmp_path / "plan"))
+
+
+@pytest.fixture(scope="module")
+def small_jobs(
+    eight_plan: Path, tmp_path_factory: pytest.TempPathFactory, hidden_launcher: Launcher
+) -> tuple[Path, Verified]:
+    """What a verification by jobs of four devices has found, and its folder; read only."""
+    folder = Path(shutil.copytree(eight_plan, tmp_path_factory.mktemp("small") / "plan"))
+    launcher = hidden_launcher(folder, noise_ratio=0.01)
+    return folder, _verified(folder, launcher, Budget(max_devices=4))
 
 
 def _verified(
@@ -101,10 +113,10 @@ def test_smaller_jobs_are_launched_recorded_and_extrapolated(
 
 
 def test_what_is_emitted_is_the_whole_job_and_says_it_was_not_launched(
-    eight: Path, hidden_launcher: Launcher
+    small_jobs: tuple[Path, Verified],
 ) -> None:
-    _verified(eight, hidden_launcher(eight), Budget(max_devices=4))
-    args = (eight / "launch" / "megatron-lm" / "megatron_args.txt").read_text()
+    folder, _ = small_jobs
+    args = (folder / "launch" / "megatron-lm" / "megatron_args.txt").read_text()
     assert "--num-layers 8" in args
     assert "this configuration was not among them" in args
 
@@ -163,9 +175,9 @@ def test_failed_smaller_jobs_are_told_like_any_other(
     assert all(trial.extrapolated is None for trial in found.trials)
 
 
-def test_text_says_scale_extrapolation_and_error(eight: Path, hidden_launcher: Launcher) -> None:
-    found = _verified(eight, hidden_launcher(eight, noise_ratio=0.01), Budget(max_devices=4))
-    text = verified_text(found, folder=eight)
+def test_text_says_scale_extrapolation_and_error(small_jobs: tuple[Path, Verified]) -> None:
+    folder, found = small_jobs
+    text = verified_text(found, folder=folder)
     assert ", on 4 of 8 devices" in text
     assert "extrapolated   " in text
     assert " ± " in text
@@ -176,12 +188,13 @@ def test_text_says_scale_extrapolation_and_error(eight: Path, hidden_launcher: L
 
 
 def test_the_report_says_what_is_extrapolated(
-    eight: Path, tmp_path: Path, hidden_launcher: Launcher
+    small_jobs: tuple[Path, Verified],
 ) -> None:
-    _verified(eight, hidden_launcher(eight, noise_ratio=0.01), Budget(max_devices=4))
-    page = tmp_path / "report.md"
-    assert frame.run(["report", str(eight), "-o", str(page)]) == 0
-    text = page.read_text(encoding="utf-8")
+    folder, found = small_jobs
+    evidence = TrainEvidence(
+        verified=found, trials=read_trials(folder / TRIALS_NAME), files=(), what_if=None
+    )
+    text = markdown(train_report(read_plan(folder), evidence))
     assert "extrapolated from smaller jobs; no job of its own size was launched" in text
 
 
@@ -208,10 +221,12 @@ def test_a_plan_of_nothing_smaller_still_takes_whole_jobs(
 
 
 def test_records_of_smaller_jobs_read_back_as_they_were(
-    eight: Path, hidden_launcher: Launcher
+    small_jobs: tuple[Path, Verified],
 ) -> None:
-    _verified(eight, hidden_launcher(eight), Budget(max_devices=4), trials=1)
-    (record,) = read_trials(eight / TRIALS_NAME)
-    assert TrialRecord.model_validate_json(record.model_dump_json()) == record
-    assert record.scale is not None
-    assert record.scale.decision.num_devices <= 4
+    folder, _ = small_jobs
+    records = read_trials(folder / TRIALS_NAME)
+    assert records
+    for record in records:
+        assert TrialRecord.model_validate_json(record.model_dump_json()) == record
+        assert record.scale is not None
+        assert record.scale.decision.num_devices <= 4

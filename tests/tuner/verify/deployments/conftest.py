@@ -10,6 +10,7 @@ import shlex
 import socket
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,13 @@ def serve_plan(predicted: ServePrediction) -> Callable[..., ServePlan]:
 
 @pytest.fixture
 def write_plan(serve_plan: Callable[..., ServePlan], tmp_path: Path) -> Callable[..., Path]:
-    """write_plan(**changes) -> folder of the plan."""
+    """write_plan(**changes) -> a new folder of the plan; `plan` the first time."""
+    numbers = count(2)
 
     def write(**changes: Any) -> Path:
         folder = tmp_path / "plan"
+        while folder.exists():
+            folder = tmp_path / f"plan {next(numbers)}"
         folder.mkdir()
         text = serve_plan(**changes).model_dump_json(indent=2)
         (folder / "plan.json").write_text(text)

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
+from tests.tables import for_each
 from tuner.plan_folder import read_plan
 from tuner.verify.launcher import Launch
 from tuner.verify.slurm.ends import overrun_of
@@ -11,9 +10,7 @@ from tuner.verify.slurm.folder import Ticket
 from tuner.verify.slurm.queue import JobState
 
 
-@pytest.mark.parametrize(
-    ("state", "did"), [("PENDING", "waited for its nodes"), ("RUNNING", "ran")]
-)
+@for_each(("state", "did"), [("PENDING", "waited for its nodes"), ("RUNNING", "ran")])
 def test_a_job_is_ended_when_the_budget_is_over_waiting_or_not(
     planned: Path, tmp_path: Path, state: str, did: str
 ) -> None:

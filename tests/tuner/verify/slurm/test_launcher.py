@@ -1,6 +1,7 @@
 """One trial against programs that answer as Slurm would, from files of the test."""
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from profilers.steps.config import StepReport
+from tests.tables import for_each
 from tuner.errors import SchedulerError
 from tuner.plan_folder import read_plan
 from tuner.verify.launcher import LOG_NAME, REPORT_NAME, Launch
@@ -89,6 +91,13 @@ class Lab:
         self.trial = launch.folder
         self.launch = launch
         self.told: list[str] = []
+
+    def forget(self) -> None:
+        """Forget what was asked and left."""
+        shutil.rmtree(self.trial, ignore_errors=True)
+        for name in ("asked", "name"):
+            (self.folder / name).unlink(missing_ok=True)
+        self.told.clear()
 
     def says(self, *states: str) -> None:
         (self.folder / "states").write_text("\n".join(states))
@@ -194,7 +203,7 @@ def test_a_lost_answer_of_sbatch_is_found_by_the_name_and_not_submitted_again(
     assert not lab.asked("sbatch")
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("states", "code", "held"),
     [
         (["RUNNING"], None, True),
@@ -213,6 +222,7 @@ def test_a_lost_answer_of_sbatch_is_found_by_the_name_and_not_submitted_again(
 def test_what_a_killed_process_left_is_taken_up_where_it_counts(
     lab: Lab, states: list[str], code: int | None, held: bool
 ) -> None:
+    lab.forget()
     lab.says(*states)
     if code is not None:
         lab.leaves(code)
@@ -293,12 +303,11 @@ def test_a_job_that_takes_node_after_node_down_is_given_up(lab: Lab) -> None:
     assert lab.asked("scancel")
 
 
-@pytest.mark.parametrize(
-    ("lost", "code"), [("FAILED", LOST_NODE_EXIT), ("UNKNOWN", None), ("NODE_FAIL", None)]
-)
+@for_each(("lost", "code"), [("FAILED", LOST_NODE_EXIT), ("UNKNOWN", None), ("NODE_FAIL", None)])
 def test_a_trial_that_was_lost_without_a_result_is_submitted_anew(
     lab: Lab, finishing: Callable[[int], str], lost: str, code: int | None
 ) -> None:
+    lab.forget()
     names: list[str] = []
 
     def told(line: str) -> None:
@@ -346,7 +355,7 @@ def test_a_report_that_comes_while_its_job_is_given_up_counts(lab: Lab) -> None:
     assert len(lab.asked("sbatch")) == 1
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("state", "code", "log", "status", "reason"),
     [
         ("OUT_OF_MEMORY", None, "", "out_of_memory", "Slurm ended the job for lack of memory"),
@@ -363,6 +372,7 @@ def test_a_report_that_comes_while_its_job_is_given_up_counts(lab: Lab) -> None:
 def test_every_end_without_a_report_has_a_status_and_a_reason(
     lab: Lab, state: str, code: int | None, log: str, status: str, reason: str
 ) -> None:
+    lab.forget()
     lab.says(state)
     if code is not None:
         lab.leaves(code)

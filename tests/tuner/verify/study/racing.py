@@ -2,7 +2,8 @@
 
 Run as a script by test_races.py. Each race is a study of its own; its workers are forked from here,
 so that all start within a moment. A launch appends a line to one file, and takes a moment. Where
-some are to be killed, that happens at random moments, and at least one is left.
+some are to be killed, that happens at random moments, and at least one is left; nobody is killed in
+the first races, as many as are to be peaceful.
 
 One line of JSON is printed per race: `launched` [decision, process], `records` of each survivor
 [[number, status, decision]], `killed` processes, `failed` workers.
@@ -46,6 +47,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, required=True)
     parser.add_argument("--trials", type=int, required=True)
     parser.add_argument("--kill", type=int, default=0)
+    parser.add_argument("--peaceful", type=int, default=0)
     asked = parser.parse_args()
     around = _around(asked.plan)
     if asked.storage:
@@ -56,16 +58,22 @@ def main() -> None:
     for race in range(asked.races):
         folder = asked.out / f"race-{race}"
         folder.mkdir(parents=True)
-        sys.stdout.write(json.dumps(_race(around, folder, asked, rng)) + "\n")
+        kill = 0 if race < asked.peaceful else asked.kill
+        sys.stdout.write(json.dumps(_race(around, folder, asked, rng, kill=kill)) + "\n")
         sys.stdout.flush()
 
 
 def _race(
-    around: Neighbourhood, folder: Path, asked: argparse.Namespace, rng: random.Random
+    around: Neighbourhood,
+    folder: Path,
+    asked: argparse.Namespace,
+    rng: random.Random,
+    *,
+    kill: int,
 ) -> dict[str, object]:
     workers = [_forked(around, folder, asked, index) for index in range(asked.workers)]
     killed = []
-    for pid in rng.sample(workers, min(asked.kill, asked.workers - 1)):
+    for pid in rng.sample(workers, min(kill, asked.workers - 1)):
         time.sleep(rng.uniform(0.0, KILL_WITHIN_S))
         os.kill(pid, signal.SIGKILL)
         killed.append(pid)

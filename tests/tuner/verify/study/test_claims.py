@@ -1,11 +1,13 @@
 """Two workers on one journal, step by step: claims, leases, and results that come too late."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.tables import for_each
 from tuner.errors import OutputError, PlanUnreadableError, StudyError
 from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME, trial_file
 from tuner.verify.neighbourhood import Neighbourhood
@@ -136,10 +138,17 @@ def test_a_worker_that_wakes_is_back_before_it_claims(
     assert _proposed(other).decision != begun.decision
 
 
-@pytest.mark.parametrize("is_written", [False, True])
+@for_each("is_written", [False, True])
 def test_a_result_that_was_written_but_not_told_is_completed_by_the_next(
-    planned: Path, around: Around, record: Record, join: Join, is_written: bool
+    bound_plan: Path,
+    tmp_path: Path,
+    around: Around,
+    record: Record,
+    join: Join,
+    is_written: bool,
 ) -> None:
+    planned = Path(shutil.copytree(bound_plan, tmp_path / f"written {is_written}"))
+
     def write_and_die(written: TrialRecord) -> None:
         if is_written:
             trial_file(planned, written.number).write_text(written.model_dump_json())

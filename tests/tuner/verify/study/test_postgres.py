@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.tables import for_each
 from tuner.errors import PlanUnreadableError, SpecError, StudyError
 from tuner.plan_folder import trial_file, write_trial
 from tuner.verify.neighbourhood import Neighbourhood
@@ -32,7 +33,7 @@ def _silent(_line: str) -> None:
     pass
 
 
-@pytest.mark.parametrize(
+@for_each(
     "url",
     [
         "sqlite:///trials.db",
@@ -53,7 +54,7 @@ def test_what_is_no_url_of_postgresql_is_refused_without_being_repeated(url: str
     assert "hunter2" not in line
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("login", "query"),
     [
         ("moetune:hunter2", ""),

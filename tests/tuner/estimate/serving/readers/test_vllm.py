@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.tables import for_each
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.errors import SpecError
 from tuner.planner.serve.demand import MOST_RUNNING
@@ -13,7 +14,7 @@ from tuner.serve_plan import Role
 Made = Callable[..., Any]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("command", "degrees"),
     [
         ("vllm serve m", Degrees()),
@@ -100,7 +101,7 @@ def test_without_experts_data_parallel_ranks_are_instances(deployment: Made) -> 
     assert launch.setting.degrees == Degrees(attention_tensor=2)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("flags", "says"),
     [
         ("-tp 3", "deals 32 attention heads to 3 ranks; .* --tensor-parallel-size 2"),
