@@ -33,6 +33,7 @@ from profilers.records import Case, Status
 from profilers.session import measure_profile
 from profilers.store import read_header, read_profile, write_header
 from tests.profilers.testing import gemm_case
+from tests.rows import each_row
 
 ALONE: dict[str, str] = {}
 RANK_ARGUMENT = 5
@@ -241,7 +242,7 @@ def test_another_machines_profile_is_not_resumed(tmp_path: Path) -> None:
         measure_profile(tmp_path, suites=("links",), budget_s=1.0, resume=True, environment=ALONE)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@each_row("ranks", [1, 2])
 def test_a_damaged_profile_is_not_resumed_and_no_rank_is_blamed(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "profile.json").write_text("{")
     with pytest.raises(ProfileUnreadableError, match=r"profile\.json") as caught:

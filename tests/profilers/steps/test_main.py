@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from profilers.steps.config import StepReport
+from tests.rows import each_row
 
 Fields = dict[str, Any]
 Start = Callable[..., subprocess.CompletedProcess[str]]
@@ -65,7 +66,7 @@ def test_a_wrong_number_of_ranks_is_one_line(
     assert "1 ranks were started, the configuration needs 2" in done.stderr
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changed", "said"),
     [
         ({"sequence_length": 0}, "sequence_length: Input should be greater than or equal to 1"),

@@ -17,6 +17,7 @@ from profilers.routing.capture.model import Loaded, load_model
 from profilers.routing.capture.run import Reading, capture, joined, record
 from profilers.routing.store import FOLDER, read_header, read_recording
 from profilers.store import read_header as read_profile_header
+from tests.rows import each_row
 
 Save = Callable[[str], Path]
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -70,13 +71,12 @@ def by_hand(model_type: str, gate: torch.nn.Module, hidden_TH: Array) -> Array:
     return mask
 
 
-@pytest.mark.parametrize("model_type", sorted(GATES))
+@each_row("model_type", sorted(GATES))
 def test_what_is_recorded_is_what_the_gates_choose(
     saved_model: Save, text: Path, tmp_path: Path, model_type: str
 ) -> None:
     folder = saved_model(model_type)
-    out = tmp_path / "profile"
-    recording = capture(out, reading(folder, text), environment={})
+    recording = capture(tmp_path / model_type, reading(folder, text), environment={})
     assert recording is not None
     loaded = load_model(folder, device=CPU)
     tokens = list(text.read_bytes())
@@ -140,7 +140,7 @@ def test_best_choices_come_first(saved_model: Save, text: Path) -> None:
     assert (score_TE[rows, first] >= score_TE[rows, second] - 1e-6).all()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("output", "wanted"),
     [
         # Release 5 of transformers: logits, weights, ids.
@@ -247,7 +247,7 @@ def test_weights_as_a_pickle_are_not_read(saved_model: Save, tmp_path: Path) -> 
         load_model(tmp_path, device=CPU)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "reason"),
     [
         ({"tokens": 0}, "tokens 0"),
