@@ -1,7 +1,9 @@
 """Bytes between nodes: predicted from the configuration, counted by the step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,25 +39,22 @@ CUTS: Mapping[str, Fields] = {
 TOP_K = 3
 
 
-def _cases(tiny_config: Tiny) -> dict[str, Fields]:
-    """2 nodes of 2 ranks, with both dispatchers: every skew, and one of them cut in every way."""
+def _cases(tiny_config: Tiny, pairs: Iterable[tuple[str, str]]) -> dict[str, Fields]:
+    """2 nodes of 2 ranks: pairs of a skew and a cut, with both dispatchers."""
     cases = {}
-    for skew, row in SKEWS.items():
-        for cut, changes in CUTS.items():
-            if cut != "plain" and skew != "slope":
-                continue
-            for dispatcher in ("flat", "hierarchical"):
-                routing = {"mode": "forced", "load_ratio": [row] * 3}
-                fields = tiny_config(**changes, nodes_of=2, routing=routing, steps=1)
-                fields["model"]["top_k"] = TOP_K
-                fields["parallelism"]["dispatcher"] = dispatcher
-                cases[f"{skew}/{cut}/{dispatcher}"] = fields
+    for (skew, cut), dispatcher in product(pairs, ("flat", "hierarchical")):
+        routing = {"mode": "forced", "load_ratio": [SKEWS[skew]] * 3}
+        fields = tiny_config(**CUTS[cut], nodes_of=2, routing=routing, steps=1)
+        fields["model"]["top_k"] = TOP_K
+        fields["parallelism"]["dispatcher"] = dispatcher
+        cases[f"{skew}/{cut}/{dispatcher}"] = fields
     return cases
 
 
 @pytest.fixture(scope="module")
 def cases(tiny_config: Tiny) -> dict[str, Fields]:
-    return _cases(tiny_config)
+    """Every skew and every cut once."""
+    return _cases(tiny_config, zip(SKEWS, CUTS, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +69,10 @@ def observed(
 def test_every_skew_sends_between_nodes_what_was_predicted(
     cases: dict[str, Fields], observed: Observed
 ) -> None:
+    _check_bytes(cases, observed)
+
+
+def _check_bytes(cases: Mapping[str, Fields], observed: Observed) -> None:
     predicted = {
         name: inter_node_bytes(StepConfig.model_validate(fields), ranks_per_node=2)
         for name, fields in cases.items()
@@ -81,6 +84,10 @@ def test_every_skew_sends_between_nodes_what_was_predicted(
 
 
 def test_de_duplication_saves_rows_and_changes_no_loss(observed: Observed) -> None:
+    _check_de_duplication(observed)
+
+
+def _check_de_duplication(observed: Observed) -> None:
     for name, seen in observed.items():
         if not name.endswith("/hierarchical") or "inside nodes" in name:
             continue
@@ -91,10 +98,20 @@ def test_de_duplication_saves_rows_and_changes_no_loss(observed: Observed) -> No
         assert seen["losses"] == pytest.approx(flat["losses"], rel=tolerance)
 
 
+@pytest.mark.slow
+def test_every_skew_is_cut_in_every_way(
+    tmp_path: Path, tiny_config: Tiny, observe_cases: Callable[..., Observed]
+) -> None:
+    cases = _cases(tiny_config, product(SKEWS, CUTS))
+    found = observe_cases(tmp_path, cases, ranks=4)
+    _check_bytes(cases, found)
+    _check_de_duplication(found)
+
+
 def test_rows_by_hand(tiny_config: Tiny) -> None:
     # Even loads, 8 sequences of 32 tokens, 3 copies each: 8 * 96 / 2 = 384 copies cross, while each
     # of 256 tokens crosses once. fp32, 32 columns, 3 MoE layers, one forward and one backward pass.
-    fields = _cases(tiny_config)["even/plain/flat"]
+    fields = _cases(tiny_config, [("even", "plain")])["even/plain/flat"]
     flat = StepConfig.model_validate(fields)
     assert inter_node_bytes(flat, ranks_per_node=2) == 3 * 384 * 2 * 2 * 32 * 4
     fields["parallelism"]["dispatcher"] = "hierarchical"

@@ -1,10 +1,12 @@
 """Whatever the layout, the recomputation and the chunks: the same model, losses and gradients."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
 import torch
+
+from tests.rows import each_row
 
 Fields = dict[str, Any]
 Observed = dict[str, dict[str, Any]]
@@ -96,52 +98,49 @@ ESSENTIAL = frozenset(
         "4 nodes of 1",
     }
 )
-NAMES = [
-    pytest.param(name, marks=() if name in ESSENTIAL else pytest.mark.slow, id=name)
-    for name in CASES
-]
+OTHERS = [name for name in CASES if name not in ESSENTIAL]
 ROUTING: Mapping[str, Fields] = {"learned": {}, "forced": FORCED, "loss-free": LOSS_FREE}
 
 
-def _wanted(request: pytest.FixtureRequest) -> frozenset[str]:
-    """Cases that some selected test of this file looks at."""
-    named = [
-        item.callspec.params["name"]
-        for item in request.session.items
-        if item.path == request.path and hasattr(item, "callspec")
-    ]
-    return ESSENTIAL.union(map(str, named))
+Observe = Callable[[Iterable[str]], Observed]
 
 
 @pytest.fixture(scope="module")
-def observed(
-    request: pytest.FixtureRequest,
+def observe(
     tmp_path_factory: pytest.TempPathFactory,
     tiny_config: Callable[..., Fields],
     observe_cases: Callable[..., Observed],
-) -> Observed:
-    directory, wanted = tmp_path_factory.mktemp("layouts"), _wanted(request)
-    found: Observed = {}
-    for ranks in (1, 2, 4):
-        cases = {
-            name: tiny_config(routing=ROUTING[reference], **changes)
-            for name, (needed, changes, reference) in CASES.items()
-            if needed == ranks and name in wanted
-        }
-        if ranks == 1:
-            cases |= {name: tiny_config(routing=routing) for name, routing in ROUTING.items()}
-        found |= observe_cases(directory, cases, ranks=ranks)
-    return found
+) -> Observe:
+    """Run the named cases and the single-process runs: observe(names)."""
+
+    def run(names: Iterable[str]) -> Observed:
+        directory, wanted = tmp_path_factory.mktemp("layouts"), frozenset(names)
+        found: Observed = {}
+        for ranks in (1, 2, 4):
+            cases = {
+                name: tiny_config(routing=ROUTING[reference], **changes)
+                for name, (needed, changes, reference) in CASES.items()
+                if needed == ranks and name in wanted
+            }
+            if ranks == 1:
+                cases |= {name: tiny_config(routing=routing) for name, routing in ROUTING.items()}
+            found |= observe_cases(directory, cases, ranks=ranks)
+        return found
+
+    return run
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_losses_agree_with_the_single_process_run(observed: Observed, name: str) -> None:
+@pytest.fixture(scope="module")
+def observed(observe: Observe) -> Observed:
+    return observe(ESSENTIAL)
+
+
+def _check_losses(observed: Observed, name: str) -> None:
     reference = observed[CASES[name][2]]
     assert observed[name]["losses"] == pytest.approx(reference["losses"], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_agree_with_the_single_process_run(observed: Observed, name: str) -> None:
+def _check_gradients(observed: Observed, name: str) -> None:
     reference = observed[CASES[name][2]]["gradients"]
     gradients = observed[name]["gradients"]
     assert gradients.keys() == reference.keys()
@@ -150,11 +149,37 @@ def test_gradients_agree_with_the_single_process_run(observed: Observed, name: s
         assert error <= 2e-5 * torch.linalg.vector_norm(expected), weight
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_token_copy_is_counted_once(observed: Observed, name: str) -> None:
+def _check_loads(observed: Observed, name: str) -> None:
     for load_LE in observed[name]["loads"]:
         assert [sum(load_E) for load_E in load_LE] == [8 * 32 * 2] * 3
     assert observed[name]["loads"][0] == observed[CASES[name][2]]["loads"][0]
+
+
+@each_row("name", sorted(ESSENTIAL))
+def test_losses_agree_with_the_single_process_run(observed: Observed, name: str) -> None:
+    _check_losses(observed, name)
+
+
+@each_row("name", sorted(ESSENTIAL))
+def test_gradients_agree_with_the_single_process_run(observed: Observed, name: str) -> None:
+    _check_gradients(observed, name)
+
+
+@each_row("name", sorted(ESSENTIAL))
+def test_every_token_copy_is_counted_once(observed: Observed, name: str) -> None:
+    _check_loads(observed, name)
+
+
+@pytest.mark.slow
+def test_other_layouts_agree_with_the_single_process_run(observe: Observe) -> None:
+    others = observe(OTHERS)
+
+    @each_row("name", OTHERS)
+    @each_row("check", [_check_losses, _check_gradients, _check_loads])
+    def agree(name: str, check: Callable[[Observed, str], None]) -> None:
+        check(others, name)
+
+    agree()
 
 
 def test_forced_loads_are_reproduced_exactly(observed: Observed) -> None:
