@@ -1,6 +1,7 @@
 """What is recorded against choices that are computed here, by hand, from the gates' inputs."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -173,6 +174,16 @@ def test_ranks_read_different_text_and_are_sources(saved_model: Save, text: Path
     np.testing.assert_array_equal(both.source_SLE.sum(axis=0), both.count_LE)
 
 
+def _first_of_two() -> dict[str, str]:
+    """The environment that torchrun gives the first of two ranks, without its agent."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    counts = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = {"RANK": "0", "LOCAL_RANK": "0"}
+    return counts | ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
 def test_two_processes_of_a_launcher_make_one_recording(
     saved_model: Save, text: Path, tmp_path: Path
 ) -> None:
@@ -183,22 +194,18 @@ def test_two_processes_of_a_launcher_make_one_recording(
         "facts = dict(workload='lines', tokens=32, sequences=1, passes=5);"
         "capture(out, Reading(model=model, texts=(text,), **facts))"
     )
-    out = tmp_path / "profile"
-    arguments = [str(saved_model("mixtral")), str(text), str(out)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = tmp_path / "run.py"
-    script.write_text(program)
-    # torchrun leaves its folders.
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    subprocess.run(
-        [*torchrun, str(script), *arguments],
-        check=True,
-        capture_output=True,
-        timeout=240,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)},
+    out, model = tmp_path / "profile", saved_model("mixtral")
+    environment = _first_of_two()
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(model), str(text), str(out)],
+        env=os.environ | environment | {"RANK": "1", "LOCAL_RANK": "1"},
         cwd=Path(__file__).parents[4],
-    )
+    ) as second:
+        try:
+            capture(out, reading(model, text, sequences=1), environment=environment)
+            assert second.wait(timeout=240.0) == 0
+        finally:
+            second.kill()
     found = read_recording(out / FOLDER / "lines")
     assert found.source_SLE is not None
     assert found.source_SLE.shape == (2, 3, 8)
