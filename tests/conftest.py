@@ -57,7 +57,7 @@ def _ctrl_c_is_heard() -> Iterator[None]:
     signal.signal(signal.SIGINT, former)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def sockets_of_children() -> Callable[[], dict[int, set[str]]]:
     """Addresses at which each process that this one started can be reached, by its id."""
 
@@ -73,7 +73,7 @@ def sockets_of_children() -> Callable[[], dict[int, set[str]]]:
     return reachable
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def outside_card() -> str:
     """A network card of this machine that others can reach; loopback where it has none."""
     for name, addresses in sorted(psutil.net_if_addrs().items()):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import each_row
+
 CHECKOUT = Path(__file__).parents[1]
 PACKAGES = ("tuner", "solvers", "profilers")
 HEAVY = ("torch", "pandas", "pyarrow", "optuna", "ortools", "pulp", "scipy", "numpy", "matplotlib")
@@ -76,7 +78,7 @@ def test_help_costs_little_more_than_the_import_of_typer() -> None:
     assert help_s < 6.0 * import_s
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each_row("package", PACKAGES)
 def test_packages_hold_nothing_but_a_docstring_in_their_init_files(package: str) -> None:
     files = list((CHECKOUT / package).rglob("__init__.py"))
     assert files
@@ -86,7 +88,7 @@ def test_packages_hold_nothing_but_a_docstring_in_their_init_files(package: str)
         assert isinstance(statement.value, ast.Constant), file
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@each_row("package", PACKAGES)
 def test_every_folder_of_modules_is_a_package(package: str) -> None:
     folders = {file.parent for file in (CHECKOUT / package).rglob("*.py")}
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []

@@ -8,6 +8,7 @@ named with its reason and with the test that does it instead; a line that is nei
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import typer.main
+
+from tests.rows import each_row
+from tuner.cli.app import app
 
 CHECKOUT = Path(__file__).parents[1]
 README = CHECKOUT / "README.md"
@@ -154,6 +159,16 @@ def test_every_line_is_a_command_or_is_named() -> None:
     for block in BLOCKS:
         for command in block.commands:
             assert elsewhere(command) or command.startswith(known), f"line {block.line}: {command}"
+
+
+@each_row("command", [one for block in BLOCKS for one in block.commands if "moetune " in one])
+def test_the_program_takes_every_command_also_where_its_block_is_slow(command: str) -> None:
+    words = shlex.split(command.removeprefix("srun ").removeprefix("moetune "), comments=True)
+    group = typer.main.get_command(app)
+    while words and words[0] in getattr(group, "commands", {}):
+        group = group.commands[words.pop(0)]  # type: ignore[attr-defined]  # of a group
+    with group.make_context("moetune", words):
+        pass
 
 
 @pytest.mark.timeout(1800)

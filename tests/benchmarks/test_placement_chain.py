@@ -5,6 +5,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.rows import each_row
+
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
@@ -27,7 +29,7 @@ def test_a_small_chain_is_swept_far_under_the_rule_at_its_balance(benchmark: Mod
     assert "saving" not in found["missed"]
 
 
-@pytest.mark.parametrize("nodes", [0, 1])
+@each_row("nodes", [0, 1])
 def test_a_chain_of_mixtrals_size_is_proven(benchmark: ModuleType, nodes: int) -> None:
     found = benchmark.proven(benchmark.MIXTRAL[nodes], 0)
     assert found["status"] == "optimal"

@@ -8,6 +8,7 @@ import pytest
 from profilers.routing.notes import skew
 from profilers.routing.recording import Recording
 from profilers.routing.store import read_header, read_recording
+from tests.rows import each_row
 
 EXAMPLES = Path(__file__).parents[2] / "examples/routing"
 DOMAINS = ("python", "documents", "headers")
@@ -18,7 +19,7 @@ def recordings() -> dict[str, Recording]:
     return {domain: read_recording(EXAMPLES / domain) for domain in DOMAINS}
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
+@each_row("domain", DOMAINS)
 def test_a_recording_holds_all_that_can_be_captured(
     recordings: dict[str, Recording], domain: str
 ) -> None:
@@ -31,7 +32,7 @@ def test_a_recording_holds_all_that_can_be_captured(
     assert read_header(EXAMPLES / domain).origin.startswith("captured from qwen3_moe")
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
+@each_row("domain", DOMAINS)
 def test_pairs_agree_with_counts(recordings: dict[str, Recording], domain: str) -> None:
     found = recordings[domain]
     assert found.transition_MEE is not None

@@ -3,7 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-import pytest
+from tests.rows import each_row
 
 SCRIPT = Path(__file__).with_name("serving_constants.py")
 spec = importlib.util.spec_from_file_location("serving_constants", SCRIPT)
@@ -35,7 +35,7 @@ def test_a_pair_is_judged_by_the_value_that_the_other_pairs_choose() -> None:
     assert told == "x: chosen half 1 times, as shipped 2 times; left-out pairs +6.67 points"
 
 
-@pytest.mark.parametrize("constant", ["SGLang's client", "steps before a token", "scheduler"])
+@each_row("constant", ["SGLang's client", "steps before a token", "scheduler"])
 def test_every_value_moves_the_errors_and_is_taken_back(constant: str) -> None:
     shipped = constants.errors_of([CELLS], [], ())
     for patches in constants.VARIANTS[constant].values():

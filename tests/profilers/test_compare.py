@@ -9,6 +9,7 @@ from profilers.compare import Verdict, compare, holm, incomparable, incomplete_b
 from profilers.errors import MachineMismatchError
 from profilers.records import Measurement, Status
 from tests.profilers.testing import fake_machine, fake_profile, gemm_case, gemm_row
+from tests.rows import each_row
 
 TIMES = st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=8)
 
@@ -88,7 +89,7 @@ def test_every_fact_that_differs_is_named_in_one_line() -> None:
         assert fact in said
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "said"),
     [
         ({"ranks_per_node": 4}, "ranks per node: 2 here, 4 there"),
@@ -125,7 +126,7 @@ def test_welch_agrees_with_a_table_of_students_t() -> None:
     assert incomplete_beta(10 / (10 + 2.228**2), a=5.0, b=0.5) == pytest.approx(0.05, rel=1e-3)
 
 
-@pytest.mark.parametrize("x", [0.0, 0.01, 0.3, 0.5, 0.9, 0.999, 1.0])
+@each_row("x", [0.0, 0.01, 0.3, 0.5, 0.9, 0.999, 1.0])
 def test_the_incomplete_beta_of_halves_is_an_arcsine(x: float) -> None:
     expected = 2.0 / math.pi * math.asin(math.sqrt(x))
     assert incomplete_beta(x, a=0.5, b=0.5) == pytest.approx(expected, abs=1e-9)

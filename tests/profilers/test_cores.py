@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from profilers.cores import LAST_CACHE, MOST_CORES, Cores, cores_in
+from tests.rows import each_row
 
 needs_affinity = pytest.mark.skipif(
     not hasattr(os, "sched_getaffinity"), reason="threads have no affinity here"
 )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "cores"),
     [
         ("0-3,8\n", {0, 1, 2, 3, 8}),

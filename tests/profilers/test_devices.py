@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from profilers.devices import cache_bytes, last_cache_bytes, stated_cache_bytes
+from tests.rows import each_row
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "expected"),
     [
         ("1024K\n", 2**20),

@@ -1,5 +1,4 @@
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +8,7 @@ from profilers.kernels import attention, gemm, grouped_gemm, memory_bound
 from profilers.kernels.grouped_gemm import row_counts
 from profilers.records import AXES, Case, Measurement, Status
 from tests.profilers.testing import gemm_case
+from tests.rows import each_row
 
 CPU = torch.device("cpu")
 GRIDS = {
@@ -62,6 +62,6 @@ def test_messages_are_drawn_within_their_group_and_failures_are_no_sizes() -> No
     assert drawn(four, rng=np.random.default_rng(0)) == four[0]
 
 
-@pytest.mark.parametrize("operation", sorted(SIZES))
+@each_row("operation", sorted(SIZES))
 def test_sizes_are_axes(operation: str) -> None:
     assert set(SIZES[operation]) <= set(AXES[operation])

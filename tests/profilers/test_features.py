@@ -2,12 +2,12 @@ import math
 from itertools import accumulate
 
 import numpy as np
-import pytest
 
 from profilers.features import LINE_BYTES, detailed, plain
 from profilers.kernels.grouped_gemm import row_counts
 from profilers.records import AXES
 from profilers.steps.loads import whole_blocks
+from tests.rows import each_row
 
 
 def test_the_plain_columns_are_calls_operations_and_bytes() -> None:
@@ -32,9 +32,7 @@ def test_rows_that_fill_whole_vectors_have_no_ends() -> None:
     assert odd.tolist() == [[1.0, 690.0, 10.0, 50.0, 50.0, 320.0]]
 
 
-@pytest.mark.parametrize(
-    "operation", ["gemm", "grouped_gemm", "attention", "memory_bound", "kv_conversion"]
-)
+@each_row("operation", ["gemm", "grouped_gemm", "attention", "memory_bound", "kv_conversion"])
 def test_no_column_is_negative_and_calls_come_first(operation: str) -> None:
     rng = np.random.default_rng(0)
     axes_NA = rng.integers(1, 5000, (50, len(AXES[operation]))).astype(np.float64)
@@ -59,7 +57,7 @@ def test_blocks_of_queries_change_with_the_sequence() -> None:
     assert (columns[:, -1] > 0.0).tolist() == [False, True, True, False]
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@each_row("dtype", ["fp32", "bf16"])
 def test_attention_computes_whole_blocks_of_keys_up_to_that_of_the_query(dtype: str) -> None:
     # Blocks of queries begin at these; each sees whole blocks of 512 keys, as far as there are any.
     for sequence, queries in ((100, 32), (512, 64), (700, 64), (1040, 256), (1300, 256)):
@@ -103,7 +101,7 @@ def test_a_latent_counts_once_for_every_rank_that_holds_it() -> None:
     assert columns[:, [2, -1]].tolist() == [[100.0, 100.0], [400.0, 400.0]]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("experts", "tokens", "largest"), [(1, 33, 33), (2, 34, 17), (8, 100, 30), (8, 2048, 512)]
 )
 def test_rows_of_experts_in_bf16_count_in_whole_blocks(
@@ -120,7 +118,7 @@ def test_rows_of_experts_in_bf16_count_in_whole_blocks(
     assert padded == {"bf16": sum(map(whole_blocks, counts)), "fp32": tokens}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("experts", "tokens", "largest"),
     # Split are, in turn: nobody; the last, twice; the only one; nobody; the first; nobody.
     [(5, 104, 40), (5, 120, 40), (5, 111, 40), (1, 18, 18), (1, 7, 7), (2, 134, 129), (5, 100, 40)],
@@ -145,7 +143,7 @@ def test_an_expert_is_a_call_and_one_that_is_split_another(
     assert by_dtype["fp32"][10:] == []
 
 
-@pytest.mark.parametrize(("dtype", "lanes"), [("bf16", 64), ("fp32", 32)])
+@each_row(("dtype", "lanes"), [("bf16", 64), ("fp32", 32)])
 def test_swiglu_of_experts_goes_on_by_elements_after_two_vectors(dtype: str, lanes: int) -> None:
     axes_NA = np.array([[2.0, 100.0, 50.0, 64.0, 128.0 + over] for over in (0, lanes - 1, lanes)])
     columns = detailed("grouped_gemm", dtype=dtype, axes_NA=axes_NA)

@@ -1,11 +1,12 @@
 """What made-up trees of devices say of GPU-direct; what they do not say is called unknown."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
 from profilers.gpu_direct import distance, driver_says, gpu_direct_facts
+from tests.rows import each_row
 
 SWITCH = "devices/pci0000:10/0000:10:01.0/0000:11:00.0"
 """A root port and the switch's port up."""
@@ -63,7 +64,13 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path)
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+def new_node(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Node]:
+    """Make a node of its own for every row of a table."""
+    return lambda: Node(tmp_path_factory.mktemp("node"))
+
+
+@each_row(
     ("place", "numa", "far"),
     [
         # Another port of the same switch.
@@ -78,7 +85,10 @@ def node(tmp_path: Path) -> Node:
         ("devices/pci0000:80/0000:80:01.0/0000:81:00.0", "-1", "SYS"),
     ],
 )
-def test_distances_are_those_of_nvidia_smi(node: Node, place: str, numa: str, far: str) -> None:
+def test_distances_are_those_of_nvidia_smi(
+    new_node: Callable[[], Node], place: str, numa: str, far: str
+) -> None:
+    node = new_node()
     gpu = node.gpu(f"{SWITCH}/0000:12:00.0/0000:13:00.0")
     card = node.card("mlx5_0", place, numa=numa)
     assert distance(card, gpu) == distance(gpu, card) == far
@@ -110,7 +120,7 @@ def test_every_pair_is_listed_and_those_beyond_the_users_level_marked(node: Node
     assert "NCCL_NET_GDR_LEVEL far, not a level" in node.facts({"NCCL_NET_GDR_LEVEL": "far"})[1]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("level", "meant"),
     [
         ("LOC", "never"),
@@ -128,7 +138,10 @@ def test_every_pair_is_listed_and_those_beyond_the_users_level_marked(node: Node
         ("-1", "not a level"),
     ],
 )
-def test_levels_mean_what_nccl_takes_them_for(node: Node, level: str, meant: str) -> None:
+def test_levels_mean_what_nccl_takes_them_for(
+    new_node: Callable[[], Node], level: str, meant: str
+) -> None:
+    node = new_node()
     node.gpu("devices/pci0000:00/0000:00:02.0")
     node.card("mlx5_0", "devices/pci0000:80/0000:80:01.0/0000:81:00.0", numa="1")
     said = node.facts({"NCCL_NET_GDR_LEVEL": level})
@@ -141,7 +154,7 @@ OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Rele
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Tue"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("driver", "kernel", "said"),
     [
         (OPEN, "6.8.0-31-generic", "yes, by DMA-BUF"),
@@ -153,8 +166,9 @@ CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Tue"
     ],
 )
 def test_the_driver_says_yes_no_or_nothing(
-    node: Node, driver: str | None, kernel: str, said: str
+    new_node: Callable[[], Node], driver: str | None, kernel: str, said: str
 ) -> None:
+    node = new_node()
     if driver is not None:
         node.driver(driver)
     assert driver_says(sysfs=node.sysfs, proc=node.proc, kernel=kernel).startswith(said)

@@ -16,6 +16,7 @@ from profilers.interpolation import (
 from profilers.records import Case, Measurement, Status
 from profilers.series import Series
 from tests.profilers.testing import fake_profile, gemm_case, gemm_row
+from tests.rows import each_row
 
 GEMM = Series("gemm", "", "fp32", "forward")
 SENT = Series("collective", "all_reduce", "", "")
@@ -172,9 +173,7 @@ def test_losses_at_meetings_follow_the_work_before_them_inside_a_group() -> None
     assert seconds == pytest.approx([1e-5, 2e-5, 9e-5, 1e-5 / 250**0.5])
 
 
-@pytest.mark.parametrize(
-    "lost_s", [{1000: 2e-3, 4000: 3e-3}, {4000: 3e-3}, {1000: 5e-3, 4000: 3e-3}]
-)
+@each_row("lost_s", [{1000: 2e-3, 4000: 3e-3}, {4000: 3e-3}, {1000: 5e-3, 4000: 3e-3}])
 def test_what_a_meeting_loses_grows_with_the_root_of_the_work(lost_s: dict[int, float]) -> None:
     curve = fit(
         Series("rendezvous", "", "", ""),

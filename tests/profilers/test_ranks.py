@@ -2,6 +2,7 @@ import pytest
 
 from profilers.errors import RankError
 from profilers.ranks import RankInfo, first_host, from_environment
+from tests.rows import each_row
 
 TORCHRUN = {
     "RANK": "3",
@@ -114,7 +115,7 @@ def test_mpich_without_local_names_is_one_node() -> None:
     assert (info.rank, info.world, info.local_rank, info.local_world) == (1, 3, 1, 3)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("nodelist", "host"),
     [
         ("gpu[07-09,12],login", "gpu07"),
@@ -128,7 +129,7 @@ def test_the_first_host_of_a_list(nodelist: str, host: str) -> None:
     assert first_host(nodelist) == host
 
 
-@pytest.mark.parametrize(
+@each_row(
     "change",
     [
         {"RANK": "4"},
@@ -146,7 +147,7 @@ def test_contradictions_are_refused_in_one_line(change: dict[str, str]) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("tasks", ["", "2(x1)", "two"])
+@each_row("tasks", ["", "2(x1)", "two"])
 def test_a_task_list_without_this_node_is_refused(tasks: str) -> None:
     with pytest.raises(RankError, match="SLURM_STEP_TASKS_PER_NODE"):
         from_environment({**SRUN, "SLURM_STEP_TASKS_PER_NODE": tasks})

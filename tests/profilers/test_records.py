@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.profilers.testing import gemm_case, gemm_row
+from tests.rows import each_row
 
 TIMES = st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=12)
 
@@ -31,7 +32,7 @@ def test_what_a_call_costs_is_between_its_fastest_repeat_and_three_medians(
     assert row.expected_s <= 3.0 * statistics.median(times_s) * slack
 
 
-@pytest.mark.parametrize("pause_s", [3.1, 100.0])
+@each_row("pause_s", [3.1, 100.0])
 def test_a_pause_of_the_machine_is_not_the_calls(pause_s: float) -> None:
     assert gemm_row(8, *[1.0] * 5, pause_s).expected_s == 1.0
 

@@ -8,9 +8,10 @@ from profilers.records import AXES
 from profilers.registry import SUITES, load_suite
 from profilers.team import Alone
 from profilers.timing import HostClock
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize("name", SUITES)
+@each_row("name", SUITES)
 def test_every_suite_offers_benches_of_known_tables(name: str) -> None:
     setting = Setting(
         device="cpu", dtypes=("fp32",), team=Alone(), clock=HostClock(), directory=Path()

@@ -6,6 +6,7 @@ import pytest
 from profilers.records import Case, Measurement, Status
 from profilers.series import together_s
 from tests.profilers.testing import gemm_case, gemm_row
+from tests.rows import each_row
 
 SIZES = tuple(range(16, 16 + 200))
 
@@ -26,7 +27,7 @@ def times_of(found: list[Measurement]) -> dict[int, float]:
     return {place[0]: seconds for place, seconds in times.items()}
 
 
-@pytest.mark.parametrize("ranks", [2, 8])
+@each_row("ranks", [2, 8])
 def test_equal_ranks_that_are_disturbed_in_turn_count_as_equal(ranks: int) -> None:
     noisy = rows(*[1.0] * ranks, noise_ratio=0.1)
     by_size = np.array([row.expected_s for row in noisy]).reshape(ranks, -1)
@@ -34,7 +35,7 @@ def test_equal_ranks_that_are_disturbed_in_turn_count_as_equal(ranks: int) -> No
     assert np.mean(list(times_of(noisy).values())) == pytest.approx(1e-3, rel=0.035)
 
 
-@pytest.mark.parametrize("ranks", [2, 8, 32])
+@each_row("ranks", [2, 8, 32])
 def test_a_size_that_nothing_disturbed_takes_what_every_rank_took(ranks: int) -> None:
     rng = np.random.default_rng(0)
     halved = rng.random((ranks, len(SIZES))) < 0.2
@@ -58,7 +59,7 @@ def test_one_rank_alone_counts_as_it_is() -> None:
     assert list(times_of(alone).values()) == [row.expected_s for row in alone]
 
 
-@pytest.mark.parametrize("measured_by", [(0,), (2,), (0, 1), (1, 2), (0, 1, 2)])
+@each_row("measured_by", [(0,), (2,), (0, 1), (1, 2), (0, 1, 2)])
 def test_a_size_that_some_ranks_failed_at_takes_what_the_slowest_would(
     measured_by: tuple[int, ...],
 ) -> None:
@@ -78,7 +79,7 @@ def test_ranks_that_measured_nothing_in_common_count_as_they_are() -> None:
     assert found == {64: 1e-3, 128: 3e-3}
 
 
-@pytest.mark.parametrize(
+@each_row(
     "case",
     [
         Case(
@@ -88,7 +89,6 @@ def test_ranks_that_measured_nothing_in_common_count_as_they_are() -> None:
         ),
         Case(operation="storage", kind="write", axes={"bytes": 1024}),
     ],
-    ids=lambda case: case.operation,
 )
 def test_of_what_ranks_time_together_the_slowest_counts(case: Case) -> None:
     other = case.model_copy(update={"axes": case.axes | {"bytes": 2048}})

@@ -5,9 +5,12 @@ import errno
 import math
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -29,12 +32,15 @@ from profilers.launch import run_workers
 from profilers.links.collectives import BUILDERS
 from profilers.links.matrix import links_of
 from profilers.progress import ProgressEvent
-from profilers.records import Case, Status
+from profilers.records import Case, ProfileHeader, Status
 from profilers.session import measure_profile
 from profilers.store import read_header, read_profile, write_header
 from tests.profilers.testing import gemm_case
+from tests.rows import each_row
 
 ALONE: dict[str, str] = {}
+BUDGET_S = 16.0
+RENDEZVOUS = "meet"
 RANK_ARGUMENT = 5
 """Where `python -P -m profilers.worker SCRATCH RANK ...` names the rank."""
 
@@ -60,24 +66,78 @@ def signal_rank_1(number: signal.Signals) -> None:
                 child.send_signal(number)
 
 
-def test_two_ranks_measure_everything_within_the_budget(tmp_path: Path) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoRanks:
+    """What two ranks measured, and what was seen of them meanwhile."""
+
+    out: Path
+    scratch: Path
+    """Their temporary folder."""
+    header: ProfileHeader
+    events: tuple[ProgressEvent, ...]
+    wall_s: float
+    addresses: Mapping[int, Set[str]]
+    """At which each process could be reached."""
+    modes: Set[int]
+    """Of the folders in which they met."""
+
+
+@pytest.fixture(scope="module")
+def two_ranks(
+    tmp_path_factory: pytest.TempPathFactory,
+    sockets_of_children: Callable[[], dict[int, set[str]]],
+    outside_card: str,
+) -> TwoRanks:
+    """A profile of everything; cases of it may be asked for."""
+    folder = tmp_path_factory.mktemp("two-ranks")
+    scratch = folder / "tmp"
+    scratch.mkdir()
     events: list[ProgressEvent] = []
+    seen: dict[int, set[str]] = {}
+    modes: set[int] = set()
+
+    def look(event: ProgressEvent) -> None:
+        events.append(event)
+        for process, addresses in sockets_of_children().items():
+            seen.setdefault(process, set()).update(addresses)
+        modes.update(stat.S_IMODE(file.parent.stat().st_mode) for file in scratch.rglob(RENDEZVOUS))
+
     started_s = time.monotonic()
-    header = measure_profile(
-        tmp_path / "profile",
-        budget_s=24.0,
-        ranks=2,
-        device="cpu",
-        extra_cases=(gemm_case(77), gemm_case(77, dtype="bf16"), link_case("all_to_all", size=777)),
-        progress=events.append,
-        environment=ALONE,
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        # What a cluster's login script exports for jobs of several nodes.
+        patch.setenv("GLOO_SOCKET_IFNAME", outside_card)
+        patch.setattr("tempfile.tempdir", str(scratch))
+        header = measure_profile(
+            folder / "profile",
+            budget_s=BUDGET_S,
+            ranks=2,
+            device="cpu",
+            extra_cases=(
+                *(gemm_case(77), gemm_case(77, dtype="bf16")),
+                link_case("all_to_all", size=777),
+            ),
+            progress=look,
+            environment=ALONE,
+        )
     assert header is not None
+    return TwoRanks(
+        out=folder / "profile",
+        scratch=scratch,
+        header=header,
+        events=tuple(events),
+        wall_s=time.monotonic() - started_s,
+        addresses=seen,
+        modes=modes,
+    )
+
+
+def test_two_ranks_measure_everything_within_the_budget(two_ranks: TwoRanks) -> None:
+    header, events = two_ranks.header, two_ranks.events
     # Starting two ranks takes seconds, on a busy machine many; without a budget it is minutes.
-    assert time.monotonic() - started_s < 24.0 + 60.0
+    assert two_ranks.wall_s < BUDGET_S + 60.0
     assert all(info.complete for info in header.tables.values())
     assert header.machine.world == 2
-    profile = read_profile(tmp_path / "profile")
+    profile = read_profile(two_ranks.out)
     assert profile.header == header
     assert {row.case.kind for row in profile.table("collective")} == set(BUILDERS)
     assert {row.rank for row in profile.table("gemm")} == {0, 1}
@@ -97,6 +157,14 @@ def test_two_ranks_measure_everything_within_the_budget(tmp_path: Path) -> None:
     assert events[0].left_s >= events[-1].left_s >= 0.0
     assert fit_curves(profile)
     assert children() == []
+
+
+def test_ranks_listen_on_loopback_alone_and_meet_in_a_private_folder(two_ranks: TwoRanks) -> None:
+    # Both ranks lived and listened for each other while they were looked at.
+    assert len(two_ranks.addresses) == 2
+    assert set().union(*two_ranks.addresses.values()) == {"127.0.0.1"}
+    assert two_ranks.modes == {0o700}
+    assert list(two_ranks.scratch.iterdir()) == []
 
 
 def test_a_rank_that_dies_is_named_and_complete_tables_stay(tmp_path: Path) -> None:
@@ -241,7 +309,7 @@ def test_another_machines_profile_is_not_resumed(tmp_path: Path) -> None:
         measure_profile(tmp_path, suites=("links",), budget_s=1.0, resume=True, environment=ALONE)
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@each_row("ranks", [1, 2])
 def test_a_damaged_profile_is_not_resumed_and_no_rank_is_blamed(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "profile.json").write_text("{")
     with pytest.raises(ProfileUnreadableError, match=r"profile\.json") as caught:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from profilers.stalls import LATEST_S, seconds_with_stalls
+from tests.rows import each_row
 
 QUIET_S = np.array([2e-4, 2.5e-4, 3e-4, 5e-4, 1e-3, 4e-3, 16e-3, 64e-3])
 LATE_S = 4e-3
@@ -38,7 +39,7 @@ def errors(*, count: int, late_ratio: float, own_means: bool) -> NDArray[np.floa
     return root
 
 
-@pytest.mark.parametrize("count", [5, 20])
+@each_row("count", [5, 20])
 def test_short_calls_are_known_better_from_all_sizes_than_from_their_own_repeats(
     count: int,
 ) -> None:
@@ -47,7 +48,7 @@ def test_short_calls_are_known_better_from_all_sizes_than_from_their_own_repeats
     assert np.all(shared <= 1.05 * own + 1e-3)
 
 
-@pytest.mark.parametrize("late_ratio", [0.05, 0.3, 0.6])
+@each_row("late_ratio", [0.05, 0.3, 0.6])
 def test_the_mean_is_right_however_often_calls_are_late(late_ratio: float) -> None:
     rng = np.random.default_rng(2)
     found = [seconds_with_stalls(repeats(rng, count=30, late_ratio=late_ratio)) for _ in range(100)]
@@ -59,7 +60,7 @@ def test_where_nobody_is_late_calls_take_their_mean() -> None:
     assert seconds_with_stalls(seen) == pytest.approx([np.mean(s) for s in seen], rel=0.02)
 
 
-@pytest.mark.parametrize("noise_ratio", [0.02, 0.3])
+@each_row("noise_ratio", [0.02, 0.3])
 def test_noise_in_proportion_to_the_time_is_shared_with_nobody(noise_ratio: float) -> None:
     rng = np.random.default_rng(0)
     sizes_s = np.geomspace(1e-5, 7e-3, 10)
@@ -73,9 +74,9 @@ def test_noise_in_proportion_to_the_time_is_shared_with_nobody(noise_ratio: floa
     assert np.mean(found, axis=0) == pytest.approx(truth_S, rel=0.05)
 
 
-@pytest.mark.parametrize("pause_s", [0.1, 2.0])
-@pytest.mark.parametrize("at", [1, -1])
-@pytest.mark.parametrize(("count", "most"), [(5, 2.5), (10, 2.3), (40, 1.6)])
+@each_row("pause_s", [0.1, 2.0])
+@each_row("at", [1, -1])
+@each_row(("count", "most"), [(5, 2.5), (10, 2.3), (40, 1.6)])
 def test_a_pause_of_the_whole_machine_is_no_stall(
     count: int, most: float, at: int, pause_s: float
 ) -> None:
@@ -94,7 +95,7 @@ def test_a_pause_of_the_whole_machine_is_no_stall(
         assert ratios_S[:-1] == pytest.approx(1.0, abs=0.01)
 
 
-@pytest.mark.parametrize("pauses", [2, 4])
+@each_row("pauses", [2, 4])
 def test_of_more_pauses_than_one_in_a_hundred_each_counts_as_a_late_call(pauses: int) -> None:
     seen = repeats(np.random.default_rng(0), count=10, late_ratio=0.0)
     usual_S = seconds_with_stalls(seen)

@@ -9,6 +9,7 @@ from profilers.records import Case, Measurement, Status
 from profilers.storage import SIZES, StorageBench
 from profilers.team import Alone
 from tests.profilers.testing import UnmappedClock
+from tests.rows import each_row
 
 
 def bench(directory: Path) -> StorageBench:
@@ -25,7 +26,7 @@ def measured(directory: Path, *, kind: str, size: int = 100_000) -> Measurement:
     return row
 
 
-@pytest.mark.parametrize("kind", ["write", "read"])
+@each_row("kind", ["write", "read"])
 def test_a_directory_is_measured_and_left_clean(tmp_path: Path, kind: str) -> None:
     row = measured(tmp_path, kind=kind)
     assert row.status is Status.OK

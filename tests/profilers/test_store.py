@@ -32,6 +32,7 @@ from profilers.store import (
     write_table,
 )
 from tests.profilers.testing import fake_machine, fake_profile, gemm_case, gemm_row
+from tests.rows import each_row
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward", "")
 RANKS = ("sender", "receiver")
@@ -44,10 +45,13 @@ def store(path: Path, profile: Profile) -> None:
     write_header(path, profile.header)
 
 
+FAILED = Measurement(case=gemm_case(8), status=Status.FAILED, error="no such kernel")
+GEMMS = fake_profile([gemm_row(4, 1e-5, 1.5e-5), FAILED])
+
+
 @pytest.fixture
 def stored(tmp_path: Path) -> Path:
-    failed = Measurement(case=gemm_case(8), status=Status.FAILED, error="no such kernel")
-    store(tmp_path / "profile", fake_profile([gemm_row(4, 1e-5, 1.5e-5), failed]))
+    store(tmp_path / "profile", GEMMS)
     return tmp_path / "profile"
 
 
@@ -186,7 +190,7 @@ def test_a_huge_table_is_refused_by_its_size(stored: Path) -> None:
     assert str(tables.MAX_FILE_BYTES) in complaint(stored)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "expected"),
     [
         (lambda header: header.update(schema_version=2), "schema_version 2 is not 1"),
@@ -210,17 +214,18 @@ def test_a_huge_table_is_refused_by_its_size(stored: Path) -> None:
 def test_an_edited_header_is_refused_in_one_line(
     stored: Path, change: Callable[[dict[str, Any]], None], expected: str
 ) -> None:
+    store(stored, GEMMS)
     rewrite_header(stored, change)
     assert expected in complaint(stored)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", "[" * 100_000])
+@each_row("text", ["", "{", "[]", "null", "\x00", "[" * 100_000])
 def test_a_header_that_is_no_json_object_is_refused(stored: Path, text: str) -> None:
     (stored / "profile.json").write_text(text)
     assert "profile.json" in complaint(stored)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "expected"),
     [
         (lambda table: table.drop_columns(["m"]), "'m' is missing"),
@@ -241,6 +246,7 @@ def test_a_header_that_is_no_json_object_is_refused(stored: Path, text: str) -> 
 def test_an_edited_table_is_refused_in_one_line(
     stored: Path, change: Callable[[pa.Table], pa.Table], expected: str
 ) -> None:
+    store(stored, GEMMS)
     rewrite_table(stored, change)
     assert expected in complaint(stored)
 
@@ -273,37 +279,37 @@ def test_a_place_that_cannot_be_a_directory_is_refused(tmp_path: Path) -> None:
         write_table(tmp_path / "file" / "profile", [], operation="gemm")
 
 
-@pytest.fixture
-def between_peers(tmp_path: Path) -> Path:
+def between_peers() -> Profile:
     axes = {"bytes": 8, "sender": 0, "receiver": 1, "lanes": 1, "world": 2}
     link = Case(operation="link", kind="one_way", axes=axes)
     work = Case(operation="every_rank", kind="gemm", axes={"size": 512, "world": 2})
     rows = [Measurement(case=case, rank=1, times_s=(1e-3, 1e-3)) for case in (link, work)]
-    store(tmp_path / "profile", fake_profile(rows, machine=fake_machine(world=2)))
-    return tmp_path / "profile"
+    return fake_profile(rows, machine=fake_machine(world=2))
 
 
-@pytest.mark.parametrize("operation", BETWEEN_PEERS)
-@pytest.mark.parametrize("time_s", [0.0, 5e-324, 1e-13, 1e10])
+@each_row("operation", BETWEEN_PEERS)
+@each_row("time_s", [0.0, 5e-324, 1e-13, 1e10])
 def test_a_time_that_no_message_and_no_rank_can_take_is_refused_with_its_row(
-    between_peers: Path, operation: str, time_s: float
+    tmp_path: Path, operation: str, time_s: float
 ) -> None:
+    store(tmp_path, between_peers())
     rewrite_table(
-        between_peers,
+        tmp_path,
         lambda table: replaced(table, "times_s", [[1e-3, time_s]]),
         operation=operation,
     )
-    assert f"{operation}.parquet: row 0: " in complaint(between_peers)
+    assert f"{operation}.parquet: row 0: " in complaint(tmp_path)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("operation", "column"), [("link", "sender"), ("link", "receiver"), ("every_rank", "rank")]
 )
 def test_a_rank_beyond_those_of_the_machine_is_refused_with_its_row(
-    between_peers: Path, operation: str, column: str
+    tmp_path: Path, operation: str, column: str
 ) -> None:
-    rewrite_table(between_peers, lambda table: replaced(table, column, [2]), operation=operation)
-    assert "row 0: rank 2 of a machine of 2 ranks" in complaint(between_peers)
+    store(tmp_path, between_peers())
+    rewrite_table(tmp_path, lambda table: replaced(table, column, [2]), operation=operation)
+    assert "row 0: rank 2 of a machine of 2 ranks" in complaint(tmp_path)
 
 
 def test_a_time_below_the_clocks_resolution_is_read_elsewhere(tmp_path: Path) -> None:
@@ -311,7 +317,7 @@ def test_a_time_below_the_clocks_resolution_is_read_elsewhere(tmp_path: Path) ->
     assert read_profile(tmp_path).measurements[0].times_s == (0.0,)
 
 
-@pytest.mark.parametrize("name", ["copy.parquet", ".profile.json.x", ".gemm.parquet.x"])
+@each_row("name", ["copy.parquet", ".profile.json.x", ".gemm.parquet.x"])
 def test_a_directory_in_place_of_a_file_is_refused_before_anything_is_replaced(
     stored: Path, name: str
 ) -> None:
@@ -321,6 +327,7 @@ def test_a_directory_in_place_of_a_file_is_refused_before_anything_is_replaced(
         write_profile(stored, fake_profile([gemm_row(16, 1.0)]))
     assert (stored / "profile.json").read_bytes() == before
     assert len(read_profile(stored).measurements) == 2
+    (stored / name).rmdir()
 
 
 def test_a_table_that_cannot_be_removed_is_one_line(stored: Path) -> None:

@@ -2,12 +2,11 @@
 
 import random
 
-import pytest
-
 from profilers.links.matrix import links_of, shared_ratio
 from profilers.records import Case, Measurement
 from profilers.stragglers import Straggler, has_peers, stragglers
 from tests.profilers.testing import fake_machine, fake_profile
+from tests.rows import each_row
 
 GIGABIT = 1.25e8
 LARGEST = 2**23
@@ -148,7 +147,7 @@ def test_bandwidth_and_latency_are_those_of_the_link() -> None:
     assert link.fit.residual_ratio < 0.2
 
 
-@pytest.mark.parametrize("sizes", [(2**20,), (2**20, 2**20), (0, 2**20)])
+@each_row("sizes", [(2**20,), (2**20, 2**20), (0, 2**20)])
 def test_messages_of_one_size_give_a_bandwidth_and_no_line(sizes: tuple[int, ...]) -> None:
     rows = [_sized(size, seconds=0.5) for size in sizes]
     (link,) = links_of(fake_profile(rows, machine=fake_machine(world=2)))

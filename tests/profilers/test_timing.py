@@ -15,6 +15,7 @@ from profilers.timing import (
     spread_of_median,
 )
 from tests.profilers.testing import FakeClock
+from tests.rows import each_row
 
 
 def task(clock: FakeClock, *durations_s: float) -> Callable[[], None]:
@@ -236,7 +237,7 @@ def test_a_repeat_of_many_runs_lasts_as_long_as_all_of_them() -> None:
     assert min(machine.lasted_s) >= 1e-3
 
 
-@pytest.mark.parametrize("run_s", [20e-6, 60e-6, 300e-6])
+@each_row("run_s", [20e-6, 60e-6, 300e-6])
 def test_what_a_reading_does_to_the_caches_hardly_counts(run_s: float) -> None:
     clock = FakeClock()
     machine = Watched(clock, lambda _now_s: False)
@@ -252,7 +253,7 @@ def test_what_a_reading_does_to_the_caches_hardly_counts(run_s: float) -> None:
     assert times_s == pytest.approx((run_s,) * 5, rel=0.05)
 
 
-@pytest.mark.parametrize("run_s", [20e-6, 60e-6, 300e-6])
+@each_row("run_s", [20e-6, 60e-6, 300e-6])
 def test_what_agreeing_does_to_the_caches_hardly_counts(run_s: float) -> None:
     clock = FakeClock()
     is_cold = [True]

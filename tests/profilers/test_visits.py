@@ -8,6 +8,7 @@ from profilers.records import Case, Measurement, Status
 from profilers.sentinel import POWERS
 from profilers.visits import SAME_RATIO, Visit, Visits
 from tests.profilers.testing import gemm_case, gemm_row
+from tests.rows import each_row
 
 FAILED = Measurement(case=gemm_case(8), status=Status.FAILED, error="no")
 
@@ -53,7 +54,7 @@ def test_directions_are_told_apart() -> None:
     assert [row.median_s for row in visits.rows] == [1.0, 3.0]
 
 
-@pytest.mark.parametrize("quickest_s", [0.0, 1.0])
+@each_row("quickest_s", [0.0, 1.0])
 def test_a_visit_that_fails_takes_nothing_away_and_one_that_works_replaces_it(
     quickest_s: float,
 ) -> None:

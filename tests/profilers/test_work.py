@@ -3,6 +3,7 @@ import pytest
 
 from profilers.records import AXES
 from profilers.work import PASSES, work
+from tests.rows import each_row
 
 PRODUCT = {"m": 2, "n": 3, "k": 5}
 
@@ -39,7 +40,7 @@ def test_attention_by_hand() -> None:
     assert of("attention", size, direction="backward") == (1280.0, 768.0)
 
 
-@pytest.mark.parametrize("kind", sorted(PASSES))
+@each_row("kind", sorted(PASSES))
 def test_memory_bound_work_grows_with_rows_and_width(kind: str) -> None:
     _, once = of("memory_bound", {"rows": 10, "width": 20}, kind=kind)
     _, twice = of("memory_bound", {"rows": 20, "width": 20}, kind=kind)
@@ -53,7 +54,7 @@ def test_an_all_reduce_moves_twice_its_share() -> None:
     assert of("collective", size, kind="send_recv")[1] == 800.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "dtype", "expected"),
     # 10 parameters. fp32 totals are read and written: 4 + 4, gradients 2 or 4; converting reads 4.
     [
@@ -67,7 +68,7 @@ def test_parameters_are_read_and_written_by_hand(kind: str, dtype: str, expected
     assert of("optimizer", {"parameters": 10}, kind=kind, dtype=dtype) == (0.0, expected)
 
 
-@pytest.mark.parametrize("operation", sorted(AXES))
+@each_row("operation", sorted(AXES))
 def test_every_operation_has_work(operation: str) -> None:
     flop, moved = of(operation, dict.fromkeys(AXES[operation], 8), kind="write")
     assert flop + moved > 0.0
@@ -78,7 +79,7 @@ def test_an_unknown_operation_is_refused() -> None:
         of("dance", {"steps": 3})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("operation", "axes", "flop", "moved"),
     [
         # 4 * 2 * 8 * 64 * 100 flop for one token each; keys and values of 100 tokens, 2 bytes

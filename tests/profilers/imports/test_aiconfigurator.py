@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from profilers.imports.registry import import_measurements
 from profilers.imports.result import Imported
 from profilers.records import Measurement, Source
 from profilers.store import read_profile, write_profile
+from tests.rows import each_row
 from tuner.cli import app as frame
 
 Write = Callable[[str, Sequence[Mapping[str, Any]]], Path]
@@ -95,7 +97,7 @@ def test_a_product_becomes_seconds_with_its_origin(systems: Path, write: Write) 
     assert machine.libraries == {"trtllm": "1.0"}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("place", "row", "expected"),
     [
         (
@@ -148,8 +150,10 @@ def test_a_product_becomes_seconds_with_its_origin(systems: Path, write: Write) 
 def test_every_table_becomes_one_of_our_operations(
     systems: Path, write: Write, place: str, row: Mapping[str, Any], expected: str
 ) -> None:
-    write(f"trtllm/1.0/{place}.parquet", [row])
-    assert only(imported(systems)).case.id == expected
+    file = write(f"trtllm/1.0/{place}.parquet", [row])
+    found = imported(systems)
+    file.unlink()
+    assert only(found).case.id == expected
 
 
 def test_both_halves_of_deepep_are_read_with_their_notification(
@@ -264,7 +268,7 @@ def test_only_the_named_operations_are_kept(systems: Path, write: Write) -> None
         imported(systems, operations="moe,sorting")
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("row", "complaint"),
     [
         (GEMM | {"latency": -1.0}, "row 1: latency is -1.0, must be positive"),
@@ -288,7 +292,7 @@ def test_a_missing_column_is_named(systems: Path, write: Write) -> None:
         imported(systems)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "complaint"),
     [
         (b"PAR1 nonsense PAR1", "gemm_perf.parquet: "),
@@ -312,7 +316,7 @@ def test_a_description_may_not_lead_out_of_its_folder(systems: Path, tmp_path: P
         imported(systems)
 
 
-@pytest.mark.parametrize("text", ["a: [", "!!python/object/apply:os.getcwd []"])
+@each_row("text", ["a: [", "!!python/object/apply:os.getcwd []"])
 def test_a_description_that_is_no_plain_yaml_is_refused(systems: Path, text: str) -> None:
     (systems / "tiny_sxm.yaml").write_text(text)
     with pytest.raises(ProfileUnreadableError, match=r"tiny_sxm\.yaml"):
@@ -326,7 +330,7 @@ def test_a_description_without_the_machine_is_refused(systems: Path, write: Writ
         imported(systems)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("memory", "complaint"),
     [("-1", "memory_bytes_per_device"), ("1" + "0" * 400, "memory_bytes"), (".inf", "numbers")],
 )
@@ -335,7 +339,7 @@ def test_a_machine_that_cannot_exist_is_refused_with_its_file(
 ) -> None:
     write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
     file = systems / "tiny_sxm.yaml"
-    file.write_text(file.read_text().replace("1000000", memory))
+    file.write_text(re.sub(r"mem_capacity: [^,]+", f"mem_capacity: {memory}", file.read_text()))
     with pytest.raises(ProfileUnreadableError, match=rf"tiny_sxm\.yaml: .*{complaint}"):
         imported(systems)
 

@@ -9,6 +9,7 @@ import pytest
 from profilers.errors import ProfileUnreadableError
 from profilers.imports.aiconfigurator_arrays import read_system
 from profilers.imports.aiconfigurator_tables import TABLES
+from tests.rows import each_row
 
 Write = Callable[[str, Sequence[Mapping[str, Any]]], Path]
 
@@ -99,14 +100,15 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("table", ROWS)
+@each_row("table", ROWS)
 def test_a_row_says_the_same_in_columns_as_in_records(
     table: str, systems: Path, write: Write
 ) -> None:
     framework = "nccl" if table == "nccl_perf" else "vllm"
     row = {"kernel_source": "k", **ROWS[table], "latency": 0.25}
-    write(f"family/{framework}/1.2.0/{table}.parquet", [row])
+    file = write(f"family/{framework}/1.2.0/{table}.parquet", [row])
     (found,) = read_system(systems, system="tiny_sxm")
+    file.unlink()
     (entry,) = TABLES[table].entries(row)
     assert found.operation == entry.operation
     assert found.kind_N.tolist() == [entry.kind]

@@ -9,6 +9,7 @@ from profilers.imports.registry import import_measurements
 from profilers.interpolation import fit_rows
 from profilers.records import AXES, Measurement
 from profilers.series import Series, key_of
+from tests.rows import each_row
 
 TABLES = Path(__file__).parents[4] / "shared" / "data" / "aiconfigurator"
 NUM_HELD_OUT = 300
@@ -27,7 +28,7 @@ def measured() -> tuple[Measurement, ...]:
     return found.profile.measurements
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("operation", "largest_median_ratio"),
     [("latent_attention", 0.06), ("latent_decode", 0.05), ("expert_all_to_all", 0.08)],
 )

@@ -8,6 +8,7 @@ from profilers.imports.link_matrix import link_matrix_csv, read_link_matrix
 from profilers.records import Case, Measurement
 from profilers.store import write_profile
 from tests.profilers.testing import fake_machine, fake_profile
+from tests.rows import each_row
 
 
 def run(folder: Path, hosts: tuple[str, ...], *, time_us: float, name: str = "sendrecv") -> None:
@@ -46,7 +47,7 @@ def test_a_pair_that_was_not_tested_is_named(tmp_path: Path) -> None:
         read_link_matrix(tmp_path)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("hosts", "name", "complaint"),
     [
         (("a", "b", "c"), "sendrecv", "a test of a pair has two nodes with equal ranks"),
@@ -58,9 +59,11 @@ def test_a_pair_that_was_not_tested_is_named(tmp_path: Path) -> None:
 def test_a_run_that_is_no_test_of_a_pair_is_refused(
     tmp_path: Path, hosts: tuple[str, ...], name: str, complaint: str
 ) -> None:
-    run(tmp_path, hosts, time_us=1.0, name=name)
+    folder = tmp_path / f"{name}-{'-'.join(hosts)}"
+    folder.mkdir()
+    run(folder, hosts, time_us=1.0, name=name)
     with pytest.raises(ProfileUnreadableError, match=complaint):
-        read_link_matrix(tmp_path)
+        read_link_matrix(folder)
 
 
 TABLE = "bytes_per_s,b,a\nb,,3e9\na,1e9,0\n"
@@ -85,7 +88,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     assert again.bytes_per_s_NN.tolist() == found.bytes_per_s_NN.tolist()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "complaint"),
     [
         ("", "begins with ''; the first cell of a link matrix is 'bytes_per_s'"),

@@ -5,6 +5,7 @@ import pytest
 from profilers.errors import ProfileUnreadableError, UnknownNameError
 from profilers.imports.registry import import_measurements
 from profilers.imports.result import Imported
+from tests.rows import each_row
 
 HEAD = """\
 # nccl-tests version 2.17.6 nccl-headers=22705 nccl-library=22705
@@ -82,7 +83,7 @@ def test_a_collective_that_nothing_names_is_asked_for(tmp_path: Path) -> None:
     assert imported(file, collective="all_gather").profile.measurements[0].case.kind == "all_gather"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("text", "complaint"),
     [
         ("", "lists no ranks"),

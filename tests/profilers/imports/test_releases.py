@@ -1,11 +1,10 @@
 """Releases in the order in which they came out."""
 
-import pytest
-
 from profilers.imports.releases import release_order
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("older", "newer"),
     [("1.3.0rc20", "1.3.0"), ("0.5.6", "0.5.6.post2"), ("0.5.9", "0.5.10"), ("1.2", "1.2.1")],
 )

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.kernels.grouped_gemm import cases, row_counts
+from tests.rows import each_row
 
 
 def test_an_even_and_an_uneven_load_by_hand() -> None:
@@ -29,7 +30,7 @@ def test_loads_sum_up_and_have_their_largest_or_are_refused(
     assert max(counts) == largest == counts[0]
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@each_row("device", ["cpu", "cuda"])
 def test_every_default_load_exists(device: str) -> None:
     for case in cases(torch.device(device), ("bf16",)):
         axes = case.axes

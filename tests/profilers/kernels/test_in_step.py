@@ -11,6 +11,7 @@ from profilers.kernels.suite import measure_kernel
 from profilers.records import Measurement, Status
 from profilers.timing import Agreed
 from tests.profilers.testing import FakeClock, gemm_case
+from tests.rows import each_row
 
 RANKS = 2
 PATIENCE_S = 20.0
@@ -104,7 +105,7 @@ def test_a_fast_rank_runs_as_often_in_a_repeat_as_its_slow_neighbour() -> None:
     assert slow[0].median_s == pytest.approx(2**-16)
 
 
-@pytest.mark.parametrize("which", [0, 1])
+@each_row("which", [0, 1])
 def test_what_one_rank_cannot_prepare_no_rank_measures(which: int) -> None:
     ranks = [_running(1e-3), _running(1e-3)]
     ranks[which] = _failing

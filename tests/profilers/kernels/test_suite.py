@@ -36,6 +36,7 @@ from profilers.schedule import distinct
 from profilers.team import Alone
 from profilers.timing import HostClock
 from tests.profilers.testing import UnmappedClock, gemm_case
+from tests.rows import each_row
 
 CPU = torch.device("cpu")
 TINY: dict[str, dict[str, int]] = {
@@ -94,7 +95,7 @@ def test_the_tables_of_the_suite_agree() -> None:
         assert set(SIZES[operation]) <= set(AXES[operation])
 
 
-@pytest.mark.parametrize("case", tiny_cases(), ids=lambda case: case.id)
+@each_row("case", tiny_cases())
 def test_every_kernel_takes_a_finite_positive_time(case: Case) -> None:
     rows = measured(case)
     directions = ["forward", "backward"] if case.direction else [""]
@@ -107,15 +108,15 @@ def test_every_kernel_takes_a_finite_positive_time(case: Case) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not count_accelerators(), reason="no accelerator on this machine")
-@pytest.mark.parametrize("case", tiny_cases(), ids=lambda case: case.id)
+@each_row("case", tiny_cases())
 def test_every_kernel_runs_on_an_accelerator(case: Case) -> None:
     for row in measured(case, device=pick_device("cuda", local_rank=0)):
         assert row.status is Status.OK, row.error
         assert all(math.isfinite(time_s) and time_s > 0.0 for time_s in row.times_s)
 
 
-@pytest.mark.parametrize("device", [CPU, torch.device("cuda")], ids=str)
-@pytest.mark.parametrize("operation", KERNELS)
+@each_row("device", [CPU, torch.device("cuda")])
+@each_row("operation", KERNELS)
 def test_default_grids_are_distinct_and_have_sizes_in_between(
     operation: str, device: torch.device
 ) -> None:
@@ -188,7 +189,7 @@ def test_a_case_that_cannot_fit_is_not_tried() -> None:
     assert live_bytes(case) > 2**34
 
 
-@pytest.mark.parametrize("operation", ["memory_bound", "optimizer"])
+@each_row("operation", ["memory_bound", "optimizer"])
 def test_a_kind_that_does_not_exist_is_recorded(operation: str) -> None:
     case = Case(operation=operation, kind="sort", dtype="fp32", axes=TINY[operation])
     (row,) = measured(case)
@@ -203,7 +204,7 @@ def test_the_optimizers_table_has_a_line_of_each_kind_and_type() -> None:
     assert lines == {("adamw", "fp32"), *added_up, *converted}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_row("dtype", DTYPES)
 def test_gradients_are_added_in_place_and_in_fp32(dtype: str) -> None:
     case = Case(operation="optimizer", kind="accumulate", dtype=dtype, axes={"parameters": 2**16})
     run = optimizer.prepare(case, CPU).forward
@@ -220,7 +221,7 @@ def test_gradients_are_added_in_place_and_in_fp32(dtype: str) -> None:
     assert not torch.equal(first, before)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@each_row("dtype", DTYPES)
 def test_parameters_are_converted_to_the_type_asked_for(dtype: str) -> None:
     case = Case(operation="optimizer", kind="convert", dtype=dtype, axes={"parameters": 64})
     target = optimizer.prepare(case, CPU).forward()

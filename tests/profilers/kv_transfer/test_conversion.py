@@ -20,6 +20,7 @@ from profilers.kv_transfer.pages import (
     scatter,
 )
 from profilers.kv_transfer.shards import CacheShape, Degrees, Rank, ranks
+from tests.rows import each_row
 
 GROUPED = CacheShape(num_layers=2, num_heads=4, width=3)
 UNEVEN = CacheShape(num_layers=3, num_heads=6, width=2)
@@ -102,26 +103,39 @@ def round_trip(
     assert_holds(again, values)
 
 
-@pytest.mark.parametrize("shape", [GROUPED, UNEVEN, LATENT], ids=["gqa", "uneven", "mla"])
-@pytest.mark.parametrize(("mine", "theirs"), list(itertools.product(DEGREES, DEGREES)))
-def test_round_trip_over_tensor_degrees_and_all_page_sizes(
+def round_trip_of_pages(shape: CacheShape, mine: int, theirs: int, page: int, other: int) -> None:
+    round_trip(
+        shape,
+        sender=Degrees(tensor=mine),
+        receiver=Degrees(tensor=theirs),
+        mine=PageFormat(page_tokens=page, layout=PageLayout.NHD),
+        theirs=PageFormat(page_tokens=other, layout=PageLayout.HND),
+    )
+
+
+@each_row("shape", [GROUPED, UNEVEN, LATENT])
+@each_row(("mine", "theirs"), itertools.product(range(4), range(4)))
+def test_round_trip_over_tensor_degrees_and_page_sizes(
     shape: CacheShape, mine: int, theirs: int
 ) -> None:
-    for page, other in itertools.product(PAGES, PAGES):
-        round_trip(
-            shape,
-            sender=Degrees(tensor=mine),
-            receiver=Degrees(tensor=theirs),
-            mine=PageFormat(page_tokens=page, layout=PageLayout.NHD),
-            theirs=PageFormat(page_tokens=other, layout=PageLayout.HND),
-        )
+    # Two orthogonal Latin squares: any two of the four axes meet in every pair of their values.
+    page, other = PAGES[mine ^ theirs], PAGES[mine ^ (0, 2, 3, 1)[theirs]]
+    round_trip_of_pages(shape, DEGREES[mine], DEGREES[theirs], page, other)
 
 
-@pytest.mark.parametrize("shape", [GROUPED, LATENT], ids=["gqa", "mla"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("layout", "other"), list(itertools.product(PageLayout, PageLayout)), ids=str
-)
+@pytest.mark.slow
+@each_row("shape", [GROUPED, UNEVEN, LATENT])
+@each_row(("mine", "theirs"), itertools.product(DEGREES, DEGREES))
+@each_row(("page", "other"), itertools.product(PAGES, PAGES))
+def test_round_trip_over_all_tensor_degrees_and_page_sizes(
+    shape: CacheShape, mine: int, theirs: int, page: int, other: int
+) -> None:
+    round_trip_of_pages(shape, mine, theirs, page, other)
+
+
+@each_row("shape", [GROUPED, LATENT])
+@each_row("dtype", DTYPES)
+@each_row(("layout", "other"), itertools.product(PageLayout, PageLayout))
 def test_round_trip_over_layouts_and_types(
     shape: CacheShape, dtype: torch.dtype, layout: PageLayout, other: PageLayout
 ) -> None:
@@ -134,8 +148,8 @@ def test_round_trip_over_layouts_and_types(
     )
 
 
-@pytest.mark.parametrize("shape", [UNEVEN, LATENT], ids=["gqa", "mla"])
-@pytest.mark.parametrize(("mine", "theirs"), [(1, 3), (3, 1), (2, 3), (3, 3)])
+@each_row("shape", [UNEVEN, LATENT])
+@each_row(("mine", "theirs"), [(1, 3), (3, 1), (2, 3), (3, 3)])
 def test_round_trip_over_pipeline_degrees(shape: CacheShape, mine: int, theirs: int) -> None:
     round_trip(
         shape,
@@ -200,8 +214,8 @@ def test_bf16_clips_to_the_range_of_fp16_and_keeps_nan() -> None:
     assert narrow[4].isnan()
 
 
-@pytest.mark.parametrize("between", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("scale", [1.0, 0.0371])
+@each_row("between", [torch.bfloat16, torch.float16])
+@each_row("scale", [1.0, 0.0371])
 def test_fp8_through_a_wider_type_and_back_is_unchanged(between: torch.dtype, scale: float) -> None:
     every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
     finite = every[~every.to(torch.float32).isnan()].view(1, -1, 1, 1)

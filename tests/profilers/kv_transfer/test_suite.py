@@ -14,6 +14,7 @@ from profilers.schedule import distinct
 from profilers.team import Alone
 from profilers.work import work
 from tests.profilers.testing import UnmappedClock
+from tests.rows import each_row
 
 
 def bench() -> ConversionBench:
@@ -32,7 +33,7 @@ def case(kind: str, dtype: str, **axes: int) -> Case:
     )
 
 
-@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+@each_row(("kind", "dtype"), KINDS)
 def test_every_line_of_the_grid_is_measured_with_its_repeats(kind: str, dtype: str) -> None:
     heads = 1 if kind.startswith("latent") else 4
     asked = case(kind, dtype, heads=heads, tensor_from=2, tensor_to=4)
@@ -44,7 +45,7 @@ def test_every_line_of_the_grid_is_measured_with_its_repeats(kind: str, dtype: s
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not count_accelerators(), reason="no accelerator on this machine")
-@pytest.mark.parametrize(("kind", "dtype"), KINDS)
+@each_row(("kind", "dtype"), KINDS)
 def test_every_line_of_the_grid_runs_on_an_accelerator(kind: str, dtype: str) -> None:
     device = pick_device("cuda", local_rank=0)
     heads = 1 if kind.startswith("latent") else 4
@@ -79,7 +80,7 @@ def test_a_request_that_cannot_fit_is_not_tried() -> None:
     assert row.status is Status.OUT_OF_MEMORY
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("kind", "dtype", "axes", "moved"),
     [
         # 40 tokens x 4 heads x 8 x keys and values, 2 bytes read and 2 written

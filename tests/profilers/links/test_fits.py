@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.links.fits import fit_link
+from tests.rows import each_row
 
 SIZES = [2.0**power for power in range(10, 27, 2)]
 
@@ -37,7 +38,7 @@ def test_times_that_shrink_with_size_do_not_give_a_negative_bandwidth() -> None:
     assert fit.seconds(1e6) > 0.0
 
 
-@pytest.mark.parametrize("times", [[1e-3], [0.0, 1e-3]])
+@each_row("times", [[1e-3], [0.0, 1e-3]])
 def test_too_little_to_fit_is_refused(times: list[float]) -> None:
     with pytest.raises(ValueError, match="two sizes"):
         fit_link(SIZES[: len(times)], times)

@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Barrier
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from profilers.links.groups import HIERARCHICAL, Shape, members, shapes
 from profilers.links.hierarchical import prepare, stages
 from profilers.links.suite import kinds_of
+from tests.rows import each_row
 
 
 def test_the_stages_of_two_nodes_of_four_by_hand() -> None:
@@ -27,7 +27,7 @@ def test_the_stages_of_two_nodes_of_four_by_hand() -> None:
     )
 
 
-@pytest.mark.parametrize(("ranks", "stride"), [(4, 1), (2, 2), (2, 4)])
+@each_row(("ranks", "stride"), [(4, 1), (2, 2), (2, 4)])
 def test_a_group_inside_a_node_or_of_one_rank_a_node_has_one_stage(ranks: int, stride: int) -> None:
     shape = Shape(ranks=ranks, stride=stride)
     assert stages(shape, local_world=4) is None

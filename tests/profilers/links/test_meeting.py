@@ -12,6 +12,7 @@ from profilers.errors import RankError
 from profilers.links.meeting import MetRanks, address_of, card, met, own_address, slurms_address
 from profilers.links.team import Place, ranks_per_node
 from profilers.ranks import RankInfo
+from tests.rows import each_row
 
 
 def _free_port() -> int:
@@ -110,7 +111,7 @@ def test_nodes_are_those_of_the_launcher_or_else_hosts() -> None:
     assert ranks_per_node([("host", None), ("host", None)]) == 2
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("places", "said"),
     [
         ([("a", None), ("b", None), ("a", None), ("b", None)], "--map-by slot"),

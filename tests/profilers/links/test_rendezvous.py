@@ -27,6 +27,7 @@ from profilers.series import key_of
 from profilers.store import read_profile
 from profilers.team import Alone
 from profilers.timing import HostClock
+from tests.rows import each_row
 
 EXAMPLES = Path(__file__).parents[3] / "examples/profiles"
 
@@ -106,7 +107,7 @@ def test_longer_works_of_stored_profiles_are_foretold_from_the_shorter_ones() ->
         assert math.exp(statistics.fmean(on_a_line[is_quiet])) > line
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("budget_s", "meeting_s", "blocks"),
     # A block of 8 meetings of 10 ms takes 80 ms; ten of them fit into 0.8 s.
     [(0.801, 0.01, 10), (0.0, 0.01, MIN_BLOCKS), (1e3, 0.01, MAX_BLOCKS), (1.0, 0.0, MAX_BLOCKS)],

@@ -2,12 +2,11 @@
 
 import itertools
 
-import pytest
-
 from profilers.links.rounds import rounds
+from tests.rows import each_row
 
 
-@pytest.mark.parametrize("members", [2, 3, 4, 5, 8, 9, 16, 33, 64])
+@each_row("members", [2, 3, 4, 5, 8, 9, 16, 33, 64])
 def test_everyone_meets_everyone_once_in_the_fewest_rounds(members: int) -> None:
     found = rounds(members)
     assert len(found) == (members - 1 if members % 2 == 0 else members)
@@ -15,7 +14,7 @@ def test_everyone_meets_everyone_once_in_the_fewest_rounds(members: int) -> None
     assert sorted(met) == list(itertools.combinations(range(members), 2))
 
 
-@pytest.mark.parametrize("members", [4, 7, 64])
+@each_row("members", [4, 7, 64])
 def test_nobody_is_in_two_pairs_of_a_round(members: int) -> None:
     for each in rounds(members):
         present = [member for pair in each for member in pair]

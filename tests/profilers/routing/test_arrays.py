@@ -14,14 +14,15 @@ from profilers.errors import RecordingUnreadableError, UnknownNameError
 from profilers.routing.formats import read_as
 from profilers.routing.naming import Naming
 from profilers.routing.store import read_recording
+from tests.rows import each_row
 
 Refusal = Callable[[Path], str]
 
 COUNTS = np.array([[[1, 2, 3], [4, 5, 6]], [[7, 8, 9], [1, 1, 1]]])
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".npz", ".pt"])
-@pytest.mark.parametrize("passes", [False, True])
+@each_row("suffix", [".npy", ".npz", ".pt"])
+@each_row("passes", [False, True])
 def test_an_array_is_counts_by_layer_or_by_pass(tmp_path: Path, suffix: str, passes: bool) -> None:
     array = COUNTS if passes else COUNTS[0]
     # The name says nothing; the content does.
@@ -43,7 +44,7 @@ def test_a_layer_that_nothing_was_counted_of_is_left_out(tmp_path: Path) -> None
     assert read_recording(tmp_path / "a.npy").layer_ids == (1, 3)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("array", "reason"),
     [
         (np.array([1, 2]), "must be [layers][experts]"),
@@ -110,7 +111,7 @@ def test_a_csv_file_of_any_name_is_known_by_its_columns(tmp_path: Path) -> None:
     assert (found.layer_ids, found.count_PLE.tolist()) == ((2, 3), [[[5, 0], [0, 1]]])
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("rows", "reason"),
     [
         ("", "holds no count"),

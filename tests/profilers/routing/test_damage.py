@@ -11,6 +11,7 @@ import torch
 from profilers.errors import ProfilerError
 from profilers.routing.recording import Recording
 from profilers.routing.store import read_recording, write_recording
+from tests.rows import each_row
 
 COUNTS = np.random.default_rng(5).integers(1, 99, (3, 4, 8))
 CHOSEN = np.random.default_rng(6).integers(0, 8, (4, 5, 2))
@@ -98,7 +99,7 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
     return content[:place] + rng.bytes(8) + content[place:]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "write",
     [
         *(plain, numpy_array, numpy_archive, tensor, csv, sglang, trtllm, megatron, ascend, stored),
@@ -108,7 +109,7 @@ def damaged(content: bytes, rng: np.random.Generator) -> bytes:
 def test_damage_is_read_or_refused_in_one_line(
     tmp_path: Path, write: Callable[[Path], None]
 ) -> None:
-    folder = tmp_path / "dump"
+    folder = tmp_path / write.__name__
     folder.mkdir()
     write(folder)
     files = sorted(folder.iterdir())

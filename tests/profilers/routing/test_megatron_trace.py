@@ -16,6 +16,7 @@ from profilers.routing import megatron_trace
 from profilers.routing.formats import read_as
 from profilers.routing.naming import Naming
 from profilers.routing.store import read_recording
+from tests.rows import each_row
 
 Refusal = Callable[[Path], str]
 
@@ -101,7 +102,7 @@ def test_a_record_without_block_is_of_the_decoder(tmp_path: Path) -> None:
     assert read_recording(trace(tmp_path, [json.dumps(bare)])).count_PLE.tolist() == [[[0, 0, 1]]]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("lines", "reason"),
     [
         ([line(0, 1, [[0]]), line(1, 1, [[0]])[:-9]], "line 2 is no JSON, or cut short"),
@@ -123,7 +124,7 @@ def test_each_wrong_line_is_named(
     assert reason in refusal(trace(tmp_path, lines))
 
 
-@pytest.mark.parametrize(
+@each_row(
     "text",
     [
         *("[[1, 2], [3]]", "[[1], [2, 3, 4]]", "[[1 2]]", "[[1,, 2]]", "[[1, ], [2, 3]]", "[[]]"),

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from profilers.routing.formats import read_as
 from profilers.routing.naming import Naming
 from profilers.routing.store import read_recording
+from tests.rows import each_row
 
 Refusal = Callable[[Path], str]
 
@@ -60,7 +60,7 @@ def test_the_example_that_ships_is_read_pass_by_pass() -> None:
     assert found.count_PLE.shape == (20, 4, 8)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "reason"),
     [
         ({"logical_count": [[1, 2, 3]]}, "1 layers of 3 experts"),

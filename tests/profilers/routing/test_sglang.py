@@ -15,6 +15,7 @@ import torch
 from profilers.routing.formats import read_as
 from profilers.routing.naming import Naming
 from profilers.routing.store import read_recording
+from tests.rows import each_row
 
 Refusal = Callable[[Path], str]
 
@@ -50,7 +51,7 @@ def test_stat_is_a_pass_a_step_without_dense_layers_and_empty_steps(tmp_path: Pa
     assert found.top_k is None
 
 
-@pytest.mark.parametrize("steps", [False, True])
+@each_row("steps", [False, True])
 def test_the_json_that_the_server_takes_is_read(tmp_path: Path, steps: bool) -> None:
     counts = [[0, 0], [3, 1]]
     file = tmp_path / "load.json"
@@ -114,7 +115,7 @@ class _Evil:
         return os.mkdir, (str(self.mark),)
 
 
-@pytest.mark.parametrize("way", ["torch", "old torch", "plain pickle"])
+@each_row("way", ["torch", "old torch", "plain pickle"])
 def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(
     tmp_path: Path, refusal: Refusal, way: str
 ) -> None:
@@ -150,7 +151,7 @@ def test_an_archive_that_unpacks_to_more_than_fits_is_refused(
     assert "unpacks to 20000 bytes" in refusal(file)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "reason"),
     [
         ({"logical_count": torch.zeros(2, 3)}, "no token was recorded"),

@@ -18,6 +18,7 @@ from profilers.routing.store import (
     stored_below,
     write_recording,
 )
+from tests.rows import each_row
 
 Refusal = Callable[[Path], str]
 
@@ -31,10 +32,14 @@ def same(one: Recording, other: Recording) -> bool:
     )
 
 
+def written(path: Path, recording: Recording) -> None:
+    write_recording(path, recording, origin="a test", created="2026-01-02T03:04:05Z")
+
+
 @pytest.fixture
 def stored(tmp_path: Path, recording: Recording) -> Path:
     path = tmp_path / "recording"
-    write_recording(path, recording, origin="a test", created="2026-01-02T03:04:05Z")
+    written(path, recording)
     return path
 
 
@@ -105,7 +110,7 @@ def test_the_only_recording_of_a_profile_is_found_and_several_must_be_named(
     assert [each.name for each in stored_below(tmp_path)] == ["chat", "code"]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("change", "reason"),
     [
         ({"schema_version": 2}, "schema_version 2 is not 1"),
@@ -120,8 +125,9 @@ def test_the_only_recording_of_a_profile_is_found_and_several_must_be_named(
     ],
 )
 def test_a_header_that_disagrees_is_refused(
-    stored: Path, refusal: Refusal, change: dict[str, Any], reason: str
+    stored: Path, recording: Recording, refusal: Refusal, change: dict[str, Any], reason: str
 ) -> None:
+    written(stored, recording)
     edit_header(stored, change)
     assert reason in refusal(stored)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from profilers.routing.store import read_recording
+from tests.rows import each_row
 
 safetensors = pytest.importorskip("safetensors.numpy")
 
@@ -72,7 +73,7 @@ def _rewritten(file: Path, header: Any, content: bytes = b"") -> None:
 ENTRY = {"dtype": "I64", "shape": [3], "data_offsets": [0, 24]}
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("header", "reason"),
     [
         ({"100_3": ENTRY}, "does not lie in the file"),

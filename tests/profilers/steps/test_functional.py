@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,6 +15,7 @@ from profilers.steps.functional import (
     swiglu,
     unpermute,
 )
+from tests.rows import each_row
 
 FP64 = torch.float64
 
@@ -86,8 +86,8 @@ def test_experts_without_any_token_give_zero_gradients() -> None:
     assert not gate_up.grad.any()
 
 
-@pytest.mark.parametrize("counts", [(17, 0, 40, 5), (33, 30), (70,), (1, 1, 1), (16, 48)])
-@pytest.mark.parametrize(("hidden", "ffn"), [(8, 24), (24, 4)])
+@each_row("counts", [(17, 0, 40, 5), (33, 30), (70,), (1, 1, 1), (16, 48)])
+@each_row(("hidden", "ffn"), [(8, 24), (24, 4)])
 def test_ragged_experts_in_bf16_equal_those_in_fp32(
     counts: tuple[int, ...], hidden: int, ffn: int
 ) -> None:

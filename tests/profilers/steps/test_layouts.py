@@ -1,10 +1,18 @@
-"""Whatever the layout, the recomputation and the chunks: the same model, losses and gradients."""
+"""Whatever the layout, recomputation and chunks: the same model, losses and gradients.
 
-from collections.abc import Callable, Mapping
+And between nodes go as many bytes as are predicted.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+
+from profilers.steps.config import StepConfig
+from profilers.steps.crossing import inter_node_bytes
+from tests.rows import each_row
 
 Fields = dict[str, Any]
 Observed = dict[str, dict[str, Any]]
@@ -96,52 +104,92 @@ ESSENTIAL = frozenset(
         "4 nodes of 1",
     }
 )
-NAMES = [
-    pytest.param(name, marks=() if name in ESSENTIAL else pytest.mark.slow, id=name)
-    for name in CASES
-]
+OTHERS = [name for name in CASES if name not in ESSENTIAL]
 ROUTING: Mapping[str, Fields] = {"learned": {}, "forced": FORCED, "loss-free": LOSS_FREE}
 
+SKEWS: Mapping[str, list[float]] = {
+    "even": [0.125] * 8,
+    "slope": [0.3, 0.25, 0.15, 0.1, 0.1, 0.05, 0.05, 0.0],
+    "one node": [0.3, 0.3, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0],
+    "alternating": [0.24, 0.01] * 4,
+}
+CUTS: Mapping[str, Fields] = {
+    "plain": {"data": 4, "expert": 4},
+    "bf16, selective": {
+        "data": 4,
+        "expert": 4,
+        "precision": "bf16",
+        "stage": {"recompute": "selective", "chunks": 2},
+    },
+    "tensor 2, full": {"tensor": 2, "data": 2, "expert": 4, "stage": {"recompute": "full"}},
+    "inside nodes": {"data": 4, "expert": 2},
+}
+TOP_K = 3
+# Every skew once across nodes, every cut once or twice; all pairs are slow.
+PAIRS = (
+    ("even", "plain"),
+    ("slope", "bf16, selective"),
+    ("one node", "tensor 2, full"),
+    ("alternating", "plain"),
+    ("alternating", "inside nodes"),
+)
 
-def _wanted(request: pytest.FixtureRequest) -> frozenset[str]:
-    """Cases that some selected test of this file looks at."""
-    named = [
-        item.callspec.params["name"]
-        for item in request.session.items
-        if item.path == request.path and hasattr(item, "callspec")
-    ]
-    return ESSENTIAL.union(map(str, named))
+
+def _crossings(
+    tiny_config: Callable[..., Fields], pairs: Iterable[tuple[str, str]]
+) -> dict[str, Fields]:
+    """2 nodes of 2 ranks: pairs of a skew and a cut, with both dispatchers."""
+    cases = {}
+    for (skew, cut), dispatcher in product(pairs, ("flat", "hierarchical")):
+        routing = {"mode": "forced", "load_ratio": [SKEWS[skew]] * 3}
+        fields = tiny_config(**CUTS[cut], nodes_of=2, routing=routing, steps=1)
+        fields["model"]["top_k"] = TOP_K
+        fields["parallelism"]["dispatcher"] = dispatcher
+        cases[f"{skew}/{cut}/{dispatcher}"] = fields
+    return cases
+
+
+Observe = Callable[[Iterable[str], Iterable[tuple[str, str]]], Observed]
 
 
 @pytest.fixture(scope="module")
-def observed(
-    request: pytest.FixtureRequest,
+def observe(
     tmp_path_factory: pytest.TempPathFactory,
     tiny_config: Callable[..., Fields],
     observe_cases: Callable[..., Observed],
-) -> Observed:
-    directory, wanted = tmp_path_factory.mktemp("layouts"), _wanted(request)
-    found: Observed = {}
-    for ranks in (1, 2, 4):
-        cases = {
-            name: tiny_config(routing=ROUTING[reference], **changes)
-            for name, (needed, changes, reference) in CASES.items()
-            if needed == ranks and name in wanted
-        }
-        if ranks == 1:
-            cases |= {name: tiny_config(routing=routing) for name, routing in ROUTING.items()}
-        found |= observe_cases(directory, cases, ranks=ranks)
-    return found
+) -> Observe:
+    """Run the named cases, crossings and the single-process runs: observe(names, pairs)."""
+
+    def run(names: Iterable[str], pairs: Iterable[tuple[str, str]]) -> Observed:
+        directory, wanted = tmp_path_factory.mktemp("layouts"), frozenset(names)
+        found: Observed = {}
+        for ranks in (1, 2, 4):
+            cases = {
+                name: tiny_config(routing=ROUTING[reference], **changes)
+                for name, (needed, changes, reference) in CASES.items()
+                if needed == ranks and name in wanted
+            }
+            if ranks == 1:
+                cases |= {name: tiny_config(routing=routing) for name, routing in ROUTING.items()}
+            if ranks == 4:
+                cases |= _crossings(tiny_config, pairs)
+            found |= observe_cases(directory, cases, ranks=ranks)
+        return found
+
+    return run
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_losses_agree_with_the_single_process_run(observed: Observed, name: str) -> None:
+@pytest.fixture(scope="module")
+def observed(observe: Observe) -> Observed:
+    return observe(ESSENTIAL, PAIRS)
+
+
+def _check_losses(observed: Observed, name: str) -> None:
     reference = observed[CASES[name][2]]
     assert observed[name]["losses"] == pytest.approx(reference["losses"], rel=1e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_agree_with_the_single_process_run(observed: Observed, name: str) -> None:
+def _check_gradients(observed: Observed, name: str) -> None:
     reference = observed[CASES[name][2]]["gradients"]
     gradients = observed[name]["gradients"]
     assert gradients.keys() == reference.keys()
@@ -150,11 +198,48 @@ def test_gradients_agree_with_the_single_process_run(observed: Observed, name: s
         assert error <= 2e-5 * torch.linalg.vector_norm(expected), weight
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_token_copy_is_counted_once(observed: Observed, name: str) -> None:
+def _check_loads(observed: Observed, name: str) -> None:
     for load_LE in observed[name]["loads"]:
         assert [sum(load_E) for load_E in load_LE] == [8 * 32 * 2] * 3
     assert observed[name]["loads"][0] == observed[CASES[name][2]]["loads"][0]
+
+
+def _check_bytes(observed: Observed, crossings: Mapping[str, Fields]) -> None:
+    predicted = {
+        name: inter_node_bytes(StepConfig.model_validate(fields), ranks_per_node=2)
+        for name, fields in crossings.items()
+    }
+    counted = {name: observed[name]["inter_node_bytes"][0] for name in crossings}
+    # No tolerance: whole sequences lie on one node.
+    assert counted == predicted
+    assert all((counted[name] == 0) == ("inside nodes" in name) for name in counted)
+
+
+def _check_de_duplication(observed: Observed, crossings: Iterable[str]) -> None:
+    for name in crossings:
+        if not name.endswith("/hierarchical") or "inside nodes" in name:
+            continue
+        flat = observed[name.replace("hierarchical", "flat")]
+        # Gates and ids cost less than the duplicates, of which there are 1 in 3 at least.
+        most_bytes = 0.8 * flat["inter_node_bytes"][0]
+        assert observed[name]["inter_node_bytes"][0] < most_bytes, name
+        tolerance = 1e-2 if "bf16" in name else 1e-5
+        assert observed[name]["losses"] == pytest.approx(flat["losses"], rel=tolerance)
+
+
+@each_row("name", sorted(ESSENTIAL))
+def test_losses_agree_with_the_single_process_run(observed: Observed, name: str) -> None:
+    _check_losses(observed, name)
+
+
+@each_row("name", sorted(ESSENTIAL))
+def test_gradients_agree_with_the_single_process_run(observed: Observed, name: str) -> None:
+    _check_gradients(observed, name)
+
+
+@each_row("name", sorted(ESSENTIAL))
+def test_every_token_copy_is_counted_once(observed: Observed, name: str) -> None:
+    _check_loads(observed, name)
 
 
 def test_forced_loads_are_reproduced_exactly(observed: Observed) -> None:
@@ -170,3 +255,32 @@ def test_ranks_with_unequal_loads_agree_on_the_larger_chunk_count(observed: Obse
     # 2 sequences of 64 copies from each of 2 ranks: the rank with experts 0 to 3 receives 52 of 64,
     # so 4 * 52 = 208 copies; ceil(208 / 60) = 4. The other gets 48 and would have taken 1.
     assert observed["expert 2, chunks at run time"]["chunks"][0] == [4, 4, 4]
+
+
+def test_every_skew_sends_between_nodes_what_was_predicted(
+    tiny_config: Callable[..., Fields], observed: Observed
+) -> None:
+    _check_bytes(observed, _crossings(tiny_config, PAIRS))
+
+
+def test_de_duplication_saves_rows_and_changes_no_loss(
+    tiny_config: Callable[..., Fields], observed: Observed
+) -> None:
+    _check_de_duplication(observed, _crossings(tiny_config, PAIRS))
+
+
+@pytest.mark.slow
+def test_all_other_layouts_and_crossings_agree_too(
+    tiny_config: Callable[..., Fields], observe: Observe
+) -> None:
+    others = observe(OTHERS, product(SKEWS, CUTS))
+
+    @each_row("name", OTHERS)
+    @each_row("check", [_check_losses, _check_gradients, _check_loads])
+    def agree(name: str, check: Callable[[Observed, str], None]) -> None:
+        check(others, name)
+
+    agree()
+    crossings = _crossings(tiny_config, product(SKEWS, CUTS))
+    _check_bytes(others, crossings)
+    _check_de_duplication(others, crossings)

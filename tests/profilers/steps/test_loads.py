@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.loads import forced_copies, forced_experts
+from tests.rows import each_row
 
 RATIOS = st.lists(st.floats(0.0, 1.0), min_size=4, max_size=12).filter(lambda row: sum(row) > 0.0)
 
@@ -56,7 +57,7 @@ def test_the_assignment_depends_on_the_seed_alone() -> None:
     assert (first != forced_experts((5, 3, 4), top_k=2, seed=(0, 1, 3))).any()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("row", "message"),
     [((1.0,), "1 experts cannot take 2"), ((0.0, 0.0), "all zero"), ((1.0, -0.1), "negative")],
 )

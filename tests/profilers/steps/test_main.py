@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
+from profilers.local_ranks import LOOPBACK_ONLY
+from profilers.steps.__main__ import main
 from profilers.steps.config import StepReport
+from tests.rows import each_row
 
 Fields = dict[str, Any]
 Start = Callable[..., subprocess.CompletedProcess[str]]
@@ -27,21 +31,56 @@ def run_config(tmp_path: Path, start_ranks: Start) -> Start:
     return started
 
 
-def test_the_report_holds_every_timed_step_and_the_loss_falls(
-    tmp_path: Path, tiny_config: Callable[..., Fields], run_config: Start
-) -> None:
+@pytest.fixture
+def refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., str]:
+    """Run what must be refused in this process: refused(fields, *options) -> its one line."""
+    for name, card in LOOPBACK_ONLY.items():
+        monkeypatch.setenv(name, card)
+
+    def line(fields: Fields, *options: str) -> str:
+        config = tmp_path / "step.json"
+        config.write_text(json.dumps(fields), encoding="utf-8")
+        assert main([str(config), "--report", str(tmp_path / "report.json"), *options]) == 2
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        (said,) = capsys.readouterr().err.splitlines()
+        return said
+
+    return line
+
+
+@pytest.fixture(scope="module")
+def twenty_steps(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_config: Callable[..., Fields],
+    start_ranks: Start,
+) -> Path:
+    """The folder of a run that tells its progress."""
+    folder = tmp_path_factory.mktemp("steps")
     fields = tiny_config(steps=20, precision="bf16", learning_rate=1e-2)
-    done = run_config(fields)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr
-    report = StepReport.model_validate_json((tmp_path / "report.json").read_text("utf-8"))
+    (folder / "step.json").write_text(json.dumps(fields), encoding="utf-8")
+    files = (f"--report={folder / 'report.json'}", f"--progress={folder / 'progress.jsonl'}")
+    done = start_ranks("profilers.steps", str(folder / "step.json"), *files, ranks=1)
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder
+
+
+def report_of(folder: Path) -> StepReport:
+    return StepReport.model_validate_json((folder / "report.json").read_text("utf-8"))
+
+
+def test_the_report_holds_every_timed_step_and_the_loss_falls(twenty_steps: Path) -> None:
+    report = report_of(twenty_steps)
     assert len(report.step_s) == len(report.losses) == len(report.loads) == 20
     assert report.losses[-1] < 0.8 * report.losses[0]
     (memory,) = report.memory
     # Two moments of four bytes per parameter of four bytes.
     assert memory.optimizer == 2 * memory.parameters
     assert memory.gradients >= memory.parameters
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["report.json", "step.json"]
+    files = ["progress.jsonl", "report.json", "step.json"]
+    assert [path.name for path in sorted(twenty_steps.iterdir())] == files
 
 
 def test_sharding_divides_what_a_rank_owns(
@@ -49,7 +88,7 @@ def test_sharding_divides_what_a_rank_owns(
 ) -> None:
     done = run_config(tiny_config(data=2, zero=3, steps=2), ranks=2)
     assert done.returncode == 0, done.stderr
-    report = StepReport.model_validate_json((tmp_path / "report.json").read_text("utf-8"))
+    report = report_of(tmp_path)
     model = 2 * 256 * 32 + 32  # embedding, head, last norm
     model += 4 * (2 * 32 + 8 * 8 * 32 + 32 * 32)  # norms, qkv, output
     model += 3 * 48 * 32 + 3 * (8 * 32 + 8 * 3 * 16 * 32 + 3 * 16 * 32)  # dense; router, experts
@@ -65,7 +104,7 @@ def test_a_wrong_number_of_ranks_is_one_line(
     assert "1 ranks were started, the configuration needs 2" in done.stderr
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changed", "said"),
     [
         ({"sequence_length": 0}, "sequence_length: Input should be greater than or equal to 1"),
@@ -74,22 +113,17 @@ def test_a_wrong_number_of_ranks_is_one_line(
     ],
 )
 def test_a_malformed_configuration_is_one_line(
-    tiny_config: Callable[..., Fields], run_config: Start, changed: Fields, said: str
+    tiny_config: Callable[..., Fields], refused: Callable[..., str], changed: Fields, said: str
 ) -> None:
-    done = run_config(tiny_config(**changed))
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
-    assert said in done.stderr
+    assert said in refused(tiny_config(**changed))
 
 
 def test_tied_ends_of_a_pipeline_are_refused(
-    tiny_config: Callable[..., Fields], run_config: Start
+    tiny_config: Callable[..., Fields], refused: Callable[..., str]
 ) -> None:
     fields = tiny_config(pipeline=2)
     fields["model"]["tie_embeddings"] = True
-    done = run_config(fields)
-    assert done.returncode == 2
-    assert "tie_embeddings needs pipeline 1" in done.stderr
+    assert "tie_embeddings needs pipeline 1" in refused(fields)
 
 
 def test_running_out_of_memory_has_an_exit_code_of_its_own(
@@ -112,24 +146,16 @@ def test_a_run_past_its_deadline_is_killed(
     assert not (tmp_path / "report.json").exists()
 
 
-def test_steps_are_told_one_by_one_as_they_are_timed(
-    tmp_path: Path, tiny_config: Callable[..., Fields], run_config: Start
-) -> None:
-    progress = tmp_path / "progress.jsonl"
-    done = run_config(tiny_config(steps=3), "--progress", str(progress))
-    assert done.returncode == 0, done.stderr
-    report = StepReport.model_validate_json((tmp_path / "report.json").read_text("utf-8"))
-    told = [json.loads(line)["step_s"] for line in progress.read_text("utf-8").splitlines()]
-    assert told == list(report.step_s)
+def test_steps_are_told_one_by_one_as_they_are_timed(twenty_steps: Path) -> None:
+    lines = (twenty_steps / "progress.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(line)["step_s"] for line in lines] == list(report_of(twenty_steps).step_s)
 
 
 def test_progress_that_cannot_be_written_is_one_line(
-    tmp_path: Path, tiny_config: Callable[..., Fields], run_config: Start
+    tmp_path: Path, tiny_config: Callable[..., Fields], refused: Callable[..., str]
 ) -> None:
-    done = run_config(tiny_config(steps=1), "--progress", str(tmp_path / "absent" / "progress"))
-    assert done.returncode == 2
-    assert done.stderr.endswith("absent/progress: No such file or directory\n")
-    assert "Traceback" not in done.stderr
+    said = refused(tiny_config(steps=1), "--progress", str(tmp_path / "absent" / "progress"))
+    assert said.endswith("absent/progress: No such file or directory")
 
 
 def test_a_step_that_needs_more_than_its_limit_runs_out_of_memory(

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from profilers.steps.memory import ActivationMeter, storage_bytes
+from tests.rows import each_row
 
 Fields = dict[str, Any]
 Observed = dict[str, dict[str, Any]]
@@ -64,7 +65,7 @@ def _held_bytes(observed: Mapping[str, Mapping[str, Any]], name: str) -> int:
     return int(observed[name]["activation_bytes"][0])
 
 
-@pytest.mark.parametrize("recompute", ["selective", "full"])
+@each_row("recompute", ["selective", "full"])
 def test_activation_bytes_fall_as_a_constant_plus_a_part_per_chunk(
     observed: Observed, recompute: str
 ) -> None:
@@ -76,7 +77,7 @@ def test_activation_bytes_fall_as_a_constant_plus_a_part_per_chunk(
     assert per_chunk == pytest.approx(COPIES * COPY_BYTES, rel=0.03)
 
 
-@pytest.mark.parametrize("chunks", CHUNKS)
+@each_row("chunks", CHUNKS)
 def test_the_bytes_follow_from_the_shapes_to_the_last_one(observed: Observed, chunks: int) -> None:
     chunk_bytes = COPIES * COPY_BYTES // chunks
     whole = TEXT_BYTES + 2 * (LAYER_BYTES + COPIES * COPY_BYTES) + HEAD_BYTES

@@ -1,6 +1,7 @@
 """What is recorded against choices that are computed here, by hand, from the gates' inputs."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from profilers.routing.capture.model import Loaded, load_model
 from profilers.routing.capture.run import Reading, capture, joined, record
 from profilers.routing.store import FOLDER, read_header, read_recording
 from profilers.store import read_header as read_profile_header
+from tests.rows import each_row
 
 Save = Callable[[str], Path]
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -70,13 +72,12 @@ def by_hand(model_type: str, gate: torch.nn.Module, hidden_TH: Array) -> Array:
     return mask
 
 
-@pytest.mark.parametrize("model_type", sorted(GATES))
+@each_row("model_type", sorted(GATES))
 def test_what_is_recorded_is_what_the_gates_choose(
     saved_model: Save, text: Path, tmp_path: Path, model_type: str
 ) -> None:
     folder = saved_model(model_type)
-    out = tmp_path / "profile"
-    recording = capture(out, reading(folder, text), environment={})
+    recording = capture(tmp_path / model_type, reading(folder, text), environment={})
     assert recording is not None
     loaded = load_model(folder, device=CPU)
     tokens = list(text.read_bytes())
@@ -140,7 +141,7 @@ def test_best_choices_come_first(saved_model: Save, text: Path) -> None:
     assert (score_TE[rows, first] >= score_TE[rows, second] - 1e-6).all()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("output", "wanted"),
     [
         # Release 5 of transformers: logits, weights, ids.
@@ -173,6 +174,16 @@ def test_ranks_read_different_text_and_are_sources(saved_model: Save, text: Path
     np.testing.assert_array_equal(both.source_SLE.sum(axis=0), both.count_LE)
 
 
+def _first_of_two() -> dict[str, str]:
+    """The environment that torchrun gives the first of two ranks, without its agent."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    counts = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = {"RANK": "0", "LOCAL_RANK": "0"}
+    return counts | ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
 def test_two_processes_of_a_launcher_make_one_recording(
     saved_model: Save, text: Path, tmp_path: Path
 ) -> None:
@@ -183,22 +194,18 @@ def test_two_processes_of_a_launcher_make_one_recording(
         "facts = dict(workload='lines', tokens=32, sequences=1, passes=5);"
         "capture(out, Reading(model=model, texts=(text,), **facts))"
     )
-    out = tmp_path / "profile"
-    arguments = [str(saved_model("mixtral")), str(text), str(out)]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = tmp_path / "run.py"
-    script.write_text(program)
-    # torchrun leaves its folders.
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    subprocess.run(
-        [*torchrun, str(script), *arguments],
-        check=True,
-        capture_output=True,
-        timeout=240,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "TMPDIR": str(scratch)},
+    out, model = tmp_path / "profile", saved_model("mixtral")
+    environment = _first_of_two()
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(model), str(text), str(out)],
+        env=os.environ | environment | {"RANK": "1", "LOCAL_RANK": "1"},
         cwd=Path(__file__).parents[4],
-    )
+    ) as second:
+        try:
+            capture(out, reading(model, text, sequences=1), environment=environment)
+            assert second.wait(timeout=240.0) == 0
+        finally:
+            second.kill()
     found = read_recording(out / FOLDER / "lines")
     assert found.source_SLE is not None
     assert found.source_SLE.shape == (2, 3, 8)
@@ -247,7 +254,7 @@ def test_weights_as_a_pickle_are_not_read(saved_model: Save, tmp_path: Path) -> 
         load_model(tmp_path, device=CPU)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "reason"),
     [
         ({"tokens": 0}, "tokens 0"),
