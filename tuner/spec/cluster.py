@@ -24,20 +24,20 @@ class Pool(Record):
     scale_up_domain: Count | None = None
     """Devices that reach each other over NVLink-class links; `devices_per_node` when absent."""
     nics_per_node: Count | None = None
-    """Network cards of one machine; `devices_per_node` when absent."""
+    """NICs of one machine; `devices_per_node` when absent."""
     nic: BytesPerSecond | None = None
-    """Bandwidth of one network card, bytes per second; from the profile when absent."""
+    """Bandwidth of one NIC; absent: what the profile measured, else the datasheet's usual one."""
     oversubscription: Annotated[Number, Field(ge=1.0)] = 1.0
-    """How many times less the network carries between machines than the cards could send."""
+    """How many times less the network carries between machines than the NICs could send."""
     link_matrix: FilePath | None = None
     """Measured bandwidth between every two machines of the pool: a CSV whose first cell is
     `bytes_per_s`, whose first row and column name the hosts, and whose cells hold bytes per second
-    from the row's host to the column's, all cards together; or a folder of nccl-tests outputs, one
+    from the row's host to the column's, all NICs together; or a folder of nccl-tests outputs, one
     of `alltoall_perf` or `sendrecv_perf` per pair (profilers/imports/link_matrix.py). A plan then
     says which host runs which ranks and what the slow links cost. It tells links apart; how fast
     the usual one is still comes from `nic`, so state no `oversubscription` beside it."""
     price_per_device_hour: Annotated[Number, Field(ge=0.0)] | None = None
-    """In the cluster's currency."""
+    """Price of a device and hour, in the cluster's currency."""
     memory_per_device: Bytes | None = None
     """Bytes of one device; overrides what the profile says, as a budget of one's own."""
     usable_memory_ratio: Annotated[Number, Field(le=1.0)] = 0.95
@@ -99,9 +99,9 @@ class Cluster(Record):
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
     """One entry per kind of machine."""
     links: tuple[Link, ...] = ()
-    """Between pools; inside a pool the profile and the pool's own fields say it."""
+    """Links between pools; inside a pool the profile and the pool's own fields say it."""
     currency: Annotated[str, Field(min_length=1, max_length=12)] | None = None
-    """Of every price, such as USD; absent: amounts are written without one."""
+    """Currency of every price, such as USD; absent: amounts are written without one."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -19,7 +19,7 @@ from tuner.spec.fields import (
 
 
 class Precision(StrEnum):
-    """What the matrix products compute in; the names engines use."""
+    """What the GEMMs compute in; the names that engines use."""
 
     BF16 = "bf16"
     """bfloat16 products, fp32 master weights and optimizer state."""
@@ -81,10 +81,10 @@ class Reliability(Record):
     """
 
     device_mtbf: PositiveSeconds | None = None
-    """Mean time between failures of one device, seconds; None: it never fails apart from its
+    """Mean time between failures of one device, seconds; None: it never fails without its
     machine."""
     restart: Seconds
-    """From a failure to the first step after it, checkpoint reading apart, seconds."""
+    """Time from a failure to the first step after it, without reading the checkpoint."""
     node_mtbf: PositiveSeconds | None = None
     """Mean time between failures of what the devices of a machine share; None: it never fails."""
     nodes_lost: SharePerSecond | None = None
@@ -98,7 +98,7 @@ class Reliability(Record):
     machines that each has (Sainte-Lague's rule: the first from the largest pool), and every pool
     keeps one that works."""
     repair: PositiveSeconds | None = None
-    """Until a failed machine is back; None: before the spares run out."""
+    """Time until a failed machine is back; absent: before the spares run out."""
 
     @property
     def node_mtbf_s(self) -> float | None:
@@ -137,6 +137,7 @@ class TrainGoal(Record):
     """A pretraining run."""
 
     kind: Literal["train"]
+    """Always `train`."""
     sequence_length: Count
     """Tokens of one sequence."""
     global_batch_size: Count
@@ -145,19 +146,19 @@ class TrainGoal(Record):
     """Tokens of the whole run, for its duration and price."""
     precision: Precision = Precision.BF16
     engine: TrainEngine | None = None
-    """Absent: the newest release that published runs of the launch target carry; for a target whose
-    releases they do not carry (megatron-lm), all of them together."""
+    """Release to price for; absent: the newest that published runs of the launch target carry, or
+    all of them together for a target whose releases they do not carry (megatron-lm)."""
     routing: Routing | None = None
-    """Absent: every expert is taken to get the same number of tokens."""
+    """Recorded expert loads; absent: every expert is taken to get the same number of tokens."""
     moe_aux_loss_coeff: NotNegative | None = None
     """Coefficient of the auxiliary loss that balances experts, written into launch files whose
     engine has one. It changes the loss and no price. Absent: not written, and the plan says that
     it counts on balance."""
     reliability: Reliability | None = None
-    """Absent: no failures are priced."""
+    """Failures to price; absent: none."""
     failed_start: Seconds | None = None
-    """What a start that runs out of memory costs, planning anew and queueing again included,
-    seconds; absent: tuner/planner/analytic/memory_risk.py."""
+    """What a start that runs out of memory costs, planning anew and queueing again included;
+    absent: 4 hours (tuner/planner/analytic/memory_risk.py)."""
 
     @property
     def tokens_per_step(self) -> int:

@@ -77,6 +77,7 @@ class Workload(Record):
     """One recorded workload."""
 
     name: Name
+    """What plans and reports call it."""
     path: FilePath
     """A stored recording, or an engine's own; see `moetune profile import`."""
     weight: Weight = 1.0
@@ -100,9 +101,10 @@ class PlaceGoal(Record):
     """A placement of experts on expert-parallel ranks."""
 
     kind: Literal["place"]
+    """Always `place`."""
     objective: Objective = Objective.BALANCE
     method: Method = Method.AUTO
-    """What chooses the placement; which of them serve an objective, a wrong pair is told."""
+    """What chooses the placement; a method that does not serve the objective is refused."""
     traffic: Traffic | None = None
     """What objectives co_activation and layer_chain make small. `total`: every token copy at the
     cost of its way. `busiest`: what the others wait for, of a layer chain the pair of ranks with
@@ -125,7 +127,7 @@ class PlaceGoal(Record):
     and for node-limited routing."""
     robust: Robustness = Robustness.MEAN
     tail_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
-    """Of `robust: cvar`."""
+    """Of `robust: cvar`: share of the weight whose worst imbalances are averaged."""
     workloads: Annotated[tuple[Workload, ...], Field(min_length=1), BeforeValidator(_no_list)]
     dispatch: Dispatch | None = None
     """What the engine does with replicas; absent: of what the first target of `emit` offers beside
@@ -139,14 +141,14 @@ class PlaceGoal(Record):
     tokens_per_pass: Count | None = None
     """Tokens of one pass over all ranks; absent: as recorded, where passes were."""
     context_tokens: Count = 4096
-    """That a request's attention looks back on, for the share of experts in a whole pass."""
+    """Tokens that a request's attention looks back on, for the experts' share of a whole pass."""
     quantization: Literal["bf16", "fp8"] = "bf16"
-    """What the experts' products compute in."""
+    """What the experts' GEMMs compute in."""
     exchange: Literal["plain", "merged"] = "plain"
-    """How tokens travel: a copy for every expert, or once to each rank and node (DeepEP), which
-    objective co_activation implies."""
+    """How the all-to-all sends tokens: `plain`, a copy for every expert, or `merged`, once to each
+    rank and node (DeepEP), which objective co_activation implies."""
     judge_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
-    """Last share of the recorded passes, on which the plan is judged and not made."""
+    """Share of the recorded passes, the last ones, that are held out and judge the plan."""
     traffic_slack_ratio: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
     """How much more than EPLB's rule the largest rank may carry where traffic is the objective."""
     current: FilePath | None = None

@@ -43,6 +43,7 @@ class PlaceSpecFile(Record):
     """The YAML file of a placement; paths are relative to it."""
 
     schema_version: Literal[1]
+    """Version of this layout."""
     model: FilePath | None = None
     """A Hugging Face `config.json`; needed where time is priced."""
     cluster: Cluster | None = None

@@ -91,4 +91,4 @@ class Search(Record):
     activation_offload: Switches | None = None
     """Whether saved activations live in host memory."""
     gradient_bytes: GradientBytes | None = None
-    """Of one main gradient; 4 unless 2 is named, which sums gradients in bf16."""
+    """Bytes of one main gradient; 4 unless 2 is named, which reduces gradients in bf16."""

@@ -23,6 +23,7 @@ class SpecFile(Record):
     """The YAML file; paths are relative to it."""
 
     schema_version: Literal[1]
+    """Version of this layout."""
     model: FilePath
     """An unmodified Hugging Face `config.json`, or the folder that holds it."""
     cluster: Cluster

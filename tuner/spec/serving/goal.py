@@ -17,9 +17,13 @@ class Percentiles(Record):
     """Largest allowed time by share of requests; what is absent is not limited."""
 
     mean: PositiveSeconds | None = None
+    """Largest mean over all requests."""
     p50: PositiveSeconds | None = None
+    """Largest median."""
     p90: PositiveSeconds | None = None
+    """Largest 90th percentile."""
     p99: PositiveSeconds | None = None
+    """Largest 99th percentile."""
 
     @model_validator(mode="after")
     def _limits_something(self, info: ValidationInfo) -> "Percentiles":
@@ -33,18 +37,19 @@ class Slo(Record):
     """Targets of latency."""
 
     ttft: Percentiles = Percentiles()
-    """Until the first token."""
+    """Time to the first token."""
     tpot: Percentiles = Percentiles()
-    """Per output token after it."""
+    """Time per output token after it."""
 
 
 class Engine(Record):
     """What serves."""
 
     name: Literal["sglang", "vllm", "trtllm"]
+    """The engine."""
     version: str = ""
-    """Empty: the newest release that is described, without plugins. `0.30.0+afd`: vLLM with
-    afd-plugin, which launches attention and experts apart as an experiment."""
+    """Release; empty: the newest that is described, without plugins. `0.30.0+afd`: vLLM with
+    afd-plugin, which launches attention-FFN disaggregation as an experiment."""
 
 
 class Speculative(Record):
@@ -53,7 +58,7 @@ class Speculative(Record):
     method: Literal["mtp", "eagle"] = "mtp"
     """`mtp`: the model's own heads for further tokens; `eagle`: a draft layer of its own."""
     draft_tokens: Annotated[Count, Field(le=16)]
-    """Drafted for each step at most."""
+    """Most tokens drafted for each step."""
     acceptance: Annotated[float, Field(ge=0.0, le=1.0)]
     """Share of drafted tokens that are kept where all before them were."""
 
@@ -71,26 +76,28 @@ class ServeGoal(Record):
     """A deployment."""
 
     kind: Literal["serve"]
+    """Always `serve`."""
     engine: Engine
     engines: dict[Name, Engine] = Field(default_factory=dict)
-    """By pool, where another engine or release serves there. Prefill and decode of one deployment
-    hand caches over only within one engine; others stand beside each other as islands."""
+    """Another engine or release for a pool, by the pool's name. Prefill and decode of a deployment
+    transfer KV caches only within one engine; others serve beside each other as islands."""
     traffic: Traffic
     slo: Slo = Slo()
     quantization: Literal["bf16", "fp8", "fp8_block", "nvfp4", "mxfp4"] = "bf16"
-    """Of the weights. mxfp4: experts alone, the rest in bf16, as gpt-oss is published."""
+    """Type of the weights; mxfp4: experts alone, the rest in bf16, as gpt-oss is published."""
     kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
+    """Type of keys and values in the cache."""
     max_model_len: Count | None = None
     """Tokens of one request at most; absent: what the model allows."""
     objective: Literal["goodput", "cost", "devices", "rate"] = "goodput"
-    """rate: the most requests a second that the pools serve within the targets (DistServe,
-    arXiv:2401.09670); the traffic's own rate says its shape alone and may be left out."""
+    """What is optimised; `rate` is the most requests a second that the pools serve within the
+    targets (DistServe, arXiv:2401.09670), and needs no rate of the traffic."""
     modes: Annotated[tuple[Mode, ...], Field(min_length=1)] = get_args(Mode)
-    """Those to compare."""
+    """Serving modes to compare."""
     speculative: Speculative | None = None
     """Drafting that may be used where it pays."""
     routing: Routing | None = None
-    """Recorded; absent: the load of the kernel tables, and the plan says so."""
+    """Recorded expert loads; absent: those of the kernel tables, and the plan says so."""
     spare_ratio: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
     """Capacity above what the traffic needs, as a share of it."""
     placement: FilePath | None = None

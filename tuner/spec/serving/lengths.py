@@ -42,7 +42,7 @@ _STANDARD: Final = NormalDist()
 
 
 class LengthKind(StrEnum):
-    """The laws."""
+    """How lengths are distributed."""
 
     FIXED = "fixed"
     """Always the same."""
@@ -71,11 +71,11 @@ class LengthLaw(Record):
 
     kind: LengthKind
     low: Tokens | None = None
-    """Of `uniform`."""
+    """Fewest tokens of `uniform`."""
     high: Tokens | None = None
-    """Of `uniform`."""
+    """Most tokens of `uniform`."""
     mean: Annotated[Number, Field(ge=1.0, le=LARGEST_TOKENS)] | None = None
-    """Of `fixed`, of `lognormal`, and of the lognormal whose tail `pareto_tailed` replaces."""
+    """Mean of `fixed`, `lognormal`, and the lognormal whose tail `pareto_tailed` replaces."""
     cv: Annotated[Number, Field(le=100.0)] | None = None
     """Standard deviation over mean of the same."""
     tail_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
@@ -83,11 +83,11 @@ class LengthLaw(Record):
     tail_index: Annotated[float, Field(gt=1.0, le=100.0)] | None = None
     """Pareto's exponent; the smaller, the heavier. Above 1, since the mean must exist."""
     values: Annotated[tuple[Tokens, ...], Field(min_length=1, max_length=1_000_000)] | None = None
-    """Of `empirical`."""
+    """Tokens that were seen, of `empirical`."""
     weights: tuple[Number, ...] | None = None
     """How often each value occurs, relative to the others; absent: all alike."""
     most: Tokens = LARGEST_TOKENS
-    """Longer ones are cut here."""
+    """Longer lengths are cut here."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

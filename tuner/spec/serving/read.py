@@ -25,6 +25,7 @@ class ServeSpecFile(Record):
     """The YAML file of a deployment; paths are relative to it."""
 
     schema_version: Literal[1]
+    """Version of this layout."""
     model: FilePath
     """A Hugging Face `config.json`, or the folder that holds it."""
     cluster: Cluster

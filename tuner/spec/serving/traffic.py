@@ -74,13 +74,13 @@ class Traffic(Record):
     rate: PerSecond | None = None
     """Mean requests per second of an open load."""
     arrival: Arrival | None = None
-    """How they follow each other; absent: Poisson, or as the trace has it."""
+    """How requests follow each other; absent: Poisson, or as the trace has it."""
     trace: FilePath | None = None
     """Recorded requests; tuner/spec/serving/traces.py says of which formats."""
     input_tokens: Lengths | None = None
-    """Of a prompt, its cached part included; absent where a trace says it."""
+    """Tokens of a prompt, its cached part included; absent where a trace says it."""
     output_tokens: Lengths | None = None
-    """Of an answer."""
+    """Tokens of an answer; absent where a trace says it."""
     prefix_hit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     """Share of the prompt tokens whose keys and values are found in the prefix cache."""
     prefix_scope: Literal["session", "common"] = "session"

@@ -14,7 +14,7 @@ from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan
 from tuner.planner.place import methods
-from tuner.spec.place import Dispatch, Objective
+from tuner.spec.place import Objective
 from tuner.spec.place_method import METHODS, Method
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -24,8 +24,6 @@ model: {MODELS / "mixtral-8x7b" / "config.json"}
 cluster:
   pools: [{{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}}]
 """
-
-RULES_OF_PAPERS = {Dispatch.LEAST_LOADED: "LLEP", Dispatch.ACTIVATED: "Janus' scheduler"}
 
 Plan = Callable[..., PlacePlan]
 
@@ -120,30 +118,6 @@ def test_methods_of_papers_serve_the_objectives_that_the_papers_state(plan: Plan
         assert found.bound is not None
         assert least is not None
         assert 0.0 < found.bound <= least * (1.0 + 1e-6)
-
-
-def test_readme_names_every_method_and_dispatch_rule_by_its_key() -> None:
-    text = (MODELS.parents[1] / "README.md").read_text()
-    section = text[text.index("## Placing experts") : text.index("## Planning a deployment")]
-    solved = " ".join(
-        section[section.index("- **Solved**") : section.index("- **Written**")].split()
-    )
-    keys = {
-        "tabu search": "local_search",
-        "dynamic program": "exact",
-        "annealed sweeps": "annealing",
-        "MoETuner's two integer programs": "moetuner",
-        "HierMoE's swaps": "swaps",
-        "several starts": "restarts",
-        "EPLB's rule": "eplb",
-        "on small cases": "cp_sat",
-        "`cp_sat` and": "cbc",
-        "default": "auto",
-    }
-    missing = [name for name, key in keys.items() if name not in solved or f"`{key}`" not in solved]
-    assert not missing
-    assert set(keys.values()) == {method.value for method in Method}
-    assert all(f"`{rule.value}` ({word}" in solved for rule, word in RULES_OF_PAPERS.items())
 
 
 def test_every_method_has_a_solver_and_serves_an_objective() -> None:
