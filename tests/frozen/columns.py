@@ -823,6 +823,11 @@ def _check(name: str) -> Tree:
         }
 
 
+@functools.cache
+def _version() -> str:
+    return api.version()
+
+
 def _kept(tree: Tree) -> Tree:
     """Leave out when, where and by which version a tree was made."""
     if isinstance(tree, dict):
@@ -830,7 +835,7 @@ def _kept(tree: Tree) -> Tree:
     if isinstance(tree, list):
         return [_kept(one) for one in tree]
     if isinstance(tree, str):
-        return tree.replace(str(CHECKOUT), "CHECKOUT").replace(api.version(), "VERSION")
+        return tree.replace(str(CHECKOUT), "CHECKOUT").replace(_version(), "VERSION")
     return tree
 
 

@@ -106,7 +106,7 @@ def _compared(
         if not _agree(where, float(old), float(new), scale):
             ratio = math.inf if old == 0 else (new - old) / abs(old)
             yield Difference(case=case, where=where, recorded=old, now=new, ratio=ratio)
-    elif old != new:
+    elif old != new or type(old) is not type(new):
         old, new = _first_unlike(old, new)
         yield Difference(case=case, where=where, recorded=old, now=new, ratio=None)
 

@@ -39,7 +39,7 @@ from tests.frozen.comparison import (
 
 SAMPLED_ROWS = 50
 """Of the tables of each engine together; fewer of the reference step, whose rows are dear."""
-SAMPLED_REFERENCE_ROWS = 20
+SAMPLED_REFERENCE_ROWS = 12
 SAMPLED_PLAN = "check-serve-disaggregated"
 MOST_SHOWN = 12
 
