@@ -81,7 +81,10 @@ def test_an_absurdly_long_sequence_is_infeasible_and_no_crash(
     from tuner.api import plan
 
     profile = store_profile(tmp_path / "profile", profile_for(_spec(tmp_path)))
-    made = plan(_spec(tmp_path, sequence=2**27), profiles=(profile,), time_limit_s=5.0).plan
+    spec = _spec(tmp_path, sequence=2**27)
+    with spec.open("a", encoding="utf-8") as file:
+        file.write("search: {micro_batch_size: 1, zero_stage: 1, recompute: full}\n")
+    made = plan(spec, profiles=(profile,), time_limit_s=5.0).plan
     assert made.certificate.status == "infeasible"
     assert made.relaxations[0].limit == "memory_per_device"
 
