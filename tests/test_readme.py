@@ -6,6 +6,7 @@ goes on. The lines of a block run in one folder, one after the other. What does 
 named with its reason and with the test that does it instead; a line that is neither fails.
 """
 
+import ast
 import os
 import re
 import shlex
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +36,7 @@ ELSEWHERE: Final[Mapping[str, tuple[str, str]]] = {
     "pip install": ("makes an environment, over the network", NEW_ENVIRONMENT),
     "bash examples/quickstart.sh": ("its commands are the block below it", "tests/test_readme.py"),
     "bash tests/run.sh": ("runs this test", "tests/run.sh"),
+    "moetune check examples/checks": ("is a step of its own", "tests/run.sh"),
     "python tests/benchmarks/training_accuracy.py RUNS.csv": (
         "takes the published runs, which do not ship",
         "tests/benchmarks/test_training_accuracy.py",
@@ -84,8 +87,11 @@ LONG: Final = (
     "python tests/benchmarks/",
     "bash examples/worked/run.sh",
     "bash examples/pictures/make.sh",
+    "moetune plan examples/worked/",
+    "moetune plan examples/placement/",
+    "moetune plan examples/serving/",
 )
-"""A block with such a line is `slow`."""
+"""A block with such a line is `slow`; what such plans say is tested under tests/tuner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +204,17 @@ def test_the_commands_of_a_block_do_what_they_say(block: Block, tmp_path: Path) 
         assert done.returncode == EXITS.get(command, (0, ""))[0], said
 
 
+@each_row("code", PYTHON)
+def test_the_python_of_the_readme_imports_what_exists(code: str) -> None:
+    imports = [one for one in ast.parse(code).body if isinstance(one, ast.ImportFrom)]
+    assert imports
+    for one in imports:
+        module = import_module(one.module or "")
+        assert [name.name for name in one.names if not hasattr(module, name.name)] == []
+
+
+# examples/api.py below calls the same functions.
+@pytest.mark.slow
 @pytest.mark.parametrize("code", PYTHON)
 def test_the_python_of_the_readme_runs(code: str, tmp_path: Path) -> None:
     shutil.copytree(CHECKOUT / "examples", tmp_path / "examples")
