@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+# Scenarios are accepted and checked by tests/tuner/regress, too.
+@pytest.mark.slow
 def test_scenarios_of_training_and_serving_are_accepted_checked_and_pass() -> None:
     script = Path(__file__).with_name("check_speed.py")
     done = subprocess.run(

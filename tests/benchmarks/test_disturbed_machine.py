@@ -26,19 +26,24 @@ def test_work_takes_longer_by_the_factors_of_the_spells_it_meets() -> None:
     assert half.now_s == pytest.approx(20.0 / (5.0 / 6.0) / (11.0 / 12.0), rel=0.05)
 
 
-def test_with_an_eye_on_neighbours_sizes_are_predicted_nearer_to_the_undisturbed_truth() -> None:
+@pytest.mark.parametrize(
+    ("machines", "budget_s"), [(1, 12.0), pytest.param(2, 30.0, marks=pytest.mark.slow)]
+)
+def test_with_an_eye_on_neighbours_sizes_are_predicted_nearer_to_the_undisturbed_truth(
+    machines: int, budget_s: float
+) -> None:
     curves = fit_curves(read_profile(STORED))
     cases = some_sizes(count=150, seed=1)
     again, once = (
         [
             error
-            for seed in range(2)
+            for seed in range(machines)
             for error in errors(
                 curves,
                 cases,
                 spells=NEIGHBOURS["some"],
                 seed=seed,
-                budget_s=30.0,
+                budget_s=budget_s,
                 is_once=is_once,
             )
         ]

@@ -4,8 +4,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_a_mixed_pool_is_solved_to_optimality() -> None:
+from solvers.instances.problem import Objective
+from tests.benchmarks.instances import solved
+from tests.rows import each_row
+
+
+@each_row("max_kinds", [None, 1])
+def test_a_mixed_pool_is_solved_to_optimality(max_kinds: int | None) -> None:
+    one = solved("milp", Objective.COST, max_kinds=max_kinds, seed=0, time_limit_s=100.0)
+    assert (one["status"], one["columns"]) == ("optimal", 306)
+    assert one["gap_ratio"] <= 1e-6
+
+
+@pytest.mark.slow
+def test_a_mixed_pool_is_solved_to_optimality_for_every_objective() -> None:
     script = Path(__file__).with_name("instances.py")
     done = subprocess.run(
         [sys.executable, str(script), "--json", "--methods", "milp", "--time-limit", "100"],

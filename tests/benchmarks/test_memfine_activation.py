@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+# tests/profilers/steps/test_memory.py counts the bytes of every chunk.
+@pytest.mark.slow
 def test_measured_activations_fall_as_a_constant_plus_a_share() -> None:
     script = Path(__file__).with_name("memfine_activation.py")
     done = subprocess.run(

@@ -38,6 +38,8 @@ def test_small_cases_are_spread_far_better_than_by_the_rule() -> None:
         assert line["value"] < 1.0, line
 
 
+# Three folds of two models; the small cases are judged above.
+@pytest.mark.slow
 def test_recorded_domains_that_were_left_out_are_reported_fold_by_fold() -> None:
     if not ROUTING.is_dir():
         pytest.skip("the recordings are not beside the checkout")

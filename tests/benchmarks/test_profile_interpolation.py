@@ -4,7 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+# tests/profilers/test_session.py measures a profile, too.
+@pytest.mark.slow
 def test_a_short_profile_is_held_against_sizes_that_it_has_not_seen(tmp_path: Path) -> None:
     script = Path(__file__).with_name("profile_interpolation.py")
     out = tmp_path / "report.json"

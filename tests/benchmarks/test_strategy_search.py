@@ -4,7 +4,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+from tests.benchmarks.strategy_search import question_of, searched
+
+
+def test_a_space_of_64_devices_is_searched_to_a_certificate() -> None:
+    _, one = searched(question_of("qwen3-30b-a3b", "h100-sxm", nodes=8, batch=256))
+    assert one["status"] in ("optimal", "feasible")
+    assert 0.0 <= one["gap_ratio"] <= 0.01
+    assert one["decisions"] > 1e6
+
+
+@pytest.mark.slow
 def test_whole_spaces_are_searched_to_a_certificate_in_little_memory() -> None:
     script = Path(__file__).with_name("strategy_search.py")
     done = subprocess.run(

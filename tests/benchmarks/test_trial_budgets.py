@@ -4,10 +4,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 SPEC = ROOT / "examples" / "worked" / "mixtral-8x7b-64-a100" / "spec.yaml"
 
 
+# Hidden machines answer in tests/tuner/verify/budget, too.
+@pytest.mark.slow
 def test_each_budget_has_its_line() -> None:
     script = ROOT / "tests" / "benchmarks" / "trial_budgets.py"
     done = subprocess.run(

@@ -4,12 +4,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 MOST_TIMES = 3.5
 """Of the processor, start left out: a whole command over the same plan without what the targets
 lack. It was 5 times when every missing feature was searched from nothing, and is 2 since only what
 a feature adds is."""
 
 
+# What targets lack is searched by tests/tuner/test_lacking_features.py, too.
+@pytest.mark.slow
 def test_what_the_targets_lack_takes_no_longer_than_a_few_plans_without_it() -> None:
     script = Path(__file__).with_name("whole_commands.py")
     done = subprocess.run(

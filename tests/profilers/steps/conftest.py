@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +85,19 @@ def launch(*arguments: str, ranks: int) -> subprocess.CompletedProcess[str]:
     )
 
 
-def observe_all(directory: Path, cases: Mapping[str, Fields], *, ranks: int) -> Observed:
+def observe_all(
+    directory: Path, cases: Mapping[str, Fields], *, ranks: int, metered: Collection[str] = ()
+) -> Observed:
     """Run the cases in one job of so many ranks; a rank alone runs them in this process."""
     written, results = directory / f"cases{ranks}.json", directory / f"results{ranks}.pt"
+    named = directory / "metered.json"
     written.write_text(json.dumps(dict(cases)), encoding="utf-8")
+    named.write_text(json.dumps(sorted(metered)), encoding="utf-8")
     if ranks == 1:
-        main(written, results)
+        main(written, results, named)
     else:
-        done = launch("tests.profilers.steps.testing", str(written), str(results), ranks=ranks)
+        files = (str(written), str(results), str(named))
+        done = launch("tests.profilers.steps.testing", *files, ranks=ranks)
         assert done.returncode == 0, done.stderr[-4000:]
     observed: Observed = torch.load(results, weights_only=True)
     return observed

@@ -104,6 +104,7 @@ ESSENTIAL = frozenset(
         "4 nodes of 1",
     }
 )
+METERED = ("data 2, zero 3, full", "pipeline 2, virtual 2, full", "data 2, pipeline 2, expert 2")
 OTHERS = [name for name in CASES if name not in ESSENTIAL]
 ROUTING: Mapping[str, Fields] = {"learned": {}, "forced": FORCED, "loss-free": LOSS_FREE}
 
@@ -173,7 +174,7 @@ def observe(
                 cases |= {name: tiny_config(routing=routing) for name, routing in ROUTING.items()}
             if ranks == 4:
                 cases |= _crossings(tiny_config, pairs)
-            found |= observe_cases(directory, cases, ranks=ranks)
+            found |= observe_cases(directory, cases, ranks=ranks, metered=METERED)
         return found
 
     return run
@@ -255,6 +256,13 @@ def test_ranks_with_unequal_loads_agree_on_the_larger_chunk_count(observed: Obse
     # 2 sequences of 64 copies from each of 2 ranks: the rank with experts 0 to 3 receives 52 of 64,
     # so 4 * 52 = 208 copies; ceil(208 / 60) = 4. The other gets 48 and would have taken 1.
     assert observed["expert 2, chunks at run time"]["chunks"][0] == [4, 4, 4]
+
+
+@each_row("name", METERED)
+def test_every_rank_says_what_it_held(observed: Observed, name: str) -> None:
+    held_bytes = observed[name]["activation_bytes"]
+    assert len(held_bytes) == CASES[name][0]
+    assert min(held_bytes) > 0
 
 
 def test_every_skew_sends_between_nodes_what_was_predicted(

@@ -58,7 +58,7 @@ def observed(
         for chunks in CHUNKS:
             stage = {"num_layers": 2, "recompute": recompute, "chunks": chunks}
             cases[f"{recompute} {chunks}"] = tiny_config(**WIDE) | {"stages": [stage]}
-    return observe_cases(tmp_path_factory.mktemp("memory"), cases, ranks=1)
+    return observe_cases(tmp_path_factory.mktemp("memory"), cases, ranks=1, metered=cases)
 
 
 def _held_bytes(observed: Mapping[str, Mapping[str, Any]], name: str) -> int:

@@ -1,10 +1,12 @@
 """Run many configurations in one job and keep what tests compare: losses, gradients, loads.
 
     python -P -m profilers.local_ranks --ranks N tests.profilers.steps.testing CASES.json RESULTS.pt
+        [METERED.json]
 
 CASES maps a name to a step configuration; rank 0 writes {name: Observed as a dict}. Starting a job
-costs seconds, so layouts share one. Gradients are put together again under names that do not
-depend on the layout, such as `layers.1.ffn.routed.gate_up`.
+costs seconds, so layouts share one. METERED names the cases whose activation bytes are wanted,
+which takes longer than their steps; without it all are metered. Gradients are put together again
+under names that do not depend on the layout, such as `layers.1.ffn.routed.gate_up`.
 """
 
 import json
@@ -29,7 +31,7 @@ Piece = tuple[str, int, int, Tensor]
 """(name, axis to join along, place along it, values)."""
 
 
-def observe(config: StepConfig, layout: Layout) -> dict[str, Any]:
+def observe(config: StepConfig, layout: Layout, *, is_metered: bool) -> dict[str, Any]:
     """Train `config.steps` steps: what each of them saw, and the gradients of the first."""
     training = Training(config, layout)
     losses, loads, chunks, crossed = [], [], [], []
@@ -46,9 +48,9 @@ def observe(config: StepConfig, layout: Layout) -> dict[str, Any]:
         loads.append(load_LE.tolist())
         chunks.append(chunks_L.tolist())
         crossed.append(far_bytes.item())
-    meter = training.metered(config.steps)
     peaks: list[int] = [0] * dist.get_world_size()
-    dist.all_gather_object(peaks, meter.peak_bytes)
+    if is_metered:
+        dist.all_gather_object(peaks, training.metered(config.steps).peak_bytes)
     return {
         "losses": losses,
         "gradients": gradients,
@@ -108,25 +110,31 @@ def _split(config: StepConfig, layout: Layout, name: str, values: Tensor) -> Ite
         yield name, 0, 0, values
 
 
-def main(cases: Path, results: Path) -> None:
+def main(cases: Path, results: Path, metered: Path | None = None) -> None:
     """Run every case on the ranks of this job."""
     torch.set_num_threads(1)
     configs = {
         name: StepConfig.model_validate(fields)
         for name, fields in json.loads(cases.read_text(encoding="utf-8")).items()
     }
+    wanted = configs if metered is None else json.loads(metered.read_text(encoding="utf-8"))
     observed = {}
     device = torch.device("cpu")
+    layouts: dict[str, Layout] = {}
     for name, config in configs.items():
-        if dist.is_initialized():
-            layout = join(config.parallelism, device=device, timeout=timedelta(seconds=60))
-        else:
-            layout = start(config, device=device)
-        observed[name] = observe(config, layout)
+        # Groups take longer to make than a case takes: equal degrees share theirs.
+        degrees = config.parallelism.model_dump_json()
+        if degrees not in layouts:
+            layouts[degrees] = (
+                join(config.parallelism, device=device, timeout=timedelta(seconds=60))
+                if dist.is_initialized()
+                else start(config, device=device)
+            )
+        observed[name] = observe(config, layouts[degrees], is_metered=name in wanted)
     if dist.get_rank() == 0:
         torch.save(observed, results)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))
