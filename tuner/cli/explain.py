@@ -30,6 +30,7 @@ def command(
         str, typer.Option(help="For the searches of all changes together, with its unit.")
     ] = "60s",
     uncalibrated: Annotated[bool, typer.Option("--uncalibrated", help="As given to plan.")] = False,
+    verbose: options.VerboseFlag = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the plan and `why` as JSON.")
     ] = False,
@@ -56,12 +57,12 @@ def command(
     if as_json:
         print_exact(found.model_dump_json(indent=2))
     else:
-        print_text(_text(found, folder=plan))
+        print_text(_text(found, folder=plan, verbose=verbose))
     if found.decision is None:
         raise typer.Exit(1)
 
 
-def _text(found: "Explained", *, folder: Path) -> str:
+def _text(found: "Explained", *, folder: Path, verbose: bool) -> str:
     from tuner.cli.explain_text import why_lines
     from tuner.cli.place_text import place_explanation
     from tuner.cli.plan_text import explanation
@@ -71,10 +72,11 @@ def _text(found: "Explained", *, folder: Path) -> str:
     from tuner.plan_folder import read_verified
     from tuner.serve_plan import ServePlan
 
+    why = why_lines(found.why, verbose=verbose)
     if isinstance(found, ServePlan):
-        return "\n".join((serve_explanation(found), *why_lines(found.why)))
+        return "\n".join((serve_explanation(found, verbose=verbose), *why))
     if isinstance(found, PlacePlan):
-        return "\n".join((place_explanation(found), *why_lines(found.why)))
+        return "\n".join((place_explanation(found, verbose=verbose), *why))
     verified = read_verified(folder)
     trials = () if verified is None else ("", verdict_text(verified))
-    return "\n".join((explanation(found), *why_lines(found.why), *trials))
+    return "\n".join((explanation(found, verbose=verbose), *why, *trials))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.cli.text import columns, times_words
+from tuner.cli.text import asides, columns, times_words
 from tuner.explain.solving import IDLE
 from tuner.units import format_bytes, format_ratio, format_s
 from tuner.what_if import Outcome, Rival, WhatIf, Why
@@ -33,16 +33,16 @@ _FIGURES: Final = {
 """What is printed of an answer, in this order: words before and after the number."""
 
 
-def why_lines(why: Why) -> Iterator[str]:
-    """Say why the runners-up lost and what would change the plan."""
-    if any(rival.terms_s for rival in why.rivals):
+def why_lines(why: Why, *, verbose: bool = False) -> Iterator[str]:
+    """Say what would change the plan; on request, term by term why the runners-up lost."""
+    if verbose and any(rival.terms_s for rival in why.rivals):
         yield ""
         yield "the next candidates, by the seconds that differ from the plan"
         yield from (_rival(rival) for rival in why.rivals if rival.terms_s)
     if why.what_if is not None:
         yield ""
         yield from _what_if(why.what_if)
-    yield from (f"note: {note}" for note in why.notes)
+    yield from asides("notes: ", why.notes, verbose=verbose)
 
 
 def _rival(rival: Rival) -> str:

@@ -63,6 +63,9 @@ def _flag(help_text: str, **extra: Any) -> Any:
     return typer.Option(help=help_text, show_default=False, rich_help_panel=None, **extra)
 
 
+VerboseFlag = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print notes and other asides in full.")
+]
 GoalFlag = Annotated[str | None, _flag("Without SPEC: train, serve or place. Default: train.")]
 ModelFlag = Annotated[str | None, _flag("Without SPEC: config.json of the model, or its folder.")]
 DeviceFlag = Annotated[

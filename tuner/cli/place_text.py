@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from solvers.placement.balance.check import LAUNCHES
+from tuner.cli.text import asides
 from tuner.place_plan import (
     DispatchOutcome,
     LayerTimes,
@@ -28,17 +29,17 @@ SLOW_RATIO: Final = 1.05
 """Of the usual cost of a way, from which on the most expensive one is named."""
 
 
-def place_text(plan: PlacePlan, *, folder: Path) -> str:
+def place_text(plan: PlacePlan, *, folder: Path, verbose: bool = False) -> str:
     """What `moetune plan` prints of a placement."""
-    return "\n".join((*_body(plan), *_tail(plan, folder=folder)))
+    return "\n".join((*_body(plan), *_tail(plan, folder=folder, verbose=verbose)))
 
 
-def place_explanation(plan: PlacePlan) -> str:
+def place_explanation(plan: PlacePlan, *, verbose: bool = False) -> str:
     """What `moetune explain` prints of a placement."""
     lines = [*_body(plan), *_layers(plan), ""]
     lines += [f"instead: {one.method}, {one.lost_by}" for one in plan.alternatives]
     lines += [f"with {line}" for line in plan.relaxations]
-    return "\n".join((*lines, *(f"note: {note}" for note in plan.provenance.notes)))
+    return "\n".join((*lines, *asides("notes: ", plan.provenance.notes, verbose=verbose)))
 
 
 def place_verified_text(verified: PlaceVerified) -> str:
@@ -323,12 +324,12 @@ def _name(workload: str, width: int) -> str:
     return f"{short:<{width}}"
 
 
-def _tail(plan: PlacePlan, *, folder: Path) -> Iterator[str]:
+def _tail(plan: PlacePlan, *, folder: Path, verbose: bool) -> Iterator[str]:
     yield ""
     yield from (
         f"made for {mark.words}; plan again when one of these changes" for mark in plan.made_for
     )
-    yield from (f"note: {note}" for note in plan.provenance.notes)
+    yield from asides("notes: ", plan.provenance.notes, verbose=verbose)
     if plan.decision is not None:
         launch = ", ".join(f"launch/{name}" for name in dict.fromkeys(plan.emit))
         yield f"written: {folder} ({launch or 'plan.json'}); `moetune explain {folder}` tells more"

@@ -52,6 +52,7 @@ def command(
             "a device against those of a user.",
         ),
     ] = None,
+    verbose: options.VerboseFlag = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
     goal: options.GoalFlag = None,
     model: options.ModelFlag = None,
@@ -88,7 +89,12 @@ def command(
         written: Plan | ServePlan | PlacePlan
         if kind == "serve":
             written = plan_serve(
-                path, out=out, profiles=profiles, time_limit_s=time_limit_s, as_json=as_json
+                path,
+                out=out,
+                profiles=profiles,
+                time_limit_s=time_limit_s,
+                verbose=verbose,
+                as_json=as_json,
             )
         elif kind == "place":
             written = plan_place(
@@ -97,6 +103,7 @@ def command(
                 profiles=profiles,
                 time_limit_s=time_limit_s,
                 calibrated=not uncalibrated,
+                verbose=verbose,
                 as_json=as_json,
             )
         else:
@@ -108,6 +115,7 @@ def command(
                 time_limit_s=time_limit_s,
                 method=solver,
                 calibrated=not uncalibrated,
+                verbose=verbose,
                 as_json=as_json,
             )
         if csv is not None:

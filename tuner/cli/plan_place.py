@@ -17,6 +17,7 @@ def plan_place(
     profiles: Sequence[Path],
     time_limit_s: float,
     calibrated: bool,
+    verbose: bool,
     as_json: bool,
 ) -> "PlacePlan":
     """Plan a placement, write it, print it and return it."""
@@ -34,5 +35,5 @@ def plan_place(
     if as_json:
         print_exact(written.model_dump_json(indent=2))
     else:
-        print_text(place_text(written, folder=out))
+        print_text(place_text(written, folder=out, verbose=verbose))
     return written

@@ -11,7 +11,13 @@ if TYPE_CHECKING:
 
 
 def plan_serve(
-    spec: Path, *, out: Path, profiles: Sequence[Path], time_limit_s: float, as_json: bool
+    spec: Path,
+    *,
+    out: Path,
+    profiles: Sequence[Path],
+    time_limit_s: float,
+    verbose: bool,
+    as_json: bool,
 ) -> "ServePlan":
     """Plan a deployment, write it, print it and return it."""
     from tuner.api import deploy, write_serve_plan
@@ -26,5 +32,5 @@ def plan_serve(
     if as_json:
         print_exact(written.model_dump_json(indent=2))
     else:
-        print_text(serve_text(written, folder=out))
+        print_text(serve_text(written, folder=out, verbose=verbose))
     return written

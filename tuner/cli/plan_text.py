@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from tuner.cli.text import columns, times_words
+from tuner.cli.text import asides, columns, times_words
 from tuner.equal_stages import equal_stages
 from tuner.faults.forecast import RunForecast
 from tuner.placement import Placement
@@ -35,10 +35,10 @@ SHOWN_NODES = 16
 SHOWN_CHANGES = 2
 
 
-def plan_text(plan: Plan, *, folder: Path) -> str:
-    """Say what was planned and what to do next."""
+def plan_text(plan: Plan, *, folder: Path, verbose: bool = False) -> str:
+    """Say what was planned and what to do next; asides in full where that is asked for."""
     if plan.decision is None or plan.predicted is None:
-        return "\n".join(_nothing_fits(plan))
+        return "\n".join(_nothing_fits(plan, verbose=verbose))
     lines = [
         *_warning_lines(plan),
         *decision_lines(plan.decision),
@@ -56,13 +56,9 @@ def plan_text(plan: Plan, *, folder: Path) -> str:
             if one.ratio_band is not None
         ),
         f"bound by       {plan.binding_constraint}",
-        *(
-            f"not launchable {missing.feature} would save {format_ratio(missing.gain_ratio)} of a "
-            f"step; {missing.why}"
-            for missing in plan.unlaunchable
-        ),
+        *asides("not launchable ", _unlaunchable(plan), verbose=verbose),
         *_placement_lines(plan.placement),
-        *_notes(plan),
+        *_notes(plan, verbose=verbose),
         "",
         f"written to {folder}; next: {_next_step(plan, folder)}",
     ]
@@ -75,10 +71,10 @@ def _next_step(plan: Plan, folder: Path) -> str:
     return f"moetune explain {folder}; launch files are in {folder / 'launch'}"
 
 
-def explanation(plan: Plan) -> str:
+def explanation(plan: Plan, *, verbose: bool = False) -> str:
     """Say why this plan and not another, stage by stage and runner-up by runner-up."""
     if plan.decision is None or plan.predicted is None:
-        return "\n".join(_nothing_fits(plan))
+        return "\n".join(_nothing_fits(plan, verbose=True))
     lines = [
         *_warning_lines(plan),
         _model_line(plan),
@@ -96,19 +92,22 @@ def explanation(plan: Plan) -> str:
         *(f"  {line}" for line in _preference_lines(plan)),
         *_fastest(plan),
         f"  bound by {plan.binding_constraint}",
-        *(
-            f"  {missing.feature} would save {format_ratio(missing.gain_ratio)} of a step; "
-            f"{missing.why}"
-            for missing in plan.unlaunchable
-        ),
+        *(f"  {one}" for one in _unlaunchable(plan)),
         "",
         f"why not the others ({_ties(plan.certificate)} combinations of degrees are within the "
         "error band: ties)",
         *_alternatives(plan),
         *_own_variants(plan),
-        *_notes(plan),
+        *_notes(plan, verbose=verbose),
     ]
     return "\n".join(lines)
+
+
+def _unlaunchable(plan: Plan) -> list[str]:
+    return [
+        f"{missing.feature} would save {format_ratio(missing.gain_ratio)} of a step; {missing.why}"
+        for missing in plan.unlaunchable
+    ]
 
 
 def _warning_lines(plan: Plan) -> Iterable[str]:
@@ -381,7 +380,7 @@ def _own_variants(plan: Plan) -> Iterable[str]:
         )
 
 
-def _nothing_fits(plan: Plan) -> Iterable[str]:
+def _nothing_fits(plan: Plan, *, verbose: bool) -> Iterable[str]:
     yield f"no plan: {certificate_line(plan.certificate)}"
     is_open = plan.certificate.status == "unknown"
     yield f"{'not decided:' if is_open else 'limit not met:'} {plan.binding_constraint}"
@@ -391,12 +390,11 @@ def _nothing_fits(plan: Plan) -> Iterable[str]:
         if relaxation.decision is not None and relaxation.predicted is not None:
             yield f"  it would allow {short_decision(relaxation.decision)}"
             yield f"  at {format_s(relaxation.predicted.step_time_s)} a step"
-    yield from _notes(plan)
+    yield from _notes(plan, verbose=verbose)
 
 
-def _notes(plan: Plan) -> Iterable[str]:
-    for note in plan.provenance.notes:
-        yield f"note           {note}"
+def _notes(plan: Plan, *, verbose: bool) -> Iterable[str]:
+    yield from asides("notes          ", plan.provenance.notes, verbose=verbose)
     if plan.provenance.extrapolated:
         outside = ", ".join(plan.provenance.extrapolated)
         yield f"note           priced outside the measured range: {outside}"

@@ -19,6 +19,7 @@ def plan_train(
     time_limit_s: float,
     method: str,
     calibrated: bool,
+    verbose: bool,
     as_json: bool,
 ) -> "Plan":
     """Plan a training run, write it, print it and return it."""
@@ -44,5 +45,5 @@ def plan_train(
     if as_json:
         print_exact(written.model_dump_json(indent=2))
     else:
-        print_text(plan_text(written, folder=out))
+        print_text(plan_text(written, folder=out, verbose=verbose))
     return written

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tuner.cli.text import columns
+from tuner.cli.text import asides, columns
 from tuner.serve_plan import (
     Band,
     Instances,
@@ -31,24 +31,24 @@ SHOWN_POINTS = 12
 """Of the front, at most."""
 
 
-def serve_text(plan: ServePlan, *, folder: Path) -> str:
+def serve_text(plan: ServePlan, *, folder: Path, verbose: bool = False) -> str:
     """What `moetune plan` prints of a deployment."""
     lines = [*_head(plan)]
     if plan.decision is not None and plan.predicted is not None:
         lines += [*_prediction(plan.predicted, plan.cluster.currency)]
     lines += [*_modes(plan), *_ways_out(plan), *_unlaunchable(plan, least_gain_ratio=SHOWN_RATIO)]
-    lines += [f"note: {note}" for note in plan.provenance.notes]
+    lines += asides("notes: ", plan.provenance.notes, verbose=verbose)
     return "\n".join((*lines, f"written: {folder}; `moetune explain {folder}` tells more"))
 
 
-def serve_explanation(plan: ServePlan) -> str:
+def serve_explanation(plan: ServePlan, *, verbose: bool = False) -> str:
     """What `moetune explain` prints of a deployment."""
     lines = [*_head(plan)]
     if plan.decision is not None and plan.predicted is not None:
         lines += [*_prediction(plan.predicted, plan.cluster.currency), *_step(plan.predicted)]
     lines += [*_illegal(plan)]
     lines += [*_modes(plan), *_others(plan), *_front(plan), *_ways_out(plan), *_unlaunchable(plan)]
-    return "\n".join((*lines, *(f"note: {note}" for note in plan.provenance.notes)))
+    return "\n".join((*lines, *asides("notes: ", plan.provenance.notes, verbose=verbose)))
 
 
 def _head(plan: ServePlan) -> Iterator[str]:

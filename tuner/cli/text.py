@@ -5,7 +5,7 @@ tabs, marks of writing direction) is spelled out here, whoever composed the text
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 def printable(text: str) -> str:
@@ -45,6 +45,14 @@ def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> 
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in table
     )
+
+
+def asides(label: str, lines: Sequence[str], *, verbose: bool) -> Iterator[str]:
+    """Yield each line after its label, or how many there are; a single one is never hidden."""
+    if verbose or len(lines) == 1:
+        yield from (f"{label}{line}" for line in lines)
+    elif lines:
+        yield f"{label}{len(lines)}, shown by --verbose"
 
 
 def times_words(band: tuple[float, float]) -> str:

@@ -68,8 +68,11 @@ def test_it_says_the_decision_what_is_proven_and_what_binds(
     assert "MemFine chunk" in printed.out
     assert "certificate    proven optimal under the model (" in printed.out
     assert f"bound by       {plan.binding_constraint}" in printed.out
-    assert "note           routing is assumed balanced" in printed.out
+    count = len(plan.provenance.notes)
+    assert f"notes          {count}, shown by --verbose" in printed.out
     assert f"next: moetune verify {out}" in printed.out
+    assert _plan(bound_spec, out, "--verbose") == 0
+    assert "notes          routing is assumed balanced" in capsys.readouterr().out
 
 
 def test_json_is_the_stored_plan(bound_spec: Path, tmp_path: Path, capsys: Captured) -> None:
