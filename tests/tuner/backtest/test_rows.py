@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.backtest import rows as module
 from tuner.backtest.layout import COLUMNS, OPTIONAL_COUNTS
 from tuner.backtest.rows import read_rows
@@ -29,7 +30,7 @@ def test_every_line_becomes_a_row() -> None:
     assert "surprise" not in rows[0].texts
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("cell", "reason"),
     [
         ("tp\nabc", "tp 'abc' is not a number"),
@@ -56,7 +57,7 @@ def test_a_deeply_nested_architecture_is_no_crash(tmp_path: Path) -> None:
     assert "is not JSON" in row.reason
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("content", "message"),
     [
         ("", "names none of the columns"),
@@ -87,7 +88,7 @@ def test_a_missing_file_is_one_error(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=60))
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=50)
 def test_no_cell_makes_the_reader_fail(text: str) -> None:
     for column in COLUMNS:
         row = module.row_of([column], [text], number=1)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.costs.analytic.columns_of import PRECISION_OF, hardware_of_pool
 from tuner.costs.analytic.constants import Software, uncalibrated
 from tuner.costs.analytic.kernels import DatasheetKernels
@@ -86,7 +87,7 @@ def test_one_rank_exchanges_nothing() -> None:
     assert priced.exchange_PL[0, 0] == 0.0
 
 
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "gpt-oss-20b"])
+@each_row("name", ["mixtral-8x7b", "deepseek-v3", "gpt-oss-20b"])
 def test_the_rest_of_a_pass_grows_with_context_and_tokens(name: str) -> None:
     made = machine(name=name)
     short = rest_s(made, tokens=512.0, context_tokens=1024.0, decodes=True)

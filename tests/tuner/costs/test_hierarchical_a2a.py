@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.costs.analytic.constants import Constants
 from tuner.costs.analytic.links import Group, all_to_all_s, distinct_places
 from tuner.costs.analytic.shapes import Hardware, Numbers
@@ -50,7 +51,7 @@ def balanced_reach(levels: Levels, *, experts: float, top_k: float) -> tuple[Num
     return tuple(distinct_places(places, experts, top_k) for places in levels.places)
 
 
-@pytest.mark.parametrize(("places", "top_k"), PUBLISHED_PERCENT)
+@each_row(("places", "top_k"), PUBLISHED_PERCENT)
 def test_duplicates_are_within_1_6_points_of_the_published_table(places: int, top_k: int) -> None:
     found = 100.0 * float(duplicate_ratio(places=float(places), experts=128.0, top_k=float(top_k)))
     assert found == pytest.approx(PUBLISHED_PERCENT[places, top_k], abs=1.6)
@@ -178,7 +179,7 @@ def test_columns_are_priced_together_and_a_single_domain_needs_no_second_hop() -
     assert time_DC[0, 0] == time_DC[1, 0]
 
 
-@pytest.mark.parametrize(("ranks", "inside"), [(64.0, 8.0), (8.0, 8.0), (16.0, 1.0)])
+@each_row(("ranks", "inside"), [(64.0, 8.0), (8.0, 8.0), (16.0, 1.0)])
 def test_without_duplicates_one_hop_is_the_analytic_model_s_all_to_all(
     ranks: float, inside: float
 ) -> None:

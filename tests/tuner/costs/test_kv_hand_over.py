@@ -7,6 +7,7 @@ import pytest
 from profilers.kv_transfer.shards import Degrees
 from profilers.records import Case, Measurement
 from tests.profilers.testing import fake_profile
+from tests.rows import each_row
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.kv_hand_over import (
     KvPath,
@@ -48,7 +49,7 @@ def test_windowed_layers_keep_their_window_only() -> None:
     assert whole.busiest == pytest.approx(each * kept)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("prefill", "decode", "sent", "received"),
     [
         (1, 1, 1.0, 1.0),
@@ -112,7 +113,7 @@ def test_seconds_by_hand() -> None:
     assert whole_s(2e9, path=host) == pytest.approx(0.001 + 2 + 1 + 2 + 0.5)
 
 
-@pytest.mark.parametrize(
+@each_row(
     "rates",
     [
         {"network_bytes_per_s": 0.0, "latency_s": 0.0},

@@ -4,6 +4,7 @@ import pytest
 
 from profilers.records import Case
 from profilers.steps.config import Recompute
+from tests.rows import each_row
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.layer_time import added, call_time, layer_time, scaled
 from tuner.costs.operations import COMMUNICATION, Part, boundary_calls, layer_calls
@@ -19,8 +20,8 @@ def table(table_of: TableOf, formula_s: Callable[[Case], float]) -> KernelTable:
     return table_of(formula_s)
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 8])
-@pytest.mark.parametrize("degrees", [{}, {"tensor": 2}, {"data": 2, "expert": 2}])
+@each_row("chunks", [1, 2, 8])
+@each_row("degrees", [{}, {"tensor": 2}, {"data": 2, "expert": 2}])
 def test_recomputation_adds_the_forward_passes_it_repeats(
     tiny_work: Make, cut: Cut, table: KernelTable, degrees: dict[str, int], chunks: int
 ) -> None:
@@ -111,7 +112,7 @@ def test_ranks_wait_at_every_meeting_for_the_work_before_it(
     assert groups == {(2, 1, 2)}
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 8])
+@each_row("chunks", [1, 2, 8])
 def test_a_share_lost_of_the_work_is_lost_however_often_ranks_meet(
     tiny_work: Make, cut: Cut, table_of: TableOf, chunks: int
 ) -> None:

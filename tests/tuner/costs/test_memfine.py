@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.costs.memfine import (
     LayerShape,
     active_bytes,
@@ -56,7 +57,7 @@ def test_two_rows_of_the_table_give_both_numbers() -> None:
     assert active_bytes(constant, divided, chunks=2) / GB == pytest.approx(11.93, abs=5e-3)
 
 
-@pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: f"{row[0]}-{row[1]}")
+@each_row("row", PUBLISHED)
 def test_every_published_row_follows(row: tuple[str, str, int, float, float, float]) -> None:
     _, _, chunks, static, active, total = row
     constant, divided = _fitted()
@@ -65,7 +66,7 @@ def test_every_published_row_follows(row: tuple[str, str, int, float, float, flo
     assert static + predicted == pytest.approx(total, abs=0.05)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("head_dim", "expected"),
     # 2 * 4096 * (5 * 7168 + 3 * 128 * h_d + 256) = 698.4 MB and 899.7 MB.
     [(128, 0.70), (192, 0.90)],
@@ -102,9 +103,7 @@ def test_the_chosen_counts_bound_the_usable_share_of_64_gb() -> None:
     assert by_alpha == {0.86: [2, 2], 0.97: [2, 2], 0.98: [2, 1]}
 
 
-@pytest.mark.parametrize(
-    ("received", "expected"), [(1.0, 1), (100.0, 1), (100.1, 2), (300.0, 4), (401.0, 8)]
-)
+@each_row(("received", "expected"), [(1.0, 1), (100.0, 1), (100.1, 2), (300.0, 4), (401.0, 8)])
 def test_the_smallest_bin_that_fits_is_chosen(received: float, expected: int) -> None:
     assert chunks_for(received, largest=100.0) == expected
 

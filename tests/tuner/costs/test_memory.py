@@ -17,11 +17,11 @@ bf16, n = 128 tokens, H = 64, A = 4 and G = 2 heads of d = 16, E = 8, k = 2, F =
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
+from tests.rows import each_row
 from tuner.costs.memory import (
     LayerActivations,
     chunk_bytes,
@@ -56,7 +56,7 @@ def test_without_recomputation_everything_is_kept(tiny_work: Make, cut: Cut) -> 
     assert found == LayerActivations(saved=OUTSIDE + EXPERTS, transient=0)
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 4, 8])
+@each_row("chunks", [1, 2, 4, 8])
 def test_selective_recomputation_holds_one_chunk_of_the_experts(
     tiny_work: Make, cut: Cut, chunks: int
 ) -> None:
@@ -65,7 +65,7 @@ def test_selective_recomputation_holds_one_chunk_of_the_experts(
     assert found.transient == EXPERTS // chunks
 
 
-@pytest.mark.parametrize("chunks", [2, 4, 8])
+@each_row("chunks", [2, 4, 8])
 def test_full_recomputation_keeps_the_input_and_the_routes(
     tiny_work: Make, cut: Cut, chunks: int
 ) -> None:
@@ -128,7 +128,7 @@ def test_the_fullest_expert_rank_is_counted_unless_one_is_named(tiny_work: Make,
     assert by_rank[0] - by_rank[1] == more * (448 * 2 + 16)
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 8])
+@each_row("chunks", [1, 2, 8])
 def test_a_chunk_keeps_its_share_of_the_experts(tiny_work: Make, cut: Cut, chunks: int) -> None:
     found = chunk_bytes(tiny_work(layers="m"), cut(), layer=0, chunks=chunks)
     assert found == EXPERTS // chunks
@@ -148,7 +148,7 @@ def test_as_many_copies_fit_as_their_bytes_allow(tiny_work: Make, cut: Cut) -> N
     assert most_chunk_copies(wide, cut(), free_bytes=10 * (264 + 1792)) == 10
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 4, 8])
+@each_row("chunks", [1, 2, 4, 8])
 def test_a_balanced_chunk_is_as_many_copies_as_fit_into_its_bytes(
     tiny_work: Make, cut: Cut, chunks: int
 ) -> None:
@@ -176,7 +176,7 @@ def test_the_ends_hold_tokens_and_log_probabilities(tiny_work: Make, cut: Cut) -
     assert head_saved(tiny_work(), cut()) == 2 * 16384 + 512 + 4 * 128 * 256
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("zero_stage", "expected"),
     # 1000 parameters over 4 ranks: (parameters, gradients, two moments, bf16 copies).
     [

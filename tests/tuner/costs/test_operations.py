@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.records import Case
+from tests.rows import each_row
 from tuner.costs.operations import (
     Call,
     Part,
@@ -163,7 +164,7 @@ def test_a_shared_expert_is_a_dense_network_beside_the_router(tiny_work: Make, c
     ]
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 4, 8])
+@each_row("chunks", [1, 2, 4, 8])
 def test_chunks_divide_the_rows_and_multiply_the_calls(
     tiny_work: Make, cut: Cut, chunks: int
 ) -> None:

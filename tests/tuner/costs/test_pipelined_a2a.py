@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.costs.pipelined_a2a import (
     MOST_PIECES,
     Part,
@@ -37,7 +38,7 @@ BY_HAND = {
 }
 
 
-@pytest.mark.parametrize("case", BY_HAND)
+@each_row("case", BY_HAND)
 def test_each_case_by_hand(case: int) -> None:
     layer, expected = BY_HAND[case]
     times = case_times_s(layer, pieces=2.0)[:, 0]
@@ -45,7 +46,7 @@ def test_each_case_by_hand(case: int) -> None:
     assert float(overlapped_moe_s(layer, pieces=2.0)[0]) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("case", BY_HAND)
+@each_row("case", BY_HAND)
 def test_the_hand_worked_layers_replay_to_the_same_time(case: int) -> None:
     layer, expected = BY_HAND[case]
     replayed = _replayed_s(layer, pieces=2)
@@ -56,7 +57,7 @@ def test_the_hand_worked_layers_replay_to_the_same_time(case: int) -> None:
         assert replayed == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("layer", "pieces"),
     [
         # Experts: 2 A + G + S + r X = ... + r start + (2*8 + 2*4)/r: sqrt(24 / 0.5) = 6.9.

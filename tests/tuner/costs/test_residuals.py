@@ -1,6 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
+from tests.rows import each_row
 from tuner.costs.operations import COMMUNICATION, Part
 from tuner.costs.residuals import UNKNOWN_BAND, Residual, residual_for
 
@@ -44,7 +45,7 @@ def test_runs_inside_a_node_say_nothing_about_links_between_nodes() -> None:
     assert "several nodes" in between.origin
 
 
-@pytest.mark.parametrize("changes", [{"computation": 0.0}, {"band_ratio": 0.0}])
+@each_row("changes", [{"computation": 0.0}, {"band_ratio": 0.0}])
 def test_a_factor_of_nothing_is_refused(changes: dict[str, float]) -> None:
     with pytest.raises(ValidationError):
         _residual(**changes)

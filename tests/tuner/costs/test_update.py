@@ -1,9 +1,8 @@
 from collections.abc import Callable
 from itertools import chain
 
-import pytest
-
 from profilers.records import Case
+from tests.rows import each_row
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.operations import Part
 from tuner.costs.update import (
@@ -61,7 +60,7 @@ def test_the_units_of_one_device_hold_the_whole_model(tiny_work: Make, cut: Cut)
     assert sum(unit.parameters for unit in (*layers, *ends)) == num_parameters(work.model)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("zero_stage", "once", "every"),
     # 0: all-reduce 4 P. 1: reduce-scatter 4 P, gather 2 P. 2: the same, the first every time.
     # 3: gather 2 P twice, scatter 4 P.
@@ -86,7 +85,7 @@ def test_a_rank_alone_communicates_nothing(tiny_work: Make, cut: Cut, table_of: 
         assert sum(time.once_s.values()) == sum(time.every_microbatch_s.values()) == 0.0
 
 
-@pytest.mark.parametrize(("zero_stage", "updated"), [(0, 1000), (1, 250), (3, 250)])
+@each_row(("zero_stage", "updated"), [(0, 1000), (1, 250), (3, 250)])
 def test_the_optimizer_updates_what_the_rank_owns(
     tiny_work: Make, cut: Cut, table_of: TableOf, zero_stage: int, updated: int
 ) -> None:
@@ -108,8 +107,8 @@ def test_gradients_are_added_up_every_micro_batch_unless_they_are_reduced_then(
         assert sum(time.every_microbatch_s.values()) == every
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@each_row("precision", ["bf16", "fp32"])
+@each_row("zero_stage", [0, 1, 2, 3])
 def test_exactly_the_cases_that_are_priced_are_listed(
     tiny_work: Make, cut: Cut, table_of: TableOf, zero_stage: int, precision: str
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import each_row
 from tuner.backtest.serving import tables
 from tuner.backtest.serving.backtest import backtest_serving, pairs_of
 from tuner.backtest.serving.decoders import LLAMA_70B
@@ -101,7 +102,7 @@ def test_the_same_table_gives_the_same_predictions(row: Row) -> None:
     assert backtest_serving([row()]) == backtest_serving([row()])
 
 
-@pytest.mark.parametrize("mode", ["agg", "disagg"])
+@each_row("mode", ["agg", "disagg"])
 def test_stated_drafts_and_prefix_hits_are_priced(row: Row, mode: str) -> None:
     sides = {
         f"{role}_{name}": cell
@@ -123,7 +124,7 @@ def test_stated_drafts_and_prefix_hits_are_priced(row: Row, mode: str) -> None:
     assert cached.predicted_ttft_s < plain.predicted_ttft_s
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("agg", "aggregated"), ("disagg", "disaggregated")])
+@each_row(("mode", "kind"), [("agg", "aggregated"), ("disagg", "disaggregated")])
 def test_a_row_lies_in_the_band_of_its_mode_and_of_where_its_kernels_come_from(
     row: Row, mode: str, kind: Mode
 ) -> None:

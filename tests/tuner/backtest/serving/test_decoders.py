@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
+from tests.rows import each_row
 from tuner.backtest.serving.decoders import (
     DEEPSEEK_V3,
     DEEPSEEK_V32,
@@ -26,7 +25,7 @@ from tuner.spec.huggingface.read import read_model
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("folder", "decoder"),
     [
         ("deepseek-v3", DEEPSEEK_V3),
@@ -47,9 +46,7 @@ def test_a_model_is_what_its_config_says(folder: str, decoder: Decoder) -> None:
     assert read.experts == decoder.experts
 
 
-@pytest.mark.parametrize(
-    ("folder", "decoder"), [("gpt-oss-120b", GPT_OSS_120B), ("gpt-oss-20b", GPT_OSS_20B)]
-)
+@each_row(("folder", "decoder"), [("gpt-oss-120b", GPT_OSS_120B), ("gpt-oss-20b", GPT_OSS_20B)])
 def test_layers_with_a_window_are_told_from_those_that_see_everything(
     folder: str, decoder: Decoder
 ) -> None:
@@ -59,7 +56,7 @@ def test_layers_with_a_window_are_told_from_those_that_see_everything(
     assert read.experts == decoder.experts
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("path", "decoder"),
     [
         ("deepseek-ai/DeepSeek-V3.2", DEEPSEEK_V32),

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.rows import each_row
 from tuner.backtest.serving.launches import (
     Harness,
     Launch,
@@ -32,7 +33,7 @@ def test_a_plain_row_by_hand(row: Row) -> None:
     assert launch.formats.kv == "fp8"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("cells", "read"),
     [
         # The product of both degrees of the experts stands for the devices.
@@ -68,7 +69,7 @@ def test_what_recipes_write_is_read_as_what_runs(
     assert found == read
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("column", "cell", "reason"),
     [
         ("silicon_data_source", "a.csv", "silicon_concurrency"),

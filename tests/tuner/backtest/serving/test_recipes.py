@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-import pytest
-
+from tests.rows import each_row
 from tuner.backtest.serving.launches import launch_of
 from tuner.backtest.serving.recipes import Recipe, recipe_of
 
@@ -15,7 +14,7 @@ def recipe(cells: dict[str, str]) -> Recipe:
     return recipe_of(launch_of(cells, number=1))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("release", "waits"),
     [("0.12.0", True), ("", True), ("0.14.1", False), ("nightly-5b8c30", False)],
 )
@@ -31,7 +30,7 @@ def test_an_undocumented_driver_pays_per_sequence_on_other_engines(row: Row) -> 
         assert (found.sequence_s > 0.0) is waits
 
 
-@pytest.mark.parametrize(("concurrency", "steps"), [(4, 10), (16, 30)])
+@each_row(("concurrency", "steps"), [(4, 10), (16, 30)])
 def test_sglang_on_blackwell_looks_for_requests_every_few_steps(
     row: Row, concurrency: int, steps: int
 ) -> None:

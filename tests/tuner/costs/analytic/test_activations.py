@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.costs.analytic.activations import activation_bytes
 from tuner.costs.analytic.in_flight import held
 from tuner.costs.analytic.shapes import ModelShape, Strategies
@@ -87,7 +88,7 @@ def _saved(case: dict[str, Any], **changes: float) -> float:
     return float(kept.dense.saved)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "expected"),
     [
         ({}, 10 + 24 / 8 + 5 * 64 * 2048 / 6144 / 8),
@@ -103,7 +104,7 @@ def test_every_row_of_the_published_table(changes: dict[str, float], expected: f
     assert _saved(GPT_22B, **changes) / unit == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("case", "without_gib", "with_both_gib"),
     [
         (GPT_22B, 59.25, 9.56),

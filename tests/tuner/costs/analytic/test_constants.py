@@ -1,14 +1,15 @@
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.costs.analytic.constants import FITTED, NAMES, Precision, Software, uncalibrated
 from tuner.costs.analytic.shapes import stacked, taken
 from tuner.devices.datasheet import Generation
 
 
-@pytest.mark.parametrize("generation", list(Generation))
-@pytest.mark.parametrize("precision", list(Precision))
-@pytest.mark.parametrize("software", list(Software))
+@each_row("generation", list(Generation))
+@each_row("precision", list(Precision))
+@each_row("software", list(Software))
 def test_every_device_type_and_software_has_values_inside_the_bounds(
     generation: Generation, precision: Precision, software: Software
 ) -> None:

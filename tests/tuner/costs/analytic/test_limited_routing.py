@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.costs.analytic.limited_routing import reached_places
 from tuner.costs.analytic.links import distinct_places
 from tuner.costs.analytic.shapes import ModelShape, Numbers
@@ -59,7 +60,7 @@ def places_of(model: ModelShape, experts: np.ndarray, places: int) -> float:
     return float(reached.sum(axis=1).mean())
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("model", "places"),
     [(DEEPSEEK_V3, places) for places in (1, 2, 4, 8, 16, 32, 64, 256)]
     + [(DEEPSEEK_V2, places) for places in (2, 4, 8, 16, 40)],

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.costs.analytic.constants import Software
 from tuner.costs.analytic.memory import assemble_memory, price_memory
 from tuner.costs.analytic.memory_constants import (
@@ -116,7 +117,7 @@ def test_llama_70b_on_32_h100_is_near_the_published_peak() -> None:
     assert int(price.allocated_PC.argmax()) == 0
 
 
-@pytest.mark.parametrize(("gradient_bytes", "low", "high"), [(2.0, 56.0, 58.0), (4.0, 62.0, 64.0)])
+@each_row(("gradient_bytes", "low", "high"), [(2.0, 56.0, 58.0), (4.0, 62.0, 64.0)])
 def test_qwen3_30b_on_16_h100_is_near_the_published_peak(
     gradient_bytes: float, low: float, high: float
 ) -> None:
@@ -322,7 +323,7 @@ def test_the_layer_at_work_keeps_its_activations_on_the_device() -> None:
     assert first[3] < first[1]
 
 
-@pytest.mark.parametrize("dispatcher", ["is_deepep", "is_hybridep"])
+@each_row("dispatcher", ["is_deepep", "is_hybridep"])
 def test_dispatchers_hold_buffers_of_their_own(dispatcher: str) -> None:
     strategy = Strategies(
         sequence=4096.0, micro_batch=1.0, num_microbatches=1.0, data=32.0, expert=32.0

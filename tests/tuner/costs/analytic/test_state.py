@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.costs.analytic.shapes import ModelShape, Strategies
 from tuner.costs.analytic.state import padded_vocab, parameters, shard_ranks, state_bytes
 
@@ -64,7 +65,7 @@ GPT_175B = ModelShape(
 ALONE = Strategies(sequence=4096.0, micro_batch=1.0, num_microbatches=1.0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("model", "billions"),
     [(LLAMA_8B, 8.03), (QWEN3_30B, 30.5), (DEEPSEEK_V3, 671.0)],
 )
@@ -76,7 +77,7 @@ def test_models_have_their_published_sizes(model: ModelShape, billions: float) -
     assert float(layers + 2.0 * count.vocab) / 1e9 == pytest.approx(billions, rel=2e-3)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("heads", "hidden", "layers", "pipeline", "gib"),
     [
         (64.0, 6144.0, 48, 1, 45.56),
@@ -109,7 +110,7 @@ def test_parameters_and_optimizer_of_the_selective_recompute_paper(
     assert total * layers / pipeline / 2**30 == pytest.approx(gib, rel=1e-3)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("stage", "expected"),
     [(0.0, 18.0), (1.0, 6.0 + 12.0 / 8), (2.0, 2.0 + 16.0 / 8), (3.0, 16.0 / 8)],
 )

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.costs.analytic.activations import activation_bytes
 from tuner.costs.analytic.columns_of import StageLayers, shape_of_model, stages_of_layouts
 from tuner.costs.analytic.constants import Constants, Precision, Software, uncalibrated
@@ -122,8 +123,8 @@ class CountingKernels:
 SILENT = replace(GENERIC, launch_s=0.0, collective_s=0.0, hop_s=0.0, far_hop_s=0.0)
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-8b", "deepseek-v3", "qwen3-30b-a3b", "mixtral-8x7b"])
-@pytest.mark.parametrize("tensor", [1.0, 4.0])
+@each_row("name", ["llama-3.1-8b", "deepseek-v3", "qwen3-30b-a3b", "mixtral-8x7b"])
+@each_row("tensor", [1.0, 4.0])
 def test_blocks_do_the_operations_that_the_model_has(name: str, tensor: float) -> None:
     model = read_model(MODELS / name)
     shape = shape_of_model(model, mtp_layers=0)
@@ -187,7 +188,7 @@ def test_a_zero_bubble_schedule_waits_less() -> None:
     assert step_s(pipeline=4.0, zero_bubble=1.0) < step_s(pipeline=4.0)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("model", "changes"),
     [
         (DENSE, {"recompute_full": 1.0}),
@@ -246,13 +247,13 @@ def test_time_in_proportion_to_the_busiest_rank_is_the_experts() -> None:
     assert float(np.max(added)) > 0.0
 
 
-@pytest.mark.parametrize("dispatcher", ["is_deepep", "is_hybridep"])
+@each_row("dispatcher", ["is_deepep", "is_hybridep"])
 def test_sending_a_token_once_per_node_beats_sending_every_copy(dispatcher: str) -> None:
     wide: dict[str, Any] = {"expert": 32.0, "data": 32.0}
     assert step_s(MOE, **wide, **switched(dispatcher)) < step_s(MOE, **wide)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("better", "changes"),
     [
         ("a2a_overlap", {"expert": 8.0, "data": 8.0}),
@@ -313,7 +314,7 @@ def test_columns_price_as_each_alone() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["expert", "chunks", "pipeline", "optimizer_offload", "data"])
+@each_row("name", ["expert", "chunks", "pipeline", "optimizer_offload", "data"])
 def test_one_array_among_numbers_makes_columns(name: str) -> None:
     chosen: dict[str, Any] = {"data": 8.0, "expert": 4.0, name: np.array([1.0, 1.0, 1.0])}
     price = price_step(MOE, strategies(**chosen), MACHINE, GENERIC, even(MOE, 1))
@@ -339,9 +340,7 @@ def test_gathered_unit_costs_price_like_those_from_scratch() -> None:
     assert np.asarray(gathered.step_s) == pytest.approx(np.asarray(scratch.step_s))
 
 
-@pytest.mark.parametrize(
-    "changed", ["pipeline", "virtual_pipeline", "data", "num_microbatches", "zero_stage"]
-)
+@each_row("changed", ["pipeline", "virtual_pipeline", "data", "num_microbatches", "zero_stage"])
 def test_unit_costs_do_not_depend_on_what_the_stages_decide(changed: str) -> None:
     base = unit_costs(MOE, strategies(expert=4.0, data=8.0), MACHINE, GENERIC)
     other = unit_costs(

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.costs.serving.apart import (
     busiest_activated,
     mean_activated,
@@ -17,7 +18,7 @@ def test_janus_numbers_for_160_experts_on_eight_devices() -> None:
     assert bound == pytest.approx(16.3, abs=0.05)
 
 
-@pytest.mark.parametrize(("devices", "tokens"), [(8, 16), (8, 64), (16, 16), (4, 2)])
+@each_row(("devices", "tokens"), [(8, 16), (8, 64), (16, 16), (4, 2)])
 def test_the_bound_lies_above_what_uniform_routing_does(devices: int, tokens: int) -> None:
     rng = np.random.default_rng(5)
     experts, top_k, draws = 160, 6, 300
@@ -74,7 +75,7 @@ def test_a_steady_batch_keeps_up_with_arrivals() -> None:
     assert steady_batch(tokens_per_s=1e4, tpot_s=tpot_s, most=512) is None
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "complaint"),
     [({"top_k": 9}, "top_k 9"), ({"slots": 0}, "slots 0"), ({"batch_tokens": 0.0}, "batch_tokens")],
 )

@@ -4,8 +4,7 @@ import itertools
 from collections.abc import Iterator
 from typing import get_args
 
-import pytest
-
+from tests.rows import each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, MIXTRAL_8X7B, QWEN3_32B
 from tuner.costs.serving.bands import (
     Band,
@@ -37,7 +36,7 @@ def test_every_regime_has_a_band_for_new_pairs_that_holds_the_prediction() -> No
             assert low < high
 
 
-@pytest.mark.parametrize("mode", ["aggregated", "shared_device"])
+@each_row("mode", ["aggregated", "shared_device"])
 def test_what_is_predicted_from_datasheets_may_take_longer(mode: Mode) -> None:
     for engine in Engine:
         from_kernels = bands_of(engine, mode=mode, has_kernels=True)

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B, MIXTRAL_8X7B
 from tuner.costs.serving.drafting import Drafting, Method, draft_decoder
 
@@ -56,7 +57,7 @@ def test_eagle_drafts_with_a_dense_layer() -> None:
     assert (drafter.layers[0].dense_ffn, drafter.experts) == (2 * 14336, None)
 
 
-@pytest.mark.parametrize(("drafts", "acceptance"), [(0, 0.5), (2, -0.1), (2, 1.1)])
+@each_row(("drafts", "acceptance"), [(0, 0.5), (2, -0.1), (2, 1.1)])
 def test_impossible_drafting_is_refused(drafts: int, acceptance: float) -> None:
     with pytest.raises(ValueError, match="must"):
         Drafting(draft_tokens=drafts, acceptance=acceptance)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.arrays import Arrays
+from tests.rows import each_row
 from tuner.costs.serving.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serving.machine import BALANCED, LOAD, MoeShape, ServingMachine
 from tuner.costs.serving.tables import kernel_tables
@@ -130,7 +131,7 @@ def test_more_tokens_never_reach_fewer_experts_nor_more_than_there_are(
     assert (read <= 128 / ranks + 1e-9).all()
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("named", "message"),
     [
         ({"share_LE": np.array([[0.5, 0.6]])}, "sum to 1"),

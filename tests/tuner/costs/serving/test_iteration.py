@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, GLM_5, LLAMA_8B, LLAMA_70B, QWEN35_397B
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Decoder, Formats
@@ -36,7 +37,7 @@ def test_one_token_reads_all_weights_of_a_dense_model() -> None:
     assert 1.8e-3 < step_s < 3.0e-3
 
 
-@pytest.mark.parametrize("decoder", [LLAMA_70B, DEEPSEEK_V3, GLM_5, QWEN35_397B])
+@each_row("decoder", [LLAMA_70B, DEEPSEEK_V3, GLM_5, QWEN35_397B])
 def test_every_kind_of_attention_is_priced_and_takes_longer_for_more(decoder: Decoder) -> None:
     own = iteration(decoder, attention_tensor=8, expert=8)
     sizes = np.array([1.0, 16.0, 256.0, 4096.0])

@@ -2,6 +2,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.rows import each_row
 from tuner.costs.serving.offload import Split, split_at
 
 Floats = npt.NDArray[np.float64]
@@ -57,7 +58,7 @@ def test_a_cut_by_hand() -> None:
     assert split.short_mean(tokens_N) == pytest.approx((10 + 2 * 20) / 3)
 
 
-@pytest.mark.parametrize("threshold", [5.0, 40.0])
+@each_row("threshold", [5.0, 40.0])
 def test_a_threshold_with_nothing_on_one_side_is_refused(threshold: float) -> None:
     with pytest.raises(ValueError, match="leaves one side empty; prompts have 10 to 40 tokens"):
         split_at(threshold, tokens_N=np.array([10.0, 40.0]), weight_N=np.ones(2))

@@ -3,6 +3,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.costs.serving.queueing import (
     crossover_load,
     erlang_c,
@@ -42,7 +43,7 @@ def test_erlang_by_hand() -> None:
     assert 0.0 < erlang_c(servers=500, offered=480.0) < 1.0
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("servers", "exponential", "within"), [(1, False, 0.03), (3, True, 0.05), (3, False, 0.08)]
 )
 def test_waits_are_those_of_a_simulation(servers: int, exponential: bool, within: float) -> None:
@@ -74,14 +75,12 @@ def test_time_to_first_token_as_distserve_writes_it() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("speed_up", "load"), [(1.2, 0.434), (1.5, 0.936), (1.7, 1.257), (1.9, 1.626)]
-)
+@each_row(("speed_up", "load"), [(1.2, 0.434), (1.5, 0.936), (1.7, 1.257), (1.9, 1.626)])
 def test_pipelines_win_above_the_published_crossover(speed_up: float, load: float) -> None:
     assert crossover_load(speed_up) == pytest.approx(load, abs=6e-4)
 
 
-@pytest.mark.parametrize("speed_up", [1.0, 2.0, 2.5])
+@each_row("speed_up", [1.0, 2.0, 2.5])
 def test_a_crossover_needs_a_speed_up_between_one_and_the_degree(speed_up: float) -> None:
     with pytest.raises(ValueError, match="must lie between 1 and the degree 2"):
         crossover_load(speed_up)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.costs.serving.decoder import Attention, AttentionKind, Decoder, Formats, Layers
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.costs.serving.iteration import Iteration
@@ -48,7 +49,7 @@ def stretch(whole: Iteration, running: float, share: Share) -> float:
     return step_s(on_share(whole, share), running) / step_s(whole, running)
 
 
-@pytest.mark.parametrize("ratio", SHARES)
+@each_row("ratio", SHARES)
 def test_semi_pds_measured_curve_lies_between_few_and_many_sequences(
     whole: Iteration, ratio: float
 ) -> None:
@@ -114,7 +115,7 @@ def test_prefill_serves_no_more_than_its_share_can() -> None:
     assert tpot_N[0] == pytest.approx(0.02)
 
 
-@pytest.mark.parametrize("ratio", [0.0, 1.5])
+@each_row("ratio", [0.0, 1.5])
 def test_a_share_is_a_share(ratio: float) -> None:
     with pytest.raises(ValueError, match="must be shares above 0, at most 1"):
         Share(compute_ratio=ratio)

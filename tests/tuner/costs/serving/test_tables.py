@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from profilers.arrays import Arrays
+from tests.rows import each_row
 from tuner.costs.serving.tables import KernelTables, kernel_tables
 
 Build = Callable[..., Arrays]
@@ -36,7 +37,7 @@ def test_products_timed_with_more_than_the_kernel_give_way_to_the_fastest(build:
     assert product_s(both, software="vllm", dtype="fp8_block") == pytest.approx(8e-6)
 
 
-@pytest.mark.parametrize(("older", "newer"), [("0.9.2", "0.10.0"), ("1.3.0rc20", "1.3.0")])
+@each_row(("older", "newer"), [("0.9.2", "0.10.0"), ("1.3.0rc20", "1.3.0")])
 def test_the_newest_version_counts(build: Build, older: str, newer: str) -> None:
     both = [gemm(build, 3e-6, version=newer), gemm(build, 1e-6, version=older)]
     assert product_s(both, software="vllm", dtype="bf16") == pytest.approx(3e-6)

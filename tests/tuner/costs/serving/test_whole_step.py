@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, GLM_5, LLAMA_70B, QWEN35_397B
 from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.drafting import Drafting, Method
@@ -44,7 +45,7 @@ def test_a_plain_step_is_the_sum_of_its_parts() -> None:
         assert one.tokens_per_step == 1.0
 
 
-@pytest.mark.parametrize("method", list(Method))
+@each_row("method", list(Method))
 def test_drafts_pay_for_few_sequences_and_not_where_none_is_kept(method: Method) -> None:
     good, useless = (
         replace(DATA, drafting=Drafting(draft_tokens=2, acceptance=acceptance, method=method))
@@ -69,7 +70,7 @@ def test_every_further_draft_takes_one_pass_more() -> None:
     assert steps == pytest.approx(np.full(3, steps[0]), rel=0.2)
 
 
-@pytest.mark.parametrize("decoder", [LLAMA_70B, DEEPSEEK_V3, GLM_5, QWEN35_397B])
+@each_row("decoder", [LLAMA_70B, DEEPSEEK_V3, GLM_5, QWEN35_397B])
 def test_checking_drafts_reads_the_past_once(decoder: Decoder) -> None:
     one = iteration(decoder, attention_tensor=8, expert=8)
     checked = replace(one, drafting=Drafting(draft_tokens=3, acceptance=0.5))
@@ -146,7 +147,7 @@ def test_a_drafter_reads_prompts_too() -> None:
     assert 1.005 < float(more[0]) < 1.05
 
 
-@pytest.mark.parametrize("tokens", [8.0, 64.0, 1024.0, 8192.0])
+@each_row("tokens", [8.0, 64.0, 1024.0, 8192.0])
 def test_the_exchange_that_is_told_is_never_faster_than_the_fastest(tokens: float) -> None:
     at = np.array([tokens])
     least = float(DATA.linear_parts(at)["exchange"][0])
