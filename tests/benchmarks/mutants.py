@@ -73,13 +73,13 @@ class Mutant(NamedTuple):
 
     file: str
     line: int
-    """From 1."""
-    start: int
-    """Where the exchanged text begins, in bytes of the file."""
+    """From 1, when it was drawn."""
+    column: int
+    """Where the exchanged text begins, in bytes of the line."""
     before: str
     after: str
     text: str
-    """The line, to be found again."""
+    """The line, by which it is found again where the file has changed."""
 
 
 def main() -> int:
@@ -156,7 +156,7 @@ class Source:
         """Exchange the text that begins there."""
         line = self.content.count(b"\n", 0, start) + 1
         text = self.content[self.starts[line - 1] : self.starts[line]].decode().rstrip("\n")
-        return Mutant(self.name, line, start, before, after, text)
+        return Mutant(self.name, line, start - self.starts[line - 1], before, after, text)
 
     def operator(
         self, left: ast.expr, right: ast.expr, exchange: tuple[str, str] | None
@@ -241,7 +241,8 @@ def covered(mutants: Sequence[Mutant], *, processes: int) -> dict[str, Any]:
         for number, mutant in enumerate(mutants):
             by_file[mutant.file].append((number, mutant))
         for file, of in by_file.items():
-            _tell(copy / file, of)
+            if (copy / file).exists():
+                _tell(copy / file, of)
         report = Path(scratch) / "report.xml"
         _pytest(
             copy,
@@ -281,8 +282,10 @@ def _tell(path: Path, of: Sequence[tuple[int, Mutant]]) -> None:
     """Put a call before every statement that holds a place."""
     tree = ast.parse(path.read_bytes())
     lines = defaultdict(list)
+    source = path.read_bytes().splitlines()
     for number, mutant in of:
-        lines[mutant.line].append(number)
+        if (line := _line(source, mutant)) is not None:
+            lines[line].append(number)
 
     class Teller(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> Any:
@@ -319,6 +322,13 @@ def _tell(path: Path, of: Sequence[tuple[int, Mutant]]) -> None:
             place = index + 1
     told.body[place:place] = ast.parse("import moetune_mutant_hits").body
     path.write_text(ast.unparse(ast.fix_missing_locations(told)))
+
+
+def _line(source: Sequence[bytes], mutant: Mutant) -> int | None:
+    """Find the line that reads as it did, the nearest where there are several; from 1."""
+    wanted = mutant.text.encode()
+    same = [number for number, line in enumerate(source, start=1) if line == wanted]
+    return min(same, key=lambda number: abs(number - mutant.line), default=None)
 
 
 def _call(number: int) -> ast.stmt:
@@ -389,12 +399,15 @@ def _outcome(copy: Path, row: Mapping[str, Any], budget_s: float) -> str:
         spent_s += seconds
     if not chosen:
         return "not reached"
-    path = copy / row["file"]
+    path, mutant = copy / row["file"], Mutant(**{name: row[name] for name in Mutant._fields})
     source = path.read_bytes()
-    start, old = row["start"], row["before"].encode()
-    if source[start : start + len(old)] != old:
+    lines = source.splitlines(keepends=True)
+    place = _line(source.splitlines(), mutant)
+    if place is None:
         return "not found"
-    path.write_bytes(source[:start] + row["after"].encode() + source[start + len(old) :])
+    line, end = lines[place - 1], mutant.column + len(mutant.before.encode())
+    lines[place - 1] = line[: mutant.column] + mutant.after.encode() + line[end:]
+    path.write_bytes(b"".join(lines))
     try:
         names = copy / "mutant-tests.txt"
         names.write_text("\n".join(chosen) + "\n")
@@ -464,7 +477,8 @@ def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
 
 
 def _key(row: Mapping[str, Any]) -> str:
-    return f"{row['file']}:{row['line']}: {row['text'].strip()}: {row['before']} -> {row['after']}"
+    place = f"{row['file']}:{row['line']}:{row['column']}"
+    return f"{place}: {row['text'].strip()}: {row['before']} -> {row['after']}"
 
 
 def _write(file: Path, content: object) -> None:
