@@ -315,13 +315,19 @@ def _tell(path: Path, of: Sequence[tuple[int, Mutant]]) -> None:
             return [*calls, statement]
 
     told = Teller().visit(tree)
-    place = 0
-    for index, node in enumerate(told.body):
-        is_head = isinstance(node, ast.ImportFrom) and node.module == "__future__"
-        if is_head or (index == 0 and isinstance(node, ast.Expr)):
-            place = index + 1
+    place = _end_of_head(told)
     told.body[place:place] = ast.parse("import moetune_mutant_hits").body
     path.write_text(ast.unparse(ast.fix_missing_locations(told)))
+
+
+def _end_of_head(module: ast.Module) -> int:
+    """Return where the first import may stand, after the docstring and what Python wants first."""
+    place = 0
+    for index, node in enumerate(module.body):
+        is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        if is_future or (index == 0 and isinstance(node, ast.Expr)):
+            place = index + 1
+    return place
 
 
 def _line(source: Sequence[bytes], mutant: Mutant) -> int | None:
