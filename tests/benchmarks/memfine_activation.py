@@ -16,7 +16,7 @@ from profilers.steps.config import LayerKind, ModelShape, Parallelism, Recompute
 from profilers.steps.layout import Layout
 from profilers.steps.run import start
 from profilers.steps.training import Training
-from tuner.costs.memfine import LayerShape, active_bytes, fit_active, stored_bytes
+from tests.benchmarks.memfine import LayerShape, active_bytes, fit_active, stored_bytes
 
 CHUNKS = (1, 2, 4, 8)
 LARGEST_ERROR = 0.03

@@ -21,14 +21,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tests.benchmarks.serving_band_fit import METRICS, Regime, Row, interval_score, regimes_of
+from tests.benchmarks.serving_unseen import unseen_rows
 from tuner.backtest.records import Errors
 from tuner.backtest.serving.backtest import pairs_of
 from tuner.backtest.serving.launches import Harness
 from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.scoring import Pair, metric_of, tpot, ttft
 from tuner.calibrate.serving import after_launches, held_out
-from tuner.calibrate.serving_bands import METRICS, Regime, Row, interval_score, regimes_of
-from tuner.calibrate.serving_unseen import unseen_rows
 
 MIB = 2**20
 LEAST_PAIRS = 3

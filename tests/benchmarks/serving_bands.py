@@ -6,24 +6,24 @@ Reads a table in the layout of `moetune backtest` and predicts every launch on H
 that states what is needed: from kernels (TABLES or the installed aiconfigurator-core) and, with
 every table left out, from the datasheet alone; each once with all that is known and once as if no
 row of its model and engine had been looked at. Prints and stores the bands of
-tuner/calibrate/serving_bands.py, and how many rows of pairs that were left out they hold.
+tests/benchmarks/serving_band_fit.py, and how many rows of pairs that were left out they hold.
 """
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.backtest.rows import digest_of
-from tuner.backtest.serving.backtest import pairs_of
-from tuner.backtest.serving.rows import read_cells
-from tuner.calibrate.serving_bands import (
+from tests.benchmarks.serving_band_fit import (
     STATED,
     ratio_band,
     ratios_of,
     regimes_of,
     stored_bands,
 )
-from tuner.calibrate.serving_unseen import datasheet_rows, unseen_rows
+from tests.benchmarks.serving_unseen import datasheet_rows, unseen_rows
+from tuner.backtest.rows import digest_of
+from tuner.backtest.serving.backtest import pairs_of
+from tuner.backtest.serving.rows import read_cells
 from tuner.costs.serving.bands import StoredBands
 
 

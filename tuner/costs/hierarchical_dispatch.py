@@ -11,11 +11,11 @@ idea is HierMoE's, arXiv 2508.09591). On a rank of node n, for one chunk of a mi
 
 with copies_n token copies of a sequence for the experts of node n, S tokens of a sequence, q
 sequences of the rank in a chunk, N nodes of the expert group. `needed_n` is exact for forced
-routing, which deals a sequence's copies to its tokens in turn (profilers/steps/crossing.py); no
-routing of the same loads saves less.
+routing, which deals a sequence's copies to its tokens in turn; no routing of the same loads saves
+less.
 
-Bytes that cross nodes: profilers/steps/crossing.py counts them by receiver from what the step is
-told; here they are counted by sender from what is priced, and a test holds the two together.
+Bytes that cross nodes are counted here by sender, from what is priced; a test counts them by
+receiver, from what the step is told (tests/profilers/steps/crossing.py).
 
 Letters: N nodes, H hidden size, K experts per token, D bytes of an element.
 
@@ -125,7 +125,7 @@ def far_rows(
 def row_bytes(work: Workload, degrees: Degrees, *, forwards: int) -> int:
     """Count the bytes of a row that crosses, in all forward passes and the backward one.
 
-    Source: profilers/steps/crossing.py. Dispatch and combine carry H elements each; the
+    Source: tests/profilers/steps/crossing.py. Dispatch and combine carry H elements each; the
     hierarchical one K gates beside a row both ways, and K expert numbers forwards.
     """
     moe = work.model.moe

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from profilers.steps.config import StepConfig, StepReport
-from profilers.steps.crossing import inter_node_bytes
+from tests.profilers.steps.crossing import inter_node_bytes
 
 NODES, RANKS_PER_NODE = 2, 2
 STEPS, WARMUP_STEPS = 3, 1

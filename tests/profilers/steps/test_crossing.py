@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import StepConfig
-from profilers.steps.crossing import inter_node_bytes
 from profilers.steps.loads import forced_copies, forced_experts
+from tests.profilers.steps.crossing import inter_node_bytes
 
 Fields = dict[str, Any]
 Tiny = Callable[..., Fields]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from profilers.steps.config import StepConfig
-from profilers.steps.crossing import inter_node_bytes
+from tests.profilers.steps.crossing import inter_node_bytes
 from tests.rows import each_row
 
 Fields = dict[str, Any]

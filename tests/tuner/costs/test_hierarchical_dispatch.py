@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import Dispatcher, Parallelism, Recompute, Routing, Stage, StepConfig
-from profilers.steps.crossing import inter_node_bytes
+from tests.profilers.steps.crossing import inter_node_bytes
 from tuner.costs.hierarchical_dispatch import Rows, far_rows, kept_bytes, row_bytes, rows_by_node
 from tuner.costs.operations import Part, cases, expert_calls
 from tuner.costs.workload import Degrees, Workload

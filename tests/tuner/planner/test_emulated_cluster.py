@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from profilers.steps.crossing import inter_node_bytes
 from profilers.store import read_profile
+from tests.profilers.steps.crossing import inter_node_bytes
 from tests.tuner.planner.testing import Judged, MeasuredLayouts, judged
 from tuner.api import machine_of, plan, work_of
 from tuner.launch.step_config import step_config

@@ -1,7 +1,7 @@
 """How far measured latencies lie from predicted ones: bands that hold four launches of five.
 
 A band is [low, high] of measured over predicted seconds, made from published launches by
-tuner/calibrate/serving_bands.py and stored beside this file by
+tests/benchmarks/serving_band_fit.py and stored beside this file by
 
     python tests/benchmarks/serving_bands.py RUNS.csv [TABLES] -o tuner/costs/serving/bands.json
 

@@ -6,7 +6,7 @@ Kubernetes name and a label.
 """
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tuner.devices.datasheet import Vendor
@@ -77,11 +77,6 @@ def portable(verified: VerifiedServing, handover: Handover) -> str | None:
 
 def _pool(verified: VerifiedServing, name: str) -> Pool:
     return next(pool for pool in verified.plan.cluster.pools if pool.name == name)
-
-
-def of_role(shapes: Iterable[GroupShape], *roles: Role) -> tuple[GroupShape, ...]:
-    """Return the groups that have one of the roles."""
-    return tuple(shape for shape in shapes if shape.group.role in roles)
 
 
 def url_list(role: Role) -> str | None:

@@ -33,12 +33,6 @@ _RENAMED: Final = {"gated-linear-unit": "swiglu"}
 """Fields that are flags of another name, without being the same for every engine."""
 
 
-def is_overrides(text: str) -> bool:
-    """Say whether a text is made of overrides and comments only."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    return bool(lines) and all("=" in line for line in lines) and bool(_LINE.match(lines[0]))
-
-
 def read(text: str, *, source: str, program: str = "") -> LaunchSettings:
     """Read overrides, and the precision out of the text of the program that applies them.
 

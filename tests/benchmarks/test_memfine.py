@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.rows import each_row
-from tuner.costs.memfine import (
+from tests.benchmarks.memfine import (
     LayerShape,
     active_bytes,
     chunks_for,
@@ -22,6 +21,7 @@ from tuner.costs.memfine import (
     sets_in_flight,
     stored_bytes,
 )
+from tests.rows import each_row
 
 GB = 1e9
 # (model, method, chunks, static GB, active GB, total GB)

@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from tests.benchmarks.serving_band_fit import Row
 from tuner.backtest.serving.backtest import Predicted
 from tuner.backtest.serving.launches import SYSTEMS, Launch
 from tuner.backtest.serving.prediction import Predictor
 from tuner.backtest.serving.recipes import recipe_of
 from tuner.backtest.serving.tables import machines_of
-from tuner.calibrate.serving_bands import Row
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 

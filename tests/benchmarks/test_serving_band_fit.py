@@ -7,9 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tuner.backtest.serving.launches import Harness, Side, launch_of
-from tuner.backtest.serving.prediction import Latency
-from tuner.calibrate.serving_bands import (
+from tests.benchmarks.serving_band_fit import (
     OTHER_ENGINE,
     STATED,
     Regime,
@@ -21,6 +19,8 @@ from tuner.calibrate.serving_bands import (
     regimes_of,
     stored_bands,
 )
+from tuner.backtest.serving.launches import Harness, Side, launch_of
+from tuner.backtest.serving.prediction import Latency
 from tuner.costs.serving.bands import Load
 from tuner.costs.serving.engine import Degrees, Engine
 
