@@ -39,13 +39,18 @@ Store = Callable[[Path, Profile], Path]
 
 
 @pytest.fixture
-def sheet_spec(tmp_path: Path) -> Path:
-    """The example with few candidates."""
-    spec = yaml.safe_load(SHEET_SPEC.read_text(encoding="utf-8"))
-    model = str((SHEET_SPEC.parent / spec["model"]).resolve())
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump(spec | {"model": model, "search": FEW}), encoding="utf-8")
-    return path
+def sheet_spec(tmp_path: Path) -> Callable[..., Path]:
+    """The example with few candidates: sheet_spec(zero_stage=[1]) -> its spec."""
+
+    def written(**search: list[int]) -> Path:
+        spec = yaml.safe_load(SHEET_SPEC.read_text(encoding="utf-8"))
+        model = str((SHEET_SPEC.parent / spec["model"]).resolve())
+        path = tmp_path / "spec.yaml"
+        changed = spec | {"model": model, "search": FEW | search}
+        path.write_text(yaml.safe_dump(changed), encoding="utf-8")
+        return path
+
+    return written
 
 
 def _plan(spec: Path, out: Path, *options: str) -> int:
@@ -160,9 +165,9 @@ def test_help_lists_every_option(capsys: Captured) -> None:
 
 
 def test_what_was_preferred_and_what_room_is_left_in_memory_is_said(
-    sheet_spec: Path, tmp_path: Path, capsys: Captured
+    sheet_spec: Spec, tmp_path: Path, capsys: Captured
 ) -> None:
-    assert frame.run(["plan", str(sheet_spec), "-o", str(tmp_path / "plan")]) == 0
+    assert frame.run(["plan", str(sheet_spec()), "-o", str(tmp_path / "plan")]) == 0
     printed = capsys.readouterr().out
     plan = read_plan(tmp_path / "plan")
     assert plan.preferred is not None
@@ -174,14 +179,17 @@ def test_what_was_preferred_and_what_room_is_left_in_memory_is_said(
 
 
 def test_a_search_tells_its_stages_and_json_stays_alone_on_stdout(
-    sheet_spec: Path, tmp_path: Path, capsys: Captured
+    sheet_spec: Spec, tmp_path: Path, capsys: Captured
 ) -> None:
     told: list[Told] = []
-    api.plan(sheet_spec, watch=told.append)
+    spec = sheet_spec(
+        tensor_model_parallel_size=[1], pipeline_model_parallel_size=[2], zero_stage=[1]
+    )
+    api.plan(spec, watch=told.append)
     stages = list(dict.fromkeys(one.stage for one in told))
     assert stages == ["space", "bounds", "search", "choice", "memory", "targets"]
     assert any("gap" in one.text for one in told)
-    assert frame.run(["plan", str(sheet_spec), "-o", str(tmp_path / "plan"), "--json"]) == 0
+    assert frame.run(["plan", str(spec), "-o", str(tmp_path / "plan"), "--json"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
     assert Plan.model_validate_json(printed.out).decision is not None

@@ -70,7 +70,7 @@ def _mooncake(number: int, at_s: float, tokens: int) -> str:
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account")
 @pytest.mark.parametrize(
-    "rows", [200_000, pytest.param(10_000_000, marks=pytest.mark.slow)], ids=str
+    "rows", [100_000, pytest.param(10_000_000, marks=pytest.mark.slow)], ids=str
 )
 @pytest.mark.parametrize(
     "has_blocks",

@@ -115,12 +115,14 @@ def test_a_broken_bound_is_named_as_one(cheap: Path, faulty: Faulty) -> None:
     assert "the search lost it" in found.reason
 
 
-def test_a_field_that_plans_no_longer_have_is_named_as_a_changed_schema(cheap: Path) -> None:
-    file = cheap / "cheap" / "plan.json"
+def test_a_field_that_plans_no_longer_have_is_named_as_a_changed_schema(
+    checks: Path, acting: Path
+) -> None:
+    file = checks / "quick" / "plan.json"
     values = json.loads(file.read_text(encoding="utf-8"))
     values["certificate"]["proof"] = "by a field that this version has dropped"
     file.write_text(json.dumps(values), encoding="utf-8")
-    (found,) = check(cheap).scenarios
+    (found,) = check(checks, manner=Manner(tree=acting)).scenarios
     assert found.verdict is Verdict.ERROR
     assert "certificate.proof: Extra inputs are not permitted" in found.reason
     assert "the schema of plans changed" in found.reason
