@@ -33,6 +33,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     return file, json.loads(done.stdout)
 
 
+# Dispatch is chosen and judged in tests/tuner/planner/place, too.
+@pytest.mark.slow
 def test_a_small_case_is_judged_under_every_rule(results: tuple[Path, list[Any]]) -> None:
     found = {line["placement"]: line for line in results[1]}
     plans = ["eplb", "even plan", "static plan", "best plan"]
@@ -59,6 +61,7 @@ def test_a_small_case_is_judged_under_every_rule(results: tuple[Path, list[Any]]
     assert found["best plan"]["dispatch"] == "dynamic"
 
 
+@pytest.mark.slow
 def test_a_case_that_is_done_is_not_run_again(results: tuple[Path, list[Any]]) -> None:
     file, found = results
     lines = file.read_text()
