@@ -16,7 +16,7 @@ from profilers.records import ProfileHeader
 from profilers.store import write_header
 from solvers.errors import RejectedClaimError
 from tests.profilers.testing import fake_machine
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.__main__ import main, shadowed
 from tuner.cli import app as frame
 from tuner.errors import OutputError, SpecError
@@ -41,7 +41,7 @@ def _pydantic_error() -> ValueError:
     return raised.value
 
 
-@for_each(
+@each_row(
     ("error", "code", "line"),
     [
         (SpecError("spec.yaml: goal: is missing"), 2, "moetune: spec.yaml: goal: is missing"),
@@ -75,14 +75,14 @@ def test_ctrl_c_ends_the_line_and_says_130(
     assert capsys.readouterr().err == "\n"
 
 
-@for_each("error", [ValueError("ours"), KeyError("x"), TypeError("ours")])
+@each_row("error", [ValueError("ours"), KeyError("x"), TypeError("ours")])
 def test_a_defect_keeps_its_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frame, "_invoke", _raise(error))
     with pytest.raises(type(error)):
         frame.run([])
 
 
-@for_each(
+@each_row(
     ("arguments", "line"),
     [
         (["bogus"], "moetune: No such command 'bogus'. Try 'moetune --help'."),
@@ -130,8 +130,8 @@ def test_our_own_packages_are_not_strangers() -> None:
     assert shadowed(Path(__file__).parents[3]) == ""
 
 
-@for_each("name", ["solvers", "profilers"])
-@for_each("regular", [True, False])
+@each_row("name", ["solvers", "profilers"])
+@each_row("regular", [True, False])
 def test_a_folder_of_the_user_that_hides_a_package_is_refused(
     name: str, regular: bool, tmp_path: Path
 ) -> None:
@@ -174,7 +174,7 @@ def test_ctrl_c_while_commands_are_still_imported_says_130(monkeypatch: pytest.M
     assert main() == 130
 
 
-@for_each("swallowed", [False, True])
+@each_row("swallowed", [False, True])
 def test_what_fails_by_ctrl_c_says_130_whatever_it_makes_of_it(
     monkeypatch: pytest.MonkeyPatch, swallowed: bool
 ) -> None:
@@ -213,7 +213,7 @@ def test_an_ignored_ctrl_c_stays_ignored_and_errors_without_one_stay_errors(
         signal.signal(signal.SIGINT, before)
 
 
-@for_each(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@each_row(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_who_is_told_to_end_leaves_by_an_exception_and_says_by_what(
     monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli import app as frame
 from tuner.cli import backtest, calibrate
 from tuner.errors import SpecError
@@ -51,8 +51,8 @@ def test_text_names_what_was_not_predicted(capsys: pytest.CaptureFixture[str]) -
     assert "--json has every row" in shown
 
 
-@for_each("as_json", [False, True])
-@for_each("header", ["model,gpu,tp", "id,silicon_ttft_ms,silicon_tpot_ms"])
+@each_row("as_json", [False, True])
+@each_row("header", ["model,gpu,tp", "id,silicon_ttft_ms,silicon_tpot_ms"])
 def test_a_header_alone_is_one_line_with_a_way_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], header: str, *, as_json: bool
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from profilers.records import Case, Machine, Measurement, ProfileHeader, TableInfo
 from profilers.store import write_header, write_table
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli import app as frame
 from tuner.regress.records import Check
 
@@ -100,7 +100,7 @@ def test_a_scenario_that_cannot_be_read_exits_1(broken: Path, capsys: Captured) 
     assert "goal.kind 'fly' is not one of" in capsys.readouterr().out
 
 
-@for_each(
+@each_row(
     ("arguments", "words"),
     [
         ([], "CHECKS is missing"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli import app as frame
 
 
@@ -32,7 +32,7 @@ def test_the_command_completes_itself() -> None:
     assert done.stdout.split() == ["explain"]
 
 
-@for_each(
+@each_row(
     ("typed", "word", "expected"),
     [
         ("moetune plan --device h20", 3, ["h200-sxm", "h20-sxm"]),
@@ -54,7 +54,7 @@ def test_names_are_completed(
     assert capsys.readouterr().out.split() == expected
 
 
-@for_each("shell", ["bash", "zsh", "fish"])
+@each_row("shell", ["bash", "zsh", "fish"])
 def test_the_script_of_a_shell_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert frame.run(["--show-completion", shell]) == 0
     assert "_MOETUNE_COMPLETE=complete_" in capsys.readouterr().out

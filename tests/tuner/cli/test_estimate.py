@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli import app as frame
 from tuner.cli.estimate_text import estimate_text
 from tuner.estimate.records import Estimate
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_a_negative_result(spec: Path, capsys: Captured) ->
     assert "DOES NOT FIT" in capsys.readouterr().out
 
 
-@for_each(
+@each_row(
     ("launch", "line"),
     [
         (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli import app as frame
 from tuner.estimate.serving.records import ServingEstimate
 
@@ -70,7 +70,7 @@ def test_a_launch_that_does_not_fit_is_a_negative_result(capsys: Captured) -> No
     assert "ttft  " not in shown.split("smallest change")[0]
 
 
-@for_each(
+@each_row(
     ("spec", "options", "says"),
     [
         (V3, ("--launch", "echo hello"), "starts no server"),

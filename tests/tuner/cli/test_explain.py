@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli import app as frame
 from tuner.cli.plan_text import explanation
 from tuner.plan_folder import PLAN_NAME, read_plan
@@ -75,7 +75,7 @@ def test_what_would_change_it_is_solved_anew(bound_plan: Path, capsys: Captured)
     assert "rate is no part of this goal" in text
 
 
-@for_each(
+@each_row(
     ("asked", "said"),
     [
         ("nodes", "is no change; write one like"),
@@ -93,7 +93,7 @@ def test_an_unreadable_change_is_one_line(
     assert said in line
 
 
-@for_each("name", ["missing", "damaged"])
+@each_row("name", ["missing", "damaged"])
 def test_no_readable_plan_is_one_line(planned: Path, capsys: Captured, name: str) -> None:
     if name == "damaged":
         (planned / PLAN_NAME).write_text('{"schema_version": 1')

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli import app as frame
 from tuner.plan_folder import read_plan
 from tuner.spec.place_read import read_place_spec
@@ -129,7 +129,7 @@ def test_a_deployment_is_planned_from_flags(tmp_path: Path) -> None:
     assert json.loads((out / "plan.json").read_text())["goal"]["engine"]["name"] == "vllm"
 
 
-@for_each(
+@each_row(
     ("arguments", "said"),
     [
         ([], "nothing to plan: name a SPEC"),

@@ -9,7 +9,7 @@ import pytest
 import typer
 from pydantic import BaseModel
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli import app as frame
 from tuner.cli.schema import SCHEMAS
 
@@ -64,7 +64,7 @@ def of_schema(name: str, text: str) -> BaseModel:
     return kind.model_validate_json(text)
 
 
-@for_each(
+@each_row(
     ("name", "command"),
     list(commands()),
 )

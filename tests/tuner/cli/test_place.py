@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from solvers.placement.balance.check import LAUNCHES
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli.app import run
 from tuner.place_plan import PlaceProvenance
 from tuner.planner.place.planning import Settings, make_place_plan
@@ -190,7 +190,7 @@ def test_verify_runs_the_experts_of_every_placement(
     assert shown["regret_ratio"] >= 0.0
 
 
-@for_each(
+@each_row(
     ("options", "said"),
     [
         (["--steps", "8"], "--steps is for plans that train"),
@@ -229,7 +229,7 @@ def test_commands_about_training_say_what_answers_a_placement(
     assert "'place' is what `moetune plan` answers" in capsys.readouterr().err
 
 
-@for_each("damage", ["[]", "{", '{"goal": {"kind": "place"}}'])
+@each_row("damage", ["[]", "{", '{"goal": {"kind": "place"}}'])
 def test_a_damaged_plan_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
 ) -> None:

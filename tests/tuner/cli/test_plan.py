@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from profilers.records import Profile
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner import api
 from tuner.cli import app as frame
 from tuner.plan import Plan
@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_exit_code_1_with_the_nearest_way_out(
     assert "the plan found nothing to launch" in capsys.readouterr().err
 
 
-@for_each(
+@each_row(
     ("options", "line"),
     [
         (["--solver", "bogus"], "moetune: layout method 'bogus' is not one of exact, milp"),
@@ -146,7 +146,7 @@ def test_a_missing_spec_and_a_missing_out_are_one_line(tmp_path: Path, capsys: C
     assert "--out" in line
 
 
-@for_each("place", ["{tmp}/file/plan", "/sys/moetune-plan"])
+@each_row("place", ["{tmp}/file/plan", "/sys/moetune-plan"])
 def test_a_place_that_cannot_be_written_is_exit_code_3(
     bound_spec: Path, tmp_path: Path, capsys: Captured, place: str
 ) -> None:

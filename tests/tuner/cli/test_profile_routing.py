@@ -10,7 +10,7 @@ import pytest
 from profilers.routing.store import read_header, read_recording
 from profilers.store import write_profile
 from tests.profilers.testing import fake_profile, gemm_row
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli import app as frame
 from tuner.cli.profile_routing import layer_ids
 from tuner.errors import TunerError
@@ -32,7 +32,7 @@ def dump(tmp_path: Path) -> Path:
     return tmp_path / "load.npy"
 
 
-@for_each("kind", ["routing", "eplb"])
+@each_row("kind", ["routing", "eplb"])
 def test_a_dump_becomes_a_stored_recording(
     tmp_path: Path, dump: Path, capsys: Captured, kind: str
 ) -> None:
@@ -104,14 +104,14 @@ def test_what_cannot_be_imported_is_one_line(tmp_path: Path, dump: Path, capsys:
     assert not (tmp_path / "out").exists()
 
 
-@for_each(
+@each_row(
     ("text", "ids"), [("", ()), ("3", (3,)), ("3-5, 9", (3, 4, 5, 9)), ("0,7,15", (0, 7, 15))]
 )
 def test_layers_are_numbers_and_ranges(text: str, ids: tuple[int, ...]) -> None:
     assert layer_ids(text) == ids
 
 
-@for_each("text", ["a", "3-", "-1", "3--5", "1,,2", "0-99999", "٣"])
+@each_row("text", ["a", "3-", "-1", "3--5", "1,,2", "0-99999", "٣"])
 def test_what_is_no_layer_is_refused(text: str) -> None:
     with pytest.raises(TunerError, match="no layer"):
         layer_ids(text)

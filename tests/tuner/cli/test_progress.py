@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli.progress import passed
 
 ROOT = Path(__file__).parents[3]
@@ -62,7 +62,7 @@ def test_a_pipe_gets_the_result_alone_and_no_colour(tmp_path: Path) -> None:
     assert b"\x1b" not in done.stdout
 
 
-@for_each(
+@each_row(
     ("elapsed_s", "limit_s", "said"),
     [
         (12.2, None, "12 s"),

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli import app as frame
 from tuner.cli.schema import SCHEMAS
 
@@ -10,7 +10,7 @@ PRINTED_ONLY = ("comparison", "doctor", "profile-diff", "report")
 """No file holds them, so none has to be read by a later version."""
 
 
-@for_each("name", SCHEMAS)
+@each_row("name", SCHEMAS)
 def test_every_schema_is_an_object_with_documented_fields(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli.app import run
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
@@ -62,7 +62,7 @@ def mooncake(*rows: tuple[object, object, object]) -> str:
     return "".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows)
 
 
-@for_each(
+@each_row(
     ("changes", "said"),
     [
         ({"slo": "{ttft: {p90: 0s}}"}, "slo.ttft.p90: 0.0 should be greater than 0"),
@@ -127,7 +127,7 @@ def test_wrong_input_is_one_line_and_no_plan(
     assert not (tmp_path / "out").exists()
 
 
-@for_each(
+@each_row(
     ("changes", "binding"),
     [
         ({"slo": "{ttft: {p90: 1us}}", "pools": ONE_NODE}, "ttft"),
@@ -157,7 +157,7 @@ def test_a_question_without_a_good_answer_ends_with_1_and_says_what_binds(
     assert not (tmp_path / "out" / "launch").exists()
 
 
-@for_each(
+@each_row(
     "changes",
     [
         {"traffic": "{rate: 2/s, input_tokens: 1, output_tokens: 1}"},

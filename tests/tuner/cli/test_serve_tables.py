@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli.app import run
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
@@ -107,7 +107,7 @@ def test_several_engines_are_told_apart(
     assert {one.name for one in (tmp_path / "out").iterdir()} == {"sglang", "vllm"}
 
 
-@for_each("place", [".", "nowhere"])
+@each_row("place", [".", "nowhere"])
 def test_a_folder_without_tables_is_one_line(
     place: str, spec: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.cli import app as frame
@@ -134,7 +134,7 @@ def test_a_plan_on_a_read_only_disk_is_exit_code_3(planned: Path) -> None:
     assert not (planned / TRIALS_NAME).exists()
 
 
-@for_each(
+@each_row(
     ("options", "line"),
     [
         (["--trials", "0"], "moetune: Invalid value for '--trials'"),

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.estimate.configuration import configuration_of, rearranged
 from tuner.estimate.division import balanced
@@ -101,7 +101,7 @@ def test_sequence_parallelism_without_tensor_parallelism_is_noted(spec_of: MakeS
     assert "--sequence-parallel has no effect: tensor parallelism is 1" in notes
 
 
-@for_each(
+@each_row(
     ("model", "flags", "parts"),
     [
         (
@@ -306,7 +306,7 @@ def test_uneven_layers_leave_the_ends_the_smaller_share() -> None:
     assert [stage.layers for stage in balanced(63, 4)] == [16, 16, 16, 15]
 
 
-@for_each(
+@each_row(
     ("whole", "wanted", "expected"), [(64, 3, 2), (64, 100, 64), (7, 4, 1), (1, 5, 1), (12, 5, 4)]
 )
 def test_the_nearest_divisor(whole: int, wanted: int, expected: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.estimate.configuration import configuration_of
 from tuner.estimate.decision import decision_of
 from tuner.estimate.estimate import bench_of, estimate
@@ -62,7 +62,7 @@ def check(found: Estimate, spec: Spec, relaunch: Callable[[Change], LaunchSettin
         assert again.step_s == pytest.approx(change.step_time_s, rel=1e-9)
 
 
-@for_each(
+@each_row(
     ("name", "model", "nodes"),
     [("llama3-70b.toml", "llama-3.1-70b", 8), ("deepseek-16b.toml", "deepseek-v2-lite", 2)],
 )

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.estimate.launch import Engine
 from tuner.estimate.registry import FORMATS, read_launch
@@ -10,7 +10,7 @@ from tuner.estimate.registry import FORMATS, read_launch
 LAUNCHES = Path(__file__).parent / "launches"
 
 
-@for_each(
+@each_row(
     ("name", "engine"),
     [
         ("mixtral.sh", Engine.MEGATRON),
@@ -39,7 +39,7 @@ def test_a_format_can_be_named_for_any_ending(tmp_path: Path) -> None:
     assert read_launch(str(path), format_name="deepspeed").engine is Engine.DEEPSPEED
 
 
-@for_each(
+@each_row(
     ("launch", "format_name", "part"),
     [
         ("", None, "--launch is empty"),

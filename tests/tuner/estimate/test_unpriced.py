@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.emit.registry import emit
 from tuner.errors import SpecError
@@ -35,7 +35,7 @@ def _notes(flags: str, spec: Spec) -> str:
     return "\n".join(unpriced_notes(launch, configuration_of(launch, spec)[0], spec))
 
 
-@for_each(
+@each_row(
     ("flags", "said"),
     [
         ("", "nothing in the launch balances it (--moe-aux-loss-coeff is 0.0"),

@@ -8,7 +8,7 @@ import pytest
 
 from profilers.errors import ProfileUnreadableError
 from profilers.store import read_profile
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
 from tuner.plan_folder import read_plan
 from tuner.regress.baseline import (
@@ -29,8 +29,8 @@ VERSIONS = {"plan": (1,), "profile": (1,)}
 """Every schema version that a release wrote."""
 
 
-@for_each("kind", KINDS)
-@for_each("version", VERSIONS["plan"])
+@each_row("kind", KINDS)
+@each_row("version", VERSIONS["plan"])
 def test_plans_of_every_released_schema_are_read(kind: str, version: int) -> None:
     file = FIXTURES / f"plan-{version}-{kind}.json"
     values = read_accepted(file)
@@ -39,7 +39,7 @@ def test_plans_of_every_released_schema_are_read(kind: str, version: int) -> Non
     assert max(VERSIONS["plan"]) == KINDS[kind][1], "keep a fixture of the new schema version"
 
 
-@for_each("version", VERSIONS["profile"])
+@each_row("version", VERSIONS["profile"])
 def test_profiles_of_every_released_schema_are_read(version: int) -> None:
     profile = read_profile(FIXTURES / f"profile-{version}")
     assert {row.case.operation for row in profile.measurements} == {"copy", "storage"}
@@ -69,7 +69,7 @@ def test_a_newer_plan_is_refused_with_the_version_that_is_needed(tmp_path: Path)
         read_plan(tmp_path)
 
 
-@for_each(
+@each_row(
     ("change", "words"),
     [
         ({"extra": 1}, "extra: Extra inputs are not permitted"),
@@ -87,7 +87,7 @@ def test_a_schema_that_changed_without_a_version_is_noticed(
     assert "the schema of plans changed" in str(at.value)
 
 
-@for_each("number", ["NaN", "Infinity", "-Infinity"])
+@each_row("number", ["NaN", "Infinity", "-Infinity"])
 def test_what_is_no_number_is_refused_as_nothing_compares_with_it(
     number: str, tmp_path: Path
 ) -> None:
@@ -111,7 +111,7 @@ def test_no_file_is_no_plan_and_no_baseline(tmp_path: Path) -> None:
     assert read_baseline(tmp_path / "baseline.json") is None
 
 
-@for_each("kind", KINDS)
+@each_row("kind", KINDS)
 def test_a_pruned_plan_is_small_and_still_a_plan(kind: str, tmp_path: Path) -> None:
     values = json.loads((FIXTURES / f"plan-1-{kind}.json").read_text())
     file = tmp_path / "plan.json"

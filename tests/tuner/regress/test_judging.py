@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.regress.judging import Finding, Judged, Tolerance, judge
 from tuner.regress.observed import Observed
 from tuner.regress.records import Change, Verdict
@@ -128,7 +128,7 @@ def test_costs_that_rose_are_told_from_a_search_that_lost_the_decision(seen: See
     assert "broken" not in found.reason
 
 
-@for_each(
+@each_row(
     ("status", "gap", "verdict"),
     [
         ("feasible", 0.05, Verdict.REGRESSION),

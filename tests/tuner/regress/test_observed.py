@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.regress.judging import Tolerance, judge
 from tuner.regress.observed import observed, question_changes
 from tuner.regress.records import Verdict
@@ -11,7 +11,7 @@ from tuner.regress.records import Verdict
 FIXTURES = Path(__file__).parent / "fixtures"
 
 
-@for_each("kind", ["train", "serve", "place"])
+@each_row("kind", ["train", "serve", "place"])
 def test_every_kind_of_plan_has_figures_and_equals_itself(kind: str) -> None:
     plan = json.loads((FIXTURES / f"plan-1-{kind}.json").read_text())
     seen = observed(plan)

@@ -5,7 +5,7 @@ import shutil
 import threading
 from pathlib import Path
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.regress.running import Answer, Job, Limits, Planner
 from tuner.regress.worker import answer as answer_here
 
@@ -36,7 +36,7 @@ def test_every_plan_has_a_process_of_its_own(acting: Path, tmp_path: Path) -> No
     assert len(processes) == 3
 
 
-@for_each(
+@each_row(
     ("text", "words"),
     [
         ("crash", "planning crashed: ValueError: a defect"),

@@ -3,7 +3,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SpecError, TunerError
 from tuner.regress.scenarios import index_json, measured_on, read_checks
 
@@ -44,7 +44,7 @@ def test_a_listed_scenario_that_is_gone_is_noticed(tmp_path: Path) -> None:
     assert read_checks(tmp_path).gone == ("b",)
 
 
-@for_each("text", ["[]", "{", '{"schema_version": 1}', '{"names": ["a"], "x": 1}'])
+@each_row("text", ["[]", "{", '{"schema_version": 1}', '{"names": ["a"], "x": 1}'])
 def test_a_damaged_index_is_refused(text: str, tmp_path: Path) -> None:
     checks = tmp_path / f"{len(text)} characters"
     scenario(checks / "a")
@@ -80,7 +80,7 @@ def test_profiles_that_the_spec_names_are_measured_on(tmp_path: Path) -> None:
     assert measured_on(own) == (tmp_path / "c" / "profile",)
 
 
-@for_each("name", ["x\n::error::y", "a\x1b[31m", "byte\udcff", "turned\u202eround"])
+@each_row("name", ["x\n::error::y", "a\x1b[31m", "byte\udcff", "turned\u202eround"])
 def test_a_name_that_cannot_be_printed_is_refused_in_words_that_can(
     name: str, tmp_path: Path
 ) -> None:

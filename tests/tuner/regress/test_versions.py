@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.regress.before import scenario_then
 from tuner.regress.running import OWN_TREE
@@ -70,7 +70,7 @@ def test_a_revision_of_moetune_itself_plans_today_s_scenarios(tmp_path: Path) ->
     assert other.names == {"a"}
 
 
-@for_each("revision", ["nowhere", "--upload-pack=x", "HEAD:checks", ""])
+@each_row("revision", ["nowhere", "--upload-pack=x", "HEAD:checks", ""])
 def test_what_is_no_revision_is_refused_in_one_line(
     revision: str, users: Path, tmp_path: Path
 ) -> None:

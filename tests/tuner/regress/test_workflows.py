@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli import app as frame
 
 CHECKOUT = Path(__file__).parents[3]
@@ -31,7 +31,7 @@ def gitlab() -> list[str]:
     return [*job["before_script"], *job["script"]]
 
 
-@for_each("commands", [github(), gitlab()])
+@each_row("commands", [github(), gitlab()])
 def test_every_option_of_a_workflow_exists(
     capsys: pytest.CaptureFixture[str], commands: list[str]
 ) -> None:

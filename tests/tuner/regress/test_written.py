@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.regress.annotations import annotations
 from tuner.regress.junit import junit_xml
 from tuner.regress.markdown import markdown
@@ -64,7 +64,7 @@ def test_markdown_lists_what_fails_first_and_what_passes_last() -> None:
     assert "**regression**" in text
 
 
-@for_each(
+@each_row(
     "reason",
     [
         "a|b",

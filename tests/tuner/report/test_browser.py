@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import command
 from tuner.report.plotly_script import plotly_script
@@ -54,7 +54,7 @@ def write_page(folder: Path, out: Path) -> int:
     return len(report.figures)
 
 
-@for_each("kind", KINDS)
+@each_row("kind", KINDS)
 def test_every_plot_is_drawn_without_a_word_and_without_network(
     shown: Shown, browser: str, tmp_path: Path, parsed: Parsed, kind: str
 ) -> None:
@@ -97,7 +97,7 @@ def test_a_hostile_name_changes_nothing(
     assert re.findall(r"<title>([^<]*)", dom)[0].startswith("&lt;/script&gt;")
 
 
-@for_each("kind", KINDS)
+@each_row("kind", KINDS)
 def test_nothing_is_wider_than_a_phone(
     shown: Shown, browser: str, tmp_path: Path, kind: str
 ) -> None:

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.report.heat_map import MOST_COLUMNS, MOST_ROWS, HeatMap, heat_map_json, heat_map_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -82,7 +82,7 @@ def test_the_picture_says_in_words_what_it_shows() -> None:
     assert {"before", "after", "layer", "rank", "3", "5", "2.00"} <= set(texts)
 
 
-@for_each(
+@each_row(
     "name", ["</title><script>alert(1)</script>", "a & b", '"quoted"', "bell\x07", "\x1b[2J", "\0"]
 )
 def test_nothing_in_a_name_becomes_an_element(name: str) -> None:
@@ -110,7 +110,7 @@ def test_even_loads_draw_without_a_scale_above_one() -> None:
     assert set(cells.values()) == {"#f7f7f7"}
 
 
-@for_each(
+@each_row(
     ("changes", "message"),
     [
         ({"panels": {}}, "one shape"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.place_folder import read_place_plan
 from tuner.plan_folder import read_plan, read_verified
 from tuner.report.content import Cell, File, Report
@@ -83,7 +83,7 @@ def hostile(
     return {"train": train, "serve": serve, "place": place}
 
 
-@for_each("kind", KINDS)
+@each_row("kind", KINDS)
 def test_no_name_becomes_markup(
     hostile: Mapping[str, Report], page_of: Page, parsed: Parsed, kind: str
 ) -> None:
@@ -97,7 +97,7 @@ def test_no_name_becomes_markup(
     assert "\u2028" not in page.all("script", id="data-of-figures")[0].text
 
 
-@for_each("kind", KINDS)
+@each_row("kind", KINDS)
 def test_plotly_is_given_no_markup(
     hostile: Mapping[str, Report], page_of: Page, parsed: Parsed, kind: str
 ) -> None:
@@ -117,7 +117,7 @@ def test_plotly_is_given_no_markup(
     assert not any("<" in text for text in found)
 
 
-@for_each("kind", KINDS)
+@each_row("kind", KINDS)
 def test_markdown_holds_no_markup_and_notifies_nobody(
     hostile: Mapping[str, Report], kind: str
 ) -> None:

@@ -4,7 +4,7 @@ import re
 from importlib import resources
 from itertools import pairwise
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.report.palette import CYCLE, filled
 
 TEXTS = ("--ink", "--faint", "--accent", "--good", "--bad")
@@ -34,7 +34,7 @@ def schemes() -> dict[str, dict[str, str]]:
     }
 
 
-@for_each("name", ["light", "dark", "paper"])
+@each_row("name", ["light", "dark", "paper"])
 def test_text_can_be_read_on_every_ground(name: str) -> None:
     # 4.5 is level AA of WCAG 2.2, success criterion 1.4.3.
     scheme = schemes()[name]

@@ -2,7 +2,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.report.content import (
     Cell,
     Facts,
@@ -74,7 +74,7 @@ def test_launch_files_are_named_and_not_printed() -> None:
     assert "rm -rf" not in text
 
 
-@for_each("kind", ["verified", "train", "serve", "place"])
+@each_row("kind", ["verified", "train", "serve", "place"])
 def test_every_kind_of_plan_fits_a_comment_of_a_pull_request(
     shown: Callable[[str], Any], kind: str
 ) -> None:

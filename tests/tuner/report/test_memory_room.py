@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.plan import Plan, Preference, Roomier
 from tuner.report.memory_room import chance_sentence, memory_warning, trade_words
@@ -57,7 +57,7 @@ def with_chance(folder: Path, chance: float, *, is_roomier_found: bool = False) 
     return plan
 
 
-@for_each("chance", [0.04, 0.34, 0.9])
+@each_row("chance", [0.04, 0.34, 0.9])
 def test_a_page_begins_with_the_warning_where_the_chance_is_not_small(
     own_folder: Path, page_of: Page, parsed: Parsed, chance: float
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
 from tuner.report.reading import report_of
 
@@ -37,7 +37,7 @@ def at(values: Any, path: str) -> Any:
     raise KeyError(path)
 
 
-@for_each("kind", KINDS)
+@each_row("kind", KINDS)
 def test_every_number_with_a_place_in_the_plan_equals_it(shown: Shown, kind: str) -> None:
     plan = shown(kind).plan
     keyed = [node for node in shown(kind).page.all() if "data-key" in node.attributes]
@@ -63,7 +63,7 @@ def test_drawn_numbers_of_stages_are_the_plans(
     assert sum(own.values()) == pytest.approx(predicted["step_time_s"])
 
 
-@for_each("kind", KINDS)
+@each_row("kind", KINDS)
 def test_every_plot_has_words_and_a_table_that_say_the_same(shown: Shown, kind: str) -> None:
     report, page = shown(kind).report, shown(kind).page
     plots = page.all("div", class_="plot")
@@ -84,7 +84,7 @@ def test_every_plot_has_words_and_a_table_that_say_the_same(shown: Shown, kind: 
         )
 
 
-@for_each("kind", KINDS)
+@each_row("kind", KINDS)
 def test_ids_are_unique_and_links_lead_somewhere(shown: Shown, kind: str) -> None:
     page = shown(kind).page
     ids = [node.attributes["id"] for node in page.all() if "id" in node.attributes]
@@ -96,7 +96,7 @@ def test_ids_are_unique_and_links_lead_somewhere(shown: Shown, kind: str) -> Non
         assert button.attributes["aria-label"].startswith("Copy launch/")
 
 
-@for_each("kind", KINDS)
+@each_row("kind", KINDS)
 def test_headings_follow_one_another_without_gaps(shown: Shown, kind: str) -> None:
     page = shown(kind).page
     levels = [int(node.tag[1]) for node in page.all() if re.fullmatch(r"h[1-6]", node.tag)]
@@ -105,7 +105,7 @@ def test_headings_follow_one_another_without_gaps(shown: Shown, kind: str) -> No
     assert all(after - before <= 1 for before, after in pairwise(levels))
 
 
-@for_each("kind", KINDS)
+@each_row("kind", KINDS)
 def test_only_the_pages_own_scripts_may_run_and_nothing_may_be_fetched(
     shown: Shown, kind: str
 ) -> None:
@@ -125,7 +125,7 @@ def test_only_the_pages_own_scripts_may_run_and_nothing_may_be_fetched(
         assert node.tag not in ("img", "iframe", "link", "object", "embed", "base", "form")
 
 
-@for_each("kind", KINDS)
+@each_row("kind", KINDS)
 def test_a_page_without_plotly_is_small(shown: Shown, kind: str) -> None:
     assert len(shown(kind).html.encode()) < MOST_BYTES
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.plan_folder import kind_of_plan
 
 PICTURES = Path(__file__).parents[3] / "examples" / "pictures"
 MOST_BYTES = 200_000
 
 
-@for_each("kind", ["training", "serving", "placement"])
+@each_row("kind", ["training", "serving", "placement"])
 def test_a_picture_is_small_enough_for_a_readme(kind: str) -> None:
     data = (PICTURES / f"{kind}.png").read_bytes()
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
@@ -25,7 +25,7 @@ def test_a_picture_is_small_enough_for_a_readme(kind: str) -> None:
     assert kind in (PICTURES / "make.sh").read_text(encoding="utf-8")
 
 
-@for_each("kind", ["verified", "train", "serve", "place"])
+@each_row("kind", ["verified", "train", "serve", "place"])
 def test_what_is_drawn_is_in_the_reports(shown: Callable[[str], Any], kind: str) -> None:
     spec = importlib.util.spec_from_file_location("draw", PICTURES / "draw.py")
     assert spec is not None

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
 from tuner.place_folder import read_place_plan
 from tuner.report.content import Report
@@ -25,7 +25,7 @@ def test_maps_are_read_back_in_the_order_of_the_workloads(place_folder: Path) ->
         assert np.array_equal(panel, stored["panels"][name]["load_ratio"])
 
 
-@for_each(
+@each_row(
     "text",
     ["{", "{}", '{"title": "x", "layer_ids": [0], "panels": {"a": {"load_ratio": [["x"]]}}}'],
 )

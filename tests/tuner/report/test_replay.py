@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.report.latency_figures import goodput_figure, latency_figure
 from tuner.report.replay import SHARES, Replay, at_planned_rate, replayed
 from tuner.serve_api import deploy, site_of
@@ -43,7 +43,7 @@ def again(plan: ServePlan, spec: ServeSpec) -> Replay | None:
     return replayed(spec, sites, plan.decision)
 
 
-@for_each(
+@each_row(
     "traffic",
     [
         "{rate: 6/s, input_tokens: 1000, output_tokens: 200}",

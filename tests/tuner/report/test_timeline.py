@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.plan import Plan, StagePrediction, TrainPrediction
 from tuner.plan_folder import read_plan
 from tuner.report.timeline import MOST_OF_RANK, timeline_figure
@@ -131,7 +131,7 @@ def test_windows_never_overlap(train_folder: Path) -> None:
     assert all(one[1] < other[0] for one, other in pairwise(ranges))
 
 
-@for_each(
+@each_row(
     "changes",
     [
         {"schedule": "zero_bubble"},

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.plan import Plan, Preference, Relaxation
 from tuner.plan_folder import read_plan
@@ -37,7 +37,7 @@ def _preferring(plan: Plan, status: str) -> Plan:
     return plan.model_copy(update={"certificate": certificate, "preferred": one})
 
 
-@for_each("status", OF_STATUS)
+@each_row("status", OF_STATUS)
 def test_the_fastest_is_called_proven_only_where_the_certificate_says_so(
     train_folder: Path, page_of: Page, parsed: Parsed, status: str
 ) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.report.content import Figure, Section
 from tuner.report.what_if_curves import questions_of, what_if_section
 from tuner.what_if import Outcome, WhatIf, parse_changes
@@ -84,7 +84,7 @@ def test_a_limit_without_any_answer_has_no_curve_but_a_row() -> None:
     assert "3 nodes cannot be halved" in str(table)
 
 
-@for_each("kind", ["verified", "train", "serve", "place"])
+@each_row("kind", ["verified", "train", "serve", "place"])
 def test_what_is_asked_can_be_read_and_is_about_the_plan(
     shown: Callable[[str], Any], kind: str
 ) -> None:

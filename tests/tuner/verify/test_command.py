@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from profilers.local_ranks import RENDEZVOUS
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner import api
 from tuner.cli import app as frame
 from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError
@@ -94,7 +94,7 @@ def test_a_plan_on_datasheets_is_verified_by_its_own_engine(
     assert "NOT VERIFIED" not in text
 
 
-@for_each(
+@each_row(
     "line", ['{"step_s": 0.5, "activation_bytes": -5}', '{"step_s": 1e300}', '{"step_s": 5e-324}']
 )
 def test_numbers_that_cannot_be_spoil_their_own_trial_alone(
@@ -114,7 +114,7 @@ def test_numbers_that_cannot_be_spoil_their_own_trial_alone(
     program.with_suffix(".begun").unlink()
 
 
-@for_each(
+@each_row(
     ("target", "placeholder", "given"),
     [
         ("deepspeed", "{deepspeed_config}", "deepspeed.json"),
@@ -207,7 +207,7 @@ def test_the_command_line_says_which_launcher_a_datasheet_plan_needs(
     assert "launch its engine with --launcher command" in line
 
 
-@for_each(
+@each_row(
     ("options", "said"),
     [
         (["--launcher", "command"], "--command is needed"),
@@ -256,7 +256,7 @@ def test_templates_are_split_like_a_shell_and_filled_argument_by_argument() -> N
     )
 
 
-@for_each(
+@each_row(
     ("text", "said"),
     [
         ("", "is needed"),

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.verify import ending
 from tuner.verify.ending import (
     SESSION_NAME,
@@ -94,8 +94,8 @@ def _send_together() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
 
 
-@for_each("second", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@for_each(("first", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+@each_row("second", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@each_row(("first", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_a_second_signal_shortens_the_grace_and_not_the_ending(
     tmp_path: Path,
     deaf: Deaf,

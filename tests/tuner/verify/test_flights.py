@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from profilers.steps.config import StepConfig
-from tests.tables import for_each
+from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher, decision_of
 from tuner import api
 from tuner.plan import TrainDecision
@@ -50,7 +50,7 @@ def test_two_launches_meet_and_no_decision_is_launched_twice(planned: Path) -> N
     assert max(Counter(launched).values()) == 1
 
 
-@for_each("error", [KeyboardInterrupt, SystemExit, ValueError])
+@each_row("error", [KeyboardInterrupt, SystemExit, ValueError])
 def test_what_flies_is_told_to_stop_when_the_loop_is_left(
     planned: Path, error: type[BaseException]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner import api
 from tuner.plan import Plan
 from tuner.spec.routing import RoutingRecord
@@ -19,8 +19,8 @@ EXPERTS = 8
 UNEVEN = (0.30, 0.20, 0.10, 0.10, 0.10, 0.10, 0.05, 0.05)
 
 
-@for_each(("num_experts", "top_k"), [(8, 2), (16, 1), (64, 6), (128, 8)])
-@for_each("deviation", [0.0, 0.2, 1.0])
+@each_row(("num_experts", "top_k"), [(8, 2), (16, 1), (64, 6), (128, 8)])
+@each_row("deviation", [0.0, 0.2, 1.0])
 def test_shares_are_those_of_counted_tokens(num_experts: int, top_k: int, deviation: float) -> None:
     rng = np.random.default_rng(7)
     bias_E = deviation * rng.standard_normal(num_experts)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from profilers.steps.config import StepReport
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.launch.step_config import step_config
 from tuner.plan_folder import read_plan
 from tuner.verify import ending
@@ -93,7 +93,7 @@ def test_a_report_of_an_earlier_trial_is_not_taken_for_this_ones(run: Run, tmp_p
     assert result.reason == "the trial ended without a readable report"
 
 
-@for_each("text", ["", "{", "[]", '{"schema_version": 2}'])
+@each_row("text", ["", "{", "[]", '{"schema_version": 2}'])
 def test_an_unreadable_report_is_a_crash(run: Run, tmp_path: Path, text: str) -> None:
     result = run(f"open({str(tmp_path / REPORT_NAME)!r}, 'w').write({text!r})")
     assert (result.status, result.report) == ("crashed", None)
@@ -124,7 +124,7 @@ def test_names_of_ranks_are_left_out_and_warnings_are_no_reason(run: Run) -> Non
         assert run(f"print('{printed}'); raise SystemExit(3)").reason == reason
 
 
-@for_each(
+@each_row(
     ("text", "reason"),
     [
         ("print('boom', 'why'); raise SystemExit(7)", "exit code 7: boom why"),
@@ -142,7 +142,7 @@ def test_without_an_error_the_last_words_are_the_reason(run: Run, text: str, rea
     assert result.reason.isprintable()
 
 
-@for_each(
+@each_row(
     ("text", "reason"),
     [
         ("raise SystemExit(77)", "a rank ran out of memory"),
@@ -268,7 +268,7 @@ def test_steps_that_an_earlier_trial_told_do_not_end_this_one(run: Run, tmp_path
     assert steps_so_far(tmp_path) == ()
 
 
-@for_each("text", ["", "{}\n", "[]\n", '{"step_s": null}\n', "\xff\n", "5\n"])
+@each_row("text", ["", "{}\n", "[]\n", '{"step_s": null}\n', "\xff\n", "5\n"])
 def test_a_damaged_account_of_steps_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "progress.jsonl").write_text(text, encoding="latin-1")
     assert steps_so_far(tmp_path) == ()

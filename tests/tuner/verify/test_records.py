@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
 from tuner.plan_folder import TRIALS_NAME, write_trial
 from tuner.verify import records
@@ -41,7 +41,7 @@ def _damaged(text: str, damage: str) -> str:
     return json.dumps([fields])
 
 
-@for_each(
+@each_row(
     "damage", ["truncated", "empty", "unknown key", "other version", "negative time", "a list"]
 )
 def test_a_damaged_record_is_one_line_that_names_the_file_and_the_way_out(

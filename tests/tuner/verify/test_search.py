@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.plan import TrainDecision
 from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME
 from tuner.spec.search import Search
@@ -167,7 +167,7 @@ def _nothing(_data: bytes) -> bytes:
     return b""
 
 
-@for_each(
+@each_row(
     "damage",
     [
         _half_a_line,

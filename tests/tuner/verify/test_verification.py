@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
 from tuner.errors import PlanUnreadableError
 from tuner.plan import TrainDecision
@@ -138,7 +138,7 @@ def test_when_every_trial_fails_there_is_no_winner_and_it_is_written_down(
         verified_plan(around(planned), found)
 
 
-@for_each("killed_at", [0, 1, 3])
+@each_row("killed_at", [0, 1, 3])
 def test_ctrl_c_during_a_launch_loses_that_launch_only(
     bound_plan: Path, tmp_path: Path, verify: Verify, hidden_launcher: Launcher, killed_at: int
 ) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.readers import deepspeed
@@ -61,7 +61,7 @@ def test_the_old_way_to_offload_is_deprecated() -> None:
     assert "say zero_optimization.offload_optimizer" in launch.deprecated[0]
 
 
-@for_each(
+@each_row(
     ("text", "part"),
     [
         ("{", "not valid JSON"),

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.estimate.launch import Dispatcher, Graphs, LaunchSettings
 from tuner.estimate.readers import megatron
@@ -139,7 +139,7 @@ def test_the_last_of_two_equal_flags_counts() -> None:
     assert read(LEAST + "--seq-length 4096 --seq-length 8192").sequence == 8192
 
 
-@for_each(
+@each_row(
     ("flags", "expected"),
     [
         ("", Recompute.NONE),
@@ -155,7 +155,7 @@ def test_recompute_levels(flags: str, expected: Recompute) -> None:
     assert read(LEAST + flags).recompute is expected
 
 
-@for_each(
+@each_row(
     ("flags", "expected"),
     [
         ("", 0),
@@ -174,7 +174,7 @@ def test_graphs_by_new_and_old_names() -> None:
     assert read(LEAST + "--external-cuda-graph").graphs is Graphs.PARTIAL
 
 
-@for_each(
+@each_row(
     ("text", "part"),
     [
         ("echo hello", "no command with Megatron-LM flags"),

@@ -1,6 +1,6 @@
 """Shell text whose conditions and own folder are known without running it."""
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.estimate.readers.shell_words import shell_text
 
 SCRIPT = """
@@ -54,7 +54,7 @@ def test_what_only_a_running_shell_knows_is_named() -> None:
     assert padded.commands[-1].words == ("run", "1")
 
 
-@for_each(
+@each_row(
     "folder",
     [
         '"$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',

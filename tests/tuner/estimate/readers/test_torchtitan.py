@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.estimate.launch import Dispatcher, LaunchSettings
 from tuner.estimate.readers import torchtitan
@@ -64,7 +64,7 @@ def test_checkpoints_by_operation_are_their_own_kind() -> None:
     assert launch.recompute is Recompute.SELECTIVE
 
 
-@for_each(
+@each_row(
     ("text", "part"),
     [
         ("= 3", "not valid TOML"),

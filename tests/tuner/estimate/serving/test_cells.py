@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import estimate_serving, surroundings
 from tuner.estimate.serving.registry import read_serving_text
@@ -95,7 +95,7 @@ def test_an_attention_server_is_priced_as_the_cell_that_was_planned(spec: ServeS
         assert not found.changes
 
 
-@for_each(
+@each_row(
     ("afd", "data", "line"),
     [
         ({"role": "router"}, 4, "has no role of attention, ffn"),

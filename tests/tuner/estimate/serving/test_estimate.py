@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.costs.serving.cache_room import visible_bytes
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import pool_named
@@ -182,8 +182,8 @@ def test_a_missed_target_is_named_and_the_change_misses_fewer(deployment: Made) 
     assert not found.smallest_change.load.missed
 
 
-@for_each("role", ["prefill", "decode"])
-@for_each("load", ["rate: 5/s", "concurrency: 64"])
+@each_row("role", ["prefill", "decode"])
+@each_row("load", ["rate: 5/s", "concurrency: 64"])
 def test_half_of_a_deployment_is_told_its_half(deployment: Made, role: str, load: str) -> None:
     made = deployment(
         engine="sglang", traffic=f"{{{load}, input_tokens: 2000, output_tokens: 300}}"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.estimate.serving.launch import Surroundings
 from tuner.estimate.serving.registry import read_serving_text
@@ -104,7 +104,7 @@ def test_groups_are_named_by_label_object_or_role(read: Callable[..., Any]) -> N
         assert launch.role is (Role.PREFILL if tensor == 8 else Role.DECODE)
 
 
-@for_each(
+@each_row(
     ("text", "role", "says"),
     [
         (APART, None, "starts 2 servers; name one of them with --role: prefill-h100, writes"),

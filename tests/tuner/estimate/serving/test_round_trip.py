@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tests.tuner.emit.serving.testing import (
     aggregated,
     disaggregated,
@@ -72,7 +72,7 @@ WIDE = {
 """On 24 H100, over which 256 experts are even with eight copies."""
 
 
-@for_each(
+@each_row(
     ("spec_of", "copies"),
     [({"extra": ONE_GROUP}, 0), ({"extra": ONE_GROUP, "engine": "trtllm"}, 0), (WIDE, 8)],
 )
@@ -122,8 +122,8 @@ DECISIONS = {
 }
 
 
-@for_each("engine", ["sglang", "vllm"])
-@for_each(
+@each_row("engine", ["sglang", "vllm"])
+@each_row(
     "decision",
     DECISIONS.values(),
 )
@@ -168,8 +168,8 @@ VARIED = {
 }
 
 
-@for_each("engine", ["sglang", "vllm"])
-@for_each(
+@each_row("engine", ["sglang", "vllm"])
+@each_row(
     ("decision", "goal"),
     VARIED.values(),
 )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.estimate.serving.launch import Surroundings
 from tuner.estimate.serving.registry import read_serving_launch, read_serving_text
@@ -59,7 +59,7 @@ def test_what_a_condition_decides_is_named(deployment: Made) -> None:
     assert "not read, because a condition decides: ARGS=--max-num-seqs 8" in launch.notes
 
 
-@for_each(
+@each_row(
     "text",
     [
         "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.33.0 --model m -tp 4",
@@ -87,7 +87,7 @@ def test_a_file_is_read_like_its_text(tmp_path: Path) -> None:
     assert pasted.source == "the command"
 
 
-@for_each(
+@each_row(
     ("text", "says"),
     [
         ("vllm-router --policy random", "starts a router, vllm-router by random, which answers no"),
@@ -107,7 +107,7 @@ def test_a_text_without_one_server_is_refused_in_one_line(text: str, says: str) 
     assert "\n" not in str(caught.value)
 
 
-@for_each(
+@each_row(
     ("launch", "says"),
     [
         ("", "--launch is empty"),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.verify.adapters.reading import Job, Reading
 from tuner.verify.launching import WARMUP_STEPS
@@ -20,7 +20,7 @@ from tuner.verify.metrics import ADAPTERS, MAX_LINE, LogReader, adapter_named
 JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
 
 
-@for_each(
+@each_row(
     ("name", "line", "expected"),
     [
         (
@@ -161,7 +161,7 @@ def test_logs_of_deepspeed_give_the_seconds_between_their_own_time_stamps() -> N
         assert found == pytest.approx(between_s[-4:], rel=0.03), name
 
 
-@for_each(
+@each_row(
     ("name", "line"),
     [
         ("torchtitan", "validate step: 12  loss:  5.1  memory: 41.2GiB(51.9%)  tps: 7,251"),
@@ -204,7 +204,7 @@ def test_what_is_no_step_is_left_alone(name: str, line: str) -> None:
     assert adapter_named(name)(line, JOB) is None
 
 
-@for_each("name", ADAPTERS)
+@each_row("name", ADAPTERS)
 @given(line=st.text(max_size=200))
 @settings(max_examples=40, deadline=None)
 def test_no_line_upsets_an_adapter(name: str, line: str) -> None:
@@ -212,7 +212,7 @@ def test_no_line_upsets_an_adapter(name: str, line: str) -> None:
     assert found is None or found.step_s is None or found.step_s >= 0.0
 
 
-@for_each("name", ADAPTERS)
+@each_row("name", ADAPTERS)
 def test_a_long_line_is_read_in_linear_time(name: str) -> None:
     read = adapter_named(name)
     begin_s = time.process_time()
@@ -228,7 +228,7 @@ def test_a_long_line_is_read_in_linear_time(name: str) -> None:
     assert time.process_time() - begin_s < 20.0
 
 
-@for_each(
+@each_row(
     ("name", "said"),
     [
         ("tensorboard", "is not one of megatron, torchtitan, deepspeed, jsonl, regex:EXPRESSION"),

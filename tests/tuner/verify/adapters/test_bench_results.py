@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.verify.adapters import aiperf, sglang_bench, vllm_bench
 from tuner.verify.adapters.bench_result import BenchReader
 from tuner.verify.deployments.records import BenchRun
@@ -148,7 +148,7 @@ def test_aiperfs_units_are_heeded_and_its_warm_up_is_left_out() -> None:
     assert read(aiperf.read, without(AIPERF, "error_request_count")).failed == 0
 
 
-@for_each(
+@each_row(
     ("reader", "values", "said"),
     [
         (vllm_bench.read, VLLM | {"completed": 0}, "no request that completed"),
@@ -176,8 +176,8 @@ def test_what_cannot_be_compared_is_refused(
         read(reader, values)
 
 
-@for_each("reader", [vllm_bench.read, sglang_bench.read, aiperf.read])
-@for_each("content", [b"", b"\xff\xfe", b"[]", b"[" * 10**6, b'{"a": 1', b"null"])
+@each_row("reader", [vllm_bench.read, sglang_bench.read, aiperf.read])
+@each_row("content", [b"", b"\xff\xfe", b"[]", b"[" * 10**6, b'{"a": 1', b"null"])
 def test_garbage_is_refused(reader: BenchReader, content: bytes) -> None:
     with pytest.raises(ValueError, match="not the JSON of"):
         reader(content)

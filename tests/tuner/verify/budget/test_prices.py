@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner import api
 from tuner.errors import OutsideProfileError
 from tuner.plan import Plan, VerifiedPlan
@@ -74,7 +74,7 @@ def sixteen(plan_for: Callable[[str], Path]) -> Path:
     return plan_for("megatron-lm")
 
 
-@for_each("target", ["megatron-lm", "megatron-bridge", "torchtitan", "deepspeed"])
+@each_row("target", ["megatron-lm", "megatron-bridge", "torchtitan", "deepspeed"])
 def test_every_target_writes_smaller_jobs_that_ask_for_their_devices(
     plan_for: Callable[[str], Path], sixteen: Path, target: str
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.verify.budget.estimates import estimates
 from tuner.verify.budget.possible import Possible
@@ -36,7 +36,7 @@ def spend(wide: Any) -> Callable[..., Spending]:
 Spend = Callable[..., Spending]
 
 
-@for_each("seed", range(3))
+@each_row("seed", range(3))
 def test_trials_end_inside_the_budget(spend: Spend, hidden: Hidden, seed: int) -> None:
     machine = hidden(seed)
     spending = spend(machine, wall_s=150.0)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tests.tuner.emit.serving.testing import aggregated
 from tuner.serve_plan import Latency, ServeDecision, ServePlan, ServePrediction
 from tuner.verify.deployments.conclusion import conclude, contenders
@@ -165,7 +165,7 @@ def test_launches_of_one_decision_are_joined(serve_plan: Plan) -> None:
     assert (trial.status, trial.reason, trial.runs) == ("ok", "", 1)
 
 
-@for_each(
+@each_row(
     ("runs", "ratio", "holds"),
     [
         # Exactly 1 % may fail.

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.serve_folder import read_serve_plan, read_serve_trials
 from tuner.verify.deployments.conclusion import contenders
@@ -135,7 +135,7 @@ def test_a_server_that_ends_under_the_client_is_no_fault_of_the_client(
     assert trial.runs == 0
 
 
-@for_each(
+@each_row(
     ("options", "reason"),
     [
         (("--exit", "1"), "run 1 of the client ended with exit code 1: ValueError: the client"),
@@ -175,7 +175,7 @@ def test_a_result_that_is_too_large_is_not_read(
     assert "result.json is larger than" in found.trials[0].reason
 
 
-@for_each("is_server", [True, False])
+@each_row("is_server", [True, False])
 def test_a_program_that_does_not_exist_ends_the_verification(
     write_plan: WritePlan,
     server: Command,
@@ -214,7 +214,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(
     assert read_serve_trials(folder) == ()
 
 
-@for_each(
+@each_row(
     ("change", "said"),
     [
         ({"command": ""}, "--command is needed, e.g. --command 'bash {launch}/local.sh'"),

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.plan_folder import read_plan
 from tuner.verify.launcher import Launch
 from tuner.verify.slurm.ends import overrun_of
@@ -10,7 +10,7 @@ from tuner.verify.slurm.folder import Ticket
 from tuner.verify.slurm.queue import JobState
 
 
-@for_each(("state", "did"), [("PENDING", "waited for its nodes"), ("RUNNING", "ran")])
+@each_row(("state", "did"), [("PENDING", "waited for its nodes"), ("RUNNING", "ran")])
 def test_a_job_is_ended_when_the_budget_is_over_waiting_or_not(
     planned: Path, tmp_path: Path, state: str, did: str
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from profilers.steps.config import StepReport
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SchedulerError
 from tuner.plan_folder import read_plan
 from tuner.verify.launcher import LOG_NAME, REPORT_NAME, Launch
@@ -203,7 +203,7 @@ def test_a_lost_answer_of_sbatch_is_found_by_the_name_and_not_submitted_again(
     assert not lab.asked("sbatch")
 
 
-@for_each(
+@each_row(
     ("states", "code", "held"),
     [
         (["RUNNING"], None, True),
@@ -303,7 +303,7 @@ def test_a_job_that_takes_node_after_node_down_is_given_up(lab: Lab) -> None:
     assert lab.asked("scancel")
 
 
-@for_each(("lost", "code"), [("FAILED", LOST_NODE_EXIT), ("UNKNOWN", None), ("NODE_FAIL", None)])
+@each_row(("lost", "code"), [("FAILED", LOST_NODE_EXIT), ("UNKNOWN", None), ("NODE_FAIL", None)])
 def test_a_trial_that_was_lost_without_a_result_is_submitted_anew(
     lab: Lab, finishing: Callable[[int], str], lost: str, code: int | None
 ) -> None:
@@ -355,7 +355,7 @@ def test_a_report_that_comes_while_its_job_is_given_up_counts(lab: Lab) -> None:
     assert len(lab.asked("sbatch")) == 1
 
 
-@for_each(
+@each_row(
     ("state", "code", "log", "status", "reason"),
     [
         ("OUT_OF_MEMORY", None, "", "out_of_memory", "Slurm ended the job for lack of memory"),

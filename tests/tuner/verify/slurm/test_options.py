@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.verify.slurm.options import ELSEWHERE, OWN, heeding, parsed_options
 
@@ -30,7 +30,7 @@ def test_sites_own_options_are_passed_through_in_order() -> None:
     )
 
 
-@for_each(
+@each_row(
     ("written", "said"),
     [
         ("partition", "is not name=value"),
@@ -53,12 +53,12 @@ def test_what_could_be_misread_is_refused_with_the_way_out(written: str, said: s
     assert said in str(raised.value)
 
 
-@for_each("name", OF_SBATCH.split())
+@each_row("name", OF_SBATCH.split())
 def test_no_option_of_sbatch_is_taken_for_short_of_another(name: str) -> None:
     assert parsed_options([f"{name}=1"]) == ((name, "1"),)
 
 
-@for_each("owned", sorted(OWN | ELSEWHERE))
+@each_row("owned", sorted(OWN | ELSEWHERE))
 def test_nothing_short_of_an_option_that_is_not_to_be_set_gets_through(owned: str) -> None:
     for end in range(1, len(owned)):
         name = owned[:end]
@@ -66,7 +66,7 @@ def test_nothing_short_of_an_option_that_is_not_to_be_set_gets_through(owned: st
             parsed_options([f"{name}=1-4"])
 
 
-@for_each("name", ["arra", "clust", "cluster", "no-requ", "outp", "t", "n"])
+@each_row("name", ["arra", "clust", "cluster", "no-requ", "outp", "t", "n"])
 def test_what_is_short_of_one_is_told_to_be_written_in_full(name: str) -> None:
     with pytest.raises(SpecError, match=r"sbatch may read it as '.*'.*write the whole name"):
         parsed_options([f"{name}=1-4"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import EnvironmentMissingError, SchedulerError
 from tuner.verify.slurm import queue
 from tuner.verify.slurm.queue import JobState, SlurmAwayError, parsed_sacct, parsed_scontrol
@@ -44,7 +44,7 @@ def test_what_a_job_calls_itself_cannot_change_its_state() -> None:
     assert found.state == "RUNNING"
 
 
-@for_each("text", ["", "No jobs in the system", "slurm_load_jobs error"])
+@each_row("text", ["", "No jobs in the system", "slurm_load_jobs error"])
 def test_another_answer_of_scontrol_is_none(text: str) -> None:
     assert parsed_scontrol(text, name="moetune-1") is None
 
@@ -81,7 +81,7 @@ def test_a_silent_controller_is_not_an_end_of_the_job(path: Path) -> None:
         queue.state_of("7", name="a")
 
 
-@for_each(
+@each_row(
     "said",
     [
         "sbatch: error: Batch job submission failed: Invalid account or account/partition",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.launch.shape import LaunchShape
 from tuner.verify.slurm.options import parsed_options
 from tuner.verify.slurm.script import (
@@ -90,7 +90,7 @@ def _asked(tmp_path: Path) -> str:
     return file.read_text().strip() if file.exists() else ""
 
 
-@for_each("code", [0, 2, 77])
+@each_row("code", [0, 2, 77])
 def test_a_run_leaves_its_exit_code_and_its_number(
     job: Callable[..., Done], tmp_path: Path, code: int
 ) -> None:
@@ -181,7 +181,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]
     return ran
 
 
-@for_each("code", [0, 77])
+@each_row("code", [0, 77])
 def test_a_node_ends_as_its_ranks_do(node: Callable[..., Done], code: int) -> None:
     assert node(f"exit {code}").returncode == code
 

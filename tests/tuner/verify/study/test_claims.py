@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import OutputError, PlanUnreadableError, StudyError
 from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME, trial_file
 from tuner.verify.neighbourhood import Neighbourhood
@@ -138,7 +138,7 @@ def test_a_worker_that_wakes_is_back_before_it_claims(
     assert _proposed(other).decision != begun.decision
 
 
-@for_each("is_written", [False, True])
+@each_row("is_written", [False, True])
 def test_a_result_that_was_written_but_not_told_is_completed_by_the_next(
     bound_plan: Path,
     tmp_path: Path,

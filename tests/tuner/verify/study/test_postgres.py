@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.errors import PlanUnreadableError, SpecError, StudyError
 from tuner.plan_folder import trial_file, write_trial
 from tuner.verify.neighbourhood import Neighbourhood
@@ -33,7 +33,7 @@ def _silent(_line: str) -> None:
     pass
 
 
-@for_each(
+@each_row(
     "url",
     [
         "sqlite:///trials.db",
@@ -54,7 +54,7 @@ def test_what_is_no_url_of_postgresql_is_refused_without_being_repeated(url: str
     assert "hunter2" not in line
 
 
-@for_each(
+@each_row(
     ("login", "query"),
     [
         ("moetune:hunter2", ""),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.errors import SpecError
 from tuner.serve_plan import Role
@@ -14,7 +14,7 @@ Made = Callable[..., Any]
 START = "python3 -m sglang.launch_server --model-path m"
 
 
-@for_each(
+@each_row(
     ("flags", "degrees"),
     [
         ("", Degrees()),
@@ -82,7 +82,7 @@ def test_an_unknown_exchange_is_named(deployment: Made) -> None:
     assert any("--deepep-mode takes effect" in note for note in launch.notes)
 
 
-@for_each(
+@each_row(
     ("flags", "says"),
     [
         ("--tp 8 --attn-dp-size 3", "does not divide --tp-size 8; the nearest that does is 2"),

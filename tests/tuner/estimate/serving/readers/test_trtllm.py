@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.costs.serving.drafting import Method
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.errors import SpecError
@@ -130,7 +130,7 @@ def test_an_instance_of_several_machines_is_an_mpi_job(read: Read) -> None:
     assert read(PLAIN, script=script).setting.degrees.attention_tensor == 8
 
 
-@for_each(
+@each_row(
     ("options", "says"),
     [
         (None, "the options file 'options.yaml' is not beside it"),

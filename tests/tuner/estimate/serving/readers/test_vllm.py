@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.tables import for_each
+from tests.rows import each_row
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.errors import SpecError
 from tuner.planner.serve.demand import MOST_RUNNING
@@ -14,7 +14,7 @@ from tuner.serve_plan import Role
 Made = Callable[..., Any]
 
 
-@for_each(
+@each_row(
     ("command", "degrees"),
     [
         ("vllm serve m", Degrees()),
@@ -101,7 +101,7 @@ def test_without_experts_data_parallel_ranks_are_instances(deployment: Made) -> 
     assert launch.setting.degrees == Degrees(attention_tensor=2)
 
 
-@for_each(
+@each_row(
     ("flags", "says"),
     [
         ("-tp 3", "deals 32 attention heads to 3 ranks; .* --tensor-parallel-size 2"),
