@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
 from solvers.layout.problem import Layout
+from tests.rows import each_row
 from tuner.costs.workload import Degrees
 from tuner.formulate.options import Option
 from tuner.planner.decisions import decision, decode, degrees_of, layers_of, options_of
@@ -60,7 +61,7 @@ def test_a_solved_layout_adds_its_runs_up(cut: Cut) -> None:
     assert made.chunks == (8, 1)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("ways", "strongest", "modules"),
     [
         ((0, 0), Recompute.NONE, ()),

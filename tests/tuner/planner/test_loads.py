@@ -1,7 +1,6 @@
 from collections.abc import Callable
 
-import pytest
-
+from tests.rows import each_row
 from tuner.planner.loads import load_ratios
 from tuner.spec.goal import Phase
 from tuner.spec.model import ModelSpec
@@ -25,7 +24,7 @@ def _record(*layer_ids: int, passes: bool = False) -> RoutingRecord:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("layers", "recorded", "taken"),
     [
         ("mmmm", (0, 1, 2, 3), (0, 1, 2, 3)),

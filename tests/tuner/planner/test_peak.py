@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from profilers.steps.config import Recompute
+from tests.rows import each_row
 from tuner.costs.temporaries import UNCOUNTED_RATIO, head_working, reduction_working
 from tuner.costs.update import Unit
 from tuner.costs.workload import Degrees, Workload
@@ -43,7 +44,7 @@ def test_the_loss_holds_two_fp32_gradients_beside_its_log_probabilities(
     assert head_working(tiny_work(), cut()) >= 8 * 128 * 256
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("zero_stage", "ranks", "has_gradients", "copies"),
     [
         # In fp32: what goes in, the same scaled, what comes out, less the gathered weights.
@@ -79,6 +80,6 @@ def test_no_rank_holds_less_than_its_optimizer_needs(peak: Callable[..., int]) -
     assert one >= 20 * parameters * (1.0 + UNCOUNTED_RATIO)
 
 
-@pytest.mark.parametrize("zero_stage", [1, 3])
+@each_row("zero_stage", [1, 3])
 def test_sharding_lowers_the_peak(peak: Callable[..., int], zero_stage: int) -> None:
     assert peak(NONE, work={}, data=2, zero_stage=zero_stage) < peak(NONE, work={}, data=2)

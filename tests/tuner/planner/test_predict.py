@@ -5,6 +5,7 @@ import pytest
 
 from profilers.records import Case
 from profilers.steps.config import Recompute
+from tests.rows import each_row
 from tuner.costs.memory import layer_activations
 from tuner.costs.workload import Degrees, Workload
 from tuner.formulate.options import Option
@@ -138,7 +139,7 @@ def test_the_fullest_expert_rank_is_one_rank_of_all_layers(
     assert found.activation_bytes == (max(by_rank) + ids + head,)
 
 
-@pytest.mark.parametrize("option", [SELECTIVE, FULL], ids=lambda one: one.name)
+@each_row("option", [SELECTIVE, FULL])
 def test_layers_behind_the_one_computed_again_are_released(
     tiny_work: Make, cut: Cut, formula_machine: MakeMachine, option: Option
 ) -> None:

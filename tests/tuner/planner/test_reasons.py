@@ -1,8 +1,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
-
+from tests.rows import each_row
 from tuner.costs.workload import Degrees
 from tuner.formulate.space import BATCH_RULE, Enumeration
 from tuner.plan import TrainPrediction
@@ -33,7 +32,7 @@ def _prediction(breakdown_s: Mapping[str, float]) -> TrainPrediction:
 CHOSEN = _prediction({"experts": 3.0, "attention": 1.0})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("unlimited_s", "start"),
     [
         (4.0, "experts: 3.00 s of the step (75"),

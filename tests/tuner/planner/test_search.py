@@ -7,6 +7,7 @@ import pytest
 
 from profilers.records import Case
 from solvers.layout.check import objective
+from tests.rows import each_row
 from tests.solvers.layout import brute_force
 from tuner.costs.workload import Degrees
 from tuner.formulate.options import options
@@ -55,8 +56,8 @@ def _oracle(asked: Any) -> dict[Degrees, float]:
     return best
 
 
-@pytest.mark.parametrize("method", ["milp", "cp_sat"])
-@pytest.mark.parametrize("memory", [2**40, 8_000_000], ids=["ample", "tight"])
+@each_row("method", ["milp", "cp_sat"])
+@each_row("memory", [2**40, 8_000_000])
 def test_the_search_finds_what_trying_everything_finds(ask: Ask, method: str, memory: int) -> None:
     asked = ask(machine={"memory_limit_bytes": memory}, settings={"method": method}, **THREE_LAYERS)
     result: SearchResult = asked.searched()

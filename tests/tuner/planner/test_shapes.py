@@ -2,19 +2,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from profilers.records import Case
+from tests.rows import each_row
 from tuner.planner.shapes import cases_for
 from tuner.spec.read import read_spec
 
 Ask = Callable[..., Any]
 
 
-@pytest.mark.parametrize(
+@each_row(
     "changes",
     [{}, {"goal": {"precision": "fp32"}}, {"search": {"recompute": ["full"], "chunks": [2]}}],
-    ids=["plain", "fp32", "limited"],
 )
 def test_planning_asks_no_price_that_is_not_listed(ask: Ask, changes: dict[str, Any]) -> None:
     asked_for: set[str] = set()

@@ -13,7 +13,9 @@ USABLE_RATIO = 0.95
 MIB = 2**20
 
 
-@pytest.mark.parametrize("limit_mib", [208, 216, 220])
+@pytest.mark.parametrize(
+    "limit_mib", [216, *(pytest.param(one, marks=pytest.mark.slow) for one in (208, 220))]
+)
 def test_no_named_decision_needs_more_than_is_usable(tmp_path: Path, limit_mib: int) -> None:
     spec = yaml.safe_load((EXAMPLES / "quickstart/spec.yaml").read_text(encoding="utf-8"))
     spec["model"] = str(EXAMPLES / "quickstart" / spec["model"])

@@ -27,7 +27,7 @@ MakeQuestion = Callable[..., Question]
 EveryDecision = Callable[[Searched], Found]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def ask() -> MakeQuestion:
     """A model of the examples on nodes of eight H100; any field can be replaced."""
 
@@ -61,7 +61,7 @@ def ask() -> MakeQuestion:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def every_decision() -> EveryDecision:
     """Price all legal decisions that fit, without the search."""
     return priced_one_by_one

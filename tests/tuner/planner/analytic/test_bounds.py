@@ -1,64 +1,99 @@
 """Every bound against the price that it bounds, on random candidates."""
 
+import functools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tuner.planner.analytic.axes import Facts
 from tuner.planner.analytic.bounds import least_step_s
 from tuner.planner.analytic.candidates import DEGREES, Candidates
 from tuner.planner.analytic.counting import by_facts
-from tuner.planner.analytic.degrees import legal_degrees
+from tuner.planner.analytic.degrees import Degrees, legal_degrees
 from tuner.planner.analytic.fitting import fits_somehow
 from tuner.planner.analytic.leanest import again_fits, keeping_fits, row_fits
 from tuner.planner.analytic.leaning import capped_least_s, price_to_fit
 from tuner.planner.analytic.opening import allowed_by, cell_bounds_s
 from tuner.planner.analytic.pricing import batch_of, least_s, price
 from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.rules import Ints
 from tuner.planner.analytic.ways import Ways, ways_of
-from tuner.planner.analytic.waytable import AGAIN_AXES, FRAME_AXES, NEVER_WORSE, way_table
+from tuner.planner.analytic.waytable import (
+    AGAIN_AXES,
+    FRAME_AXES,
+    NEVER_WORSE,
+    WayTable,
+    way_table,
+)
 
 MakeQuestion = Callable[..., Question]
-Drawn = tuple[Ways, Candidates, np.ndarray, Facts]
+Drawn = tuple[Candidates, np.ndarray, Facts]
 
-CASES = ("olmoe-1b-7b", "deepseek-v2-lite", "llama-3.1-8b")
+MODELS = st.sampled_from(("olmoe-1b-7b", "deepseek-v2-lite", "llama-3.1-8b"))
+SEEDS = st.integers(0, 2**32 - 1)
 
 
-def drawn(question: Question, seed: int, *, count: int = 64) -> Drawn:
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """All decisions of one model on 16 devices, listed once for all examples."""
+
+    question: Question
+    degrees: Degrees
+    ways: Ways
+    legal: Callable[[Facts], Ints]
+    table: Callable[[Facts], WayTable]
+
+
+@pytest.fixture(scope="module")
+def space_of(ask: MakeQuestion) -> Callable[[str], Space]:
+    @functools.cache
+    def listed(model: str) -> Space:
+        question = ask(model, devices=16)
+        ways = ways_of(question)
+        return Space(
+            question=question,
+            degrees=legal_degrees(question),
+            ways=ways,
+            legal=functools.cache(ways.legal),
+            table=functools.cache(functools.partial(way_table, ways)),
+        )
+
+    return listed
+
+
+def drawn(space: Space, seed: int, *, count: int = 64) -> Drawn:
     """Random legal ways of random rows that share their facts; also each row's cell."""
     rng = np.random.default_rng(seed)
-    degrees, ways = legal_degrees(question), ways_of(question)
+    degrees, ways = space.degrees, space.ways
     cell = rng.integers(0, degrees.num_cells, size=8)
     cells = np.repeat(cell, degrees.num_pairs_N[cell])
     rows = degrees.rows(cell)
-    groups = [group for group in by_facts(rows) if len(ways.legal(group[0]))]
+    groups = [group for group in by_facts(rows) if len(space.legal(group[0]))]
     facts, chosen = groups[int(rng.integers(len(groups)))]
-    legal = ways.legal(facts)
+    legal = space.legal(facts)
     at, way = rng.choice(chosen, size=count), legal[rng.integers(len(legal), size=count)]
     candidates = Candidates(
         rows={name: rows[name][at] for name in DEGREES},
         ways={axis: way[:, index] for index, axis in enumerate(ways.choices)},
     )
-    return ways, candidates, cells[at], facts
+    return candidates, cells[at], facts
 
 
-@pytest.mark.parametrize("model", CASES)
-@given(seed=st.integers(0, 2**32 - 1))
-@settings(
-    deadline=None,
-    max_examples=25,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-def test_no_bound_exceeds_the_price(ask: MakeQuestion, model: str, seed: int) -> None:
-    question = ask(model, devices=16)
-    ways, candidates, cells, facts = drawn(question, seed)
+@given(model=MODELS, seed=SEEDS)
+@settings(deadline=None, max_examples=40)
+def test_no_bound_exceeds_the_price(
+    space_of: Callable[[str], Space], model: str, seed: int
+) -> None:
+    space = space_of(model)
+    question, ways = space.question, space.ways
+    candidates, cells, facts = drawn(space, seed)
     step_s = price(question, ways, candidates).step_s
     least = least_s(question, ways, candidates)
-    table = way_table(ways, facts)
+    table = space.table(facts)
     frame = Candidates(
         rows=candidates.rows,
         ways={
@@ -69,7 +104,7 @@ def test_no_bound_exceeds_the_price(ask: MakeQuestion, model: str, seed: int) ->
     batch = batch_of(question, ways, frame)
     units = batch.times.taken(batch.time_of_C)
     frame_s = least_step_s(question, batch.strategies, units, allowed_by(ways, table))
-    cell_s = cell_bounds_s(question, ways, legal_degrees(question))[cells]
+    cell_s = cell_bounds_s(question, ways, space.degrees)[cells]
 
     again = Candidates(
         rows=candidates.rows,
@@ -89,18 +124,14 @@ def test_no_bound_exceeds_the_price(ask: MakeQuestion, model: str, seed: int) ->
     assert (cell_s <= step_s).all()
 
 
-@pytest.mark.parametrize("model", CASES)
-@given(seed=st.integers(0, 2**32 - 1))
-@settings(
-    deadline=None,
-    max_examples=20,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@given(model=MODELS, seed=SEEDS)
+@settings(deadline=None, max_examples=40)
 def test_what_fits_in_a_layout_is_never_called_impossible(
-    ask: MakeQuestion, model: str, seed: int
+    space_of: Callable[[str], Space], model: str, seed: int
 ) -> None:
-    question = ask(model, devices=16)
-    ways, candidates, _, _ = drawn(question, seed)
+    space = space_of(model)
+    question, ways = space.question, space.ways
+    candidates, _, _ = drawn(space, seed)
     plain = price(question, ways, candidates)
     lean = price(question, ways, candidates, is_lean=True)
     limit = question.memory_limit_bytes
@@ -112,20 +143,16 @@ def test_what_fits_in_a_layout_is_never_called_impossible(
     assert (capped[needs_lean] <= lean.step_s[needs_lean] * (1.0 + 1e-9)).all()
 
 
-@pytest.mark.parametrize("model", CASES)
-@given(seed=st.integers(0, 2**32 - 1), share=st.floats(0.05, 1.0))
-@settings(
-    deadline=None,
-    max_examples=20,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@given(model=MODELS, seed=SEEDS, share=st.floats(0.05, 1.0))
+@settings(deadline=None, max_examples=40)
 def test_what_fits_is_left_standing_at_every_level(
-    ask: MakeQuestion, model: str, seed: int, share: float
+    space_of: Callable[[str], Space], model: str, seed: int, share: float
 ) -> None:
-    question = ask(model, devices=16)
+    space = space_of(model)
+    question, ways = space.question, space.ways
     question = replace(question, memory_limit_bytes=share * question.memory_limit_bytes)
-    ways, candidates, _, facts = drawn(question, seed)
-    table = way_table(ways, facts)
+    candidates, _, facts = drawn(space, seed)
+    table = space.table(facts)
     every = np.stack([candidates.ways[axis] for axis in table.axes], axis=1)
     is_kept = (every[:, None] == table.ways_TA[None]).all(axis=2)
     some = candidates.taken(np.flatnonzero(is_kept.any(axis=1)))
@@ -142,19 +169,18 @@ def test_what_fits_is_left_standing_at_every_level(
     assert keeping_fits(question, ways, some)[fits].all()
 
 
-@pytest.mark.parametrize("model", CASES)
-@given(seed=st.integers(0, 2**32 - 1))
-@example(seed=7153)  # Two devices of a zero-bubble schedule are about equally slow.
-@settings(
-    deadline=None,
-    max_examples=20,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@given(model=MODELS, seed=SEEDS)
+# Two devices of a zero-bubble schedule are about equally slow.
+@example(model="olmoe-1b-7b", seed=7153)
+@example(model="deepseek-v2-lite", seed=7153)
+@example(model="llama-3.1-8b", seed=7153)
+@settings(deadline=None, max_examples=40)
 def test_a_beaten_way_is_neither_faster_nor_leaner(
-    ask: MakeQuestion, model: str, seed: int
+    space_of: Callable[[str], Space], model: str, seed: int
 ) -> None:
-    question = ask(model, devices=16)
-    ways, candidates, _, _ = drawn(question, seed)
+    space = space_of(model)
+    question, ways = space.question, space.ways
+    candidates, _, _ = drawn(space, seed)
     # Where there is one layout only: otherwise each choice balances its own.
     rows = candidates.rows
     alone = np.flatnonzero((rows["pipeline"] == 1) | (rows["virtual_pipeline"] > 1))

@@ -3,8 +3,8 @@ from collections.abc import Callable
 from itertools import product
 
 import numpy as np
-import pytest
 
+from tests.rows import each_row
 from tuner.planner.analytic.degrees import legal_degrees
 from tuner.planner.analytic.question import Question
 from tuner.spec.manifests.manifest import Capabilities
@@ -60,7 +60,7 @@ def spare(layers: int, stages: int) -> bool:
     return each * stages - layers <= 2 * each
 
 
-@pytest.mark.parametrize(("devices", "batch"), [(1, 4), (4, 6), (6, 12), (12, 8)])
+@each_row(("devices", "batch"), [(1, 4), (4, 6), (6, 12), (12, 8)])
 def test_the_legal_combinations_are_those_of_brute_force(
     ask: MakeQuestion, devices: int, batch: int
 ) -> None:

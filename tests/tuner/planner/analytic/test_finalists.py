@@ -20,7 +20,7 @@ MakeQuestion = Callable[..., Question]
 SETTINGS = Settings(clock=time.perf_counter, time_limit_s=60.0, top=6)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def found(ask: MakeQuestion) -> Found:
     """Pipelines of two and four devices, one stage on each."""
     limits = Search(pipeline_model_parallel_size=(2, 4), virtual_pipeline_model_parallel_size=(1,))

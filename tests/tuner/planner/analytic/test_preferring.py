@@ -41,15 +41,35 @@ USUAL = LossPrices()
 SETTINGS = Settings(clock=time.perf_counter, top=2, band_ratio=TOLERANCE_RATIO)
 
 
-def searched(ask: MakeQuestion, *, limit_ratio: float = 1.0) -> Searched:
+@pytest.fixture(scope="module")
+def found(ask: MakeQuestion) -> Searched:
+    """OLMoE with ample memory."""
     question = ask(
         "olmoe-1b-7b",
         devices=16,
         capabilities=MEGATRON_0_18,
-        limits=Search(micro_batch_size=(1, 2), cuda_graph=("none",), zero_stage=(1,)),
+        limits=Search(
+            micro_batch_size=(1, 2),
+            cuda_graph=("none",),
+            zero_stage=(1,),
+            chunks=(1, 4),
+            dispatcher=("alltoall",),
+        ),
     )
-    limit = question.memory_limit_bytes * limit_ratio
-    return search(replace(question, memory_limit_bytes=limit), SETTINGS)
+    return search(question, SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def tight(found: Searched) -> Searched:
+    """The same with three tenths of the memory."""
+    limit = 0.3 * found.question.memory_limit_bytes
+    return search(replace(found.question, memory_limit_bytes=limit), SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def every_tight(tight: Searched, every_decision: EveryDecision) -> Found:
+    """All decisions that fit there."""
+    return every_decision(tight)
 
 
 def closed_form_s(detail: Detail) -> float:
@@ -84,30 +104,33 @@ def as_expected(objective_s: float) -> Callable[[Detail, float, float], bool]:
     return lambda _, step_s, most_ratio: step_s <= objective_s * most_ratio
 
 
-@pytest.mark.parametrize("limit_ratio", [1.0, 0.3])
 def test_nothing_near_the_least_expected_step_comes_before_the_preferred(
-    ask: MakeQuestion, every_decision: EveryDecision, limit_ratio: float
+    found: Searched, tight: Searched, every_tight: Found, every_decision: EveryDecision
 ) -> None:
-    found = searched(ask, limit_ratio=limit_ratio)
-    assert found.found is not None
-    fastest = found.found.taken(np.array([0]))
-    chosen = chosen_among(found, fastest)
-    row = fastest if chosen is None else chosen.row
-    every = every_decision(found)
-    every = every.taken(np.flatnonzero(every.step_s <= float(fastest.step_s[0]) * 1.1))
-    risks = chances_of(found, every)
-    assert (risks.ever_C <= SMALL).any()
-    expected_s = LossPrices().expected_s(every.step_s, risks)
-    expected_s = np.where(risks.ever_C <= LIKELY, expected_s, np.inf)
-    least_s = max(float(fastest.step_s[0]), float(expected_s.min()))
-    near = every.taken(np.flatnonzero(expected_s <= least_s * (1.0 + TOLERANCE_RATIO)))
-    first = min(tuple(key) for key in criteria(found, near))
-    assert tuple(criteria(found, row)[0]) == first
-    assert float(row.peak_bytes[0]) <= found.question.memory_limit_bytes
+    wrong = []
+    for memory, made, every in (
+        ("ample", found, every_decision(found)),
+        ("tight", tight, every_tight),
+    ):
+        assert made.found is not None
+        fastest = made.found.taken(np.array([0]))
+        chosen = chosen_among(made, fastest)
+        row = fastest if chosen is None else chosen.row
+        every = every.taken(np.flatnonzero(every.step_s <= float(fastest.step_s[0]) * 1.1))
+        risks = chances_of(made, every)
+        assert (risks.ever_C <= SMALL).any(), memory
+        expected_s = LossPrices().expected_s(every.step_s, risks)
+        expected_s = np.where(risks.ever_C <= LIKELY, expected_s, np.inf)
+        least_s = max(float(fastest.step_s[0]), float(expected_s.min()))
+        near = every.taken(np.flatnonzero(expected_s <= least_s * (1.0 + TOLERANCE_RATIO)))
+        first = min(tuple(key) for key in criteria(made, near))
+        own = tuple(criteria(made, row)[0])
+        if own != first or float(row.peak_bytes[0]) > made.question.memory_limit_bytes:
+            wrong.append((memory, own, first, float(row.peak_bytes[0])))
+    assert not wrong
 
 
-def test_a_schedule_that_plays_too_slowly_is_passed_over(ask: MakeQuestion) -> None:
-    found = searched(ask)
+def test_a_schedule_that_plays_too_slowly_is_passed_over(found: Searched) -> None:
     assert found.found is not None
     fastest = found.found.taken(np.array([0]))
     own_s = float(fastest.step_s[0])
@@ -126,9 +149,8 @@ def test_a_schedule_that_plays_too_slowly_is_passed_over(ask: MakeQuestion) -> N
     assert other.step_s < own_s * (1.0 + TOLERANCE_RATIO) ** 2
 
 
-def test_what_runs_out_is_not_chosen_because_all_others_play_slowly(ask: MakeQuestion) -> None:
+def test_what_runs_out_is_not_chosen_because_all_others_play_slowly(found: Searched) -> None:
     """No schedule plays within the tolerance of the least closed form."""
-    found = searched(ask)
     assert found.found is not None
     fastest = found.found.taken(np.array([0]))
     own_s = float(fastest.step_s[0])
@@ -146,8 +168,7 @@ def test_what_runs_out_is_not_chosen_because_all_others_play_slowly(ask: MakeQue
             assert chosen.step_s == pytest.approx(slower * plain.step_s, rel=TOLERANCE_RATIO)
 
 
-def test_a_fastest_that_is_dear_stays_where_all_others_play_dearer(ask: MakeQuestion) -> None:
-    found = searched(ask)
+def test_a_fastest_that_is_dear_stays_where_all_others_play_dearer(found: Searched) -> None:
     assert found.found is not None
     fastest = found.found.taken(np.array([0]))
     own_s = float(fastest.step_s[0])
@@ -182,8 +203,7 @@ def test_a_fastest_that_is_dear_stays_where_all_others_play_dearer(ask: MakeQues
     assert chosen_with(1.5) is None
 
 
-def test_less_chance_of_running_out_comes_before_everything_else(ask: MakeQuestion) -> None:
-    found = searched(ask)
+def test_less_chance_of_running_out_comes_before_everything_else(found: Searched) -> None:
     assert found.found is not None
     one = found.found.taken(np.array([0]))
     capacity = found.question.capacity_bytes
@@ -197,17 +217,16 @@ def test_less_chance_of_running_out_comes_before_everything_else(ask: MakeQuesti
     assert key(0.5)[1:] == key(1.0)[1:]
 
 
-def test_the_capacity_is_all_of_the_device_not_what_a_plan_may_use(ask: MakeQuestion) -> None:
-    question = searched(ask).question
+def test_the_capacity_is_all_of_the_device_not_what_a_plan_may_use(found: Searched) -> None:
+    question = found.question
     assert question.capacity_bytes * question.usable_memory_ratio == pytest.approx(
         question.memory_limit_bytes
     )
     assert question.usable_memory_ratio < 1.0
 
 
-def test_a_dearer_failure_reaches_for_roomier_decisions(ask: MakeQuestion) -> None:
+def test_a_dearer_failure_reaches_for_roomier_decisions(found: Searched) -> None:
     """The fastest is made to run out for sure; the dearer that is, the slower a step may be."""
-    found = searched(ask)
     assert found.found is not None
     fastest = found.found.taken(np.array([0]))
     full = replace(fastest, peak_bytes=np.array([1.2 * found.question.capacity_bytes]))
@@ -227,23 +246,21 @@ def test_a_dearer_failure_reaches_for_roomier_decisions(ask: MakeQuestion) -> No
 
 
 def test_the_roomier_decision_is_the_fastest_with_a_small_chance(
-    ask: MakeQuestion, every_decision: EveryDecision
+    tight: Searched, every_tight: Found
 ) -> None:
-    found = searched(ask, limit_ratio=0.3)
-    assert found.found is not None
-    step_s = float(found.found.step_s[0])
-    row = roomier(found, step_s=step_s)
-    every = every_decision(found)
-    every = every.taken(np.flatnonzero(every.step_s <= step_s * (1.0 + MOST_SLOWER_RATIO)))
-    roomy = every.step_s[chances_of(found, every).ever_C <= SMALL]
+    assert tight.found is not None
+    step_s = float(tight.found.step_s[0])
+    row = roomier(tight, step_s=step_s)
+    most_s = step_s * (1.0 + MOST_SLOWER_RATIO)
+    every = every_tight.taken(np.flatnonzero(every_tight.step_s <= most_s))
+    roomy = every.step_s[chances_of(tight, every).ever_C <= SMALL]
     assert (row is None) == (len(roomy) == 0)
     if row is not None:
         assert float(row.step_s[0]) == pytest.approx(float(roomy.min()))
-        assert float(chances_of(found, row).ever_C[0]) <= SMALL
+        assert float(chances_of(tight, row).ever_C[0]) <= SMALL
 
 
-def test_pipelines_of_torchtitan_need_more_room_than_others(ask: MakeQuestion) -> None:
-    found = searched(ask)
+def test_pipelines_of_torchtitan_need_more_room_than_others(found: Searched) -> None:
     assert found.found is not None
     ranks = found.found.candidates.rows["pipeline"]
     both = found.found.taken(np.array([np.argmin(ranks), np.argmax(ranks)]))
@@ -260,8 +277,7 @@ def test_pipelines_of_torchtitan_need_more_room_than_others(ask: MakeQuestion) -
     assert other[1] > 0.3
 
 
-def test_experts_without_a_recording_grow_and_those_with_one_do_not(ask: MakeQuestion) -> None:
-    found = searched(ask)
+def test_experts_without_a_recording_grow_and_those_with_one_do_not(found: Searched) -> None:
     assert found.found is not None
     one = found.found.taken(np.array([0]))
     full = replace(one, peak_bytes=np.array([0.93 * found.question.capacity_bytes]))

@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.planner.analytic.asking import question_of, site_of
 from tuner.planner.analytic.question import Question
@@ -29,7 +30,7 @@ def test_a_target_without_bf16_gradients_refuses_them() -> None:
         question(emit=("torchtitan",), gradient_bytes=(2,))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("asked", "emit", "message"),
     [
         (("allgather",), "megatron-lm", "'allgather' is not priced: .*; 'alltoall', 'deepep'.* do"),
@@ -62,7 +63,7 @@ def test_a_dense_model_has_no_other_dispatcher() -> None:
         question_of(asked, site_of(spec.cluster.pools[0], residuals=None))
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("precision", "message"),
     [
         ("fp32", "measured profiles only; bf16 works"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from profilers.steps.config import Recompute
+from tests.rows import each_row
 from tuner.costs.analytic.shapes import number
 from tuner.plan import Unlaunchable
 from tuner.planner.analytic.answer import detail_of
@@ -32,7 +33,7 @@ def lacking(found: Found) -> tuple[Unlaunchable, ...]:
     return unlaunchable(found, {feature: task() for feature, task in tasks.items()})
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("limits", "words"),
     [
         (
@@ -114,7 +115,8 @@ def test_too_little_memory_everywhere_names_memory_that_would_do(ask: MakeQuesti
 
 def test_a_missing_feature_is_listed_with_its_gain(ask: MakeQuestion) -> None:
     limited = replace(MEGATRON_0_18, dispatchers=frozenset({"alltoall"}), a2a_overlap=False)
-    question = ask("deepseek-v2-lite", devices=16, capabilities=limited)
+    few = Search(micro_batch_size=(1, 2), tensor_model_parallel_size=(1, 2))
+    question = ask("deepseek-v2-lite", devices=16, capabilities=limited, limits=few)
     found = search(question, SETTINGS)
     missing = lacking(found)
     assert found.found is not None
@@ -126,7 +128,13 @@ def test_a_missing_feature_is_listed_with_its_gain(ask: MakeQuestion) -> None:
 
 def test_a_feature_that_a_target_has_is_refused_by_its_condition(ask: MakeQuestion) -> None:
     question = ask("deepseek-v2-lite", devices=16, capabilities=MEGATRON_0_18)
-    limits = Search(recompute=(Recompute.FULL,), schedule=("1f1b",), dispatcher=("alltoall",))
+    limits = Search(
+        recompute=(Recompute.FULL,),
+        schedule=("1f1b",),
+        dispatcher=("alltoall",),
+        micro_batch_size=(1, 2),
+        tensor_model_parallel_size=(1, 2),
+    )
     full = replace(question, limits=limits)
     said = {one.feature: one.why for one in lacking(search(full, SETTINGS))}
     graphs = "megatron-lm does not allow CUDA graphs of a whole step with dispatcher alltoall"

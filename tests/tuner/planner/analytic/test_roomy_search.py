@@ -79,6 +79,7 @@ def expected_s(plan: Plan) -> float:
 
 
 def test_a_roomier_decision_beyond_the_rows_of_the_search_is_found() -> None:
+    """Worth its 3 s: a fastest decision that may run out is rare in a small space."""
     plan = planned()
     assert plan.predicted is not None
     assert (plan.predicted.out_of_memory_probability or 0.0) > SMALL
@@ -87,9 +88,14 @@ def test_a_roomier_decision_beyond_the_rows_of_the_search_is_found() -> None:
     assert TOLERANCE_RATIO < plan.roomier.slower_ratio <= MOST_SLOWER_RATIO
 
 
-def test_less_usable_memory_never_makes_the_expected_step_shorter() -> None:
+@pytest.mark.parametrize(
+    "ratios", [(0.95, 0.86), pytest.param((0.95, 0.9, 0.86), marks=pytest.mark.slow)]
+)
+def test_less_usable_memory_never_makes_the_expected_step_shorter(
+    ratios: tuple[float, ...],
+) -> None:
     """Up to the tolerance, within which the order of criteria decides."""
-    found = [expected_s(planned(usable_ratio=r, failed_start_s=7.2e5)) for r in (0.95, 0.9, 0.86)]
+    found = [expected_s(planned(usable_ratio=r, failed_start_s=7.2e5)) for r in ratios]
     for more, less in pairwise(found):
         assert more <= less * (1.0 + TOLERANCE_RATIO), found
     # The fastest is expected to take 31 s, and what is as near as 2 % of it 25.3 s.
@@ -164,7 +170,11 @@ def test_where_nothing_is_likely_to_fit_the_plan_warns_and_offers_nodes_and_memo
 def pipeline_spec(model: str, *, memory_per_device: int) -> Spec:
     """Two nodes of A100 under torchtitan, in a pipeline of two ranks."""
     pool = {"name": "a100", "device": "a100-80gb", "nodes": 2, "devices_per_node": 8, "nic": 2.5e10}
-    limits = {"pipeline_model_parallel_size": (2,), "micro_batch_size": (1,)}
+    limits = {
+        "pipeline_model_parallel_size": (2,),
+        "micro_batch_size": (1,),
+        "context_parallel_size": (1,),
+    }
     memory = {"memory_per_device": memory_per_device, "usable_memory_ratio": 1.0}
     goal = {"kind": "train", "sequence_length": 4096, "global_batch_size": 64, "precision": "bf16"}
     return Spec(

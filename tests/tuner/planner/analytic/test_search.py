@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.plan import TrainDecision
 from tuner.planner.analytic.answer import (
     certificate_of,
@@ -64,7 +65,7 @@ def fastest_of_all(question: Question) -> float:
     return best_s
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("model", "devices", "batch", "memory_gb"),
     [
         ("olmoe-1b-7b", 4, 8, 76.0),
@@ -95,7 +96,7 @@ def test_the_search_finds_what_pricing_everything_finds(
     assert found.bound_s <= expected_s * (1.0 + 1e-9)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def found(ask: MakeQuestion) -> Found:
     question = ask(
         "deepseek-v2-lite",
@@ -188,18 +189,22 @@ def test_the_same_question_has_the_same_answer(ask: MakeQuestion) -> None:
     assert decision_of(one, 0) == decision_of(two, 0)
 
 
-@pytest.mark.parametrize("limit_s", [0.0, 3.0, 8.0, 12.0])
-def test_time_that_runs_out_leaves_the_rest_open(ask: MakeQuestion, limit_s: float) -> None:
-    question = ask(devices=16, memory_limit_bytes=30e9)
+@pytest.fixture(scope="module")
+def whole(ask: MakeQuestion) -> Found:
+    """A search with all the time that it needs."""
+    return search(ask(devices=16, memory_limit_bytes=30e9), SETTINGS)
+
+
+@each_row("limit_s", [0.0, 3.0, 8.0, 12.0])
+def test_time_that_runs_out_leaves_the_rest_open(whole: Found, limit_s: float) -> None:
     ticks = iter(range(10_000))
     settings = Settings(clock=lambda: float(next(ticks)), time_limit_s=limit_s, top=3)
-    cut_off = search(question, settings)
+    cut_off = search(whole.question, settings)
     certificate = certificate_of(cut_off)
     assert cut_off.counts.open > 0
     assert certificate.status in ("feasible", "unknown")
     legal, _ = space(cut_off.ways, cut_off.degrees)
     assert cut_off.counts.priced + cut_off.counts.bounded + cut_off.counts.open == legal
-    whole = search(question, SETTINGS)
     assert whole.found is not None
     assert cut_off.bound_s <= float(whole.found.step_s[0])
 
@@ -213,7 +218,7 @@ def test_a_search_says_where_it_stands(ask: MakeQuestion) -> None:
     assert f"{found.counts.priced} priced" in told[-1].text
 
 
-@pytest.mark.parametrize("target", ["reference", "megatron-lm", "torchtitan", "deepspeed"])
+@each_row("target", ["reference", "megatron-lm", "torchtitan", "deepspeed"])
 def test_what_is_found_for_a_target_can_be_launched_on_it(ask: MakeQuestion, target: str) -> None:
     capabilities = intersection([target])
     question = ask(devices=16, global_batch_size=64, capabilities=capabilities)

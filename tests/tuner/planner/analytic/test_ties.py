@@ -1,10 +1,11 @@
 """All rows at once are judged as tuner/planner/ratios.py judges each decision."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from tuner.plan import TrainDecision
 from tuner.planner.analytic.answer import decision_of
@@ -41,9 +42,14 @@ def _searched(ask: MakeQuestion, target: Capabilities, zero_stage: tuple[int, ..
     return found
 
 
-def _searches(ask: MakeQuestion) -> Iterator[Searched]:
-    yield _in_other_ways(_searched(ask, MEGATRON_0_18, (0, 1)))
-    yield _in_other_ways(_searched(ask, TORCHTITAN_0_3, (2, 3)))
+@pytest.fixture(scope="module")
+def searches(ask: MakeQuestion) -> list[tuple[Searched, list[TrainDecision]]]:
+    """Rows of two targets, and the decision of each."""
+    found = (
+        _in_other_ways(_searched(ask, MEGATRON_0_18, (0, 1))),
+        _in_other_ways(_searched(ask, TORCHTITAN_0_3, (2, 3))),
+    )
+    return [(every, _decisions(every)) for every in found]
 
 
 def _in_other_ways(found: Searched) -> Searched:
@@ -86,11 +92,13 @@ def _decisions(every: Searched) -> list[TrainDecision]:
     ]
 
 
-def test_rows_tie_where_their_decisions_do(ask: MakeQuestion) -> None:
+def test_rows_tie_where_their_decisions_do(
+    searches: list[tuple[Searched, list[TrainDecision]]],
+) -> None:
     wrong, seen = [], set[tuple[bool, bool, bool]]()
-    for every in _searches(ask):
+    for every, decisions in searches:
         assert every.found is not None
-        decisions, step_s = _decisions(every), every.found.step_s
+        step_s = every.found.step_s
         for index in range(0, len(decisions), max(1, len(decisions) // NUM_CHOSEN)):
             chosen, own_s = decisions[index], float(step_s[index])
             tied = tied_rows(every, RATIOS, chosen=chosen, step_s=own_s)
@@ -106,11 +114,13 @@ def test_rows_tie_where_their_decisions_do(ask: MakeQuestion) -> None:
     assert {(same, False, tied) for same in (True, False) for tied in (True, False)} <= seen
 
 
-def test_every_field_that_tells_kernels_apart_differs_somewhere(ask: MakeQuestion) -> None:
+def test_every_field_that_tells_kernels_apart_differs_somewhere(
+    searches: list[tuple[Searched, list[TrainDecision]]],
+) -> None:
     for name in OF_QUESTION:
-        for every in _searches(ask):
-            assert len({getattr(one, name) for one in _decisions(every)}) == 1, name
-    decisions = [one for every in _searches(ask) for one in _decisions(every)]
+        for _, decisions in searches:
+            assert len({getattr(one, name) for one in decisions}) == 1, name
+    decisions = [one for _, every in searches for one in every]
     for name in (*KERNEL_FIELDS, "chunks"):
         num_values = len({str(getattr(one, name)) for one in decisions})
         assert num_values > 1 or name in OF_QUESTION, f"{name} never differs"

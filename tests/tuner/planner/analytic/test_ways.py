@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.planner.analytic.axes import Facts
 from tuner.planner.analytic.question import Question
 from tuner.planner.analytic.ways import Ways, ways_of
@@ -21,6 +22,7 @@ FACTS = [
     for p, v, s, e in itertools.product((False, True), repeat=4)
     if p or not v
 ]
+TARGETS = (MEGATRON_0_18, DEEPSPEED_0_19, Capabilities(names=("any",)))
 
 
 def brute(ways: Ways, facts: Facts) -> tuple[int, Counter[str]]:
@@ -44,25 +46,35 @@ def brute(ways: Ways, facts: Facts) -> tuple[int, Counter[str]]:
     return legal, illegal
 
 
-@pytest.mark.parametrize("facts", FACTS[::5])
+@each_row("facts", FACTS[::5])
 def test_counting_is_trying_every_way(ask: MakeQuestion, facts: Facts) -> None:
     # A small dense model has the fewest ways.
     ways = ways_of(ask("llama-3.1-8b", capabilities=MEGATRON_0_18))
     assert ways.counted(facts) == brute(ways, facts)
 
 
-@pytest.mark.parametrize("target", [MEGATRON_0_18, DEEPSPEED_0_19, Capabilities(names=("any",))])
-@pytest.mark.parametrize("facts", FACTS)
+@pytest.mark.parametrize(
+    "cases",
+    [
+        list(zip(FACTS, itertools.cycle(TARGETS), strict=False)),
+        pytest.param(list(itertools.product(FACTS, TARGETS)), marks=pytest.mark.slow),
+    ],
+    ids=["every facts", "all pairs"],
+)
 def test_as_many_ways_are_listed_as_are_counted(
-    ask: MakeQuestion, facts: Facts, target: Capabilities
+    ask: MakeQuestion, cases: list[tuple[Facts, Capabilities]]
 ) -> None:
-    ways = ways_of(ask("deepseek-v2-lite", capabilities=target))
+    for facts, target in cases:
+        _check_count(ways_of(ask("deepseek-v2-lite", capabilities=target)), facts)
+
+
+def _check_count(ways: Ways, facts: Facts) -> None:
     legal, illegal = ways.counted(facts)
     listed = ways.legal(facts)
 
-    assert len(listed) == legal
-    assert len(np.unique(listed, axis=0)) == legal
-    assert legal + sum(illegal.values()) == ways.num_ways
+    assert len(listed) == legal, facts
+    assert len(np.unique(listed, axis=0)) == legal, facts
+    assert legal + sum(illegal.values()) == ways.num_ways, facts
 
 
 def test_limits_leave_what_they_allow(ask: MakeQuestion) -> None:

@@ -265,9 +265,9 @@ def test_equal_links_never_change_a_choice_for_memory(plan: Plan) -> None:
         assert found.decision == asked.decision, (chance, other, step_s)
         assert found.runners_up == asked.runners_up
         assert found.preferred == asked.preferred
-        # Hardly unequal ones neither.
-        nearly = on(asked, links(slow=399e9))
-        assert nearly.decision == asked.decision, (chance, other, step_s)
+    # Hardly unequal ones neither.
+    nearly = on(asked, links(slow=399e9))
+    assert nearly.decision == asked.decision
 
 
 def test_equal_links_of_any_size_leave_a_fallback_that_is_not_listed_slower(plan: Plan) -> None:
@@ -333,26 +333,26 @@ def test_the_trade_on_equally_slow_links_still_holds_what_running_out_costs(plan
 
 def test_links_bring_no_decision_that_is_worse_by_the_expected_step(plan: Plan) -> None:
     moved = []
-    for rate in (4e9, 100e9):
-        for chance, other, step_s in (
-            (0.01, 0.3, 2.02),
-            (0.01, 0.45, 2.2),
-            (0.01, 0.6, 1.9),
-            (0.04, 0.02, 2.3),
-        ):
-            asked = at_risk(plan, chance, (other, step_s))
-            found = on(asked, links(slow=rate))
-            assert found.predicted is not None
-            (left,) = found.runners_up
-            own_s = total_s(plan, found.predicted, [left.predicted])
-            left_s = total_s(plan, left.predicted, [found.predicted])
-            if found.decision == asked.decision:
-                continue
-            moved.append((rate, other))
-            assert own_s < left_s / (1.0 + TOLERANCE_RATIO), (rate, chance, other)
-            assert (found.predicted.out_of_memory_probability or 0.0) <= LIKELY
+    for rate, chance, other, step_s in (
+        (4e9, 0.01, 0.3, 2.02),
+        (4e9, 0.01, 0.45, 2.2),
+        (4e9, 0.01, 0.6, 1.9),
+        (4e9, 0.04, 0.02, 2.3),
+        (100e9, 0.01, 0.3, 2.02),
+    ):
+        asked = at_risk(plan, chance, (other, step_s))
+        found = on(asked, links(slow=rate))
+        assert found.predicted is not None
+        (left,) = found.runners_up
+        own_s = total_s(plan, found.predicted, [left.predicted])
+        left_s = total_s(plan, left.predicted, [found.predicted])
+        if found.decision == asked.decision:
+            continue
+        moved.append((rate, other))
+        assert own_s < left_s / (1.0 + TOLERANCE_RATIO), (rate, chance, other)
+        assert (found.predicted.out_of_memory_probability or 0.0) <= LIKELY
     assert {rate for rate, _ in moved} >= {4e9}
-    assert len(moved) < 8
+    assert len(moved) < 5
 
 
 def test_the_replaced_decision_stays_what_a_run_goes_on_with(plan: Plan) -> None:

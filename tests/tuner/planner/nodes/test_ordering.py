@@ -5,6 +5,7 @@ import pytest
 
 from profilers.errors import ProfileUnreadableError
 from profilers.imports.link_matrix import LinkMatrix, link_matrix_csv
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.planner.nodes.ordering import order_nodes, read_links
 from tuner.planner.nodes.traffic import Traffic
@@ -78,7 +79,7 @@ def test_what_hides_behind_the_backward_pass_is_not_counted() -> None:
     assert found.slow_bound_s <= found.slow_s
 
 
-@pytest.mark.parametrize("factor", [0.125, 3.0])
+@each_row("factor", [0.125, 3.0])
 def test_the_cards_set_the_level_and_the_matrix_the_differences(factor: float) -> None:
     links = matrix(4, {(0, 1): 40e9, (2, 3): 40e9, (0, 2): 40e9})
     scaled = LinkMatrix(nodes=links.nodes, bytes_per_s_NN=factor * links.bytes_per_s_NN)

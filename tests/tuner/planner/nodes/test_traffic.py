@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.costs.analytic.constants import Constants
 from tuner.planner.nodes.traffic import OVERLAPPED_RATIO, Traffic, obstacle, traffic
@@ -129,7 +130,7 @@ def test_sums_hide_behind_the_shortest_backward_pass(mixtral: ModelSpec) -> None
     assert sharded.hidden_s == pytest.approx(48 * 0.2)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "node", "why"),
     [
         ({"rank_order": "tp-cp-ep-pp-dp"}, 8, "rank order tp-cp-ep-pp-dp puts stages inside nodes"),

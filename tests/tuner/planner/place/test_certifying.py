@@ -9,6 +9,7 @@ from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording
 from solvers.placement.ranks import Placement
 from solvers.result import Outcome, Status
+from tests.rows import each_row
 from tuner.planner.place.candidates import rule_of
 from tuner.planner.place.certifying import certificate_of
 from tuner.planner.place.evidence import evidence_of
@@ -56,7 +57,7 @@ def stated(folder: Path, objective: str) -> PlaceSpec:
     return read_place_spec(path)
 
 
-@pytest.mark.parametrize("objective", ["layer_chain", "co_activation"])
+@each_row("objective", ["layer_chain", "co_activation"])
 def test_traffic_is_certified_of_the_chosen_placement_not_of_what_the_solver_found(
     tmp_path: Path, objective: str
 ) -> None:

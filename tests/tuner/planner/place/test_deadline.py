@@ -45,6 +45,7 @@ def small(folder: Path) -> PlaceSpec:
 
 
 def test_linear_programs_of_58_layers_keep_to_the_time_limit(tmp_path: Path) -> None:
+    """Worth its 4 s: the one plan that its time limit cuts short."""
     path = spec_of(tmp_path, layers=58, experts=128, ranks=32, passes=64)
     limit_s = 4.0
     started_s = time.perf_counter()

@@ -11,6 +11,7 @@ import pytest
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.sampling import draw
 from solvers.placement.ranks import Floats, Placement
+from tests.rows import each_row
 from tests.tuner.emit.placement.testing import sample_decision, sample_placement
 from tuner.cli.place_text import place_text
 from tuner.emit.placement.registry import emit_placement
@@ -374,7 +375,7 @@ def test_a_second_target_states_no_load_of_another_rule(tmp_path: Path) -> None:
     assert not wrong
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("goal", "model", "emit", "said"),
     [
         ("  dispatch: lp\n", "", "trtllm", "goal.dispatch: trtllm has no rule 'lp'; it runs dynam"),

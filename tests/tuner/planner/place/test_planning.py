@@ -12,6 +12,7 @@ from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording as write_stored
 from solvers.placement.balance.check import objective
 from solvers.placement.ranks import Placement
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan
@@ -93,17 +94,24 @@ def planned(
     return place(path, time_limit_s=time_limit_s).plan
 
 
-def test_the_plan_is_better_than_what_runs_and_no_worse_than_the_rule(tmp_path: Path) -> None:
-    plan = planned(tmp_path, "  ranks: 4\n  slots_per_rank: 5\n")
-    assert plan.predicted is not None
+@pytest.fixture(scope="module")
+def replicated(tmp_path_factory: pytest.TempPathFactory) -> PlacePlan:
+    """16 experts in 20 slots on 4 ranks."""
+    return planned(tmp_path_factory.mktemp("replicated"), "  ranks: 4\n  slots_per_rank: 5\n")
+
+
+def test_the_plan_is_better_than_what_runs_and_no_worse_than_the_rule(
+    replicated: PlacePlan,
+) -> None:
+    assert replicated.predicted is not None
     mean = {
-        name: sum(getattr(one, f"imbalance_{name}") for one in plan.predicted.outcomes)
+        name: sum(getattr(one, f"imbalance_{name}") for one in replicated.predicted.outcomes)
         for name in ("before", "rule", "after")
     }
     assert mean["after"] < mean["before"]
     assert mean["after"] <= mean["rule"] * 1.005
-    assert plan.verdict is not None
-    assert plan.verdict.word in ("worth it", "fragile")
+    assert replicated.verdict is not None
+    assert replicated.verdict.word in ("worth it", "fragile")
 
 
 def test_plans_are_judged_on_passes_they_were_not_made_from(tmp_path: Path) -> None:
@@ -157,8 +165,8 @@ def test_a_placement_is_made_and_certified_for_the_rule_that_the_runtime_applies
     assert value["static"] - least <= 0.5 * (value["even"] - least)
 
 
-def test_layers_of_the_certificate_add_up_to_it(tmp_path: Path) -> None:
-    certificate = planned(tmp_path, "  ranks: 4\n  slots_per_rank: 5\n").certificate
+def test_layers_of_the_certificate_add_up_to_it(replicated: PlacePlan) -> None:
+    certificate = replicated.certificate
     assert certificate.objective is not None
     assert certificate.bound is not None
     assert certificate.bound <= certificate.objective
@@ -175,7 +183,7 @@ def test_even_routing_is_not_worth_a_placement(tmp_path: Path) -> None:
     assert plan.verdict.word == "not worth it"
 
 
-@pytest.mark.parametrize("tokens", [300, 2000, 20_000])
+@each_row("tokens", [300, 2000, 20_000])
 def test_the_accidents_of_few_tokens_are_no_gain(tmp_path: Path, tokens: int) -> None:
     # Even routing, one pass: whatever is uneven in it is chance.
     plan = planned(tmp_path, "  ranks: 4\n", skew=0.0, passes=1, workloads=1, tokens=tokens)
@@ -196,10 +204,10 @@ def test_passes_in_which_a_layer_saw_nothing_are_told_of(tmp_path: Path) -> None
 def test_dynamic_dispatch_is_judged_at_any_size_of_a_pass(tmp_path: Path) -> None:
     goal = "  ranks: 4\n  slots_per_rank: 5\n  dispatch: dynamic\n  tokens_per_pass: 77\n"
     # Steps, not the time, end searches of this size.
-    plan = planned(tmp_path, goal, time_limit_s=8.0)
+    plan = planned(tmp_path, goal, layers=1, time_limit_s=8.0)
     assert plan.predicted is not None
     (first, _) = plan.predicted.outcomes
-    even = planned(tmp_path, goal.replace("dynamic", "even"), time_limit_s=8.0)
+    even = planned(tmp_path, goal.replace("dynamic", "even"), layers=1, time_limit_s=8.0)
     assert even.predicted is not None
     # Expected is an even split; few tokens scatter over replicas about it, and the plan says so.
     # Two searches, which the time limit may end at different steps.
@@ -258,11 +266,11 @@ def test_engines_that_share_otherwise_are_named(tmp_path: Path) -> None:
 
 
 def test_recordings_that_differ_in_ways_alone_are_told_apart(tmp_path: Path) -> None:
-    first = planned_ways(tmp_path, "layer_chain")
+    first = planned_ways(tmp_path, "layer_chain", time_limit_s=0.5)
     kept = clustered(np.random.default_rng(11), workload="chat")
     assert kept.transition_MEE is not None
     write_stored(tmp_path / "chat", replace(kept, transition_MEE=2.0 * kept.transition_MEE))
-    again = place(tmp_path / "spec.yaml", time_limit_s=1.0).plan
+    again = place(tmp_path / "spec.yaml", time_limit_s=0.5).plan
     before, after = first.provenance.recording_sha256, again.provenance.recording_sha256
     assert before["chat"] != after["chat"]
     assert before["law"] == after["law"]
@@ -281,7 +289,7 @@ def test_a_single_workload_says_what_it_cannot_tell(tmp_path: Path) -> None:
     assert any("one workload" in note for note in plan.provenance.notes)
 
 
-@pytest.mark.parametrize("robust", ["mean", "worst", "cvar"])
+@each_row("robust", ["mean", "worst", "cvar"])
 def test_every_way_to_be_robust_gives_a_bounded_plan(tmp_path: Path, robust: str) -> None:
     plan = planned(tmp_path, f"  ranks: 4\n  slots_per_rank: 5\n  robust: {robust}\n")
     assert plan.certificate.objective is not None
@@ -341,7 +349,7 @@ def test_a_plan_may_have_more_slots_than_what_runs(tmp_path: Path) -> None:
     assert all(one.method != "as it runs" for one in more.alternatives)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("goal", "says"),
     [
         ("  max_moved_experts: 3\n", "drop the limit on moved experts"),
@@ -363,7 +371,7 @@ def test_a_limit_cannot_be_kept_by_objectives_about_ways(tmp_path: Path) -> None
         planned(tmp_path, goal)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("objective", "lacks"), [("layer_chain", "transitions"), ("co_activation", "sampled tokens")]
 )
 def test_recordings_must_hold_what_the_objective_looks_at(
@@ -373,7 +381,7 @@ def test_recordings_must_hold_what_the_objective_looks_at(
         planned(tmp_path, f"  ranks: 4\n  objective: {objective}\n")
 
 
-@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@each_row("phase", ["prefill", "decode"])
 def test_seconds_are_predicted_where_a_model_and_devices_are_named(
     tmp_path: Path, phase: str
 ) -> None:
@@ -400,7 +408,7 @@ def test_seconds_are_predicted_where_a_model_and_devices_are_named(
 def test_the_same_question_has_the_same_answer(tmp_path: Path) -> None:
     goal = "  ranks: 4\n  slots_per_rank: 5\n"
     # Enough time for the search to end by itself: cut short, it depends on the machine.
-    first, second = (planned(tmp_path, goal, time_limit_s=60.0) for _ in range(2))
+    first, second = (planned(tmp_path, goal, layers=1, time_limit_s=60.0) for _ in range(2))
     assert first.decision == second.decision
     assert first.predicted == second.predicted
 
@@ -436,7 +444,12 @@ def clustered(rng: np.random.Generator, *, workload: str, in_order: bool = False
 
 
 def planned_ways(
-    folder: Path, objective: str, *, crossed: bool = False, goal: str = ""
+    folder: Path,
+    objective: str,
+    *,
+    crossed: bool = False,
+    goal: str = "",
+    time_limit_s: float = 2.0,
 ) -> PlacePlan:
     rng = np.random.default_rng(11)
     for name, in_order in (("chat", False), ("law", crossed)):
@@ -447,12 +460,23 @@ def planned_ways(
         f"  objective: {objective}\n{goal}"
         "  workloads: [{name: chat, path: chat}, {name: law, path: law}]\n"
     )
-    return place(path, time_limit_s=2.0).plan
+    return place(path, time_limit_s=time_limit_s).plan
 
 
-@pytest.mark.parametrize("objective", ["layer_chain", "co_activation"])
-def test_traffic_falls_and_the_load_stays_within_the_rules(tmp_path: Path, objective: str) -> None:
-    plan = planned_ways(tmp_path, objective)
+@pytest.fixture(scope="module")
+def of_ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PlacePlan]:
+    """A plan for each objective about traffic."""
+    return {
+        objective: planned_ways(tmp_path_factory.mktemp(objective), objective)
+        for objective in ("layer_chain", "co_activation")
+    }
+
+
+@each_row("objective", ["layer_chain", "co_activation"])
+def test_traffic_falls_and_the_load_stays_within_the_rules(
+    of_ways: dict[str, PlacePlan], objective: str
+) -> None:
+    plan = of_ways[objective]
     assert plan.predicted is not None
     before, rule, after = plan.predicted.traffic[objective]
     assert after < 0.9 * before
@@ -472,7 +496,7 @@ def test_affinity_of_one_workload_that_hurts_another_is_called_fragile(tmp_path:
     assert "'law'" in plan.verdict.reason
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("goal", "names"),
     [
         ("  exchange: merged\n", {"balance of copies", "co-activation"}),
@@ -504,8 +528,10 @@ def test_time_is_looked_for_where_the_search_for_it_is_blind(
     assert set(found) == names
 
 
-def test_what_runs_is_kept_where_nothing_found_has_less_traffic(tmp_path: Path) -> None:
-    plan = planned_ways(tmp_path, "layer_chain")
+def test_what_runs_is_kept_where_nothing_found_has_less_traffic(
+    tmp_path: Path, of_ways: dict[str, PlacePlan]
+) -> None:
+    plan = of_ways["layer_chain"]
     assert plan.decision is not None
     (tmp_path / "current.json").write_text(json.dumps(plan.decision.physical_to_logical))
     again = planned_ways(tmp_path, "layer_chain", goal="  current: current.json\n")
@@ -516,8 +542,10 @@ def test_what_runs_is_kept_where_nothing_found_has_less_traffic(tmp_path: Path) 
     assert again.predicted.migration.break_even_s is None
 
 
-def test_the_load_limit_is_named_where_it_binds(tmp_path: Path) -> None:
-    tight = planned_ways(tmp_path, "co_activation")
+def test_the_load_limit_is_named_where_it_binds(
+    tmp_path: Path, of_ways: dict[str, PlacePlan]
+) -> None:
+    tight = of_ways["co_activation"]
     assert "the largest load that EPLB's rule gives a rank" in tight.binding_constraint
     wide = planned_ways(tmp_path, "co_activation", goal="  traffic_slack_ratio: 10.0\n")
     assert "slots of a rank" in wide.binding_constraint

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.place_plan import LeftOut, MigrationCost, PassSpread, Verdict, WorkloadOutcome
 from tuner.planner.place.verdict import Loads, noise_of, verdict_of
 
@@ -64,7 +65,7 @@ def test_an_overloaded_rank_on_an_unseen_workload_is_fragile() -> None:
     assert judged(left_out=(fold(after=1.1, worst=2.49),)).word == "fragile"
 
 
-@pytest.mark.parametrize(("runs_s", "word"), [(10.0, "not worth it"), (100.0, "worth it")])
+@each_row(("runs_s", "word"), [(10.0, "not worth it"), (100.0, "worth it")])
 def test_a_move_must_pay_before_the_next_one(runs_s: float, word: str) -> None:
     move = MigrationCost(moved_experts=7, transfer_s=3.0, break_even_s=30.0)
     assert judged(migration=move, rebalance_s=runs_s).word == word
@@ -116,7 +117,7 @@ def outcome(*, before: float, after: float) -> WorkloadOutcome:
     )
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("after", "word", "says"),
     [
         (1.04, "worth it", "up to 4.0% more to do"),
@@ -142,9 +143,7 @@ def test_less_traffic_on_overloaded_ranks_is_not_praised(
     assert says in verdict.reason
 
 
-@pytest.mark.parametrize(
-    ("rule_gain", "word"), [(0.31, "not worth it"), (0.3, "worth it"), (None, "worth it")]
-)
+@each_row(("rule_gain", "word"), [(0.31, "not worth it"), (0.3, "worth it"), (None, "worth it")])
 def test_what_saves_less_than_eplbs_rule_is_not_worth_it(
     rule_gain: float | None, word: str
 ) -> None:

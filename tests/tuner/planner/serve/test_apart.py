@@ -235,5 +235,5 @@ def test_a_mode_that_serves_nothing_is_not_told_of_as_a_gain(tmp_path: Path) -> 
 
 
 def test_a_mode_that_was_not_asked_for_is_not_told_of(tmp_path: Path) -> None:
-    plan = planned(tmp_path, rate=1.0, extra="modes: [aggregated]")
+    plan = planned(tmp_path, rate=1.0, nodes=1, extra="modes: [aggregated]")
     assert not any("attention and experts" in one.feature for one in plan.unlaunchable)

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
+from tests.rows import each_row
 from tuner.costs.serving.decoder import decoder_of
 from tuner.planner.serve.degrees import LARGEST_INSTANCE, degrees_of, has_slow_links
 from tuner.planner.serve.options import PoolSite
@@ -13,7 +12,7 @@ from tuner.spec.huggingface.read import read_model
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
-@pytest.mark.parametrize("model", ["mixtral-8x7b", "deepseek-v3", "llama-3.1-8b", "gpt-oss-20b"])
+@each_row("model", ["mixtral-8x7b", "deepseek-v3", "llama-3.1-8b", "gpt-oss-20b"])
 def test_every_split_deals_heads_experts_and_layers_out(
     site: Callable[..., PoolSite], model: str
 ) -> None:

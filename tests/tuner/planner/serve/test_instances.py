@@ -1,12 +1,11 @@
 """Storage formats of the parts of a checkpoint, by how it is quantised."""
 
-import pytest
-
+from tests.rows import each_row
 from tuner.planner.serve.instances import formats_of_goal
 from tuner.spec.serving.goal import ServeGoal
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("quantization", "attention", "dense", "experts"),
     [
         ("bf16", "bf16", "bf16", "bf16"),

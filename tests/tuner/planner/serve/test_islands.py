@@ -22,6 +22,7 @@ EXAMPLES = Path(__file__).parents[4] / "examples" / "serving"
 
 @pytest.fixture(scope="module")
 def ascend() -> ServePlan:
+    """Worth its 5 s: no other plan keeps pools apart."""
     return deploy(EXAMPLES / "h100-ascend.yaml", time_limit_s=20.0).plan
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.costs.serving.drafting import Drafting
 from tuner.costs.serving.engine import Degrees
 from tuner.costs.serving.iteration import Iteration
@@ -21,8 +22,8 @@ def counts(*numbers: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]
     return np.array(numbers, dtype=np.float64)
 
 
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
-@pytest.mark.parametrize(("inputs", "outputs"), [(2000, 400), (200, 600), (6000, 200)])
+@each_row("engine", ["vllm", "sglang", "trtllm"])
+@each_row(("inputs", "outputs"), [(2000, 400), (200, 600), (6000, 200)])
 def test_the_steady_state_is_that_of_a_full_closed_loop(
     iteration: Callable[..., Iteration],
     demand: Callable[..., Demand],

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rows import each_row
 from tuner.serve_api import deploy
 from tuner.serve_plan import Role, ServeModeAnswer, ServePlan
 
@@ -45,8 +46,13 @@ def by_mode(plan: ServePlan) -> dict[str, ServeModeAnswer]:
     return {one.mode: one for one in plan.modes}
 
 
-def test_one_run_answers_every_mode(tmp_path: Path) -> None:
-    plan = planned(tmp_path)
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> ServePlan:
+    """Every mode on two pools."""
+    return planned(tmp_path_factory.mktemp("modes"))
+
+
+def test_one_run_answers_every_mode(plan: ServePlan) -> None:
     assert [one.mode for one in plan.modes] == MODES
     answers = by_mode(plan)
     assert sum(one.status == "chosen" for one in plan.modes) == 1
@@ -106,7 +112,7 @@ def test_shared_devices_are_a_plan_where_the_release_launches_them(tmp_path: Pat
 FIXED = "{rate: 6/s, input_tokens: 4000, output_tokens: 200}"
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("pools", "links", "traffic", "says"),
     [
         (H100, "[]", f"{{rate: 6/s, {SPREAD}}}", "no second pool"),
@@ -134,7 +140,7 @@ def trace(folder: Path) -> str:
     return f"{{trace: {path}}}"
 
 
-@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+@each_row("engine", ["sglang", "trtllm"])
 def test_no_mode_breaks_on_a_closed_loop(tmp_path: Path, engine: str) -> None:
     plan = planned(tmp_path, engine=engine, traffic=f"{{concurrency: 24, {SPREAD}}}")
     assert plan.decision is not None
@@ -148,10 +154,16 @@ def test_no_mode_breaks_on_a_trace(tmp_path: Path) -> None:
 
 
 def test_no_mode_breaks_on_targets_that_nothing_keeps(tmp_path: Path) -> None:
-    plan = planned(tmp_path, slo="{tpot: {p90: 1ms}}")
+    # Few devices: ways out are searched for in every mode.
+    pools = ", ".join(
+        one.replace("devices_per_node: 8", "devices_per_node: 2") for one in (H100, H20)
+    )
+    plan = planned(tmp_path, pools=pools, slo="{tpot: {p90: 1ms}}")
     assert plan.decision is None
     assert [one.status for one in plan.modes] == ["none"] * 5
-    plan = planned(tmp_path, slo="{ttft: {p99: 200ms}}", traffic=f"{{rate: 6/s, {SPREAD}}}")
+    # Tails that no mode keeps once requests are simulated.
+    few = "modes: [aggregated, attention_expert, shared_device, prefill_offload]"
+    plan = planned(tmp_path, pools=pools, slo="{ttft: {p99: 200ms}}", extra=few)
     statuses = {one.mode: one.status for one in plan.modes}
     # Attention and experts apart are not played.
     del statuses["attention_expert"]
@@ -164,10 +176,10 @@ def test_no_mode_breaks_on_requests_without_targets(tmp_path: Path) -> None:
     assert [one.mode for one in plan.modes] == MODES
 
 
-def test_no_mode_breaks_on_cached_prefixes(tmp_path: Path) -> None:
+def test_no_mode_breaks_on_cached_prefixes(plan: ServePlan, tmp_path: Path) -> None:
     hit = f"{{rate: 6/s, prefix_hit: 0.6, {SPREAD}}}"
-    few = "modes: [aggregated, shared_device, prefill_offload]"
-    cached, plain = planned(tmp_path, traffic=hit, extra=few), planned(tmp_path, extra=few)
-    one, other = by_mode(cached), by_mode(plain)
+    few = "objective: devices\n  modes: [aggregated, shared_device, prefill_offload]"
+    cached = planned(tmp_path, traffic=hit, extra=few)
+    one, other = by_mode(cached), by_mode(plan)
     for mode in ("shared_device", "prefill_offload"):
         assert (one[mode].devices or 0) <= (other[mode].devices or 0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.costs.serving.drafting import Drafting
 from tuner.costs.serving.engine import Degrees, Engine, Exchange
 from tuner.costs.serving.iteration import Iteration
@@ -55,7 +56,7 @@ def played(option: Option, goal: ServeGoal, *, longest: int = 32768) -> Played:
     return played_together((Group(option=option, count=1),), goal=goal, demand=demand)
 
 
-@pytest.mark.parametrize(("engine", "client_s"), [("vllm", CLIENT_S), ("sglang", SGLANG_CLIENT_S)])
+@each_row(("engine", "client_s"), [("vllm", CLIENT_S), ("sglang", SGLANG_CLIENT_S)])
 def test_a_lone_request_waits_for_its_prompt_its_steps_and_its_client(
     iteration: Made, site: Site, engine: str, client_s: float
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tests.tuner.emit.placement.testing import sample_decision, sample_placement
 from tuner.errors import SpecError
 from tuner.planner.serve.recorded_loads import expert_loads, read_placement
@@ -65,7 +66,7 @@ def test_shares_are_those_that_were_recorded(tmp_path: Path) -> None:
     assert (loads.top_k, loads.num_slots) == (2, 8)
 
 
-@pytest.mark.parametrize("is_folder", [False, True])
+@each_row("is_folder", [False, True])
 def test_a_placement_holds_the_recorded_layers(tmp_path: Path, is_folder: bool) -> None:
     rows = [[0, 1, 2, 3, 4, 5, 6, 7], [0, 7, 1, 6, 2, 5, 3, 4], [7, 6, 5, 4, 3, 2, 1, 0]]
     plan = placement(tmp_path, physical_to_logical=rows, layer_ids=(0, 1, 3))
@@ -84,7 +85,7 @@ def test_a_placement_without_a_recording_is_refused(tmp_path: Path) -> None:
         expert_loads(goal_of(None, placement(tmp_path)), MODEL)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "message"),
     [
         ({"num_logical_experts": 4, "logical_count": [[1] * 4, [1] * 4]}, "has 8 experts a layer"),
@@ -100,7 +101,7 @@ def test_a_recording_of_another_model_is_refused(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("changes", "message"),
     [
         ({"layer_ids": (0, 1)}, "layer 3 was recorded and not placed"),
@@ -121,7 +122,7 @@ def test_a_placement_of_something_else_is_refused(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "no", '{"goal": {"kind": "train"}}'])
+@each_row("text", ["{}", "[]", "no", '{"goal": {"kind": "train"}}'])
 def test_what_is_no_placement_is_refused_in_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
+from tests.rows import each_row
 from tuner.planner.serve.answering import Settings, play, question_of
 from tuner.planner.serve.playing import Group
 from tuner.planner.serve.ways_out import closest_of
@@ -16,6 +16,7 @@ from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 LENGTHS = "input_tokens: 2000, output_tokens: 300"
+TOGETHER = "objective: devices\n  modes: [aggregated]"
 
 
 def written(
@@ -48,15 +49,19 @@ def planned(folder: Path, **asked: Any) -> ServePlan:
 
 
 def test_the_closest_plan_serves_what_it_says_and_not_much_more(tmp_path: Path) -> None:
-    plan = planned(tmp_path, traffic=f"{{rate: 500/s, {LENGTHS}}}")
+    plan = planned(tmp_path, traffic=f"{{rate: 500/s, {LENGTHS}}}", extra=TOGETHER)
     assert plan.decision is None
+    assert plan.certificate.status == "infeasible"
+    assert plan.binding_constraint.startswith("devices: 500 requests/s")
     assert "the closest plan serves" in plan.binding_constraint
     (way,) = (one for one in plan.relaxations if one.limit == "rate")
     rate = float(re.findall(r"[\d.e+]+", way.change)[0])
     assert way.decision is not None
     assert way.decision.num_devices == 8
-    assert planned(tmp_path, traffic=f"{{rate: {0.9 * rate}/s, {LENGTHS}}}").decision is not None
-    assert planned(tmp_path, traffic=f"{{rate: {1.3 * rate}/s, {LENGTHS}}}").decision is None
+    for share, fits in ((0.9, True), (1.3, False)):
+        traffic = f"{{rate: {share * rate}/s, {LENGTHS}}}"
+        again = planned(tmp_path, traffic=traffic, extra=TOGETHER)
+        assert (again.decision is not None) == fits, share
 
 
 def test_once_time_is_up_the_closest_plan_is_the_first_that_serves(tmp_path: Path) -> None:
@@ -79,18 +84,19 @@ def test_once_time_is_up_the_closest_plan_is_the_first_that_serves(tmp_path: Pat
 
 
 def test_one_more_node_and_half_the_context_are_solved(tmp_path: Path) -> None:
-    plan = planned(tmp_path)
+    plan = planned(tmp_path, extra=TOGETHER)
     assert plan.decision is None
     ways = {way.change: way.decision for way in plan.relaxations}
+    assert all(ways.values())
     more = ways["one more node of h100"]
     assert more is not None
-    own = planned(tmp_path, nodes=2)
+    own = planned(tmp_path, nodes=2, extra=TOGETHER)
     assert own.decision is not None
     assert more.num_devices == own.decision.num_devices
     half = ways["prompts and answers half as long"]
     assert half is not None
     shorter = "{rate: 60/s, input_tokens: 1000, output_tokens: 150}"
-    own = planned(tmp_path, traffic=shorter)
+    own = planned(tmp_path, traffic=shorter, extra=TOGETHER)
     assert own.decision is not None
     assert half.num_devices == own.decision.num_devices
     # Of one node there is no twice beside one more.
@@ -120,26 +126,32 @@ def test_a_little_more_time_to_the_first_token_is_offered_where_it_helps(tmp_pat
     assert "5 % more time to the first token" in {way.change for way in plan.relaxations}
 
 
-@pytest.mark.parametrize(
-    ("slo", "name"), [("{tpot: {p90: 1ms}}", "tpot"), ("{ttft: {p90: 5ms}}", "ttft")]
+@each_row(
+    ("slo", "name", "binds"),
+    [
+        ("{tpot: {p90: 1ms}}", "tpot", "one request alone"),
+        ("{ttft: {p90: 5ms}}", "ttft", "one prompt alone"),
+    ],
 )
 def test_a_target_that_one_request_misses_is_moved_until_something_fits(
-    tmp_path: Path, slo: str, name: str
+    tmp_path: Path, slo: str, name: str, binds: str
 ) -> None:
     plan = planned(tmp_path, traffic=f"{{rate: 5/s, {LENGTHS}}}", slo=slo)
     assert plan.decision is None
-    assert plan.binding_constraint.startswith(f"{name}: one")
+    assert plan.certificate.status == "infeasible"
+    assert plan.binding_constraint.startswith(f"{name}: {binds}")
     (way,) = (one for one in plan.relaxations if one.change.startswith(f"a {name} of"))
     assert way.decision is not None
 
 
 def test_a_closed_loop_is_told_how_many_requests_fit(tmp_path: Path) -> None:
-    plan = planned(tmp_path, traffic=f"{{concurrency: 4096, {LENGTHS}}}")
+    plan = planned(tmp_path, traffic=f"{{concurrency: 4096, {LENGTHS}}}", extra=TOGETHER)
     assert plan.decision is None
     (way,) = (one for one in plan.relaxations if one.limit == "rate")
     fewer = int(way.change.split()[0])
     assert way.change == f"{fewer} requests at a time in place of 4096"
-    less = planned(tmp_path, traffic=f"{{concurrency: {int(0.9 * fewer)}, {LENGTHS}}}")
+    traffic = f"{{concurrency: {int(0.9 * fewer)}, {LENGTHS}}}"
+    less = planned(tmp_path, traffic=traffic, extra=TOGETHER)
     assert less.decision is not None
 
 
@@ -152,12 +164,13 @@ def test_a_release_that_launches_no_way_is_what_binds(tmp_path: Path) -> None:
     assert [one.status for one in plan.modes] == ["unlaunchable"]
 
 
-@pytest.mark.parametrize("mode", ["attention_expert", "shared_device", "prefill_offload"])
-def test_modes_that_no_release_has_are_priced_and_told(tmp_path: Path, mode: str) -> None:
-    plan = planned(tmp_path, extra=f"modes: [{mode}]", traffic=f"{{rate: 5/s, {LENGTHS}}}")
+def test_modes_that_no_release_has_are_priced_and_told(tmp_path: Path) -> None:
+    modes = ["attention_expert", "shared_device", "prefill_offload"]
+    extra = f"modes: [{', '.join(modes)}]"
+    plan = planned(tmp_path, extra=extra, traffic=f"{{rate: 5/s, {LENGTHS}}}")
     assert plan.decision is None
     assert "launches none of the modes asked for" in plan.binding_constraint
-    assert [one.mode for one in plan.modes] == [mode]
+    assert [one.mode for one in plan.modes] == modes
 
 
 def test_pools_that_nothing_joins_are_told_to_lack_a_link(tmp_path: Path) -> None:

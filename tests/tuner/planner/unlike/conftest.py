@@ -25,7 +25,7 @@ FEW = {
 """Limits that keep a space small enough to try everything."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def spec() -> MakeSpec:
     """Two small pools, `new` (H100) and `old` (A100), joined by a link."""
 
@@ -60,7 +60,7 @@ def spec() -> MakeSpec:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def provenance() -> Provenance:
     return Provenance(
         moetune_version="0",

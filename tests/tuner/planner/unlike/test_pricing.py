@@ -4,6 +4,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.rows import each_row
 from tuner.planner.unlike.asked import pools_question
 from tuner.planner.unlike.pricing import (
     OnPool,
@@ -43,7 +44,7 @@ def taken_apart(on: OnPool, layers_S: list[int]) -> list[float]:
     ]
 
 
-@pytest.mark.parametrize("layers_S", [[8, 8], [3, 5, 8], [1, 1, 13, 1]])
+@each_row("layers_S", [[8, 8], [3, 5, 8], [1, 1, 13, 1]])
 def test_alike_layers_weigh_what_the_full_price_says(spec: MakeSpec, layers_S: list[int]) -> None:
     on = on_both(spec("olmoe-1b-7b"), column=0)[0]
     price = chain_price(
@@ -55,8 +56,8 @@ def test_alike_layers_weigh_what_the_full_price_says(spec: MakeSpec, layers_S: l
     )
 
 
-@pytest.mark.parametrize("model", ["deepseek-v2-lite", "llama-3.1-8b", "glm-4.5-air"])
-@pytest.mark.parametrize("column", [0, 1, -1])
+@each_row("model", ["deepseek-v2-lite", "llama-3.1-8b", "glm-4.5-air"])
+@each_row("column", [0, 1, -1])
 def test_what_the_solver_counts_never_exceeds_the_full_price(
     spec: MakeSpec, model: str, column: int
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.plan import Plan, Provenance
@@ -32,8 +33,10 @@ from tuner.train_words import short_decision
 from tuner.units import format_bytes, format_ratio
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
-SEEDS = (106, 111, 117, 119)
+SEEDS = (7, 106, 117, 119)
 """The quicker ones of a hundred: plans over pools and on one, with room and without."""
+MORE_SEEDS = (13, 111)
+"""As these, and several times as long: on one pool, with failures and without."""
 NOISE_RATIO = 0.005
 """A search keeps the fastest chain of each degrees, so that other limits may find another whose
 risk is a little less."""
@@ -188,11 +191,13 @@ def missaid(plan: Plan) -> Iterator[str]:
                 yield f"{words} is not in {said}"
 
 
+@pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MORE_SEEDS, marks=pytest.mark.slow)])
 def test_what_is_planned_is_the_least_expected_of_all_that_was_found(
-    provenance: Provenance,
+    provenance: Provenance, seeds: tuple[int, ...]
 ) -> None:
+    """Worth its 7 s: plans are held against whatever was found for them."""
     wrong, warned = [], 0
-    for seed in SEEDS:
+    for seed in seeds:
         spec = spec_of(seed)
         question = pools_question(spec, residuals=None)
         ranking = found_for(question)
@@ -206,15 +211,14 @@ def test_what_is_planned_is_the_least_expected_of_all_that_was_found(
     assert warned
 
 
-def test_less_memory_never_shortens_the_expected_step() -> None:
-    wrong = []
-    for seed in SEEDS[-2:]:
-        steps_s = []
-        for share in (1.0, 0.97, 0.93):
-            ranking = found_for(pools_question(spec_of(seed, memory_share=share), residuals=None))
-            assert ranking.best is not None
-            steps_s.append(ranking.risks[ranking.best].effective_s)
-        least_s = [one * (1.0 - NOISE_RATIO) for one in steps_s]
-        wrong += [(seed, steps_s)] * (steps_s[1] < least_s[0] or steps_s[2] < least_s[1])
-        assert steps_s[2] > steps_s[0]
-    assert not wrong
+@pytest.mark.parametrize("seed", [119, pytest.param(117, marks=pytest.mark.slow)])
+def test_less_memory_never_shortens_the_expected_step(seed: int) -> None:
+    steps_s = []
+    for share in (1.0, 0.97, 0.93):
+        ranking = found_for(pools_question(spec_of(seed, memory_share=share), residuals=None))
+        assert ranking.best is not None
+        steps_s.append(ranking.risks[ranking.best].effective_s)
+    least_s = [one * (1.0 - NOISE_RATIO) for one in steps_s]
+    assert steps_s[1] >= least_s[0]
+    assert steps_s[2] >= least_s[1]
+    assert steps_s[2] > steps_s[0]

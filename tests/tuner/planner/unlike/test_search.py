@@ -86,19 +86,27 @@ def every_chain(spec: Spec) -> Iterator[tuple[float, ChainPrice, list[OnPool]]]:
                     yield float(bound_s[index]), price, pools
 
 
+LITTLE = {"new": {"memory_per_device": 2_700_000_000}, "old": {"memory_per_device": 3_000_000_000}}
+SHORT_BATCH = {"global_batch_size": 4, "sequence_length": 4096}
+UNEQUAL = {"old": {"nodes": 1, "devices_per_node": 4}}
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "widths"),
     [
-        {},
-        {"global_batch_size": 4, "sequence_length": 4096},
-        {"old": {"nodes": 1, "devices_per_node": 4}},
-        {"new": {"memory_per_device": 2_700_000_000}, "old": {"memory_per_device": 3_000_000_000}},
+        (SHORT_BATCH | UNEQUAL, (2,)),
+        (LITTLE, (1,)),
+        *(
+            pytest.param(changes, (1, 2, 4), marks=pytest.mark.slow)
+            for changes in ({}, SHORT_BATCH, UNEQUAL, LITTLE)
+        ),
     ],
 )
 def test_the_best_of_all_cuts_of_all_columns_is_found(
-    spec: MakeSpec, changes: dict[str, Any]
+    spec: MakeSpec, changes: dict[str, Any], widths: tuple[int, ...]
 ) -> None:
-    asked = spec(limits={"recompute": ("none", "full")}, **changes)
+    limits = {"recompute": ("none", "full"), "data_parallel_size": widths}
+    asked = spec(limits=limits, **changes)
     chains = list(every_chain(asked))
     best_s = min(price.step_s for _, price, _ in chains)
     result = found(asked)
@@ -109,13 +117,23 @@ def test_the_best_of_all_cuts_of_all_columns_is_found(
     assert all(bound_s <= price.step_s for bound_s, price, _ in chains)
 
 
-@pytest.mark.parametrize("share", [0.02, 0.1, 0.4])
-@pytest.mark.parametrize(("dense", "mtp"), [(2, 1), (0, 0), (5, 0)])
+@pytest.mark.parametrize(
+    ("dense", "mtp", "shares", "widths"),
+    [
+        (2, 1, (0.02, 0.1), (2,)),
+        (0, 0, (0.1,), (2,)),
+        (5, 0, (0.4,), (1,)),
+        *(
+            pytest.param(dense, mtp, (0.02, 0.1, 0.4), (1, 2), marks=pytest.mark.slow)
+            for dense, mtp in ((2, 1), (0, 0), (5, 0))
+        ),
+    ],
+)
 def test_no_chain_beats_its_bound_where_memory_is_short(
-    spec: MakeSpec, dense: int, mtp: int, share: float
+    spec: MakeSpec, dense: int, mtp: int, shares: tuple[float, ...], widths: tuple[int, ...]
 ) -> None:
     kinds = (LayerKind.DENSE,) * dense + (LayerKind.MOE,) * (5 - dense)
-    limits = {"data_parallel_size": (1, 2), "recompute": ("none",), "zero_stage": (0,)}
+    limits = {"data_parallel_size": widths, "recompute": ("none",), "zero_stage": (0,)}
     asked = spec("tiny-moe", limits=limits, sequence_length=4096)
     model = asked.model.model_copy(
         update={
@@ -128,21 +146,23 @@ def test_no_chain_beats_its_bound_where_memory_is_short(
     )
     asked = asked.model_copy(update={"model": model})
     peaks = sorted(max(price.bytes_S) for _, price, _ in every_chain(asked))
-    # A limit that some chains meet; the search uses 95 % of what a device has.
-    bytes_each = int(peaks[int(share * len(peaks))] / 0.95) + 1
-    pools = tuple(
-        pool.model_copy(update={"memory_per_device": bytes_each}) for pool in asked.cluster.pools
-    )
-    tight = asked.model_copy(update={"cluster": asked.cluster.model_copy(update={"pools": pools})})
-    chains = list(every_chain(tight))
-    assert 0 < len(chains) < len(peaks)
-    assert all(bound_s <= price.step_s for bound_s, price, _ in chains)
+    for share in shares:
+        # A limit that some chains meet; the search uses 95 % of what a device has.
+        bytes_each = int(peaks[int(share * len(peaks))] / 0.95) + 1
+        pools = tuple(
+            pool.model_copy(update={"memory_per_device": bytes_each})
+            for pool in asked.cluster.pools
+        )
+        cluster = asked.cluster.model_copy(update={"pools": pools})
+        chains = list(every_chain(asked.model_copy(update={"cluster": cluster})))
+        assert 0 < len(chains) < len(peaks), share
+        assert all(bound_s <= price.step_s for bound_s, price, _ in chains), share
 
 
 def test_no_chain_over_three_pools_beats_its_bound(spec: MakeSpec) -> None:
     asked = spec(
         sequence_length=4096,
-        limits={"data_parallel_size": (1, 2), "recompute": ("none",), "zero_stage": (0,)},
+        limits={"data_parallel_size": (2,), "recompute": ("none",), "zero_stage": (0,)},
     )
     new, old = asked.cluster.pools
     third = old.model_copy(update={"name": "third", "device": "h200-sxm", "nodes": 1})

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.planner.unlike.spares import spares_by_pool
 from tuner.spec.cluster import Pool
@@ -14,7 +15,7 @@ def pools(*nodes: int) -> list[Pool]:
     ]
 
 
-@pytest.mark.parametrize(
+@each_row(
     ("nodes", "spare_nodes", "expected"),
     [
         ((64, 64), 0, (0, 0)),
