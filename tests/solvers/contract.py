@@ -52,7 +52,9 @@ class Contract(Generic[Problem, Solution]):
     features: Callable[[Problem, Outcome[Solution]], Iterable[str]]
     """What an instance and its optimum show."""
     expected: frozenset[str]
-    """The features that matter, each of which three instances show at least."""
+    """The features that matter."""
+    often: int
+    """How many instances show each of them at least."""
     exact: frozenset[str]
     """The methods that prove optimality and infeasibility."""
     covers: Callable[[str, Problem], bool] = covers_everything

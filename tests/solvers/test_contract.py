@@ -79,7 +79,7 @@ def test_the_first_instances_show_every_feature(contract: Contract[Any, Any]) ->
 @every_family
 def test_several_instances_show_every_feature(contract: Contract[Any, Any]) -> None:
     seen = shown(contract, range(contract.count))
-    assert min(seen.values()) >= 3, seen
+    assert min(seen.values()) >= contract.often, seen
 
 
 @every_method

@@ -74,6 +74,7 @@ INSTANCES = Contract(
             *("several pools", "a column over two pools", "a full link", "optimal", "infeasible"),
         }
     ),
+    often=2,
     exact=frozenset({"milp", "cp_sat"}),
     tolerance=2e-6,
     broken=_broken,

@@ -49,6 +49,7 @@ LAYOUT = Contract(
             *("fixed True", "fixed False", "fewest 0", "fewest 1", "optimal", "infeasible"),
         }
     ),
+    often=6,
     exact=frozenset({"exact", "milp", "cp_sat"}),
     covers=_covers,
     broken=_broken,

@@ -46,6 +46,7 @@ PARTITION = Contract(
             *("several pools used", "a pool left alone", "several stages"),
         }
     ),
+    often=5,
     exact=frozenset({"exact", "milp"}),
     broken=_broken,
     large=two_pools,

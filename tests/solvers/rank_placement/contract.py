@@ -45,6 +45,7 @@ RANK_PLACEMENT = Contract(
             *("blocks that exchange", "several blocks that do", "optimal", "infeasible"),
         }
     ),
+    often=3,
     exact=frozenset({"milp"}),
     # Few nodes leave annealing no room to miss the best.
     excess={"annealing": 1e-9},

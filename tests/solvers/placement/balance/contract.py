@@ -58,6 +58,7 @@ BALANCE = Contract(
             *("alike True", "alike False", "spare slots", "optimal"),
         }
     ),
+    often=5,
     exact=frozenset({"cp_sat", "milp"}),
     covers=_covers,
     tolerance=1e-6,

@@ -51,6 +51,7 @@ CHAIN = Contract(
             *("optimal", "infeasible"),
         }
     ),
+    often=3,
     exact=frozenset({"exact"}),
     excess={"sweeps": 0.02},
     bound=lambda problem: lower_bound(problem, time_limit_s=1.0),

@@ -60,6 +60,7 @@ COACTIVATION = Contract(
             *("groups differ in cost", "unequal slots", "optimal", "infeasible"),
         }
     ),
+    often=3,
     exact=frozenset(),
     excess={"swap": 0.02, "restarts": 0.02},
     bound=lambda problem: float(lower_bound_L(problem, time_limit_s=1.0).sum()),
