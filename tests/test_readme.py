@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Final
 
@@ -213,7 +214,7 @@ def test_the_python_of_the_readme_imports_what_exists(code: str) -> None:
         assert [name.name for name in one.names if not hasattr(module, name.name)] == []
 
 
-# examples/api.py below calls the same functions.
+# The last test calls the same functions.
 @pytest.mark.slow
 @pytest.mark.parametrize("code", PYTHON)
 def test_the_python_of_the_readme_runs(code: str, tmp_path: Path) -> None:
@@ -236,7 +237,23 @@ def test_a_block_is_read_as_it_is_typed() -> None:
     assert second.commands == ("moetune f", "bash g")
 
 
-def test_the_functions_of_the_api_do_what_their_examples_say() -> None:
+def test_deployments_placements_launches_and_checks_of_the_api_do_what_their_examples_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = spec_from_file_location("examples_of_the_api", CHECKOUT / "examples" / "api.py")
+    assert spec is not None
+    assert spec.loader is not None
+    examples = module_from_spec(spec)
+    spec.loader.exec_module(examples)
+    examples.deployment(tmp_path)
+    examples.placement(tmp_path)
+    examples.launches_of_today()
+    examples.checked()
+    assert "train-llama-dense pass" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_all_functions_of_the_api_do_what_their_examples_say() -> None:
     done = subprocess.run(
         [sys.executable, str(CHECKOUT / "examples" / "api.py")],
         capture_output=True,
