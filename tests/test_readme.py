@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Final
 
@@ -328,7 +329,23 @@ def test_the_how_to_of_placements_names_every_method_and_rule_by_its_key() -> No
     assert not missing
 
 
-def test_the_functions_of_the_api_do_what_their_examples_say() -> None:
+def test_deployments_placements_launches_and_checks_of_the_api_do_what_their_examples_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = spec_from_file_location("examples_of_the_api", CHECKOUT / "examples" / "api.py")
+    assert spec is not None
+    assert spec.loader is not None
+    examples = module_from_spec(spec)
+    spec.loader.exec_module(examples)
+    examples.deployment(tmp_path)
+    examples.placement(tmp_path)
+    examples.launches_of_today()
+    examples.checked()
+    assert "train-llama-dense pass" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_all_functions_of_the_api_do_what_their_examples_say() -> None:
     done = run([sys.executable, "examples/api.py"], CHECKOUT)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "as planned" in done.stdout
