@@ -78,9 +78,10 @@ INSTANCES = Contract(
     exact=frozenset({"milp", "cp_sat"}),
     tolerance=2e-6,
     broken=_broken,
-    large=mixed_pool,
+    large=lambda: mixed_pool(objective=Objective.DEVICE_TIME),
     hurried={
         "milp": (Status.FEASIBLE, Status.UNKNOWN),
         "cp_sat": (Status.FEASIBLE, Status.UNKNOWN),
     },
+    unbounded=frozenset({"cp_sat"}),
 )
