@@ -78,10 +78,10 @@ INSTANCES = Contract(
     exact=frozenset({"milp", "cp_sat"}),
     tolerance=2e-6,
     broken=_broken,
-    large=mixed_pool,
-    # An idle processor solves this pool in 0.1 s.
+    large=lambda: mixed_pool(objective=Objective.DEVICE_TIME),
     hurried={
-        "milp": (Status.OPTIMAL, Status.FEASIBLE, Status.UNKNOWN),
-        "cp_sat": (Status.OPTIMAL, Status.FEASIBLE, Status.UNKNOWN),
+        "milp": (Status.FEASIBLE, Status.UNKNOWN),
+        "cp_sat": (Status.FEASIBLE, Status.UNKNOWN),
     },
+    unbounded=frozenset({"cp_sat"}),
 )

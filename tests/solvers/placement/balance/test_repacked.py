@@ -77,7 +77,7 @@ def test_replicas_keep_what_the_table_assigns_them_and_no_layer_gets_less_even()
 
 def test_a_placement_for_a_known_seed_is_better_under_it_than_all_it_was_made_from() -> None:
     off = []
-    for seed, shape in enumerate(SHAPES[:3]):
+    for seed, shape in enumerate(SHAPES[:2]):
         problem = problem_of(10 + seed, *shape)
         bases = [
             eplb(planning_loads(problem), ranks=problem.ranks),

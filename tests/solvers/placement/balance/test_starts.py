@@ -183,7 +183,7 @@ def test_the_limit_on_migration_holds() -> None:
         limited = dataclasses.replace(
             problem, migration=Migration(current=current, most_moved=most)
         )
-        outcome = BALANCE.solve(limited, time_limit_s=3.0)
+        outcome = BALANCE.solve(limited, time_limit_s=2.0)
         assert outcome.solution is not None
         assert moved(current, outcome.solution, problem.ranks) <= most
         values.append(outcome.objective)
