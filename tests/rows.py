@@ -16,11 +16,12 @@ Test = Callable[..., None]
 def each_row(names: str | Sequence[str], rows: Iterable[Any]) -> Callable[[Test], Test]:
     """Call a test once for each row, as one case that fails with every row that failed.
 
-    `names` are the arguments that a row fills, a single one where it is text, as in
-    `pytest.mark.parametrize`. All rows share the fixtures of the case.
+    `names` are the arguments that a row fills, as in `pytest.mark.parametrize`: "one, other". All
+    rows share the fixtures of the case, so no row may count on an empty folder.
     """
-    named = (names,) if isinstance(names, str) else tuple(names)
-    table = [(row,) if isinstance(names, str) else tuple(row) for row in rows]
+    named = tuple(names.split(", ")) if isinstance(names, str) else tuple(names)
+    is_single = isinstance(names, str) and len(named) == 1
+    table = [(row,) if is_single else tuple(row) for row in rows]
 
     def decorated(test: Test) -> Test:
         @functools.wraps(test)
