@@ -1,13 +1,18 @@
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.benchmarks.placement_balance import Line, Size, lines
+
 SCRIPT = Path(__file__).with_name("placement_balance.py")
+SMALL = Size(layers=6, experts=64, one_workload=((8, 9), (16, 5)), four_families=((8, 9, 0.02),))
 ROUTING = SCRIPT.parents[3] / "shared" / "data" / "routing"
 
 
@@ -26,16 +31,26 @@ def report(*arguments: str) -> list[dict[str, Any]]:
     return list(found)
 
 
-def test_small_cases_are_spread_far_better_than_by_the_rule() -> None:
-    found = report()
-    gaps = [line for line in found if line["figure"] in ("gap", "mean gap")]
+def check_small_cases(found: list[Line]) -> None:
+    gaps = [line for line in found if line.figure in ("gap", "mean gap")]
     assert len(gaps) == 5
     for line in gaps:
-        assert line["value"] < 0.5 * line["rule"], line
-    means = [line for line in found if line["figure"].startswith("mean over")]
+        assert line.rule is not None
+        assert line.value < 0.5 * line.rule, line
+    means = [line for line in found if line.figure.startswith("mean over")]
     assert len(means) == 2
     for line in means:
-        assert line["value"] < 1.0, line
+        assert line.value < 1.0, line
+
+
+def test_small_cases_are_spread_far_better_than_by_the_rule() -> None:
+    check_small_cases(list(lines(replace(SMALL, time_scale=0.04, threads=1), None)))
+
+
+@pytest.mark.slow
+def test_the_program_tells_of_small_cases_what_it_found() -> None:
+    fields = [one.name for one in dataclasses.fields(Line)]
+    check_small_cases([Line(**{name: line[name] for name in fields}) for line in report()])
 
 
 # Three folds of two models; the small cases are judged above.

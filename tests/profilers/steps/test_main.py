@@ -141,7 +141,7 @@ def test_running_out_of_memory_has_an_exit_code_of_its_own(
 def test_a_run_past_its_deadline_is_killed(
     tmp_path: Path, tiny_config: Callable[..., Fields], run_config: Start
 ) -> None:
-    done = run_config(tiny_config(steps=100_000), "--deadline", "4")
+    done = run_config(tiny_config(steps=100_000), "--deadline", "1")
     assert done.returncode == -14
     assert not (tmp_path / "report.json").exists()
 
