@@ -420,7 +420,8 @@ def _outcome(copy: Path, row: Mapping[str, Any], budget_s: float) -> str:
         code = _pytest(copy, ["-x", f"@{names}"], {}, limit_s=60.0 + 4.0 * budget_s)
     finally:
         path.write_bytes(source)
-    return "survived" if code == 0 else "killed"
+    # Other codes: a test failed, none could be collected, or it did not end.
+    return {0: "survived", 4: "tests not found", 5: "tests not found"}.get(code, "killed")
 
 
 def _copy(folder: Path) -> Path:
