@@ -11,8 +11,10 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 PROFILE = EXAMPLES / "profiles" / "epyc-quickstart-1" / "used" / "profile"
 
 
-@pytest.mark.parametrize("top", [60, pytest.param(500, marks=pytest.mark.slow)])
-def test_no_decision_breaks_a_rule_of_its_target(tmp_path: Path, top: int) -> None:
+@pytest.mark.parametrize(
+    "limits", ["{micro_batch_size: [1, 4]}", pytest.param("{}", marks=pytest.mark.slow)]
+)
+def test_no_decision_breaks_a_rule_of_its_target(tmp_path: Path, limits: str) -> None:
     failures = []
     for target in ("deepspeed", "torchtitan", "megatron-lm", "reference"):
         file = tmp_path / "spec.yaml"
@@ -22,11 +24,12 @@ schema_version: 1
 model: {EXAMPLES / "models" / "tiny-moe" / "config.json"}
 cluster: {{pools: [{{name: here, profile: {PROFILE}, nodes: 1, devices_per_node: 2}}]}}
 goal: {{kind: train, sequence_length: 256, global_batch_size: 16, precision: bf16}}
+search: {limits}
 emit: [{target}]
 """,
             encoding="utf-8",
         )
-        made = api.plan_training(file, top=top).plan
+        made = api.plan_training(file, top=500).plan
         assert made.decision is not None
         decisions = [made.decision, *(one.decision for one in made.runners_up)]
         assert len(decisions) > 10

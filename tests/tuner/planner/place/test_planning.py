@@ -465,9 +465,9 @@ def planned_ways(
 
 @pytest.fixture(scope="module")
 def of_ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PlacePlan]:
-    """A plan for each objective about traffic."""
+    """A plan for each objective about traffic, with more time than its searches take."""
     return {
-        objective: planned_ways(tmp_path_factory.mktemp(objective), objective)
+        objective: planned_ways(tmp_path_factory.mktemp(objective), objective, time_limit_s=20.0)
         for objective in ("layer_chain", "co_activation")
     }
 
@@ -534,7 +534,8 @@ def test_what_runs_is_kept_where_nothing_found_has_less_traffic(
     plan = of_ways["layer_chain"]
     assert plan.decision is not None
     (tmp_path / "current.json").write_text(json.dumps(plan.decision.physical_to_logical))
-    again = planned_ways(tmp_path, "layer_chain", goal="  current: current.json\n")
+    goal = "  current: current.json\n"
+    again = planned_ways(tmp_path, "layer_chain", goal=goal, time_limit_s=20.0)
     assert again.predicted is not None
     before, _, after = again.predicted.traffic["layer_chain"]
     assert after <= before * (1.0 + 1e-9)
