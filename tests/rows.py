@@ -2,7 +2,8 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pytest
@@ -11,6 +12,32 @@ LONGEST_ROW: Final = 300
 """Characters of a row that a failure shows."""
 
 Test = Callable[..., None]
+
+
+class Failures:
+    """What went wrong in the rows of a loop, so that one failure hides no other."""
+
+    def __init__(self) -> None:
+        self._rows = 0
+        self._lines: list[str] = []
+        self._first: BaseException | None = None
+
+    @contextmanager
+    def of(self, *row: object) -> Iterator[None]:
+        """Note what a row raises, by the row's words, and go on."""
+        self._rows += 1
+        try:
+            yield
+        except (Exception, pytest.fail.Exception) as error:
+            self._lines.append(f"{repr(row)[:LONGEST_ROW]}: {type(error).__name__}: {error}")
+            self._first = self._first or error
+
+    def check(self) -> None:
+        """Fail with every line that was noted, and where there was no row."""
+        assert self._rows, "no row to check"
+        if self._lines:
+            count = f"{len(self._lines)} of {self._rows} rows fail"
+            raise AssertionError("\n".join([count, *self._lines])) from self._first
 
 
 def each_row(names: str | Sequence[str], rows: Iterable[Any]) -> Callable[[Test], Test]:
@@ -26,17 +53,11 @@ def each_row(names: str | Sequence[str], rows: Iterable[Any]) -> Callable[[Test]
     def decorated(test: Test) -> Test:
         @functools.wraps(test)
         def of_every_row(**fixtures: Any) -> None:
-            assert table, "no row to check"
-            failures, first = [], None
+            failures = Failures()
             for row in table:
-                try:
+                with failures.of(*row):
                     test(**fixtures, **dict(zip(named, row, strict=True)))
-                except (Exception, pytest.fail.Exception) as error:
-                    failures.append(f"{repr(row)[:LONGEST_ROW]}: {type(error).__name__}: {error}")
-                    first = first or error
-            if failures:
-                count = f"{len(failures)} of {len(table)} rows fail"
-                raise AssertionError("\n".join([count, *failures])) from first
+            failures.check()
 
         asked = inspect.signature(test).parameters.values()
         fixtures = [one for one in asked if one.name not in named]

@@ -22,7 +22,7 @@ import functools
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,13 +30,12 @@ import numpy as np
 import numpy.typing as npt
 import yaml
 
-from profilers.interpolation import Bools, Curve
-from profilers.records import AXES, Case
-from profilers.series import Series
+from profilers.records import Case
 from profilers.steps.config import LayerKind
 from profilers.store import read_profile
 from profilers.work import work
 from tests.frozen.drawn import EXTRAS, Dice, Job, Row, analytic_row, measured_row, rows
+from tests.tuner.formulas import Formulas
 from tuner import api
 from tuner.costs.analytic.calibration import shipped
 from tuner.costs.analytic.columns_of import StageLayers, stages_of_layouts
@@ -531,7 +530,7 @@ class _Reference:
         """Draw a row that the profile can price."""
         (pool,) = self.spec.cluster.pools
         row = measured_row(dice, _reference_job(self.spec), nodes=pool.nodes)
-        if row is None or isinstance(self.machine.table.curves, _Formulas):
+        if row is None or isinstance(self.machine.table.curves, Formulas):
             return row
         try:
             self._figures(row)
@@ -607,7 +606,7 @@ def _formula_machine(spec: Spec) -> Machine:
     return Machine(
         num_devices=spec.num_devices,
         memory_limit_bytes=60 * 2**30,
-        table=KernelTable(curves=_Formulas()),
+        table=KernelTable(curves=Formulas(_formula_s)),
         residual=Residual(
             engine="reference",
             release="",
@@ -634,46 +633,6 @@ def _formula_s(case: Case) -> float:
     if case.operation == "collective":
         return 20e-6 * max(1, case.axes["ranks"] - 1) + moved / 40e9
     return 5e-6 + flop / 300e12 + moved / 2e12
-
-
-@dataclasses.dataclass(frozen=True)
-class _Formula:
-    """A curve of one series that was not fitted."""
-
-    series: Series
-
-    @property
-    def num_points(self) -> int:
-        return 1
-
-    def predict(self, axes_NA: Floats) -> tuple[Floats, Bools]:
-        operation, kind, dtype, direction = self.series
-        cases = [
-            Case.model_validate(
-                {
-                    "operation": operation,
-                    "kind": kind,
-                    "dtype": dtype,
-                    "direction": direction,
-                    "axes": dict(zip(AXES[operation], map(int, sizes), strict=True)),
-                }
-            )
-            for sizes in axes_NA
-        ]
-        return np.array([_formula_s(case) for case in cases]), np.zeros(len(cases), dtype=np.bool_)
-
-
-class _Formulas(Mapping[Series, Curve]):
-    """A curve for every series that anybody asks for."""
-
-    def __getitem__(self, series: Series) -> Curve:
-        return _Formula(series)
-
-    def __iter__(self) -> Iterator[Series]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
 
 
 # --- what serves -----------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ import numpy as np
 import pytest
 import yaml
 
-from profilers.interpolation import Bools, Curve, Floats
 from profilers.links.groups import shapes
-from profilers.records import AXES, Case, Measurement, Profile
-from profilers.series import Series
+from profilers.records import Case, Measurement, Profile
 from profilers.steps.config import LayerKind
 from profilers.store import write_header, write_table
 from profilers.work import PASSES, work
 from tests.profilers.testing import fake_machine, fake_profile
+from tests.tuner.formulas import Formulas
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
 from tuner.costs.kernel_table import KernelTable
@@ -162,7 +160,7 @@ def cut() -> Callable[..., Degrees]:
 @pytest.fixture(scope="session")
 def table_of() -> Callable[[Callable[[Case], float]], KernelTable]:
     """A table that prices every case by a function: table_of(seconds of a case) -> KernelTable."""
-    return lambda seconds: KernelTable(curves=_Formulas(seconds))
+    return lambda seconds: KernelTable(curves=Formulas(seconds))
 
 
 @pytest.fixture(scope="session")
@@ -227,7 +225,7 @@ def _formula_machine(
         cores_per_rank=cores_per_rank,
         measured_ranks=measured_ranks,
         measured_nodes=measured_nodes,
-        table=KernelTable(curves=_Formulas(seconds or _formula_s)),
+        table=KernelTable(curves=Formulas(seconds or _formula_s)),
         residual=Residual(
             engine="reference",
             release="",
@@ -239,52 +237,6 @@ def _formula_machine(
             num_runs=1,
         ),
     )
-
-
-@dataclass(frozen=True)
-class _Formula:
-    """A curve that was not fitted."""
-
-    series: Series
-    seconds: Callable[[Case], float]
-
-    @property
-    def num_points(self) -> int:
-        return 1
-
-    def predict(self, axes_NA: Floats) -> tuple[Floats, Bools]:
-        operation, kind, dtype, direction = self.series
-        times = [
-            self.seconds(
-                Case.model_validate(
-                    {
-                        "operation": operation,
-                        "kind": kind,
-                        "dtype": dtype,
-                        "direction": direction,
-                        "axes": dict(zip(AXES[operation], map(int, sizes), strict=True)),
-                    }
-                )
-            )
-            for sizes in axes_NA
-        ]
-        return np.array(times), np.zeros(len(times), dtype=np.bool_)
-
-
-class _Formulas(Mapping[Series, Curve]):
-    """A curve for every series that anybody asks for."""
-
-    def __init__(self, seconds: Callable[[Case], float]) -> None:
-        self._seconds = seconds
-
-    def __getitem__(self, series: Series) -> Curve:
-        return _Formula(series, self._seconds)
-
-    def __iter__(self) -> Iterator[Series]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
 
 
 @pytest.fixture(scope="session")

@@ -74,7 +74,7 @@ def _next_step(plan: Plan, folder: Path) -> str:
 def explanation(plan: Plan, *, verbose: bool = False) -> str:
     """Say why this plan and not another, stage by stage and runner-up by runner-up."""
     if plan.decision is None or plan.predicted is None:
-        return "\n".join(_nothing_fits(plan, verbose=True))
+        return "\n".join(_nothing_fits(plan, verbose=verbose))
     lines = [
         *_warning_lines(plan),
         _model_line(plan),

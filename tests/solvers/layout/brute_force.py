@@ -5,25 +5,21 @@ the checker. Proves its answer by exhaustion, so the time limit is not looked at
 """
 
 import itertools
-import math
 from collections.abc import Iterator
 
 from solvers.layout import check
 from solvers.layout.problem import Layout, LayoutProblem
-from solvers.result import Claim, Status
+from solvers.result import Claim
+from tests.solvers.exhaustion import best_of
 
 
 def solve(problem: LayoutProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Layout]:
     """Return the best allowed layout, or the proof that there is none."""
-    best, best_objective = None, math.inf
-    for layout in layouts(problem):
-        if check.violations(problem, layout):
-            continue
-        value = check.objective(problem, layout)
-        if value < best_objective:
-            best, best_objective = layout, value
-    status = Status.INFEASIBLE if best is None else Status.OPTIMAL
-    return Claim(status=status, solution=best, bound=best_objective)
+    return best_of(
+        layouts(problem),
+        violations=lambda each: check.violations(problem, each),
+        objective=lambda each: check.objective(problem, each),
+    )
 
 
 def layouts(problem: LayoutProblem) -> Iterator[Layout]:

@@ -4,25 +4,21 @@ Every order of every choice of pools, every number of stages of each, every way 
 """
 
 import itertools
-import math
 from collections.abc import Iterator
 
 from solvers.partition import check
 from solvers.partition.problem import Partition, PartitionProblem, PartitionStage
-from solvers.result import Claim, Status
+from solvers.result import Claim
+from tests.solvers.exhaustion import best_of
 
 
 def solve(problem: PartitionProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Partition]:
     """Return the best allowed partition, or the proof that there is none."""
-    best, best_objective = None, math.inf
-    for partition in partitions(problem):
-        if check.violations(problem, partition):
-            continue
-        value = check.objective(problem, partition)
-        if value < best_objective:
-            best, best_objective = partition, value
-    status = Status.INFEASIBLE if best is None else Status.OPTIMAL
-    return Claim(status=status, solution=best, bound=best_objective)
+    return best_of(
+        partitions(problem),
+        violations=lambda each: check.violations(problem, each),
+        objective=lambda each: check.objective(problem, each),
+    )
 
 
 def partitions(problem: PartitionProblem) -> Iterator[Partition]:

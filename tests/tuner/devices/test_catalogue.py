@@ -1,6 +1,6 @@
 import pytest
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tuner.devices.catalogue import DEVICES, find_device, spelling
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import UnknownDeviceError

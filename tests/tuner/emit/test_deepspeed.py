@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.costs.workload import Workload
 from tuner.emit.deepspeed import emit

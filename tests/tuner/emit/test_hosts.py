@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.hosts import HOSTS_NAME
 from tuner.emit.registry import emit, emit_all

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tests.tuner.emit.testing import sample_decision
 from tuner.emit.megatron_core import Core, decision_fields, model_fields
 from tuner.plan import TrainDecision

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from profilers.steps.config import LayerKind
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.megatron_core import Core
 from tuner.emit.megatron_lm import arguments

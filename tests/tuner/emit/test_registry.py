@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from profilers.steps.config import Recompute
-from tests.tuner.emit.cases import Failures, grid
+from tests.rows import Failures
+from tests.tuner.emit.grids import grid
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.registry import EMITTERS, emit, emit_all
 from tuner.errors import UnknownTargetError

@@ -1,7 +1,7 @@
 from pathlib import Path
 from typing import Any
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.registry import emit, emit_all
 from tuner.estimate.launch import Engine

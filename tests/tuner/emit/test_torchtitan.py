@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tests.tuner.real_torchtitan import run_with_torchtitan
 from tuner.emit.torchtitan import emit

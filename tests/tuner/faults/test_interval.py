@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tests.tuner.faults.testing import Habits, lived
 from tuner.faults.interval import Cycle, best_work_s, cycle
 from tuner.faults.reliability import Jobs, Reliability, Storage, waiting_ratio

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
 from profilers.steps.run import refusal
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tests.tuner.emit.testing import sample_verified
 from tuner.costs.workload import Degrees, Workload
 from tuner.formulate.options import Option

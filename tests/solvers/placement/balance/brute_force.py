@@ -9,7 +9,6 @@ experts, and combined over the layers. Proves optimality. Exponential: E ** S a 
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,7 +16,8 @@ import numpy as np
 from solvers.placement.balance import check
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.ranks import Placement
-from solvers.result import Claim, Status
+from solvers.result import Claim
+from tests.solvers.exhaustion import best_of
 
 Row = tuple[int, ...]
 
@@ -25,19 +25,15 @@ Row = tuple[int, ...]
 def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
     """Return the best of all placements; takes as long as it takes."""
     del time_limit_s, threads
-    best, found = math.inf, None
-    for rows in itertools.product(
-        *(list(_useful_rows(problem, layer)) for layer in range(problem.num_layers))
-    ):
-        placement = Placement(expert_LS=np.array(rows, dtype=np.int64))
-        if check.violations(problem, placement):
-            continue
-        value = check.objective(problem, placement)
-        if value < best:
-            best, found = value, placement
-    if found is None:
-        return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
-    return Claim(status=Status.OPTIMAL, solution=found, bound=best)
+    layers = (list(_useful_rows(problem, layer)) for layer in range(problem.num_layers))
+    return best_of(
+        (
+            Placement(expert_LS=np.array(rows, dtype=np.int64))
+            for rows in itertools.product(*layers)
+        ),
+        violations=lambda each: check.violations(problem, each),
+        objective=lambda each: check.objective(problem, each),
+    )
 
 
 def _useful_rows(problem: BalanceProblem, layer: int) -> Iterator[Row]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tests.tuner.emit.placement.testing import sample_decision, sample_placement, without_replicas
 from tests.tuner.emit.testing import write_emitted
 from tuner.emit.files import EmittedFile

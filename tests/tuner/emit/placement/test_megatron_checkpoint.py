@@ -14,7 +14,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tests.tuner.emit.placement.testing import sample_placement, without_replicas
 from tests.tuner.emit.testing import write_emitted
 from tuner.emit.placement.expert_names import part_of

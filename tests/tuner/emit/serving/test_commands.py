@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tests.tuner.emit.serving.testing import (
     aggregated,
     disaggregated,

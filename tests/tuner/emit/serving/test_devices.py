@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.tuner.emit.cases import Failures, grid
+from tests.rows import Failures
+from tests.tuner.emit.grids import grid
 from tests.tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
 from tests.tuner.emit.testing import write_emitted
 from tuner.emit.serving.registry import SERVE_EMITTERS, emit_all_serving

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tests.tuner.emit.serving.testing import (
     aggregated,
     disaggregated,

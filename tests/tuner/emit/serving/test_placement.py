@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tests.tuner.emit.placement.testing import sample_decision, sample_placement
 from tests.tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
 from tests.tuner.emit.testing import write_emitted

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tuner.costs.serving.engine import Batching
 from tuner.costs.serving.queueing import crossover_load, mean_wait_s
 from tuner.simulate.serving.batching import Rules, simulate

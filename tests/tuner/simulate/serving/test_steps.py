@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.tuner.emit.cases import Failures
+from tests.rows import Failures
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B
 from tuner.costs.serving.decoder import Formats
 from tuner.costs.serving.drafting import Drafting

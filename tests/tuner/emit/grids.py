@@ -1,31 +1,11 @@
-"""Cases of a loop in one test: those of a grid that are enough, and what went wrong in each."""
+"""Points of a grid that are enough."""
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from _pytest.mark.structures import ParameterSet
-
-
-class Failures:
-    """What went wrong in the cases of a loop, so that one failure hides no other."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-
-    @contextmanager
-    def of(self, *case: object) -> Iterator[None]:
-        """Note what a case raises, by the case's name, and go on."""
-        try:
-            yield
-        except (Exception, pytest.fail.Exception) as error:
-            self._lines.append(f"{case}: {type(error).__name__}: {error}")
-
-    def check(self) -> None:
-        """Fail with every line that was noted."""
-        assert not self._lines, "\n".join(self._lines)
 
 
 def pairs(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
