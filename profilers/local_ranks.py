@@ -16,6 +16,7 @@ Not covered: other users of this host, who can connect to gloo's ports on loopba
 """
 
 import argparse
+import atexit
 import os
 import shutil
 import signal
@@ -93,12 +94,27 @@ def leave_with(parent: int, *, folder: Path) -> None:
     def watch() -> NoReturn:
         while os.getppid() == parent:
             time.sleep(WATCH_S)
-        # The path is from the environment, where anything may stand.
-        if folder.name.startswith(FOLDER_PREFIX):
-            shutil.rmtree(folder, ignore_errors=True)
+        _remove(folder)
         os._exit(1)
 
+    def clean_up() -> None:
+        if os.getppid() != parent:
+            _remove(folder)
+
+    # A rank may end first, of the pipe that nobody reads any more.
+    atexit.register(clean_up)
     threading.Thread(target=watch, daemon=True).start()
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder of ranks; another rank may create its store's file anew meanwhile."""
+    # The path is from the environment, where anything may stand.
+    if not folder.name.startswith(FOLDER_PREFIX):
+        return
+    deadline_s = time.monotonic() + GRACE_S
+    while folder.exists() and time.monotonic() < deadline_s:
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(LOOK_S)
 
 
 def run_ranks(command: Sequence[str], *, ranks: int, inside: Path | None = None) -> int:

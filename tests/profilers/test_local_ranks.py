@@ -216,13 +216,22 @@ Path(sys.argv[1], f"child-{rank}.pid").write_text(f"{child.pid} of {rank}")
 def test_ranks_whose_starter_was_killed_leave_and_take_the_folder_with_them(
     jobs: list[Job], tmp_path: Path
 ) -> None:
-    job = _job(jobs, tmp_path, "time.sleep(600)")
-    for rank in range(2):
-        job.rank(rank)
-    assert [oct(one.stat().st_mode) for one in job.scratch.iterdir()] == ["0o40700"]
-    job.process.kill()
-    assert not job.left()
-    assert list(job.scratch.iterdir()) == []
+    notice = "while os.getppid() == int(os.environ[PARENT]): pass\n"
+    texts = {
+        "waits": "time.sleep(600)",
+        "ends before it looks again": notice,
+        "makes its store's file anew": notice
+        + "while meet.parent.exists():\n    try: meet.touch()\n    except OSError: pass\n"
+        "    time.sleep(0.001)\n",
+    }
+    for name, text in texts.items():
+        job = _job(jobs, tmp_path / name, text)
+        for rank in range(2):
+            job.rank(rank)
+        assert [oct(one.stat().st_mode) for one in job.scratch.iterdir()] == ["0o40700"]
+        job.process.kill()
+        assert not job.left()
+        assert list(job.scratch.iterdir()) == [], name
 
 
 def test_a_folder_that_was_not_made_here_is_never_removed(tmp_path: Path) -> None:
