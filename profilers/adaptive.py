@@ -1,8 +1,8 @@
 """Where one more measured point helps most.
 
-A line (profilers/drawing.py) whose points are badly predicted by its other points, and which has
-few of them, comes first: by error over the root of their number. On it, of `CANDIDATES` sizes drawn
-at random, the one is taken that lies far, in octaves, from all measured points and near badly
+A line (profilers/sampled_sizes.py) whose points are badly predicted by its other points, and which
+has few of them, comes first: by error over the root of their number. On it, of `CANDIDATES` sizes
+drawn at random, the one is taken that lies far, in octaves, from all measured points and near badly
 predicted ones: by error times the root of the distance. Under the covariance of
 profilers/interpolation.py the standard deviation of what is not known grows with that root; to
 weigh it by the errors of points left out: Le Gratiet and Cannamela, Technometrics 57, 2015. So
@@ -29,10 +29,10 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from profilers.drawing import SIZES, Line, drawn, lines, listed
 from profilers.interpolation import KernelCurve, fit_rows
 from profilers.records import AXES, Case, Measurement
 from profilers.revisits import Revisits
+from profilers.sampled_sizes import SIZES, Line, drawn, lines, listed
 from profilers.series import BY_GROUP, together_s
 
 Floats = NDArray[np.float64]

@@ -9,9 +9,9 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from profilers.drawing import listed
 from profilers.interpolation import fit_rows
 from profilers.records import Checked, Measurement
+from profilers.sampled_sizes import listed
 from profilers.series import key_of, together_s
 
 

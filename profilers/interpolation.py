@@ -22,7 +22,7 @@ Uhlenbeck's; Matheron, Economic Geology 58, 1963. The choice of bases and of wha
 Collectives, per kind and inside one group of (ranks, stride, world): piecewise linear in
 ln(t) over ln(bytes), since protocols switch with the size. Below the smallest message the latency
 stays; above the largest the bandwidth stays. What a meeting loses over the work before it is no
-message: outside the works measured it is as their root (profilers/links/rendezvous.py).
+message: outside the works measured it is as their root (profilers/links/arrival_skew.py).
 A group never measured is predicted by the base alone, with (ranks - 1) latencies in place of one,
 and counts as extrapolated.
 

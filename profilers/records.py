@@ -121,7 +121,7 @@ collective    `kind` names it; `bytes` is the message as NCCL's tests count it, 
               `ranks` processes `stride` apart in a job of `world`, all groups at once; the time of
               a repeat is that of the slowest rank
 rendezvous    seconds lost at a meeting of the group after `work_us` of work on each rank, see
-              profilers/links/rendezvous.py
+              profilers/links/arrival_skew.py
 link          a message of `bytes` from rank `sender` to rank `receiver` in a job of `world`, while
               other pairs send too and `lanes` pairs of the same two nodes side by side; `kind`:
               one_way, round_trip, see profilers/links/pairs.py

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final, cast
 
-from profilers.bench import Suite
+from profilers.benchmark import Suite
 from profilers.errors import UnknownNameError
 
 SUITES: Final[Mapping[str, str]] = {

@@ -3,7 +3,7 @@
 Order: the cases somebody asked for, then the default grid from cheap to dear, but meetings from
 those after some ms of work outwards, which steps have most of. What the queue needs
 at least (a few runs of everything) is set aside; what is left beyond that is shared evenly as time
-for more repeats, up to a limit where other sizes would tell more (profilers/filling.py). A case
+for more repeats, up to a limit where other sizes would tell more (profilers/second_pass.py). A case
 that is expected to outlast all that is left is skipped and counted in the table's note.
 Expectations come from the case of the same series that is nearest in price, scaled up by the price:
 too much rather than too little, as fixed costs do not grow. A skipped case is measured after all
@@ -18,8 +18,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from profilers.drawing import listed
 from profilers.records import Case, Measurement, Status
+from profilers.sampled_sizes import listed
 from profilers.visits import Visit, Visits
 from profilers.work import work
 

@@ -88,7 +88,7 @@ def measure_profile(
             run_workers(job, ranks=wanted, progress=progress)
             return read_header(out)
 
-        from profilers.conduct import conduct
+        from profilers.rank_loop import conduct
 
         return conduct(job, info=info, rendezvous=None, progress=progress, alive=_nobody_watches)
 

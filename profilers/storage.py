@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from profilers.bench import Setting
+from profilers.benchmark import Setting
 from profilers.records import Case, Measurement, Status
 from profilers.timing import HostClock, measure
 

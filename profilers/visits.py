@@ -18,8 +18,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from profilers.drawing import listed
 from profilers.records import Measurement, Status
+from profilers.sampled_sizes import listed
 from profilers.sentinel import power_of
 from profilers.series import BY_GROUP
 

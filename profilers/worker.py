@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 
     os.environ.update(LOOPBACK_ONLY)
     try:
-        from profilers.conduct import conduct
+        from profilers.rank_loop import conduct
 
         conduct(
             job,

@@ -25,10 +25,10 @@ from tuner.backtest_api import backtest_serving as backtest_serving
 from tuner.compare.comparison import compare as compare
 from tuner.estimate_api import estimate as estimate
 from tuner.estimate_api import estimate_serving as estimate_serving
-from tuner.explain.explaining import explain as explain
-from tuner.explain.question import read_any_plan as read_any_plan
-from tuner.explain.solving import what_if as what_if
-from tuner.explain.solving import what_ifs as what_ifs
+from tuner.explain.explanation import explain as explain
+from tuner.explain.other_limits import what_if as what_if
+from tuner.explain.other_limits import what_ifs as what_ifs
+from tuner.explain.planned_spec import read_any_plan as read_any_plan
 from tuner.place_api import Placed as Placed
 from tuner.place_api import place as place
 from tuner.place_api import verify_place as verify_place

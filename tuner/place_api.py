@@ -16,8 +16,8 @@ from tuner.paths import AnyPath, paths_of, plan_folder
 from tuner.place_folder import judged_pass, read_place_plan, write_place_verified
 from tuner.place_plan import PlacePlan, PlaceProvenance
 from tuner.planner.place.links import LinkSource
-from tuner.planner.place.planning import Settings, make_place_plan
-from tuner.planner.place.pricing import pricing_of
+from tuner.planner.place.plan_place import Settings, make_place_plan
+from tuner.planner.place.prices import pricing_of
 from tuner.planning_time import timed
 from tuner.profiles import profile_of
 from tuner.report.placement_maps import heat_maps
@@ -134,7 +134,7 @@ def _links(
 ) -> "LinkSource":
     """What joins the ranks; nothing where neither traffic nor time is priced."""
     from tuner.costs.analytic.measured_profile import read_measured
-    from tuner.planner.nodes.ordering import read_links
+    from tuner.planner.nodes.node_order import read_links
     from tuner.planner.place.link_source import is_of_accelerators, link_source
 
     cluster = spec.cluster

@@ -37,7 +37,7 @@ class NodeOrder(Record):
     spare: tuple[str, ...] = ()
     step_time_before_s: Seconds
     """With the nodes as the matrix lists them: the plan's price plus what slow links cost
-    (tuner/planner/nodes/ordering.py)."""
+    (tuner/planner/nodes/node_order.py)."""
     step_time_after_s: Seconds
     bound_s: Seconds
     """No order of these nodes is faster."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from profilers.records import Profile
 from tuner.faults.measured import node_bytes_per_s
 from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S
-from tuner.formulate.pricing import Machine
+from tuner.formulate.layer_costs import Machine
 from tuner.launch.assumptions import plan_assumptions
 from tuner.plan import Plan
 from tuner.planner.reasons import unmeasured_links
@@ -15,7 +15,7 @@ from tuner.spec.capabilities import programs
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes_per_s
-from tuner.verify.launching import REFERENCE
+from tuner.verify.launches import REFERENCE
 
 if TYPE_CHECKING:
     from tuner.costs.analytic.measured_profile import MeasuredProfile

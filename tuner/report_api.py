@@ -8,14 +8,14 @@ import yaml
 
 from profilers.errors import ProfilerError
 from tuner.errors import TunerError
-from tuner.explain.question import question_of, read_any_plan
-from tuner.explain.solving import what_ifs
+from tuner.explain.other_limits import what_ifs
+from tuner.explain.planned_spec import question_of, read_any_plan
 from tuner.paths import AnyPath, paths_of, plan_folder
 from tuner.plan_folder import kind_of_plan
 from tuner.planner.progress import Told, Watch, unwatched
 from tuner.planner.serve.prefix_reuse import recorded_prompts
 from tuner.report.content import Report
-from tuner.report.reading import Asked, report_of
+from tuner.report.read import Asked, report_of
 from tuner.report.replay import Replay, at_planned_rate, replayed
 from tuner.report.what_if_curves import questions_of
 from tuner.serve_api import site_of

@@ -15,9 +15,9 @@ from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.paths import AnyPath, paths_of
-from tuner.planner.serve.answering import Settings
 from tuner.planner.serve.options import PoolSite
-from tuner.planner.serve.planning import make_serve_plan
+from tuner.planner.serve.plan_serve import make_serve_plan
+from tuner.planner.serve.solve_mode import Settings
 from tuner.planning_time import timed
 from tuner.serve_kernels import kernel_hashes
 from tuner.serve_plan import ServePlan, ServeProvenance

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tuner.emit.serving.bench import num_requests, offered
+from tuner.emit.serving.benchmark import num_requests, offered
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
 from tuner.emit.serving.islands import of_pools_used
 from tuner.emit.serving.router import ROUTER_PORT, needs_router

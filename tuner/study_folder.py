@@ -74,7 +74,7 @@ def opened_study(
     """
     from tuner.verify.search import studying
     from tuner.verify.study.claims import Outside
-    from tuner.verify.study.joining import Left
+    from tuner.verify.study.membership import Left
 
     sha256 = plan_sha256(folder)
 

@@ -22,7 +22,7 @@ from tuner.paths import AnyPath, paths_of
 from tuner.plan import Plan, Provenance
 from tuner.plan_folder import MAX_PROFILE_FILE_BYTES
 from tuner.plan_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
-from tuner.planner.planning import make_plan
+from tuner.planner.plan_profiled import make_plan
 from tuner.planner.progress import Told, Watch, unwatched
 from tuner.planner.search import Settings
 from tuner.planner.shapes import cases_for
@@ -33,7 +33,7 @@ from tuner.spec.features import ModelFeature, features
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.read import read_spec
 from tuner.spec.spec import Spec
-from tuner.verify.launching import REFERENCE
+from tuner.verify.launches import REFERENCE
 
 if TYPE_CHECKING:
     from tuner.costs.analytic.measured_profile import MeasuredProfile
@@ -247,13 +247,13 @@ def _plan_on_the_model(
     """Plan production engines on datasheets, and on profiles where pools have them."""
     from tuner.costs.analytic.calibration import shipped
     from tuner.costs.analytic.measured_profile import read_measured
-    from tuner.planner.analytic.asking import site_of
-    from tuner.planner.analytic.planning import make_analytic_plan
+    from tuner.planner.analytic.build_problem import site_of
+    from tuner.planner.analytic.plan_train import make_analytic_plan
     from tuner.planner.analytic.search import Settings as AnalyticSettings
-    from tuner.planner.nodes.ordering import read_links
-    from tuner.planner.nodes.told import on_measured_nodes
-    from tuner.planner.unlike.planning import plan_over_pools
-    from tuner.planner.unlike.search import Settings as PoolsSettings
+    from tuner.planner.heterogeneous.plan_pools import plan_over_pools
+    from tuner.planner.heterogeneous.search import Settings as PoolsSettings
+    from tuner.planner.nodes.node_order import read_links
+    from tuner.planner.nodes.to_plan import on_measured_nodes
 
     refuse_unlaunchable(spec)
     links = read_links(spec.cluster)

@@ -18,7 +18,7 @@ from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import Residual, residual_for
 from tuner.emit.registry import broken_rules, emitted_targets
 from tuner.errors import PlanUnreadableError
-from tuner.formulate.pricing import Machine
+from tuner.formulate.layer_costs import Machine
 from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder
 from tuner.plan import Plan, VerifiedPlan
@@ -36,12 +36,12 @@ from tuner.study_folder import opened_study, plan_sha256, trial_folders
 from tuner.verify.budget.measured import work_of as work_of
 from tuner.verify.budget.possible import Possible
 from tuner.verify.budget.prices import prices_of
-from tuner.verify.budget.spending import Budget, Spending
+from tuner.verify.budget.scheduler import Budget, Spending
 from tuner.verify.candidates import Candidates
 from tuner.verify.command import CommandLauncher, parsed_template
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.launcher import Launch, Launcher, TrialLauncher, launch_locally, reference_trials
-from tuner.verify.launching import REFERENCE, engine_of, steps_of
+from tuner.verify.launches import REFERENCE, engine_of, steps_of
 from tuner.verify.leftovers import end_left, found_again
 from tuner.verify.metrics import adapter_named
 from tuner.verify.neighbourhood import Around, Neighbourhood

@@ -9,7 +9,7 @@ from tuner.report.content import Figure, Report, Section
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import picture
 from tuner.report.plotly_script import plotly_script
-from tuner.report.reading import report_of
+from tuner.report.read import report_of
 from tuner.report_api import replay_of
 
 SHOWN = {

@@ -15,12 +15,12 @@ from typing import Final
 import numpy as np
 import torch
 
-from profilers.bench import Setting
+from profilers.benchmark import Setting
 from profilers.devices import free_bytes, is_out_of_memory, release_memory
-from profilers.drawing import SIZES
 from profilers.kernels import optimizer
 from profilers.kernels.autograd import MAX_SETS, PLACED_SETS, Prepared
 from profilers.records import Case, Direction, Measurement, Status
+from profilers.sampled_sizes import SIZES
 from profilers.timing import Agreed, Clock, PeerFailedError, Watch, measure, measure_fresh
 from profilers.work import work
 

@@ -18,7 +18,7 @@ from typing import Final
 
 import torch
 
-from profilers.bench import Setting
+from profilers.benchmark import Setting
 from profilers.devices import free_bytes, last_cache_bytes, release_memory
 from profilers.kernels.autograd import DRAWN, MAX_SETS, Prepared, fill
 from profilers.kernels.suite import measure_kernel

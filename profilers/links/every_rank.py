@@ -11,7 +11,7 @@ from typing import Final
 
 import torch
 
-from profilers.bench import Setting
+from profilers.benchmark import Setting
 from profilers.devices import is_out_of_memory
 from profilers.records import Case, Measurement, Status
 from profilers.timing import measure

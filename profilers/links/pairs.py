@@ -24,7 +24,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from profilers.bench import Setting
+from profilers.benchmark import Setting
 from profilers.links.rounds import Pair, rounds
 from profilers.links.team import ConnectedTeam
 from profilers.records import Case, Measurement, Status

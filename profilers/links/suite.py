@@ -11,15 +11,15 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from profilers.bench import Bench, Setting
+from profilers.benchmark import Bench, Setting
 from profilers.devices import is_out_of_memory
 from profilers.links import hierarchical
+from profilers.links.arrival_skew import RendezvousBench
 from profilers.links.collectives import BUILDERS, Run, elements_per_rank, filled, prepare
 from profilers.links.every_rank import EveryRankBench
 from profilers.links.groups import HIERARCHICAL, Shape, shapes
 from profilers.links.hierarchical import stages
 from profilers.links.pairs import PairBench
-from profilers.links.rendezvous import RendezvousBench
 from profilers.links.team import ConnectedTeam
 from profilers.records import Case, Measurement, Status
 from profilers.team import Team

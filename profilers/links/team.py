@@ -20,7 +20,7 @@ from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[a
 from profilers.affinity import usable_cores
 from profilers.errors import RankError
 from profilers.links.groups import Shape, members
-from profilers.links.meeting import met
+from profilers.links.master_address import met
 from profilers.ranks import RankInfo
 
 T = TypeVar("T")

@@ -23,10 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.routing import eplb_arrays
-from profilers.routing.assembling import recording_of, require_room, whole_counts
 from profilers.routing.json_file import read_object
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.recording import Counts, Recording
+from profilers.routing.validation import recording_of, require_room, whole_counts
 
 ARRAYS: Final = (".npy", ".npz", ".pt")
 AXES: Final = "passes layers slots"

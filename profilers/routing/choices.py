@@ -20,9 +20,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from profilers.routing.assembling import MOST_CELLS, recording_of
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.recording import Counts, Floats, Recording
+from profilers.routing.validation import MOST_CELLS, recording_of
 
 Ids = npt.NDArray[np.int32]
 

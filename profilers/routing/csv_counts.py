@@ -17,9 +17,9 @@ from typing import Final, TextIO
 import numpy as np
 
 from profilers.files import open_regular
-from profilers.routing.assembling import recording_of, require_room
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
+from profilers.routing.validation import recording_of, require_room
 
 FILES: Final = "expert_distribution_rank*_timestamp*.csv"
 COLUMNS: Final = ("layer_id", "expert_id", "count")

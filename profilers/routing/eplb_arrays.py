@@ -17,10 +17,10 @@ import numpy.typing as npt
 from profilers.files import open_regular, read_bounded
 from profilers.routing import archives, tensors
 from profilers.routing.archives import names_in
-from profilers.routing.assembling import MOST_CELLS, recording_of, whole_counts
-from profilers.routing.naming import Naming
 from profilers.routing.npy import npy_array
+from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
+from profilers.routing.validation import MOST_CELLS, recording_of, whole_counts
 
 NAMES: Final = ("logical_count", "weight", "counts", "expert_load", "load")
 MOST_BYTES: Final = MOST_CELLS * 8 + 2**16

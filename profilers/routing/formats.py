@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, cast
 from profilers.errors import RecordingUnreadableError, UnknownNameError
 from profilers.files import open_regular
 from profilers.routing.json_file import read_object
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
 
 FORMATS: Final[Mapping[str, str]] = {

@@ -34,7 +34,7 @@ import numpy.typing as npt
 
 from profilers.files import open_regular
 from profilers.routing.choices import Tally
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
 
 TRACES: Final = "router_trace_rank*.jsonl"

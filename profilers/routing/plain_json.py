@@ -21,10 +21,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from profilers.routing.assembling import recording_of, whole_counts, whole_floats
 from profilers.routing.json_file import read_object
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.recording import Floats, Recording
+from profilers.routing.validation import recording_of, whole_counts, whole_floats
 
 TRANSITIONS: Final = ("all_pairs", "rank_aligned", "top1")
 MOST_EXPERTS: Final = 100_000

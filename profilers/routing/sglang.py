@@ -24,13 +24,13 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from profilers.routing.assembling import recording_of, require_room, whole_counts
 from profilers.routing.choices import ABSENT, Tally, with_choices
 from profilers.routing.json_file import read_object
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.recording import Counts, Recording
 from profilers.routing.sums import Sums
 from profilers.routing.tensors import load
+from profilers.routing.validation import recording_of, require_room, whole_counts
 
 DUMPS: Final = "expert_distribution_recorder_*.pt"
 MOST_FILES: Final = 4096

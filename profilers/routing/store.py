@@ -28,9 +28,9 @@ from pydantic import Field, ValidationError, field_validator
 from profilers.errors import ProfileUnwritableError, RecordingUnreadableError
 from profilers.files import NotRegularError, TooLargeError, read_bounded
 from profilers.records import Record
-from profilers.routing.assembling import MOST_CELLS, renamed
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
+from profilers.routing.validation import MOST_CELLS, renamed
 
 SCHEMA_VERSION: Final = 1
 # 1: first release.

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from profilers.routing.assembling import MOST_CELLS
 from profilers.routing.recording import Counts
+from profilers.routing.validation import MOST_CELLS
 
 
 class Sums:

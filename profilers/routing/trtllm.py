@@ -25,12 +25,12 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.files import open_regular, require_regular
-from profilers.routing.assembling import recording_of, renamed, whole_counts
 from profilers.routing.choices import Tally, with_choices
 from profilers.routing.json_file import read_object
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
 from profilers.routing.sums import Sums
+from profilers.routing.validation import recording_of, renamed, whole_counts
 
 META: Final = "meta_info.json"
 MOST_HEADER_BYTES: Final = 2**26

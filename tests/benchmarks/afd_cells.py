@@ -1,6 +1,6 @@
 """A decode step of attention and FFN servers as vLLM's plugin runs it, beside Janus's model of one.
 
-For the same devices and requests: Janus (tuner/costs/serving/apart_step.py: two-phase exchange,
+For the same devices and requests: Janus (tuner/costs/serving/afd_step.py: two-phase exchange,
 shared experts beside it), the plugin with one batch and with two halves
 (tuner/costs/serving/remote_ffn.py), and as many devices that hold attention and experts together.
 Kernels are the datasheet's, so that anybody gets the same figures:
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.costs.serving.apart_step import (
+from tuner.costs.serving.afd_step import (
     activation_bytes,
     attention_seconds,
     expert_seconds,
@@ -30,8 +30,8 @@ from tuner.costs.serving.machine import ServingMachine
 from tuner.costs.serving.two_phase import two_phase_s
 from tuner.costs.serving.whole_step import step_s
 from tuner.devices.catalogue import find_device
-from tuner.planner.serve.cells import side_of
-from tuner.planner.serve.ffn_cells import remote_ffn_step
+from tuner.planner.serve.afd_options import remote_ffn_step
+from tuner.planner.serve.afd_units import side_of
 from tuner.planner.serve.options import PoolSite
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model

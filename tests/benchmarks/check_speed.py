@@ -19,7 +19,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from tuner.regress.check import check
-from tuner.regress.checking import Manner
+from tuner.regress.checks import Manner
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TRAIN = """\

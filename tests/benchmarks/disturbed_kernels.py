@@ -33,12 +33,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from profilers.bench import Setting
+from profilers.benchmark import Setting
 from profilers.cores import Cores
 from profilers.devices import pick_device, small_products
-from profilers.drawing import drawn, lines
 from profilers.records import Case, Profile
 from profilers.registry import load_suite
+from profilers.sampled_sizes import drawn, lines
 from profilers.sentinel import POWERS, Sentinel
 from profilers.store import read_profile
 from profilers.team import Alone

@@ -30,13 +30,14 @@ from unittest.mock import patch
 
 import numpy as np
 
-from profilers import adaptive, conduct, session
+from profilers import adaptive, session
+from profilers import rank_loop as conduct
 from profilers.cores import Cores
-from profilers.drawing import SIZES, drawn, lines
 from profilers.interpolation import Curve, fit_curves
 from profilers.kernels import suite
 from profilers.kernels.autograd import Prepared
 from profilers.records import AXES, Case, Measurement
+from profilers.sampled_sizes import SIZES, drawn, lines
 from profilers.series import Series, key_of
 from profilers.store import read_profile
 from profilers.timing import HostClock

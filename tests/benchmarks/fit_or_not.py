@@ -54,8 +54,8 @@ from profilers.steps.run import refusal
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import residual_for
 from tuner.costs.workload import Degrees, Workload
+from tuner.formulate.layer_costs import CandidateCosts, Machine
 from tuner.formulate.options import Option
-from tuner.formulate.pricing import CandidateCosts, Machine
 from tuner.launch.step_config import model_shape
 from tuner.plan import TrainDecision
 from tuner.planner.decisions import decision

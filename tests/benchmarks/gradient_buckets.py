@@ -14,9 +14,9 @@ from tuner.costs.analytic.calibration import shipped
 from tuner.costs.analytic.gradient_buckets import default_bucket
 from tuner.estimate.configuration import configuration_of
 from tuner.estimate.estimate import bench_of
-from tuner.estimate.pricing import priced
+from tuner.estimate.prices import priced
 from tuner.estimate.readers import megatron
-from tuner.planner.analytic.bucketing import LEAST_GAIN_RATIO, MENU
+from tuner.planner.analytic.gradient_buckets import LEAST_GAIN_RATIO, MENU
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model

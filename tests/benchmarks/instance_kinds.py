@@ -21,7 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.planner.serve.answering import (
+from tuner.planner.serve.routed_simulation import policy_of
+from tuner.planner.serve.routers import choices_of
+from tuner.planner.serve.solve_mode import (
     Found,
     Question,
     Settings,
@@ -30,8 +32,6 @@ from tuner.planner.serve.answering import (
     question_of,
     solved_with,
 )
-from tuner.planner.serve.playing_routed import policy_of
-from tuner.planner.serve.routers import choices_of
 from tuner.serve_api import site_of
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import read_serve_spec

@@ -74,8 +74,8 @@ from tests.benchmarks.sglang_expert_location import ExpertLocation, expert_locat
 from tests.solvers.placement.balance.testing import families
 from tuner.place_api import place
 from tuner.planner.place.candidates import rule_of
+from tuner.planner.place.evaluation import whole_tokens
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
-from tuner.planner.place.judging import whole_tokens
 from tuner.planner.place.known_table import on_table
 
 MODELS: Final = Path(__file__).parents[2] / "examples/models"

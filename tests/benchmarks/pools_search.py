@@ -15,8 +15,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tuner.planner.unlike.asked import pools_question
-from tuner.planner.unlike.search import Settings, search
+from tuner.planner.heterogeneous.build_problem import pools_question
+from tuner.planner.heterogeneous.search import Settings, search
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model

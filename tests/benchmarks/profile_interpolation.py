@@ -2,10 +2,10 @@
 
 A full profile is measured, with the budget given. Then so many sizes are drawn at random inside the
 measured ranges, log-uniformly, by the seed: odd ones, none that the profile holds, as many of every
-family as of the others, its kinds and types taken evenly (profilers/drawing.py says what a size
-must be for the operation to stay the same). Each is predicted from the profile and looked at right
-after, twice. A look is so many visits to each size, all sizes once before any of them comes again;
-their median counts. Printed are, per family and over all:
+family as of the others, its kinds and types taken evenly (profilers/sampled_sizes.py says what a
+size must be for the operation to stay the same). Each is predicted from the profile and looked at
+right after, twice. A look is so many visits to each size, all sizes once before any of them comes
+again; their median counts. Printed are, per family and over all:
 
     n               times compared: directions count by themselves
     median, p90     of |predicted / measured - 1|, measured being the first look alone
@@ -35,9 +35,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from profilers.drawing import SIZES, drawn, lines
 from profilers.interpolation import fit_curves
 from profilers.records import Case, Profile
+from profilers.sampled_sizes import SIZES, drawn, lines
 from profilers.series import Key, key_of, together_s
 from profilers.session import measure_profile
 from profilers.store import read_profile

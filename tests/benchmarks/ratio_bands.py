@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import Run, runs_of
-from tuner.backtest.pricing import regime_of
+from tuner.backtest.prices import regime_of
 from tuner.backtest.releases import recipes_of
 from tuner.backtest.rows import read_rows
 from tuner.calibrate.calibration import keys_of, problem_of

@@ -27,7 +27,7 @@ from tuner.backtest.records import Errors
 from tuner.backtest.serving.backtest import pairs_of
 from tuner.backtest.serving.launches import Harness
 from tuner.backtest.serving.rows import read_cells
-from tuner.backtest.serving.scoring import Pair, metric_of, tpot, ttft
+from tuner.backtest.serving.scores import Pair, metric_of, tpot, ttft
 from tuner.calibrate.serving import after_launches, held_out
 
 MIB = 2**20

@@ -28,7 +28,7 @@ from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
 from tuner.planner.serve.demand import demand_of
 from tuner.planner.serve.options import Option, PoolSite
-from tuner.planner.serve.playing import Group, played_together
+from tuner.planner.serve.simulation import Group, played_together
 from tuner.serve_plan import Role
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import ServeGoal

@@ -24,7 +24,7 @@ from tuner.backtest.serving import prediction, recipes
 from tuner.backtest.serving.backtest import pairs_of
 from tuner.backtest.serving.launches import Cells
 from tuner.backtest.serving.rows import read_cells
-from tuner.backtest.serving.scoring import Pair, tpot, ttft
+from tuner.backtest.serving.scores import Pair, tpot, ttft
 from tuner.costs.serving import iteration
 from tuner.costs.serving.engine import TRAITS
 from tuner.simulate.serving import client

@@ -30,14 +30,14 @@ from tuner.costs.analytic.columns_of import hardware_of_pool, shape_of_model
 from tuner.costs.analytic.constants import Precision, Software, uncalibrated
 from tuner.costs.analytic.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
-from tuner.planner.analytic.answer import certificate_of
+from tuner.planner.analytic.candidate_prices import price
 from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.counting import by_facts
 from tuner.planner.analytic.finalists import ranked
-from tuner.planner.analytic.found import Search
-from tuner.planner.analytic.pricing import price
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.incumbents import Search
+from tuner.planner.analytic.problem import Question
 from tuner.planner.analytic.search import Settings, search
+from tuner.planner.analytic.search_result import certificate_of
+from tuner.planner.analytic.space_size import by_facts
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_18

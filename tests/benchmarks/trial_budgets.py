@@ -18,13 +18,13 @@ import numpy as np
 from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
 from tuner.costs.analytic.calibration import shipped
-from tuner.planner.analytic.asking import question_of, site_of
+from tuner.planner.analytic.build_problem import question_of, site_of
 from tuner.spec.read import read_spec
 from tuner.units import format_ratio, format_s
 from tuner.verify.budget.estimates import estimates
 from tuner.verify.budget.possible import Possible
 from tuner.verify.budget.production import production_prices
-from tuner.verify.budget.spending import Budget, Spending
+from tuner.verify.budget.scheduler import Budget, Spending
 from tuner.verify.candidates import Candidates
 
 TRIALS, START_UP_S, STEPS = 8, 120.0, 12

@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tuner.devices.catalogue import find_device
-from tuner.planner.serve.answering import Question, Settings, at_share, least_spare, question_of
 from tuner.planner.serve.islands import island_layouts
 from tuner.planner.serve.options import Option
 from tuner.planner.serve.program import program_of, solve
+from tuner.planner.serve.solve_mode import Question, Settings, at_share, least_spare, question_of
 from tuner.serve_api import site_of
 from tuner.serve_plan import Role
 from tuner.spec.serving.manifests.registry import releases_by_pool

@@ -50,7 +50,7 @@ OTHERS = (
 )
 
 MODULES = (
-    "tuner.cli.plan_train, tuner.train_api, tuner.plan_folder, tuner.planner.analytic.planning"
+    "tuner.cli.plan_train, tuner.train_api, tuner.plan_folder, tuner.planner.analytic.plan_train"
 )
 
 

@@ -47,24 +47,24 @@ from tuner.costs.residuals import Residual
 from tuner.costs.serving.capacity import held_kv_bytes_per_token, held_weight_bytes
 from tuner.costs.serving.engine import Engine
 from tuner.errors import OutsideProfileError
-from tuner.formulate.pricing import CandidateCosts, Machine, layout_problem
+from tuner.formulate.layer_costs import CandidateCosts, Machine, layout_problem
 from tuner.plan import TrainDecision
-from tuner.planner.analytic.asking import question_of, site_of
 from tuner.planner.analytic.axes import Recomputed
+from tuner.planner.analytic.build_problem import question_of, site_of
+from tuner.planner.analytic.candidate_prices import least_s, price
 from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.pricing import least_s, price
-from tuner.planner.analytic.question import Question
-from tuner.planner.analytic.ways import ways_of
+from tuner.planner.analytic.options import ways_of
+from tuner.planner.analytic.problem import Question
 from tuner.planner.decisions import degrees_of
 from tuner.planner.decisions import options_of as stage_options_of
-from tuner.planner.planning import workload_of
+from tuner.planner.plan_profiled import workload_of
 from tuner.planner.predict import predict
-from tuner.planner.serve.answering import Question as ServingQuestion
-from tuner.planner.serve.answering import Settings as ServingSettings
-from tuner.planner.serve.answering import question_of as serving_question_of
-from tuner.planner.serve.answering import variants_of
 from tuner.planner.serve.launchable import choices_of
 from tuner.planner.serve.options import Option, memory_of, options_of
+from tuner.planner.serve.solve_mode import Question as ServingQuestion
+from tuner.planner.serve.solve_mode import Settings as ServingSettings
+from tuner.planner.serve.solve_mode import question_of as serving_question_of
+from tuner.planner.serve.solve_mode import variants_of
 from tuner.serve_api import site_of as site_of_server
 from tuner.serve_plan import Role
 from tuner.spec.capabilities import launchable

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from profilers.bench import Setting
+from profilers.benchmark import Setting
 from profilers.errors import UnknownNameError
 from profilers.records import AXES
 from profilers.registry import SUITES, load_suite

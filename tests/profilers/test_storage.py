@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from profilers.bench import Setting
+from profilers.benchmark import Setting
 from profilers.records import Case, Measurement, Status
 from profilers.storage import SIZES, StorageBench
 from profilers.team import Alone

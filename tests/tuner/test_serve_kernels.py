@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tuner.explain.explaining import explain
+from tuner.explain.explanation import explain
 from tuner.serve_api import deploy
 from tuner.serve_folder import write_serve_plan
 from tuner.serve_kernels import kernel_hashes, kernels_changed

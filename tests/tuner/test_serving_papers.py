@@ -24,7 +24,7 @@ from solvers.instances.problem import (
 from solvers.registry import INSTANCES
 from solvers.result import Status
 from tests.rows import each_row
-from tuner.costs.kv_hand_over import request_kv_bytes
+from tuner.costs.kv_transfer import request_kv_bytes
 from tuner.costs.serving.queueing import crossover_load, mean_wait_s, prefill_ttft_s
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec

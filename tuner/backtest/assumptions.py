@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from tuner.backtest.columns import Run
-from tuner.backtest.pricing import memory_constants_of, pricer_of, regime_of
+from tuner.backtest.prices import memory_constants_of, pricer_of, regime_of
 from tuner.costs.analytic.calibration import constants_of
 from tuner.costs.analytic.constants import Software
 

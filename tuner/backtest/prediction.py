@@ -13,7 +13,7 @@ import numpy as np
 from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import Run, runs_of
 from tuner.backtest.errors import Scored, errors_of
-from tuner.backtest.pricing import (
+from tuner.backtest.prices import (
     Floats,
     Peaks,
     memory_constants_of,

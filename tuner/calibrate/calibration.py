@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import Run, runs_of
-from tuner.backtest.pricing import Pricer, pricer_of, regime_of
+from tuner.backtest.prices import Pricer, pricer_of, regime_of
 from tuner.backtest.rows import Row
 from tuner.calibrate.bands import STATED, bands_of, covered_ratio
 from tuner.calibrate.cross_validation import KEYS, MOST_FOLDS, folds_of, held_out

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from tuner.backtest.serving.residuals import ServingFactors, ServingResiduals, key_of, scaled
-from tuner.backtest.serving.scoring import Pair, tpot, ttft
+from tuner.backtest.serving.scores import Pair, tpot, ttft
 
 LEAST_SPREAD: Final = 0.05
 LEAST_MODELS: Final = 2

@@ -8,7 +8,7 @@ from tuner.backtest.serving.backtest import pairs_of
 from tuner.backtest.serving.records import Metric
 from tuner.backtest.serving.residuals import ServingResiduals
 from tuner.backtest.serving.rows import read_cells
-from tuner.backtest.serving.scoring import metric_of, tpot, ttft
+from tuner.backtest.serving.scores import metric_of, tpot, ttft
 from tuner.calibrate.serving import fit, held_out
 from tuner.calibrate.stored import DATASHEETS
 from tuner.errors import SpecError

@@ -9,7 +9,7 @@ from tuner.cli.text import print_exact
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
-    from tuner.regress.checking import Manner
+    from tuner.regress.checks import Manner
     from tuner.regress.records import Check
 
 
@@ -95,9 +95,9 @@ def command(
 def _manner(tolerance: float, time_limit: str, memory_limit: str, jobs: int | None) -> "Manner":
     from profilers.affinity import usable_cores
     from tuner.cli.options import seconds
-    from tuner.regress.checking import Manner
-    from tuner.regress.judging import Tolerance
-    from tuner.regress.running import Limits
+    from tuner.regress.checks import Manner
+    from tuner.regress.rules import Tolerance
+    from tuner.regress.workers import Limits
     from tuner.units import parse_bytes
 
     solve_s = seconds(time_limit, option="--time-limit")

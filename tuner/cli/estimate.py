@@ -60,7 +60,7 @@ def command(
 ) -> None:
     """Price the launch of today: time or latency, memory, what to change."""
     from tuner.api import estimate
-    from tuner.cli.estimate_serving import estimate_serving
+    from tuner.cli.estimate_serve import estimate_serving
     from tuner.cli.estimate_text import estimate_text
     from tuner.cli.progress import planning
     from tuner.planner.progress import Told

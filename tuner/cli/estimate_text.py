@@ -5,7 +5,7 @@ from textwrap import wrap
 
 from tuner.cli.text import columns, times_words
 from tuner.estimate.records import Change, Estimate, RankMemory
-from tuner.report.memory_room import lost_starts_words
+from tuner.report.memory_headroom import lost_starts_words
 from tuner.train_words import knobs, runs
 from tuner.units import format_bytes, format_flop_per_s, format_ratio, format_s
 

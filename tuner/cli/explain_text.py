@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from tuner.cli.text import asides, columns, times_words
-from tuner.explain.solving import IDLE
+from tuner.explain.other_limits import IDLE
 from tuner.units import format_bytes, format_ratio, format_s
 from tuner.what_if import Outcome, Rival, WhatIf, Why
 

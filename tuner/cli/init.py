@@ -49,8 +49,8 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the spec as JSON too.")] = False,
 ) -> None:
     """Write a spec from a few answers; every answer is also a flag."""
-    from tuner.draft.drafting import answered, draft
     from tuner.draft.questions import checked_goal
+    from tuner.draft.spec_file import answered, draft
     from tuner.output import write_files
     from tuner.spec.spec_file import parsed_spec
 
@@ -75,8 +75,8 @@ def _asked(goal: str | None, given: Mapping[str, str]) -> "tuple[Goal, dict[str,
     Raises:
         SpecError: this is no terminal, or the answers end.
     """
-    from tuner.draft.drafting import checked, default_of
     from tuner.draft.questions import GOALS, checked_goal, questions_of
+    from tuner.draft.spec_file import checked, default_of
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise SpecError(

@@ -152,8 +152,8 @@ def _spec(spec: Path | None, goal: str | None, params: dict[str, Any]) -> Iterat
             "nothing to plan: name a SPEC (write one with `moetune init`), or give --model,"
             " --device and --devices"
         )
-    from tuner.draft.drafting import answered, drafted
     from tuner.draft.questions import checked_goal
+    from tuner.draft.spec_file import answered, drafted
 
     kind = checked_goal(goal or "train")
     answers = answered(kind, given)

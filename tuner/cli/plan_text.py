@@ -10,8 +10,8 @@ from tuner.faults.forecast import RunForecast
 from tuner.placement import Placement
 from tuner.plan import Certificate, Plan, TrainDecision, TrainPrediction
 from tuner.planner.layout_groups import layout_of, variants_of, variants_words
-from tuner.planner.planning import certificate_line, gap_words, proof_words
-from tuner.report.memory_room import (
+from tuner.planner.plan_profiled import certificate_line, gap_words, proof_words
+from tuner.report.memory_headroom import (
     HARDLY_ANY,
     chance_sentence,
     is_warned_of,

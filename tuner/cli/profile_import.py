@@ -86,7 +86,7 @@ def run(
         _profile(kind, path, out, options=measured, as_json=as_json)
         return
 
-    from profilers.routing.naming import Naming
+    from profilers.routing.overrides import Naming
 
     try:
         naming = Naming(

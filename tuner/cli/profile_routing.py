@@ -10,7 +10,7 @@ from tuner.cli.text import columns, print_exact, print_text, tell
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
-    from profilers.routing.naming import Naming
+    from profilers.routing.overrides import Naming
     from profilers.routing.recording import Recording
 
 MOST_LAYERS: Final = 10_000

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tuner.verify.budget.spending import Budget
+    from tuner.verify.budget.scheduler import Budget
 
 
 def budget_of(wall: str, max_devices: int | None) -> "Budget | None":
@@ -14,7 +14,7 @@ def budget_of(wall: str, max_devices: int | None) -> "Budget | None":
     """
     from tuner.errors import SpecError
     from tuner.units import parse_seconds
-    from tuner.verify.budget.spending import Budget
+    from tuner.verify.budget.scheduler import Budget
 
     if not wall and max_devices is None:
         return None

@@ -17,7 +17,7 @@ from profilers.records import Record
 from tuner.compare.plan_ratios import PlanRatio, ratio_band
 from tuner.errors import TunerError
 from tuner.explain.outcomes import Figures, figures_of
-from tuner.explain.question import Kind, StoredPlan, read_any_plan
+from tuner.explain.planned_spec import Kind, StoredPlan, read_any_plan
 from tuner.explain.rivals import terms
 from tuner.explain.words import differences, words
 from tuner.paths import AnyPath, plan_folder

@@ -28,7 +28,7 @@ from tuner.costs.analytic.calibration import shipped
 from tuner.costs.serving.bands import ratio_bands
 from tuner.devices.catalogue import find_device
 from tuner.errors import TunerError
-from tuner.explain.question import StoredPlan
+from tuner.explain.planned_spec import StoredPlan
 from tuner.place_plan import PlacePlan
 from tuner.plan import Band, Plan
 from tuner.planner.ratios import ratios_alike, ratios_for, ties_ratio

@@ -12,7 +12,7 @@ Source: this is what profilers/steps does; MemFine (arXiv 2511.21431) gives no t
 
 Every collective is a meeting of its group, and whoever comes first waits. With k meetings in a pass
 whose own work takes w, each costs what the profile saw ranks lose after w / k of work
-(profilers/links/rendezvous.py), on top of the collective's own time.
+(profilers/links/arrival_skew.py), on top of the collective's own time.
 """
 
 from collections import Counter

@@ -23,7 +23,7 @@ from tuner.estimate.flag_lines import flag_lines
 from tuner.estimate.knobs import BUCKET, Turn, turns
 from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.legality import broken_rules
-from tuner.estimate.pricing import TARGET_OF, Bench, Priced, priced
+from tuner.estimate.prices import TARGET_OF, Bench, Priced, priced
 from tuner.estimate.records import Change
 from tuner.plan import TrainDecision
 from tuner.planner.ratios import Ratios, is_tie

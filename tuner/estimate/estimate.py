@@ -30,9 +30,9 @@ from tuner.estimate.flop_counts import CONVENTION, megatron_flop, model_flop, re
 from tuner.estimate.launch import Dispatcher, LaunchSettings
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.measured import band_and_notes
-from tuner.estimate.played import played_step_s
-from tuner.estimate.pricing import SOFTWARE_OF, Bench, Priced, priced, uneven_bytes_of
+from tuner.estimate.prices import SOFTWARE_OF, Bench, Priced, priced, uneven_bytes_of
 from tuner.estimate.records import Estimate, ExposedRatios, RankMemory, Utilisation
+from tuner.estimate.simulated import played_step_s
 from tuner.estimate.unpriced import unpriced_notes
 from tuner.planner.analytic.memory_risk import MemoryForecast, forecast_of, loss_prices
 from tuner.spec.cluster import Pool

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from tuner.estimate.configuration import Configuration
-from tuner.estimate.pricing import Bench, measured_at, priced
+from tuner.estimate.prices import Bench, measured_at, priced
 from tuner.planner.analytic.extrapolation import (
     EXTRAPOLATED_FACTOR,
     Weighed,

@@ -17,7 +17,7 @@ import numpy as np
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import TunerError
-from tuner.explain.question import Kind, Question
+from tuner.explain.planned_spec import Kind, Question
 from tuner.spec.cluster import Pool
 from tuner.spec.files import shown_path
 from tuner.spec.serving.trace_summary import summarise_trace

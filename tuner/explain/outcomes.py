@@ -11,7 +11,7 @@ the objective of its certificate.
 
 from typing import NamedTuple
 
-from tuner.explain.question import StoredPlan
+from tuner.explain.planned_spec import StoredPlan
 from tuner.explain.words import differences, words
 from tuner.place_plan import PlacePlan
 from tuner.plan import Plan

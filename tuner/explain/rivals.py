@@ -7,7 +7,7 @@ decode step of its slowest group. A placement's runners-up were compared by obje
 from collections.abc import Mapping
 from typing import Final
 
-from tuner.explain.question import StoredPlan
+from tuner.explain.planned_spec import StoredPlan
 from tuner.explain.words import words
 from tuner.place_plan import PlacePlan
 from tuner.plan import Plan

@@ -34,8 +34,8 @@ from tuner.costs.temporaries import (
     shared_gradients,
 )
 from tuner.costs.update import GRADIENT_BYTES, Unit, layer_units
+from tuner.formulate.layer_costs import CandidateCosts
 from tuner.formulate.options import Option
-from tuner.formulate.pricing import CandidateCosts
 from tuner.formulate.schedule import moments
 from tuner.plan import TrainDecision
 from tuner.planner.decisions import layers_of, options_of

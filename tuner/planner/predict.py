@@ -21,8 +21,8 @@ from tuner.costs.memory import (
 )
 from tuner.costs.operations import COMMUNICATION
 from tuner.costs.update import layer_units
+from tuner.formulate.layer_costs import CandidateCosts
 from tuner.formulate.options import Option
-from tuner.formulate.pricing import CandidateCosts
 from tuner.formulate.schedule import moments
 from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
 from tuner.planner.decisions import layers_of, options_of

@@ -93,7 +93,7 @@ def needed_memory_bytes(infeasible: Sequence[Candidate], *, time_limit_s: float)
         + nearest_relaxation(candidate.problem, time_limit_s=share_s).extra_bytes
         for candidate in infeasible
     ]
-    # The margin of tuner/formulate/pricing.py on top.
+    # The margin of tuner/formulate/layer_costs.py on top.
     return math.ceil(min(counted) * (1.0 + UNCOUNTED_RATIO)) if counted else None
 
 

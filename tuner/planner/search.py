@@ -22,8 +22,8 @@ from solvers.layout.problem import Layout, LayoutProblem
 from solvers.registry import LAYOUT
 from solvers.result import Outcome, Status
 from tuner.costs.workload import Degrees, Workload
+from tuner.formulate.layer_costs import CandidateCosts, Machine, layout_problem
 from tuner.formulate.options import Option, options
-from tuner.formulate.pricing import CandidateCosts, Machine, layout_problem
 from tuner.formulate.space import Enumeration, enumerate_degrees
 from tuner.plan import Certificate, Space, TrainDecision
 from tuner.planner.decisions import decode

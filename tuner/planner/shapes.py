@@ -20,7 +20,7 @@ from tuner.costs.update import embedding_units, head_units, layer_units, update_
 from tuner.costs.workload import Degrees, Workload
 from tuner.formulate.options import options
 from tuner.formulate.space import enumerate_degrees
-from tuner.planner.planning import workload_of
+from tuner.planner.plan_profiled import workload_of
 from tuner.spec.capabilities import launchable
 from tuner.spec.spec import Spec
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from tuner.regress.baseline import Baseline, read_accepted, read_baseline
 from tuner.regress.records import Effort
-from tuner.regress.running import Answer, Job
 from tuner.regress.scenarios import SPEC_NAME, Scenario, read_checks
 from tuner.regress.versions import Other
+from tuner.regress.workers import Answer, Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from tuner.regress.baseline import Baseline
-from tuner.regress.judging import Finding
 from tuner.regress.measurements import (
     MeasuredBefore,
     families,
@@ -18,8 +17,9 @@ from tuner.regress.measurements import (
     sum_up,
 )
 from tuner.regress.records import Change, Effort, Verdict
-from tuner.regress.running import Answer
+from tuner.regress.rules import Finding
 from tuner.regress.scenarios import Scenario, measured_on
+from tuner.regress.workers import Answer
 
 LOOPS_RATIO: Final = 4.0
 """Processor time, in loops, may grow by this factor: neighbours on a shared machine slow memory

@@ -6,11 +6,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tuner.paths import AnyPath, paths_of
-from tuner.regress.checking import Manner, check_all, gone
+from tuner.regress.checks import Manner, check_all, gone
 from tuner.regress.profile_check import check_profile
 from tuner.regress.records import Check, ScenarioResult, Verdict
 from tuner.regress.scenarios import read_checks
-from tuner.regress.updating import accept
+from tuner.regress.update import accept
 from tuner.regress.versions import other_of
 
 

@@ -26,8 +26,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Final
 
 from tuner.errors import EnvironmentMissingError, SpecError
-from tuner.regress.running import OWN_TREE
 from tuner.regress.scenarios import SPEC_NAME
+from tuner.regress.workers import OWN_TREE
 from tuner.spec.files import shown_path
 
 GIT_PREFIX: Final = "git:"

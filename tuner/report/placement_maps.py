@@ -12,7 +12,7 @@ import numpy as np
 from solvers.placement.ranks import Placement
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.place_plan import PlacePlan
-from tuner.planner.place.comparing import judge_workload
+from tuner.planner.place.comparison import judge_workload
 from tuner.planner.place.evidence import evidence_of
 from tuner.planner.place.notes import dispatch_of
 from tuner.report.heat_map import HeatMap, heat_map_json, heat_map_svg

@@ -1,7 +1,7 @@
 """A deployment's traffic played again: what every request meets, and what other rates would meet.
 
 A plan keeps four figures of a latency. Played again from its spec, with the same engine model
-(tuner/planner/serve/playing.py), the same instances meet the same requests, and the whole
+(tuner/planner/serve/simulation.py), the same instances meet the same requests, and the whole
 distribution can be drawn; played at other rates, the same instances show where they give way:
 
     goodput = (requests served a second) x (share of them inside every stated percentile's target)
@@ -18,11 +18,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.planner.serve.answering import Question, Settings, play, question_of, router_for
 from tuner.planner.serve.demand import PrefixHits, demand_of, with_hits
 from tuner.planner.serve.instances import instances_of
 from tuner.planner.serve.options import PoolSite
-from tuner.planner.serve.playing import Group, Played, latency_of
+from tuner.planner.serve.simulation import Group, Played, latency_of
+from tuner.planner.serve.solve_mode import Question, Settings, play, question_of, router_for
 from tuner.serve_plan import Instances, Latency, ServeDecision
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.read import ServeSpec

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tuner.plan import Plan, TrainDecision, TrainPrediction
-from tuner.planner.planning import gap_words, proof_words
+from tuner.planner.plan_profiled import gap_words, proof_words
 from tuner.report.candidates import candidates_figure
 from tuner.report.content import (
     Block,
@@ -28,7 +28,7 @@ from tuner.report.decision_section import decision_section
 from tuner.report.decisions import train_words
 from tuner.report.expert_loads import loads_section
 from tuner.report.launch_section import launch_section
-from tuner.report.memory_room import (
+from tuner.report.memory_headroom import (
     chance_sentence,
     memory_warning,
     peak_band_words,

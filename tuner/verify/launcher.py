@@ -4,7 +4,7 @@ Whatever ends a trial (its report, a crash, the deadline, Ctrl-C), all of its pr
 before `run_command` returns. Every rank has a session of its own, and those of torchrun outlive a
 torchrun that was killed, so neither process groups nor descent find them all: every process of a
 trial carries the trial's folder in its environment, under `TRIAL_MARK`, or is in the session that
-its command began (tuner/verify/ending.py). Should this process itself
+its command began (tuner/verify/termination.py). Should this process itself
 be killed, ranks notice that and end (`--parent`), at the latest at their `--deadline`.
 
 Verification calls any `TrialLauncher`, so that tests, schedulers and engines bring their own; a
@@ -37,9 +37,9 @@ from tuner.errors import EnvironmentMissingError
 from tuner.launch.step_config import step_config
 from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.verify.build_locks import release_builds
-from tuner.verify.ending import GRACE_S, ended_at_last, start_marked
 from tuner.verify.progress import PROGRESS_NAME, steps_so_far
 from tuner.verify.records import MAX_RECORD_BYTES, TrialStatus
+from tuner.verify.termination import GRACE_S, ended_at_last, start_marked
 
 UNBUFFERED: Final = {"PYTHONUNBUFFERED": "1"}
 """For whoever has not set it: a log that is a file would get Python's lines in blocks, after those

@@ -3,8 +3,8 @@
     trials/commands.NODE@SCRATCH    holds the folder of a verification's trials; locked (flock)
 
 The lock goes with its holder, however that ends. Processes of a trial carry its folder as their
-mark (tuner/verify/ending.py), so that those of the dead are found and those of verifications that
-go on beside are left alone.
+mark (tuner/verify/termination.py), so that those of the dead are found and those of verifications
+that go on beside are left alone.
 
 Not covered: file systems without locks, on which everybody counts as alive; what a command has left
 on other machines, or under another user.
@@ -21,7 +21,7 @@ from typing import Final
 
 from tuner.errors import OutputError
 from tuner.verify.build_locks import release_builds
-from tuner.verify.ending import end_marked, interrupted_once
+from tuner.verify.termination import end_marked, interrupted_once
 
 MOST_PATH_BYTES: Final = 4096
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, cast
 
 from tuner.errors import SpecError
-from tuner.verify.adapters.reading import Adapter, Job
+from tuner.verify.adapters.interface import Adapter, Job
 from tuner.verify.adapters.regex import adapter as regex_adapter
 from tuner.verify.launcher import COLOUR, EngineMetrics
 

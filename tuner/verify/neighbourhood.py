@@ -11,8 +11,8 @@ from typing import Protocol
 
 from profilers.steps.config import Recompute
 from tuner.costs.workload import Workload
+from tuner.formulate.layer_costs import CandidateCosts, Machine
 from tuner.formulate.options import Option, options
-from tuner.formulate.pricing import CandidateCosts, Machine
 from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.planner.decisions import decision, degrees_of, options_of
 from tuner.planner.predict import predict

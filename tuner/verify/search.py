@@ -27,7 +27,7 @@ from tuner.verify.neighbourhood import PLANNED, Around, Point
 from tuner.verify.proposal import Origin, Proposal
 from tuner.verify.records import TrialRecord
 from tuner.verify.study.claims import FAILED_S, Outside, Place, Progress, SharedStudy, told_s
-from tuner.verify.study.joining import Left, Sampling, taking_part
+from tuner.verify.study.membership import Left, Sampling, taking_part
 from tuner.verify.study.store import Store
 
 EXCESS: Final = "excess_bytes"

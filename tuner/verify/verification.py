@@ -25,12 +25,12 @@ from tuner.errors import StudyError
 from tuner.plan import Plan, TrainDecision, TrialSummary, VerifiedPlan
 from tuner.verify.budget.estimates import estimates, pooled_by_scale
 from tuner.verify.budget.possible import Option, Possible
-from tuner.verify.budget.spending import Spending
+from tuner.verify.budget.scheduler import Spending
 from tuner.verify.evidence import contenders, is_tie, measured_s, slower_than
 from tuner.verify.flights import in_flight
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.launcher import Launch, TrialLauncher, never_hopeless
-from tuner.verify.launching import launch_of, launched, record_of
+from tuner.verify.launches import launch_of, launched, record_of
 from tuner.verify.neighbourhood import Around
 from tuner.verify.proposal import Origin, Proposal
 from tuner.verify.recalibration import fitted_residual, recalibrated_step_s

@@ -30,7 +30,7 @@ from profilers.routing.capture.gates import gates_of, watched
 from profilers.routing.capture.model import Loaded, load_model
 from profilers.routing.capture.text import sequences
 from profilers.routing.choices import MOST_TOKENS, Tally
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
 from profilers.routing.store import FOLDER, WORKLOAD, write_recording
 from profilers.store import holds_profile, write_header

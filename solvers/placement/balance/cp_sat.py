@@ -1,4 +1,4 @@
-"""The program of `counting.py` in integers, solved by OR-Tools' CP-SAT.
+"""The program of `layer_choices.py` in integers, solved by OR-Tools' CP-SAT.
 
 Costs and slopes become multiples of 1e-8, rounded *down*, so that the solver's bound is a valid
 lower bound. An objective is at least 1, so that moves it by about 1e-8 a slot and layer; only where
@@ -17,7 +17,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from solvers.errors import BackendFailedError
-from solvers.placement.balance.counting import Block, Solved, solve_blocks
+from solvers.placement.balance.layer_choices import Block, Solved, solve_blocks
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.ranks import Placement
 from solvers.result import Claim, Status

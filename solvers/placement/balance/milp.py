@@ -1,4 +1,4 @@
-"""The program of `counting.py`, solved by CBC through PuLP.
+"""The program of `layer_choices.py`, solved by CBC through PuLP.
 
 Proves optimality and infeasibility up to CBC's tolerances, which are taken off the bound.
 Exponential: the independent second opinion on layers of tens of slots, slower than `cp_sat.py`.
@@ -13,7 +13,7 @@ import pulp
 from pulp.apis.coin_api import pulp_cbc_path
 
 from solvers.cbc import run_cbc
-from solvers.placement.balance.counting import Block, Solved, solve_blocks
+from solvers.placement.balance.layer_choices import Block, Solved, solve_blocks
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.ranks import Placement
 from solvers.result import Claim

@@ -3,12 +3,12 @@
     T pairs of layers   E experts   H kinds of groups
 
 With the three costs of `hierarchy.py` a pair costs `other_node` for its whole flow, less what stays
-on nodes and on ranks; `staying.py` says how much of a flow can stay at most. Other costs of equal
-ranks are bounded by the least ones on a rank, inside a node and between nodes, those of unequal
-ranks by two: the least one on a rank and the least between ranks. The busiest pair of ranks pays at
-least the mean over the pairs that have a price; and a flow F that cannot stay on its rank puts
-max_gh cost(g, h) flow(g, h) >= F / sum_gh 1 / cost(g, h) on some pair of ranks. Load limits are not
-used, nor that a layer's placement is the same for the layers before and after it.
+on nodes and on ranks; `flow_bound.py` says how much of a flow can stay at most. Other costs of
+equal ranks are bounded by the least ones on a rank, inside a node and between nodes, those of
+unequal ranks by two: the least one on a rank and the least between ranks. The busiest pair of ranks
+pays at least the mean over the pairs that have a price; and a flow F that cannot stay on its rank
+puts max_gh cost(g, h) flow(g, h) >= F / sum_gh 1 / cost(g, h) on some pair of ranks. Load limits
+are not used, nor that a layer's placement is the same for the layers before and after it.
 
 The first pass takes the matching bound alone, milliseconds a pair; later ones cut the flow at
 heights that are multiples of its mean cell, one after the other until time is up. Every pass only
@@ -23,8 +23,8 @@ import numpy as np
 
 from solvers.placement.chain.hierarchy import hierarchy_of
 from solvers.placement.chain.problem import ChainProblem, Measure
+from solvers.placement.flow_bound import most_staying_by_matching, most_staying_cut_at
 from solvers.placement.ranks import Floats
-from solvers.placement.staying import most_staying_by_matching, most_staying_cut_at
 
 HEIGHTS: Final = (8.0, 4.0, 16.0, 6.0, 12.0, 2.0, 32.0)
 """Times the mean cell: where flows are cut; in this order, as cells of gamma(0.5) are bounded best

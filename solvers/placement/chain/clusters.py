@@ -5,15 +5,15 @@
 Experts of a layer that receive from, and send to, the same experts belong together, and that shows
 before anything is placed: the cosine between their rows of in- and outgoing flow, square roots
 taken (Hellinger's distance) so that a few heavy cells do not decide, the mean row taken off.
-Clusters of one rank's slots are grown by `grouping.py`. Then each layer's clusters are matched to
-those of the layer before by the flow between them, which numbers them along the chain. Loads, costs
-and nodes are not looked at; annealing is for that.
+Clusters of one rank's slots are grown by `greedy_groups.py`. Then each layer's clusters are matched
+to those of the layer before by the flow between them, which numbers them along the chain. Loads,
+costs and nodes are not looked at; annealing is for that.
 """
 
 import numpy as np
 
 from solvers.placement.chain.matching import augmented
-from solvers.placement.grouping import grown_groups
+from solvers.placement.greedy_groups import grown_groups
 from solvers.placement.ranks import Floats, Ints
 
 

@@ -3,7 +3,7 @@
     f(l + 1, y) = min over x of f(l, x) + cost of the pair (x, y)
 
 A state is what can be known of one layer. Under the three costs of `hierarchy.py` it is who stands
-together (`company.py`), and the naming of ranks is an assignment of its own at every pair: 8
+together (`co_location.py`), and the naming of ranks is an assignment of its own at every pair: 8
 experts on 8 ranks of one node are one state, on 2 nodes of 4 they are 35. Otherwise, and for the
 busiest pair of ranks, it is a whole placement of the layer. States that break a load limit are left
 out, so infeasibility is proven too. With O(X^2) a pair of layers for X states; beyond
@@ -21,13 +21,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from solvers.placement.chain.company import company_of
-from solvers.placement.chain.company import num_states as num_states_of
+from solvers.placement.chain.co_location import company_of
+from solvers.placement.chain.co_location import num_states as num_states_of
 from solvers.placement.chain.hierarchy import Hierarchy, hierarchy_of
 from solvers.placement.chain.problem import ChainProblem, Measure
-from solvers.placement.fitting import TOLERANCE_RATIO, num_ways
 from solvers.placement.ranks import Floats, Ints, Placement
 from solvers.placement.single import every_way, placed
+from solvers.placement.start_placement import TOLERANCE_RATIO, num_ways
 from solvers.result import Claim, Status
 
 MOST_STATES: Final = 2_600

@@ -41,9 +41,9 @@ from solvers.cbc import CbcAnswer, run_cbc
 from solvers.placement.chain import check
 from solvers.placement.chain.bound import lower_bound
 from solvers.placement.chain.problem import ChainProblem, Measure
-from solvers.placement.fitting import repaired
 from solvers.placement.ranks import Floats, Ints, Placement
 from solvers.placement.single import placed
+from solvers.placement.start_placement import repaired
 from solvers.result import Claim, Status
 
 SCALE: Final = 1e4

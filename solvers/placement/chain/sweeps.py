@@ -1,13 +1,13 @@
 """Sweeps over all layers that swap experts between ranks under a load limit; for real sizes.
 
-Two starts, the clusters of `clusters.py` and the balanced placement of `fitting.py`, are annealed
-(`annealing.py`): first load above a limit has a price, so that clusters can pass each other, then
-it is forbidden. A layer that is still above its limit is repaired by load alone before the last,
-strict turns. The better of the two is claimed, with the bound of `bound.py`.
+Two starts, the clusters of `clusters.py` and the balanced placement of `start_placement.py`, are
+annealed (`annealing.py`): first load above a limit has a price, so that clusters can pass each
+other, then it is forbidden. A layer that is still above its limit is repaired by load alone before
+the last, strict turns. The better of the two is claimed, with the bound of `bound.py`.
 
 The number of steps is fixed by the size, so equal inputs give equal placements where time suffices;
 where it does not, both anneals cool faster. For the busiest pair of ranks the total stands in while
-annealing, and `busiest.py` descends on the measure itself from what each anneal gave.
+annealing, and `most_loaded_swaps.py` descends on the measure itself from what each anneal gave.
 
 Letters: L layers, E experts, G ranks.
 """
@@ -22,13 +22,13 @@ import numpy as np
 from solvers.placement.chain import check
 from solvers.placement.chain.annealing import Annealer, Schedule
 from solvers.placement.chain.bound import lower_bound
-from solvers.placement.chain.busiest import descend
 from solvers.placement.chain.clusters import clusters_along_chain
 from solvers.placement.chain.flows import Flows
+from solvers.placement.chain.most_loaded_swaps import descend
 from solvers.placement.chain.problem import ChainProblem, Measure
-from solvers.placement.fitting import fit, rank_loads, repaired
 from solvers.placement.ranks import Ints, Placement
 from solvers.placement.single import placed
+from solvers.placement.start_placement import fit, rank_loads, repaired
 from solvers.result import Claim, Status
 
 SEED: Final = 20_250_206

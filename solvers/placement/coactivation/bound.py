@@ -13,10 +13,10 @@ pairs that share a group, over all tokens. Q is what co-activation counts A(e, f
 
     Q <= 1/2 max <A, x>,    x(e, f) = 1: in one group
 
-which `staying.py` bounds: each expert has at most n - 1 others in its group; and, where groups are
-equal, by eigenvalues, as <A, x> = <A + c I, x> - c E for any c. Both are combined at a height as
-described there. So F = T (K - f) copies go into groups at least, at most T into each. At best the
-groups of least weight take them, and the most expensive group has M with
+which `flow_bound.py` bounds: each expert has at most n - 1 others in its group; and, where groups
+are equal, by eigenvalues, as <A, x> = <A + c I, x> - c E for any c. Both are combined at a height
+as described there. So F = T (K - f) copies go into groups at least, at most T into each. At best
+the groups of least weight take them, and the most expensive group has M with
 
     F <= sum_j min(T, M / w(j)),    so M >= F / sum_j 1 / w(j)
 
@@ -31,8 +31,8 @@ import numpy as np
 
 from solvers.placement.coactivation.problem import CoactivationProblem, Level
 from solvers.placement.coactivation.swaps import BLOCK_TOKENS
+from solvers.placement.flow_bound import most_staying_by_matching, most_staying_by_spectrum
 from solvers.placement.ranks import Floats, Ints
-from solvers.placement.staying import most_staying_by_matching, most_staying_by_spectrum
 
 HEIGHTS: Final = (2.0, 4.0, 8.0, 1.0)
 """Times the mean count: where counts are cut."""

@@ -9,8 +9,8 @@ import numpy as np
 
 from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.coactivation.swaps import Tables, changes_EE
-from solvers.placement.fitting import rank_loads
 from solvers.placement.ranks import Floats, Ints
+from solvers.placement.start_placement import rank_loads
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

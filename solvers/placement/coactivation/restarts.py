@@ -2,10 +2,10 @@
 
 Starts of a layer are that of `swap.py`, and groups of experts that are chosen together more often
 than by chance: A(e, f) T / (n_e n_f), with A the tokens of both and n those of each, grown into
-ranks by `grouping.py` and, at the sums between ranks, into nodes; brought within the load limit by
-load alone where it passes it. Both descend to local optima. Then the better one is kicked: some
-random swaps that limits allow, a descent, and back where that did not help; `KICKS` times in a row
-without a gain end it.
+ranks by `greedy_groups.py` and, at the sums between ranks, into nodes; brought within the load
+limit by load alone where it passes it. Both descend to local optima. Then the better one is kicked:
+some random swaps that limits allow, a descent, and back where that did not help; `KICKS` times in a
+row without a gain end it.
 
 Layers share the time evenly; what one leaves over goes to the next. Letters: L layers, T tokens, K
 experts of a token, E experts, G ranks, N nodes.
@@ -29,10 +29,10 @@ from solvers.placement.coactivation.swap import (
     starting_ranks,
     without_start,
 )
-from solvers.placement.fitting import rank_loads, repaired
-from solvers.placement.grouping import grown_groups
+from solvers.placement.greedy_groups import grown_groups
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.placement.single import placed
+from solvers.placement.start_placement import rank_loads, repaired
 from solvers.result import Claim, Status
 
 SEED: Final = 20_250_812

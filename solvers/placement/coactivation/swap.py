@@ -19,9 +19,9 @@ import numpy as np
 from solvers.placement.coactivation.bound import lower_bound_L
 from solvers.placement.coactivation.layer import Layer, layer_of
 from solvers.placement.coactivation.problem import CoactivationProblem
-from solvers.placement.fitting import fit, rank_loads
 from solvers.placement.ranks import Ints, Placement
 from solvers.placement.single import placed
+from solvers.placement.start_placement import fit, rank_loads
 from solvers.result import Claim, Status
 
 LEAST_GAIN_RATIO: Final = 1e-12

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from profilers.bench import Setting
+from profilers.benchmark import Setting
 from profilers.devices import DTYPES, clock_of, count_accelerators, pick_device
-from profilers.drawing import SIZES, lines
 from profilers.heap import keep_heap
 from profilers.kernels import memory_bound, optimizer
 from profilers.kernels.autograd import (
@@ -32,6 +31,7 @@ from profilers.kernels.suite import (
     measure_kernel,
 )
 from profilers.records import AXES, Case, Measurement, Status
+from profilers.sampled_sizes import SIZES, lines
 from profilers.schedule import distinct
 from profilers.team import Alone
 from profilers.timing import HostClock

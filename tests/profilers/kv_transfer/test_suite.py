@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from profilers.bench import Setting
+from profilers.benchmark import Setting
 from profilers.devices import clock_of, count_accelerators, pick_device
 from profilers.kernels.suite import LONG_REPEATS, measure_kernel
 from profilers.kv_transfer.suite import DTYPES, KINDS, ConversionBench, benches, prepare

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from profilers.bench import Setting
+from profilers.benchmark import Setting
 from profilers.links.pairs import PairBench, meetings
 from profilers.records import Status
 from profilers.team import Alone

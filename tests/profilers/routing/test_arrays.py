@@ -12,7 +12,7 @@ import torch
 
 from profilers.errors import RecordingUnreadableError, UnknownNameError
 from profilers.routing.formats import read_as
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.store import read_recording
 from tests.rows import each_row
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from profilers.errors import RecordingUnreadableError
 from profilers.routing import megatron_trace
 from profilers.routing.formats import read_as
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.store import read_recording
 from tests.rows import each_row
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from profilers.routing.formats import read_as
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.store import read_recording
 from tests.rows import each_row
 

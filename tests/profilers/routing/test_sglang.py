@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from profilers.routing.formats import read_as
-from profilers.routing.naming import Naming
+from profilers.routing.overrides import Naming
 from profilers.routing.store import read_recording
 from tests.rows import each_row
 

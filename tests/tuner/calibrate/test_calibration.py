@@ -10,7 +10,7 @@ import pytest
 from tests.rows import each_row
 from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import run_of, runs_of
-from tuner.backtest.pricing import pricer_of, regime_of
+from tuner.backtest.prices import pricer_of, regime_of
 from tuner.backtest.rows import Row, read_rows
 from tuner.calibrate.calibration import Calibration, calibrate, problem_of
 from tuner.calibrate.fit import slopes

@@ -8,7 +8,7 @@ from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, QW
 from tuner.backtest.serving.launches import Launch, launch_of
 from tuner.backtest.serving.prediction import Latency
 from tuner.backtest.serving.residuals import calibrated
-from tuner.backtest.serving.scoring import Pair
+from tuner.backtest.serving.scores import Pair
 from tuner.calibrate.serving import after_launches, fit, held_out
 from tuner.costs.serving.decoder import Decoder
 

@@ -12,7 +12,7 @@ from solvers.placement.balance.check import LAUNCHES
 from tests.rows import each_row
 from tuner.cli.app import run
 from tuner.place_plan import PlaceProvenance
-from tuner.planner.place.planning import Settings, make_place_plan
+from tuner.planner.place.plan_place import Settings, make_place_plan
 from tuner.spec.place_read import read_place_spec
 
 ROOT = Path(__file__).parents[3]

@@ -7,7 +7,7 @@ import pytest
 from tuner.compare.comparison import compare, compared
 from tuner.compare.table import comparison_csv
 from tuner.errors import TunerError
-from tuner.explain.question import read_any_plan
+from tuner.explain.planned_spec import read_any_plan
 from tuner.explain.rivals import rivals_of
 from tuner.plan import Plan, TrainPrediction
 from tuner.train_words import train_changes

@@ -7,7 +7,7 @@ import pytest
 
 from tuner.compare.plan_ratios import ratio_band
 from tuner.costs.serving.bands import ratio_bands
-from tuner.explain.question import read_any_plan
+from tuner.explain.planned_spec import read_any_plan
 from tuner.plan import Plan
 from tuner.planner.ratios import ties_ratio
 from tuner.serve_plan import ServePlan

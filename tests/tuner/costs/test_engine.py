@@ -26,8 +26,8 @@ from tuner.costs.kernel_table import KernelTable
 from tuner.costs.layer_time import call_time, layer_time
 from tuner.costs.operations import embedding_calls, head_calls
 from tuner.costs.workload import Degrees, Workload
+from tuner.formulate.layer_costs import CandidateCosts, Machine
 from tuner.formulate.options import Option
-from tuner.formulate.pricing import CandidateCosts, Machine
 from tuner.launch.step_config import model_shape
 from tuner.planner.decisions import decision
 from tuner.planner.predict import predict

@@ -15,8 +15,8 @@ from tests.profilers.steps.crossing import inter_node_bytes
 from tuner.costs.hierarchical_dispatch import Rows, far_rows, kept_bytes, row_bytes, rows_by_node
 from tuner.costs.operations import Part, cases, expert_calls
 from tuner.costs.workload import Degrees, Workload
+from tuner.formulate.layer_costs import CandidateCosts, Machine
 from tuner.formulate.options import Option
-from tuner.formulate.pricing import CandidateCosts, Machine
 from tuner.launch.step_config import model_shape
 from tuner.planner.decisions import decision
 from tuner.planner.predict import predict

@@ -14,7 +14,7 @@ from tuner.estimate.decision import decision_of
 from tuner.estimate.estimate import bench_of, estimate
 from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.legality import broken_rules
-from tuner.estimate.pricing import priced
+from tuner.estimate.prices import priced
 from tuner.estimate.readers import megatron
 from tuner.estimate.records import Change, Estimate
 from tuner.spec.spec import Spec

@@ -7,7 +7,7 @@ from pathlib import Path
 from tuner.estimate.configuration import configuration_of
 from tuner.estimate.decision import decision_of
 from tuner.estimate.estimate import bench_of, estimate
-from tuner.estimate.pricing import priced
+from tuner.estimate.prices import priced
 from tuner.estimate.registry import read_launch, read_text
 from tuner.spec.spec import Spec
 

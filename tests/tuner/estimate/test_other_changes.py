@@ -13,7 +13,7 @@ from tuner.estimate.configuration import configuration_of
 from tuner.estimate.decision import decision_of
 from tuner.estimate.estimate import bench_of, estimate
 from tuner.estimate.launch import LaunchSettings
-from tuner.estimate.pricing import priced
+from tuner.estimate.prices import priced
 from tuner.estimate.readers import deepspeed, torchtitan
 from tuner.estimate.records import Change, Estimate
 from tuner.spec.spec import Spec

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.rows import each_row
 from tuner.errors import TunerError
 from tuner.explain.changes import changed
-from tuner.explain.question import Question
+from tuner.explain.planned_spec import Question
 from tuner.spec.cluster import Cluster
 from tuner.spec.fields import SpecFolder
 from tuner.what_if import Change, moved, parse_changes

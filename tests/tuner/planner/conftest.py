@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tuner.formulate.pricing import Machine
+from tuner.formulate.layer_costs import Machine
 from tuner.plan import Plan, Provenance
-from tuner.planner.planning import Question, make_plan, workload_of
+from tuner.planner.plan_profiled import Question, make_plan, workload_of
 from tuner.planner.search import SearchResult, Settings
 from tuner.spec.capabilities import intersection
 from tuner.spec.read import read_spec

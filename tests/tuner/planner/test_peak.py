@@ -10,8 +10,8 @@ from tests.rows import each_row
 from tuner.costs.temporaries import UNCOUNTED_RATIO, head_working, reduction_working
 from tuner.costs.update import Unit
 from tuner.costs.workload import Degrees, Workload
+from tuner.formulate.layer_costs import CandidateCosts, Machine
 from tuner.formulate.options import Option
-from tuner.formulate.pricing import CandidateCosts, Machine
 from tuner.planner.decisions import decision
 from tuner.planner.peak import peak_bytes
 

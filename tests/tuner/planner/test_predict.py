@@ -8,8 +8,8 @@ from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tuner.costs.memory import layer_activations
 from tuner.costs.workload import Degrees, Workload
+from tuner.formulate.layer_costs import CandidateCosts, Machine
 from tuner.formulate.options import Option
-from tuner.formulate.pricing import CandidateCosts, Machine
 from tuner.plan import TrainPrediction
 from tuner.planner.decisions import decision
 from tuner.planner.predict import band_around, predict

@@ -10,8 +10,8 @@ from solvers.layout.check import objective
 from tests.rows import each_row
 from tests.solvers.layout import brute_force
 from tuner.costs.workload import Degrees
+from tuner.formulate.layer_costs import CandidateCosts, layout_problem
 from tuner.formulate.options import options
-from tuner.formulate.pricing import CandidateCosts, layout_problem
 from tuner.formulate.space import enumerate_degrees
 from tuner.planner.predict import predict
 from tuner.planner.search import SearchResult

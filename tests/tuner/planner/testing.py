@@ -15,7 +15,7 @@ from pydantic import Field
 
 from profilers.records import Record, Seconds
 from tuner.costs.workload import Workload
-from tuner.formulate.pricing import CandidateCosts, Machine
+from tuner.formulate.layer_costs import CandidateCosts, Machine
 from tuner.plan import TrainDecision, TrainPrediction
 from tuner.planner.decisions import degrees_of
 from tuner.planner.predict import predict

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tuner.regress.check import check
-from tuner.regress.checking import Manner
+from tuner.regress.checks import Manner
 from tuner.regress.observed import Observed, observed
 
 FIXTURES = Path(__file__).parent / "fixtures"

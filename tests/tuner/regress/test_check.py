@@ -9,7 +9,7 @@ import pytest
 
 from tuner.errors import TunerError
 from tuner.regress.check import check
-from tuner.regress.checking import Manner
+from tuner.regress.checks import Manner
 from tuner.regress.records import Check, ScenarioResult, Verdict
 
 Run = Callable[..., Check]

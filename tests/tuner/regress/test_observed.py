@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
-from tuner.regress.judging import Tolerance, judge
 from tuner.regress.observed import observed, question_changes
 from tuner.regress.records import Verdict
+from tuner.regress.rules import Tolerance, judge
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

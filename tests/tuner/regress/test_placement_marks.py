@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tuner.regress.check import check
-from tuner.regress.checking import Manner
-from tuner.regress.judging import Judged, Tolerance, judge
+from tuner.regress.checks import Manner
 from tuner.regress.observed import observed
+from tuner.regress.rules import Judged, Tolerance, judge
 
 SPEC = """\
 schema_version: 1

@@ -14,7 +14,7 @@ import pytest
 
 from profilers.store import read_profile, write_header, write_table
 from tuner.regress.check import check
-from tuner.regress.checking import Manner
+from tuner.regress.checks import Manner
 from tuner.regress.records import Check, Verdict
 
 CHECKOUT = Path(__file__).parents[3]

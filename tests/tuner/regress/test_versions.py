@@ -7,9 +7,9 @@ import pytest
 from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.regress.before import scenario_then
-from tuner.regress.running import OWN_TREE
 from tuner.regress.scenarios import read_checks
 from tuner.regress.versions import other_of
+from tuner.regress.workers import OWN_TREE
 
 PACKAGES = ("tuner", "solvers", "profilers")
 

@@ -20,7 +20,7 @@ from tuner.plan_folder import write_plan
 from tuner.report.content import Report
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import browser_path
-from tuner.report.reading import report_of
+from tuner.report.read import report_of
 from tuner.serve_plan import (
     Handover,
     Instances,

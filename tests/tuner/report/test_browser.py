@@ -12,7 +12,7 @@ from tests.rows import each_row
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import command
 from tuner.report.plotly_script import plotly_script
-from tuner.report.reading import report_of
+from tuner.report.read import report_of
 
 Parsed = Callable[[str], Any]
 Shown = Callable[[str], Any]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
-from tuner.report.reading import report_of
+from tuner.report.read import report_of
 
 Page = Callable[[Any], str]
 Parsed = Callable[[str], Any]

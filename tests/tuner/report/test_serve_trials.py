@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tuner.report.markdown import markdown
-from tuner.report.reading import report_of
+from tuner.report.read import report_of
 from tuner.serve_plan import ServePlan
 from tuner.verify.deployments.conclusion import conclude
 from tuner.verify.deployments.records import BenchRun, ServeTrialRecord, Spread

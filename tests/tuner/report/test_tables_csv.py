@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from tuner.cli.app import run
-from tuner.explain.question import read_any_plan
+from tuner.explain.planned_spec import read_any_plan
 from tuner.report.content import Figure, Table
 from tuner.report.front_figure import front_figure
 from tuner.report.plan_csv import plan_csv
-from tuner.report.reading import report_of
+from tuner.report.read import report_of
 from tuner.report.tables_csv import report_csv
 from tuner.serve_plan import FrontPoint, ServePlan
 

@@ -25,8 +25,8 @@ from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, Verified
 from tuner.verify.search import StudySearch, studying
 from tuner.verify.study.claims import Outside
-from tuner.verify.study.joining import Left
 from tuner.verify.study.journal import JournalStore
+from tuner.verify.study.membership import Left
 from tuner.verify.study.worker import Worker, this_worker
 from tuner.verify.verification import Effort, Watcher
 

@@ -20,10 +20,10 @@ from tuner.cli import app as frame
 from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError
 from tuner.plan_folder import TRIALS_NAME, read_plan, write_plan
 from tuner.verify.command import CommandLauncher, filled, parsed_template
-from tuner.verify.ending import TRIAL_MARK
 from tuner.verify.launcher import Launch
 from tuner.verify.metrics import adapter_named
 from tuner.verify.records import Verified, read_trials
+from tuner.verify.termination import TRIAL_MARK
 from tuner.verify.verification import Effort, Watcher
 from tuner.verify_api import command_trials
 

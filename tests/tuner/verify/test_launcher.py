@@ -12,8 +12,7 @@ from profilers.steps.config import StepReport
 from tests.rows import each_row
 from tuner.launch.step_config import step_config
 from tuner.plan_folder import read_plan
-from tuner.verify import ending
-from tuner.verify.ending import TRIAL_MARK
+from tuner.verify import termination as ending
 from tuner.verify.launcher import (
     LOG_NAME,
     REPORT_NAME,
@@ -25,6 +24,7 @@ from tuner.verify.launcher import (
     trial_environment,
 )
 from tuner.verify.progress import steps_so_far
+from tuner.verify.termination import TRIAL_MARK
 
 Run = Callable[..., LaunchResult]
 

@@ -15,8 +15,8 @@ import pytest
 from tuner import api
 from tuner.plan_folder import TRIALS_NAME
 from tuner.verify import leftovers
-from tuner.verify.ending import TRIAL_MARK
 from tuner.verify.leftovers import end_left, found_again
+from tuner.verify.termination import TRIAL_MARK
 from tuner.verify.verification import Effort, Watcher
 from tuner.verify_api import command_trials
 

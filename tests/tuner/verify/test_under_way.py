@@ -12,7 +12,7 @@ from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
 from tuner.verify.search import StudySearch, Wish
 from tuner.verify.study.claims import Progress
-from tuner.verify.study.joining import Left
+from tuner.verify.study.membership import Left
 from tuner.verify.study.worker import this_worker
 from tuner.verify.under_way import folder_of, found_under_way, is_adopted, note, sweep
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from profilers.steps.config import Dispatcher, RankMemory, StepConfig, StepReport
 from tuner.costs.workload import Degrees, Workload
+from tuner.formulate.layer_costs import CandidateCosts, Machine
 from tuner.formulate.options import Option
-from tuner.formulate.pricing import CandidateCosts, Machine
 from tuner.plan import TrainDecision
 from tuner.planner.decisions import decision, degrees_of
 from tuner.planner.predict import predict

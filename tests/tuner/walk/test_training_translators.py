@@ -29,11 +29,12 @@ from tuner.emit.registry import emit
 from tuner.estimate import decision as estimated
 from tuner.estimate.configuration import Configuration, configuration_of
 from tuner.estimate.estimate import bench_of
-from tuner.estimate.pricing import strategies_of
+from tuner.estimate.prices import strategies_of
 from tuner.estimate.registry import read_launch
 from tuner.plan import TrainDecision
 from tuner.planner import decisions as of_the_reference_step
-from tuner.planner.analytic import answer, ways
+from tuner.planner.analytic import options as ways
+from tuner.planner.analytic import search_result as answer
 from tuner.planner.analytic.axes import COLUMN_OF_MODULE
 from tuner.spec.capabilities import intersection
 from tuner.spec.cluster import Cluster, Pool
@@ -70,7 +71,7 @@ UNMENTIONED: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
     "estimate": frozenset(),
-    # Buckets are chosen for what the search found (planner/analytic/bucketing.py).
+    # Buckets are chosen for what the search found (planner/analytic/gradient_buckets.py).
     "the search": frozenset({"ddp_bucket_size", "ends_as_layers"}),
 }
 """By builder: fields that it leaves at their defaults."""

@@ -1,7 +1,7 @@
 """From a table of measured serving runs to errors of TTFT and TPOT.
 
 Rows are read as launches (launches.py), those that repeat a measurement are set aside, the rest are
-predicted (prediction.py) and scored (scoring.py). A measurement that one row states without what is
+predicted (prediction.py) and scored (scores.py). A measurement that one row states without what is
 needed and another with it counts as the latter.
 """
 
@@ -13,7 +13,7 @@ from tuner.backtest.serving.launches import Cells, Launch, MissingError, OddErro
 from tuner.backtest.serving.prediction import Latency, Predictor
 from tuner.backtest.serving.records import JudgedLaunch, ServingBacktest
 from tuner.backtest.serving.residuals import calibrated, read_serving_residuals
-from tuner.backtest.serving.scoring import Pair, metric_of, tpot, ttft
+from tuner.backtest.serving.scores import Pair, metric_of, tpot, ttft
 from tuner.backtest.serving.tables import machines_of
 from tuner.costs.serving.bands import bands_of
 

@@ -29,9 +29,9 @@ from typing import Final
 from tuner.backtest.serving.decoders import decoder_named, formats_of
 from tuner.costs.serving.bands import Load
 from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.drafting import Drafting, Method
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.costs.serving.memory import weight_bytes
+from tuner.costs.serving.speculative import Drafting, Method
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.units import format_bytes

@@ -16,7 +16,7 @@ import numpy as np
 
 from tuner.backtest.serving.launches import Launch, Side
 from tuner.backtest.serving.recipes import Recipe, recipe_of
-from tuner.costs.kv_hand_over import CARD_RATIO, HAND_OVER_S, KvPath, whole_s
+from tuner.costs.kv_transfer import CARD_RATIO, HAND_OVER_S, KvPath, whole_s
 from tuner.costs.serving.capacity import cache_tokens
 from tuner.costs.serving.engine import TRAITS, Batching, Degrees
 from tuner.costs.serving.iteration import Iteration

@@ -6,7 +6,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from tuner.costs.serving.cache_room import room_of
+from tuner.costs.serving.cache_capacity import room_of
 from tuner.costs.serving.decoder import BYTES
 from tuner.costs.serving.engine import Engine
 from tuner.costs.serving.iteration import Iteration

@@ -25,12 +25,11 @@ from typing import Final
 
 import numpy as np
 
+from tuner.costs.serving.all_to_all import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serving.attention import AttentionLayer
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.drafting import JOINED_INPUTS, Drafting, draft_decoder
 from tuner.costs.serving.engine import TRAITS, Degrees, Engine, EngineTraits, Exchange
-from tuner.costs.serving.exchange import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serving.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serving.machine import (
     BALANCED,
@@ -42,6 +41,7 @@ from tuner.costs.serving.machine import (
     ServingMachine,
 )
 from tuner.costs.serving.memory import stage_ratio
+from tuner.costs.serving.speculative import JOINED_INPUTS, Drafting, draft_decoder
 from tuner.spec.serving.manifests.manifest import LARGEST_DISPATCH_TOKENS
 
 SMALL_S: Final = 1.5e-6

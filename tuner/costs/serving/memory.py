@@ -7,7 +7,7 @@ with embedding or head. Engines keep a second copy of the up-projection of compr
 for steps that decode (vLLM 0.33.0 `mla_attention.py`, `W_UK_T` and `W_UV`; SGLang 0.5.23
 `deepseek_weight_loader.py`, `w_kc` and `w_vc`). Routers are bf16 and whole on every rank.
 
-How many tokens an engine makes room for is its own rule (cache_room.py).
+How many tokens an engine makes room for is its own rule (cache_capacity.py).
 """
 
 import math

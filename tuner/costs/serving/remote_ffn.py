@@ -34,11 +34,11 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.serving.cache_room import room_of
+from tuner.costs.serving.all_to_all import ELEMENT_BYTES
+from tuner.costs.serving.cache_capacity import room_of
 from tuner.costs.serving.capacity import added_weight_bytes
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Decoder, Experts
-from tuner.costs.serving.exchange import ELEMENT_BYTES
 from tuner.costs.serving.iteration import Iteration, Split, sustained_factor
 from tuner.costs.serving.machine import LAUNCH_S, NODE_LATENCY_S, STREAM_RATIO
 from tuner.costs.serving.memory import attention_weight_bytes, weight_bytes

@@ -35,9 +35,9 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+from tuner.costs.serving.all_to_all import ELEMENT_BYTES
 from tuner.costs.serving.decoder import AttentionKind
 from tuner.costs.serving.engine import Degrees, Exchange
-from tuner.costs.serving.exchange import ELEMENT_BYTES
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.memory import stage_ratio
 from tuner.costs.serving.memory_rules import MemoryRule, rule_of

@@ -18,7 +18,7 @@ Source: Janus (arXiv:2512.13525) describes the two phases and both modes of the 
 are Hockney's latency and bandwidth (Parallel Computing 20(3), 1994) of every leg, of which the
 slowest end counts. Messages to several receivers are posted without waiting for each other, so
 latency counts once. Latency and share of the links are those of the exchange around experts that
-stand with attention (exchange.py beside this), so that modes compare alike.
+stand with attention (all_to_all.py beside this), so that modes compare alike.
 
 Letters: Q questions. Not covered: transfers that hide behind the other half of the batch, cards
 that other traffic uses.
@@ -29,8 +29,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.costs.serving.all_to_all import EXCHANGE_RATIO, EXCHANGE_S
 from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.exchange import EXCHANGE_RATIO, EXCHANGE_S
 from tuner.costs.serving.machine import LAUNCH_S
 
 

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from tuner.emit.files import EmittedFile
-from tuner.emit.placement.launching import num_nodes, run_script
+from tuner.emit.placement.launch_script import num_nodes, run_script
 from tuner.errors import UnsuitedPlacementError
 from tuner.place_plan import MadeFor, PlaceDecision, PlacePlan, VerifiedPlacement
 from tuner.spec.lp_memory import program_shape

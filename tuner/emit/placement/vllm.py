@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from tuner.emit.files import EmittedFile, comment
-from tuner.emit.placement.launching import num_nodes, run_script
+from tuner.emit.placement.launch_script import num_nodes, run_script
 from tuner.emit.placement.statement import spans, statement
 from tuner.place_plan import PlaceDecision, VerifiedPlacement
 

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from tuner.emit.files import EmittedFile
-from tuner.emit.placement.launching import run_script
+from tuner.emit.placement.launch_script import run_script
 from tuner.emit.placement.vllm import parallel_flags, whole_model
 from tuner.place_plan import PlaceDecision, VerifiedPlacement
 

@@ -6,9 +6,9 @@ from typing import Final, Protocol
 from tuner.emit.files import EmittedFile
 from tuner.emit.serving import sglang, trtllm, vllm
 from tuner.emit.serving.command import ServerCommand, variables
+from tuner.emit.serving.multiplexing import shares_file
 from tuner.emit.serving.placement import ServedPlacement
 from tuner.emit.serving.shape import GroupShape, group_shapes, needs_draft_model
-from tuner.emit.serving.sharing import shares_file
 from tuner.serve_plan import VerifiedServing
 
 

@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from tuner.emit.files import EmittedFile
-from tuner.emit.serving.bench import TRACE_FORM, bench_aiperf_bash, bench_vllm_bash
+from tuner.emit.serving.benchmark import TRACE_FORM, bench_aiperf_bash, bench_vllm_bash
 from tuner.emit.serving.command import BOOTSTRAP_OFFSET, FIRST_PORT
 from tuner.emit.serving.engines import MPI_ENGINES, engine_files, server_bash
 from tuner.emit.serving.placement import ServedPlacement, placement_notes

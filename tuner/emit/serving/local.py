@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from tuner.emit.files import EmittedFile, comment
-from tuner.emit.serving.bench import bench_files
-from tuner.emit.serving.cells import has_cells
+from tuner.emit.serving.afd import has_cells
+from tuner.emit.serving.benchmark import bench_files
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE, checks
 from tuner.emit.serving.placement import ServedPlacement, placement_notes
 from tuner.emit.serving.router import ROUTER_PORT, needs_router

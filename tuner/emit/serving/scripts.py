@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from tuner.emit.files import EmittedFile, comment
-from tuner.emit.serving.bench import bench_files
-from tuner.emit.serving.cells import cell_notes, cell_scripts, has_cells
+from tuner.emit.serving.afd import cell_notes, cell_scripts, has_cells
+from tuner.emit.serving.benchmark import bench_files
 from tuner.emit.serving.command import PORTS_PER_INSTANCE
 from tuner.emit.serving.engines import MPI_ENGINES, engine_files, server_bash
 from tuner.emit.serving.placement import ServedPlacement, placed_for

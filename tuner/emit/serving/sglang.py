@@ -10,9 +10,9 @@ from typing import Final
 
 from tuner.emit.placement.sglang import sglang_mark
 from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
+from tuner.emit.serving.multiplexing import shares_name
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement, as_served
 from tuner.emit.serving.shape import GroupShape, drafted, release_of, transfer
-from tuner.emit.serving.sharing import shares_name
 from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
 from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
 from tuner.spec.serving.manifests.steps import dispatch_tokens

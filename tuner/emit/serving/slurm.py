@@ -12,8 +12,8 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from tuner.emit.files import JOB_FOLDER, JOB_NAME, EmittedFile, comment, label
-from tuner.emit.serving.bench import bench_files
-from tuner.emit.serving.cells import MEETING_OFFSET, cell_name, cell_pairs, one_machine_cells
+from tuner.emit.serving.afd import MEETING_OFFSET, cell_name, cell_pairs, one_machine_cells
+from tuner.emit.serving.benchmark import bench_files
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE, checks
 from tuner.emit.serving.engines import MPI_ENGINES
 from tuner.emit.serving.placement import ServedPlacement, placement_notes

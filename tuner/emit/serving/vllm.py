@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tuner.emit.placement.vllm import STEP_INTERVAL
-from tuner.emit.serving.cells import SERVERS as CELL_SERVERS
-from tuner.emit.serving.cells import cell_address, cell_words, has_cells
+from tuner.emit.serving.afd import SERVERS as CELL_SERVERS
+from tuner.emit.serving.afd import cell_address, cell_words, has_cells
 from tuner.emit.serving.command import (
     BOOTSTRAP,
     RENDEZVOUS,

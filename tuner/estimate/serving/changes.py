@@ -15,7 +15,7 @@
 
 Precision stays, and where experts are whole or sliced they stay so over the new ranks. A change
 beats the launch when it misses fewer targets; or misses as many and has more goodput per device by
-more than what ratios of two layouts are known to (`tie_ratio`, tuner/planner/serve/telling.py); or
+more than what ratios of two layouts are known to (`tie_ratio`, tuner/planner/serve/to_plan.py); or
 as much of that with requests (TTFT + (O - 1) TPOT) shorter by more. The best has the fewest missed
 targets, then the most goodput per device, then the shortest requests. Ratios to the launch's
 latencies carry bands where the degrees alone differ, which is what published runs compare.
@@ -28,23 +28,23 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.costs.serving.bands import ratio_bands
-from tuner.costs.serving.drafting import Method
 from tuner.costs.serving.engine import Degrees, Engine
-from tuner.estimate.serving.launch import Setting
-from tuner.estimate.serving.pricing import (
+from tuner.costs.serving.speculative import Method
+from tuner.estimate.serving.instance import (
     Asked,
     instance_of,
     load_of,
     misfit_of,
     option_of,
 )
+from tuner.estimate.serving.launch import Setting
 from tuner.estimate.serving.records import ServingChange, ServingLoad
 from tuner.planner.serve.choices import BUDGETS
 from tuner.planner.serve.demand import MOST_RUNNING
 from tuner.planner.serve.expert_copies import MOST_RATIO
 from tuner.planner.serve.instances import launched_as
 from tuner.planner.serve.options import Option, most_running
-from tuner.planner.serve.telling import tie_ratio
+from tuner.planner.serve.to_plan import tie_ratio
 from tuner.serve_plan import Role
 from tuner.spec.serving.expert_slots import are_even, fewest_redundant
 from tuner.spec.serving.manifests.afd import cell_refusals

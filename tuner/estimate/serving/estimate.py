@@ -7,8 +7,7 @@ from tuner.costs.serving.bands import NEW_PAIR, Band, bands_of
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.estimate.serving.changes import changes_of, refused
-from tuner.estimate.serving.launch import ServingLaunch, Surroundings
-from tuner.estimate.serving.pricing import (
+from tuner.estimate.serving.instance import (
     Asked,
     asked_of,
     instance_of,
@@ -19,10 +18,11 @@ from tuner.estimate.serving.pricing import (
     misfit_of,
     option_of,
 )
+from tuner.estimate.serving.launch import ServingLaunch, Surroundings
 from tuner.estimate.serving.records import ServingEstimate, ServingLoad
 from tuner.planner.serve.demand import MOST_RUNNING
 from tuner.planner.serve.options import Option, PoolSite
-from tuner.planner.serve.telling import tie_ratio
+from tuner.planner.serve.to_plan import tie_ratio
 from tuner.serve_plan import Latency, Role
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode, ServeGoal

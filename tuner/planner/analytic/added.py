@@ -15,9 +15,10 @@ from typing import Final
 import numpy as np
 
 from tuner.planner.analytic.axes import Facts
-from tuner.planner.analytic.counting import by_facts
 from tuner.planner.analytic.degrees import Table, state_copies
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.option_table import WayTable, way_table
+from tuner.planner.analytic.options import Ways
+from tuner.planner.analytic.problem import Question
 from tuner.planner.analytic.rules import (
     Ints,
     Mask,
@@ -26,8 +27,7 @@ from tuner.planner.analytic.rules import (
     first_broken,
     schedule_rules,
 )
-from tuner.planner.analytic.ways import Ways
-from tuner.planner.analytic.waytable import WayTable, way_table
+from tuner.planner.analytic.space_size import by_facts
 
 PRICED: Final = ("uneven_layout", "empty_stages", "sequence_parallel")
 """Fields of a manifest that prices depend on; all others make rules."""

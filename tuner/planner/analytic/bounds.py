@@ -28,10 +28,10 @@ from tuner.costs.analytic.links import all_gather_s, groups, send_s
 from tuner.costs.analytic.shapes import ModelShape, Numbers, Strategies
 from tuner.costs.analytic.step import OFFLOAD_BYTES
 from tuner.costs.analytic.units import UnitCosts
+from tuner.planner.analytic.candidate_prices import ROUNDING, filled_s, pass_times
 from tuner.planner.analytic.layouts import PassTimes, least_peak_s, total_s
-from tuner.planner.analytic.once import of_all
-from tuner.planner.analytic.pricing import ROUNDING, filled_s, pass_times
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.per_step import of_all
+from tuner.planner.analytic.problem import Question
 
 Floats = npt.NDArray[np.float64]
 

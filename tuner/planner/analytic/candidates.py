@@ -17,9 +17,9 @@ import numpy.typing as npt
 from tuner.costs.analytic.shapes import Strategies
 from tuner.planner.analytic.axes import COLUMN_OF_MODULE, Recomputed
 from tuner.planner.analytic.degrees import Table
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.options import Ways
+from tuner.planner.analytic.problem import Question
 from tuner.planner.analytic.rules import Ints
-from tuner.planner.analytic.ways import Ways
 
 Floats = npt.NDArray[np.float64]
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.problem import Question
 from tuner.planner.analytic.rules import (
     Ints,
     Rule,

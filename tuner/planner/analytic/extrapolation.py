@@ -22,10 +22,10 @@ from tuner.costs.analytic.links import MERGED
 from tuner.costs.analytic.measured_kernels import MeasuredKernels
 from tuner.costs.analytic.shapes import Hardware, Stages
 from tuner.plan import Band, Provenance
-from tuner.planner.analytic.answer import detailed
 from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.found import Search
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.incumbents import Search
+from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.search_result import detailed
 from tuner.units import format_ratio, format_s
 
 EXTRAPOLATED_FACTOR: Final = 1.4

@@ -30,20 +30,20 @@ from solvers.layout.problem import LayoutProblem
 from solvers.registry import LAYOUT
 from tuner.costs.analytic.in_flight import held
 from tuner.costs.analytic.memory_units import MemoryUnits
-from tuner.planner.analytic.answer import Detail, detail_of, detailed, stage_layers
-from tuner.planner.analytic.candidates import Candidates, strategies_of
-from tuner.planner.analytic.counting import by_facts
-from tuner.planner.analytic.found import Search
-from tuner.planner.analytic.layouts import PassTimes, layers_of_stages, stages_of
-from tuner.planner.analytic.memory import taken_bytes, unit_memory
-from tuner.planner.analytic.pricing import (
+from tuner.planner.analytic.candidate_prices import (
     balanced_layers,
     batch_of,
     least_s,
     time_pieces,
     times_of_kinds,
 )
-from tuner.planner.analytic.waytable import AGAIN_AXES
+from tuner.planner.analytic.candidates import Candidates, strategies_of
+from tuner.planner.analytic.incumbents import Search
+from tuner.planner.analytic.layouts import PassTimes, layers_of_stages, stages_of
+from tuner.planner.analytic.memory import taken_bytes, unit_memory
+from tuner.planner.analytic.option_table import AGAIN_AXES
+from tuner.planner.analytic.search_result import Detail, detail_of, detailed, stage_layers
+from tuner.planner.analytic.space_size import by_facts
 from tuner.simulate.pipeline import Pipeline, can_be_played, play
 from tuner.units import format_ratio, format_s
 

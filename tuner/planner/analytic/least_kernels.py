@@ -13,7 +13,7 @@ import numpy as np
 from tuner.costs.analytic.kernels import AttentionShape, ExpertSeconds, Kernels
 from tuner.costs.analytic.measured_kernels import MeasuredKernels
 from tuner.costs.analytic.shapes import Numbers
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.problem import Question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -17,7 +17,7 @@ from tuner.costs.analytic.memory_units import MemoryUnits, unit_bytes
 from tuner.costs.analytic.shapes import Strategies, taken
 from tuner.planner.analytic.candidates import MEMORY_AXES, MEMORY_DEGREES, Candidates
 from tuner.planner.analytic.layouts import layers_of_stages, stages_of
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.problem import Question
 from tuner.planner.analytic.rules import Ints
 
 Floats = npt.NDArray[np.float64]

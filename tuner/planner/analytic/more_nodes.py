@@ -1,7 +1,7 @@
 """More nodes of the same kind, on which a model fits that does not fit on those there are.
 
 Nodes can be had where a device's memory cannot be changed, so they are offered first. Multiples of
-the pool are tried in ascending order: a cheap look at the leanest decision (relaxing.py), then a
+the pool are tried in ascending order: a cheap look at the leanest decision (relaxations.py), then a
 search of its own; nothing is guessed. Where the smallest needs offloading, the smallest that does
 not is offered beside it. Not covered: counts between the multiples, and whether other
 nodes than multiples would be legal.
@@ -13,17 +13,17 @@ from typing import Final
 
 from tuner.errors import SpecError
 from tuner.plan import Band, Relaxation, TrainDecision
-from tuner.planner.analytic.answer import decision_of, detail_of
-from tuner.planner.analytic.asking import Site, question_of
-from tuner.planner.analytic.counting import space
+from tuner.planner.analytic.build_problem import Site, question_of
 from tuner.planner.analytic.degrees import legal_degrees
-from tuner.planner.analytic.found import Search
-from tuner.planner.analytic.question import Question
-from tuner.planner.analytic.relaxing import memory_that_would_do
+from tuner.planner.analytic.incumbents import Search
+from tuner.planner.analytic.options import ways_of
+from tuner.planner.analytic.plan_fields import Teller
+from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.relaxations import memory_that_would_do
 from tuner.planner.analytic.search import Settings, search
-from tuner.planner.analytic.telling import Teller
+from tuner.planner.analytic.search_result import decision_of, detail_of
+from tuner.planner.analytic.space_size import space
 from tuner.planner.analytic.ties import ratios_on
-from tuner.planner.analytic.ways import ways_of
 from tuner.planner.reasons import MULTIPLES
 from tuner.spec.spec import Spec
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from profilers.steps.config import Recompute
 from tuner.planner.analytic.axes import Choice, Facts, Recomputed, WayRule
-from tuner.planner.analytic.counting import by_facts
-from tuner.planner.analytic.found import Search
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.incumbents import Search
+from tuner.planner.analytic.options import ways_of
+from tuner.planner.analytic.problem import Question
 from tuner.planner.analytic.rules import dense_rules, expert_rules, schedule_rules
-from tuner.planner.analytic.ways import ways_of
+from tuner.planner.analytic.space_size import by_facts
 
 _ON: Final[Mapping[str, str]] = {
     "a2a_overlap": "overlapped all-to-all",

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from tuner.planner.analytic.bounds import Allowed
 from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.degrees import Table
+from tuner.planner.analytic.option_table import WayTable
 from tuner.planner.analytic.rules import Ints
-from tuner.planner.analytic.waytable import WayTable
 
 Floats = npt.NDArray[np.float64]
 

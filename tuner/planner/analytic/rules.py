@@ -3,7 +3,7 @@
 A rule reads named columns and answers which entries break it. Rules come in four groups, each
 reading only what is already chosen when the space is unfolded: the dense degrees (tensor, context,
 pipeline, data), the schedule (virtual pipeline, micro-batch), the expert degrees, and the ways to
-run them (ways.py).
+run them (options.py).
 
 Not covered: rules of one target's argument parser that no degree decides; those are checked on the
 finished decision (tuner/spec/capabilities.py).
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.problem import Question
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]

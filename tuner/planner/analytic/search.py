@@ -1,15 +1,15 @@
 """Branch and bound over all degrees and ways: bounds first, prices for what they leave.
 
-    cells    degrees without the experts', by the bound of an imagined expert      bounds.py
-    rows     with every expert degree: a bound per frame, and whether any fits     leanest.py
-    keepings with all but what is computed again: a bound                          pricing.py
-    agains   with what is computed again and nothing else: a bound, whether any fits
-    ways     a bound; if need be priced in full, in a layout of their own          pricing.py
+    cells    degrees without the experts', by the bound of an imagined expert      bounds.py rows
+    with every expert degree: a bound per frame, and whether any fits     min_memory.py keepings
+    with all but what is computed again: a bound                          candidate_prices.py agains
+    with what is computed again and nothing else: a bound, whether any fits ways     a bound; if
+    need be priced in full, in a layout of their own          candidate_prices.py
 
 Cells are opened in the order of their bounds, then their rows visited in the order of theirs. A
 frame that fits with nothing computed again is unfolded into keepings, one that does not into agains
-(waytable.py). What is bounded by more than is still wanted (the K-th best layout, each row at its
-best) is left where it stands; so is what fits in no layout. Bounds only ever grow from level to
+(option_table.py). What is bounded by more than is still wanted (the K-th best layout, each row at
+its best) is left where it stands; so is what fits in no layout. Bounds only ever grow from level to
 level, so that
 
     space = priced + bounded + illegal + open
@@ -28,23 +28,23 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.planner.analytic.added import Kinds, Known
-from tuner.planner.analytic.batching import FIRST_ROWS, MOST_ROWS, batches, rank_within, unfolded
+from tuner.planner.analytic.batches import FIRST_ROWS, MOST_ROWS, batches, rank_within, unfolded
 from tuner.planner.analytic.bounds import Allowed, least_step_s
+from tuner.planner.analytic.candidate_prices import Prices, batch_of, least_s
 from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.counting import space
 from tuner.planner.analytic.degrees import Table, legal_degrees
-from tuner.planner.analytic.fitting import fits_somehow
-from tuner.planner.analytic.found import Counts, Found, Search
-from tuner.planner.analytic.leanest import again_fits, frame_fits_plainly, keeping_fits, row_fits
-from tuner.planner.analytic.leaning import capped_least_s, price_to_fit
-from tuner.planner.analytic.opening import allowed_by, cell_bounds_s
-from tuner.planner.analytic.pricing import Prices, batch_of, least_s
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.incumbents import Counts, Found, Search
+from tuner.planner.analytic.memory_feasibility import fits_somehow
+from tuner.planner.analytic.min_memory import again_fits, frame_fits_plainly, keeping_fits, row_fits
+from tuner.planner.analytic.min_memory_layout import capped_least_s, price_to_fit
+from tuner.planner.analytic.option_table import WayTable
+from tuner.planner.analytic.options import ways_of
+from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.progress import counted, ended, opened, passing
+from tuner.planner.analytic.root_bound import allowed_by, cell_bounds_s
 from tuner.planner.analytic.rows import Rows, groups_of_frames, joined, taken_rows, with_ways
 from tuner.planner.analytic.rules import Ints
-from tuner.planner.analytic.watching import counted, ended, opened, passing
-from tuner.planner.analytic.ways import ways_of
-from tuner.planner.analytic.waytable import WayTable
+from tuner.planner.analytic.space_size import space
 from tuner.planner.layout_groups import rows_of_layouts
 from tuner.planner.progress import Told, Watch, unwatched
 

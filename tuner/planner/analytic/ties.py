@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.plan import Band, TrainDecision
-from tuner.planner.analytic.asking import Site
 from tuner.planner.analytic.axes import Recomputed
-from tuner.planner.analytic.found import Found, Search
+from tuner.planner.analytic.build_problem import Site
+from tuner.planner.analytic.incumbents import Found, Search
 from tuner.planner.analytic.layouts import layers_of_stages
 from tuner.planner.ratios import KERNEL_FIELDS, Ratios, ratios_for
 from tuner.spec.spec import Spec

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tuner.plan import Plan, Roomier, TrainDecision, TrainPrediction
 from tuner.planner.analytic.memory_risk import Chances, LossPrices
-from tuner.planner.analytic.preferring import MEMORY_STEPS, TOLERANCE_RATIO, fit_C
+from tuner.planner.analytic.preference import MEMORY_STEPS, TOLERANCE_RATIO, fit_C
 
 Floats = npt.NDArray[np.float64]
 

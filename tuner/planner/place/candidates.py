@@ -22,6 +22,7 @@ from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE, COACTIVATION
 from solvers.result import Claim, Outcome, Status
 from tuner.errors import SpecError
+from tuner.planner.place.evaluation import judge
 from tuner.planner.place.evidence import (
     WorkloadEvidence,
     load_WLE,
@@ -31,7 +32,6 @@ from tuner.planner.place.evidence import (
     variance_WLE,
     weight_W,
 )
-from tuner.planner.place.judging import judge
 from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.methods import solve_balance, solve_chain, solve_coactivation
 from tuner.planner.place.passes import planned_passes, weighs_passes
@@ -96,7 +96,7 @@ def solved_dispatch(rule: str) -> Dispatch:
     A draw for each token expects what an even split gives, beside near replicas or without. The
     linear program follows each pass, which a search does not: the split stands for it while
     placements are sought, and bounds nothing. What is found is weighed under the program itself
-    (costing.py).
+    (cost.py).
     """
     if rule == Dispatch.STATIC.value:
         return Dispatch.STATIC

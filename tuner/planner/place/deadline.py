@@ -16,8 +16,8 @@ import numpy as np
 
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Floats, Placement, Ranks
+from tuner.planner.place.evaluation import judge
 from tuner.planner.place.evidence import WorkloadEvidence
-from tuner.planner.place.judging import judge
 from tuner.planner.place.passes import MOST_SOLVED_PASSES
 
 LEAST_JUDGED: Final = 2

@@ -23,10 +23,10 @@ from solvers.placement.dispatch.sampling import (
 from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
 from solvers.placement.ranks import Floats, Placement
 from tuner.place_plan import DispatchOutcome, MadeFor
-from tuner.planner.place.comparing import sources_of
-from tuner.planner.place.costing import robust, robust_weights
+from tuner.planner.place.comparison import sources_of
+from tuner.planner.place.cost import robust, robust_weights
+from tuner.planner.place.evaluation import whole_tokens
 from tuner.planner.place.evidence import WorkloadEvidence
-from tuner.planner.place.judging import whole_tokens
 from tuner.planner.place.launch_noise import is_table_known
 from tuner.spec.place_read import PlaceSpec
 from tuner.spec.place_targets import (

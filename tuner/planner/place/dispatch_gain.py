@@ -14,10 +14,10 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.dynamic import drawn
 from solvers.placement.dispatch.least_loaded import LeastLoaded
 from solvers.placement.ranks import Floats, Ints, Placement
-from tuner.planner.place.comparing import Three, ranks_of
+from tuner.planner.place.comparison import Three, ranks_of
+from tuner.planner.place.evaluation import Judged, arrivals, judge, judged_of
 from tuner.planner.place.evidence import WorkloadEvidence
-from tuner.planner.place.judging import Judged, arrivals, judge, judged_of
-from tuner.planner.place.pricing import Pricing
+from tuner.planner.place.prices import Pricing
 from tuner.spec.place import Dispatch
 from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec

@@ -23,15 +23,15 @@ from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Floats, Ints, Placement
 from solvers.result import Outcome
 from tuner.planner.place.candidates import beside_search, policies
-from tuner.planner.place.costing import robust
+from tuner.planner.place.cost import robust
 from tuner.planner.place.deadline import spread
+from tuner.planner.place.evaluation import judge
 from tuner.planner.place.evidence import (
     WorkloadEvidence,
     load_scatter,
     load_variance,
     mean_load_LE,
 )
-from tuner.planner.place.judging import judge
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec

@@ -15,10 +15,10 @@ from solvers.placement.balance.check import launch_times
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.balance.problem import Dispatch as Solved
 from solvers.placement.ranks import Floats, Placement
-from tuner.planner.place.comparing import ranks_of
+from tuner.planner.place.comparison import ranks_of
+from tuner.planner.place.evaluation import judged_of
 from tuner.planner.place.evidence import WorkloadEvidence, weight_W
-from tuner.planner.place.judging import judged_of
-from tuner.planner.place.pricing import Pricing
+from tuner.planner.place.prices import Pricing
 from tuner.planner.place.verdict import CONFIDENCE_FACTOR
 from tuner.spec.place import Dispatch
 from tuner.spec.place_read import PlaceSpec

@@ -6,9 +6,9 @@ from profilers.store import read_header
 from tuner.costs.analytic.calibration import Residuals
 from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.errors import UnknownDeviceError
-from tuner.planner.nodes.ordering import read_links
+from tuner.planner.nodes.node_order import read_links
 from tuner.planner.place.links import LinkSource, measured_pairs
-from tuner.planner.place.pricing import pool_hardware
+from tuner.planner.place.prices import pool_hardware
 from tuner.spec.cluster import Cluster
 from tuner.spec.place import PlaceGoal
 

@@ -40,7 +40,7 @@ from tuner.costs.analytic.constants import Constants
 from tuner.costs.analytic.links import MERGED, Group, all_to_all_s
 from tuner.costs.analytic.shapes import Hardware, number
 from tuner.place_plan import LinkFacts
-from tuner.planner.nodes.ordering import in_proportion
+from tuner.planner.nodes.node_order import in_proportion
 from tuner.planner.place.evidence import WorkloadEvidence, weight_W
 from tuner.spec.cluster import Pool
 from tuner.spec.place import PlaceGoal

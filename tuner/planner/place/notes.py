@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from tuner.planner.place.candidates import Rule
-from tuner.planner.place.comparing import sources_of
+from tuner.planner.place.comparison import sources_of
+from tuner.planner.place.cross_validation import MOST_FOLDS
 from tuner.planner.place.dispatch_choice import made_for
 from tuner.planner.place.evidence import WorkloadEvidence
-from tuner.planner.place.leaving_out import MOST_FOLDS
 from tuner.planner.place.transitions import is_judged_apart
 from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_dispatch import UNLAUNCHED

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
-from tuner.costs.serving.drafting import Drafting
 from tuner.costs.serving.engine import TRAITS, Batching, Degrees, Engine, Exchange
+from tuner.costs.serving.speculative import Drafting
 from tuner.planner.serve.expert_copies import ExpertCopies
 
 BUDGETS: Final = (2048, 4096, 8192, 16384)

@@ -29,12 +29,12 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.serving.curves import Floats
-from tuner.planner.serve.answering import Found, Question
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.handovers import HandOvers
 from tuner.planner.serve.instances import instances_of
+from tuner.planner.serve.kv_transfers import HandOvers
 from tuner.planner.serve.modes import Answers
 from tuner.planner.serve.options import NEVER_S, Curve, Option
+from tuner.planner.serve.solve_mode import Found, Question
 from tuner.serve_plan import FrontPoint, Role
 from tuner.serve_words import short_group
 from tuner.spec.serving.goal import Mode

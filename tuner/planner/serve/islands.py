@@ -13,7 +13,7 @@ Not covered: an island beside a pair of two vendors that has a pool of the islan
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tuner.planner.serve.playing import Group
+from tuner.planner.serve.simulation import Group
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.manifests.registry import releases_by_pool

@@ -4,15 +4,15 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.drafting import Drafting, Method
 from tuner.costs.serving.engine import Engine, Exchange
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.remote_ffn import RemoteFfnIteration
+from tuner.costs.serving.speculative import Drafting, Method
 from tuner.errors import SpecError
+from tuner.planner.serve.afd_options import PricedCells, priced_cells
 from tuner.planner.serve.choices import Choices, budgets_of
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.expert_copies import ExpertCopies
-from tuner.planner.serve.ffn_cells import PricedCells, priced_cells
 from tuner.planner.serve.instances import launched_as
 from tuner.planner.serve.options import (
     Option,

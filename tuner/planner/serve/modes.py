@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from tuner.planner.serve.answering import Found, Question, least_spare
-from tuner.planner.serve.apart import Apart, apart_of, told_apart
+from tuner.planner.serve.afd_unlaunched import Apart, apart_of, told_apart
 from tuner.planner.serve.most_rate import answer_goal
-from tuner.planner.serve.offloading import cuts_of
-from tuner.planner.serve.ranking import (
+from tuner.planner.serve.preference import (
     counted,
     gain_ratio,
     held_back_by,
@@ -20,7 +18,9 @@ from tuner.planner.serve.ranking import (
     ranked,
     worth_of,
 )
-from tuner.planner.serve.telling import missed_with, refusals_of, told_of
+from tuner.planner.serve.remote_prefill import cuts_of
+from tuner.planner.serve.solve_mode import Found, Question, least_spare
+from tuner.planner.serve.to_plan import missed_with, refusals_of, told_of
 from tuner.serve_plan import PUBLISHED_MODES, ServeModeAnswer, ServeUnlaunchable
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.manifests.registry import modes_on

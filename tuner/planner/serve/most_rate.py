@@ -1,7 +1,7 @@
 """Answers one mode where the goal is the most requests a second that the pools serve.
 
 The question is DistServe's (arXiv:2401.09670): goodput of given devices under targets. For every
-variant of a mode (answering.py) the integer program with the rate as its objective chooses
+variant of a mode (solve_mode.py) the integer program with the rate as its objective chooses
 instances, as if no request waited: its rate is the bound. The traffic is simulated with these
 instances, and bisection finds the largest rate at which every target holds, to `RATE_STEP` of it
 and no nearer than that to what the instances can serve, where queues have no end.
@@ -18,7 +18,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from tuner.planner.serve.answering import (
+from tuner.planner.serve.islands import capacity_per_s
+from tuner.planner.serve.program import ROLES, Solved, Spare
+from tuner.planner.serve.routers import RouterChoice
+from tuner.planner.serve.simulation import Group, Played
+from tuner.planner.serve.solve_mode import (
     MOST_PLAYED,
     Found,
     Question,
@@ -32,10 +36,6 @@ from tuner.planner.serve.answering import (
     tightened,
     with_hits_left,
 )
-from tuner.planner.serve.islands import capacity_per_s
-from tuner.planner.serve.playing import Group, Played
-from tuner.planner.serve.program import ROLES, Solved, Spare
-from tuner.planner.serve.routers import RouterChoice
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
 

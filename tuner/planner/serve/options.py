@@ -5,7 +5,7 @@
 
     prefill      d / P requests a second; a first token after P at least
     decode       d n / (O T(n)); a token every T(n)
-    aggregated   d n / (O U(n)), where U(n) is a token's time beside prompts (mixing.py)
+    aggregated   d n / (O U(n)), where U(n) is a token's time beside prompts (mixed_batches.py)
 
 Of every way the most sequences that memory holds and the target of the time per token allows are
 taken, and fractions of them, since waiting may leave no room for so many. Ways that do not fit,
@@ -36,7 +36,7 @@ from tuner.planner.serve.choices import Budget, Choices, usual_choices
 from tuner.planner.serve.degrees import degrees_of, has_slow_links
 from tuner.planner.serve.demand import MOST_RUNNING, Demand
 from tuner.planner.serve.dominance import undominated
-from tuner.planner.serve.mixing import PromptTime, prompt_time, token_seconds
+from tuner.planner.serve.mixed_batches import PromptTime, prompt_time, token_seconds
 from tuner.serve_plan import Role
 from tuner.simulate.serving.batching import WATERMARK_RATIO
 from tuner.simulate.serving.client import STEPS_BEFORE_TOKEN, client_of

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from tuner.costs.serving.engine import Degrees
 from tuner.costs.serving.memory import kv_bytes_per_token
-from tuner.planner.serve.answering import Found, Question
 from tuner.planner.serve.demand import Floats, Ints, PrefixHits
 from tuner.planner.serve.islands import island_shares
-from tuner.planner.serve.playing import Group
-from tuner.planner.serve.playing_routed import policy_of
+from tuner.planner.serve.routed_simulation import policy_of
 from tuner.planner.serve.routers import RouterChoice
+from tuner.planner.serve.simulation import Group
+from tuner.planner.serve.solve_mode import Found, Question
 from tuner.serve_plan import PrefixReuse, Role
 from tuner.simulate.serving.prefix_hits import (
     by_prefix,

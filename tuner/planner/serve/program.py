@@ -8,11 +8,10 @@ of an option is scaled by s / (t - s) over the least such ratio.
 One program a mode. Aggregated instances serve requests from end to end, on whole devices or on
 shares of them; prefill instances hand over to decode instances of the same pool over its cards, or
 of another pool over the link between them. Where long prompts are offloaded, the remote instances
-are the program's prefill and the local ones its decode (offloading.py).
-Pools of several vendors may be islands, each behind a router of its own (islands.py): every island
-has its kinds, no route leaves it, and the program parts the requests among them.
-A route joins two groups of options (routes.py) whose pools reach each other and whose layouts the
-engine's release accepts.
+are the program's prefill and the local ones its decode (remote_prefill.py). Pools of several
+vendors may be islands, each behind a router of its own (islands.py): every island has its kinds, no
+route leaves it, and the program parts the requests among them. A route joins two groups of options
+(kv_routes.py) whose pools reach each other and whose layouts the engine's release accepts.
 """
 
 import time
@@ -34,9 +33,9 @@ from solvers.instances.problem import Role as SolverRole
 from solvers.registry import INSTANCES
 from solvers.result import Outcome, Status
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.handovers import HandOvers
+from tuner.planner.serve.kv_routes import ways_of
+from tuner.planner.serve.kv_transfers import HandOvers
 from tuner.planner.serve.options import Option, PoolSite
-from tuner.planner.serve.routes import ways_of
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
 
@@ -47,8 +46,8 @@ ROLES: Final[dict[Mode, tuple[Role, ...]]] = {
     "prefill_offload": (Role.PREFILL, Role.DECODE),
     "attention_expert": (Role.PREFILL, Role.DECODE),
 }
-"""Of a mode's program. A cell of attention and experts decodes (ffn_cells.py); where the release
-launches none they have no program (apart.py)."""
+"""Of a mode's program. A cell of attention and experts decodes (afd_options.py); where the release
+launches none they have no program (afd_unlaunched.py)."""
 OBJECTIVE: Final = {
     "cost": Objective.COST,
     "devices": Objective.DEVICES,

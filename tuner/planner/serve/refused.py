@@ -10,12 +10,12 @@ from functools import partial
 from itertools import product
 from typing import Final
 
-from tuner.planner.serve.answering import Found, Question, narrowed
-from tuner.planner.serve.handovers import kept_by
+from tuner.planner.serve.kv_transfers import kept_by
 from tuner.planner.serve.most_rate import answer_goal
 from tuner.planner.serve.options import PoolSite
-from tuner.planner.serve.ranking import counted, gain_ratio, lost_by, worth_of
-from tuner.planner.serve.telling import refusals_of, told_of
+from tuner.planner.serve.preference import counted, gain_ratio, lost_by, worth_of
+from tuner.planner.serve.solve_mode import Found, Question, narrowed
+from tuner.planner.serve.to_plan import refusals_of, told_of
 from tuner.serve_plan import Role, ServeUnlaunchable
 
 LEAST_GAIN_RATIO: Final = 1e-6

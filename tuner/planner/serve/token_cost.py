@@ -26,13 +26,13 @@ from typing import Final
 
 import numpy as np
 
-from tuner.planner.serve.answering import Found, Question
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.mixing import prompt_time
-from tuner.planner.serve.offloading import Cut
+from tuner.planner.serve.mixed_batches import prompt_time
+from tuner.planner.serve.multiplexing import halves_of
 from tuner.planner.serve.options import Option, step_seconds
-from tuner.planner.serve.playing import Group
-from tuner.planner.serve.sharing import halves_of
+from tuner.planner.serve.remote_prefill import Cut
+from tuner.planner.serve.simulation import Group
+from tuner.planner.serve.solve_mode import Found, Question
 from tuner.serve_plan import Role, TokenCost
 
 MILLION: Final = 1e6

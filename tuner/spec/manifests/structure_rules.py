@@ -9,7 +9,7 @@ from profilers.steps.config import LayerKind
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.manifests.decision import Decision
 from tuner.spec.manifests.manifest import Capabilities
-from tuner.spec.manifests.wording import listed
+from tuner.spec.manifests.words import listed
 from tuner.spec.model import ModelSpec
 
 

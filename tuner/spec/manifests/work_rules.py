@@ -14,7 +14,7 @@ from tuner.spec.manifests.decision import (
     stage_kinds,
 )
 from tuner.spec.manifests.manifest import Capabilities
-from tuner.spec.manifests.wording import listed
+from tuner.spec.manifests.words import listed
 from tuner.spec.model import ModelSpec
 
 

@@ -22,7 +22,7 @@ import re
 from typing import Final
 
 from tuner.units import parse_bytes
-from tuner.verify.adapters.reading import Job, Reading, believable, number
+from tuner.verify.adapters.interface import Job, Reading, believable, number
 
 _RATE: Final = re.compile(
     r"global_step=(\d{1,12}),.*CurrSamplesPerSec=([\d.e+-]{1,24}),.*MaxMemAllocated=([\d.]{1,16})GB"

@@ -12,7 +12,7 @@ import json
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tuner.verify.adapters.reading import Job, Reading, believable
+from tuner.verify.adapters.interface import Job, Reading, believable
 
 
 class _Line(BaseModel):

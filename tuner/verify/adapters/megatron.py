@@ -15,7 +15,7 @@ import re
 from typing import Final
 
 from tuner.units import parse_bytes
-from tuner.verify.adapters.reading import Job, Reading, believable, number
+from tuner.verify.adapters.interface import Job, Reading, believable, number
 
 _STEP: Final = re.compile(
     r"iteration +(\d{1,12})/ *\d+ \|.*elapsed time per iteration \(ms\): *([\d.]{1,24})"

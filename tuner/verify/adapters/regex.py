@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from tuner.errors import SpecError
 from tuner.units import format_s
-from tuner.verify.adapters.reading import Adapter, Job, Reading, believable, number
+from tuner.verify.adapters.interface import Adapter, Job, Reading, believable, number
 from tuner.verify.adapters.regex_worker import LIMIT_S
 
 MAX_EXPRESSION: Final = 512

@@ -15,7 +15,7 @@ import re
 from typing import Final
 
 from tuner.units import parse_bytes
-from tuner.verify.adapters.reading import Job, Reading, believable, number
+from tuner.verify.adapters.interface import Job, Reading, believable, number
 
 _STEP: Final = re.compile(
     r"(?<!validate )step: +(\d{1,12}) .*memory: *(-?[\d.]{1,16})GiB.*\btps: *([\d,]{1,24})"

@@ -8,7 +8,8 @@
 
 A bubble is waiting for others' layers, and is counted as what they spend. Causes are those of
 `TrainPrediction.breakdown_s`, of the reference step's model (tuner/costs/operations.py) and of the
-analytic one (tuner/planner/analytic/telling.py), whose `once` holds sums, gathers and optimizer.
+analytic one (tuner/planner/analytic/plan_fields.py), whose `once` holds sums, gathers and
+optimizer.
 
 Letters: K parts, in the order above.
 """

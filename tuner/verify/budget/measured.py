@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tuner.costs.workload import Workload
-from tuner.formulate.pricing import CandidateCosts, Machine
+from tuner.formulate.layer_costs import CandidateCosts, Machine
 from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.planner.decisions import degrees_of
 from tuner.planner.predict import predict

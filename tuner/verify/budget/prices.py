@@ -67,7 +67,7 @@ def _priced(
 ) -> Callable[[Plan, TrainDecision], TrainPrediction]:
     from tuner.costs.analytic.calibration import shipped
     from tuner.costs.analytic.measured_profile import read_measured
-    from tuner.planner.analytic.asking import question_of, site_of
+    from tuner.planner.analytic.build_problem import question_of, site_of
     from tuner.verify.budget.production import production_prices
 
     (pool,) = plan.cluster.pools

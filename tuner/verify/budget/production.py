@@ -23,12 +23,12 @@ from tuner.costs.analytic.prices import StepPrice
 from tuner.costs.analytic.shapes import Stages, Strategies, number
 from tuner.costs.analytic.step import price_step
 from tuner.plan import Plan, TrainDecision, TrainPrediction
-from tuner.planner.analytic.answer import CAUSES, Detail
 from tuner.planner.analytic.axes import COLUMN_OF_MODULE
 from tuner.planner.analytic.finalists import played_s
 from tuner.planner.analytic.layouts import stages_of
-from tuner.planner.analytic.question import Question
-from tuner.planner.analytic.telling import stage_predictions
+from tuner.planner.analytic.plan_fields import stage_predictions
+from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.search_result import CAUSES, Detail
 from tuner.spec.manifests.decision import selective_modules
 
 

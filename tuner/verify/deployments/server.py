@@ -1,7 +1,7 @@
 """A deployment that runs while it is measured, and is gone afterwards.
 
-Its processes are found as those of trials are (tuner/verify/ending.py); the command itself is asked
-first, so that srun, mpirun and docker end what they started elsewhere. It answers once every
+Its processes are found as those of trials are (tuner/verify/termination.py); the command itself is
+asked first, so that srun, mpirun and docker end what they started elsewhere. It answers once every
 address has returned status 200 and one request of a token has been served: engines call themselves
 healthy before a worker has run a step, and some workers end at their first.
 
@@ -26,8 +26,8 @@ from urllib.parse import urlsplit
 
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.verify.build_locks import release_builds
-from tuner.verify.ending import end_marked, start_marked
 from tuner.verify.launcher import LOG_NAME, UNBUFFERED, log_tail
+from tuner.verify.termination import end_marked, start_marked
 
 LOGS_NAME: Final = "logs"
 """Where emitted scripts write a log for each server (their variable LOGS)."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from tuner.errors import OutputError
-from tuner.verify.ending import end_marked
+from tuner.verify.termination import end_marked
 
 UNDER_WAY_NAME: Final = "deployments"
 """In the folder of trials: files and logs of the launch under way."""

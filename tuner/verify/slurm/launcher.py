@@ -42,7 +42,6 @@ from tuner.verify.launcher import (
 )
 from tuner.verify.progress import PROGRESS_NAME
 from tuner.verify.slurm import queue
-from tuner.verify.slurm.ends import Lost, ended_as, lost_of, overrun_of
 from tuner.verify.slurm.folder import (
     WITHDRAWN_NAME,
     Ticket,
@@ -53,6 +52,7 @@ from tuner.verify.slurm.folder import (
     write_ticket,
 )
 from tuner.verify.slurm.options import Options, heeding
+from tuner.verify.slurm.outcome import Lost, ended_as, lost_of, overrun_of
 from tuner.verify.slurm.queue import LOST_NODE, WAITING, JobState, SlurmAwayError
 from tuner.verify.slurm.script import (
     ABANDONED_EXIT,

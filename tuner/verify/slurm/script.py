@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Final
 
 from tuner.launch.shape import LaunchShape
-from tuner.verify.ending import GRACE_S, TRIAL_MARK
 from tuner.verify.launcher import CONFIG_NAME, REPORT_NAME
 from tuner.verify.progress import PROGRESS_NAME
 from tuner.verify.slurm.options import Options
+from tuner.verify.termination import GRACE_S, TRIAL_MARK
 
 JOB_NAME: Final = "job.sh"
 NODE_NAME: Final = "node.sh"

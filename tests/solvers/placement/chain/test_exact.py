@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from solvers.placement.chain.check import objective
-from solvers.placement.chain.company import company_of, num_states
+from solvers.placement.chain.co_location import company_of, num_states
 from solvers.placement.chain.exact import _by_placement, solve
 from solvers.placement.chain.hierarchy import Hierarchy, hierarchy_of
 from solvers.placement.chain.problem import ChainProblem

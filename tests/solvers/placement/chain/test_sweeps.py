@@ -9,9 +9,9 @@ from solvers.placement.chain.clusters import clusters_along_chain
 from solvers.placement.chain.flows import Flows
 from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.chain.sweeps import solve
-from solvers.placement.fitting import fit
 from solvers.placement.ranks import Ints, Ranks
 from solvers.placement.single import placed
+from solvers.placement.start_placement import fit
 from solvers.result import Status
 from tests.solvers.placement.chain.contract import clusters
 from tests.solvers.placement.chain.testing import latent_clusters

@@ -12,8 +12,8 @@ from tuner.backtest.serving.launches import (
     OddError,
     launch_of,
 )
-from tuner.costs.serving.drafting import Drafting, Method
 from tuner.costs.serving.engine import Degrees
+from tuner.costs.serving.speculative import Drafting, Method
 
 Row = Callable[..., dict[str, str]]
 

@@ -8,7 +8,7 @@ import pytest
 
 from profilers.arrays import Arrays
 from tuner.costs.serving.machine import BALANCED, LAUNCH_S, LOAD, MoeShape, ServingMachine
-from tuner.costs.serving.sharing import Share, SharedMachine
+from tuner.costs.serving.multiplexing import Share, SharedMachine
 from tuner.costs.serving.tables import kernel_tables
 from tuner.devices.catalogue import find_device
 

@@ -17,7 +17,6 @@ from tuner.costs.serving.capacity import (
     held_weight_bytes,
 )
 from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.drafting import Drafting
 from tuner.costs.serving.engine import Degrees, Engine, Exchange
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
@@ -31,6 +30,7 @@ from tuner.costs.serving.reserve import (
     low_latency_bytes,
     reserve_of,
 )
+from tuner.costs.serving.speculative import Drafting
 from tuner.devices.catalogue import find_device
 
 FP8 = Formats(

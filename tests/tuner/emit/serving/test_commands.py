@@ -21,8 +21,8 @@ from tests.tuner.emit.serving.testing import (
     shared_device,
 )
 from tests.tuner.emit.testing import write_emitted
+from tuner.emit.serving.multiplexing import division
 from tuner.emit.serving.registry import emit_serving
-from tuner.emit.serving.sharing import division
 from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Role, ServeDecision
 from tuner.spec.huggingface.read import read_model

@@ -11,11 +11,11 @@ from tuner.costs.analytic.constants import Precision, Software, uncalibrated
 from tuner.costs.analytic.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
 from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.counting import by_facts
-from tuner.planner.analytic.found import Found
-from tuner.planner.analytic.found import Search as Searched
-from tuner.planner.analytic.leaning import price_to_fit
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.incumbents import Found
+from tuner.planner.analytic.incumbents import Search as Searched
+from tuner.planner.analytic.min_memory_layout import price_to_fit
+from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.space_size import by_facts
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.manifests.manifest import Capabilities

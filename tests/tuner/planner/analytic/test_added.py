@@ -10,10 +10,10 @@ import pytest
 from profilers.steps.config import Recompute
 from tuner.planner.analytic.added import Kinds, Known, only_adds
 from tuner.planner.analytic.degrees import legal_degrees
-from tuner.planner.analytic.question import Question
-from tuner.planner.analytic.relaxing import with_features
+from tuner.planner.analytic.options import ways_of
+from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.relaxations import with_features
 from tuner.planner.analytic.search import Settings, search
-from tuner.planner.analytic.ways import ways_of
 from tuner.spec.manifests.manifest import Capabilities
 from tuner.spec.search import Search
 

@@ -11,24 +11,24 @@ from hypothesis import strategies as st
 
 from tuner.planner.analytic.axes import Facts
 from tuner.planner.analytic.bounds import least_step_s
+from tuner.planner.analytic.candidate_prices import batch_of, least_s, price
 from tuner.planner.analytic.candidates import DEGREES, Candidates
-from tuner.planner.analytic.counting import by_facts
 from tuner.planner.analytic.degrees import Degrees, legal_degrees
-from tuner.planner.analytic.fitting import fits_somehow
-from tuner.planner.analytic.leanest import again_fits, keeping_fits, row_fits
-from tuner.planner.analytic.leaning import capped_least_s, price_to_fit
-from tuner.planner.analytic.opening import allowed_by, cell_bounds_s
-from tuner.planner.analytic.pricing import batch_of, least_s, price
-from tuner.planner.analytic.question import Question
-from tuner.planner.analytic.rules import Ints
-from tuner.planner.analytic.ways import Ways, ways_of
-from tuner.planner.analytic.waytable import (
+from tuner.planner.analytic.memory_feasibility import fits_somehow
+from tuner.planner.analytic.min_memory import again_fits, keeping_fits, row_fits
+from tuner.planner.analytic.min_memory_layout import capped_least_s, price_to_fit
+from tuner.planner.analytic.option_table import (
     AGAIN_AXES,
     FRAME_AXES,
     NEVER_WORSE,
     WayTable,
     way_table,
 )
+from tuner.planner.analytic.options import Ways, ways_of
+from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.root_bound import allowed_by, cell_bounds_s
+from tuner.planner.analytic.rules import Ints
+from tuner.planner.analytic.space_size import by_facts
 
 MakeQuestion = Callable[..., Question]
 Drawn = tuple[Candidates, np.ndarray, Facts]

@@ -6,7 +6,7 @@ import numpy as np
 
 from tests.rows import each_row
 from tuner.planner.analytic.degrees import legal_degrees
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.problem import Question
 from tuner.spec.manifests.manifest import Capabilities
 from tuner.spec.search import Search
 

@@ -6,11 +6,11 @@ import pytest
 
 from solvers.registry import LAYOUT
 from tuner.planner.analytic import finalists
-from tuner.planner.analytic.answer import detail_of
 from tuner.planner.analytic.finalists import finalist, layout_problem, played_s, ranked
-from tuner.planner.analytic.found import Search as Found
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.incumbents import Search as Found
+from tuner.planner.analytic.problem import Question
 from tuner.planner.analytic.search import Settings, search
+from tuner.planner.analytic.search_result import detail_of
 from tuner.simulate.pipeline import Played
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search

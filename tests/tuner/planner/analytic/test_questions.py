@@ -5,8 +5,8 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import SpecError
-from tuner.planner.analytic.asking import question_of, site_of
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.build_problem import question_of, site_of
+from tuner.planner.analytic.problem import Question
 from tuner.spec.goal import Precision, Reliability
 from tuner.spec.read import read_spec
 from tuner.spec.search import Search

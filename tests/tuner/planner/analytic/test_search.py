@@ -9,7 +9,14 @@ import pytest
 
 from tests.rows import each_row
 from tuner.plan import TrainDecision
-from tuner.planner.analytic.answer import (
+from tuner.planner.analytic.candidate_prices import price
+from tuner.planner.analytic.candidates import Candidates
+from tuner.planner.analytic.degrees import legal_degrees
+from tuner.planner.analytic.incumbents import Search as Found
+from tuner.planner.analytic.options import ways_of
+from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.search import Settings, search
+from tuner.planner.analytic.search_result import (
     certificate_of,
     cost_of_step,
     decision_of,
@@ -17,15 +24,8 @@ from tuner.planner.analytic.answer import (
     pareto_front,
     why_lost,
 )
-from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.counting import by_facts, space
-from tuner.planner.analytic.degrees import legal_degrees
-from tuner.planner.analytic.found import Search as Found
-from tuner.planner.analytic.pricing import price
-from tuner.planner.analytic.question import Question
-from tuner.planner.analytic.search import Settings, search
+from tuner.planner.analytic.space_size import by_facts, space
 from tuner.planner.analytic.ties import Ties, ties_of
-from tuner.planner.analytic.ways import ways_of
 from tuner.planner.progress import Told
 from tuner.planner.ratios import ratios_alike
 from tuner.spec.capabilities import intersection, refusals

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tuner.plan import TrainDecision
-from tuner.planner.analytic.answer import decision_of
 from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.counting import by_facts
-from tuner.planner.analytic.found import Found
-from tuner.planner.analytic.found import Search as Searched
-from tuner.planner.analytic.question import Question
+from tuner.planner.analytic.incumbents import Found
+from tuner.planner.analytic.incumbents import Search as Searched
+from tuner.planner.analytic.problem import Question
 from tuner.planner.analytic.search import Settings, search
+from tuner.planner.analytic.search_result import decision_of
+from tuner.planner.analytic.space_size import by_facts
 from tuner.planner.analytic.ties import DEGREE_OF, OF_QUESTION, tied_rows
 from tuner.planner.ratios import KERNEL_FIELDS, Ratios, has_same_kernels, is_tie
 from tuner.spec.manifests.manifest import Capabilities

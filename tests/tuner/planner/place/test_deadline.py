@@ -11,7 +11,7 @@ from solvers.placement.ranks import Placement
 from tuner.place_api import place
 from tuner.planner.place.deadline import Deadline, fewer_judged, fewer_note, fewer_planned
 from tuner.planner.place.evidence import evidence_of
-from tuner.planner.place.weighing import Weighed, alternatives_of
+from tuner.planner.place.selection import Weighed, alternatives_of
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 
 

@@ -19,7 +19,7 @@ from tuner.errors import SpecError, UnsuitedPlacementError
 from tuner.place_api import place
 from tuner.place_plan import DispatchOutcome, PlacePlan, VerifiedPlacement
 from tuner.planner.place.candidates import rule_of
-from tuner.planner.place.comparing import sources_of
+from tuner.planner.place.comparison import sources_of
 from tuner.planner.place.dispatch_choice import DRAWS, SEEDS, choose_dispatch, mean_error
 from tuner.planner.place.evidence import evidence_of
 from tuner.planner.place.notes import notes_of

@@ -14,10 +14,10 @@ from tuner.emit.placement.registry import emit_placement
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan, VerifiedPlacement
-from tuner.planner.place.comparing import Three, judge_workload
+from tuner.planner.place.comparison import Three, judge_workload
 from tuner.planner.place.dispatch_gain import dispatch_gain
+from tuner.planner.place.evaluation import judge
 from tuner.planner.place.evidence import evidence_of
-from tuner.planner.place.judging import judge
 from tuner.spec.place import Dispatch
 from tuner.spec.place_read import read_place_spec
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from solvers.placement.ranks import Placement
+from tuner.planner.place.evaluation import judge
 from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
 from tuner.planner.place.folds import fold_costs, sure_costs
-from tuner.planner.place.judging import judge
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 
 

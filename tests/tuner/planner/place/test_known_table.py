@@ -10,8 +10,8 @@ from solvers.placement.balance.check import objective, standard_error
 from solvers.placement.ranks import Placement
 from tuner.place_api import Placed, place
 from tuner.planner.place.candidates import balance_problem, rule_of
+from tuner.planner.place.evaluation import judge
 from tuner.planner.place.evidence import evidence_of
-from tuner.planner.place.judging import judge
 from tuner.planner.place.known_table import weighed_as
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

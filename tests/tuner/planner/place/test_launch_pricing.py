@@ -9,16 +9,16 @@ import pytest
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
-from tuner.planner.place.costing import (
+from tuner.planner.place.cost import (
     CHOICE_SEED,
     parts_cost,
     planned_cost,
     planned_seconds,
     seconds_error,
 )
+from tuner.planner.place.evaluation import judged_of
 from tuner.planner.place.evidence import evidence_of
-from tuner.planner.place.judging import judged_of
-from tuner.planner.place.pricing import pricing_of
+from tuner.planner.place.prices import pricing_of
 from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

@@ -14,8 +14,8 @@ from tests.solvers.placement.balance.testing import families
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan
 from tuner.planner.place.candidates import policies, rule_of
+from tuner.planner.place.evaluation import judge
 from tuner.planner.place.evidence import evidence_of
-from tuner.planner.place.judging import judge
 from tuner.planner.place.passes import planned_passes
 from tuner.planner.place.verdict import noise_of
 

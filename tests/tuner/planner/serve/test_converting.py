@@ -10,8 +10,8 @@ from tests.profilers.testing import fake_profile
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
-from tuner.planner.serve.answering import Question, Settings, question_of
 from tuner.planner.serve.options import Option, PoolSite
+from tuner.planner.serve.solve_mode import Question, Settings, question_of
 from tuner.serve_plan import Role
 from tuner.spec.serving.read import read_serve_spec
 

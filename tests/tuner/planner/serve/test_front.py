@@ -10,11 +10,11 @@ import pytest
 
 from tuner.costs.serving.engine import Engine
 from tuner.costs.serving.iteration import Iteration
-from tuner.planner.serve.answering import Settings, question_of
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.front import MOST_POINTS, Offer, front_of, offer_of
 from tuner.planner.serve.modes import answers_of
 from tuner.planner.serve.options import Curve, Option, PoolSite, options_of
+from tuner.planner.serve.solve_mode import Settings, question_of
 from tuner.serve_api import site_of
 from tuner.serve_plan import FrontPoint, Role
 from tuner.spec.serving.read import read_serve_spec

@@ -9,10 +9,10 @@ from solvers.instances.problem import Group as SolverGroup
 from solvers.instances.problem import InstancesProblem, Objective, Route
 from solvers.instances.problem import Pool as SolverPool
 from solvers.instances.problem import Role as SolverRole
-from tuner.planner.serve.answering import KEPT_TOLERANCE, Settings, answer, question_of
 from tuner.planner.serve.islands import capacity_per_s, island_layouts, island_shares, prefixes_kept
-from tuner.planner.serve.playing import Group
-from tuner.planner.serve.telling import cautions_of
+from tuner.planner.serve.simulation import Group
+from tuner.planner.serve.solve_mode import KEPT_TOLERANCE, Settings, answer, question_of
+from tuner.planner.serve.to_plan import cautions_of
 from tuner.serve_api import deploy, site_of
 from tuner.serve_plan import Role, ServePlan
 from tuner.spec.serving.read import read_serve_spec

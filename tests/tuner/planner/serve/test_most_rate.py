@@ -7,10 +7,10 @@ import pytest
 
 from tuner.cli.serve_text import serve_text
 from tuner.explain.outcomes import figures_of
-from tuner.planner.serve.answering import Question, Settings, play, question_of
 from tuner.planner.serve.modes import answers_of
 from tuner.planner.serve.most_rate import RATE_STEP, at_rate, most_rate, most_rate_with
 from tuner.planner.serve.routers import choices_of
+from tuner.planner.serve.solve_mode import Question, Settings, play, question_of
 from tuner.serve_api import deploy, site_of
 from tuner.serve_plan import Role, ServePlan
 from tuner.spec.serving.read import read_serve_spec

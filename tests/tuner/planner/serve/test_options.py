@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serving.drafting import Drafting
 from tuner.costs.serving.engine import Engine, Exchange
+from tuner.costs.serving.speculative import Drafting
 from tuner.planner.serve.choices import BUDGETS, Budget, Choices, budgets_of, usual_choices
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.dominance import undominated

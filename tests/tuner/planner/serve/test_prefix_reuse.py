@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.planner.serve import planning, prefix_reuse
-from tuner.planner.serve.answering import Found, Question
+from tuner.planner.serve import plan_serve as planning
+from tuner.planner.serve import prefix_reuse
 from tuner.planner.serve.demand import PrefixHits, demand_of, with_hits
-from tuner.planner.serve.playing import thinned
 from tuner.planner.serve.prefix_reuse import RecordedPrompts, recorded_prompts, reuse_of
+from tuner.planner.serve.simulation import thinned
+from tuner.planner.serve.solve_mode import Found, Question
 from tuner.serve_api import deploy
 from tuner.serve_plan import PrefixReuse, ServePlan
 from tuner.simulate.serving.prefix_hits import by_weight

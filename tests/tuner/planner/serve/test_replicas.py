@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tuner.costs.serving.apart_step import uniform_activated
+from tuner.costs.serving.afd_step import uniform_activated
 from tuner.costs.serving.decoder import Experts
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.planner.serve.replicas import ReplicaCounts

@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.planner.serve import playing_routed
-from tuner.planner.serve.playing import Group, played_apart
-from tuner.planner.serve.playing_modes import is_routed
-from tuner.planner.serve.playing_routed import played_routed
+from tuner.planner.serve import routed_simulation as playing_routed
+from tuner.planner.serve.mode_simulation import is_routed
+from tuner.planner.serve.routed_simulation import played_routed
 from tuner.planner.serve.routers import choices_of, loses_prefixes, router_of
+from tuner.planner.serve.simulation import Group, played_apart
 from tuner.serve_api import deploy
 from tuner.serve_plan import Role, ServePlan
 from tuner.spec.cluster import Pool
@@ -188,7 +188,7 @@ def test_a_router_without_prefixes_finds_one_in_so_many(tmp_path: Path) -> None:
 def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
     tmp_path: Path,
 ) -> None:
-    from tuner.planner.serve.answering import (
+    from tuner.planner.serve.solve_mode import (
         Found,
         Question,
         Settings,
@@ -231,7 +231,7 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
     tmp_path: Path,
 ) -> None:
     # Both simulations of the same two instances agree, so that a second instance starts no jump.
-    from tuner.planner.serve.answering import Settings, question_of
+    from tuner.planner.serve.solve_mode import Settings, question_of
     from tuner.serve_api import site_of
     from tuner.spec.serving.read import read_serve_spec
 
@@ -267,7 +267,7 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
 def test_a_large_deployment_is_simulated_as_a_share_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tuner.planner.serve.answering import Settings, question_of
+    from tuner.planner.serve.solve_mode import Settings, question_of
     from tuner.serve_api import site_of
     from tuner.spec.serving.read import read_serve_spec
 

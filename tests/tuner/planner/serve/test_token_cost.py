@@ -11,9 +11,9 @@ from tuner.cli.serve_text import token_cost_text
 from tuner.costs.serving.engine import Engine
 from tuner.costs.serving.iteration import Iteration
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.mixing import prompt_time
+from tuner.planner.serve.mixed_batches import prompt_time
+from tuner.planner.serve.multiplexing import halves_of
 from tuner.planner.serve.options import Option, PoolSite, options_of, step_seconds
-from tuner.planner.serve.sharing import halves_of
 from tuner.planner.serve.token_cost import prompt_ratio
 from tuner.serve_api import deploy
 from tuner.serve_plan import Role

@@ -8,10 +8,10 @@ import pytest
 from tests.rows import Failures
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B
 from tuner.costs.serving.decoder import Formats
-from tuner.costs.serving.drafting import Drafting
 from tuner.costs.serving.engine import TRAITS, Degrees, Engine, Exchange
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serving.speculative import Drafting
 from tuner.costs.serving.whole_step import prompt_step_s, step_s
 from tuner.devices.catalogue import find_device
 from tuner.simulate.serving.batching import Rules, simulate

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tuner.errors import SpecError
-from tuner.verify.adapters.reading import Job, Reading
-from tuner.verify.launching import WARMUP_STEPS
+from tuner.verify.adapters.interface import Job, Reading
+from tuner.verify.launches import WARMUP_STEPS
 from tuner.verify.metrics import ADAPTERS, MAX_LINE, LogReader, adapter_named
 
 JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)

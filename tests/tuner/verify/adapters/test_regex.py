@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tuner.errors import SpecError
-from tuner.verify.adapters.reading import Job
+from tuner.verify.adapters.interface import Job
 from tuner.verify.adapters.regex import adapter
 
 JOB = Job(num_devices=1, samples_per_step=1, tokens_per_step=1)

@@ -10,7 +10,7 @@ import pytest
 from tuner.verify.budget.estimates import Estimates, estimates
 from tuner.verify.budget.extrapolation import NINE_OF_TEN, Seen, believed
 from tuner.verify.budget.jobs import PARTS, STATE, Job, parts_s_K
-from tuner.verify.budget.spending import Budget, Spending
+from tuner.verify.budget.scheduler import Budget, Spending
 
 Hidden = Callable[..., Any]
 

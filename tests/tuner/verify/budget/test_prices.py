@@ -17,7 +17,7 @@ from tuner.verify.budget.jobs import ENDS, parts_s_K
 from tuner.verify.budget.possible import Possible
 from tuner.verify.budget.prices import prices_of
 from tuner.verify.budget.scale import scaled_plan, scales_of
-from tuner.verify.budget.spending import Budget
+from tuner.verify.budget.scheduler import Budget
 from tuner.verify.candidates import Candidates
 from tuner.verify.records import read_trials
 from tuner.verify.verification import Effort, Watcher

@@ -16,7 +16,7 @@ from tuner.errors import SpecError
 from tuner.plan_folder import TRIALS_NAME, read_plan, write_plan
 from tuner.report.markdown import markdown
 from tuner.report.train_page import TrainEvidence, train_report
-from tuner.verify.budget.spending import Budget
+from tuner.verify.budget.scheduler import Budget
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort, Watcher
 

@@ -14,7 +14,7 @@ from tuner.plan import TrainDecision, TrainPrediction
 from tuner.verify.budget.jobs import PARTS, STATE, job_of
 from tuner.verify.budget.possible import Possible, Price
 from tuner.verify.budget.scale import Scale, scaled_plan
-from tuner.verify.budget.spending import Spending
+from tuner.verify.budget.scheduler import Spending
 from tuner.verify.records import TrialRecord
 
 FACTOR, SYNC, CANDIDATE, JOB, STEP = 0.3, 0.15, 0.04, 0.03, 0.03

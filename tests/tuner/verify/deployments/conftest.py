@@ -22,7 +22,7 @@ from tuner.serve_plan import Latency, ServeAlternative, ServeDecision, ServePlan
 from tuner.serve_trial import Reached
 from tuner.spec.huggingface.read import read_model
 from tuner.verify.deployments.records import ServeVerified
-from tuner.verify.ending import TRIAL_MARK
+from tuner.verify.termination import TRIAL_MARK
 from tuner.verify_serve_api import DeploymentEffort, deployment_trials, verify_serve
 
 HERE = Path(__file__).parent

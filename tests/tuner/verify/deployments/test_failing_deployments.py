@@ -252,7 +252,7 @@ def test_a_server_that_does_not_want_to_end_is_killed(
     left_running: Left,
 ) -> None:
     monkeypatch.setattr("tuner.verify.deployments.server.STOP_S", 0.1)
-    monkeypatch.setattr("tuner.verify.ending.GRACE_S", 0.1)
+    monkeypatch.setattr("tuner.verify.termination.GRACE_S", 0.1)
     folder = write_plan()
     deaf = f'bash -c "trap : TERM; {server()} & while true; do wait; done"'
     found = verify(folder, deaf, client())

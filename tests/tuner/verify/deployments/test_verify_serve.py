@@ -17,7 +17,7 @@ from tuner.plan_folder import verified_as
 from tuner.serve_folder import read_serve_plan, read_serve_trials
 from tuner.verify.deployments.records import ServeVerified
 from tuner.verify.deployments.sole import sole_use
-from tuner.verify.ending import TRIAL_MARK
+from tuner.verify.termination import TRIAL_MARK
 
 Command = Callable[..., str]
 WritePlan = Callable[..., Path]

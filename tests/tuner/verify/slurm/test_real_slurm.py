@@ -14,9 +14,9 @@ import pytest
 
 from tuner.plan_folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.study_folder import UNDER_WAY_NAME
-from tuner.verify.ending import TRIAL_MARK
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.slurm.folder import TICKET_NAME
+from tuner.verify.termination import TRIAL_MARK
 
 if TYPE_CHECKING:
     from tests.tuner.verify.slurm.conftest import Cluster

@@ -28,8 +28,8 @@ from tuner.verify.launcher import EngineMetrics, Launch, LaunchResult
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.search import studying
 from tuner.verify.study.claims import Outside
-from tuner.verify.study.joining import Left
 from tuner.verify.study.journal import JournalStore
+from tuner.verify.study.membership import Left
 from tuner.verify.study.postgres import PostgresStore
 from tuner.verify.study.store import Store
 from tuner.verify.verification import Effort, Watcher, run_trials

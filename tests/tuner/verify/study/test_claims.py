@@ -15,8 +15,8 @@ from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, read_trials
 from tuner.verify.search import StudySearch, Waiting, Wish, Wishes, studying
 from tuner.verify.study.claims import Outside, Progress
-from tuner.verify.study.joining import Left
 from tuner.verify.study.journal import JournalStore
+from tuner.verify.study.membership import Left
 from tuner.verify.study.worker import WORKERS_SUFFIX, Attendance, Beat, Worker, this_worker
 
 Around = Callable[..., Neighbourhood]

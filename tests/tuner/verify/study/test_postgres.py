@@ -16,7 +16,7 @@ from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, read_trials
 from tuner.verify.search import StudySearch, Wish, studying
 from tuner.verify.study.claims import Outside, Progress
-from tuner.verify.study.joining import Left
+from tuner.verify.study.membership import Left
 from tuner.verify.study.postgres import PostgresStore
 from tuner.verify.study.worker import this_worker
 

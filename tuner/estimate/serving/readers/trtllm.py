@@ -13,8 +13,8 @@ as gathering all tokens.
 
 from typing import Final
 
-from tuner.costs.serving.drafting import Method
 from tuner.costs.serving.engine import Degrees, Engine
+from tuner.costs.serving.speculative import Method
 from tuner.errors import SpecError
 from tuner.estimate.nearest import nearest_divisor
 from tuner.estimate.readers.arguments import Flags

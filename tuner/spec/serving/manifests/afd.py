@@ -13,7 +13,7 @@ from tuner.devices.datasheet import Generation
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.kv_pages import NVIDIA
-from tuner.spec.serving.manifests.asked import Group
+from tuner.spec.serving.manifests.protocols import Group
 
 CELL_TARGETS: Final = frozenset({"vllm", "slurm", "local"})
 """Of `emit`, those that start attention servers with FFN servers of their own."""

@@ -15,8 +15,8 @@ from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.kv_connectors import CacheKind, Connector
 from tuner.spec.serving.kv_pages import LAYOUT, page_layout, page_tokens
 from tuner.spec.serving.kv_refusals import HandOver, KvSide, refusals
-from tuner.spec.serving.manifests.asked import RECEIVERS, Deployment, Group, Transfer
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
+from tuner.spec.serving.manifests.protocols import RECEIVERS, Deployment, Group, Transfer
 from tuner.spec.serving.manifests.steps import cache_kind
 from tuner.spec.serving.manifests.vendor_pairs import vendor_refusals
 

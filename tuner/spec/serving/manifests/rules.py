@@ -14,7 +14,6 @@ from tuner.spec.model import ModelSpec
 from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.manifests.afd import cell_refusals, side_refusals
-from tuner.spec.serving.manifests.asked import Deployment, Group
 from tuner.spec.serving.manifests.manifest import (
     DEEPEP,
     DEEPEP_HIDDEN_SIZES,
@@ -24,6 +23,7 @@ from tuner.spec.serving.manifests.manifest import (
     ServingCapabilities,
 )
 from tuner.spec.serving.manifests.pairs import pair_refusals
+from tuner.spec.serving.manifests.protocols import Deployment, Group
 from tuner.spec.serving.manifests.steps import dispatch_tokens, step_refusals
 
 ROLES: Final[Mapping[str, frozenset[str]]] = {

@@ -11,8 +11,8 @@ from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.kv_connectors import CacheKind
 from tuner.spec.serving.kv_pages import NVIDIA, legal_pages
-from tuner.spec.serving.manifests.asked import RECEIVERS, Group
 from tuner.spec.serving.manifests.manifest import DEEPEP, HAVE_UNITS, ServingCapabilities
+from tuner.spec.serving.manifests.protocols import RECEIVERS, Group
 
 
 def step_refusals(

@@ -1,0 +1,155 @@
+"""Specs from a few answers: accepted as they are, or refused in one line."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tests.rows import each_row
+from tuner.draft.questions import GOALS, questions_of, workloads_of
+from tuner.draft.spec_file import answered, draft, drafted
+from tuner.draft.text import spec_text
+from tuner.errors import SpecError
+from tuner.spec.files import home_expanded
+from tuner.spec.read import read_spec
+from tuner.spec.serving.read import read_serve_spec
+
+ROOT = Path(__file__).parents[3]
+MODEL = str(ROOT / "examples" / "models" / "mixtral-8x7b")
+MACHINES = {"model": MODEL, "device": "H100 SXM", "devices": "64"}
+
+
+def test_a_training_spec_says_what_was_answered() -> None:
+    answers = answered("train", {**MACHINES, "batch": "512", "emit": "megatron-lm,slurm"})
+    with drafted("train", answers) as path:
+        spec = read_spec(path)
+    (pool,) = spec.cluster.pools
+    assert (pool.device, pool.nodes, pool.devices_per_node) == ("h100-sxm", 8, 8)
+    assert (spec.goal.sequence_length, spec.goal.global_batch_size) == (4096, 512)
+    assert spec.emit == ("megatron-lm", "slurm")
+    assert spec.model.name == "mixtral-8x7b"
+
+
+def test_a_deployment_spec_says_what_was_answered() -> None:
+    answers = answered(
+        "serve", {**MACHINES, "engine": "vllm", "concurrency": "64", "ttft": "1s", "emit": "none"}
+    )
+    with drafted("serve", answers) as path:
+        spec = read_serve_spec(path)
+    assert spec.goal.traffic.concurrency == 64
+    assert spec.goal.slo.ttft.p90 == 1.0
+    assert spec.goal.slo.tpot.p90 == 0.05
+    assert spec.emit == ()
+
+
+def test_a_deployment_takes_the_released_type_and_the_named_engine() -> None:
+    models = ROOT / "examples" / "models"
+    for model, quantization in (
+        ("deepseek-v3", "fp8_block"),
+        ("gpt-oss-120b", "mxfp4"),
+        ("mixtral-8x7b", "bf16"),
+    ):
+        given_answers = {**MACHINES, "model": str(models / model), "rate": "2/s"}
+        found = answered("serve", {**given_answers, "emit": "vllm,slurm"})
+        assert (found["quantization"], found["engine"]) == (quantization, "vllm")
+        with drafted("serve", found) as path:
+            assert read_serve_spec(path).goal.quantization == quantization
+    stated = {**given_answers, "engine": "vllm@0.33.0", "quantization": "fp8"}
+    with drafted("serve", answered("serve", stated)) as path:
+        goal = read_serve_spec(path).goal
+    assert (goal.engine.name, goal.engine.version, goal.quantization) == ("vllm", "0.33.0", "fp8")
+
+
+def test_fewer_devices_than_a_server_has_are_one_machine() -> None:
+    with drafted("train", answered("train", {**MACHINES, "devices": "2"})) as path:
+        (pool,) = read_spec(path).cluster.pools
+    assert (pool.nodes, pool.devices_per_node) == (1, 2)
+
+
+def test_paths_are_relative_to_the_file_or_absolute(tmp_path: Path) -> None:
+    text = draft("train", answered("train", MACHINES), folder=ROOT / "examples" / "new")
+    assert yaml.safe_load(text)["model"] == "../models/mixtral-8x7b"
+    text = draft("train", answered("train", MACHINES), folder=None)
+    assert yaml.safe_load(text)["model"] == MODEL
+    del tmp_path
+
+
+@each_row(
+    ("goal", "given_answers", "said"),
+    [
+        ("train", {}, "--model, --device, --devices missing; a 'train' spec needs"),
+        ("train", {**MACHINES, "rate": "2/s"}, "--rate says nothing about a 'train' goal"),
+        ("train", {**MACHINES, "model": "/nowhere"}, "--model: "),
+        ("train", {**MACHINES, "device": "h1"}, "--device: no device description is named 'h1'"),
+        ("train", {**MACHINES, "devices": "12"}, "the nearest that do: 8 and 16"),
+        ("train", {**MACHINES, "devices": "many"}, "--devices: 'many' is not a whole number"),
+        ("train", {**MACHINES, "batch": "0"}, "--batch: '0' is not a whole number in 1"),
+        ("train", {**MACHINES, "precision": "int4"}, "--precision: 'int4' is not one of bf16"),
+        ("train", {**MACHINES, "emit": "nemo"}, "no target is named 'nemo'"),
+        ("serve", MACHINES, "--concurrency or --rate is missing"),
+        ("serve", {**MACHINES, "rate": "2"}, "--rate: '2' has no unit"),
+        ("serve", {**MACHINES, "rate": "2/s", "concurrency": "3"}, "keep one"),
+        ("serve", {**MACHINES, "rate": "2/s", "ttft": "0s"}, "--ttft: '0s' must be more"),
+        (
+            "serve",
+            {**MACHINES, "rate": "2/s", "engine": "sglang", "emit": "vllm"},
+            "another engine than 'sglang'",
+        ),
+        ("serve", {**MACHINES, "rate": "2/s", "engine": "vllm@0.1"}, "--engine: no vllm '0.1' is"),
+        ("serve", {**MACHINES, "rate": "2/s", "engine": "tgi"}, "--engine: 'tgi' is not one of"),
+        ("place", {"ranks": "8"}, "--workload missing"),
+        ("place", {"ranks": "8", "workload": "chat"}, "'chat' is not NAME=PATH"),
+        ("place", {"ranks": "8", "workload": "chat=/nowhere"}, "--workload: /nowhere"),
+        ("place", {"ranks": "9999", "workload": "a=b"}, "--workload: b"),
+    ],
+)
+def test_an_answer_that_cannot_be_is_one_line(
+    goal: str, given_answers: dict[str, str], said: str
+) -> None:
+    (kind,) = (one for one in GOALS if one == goal)
+    with pytest.raises(SpecError) as refused:
+        answered(kind, given_answers)
+    assert said in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_what_a_target_cannot_launch_is_refused_before_anything_is_written() -> None:
+    answers = answered("train", {**MACHINES, "emit": "torchtitan", "precision": "nvfp4"})
+    with pytest.raises(SpecError, match="torchtitan has no precision 'nvfp4'"):
+        draft("train", answers, folder=None)
+
+
+@settings(max_examples=60, deadline=None)
+@example("~0")
+@example(".")
+@given(st.text(min_size=1, max_size=30).filter(lambda text: "\0" not in text))
+def test_names_and_paths_read_back_as_they_were_typed(name: str) -> None:
+    workload = name.replace(",", "").replace("=", "").strip()
+    if not workload or "/" in workload or not workload.isprintable():
+        return
+    answers = {
+        "objective": "balance",
+        "ranks": "8",
+        "ranks-per-node": "",
+        "redundant-experts": "",
+        "workload": f"{workload}={workload}",
+        "emit": "eplb",
+    }
+    try:
+        asked = workloads_of(answers["workload"])
+    except SpecError:
+        return
+    (written,) = yaml.safe_load(spec_text("place", answers, folder=None))["goal"]["workloads"]
+    assert {written["name"]: Path(written["path"]).name} == {
+        key: home_expanded(path).absolute().name for key, path in asked.items()
+    }
+
+
+def test_every_default_is_acceptable() -> None:
+    for goal in GOALS:
+        for question in questions_of(goal):
+            if question.default and question.key != "devices":
+                answers = {"engine": "sglang", "model": MODEL, "input-tokens": "4000"}
+                question.check(question.default, answers)

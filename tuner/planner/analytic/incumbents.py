@@ -1,0 +1,111 @@
+"""What a search found and what it proves: rows at their best, counts of the space, a bound."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.planner.analytic.candidates import DEGREES, Candidates
+from tuner.planner.analytic.degrees import Degrees
+from tuner.planner.analytic.options import Ways
+from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.rules import Ints
+from tuner.planner.layout_groups import Layout
+
+Floats = npt.NDArray[np.float64]
+
+LAYOUT: Final = ("tensor", "context", "pipeline", "data", "expert", "expert_tensor")
+"""Columns of a row that make its layout, as tuner/planner/layout_groups.py lists them."""
+
+MOST_KEPT = 65_536
+"""Rows that are remembered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Counts:
+    """Where every decision of the space went, and how many rows did."""
+
+    priced: int
+    bounded: int
+    illegal: Mapping[str, int]
+    """By the first rule that they break."""
+    open: int
+    rows: int
+    """Legal combinations of degrees."""
+
+    @property
+    def num_illegal(self) -> int:
+        """Decisions that break a rule."""
+        return sum(self.illegal.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """Rows that fit, each at its best way, best first."""
+
+    candidates: Candidates
+    step_s: Floats
+    peak_bytes: Floats
+    layers_PC: Ints
+    """Layers of every device of the pipeline."""
+
+    def joined(self, other: "Found") -> "Found":
+        """Both, every row at the better of its ways, up to `MOST_KEPT` of them."""
+        both = self.beside(other)
+        order = np.argsort(both.step_s, kind="stable")
+        _, row = both.candidates.same(DEGREES)
+        _, first = np.unique(row[order], return_index=True)
+        return both.taken(order[np.sort(first)][:MOST_KEPT])
+
+    def beside(self, other: "Found") -> "Found":
+        """Both as they are, one after the other."""
+        return Found(
+            candidates=self.candidates.joined(other.candidates),
+            step_s=np.concatenate((self.step_s, other.step_s)),
+            peak_bytes=np.concatenate((self.peak_bytes, other.peak_bytes)),
+            layers_PC=_side_by_side(self.layers_PC, other.layers_PC),
+        )
+
+    def taken(self, chosen: Ints) -> "Found":
+        """Some of them."""
+        return Found(
+            candidates=self.candidates.taken(chosen),
+            step_s=self.step_s[chosen],
+            peak_bytes=self.peak_bytes[chosen],
+            layers_PC=self.layers_PC[:, chosen],
+        )
+
+    def layouts(self) -> Iterator[Layout]:
+        """The layout of each, best first."""
+        rows = self.candidates.rows
+        columns = [rows[name] for name in LAYOUT]
+        return (tuple(int(column[at]) for column in columns) for at in range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self.step_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Search:
+    """What a search found: each row at its best, best first."""
+
+    question: Question
+    ways: Ways
+    degrees: Degrees
+    found: Found | None
+    bound_s: float
+    """No decision of the space is faster; infinite when nothing fits."""
+    complete_s: float
+    """Every row whose best way is no slower than this is among those found."""
+    counts: Counts
+    solve_s: float
+
+
+def _side_by_side(one: Ints, other: Ints) -> Ints:
+    """Columns of both; the shorter ones are filled with zeros."""
+    rows = max(len(one), len(other))
+    return np.concatenate(
+        [np.pad(part, ((0, rows - len(part)), (0, 0))) for part in (one, other)], axis=1
+    )

@@ -1,0 +1,209 @@
+"""Every way to cut a run into stages that fit any pool: legal columns, and the others by rule.
+
+    tensor, context, expert_tensor    divisors of what every node's devices have in common
+    data, micro_batch                 divisors of the global batch
+    expert                            divisors of the experts
+    ways                              zero_stage 0 and 1, every recomputation, overlaps; of the
+                                      other axes of ways.py the plainest choice, or what the user's
+                                      limits name
+
+A stage takes TP x CP x DP devices, the same in every pool; how many stages there are and which pool
+runs them follows from the partition. Rules are those of one pool (rules.py, way_rules.py) for a
+pipeline of several stages, and three of our own: TP x CP lies inside a node, a stage is whole nodes
+or an even part of one, some pool has as many devices.
+
+Letters: N rows of degrees. Not covered: interleaved and zero-bubble schedules; data parallelism
+that differs between pools.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from tuner.planner.analytic.axes import RANK_ORDERS, SHARDINGS, Choice
+from tuner.planner.analytic.candidates import Candidates
+from tuner.planner.analytic.degrees import Table
+from tuner.planner.analytic.option_table import WayTable, way_table
+from tuner.planner.analytic.options import Ways, ways_of
+from tuner.planner.analytic.rules import (
+    Ints,
+    Rule,
+    dense_rules,
+    divisors,
+    expert_rules,
+    first_broken,
+    schedule_rules,
+)
+from tuner.planner.analytic.space_size import by_facts
+from tuner.planner.heterogeneous.build_problem import PoolsQuestion
+from tuner.spec.search import Search
+
+SEVERAL: Final = 2
+"""Stands for the number of stages wherever a rule asks whether there are several."""
+
+PLAIN: Final[Mapping[str, tuple[Choice, ...]]] = {
+    "zero_stage": (0, 1),
+    "chunks": (1,),
+    "optimizer_offload": (False,),
+    "activation_offload": (False,),
+}
+"""What is searched on an axis that the user's limits leave alone."""
+
+Pools = tuple[int, ...]
+"""Which pools may run stages, by position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolsSpace:
+    """Legal decisions in two parts, degrees and ways; each may run on every choice of pools."""
+
+    rows_N: Table
+    ways: Ways
+    pools: tuple[Pools, ...]
+    """Every choice of at least one."""
+    illegal: Mapping[str, int]
+    """Decisions by the first rule that they break."""
+    num_legal: int
+
+    def tables(self) -> Iterator[tuple[WayTable, Ints]]:
+        """Yield the rows that allow the same ways, with those ways."""
+        for facts, rows in by_facts(self.rows_N):
+            yield way_table(self.ways, facts), rows
+
+    def columns(self, table: WayTable, rows: Ints, ways_TA: Ints) -> Candidates:
+        """Some ways of some rows, rows outermost."""
+        repeated = np.repeat(rows, len(ways_TA))
+        return Candidates(
+            rows={name: column[repeated] for name, column in self.rows_N.items()},
+            ways=table.columns(np.tile(ways_TA, (len(rows), 1))),
+        )
+
+
+def pools_space(question: PoolsQuestion) -> PoolsSpace:
+    """Sort all combinations into legal ones and counted refusals."""
+    ways = _ways(question)
+    pools = tuple(
+        itertools.chain.from_iterable(
+            itertools.combinations(range(question.num_pools), count)
+            for count in range(1, question.num_pools + 1)
+        )
+    )
+    rows, broken = _legal_rows(question)
+    illegal = Counter({text: n * ways.num_ways * len(pools) for text, n in broken.items()})
+    num_legal = 0
+    for facts, at in by_facts(rows):
+        count, refused = ways.counted(facts)
+        num_legal += count * len(at) * len(pools)
+        for text, refusals in refused.items():
+            illegal[text] += refusals * len(at) * len(pools)
+    return PoolsSpace(
+        rows_N=rows,
+        ways=ways,
+        pools=pools,
+        illegal=dict(sorted(illegal.items())),
+        num_legal=num_legal,
+    )
+
+
+def _ways(question: PoolsQuestion) -> Ways:
+    """The ways of one pool with the axes of `PLAIN` cut down, unless the user names choices."""
+    ways, limits = ways_of(question.alike), question.alike.limits
+    cut = {
+        axis: tuple(choice for choice in choices if choice in ways.choices[axis])
+        for axis, choices in PLAIN.items()
+        if _is_free(limits, axis)
+    }
+    fixed: dict[str, tuple[Choice, ...]] = {
+        "schedule": ("1f1b",),
+        "rank_order": RANK_ORDERS[:1],
+        "sharding": SHARDINGS[:1],
+    }
+    return replace(ways, choices={**ways.choices, **cut, **fixed})
+
+
+def _is_free(limits: Search, axis: str) -> bool:
+    return getattr(limits, axis) is None
+
+
+def _legal_rows(question: PoolsQuestion) -> tuple[Table, Mapping[str, int]]:
+    """Return the legal combinations, and of the others how many break which rule first.
+
+    Degrees join in the order of the rules about them, so that what a rule leaves out is counted and
+    not listed: a batch of 2**31 sequences has too many divisors for a table of all combinations.
+    """
+    alike = question.alike
+    inside = divisors(math.gcd(*(pool.devices_per_node for pool in question.cluster.pools)))
+    batches = divisors(alike.global_batch_size)
+    experts = divisors(alike.model.moe.num_experts) if alike.model.moe else np.ones(1, np.int64)
+    split = inside if alike.model.moe else np.ones(1, np.int64)
+    stages: tuple[tuple[dict[str, Ints], list[Rule]], ...] = (
+        (
+            {"tensor": inside, "context": inside, "data": batches},
+            [*_stage_rules(question), *dense_rules(alike)],
+        ),
+        ({"micro_batch": batches}, list(schedule_rules(alike))),
+        (
+            {"expert": experts, "expert_tensor": split},
+            [*expert_rules(alike), _experts_in_a_stage()],
+        ),
+    )
+    rows: dict[str, Ints] = {
+        "pipeline": np.array([SEVERAL], dtype=np.int64),
+        "virtual_pipeline": np.ones(1, dtype=np.int64),
+    }
+    illegal: Counter[str] = Counter()
+    left = math.prod(len(values) for joined, _ in stages for values in joined.values())
+    for joined, rules in stages:
+        for name, values in joined.items():
+            left //= len(values)
+            length = len(rows["pipeline"])
+            rows = {known: np.repeat(column, len(values)) for known, column in rows.items()}
+            rows[name] = np.tile(values, length)
+        broken = first_broken(rules, rows)
+        for index, rule in enumerate(rules):
+            count = int((broken == index).sum())
+            if count:
+                illegal[rule.text] += count * left
+        legal = np.flatnonzero(broken < 0)
+        rows = {name: column[legal] for name, column in rows.items()}
+    return rows, illegal
+
+
+def _stage_rules(question: PoolsQuestion) -> Iterator[Rule]:
+    """Yield the rules on the devices of one stage."""
+    per_node = [pool.devices_per_node for pool in question.cluster.pools]
+    most = max(pool.num_devices for pool in question.cluster.pools)
+    common = math.gcd(*per_node)
+    yield Rule(
+        text="tensor_model_parallel_size * context_parallel_size leaves a node",
+        broken=lambda c: common % (c["tensor"] * c["context"]) != 0,
+    )
+    yield Rule(
+        text="a stage takes more devices than any pool has",
+        broken=lambda c: stage_devices(c) > most,
+    )
+    for size in sorted(set(per_node)):
+        yield Rule(
+            text=f"a stage is neither whole nodes of {size} devices nor an even part of one",
+            broken=lambda c, size=size: (  # type: ignore[misc] # bound now, not when called
+                (stage_devices(c) % size != 0) & (size % stage_devices(c) != 0)
+            ),
+        )
+
+
+def _experts_in_a_stage() -> Rule:
+    return Rule(
+        text="expert_model_parallel_size * expert_tensor_parallel_size does not divide a stage",
+        broken=lambda c: stage_devices(c) % (c["expert"] * c["expert_tensor"]) != 0,
+    )
+
+
+def stage_devices(rows: Mapping[str, Ints]) -> Ints:
+    """Devices that one stage takes, in whichever pool."""
+    found: Ints = rows["tensor"] * rows["context"] * rows["data"]
+    return found

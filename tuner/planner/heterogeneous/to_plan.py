@@ -1,0 +1,258 @@
+"""A chain of stages over pools in the words of a plan: decision, prediction, placement, notes.
+
+The objective of a chain is the larger of its closed form and its schedule played pass by pass, as
+for one pool, so that every bound on the closed form bounds it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.placement import Placement, StagePlacement
+from tuner.plan import Band, RankAtRisk, StagePrediction, TrainDecision, TrainPrediction
+from tuner.planner.analytic.layouts import stages_of
+from tuner.planner.analytic.memory_band import peak_band
+from tuner.planner.analytic.memory_risk import (
+    MemoryForecast,
+    chances,
+    forecast_of,
+    loss_prices,
+    uneven_bytes,
+)
+from tuner.planner.analytic.options import Ways
+from tuner.planner.analytic.search_result import named
+from tuner.planner.heterogeneous.build_problem import PoolsQuestion
+from tuner.planner.heterogeneous.chains import Chain, stretches
+from tuner.planner.heterogeneous.whole_run import run_of
+from tuner.simulate.pipeline import Pipeline, can_be_played, play
+from tuner.spec.accounting import training_flop_per_token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Played:
+    """A chain with its schedule played."""
+
+    chain: Chain
+    played_s: float
+
+    @property
+    def objective_s(self) -> float:
+        """What chains are ranked by."""
+        return max(self.chain.price.step_s, self.played_s)
+
+
+def played(chain: Chain) -> Played:
+    """Play one step of a chain; its closed form stands where it is too long to be played."""
+    price = chain.price
+    pipeline = Pipeline(
+        forward_s_S=price.forward_s_S,
+        backward_s_S=price.backward_s_S,
+        num_devices=len(chain.pool_S),
+        num_microbatches=chain.column.num_microbatches,
+        sends_s=price.send_s,
+    )
+    if not can_be_played(pipeline):
+        return Played(chain=chain, played_s=price.step_s)
+    return Played(chain=chain, played_s=play(pipeline).step_s + price.once_s)
+
+
+def decision_of(chain: Chain, question: PoolsQuestion, ways: Ways) -> TrainDecision:
+    """Name what a chain decides."""
+    own = named(question.alike, ways, chain.column.candidate, chain.layers_S)
+    ranks = int(chain.column.pools[0].devices_C[0])
+    experts = own["expert_model_parallel_size"] * own["expert_tensor_parallel_size"]
+    pipeline = {
+        "pipeline_model_parallel_size": len(chain.layers_S),
+        "virtual_pipeline_model_parallel_size": 1,
+        "expert_data_parallel_size": ranks // experts,
+    }
+    return TrainDecision.model_validate(own | pipeline)
+
+
+def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
+    """Say what is expected of a chain."""
+    chain, price, alike = one.chain, one.chain.price, question.alike
+    used = sorted(set(chain.pool_S))
+    step_s, band = one.objective_s, band_over(question, used)
+    low_s, high_s = step_s * band[0], step_s * band[1]
+    devices = len(chain.pool_S) * int(chain.column.pools[0].devices_C[0])
+    tokens = alike.sequence_length * alike.global_batch_size
+    peaks = tuple(round(peak) for peak in price.bytes_S)
+    busy_s = chain.column.num_microbatches * float(
+        np.mean(np.add(price.forward_s_S, price.backward_s_S))
+    )
+    seconds = {
+        "computation": busy_s - price.collectives_s,
+        "collectives": price.collectives_s,
+        "once": price.once_s,
+        "bubble": step_s - busy_s - price.once_s,
+    }
+    return TrainPrediction(
+        step_time_s=step_s,
+        step_time_s_band=(low_s, high_s),
+        tokens_per_s_per_device=tokens / devices / step_s,
+        tokens_per_s_per_device_band=(tokens / devices / high_s, tokens / devices / low_s),
+        peak_memory_bytes=peaks,
+        peak_memory_bytes_band=tuple(peak_band(peak) for peak in peaks),
+        **asdict(risk_of(chain, question)),
+        rank_at_risk=rank_at_risk(chain, question),
+        activation_bytes=tuple(
+            round(float(memory.activations_PC[stage, 0]))
+            for stage, memory in enumerate(price.memory_S)
+        ),
+        breakdown_s=seconds,
+        communication_s=price.collectives_s + seconds["bubble"],
+        stages=tuple(_stage(chain, stage) for stage in range(len(chain.pool_S))),
+        mfu_ratio=tokens
+        * training_flop_per_token(alike.model, sequence_length=alike.sequence_length)
+        / (_peak_flop_per_s(chain, question) * step_s),
+        played_step_time_s=one.played_s,
+        run=run_of(chain, question, step_s=step_s),
+    )
+
+
+def risk_of(chain: Chain, question: PoolsQuestion) -> MemoryForecast:
+    """How likely any stage runs out on its own pool's devices."""
+    return forecast_of(
+        np.array(chain.price.bytes_S),
+        uneven_bytes_of(chain, question),
+        capacity_bytes=_capacity_bytes(chain, question),
+        software=question.alike.software,
+        prices=loss_prices(question.specs[0].goal),
+    )
+
+
+def rank_at_risk(chain: Chain, question: PoolsQuestion) -> RankAtRisk:
+    """The stage that `risk_of` speaks of."""
+    capacity_bytes_S = _capacity_bytes(chain, question)
+    every = chances(
+        np.array(chain.price.bytes_S),
+        capacity_bytes=capacity_bytes_S,
+        software=question.alike.software,
+        pipeline_C=len(chain.pool_S),
+        uneven_bytes_C=uneven_bytes_of(chain, question),
+    )
+    stage = int(np.argmax(every.ever_C))
+    return RankAtRisk(
+        pipeline_rank=stage,
+        pool=question.cluster.pools[chain.pool_S[stage]].name,
+        peak_memory_bytes=round(chain.price.bytes_S[stage]),
+        memory_capacity_bytes=int(capacity_bytes_S[stage]),
+    )
+
+
+def _capacity_bytes(chain: Chain, question: PoolsQuestion) -> npt.NDArray[np.float64]:
+    """Of a device of every stage, [S]."""
+    return np.array([question.of_pool[pool].capacity_bytes for pool in chain.pool_S])
+
+
+def uneven_bytes_of(chain: Chain, question: PoolsQuestion) -> npt.NDArray[np.float64]:
+    """What each stage's peak grows by when the busiest expert rank's load doubles, [S]."""
+    alike, stages_S = question.alike, range(len(chain.pool_S))
+    if alike.busiest is not None or alike.model.moe is None:
+        return np.zeros(len(chain.pool_S))
+    layout = stages_of(alike.model, np.array(chain.layers_S)[:, None])
+    of_pool = {
+        index: uneven_bytes(
+            own.shape,
+            replace(chain.column.on(index).strategies, pipeline=float(len(chain.pool_S))),
+            own.hardware,
+            layout,
+            constants=own.memory_constants,
+        )
+        for index, own in enumerate(question.of_pool)
+        if index in chain.pool_S
+    }
+    return np.array([of_pool[chain.pool_S[stage]][stage] for stage in stages_S])
+
+
+def band_over(question: PoolsQuestion, pools: Sequence[int]) -> Band:
+    """The widest band of the pools that take part: the slowest stage may be any of theirs."""
+    return min(question.bands[p][0] for p in pools), max(question.bands[p][1] for p in pools)
+
+
+def placement_of(chain: Chain, question: PoolsQuestion) -> Placement:
+    """Say which machines run which stage."""
+    devices = int(chain.column.pools[0].devices_C[0])
+    pools, hosts, unused = question.cluster.pools, [], {}
+    for index, stages in stretches(chain.pool_S):
+        pool = pools[index]
+        nodes = -(-stages * devices // pool.devices_per_node)
+        hosts += [f"{pool.name}-{node}" for node in range(nodes)]
+    for index, pool in enumerate(pools):
+        left = pool.num_devices - chain.pool_S.count(index) * devices
+        if left:
+            unused[pool.name] = left
+    return Placement(
+        stages=tuple(
+            StagePlacement(pool=pools[index].name, layers=layers, devices=devices)
+            for index, layers in zip(chain.pool_S, chain.layers_S, strict=True)
+        ),
+        hosts=tuple(hosts),
+        unused_devices=unused,
+        notes=_launch_notes(chain, question),
+    )
+
+
+def _launch_notes(chain: Chain, question: PoolsQuestion) -> tuple[str, ...]:
+    """What a launch over several pools needs.
+
+    Megatron-LM numbers ranks with pipeline stages outermost (order tp-cp-ep-dp-pp) and torchrun
+    numbers processes by node rank, so nodes listed in stage order put whole stages on each pool.
+    """
+    used = list(dict.fromkeys(chain.pool_S))
+    standing_by = _spare_notes(used, question)
+    if len(used) == 1:
+        return standing_by
+    pools = [question.cluster.pools[index] for index in used]
+    names = " then ".join(pool.name for pool in pools)
+    notes = [
+        f"start the nodes in the order of hosts ({names}), under Slurm with SLURM_HOSTFILE and "
+        "--distribution=arbitrary: node rank decides the stage, and a node of one pool in the "
+        "place of another runs layers that do not suit it",
+        "all pools run one process group: the same release, precision, tensor, context, data and "
+        "expert parallelism and micro-batch everywhere, and a NCCL transport that both ends have",
+    ]
+    sizes = {pool.devices_per_node for pool in pools}
+    if len(sizes) > 1:
+        each = ", ".join(f"{pool.name} {pool.devices_per_node}" for pool in pools)
+        notes.append(f"processes per node differ: {each}")
+    return (*notes, *standing_by)
+
+
+def _spare_notes(used: Sequence[int], question: PoolsQuestion) -> tuple[str, ...]:
+    """Say which nodes stand by for whose."""
+    kept = [
+        f"{spare} of pool {question.sites[index].pool.name!r}"
+        for index in used
+        if (spare := question.sites[index].pool.nodes - question.cluster.pools[index].nodes)
+    ]
+    return (f"spare nodes that replace those of their own pool: {', '.join(kept)}",) if kept else ()
+
+
+def _stage(chain: Chain, stage: int) -> StagePrediction:
+    price, memory = chain.price, chain.price.memory_S[stage]
+
+    def at(name: str) -> int:
+        return round(float(getattr(memory, name)[stage, 0]))
+
+    return StagePrediction(
+        layers=chain.layers_S[stage],
+        forward_s=price.forward_s_S[stage],
+        backward_s=price.backward_s_S[stage],
+        parameter_bytes=at("weights_PC"),
+        gradient_bytes=at("gradients_PC"),
+        optimizer_bytes=at("optimizer_PC"),
+        activation_bytes=at("activations_PC"),
+        other_bytes=at("buffers_PC") + at("reserve_PC") + at("context_PC"),
+    )
+
+
+def _peak_flop_per_s(chain: Chain, question: PoolsQuestion) -> float:
+    devices = int(chain.column.pools[0].devices_C[0])
+    return sum(
+        devices * float(question.of_pool[index].hardware.matmul_flop_per_s)
+        for index in chain.pool_S
+    )

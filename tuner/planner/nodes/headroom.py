@@ -1,0 +1,137 @@
+"""What a plan says of its room in memory, once its decisions are priced on measured links.
+
+    preferred   the expected steps of the decision and of the fastest, both on these links
+    roomier     the fastest that hardly runs out, where the decision may: one of the runners-up, on
+                these links, or what was found before, which is compared on usual links
+
+Where nothing was found that hardly runs out, that stays so whichever decision is run.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+
+from tuner.plan import Alternative, Plan, Preference, Roomier, TrainDecision, TrainPrediction
+from tuner.planner.analytic.memory_risk import LIKELY, SMALL, loss_prices
+from tuner.planner.analytic.preference import is_excluded
+from tuner.planner.nodes.expected_step import expected_steps_s, fallback_beside
+from tuner.planner.nodes.slow_links import SLOW_LINKS
+
+
+def with_room_on_links(plan: Plan, *, before: Plan, priced: Collection[TrainDecision]) -> Plan:
+    """Say anew what was said before the links were priced.
+
+    Args:
+        plan: whose decision and runners-up have their slow links.
+        before: the same plan without links, maybe with another decision.
+        priced: decisions whose slow links are known.
+    """
+    assert plan.predicted is not None
+    others = [one for one in plan.runners_up if one.decision in priced]
+    told: dict[str, Any] = {"preferred": _preference(plan, others)}
+    if plan.decision != before.decision:
+        told |= _room(plan, before, others)
+    return plan.model_copy(update=told)
+
+
+def _preference(plan: Plan, others: list[Alternative]) -> Preference | None:
+    """The comparison with the fastest; without expected steps where its own is not known."""
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    one = plan.preferred
+    if one is None:
+        return None
+    known = {plan.decision: plan.predicted} | {other.decision: other.predicted for other in others}
+    chances = [value.out_of_memory_probability for value in known.values()]
+    is_known = one.fastest in known and None not in chances
+    found: dict[str, float | None] = {
+        "expected_step_s": None,
+        "fastest_expected_step_s": None,
+        "fastest_out_of_memory_probability": None,
+        "fastest_tried_first_step_s": None,
+    }
+    if not is_known:
+        return one.model_copy(update=found)
+    if plan.roomier is not None or min(chance or 0.0 for chance in chances) <= SMALL:
+        step_s = _expected_s(plan, known)
+        found["expected_step_s"] = step_s[plan.decision]
+        found["fastest_expected_step_s"] = step_s[one.fastest]
+    own, other = (
+        known[which].out_of_memory_probability or 0.0 for which in (plan.decision, one.fastest)
+    )
+    found["fastest_out_of_memory_probability"] = other
+    if is_excluded(other, beside=own):
+        tries = {which: known[which] for which in (one.fastest, plan.decision)}
+        found["fastest_tried_first_step_s"] = _expected_s(plan, tries)[one.fastest]
+    return one.model_copy(update=found)
+
+
+def _expected_s(
+    plan: Plan, known: Mapping[TrainDecision, TrainPrediction]
+) -> dict[TrainDecision, float]:
+    """Seconds a step of decisions on these links, with what running out of memory costs."""
+    slow_s = [value.breakdown_s.get(SLOW_LINKS, 0.0) for value in known.values()]
+    step_s = expected_steps_s(
+        [value.model_copy(update={"step_time_s": _usual_s(value)}) for value in known.values()],
+        prices=loss_prices(plan.goal),
+        slow_s_C=np.array(slow_s),
+        roomier=fallback_beside(plan, known),
+    )
+    return dict(zip(known, map(float, step_s), strict=True))
+
+
+def _room(plan: Plan, before: Plan, others: list[Alternative]) -> dict[str, Any]:
+    """What a decision that took another's place has beside it."""
+    assert plan.predicted is not None
+    assert before.predicted is not None
+    chance = plan.predicted.out_of_memory_probability or 0.0
+    roomier = _roomier(plan, before, others) if chance > SMALL else None
+    ratio = before.roomier_within_ratio
+    if ratio is not None:
+        searched_s = (1.0 + ratio) * before.predicted.step_time_s
+        ratio = max(0.0, searched_s / _usual_s(plan.predicted) - 1.0) or None
+    return {
+        "roomier": roomier,
+        "roomier_within_ratio": ratio,
+        "no_roomier": before.no_roomier and roomier is None and chance > SMALL,
+        "relaxations": before.relaxations if chance > LIKELY else (),
+    }
+
+
+def _roomier(plan: Plan, before: Plan, others: list[Alternative]) -> Roomier | None:
+    """The one that takes least longer."""
+    assert plan.predicted is not None
+    step_s = plan.predicted.step_time_s
+    run_s = loss_prices(plan.goal).run_s(step_s)
+
+    def of(one: Roomier, ratio: float) -> Roomier:
+        slower_ratio = max(0.0, ratio - 1.0)
+        return one.model_copy(
+            update={"slower_ratio": slower_ratio, "slower_s": slower_ratio * run_s}
+        )
+
+    found = [
+        of(_as_roomier(one), one.predicted.step_time_s / step_s)
+        for one in others
+        if (one.predicted.out_of_memory_probability or 0.0) <= SMALL
+    ]
+    if before.roomier is not None and before.roomier.decision != plan.decision:
+        found.append(of(before.roomier, before.roomier.step_time_s / _usual_s(plan.predicted)))
+    return min(found, key=lambda one: one.slower_ratio, default=None)
+
+
+def _as_roomier(one: Alternative) -> Roomier:
+    return Roomier(
+        decision=one.decision,
+        step_time_s=one.predicted.step_time_s,
+        slower_ratio=0.0,
+        slower_s=0.0,
+        peak_memory_bytes=max(one.predicted.peak_memory_bytes),
+        out_of_memory_probability=one.predicted.out_of_memory_probability or 0.0,
+    )
+
+
+def _usual_s(predicted: TrainPrediction) -> float:
+    """Seconds of a step without its slow links."""
+    return predicted.step_time_s - predicted.breakdown_s.get(SLOW_LINKS, 0.0)

@@ -1,0 +1,233 @@
+"""What is proven about a placement: the bound, layer by layer where it can be, and what binds.
+
+W workloads   L layers   G ranks   E experts
+"""
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+import numpy as np
+
+from solvers.family import OPTIMALITY_TOLERANCE
+from solvers.placement.balance.bound import layer_bounds
+from solvers.placement.balance.certificate import certificates
+from solvers.placement.balance.check import layer_times, objective, standard_error
+from solvers.placement.balance.migration import moved
+from solvers.placement.balance.problem import Migration
+from solvers.placement.dispatch.sampling import PASS_BY_PASS
+from solvers.placement.ranks import Floats, Placement
+from solvers.result import Outcome
+from tuner.place_plan import LayerOutcome, PlaceCertificate
+from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem, solved_dispatch
+from tuner.planner.place.cost import (
+    planned_bound_WL,
+    planned_imbalances,
+    planned_seconds,
+    robust,
+    robust_weights,
+    seconds_error,
+)
+from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
+from tuner.planner.place.known_table import weighed_as
+from tuner.planner.place.links import LinkCosts
+from tuner.planner.place.passes import weighs_passes
+from tuner.planner.place.prices import Pricing
+from tuner.planner.place.sampled import Tokens
+from tuner.planner.place.traffic import problem_scale, traffic_of
+from tuner.spec.place import Dispatch, Objective
+from tuner.spec.place_read import PlaceSpec
+
+NEAR_RATIO = 0.98
+"""Of a load limit, from which on it counts as what binds: experts come whole."""
+
+EVEN_ENOUGH = 1.001
+"""Largest load over the mean that counts as even."""
+
+MOST_OF_EXCESS = 0.5
+"""What a linear program for all tokens may leave of the excess for near replicas to be what binds:
+more, and the larger part would be there without them."""
+
+
+def certificate_of(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    chosen: Placement,
+    outcome: Outcome[Placement],
+    rule: Rule,
+    pricing: Pricing | None,
+    links: LinkCosts,
+    *,
+    dispatch: str,
+    method: str,
+    solve_s: float,
+) -> PlaceCertificate:
+    """State the objective and the bound on the loads that were planned from.
+
+    Imbalance, seconds of all layers of a pass, or traffic a token; under a dispatch rule, where
+    replicas have shares. All is about the chosen placement, which the solver need not have found;
+    of its outcome only the bound is taken, which holds for every placement.
+    """
+    if spec.goal.objective in TRAFFIC:
+        value = traffic_of(spec, evidence, chosen, rule, links, tokens=Tokens.PLANNED)
+        scale = problem_scale(spec, evidence, rule, links)
+        return PlaceCertificate(
+            **_proven(value, max(outcome.bound, 0.0) / scale), solve_s=solve_s, method=method
+        )
+    if spec.goal.objective is Objective.LAYER_TIME and pricing is not None:
+        return _of_time(
+            spec, evidence, chosen, pricing, dispatch=dispatch, method=method, solve_s=solve_s
+        )
+    if weighs_passes(dispatch):
+        # Tokens or weights go where a pass leaves room: nothing but the mean is below.
+        value = robust(spec, evidence, planned_imbalances(spec, evidence, chosen, dispatch))
+        return PlaceCertificate(
+            **_proven(value, 1.0), dispatch=dispatch, solve_s=solve_s, method=method
+        )
+    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
+    bounds = [one.bound for one in certificates(problem, chosen)]
+    # The bounds of layers are about loads, and hold whatever share a slot has.
+    problem, chosen = weighed_as(spec, problem, chosen, dispatch)
+    return PlaceCertificate(
+        **_proven(objective(problem, chosen), outcome.bound),
+        objective_error=standard_error(problem, chosen),
+        layers=_layers(spec, [one.objective for one in certificates(problem, chosen)], bounds),
+        dispatch=solved_dispatch(dispatch).value,
+        solve_s=solve_s,
+        method=method,
+    )
+
+
+def _of_time(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    chosen: Placement,
+    pricing: Pricing,
+    *,
+    dispatch: str,
+    method: str,
+    solve_s: float,
+) -> PlaceCertificate:
+    priced = planned_seconds(spec, evidence, chosen, pricing, dispatch)
+    value_WL = np.stack([one.layer_L for one in priced])
+    bound_WL = planned_bound_WL(evidence, pricing, spec.ranks, dispatch)
+    values, bounds = value_WL.sum(axis=1).tolist(), bound_WL.sum(axis=1).tolist()
+    weights_W = robust_weights(spec, evidence, values)
+    return PlaceCertificate(
+        **_proven(robust(spec, evidence, values), robust(spec, evidence, bounds)),
+        objective_error=seconds_error(spec, evidence, priced, dispatch),
+        layers=_layers(spec, weights_W @ value_WL, weights_W @ bound_WL),
+        dispatch=dispatch if weighs_passes(dispatch) else solved_dispatch(dispatch).value,
+        solve_s=solve_s,
+        method=method,
+    )
+
+
+class _Proven(TypedDict):
+    status: Literal["optimal", "feasible"]
+    objective: float
+    bound: float
+    gap_ratio: float
+
+
+def _proven(value: float, bound: float) -> _Proven:
+    least = min(bound, value)
+    gap_ratio = (value - least) / value if value > 0.0 else 0.0
+    return _Proven(
+        status="optimal" if gap_ratio <= OPTIMALITY_TOLERANCE else "feasible",
+        objective=value,
+        bound=least,
+        gap_ratio=gap_ratio,
+    )
+
+
+def _layers(
+    spec: PlaceSpec, values_L: Sequence[float] | Floats, bounds_L: Sequence[float] | Floats
+) -> tuple[LayerOutcome, ...]:
+    return tuple(
+        LayerOutcome(layer=layer, objective=float(value), bound=float(min(bound, value)))
+        for layer, value, bound in zip(spec.layer_ids, values_L, bounds_L, strict=True)
+    )
+
+
+def binding_constraint(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    chosen: Placement,
+    rule: Rule,
+    migration: Migration | None,
+    *,
+    dispatch: str,
+) -> str:
+    """Say what keeps the busiest rank from doing less, or tokens from travelling less."""
+    if spec.goal.objective in TRAFFIC:
+        return _binding_ways(spec, evidence, chosen, rule)
+    # Two experts that change places are two moves.
+    if (
+        migration is not None
+        and moved(migration.current, chosen, spec.ranks) > migration.most_moved - 2
+    ):
+        return "the limit on moved experts"
+    if dispatch == Dispatch.LEAST_LOADED.value:
+        return "the gate and the smallest piece of the rule: less than that moves nothing"
+    problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
+    mean_WL, bound_WL = problem.mean_WL, layer_bounds(problem)
+    by_slots = bound_WL > mean_WL * (1.0 + 1e-9)
+    if by_slots.any():
+        workload, layer = divmod(int((bound_WL / mean_WL).argmax()), bound_WL.shape[1])
+        load_E = problem.load_WLE[workload, layer]
+        share = float(load_E.max() / load_E.sum())
+        return (
+            f"slots: in layer {spec.layer_ids[layer]} expert {int(load_E.argmax())} draws"
+            f" {share:.1%} of {evidence[workload].name!r}, and {int(by_slots.any(axis=0).sum())} of"
+            f" {by_slots.shape[1]} layers cannot be even with {spec.ranks.num_slots} slots"
+        )
+    if dispatch in PASS_BY_PASS:
+        return _binding_program(spec, evidence, chosen, dispatch)
+    value_WL = layer_times(*weighed_as(spec, problem, chosen, dispatch))
+    if value_WL.sum() <= EVEN_ENOUGH * bound_WL.sum():
+        return "the mean load: no rank can have less than its share"
+    if (
+        spec.ranks.slots_G * spec.ranks.speed_G.sum() < spec.ranks.speed_G * problem.num_experts
+    ).any():
+        return "ranks with few slots for their speed, as far as is proven"
+    if problem.dispatch.is_near:
+        return "near replicas take what is sent near them, as far as is proven"
+    if len(evidence) > 1:
+        return "one placement serves several workloads, each of which alone could be more even"
+    return "whole experts in few slots, as far as is proven"
+
+
+def _binding_program(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, dispatch: str
+) -> str:
+    """Say it for a linear program, which splits each pass: with near replicas first and without."""
+    value, free = (
+        robust(spec, evidence, planned_imbalances(spec, evidence, chosen, rule))
+        for rule in (dispatch, "lp")
+    )
+    if value <= EVEN_ENOUGH:
+        return "the mean load: no rank can have less than its share"
+    if free - 1.0 < MOST_OF_EXCESS * (value - 1.0):
+        return (
+            "near replicas take what is sent near them: the linear program steers what far ranks"
+            f" send alone, and of all tokens it would leave the busiest ranks {free:.3f} times the"
+            f" mean in place of {value:.3f}"
+        )
+    return "whole experts in few slots, however a pass is split, as far as is proven"
+
+
+def _binding_ways(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, rule: Rule
+) -> str:
+    load_LS = np.take_along_axis(mean_load_LE(evidence), chosen.expert_LS, axis=1)
+    largest_L = np.add.reduceat(load_LS, spec.ranks.first_slot_G, axis=1).max(axis=1)
+    limit_L = rule.largest_L * (1.0 + spec.goal.traffic_slack_ratio)
+    held = int((largest_L >= NEAR_RATIO * limit_L).sum())
+    if not held:
+        return "the slots of a rank: no more experts that go together fit on one"
+    slack = spec.goal.traffic_slack_ratio
+    more = f", and {slack:.0%} more" if slack else ""
+    return (
+        f"the largest load that EPLB's rule gives a rank{more}: {held} of {len(limit_L)} layers"
+        " reach it"
+    )

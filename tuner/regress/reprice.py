@@ -1,0 +1,87 @@
+"""What an accepted training decision costs today, where today's plan has another one.
+
+The spec is planned again with its search limited to the accepted degrees. If that costs what it
+cost, the model is as it was and the search lost the decision; otherwise the model changed. Only
+asked where a plan became worse, so it costs nothing in the usual case.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from tuner.regress.observed import Observed, observed
+from tuner.regress.rules import same_decision
+from tuner.regress.workers import Answer, Job
+from tuner.spec.files import read_small_text, shown_path
+from tuner.spec.yaml_text import parse_yaml
+
+PINNED: Final = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "data_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "micro_batch_size",
+    "zero_stage",
+    "dispatcher",
+    "a2a_overlap",
+    "cuda_graph",
+)
+"""Choices that a spec's `search` can limit to one value."""
+
+
+def is_worth_repricing(accepted: Observed, found: Observed) -> bool:
+    """Whether today's price of the accepted decision would tell why a plan became worse."""
+    return (
+        accepted.kind == found.kind == "train"
+        and accepted.is_found
+        and found.is_found
+        and not same_decision(accepted.decision, found.decision)
+    )
+
+
+def repriced(
+    job: Job, decision: Mapping[str, Any], *, plan: Callable[[Job], Answer]
+) -> float | None:
+    """Return today's predicted step time of a decision's degrees; None where it has none.
+
+    Raises:
+        SpecError: the spec is no YAML.
+    """
+    text = read_small_text(job.spec, what="spec")
+    raw = parse_yaml(text, source=shown_path(job.spec))
+    limits = {name: decision[name] for name in PINNED if decision.get(name) is not None}
+    pinned = _with_paths_from(job.spec.absolute().parent, raw)
+    pinned["search"] = {**(raw.get("search") or {}), **limits}
+    with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
+        file = Path(scratch) / "pinned.yaml"
+        file.write_text(yaml.safe_dump(pinned, sort_keys=False), encoding="utf-8")
+        answer = plan(Job(kind=job.kind, spec=file, profiles=job.profiles))
+    if answer.plan is None:
+        return None
+    figures = observed(answer.plan).figures
+    return figures[0].value if figures else None
+
+
+def _with_paths_from(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a training spec whose paths hold wherever it lies."""
+    made = {**raw, "model": str(folder / raw["model"])}
+    cluster = raw["cluster"]
+    pools = [
+        {
+            name: str(folder / value) if name in ("profile", "link_matrix") and value else value
+            for name, value in pool.items()
+        }
+        for pool in cluster["pools"]
+    ]
+    made["cluster"] = {**cluster, "pools": pools}
+    routing = raw["goal"].get("routing")
+    if routing:
+        moved = {**routing, "path": str(folder / routing["path"])}
+        made["goal"] = {**raw["goal"], "routing": moved}
+    return made

@@ -1,0 +1,175 @@
+"""Running out of memory in words: the warning, what more room costs, what was given up for it."""
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from tuner.plan import Plan, Preference, TrainDecision, TrainPrediction
+from tuner.planner.analytic.memory_risk import SMALL, loss_prices, whole_loss_s
+from tuner.planner.analytic.preference import TOLERANCE_RATIO, is_excluded, memory_step
+from tuner.spec.goal import TrainGoal
+from tuner.units import format_bytes, format_ratio, format_s
+
+HARDLY_ANY: Final = 0.001
+"""Chances below this are not told in figures: published peaks are too few for them."""
+
+
+def memory_warning(plan: Plan, *, name: Callable[[TrainDecision], str]) -> str | None:
+    """Say that the plan's decision may run out, and what would not; None where it hardly does."""
+    predicted = plan.predicted
+    if predicted is None or not is_warned_of(predicted):
+        return None
+    return f"{chance_sentence(predicted, plan.goal)}. {_way_out(plan, name)}"
+
+
+def is_warned_of(predicted: TrainPrediction) -> bool:
+    """Whether the chance of running out is large enough to be said before anything else."""
+    return (predicted.out_of_memory_probability or 0.0) > SMALL
+
+
+def chance_sentence(predicted: TrainPrediction, goal: TrainGoal) -> str:
+    """Say how likely it runs out, against all that a device has, and what failed starts cost.
+
+    Over pools of unlike devices, against the device that is likeliest to run out.
+    """
+    chance, against = predicted.out_of_memory_probability or 0.0, _against(predicted)
+    if chance < HARDLY_ANY:
+        return f"hardly any chance of running out of memory{against}"
+    at_start = format_ratio(predicted.out_of_memory_at_start_probability or 0.0)
+    return (
+        f"{format_ratio(chance)} chance of running out of memory ({at_start} at the start)"
+        f"{against}; "
+        + lost_starts_words(
+            predicted.out_of_memory_loss_s or 0.0,
+            assumed_run_s=loss_prices(goal).assumed_run_s(predicted.step_time_s),
+        )
+    )
+
+
+def lost_starts_words(loss_s: float, *, assumed_run_s: float | None) -> str:
+    """Say what running out of memory costs, the step that the run then goes on with left out.
+
+    Args:
+        loss_s: seconds of the run.
+        assumed_run_s: seconds that the run is taken to last; None where the goal states its tokens.
+    """
+    run = "the run"
+    if assumed_run_s is not None:
+        run = f"a run of {format_s(assumed_run_s)}, assumed as goal.tokens is not stated"
+    return f"failed starts and restarts are expected to take {format_s(loss_s)} of {run}"
+
+
+def _against(predicted: TrainPrediction) -> str:
+    """Say the peak that the chance is of, and what its device has."""
+    has, at_risk = predicted.memory_capacity_bytes, predicted.rank_at_risk
+    if at_risk is not None:
+        peak, capacity = at_risk.peak_memory_bytes, at_risk.memory_capacity_bytes
+        return (
+            f", {format_bytes(peak)} predicted on pipeline rank {at_risk.pipeline_rank} of the "
+            f"{format_bytes(capacity)} that a device of pool {at_risk.pool!r} has"
+        )
+    if has is None:
+        return ""
+    peak = max(predicted.peak_memory_bytes)
+    return f", {format_bytes(peak)} predicted of the {format_bytes(has)} that a device has"
+
+
+def peak_band_words(predicted: TrainPrediction) -> str:
+    """Say between what the peak lies that the chance is of."""
+    at_risk = predicted.rank_at_risk
+    bands = predicted.peak_memory_bytes_band
+    low, high = (
+        max(bands, key=lambda band: band[1]) if at_risk is None else bands[at_risk.pipeline_rank]
+    )
+    which = "the highest" if at_risk is None else f"pipeline rank {at_risk.pipeline_rank}'s"
+    return f"{which} peak is between {format_bytes(low)} and {format_bytes(high)}"
+
+
+def trade_words(plan: Plan) -> Iterator[str]:
+    """Say what the decision and the fastest cost with running out of memory, where these differ.
+
+    Chances that both are small decide nothing, and differences within a step of the order are
+    finer than published peaks can tell.
+    """
+    one, predicted = plan.preferred, plan.predicted
+    if one is None or predicted is None:
+        return
+    own, other = predicted.out_of_memory_probability, one.fastest_out_of_memory_probability
+    if own is not None and other is not None and is_excluded(other, beside=own):
+        yield _excluded_words(other, tried_first_s=one.fastest_tried_first_step_s)
+        return
+    if max(own or 0.0, other or 0.0) > SMALL:
+        yield from _expected_words(one)
+    if own is not None and other is not None and memory_step(own) > memory_step(other):
+        chances = f"{format_ratio(own)} chance of running out of memory"
+        yield f"{chances} instead of {format_ratio(other)}"
+
+
+def _excluded_words(chance: float, *, tried_first_s: float | None) -> str:
+    """Say why the fastest is left out, and what trying it first would come to."""
+    said = f"the fastest is excluded: {format_ratio(chance)} chance of running out of memory"
+    if tried_first_s is None:
+        return said
+    return (
+        f"{said}; tried first, with this plan after it, a step is expected to take "
+        f"{format_s(tried_first_s)}"
+    )
+
+
+def _expected_words(one: Preference) -> Iterator[str]:
+    own_s, fastest_s = one.expected_step_s, one.fastest_expected_step_s
+    if own_s is None or fastest_s is None:
+        if one.fastest_out_of_memory_probability is not None:
+            yield (
+                "expected steps are not compared: no decision found has a chance of running out "
+                f"of memory below {format_ratio(SMALL)}"
+            )
+        return
+    verdict = "less"
+    if own_s > fastest_s:
+        verdict = f"a tie within {format_ratio(TOLERANCE_RATIO)}"
+    if own_s > fastest_s * (1.0 + TOLERANCE_RATIO):
+        verdict = f"{format_ratio(own_s / fastest_s - 1.0)} more"
+    yield (
+        f"expected step with running out of memory {format_s(own_s)}, the fastest's "
+        f"{format_s(fastest_s)}: {verdict}"
+    )
+
+
+def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
+    one = plan.roomier
+    if one is None and plan.relaxations:
+        ways = "; ".join(f"{way.limit}: {way.change}" for way in plan.relaxations)
+        return f"Every decision found runs out more likely than not. What makes room: {ways}."
+    if one is None and plan.no_roomier:
+        return (
+            f"No decision found has a chance below {format_ratio(SMALL)}: more nodes, or more "
+            "memory per device, make room."
+        )
+    if one is None and plan.roomier_within_ratio is None:
+        return (
+            "Decisions with more room were not searched for to the end: more nodes, or a smaller "
+            "usable_memory_ratio of the pool, make room."
+        )
+    if one is None:
+        return (
+            f"No decision found within {format_ratio(plan.roomier_within_ratio or 0.0)} of its "
+            f"step has a chance below {format_ratio(SMALL)}: more nodes, or a smaller "
+            "usable_memory_ratio of the pool, make room."
+        )
+    assert plan.predicted is not None
+    lost_s = whole_loss_s(
+        plan.predicted.out_of_memory_loss_s or 0.0,
+        chance=plan.predicted.out_of_memory_probability or 0.0,
+        slower_s=one.slower_s,
+    )
+    where = "" if not one.pools else f" on {' and '.join(map(repr, one.pools))} instead"
+    peak = format_bytes(one.peak_memory_bytes)
+    if one.rank_at_risk is not None:
+        has = format_bytes(one.rank_at_risk.memory_capacity_bytes)
+        peak += f" of the {has} of pool {one.rank_at_risk.pool!r}"
+    return (
+        f"{name(one.decision)}{where} has {format_ratio(one.out_of_memory_probability)} "
+        f"({peak}) and takes {format_ratio(one.slower_ratio)} "
+        f"longer, {format_s(one.slower_s)} of the run. Running out, and going on with it, is "
+        f"expected to cost {format_s(lost_s)} of the run in all."
+    )
