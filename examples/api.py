@@ -14,17 +14,17 @@ HERE = Path(__file__).parent
 
 
 def training(out: Path) -> None:
-    """A training run: plan it, write it, ask why and what if."""
+    """A training run: plan, write, explain, and what-ifs."""
     made = api.plan(HERE / "worked" / "two-pools" / "spec.yaml", time_limit_s=10.0)
     assert made.plan.decision is not None
     assert made.plan.predicted is not None
     print(made.plan.decision.pipeline_model_parallel_size, made.plan.predicted.step_time_s)
     api.write(out / "train", made)
 
-    found = api.what_ifs(
+    actual = api.what_ifs(
         out / "train" / "plan.json", api.parse_changes("memory=-20%"), time_limit_s=10.0
     )
-    for outcome in (found.base, *found.outcomes):
+    for outcome in (actual.base, *actual.outcomes):
         print(outcome.says, outcome.status, outcome.figures.get("step_time_s"))
 
     page = api.report(out / "train", with_what_if=False)
@@ -41,7 +41,7 @@ def training(out: Path) -> None:
 
 
 def deployment(out: Path) -> None:
-    """A deployment: instances that serve the traffic within the targets."""
+    """A deployment: instances that serve the traffic within the SLO targets."""
     made = api.plan(HERE / "serving" / "mixed-pool.yaml", time_limit_s=10.0)
     assert isinstance(made, api.Deployed)
     assert made.plan.decision is not None
@@ -52,7 +52,7 @@ def deployment(out: Path) -> None:
 
 
 def placement(out: Path) -> None:
-    """A placement of experts: judged on passes that it was not made from."""
+    """A placement of experts, evaluated on hold-out passes."""
     made = api.plan(f"{HERE}/placement/balance.yaml", time_limit_s=5.0)  # paths may be text
     assert isinstance(made, api.Placed)
     assert made.plan.verdict is not None
@@ -62,10 +62,10 @@ def placement(out: Path) -> None:
 
 
 def launches_of_today() -> None:
-    """What a launch of today does, and the smallest change that beats it."""
+    """Price an existing launch, and the smallest change that beats it."""
     folder = HERE / "worked" / "mixtral-8x7b-64-a100"
-    found = api.estimate(folder / "spec.yaml", launch=str(folder / "public.sh"))
-    print(found.step_time_s, found.fits)
+    actual = api.estimate(folder / "spec.yaml", launch=str(folder / "public.sh"))
+    print(actual.step_time_s, actual.fits)
 
     served = api.estimate_serving(
         HERE / "serving" / "mixed-pool.yaml",
@@ -76,14 +76,14 @@ def launches_of_today() -> None:
 
 
 def checked() -> None:
-    """Accepted plans, planned again."""
-    found = api.check(HERE / "checks", only=("train-llama-dense",))
-    for one in found.scenarios:
+    """Re-plan accepted plans."""
+    actual = api.check(HERE / "checks", only=("train-llama-dense",))
+    for one in actual.scenarios:
         print(one.name, one.verdict.value, one.reason)
 
 
 def main() -> None:
-    """Run every example, in the folder named or in one that is gone afterwards."""
+    """Run every example, in the folder named or in a temporary one."""
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(scratch)
         training(out)

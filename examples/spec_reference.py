@@ -71,9 +71,9 @@ def _objects(schema: Schema) -> Iterator[tuple[str, Schema]]:
         path, part = waiting.pop(0)
         yield path, part
         inner = [
-            (f"{path}.{key}{mark}".lstrip("."), found)
+            (f"{path}.{key}{mark}".lstrip("."), actual)
             for key, field in part["properties"].items()
-            for found, mark in _objects_of(schema, field)
+            for actual, mark in _objects_of(schema, field)
         ]
         waiting = inner + waiting
 
@@ -84,13 +84,13 @@ def _objects_of(schema: Schema, field: Schema) -> Iterator[tuple[Schema, str]]:
         if "properties" in kind:
             yield kind, ""
         elif kind.get("type") == "array" and "items" in kind:
-            yield from ((found, "[]") for found, _ in _objects_of(schema, kind["items"]))
+            yield from ((actual, "[]") for actual, _ in _objects_of(schema, kind["items"]))
 
 
 def _alternatives(schema: Schema, field: Schema) -> tuple[Schema, ...]:
     """Return what a key may be, references followed; whether it may be absent is left out."""
-    found = (_followed(schema, part) for part in field.get("anyOf", (field,)))
-    return tuple(part for part in found if part.get("type") != "null")
+    actual = (_followed(schema, part) for part in field.get("anyOf", (field,)))
+    return tuple(part for part in actual if part.get("type") != "null")
 
 
 def _followed(schema: Schema, part: Schema) -> Schema:

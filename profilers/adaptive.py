@@ -1,21 +1,20 @@
-"""Where one more measured point helps most.
+"""Choose the next sizes to measure in a table: those that reduce its interpolation error most.
 
-A line (profilers/sampled_sizes.py) whose points are badly predicted by its other points, and which
-has few of them, comes first: by error over the root of their number. On it, of `CANDIDATES` sizes
-drawn at random, the one is taken that lies far, in octaves, from all measured points and near badly
-predicted ones: by error times the root of the distance. Under the covariance of
-profilers/interpolation.py the standard deviation of what is not known grows with that root; to
-weigh it by the errors of points left out: Le Gratiet and Cannamela, Technometrics 57, 2015. So
-points gather where operands leave a cache or a collective changes its protocol, and a stretch that
-is known well keeps its few. The score is divided by the root of what the visit costs: half of the
-time would go to the largest tenth of the sizes. A grid's round sizes foretell each other, and not
-rows that fill no vector, so a series counts as unknown until it has `LEAST_DRAWN` other sizes.
+The line (profilers/sampled_sizes.py) with the largest leave-one-out error over the root of its
+number of points comes first. Of `CANDIDATES` sizes drawn on it, the one is taken that lies far, in
+octaves, from all measured points and near badly predicted ones: the largest error times the root of
+the distance. Under the covariance of profilers/interpolation.py the standard deviation grows with
+that root; to weigh it by leave-one-out errors: Le Gratiet and Cannamela, Technometrics 57, 2015. So
+points gather where operands leave a cache or a collective changes its protocol. The score is
+divided by the root of the cost of a session: otherwise half of the time would go to the largest
+tenth of the sizes. The round sizes of a grid predict each other, but not rows that leave a vector
+partly empty, so a series counts as unknown until it has `MIN_SAMPLED` other sizes.
 
-Every `CHECK_EVERY`-th size is drawn blindly instead and left out of all fits until the end, when it
-tells how well sizes in between are known (profilers/held_out.py).
+Every `HOLDOUT_EVERY`-th size is drawn uniformly at random instead and left out of all fits until
+the end: the hold-out sizes that measure the error in between (profilers/held_out.py).
 
-New sizes take turns with visits to measured ones that look disturbed (profilers/revisits.py). Blind
-sizes are all visited twice, whatever they took, so that what they tell is not chosen.
+New sizes alternate with measured ones that look disturbed (profilers/noise/revisits.py). Hold-out
+sizes are all measured in two sessions, whatever they took, so that their times are not selected.
 
 Letters: N points of a line, A axes.
 """
@@ -30,68 +29,69 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profilers.interpolation import KernelCurve, fit_rows
+from profilers.noise.policy import QUIET, NoisePolicy
+from profilers.noise.revisits import Revisits
 from profilers.records import AXES, Case, Measurement
-from profilers.revisits import Revisits
 from profilers.sampled_sizes import SIZES, Line, drawn, lines, listed
 from profilers.series import BY_GROUP, together_s
 
 Floats = NDArray[np.float64]
 
 CANDIDATES = 32
-CHECK_EVERY = 6
+HOLDOUT_EVERY = 6
 BATCH = 12
 """New cases chosen from one fit, at least, as fitting takes as long as measuring a few..."""
 BATCH_RATIO = 0.25
 """...and later as many more as make this share of those known, as fits grow with them."""
 MAX_LINE_POINTS = 350
-"""Points of a line: more cost more to fit than they tell."""
-LEAST_DRAWN = 6
-"""Sizes between those of the grid without which a series counts as unknown: a grid of round sizes
-foretells itself well, and tells nothing of rows that fill no vector."""
+"""Points of a line: the fit of more costs more than they add."""
+MIN_SAMPLED = 6
+"""A series with fewer sizes between those of its grid counts as unknown: a grid of round sizes
+predicts itself well, and says nothing of rows that leave a vector partly empty."""
 UNKNOWN_RATIO = 0.2
-"""Stands for the error of a line with too few points to leave one out."""
+"""The assumed error of a line with too few points to leave one out."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Infill:
-    """Sizes to add to one table; it learns from the rows of the table as they come."""
+    """Chooses sizes to add to one table, from its rows so far."""
 
     rows: list[Measurement]
-    """Everything measured so far; grows as the table is measured."""
+    """All rows so far; grows as the table is measured."""
     rng: np.random.Generator
     error_ratio: float = UNKNOWN_RATIO
-    """Mean error of points predicted from the others of their line, when last looked at."""
-    checks: set[str] = field(default_factory=set)
-    """Ids of the cases that were drawn blindly and are left out of fits."""
+    """Mean leave-one-out error at the last fit."""
+    holdout: set[str] = field(default_factory=set)
+    """Ids of the hold-out cases, which are left out of fits."""
     cost_s: Callable[[Case], float] = field(default=lambda _case: 1.0)
-    """What a visit to a case takes."""
-    is_shared: bool = False
-    """Ranks run in turns: a visit is slow by what its peers did, which belongs to it."""
+    """Seconds of a session of a case."""
+    noise: NoisePolicy = QUIET
+    """Says whether sizes are measured again."""
     gains: Mapping[str, float] = field(default_factory=dict)
-    """What visits to measured sizes brought (profilers/visits.py); grows likewise."""
+    """Of further sessions, by case (profilers/noise/selection.py); grows likewise."""
     _revisits: Revisits = field(init=False)
-    _unsure: list[Case] = field(init=False, default_factory=list)
-    """Blind sizes that were visited once."""
-    _drawn: set[str] = field(init=False, default_factory=set)
-    """Ids of sizes between those of the grid, those left out of fits aside."""
+    _new_holdout: list[Case] = field(init=False, default_factory=list)
+    """Hold-out sizes measured in one session."""
+    _sampled: set[str] = field(init=False, default_factory=set)
+    """Ids of sizes between those of the grid that are in the fits."""
     _proposed: int = field(init=False, default=0)
     _queue: list[Case] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._revisits = Revisits(gains=self.gains)
 
-    def disturbed(self) -> str:
-        """Say that something disturbs the machine, where visits again were much faster."""
-        return self._revisits.told()
+    def noise_summary(self) -> str:
+        """Say that something disturbs the machine if further sessions were much faster."""
+        return self._revisits.summary()
 
     def next(self) -> Case | None:
-        """Choose the next size to measure; None where there is nothing between the sizes."""
+        """Choose the next size to measure; None if there is nothing between the sizes."""
         if not self._queue:
-            self._queue = self._chosen()
+            self._queue = self._choose_batch()
         return self._queue.pop(0) if self._queue else None
 
-    def _chosen(self) -> list[Case]:
-        fitted = [row for row in self.rows if listed(row.case).id not in self.checks]
+    def _choose_batch(self) -> list[Case]:
+        fitted = [row for row in self.rows if listed(row.case).id not in self.holdout]
         known = {line: cases for line, cases in lines(fitted).items() if _is_open(cases)}
         if not known:
             return []
@@ -100,22 +100,22 @@ class Infill:
         mean_ratio = self._mean_ratio(known, errors)
         self.error_ratio = float(np.mean(list(mean_ratio.values())))
         taken = {line: list(cases) for line, cases in known.items()}
-        # Drawn again, a size that the fits have seen would be no check of them.
+        # A size that the fits have seen would not test them.
         seen = {listed(row.case).id for row in self.rows}
         names = sorted(known)
         count = BATCH
         if self._proposed:
             count = max(BATCH, round(BATCH_RATIO * sum(map(len, known.values()))))
-        again = self._again(known, left_out, errors, num_new=count)
+        repeated = self._choose_repeated(known, left_out, errors, num_new=count)
         chosen: list[Case] = []
         for _ in range(count):
             self._proposed += 1
-            if self._proposed % CHECK_EVERY == 0:
+            if self._proposed % HOLDOUT_EVERY == 0:
                 case = drawn(known[names[int(self.rng.integers(len(names)))]], rng=self.rng)
                 if case.id in seen:
                     continue
-                self.checks.add(case.id)
-                self._unsure.append(case)
+                self.holdout.add(case.id)
+                self._new_holdout.append(case)
             else:
                 line = max(names, key=lambda one: mean_ratio[one] / math.sqrt(len(taken[one])))
                 case = _farthest(
@@ -128,30 +128,30 @@ class Infill:
                 taken[line].append(case)
                 if case.id in seen:
                     continue
-                self._drawn.add(case.id)
+                self._sampled.add(case.id)
             seen.add(case.id)
             chosen.append(case)
-        return _mixed(chosen, again)
+        return _interleave(chosen, repeated)
 
     def _mean_ratio(
         self, known: Mapping[Line, Sequence[Case]], errors: Mapping[Line, Floats]
     ) -> Mapping[Line, float]:
         """Mean error of every line; at least `UNKNOWN_RATIO` while its series is one of a grid."""
-        drawn_of_series = Counter(
+        sampled_of_series = Counter(
             (kind, dtype)
             for (kind, dtype, _), cases in known.items()
             for case in cases
-            if case.id in self._drawn
+            if case.id in self._sampled
         )
         return {
             (kind, dtype, fixed): max(
                 float(np.mean(errors_N)),
-                UNKNOWN_RATIO if drawn_of_series[kind, dtype] < LEAST_DRAWN else 0.0,
+                UNKNOWN_RATIO if sampled_of_series[kind, dtype] < MIN_SAMPLED else 0.0,
             )
             for (kind, dtype, fixed), errors_N in errors.items()
         }
 
-    def _again(
+    def _choose_repeated(
         self,
         known: Mapping[Line, Sequence[Case]],
         left_out: Mapping[str, Sequence[float]],
@@ -159,10 +159,10 @@ class Infill:
         *,
         num_new: int,
     ) -> list[Case]:
-        if self.is_shared:
+        if not self.noise.revisits:
             return []
-        always, self._unsure = self._unsure, []
-        return self._revisits.chosen(
+        always, self._new_holdout = self._new_holdout, []
+        return self._revisits.choose(
             [
                 (case, max(left_out.get(_name_of(case), (0.0,))))
                 for cases in known.values()
@@ -175,10 +175,10 @@ class Infill:
         )
 
 
-def _mixed(one: Sequence[Case], other: Sequence[Case]) -> list[Case]:
-    """Both in their order, evenly spread among each other: time may be up in between."""
+def _interleave(first: Sequence[Case], second: Sequence[Case]) -> list[Case]:
+    """Both in their order, evenly spread among each other: time may run out in between."""
     places = [
-        ((n + 0.5) / len(cases), case) for cases in (one, other) for n, case in enumerate(cases)
+        ((n + 0.5) / len(cases), case) for cases in (first, second) for n, case in enumerate(cases)
     ]
     return [case for _, case in sorted(places, key=lambda place: place[0])]
 
@@ -191,16 +191,16 @@ def _farthest(
     cost_s: Callable[[Case], float],
     rng: np.random.Generator,
 ) -> Case:
-    """Take the best of the candidates; `taken` begins with the points of the line."""
+    """Choose the best of the candidates; `taken` begins with the points of the line."""
     taken_NA = _octaves(taken)
-    usual = float(errors_N.mean())
+    mean_error = float(errors_N.mean())
     best_score, best = -1.0, line[0]
     for _ in range(CANDIDATES):
         case = drawn(line, rng=rng)
-        apart_N = np.linalg.norm(taken_NA - _octaves([case]), axis=1)
-        nearest = int(np.argmin(apart_N))
-        local = float(errors_N[nearest]) if nearest < len(errors_N) else usual
-        score = (usual + local) * math.sqrt(float(apart_N[nearest]) / cost_s(case))
+        distance_N = np.linalg.norm(taken_NA - _octaves([case]), axis=1)
+        nearest = int(np.argmin(distance_N))
+        local = float(errors_N[nearest]) if nearest < len(errors_N) else mean_error
+        score = (mean_error + local) * math.sqrt(float(distance_N[nearest]) / cost_s(case))
         if score > best_score:
             best_score, best = score, case
     return best
@@ -213,9 +213,9 @@ def _errors(
     errors = {}
     for line, cases in known.items():
         means_N = np.array([np.abs(left_out.get(_name_of(c), (np.nan,))).mean() for c in cases])
-        is_told = ~np.isnan(means_N)
-        usual = means_N[is_told].mean() if is_told.any() else UNKNOWN_RATIO
-        errors[line] = np.where(is_told, means_N, usual)
+        is_known = ~np.isnan(means_N)
+        mean_error = means_N[is_known].mean() if is_known.any() else UNKNOWN_RATIO
+        errors[line] = np.where(is_known, means_N, mean_error)
     return errors
 
 
@@ -223,18 +223,18 @@ def _left_out(rows: Sequence[Measurement]) -> Mapping[str, Sequence[float]]:
     """Logarithm of measured over predicted from the others, by a case's name; each direction's."""
     if rows[0].case.operation in BY_GROUP:
         return _left_out_of_groups(rows)
-    found: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}
     for series, curve in fit_rows(rows).items():
         if isinstance(curve, KernelCurve):
             sizes_NA = np.exp2(curve.octaves_NA).round().astype(np.int64)
             for place, error in zip(sizes_NA.tolist(), curve.left_out_N.tolist(), strict=True):
-                found.setdefault(_name(series.kind, series.dtype, place), []).append(error)
-    return found
+                errors.setdefault(_name(series.kind, series.dtype, place), []).append(error)
+    return errors
 
 
 def _left_out_of_groups(rows: Sequence[Measurement]) -> dict[str, list[float]]:
     """Inner points of each line, predicted from their two neighbours, linearly in log space."""
-    found: dict[str, list[float]] = {}
+    errors: dict[str, list[float]] = {}
     for series, timed in together_s(rows).items():
         points = sorted((place[1:], max(place[0], 1), s) for place, s in timed.items() if s > 0.0)
         for _, on_line in groupby(points, key=lambda point: point[0]):
@@ -242,10 +242,10 @@ def _left_out_of_groups(rows: Sequence[Measurement]) -> dict[str, list[float]]:
             for left, middle, right in zip(sizes, sizes[1:], sizes[2:], strict=False):
                 low, size, high = (math.log(point[1]) for point in (left, middle, right))
                 share = (size - low) / (high - low)
-                wanted = (1.0 - share) * math.log(left[2]) + share * math.log(right[2])
+                predicted = (1.0 - share) * math.log(left[2]) + share * math.log(right[2])
                 name = _name(series.kind, series.dtype, [middle[1], *middle[0]])
-                found.setdefault(name, []).append(math.log(middle[2]) - wanted)
-    return found
+                errors.setdefault(name, []).append(math.log(middle[2]) - predicted)
+    return errors
 
 
 def _is_open(line: Sequence[Case]) -> bool:

@@ -1,7 +1,7 @@
-"""What a suite offers to the session: benches, one for each table that it fills.
+"""The interface of a suite: one benchmark for each table that it fills.
 
-A suite is a function from the `Setting` to its benches. The session decides which case comes next
-and how long it may take; a bench only knows how to list its default cases and to measure one.
+A suite is a function from the `Setting` to its benchmarks. The coordinator decides which case comes
+next and how long it may take; a benchmark lists its default cases and measures one.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from profilers.clock import Clock
+from profilers.noise.policy import QUIET, NoisePolicy
 from profilers.records import Case, Measurement
-from profilers.sentinel import Sentinel
 from profilers.team import Team
-from profilers.timing import TURNS_S, Agreed, Clock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,29 +27,12 @@ class Setting:
     clock: Clock
     directory: Path
     """Where storage is measured."""
-    takes_turns: bool = False
-    """A host has more ranks than cores, so that they run in turns."""
-    sentinel: Sentinel | None = None
-    """Who sees how fast the machine is, where a rank is alone on a processor."""
-
-    @property
-    def repeat_s(self) -> float:
-        """How long a repeat has to last at least."""
-        return TURNS_S if self.takes_turns else 0.0
-
-    @property
-    def agreed(self) -> Agreed:
-        """How ranks keep in step while they time a kernel; each by itself where they do not.
-
-        Accelerators share no memory. Ranks that share cores would find them taken all the time, as
-        they are not in a step, where some wait for messages while others compute.
-        """
-        has_own_core = self.device == "cpu" and not self.takes_turns
-        return self.team.slowest_s if has_own_core and self.team.world > 1 else tuple
+    noise: NoisePolicy = QUIET
+    """How timing reacts to other load on the host."""
 
 
-class Bench(Protocol):
-    """One table in the making."""
+class Benchmark(Protocol):
+    """Measures the cases of one table."""
 
     @property
     def operation(self) -> str:
@@ -61,19 +44,19 @@ class Bench(Protocol):
 
     @property
     def refined_axes(self) -> tuple[str, ...]:
-        """Axes along which points may be added between the measured ones."""
+        """Axes along which sizes may be added between the measured ones."""
 
     def cases(self) -> Sequence[Case]:
-        """The default grid; directions that come together are listed once, as forward."""
+        """The default grid; a case with both directions is listed once, as forward."""
 
     def note(self) -> str:
-        """What a reader of the table must know; often nothing."""
+        """A remark for readers of the table; often empty."""
 
     def measure(self, case: Case, *, budget_s: float) -> tuple[Measurement, ...]:
-        """Measure one case on this rank, together with the others; called by every rank.
+        """Measure one case on this rank, together with the others; every rank calls it.
 
-        A case that fails or does not fit is a row too, with its status.
+        A case that fails or does not fit in memory is a row too, with its status.
         """
 
 
-Suite = Callable[[Setting], Sequence[Bench]]
+Suite = Callable[[Setting], Sequence[Benchmark]]

@@ -1,8 +1,8 @@
 """Compare two profiles case by case: which times really changed.
 
 A difference counts when it is both large and significant: the ratio of medians is beyond
-`MIN_EFFECT_RATIO`, and Welch's test on the logarithms of the repeats refutes equality at
-`SIGNIFICANCE` after Holm's correction for the number of cases. A rank test would be blind here:
+`MIN_EFFECT_RATIO`, and Welch's test on the logarithms of the repeats rejects equality at
+`SIGNIFICANCE` after Holm's correction for the number of cases. A rank test would see nothing here:
 with the three repeats that slow cases have, its p-value cannot fall below 0.1, which no correction
 for hundreds of cases survives. Repeats of one run share that run's conditions, so significance says
 that the two runs differ, not why.
@@ -10,7 +10,7 @@ that the two runs differ, not why.
 Sources: Welch, Biometrika 34, 1947; Holm, Scandinavian Journal of Statistics 6, 1979; the
 incomplete beta function by Lentz's continued fraction, Applied Optics 15, 1976.
 
-Profiles of different machines are refused, and every fact that differs is named; whoever wants to
+Profiles of different machines are refused, and every fact that differs is named; who wants to
 see the effect of just that (a new driver, another kind of node) compares them anyway.
 """
 
@@ -109,16 +109,16 @@ def compare(first: Profile, second: Profile, *, anyway: bool = False) -> tuple[D
     shared = sorted(times_before.keys() & times_after.keys())
     raw = [welch_p(times_before[name][1], times_after[name][1]) for name in shared]
     p_values = dict(zip(shared, holm(raw), strict=True))
-    found = []
+    rows = []
     for name in sorted(times_before.keys() | times_after.keys()):
         if name not in times_after:
-            found.append(_only(*times_before[name], verdict=Verdict.ONLY_FIRST))
+            rows.append(_only(*times_before[name], verdict=Verdict.ONLY_FIRST))
         elif name not in times_before:
-            found.append(_only(*times_after[name], verdict=Verdict.ONLY_SECOND))
+            rows.append(_only(*times_after[name], verdict=Verdict.ONLY_SECOND))
         else:
             case, before = times_before[name]
-            found.append(_difference(case, before, times_after[name][1], p_value=p_values[name]))
-    return tuple(found)
+            rows.append(_difference(case, before, times_after[name][1], p_value=p_values[name]))
+    return tuple(rows)
 
 
 def welch_p(first_s: Sequence[float], second_s: Sequence[float]) -> float:
@@ -166,19 +166,19 @@ def incomparable(first: Machine, second: Machine) -> tuple[str, ...]:
 
     Facts that one profile does not hold, as those of earlier releases, are no difference.
     """
-    found = list(first.differences(second))
+    rows = list(first.differences(second))
     if first.world != second.world:
-        found.append(f"ranks: {first.world} here, {second.world} there")
+        rows.append(f"ranks: {first.world} here, {second.world} there")
     per_node = first.ranks_per_node, second.ranks_per_node
     if first.world == second.world and all(per_node) and per_node[0] != per_node[1]:
-        found.append(f"ranks per node: {per_node[0]} here, {per_node[1]} there")
+        rows.append(f"ranks per node: {per_node[0]} here, {per_node[1]} there")
     if first.oversubscribed != second.oversubscribed:
         here, there = (
             "shared by ranks" if each.oversubscribed else "one rank each"
             for each in (first, second)
         )
-        found.append(f"cores or accelerators: {here} here, {there} there")
-    return tuple(found)
+        rows.append(f"cores or accelerators: {here} here, {there} there")
+    return tuple(rows)
 
 
 def slowest_rank(profile: Profile) -> Mapping[str, tuple[Case, tuple[float, ...]]]:

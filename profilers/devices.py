@@ -10,9 +10,9 @@ from typing import Final
 import psutil
 import torch
 
+from profilers.clock import Clock, HostClock
 from profilers.errors import RankError
 from profilers.heap import keep_heap
-from profilers.timing import Clock, HostClock
 
 DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """fp16 is left out: processors compute it a hundred times slower than either."""
@@ -22,8 +22,8 @@ LAST_CACHE: Final = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 USUAL_CORE_CACHE_BYTES: Final = 2**20
 USUAL_LAST_CACHE_BYTES: Final = 32 * 2**20
 
-PRODUCT_SIZE: Final = 48
-PRODUCTS: Final = 12
+GEMM_SIZE: Final = 48
+GEMMS: Final = 12
 
 
 class DeviceClock:
@@ -52,8 +52,8 @@ class DeviceClock:
 def pick_device(kind: str, *, local_rank: int) -> torch.device:
     """Choose and prepare the device of this rank; `kind` is auto, cpu or cuda.
 
-    Every rank is pinned to one thread: with more, any other load on the machine makes small
-    products on a processor a hundred times slower.
+    Every rank is pinned to one thread: with more, any other load on the machine makes small GEMMs
+    on a processor a hundred times slower.
 
     Raises:
         RankError: there are fewer accelerators than ranks on this node.
@@ -78,27 +78,27 @@ def clock_of(device: torch.device) -> Clock:
     return DeviceClock() if device.type == "cuda" else HostClock()
 
 
-def small_products() -> Callable[[], object]:
-    """Some small matrix products on the processor; mostly calls."""
-    left, right = torch.randn(2, PRODUCT_SIZE, PRODUCT_SIZE)
+def small_gemms() -> Callable[[], object]:
+    """Some small GEMMs on the processor; mostly calls."""
+    left, right = torch.randn(2, GEMM_SIZE, GEMM_SIZE)
 
     def run() -> None:
-        for _ in range(PRODUCTS):
+        for _ in range(GEMMS):
             left @ right
 
     return run
 
 
 def cache_bytes(device: torch.device) -> int:
-    """Size of the cache that a step's next operation finds cold: the largest a core has alone."""
+    """Size of the cache that a step's next operation finds cold: the largest private to a core."""
     if device.type != "cuda":
-        # In a step the operands come from other operations, at best out of the shared cache.
+        # In a step the operands come from other operations, at best from the shared cache.
         return stated_cache_bytes(CORE_CACHE, otherwise=USUAL_CORE_CACHE_BYTES)
     return int(torch.cuda.get_device_properties(device).L2_cache_size)
 
 
 def last_cache_bytes(device: torch.device) -> int:
-    """Size of the last cache: what parameters, used once a micro-batch, are gone from."""
+    """Size of the last-level cache: parameters, used once a micro-batch, are evicted from it."""
     if device.type != "cuda":
         return stated_cache_bytes(LAST_CACHE, otherwise=USUAL_LAST_CACHE_BYTES)
     return cache_bytes(device)
@@ -115,7 +115,7 @@ def stated_cache_bytes(size_file: Path, *, otherwise: int) -> int:
 
 
 def free_bytes(device: torch.device, *, local_world: int) -> int:
-    """Memory that one rank may use now without taking another's."""
+    """Memory that one rank may use now, besides the other ranks'."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)

@@ -9,14 +9,14 @@ ProfilerError
 ├── UnknownNameError           a suite or operation that does not exist
 ├── MissingLibraryError        torch (or another optional package) is needed and absent
 └── RankError                  a rank died, hung or disagrees with its peers
-    └── LostPeersError         this rank is well, but others no longer answer
+    └── LostPeersError         this rank works, but others no longer respond
 """
 
 from collections.abc import Mapping
 
 
 class ProfilerError(Exception):
-    """Anything a user of the profilers can meet; the message is one line with a way out."""
+    """Base of all errors that users see; the message is one line with a way out."""
 
     exit_code = 2
     """What the command line returns: 2 unusable input, 3 environment."""

@@ -55,7 +55,7 @@ def read_bounded(path: Path, *, most_bytes: int) -> bytes:
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > most_bytes:
             raise _too_large(path, most_bytes)
-        # A file that grows, or does not know its size, is held to the bound by what is read of it.
+        # A file that grows, or does not know its size, is limited by the number of bytes read.
         content = bytearray()
         while piece := file.read(min(PIECE_BYTES, most_bytes + 1 - len(content))):
             content += piece

@@ -1,11 +1,11 @@
-"""Whether network cards and accelerators of this node exchange data without host memory.
+"""Whether NICs and accelerators of this node exchange data without host memory (GPUDirect RDMA).
 
 Three facts decide, and each is said:
 
     the driver    nvidia_peermem (or the older nv_peer_mem) is loaded; or DMA-BUF: NVIDIA's open
                   kernel modules on Linux 5.12 or newer (NVIDIA GPU Operator, GPUDirect RDMA;
                   NCCL uses either)
-    the distance  between card and accelerator on PCIe, in the words of `nvidia-smi topo -m`: PIX
+    the distance  between NIC and accelerator on PCIe, in the words of `nvidia-smi topo -m`: PIX
                   under one switch, PXB across several, PHB across a host bridge, NODE across host
                   bridges of one memory node, SYS across memory nodes
     the user      NCCL_NET_GDR_LEVEL names the largest distance at which NCCL may, LOC or 0 never
@@ -14,8 +14,8 @@ Three facts decide, and each is said:
                   last (`ncclGetLevel` in NCCL's src/graph/paths.cc); without it NCCL has a limit
                   of its own, by release
 
-What cannot be read is called unknown. Whether NCCL then did use it, its log alone says
-(NCCL_DEBUG=INFO: "GDRDMA"). Not covered: accelerators of other vendors; cards inside containers
+What cannot be read is reported as unknown. Whether NCCL then used it, only its log says
+(NCCL_DEBUG=INFO: "GDRDMA"). Not covered: accelerators of other vendors; NICs inside containers
 that hide them from sysfs.
 """
 
@@ -44,7 +44,7 @@ MOST_DEVICES: Final = 256
 def gpu_direct_facts(
     *, sysfs: Path, proc: Path, kernel: str, environment: Mapping[str, str]
 ) -> Iterator[str]:
-    """Say what can be known, a line a fact; nothing where there are no cards that could.
+    """Yield the known facts, a line each; nothing where there are no RDMA NICs.
 
     Args:
         sysfs: where the kernel shows its devices.
@@ -52,22 +52,22 @@ def gpu_direct_facts(
         kernel: its release, e.g. `6.8.0-31-generic`.
         environment: of the ranks.
     """
-    cards = _devices_of(sysfs / "class/infiniband")
-    if not cards:
+    nics = _devices_of(sysfs / "class/infiniband")
+    if not nics:
         return
     gpus = _accelerators(sysfs)
     if not gpus:
         yield "gpu direct: no accelerator is seen on PCIe"
         return
-    yield f"gpu direct: {driver_says(sysfs=sysfs, proc=proc, kernel=kernel)}"
+    yield f"gpu direct: {driver_support(sysfs=sysfs, proc=proc, kernel=kernel)}"
     level = environment.get("NCCL_NET_GDR_LEVEL", "")[:16]
     most = _most(level)
     if level:
         meant = "not a level" if most is None else f"at most {DISTANCES[most]}" if most else "never"
         yield f"gpu direct: NCCL_NET_GDR_LEVEL {level}, {meant}"
-    for name, card in sorted(cards.items()):
+    for name, nic in sorted(nics.items()):
         for slot, gpu in sorted(gpus.items()):
-            far = distance(card, gpu)
+            far = distance(nic, gpu)
             is_too_far = most is not None and DISTANCES.index(far) > most
             yield f"gpu direct {name} - {slot}: {far}{', farther than allowed' * is_too_far}"
 
@@ -80,8 +80,8 @@ def _most(level: str) -> int | None:
     return LEVELS.get(level)
 
 
-def driver_says(*, sysfs: Path, proc: Path, kernel: str) -> str:
-    """Tell whether the driver lets cards reach an accelerator's memory: yes, no or unknown."""
+def driver_support(*, sysfs: Path, proc: Path, kernel: str) -> str:
+    """Whether the driver lets NICs reach an accelerator's memory: yes, no or unknown."""
     if not (sysfs / "module").is_dir():
         return "unknown, the kernel's modules cannot be read"
     loaded = [name for name in PEER_MODULES if (sysfs / "module" / name).exists()]
@@ -101,16 +101,16 @@ def driver_says(*, sysfs: Path, proc: Path, kernel: str) -> str:
     return "yes, by DMA-BUF"
 
 
-def distance(card: Path, gpu: Path) -> str:
+def distance(nic: Path, gpu: Path) -> str:
     """Compare two devices' places in sysfs, e.g. `pci0000:00/0000:00:01.0/0000:01:00.0`."""
-    one, other = _route(card), _route(gpu)
+    one, other = _route(nic), _route(gpu)
     shared = 0
     for a, b in zip(one, other, strict=False):
         if a != b:
             break
         shared += 1
     if shared == 0:
-        nodes = [_memory_node(device) for device in (card, gpu)]
+        nodes = [_memory_node(device) for device in (nic, gpu)]
         return "NODE" if nodes[0] == nodes[1] != "" else "SYS"
     if shared == 1:
         return "PHB"
@@ -147,8 +147,8 @@ def _accelerators(sysfs: Path) -> dict[str, Path]:
         slots = sorted((sysfs / "bus/pci/devices").iterdir())
     except OSError:
         return {}
-    found = {slot.name: slot for slot in slots if _is_accelerator(slot)}
-    return dict(list(found.items())[:MOST_DEVICES])
+    accelerators = {slot.name: slot for slot in slots if _is_accelerator(slot)}
+    return dict(list(accelerators.items())[:MOST_DEVICES])
 
 
 def _is_accelerator(slot: Path) -> bool:

@@ -1,15 +1,15 @@
-"""What the C library does with freed blocks: keep them for speed, or give them back at once.
+"""Set what the C library does with freed blocks: keep them for speed, or return them at once.
 
-glibc hands large blocks back to the kernel when they are freed and faults every page in anew at the
+glibc returns large blocks to the kernel when they are freed and faults every page in anew at the
 next allocation. A training step allocates and frees the same large blocks every micro-batch: on a
 processor that cost 2 to 13 % of a step and most of its noise. Ranks that measure and ranks that
-train both call `keep_heap` first, so that a profile and a step see the same machine.
+train both call `keep_heap` first, so that a profile and a step run on the same machine.
 
-What is kept is cut up: PyTorch asks for aligned blocks, which glibc before 2.38 cuts out of larger
-ones, so that a freed block is too small for its like (sourceware bug 14581). The heap of a step
-came to 1.5 times what it held at once. Where bytes are counted instead of seconds, `map_blocks`
-gives every large block a mapping of its own, which goes when the block does: nothing is wasted but
-the rest of a page, and a step takes up to twice as long.
+Kept blocks get fragmented: PyTorch asks for aligned blocks, which glibc before 2.38 cuts out of
+larger ones, so that a freed block is too small for the next one of its size (sourceware bug 14581).
+The heap of a step came to 1.5 times its live memory. Where bytes are measured instead of seconds,
+`map_blocks` gives every large block a mapping of its own, which is freed with the block: nothing is
+wasted but the rest of a page, and a step takes up to twice as long.
 
 Not covered: other C libraries, and accelerators, whose allocators cache by themselves.
 """
@@ -34,18 +34,18 @@ MOST_MAPPINGS = 2**15
 
 
 def keep_heap() -> bool:
-    """Tell the allocator to keep what is freed; whether there was one to tell."""
-    return _told(
+    """Make the allocator keep freed blocks; false if it cannot be set."""
+    return _set_options(
         ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER_TRIM), (M_TOP_PAD, TOP_PAD_BYTES)),
     )
 
 
 def map_blocks() -> bool:
-    """Tell the allocator to map large blocks one by one; whether there was one to tell.
+    """Make the allocator map large blocks one by one; false if it cannot be set.
 
-    One arena serves all threads, because every further one reserves addresses that nobody uses.
+    One arena serves all threads, because every further one reserves unused addresses.
     """
-    return _told(
+    return _set_options(
         (
             (M_ARENA_MAX, 1),
             (M_MMAP_THRESHOLD, MAPPED_BYTES),
@@ -56,7 +56,7 @@ def map_blocks() -> bool:
     )
 
 
-def _told(settings: Iterable[tuple[int, int]]) -> bool:
+def _set_options(settings: Iterable[tuple[int, int]]) -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False

@@ -1,13 +1,12 @@
-"""Whether the other ranks still live and get on, where a launcher and not we started them.
+"""Detect ranks that died or hang, where a launcher started them.
 
-Every rank writes a beat into the job's store every `BEAT_S` seconds from a thread of its own: the
-number of the beat and how many cases it is done with. The first rank reads all of them, and every
-other rank the first's. A rank whose beats stand still for `GONE_S` has died, or its node is gone;
-one that beats but is the only one behind for `STUCK_S` hangs. Either ends the run: the thread tells
-who it was, and the process leaves, because its main thread waits in a collective that nobody will
-complete.
+Every rank writes a heartbeat into the job's store every `BEAT_S` seconds from its own thread: the
+number of the beat and of finished cases. The first rank reads all of them, and every other rank the
+first one's. A rank whose beats stop for `GONE_S` has died, or its node is gone; one that beats but
+is the only one behind for `STUCK_S` hangs. Either ends the run: the thread names the rank, and the
+process exits, because its main thread waits in a collective that will never complete.
 
-A store that cannot be reached says the same of the first rank, who keeps it.
+A store that cannot be reached means that the first rank, which keeps it, is gone.
 """
 
 import threading
@@ -19,12 +18,12 @@ from typing import Final, Protocol
 BEAT_S: Final = 1.0
 GONE_S: Final = 15.0
 STUCK_S: Final = 150.0
-"""Longer than any case may take, shorter than the collectives' own patience."""
+"""Longer than any case may take, shorter than the timeout of collectives."""
 PREFIX: Final = "moetune-beat-"
 
 
 class Store(Protocol):
-    """What a job's key-value store offers; torch.distributed.TCPStore is one."""
+    """A job's key-value store; torch.distributed.TCPStore is one."""
 
     def set(self, key: str, value: str, /) -> None: ...
     def multi_get(self, keys: list[str], /) -> list[bytes]: ...
@@ -32,7 +31,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """What one rank said last."""
+    """The last heartbeat of one rank."""
 
     number: int
     cases: int
@@ -49,19 +48,19 @@ class Beat:
 
 
 @dataclass(slots=True, kw_only=True)
-class Watch:
-    """Judges beats; knows no store and no clock of its own."""
+class FaultDetector:
+    """Finds dead and hanging ranks from their beats; has no store and no clock of its own."""
 
     names: Mapping[int, str]
-    """Of the ranks to watch: what to call them."""
+    """Of the ranks to watch, for messages."""
     gone_s: float = GONE_S
     stuck_s: float = STUCK_S
     _last: dict[int, Beat] = field(default_factory=dict)
     _beaten_s: dict[int, float] = field(default_factory=dict)
     _moved_s: dict[int, float] = field(default_factory=dict)
 
-    def heard(self, beats: Mapping[int, Beat], *, own_cases: int, now_s: float) -> str:
-        """Take note of what all said; returns what is wrong, or nothing."""
+    def update(self, beats: Mapping[int, Beat], *, own_cases: int, now_s: float) -> str:
+        """Add the beats of all ranks; returns what is wrong, or nothing."""
         for rank, beat in beats.items():
             before = self._last.get(rank)
             if before is None or beat.number != before.number:
@@ -87,7 +86,7 @@ class Watch:
 
 
 class Heartbeat:
-    """The thread of one rank; start it when all ranks have met."""
+    """The thread of one rank; start it when all ranks are connected."""
 
     def __init__(
         self,
@@ -97,34 +96,34 @@ class Heartbeat:
         names: Mapping[int, str],
         lost: Callable[[str], None],
         beat_s: float = BEAT_S,
-        watch: Watch | None = None,
+        detector: FaultDetector | None = None,
     ) -> None:
         self._store = store
         self._rank = rank
         self._lost = lost
         self._beat_s = beat_s
-        self._watch = watch or Watch(names=names)
+        self._detector = detector or FaultDetector(names=names)
         self._names = names
         self._cases = 0
         self._ended = threading.Event()
-        self._found = ""
+        self._fault = ""
         self._settled = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
-        """Begin; every rank's first beat lies in the store before anybody reads."""
+        """Start; the first beat is in the store before any rank reads it."""
         self._say(0)
         self._thread.start()
 
     def case_done(self) -> None:
-        """One more case, told with the next beat."""
+        """Count a finished case; the next beat carries it."""
         self._cases += 1
 
     def blamed(self, *, patience_s: float) -> str:
-        """Wait for the thread to find who left; empty where it finds nobody in that time."""
+        """Wait for the thread to find the lost rank; empty if it finds none in that time."""
         self._lost = _keep_quiet
         self._settled.wait(patience_s)
-        return self._found
+        return self._fault
 
     def stop(self) -> None:
         """End the thread."""
@@ -137,14 +136,16 @@ class Heartbeat:
             number += 1
             try:
                 self._say(number)
-                found = self._listen()
+                fault = self._listen()
             except (RuntimeError, OSError):
                 # Only the first rank keeps the store.
-                found = "" if self._ended.is_set() else "the first rank, who keeps the store, left"
-            if found:
-                self._found = found
+                fault = (
+                    "" if self._ended.is_set() else "the first rank, which keeps the store, left"
+                )
+            if fault:
+                self._fault = fault
                 self._settled.set()
-                self._lost(found)
+                self._lost(fault)
                 return
 
     def _say(self, number: int) -> None:
@@ -157,8 +158,8 @@ class Heartbeat:
             return ""
         texts = self._store.multi_get([f"{PREFIX}{rank}" for rank in ranks])
         beats = {rank: Beat.parsed(text) for rank, text in zip(ranks, texts, strict=True)}
-        return self._watch.heard(beats, own_cases=self._cases, now_s=time.monotonic())
+        return self._detector.update(beats, own_cases=self._cases, now_s=time.monotonic())
 
 
-def _keep_quiet(_found: str) -> None:
-    """Nothing: whoever waits for the name tells it."""
+def _keep_quiet(_fault: str) -> None:
+    """Do nothing: the caller of `blamed` reports the rank."""

@@ -1,8 +1,8 @@
-"""How well a table knows the sizes between its measured ones: by sizes that its fit has not seen.
+"""The interpolation error of a table at its hold-out sizes.
 
 They are drawn at random while the table is measured (profilers/adaptive.py), predicted from all
-other rows when it is done, and rows like any other afterwards. So the stored table knows slightly
-more than it states of itself, and what it states contains the noise of measuring those sizes.
+other rows when it is done, and rows like any other afterwards. So the stored table is slightly
+better than the stated error, which also contains the noise of measuring those sizes.
 """
 
 from collections.abc import Collection, Sequence
@@ -18,7 +18,7 @@ from profilers.series import key_of, together_s
 def checked(rows: Sequence[Measurement], *, left_out: Collection[str]) -> Checked | None:
     """Compare the cases `left_out`, by their ids as listed, with the curves of all other rows.
 
-    None: nothing was left out, or nothing of it could be measured.
+    None: nothing was left out, or none of it could be measured.
     """
     curves = fit_rows([row for row in rows if listed(row.case).id not in left_out])
     unseen = {key_of(row.case): row.case for row in rows if listed(row.case).id in left_out}

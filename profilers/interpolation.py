@@ -5,29 +5,29 @@ Kernels, per (operation, kind, dtype, direction):
     base  t0(x) = c0 + c1 flop(x) + c2 bytes(x) [+ ...],  c >= 0, least squares of t0 / t - 1
     time  t(x) = t0(x) * exp(r(x))
 
-Where there are `POINTS_PER_COLUMN` points for each, the base has the columns that
-profilers/features.py tells apart, those aside that fewer than `LEAST_WITNESSES` points have: one
-disturbed point could give such a column any weight, and no other would object. r is the Kriging
+With `POINTS_PER_COLUMN` points for each, the base has the finer columns of profilers/features.py,
+except those that fewer than `LEAST_WITNESSES` points have: one disturbed point could give such a
+column any weight. r is the Kriging
 interpolant, with covariance exp(-d / L), of the log residuals ln(t / t0) at the measured points; d
 is the distance in octaves over all axes. With few points L = 4 and r is exact at measured points,
-between two of them nearly linear in log space, and fades to the base alone far away. From
-`JUDGED_POINTS` points on, L and the share of the residuals that is noise (a nugget on the diagonal)
+between two of them nearly linear in log space, and fades to the base far away. From
+`TUNED_POINTS` points on, L and the share of the residuals that is noise (a nugget on the diagonal)
 are those of a short list that predict every point best from all others; leaving one out has a
 closed form (Dubrule, Mathematical Geology 15, 1983). A rising base keeps growing as the physics
 does, where a fitted polynomial would turn. Beyond `MAX_POINTS` points, as imported tables have
-them, each prediction takes the `NEIGHBOURS` nearest alone (ordinary practice in geostatistics:
+them, each prediction takes only the `NEIGHBOURS` nearest (ordinary practice in geostatistics:
 Chiles and Delfiner, Geostatistics, 2012, section 3.6). Source: the covariance is Ornstein and
 Uhlenbeck's; Matheron, Economic Geology 58, 1963. The choice of bases and of what L may be is ours.
 
 Collectives, per kind and inside one group of (ranks, stride, world): piecewise linear in
 ln(t) over ln(bytes), since protocols switch with the size. Below the smallest message the latency
-stays; above the largest the bandwidth stays. What a meeting loses over the work before it is no
-message: outside the works measured it is as their root (profilers/links/arrival_skew.py).
-A group never measured is predicted by the base alone, with (ranks - 1) latencies in place of one,
+stays; above the largest the bandwidth stays. Arrival skew over the work before a collective grows
+with the root of the work outside the measured ones (profilers/links/arrival_skew.py).
+A group never measured is predicted by the base only, with (ranks - 1) latencies in place of one,
 and counts as extrapolated.
 
 Every prediction says whether it is extrapolated: some axis lies outside the measured range by more
-than 5 %. The caller decides what that is worth.
+than 5 %. The caller decides what to do with it.
 
 Letters: N points, A axes in the order of `records.AXES`.
 """
@@ -53,36 +53,32 @@ NOISE_RATIOS = (0.0, 0.02, 0.1, 0.3, 1.0)
 """Variance of the noise over that of the residuals."""
 POINTS_PER_COLUMN = 2
 LEAST_WITNESSES = 3
-"""Points that a column of the base has, at least; or all, where there are fewer."""
-JUDGED_POINTS = 16
-MAX_JUDGED_POINTS = 400
-"""Beyond, judging takes seconds; imported tables are means over many runs and stay exact."""
+"""The least points that a column of the base has; or all, if there are fewer."""
+TUNED_POINTS = 16
+MAX_TUNED_POINTS = 400
+"""With more, tuning takes seconds; imported tables are means over many runs and stay exact."""
 MAX_POINTS = 1500
-"""Points whose mutual covariance is held and solved at once: 18 MB, a fraction of a second."""
+"""Points whose mutual covariance is in memory and solved at once: 18 MB, a fraction of a second."""
 NEIGHBOURS = 32
 CHUNK = 256
-"""Predictions whose distances to all points are held at once."""
+"""Predictions whose distances to all points are in memory at once."""
 TOLERANCE_RATIO = 1.05
 
 
 class Curve(Protocol):
     """Times of one series over its axes."""
 
-    @property
-    def num_points(self) -> int:
-        """Distinct sizes that were measured."""
-
     def predict(self, axes_NA: Floats) -> tuple[Floats, Bools]:
         """Seconds of each size, and whether it lies outside what was measured."""
 
 
 def fit_curves(profile: Profile) -> Mapping[Series, Curve]:
-    """Fit every series of a profile, by what all ranks take together (profilers/series.py)."""
+    """Fit every series of a profile to the time of all ranks together (profilers/series.py)."""
     return fit_rows(profile.measurements)
 
 
 def fit_rows(rows: Sequence[Measurement]) -> Mapping[Series, Curve]:
-    """Fit every series among the rows; failed ones are left out, and who is slower than whom."""
+    """Fit every series among the rows; failed rows and `BY_RANK` tables are left out."""
     return {series: fit(series, means) for series, means in sorted(together_s(rows).items())}
 
 
@@ -105,7 +101,7 @@ def fit(series: Series, expected_s: Mapping[tuple[int, ...], float]) -> Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class KernelCurve:
-    """A physical base and what the measured points add to it."""
+    """A physical base and a Kriging interpolant of its residuals."""
 
     series: Series
     coefficients: Floats
@@ -117,12 +113,8 @@ class KernelCurve:
     left_out_N: Floats
     """ln of measured over predicted, each point predicted from all others."""
 
-    @property
-    def num_points(self) -> int:
-        return len(self.octaves_NA)
-
     def base_s(self, axes_NA: Floats) -> Floats:
-        """The physical part alone."""
+        """The physical part only."""
         seconds: Floats = _columns(self.series, axes_NA, self.coefficients) @ self.coefficients
         return seconds
 
@@ -136,7 +128,7 @@ class KernelCurve:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NeighbourCurve:
-    """A physical base and what the nearest measured points add to it."""
+    """A physical base and the Kriging interpolant of the nearest measured points."""
 
     series: Series
     coefficients: Floats
@@ -144,10 +136,6 @@ class NeighbourCurve:
     octaves_NA: Floats
     residual_N: Floats
     """ln(t / t0) at the measured points."""
-
-    @property
-    def num_points(self) -> int:
-        return len(self.octaves_NA)
 
     def predict(self, axes_NA: Floats) -> tuple[Floats, Bools]:
         octaves_NA = _octaves(axes_NA)
@@ -160,7 +148,7 @@ class NeighbourCurve:
         return seconds, _outside(octaves_NA, self.octaves_NA)
 
     def _residual(self, octaves_QA: Floats) -> Floats:
-        """Solve one small Kriging system per asked point Q over its K nearest measured ones."""
+        """Solve one small Kriging system per queried point Q over its K nearest measured ones."""
         squares_QN = (
             (octaves_QA**2).sum(axis=1)[:, None]
             + (self.octaves_NA**2).sum(axis=1)
@@ -168,10 +156,10 @@ class NeighbourCurve:
         )
         near_QK = np.argpartition(squares_QN, NEIGHBOURS, axis=1)[:, :NEIGHBOURS]
         points_QKA = self.octaves_NA[near_QK]
-        apart_QKK = np.linalg.norm(points_QKA[:, :, None] - points_QKA[:, None], axis=3)
+        distance_QKK = np.linalg.norm(points_QKA[:, :, None] - points_QKA[:, None], axis=3)
         away_QK = np.linalg.norm(points_QKA - octaves_QA[:, None], axis=2)
         weights_QK1 = np.linalg.solve(
-            np.exp(-apart_QKK / LENGTH_OCTAVES), np.exp(-away_QK / LENGTH_OCTAVES)[:, :, None]
+            np.exp(-distance_QKK / LENGTH_OCTAVES), np.exp(-away_QK / LENGTH_OCTAVES)[:, :, None]
         )
         residual_Q: Floats = (weights_QK1[:, :, 0] * self.residual_N[near_QK]).sum(axis=1)
         return residual_Q
@@ -186,25 +174,21 @@ class CollectiveCurve:
     log_times: Mapping[tuple[int, int, int], tuple[Floats, Floats]]
     """(ranks, stride, world) to ln(bytes) ascending and ln(seconds)."""
 
-    @property
-    def num_points(self) -> int:
-        return sum(len(log_bytes) for log_bytes, _ in self.log_times.values())
-
     def predict(self, axes_NA: Floats) -> tuple[Floats, Bools]:
         seconds: Floats = _plain(self.series, axes_NA) @ self.coefficients
         extrapolated = np.ones(len(axes_NA), dtype=bool)
         for group, (log_bytes, log_s) in self.log_times.items():
             here = np.all(axes_NA[:, 1:] == np.array(group), axis=1)
-            asked = np.log(np.maximum(axes_NA[here, 0], 1.0))
-            beyond = np.maximum(asked - log_bytes[-1], 0.0)
-            inside_s = np.exp(np.interp(asked, log_bytes, log_s))
+            log_query = np.log(np.maximum(axes_NA[here, 0], 1.0))
+            beyond = np.maximum(log_query - log_bytes[-1], 0.0)
+            inside_s = np.exp(np.interp(log_query, log_bytes, log_s))
             if self.series.operation == "rendezvous":
-                outside = asked - np.clip(asked, log_bytes[0], log_bytes[-1])
+                outside = log_query - np.clip(log_query, log_bytes[0], log_bytes[-1])
                 seconds[here] = inside_s * np.exp(0.5 * outside)
             else:
                 seconds[here] = inside_s * np.exp(beyond)
             slack = np.log(TOLERANCE_RATIO)
-            extrapolated[here] = (asked < log_bytes[0] - slack) | (beyond > slack)
+            extrapolated[here] = (log_query < log_bytes[0] - slack) | (beyond > slack)
         return seconds, extrapolated
 
 
@@ -247,13 +231,13 @@ def _is_witnessed(columns_NF: Floats) -> Bools:
 
 
 def _kriged(octaves_NA: Floats, residual_N: Floats) -> tuple[float, Floats, Floats]:
-    """Choose a length and a share of noise; that length, the weights, and errors left out."""
+    """Choose a length and a share of noise; that length, weights, and leave-one-out errors."""
     count = len(residual_N)
-    is_judged = JUDGED_POINTS <= count <= MAX_JUDGED_POINTS
+    is_tuned = TUNED_POINTS <= count <= MAX_TUNED_POINTS
     best_error, chosen = np.inf, (LENGTH_OCTAVES, residual_N, residual_N)
-    for length_octaves in LENGTHS_OCTAVES if is_judged else (LENGTH_OCTAVES,):
+    for length_octaves in LENGTHS_OCTAVES if is_tuned else (LENGTH_OCTAVES,):
         covariance_NN = _covariance(octaves_NA, octaves_NA, length_octaves=length_octaves)
-        for noise_ratio in NOISE_RATIOS if is_judged else (0.0,):
+        for noise_ratio in NOISE_RATIOS if is_tuned else (0.0,):
             inverse_NN = np.linalg.inv(covariance_NN + noise_ratio * np.eye(count))
             pull_N = inverse_NN @ residual_N
             left_out_N = pull_N / np.diag(inverse_NN)

@@ -1,4 +1,4 @@
-"""What a measuring job is told; written as JSON for the ranks that a session starts itself."""
+"""The input of a measuring job; written as JSON for the ranks that a session starts itself."""
 
 from typing import Literal
 
@@ -20,6 +20,6 @@ class Job(Record):
     dtypes: tuple[str, ...] = ()
     """Types of the matrix operations; empty means the device's usual ones."""
     extra_cases: tuple[Case, ...] = ()
-    """Exact sizes that somebody is going to ask for; measured before the default grid."""
+    """Exact sizes that a plan will need; measured before the default grid."""
     storage_directory: str = ""
     """Where checkpoints would go; empty means the profile's own directory."""

@@ -1,10 +1,10 @@
-"""Start ranks on this host and see to it that none of them outlives the measurement.
+"""Start ranks on this host and end all of them with the measurement.
 
 Each rank is `python -P -m profilers.worker` in a session of its own, so that it can be killed with
 everything it started. Ranks report over a pipe each, one JSON object a line. A rank that dies or
 says that it failed ends the run, and so do all that still run together by saying nothing for
 `SILENCE_S`; one that is silent beside others that talk is waited for. The name and reason of the
-first to blame are raised. Tables that were complete by then stay. Should this process be killed
+first failing rank are raised. Tables that were complete by then stay. Should this process be killed
 outright, the workers notice that their parent changed and leave (profilers/worker.py).
 """
 
@@ -29,7 +29,7 @@ from profilers.progress import Progress, ProgressEvent
 SILENCE_S = 120.0
 POLL_S = 0.2
 GRACE_S = 2.0
-"""For the other ranks to tell their side, once one has failed."""
+"""For the other ranks to report, once one has failed."""
 
 
 def run_workers(job: Job, *, ranks: int, progress: Progress, silence_s: float = SILENCE_S) -> None:

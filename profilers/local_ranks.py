@@ -1,16 +1,17 @@
-"""Ranks of this host that meet through a file: no port of theirs can be reached from outside.
+"""Start ranks on this host that connect through a file, without a port reachable from outside.
 
     python -P -m profilers.local_ranks --ranks 2 profilers.steps step.json --report report.json
 
 Each rank is `python -P -m MODULE ...` in a session of its own, with RANK, WORLD_SIZE, LOCAL_RANK
-and LOCAL_WORLD_SIZE set as torchrun sets them. They meet in a `torch.distributed.FileStore` in a
-folder that this user alone may enter; a TCPStore would listen on every address of the host, even
-when it is told 127.0.0.1, and takes whatever it is sent. gloo and NCCL are held to loopback.
+and LOCAL_WORLD_SIZE set as torchrun sets them. They connect through a `torch.distributed.FileStore`
+in a folder that only this user may enter; a TCPStore would listen on every address of the host,
+even when it is given 127.0.0.1, and accepts whatever it is sent. gloo and NCCL are restricted to
+loopback.
 
 The first rank that fails ends the run, and is named on stderr as torchrun names it (`exitcode`).
-The exit code is that rank's, 128 more than the signal that killed it. Ctrl-C, SIGTERM and SIGHUP
-end all ranks; whatever ends this process, the folder goes with it: should it be killed outright,
-its ranks notice that, remove the folder and leave.
+The exit code is that rank's, 128 plus the number of the signal that killed it. Ctrl-C, SIGTERM and
+SIGHUP end all ranks; whatever ends this process, the folder goes with it: if it is killed outright,
+its ranks notice, remove the folder and leave.
 
 Not covered: other users of this host, who can connect to gloo's ports on loopback.
 """
@@ -32,10 +33,10 @@ from types import FrameType
 from typing import Final, NoReturn
 
 LOOPBACK_ONLY: Final[Mapping[str, str]] = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
-"""For ranks of one host; stronger than what a login script exports for jobs of several nodes."""
+"""For ranks of one host; overrides what a login script exports for jobs of several nodes."""
 
 RENDEZVOUS: Final = "MOETUNE_RENDEZVOUS"
-"""Environment variable of ranks that meet through a file: its path."""
+"""Environment variable of ranks that connect through a file: its path."""
 
 PARENT: Final = "MOETUNE_RENDEZVOUS_PARENT"
 """The process that started them, without which they leave."""
@@ -45,9 +46,9 @@ FOLDER_PREFIX: Final = "moetune-ranks-"
 """Of the folders that are made here, the only ones that are removed."""
 GRACE_S: Final = 2.0
 """Between asking a rank to leave and killing it."""
-WATCH_S: Final = 0.5
-LOOK_S: Final = 0.02
-"""Between two looks at whether a rank that was asked to leave has left."""
+PARENT_POLL_S: Final = 0.5
+POLL_S: Final = 0.02
+"""Between two checks whether a rank that received SIGTERM has left."""
 SIGNAL_EXIT: Final = 128
 OUT_OF_MEMORY_EXIT: Final = 77
 """Of profilers/steps."""
@@ -55,19 +56,19 @@ OUT_OF_MEMORY_EXIT: Final = 77
 
 @contextmanager
 def rendezvous_folder(inside: Path | None = None) -> Iterator[Path]:
-    """Make a folder that this user alone may enter, and remove it in the end."""
+    """Make a folder that only this user may enter, and remove it in the end."""
     with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, dir=inside) as folder:
         yield Path(folder)
 
 
 def end_sessions(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask every session to leave, then kill what is left of it."""
+    """Send SIGTERM to every session, then kill what is left of it."""
     for process in processes:
         _signal(process, signal.SIGTERM)
     deadline_s = time.monotonic() + GRACE_S
     for process in processes:
         while not has_ended(process) and time.monotonic() < deadline_s:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         _signal(process, signal.SIGKILL)
         process.wait()
 
@@ -89,11 +90,11 @@ def exit_code(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def leave_with(parent: int, *, folder: Path) -> None:
-    """End this process when its parent is gone, and remove the folder: nobody else would."""
+    """End this process when its parent is gone, and remove the folder, as nothing else would."""
 
     def watch() -> NoReturn:
         while os.getppid() == parent:
-            time.sleep(WATCH_S)
+            time.sleep(PARENT_POLL_S)
         _remove(folder)
         os._exit(1)
 
@@ -101,7 +102,7 @@ def leave_with(parent: int, *, folder: Path) -> None:
         if os.getppid() != parent:
             _remove(folder)
 
-    # A rank may end first, of the pipe that nobody reads any more.
+    # A rank may end first, from writing to a pipe without a reader.
     atexit.register(clean_up)
     threading.Thread(target=watch, daemon=True).start()
 
@@ -114,7 +115,7 @@ def _remove(folder: Path) -> None:
     deadline_s = time.monotonic() + GRACE_S
     while folder.exists() and time.monotonic() < deadline_s:
         shutil.rmtree(folder, ignore_errors=True)
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def run_ranks(command: Sequence[str], *, ranks: int, inside: Path | None = None) -> int:
@@ -123,7 +124,7 @@ def run_ranks(command: Sequence[str], *, ranks: int, inside: Path | None = None)
     Args:
         command: program and arguments, the same for every rank.
         ranks: how many.
-        inside: where the folder is made in which they meet; None: where temporary files go.
+        inside: where their folder is made; None: where temporary files go.
 
     Returns:
         The exit code: 0, or that of the first rank that failed.
@@ -165,14 +166,14 @@ def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> int:
         # Sleeps until a child ends, whichever it is, and leaves it for `exit_code` to find.
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         if ended is not None and ended.si_pid not in {each.pid for each in processes}:
-            os.waitpid(ended.si_pid, 0)  # Of whoever became this process by exec.
+            os.waitpid(ended.si_pid, 0)  # A child from before this process was exec'ed.
             continue
         codes = {rank: exit_code(process) for rank, process in left.items()}
         failed = [(code, rank) for rank, code in codes.items() if code]
         if failed:
-            # Whoever merely lost a peer ends by itself, with a traceback.
+            # A rank that merely lost a peer ends by itself, with a traceback.
             code, rank = min(failed, key=lambda one: (one[0] > 0, one[0] != OUT_OF_MEMORY_EXIT))
-            _tell(f"rank {rank} {_ending(code)} (exitcode: {code}); the others are ended")
+            _print(f"rank {rank} {_ending(code)} (exitcode: {code}); the others are ended")
             return code if code > 0 else SIGNAL_EXIT - code
         left = {rank: process for rank, process in left.items() if codes[rank] is None}
     return 0
@@ -193,19 +194,19 @@ def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
             os.killpg(process.pid, number)
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(f"profilers.local_ranks: {line}", file=sys.stderr, flush=True)  # noqa: T201 - one line
 
 
-def _leave(number: int, _frame: FrameType | None) -> NoReturn:
-    # The ranks are being ended from here on; who asks again must not interrupt that. Not SIG_IGN:
+def _leave(number: int, _stack: FrameType | None) -> NoReturn:
+    # The ranks are being ended from here on; another signal must not interrupt that. Not SIG_IGN:
     # Python complains of a signal that came before that and is handled after it.
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(each, _go_on)
     raise SystemExit(SIGNAL_EXIT + number)
 
 
-def _go_on(_number: int, _frame: FrameType | None) -> None:
+def _go_on(_number: int, _stack: FrameType | None) -> None:
     pass
 
 
@@ -213,7 +214,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a module on some ranks and return the exit code of the first that failed."""
     parser = argparse.ArgumentParser(prog="profilers.local_ranks", description=__doc__)
     parser.add_argument("--ranks", type=int, required=True, help="how many, at least 1")
-    parser.add_argument("--folder", type=Path, help="where they meet, a folder of their own in it")
+    parser.add_argument("--folder", type=Path, help="where the folder of the store is made")
     parser.add_argument("module", help="that every rank runs, e.g. profilers.steps")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the module")
     options = parser.parse_args(arguments)
@@ -226,7 +227,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return run_ranks(command, ranks=options.ranks, inside=options.folder)
     except OSError as error:
-        _tell(f"{error.filename or options.module}: {error.strerror}")
+        _print(f"{error.filename or options.module}: {error.strerror}")
         return 2
 
 

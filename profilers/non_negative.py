@@ -1,7 +1,7 @@
 """Least squares in relative error with weights that are never negative.
 
 Source: the active-set method of Lawson and Hanson, Solving Least Squares Problems, 1974, chapter
-23. It ends after finitely many changes of the set; the limit on steps is for rounding alone.
+23. It ends after finitely many changes of the set; the limit on steps is only for rounding.
 
 Letters: N points, F columns.
 """

@@ -1,4 +1,4 @@
-"""How libraries say that there is no memory, where they raise something else than MemoryError."""
+"""Recognise errors of libraries that mean out of memory but are no MemoryError."""
 
 import errno
 from typing import Final
@@ -30,7 +30,7 @@ def is_lack_of_memory(error: BaseException) -> bool:
 
 
 def raise_lack_of_memory(error: BaseException) -> None:
-    """Raise MemoryError where an error is about memory, so that nobody blames the input.
+    """Raise MemoryError where an error is about memory, so that the input is not blamed.
 
     Raises:
         MemoryError: it is.

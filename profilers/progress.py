@@ -1,4 +1,4 @@
-"""What a running measurement tells whoever watches it."""
+"""Progress events of a running measurement."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""How this process was started: alone, or as one rank of many, and by which launcher.
+"""How this process was started: as a single rank or one of many, and by which launcher.
 
 A pure function of the environment. In order of precedence:
 
@@ -6,7 +6,7 @@ A pure function of the environment. In order of precedence:
     mpirun     OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE (Open MPI)
     mpirun     PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS (MPICH, Intel MPI)
     srun       SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, inside a step (SLURM_STEP_ID)
-    mpirun     PMI_RANK, PMI_SIZE alone (other process managers)
+    mpirun     only PMI_RANK, PMI_SIZE (other process managers)
 
 MPICH's mpirun starts its own helpers with srun where it finds Slurm, so that ranks inherit the
 helper's SLURM_ variables: theirs come first. A batch script that is not yet inside a step is one
@@ -15,10 +15,10 @@ process.
 Under srun and torchrun nodes are those that the launcher counts, even where several are one host;
 mpirun does not say, and hosts are counted.
 
-Under srun rank 0 runs on the first node of the list, where the others meet it; so it does under
-mpirun inside an allocation of Slurm. Elsewhere mpirun on several nodes needs MASTER_ADDR. Where no
-port is given it is derived from the number of job and step, so that jobs on one node do not meet
-each other.
+Under srun rank 0 runs on the first node of the list, where the others connect to it; so it does
+under mpirun inside an allocation of Slurm. Elsewhere mpirun on several nodes needs MASTER_ADDR.
+Where no port is given it is derived from the number of job and step, so that jobs on one node do
+not connect to each other.
 """
 
 import re
@@ -35,7 +35,7 @@ MOST_PORT = 65_535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """Which rank this process is, and where the ranks meet."""
+    """Which rank this process is, and where the ranks connect."""
 
     rank: int = 0
     world: int = 1

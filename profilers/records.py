@@ -1,4 +1,4 @@
-"""The values of a profile: what was asked (Case), what was seen (Measurement), where (Machine).
+"""The values of a profile: what was measured (Case), the times (Measurement), where (Machine).
 
 Units are SI throughout. A `Measurement` keeps every timed repeat; medians are derived, not stored.
 """
@@ -26,7 +26,7 @@ SCHEMA_VERSION = 1
 #    `TableInfo.checked` was added likewise.
 
 LEAST_S: Final = 1e-12
-"""No message, and no work of a rank, is over in less."""
+"""No message, and no work of a rank, takes less."""
 MOST_S: Final = 1e9
 """No repeat takes longer: three decades."""
 MOST: Final = 2**63 - 1
@@ -110,9 +110,9 @@ AXES: Mapping[str, tuple[str, ...]] = {
 }
 """The integer columns of each operation's table.
 
-gemm          y[m, n] = x[m, k] w[n, k]^T through autograd; backward is both gradient products
+gemm          y[m, n] = x[m, k] w[n, k]^T through autograd; backward is both gradient GEMMs
 grouped_gemm  the SwiGLU expert FFN: gate and up, product, down; `tokens` rows over `experts`, the
-              fullest expert holding `largest` of them
+              most-loaded expert holding `largest` of them
 attention     causal scaled-dot-product attention with grouped queries
 memory_bound  `kind` names it (see profilers/kernels/memory_bound.py)
 optimizer     one AdamW step over `parameters` elements
@@ -120,8 +120,8 @@ copy          `kind`: device, host_to_device, device_to_host
 collective    `kind` names it; `bytes` is the message as NCCL's tests count it, per rank; groups of
               `ranks` processes `stride` apart in a job of `world`, all groups at once; the time of
               a repeat is that of the slowest rank
-rendezvous    seconds lost at a meeting of the group after `work_us` of work on each rank, see
-              profilers/links/arrival_skew.py
+rendezvous    arrival skew: seconds lost at a collective of the group after `work_us` of work on
+              each rank, see profilers/links/arrival_skew.py
 link          a message of `bytes` from rank `sender` to rank `receiver` in a job of `world`, while
               other pairs send too and `lanes` pairs of the same two nodes side by side; `kind`:
               one_way, round_trip, see profilers/links/pairs.py
@@ -139,14 +139,14 @@ decode_attention    one new token for each of `batch` sequences that hold `past`
                     where it looks back on all of them. `kind` names the stored keys' type where it
                     is not the dtype
 latent_attention    MLA of DeepSeek-V3's widths over whole sequences; `kind`: core is the kernel
-                    alone, module has the projections around it
+                    only, module includes the projections around it
 latent_decode       the same for one new token per sequence
-moe                 routed experts, from the routed tokens to their weighted sum, on the busiest
-                    rank of `expert` x `tensor` that share `tokens` tokens; `kind` names the load
-                    distribution
+moe                 routed experts, from the routed tokens to their weighted sum, on the most
+                    loaded rank of `expert` x `tensor` that share `tokens` tokens; `kind` names the
+                    load distribution
 expert_all_to_all   dispatch or combine of `tokens` per rank over `ranks` on `nodes`; `kind` names
                     library, mode and half; `units` multiprocessors serve it, 0: not said
-latent_product      the batched products of absorbed MLA; `kind`: pre is the queries', post the
+latent_product      the batched GEMMs of absorbed MLA; `kind`: pre is the queries', post the
                     values'
 sparse_latent_attention  DeepSeek's sparse attention with its projections and indexer: `sequence`
                     new tokens after `past`; `kind` begins with the class of the model
@@ -157,7 +157,7 @@ gated_delta         gated delta rule of Qwen3.5's linear layers, heads of 128; `
 
 
 BETWEEN_PEERS: Final = ("link", "every_rank")
-"""Operations whose times are divided by one another, and whose rows name ranks."""
+"""Operations whose times are compared between ranks, and whose rows name ranks."""
 
 
 class Case(Record):
@@ -281,7 +281,7 @@ class Machine(Record):
     def differences(self, other: "Machine") -> tuple[str, ...]:
         """Name what makes the two machines not comparable, one entry per differing fact."""
         facts = ("device", "device_kind", "memory_bytes_per_device", "threads_per_rank", "driver")
-        found = [
+        differing = [
             f"{fact}: {getattr(self, fact)!r} here, {getattr(other, fact)!r} there"
             for fact in facts
             if getattr(self, fact) != getattr(other, fact)
@@ -289,8 +289,8 @@ class Machine(Record):
         for library in sorted(self.libraries.keys() & other.libraries.keys()):
             mine, theirs = self.libraries[library], other.libraries[library]
             if mine != theirs:
-                found.append(f"{library}: {mine!r} here, {theirs!r} there")
-        return tuple(found)
+                differing.append(f"{library}: {mine!r} here, {theirs!r} there")
+        return tuple(differing)
 
 
 class Checked(Record):

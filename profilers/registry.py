@@ -1,4 +1,4 @@
-"""The suites by name; each is a function from a `Setting` to benches, imported when asked for."""
+"""The suites by name: functions from a `Setting` to benchmarks, imported when they are used."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -8,10 +8,10 @@ from profilers.benchmark import Suite
 from profilers.errors import UnknownNameError
 
 SUITES: Final[Mapping[str, str]] = {
-    "kernels": "profilers.kernels.suite:benches",
-    "links": "profilers.links.suite:benches",
-    "storage": "profilers.storage:benches",
-    "kv": "profilers.kv_transfer.suite:benches",
+    "kernels": "profilers.kernels.suite:benchmarks",
+    "links": "profilers.links.suite:benchmarks",
+    "storage": "profilers.storage:benchmarks",
+    "kv": "profilers.kv_transfer.suite:benchmarks",
 }
 
 

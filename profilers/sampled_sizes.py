@@ -1,15 +1,15 @@
-"""Sizes drawn at random between the measured ones: candidates for more points, and sizes to check.
+"""Sizes drawn at random between the measured ones: candidates for more points, and hold-out sizes.
 
 A line is a series, or one part of it where only some axes are sizes: messages of one group shape,
 tokens of one page format. Sizes are drawn log-uniformly between the smallest and the largest
-measured one of their line, so that every octave counts alike; they need not be round numbers.
+measured one of their line, so that all octaves count equally; they need not be round numbers.
 
-What a size must be for the operation to stay the same: token copies come in pairs, rotated widths
+Constraints that keep the operation the same: token copies come in pairs, rotated widths
 are even, head sizes are multiples of 8 (other ones have no flash kernel), numbers of query and
-key-value heads are a measured pair, and the fullest expert holds no less than its even share, no
-more times that than in any measured case, and no more tokens than the fullest one measured.
+key-value heads are a measured pair, and the most-loaded expert holds no less than its even share,
+no more times that than in any measured case, and no more tokens than the largest one measured.
 
-Not covered: tables whose axes name ranks, meetings, and disks.
+Not covered: tables whose axes name ranks, arrival skew, and storage.
 """
 
 import math
@@ -30,7 +30,7 @@ SIZES: Final[Mapping[str, tuple[str, ...]]] = {
     "collective": ("bytes",),
     "kv_conversion": ("tokens",),
 }
-"""Axes that are sizes, by operation; the others tell lines apart."""
+"""Axes that are sizes, by operation; the others distinguish lines."""
 
 MULTIPLES: Final[Mapping[tuple[str, str], int]] = {
     ("permute", "rows"): 2,
@@ -44,26 +44,26 @@ Line = tuple[str, str, tuple[tuple[str, int], ...]]
 
 
 def line_of(case: Case) -> Line:
-    """Which line a case lies on, whatever its direction."""
+    """The line that a case lies on, whatever its direction."""
     sizes = SIZES.get(case.operation, ())
     fixed = tuple((axis, case.axes[axis]) for axis in AXES[case.operation] if axis not in sizes)
     return case.kind, case.dtype, fixed
 
 
 def listed(case: Case) -> Case:
-    """The case as grids list it: forward, where it has directions."""
+    """The case as grids list it: forward, if it has directions."""
     return case.model_copy(update={"direction": "forward" if case.direction else ""})
 
 
 def lines(rows: Sequence[Measurement]) -> Mapping[Line, tuple[Case, ...]]:
     """The measured cases of every line that sizes can be drawn on, each once, as listed."""
-    found: dict[Line, dict[str, Case]] = {}
+    by_line: dict[Line, dict[str, Case]] = {}
     for row in rows:
         case = row.case
         if row.status is Status.OK and case.operation in SIZES:
             forward = listed(case)
-            found.setdefault(line_of(case), {})[forward.id] = forward
-    return {line: tuple(cases.values()) for line, cases in sorted(found.items())}
+            by_line.setdefault(line_of(case), {})[forward.id] = forward
+    return {line: tuple(cases.values()) for line, cases in sorted(by_line.items())}
 
 
 def drawn(line: Sequence[Case], *, rng: np.random.Generator) -> Case:
@@ -77,7 +77,7 @@ def drawn(line: Sequence[Case], *, rng: np.random.Generator) -> Case:
     if first.operation == "grouped_gemm":
         most = max(case.axes["largest"] for case in line)
         axes["tokens"] = min(axes["tokens"], most * axes["experts"])
-        axes["largest"] = min(most, _fullest(line, axes, rng=rng))
+        axes["largest"] = min(most, _most_loaded(line, axes, rng=rng))
     if first.operation == "attention":
         pair = line[int(rng.integers(len(line)))].axes
         axes |= {name: pair[name] for name in ("heads", "kv_heads")}
@@ -89,7 +89,7 @@ def _between(low: int, high: int, *, multiple: int, rng: np.random.Generator) ->
     return min(high, max(low, round(size / multiple) * multiple))
 
 
-def _fullest(line: Sequence[Case], axes: Mapping[str, int], *, rng: np.random.Generator) -> int:
+def _most_loaded(line: Sequence[Case], axes: Mapping[str, int], *, rng: np.random.Generator) -> int:
     even = axes["tokens"] / axes["experts"]
     most = max(case.axes["largest"] * case.axes["experts"] / case.axes["tokens"] for case in line)
     skew = math.exp(rng.uniform(0.0, math.log(max(most, 1.0))))

@@ -1,18 +1,18 @@
-"""The curve that a case belongs to, and how long ranks take over it that wait for each other.
+"""The curve that a case belongs to, and its time when ranks that wait for each other run it.
 
 The slowest rank decides. But the slowest of several measurements is also the one that was disturbed
-most: two equal ranks come out some per cent slower than either, and more ranks slower still. So a
-rank counts as slower by what it is slower in most cases of an operation, all kinds, types and sizes
+most: two equal ranks come out some per cent slower than either, and more ranks slower still. So the
+slowness of a rank is its median over most cases of an operation, all kinds, types and sizes
 together:
 
     seconds of a case = mean of t_r * max of f_r / mean of f_r
     f_r               = median, over the cases that all ranks measured, of t_r / mean over ranks
 
 Both means are over the ranks that measured the case, the maximum is over all. What ranks time
-together, as collectives, meetings and files on one disk, takes as long as the slowest of them says;
-how long collectives wait for somebody to wake up, their sizes tell together (profilers/stalls.py).
+together (collectives, arrival skew, files on one disk) takes as long as on the slowest of them;
+late wake-ups in collectives are estimated from all sizes together (profilers/stalls.py).
 
-Not covered: a rank that is slower at some sizes or kinds alone.
+Not covered: a rank that is slower at some sizes or kinds only.
 """
 
 import statistics
@@ -26,16 +26,16 @@ BY_GROUP: Final = frozenset({"collective", "rendezvous"})
 """Operations of all ranks together; their first axis is interpolated inside one group shape, which
 is the other axes."""
 TIMED_TOGETHER: Final = BY_GROUP | {"storage"}
-"""Operations that no rank goes through alone."""
+"""Operations that all ranks run together."""
 BY_RANK: Final = ("link", "every_rank")
-"""Tables whose axes name ranks, between which nothing can be interpolated."""
+"""Tables whose axes name ranks; they cannot be interpolated."""
 
 Place = tuple[int, ...]
 """Sizes of a case in the order of `records.AXES`."""
 
 
 class Series(NamedTuple):
-    """What one curve is about."""
+    """Identifies one curve."""
 
     operation: str
     kind: str
@@ -47,7 +47,7 @@ Key = tuple[Series, Place]
 
 
 def key_of(case: Case) -> Key:
-    """Say which curve a case lies on, and where."""
+    """The curve that a case lies on, and its place there."""
     series = Series(case.operation, case.kind, case.dtype, case.direction)
     return series, tuple(case.axes[axis] for axis in AXES[case.operation])
 
@@ -59,8 +59,8 @@ def together_s(
 
     Args:
         rows: of one profile or table.
-        shared: whether collectives tell each other how long they wait; if not, each takes the mean
-            of its own repeats, as a check of the others needs it.
+        shared: whether sizes of a collective share an estimate of their waits; if not, each takes
+            the mean of its own repeats, as a hold-out test of the others needs it.
     """
     by_rank: dict[int, dict[Key, float]] = {}
     by_group: dict[Key, Measurement] = {}
@@ -74,34 +74,34 @@ def together_s(
         else:
             times = by_rank.setdefault(row.rank, {})
             times[key] = max(times.get(key, 0.0), row.expected_s)
-    slowness = _slowness(by_rank)
-    found = _of_groups(by_group, shared=shared)
+    slowdown = _slowness(by_rank)
+    seconds_by_series = _of_groups(by_group, shared=shared)
     for key in dict.fromkeys(key for times in by_rank.values() for key in times):
         series, place = key
         measured = {rank: times[key] for rank, times in by_rank.items() if key in times}
-        known = slowness.get(series.operation)
+        known = slowdown.get(series.operation)
         if known is None:
             seconds = max(measured.values())
         else:
             mean = statistics.fmean(known[rank] for rank in measured)
             seconds = statistics.fmean(measured.values()) * max(known.values()) / mean
-        found.setdefault(series, {})[place] = seconds
-    return found
+        seconds_by_series.setdefault(series, {})[place] = seconds
+    return seconds_by_series
 
 
 def _of_groups(
     rows: Mapping[Key, Measurement], *, shared: bool
 ) -> dict[Series, dict[Place, float]]:
-    """Mean seconds of collectives and meetings.
+    """Mean seconds of collectives and of arrival skew.
 
-    What a meeting loses depends on the work before it, so others say nothing of that; and its
-    repeats, which are means by themselves, all count.
+    Arrival skew depends on the work before the collective, so its sizes share no estimate; its
+    repeats, which are means themselves, all count.
     """
     groups: dict[tuple[Series, Place], list[Key]] = {}
     for key in rows:
         series, place = key
         groups.setdefault((series, place[1:]), []).append(key)
-    found: dict[Series, dict[Place, float]] = {}
+    seconds_by_series: dict[Series, dict[Place, float]] = {}
     for (of_group, _), keys in groups.items():
         repeats = [rows[key].times_s for key in keys]
         if shared and of_group.operation == "collective":
@@ -109,14 +109,14 @@ def _of_groups(
         else:
             means_s = [statistics.fmean(times_s) for times_s in repeats]
         for (series, place), seconds in zip(keys, means_s, strict=True):
-            found.setdefault(series, {})[place] = seconds
-    return found
+            seconds_by_series.setdefault(series, {})[place] = seconds
+    return seconds_by_series
 
 
 def _slowness(by_rank: Mapping[int, Mapping[Key, float]]) -> Mapping[str, Mapping[int, float]]:
     """How slow each rank is in most cases of an operation, 1 being the mean of all ranks.
 
-    Nothing is said of operations that one rank measured, or of which all ranks share no case.
+    Operations that one rank measured, or without a case that all ranks share, are left out.
     """
     if len(by_rank) < 2:
         return {}

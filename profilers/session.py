@@ -1,4 +1,4 @@
-"""Measure a profile: alone, as one of the ranks that a launcher started, or with ranks of our own.
+"""Measure a profile: as a single rank, as one of a launcher's ranks, or with ranks started here.
 
 This is what `moetune profile` calls. It imports torch only when something is really measured.
 """
@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from profilers.clock import HostClock
 from profilers.errors import MissingLibraryError, ProfilerError, ProfileUnwritableError
 from profilers.job import Job
 from profilers.launch import run_workers
@@ -20,7 +21,6 @@ from profilers.records import Case, ProfileHeader
 from profilers.registry import SUITES, load_suite
 from profilers.sole_writer import sole_writer
 from profilers.store import read_header
-from profilers.timing import HostClock
 
 
 def measure_profile(
@@ -51,7 +51,7 @@ def measure_profile(
         dtypes: types of the matrix operations; empty means the device's usual ones.
         extra_cases: exact sizes to measure before the default grid.
         storage_directory: where checkpoints would go; None means `out`.
-        progress: told about every case, on the first rank's host.
+        progress: called for every case, on the first rank's host.
         environment: says how this process was started.
 
     Returns:
@@ -82,15 +82,15 @@ def measure_profile(
     info = from_environment(environment)
     wanted = _default_ranks(device) if ranks is None else ranks
     # Of the ranks that a launcher started, the first one writes.
-    alone = sole_writer(out, what="`moetune profile`") if info.rank == 0 else nullcontext()
-    with alone:
+    writer_lock = sole_writer(out, what="`moetune profile`") if info.rank == 0 else nullcontext()
+    with writer_lock:
         if info.world == 1 and wanted > 1:
             run_workers(job, ranks=wanted, progress=progress)
             return read_header(out)
 
-        from profilers.rank_loop import conduct
+        from profilers.rank_loop import run_rank
 
-        return conduct(job, info=info, rendezvous=None, progress=progress, alive=_nobody_watches)
+        return run_rank(job, info=info, rendezvous=None, progress=progress, alive=_nobody_watches)
 
 
 def require_torch() -> None:
@@ -130,4 +130,4 @@ def _require_writable(out: Path) -> None:
 
 
 def _nobody_watches() -> None:
-    """Ranks that a launcher started are watched by the launcher."""
+    """Do nothing: the launcher watches the ranks that it started."""

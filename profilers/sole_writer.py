@@ -4,7 +4,7 @@ The folder itself is locked (flock), so that nothing is left in it and the lock 
 holder, however that ends.
 
 Not covered: file systems without locks, and network file systems that lock no folder: there two
-writers are not kept apart.
+writers are not separated.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ def sole_writer(folder: Path, *, what: str) -> Iterator[None]:
         what: the command that is under way there, for the message to another one.
 
     Raises:
-        ProfileUnwritableError: somebody else writes there.
+        ProfileUnwritableError: another process writes there.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         raise ProfileUnwritableError(f"{folder}: {error.strerror}") from error
     try:
-        # A file system without such locks is gone on with: most users are alone all the same.
+        # Without such locks of the file system the run continues: most users are the only writer.
         with contextlib.suppress(OSError):
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

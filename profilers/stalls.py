@@ -1,29 +1,29 @@
-"""What one of many collectives takes: its data, and now and then a rank that wakes up late.
+"""The mean time of collectives: their data, and now and then a rank that wakes up late.
 
 A rank that waits for others gives up its core and is woken when data comes. On a virtual machine
-that takes a tick of a scheduler every few calls: of 1,500 all-gathers of 4 KiB over gloo, 89 %
-took 0.2 to 0.5 ms and the others up to 6 ms, which makes a mean of 0.66 ms
-(tests/benchmarks/late_collectives.py). A step adds up hundreds of calls, so the mean counts; but of
-a few repeats of one size it is mostly luck. The short sizes of a kind in one group wait about
-alike, so their means are drawn towards a common one, as far as luck goes (shrinkage, or empirical
-Bayes: Efron and Morris, JASA 70, 1975):
+that takes a tick of a scheduler every few calls: of 1,500 all-gathers of 4 KiB over gloo, 89 % took
+0.2 to 0.5 ms and the others up to 6 ms, which makes a mean of 0.66 ms
+(tests/benchmarks/late_collectives.py). A step adds up hundreds of calls, so the mean counts; but
+the mean of a few repeats of one size is mostly noise. The short sizes of a kind in one group wait
+about equally long, so their means are shrunk towards a common one by as much as they scatter
+(shrinkage, or empirical Bayes: Efron and Morris, JASA 70, 1975):
 
-    q_i    lower quartile of the n_i repeats of size i: mostly nobody was late
-    d_i    mean of what they take beyond that
-    v      variance of what a repeat takes beyond, about zero
-    V_i    v / n_i: of d_i, by luck
-    U_i  = (0.3 s)^2 + q_i^2: how far a size may really differ from s in what it waits
+    q_i    lower quartile of the n_i repeats of size i: mostly no rank was late
+    d_i    mean of their time beyond that
+    v      variance of the time of a repeat beyond it, about zero
+    V_i    v / n_i: sampling variance of d_i
+    U_i  = (0.3 s)^2 + q_i^2: how far the true wait of a size may differ from s
     s    = sum(d / (V + U)) / sum(1 / (V + U))
     t_i  = q_i + (V_i s + U_i d_i) / (V_i + U_i)
 
-v, too, is a mean weighed by 1 / (V + U), so that what large messages scatter says nothing of small
-ones; s and v are iterated. With many repeats t_i is their mean. Of 5 or 20 repeats of 0.2 ms, 15 %
-late by 4 ms, this takes a third to a half off the error of their own mean. U is our prior: short
-calls differ by about a third in what they wait, and what a long one waits is its own.
+v, too, is a mean weighted by 1 / (V + U), so that the scatter of large messages does not count for
+small ones; s and v are iterated. With many repeats t_i is their mean. Of 5 or 20 repeats of 0.2 ms,
+15 % late by 4 ms, this removes a third to a half of the error of their own mean. U is our prior:
+waits of short calls differ by about a third, and a long call has its own.
 
 A repeat counts up to 3 q_i, or to what 99 % of all repeats take beyond their q_i, which is never
-the largest of them, and no more than `LATEST_S`: a pause of the whole machine is not the call's.
-Two pauses among 100 repeats are taken for calls that were late by so much.
+the largest of them, and no more than `LATEST_S`: a pause of the whole machine is not part of the
+call. Two pauses among 100 repeats are taken for calls that were late by that much.
 
 That late wake-ups grow with the number of calls, not with bytes: Petrini et al., The Case of the
 Missing Supercomputer Performance, SC 2003.
@@ -39,17 +39,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 QUIET_QUANTILE = 0.25
-"""Of a large reduce-scatter every second call is late: a median is not what data takes."""
+"""Of a large reduce-scatter every second call is late: a median is not the time of the data."""
 USUAL_QUANTILE = 0.99
 LATEST_S = 0.02
 """Two ticks of the slowest clock that Linux is usually built with (CONFIG_HZ of 100)."""
 USUAL_RATIO = 2.0
-"""Times q_i beyond q_i: nothing unusual of a call by itself."""
-UNLIKE_RATIO = 0.3
-"""Of s: how far short calls of a kind differ in what they wait."""
+"""Times q_i beyond q_i: not unusual for a single call."""
+SPREAD_RATIO = 0.3
+"""Of s: how far the waits of short calls of a kind differ."""
 ITERATIONS = 50
 LEAST_S = 1e-12
-"""Stands for a time below the clock's resolution."""
+"""Replaces a time below the clock's resolution."""
 
 
 def seconds_with_stalls(repeats_SN: Sequence[Sequence[float]]) -> Floats:
@@ -64,20 +64,20 @@ def seconds_with_stalls(repeats_SN: Sequence[Sequence[float]]) -> Floats:
     beyond_S = np.array([one.mean() for one in beyond_SN])
     squares_S = np.array([np.square(one).mean() for one in beyond_SN])
     weight_S = 1.0 / quiet_S**2
-    luck_S, unlike_S, common_s = quiet_S, quiet_S, 0.0
+    luck_S, prior_S, common_s = quiet_S, quiet_S, 0.0
     for _ in range(ITERATIONS):
         common_s = max(0.0, float(weight_S @ beyond_S / weight_S.sum()))
         variance = float((num_S * weight_S) @ squares_S / (num_S @ weight_S))
         luck_S = variance / num_S + LEAST_S**2
-        unlike_S = (UNLIKE_RATIO * common_s) ** 2 + quiet_S**2
-        weight_S = 1.0 / (luck_S + unlike_S)
-    waits_S = (luck_S * common_s + unlike_S * beyond_S) / (luck_S + unlike_S)
+        prior_S = (SPREAD_RATIO * common_s) ** 2 + quiet_S**2
+        weight_S = 1.0 / (luck_S + prior_S)
+    waits_S = (luck_S * common_s + prior_S * beyond_S) / (luck_S + prior_S)
     seconds_S: Floats = quiet_S + waits_S
     return seconds_S
 
 
 def _quiet_and_beyond(repeats_SN: Sequence[Sequence[float]]) -> tuple[Floats, list[Floats]]:
-    """Quiet seconds of each size [S], and what each of its repeats counts beyond them."""
+    """Lower quartile of each size [S], and the seconds of its repeats that count beyond it."""
     repeats = [np.maximum(np.asarray(one, dtype=np.float64), LEAST_S) for one in repeats_SN]
     quiet_S = np.array([np.quantile(one, QUIET_QUANTILE) for one in repeats])
     beyond = [one - quiet for one, quiet in zip(repeats, quiet_S, strict=True)]

@@ -1,9 +1,9 @@
-"""How fast a directory takes a checkpoint and gives it back.
+"""How fast a directory writes a checkpoint and reads it back.
 
-A write ends when the file is on the disk (fsync). Before a read the page cache is asked to forget
-the file; where the system cannot do that, the table's note says so. All ranks write and read files
-of their own at the same time. A disk without room for all ranks is
-recorded as a failure instead of being filled. The file has no name, so it goes with its process.
+A write ends when the file is on the disk (fsync). Before a read the file is dropped from the
+page cache; if the system cannot do that, the table's note says so. All ranks write and read files
+of their own at the same time. A disk without room for all ranks is recorded as a
+failure instead of being filled. The file has no name, so it goes with its process.
 """
 
 import errno
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profilers.benchmark import Setting
+from profilers.clock import HostClock
 from profilers.records import Case, Measurement, Status
-from profilers.timing import HostClock, measure
+from profilers.timing import measure
 
 SIZES = tuple(2**power for power in (20, 23, 25, 27))
 BLOCK_BYTES = 2**23
@@ -24,13 +25,13 @@ SPARE_RATIO = 1.1
 """Room that must be left beyond what is written."""
 
 
-def benches(setting: Setting) -> tuple["StorageBench", ...]:
+def benchmarks(setting: Setting) -> tuple["StorageBenchmark", ...]:
     """The one table of storage."""
-    return (StorageBench(setting=setting),)
+    return (StorageBenchmark(setting=setting),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageBench:
+class StorageBenchmark:
     """The table of writes and reads."""
 
     setting: Setting
@@ -65,7 +66,7 @@ class StorageBench:
 
 
 def can_drop_cache() -> bool:
-    """Whether the system can be asked to forget a file's pages."""
+    """Whether the system can drop a file from the page cache."""
     return hasattr(os, "posix_fadvise")
 
 

@@ -1,6 +1,6 @@
 """A profile on disk: a directory of `profile.json` and one `<operation>.parquet` per table.
 
-Every file is written beside its place and then renamed over it, so that a reader meets the old file
+Every file is written beside its place and then renamed over it, so that a reader finds the old file
 or the new one, never half of one. A table is written before the header that counts it; a crash in
 between leaves a file that the header does not yet list, and readers ignore it.
 """
@@ -51,15 +51,15 @@ def read_profile(
             file = path / f"{operation}.parquet"
             # A table in progress is written before the header that counts it.
             expected = info.rows if info.complete else None
-            found = read_parquet(file, operation=operation, expected_rows=expected)
+            table_rows = read_parquet(file, operation=operation, expected_rows=expected)
             if operation in BETWEEN_PEERS:
-                _refuse_strangers(file, found, world=header.machine.world)
-            rows += found
+                _refuse_misplaced(file, table_rows, world=header.machine.world)
+            rows += table_rows
     return Profile(header=header, measurements=tuple(rows))
 
 
 def read_header(path: Path) -> ProfileHeader:
-    """Read `profile.json` alone: what was measured, where, and how completely.
+    """Read only `profile.json`: what was measured, where, and how completely.
 
     Raises:
         ProfileUnreadableError: it is missing, damaged or of another schema version.
@@ -105,8 +105,8 @@ def write_table(path: Path, rows: Sequence[Measurement], *, operation: str) -> N
     """Replace the table of one operation, atomically."""
     from profilers.tables import write_parquet
 
-    if strangers := {row.case.operation for row in rows} - {operation}:
-        raise ValueError(f"rows of {sorted(strangers)} do not belong in table {operation!r}")
+    if misplaced := {row.case.operation for row in rows} - {operation}:
+        raise ValueError(f"rows of {sorted(misplaced)} do not belong in table {operation!r}")
     _replace(
         path / f"{operation}.parquet",
         lambda file: write_parquet(file, rows, operation=operation),
@@ -114,7 +114,7 @@ def write_table(path: Path, rows: Sequence[Measurement], *, operation: str) -> N
 
 
 def write_profile(path: Path, profile: Profile) -> None:
-    """Write a whole profile over whatever profile the directory held.
+    """Write a whole profile; one that the directory holds is replaced.
 
     Raises:
         ProfileUnwritableError: the directory does not take it, or cannot be rid of what it held.
@@ -164,7 +164,7 @@ def _unlisted(path: Path, header: ProfileHeader) -> Iterator[Path]:
         yield from path.glob(f".{name}.*")
 
 
-def _refuse_strangers(file: Path, rows: Sequence[Measurement], *, world: int) -> None:
+def _refuse_misplaced(file: Path, rows: Sequence[Measurement], *, world: int) -> None:
     for number, row in enumerate(rows):
         axes = row.case.axes
         rank = max(row.rank, axes.get("sender", 0), axes.get("receiver", 0))

@@ -1,17 +1,17 @@
-"""Who is slower than its peers beyond noise: devices, links, and nodes whose every link is slow.
+"""Devices, links and nodes that are slower than their peers beyond noise.
 
-Peers do the same thing: the same product or copy on every rank, the same message over links of one
-class (inside a node, between nodes). A member lags where the median of its repeats is more than
+Peers do equal work: the same GEMM or copy on every rank, the same message over links of one class
+(inside a node, between nodes). A member is a straggler if the median of its repeats is more than
 `LEAST_EFFECT_RATIO` above the median of the others' medians, and Welch's test on the logarithms of
-its repeats against all the others' refutes equality at `SIGNIFICANCE` after Holm's correction for
-the number of members. The others' spread counts in that test, so that a machine whose every rank
-differs (a busy processor) names nobody by chance.
+its repeats against all the others' rejects equality at `SIGNIFICANCE` after Holm's correction for
+the number of members. The others' spread counts in that test, so that on a machine whose ranks all
+differ (a busy processor) no rank is named by chance.
 
-A node is named instead of its links where more than half of the links that it sends over, or of
-those that it receives over, lag; two peers can only be told apart by direction.
+A node is named instead of its links if more than half of the links that it sends over, or of those
+that it receives over, are slow; of two peers only the direction can be named.
 
-Where ranks share cores or accelerators each one's speed is its neighbours' doing, so devices are
-not judged there.
+Where ranks share cores or accelerators, a rank's speed depends on its neighbours, so devices are
+not compared.
 
 Not covered: what is slow everywhere (`moetune profile diff` with an earlier profile shows that).
 """
@@ -31,13 +31,13 @@ Member = TypeVar("Member", bound=Hashable)
 LEAST_EFFECT_RATIO: Final = 0.10
 SIGNIFICANCE: Final = 0.01
 MOST_DEVIATIONS: Final = 4.0
-"""Of the peers' own spread: who is within them is one of a mixed lot."""
+"""Of the peers' own spread: a member within them is not named."""
 FEWEST: Final = 2
 """Members of a class; one has no peers."""
 
 
 class Straggler(Record):
-    """Somebody who is slower than its peers."""
+    """A device, link or node that is slower than its peers."""
 
     what: Literal["device", "link", "node"]
     where: str
@@ -50,14 +50,14 @@ class Straggler(Record):
 
 
 def stragglers(profile: Profile) -> tuple[Straggler, ...]:
-    """Name who lags, worst first; nobody where there are no peers."""
+    """Find stragglers, worst first; none where there are no peers."""
     names = rank_names(profile)
-    found = [*_devices(profile, names), *_links(links_of(profile), names)]
-    return tuple(sorted(found, key=lambda one: -one.ratio))
+    lagging_members = [*_devices(profile, names), *_links(links_of(profile), names)]
+    return tuple(sorted(lagging_members, key=lambda one: -one.ratio))
 
 
 def has_peers(profile: Profile) -> bool:
-    """Whether anybody was compared: two that did the same, and did it more than once."""
+    """Whether anything was compared: two members with the same work and several repeats."""
     links = links_of(profile)
     sent = [_messages(_peers(links, is_inside=is_inside)) for is_inside in (False, True)]
     repeats = [
@@ -70,7 +70,7 @@ def has_peers(profile: Profile) -> bool:
 def lagging(
     times_s: Mapping[Member, Sequence[float]],
 ) -> dict[Member, tuple[float, float]]:
-    """Of members that do the same: who lags, with the ratio to its peers and the p-value."""
+    """Stragglers among members with the same work: ratio to the peers, and p-value."""
     if len(times_s) < FEWEST:
         return {}
     medians = {member: statistics.median(own) for member, own in times_s.items()}
@@ -102,7 +102,7 @@ def _p_value(own: Sequence[float], others: Sequence[Sequence[float]]) -> float:
 
 
 def _work(profile: Profile) -> dict[str, dict[int, Sequence[float]]]:
-    """Repeats by kind of work and rank; none where ranks share what they run on."""
+    """Repeats by kind of work and rank; empty if ranks share cores or accelerators."""
     by_kind: dict[str, dict[int, Sequence[float]]] = {}
     if not profile.header.machine.oversubscribed:
         for row in profile.table("every_rank"):
@@ -189,7 +189,7 @@ def _slow_nodes(
 
 
 def rank_names(profile: Profile) -> dict[int, str]:
-    """What to call each rank's host; hosts of one name are told apart by their number."""
+    """The name of each rank's host; hosts of one name are distinguished by their node number."""
     machine = profile.header.machine
     hosts = machine.hosts or (machine.hostname,) * machine.world
     per_node = max(machine.ranks_per_node, 1)

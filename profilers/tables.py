@@ -77,7 +77,7 @@ class Columns:
 
 
 def read_columns(path: Path, *, operation: str, expected_rows: int) -> Columns:
-    """Read a table without making records of its rows; forward passes alone.
+    """Read a table without making records of its rows; forward passes only.
 
     Raises:
         ProfileUnreadableError: the file is missing, damaged, too large, or not such a table.
@@ -126,21 +126,21 @@ def _table(path: Path, *, operation: str, expected_rows: int | None) -> pa.Table
         if meta.num_rows > MAX_ROWS or unpacked > MAX_UNPACKED_BYTES:
             raise ValueError(f"{meta.num_rows} rows of {unpacked} bytes are too many")
         wanted = _schema(operation)
-        found = file.schema_arrow
-        require_unique(found.names)
-        if missing := [name for name in wanted.names if name not in found.names]:
+        stored_schema = file.schema_arrow
+        require_unique(stored_schema.names)
+        if missing := [name for name in wanted.names if name not in stored_schema.names]:
             raise ValueError(f"column {missing[0]!r} is missing")
-        if surplus := [name for name in found.names if name not in wanted.names]:
+        if surplus := [name for name in stored_schema.names if name not in wanted.names]:
             raise ValueError(f"column {surplus[0]!r} does not belong there")
         for field in wanted:
-            if found.field(field.name).type != field.type:
-                kind = found.field(field.name).type
+            if stored_schema.field(field.name).type != field.type:
+                kind = stored_schema.field(field.name).type
                 raise ValueError(f"column {field.name!r} is {kind}, must be {field.type}")
         return file.read()
 
 
 def require_unique(names: Sequence[str]) -> None:
-    """Refuse columns that cannot be told apart.
+    """Refuse duplicate columns.
 
     Raises:
         ValueError: a name occurs twice.
@@ -152,9 +152,9 @@ def require_unique(names: Sequence[str]) -> None:
 def _schema(operation: str) -> pa.Schema:
     texts = [(name, pa.string()) for name in ("kind", "dtype", "direction")]
     axes = [(axis, pa.int64()) for axis in AXES[operation]]
-    ends = [(name, pa.string()) for name in ("status", "error", "source")]
+    outcome = [(name, pa.string()) for name in ("status", "error", "source")]
     return pa.schema(
-        [*texts, *axes, *ends, ("rank", pa.int64()), ("times_s", pa.list_(pa.float64()))]
+        [*texts, *axes, *outcome, ("rank", pa.int64()), ("times_s", pa.list_(pa.float64()))]
     )
 
 

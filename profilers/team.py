@@ -1,18 +1,22 @@
 """The ranks that measure together, as one of them sees it.
 
 Every decision (what to measure next, when to stop) is taken by rank 0 and broadcast, so that ranks
-can neither diverge nor wait for each other forever. `Alone` is a team of one and needs no library;
-the team over torch.distributed is in profilers/links/team.py.
+can neither diverge nor wait for each other forever. `SingleRank` is a team of one and needs no
+library; the team over torch.distributed is in profilers/links/team.py.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 T = TypeVar("T")
 
+AllReduceMax = Callable[[Sequence[float]], Sequence[float]]
+"""Element by element the largest over the ranks that measure in lockstep; all of them call it, and
+none goes on before the last one has. `tuple` is that of a rank by itself."""
+
 
 class Team(Protocol):
-    """Processes that took the same steps so far; every method is called by all of them."""
+    """Processes that took the same steps so far; all of them call every method."""
 
     @property
     def rank(self) -> int:
@@ -39,15 +43,15 @@ class Team(Protocol):
         """Element by element, the largest over the ranks; the same on every rank."""
 
 
-class Alone:
-    """A team of one."""
+class SingleRank:
+    """A team of one rank."""
 
     rank = 0
     world = 1
     local_world = 1
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """There is nothing to wait for."""
 
     def decided(self, value: T) -> T:
         return value
@@ -59,4 +63,4 @@ class Alone:
         return tuple(times_s)
 
     def close(self) -> None:
-        """Nobody to leave."""
+        """There is nothing to close."""

@@ -1,127 +1,83 @@
 """Time one callable: warm-up, repeats until the median is settled or the budget is spent.
 
-A repeat is the stretch between two marks of a `Clock`. The clock is passed in: a processor's marks
-are readings of a monotonic counter, an accelerator's are events in its stream, read only once the
-whole batch of repeats is queued, so that waiting for the device never enters a repeat.
+A repeat is the time between two marks of a `Clock`. A processor's marks are readings of a monotonic
+counter; an accelerator's are events in its stream, read only once the whole batch of repeats is
+queued, so waiting for the device never enters a repeat. Short runs are looped inside one repeat.
 
-Where ranks take turns on too few cores, a repeat has to last many turns (`repeat_s`): a short run
-is either not interrupted at all or waits for a whole turn of somebody else, and a median would see
-the former alone.
+On an accelerator that is all (`noise.policy.QUIET`). On a processor the policy may ask for more:
 
-Ranks that share a node's memory, with a core for each, go in step: a repeat beside an idle
-neighbour is another one than beside a busy one. They begin every batch of repeats together, run as
-often and end together; all decisions are taken by the slowest of them (`Agreed`). Each keeps its
-own times.
+    repeat_s           Where ranks take turns on too few cores, a repeat lasts many turns: a short
+                       run is either not interrupted at all or waits for a whole turn of another
+                       rank, and a median would see only the former.
+    all_reduce_max     Ranks that share a node's memory, with a core for each, repeat in lockstep: a
+                       repeat beside an idle neighbour differs from one beside a busy one. They
+                       start every batch of repeats together, run equally often and stop together;
+                       the slowest decides. Each keeps its own times.
+    sentinel           A reading before and after each repeat shows how slow the core is; that is
+                       taken out of the repeat (profilers/noise/sentinel.py).
 
-A machine that others disturb is watched: a sentinel is read between repeats, and what it says the
-machine was slower is taken out of them (profilers/sentinel.py).
+Readings and messages displace most of a run's code and operands from the caches, where the runs of
+a step find theirs. With either, runs are looped up to `LOOPED_S`. (The many forwards that a looped
+backward needs displace each other's results instead.)
 
-Neither a reading nor a word from the others leaves much of a run's code and operands in the caches,
-where the runs of a step find theirs. So those that are watched or in step are looped up to
-`LOOPED_S`; the many forwards that a looped backward needs push each other's results out instead.
+Repeats that waited for the kernel to map pages are left out while others remain. The heap of a step
+has stopped growing (profilers/heap.py); that of a process that measures one size after the other
+grows now and then. A gradient of 16 MB, 4096 pages, turned 3 ms into 85.
 
-Repeats that waited for the kernel to map pages are left out as long as others are there. The heap
-of a step has stopped growing (profilers/heap.py); that of a process that measures one size after
-the other grows now and then. A gradient of 16 MB, 4096 pages, made 85 ms out of 3.
-
-The median's relative standard error is judged from the interquartile range: for normal noise the
+The median's relative standard error is estimated from the interquartile range: for normal noise the
 standard deviation is IQR / 1.349 and the median's standard error 1.2533 standard deviations over
 the root of the number of repeats.
 """
 
 import math
-import resource
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+from profilers.clock import Clock
+from profilers.noise.policy import QUIET, NoisePolicy
+from profilers.team import AllReduceMax
 
 SHORT_S = 50e-6
-"""Below this a run is looped inside one repeat: the marks themselves would be seen. With a watch or
-in step all below `LOOPED_S` are: on an AMD EPYC kernels of 20 us took 50 to 60 right after a
-reading, and 40 to 50 right after ranks agreed on something."""
+"""Shorter runs are looped inside one repeat: the marks themselves would be seen. With readings or
+messages between repeats all below `LOOPED_S` are: on an AMD EPYC kernels of 20 us took 50 to 60
+right after a reading, and 40 to 50 right after a message."""
 LOOPED_S = 1e-3
-"""How long a looped repeat lasts at least, as far as so many runs may be alive at once: long beside
-what an interrupt costs."""
+"""How long a looped repeat lasts at least, as far as that many runs fit in memory at once: long
+compared with an interrupt."""
 PAGE_S = 1e-5
 """What mapping a page costs in a virtual machine (5 to 20 us on an AMD EPYC)..."""
 PAGES_RATIO = 0.02
-"""...and how much of a repeat that may make up. Neither pages that come back from a disk are seen
+"""...and the share of a repeat that this may take. Pages that come back from a disk are not seen,
 nor that 512 of them may be mapped at once, as huge ones."""
-LEAST_USUAL = 2
-"""Repeats that did not wait for pages; below it all count, as one says nothing of their spread."""
+MIN_WITHOUT_FAULTS = 2
+"""Repeats that did not wait for pages; if there are fewer, all count, as one says nothing of their
+spread."""
 UNSETTLED = 1.0
 """A spread that no target allows."""
-TURNS_S = 0.05
-"""How long a repeat lasts where ranks take turns: a dozen of Linux's turns, which end at a tick of
-4 ms or less (CONFIG_HZ of 250 and above)."""
 LONG_S = 5e-3
-"""A run that lasts longer averages over short disturbances by itself, and a few repeats do."""
+"""A longer run averages over short disturbances by itself, and a few repeats are enough."""
 MAX_WARMUPS = 3
 MAX_LOOPS = 1000
 
-Agreed = Callable[[Sequence[float]], Sequence[float]]
-"""Element by element the largest over the ranks that measure in step; all of them call it, and no
-rank goes on before the last one has. `tuple` is that of a rank by itself."""
-
 
 class PeerFailedError(Exception):
-    """Another rank cannot go on with what is measured in step."""
+    """Another rank cannot go on with what is measured in lockstep."""
 
 
-def in_step(agreed: Agreed, told: tuple[float, float]) -> tuple[float, float]:
-    """Agree on two numbers; one that fails tells the others by a second one that is endless.
+def in_step(all_reduce_max: AllReduceMax, own: tuple[float, float]) -> tuple[float, float]:
+    """All-reduce (max) two numbers; a failing rank sends inf as the second one.
 
-    All that ranks tell each other while they measure has this form, so that a rank that fails need
-    not know what its peers ask next.
+    All messages between ranks that measure have this form, so a rank that fails need not know what
+    its peers send next.
+
+    Raises:
+        PeerFailedError: a rank failed; raised on every rank.
     """
-    one, other = agreed(told)
-    if other == math.inf:
+    first, second = all_reduce_max(own)
+    if second == math.inf:
         raise PeerFailedError
-    return one, other
-
-
-class Clock(Protocol):
-    """Where time comes from."""
-
-    def now_s(self) -> float:
-        """Read the host's clock, to keep to a budget."""
-
-    def mark(self) -> object:
-        """Mark the present point on the device."""
-
-    def between_s(self, pairs: Sequence[tuple[object, object]]) -> tuple[float, ...]:
-        """Wait until all marks are passed; seconds between each pair."""
-
-    def page_faults(self) -> int:
-        """Pages that were mapped for this process by now; 0 where that is not what takes time."""
-
-
-class HostClock:
-    """The processor's monotonic counter."""
-
-    def now_s(self) -> float:
-        return time.perf_counter()
-
-    def mark(self) -> object:
-        return time.perf_counter()
-
-    def between_s(self, pairs: Sequence[tuple[object, object]]) -> tuple[float, ...]:
-        return tuple(float(last) - float(first) for first, last in pairs)  # type: ignore[arg-type]  # marks are our own floats
-
-    def page_faults(self) -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-class Watch(Protocol):
-    """Who tells how fast the machine is just now (profilers/sentinel.py)."""
-
-    def read(self) -> float:
-        """Seconds that the sentinel takes."""
-
-    def slowness(self, before_s: float, after_s: float, *, lasted_s: float) -> float:
-        """How many times longer than undisturbed something took between two readings."""
+    return first, second
 
 
 def measure(
@@ -129,38 +85,33 @@ def measure(
     *,
     clock: Clock,
     budget_s: float,
-    repeat_s: float = 0.0,
+    noise: NoisePolicy = QUIET,
     min_repeats: int = 5,
     settled_repeats: int = 0,
     long_repeats: int = 0,
     max_repeats: int = 50,
     target_spread: float = 0.02,
-    agreed: Agreed = tuple,
-    watch: Watch | None = None,
 ) -> tuple[float, ...]:
     """Time `run`; one entry per repeat, in seconds of one run.
 
     At least `min_repeats` are taken whatever the budget; warm-ups come on top. Those that waited
-    for pages are left out, so that fewer may come back, though two at least. Repeats last
-    `repeat_s` as far as the budget allows. Fewer than `settled_repeats` do not count as settled. Of
-    runs beyond `LONG_S`, whose repeats need not last any time, `long_repeats` do, after one
-    warm-up. Where mapping pages leaves fewer than two, twice as many are taken, and all count if
-    that does not help.
+    for pages are left out, so fewer may be returned, but at least two. Fewer than `settled_repeats`
+    do not count as settled. For runs longer than `LONG_S`, `long_repeats` are enough after one
+    warm-up, unless the policy sets a length of repeats. If mapping pages leaves fewer than two,
+    twice as many are taken, and all count if that does not help.
 
-    With a `watch`, repeats are what they would take undisturbed.
+    With a sentinel, repeats are what they would take undisturbed.
     """
     return measure_fresh(
         lambda: run,
         clock=clock,
         budget_s=budget_s,
-        repeat_s=repeat_s,
+        noise=noise,
         min_repeats=min_repeats,
         settled_repeats=settled_repeats,
         long_repeats=long_repeats,
         max_repeats=max_repeats,
         target_spread=target_spread,
-        agreed=agreed,
-        watch=watch,
     )
 
 
@@ -169,50 +120,47 @@ def measure_fresh(
     *,
     clock: Clock,
     budget_s: float,
-    repeat_s: float = 0.0,
+    noise: NoisePolicy = QUIET,
     max_loops: int = MAX_LOOPS,
     min_repeats: int = 5,
     settled_repeats: int = 0,
     long_repeats: int = 0,
     max_repeats: int = 50,
     target_spread: float = 0.02,
-    agreed: Agreed = tuple,
-    watch: Watch | None = None,
 ) -> tuple[float, ...]:
-    """Time what `fresh` returns; `fresh` itself, called before every run, is not timed.
+    """Time the callable that `fresh` returns; `fresh`, called before every run, is not timed.
 
-    What `fresh` returns for all runs of a repeat, at most `max_loops`, is alive at once.
+    What `fresh` returns for all runs of a repeat, at most `max_loops`, is in memory at once.
 
-    A backward pass is such a thing: each one consumes the graph of a forward of its own.
+    A backward pass needs this: each one consumes the graph of a forward of its own.
     """
     start_s = clock.now_s()
-    most_warm_s = LONG_S if long_repeats and repeat_s == 0.0 else math.inf
-    warm_s, whole_s = _warm_up(fresh, clock=clock, agreed=agreed, most_s=most_warm_s)
+    most_warm_s = LONG_S if long_repeats and not noise.shares_cores else math.inf
+    warm_s, whole_s = _warm_up(fresh, clock=clock, noise=noise, most_s=most_warm_s)
     if warm_s >= most_warm_s:
         min_repeats = long_repeats
-    begins_cold = watch is not None or agreed is not tuple
-    short_s = LOOPED_S if begins_cold else SHORT_S
-    loops = min(max_loops, loops_per_repeat(warm_s, short_s=short_s, repeat_s=repeat_s))
-    if repeat_s > 0.0:
+    short_s = LOOPED_S if noise.cools_caches else SHORT_S
+    loops = min(max_loops, loops_per_repeat(warm_s, short_s=short_s, repeat_s=noise.repeat_s))
+    if noise.shares_cores:
         # Preparing a run can take far longer than the run.
         loops = max(1, min(loops, int(budget_s / min_repeats / max(whole_s, warm_s, 1e-9))))
-    elif begins_cold and loops > 1:
+    elif noise.cools_caches and loops > 1:
         # The first runs found neither their code nor all operands in the caches.
         (looped,) = _repeats(fresh, clock=clock, count=1, loops=loops)
-        looped_s, _ = in_step(agreed, (looped.seconds, 0.0))
+        looped_s, _ = in_step(noise.all_reduce_max, (looped.seconds, 0.0))
         loops = min(max_loops, loops_per_repeat(min(warm_s, looped_s), short_s=short_s))
     repeats: list[_Repeat] = []
     while len(repeats) < max_repeats:
-        count = 1 if watch else min(min_repeats, max_repeats - len(repeats))
-        repeats += _repeats(fresh, clock=clock, count=count, loops=loops, watch=watch)
+        count = noise.batch(min(min_repeats, max_repeats - len(repeats)))
+        repeats += _repeats(fresh, clock=clock, count=count, loops=loops, noise=noise)
         counting_s = _counting_s(repeats)
         spread = min(spread_of_median(counting_s), UNSETTLED)
         if len(counting_s) < settled_repeats:
             spread = UNSETTLED
-        if len(repeats) < 2 * min_repeats and _usual(repeats) < LEAST_USUAL:
+        if len(repeats) < 2 * min_repeats and _without_faults(repeats) < MIN_WITHOUT_FAULTS:
             # No rank stops before this one has more.
             spread = math.inf
-        spread, spent_s = in_step(agreed, (spread, clock.now_s() - start_s))
+        spread, spent_s = in_step(noise.all_reduce_max, (spread, clock.now_s() - start_s))
         is_over = spread <= target_spread or spent_s >= budget_s
         if len(repeats) >= min_repeats and spread < math.inf and is_over:
             break
@@ -232,7 +180,7 @@ def loops_per_repeat(run_s: float, *, short_s: float = SHORT_S, repeat_s: float 
 
 
 def spread_of_median(times_s: Sequence[float]) -> float:
-    """Relative standard error of the median; infinite when it cannot be judged."""
+    """Relative standard error of the median; infinite when it cannot be estimated."""
     if len(times_s) < 2:
         return math.inf
     median_s = statistics.median(times_s)
@@ -244,11 +192,11 @@ def spread_of_median(times_s: Sequence[float]) -> float:
 
 
 def _warm_up(
-    fresh: Callable[[], Callable[[], object]], *, clock: Clock, agreed: Agreed, most_s: float
+    fresh: Callable[[], Callable[[], object]], *, clock: Clock, noise: NoisePolicy, most_s: float
 ) -> tuple[float, float]:
     """Run until two runs in a row are within a factor 2; the last one's seconds.
 
-    Then also what it lasted with what prepared it. One run of at least `most_s` is enough.
+    Then also its seconds including its preparation. One run of at least `most_s` is enough.
     """
 
     def once() -> tuple[float, float]:
@@ -256,16 +204,16 @@ def _warm_up(
         (run,) = _repeats(fresh, clock=clock, count=1, loops=1)
         if run.waited_for_pages:
             (run,) = _repeats(fresh, clock=clock, count=1, loops=1)
-        return in_step(agreed, (run.seconds, clock.now_s() - start_s))
+        return in_step(noise.all_reduce_max, (run.seconds, clock.now_s() - start_s))
 
     last_s, whole_s = once()
     for _ in range(MAX_WARMUPS - 1):
         if last_s >= most_s:
             break
         now_s, whole_s = once()
-        alike = last_s <= 2.0 * now_s and now_s <= 2.0 * last_s
+        is_steady = last_s <= 2.0 * now_s and now_s <= 2.0 * last_s
         last_s = now_s
-        if alike:
+        if is_steady:
             break
     return last_s, whole_s
 
@@ -277,14 +225,14 @@ class _Repeat:
     waited_for_pages: bool
 
 
-def _usual(repeats: Sequence[_Repeat]) -> int:
+def _without_faults(repeats: Sequence[_Repeat]) -> int:
     """How many did not wait for pages."""
     return sum(not repeat.waited_for_pages for repeat in repeats)
 
 
 def _counting_s(repeats: Sequence[_Repeat]) -> tuple[float, ...]:
-    """Seconds of those that did not wait for pages; of all where these are too few."""
-    all_count = _usual(repeats) < LEAST_USUAL
+    """Seconds of those that did not wait for pages; of all if these are too few."""
+    all_count = _without_faults(repeats) < MIN_WITHOUT_FAULTS
     return tuple(repeat.seconds for repeat in repeats if all_count or not repeat.waited_for_pages)
 
 
@@ -294,29 +242,29 @@ def _repeats(
     clock: Clock,
     count: int,
     loops: int,
-    watch: Watch | None = None,
+    noise: NoisePolicy = QUIET,
 ) -> tuple[_Repeat, ...]:
-    """Repeat, and take out what a `watch` says the machine was slower.
+    """Repeat, and take out what a sentinel saw.
 
-    Watched repeats come one by one, as the watch also judges by what it saw last.
+    With a sentinel repeats come one by one, as it also judges by its last readings.
     """
-    pairs, mapped, beside_s = [], [], []
+    pairs, mapped, readings_s = [], [], []
     for _ in range(count):
         runs = [fresh() for _ in range(loops)]
-        before_s = watch.read() if watch else 0.0
+        before_s = noise.read_s()
         faults = clock.page_faults()
         first = clock.mark()
         for run in runs:
             run()
         pairs.append((first, clock.mark()))
         mapped.append(clock.page_faults() - faults)
-        beside_s.append((before_s, watch.read() if watch else 0.0))
+        readings_s.append((before_s, noise.read_s()))
     return tuple(
         _Repeat(
-            seconds=lasted_s
-            / (watch.slowness(*beside, lasted_s=lasted_s) if watch else 1.0)
-            / loops,
+            seconds=lasted_s / noise.slowdown(*readings, lasted_s=lasted_s) / loops,
             waited_for_pages=pages * PAGE_S > PAGES_RATIO * lasted_s,
         )
-        for lasted_s, pages, beside in zip(clock.between_s(pairs), mapped, beside_s, strict=True)
+        for lasted_s, pages, readings in zip(
+            clock.between_s(pairs), mapped, readings_s, strict=True
+        )
     )

@@ -1,8 +1,8 @@
-"""What connects the parts of this node: accelerators, network cards, memory nodes, as Linux tells.
+"""What connects the parts of this node: accelerators, NICs, memory nodes, as Linux reports them.
 
-Read from sysfs and, where there are accelerators, from `nvidia-smi topo -m`; whether network cards
-reach accelerators' memory is told by profilers/gpu_direct.py. Another fact that cannot be read is
-left out. Interfaces without a device behind them (loopback, bridges, containers' ends of a
+Read from sysfs and, where there are accelerators, from `nvidia-smi topo -m`; whether NICs reach
+accelerators' memory is found in profilers/gpu_direct.py. Other facts that cannot be read are left
+out. Interfaces without a device behind them (loopback, bridges, containers' ends of a
 pair) are listed too, as a profile over them is worth knowing about.
 """
 
@@ -34,14 +34,14 @@ def node_topology(
         sysfs: where the kernel shows its devices.
         proc: where it shows its drivers.
         kernel: its release.
-        environment: of the ranks, for what they tell NCCL.
+        environment: of the ranks, for the settings of NCCL.
     """
     return "\n".join(
         [
             *filter(None, accelerators.splitlines()),
             *_memory_nodes(sysfs),
-            *_cards(sysfs),
-            *_remote_memory_cards(sysfs),
+            *_nics(sysfs),
+            *_rdma_ports(sysfs),
             *gpu_direct_facts(sysfs=sysfs, proc=proc, kernel=kernel, environment=environment or {}),
         ]
     )
@@ -54,7 +54,7 @@ def _memory_nodes(sysfs: Path) -> Iterator[str]:
         yield f"numa {folder.name}: cores {cores or '-'}, distance {distance or '-'}"
 
 
-def _cards(sysfs: Path) -> Iterator[str]:
+def _nics(sysfs: Path) -> Iterator[str]:
     for folder in _entries(sysfs / "class/net"):
         speed = _text(folder / "speed")
         facts = [
@@ -66,7 +66,7 @@ def _cards(sysfs: Path) -> Iterator[str]:
         yield f"card {folder.name}: " + ", ".join(filter(None, facts))
 
 
-def _remote_memory_cards(sysfs: Path) -> Iterator[str]:
+def _rdma_ports(sysfs: Path) -> Iterator[str]:
     """InfiniBand and RoCE ports."""
     for folder in _entries(sysfs / "class/infiniband"):
         for port in _entries(folder / "ports"):
@@ -80,7 +80,7 @@ def _remote_memory_cards(sysfs: Path) -> Iterator[str]:
 
 
 def _place(device: Path) -> str:
-    """The slot of a card and the memory node that it hangs on."""
+    """The PCIe slot of a NIC and its memory node."""
     if not device.exists():
         return ""
     node = _text(device / "numa_node")
@@ -90,10 +90,10 @@ def _place(device: Path) -> str:
 
 def _entries(folder: Path, *, prefix: str = "") -> list[Path]:
     try:
-        found = sorted(each for each in folder.iterdir() if each.name.startswith(prefix))
+        entries = sorted(each for each in folder.iterdir() if each.name.startswith(prefix))
     except OSError:
         return []
-    return [each for each in found if each.is_dir()][:MOST_ENTRIES]
+    return [each for each in entries if each.is_dir()][:MOST_ENTRIES]
 
 
 def _text(file: Path) -> str:

@@ -1,6 +1,6 @@
 """What an operation has to do at least: floating-point operations and bytes moved.
 
-Letters: m, n, k of a product; T tokens; H hidden; F ffn; E experts; B batch; S sequence; A heads;
+Letters: m, n, k of a GEMM; T tokens; H hidden; F ffn; E experts; B batch; S sequence; A heads;
 G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
 
     operation        flop forward, backward            bytes forward (backward is twice that)
@@ -12,7 +12,7 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
                                                        fp32), accumulate 8 + s, convert 4 + s
     copy             0                                 twice the bytes within a device, once across
     collective       0                                 the message times its bus factor
-    rendezvous       0                                 none; the work before it stands in
+    rendezvous       0                                 none; the work before it is used
     link             0                                 the message
     every_rank       0                                 2 n^3 as bytes' worth; a copy twice its bytes
     storage          0                                 the bytes
@@ -32,7 +32,7 @@ G key-value heads; D head size; s bytes per element (2 for bf16, 4 for fp32).
                                                        those of one rank
     expert_all_to_all   0                              s T K H
 
-The causal half is what attention's 2 B A S^2 D counts; its backward forms five products where the
+The causal half is what attention's 2 B A S^2 D counts; its backward runs five GEMMs where the
 forward formed two (Dao, FlashAttention-2, 2023). These are a base to which measured points add what
 is missing (profilers/interpolation.py), so constants matter little and growth matters much.
 """
@@ -62,7 +62,7 @@ PASSES: Final[Mapping[str, tuple[float, float]]] = {
 """Row widths read plus written, forward and backward, by kind of memory-bound operation."""
 
 PICKED_TOKENS: Final = 2048.0
-"""Past tokens that DeepSeek's indexer lets a query look at (DeepSeek-V3.2-Exp, 2025)."""
+"""Past tokens that DeepSeek's indexer lets a query attend to (DeepSeek-V3.2-Exp, 2025)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

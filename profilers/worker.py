@@ -1,8 +1,8 @@
 """One rank that a session started: `python -P -m profilers.worker SCRATCH RANK RANKS PIPE PARENT`.
 
 It reports over the pipe, a JSON object a line: `{}` for each case that it is done with, an event
-for each case from rank 0, and an error with its last breath. It leaves when its parent is gone or
-asks it to.
+for each case from rank 0, and an error before it exits. It leaves when its parent is gone or
+sends SIGTERM.
 """
 
 import json
@@ -28,25 +28,25 @@ def main(arguments: list[str]) -> int:
     job = Job.model_validate_json((Path(scratch) / "job.json").read_bytes())
     info = RankInfo(rank=rank, world=ranks, local_rank=rank, local_world=ranks)
 
-    def tell(message: dict[str, Any]) -> None:
+    def report(message: dict[str, Any]) -> None:
         os.write(pipe, (json.dumps(message) + "\n").encode())
 
     def progress(event: ProgressEvent) -> None:
-        tell(event.model_dump())
+        report(event.model_dump())
 
     os.environ.update(LOOPBACK_ONLY)
     try:
-        from profilers.rank_loop import conduct
+        from profilers.rank_loop import run_rank
 
-        conduct(
+        run_rank(
             job,
             info=info,
             rendezvous=Path(scratch) / STORE_NAME,
             progress=progress,
-            alive=lambda: tell({}),
+            alive=lambda: report({}),
         )
     except ProfilerError as error:
-        tell(
+        report(
             {
                 "error": str(error),
                 "kind": type(error).__name__,
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
+def _leave(_number: int, _stack: FrameType | None) -> NoReturn:
     raise SystemExit(1)
 
 

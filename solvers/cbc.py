@@ -1,21 +1,20 @@
-"""Run the CBC program on a model file and read what it really proved.
+"""Run the CBC program on a model file and read what it proved.
 
 PuLP's own status calls an incumbent at the time limit "Optimal" and keeps no bound, so the program
 is run here, on a model that PuLP wrote:
 
 - the first line of the solution file names the outcome, the log holds the lower bound;
-- files live in a private directory that is gone afterwards, an interrupt included;
-- the process is gone afterwards too; only a hard kill of the caller leaves it, to its time limit;
+- files are in a temporary directory that is removed afterwards, also on an interrupt;
+- the process is killed afterwards; only a hard kill of the caller leaves it, until its time limit;
 - arguments go as a list and files by relative name, so no path needs quoting.
 
-Its preprocessing at times takes an infeasible model for a feasible one, and says so only in the log
-("Postprocessed model is infeasible"), and a feasible one for infeasible where time runs out in it
-("Pre-processing says infeasible"). The former are run again without it, of the latter nothing is
-said.
+CBC's preprocessing sometimes accepts an infeasible model, which only the log shows ("Postprocessed
+model is infeasible"), and rejects a feasible one when its time runs out ("Pre-processing says
+infeasible"). The former run is repeated without preprocessing, the latter returns UNKNOWN.
 
 CBC's printed objective ignores a constant term: models must not have one. Numbers are CBC's, within
-its tolerances (1e-7 on constraints, 1e-5 absolute on improvements of the objective): scale the
-model so that this is small, and check the values exactly.
+its tolerances (1e-7 on constraints, 1e-5 absolute on the objective): scale the model so that these
+are small, and check the values exactly.
 """
 
 import dataclasses
@@ -34,16 +33,16 @@ from pathlib import Path
 from solvers.errors import BackendFailedError
 from solvers.result import Status
 
-HELD_BACK = (signal.SIGINT, signal.SIGTERM)
+DEFERRED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 10.0
-"""CBC looks at its clock between rounds; this long after the limit it is ended from outside."""
+"""CBC checks its clock between rounds; this long after the limit it is killed."""
 
 BROKEN_BY_PREPROCESSING = "Postprocessed model is infeasible"
 DOUBTFUL_IN_HASTE = "Pre-processing says infeasible"
-"""True of most models, but not of each where the time ran out; believed in the first half of it."""
+"""Trusted only in the first half of the time limit: it can be wrong where the time ran out."""
 WITHOUT_PREPROCESSING = ("-preprocess", "off")
 LEAST_RUN_S = 0.05
-"""What a second run gets even where the time is up."""
+"""Of a second run, also where the time is up."""
 
 STATUS_OF_FIRST_WORDS: Mapping[str, Status] = {
     "Optimal": Status.OPTIMAL,
@@ -56,7 +55,7 @@ STATUS_OF_FIRST_WORDS: Mapping[str, Status] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CbcAnswer:
+class CbcResult:
     """What one run of CBC found, in the units of the model."""
 
     status: Status
@@ -66,7 +65,7 @@ class CbcAnswer:
     """By the names in the model file; columns that are absent are 0."""
 
 
-NOTHING_FOUND = CbcAnswer(status=Status.UNKNOWN, bound=-math.inf, value_of_column={})
+NO_RESULT = CbcResult(status=Status.UNKNOWN, bound=-math.inf, value_of_column={})
 
 
 def run_cbc(
@@ -75,7 +74,7 @@ def run_cbc(
     write_model: Callable[[Path], object],
     time_limit_s: float,
     threads: int,
-) -> CbcAnswer:
+) -> CbcResult:
     """Minimise the MPS model that `write_model` puts at the path it is given.
 
     Raises:
@@ -85,19 +84,19 @@ def run_cbc(
     with tempfile.TemporaryDirectory(prefix="moetune-cbc-") as name:
         directory = Path(name)
         write_model(directory / "model.mps")
-        read = _read_run(executable, directory, time_limit_s, threads, options=())
+        files = _read_run(executable, directory, time_limit_s, threads, options=())
         left_s = deadline_s - time.perf_counter()
-        if DOUBTFUL_IN_HASTE in read.log and left_s < time_limit_s / 2.0:
-            return NOTHING_FOUND
-        if BROKEN_BY_PREPROCESSING in read.log:
+        if DOUBTFUL_IN_HASTE in files.log and left_s < time_limit_s / 2.0:
+            return NO_RESULT
+        if BROKEN_BY_PREPROCESSING in files.log:
             left_s = max(left_s, LEAST_RUN_S)
-            read = _read_run(executable, directory, left_s, threads, options=WITHOUT_PREPROCESSING)
-        return NOTHING_FOUND if read.solution is None else read_answer(read.solution, read.log)
+            files = _read_run(executable, directory, left_s, threads, options=WITHOUT_PREPROCESSING)
+        return NO_RESULT if files.solution is None else parse_cbc_output(files.solution, files.log)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Read:
-    """What a run has written."""
+class _CbcFiles:
+    """Output files of a run."""
 
     solution: str | None
     """None: it did not end by itself."""
@@ -111,22 +110,22 @@ def _read_run(
     threads: int,
     *,
     options: tuple[str, ...],
-) -> _Read:
+) -> _CbcFiles:
     ended = _run(executable, directory, time_limit_s, threads, options=options)
     log = (directory / "log.txt").read_text(errors="replace")
     if not ended:
-        return _Read(solution=None, log=log)
+        return _CbcFiles(solution=None, log=log)
     solution = directory / "solution.txt"
     if not solution.exists():
         last_line = (log.strip() or "no output").splitlines()[-1]
         raise BackendFailedError(
             f"CBC wrote no solution ({last_line}); choose another method, e.g. 'exact'"
         )
-    return _Read(solution=solution.read_text(), log=log)
+    return _CbcFiles(solution=solution.read_text(), log=log)
 
 
-def read_answer(solution: str, log: str) -> CbcAnswer:
-    """Judge a run by its solution file and its log."""
+def parse_cbc_output(solution: str, log: str) -> CbcResult:
+    """Read status, bound and values from a run's solution file and log."""
     first_line, _, rest = solution.partition("\n")
     status = next(
         (status for words, status in STATUS_OF_FIRST_WORDS.items() if first_line.startswith(words)),
@@ -135,13 +134,13 @@ def read_answer(solution: str, log: str) -> CbcAnswer:
     if status is Status.OPTIMAL and "Stopped on" in log:
         status = Status.FEASIBLE
     if status is Status.INFEASIBLE:
-        return dataclasses.replace(NOTHING_FOUND, status=status, bound=math.inf)
+        return dataclasses.replace(NO_RESULT, status=status, bound=math.inf)
     if status is Status.OPTIMAL:
         bound = float(first_line.split()[-1])
     else:
         bound = _printed(log, "Lower bound")
     values = _values(rest) if status.has_solution else {}
-    return CbcAnswer(status=status, bound=bound, value_of_column=values)
+    return CbcResult(status=status, bound=bound, value_of_column=values)
 
 
 def _run(
@@ -159,8 +158,8 @@ def _run(
     with (directory / "log.txt").open("wb") as log:
         process: subprocess.Popen[bytes] | None = None
         try:
-            # Until the process is known: one that has just begun would stay.
-            with _signals_held_back():
+            # Deferred until the process is assigned, else it could not be killed.
+            with _signals_deferred():
                 process = subprocess.Popen(
                     [executable, *arguments],
                     cwd=directory,
@@ -183,17 +182,19 @@ def _run(
 
 
 @contextmanager
-def _signals_held_back() -> Iterator[None]:
-    """Keep Ctrl-C and SIGTERM until this is left, whichever thread of the process they reach.
+def _signals_deferred() -> Iterator[None]:
+    """Defer Ctrl-C and SIGTERM until the block ends, whichever thread of the process they reach.
 
-    A mask would hold them back from one thread alone, and be inherited by what is started. Python
-    handles signals in the main thread, so that others have nothing to hold back.
+    A signal mask would affect one thread only and be inherited by the child. Python handles signals
+    in the main thread, so other threads have nothing to defer.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
-    former = {each: signal.signal(each, lambda got, _: came.append(got)) for each in HELD_BACK}
+    former = {
+        each: signal.signal(each, lambda got, _: came.append(got)) for each in DEFERRED_SIGNALS
+    }
     try:
         yield
     finally:
@@ -205,11 +206,11 @@ def _signals_held_back() -> Iterator[None]:
 
 def _printed(log: str, label: str) -> float:
     """The last number printed after a label, lowered by what its rounding can hide."""
-    found = re.findall(rf"^{label}:\s+(-?[\d.]+(?:e[+-]?\d+)?)\s*$", log, flags=re.MULTILINE)
-    if not found:
+    numbers = re.findall(rf"^{label}:\s+(-?[\d.]+(?:e[+-]?\d+)?)\s*$", log, flags=re.MULTILINE)
+    if not numbers:
         return -math.inf
-    decimals = len(found[-1].partition(".")[2])
-    return float(found[-1]) - 0.5 * 10.0**-decimals
+    decimals = len(numbers[-1].partition(".")[2])
+    return float(numbers[-1]) - 0.5 * 10.0**-decimals
 
 
 def _values(rows: str) -> dict[str, float]:

@@ -8,7 +8,7 @@ SolverError
 
 
 class SolverError(Exception):
-    """Anything a user of the solvers can meet; the message is one line with a way out."""
+    """Base of all solver errors; the message is one line with a way out."""
 
     exit_code = 2
 

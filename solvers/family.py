@@ -1,9 +1,9 @@
-"""A family of solvers: what its methods are called, and the check between claim and outcome.
+"""A family of solvers: its methods by name, and the check between claim and outcome.
 
-A backend only claims. A family imports the named method lazily, so that a missing optional backend
-hurts only whoever asks for it, hands the claim to its checker, which shares no code with any
-backend, and makes an `Outcome` of what survives: the solution breaks no rule, the objective is
-recomputed, the bound does not lie above it, and a backend that says what its solution costs agrees.
+A backend only claims. A family imports the named method lazily, so a missing optional backend
+affects only that method. The family's checker, which shares no code with any backend, turns the
+claim into an `Outcome`: the solution breaks no rule, the objective is recomputed, the bound does
+not exceed it, and the objective that the backend claims agrees.
 
 Objectives are minimised and at least zero.
 """
@@ -63,7 +63,7 @@ class Family(Generic[Problem, Solution]):
     """One kind of problem with everything that solves it."""
 
     name: str
-    """As messages say it."""
+    """In messages."""
     methods: Mapping[str, str]
     """From the name that users type to `module:function`."""
     default: str
@@ -124,11 +124,11 @@ class Family(Generic[Problem, Solution]):
         """Turn a claim into an outcome, or refuse it.
 
         An OPTIMAL claim whose own bound leaves a gap above `OPTIMALITY_TOLERANCE` is kept as
-        FEASIBLE: the solution and the bound are true, only the word is not.
+        FEASIBLE: the solution and the bound are valid, the status is not.
 
         Raises:
-            RejectedClaimError: the solution breaks a rule, the bound lies above its objective, or
-                that is not what the backend says.
+            RejectedClaimError: the solution breaks a rule, the bound exceeds its objective, or the
+                backend claims another objective.
         """
         if math.isnan(claim.bound):
             raise RejectedClaimError(f"{method} claims a bound that is not a number")

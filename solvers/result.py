@@ -1,4 +1,4 @@
-"""What a backend says (Claim) and what survives the check (Outcome).
+"""What a backend claims (Claim) and what passed the check (Outcome).
 
 A backend only claims. `Family.solve` (family.py) hands the claim to the family's checker, which
 shares no code with any backend, recomputes the objective, and only then makes an `Outcome`.
@@ -32,7 +32,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim(Generic[S]):
-    """What a backend says about a problem; nobody believes it before the check."""
+    """What a backend says about a problem, before the check."""
 
     status: Status
     solution: S | None

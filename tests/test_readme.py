@@ -329,6 +329,7 @@ def test_the_how_to_of_placements_names_every_method_and_rule_by_its_key() -> No
     assert not missing
 
 
+@pytest.mark.slow
 def test_deployments_placements_launches_and_checks_of_the_api_do_what_their_examples_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

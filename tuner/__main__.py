@@ -1,6 +1,6 @@
-"""The command `moetune`: makes sure that our packages are really ours, then runs the command line.
+"""The command `moetune`: checks that its packages are not shadowed, then runs the command line.
 
-The packages are called tuner, solvers and profilers, names that a folder of the user may have too.
+The packages are called tuner, solvers and profilers; a folder of the user may have these names too.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from traceback import walk_tb
 from types import CodeType, FrameType
 
-from tuner.memory_limit import limited_bytes, survived
+from tuner.memory_limit import memory_limit_bytes, run_limited
 from tuner.streams import make_usable
 
 SIBLINGS = ("solvers", "profilers")
@@ -32,8 +32,8 @@ def main() -> int:
         print(f"moetune: {stranger}", file=sys.stderr)  # noqa: T201 - the command's one line
         return 3
 
-    limit = limited_bytes()
-    return _run() if limit is None else survived(_run, most_bytes=limit)
+    limit = memory_limit_bytes()
+    return _run() if limit is None else run_limited(_run, most_bytes=limit)
 
 
 def _run() -> int:
@@ -70,13 +70,13 @@ class _Interrupt:
     def __init__(self) -> None:
         self.came = False
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
+    def __call__(self, number: int, stack: FrameType | None) -> None:
         self.came = True
-        signal.default_int_handler(number, frame)
+        signal.default_int_handler(number, stack)
 
 
 def no_folder() -> str:
-    """Say so where the current folder was deleted, of which libraries die; empty where it is there.
+    """Report a deleted current folder, which some libraries do not survive; empty otherwise.
 
     MKL, loaded by torch, prints a line of its own and ends the process with exit code 2.
     """
@@ -90,12 +90,12 @@ def no_folder() -> str:
 def shadowed(home: Path) -> str:
     """Say which sibling package is not the one beside `tuner` in `home`; empty when all are."""
     for name in SIBLINGS:
-        found = find_spec(name)
-        if found is None:
+        module = find_spec(name)
+        if module is None:
             return f"the package {name!r} is missing beside {home / 'tuner'}; reinstall moetune"
-        places = [Path(place).resolve() for place in found.submodule_search_locations or ()]
+        places = [Path(place).resolve() for place in module.submodule_search_locations or ()]
         if places != [home / name]:
-            where = found.origin or ", ".join(map(str, places))
+            where = module.origin or ", ".join(map(str, places))
             return (
                 f"{where} hides the package {name!r} of moetune;"
                 " start from another folder or take it off PYTHONPATH"
@@ -104,19 +104,19 @@ def shadowed(home: Path) -> str:
 
 
 def hidden_dependency(error: BaseException) -> str:
-    """Say which file hides a library that we need, where that is what an error comes of.
+    """Return which file shadows a library that we need, if an error comes from that.
 
-    That is where importing the file failed, or it lacks what was looked for in it. A library that
-    merely lies on the path twice, as where an environment sees the system's, is none to blame.
+    It does if importing the file failed, or the file lacks what was looked up in it. A library that
+    is merely on the path twice, as in an environment that sees the system's, is not the cause.
     """
     for name in DEPENDENCIES:
-        found = PathFinder.find_spec(name)
-        if found is None or found.origin is None:
+        module = PathFinder.find_spec(name)
+        if module is None or module.origin is None:
             continue
-        file = Path(found.origin)
+        file = Path(module.origin)
         if not _comes_of(error, name, file):
             continue
-        home = file.parent.parent if found.submodule_search_locations else file.parent
+        home = file.parent.parent if module.submodule_search_locations else file.parent
         elsewhere = [place for place in sys.path if Path(place or ".").resolve() != home.resolve()]
         other = PathFinder.find_spec(name, elsewhere)
         if other is not None and other.origin is not None:
@@ -129,14 +129,14 @@ def hidden_dependency(error: BaseException) -> str:
 
 
 def _comes_of(error: BaseException, name: str, file: Path) -> bool:
-    """Whether an error, or what led to it, is of a module's import or of what the module lacks."""
+    """Whether an error or one of its causes came from importing a module or a name it lacks."""
     one: BaseException | None = error
     while one is not None:
         if isinstance(one, ImportError) and _is_of(one.name, name):
             return True
         if isinstance(one, AttributeError) and _is_of(getattr(one.obj, "__name__", None), name):
             return True
-        if any(_is_import_of(file, frame.f_code) for frame, _ in walk_tb(one.__traceback__)):
+        if any(_is_import_of(file, inner.f_code) for inner, _ in walk_tb(one.__traceback__)):
             return True
         one = one.__cause__ or one.__context__
     return False

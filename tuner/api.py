@@ -1,23 +1,22 @@
 """The product as functions, under one name: `from tuner.api import plan, deploy, place, ...`.
 
-    plan, write                    whatever a spec asks for; its folder with launch files
-    plan_training, write_plan      the same of a training run, for those who know the goal
-    deploy, write_serve_plan       of a deployment
-    place, write_place_plan        of a placement of experts
-    explain, what_ifs, what_if     why a plan is what it is; what it would be under other limits
-    compare                        what differs between plans of one goal, and which is better
-    estimate, estimate_serving     what the launch of today does
-    backtest, backtest_serving     predictions beside measured runs
-    verify, verify_place           launches that let the measurement decide
-    verify_serve                   the same of deployments
-    report, rendered               a page about a plan, and its text
-    check                          stored profiles and accepted plans, planned again
-    read_any_plan                  a plan from its folder, whatever its goal
+    plan, write                    plan any spec; write the plan folder with launch files
+    plan_training, write_plan      the same for a training run
+    deploy, write_serve_plan       the same for a deployment
+    place, write_place_plan        the same for an expert placement
+    explain, what_ifs, what_if     why a plan was chosen; the plan under other limits
+    compare                        differences between plans of one goal, and which is better
+    estimate, estimate_serving     price an existing launch
+    backtest, backtest_serving     compare predictions with measured runs
+    verify, verify_place           launch candidates and choose by measurement
+    verify_serve                   the same for deployments
+    report, rendered               a report on a plan, and its text
+    check                          plan stored scenarios again and compare
+    read_any_plan                  read a plan of any goal from its folder
 
-Paths may be strings, one profile may stand for a list of one, and a plan is named by its folder or
-by the `plan.json` in it. The commands call these same functions. `examples/api.py` has an example
-of each that plans, explains or estimates, and a test executes it. What measures a machine is in
-`profilers.session`.
+Paths may be strings, a single profile needs no list, and a plan is named by its folder or by the
+`plan.json` in it. The commands call these functions. `examples/api.py` has an example of each that
+plans, explains or estimates; a test runs it. Machines are measured by `profilers.session`.
 """
 
 from tuner.backtest_api import backtest as backtest

@@ -1,6 +1,6 @@
-"""Backtests as functions: what the command line calls and a notebook can call too.
+"""Backtests as functions, for the command line and for notebooks.
 
-Reading tables takes pandas, which is imported by those who ask for it only.
+Reading tables needs pandas, which is imported on use only.
 """
 
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tuner.backtest.records import Backtest
 from tuner.backtest.serving.records import ServingBacktest
-from tuner.paths import AnyPath, paths_of
+from tuner.paths import AnyPath, to_paths
 
 
 def backtest(
     runs: AnyPath, *, profiles: AnyPath | Sequence[AnyPath] = (), uncalibrated: bool = False
 ) -> Backtest:
-    """Predict measured training runs and say how far off the predictions are.
+    """Predict measured training runs and report the errors.
 
     Args:
         runs: table of measured runs, CSV.
@@ -25,19 +25,19 @@ def backtest(
         SpecError: the table is unreadable.
     """
     runs = Path(runs)
-    profiles = paths_of(profiles)
-    from tuner.backtest.knowledge import knowledge_of
+    profiles = to_paths(profiles)
+    from tuner.backtest.knowledge import read_residual_set
     from tuner.backtest.prediction import backtest as backtest_rows
-    from tuner.backtest.rows import digest_of, read_rows
+    from tuner.backtest.rows import read_rows, table_digest
 
-    knowledge = knowledge_of(tuple(profiles), uncalibrated=uncalibrated)
-    return backtest_rows(read_rows(runs), knowledge=knowledge, data_sha256=digest_of(runs))
+    residual_set = read_residual_set(tuple(profiles), uncalibrated=uncalibrated)
+    return backtest_rows(read_rows(runs), residual_set=residual_set, data_sha256=table_digest(runs))
 
 
 def backtest_serving(
     runs: AnyPath, *, profiles: AnyPath | Sequence[AnyPath] = ()
 ) -> ServingBacktest:
-    """Predict measured serving runs and say how far off the predictions are.
+    """Predict measured serving runs and report the errors.
 
     Args:
         runs: table of measured runs, CSV.
@@ -48,7 +48,7 @@ def backtest_serving(
         SpecError: the table is unreadable.
     """
     runs = Path(runs)
-    profiles = paths_of(profiles)
+    profiles = to_paths(profiles)
     from tuner.backtest.serving.backtest import backtest_serving as backtest_cells
     from tuner.backtest.serving.rows import read_cells
 

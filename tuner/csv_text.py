@@ -1,4 +1,4 @@
-"""Rows as comma-separated text (RFC 4180 quoting, line feeds), as every CSV of ours is written."""
+"""Rows as comma-separated text (RFC 4180 quoting, line feeds), for every CSV that is written."""
 
 import csv
 import io

@@ -1,9 +1,9 @@
-"""What is installed here, what each missing piece costs, and the command that adds it.
+"""What is installed here, what each missing component disables, and the command that installs it.
 
-Packages and their lowest versions come from the installed distribution's own metadata, so this list
-cannot drift from pyproject.toml. Nothing is changed and nothing is downloaded.
+Packages and their lowest versions come from the installed distribution's metadata, so this list
+cannot drift from pyproject.toml. Nothing is changed or downloaded.
 
-Not covered: whether a driver and a CUDA build fit each other beyond what torch itself says.
+Not covered: whether driver and CUDA build match beyond what torch reports.
 """
 
 import os
@@ -22,7 +22,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LOWEST: Final = re.compile(r">=\s*([0-9.]+)")
 
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-"""Any of these draws the page of `moetune report`."""
+"""Any of these renders the page of `moetune report`."""
 
 _EXTRA_COSTS: Final[Mapping[str, str]] = {
     "torch": "moetune profile and moetune verify cannot measure; plans need a stored profile",
@@ -31,8 +31,8 @@ _EXTRA_COSTS: Final[Mapping[str, str]] = {
 
 _OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
     "transformers": (
-        "moetune profile --suite routing cannot record a model; the tests cannot hold parameter"
-        " counts against the real models",
+        "moetune profile --suite routing cannot record a model; the tests cannot compare"
+        " parameter counts with the real models",
         "pip install {requirement}",
     ),
     "plotly": (
@@ -48,36 +48,36 @@ _OPTIONAL: Final[Mapping[str, tuple[str, str]]] = {
         "pip install {requirement}",
     ),
     "megatron-core": (
-        "the tests hold Megatron-LM arguments to a stored list of flags only",
+        "the tests check Megatron-LM arguments against a stored list of flags only",
         "pip install --no-deps {requirement}",
     ),
     "torchtitan": (
-        "the tests do not ask torchtitan's own classes about its files",
+        "the tests do not check torchtitan files with its own classes",
         "pip install --no-deps {requirement} tyro docstring_parser typeguard torchdata",
     ),
     "deepspeed": (
-        "the tests do not ask DeepSpeed's own parser about its files",
+        "the tests do not check DeepSpeed files with its own parser",
         "pip install --no-deps setuptools wheel einops hjson msgpack py-cpuinfo && "
         "DS_BUILD_OPS=0 pip install --no-build-isolation --no-deps {requirement}",
     ),
 }
-"""What the absence of each optional package costs, and the command that adds it."""
+"""What the absence of each optional package disables, and the command that installs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One piece of the environment."""
+    """One component of the environment."""
 
     name: str
     status: Literal["ok", "missing", "broken"]
     found: str = ""
-    """Version, path or devices, in words."""
+    """Version, path or devices."""
     core: bool = False
-    """Whether nothing works without it."""
+    """Whether moetune needs it for every command."""
     costs: str = ""
-    """What cannot be done without it; empty when it is ok."""
+    """What does not work without it; empty if it is ok."""
     remedy: str = ""
-    """The command that adds it; empty when it is ok."""
+    """The command that installs it; empty if it is ok."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the fields as plain values."""
@@ -90,7 +90,7 @@ def examine(
     installed: Callable[[str], str] = version,
     which: Callable[[str], str | None] = shutil.which,
 ) -> tuple[Finding, ...]:
-    """Look at everything that moetune uses.
+    """Check everything that moetune uses.
 
     Args:
         requirements: of the distribution, as its metadata spells them; None reads the metadata.
@@ -114,7 +114,7 @@ def examine(
 def _package(line: str, installed: Callable[[str], str]) -> Finding:
     name, lowest = _parsed(line)
     try:
-        found = installed(name)
+        present = installed(name)
     except PackageNotFoundError:
         return Finding(
             name=name,
@@ -123,28 +123,28 @@ def _package(line: str, installed: Callable[[str], str]) -> Finding:
             costs="moetune cannot run without it",
             remedy=f"pip install '{line}'",
         )
-    if lowest and _release(found) < _release(lowest):
+    if lowest and _release(present) < _release(lowest):
         return Finding(
             name=name,
             status="broken",
-            found=found,
+            found=present,
             core=True,
             costs=f"older than {lowest}, the oldest that moetune is written for",
             remedy=f"pip install '{line}'",
         )
-    return Finding(name=name, status="ok", found=found, core=True)
+    return Finding(name=name, status="ok", found=present, core=True)
 
 
 def _solvers(installed: Callable[[str], str]) -> Iterator[Finding]:
     yield _cbc()
     try:
-        found = installed("highspy")
+        present = installed("highspy")
     except PackageNotFoundError:
         return
     yield Finding(
         name="highspy",
         status="broken",
-        found=found,
+        found=present,
         costs="it clashes with ortools inside one process and may crash the solvers",
         remedy="pip uninstall highspy",
     )
@@ -170,7 +170,7 @@ def _cbc() -> Finding:
 def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator[Finding]:
     remedy = _command_for("torch", listed)
     try:
-        found = installed("torch")
+        present = installed("torch")
     except PackageNotFoundError:
         yield Finding(name="torch", status="missing", costs=_EXTRA_COSTS["torch"], remedy=remedy)
         return
@@ -180,12 +180,12 @@ def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator
         yield Finding(
             name="torch",
             status="broken",
-            found=f"{found}: {error}",
+            found=f"{present}: {error}",
             costs=_EXTRA_COSTS["torch"],
             remedy=remedy,
         )
         return
-    yield Finding(name="torch", status="ok", found=found)
+    yield Finding(name="torch", status="ok", found=present)
     if torch.cuda.is_available():
         count = torch.cuda.device_count()
         yield Finding(
@@ -195,16 +195,16 @@ def _torch(listed: tuple[str, ...], installed: Callable[[str], str]) -> Iterator
         yield Finding(
             name="accelerators",
             status="missing",
-            costs="profiles and trials run on the processor and say nothing about a GPU",
+            costs="profiles and trials run on the CPU and say nothing about a GPU",
             remedy="run on a machine with a GPU and a CUDA build of torch",
         )
 
 
 def _torchrun(which: Callable[[str], str | None]) -> Finding:
     beside = Path(sys.executable).with_name("torchrun")
-    found = which("torchrun") or (str(beside) if beside.exists() else "")
-    if found:
-        return Finding(name="torchrun", status="ok", found=found)
+    path = which("torchrun") or (str(beside) if beside.exists() else "")
+    if path:
+        return Finding(name="torchrun", status="ok", found=path)
     return Finding(
         name="torchrun",
         status="missing",
@@ -214,9 +214,9 @@ def _torchrun(which: Callable[[str], str | None]) -> Finding:
 
 
 def _slurm(which: Callable[[str], str | None]) -> Finding:
-    found = which("sbatch")
-    if found:
-        return Finding(name="Slurm", status="ok", found=found)
+    path = which("sbatch")
+    if path:
+        return Finding(name="Slurm", status="ok", found=path)
     return Finding(
         name="Slurm",
         status="missing",
@@ -227,16 +227,16 @@ def _slurm(which: Callable[[str], str | None]) -> Finding:
 
 def _program(which: Callable[[str], str | None], name: str, *, costs: str) -> Finding:
     """Look for a program whose Debian package has its name."""
-    found = which(name)
-    if found:
-        return Finding(name=name, status="ok", found=found)
+    path = which(name)
+    if path:
+        return Finding(name=name, status="ok", found=path)
     return Finding(name=name, status="missing", costs=costs, remedy=f"apt-get install {name}")
 
 
 def _chromium(which: Callable[[str], str | None]) -> Finding:
-    found = next(filter(None, map(which, BROWSERS)), None)
-    if found:
-        return Finding(name="chromium", status="ok", found=found)
+    path = next(filter(None, map(which, BROWSERS)), None)
+    if path:
+        return Finding(name="chromium", status="ok", found=path)
     return Finding(
         name="chromium",
         status="missing",

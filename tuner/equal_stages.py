@@ -1,7 +1,7 @@
-"""Pipeline stages (or ranks) that read the same, printed once under the numbers they share.
+"""Groups identical pipeline stages (or ranks), to print each row once with its stage numbers.
 
-A model of 61 layers on 16 stages has two or three different ones; a row for each of the others
-says nothing. Rows are alike where they are equal as printed.
+A model of 61 layers on 16 stages has two or three different ones. Rows are identical if they are
+equal as printed.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -11,12 +11,12 @@ from typing import Final, Generic, TypeVar
 Row = TypeVar("Row", bound=Hashable)
 
 LEAST_RANGE: Final = 3
-"""Numbers from which on a sequence of equal steps is written as a range."""
+"""Least length of an arithmetic sequence that is written as a range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualStages(Generic[Row]):
-    """Stages with one row among them."""
+    """Stages that share one row."""
 
     stages: tuple[int, ...]
     """In ascending order."""
@@ -47,7 +47,7 @@ def _ranges(numbers: Sequence[int]) -> Iterator[str]:
         end = _end_of_range(numbers, start)
         count = end - start
         if count < LEAST_RANGE and numbers[end - 1] - numbers[start] != count - 1:
-            # Too short to be a sequence: the first may stand alone, the next may begin one.
+            # Too short for a range: write the first alone, the next may begin one.
             yield str(numbers[start])
             start += 1
             continue
@@ -56,7 +56,7 @@ def _ranges(numbers: Sequence[int]) -> Iterator[str]:
 
 
 def _end_of_range(numbers: Sequence[int], start: int) -> int:
-    """Return the end of the longest sequence of equal steps from a place on."""
+    """Return the end of the longest arithmetic sequence from an index on."""
     end = start + 1
     while end < len(numbers) and (
         end == start + 1 or numbers[end] - numbers[end - 1] == numbers[start + 1] - numbers[start]

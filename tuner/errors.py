@@ -1,11 +1,11 @@
-"""What a user of the product can meet, as a tree.
+"""Errors that a user can meet, as a tree.
 
 TunerError
 ├── SpecError              the spec, a model config or another input file is unusable
 ├── UnknownTargetError     an emit target that does not exist
 ├── UnsuitedPlacementError an engine cannot take a placement
 ├── UnknownDeviceError     a device that no shipped description has as name or alias
-├── OutsideProfileError    a cost was asked for that no measurement supports
+├── OutsideProfileError    no measurement supports a requested cost
 ├── PlanUnreadableError    a stored plan or trial record is missing or damaged
 ├── OutputError            a directory or file cannot be written
 ├── SchedulerError         a scheduler refuses a job, or does not answer
@@ -15,7 +15,7 @@ TunerError
 
 
 class TunerError(Exception):
-    """One line for the user: the value, the rule and the way out."""
+    """One line for the user: the value, the rule and what to do."""
 
     exit_code = 2
     """What the command line returns: 2 unusable input, 3 environment."""
@@ -42,11 +42,11 @@ class OutsideProfileError(TunerError):
 
 
 class PlanUnreadableError(TunerError):
-    """A stored plan or trial record cannot be trusted as it lies on disk."""
+    """A stored plan or trial record is missing or damaged."""
 
 
 class OutputError(TunerError):
-    """The output cannot be written where the user asked for it."""
+    """The output cannot be written to the requested place."""
 
     exit_code = 3
 
@@ -64,6 +64,6 @@ class StudyError(TunerError):
 
 
 class EnvironmentMissingError(TunerError):
-    """Something outside the project is missing; the message holds the command that adds it."""
+    """A program or library is missing; the message has the command that installs it."""
 
     exit_code = 3

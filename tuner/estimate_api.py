@@ -1,6 +1,6 @@
-"""Estimates as functions: what the command line calls and a notebook can call too.
+"""Estimates as functions, for the command line and for notebooks.
 
-Readers of launch files are imported by those who ask for them only.
+Readers of launch files are imported on use only.
 """
 
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tuner.estimate.records import Estimate
 from tuner.estimate.serving.records import ServingEstimate
-from tuner.paths import AnyPath, paths_of
-from tuner.serve_api import site_of
+from tuner.paths import AnyPath, to_paths
+from tuner.serve_api import price_serving_pool
 from tuner.spec.read import read_spec
 from tuner.spec.serving.read import read_serve_spec
 from tuner.train_api import measured_profile
@@ -37,17 +37,17 @@ def estimate(
         ProfileUnreadableError: a profile is missing or damaged.
     """
     spec_path = Path(spec_path)
-    profiles = paths_of(profiles)
+    profiles = to_paths(profiles)
     from tuner.estimate.estimate import estimate as estimate_launch
     from tuner.estimate.estimate import shipped_residuals
     from tuner.estimate.registry import read_launch
 
-    asked = read_spec(spec_path)
+    spec = read_spec(spec_path)
     return estimate_launch(
-        asked,
+        spec,
         read_launch(launch, format_name=format_name),
         residuals=shipped_residuals() if calibrated else None,
-        measured=measured_profile(asked, profiles, calibrated=calibrated),
+        measured=measured_profile(spec, profiles, calibrated=calibrated),
     )
 
 
@@ -69,7 +69,7 @@ def estimate_serving(
         format_name: the engine's; None: by the command.
         profiles: stored profiles, or folders of tables, matched to the pool by device.
         pool: that the launch runs on; None: the only one.
-        instances: equal launches that share the traffic; None: as many as the file asks for.
+        instances: equal launches that share the traffic; None: the replicas of the file.
         role: of the group that is meant, or its name, where a file starts several.
 
     Raises:
@@ -77,20 +77,23 @@ def estimate_serving(
         UnknownDeviceError: no description of the pool's device.
     """
     spec_path = Path(spec_path)
-    profiles = paths_of(profiles)
+    profiles = to_paths(profiles)
     from tuner.estimate.serving.estimate import estimate_serving as estimate_server
     from tuner.estimate.serving.estimate import pool_named, surroundings
     from tuner.estimate.serving.registry import read_serving_launch
 
-    asked = read_serve_spec(spec_path)
-    named = pool_named(asked, pool)
-    read = read_serving_launch(
+    spec = read_serve_spec(spec_path)
+    named_pool = pool_named(spec, pool)
+    parsed_launch = read_serving_launch(
         launch,
-        surroundings(asked, named),
-        engine=asked.goal.engine_on(named.name).name,
+        surroundings(spec, named_pool),
+        engine=spec.goal.engine_on(named_pool.name).name,
         format_name=format_name,
         role=role,
     )
     return estimate_server(
-        asked, read, site=site_of(named, profiles), instances=instances or read.replicas
+        spec,
+        parsed_launch,
+        serving_pool=price_serving_pool(named_pool, profiles),
+        instances=instances or parsed_launch.replicas,
     )

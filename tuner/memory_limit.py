@@ -1,8 +1,8 @@
-"""A command under a limit of its address space (`ulimit -v`), which native libraries die of.
+"""Runs a command under an address space limit (`ulimit -v`) and reports running out of memory.
 
-Python and numpy raise MemoryError. BLAS, torch and the solvers print a line of their own and end
-the process, with an exit code that means something else. So under such a limit the command runs in
-a child, and a child that did not come to its end has run out of memory.
+Python and numpy raise MemoryError. BLAS, torch and the solvers print their own message and end the
+process, with an exit code of another meaning. So under such a limit the command runs in a child
+process, and a child that ends early has run out of memory.
 """
 
 import os
@@ -20,14 +20,14 @@ DEADLY: Final = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, s
 FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
-def limited_bytes() -> int | None:
-    """Return the smallest limit of this process's memory; None where there is none."""
+def memory_limit_bytes() -> int | None:
+    """Return the lowest memory limit of this process; None where there is none."""
     soft = [resource.getrlimit(one)[0] for one in LIMITS]
     return min((one for one in soft if one != resource.RLIM_INFINITY), default=None)
 
 
-def survived(command: Callable[[], int], *, most_bytes: int) -> int:
-    """Run a command in a child and return its exit code; 3, in one line, where it died of a limit.
+def run_limited(command: Callable[[], int], *, most_bytes: int) -> int:
+    """Run a command in a child and return its exit code; 3 and one line if the limit killed it.
 
     Args:
         command: returns its exit code.
@@ -38,30 +38,30 @@ def survived(command: Callable[[], int], *, most_bytes: int) -> int:
     if not child:
         os.close(reader)
         _end_with_parent()
-        # Its threads reserve the most, and where they cannot it interrupts its own process.
+        # Its threads reserve much memory, and it interrupts its own process where they cannot.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         try:
             return command()
         finally:
-            # A parent that was killed hears nothing.
+            # A killed parent reads nothing.
             with suppress(OSError):
                 os.write(writer, b"1")
     os.close(writer)
-    status = _waited(child)
-    came_to_its_end = os.read(reader, 1) == b"1"
+    status = _wait(child)
+    has_finished = os.read(reader, 1) == b"1"
     os.close(reader)
     code = os.waitstatus_to_exitcode(status)
-    if came_to_its_end or (code < 0 and -code not in DEADLY):
+    if has_finished or (code < 0 and -code not in DEADLY):
         return code if code >= 0 else 128 - code
     line = f"moetune: ran out of memory under the limit of {most_bytes // 2**20} MiB"
     print(line, "(ulimit -v or -d); raise it", file=sys.stderr)  # noqa: T201 - the command's one line
     return OUT_OF_MEMORY
 
 
-def _waited(child: int) -> int:
-    """Wait for a child; what is sent to us is meant for it."""
+def _wait(child: int) -> int:
+    """Wait for a child, and forward signals to it."""
 
-    def forward(number: int, _frame: FrameType | None) -> None:
+    def forward(number: int, _stack: FrameType | None) -> None:
         # Ctrl-C at a terminal reaches both.
         if number != signal.SIGINT or not os.isatty(0):
             os.kill(child, number)
@@ -75,7 +75,7 @@ def _waited(child: int) -> int:
 
 
 def _end_with_parent() -> None:
-    """Be ended when the parent is killed."""
+    """Terminate this process when its parent is killed."""
     import ctypes
 
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)

@@ -1,9 +1,9 @@
 """Writes results to disk: a file appears whole or not at all.
 
 A file is written beside its final place, flushed to the disk, and renamed over it. A new directory
-is filled under a temporary name and renamed as a whole; one that exists already is updated file by
-file, so a reader meets old or new files and never half of one. What a failure or Ctrl-C leaves
-unfinished is removed.
+is filled under a temporary name and renamed as a whole; an existing one is updated file by file, so
+a reader sees old or new files and never half of one. Unfinished files are removed after a failure
+or Ctrl-C.
 
 Not covered: two writers of one directory at a time; the last one wins, file by file.
 """
@@ -90,7 +90,7 @@ def _stay_inside(names: Iterable[str]) -> None:
 def _write(path: Path, content: str | bytes, *, executable: bool) -> None:
     data = content.encode() if isinstance(content, str) else content
     if path.exists() and not (path.is_file() or path.is_dir()):
-        # What is renamed over /dev/null would be there in its place, for everybody.
+        # A rename over /dev/null would replace it for everybody.
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -116,5 +116,5 @@ def _umask() -> int:
 
 def _unwritable(path: Path, error: OSError, *, option: str) -> OutputError:
     reason = error.strerror or str(error)
-    way_out = f"choose another place with {option}" if option else "mend that and run this again"
-    return OutputError(f"cannot write {str(path)!r}: {reason}; {way_out}")
+    remedy = f"choose another place with {option}" if option else "fix that and run this again"
+    return OutputError(f"cannot write {str(path)!r}: {reason}; {remedy}")

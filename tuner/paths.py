@@ -1,7 +1,7 @@
-"""Paths as callers of `tuner.api` give them, and the folder that a PLAN means.
+"""Path arguments of `tuner.api`, and the folder of a PLAN.
 
 A plan is named by its folder or by the `plan.json` in it; every command and every function that
-takes one asks `plan_folder`.
+takes one calls `plan_folder`.
 """
 
 import os
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Final
 
 AnyPath = str | os.PathLike[str]
-"""What may stand for a path."""
+"""A path argument."""
 
 PLAN_FILE: Final = "plan.json"
 
 
-def paths_of(paths: AnyPath | Iterable[AnyPath]) -> tuple[Path, ...]:
-    """Return paths; a single one may stand for a list of one."""
+def to_paths(paths: AnyPath | Iterable[AnyPath]) -> tuple[Path, ...]:
+    """Return a tuple of paths; a single path counts as a list of one."""
     if isinstance(paths, str | os.PathLike):
         return (Path(paths),)
     return tuple(Path(path) for path in paths)

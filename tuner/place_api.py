@@ -1,4 +1,4 @@
-"""Placements as functions: what the command line calls and a notebook can call too."""
+"""Placement planning as functions, for the command line and for notebooks."""
 
 import hashlib
 import time
@@ -12,14 +12,14 @@ import numpy as np
 from profilers.files import read_bounded
 from profilers.routing.recording import Recording
 from tuner.errors import PlanUnreadableError, SpecError
-from tuner.paths import AnyPath, paths_of, plan_folder
-from tuner.place_folder import judged_pass, read_place_plan, write_place_verified
+from tuner.paths import AnyPath, plan_folder, to_paths
+from tuner.place_folder import read_holdout_pass, read_place_plan, write_place_verified
 from tuner.place_plan import PlacePlan, PlaceProvenance
 from tuner.planner.place.links import LinkSource
 from tuner.planner.place.plan_place import Settings, make_place_plan
 from tuner.planner.place.prices import pricing_of
-from tuner.planning_time import timed
-from tuner.profiles import profile_of
+from tuner.planning_time import with_planning_time
+from tuner.profiles import pool_profile
 from tuner.report.placement_maps import heat_maps
 from tuner.spec.cluster import Cluster
 from tuner.spec.files import LARGEST_FILE_BYTES, shown_path
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Placed:
-    """A placement's plan, what it was made from, and its heat maps."""
+    """A placement's plan with its spec and heat maps."""
 
     plan: PlacePlan
     spec: PlaceSpec
@@ -59,7 +59,7 @@ def place(
         spec_path: the YAML file.
         profiles: stored profiles of the pool's device; without one the spec's own, otherwise the
             device's datasheet prices the layers.
-        time_limit_s: for all searches together.
+        time_limit_s: of all searches together.
         calibrated: whether datasheets are corrected by the residuals that ship.
         clock: for the time limit and the reported solve time.
 
@@ -69,7 +69,7 @@ def place(
         ProfileUnreadableError: a profile is missing or damaged.
     """
     spec_path = Path(spec_path)
-    profiles = paths_of(profiles)
+    profiles = to_paths(profiles)
     from tuner.costs.analytic.calibration import shipped
 
     started_s = clock()
@@ -77,7 +77,7 @@ def place(
     about_traffic = spec.goal.is_about_traffic
     if profiles and (spec.cluster is None or (spec.model is None and not about_traffic)):
         raise SpecError("--profile: the spec names no model and cluster, so nothing is priced")
-    # Tokens of a chain stay where their last expert was: links are priced, expert layers are not.
+    # Tokens of a chain stay on their last expert's rank: links are priced, expert layers are not.
     is_priced = spec.model is not None and spec.goal.objective is not Objective.LAYER_CHAIN
     cluster = spec.cluster if is_priced else None
     residuals = shipped() if calibrated else None
@@ -107,9 +107,9 @@ def place(
             provenance=provenance,
         )
     except SpecError as error:
-        # What the planner refuses is a value of the spec, as what the reader of specs refuses.
+        # A refusal of the planner is about a value of the spec, like one of the reader.
         raise SpecError(f"{shown_path(spec_path)}: {error}") from error
-    made = timed(made, wall_s=clock() - started_s)
+    made = with_planning_time(made, wall_s=clock() - started_s)
     return Placed(plan=made, spec=spec, maps=heat_maps(spec, made))
 
 
@@ -132,7 +132,7 @@ def _links(
     residuals: "Residuals | None",
     measured: "MeasuredProfile | None",
 ) -> "LinkSource":
-    """What joins the ranks; nothing where neither traffic nor time is priced."""
+    """The links between the ranks; none where neither traffic nor time is priced."""
     from tuner.costs.analytic.measured_profile import read_measured
     from tuner.planner.nodes.node_order import read_links
     from tuner.planner.place.link_source import is_of_accelerators, link_source
@@ -141,10 +141,10 @@ def _links(
     if cluster is None:
         return LinkSource()
     if not is_needed:
-        # Nothing is priced on the matrix, but one of other nodes is a mistake all the same.
+        # The matrix is not used, but a wrong number of nodes is still refused.
         read_links(cluster.model_copy(update={"pools": cluster.pools[:1]}))
         return LinkSource()
-    profile = profile_of(cluster.pools[0], profiles)
+    profile = pool_profile(cluster.pools[0], profiles)
     if measured is None and profile is not None and is_of_accelerators(profile):
         measured = read_measured(profile, calibrated=residuals is not None)
     return link_source(cluster, spec.goal, profile=profile, residuals=residuals, measured=measured)
@@ -158,7 +158,7 @@ def _measured(
     from profilers.store import read_header
     from tuner.costs.analytic.measured_profile import read_measured
 
-    path = profile_of(cluster.pools[0], profiles)
+    path = pool_profile(cluster.pools[0], profiles)
     if path is None:
         return None
     if read_header(path).machine.device_kind != "cuda":
@@ -181,7 +181,7 @@ def _price_notes(cluster: Cluster | None, measured: "MeasuredProfile | None") ->
 
 
 def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto") -> PlaceVerified:
-    """Run the expert networks of a plan and of its alternatives at recorded rows, on one device.
+    """Run the expert GEMMs of a plan and its alternatives at recorded loads, on one device.
 
     Args:
         folder: of the plan; `verified.json` is written into it.
@@ -236,11 +236,11 @@ def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto")
     )
     verified = verify_placements(
         {"plan": made.decision, **{one.method: one.decision for one in made.alternatives}},
-        load_LE=judged_pass(folder, heaviest),
+        load_LE=read_holdout_pass(folder, heaviest),
         time_loads=time_loads,
-        price_loads=None if pricing is None else pricing.products_s,
+        price_loads=None if pricing is None else pricing.grouped_gemms_s,
     )
-    note = f"rows of one judged pass of {workloads[heaviest].name!r}"
+    note = f"rows of one hold-out pass of {workloads[heaviest].name!r}"
     verified = verified.model_copy(update={"notes": (note, *verified.notes)})
     write_place_verified(folder, verified)
     return verified

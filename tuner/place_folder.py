@@ -1,8 +1,8 @@
-"""What lies in the folder of a placement's plan beside `plan.json`.
+"""The folder of a placement's plan.
 
-    used/spec.yaml, used/config.json, used/current.*     what was read
+    used/spec.yaml, used/config.json, used/current.*     inputs
     used/links-0.csv                                     the first pool's link matrix
-    used/routing/<n>.json                                totals of each workload, one judged pass
+    used/routing/<n>.json                                totals of each workload, one hold-out pass
     launch/<engine>/                                     the placement as the engine reads it
     report/heat_map_<n>.svg, .json                       load by layer and rank, before and after
 
@@ -23,14 +23,14 @@ from tuner.errors import PlanUnreadableError, SpecError
 from tuner.output import write_files
 from tuner.paths import AnyPath
 from tuner.place_plan import PlacePlan, VerifiedPlacement
-from tuner.plan_folder import MAX_PLAN_BYTES, PLAN_NAME, VERIFIED_NAME, parsed_plan, write_folder
-from tuner.planner.place.evidence import evidence_of
+from tuner.plan_folder import MAX_PLAN_BYTES, PLAN_NAME, VERIFIED_NAME, read_plan_as, write_folder
+from tuner.planner.place.evidence import split_recordings
 from tuner.spec.current_placement import LARGEST_BYTES
 from tuner.spec.files import LARGEST_FILE_BYTES, read_json_object
 from tuner.spec.place_read import PlaceSpec
 from tuner.verify.placement_records import PlaceVerified
 
-WAIVED = "judged on recorded passes only; nothing was launched"
+WAIVED = "evaluated on recorded passes only; nothing was launched"
 
 
 def write_place_plan(
@@ -72,25 +72,25 @@ def read_place_plan(folder: Path) -> PlacePlan:
     Raises:
         PlanUnreadableError: it is missing or damaged.
     """
-    return parsed_plan(folder, PlacePlan)
+    return read_plan_as(folder, PlacePlan)
 
 
-def judged_pass(folder: Path, number: int) -> Floats:
-    """Read back the judged pass of a workload, [L][E], by its place in the spec.
+def read_holdout_pass(folder: Path, number: int) -> Floats:
+    """Read back the hold-out pass of a workload, [L][E], by its position in the spec.
 
     Raises:
         PlanUnreadableError: it is missing or damaged.
     """
     file = folder / "used" / "routing" / f"{number}.json"
     try:
-        values = read_json_object(file, what="judged pass", most_bytes=MAX_PLAN_BYTES)
+        values = read_json_object(file, what="hold-out pass", most_bytes=MAX_PLAN_BYTES)
         return np.array(values["judged_pass"], dtype=np.float64)
     except (SpecError, KeyError, ValueError) as error:
-        raise PlanUnreadableError(f"{file}: holds no judged pass; plan anew") from error
+        raise PlanUnreadableError(f"{file}: holds no hold-out pass; plan anew") from error
 
 
 def write_place_verified(folder: Path, verified: PlaceVerified) -> None:
-    """Write what was measured.
+    """Write the measurements.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -99,7 +99,7 @@ def write_place_verified(folder: Path, verified: PlaceVerified) -> None:
 
 
 def _used(spec: PlaceSpec) -> dict[str, str | bytes]:
-    typical = {one.name: one.typical_pass_LE for one in evidence_of(spec)}
+    typical = {one.name: one.typical_pass_LE for one in split_recordings(spec)}
     used: dict[str, str | bytes] = {
         "spec.yaml": read_bounded(spec.path, most_bytes=LARGEST_FILE_BYTES)
     }

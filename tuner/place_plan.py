@@ -4,7 +4,7 @@
     VerifiedPlacement  a plan with the evidence for it, which is what emitters accept
 
 Imbalance is the sum over layers of the largest rank load over the sum of the means: 1 is perfect.
-Gains are judged pass by pass on passes that the plan was not made from.
+Gains are measured pass by pass on hold-out passes.
 """
 
 from typing import Annotated, Literal
@@ -24,7 +24,7 @@ Band = tuple[float, float]
 
 
 class PlaceDecision(Record):
-    """Which expert stands in each slot."""
+    """Which expert is in each slot."""
 
     physical_to_logical: Annotated[tuple[tuple[Size, ...], ...], Field(min_length=1)]
     """[MoE layers in `layer_ids` order][slots], rank by rank."""
@@ -33,7 +33,7 @@ class PlaceDecision(Record):
     num_experts: Count
     """Logical experts of a layer."""
     num_layers: Count | None = None
-    """All decoder layers of the model, as it or the recordings say; None where nobody does."""
+    """All decoder layers of the model, from the model or the recordings; None: unknown."""
     ranks: Count
     ranks_per_node: Count
     slots_per_rank: Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -46,12 +46,12 @@ class PlaceDecision(Record):
 
     @property
     def redundant_experts(self) -> int:
-        """Slots beyond one an expert."""
+        """Slots beyond one per expert."""
         return self.num_slots - self.num_experts
 
     @property
     def num_devices(self) -> int:
-        """Ranks that the decision asks for."""
+        """Ranks of the decision."""
         return self.ranks
 
     @model_validator(mode="after")
@@ -81,16 +81,16 @@ class PassSpread(Record):
 
 
 class WorkloadOutcome(Record):
-    """One workload before and after, on the passes that the plan was not made from."""
+    """One workload before and after, on the hold-out passes."""
 
     workload: str
     passes_planned_from: Size
     passes_judged: Size
     """0: the recording has one pass, whose token copies were split at random."""
     imbalance_before: Ratio
-    """Of the placement that runs today, or of experts in order."""
+    """Of the current placement, or of experts in order."""
     imbalance_rule: Ratio
-    """Of the best of EPLB's rules on the same loads."""
+    """Of EPLB's better policy on the same loads."""
     imbalance_after: Ratio
     pass_before: PassSpread
     pass_rule: PassSpread
@@ -98,17 +98,17 @@ class WorkloadOutcome(Record):
 
 
 class LeftOut(Record):
-    """One workload judged on a plan that was made from the others."""
+    """One workload under a plan that was made from the others."""
 
     workload: str
     imbalance_after: Ratio
     imbalance_rule: Ratio
-    """Of EPLB's rule on the mean load of the others."""
+    """Of EPLB's policy on the mean load of the others."""
     imbalance_before: Ratio
     worst_rank_ratio: Ratio
     """Largest rank load of any layer over the layer's mean."""
     traffic: tuple[float, float, float] | None = None
-    """Before, by the rule and after, where the objective is traffic."""
+    """Before, by EPLB and after, where the objective is traffic."""
 
 
 class LayerOutcome(Record):
@@ -120,7 +120,7 @@ class LayerOutcome(Record):
 
 
 class PlaceSpace(Record):
-    """Placements that were compared whole; the solver's own steps are not counted."""
+    """Complete placements that were compared; the solver's own steps are not counted."""
 
     priced: Size
     bounded: Size = 0
@@ -141,8 +141,7 @@ class PlaceCertificate(Record):
     dispatch: str = "even"
     """How replicas share tokens in these numbers: `even`; `near_dynamic`, near replicas first and
     the others equally; `static`, these assigned once, the mean over launches, or the one
-    whose table is known; `lp`, `near_lp` and the rules of no engine, on passes that are planned
-    from."""
+    whose table is known; `lp`, `near_lp` and rules that no engine implements, on fit passes."""
     objective_error: Annotated[float, Field(ge=0.0)] = 0.0
     """Standard error of `objective`, a mean over drawn launches; 0 where it is exact."""
     within_band: Size = 0
@@ -153,7 +152,7 @@ class PlaceCertificate(Record):
 
 
 class LayerTimes(Record):
-    """Seconds of the expert layers of one pass, all layers, the mean over judged passes."""
+    """Seconds of the expert layers of one pass, all layers, the mean over hold-out passes."""
 
     workload: str
     before_s: Seconds
@@ -161,7 +160,7 @@ class LayerTimes(Record):
     after_s: Seconds
     after_s_band: Band
     experts_after_s: Seconds
-    """Of `after_s`: the busiest rank's products."""
+    """Of `after_s`: the most-loaded rank's grouped GEMMs."""
     exchange_after_s: Seconds
     """Of `after_s`: dispatch and combine."""
     before_layers_s: tuple[Seconds, ...] = ()
@@ -170,12 +169,12 @@ class LayerTimes(Record):
 
 
 class LinkFacts(Record):
-    """What one token copy costs between ranks, where the objective is traffic."""
+    """Cost of one token copy between ranks, where the objective is traffic."""
 
     unit: Literal["seconds", "relative"]
     """Of the costs; relative ones are to a copy inside a scale-up domain."""
     inside_source: str | None
-    """Where costs inside a scale-up domain come from; absent where none has two ranks."""
+    """Source of costs inside a scale-up domain; absent where none has two ranks."""
     inside_cost: Ratio | None
     """Of a copy inside a domain, the median over pairs of ranks."""
     between_source: str | None
@@ -190,29 +189,29 @@ class LinkFacts(Record):
 class TrafficTimes(Record):
     """Seconds that the traffic of a pass takes on the links, all layers.
 
-    `total`: what a rank sends on average, each copy at the cost of its way. `busiest`: the sum over
-    layers of the busiest pair of ranks (layer_chain), or of every hop padded to the group that gets
-    most (co_activation). Objective co_activation counts dispatch and combine.
+    `total`: what a rank sends on average, each copy at the cost of its link. `busiest`: the sum
+    over layers of the most-loaded pair of ranks (layer_chain), or of every hop padded to the group
+    that receives most (co_activation). Objective co_activation counts dispatch and combine.
     """
 
     workload: str
     tokens_judged: Size
-    """Sampled tokens that were not planned from; 0: judged on what was planned from."""
+    """Sampled hold-out tokens; 0: evaluated on the fit tokens."""
     before_s: Seconds
     rule_s: Seconds
     after_s: Seconds
 
 
 class MigrationCost(Record):
-    """What it takes to get from the running placement to this one."""
+    """Cost of moving from the current placement to this one."""
 
     moved_experts: Size
-    """Over all layers: experts that a rank must load because it lacked them."""
+    """Over all layers: experts that a rank must load because it does not hold them yet."""
     moved_bytes: Size | None = None
     """Absent where no model is known."""
     transfer_s: Seconds | None = None
     break_even_s: Seconds | None = None
-    """Running time after which the gain has paid for the move; absent where nothing is gained."""
+    """Running time after which the gain has paid for the move; absent without a gain."""
 
 
 class DispatchOutcome(Record):
@@ -221,33 +220,33 @@ class DispatchOutcome(Record):
     dispatch: str
     """The engine's name."""
     rule: str
-    """What it does, by the solvers' name (solvers/placement/dispatch/sampling.py)."""
+    """The solvers' name of the rule (solvers/placement/dispatch/sampling.py)."""
     has_backend: bool
-    """Beside an all-to-all backend."""
+    """With an all-to-all backend."""
     imbalance: Ratio
-    """Largest rank load over the mean given each judged pass's counts: the rule's shares of them,
+    """Largest rank load over the mean given each hold-out pass's counts: the rule's shares of them,
     under `static` the mean over `tables`."""
     imbalance_sampled: Ratio
-    """The same with the noise of whole tokens and of fixed choices: mean over draws."""
+    """The same with the noise of whole tokens and of fixed tables: mean over draws."""
     counts_copies: bool = False
-    """`tokens_per_rank` counts token copies, as nothing says how many experts a token has."""
+    """`tokens_per_rank` counts token copies, as the number of experts per token is unknown."""
     tokens_per_rank: float
-    """Of a pass, which the noise is of."""
+    """Of a pass; sets the noise."""
     draws: Size
     tables: Size = 1
-    """Fixed choices that both are means over: several where the engine's own is not known."""
+    """Fixed tables that both are means over: several where the engine's own is not known."""
     is_allowed: bool
     is_chosen: bool
     words: str
-    """Why it was chosen, or what it costs instead."""
+    """Why it was chosen, or its cost relative to the chosen one."""
 
 
 class MadeFor(Record):
-    """What an emitted placement is tied to: another one needs another plan."""
+    """Launch settings that an emitted placement requires; others need another plan."""
 
     engine: str
     release: str
-    """That its rules were read from; empty where it is no one release's."""
+    """Whose rules were used; empty where it is not specific to a release."""
     nodes: Count
     ep_size: Count
     dispatch: str = ""
@@ -258,7 +257,7 @@ class MadeFor(Record):
 
     @property
     def words(self) -> str:
-        """In one line."""
+        """The settings in one line."""
         release = f" {self.release}" if self.release else ""
         rule = f", dispatch {self.dispatch}" if self.dispatch else ""
         backend = f", all-to-all {self.a2a_backend}" if self.a2a_backend else ""
@@ -267,56 +266,56 @@ class MadeFor(Record):
 
 
 class PlacePrediction(Record):
-    """What the plan expects."""
+    """The plan's predictions."""
 
     imbalance: dict[str, float]
-    """By workload, on judged passes."""
+    """By workload, on hold-out passes."""
     imbalance_band: dict[str, Band]
-    """From the spread over passes: the 90 % between."""
+    """Central 90 % over passes."""
     outcomes: tuple[WorkloadOutcome, ...]
     left_out: tuple[LeftOut, ...] = ()
     """Empty with a single workload."""
     layer_times: tuple[LayerTimes, ...] = ()
     """Empty where no model and device were named."""
     traffic: dict[str, tuple[float, float, float]] = Field(default_factory=dict)
-    """Where the objective is traffic, by its name: before, by the rule, after; the unit of `links`
-    a token (layer_chain: a token copy), all layers."""
+    """Where the objective is traffic, by its name: before, by EPLB, after; in the unit of `links`
+    per token (layer_chain: per token copy), all layers."""
     links: LinkFacts | None = None
     """Where the objective is traffic."""
     traffic_times: tuple[TrafficTimes, ...] = ()
     """By workload, where the objective is traffic and its costs are seconds."""
     migration: MigrationCost | None = None
     dispatches: tuple[DispatchOutcome, ...] = ()
-    """Rules that the first target offers, the chosen one first; empty: it has one."""
+    """Dispatch rules that the first target offers, the chosen one first; empty: it has one."""
 
 
 class Verdict(Record):
-    """Whether it is worth it, before anything is recommended."""
+    """Whether the placement is worth deploying."""
 
     word: Literal["worth it", "not worth it", "fragile"]
     reason: str
     gain_ratio: float
     """Share of the priced time (or of the largest loads, without a price) that is saved."""
     noise_ratio: float
-    """What the gain is uncertain by, from the spread over passes and from counting."""
+    """Uncertainty of the gain, from the spread over passes and from counting."""
     step_gain_ratio: float | None = None
     """Share of a whole pass that is saved, where a model and device were named."""
 
 
 class PlaceAlternative(Record):
-    """Another placement of the same question."""
+    """Another candidate placement."""
 
     method: str
     decision: PlaceDecision
     objective: float
     imbalance: dict[str, float]
     is_legal: bool = True
-    """Keeps the limits on load that the objective is bound by."""
+    """Keeps the load limits of the objective."""
     lost_by: str
 
 
 class PlaceProvenance(Record):
-    """What the plan rests on."""
+    """The inputs of the plan."""
 
     moetune_version: str
     spec_sha256: str
@@ -340,7 +339,7 @@ class PlacePlan(Record):
     binding_constraint: str
     alternatives: tuple[PlaceAlternative, ...] = ()
     relaxations: tuple[str, ...] = ()
-    """What more slots, or another limit, would bring: re-solved."""
+    """The objective with more slots, or another limit: solved again."""
     provenance: PlaceProvenance
     files: tuple[str, ...] = ()
     made_for: tuple[MadeFor, ...] = ()
@@ -348,8 +347,8 @@ class PlacePlan(Record):
 
     @model_validator(mode="after")
     def _payload_agrees(self) -> "PlacePlan":
-        found = self.certificate.status in ("optimal", "feasible")
-        if any(found != (part is not None) for part in (self.decision, self.predicted)):
+        is_solved = self.certificate.status in ("optimal", "feasible")
+        if any(is_solved != (part is not None) for part in (self.decision, self.predicted)):
             raise ValueError(f"status {self.certificate.status} disagrees with the decision")
         return self
 

@@ -1,4 +1,4 @@
-"""Which machines run which stage of a plan: pools of unlike devices, nodes in order of ranks."""
+"""Stage placement: which pool and nodes run which pipeline stage."""
 
 from typing import Annotated
 
@@ -8,50 +8,49 @@ from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Size
 
 
-class StagePlacement(Record):
-    """Where one pipeline stage runs."""
+class StageDevices(Record):
+    """Devices of one pipeline stage."""
 
     pool: str
     layers: Size
     devices: Count
 
 
-class Alone(Record):
-    """What one pool does without the others."""
+class SinglePoolBaseline(Record):
+    """The best plan on one pool by itself."""
 
     pool: str
     devices: Count
     step_time_s: Seconds | None
-    """Of the best decision found on it, running out of memory included; absent where the model
-    does not fit."""
+    """Of the best decision on it, memory risk included; absent where the model does not fit."""
     out_of_memory_probability: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Of that decision; absent where the model does not fit."""
 
 
 class NodeOrder(Record):
-    """Nodes with measured links, put where they suit a plan best."""
+    """The best order found of nodes with measured links."""
 
     pool: str
     nodes: tuple[str, ...]
-    """In the order of ranks; spare ones are left out."""
+    """In the order of ranks, without spare nodes."""
     spare: tuple[str, ...] = ()
     step_time_before_s: Seconds
-    """With the nodes as the matrix lists them: the plan's price plus what slow links cost
+    """With the nodes as the matrix lists them: the plan's price plus the cost of slow links
     (tuner/planner/nodes/node_order.py)."""
     step_time_after_s: Seconds
     bound_s: Seconds
-    """No order of these nodes is faster."""
+    """Lower bound over all orders of these nodes."""
 
 
-class Placement(Record):
+class StagePlacement(Record):
     """Stages on pools, in execution order."""
 
-    stages: Annotated[tuple[StagePlacement, ...], Field(min_length=1)]
+    stages: Annotated[tuple[StageDevices, ...], Field(min_length=1)]
     hosts: tuple[str, ...]
     """Nodes in the order of ranks, `pool-0` where nothing names them: the lines of a hostfile."""
     unused_devices: dict[str, Size] = Field(default_factory=dict)
     """By pool, where there are any."""
-    alone: tuple[Alone, ...] = ()
+    alone: tuple[SinglePoolBaseline, ...] = ()
     node_orders: tuple[NodeOrder, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a launch over these pools needs."""
+    """Requirements of a launch over these pools."""

@@ -1,10 +1,10 @@
-"""What is decided, what it is predicted to do, and how sure we are: the values behind `plan.json`.
+"""Decision, prediction and certificate of a training plan: the values behind `plan.json`.
 
     Plan          the decision with its prediction, certificate, runner-ups and provenance
-    VerifiedPlan  a plan with what its trials measured, or with the reason why nothing was measured
+    VerifiedPlan  a plan with the measurements of its trials, or why nothing was measured
 
-Emitters accept `VerifiedPlan` only. Every prediction carries its error band beside it, as
-`<name>_band: [low, high]`. Names of decisions are Megatron-LM's.
+Emitters accept `VerifiedPlan` only. Every prediction has an error band, `<name>_band: [low,
+high]`. Names of decisions are Megatron-LM's.
 """
 
 from typing import Annotated, Literal
@@ -15,7 +15,7 @@ from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Recompute, Size
 from tuner.costs.residuals import Residual
 from tuner.faults.forecast import RunForecast
-from tuner.placement import Placement
+from tuner.placement import StagePlacement
 from tuner.spec.cluster import Cluster
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
@@ -50,13 +50,13 @@ class TrainDecision(Record):
     dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep", "hierarchical"] = "alltoall"
     """What moves token copies between expert-parallel ranks."""
     a2a_overlap: bool = False
-    """Dispatch and combine of one micro-batch run beside another's work."""
+    """Dispatch and combine of one micro-batch overlap another's compute."""
     recompute: Recompute
     """The strongest level used on any stage; see `stage_recompute`."""
     recompute_modules: tuple[str, ...] = ()
     """Megatron's names of what selective recompute covers, e.g. `moe`."""
     recompute_num_layers: Count | None = None
-    """Full recomputation of so many layers of every stage only; None means of all."""
+    """Full recomputation of only this many layers of every stage; None: all."""
     stage_recompute: Annotated[tuple[Recompute, ...], Field(min_length=1)]
     """Level of each stage, in execution order."""
     chunks: Annotated[tuple[Count, ...], Field(min_length=1)]
@@ -72,11 +72,11 @@ class TrainDecision(Record):
     """Groups from neighbouring to distant ranks; decides which lie inside a scale-up domain."""
     cuda_graph: Literal["none", "partial", "full_iteration"] = "none"
     overlap_grad_reduce: bool = False
-    """Gradient sums run beside the backward pass."""
+    """Gradient reduction overlaps the backward pass."""
     ddp_bucket_size: Count | None = None
     """Parameters of one bucket of overlapped gradient reduction; None: the engine's own size."""
     overlap_param_gather: bool = False
-    """Parameter gathers of the sharded optimizer run beside the forward pass."""
+    """The parameter all-gather of the sharded optimizer overlaps the forward pass."""
     gradient_bytes: Literal[2, 4] = 4
     """Of one main gradient."""
     optimizer_offload: bool = False
@@ -88,7 +88,7 @@ class TrainDecision(Record):
 
     @property
     def num_devices(self) -> int:
-        """Devices that the decision asks for."""
+        """Devices that the decision needs."""
         return (
             self.tensor_model_parallel_size
             * self.context_parallel_size
@@ -141,7 +141,7 @@ class TrainDecision(Record):
 
 
 class StagePrediction(Record):
-    """What one pipeline stage costs: seconds per micro-batch, bytes on its fullest device."""
+    """Cost of one pipeline stage: seconds per micro-batch, peak bytes of one device."""
 
     layers: Size
     forward_s: Seconds
@@ -151,7 +151,7 @@ class StagePrediction(Record):
     gradient_bytes: Size
     optimizer_bytes: Size
     activation_bytes: Size
-    """Largest live sum of what is saved for backward."""
+    """Peak of what is saved for backward."""
     other_bytes: Size
     """Communication buffers and gathered parameters."""
     max_chunk_tokens: Size | None = None
@@ -160,7 +160,7 @@ class StagePrediction(Record):
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return (
             self.parameter_bytes
             + self.gradient_bytes
@@ -171,7 +171,7 @@ class StagePrediction(Record):
 
 
 class RankAtRisk(Record):
-    """The pipeline rank that is likeliest to run out of memory, where devices are unlike.
+    """The pipeline rank that is likeliest to run out of memory, on heterogeneous pools.
 
     It need not be the one with the largest peak.
     """
@@ -179,53 +179,52 @@ class RankAtRisk(Record):
     pipeline_rank: Size
     pool: str
     peak_memory_bytes: Size
-    """Of its fullest device."""
+    """Peak of one of its devices, the highest."""
     memory_capacity_bytes: Size
     """All that one of its devices has."""
 
 
 class TrainPrediction(Record):
-    """What the model expects of a decision."""
+    """The predicted performance of a decision."""
 
     step_time_s: Seconds
     step_time_s_band: Band
     tokens_per_s_per_device: float
     tokens_per_s_per_device_band: Band
     peak_memory_bytes: tuple[Size, ...]
-    """Per pipeline rank, the fullest device."""
+    """Per pipeline rank, the highest of its devices."""
     peak_memory_bytes_band: tuple[Band, ...]
     memory_limit_bytes: Size | None = None
-    """What the plan may use of one device; absent where devices are unlike."""
+    """What the plan may use of one device; absent on heterogeneous pools."""
     memory_capacity_bytes: Size | None = None
-    """All that one device has; absent where devices are unlike."""
+    """All that one device has; absent on heterogeneous pools."""
     rank_at_risk: RankAtRisk | None = None
-    """Whose chance of running out is told; absent where devices are alike."""
+    """The rank that the probabilities are of; absent on a single kind of devices."""
     out_of_memory_probability: Probability | None = None
-    """That a device ever needs more than it has, by the errors of published peaks and what a peak
-    grows by over a run (tuner/planner/analytic/memory_risk.py). This and the next two are absent
-    where bytes were counted on the reference step, which published no errors."""
+    """That a device ever needs more than it has, by the errors of published peaks and the growth of
+    peaks over a run (tuner/planner/analytic/memory_risk.py). This and the next two are absent
+    where memory was computed on the reference step, which has no published errors."""
     out_of_memory_at_start_probability: Probability | None = None
     """The same in the first steps."""
     out_of_memory_loss_s: Seconds | None = None
-    """Seconds of the whole run that failed starts and restarts for want of memory are expected to
-    take; the longer step that the run then goes on with is not in it."""
+    """Expected seconds of the whole run lost to failed starts and restarts after running out of
+    memory; the longer step afterwards is not included."""
     activation_bytes: tuple[Size, ...]
-    """Per pipeline rank, the fullest device: largest live sum of what is saved for backward."""
+    """Per pipeline rank, the highest of its devices: peak of what is saved for backward."""
     breakdown_s: dict[str, float]
-    """Seconds of a step by cause; they add up to `step_time_s`."""
+    """Seconds of a step by cause; their sum is `step_time_s`."""
     inter_node_bytes: float | None = None
-    """What dispatch and combine send from node to node in a step, all devices together; absent
-    where it was not counted."""
+    """Inter-node bytes of dispatch and combine in a step, all devices together; absent where not
+    computed."""
     communication_s: Seconds
-    """What of `step_time_s` is spent in collectives, waiting in the bubble included."""
+    """Part of `step_time_s` in collectives, the pipeline bubble included."""
     stages: tuple[StagePrediction, ...]
     mfu_ratio: float | None = None
     """Model FLOPs (tuner/spec/accounting.py: no recomputation, causal attention, the head counted)
-    over what the devices' bf16 or low-precision peaks could do in `step_time_s`; absent where no
-    peak is known."""
+    over the devices' bf16 or low-precision peaks; absent where no peak is known."""
     played_step_time_s: Seconds | None = None
-    """The same schedule played pass by pass (tuner/simulate/pipeline.py); absent where it was not
-    played."""
+    """The step time by simulating the schedule pass by pass (tuner/simulate/pipeline.py); absent
+    where not simulated."""
     run: RunForecast | None = None
     """The whole run, failures included."""
 
@@ -238,12 +237,12 @@ class TrainPrediction(Record):
 
 
 class ParetoPoint(Record):
-    """A decision that no other beats in step time, memory and cost at once."""
+    """A Pareto-optimal decision in step time, memory and cost."""
 
     decision: TrainDecision
     step_time_s: Seconds
     peak_memory_bytes: Size
-    """Of the fullest device."""
+    """Peak of one device, the highest."""
     cost_per_step: float | None = None
     """Devices times their price for one step; absent without a price."""
 
@@ -254,41 +253,41 @@ class Alternative(Record):
     decision: TrainDecision
     predicted: TrainPrediction
     within_band: bool
-    """1 lies inside the band of the ratio: the model cannot tell the two apart."""
+    """The band of the ratio contains 1: a tie under the model."""
     ratio_band: Band | None = None
-    """Seconds of its step over those of the chosen one's, as they may measure: four pairs of
-    configurations of five. Narrower than the band of either time, as most errors are common to
-    both; None where none is known for the engine."""
+    """Band of its measured step time over the chosen one's, holding four of five pairs of
+    configurations. Narrower than the band of either time, as most errors are common to both; None
+    where none is known for the engine."""
     lost_by: str
-    """The cost that made the difference, in words."""
+    """The cost that makes the difference, in words."""
     num_variants: Size = 0
     """How many of the plan's `variants` run the same layout."""
 
 
 Tally = Annotated[int, Field(ge=0)]
-"""Combinations, of which there can be any number."""
+"""A number of combinations, which may be very large."""
 
 
 class Space(Record):
-    """Where every candidate of the search went; the parts add up to the whole space."""
+    """What became of every candidate of the search; the parts sum to the whole space."""
 
     priced: Tally
-    """Solved, to a layout or to the proof that none fits."""
+    """Solved: a layout, or a proof that none fits."""
     bounded: Tally
-    """Dropped because a lower bound proved them worse than the kept ones."""
+    """Pruned: a lower bound proves them worse than the incumbents."""
     illegal: Tally
     """Break a rule of the model, the cluster, the batch or the target."""
     open: Tally = 0
-    """Left without a verdict: time ran out, or the method does not cover them."""
+    """Undecided: time ran out, or the method does not cover them."""
 
 
 class Certificate(Record):
-    """What is proven about the choice, under the model."""
+    """What is proven about the decision, under the model."""
 
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
     objective: float | None
-    """Predicted seconds per step of the fastest decision found, in the engine's own buckets of
-    gradients; absent without one."""
+    """Predicted seconds per step of the fastest decision found, with the engine's own gradient
+    buckets; absent without one."""
     bound: float | None
     """No legal candidate is faster than this, under the model."""
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
@@ -296,18 +295,18 @@ class Certificate(Record):
     """The same of the plan's decision where another is preferred to the fastest."""
     space: Space
     within_band: Tally
-    """Other combinations of degrees, each at its best, that the model cannot tell from the
-    chosen one: their `ratio_band` holds 1 (the step's own band where no ratio's is known)."""
+    """Ties: other combinations of degrees, each at its best, whose `ratio_band` to the chosen one
+    contains 1 (the step's own band where no ratio's is known)."""
     within_band_is_least: bool = False
-    """There may be more: the search leaves what is slower than the runners-up asked for uncounted,
-    and what time ran out on."""
+    """There may be more: candidates slower than the requested runners-up, and those that time ran
+    out on, are not counted."""
     solve_s: Seconds
     """Wall time of planning: from reading the spec to the finished plan, all searches included."""
     method: str
 
 
 class Relaxation(Record):
-    """A limit that stands in the way, and how far it must move."""
+    """A limit that is binding, and the change that would make a plan fit."""
 
     limit: str
     """E.g. `memory_per_device`."""
@@ -318,7 +317,7 @@ class Relaxation(Record):
 
 
 class Preference(Record):
-    """Why the plan's decision is another than the fastest found."""
+    """Why the plan's decision is not the fastest found."""
 
     fastest: TrainDecision
     fastest_step_s: Seconds
@@ -327,17 +326,17 @@ class Preference(Record):
     reasons: tuple[str, ...]
     """What is better about the plan's decision, most important first."""
     expected_step_s: Seconds | None = None
-    """Seconds of a step of the plan's decision with what running out of memory costs on average."""
+    """Expected seconds per step of the plan's decision, with the cost of running out of memory."""
     fastest_expected_step_s: Seconds | None = None
     """The same of the fastest one."""
     fastest_out_of_memory_probability: Probability | None = None
     fastest_tried_first_step_s: Seconds | None = None
-    """Where the fastest is excluded, as it runs out of memory more likely than not: seconds of a
-    step on average, were it tried first and the plan's decision run after it."""
+    """Where the fastest is excluded because it probably runs out of memory: expected seconds per
+    step if it is tried first and the plan's decision runs after it."""
 
 
 class Roomier(Record):
-    """The fastest decision that hardly runs out of memory, where the plan's may."""
+    """The fastest decision with a low risk of running out of memory, where the plan's is high."""
 
     decision: TrainDecision
     step_time_s: Seconds
@@ -346,34 +345,34 @@ class Roomier(Record):
     slower_s: Seconds
     """The same over the whole run."""
     peak_memory_bytes: Size
-    """Of the fullest device; where devices are unlike, of the one that is likeliest to run out."""
+    """Of the device with the highest peak; on heterogeneous pools, of the likeliest to run out."""
     out_of_memory_probability: Probability
     rank_at_risk: RankAtRisk | None = None
-    """Whose peak and chance these are; absent where devices are alike."""
+    """The rank of the peak and probability; absent on a single kind of devices."""
     pools: tuple[str, ...] = ()
-    """That it runs on; empty where they are the plan's."""
+    """The pools that it runs on; empty where they are the plan's."""
 
 
 class Unlaunchable(Record):
-    """What a missing feature of a target costs."""
+    """The cost of a feature that a target lacks."""
 
     target: str
     feature: str
     gain_ratio: float
     """Share of the step time that the feature would save, predicted."""
     condition: str = ""
-    """Where the target has the feature: what of it the target does not allow; else empty."""
+    """Where the target has the feature: the condition that it does not allow; else empty."""
 
     @property
     def why(self) -> str:
-        """Say in words why the feature cannot be launched."""
+        """Why the feature cannot be launched, in words."""
         if self.condition:
             return f"{self.target} does not allow {self.condition}"
         return f"{self.target} does not have it"
 
 
 class Provenance(Record):
-    """What the plan rests on."""
+    """The inputs of the plan."""
 
     moetune_version: str
     spec_sha256: str
@@ -388,10 +387,10 @@ class Provenance(Record):
     extrapolated: tuple[str, ...]
     """Operations priced outside the measured range."""
     residual: Residual | None = None
-    """By which predictions on a profile of the reference step were corrected, for the engine that
-    is launched; None: the one that ships for the reference step, or no such profile."""
+    """Correction of predictions on a profile of the reference step, for the launched engine; None:
+    the one that ships for the reference step, or no such profile."""
     notes: tuple[str, ...] = ()
-    """What the reader must know, e.g. that routing was assumed balanced."""
+    """Assumptions, e.g. that routing was assumed balanced."""
 
 
 class Plan(Record):
@@ -402,36 +401,37 @@ class Plan(Record):
     cluster: Cluster
     goal: TrainGoal
     search: Search = Search()
-    """What the user allowed to be chosen."""
+    """Limits that the user set on the search."""
     emit: tuple[str, ...]
     decision: TrainDecision | None
     predicted: TrainPrediction | None
     certificate: Certificate
     binding_constraint: str
-    """What keeps the plan from being faster, or from existing."""
+    """What limits the plan's speed, or makes it infeasible."""
     alternatives: tuple[Alternative, ...]
     """One for each layout but the decision's own."""
     variants: tuple[Alternative, ...] = ()
-    """What runs the layout of the decision or of an alternative in another way: other micro-batch,
-    interleaving, ZeRO stage, recomputation, overlap and so on. Trials tell them apart."""
+    """Runners-up with the layout of the decision or of an alternative and other execution options:
+    micro-batch, interleaving, ZeRO stage, recomputation, overlap and so on. Trials decide between
+    them."""
     preferred: Preference | None = None
     """Absent where the decision is the fastest found."""
     roomier: Roomier | None = None
-    """Absent where the decision hardly runs out of memory, and where no other with more room was
-    found."""
+    """Absent where the decision has a low risk of running out of memory, and where none with more
+    headroom was found."""
     roomier_within_ratio: Annotated[float, Field(ge=0.0)] | None = None
-    """Up to this share longer than the plan's were the steps of decisions with more room that were
-    searched for and not found; absent where one was, and where the search had no limit."""
+    """Decisions with more headroom were searched up to steps this share longer than the plan's, and
+    none was found; absent where one was found, and where the search had no limit."""
     no_roomier: bool = False
-    """Every decision was searched, and none hardly runs out of memory."""
+    """Every decision was searched, and none has a low risk of running out of memory."""
     pareto: tuple[ParetoPoint, ...] = ()
-    """Time against memory and cost, fastest first; empty where it was not asked for."""
+    """Time against memory and cost, fastest first; empty where not requested."""
     unlaunchable: tuple[Unlaunchable, ...] = ()
     relaxations: tuple[Relaxation, ...] = ()
-    """What would make something fit: where nothing does, and where all that was found runs out of
-    memory more likely than not."""
-    placement: Placement | None = None
-    """Which machines run which stage; absent where all are alike and none was measured apart."""
+    """Changes of limits that would make a plan fit: where none fits, and where all found decisions
+    probably run out of memory."""
+    placement: StagePlacement | None = None
+    """Which machines run which stage; absent where all are the same and no links were measured."""
     load_ratio: tuple[tuple[float, ...], ...] = ()
     """[MoE layers][experts] that the plan was priced with; empty means balanced."""
     provenance: Provenance
@@ -445,12 +445,14 @@ class Plan(Record):
 
     @model_validator(mode="after")
     def _payload_agrees(self) -> "Plan":
-        found = self.certificate.status in ("optimal", "feasible")
-        if found != (self.decision is not None) or found != (self.predicted is not None):
+        is_solved = self.certificate.status in ("optimal", "feasible")
+        if is_solved != (self.decision is not None) or is_solved != (self.predicted is not None):
             raise ValueError(f"status {self.certificate.status} disagrees with the decision")
-        there = sum(pool.nodes * pool.devices_per_node for pool in self.cluster.pools)
-        if self.decision is not None and self.decision.num_devices > there:
-            raise ValueError(f"decision asks for {self.decision.num_devices} devices of {there}")
+        available = sum(pool.nodes * pool.devices_per_node for pool in self.cluster.pools)
+        if self.decision is not None and self.decision.num_devices > available:
+            raise ValueError(
+                f"decision asks for {self.decision.num_devices} devices of {available}"
+            )
         return self
 
 
@@ -468,9 +470,9 @@ class VerifiedPlan(Record):
 
     plan: Plan
     decision: TrainDecision
-    """What to launch: the measured winner, or the plan's own choice when nothing was measured."""
+    """What to launch: the fastest measured, or the plan's decision when nothing was measured."""
     predicted: TrainPrediction
-    """What the plan's model expects of it."""
+    """The plan's prediction for it."""
     trials: tuple[TrialSummary, ...] = ()
     waived: str = ""
     """Why nothing was measured; printed at the top of every emitted file."""

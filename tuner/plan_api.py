@@ -1,4 +1,4 @@
-"""One way to plan whatever a spec asks for, and to write what came of it."""
+"""Plans a spec of any goal, and writes the plan."""
 
 from collections.abc import Callable, Mapping
 from inspect import signature
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from tuner.plan import Plan
 
 AnyPlanned = Planned | Deployed | Placed
-"""A plan of any goal (`made.plan`), with the spec that it answers (`made.spec`)."""
+"""A plan of any goal (`made.plan`), with its spec (`made.spec`)."""
 
 PLANNERS: Final[Mapping[str | None, Callable[..., AnyPlanned]]] = {
     "train": plan_training,
     "serve": deploy,
     "place": place,
 }
-"""By the kind of the goal."""
+"""By kind of goal."""
 
 Arguments = ParamSpec("Arguments")
 
@@ -33,7 +33,7 @@ Arguments = ParamSpec("Arguments")
 def _with_arguments_of(
     one: Callable[Arguments, Planned],
 ) -> Callable[[Callable[..., AnyPlanned]], Callable[Arguments, Planned | Any]]:
-    """Give a function the arguments of another, for type checkers, `help` and whoever calls it."""
+    """Give a function the signature of another, for type checkers, `help` and callers."""
 
     def given(function: Callable[..., AnyPlanned]) -> Callable[Arguments, Planned | Any]:
         function.__signature__ = signature(one)  # type: ignore[attr-defined]  # read by inspect
@@ -46,13 +46,13 @@ def _with_arguments_of(
 def plan(spec_path: AnyPath, **options: Any) -> AnyPlanned:
     """Plan what a spec describes: a training run, a deployment or a placement.
 
-    Which of `AnyPlanned` comes back is the spec's choice, which no type checker reads: to it the
-    plan is a training run's until `isinstance` says otherwise.
+    The spec decides which type of `AnyPlanned` is returned; a type checker takes it for a training
+    plan until `isinstance` narrows it.
 
-    The arguments are those of `plan_training`, and described there. What a goal does not know of
-    them changes nothing, as with `moetune plan`: `top`, `method`, `with_unlaunchable`, `processes`
-    and `watch` are of training runs, `calibrated` of these and of placements. `plan_training`,
-    `deploy` and `place` are the same for one goal each.
+    The arguments are those of `plan_training`, described there. Arguments that a goal does not have
+    are ignored, as by `moetune plan`: `top`, `method`, `with_unlaunchable`, `processes` and `watch`
+    are for training runs, `calibrated` for these and placements. `plan_training`, `deploy` and
+    `place` are the same for one goal each.
 
     Args:
         spec_path: the YAML file; its `goal.kind` decides.

@@ -1,4 +1,4 @@
-"""What lies in the folder of a plan, and how it is written and read back.
+"""The layout of a plan's folder, and how it is written and read.
 
     plan.json               the plan
     used/                   the spec, the model's config, the routing record, the link matrix of
@@ -7,9 +7,9 @@
                             the pool's position in the spec, from 0
     launch/<target>/        files that start the job
     trials/NNNN.json        one record per launch; study.journal* is Optuna's
-    verified.json           what the trials say
+    verified.json           the results of the trials
 
-Everything but `trials/` can be derived again from what lies beside it.
+Everything but `trials/` can be derived again from the other files.
 """
 
 import json
@@ -45,7 +45,7 @@ VERIFIED_NAME: Final = "verified.json"
 TRIALS_NAME: Final = "trials"
 JOURNAL_NAME: Final = "study.journal"
 STAGED_PREFIX: Final = ".moetune-"
-"""Of the folder where a plan is written that will take the place of another."""
+"""Of the staging folder of a plan that replaces another."""
 
 MAX_PLAN_BYTES: Final = 64 * 2**20
 MAX_PROFILE_FILE_BYTES: Final = 256 * 2**20
@@ -103,7 +103,7 @@ def write_plan(folder: AnyPath, plan: Plan, *, spec: Spec, profiles: Mapping[str
         files |= emitted.texts
         executable = emitted.executable
     plan = plan.model_copy(update={"files": (*sorted(files), PLAN_NAME)})
-    # Last, so that a folder with a plan.json is whole.
+    # Last, so that a folder with a plan.json is complete.
     files[PLAN_NAME] = plan.model_dump_json(indent=2) + "\n"
     write_folder(folder, files, executable=executable)
     return plan
@@ -119,7 +119,7 @@ def write_folder(
     """
     if folder.is_dir():
         try:
-            # Two at once would leave the launch files of one beside the plan of the other.
+            # Two writers would mix the launch files of one with the plan of the other.
             with sole_writer(folder, what="`moetune plan`"):
                 _replace_plan(folder, files, executable=executable)
         except ProfileUnwritableError as error:
@@ -132,7 +132,7 @@ def write_folder(
         write_directory(folder, files, executable=executable)
 
 
-def kind_of_plan(folder: Path) -> str | None:
+def plan_kind(folder: Path) -> str | None:
     """Return `goal.kind` of the plan in a folder; None where it cannot be told.
 
     Raises:
@@ -160,10 +160,10 @@ def read_plan(folder: Path) -> Plan:
     Raises:
         PlanUnreadableError: it is missing or damaged.
     """
-    return parsed_plan(folder, Plan)
+    return read_plan_as(folder, Plan)
 
 
-def parsed_plan(folder: Path, kind: type[AnyPlan]) -> AnyPlan:
+def read_plan_as(folder: Path, kind: type[AnyPlan]) -> AnyPlan:
     """Read `plan.json` as one kind of plan.
 
     Raises:
@@ -202,11 +202,11 @@ def read_verified(folder: Path) -> Verified | None:
     Raises:
         PlanUnreadableError: it is damaged.
     """
-    return verified_as(Verified, folder)
+    return read_verified_as(Verified, folder)
 
 
-def verified_as(kind: type[AnyPlan], folder: Path) -> AnyPlan | None:
-    """Read `verified.json` as what a plan of that kind is verified by; None where there is none.
+def read_verified_as(kind: type[AnyPlan], folder: Path) -> AnyPlan | None:
+    """Read `verified.json` as the given type; None where there is none.
 
     Raises:
         PlanUnreadableError: it is damaged, or of another kind.
@@ -236,7 +236,7 @@ def read_used_profile(folder: Path) -> Profile:
 
 
 def write_trial(folder: Path, record: TrialRecord, *, log: str = "") -> None:
-    """Write one finished trial, and what it printed where that is worth keeping.
+    """Write one finished trial, and its log if given.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -257,7 +257,7 @@ def trial_file(folder: Path, number: int) -> Path:
 
 
 def write_verified(folder: Path, verified: Verified, *, launch: LaunchFiles | None) -> None:
-    """Write the conclusion, and launch files that rest on it.
+    """Write the conclusion, and the launch files made from it.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -282,7 +282,7 @@ def _used(spec: Spec) -> dict[str, bytes]:
 
 
 def _profile_folders(spec: Spec, profiles: Mapping[str, Path]) -> dict[str, Path]:
-    """Say where each profile is copied to; names of pools may be no names of folders."""
+    """Return where each profile is copied to; pool names may be invalid folder names."""
     if len(profiles) == 1:
         (only,) = profiles.values()
         return {"profile": only}
@@ -301,10 +301,10 @@ def _config(spec: Spec) -> Path:
 def _replace_plan(
     folder: Path, files: Mapping[str, str | bytes], *, executable: frozenset[str]
 ) -> None:
-    """Put a plan where another may lie already.
+    """Write a plan where another may exist.
 
-    Everything is written aside first, so that a full disk leaves the former plan as it was. Then
-    its `plan.json` goes first and the new one comes last: whatever lies beside one belongs to it.
+    Everything is staged first, so that a full disk leaves the former plan intact. Then the old
+    `plan.json` is removed first and the new one is moved last: files beside one belong to it.
     """
     stale = _former_files(folder) - files.keys()
     had_plan = (folder / PLAN_NAME).exists()
@@ -330,7 +330,7 @@ def _replace_plan(
 
 
 def _former_files(folder: Path) -> frozenset[str]:
-    """What the plan that lies in the folder has written there; nothing when it is unreadable."""
+    """Return the files of the existing plan; empty where it is unreadable."""
     try:
         names = _raw_plan(folder).get("files")
     except PlanUnreadableError:
@@ -341,7 +341,7 @@ def _former_files(folder: Path) -> frozenset[str]:
 
 
 def _remove(folder: Path, name: str) -> None:
-    """Remove a file, and with it the folders that held nothing else."""
+    """Remove a file, and the folders that become empty."""
     (folder / name).unlink(missing_ok=True)
     for parent in Path(name).parents[:-1]:
         if (folder / parent).is_dir() and not any((folder / parent).iterdir()):
@@ -349,9 +349,9 @@ def _remove(folder: Path, name: str) -> None:
 
 
 def _forget_trials(folder: Path) -> None:
-    """Trials belong to the plan they were launched for; a new plan starts without any.
+    """Remove the trials of the former plan; a new plan starts without any.
 
-    Only files that a verification writes are ours to remove.
+    Only files that a verification writes are removed.
     """
     trials = folder / TRIALS_NAME
     numbered = "[0-9][0-9][0-9][0-9]"
@@ -359,6 +359,6 @@ def _forget_trials(folder: Path) -> None:
         for file in trials.glob(pattern):
             if not file.is_dir():
                 file.unlink()
-    # Who is at work on the study, one file each.
+    # The running workers of the study, one file each.
     shutil.rmtree(trials / f"{JOURNAL_NAME}{WORKERS_SUFFIX}", ignore_errors=True)
     (folder / VERIFIED_NAME).unlink(missing_ok=True)

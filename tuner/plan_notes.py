@@ -1,4 +1,4 @@
-"""What the reader of a plan must know about the numbers that it rests on, one line each."""
+"""Notes on the assumptions behind a plan's numbers, one line each."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def analytic_notes(
     spec: Spec, measured: Mapping[str, "MeasuredProfile"], *, calibrated: bool
 ) -> tuple[str, ...]:
-    """Say what a plan on the analytic model takes for granted."""
+    """Return the assumptions of a plan on the analytic model."""
     notes = []
     if spec.routing is None and spec.model.moe is not None:
         notes.append("routing is assumed balanced: no recording was given (goal.routing)")
@@ -39,22 +39,22 @@ def analytic_notes(
             "machine with `moetune profile`"
         )
     else:
-        notes.append("planned on the device's datasheet alone: the error band is wide")
+        notes.append("planned on the device's datasheet only: the error band is wide")
     return tuple(notes)
 
 
 def with_assumptions(plan: Plan) -> Plan:
-    """Add to a plan's notes what its launch files leave to the user."""
+    """Add the assumptions of the launch files to a plan's notes."""
     if plan.decision is None:
         return plan
-    found = plan_assumptions(programs(plan.emit), plan.model, plan.goal, plan.decision)
-    notes = (*plan.provenance.notes, *found)
+    assumptions = plan_assumptions(programs(plan.emit), plan.model, plan.goal, plan.decision)
+    notes = (*plan.provenance.notes, *assumptions)
     provenance = plan.provenance.model_copy(update={"notes": notes})
     return plan.model_copy(update={"provenance": provenance})
 
 
 def _assumed_checkpoints(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:
-    """Say at which rate checkpoints are taken to be written where nobody stated or measured it."""
+    """Note the assumed checkpoint bandwidth where it is neither stated nor measured."""
     stated = spec.goal.reliability
     if stated is None or stated.checkpoint.bandwidth is not None:
         return
@@ -74,7 +74,7 @@ def _assumed_checkpoints(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) 
 
 
 def profile_notes(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iterator[str]:
-    """Say what each profile is of, and what was fitted beside it."""
+    """Describe each profile, and the residuals stored with it."""
     for pool in spec.cluster.pools:
         if pool.name not in measured:
             continue
@@ -94,7 +94,7 @@ def profile_notes(spec: Spec, measured: Mapping[str, "MeasuredProfile"]) -> Iter
 
 
 def reference_notes(spec: Spec, pool: Pool, profile: Profile, machine: Machine) -> tuple[str, ...]:
-    """Say what a plan on the reference engine's profile takes for granted."""
+    """Return the assumptions of a plan on the reference engine's profile."""
     measured = profile.header.machine
     notes = []
     if spec.routing is None and spec.model.moe is not None:
@@ -113,8 +113,8 @@ def reference_notes(spec: Spec, pool: Pool, profile: Profile, machine: Machine) 
     if measured.oversubscribed:
         notes.append("the profile ran more ranks than cores or accelerators")
     notes.append(
-        "no chance of running out of memory is stated: nobody published peaks of the reference"
-        " step to learn from; `moetune verify` measures them"
+        "no probability of running out of memory is stated: there are no published peaks of the"
+        " reference step; `moetune verify` measures them"
     )
     own = machine.residual
     if own.engine != REFERENCE:
@@ -131,7 +131,7 @@ def reference_notes(spec: Spec, pool: Pool, profile: Profile, machine: Machine) 
         notes.append(f"error band: {machine.residual.origin}")
     elif own.release not in ("", measured.libraries.get("torch", "")):
         notes.append(
-            f"error band: compared on torch {machine.residual.release}, the profile is of "
+            f"error band: from torch {machine.residual.release}, the profile is of "
             f"{measured.libraries.get('torch', 'no torch')}"
         )
     notes += [
@@ -143,7 +143,7 @@ def reference_notes(spec: Spec, pool: Pool, profile: Profile, machine: Machine) 
 
 
 def _without_effect(spec: Spec, pool: Pool) -> tuple[str, ...]:
-    """Name what the spec says and this version does not use."""
+    """Name the spec's fields that have no effect here."""
     unused = {
         "cluster.links": bool(spec.cluster.links),
         f"cluster.pools.{pool.name}.nic": pool.nic is not None,
@@ -158,7 +158,7 @@ def _without_effect(spec: Spec, pool: Pool) -> tuple[str, ...]:
         "goal.failed_start": spec.goal.failed_start is not None,
     }
     return tuple(
-        f"{name} changes nothing on a profile of the reference step"
+        f"{name} has no effect on a profile of the reference step"
         for name, is_set in unused.items()
         if is_set
     )

@@ -1,7 +1,7 @@
-"""How long planning took, as the user waited for it: from the call to the finished plan.
+"""Wall time of planning: from the call to the finished plan.
 
-It holds reading, every search (also for what targets lack and for ways out), playing schedules and
-comparing; not the start of the program, nor writing files.
+It includes reading, every search (also for unlaunchable features and relaxations), simulation and
+comparison; not the start of the program, nor writing files.
 """
 
 from typing import TYPE_CHECKING, TypeVar
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 AnyPlan = TypeVar("AnyPlan", "Plan", "ServePlan", "PlacePlan")
 
 
-def timed(plan: AnyPlan, *, wall_s: float) -> AnyPlan:
-    """Return the plan with the seconds that passed in its certificate."""
+def with_planning_time(plan: AnyPlan, *, wall_s: float) -> AnyPlan:
+    """Return the plan with the planning time in its certificate."""
     certificate = plan.certificate.model_copy(update={"solve_s": max(0.0, wall_s)})
     return plan.model_copy(update={"certificate": certificate})

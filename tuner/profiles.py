@@ -1,7 +1,7 @@
-"""Which stored profile speaks for a pool of the spec, and what launches said about it.
+"""Selects the stored profile of a pool of the spec, and the residual of earlier trials.
 
-The folder of a plan stands for the profile that it was made from (`used/profile`); what its trials
-said of the engine that they ran, the residual in its `verified.json`, is kept for later plans.
+A plan's folder may be given as the profile that it was made from (`used/profile`); the residual of
+its trials' engine, in its `verified.json`, is reused by later plans.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ USED_PROFILE: Final = Path("used", "profile")
 """In the folder of a plan of one pool."""
 
 
-def profile_of(pool: Pool, profiles: Sequence[Path], *, is_alone: bool = True) -> Path | None:
-    """Return the profile that speaks for a pool: of those given, or else the spec's.
+def pool_profile(pool: Pool, profiles: Sequence[Path], *, is_only_pool: bool = True) -> Path | None:
+    """Return the profile of a pool: of those given, or else the spec's.
 
-    A single profile speaks for a pool that is alone, whatever it was measured on. Among several
-    pools each takes the profile of its device, and one without any is left to its datasheet.
+    A single profile is used for a single pool, whatever it was measured on. Among several pools
+    each takes the profile of its device; a pool without one is priced from its datasheet.
 
     Raises:
         ProfileUnreadableError: a profile is missing or damaged.
@@ -39,37 +39,37 @@ def profile_of(pool: Pool, profiles: Sequence[Path], *, is_alone: bool = True) -
             f"cluster.pools: {pool.name!r} names no device to choose one of {len(headers)} "
             "profiles by; give one --profile, or the pool's 'device'"
         )
-    if pool.device is None or (is_alone and len(headers) == 1):
+    if pool.device is None or (is_only_pool and len(headers) == 1):
         return headers[0][0]
     for path, header in headers:
         if is_of_device(header, pool.device):
             return path
-    if not is_alone:
+    if not is_only_pool:
         return own
-    found = ", ".join(repr(header.machine.device) for _, header in headers)
+    devices = ", ".join(repr(header.machine.device) for _, header in headers)
     raise SpecError(
         f"cluster.pools: {pool.name!r} wants device {pool.device!r}; the profiles given are of "
-        f"{found}"
+        f"{devices}"
     )
 
 
 def stored_profile(path: Path) -> Path:
-    """Return where the tables of a profile lie: in the folder itself, or in that of a plan."""
+    """Return the folder of a profile's tables: the folder itself, or `used/profile` of a plan."""
     used = path / USED_PROFILE
     return used if (path / PLAN_NAME).is_file() and used.is_dir() else path
 
 
-def kept_residual(pool: Pool, profiles: Sequence[Path], engine: str) -> Residual | None:
-    """Return what trials said of an engine, where the folder of their plan stands for a profile.
+def trial_residual(pool: Pool, profiles: Sequence[Path], engine: str) -> Residual | None:
+    """Return the residual of an engine's trials, where a plan's folder is given as the profile.
 
     Raises:
         PlanUnreadableError: its `verified.json` is damaged.
     """
     for folder in profiles or filter(None, (pool.profile,)):
         verified = None if stored_profile(folder) == folder else read_verified(folder)
-        found = None if verified is None else verified.residual
-        if found is not None and found.engine == engine:
-            return found
+        residual = None if verified is None else verified.residual
+        if residual is not None and residual.engine == engine:
+            return residual
     return None
 
 

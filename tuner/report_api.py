@@ -1,4 +1,4 @@
-"""Reports as functions: what the command line calls and a notebook can call too."""
+"""Reports as functions, for the command line and notebooks."""
 
 import tempfile
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ import yaml
 from profilers.errors import ProfilerError
 from tuner.errors import TunerError
 from tuner.explain.other_limits import what_ifs
-from tuner.explain.planned_spec import question_of, read_any_plan
-from tuner.paths import AnyPath, paths_of, plan_folder
-from tuner.plan_folder import kind_of_plan
-from tuner.planner.progress import Told, Watch, unwatched
+from tuner.explain.planned_spec import read_any_plan, read_planned_spec
+from tuner.paths import AnyPath, plan_folder, to_paths
+from tuner.plan_folder import plan_kind
+from tuner.planner.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.planner.serve.prefix_reuse import recorded_prompts
 from tuner.report.content import Report
-from tuner.report.read import Asked, report_of
+from tuner.report.read import WhatIfEvidence, build_report
 from tuner.report.replay import Replay, at_planned_rate, replayed
-from tuner.report.what_if_curves import questions_of
-from tuner.serve_api import site_of
+from tuner.report.what_if_curves import what_if_requests
+from tuner.serve_api import price_serving_pool
 from tuner.serve_folder import read_serve_plan
 from tuner.spec.serving.read import read_serve_spec
 from tuner.what_if import parse_changes
@@ -31,33 +31,32 @@ def report(
     profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 60.0,
     calibrated: bool = True,
-    watch: Watch = unwatched,
+    watch: ProgressListener = ignore_progress,
 ) -> Report:
-    """Report on the plan of a folder, solved under other limits and played again where it serves.
+    """Report on the plan of a folder, solved under other limits and, for serving, simulated again.
 
     Args:
         folder: of the plan.
-        with_what_if: False reads what lies there and computes nothing, as where the plan has no
-            decision.
-        profiles: as for `moetune plan`; a training plan holds its own.
+        with_what_if: False reads stored results only, as for a plan without a decision.
+        profiles: as for `moetune plan`; a training plan stores its own.
         time_limit_s: for all solves under other limits together.
         calibrated: as the plan was made.
-        watch: told what is being computed.
+        watch: called with progress.
 
     Raises:
-        PlanUnreadableError: there is no plan, or what lies beside it is damaged.
-        SpecError: the plan's own question can no longer be asked; the message says what is gone.
+        PlanUnreadableError: there is no plan, or a file beside it is damaged.
+        SpecError: the plan's problem can no longer be built; the message says what is missing.
     """
     folder = plan_folder(folder)
-    profiles = paths_of(profiles)
-    # A page without a decision shows ways out, which the plan holds, and no curves.
+    profiles = to_paths(profiles)
+    # A report without a decision shows the plan's relaxations and no curves.
     if not with_what_if or read_any_plan(folder).decision is None:
-        return report_of(folder)
-    kind = kind_of_plan(folder)
-    changes = parse_changes(",".join(questions_of(folder)))
+        return build_report(folder)
+    kind = plan_kind(folder)
+    changes = parse_changes(",".join(what_if_requests(folder)))
     replay: Replay | None = None
     try:
-        found = what_ifs(
+        result = what_ifs(
             folder,
             changes,
             profiles=profiles,
@@ -66,32 +65,38 @@ def report(
             watch=watch,
         )
         if kind == "serve":
-            watch(Told(stage="playing", text="the traffic, at the planned rate and at others"))
-            replay = replay_of(folder, profiles=profiles)
+            watch(
+                PlanningEvent(
+                    stage="simulating", text="the traffic, at the planned rate and at others"
+                )
+            )
+            replay = replay_deployment(folder, profiles=profiles)
     except (TunerError, ProfilerError) as error:
         raise type(error)(f"{error}; --no-what-if reports on what is stored") from error
-    return report_of(folder, asked=Asked(changes=changes, found=found), replay=replay)
+    return build_report(
+        folder, what_if=WhatIfEvidence(changes=changes, result=result), replay=replay
+    )
 
 
-def replay_of(folder: Path, *, profiles: Sequence[Path] = ()) -> Replay | None:
-    """Play the traffic of a deployment's plan again; None where that cannot be done.
+def replay_deployment(folder: Path, *, profiles: Sequence[Path] = ()) -> Replay | None:
+    """Simulate the traffic of a deployment's plan again; None where that is not possible.
 
     Raises:
-        PlanUnreadableError: the folder no longer holds its plan or spec.
+        PlanUnreadableError: the folder no longer has its plan or spec.
         SpecError: the spec can no longer be read.
     """
     plan = read_serve_plan(folder)
     if plan.decision is None:
         return None
-    keys = question_of(folder, plan).keys
+    keys = read_planned_spec(folder, plan).keys
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
         path = Path(scratch) / "spec.yaml"
         path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
         spec = at_planned_rate(read_serve_spec(path), plan.goal)
-        sites = tuple(site_of(pool, profiles) for pool in spec.cluster.pools)
+        priced_pools = tuple(price_serving_pool(pool, profiles) for pool in spec.cluster.pools)
         hits = None
         if plan.prefix_reuse is not None and plan.predicted is not None:
             rate = plan.predicted.requests_per_s
             prompts = recorded_prompts(spec, rate_per_s=rate)
             hits = None if prompts is None else prompts.under(plan.prefix_reuse)
-        return replayed(spec, sites, plan.decision, hits=hits)
+        return replayed(spec, priced_pools, plan.decision, hits=hits)

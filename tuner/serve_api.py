@@ -1,4 +1,4 @@
-"""Deployments as functions: what the command line calls and a notebook can call too."""
+"""Deployments as functions, for the command line and for notebooks."""
 
 import hashlib
 import time
@@ -9,16 +9,16 @@ from typing import Final
 
 from profilers.files import read_bounded
 from tuner.backtest.serving.launches import SYSTEMS
-from tuner.backtest.serving.tables import DATASHEET, machines_of
+from tuner.backtest.serving.tables import DATASHEET, build_machines
 from tuner.costs.kv_profile import kv_table
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
-from tuner.paths import AnyPath, paths_of
-from tuner.planner.serve.options import PoolSite
+from tuner.paths import AnyPath, to_paths
+from tuner.planner.serve.options import ServingPool
 from tuner.planner.serve.plan_serve import make_serve_plan
 from tuner.planner.serve.solve_mode import Settings
-from tuner.planning_time import timed
+from tuner.planning_time import with_planning_time
 from tuner.serve_kernels import kernel_hashes
 from tuner.serve_plan import ServePlan, ServeProvenance
 from tuner.spec.cluster import Pool
@@ -28,7 +28,7 @@ from tuner.train_api import version
 from tuner.units import format_bytes
 
 EXPERTS: Final = "moe"
-"""The table by which engines' measurements are told: each has its own kernels."""
+"""The table that distinguishes engines: each has its own MoE kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,40 +63,40 @@ def deploy(
     """
     started_s = clock()
     spec_path = Path(spec_path)
-    profiles = paths_of(profiles)
+    profiles = to_paths(profiles)
     spec = read_serve_spec(spec_path)
-    sites = tuple(site_of(pool, profiles) for pool in spec.cluster.pools)
+    priced_pools = tuple(price_serving_pool(pool, profiles) for pool in spec.cluster.pools)
     plan = make_serve_plan(
         spec,
-        sites,
+        priced_pools,
         settings=Settings(time_limit_s=time_limit_s, clock=clock),
         provenance=ServeProvenance(
             moetune_version=version(),
             spec_sha256=hashlib.sha256(
                 read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES)
             ).hexdigest(),
-            profile_source={site.pool.name: site.source for site in sites},
+            profile_source={priced.pool.name: priced.source for priced in priced_pools},
             kernels_sha256=kernel_hashes(spec.cluster, profiles),
-            notes=() if spec.model.moe is None else tuple(_kernel_notes(sites)),
+            notes=() if spec.model.moe is None else tuple(_kernel_notes(priced_pools)),
         ),
     )
-    return Deployed(plan=timed(plan, wall_s=clock() - started_s), spec=spec)
+    return Deployed(plan=with_planning_time(plan, wall_s=clock() - started_s), spec=spec)
 
 
-def _kernel_notes(sites: Sequence[PoolSite]) -> Iterator[str]:
-    """Say where kernels of one engine stand for the fastest of several."""
-    for site in sites:
-        tables = site.machine.tables
+def _kernel_notes(priced_pools: Sequence[ServingPool]) -> Iterator[str]:
+    """Note pools with kernels of a single engine, where bands are for the fastest of several."""
+    for priced in priced_pools:
+        tables = priced.machine.tables
         names = set() if tables is None else set(tables.softwares(EXPERTS)) - {""}
         engines = sorted({name.partition("@")[0] for name in names})
         if len(engines) == 1:
             yield (
-                f"{site.pool.name}: kernels of {engines[0]} alone are known; error bands are of"
+                f"{priced.pool.name}: kernels of {engines[0]} only are known; error bands are of"
                 " the fastest of several engines' kernels, so give more profiles with --profile"
             )
 
 
-def site_of(pool: Pool, profiles: Sequence[Path]) -> PoolSite:
+def price_serving_pool(pool: Pool, profiles: Sequence[Path]) -> ServingPool:
     """Price a pool on measured kernels where there are any, else on its datasheet.
 
     Raises:
@@ -122,9 +122,9 @@ def site_of(pool: Pool, profiles: Sequence[Path]) -> PoolSite:
     if system is None:
         machine, origin = ServingMachine(sheet=sheet, tables=None), DATASHEET
     else:
-        machines, origins = machines_of((system,), (*own, *profiles))
+        machines, origins = build_machines((system,), (*own, *profiles))
         machine, origin = machines[system], origins[system]
-    return PoolSite(
+    return ServingPool(
         pool=pool,
         machine=machine,
         memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),

@@ -25,7 +25,7 @@ from tuner.plan_folder import (
     PLAN_NAME,
     TRIALS_NAME,
     VERIFIED_NAME,
-    parsed_plan,
+    read_plan_as,
     write_folder,
 )
 from tuner.serve_plan import ServePlan, VerifiedServing
@@ -104,7 +104,7 @@ def _placement(spec: ServeSpec) -> VerifiedPlacement | None:
     path = spec.goal.placement
     if path is None:
         return None
-    plan = parsed_plan(path if path.is_dir() else path.parent, PlacePlan)
+    plan = read_plan_as(path if path.is_dir() else path.parent, PlacePlan)
     if plan.decision is None:
         raise PlanUnreadableError(f"{path}: the plan decides nothing; relax its goal")
     return VerifiedPlacement(plan=plan, decision=plan.decision, waived=UNJUDGED)
@@ -116,7 +116,7 @@ def read_serve_plan(folder: Path) -> ServePlan:
     Raises:
         PlanUnreadableError: it is missing or damaged.
     """
-    return parsed_plan(folder, ServePlan)
+    return read_plan_as(folder, ServePlan)
 
 
 def read_used_placement(folder: Path) -> VerifiedPlacement | None:
@@ -162,15 +162,15 @@ def read_serve_trials(folder: Path) -> tuple[ServeTrialRecord, ...]:
 
 
 def _serve_trial(file: Path) -> ServeTrialRecord:
-    again = "delete it to launch that trial again"
+    remedy = "delete it to launch that trial again"
     try:
         return ServeTrialRecord.model_validate_json(read_bounded(file, most_bytes=MAX_RECORD_BYTES))
     except TooLargeError as error:
-        raise PlanUnreadableError(f"{file}: larger than any trial record; {again}") from error
+        raise PlanUnreadableError(f"{file}: larger than any trial record; {remedy}") from error
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"]) or "file"
-        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; {again}") from error
+        raise PlanUnreadableError(f"{file}: {field}: {first['msg']}; {remedy}") from error
     except OSError as error:
         raise PlanUnreadableError(f"{file}: {error.strerror}") from error
 

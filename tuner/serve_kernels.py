@@ -32,13 +32,13 @@ def kernel_hashes(cluster: Cluster, profiles: Sequence[Path]) -> dict[str, str]:
         ProfileUnreadableError: a profile's header is damaged.
     """
     known: dict[tuple[str | None, Path | None], str] = {}
-    found = {}
+    hashes = {}
     for pool in cluster.pools:
         key = pool.device, pool.profile
         if key not in known:
             known[key] = _hash(pool, profiles)
-        found[pool.name] = known[key]
-    return found
+        hashes[pool.name] = known[key]
+    return hashes
 
 
 def kernels_changed(

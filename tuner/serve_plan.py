@@ -36,11 +36,11 @@ class Role(StrEnum):
     AGGREGATED = "aggregated"
     """Prefill and decode of its requests."""
     PREFILL = "prefill"
-    """The prompt; hands the KV cache over."""
+    """The prompt; sends the KV cache."""
     DECODE = "decode"
     """Everything after the first token."""
     ATTENTION = "attention"
-    """Attention of decode, with the caches, where experts stand apart."""
+    """Attention of AFD decode, with the caches."""
     EXPERT = "expert"
     """What follows attention in decode: the FFN server of an attention instance."""
 
@@ -51,7 +51,7 @@ class Instances(Record):
     role: Role
     pool: str
     island: str = ""
-    """Instances of one island hand caches over among themselves, behind a router of their own;
+    """Instances of one island transfer KV caches among themselves, behind a router of their own;
     empty: the deployment is one."""
     count: Count
     """Instances."""
@@ -75,7 +75,7 @@ class Instances(Record):
     draft_tokens: Size = 0
     """Drafted ahead for each step."""
     two_batch_overlap: bool = False
-    """Half of a batch computes while the other half's tokens are exchanged."""
+    """Half of a batch computes during the other half's all-to-all."""
     redundant_experts: Size = 0
     """Copies of experts in every MoE layer beyond one of each, over all expert ranks."""
     prefill_share_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
@@ -96,7 +96,7 @@ class Instances(Record):
         return self
 
 
-class Handover(Record):
+class PlannedKvTransfer(Record):
     """How KV caches get from prefill to decode instances."""
 
     from_pool: str
@@ -122,7 +122,7 @@ class ServeRouter(Record):
 
 
 class Island(Record):
-    """Instances that hand caches over among themselves, behind a router of their own."""
+    """Instances that transfer KV caches among themselves, behind a router of their own."""
 
     name: Annotated[str, Field(min_length=1)]
     share_ratio: Annotated[float, Field(gt=0.0, le=1.0)]
@@ -134,13 +134,13 @@ class ServeDecision(Record):
 
     mode: Mode
     instances: Annotated[tuple[Instances, ...], Field(min_length=1)]
-    handovers: tuple[Handover, ...] = ()
+    handovers: tuple[PlannedKvTransfer, ...] = ()
     offload_above_tokens: Count | None = None
     """Prompts with more tokens to compute are prefilled on the remote pool."""
     router: ServeRouter | None = None
     """None: one instance of each role, or a plan from before routers were planned."""
     islands: tuple[Island, ...] = ()
-    """Behind a router of their own each; empty where one router stands before all instances."""
+    """Behind a router of their own each; empty with a single router."""
 
     @model_validator(mode="after")
     def _islands_agree(self) -> "ServeDecision":
@@ -175,7 +175,7 @@ class TokenCost(Record):
     input_per_million: Ratio
     """A million tokens of prompts, those found in the prefix cache included."""
     output_per_million: Ratio
-    """A million tokens of answers."""
+    """A million output tokens."""
     input_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     """Share of the cost that prompts bear."""
 
@@ -205,7 +205,7 @@ class ServePrediction(Record):
     token_cost: TokenCost | None = None
     """The same split over the tokens that come and go."""
     breakdown_s: dict[str, float]
-    """One decode step of the busiest group, by operation."""
+    """One decode step of the most-loaded group, by operation."""
 
 
 class ServeSpace(Record):
@@ -213,10 +213,10 @@ class ServeSpace(Record):
 
     priced: Size
     bounded: Size
-    """Ways to run an instance that another beats in everything."""
+    """Instance options that another one dominates."""
     illegal: Size
     illegal_by: dict[str, Size] = Field(default_factory=dict)
-    """The same by what stands in the way, most first."""
+    """The same by the reason, most first."""
 
 
 class ServeCertificate(Record):
@@ -230,14 +230,15 @@ class ServeCertificate(Record):
     objective: float | None
     bound: float | None
     """The least that any mode which can be launched could take if requests never waited, those
-    included that miss a target once their traffic is played. Where the goal is the rate: the most
-    requests a second that any could serve then."""
+    included that miss a target once their traffic is simulated. Where the goal is the rate: the
+    most requests a second that any could serve then."""
     gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)]
     """To the bound."""
     covers: str = ""
     """What the bound holds for, in words."""
     program_gap_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Of the program whose instances are chosen, with the spare capacity that playing asked for."""
+    """Of the program whose instances are chosen, with the spare capacity that simulation asked
+    for."""
     space: ServeSpace
     within_band: Size
     """Other instances, of this mode or another, whose objective the model cannot tell apart."""
@@ -258,7 +259,7 @@ class ServeAlternative(Record):
 
 
 class ServeRelaxation(Record):
-    """A target that stands in the way, and what moving it buys."""
+    """A constraint that was relaxed, and the decision that then fits."""
 
     limit: str
     change: str
@@ -274,8 +275,8 @@ class ServeUnlaunchable(Record):
     """Name of the rule between vendors that forbids it (manifests/vendor_pairs.py)."""
 
 
-class ServeModeAnswer(Record):
-    """What one mode that was asked for comes to."""
+class ServeModeResult(Record):
+    """What one requested mode comes to."""
 
     mode: Mode
     status: Literal["chosen", "alternative", "unlaunchable", "missed", "none"]
@@ -283,7 +284,7 @@ class ServeModeAnswer(Record):
     devices: Size | None = None
     cost_per_hour: float | None = None
     ttft_s: Seconds | None = None
-    """Mean, as played; of attention and experts apart the prompt alone."""
+    """Mean, as simulated; of an AFD mode that no release launches that of a single prompt."""
     tpot_s: Seconds | None = None
     requests_per_s: float | None = None
     """That it serves within the targets, where the goal is the most of them."""
@@ -295,17 +296,17 @@ class ServeModeAnswer(Record):
 
 
 class PrefixReuse(Record):
-    """What prefix caches hold of a recorded traffic whose trace names the blocks of prompts."""
+    """Prefix cache hits of a recorded traffic whose trace has the block ids of prompts."""
 
     router: Literal["in_turn", "cache_aware", "one"]
     """How requests are sent to instances: in turn, by the cache-aware rule of the engine's router
     (tuner/simulate/serving/prefix_hits.py), or all to one."""
     instances: Count
-    """That read prompts."""
+    """That prefill."""
     ranks: Count
     """Attention-data ranks of one, each with a cache of its own."""
     cache_blocks: Count
-    """Of 512 tokens, of one rank, beside the answers that run on it."""
+    """Of 512 tokens, of one rank, beside the outputs that run on it."""
     stay_s: Seconds
     """That a request is under way, by which the router counts loads."""
     hit_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
@@ -322,7 +323,7 @@ class PrefixReuse(Record):
 
 
 class FrontPoint(Record):
-    """A way to serve that no other of its mode beats in both speeds.
+    """An option that no other of its mode dominates in both speeds.
 
     At the steady state, every instance full and none waiting (tuner/planner/serve/front.py).
     """
@@ -335,17 +336,17 @@ class FrontPoint(Record):
     running: Count
     """Sequences of one attention-data rank."""
     instance: str
-    """That answers, in words."""
+    """The decoding instance, in words."""
     prefill: str = ""
-    """That reads the prompts, where another one does."""
+    """The prefill instance, where it is another one."""
     prefill_per_instance: Ratio | None = None
-    """Prefill instances that keep one answering instance busy."""
+    """Prefill instances per decode instance."""
     ttft_s: Seconds
     """Of a prompt alone."""
     within_targets: bool
     """Both speeds keep the strictest target, as far as the steady state says."""
     on_joint_front: bool
-    """No way of another mode beats it either."""
+    """No option of another mode dominates it either."""
 
 
 class ServeProvenance(Record):
@@ -375,8 +376,8 @@ class ServePlan(Record):
     alternatives: tuple[ServeAlternative, ...] = ()
     unlaunchable: tuple[ServeUnlaunchable, ...] = ()
     relaxations: tuple[ServeRelaxation, ...] = ()
-    modes: tuple[ServeModeAnswer, ...] = ()
-    """Every mode that was asked for, in the order of their list."""
+    modes: tuple[ServeModeResult, ...] = ()
+    """Every requested mode, in the order of their list."""
     prefix_reuse: PrefixReuse | None = None
     """Of the chosen instances; None where no trace names the blocks of its prompts."""
     pareto: tuple[FrontPoint, ...] = ()
@@ -386,8 +387,8 @@ class ServePlan(Record):
 
     @model_validator(mode="after")
     def _payload_agrees(self) -> "ServePlan":
-        found = self.certificate.status in ("optimal", "feasible")
-        if any(found != (part is not None) for part in (self.decision, self.predicted)):
+        is_solved = self.certificate.status in ("optimal", "feasible")
+        if any(is_solved != (part is not None) for part in (self.decision, self.predicted)):
             raise ValueError(f"status {self.certificate.status} disagrees with the decision")
         return self
 

@@ -1,10 +1,10 @@
-"""A deployment's decision as a launch: its files, where it answers, what is asked of it."""
+"""A deployment's decision as a launch: its files, address and workload."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tuner.emit.serving.benchmark import num_requests, offered
+from tuner.emit.serving.benchmark import num_requests, offered_traffic
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
 from tuner.emit.serving.islands import of_pools_used
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
@@ -16,7 +16,7 @@ from tuner.serve_folder import serve_files
 from tuner.serve_plan import ServeDecision, ServePlan, ServePrediction, VerifiedServing
 from tuner.spec.serving.lengths import mean_tokens
 from tuner.verify.deployments.launcher import DeploymentLaunch
-from tuner.verify.deployments.server import checked_address
+from tuner.verify.deployments.server import check_address
 
 LOCAL: Final = "local"
 """The target whose script starts a deployment on this machine."""
@@ -31,7 +31,7 @@ TRIAL: Final = "this is a trial of the plan"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """Where a deployment answers; empty: as the emitted script for this machine starts it."""
+    """Address of a deployment; empty: as the emitted script for this machine starts it."""
 
     url: str = ""
     health: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ def prepared_launch(
             f" start {named} and launch/front, and give --url its address"
         )
     url, addresses = _addresses(verified, reached)
-    traffic, requests = offered(verified), num_requests(verified)
+    traffic, requests = offered_traffic(verified), num_requests(verified)
     folder = scratch / f"{number:04d}"
     # The emitter writes the scripts of the engine that the pools used have.
     own = of_pools_used(verified).plan if len(decision.islands) < 2 else plan
@@ -94,10 +94,10 @@ def prepared_launch(
 
 
 def _addresses(verified: VerifiedServing, reached: Reached) -> tuple[str, tuple[str, ...]]:
-    """Return where requests go and what is asked whether all is ready."""
-    health = tuple(checked_address(one, option="--health") for one in reached.health)
+    """Return where requests go, and the health checks."""
+    health = tuple(check_address(one, option="--health") for one in reached.health)
     if reached.url:
-        url = checked_address(reached.url, option="--url").rstrip("/")
+        url = check_address(reached.url, option="--url").rstrip("/")
         return url, health or (f"{url}/health",)
     if LOCAL not in verified.plan.emit:
         raise SpecError(

@@ -1,7 +1,7 @@
-"""A deployment in words: every field is said, or follows from what is.
+"""A deployment in words: every field is stated, or follows from those that are.
 
 `explain`, the report and the text of a plan take their words from here, so that two deployments
-that differ in a field never read alike.
+that differ in a field never read the same.
 
     group_degrees   how one instance is split
     group_steps     what its steps hold and how they run
@@ -13,7 +13,7 @@ that differ in a field never read alike.
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.serve_plan import Handover, Instances, ServeDecision, ServeRouter
+from tuner.serve_plan import Instances, PlannedKvTransfer, ServeDecision, ServeRouter
 from tuner.spec.serving.routers import RouterPolicy
 from tuner.units import format_bytes, format_s
 
@@ -26,16 +26,16 @@ def group_degrees(group: Instances) -> str:
 
 
 def group_steps(group: Instances) -> Iterator[str]:
-    """Say what the steps of an instance hold, and what is unlike the engine's plain way."""
+    """Say what the steps of an instance hold, and what differs from the engine's default."""
     if group.island:
         yield f"island {group.island}"
     yield _counted(group.max_batch, "sequence")
-    tokens = f"{group.max_batched_tokens} tokens a step and rank"
-    yield f"{tokens}, prompts in pieces" if group.chunked_prefill else tokens
+    tokens = f"{group.max_batched_tokens} batched tokens per rank"
+    yield f"{tokens}, chunked prefill" if group.chunked_prefill else tokens
     if group.draft_tokens:
-        yield _counted(group.draft_tokens, "draft")
+        yield _counted(group.draft_tokens, "draft token")
     if group.two_batch_overlap:
-        yield "two half batches that overlap"
+        yield "two-batch overlap"
     if group.redundant_experts:
         yield _counted(group.redundant_experts, "redundant expert")
     if group.a2a_backend != "none":
@@ -43,9 +43,9 @@ def group_steps(group: Instances) -> Iterator[str]:
     if group.page_size is not None:
         yield f"pages of {group.page_size}"
     if group.prefill_share_ratio is not None:
-        yield f"{group.prefill_share_ratio:.0%} of multiprocessors for prompts"
+        yield f"{group.prefill_share_ratio:.0%} of SMs for prefill"
     if group.kv_tokens:
-        yield f"cache of {group.kv_tokens} tokens"
+        yield f"KV cache of {group.kv_tokens} tokens"
     if group.memory_ratio is not None:
         yield f"{group.memory_ratio:.3g} of memory for it and the weights"
 
@@ -63,10 +63,10 @@ def short_serve(decision: ServeDecision) -> str:
     """Name a deployment in one cell."""
     above = decision.offload_above_tokens
     groups = " + ".join(short_group(group) for group in decision.instances)
-    ways = "".join(f"; {handover_words(way)}" for way in decision.handovers)
-    ways += "".join(f"; {words}" for words in island_words(decision))
+    transfers = "".join(f"; {describe_kv_transfer(transfer)}" for transfer in decision.handovers)
+    transfers += "".join(f"; {words}" for words in island_words(decision))
     router = "" if decision.router is None else f"; {router_words(decision.router)}"
-    return f"{decision.mode} {groups}{ways}{router}" + (
+    return f"{decision.mode} {groups}{transfers}{router}" + (
         "" if above is None else f"; prompts above {above} tokens go to the remote pool"
     )
 
@@ -77,13 +77,14 @@ def island_words(decision: ServeDecision) -> Iterator[str]:
         yield f"island {island.name} gets {island.share_ratio:.1%} of the requests"
 
 
-def handover_words(way: Handover) -> str:
+def describe_kv_transfer(transfer: PlannedKvTransfer) -> str:
     """Say how KV caches get from prefill to decode."""
-    over = "" if way.connector == "none" else f" by {way.connector}"
-    path = " through host memory" if way.path == "host" else ""
+    over = "" if transfer.connector == "none" else f" by {transfer.connector}"
+    path = " through host memory" if transfer.path == "host" else ""
     return (
-        f"{way.from_pool} to {way.to_pool}{over}{path}: {format_bytes(way.request_bytes)} of KV"
-        f" cache a request, {format_s(way.seconds)}"
+        f"{transfer.from_pool} to {transfer.to_pool}{over}{path}:"
+        f" {format_bytes(transfer.request_bytes)} of KV cache a request,"
+        f" {format_s(transfer.seconds)}"
     )
 
 
@@ -95,12 +96,12 @@ def gain_words(ratio: float, *, objective: str) -> str:
 
 
 _POLICY: Final = {
-    RouterPolicy.ROUND_ROBIN: "in turn",
+    RouterPolicy.ROUND_ROBIN: "round robin",
     RouterPolicy.RANDOM: "at random",
     RouterPolicy.POWER_OF_TWO: "to the less loaded of two drawn at random",
     RouterPolicy.LEAST_REQUESTS: "to the fewest outstanding requests",
     RouterPolicy.WEIGHTED_LEAST_REQUESTS: (
-        "to the fewest outstanding requests for what an instance may run at once"
+        "to the fewest outstanding requests, weighted by what an instance may run at once"
     ),
     RouterPolicy.CACHE_AWARE: "to the instance with the prefix, unless loads are uneven",
 }
@@ -108,12 +109,12 @@ _POLICY: Final = {
 
 def router_words(router: ServeRouter) -> str:
     """Say how requests are spread over instances."""
-    told = f"router: requests {_POLICY[router.policy]}"
+    text = f"router: requests {_POLICY[router.policy]}"
     if router.cache_threshold is not None:
-        told += f" (prefixes above {router.cache_threshold:.0%} of a prompt)"
+        text += f" (prefixes above {router.cache_threshold:.0%} of a prompt)"
     if router.decode_policy is not None:
-        told += f"; decode {_POLICY[router.decode_policy]}"
-    return told
+        text += f"; decode {_POLICY[router.decode_policy]}"
+    return text
 
 
 def _counted(count: int, thing: str) -> str:

@@ -1,9 +1,9 @@
-"""The three streams of the process, made fit for use before a command runs.
+"""Prepares the standard streams of the process before a command runs.
 
 A stream that the caller closed (`>&-`) is None in Python, `print(file=None)` writes to another
-one, and the next file that is opened takes its place: it becomes the null device instead. What is
-said on stderr is talk; where it cannot be written (a full disk, a reader that left), the command
-goes on and its exit code stays what it is.
+one, and the next opened file takes its descriptor: it becomes the null device instead. Output on
+stderr is optional; where it cannot be written (a full disk, a closed pipe), the command continues
+with the same exit code.
 """
 
 import io
@@ -17,27 +17,27 @@ STDERR: Final = 2
 
 
 def make_usable() -> None:
-    """Open the streams that are closed, and let nothing depend on stderr being heard."""
+    """Open the streams that are closed, and make writes to stderr never fail."""
     for descriptor, flags in ((STDIN, os.O_RDONLY), (STDOUT, os.O_WRONLY), (STDERR, os.O_WRONLY)):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The lowest number that is free is taken, and those below are open by now.
+            # The lowest free descriptor is taken, and those below are open by now.
             os.set_inheritable(os.open(os.devnull, flags), True)
     if sys.stdin is None:
         sys.stdin = open(STDIN, encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
     if sys.stdout is None:
         sys.stdout = open(STDOUT, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - a descriptor
     sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(_Talk()),
+        io.BufferedWriter(_BestEffortStderr()),
         encoding=getattr(sys.stderr, "encoding", None) or "utf-8",
         errors="backslashreplace",
         line_buffering=True,
     )
 
 
-class _Talk(io.RawIOBase):
-    """Stderr; what it does not take is dropped."""
+class _BestEffortStderr(io.RawIOBase):
+    """Stderr that drops what cannot be written."""
 
     def writable(self) -> bool:
         return True

@@ -1,6 +1,6 @@
-"""Training runs as functions: what the command line calls and a notebook can call too.
+"""Training plans as functions, for the command line and for notebooks.
 
-Reading and clocks enter here; nothing is written.
+Files are read and clocks enter here; nothing is written.
 """
 
 import hashlib
@@ -18,16 +18,16 @@ from profilers.store import holds_profile, read_header, read_profile
 from solvers.registry import LAYOUT
 from tuner.costs.residuals import Residual
 from tuner.errors import SpecError
-from tuner.paths import AnyPath, paths_of
+from tuner.paths import AnyPath, to_paths
 from tuner.plan import Plan, Provenance
 from tuner.plan_folder import MAX_PROFILE_FILE_BYTES
 from tuner.plan_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
 from tuner.planner.plan_profiled import make_plan
-from tuner.planner.progress import Told, Watch, unwatched
+from tuner.planner.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.planner.search import Settings
 from tuner.planner.shapes import cases_for
-from tuner.planning_time import timed
-from tuner.profiles import kept_residual, profile_of
+from tuner.planning_time import with_planning_time
+from tuner.profiles import pool_profile, trial_residual
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.files import LARGEST_FILE_BYTES
@@ -48,7 +48,7 @@ def version() -> str:
 
 
 def wanted_cases(spec_path: AnyPath) -> tuple[Case, ...]:
-    """List the sizes that planning a spec will ask prices of.
+    """List the sizes that planning a spec needs prices for.
 
     Raises:
         SpecError: the spec is unusable.
@@ -81,7 +81,7 @@ def plan_training(
     processes: int = 1,
     residual: Residual | None = None,
     clock: Callable[[], float] = time.perf_counter,
-    watch: Watch = unwatched,
+    watch: ProgressListener = ignore_progress,
 ) -> Planned:
     """Plan the training run that a spec describes.
 
@@ -94,17 +94,17 @@ def plan_training(
         spec_path: the YAML file.
         profiles: stored profiles, matched to pools by device; without them the spec's own.
         top: how many decisions to return at least.
-        time_limit_s: for the search and each further question that is asked as one.
+        time_limit_s: for the search, and for each further search that the plan needs.
         method: layout solver, see solvers/registry.py.
         calibrated: whether datasheets are corrected by the residuals that ship.
         with_unlaunchable: whether to search for what each feature that the targets lack would gain;
             up to half of the time on the analytic model; nothing else of the plan depends on it.
         processes: that may work at a time where the analytic model plans one pool; beyond 1, this
             one is forked, which a program with threads of its own may not want.
-        residual: of the engine on a profile of the reference step; None: what the trials of a
-            plan said whose folder is among the profiles, else what ships.
+        residual: of the engine on a profile of the reference step; None: from the trials of a plan
+            whose folder is among the profiles, else the one that ships.
         clock: for the time limit and the reported solve time.
-        watch: told about every stage of a search on the analytic model.
+        watch: gets every stage of a search on the analytic model.
 
     Raises:
         UnknownSolverError: no layout solver has that name.
@@ -114,12 +114,12 @@ def plan_training(
     """
     started_s = clock()
     spec_path = Path(spec_path)
-    profiles = paths_of(profiles)
+    profiles = to_paths(profiles)
     LAYOUT.solver(method)
     spec = read_spec(spec_path)
     measured = _accelerators(spec, profiles)
     if measured is not None:
-        found = _plan_on_the_model(
+        planned = _plan_on_the_model(
             spec,
             measured,
             top=top,
@@ -130,10 +130,10 @@ def plan_training(
             clock=clock,
             watch=watch,
         )
-        return replace(found, plan=timed(found.plan, wall_s=clock() - started_s))
+        return replace(planned, plan=with_planning_time(planned.plan, wall_s=clock() - started_s))
     refuse_unpriced(spec)
     pool = spec.cluster.pools[0]
-    profile_path = profile_of(pool, profiles)
+    profile_path = pool_profile(pool, profiles)
     if profile_path is None:
         raise SpecError(
             f"cluster.pools: {pool.name!r} has no profile; measure one with `moetune profile -o "
@@ -145,7 +145,7 @@ def plan_training(
     engine = priced_program(spec.emit)
     residual = (
         residual
-        or kept_residual(pool, profiles, engine)
+        or trial_residual(pool, profiles, engine)
         or shipped_residual(engine, profile.header.machine)
     )
     machine = machine_of(pool, profile, residual=residual)
@@ -161,14 +161,14 @@ def plan_training(
         notes=reference_notes(spec, pool, profile, machine),
     )
     made = make_plan(spec, machine, settings=settings, provenance=provenance)
-    made = timed(with_assumptions(made), wall_s=clock() - started_s)
+    made = with_planning_time(with_assumptions(made), wall_s=clock() - started_s)
     return Planned(plan=made, spec=spec, profiles={pool.name: profile_path})
 
 
 def measured_profile(
     spec: Spec, profiles: AnyPath | Sequence[AnyPath], *, calibrated: bool
 ) -> "MeasuredProfile | None":
-    """Read the profile of accelerators that speaks for a spec's only pool; None without one.
+    """Read the accelerator profile of a spec's only pool; None without one.
 
     A profile that the spec names and that was measured on processors is left aside.
 
@@ -176,10 +176,10 @@ def measured_profile(
         ProfileUnreadableError: it is missing or damaged.
         SpecError: none is of the pool's device, or a given one was measured on processors.
     """
-    profiles = paths_of(profiles)
+    profiles = to_paths(profiles)
     from tuner.costs.analytic.measured_profile import read_measured
 
-    path = profile_of(spec.cluster.pools[0], profiles)
+    path = pool_profile(spec.cluster.pools[0], profiles)
     if path is None or len(spec.cluster.pools) > 1:
         return None
     if read_header(path).machine.device_kind == "cuda":
@@ -203,9 +203,9 @@ def _accelerators(spec: Spec, profiles: Sequence[Path]) -> dict[str, Path] | Non
         return {}
     if len(spec.cluster.pools) > 1 and any(pool.device is None for pool in spec.cluster.pools):
         return None
-    found: dict[str, Path] = {}
+    paths: dict[str, Path] = {}
     for pool in spec.cluster.pools:
-        path = profile_of(pool, profiles, is_alone=len(spec.cluster.pools) == 1)
+        path = pool_profile(pool, profiles, is_only_pool=len(spec.cluster.pools) == 1)
         if path is None:
             continue
         if not holds_profile(path):
@@ -213,18 +213,18 @@ def _accelerators(spec: Spec, profiles: Sequence[Path]) -> dict[str, Path] | Non
         header = read_header(path)
         if header.machine.device_kind == "cpu" or _runs_reference(spec, header):
             return None
-        found[pool.name] = path
-    return found
+        paths[pool.name] = path
+    return paths
 
 
 def priced_program(targets: Sequence[str]) -> str:
     """Return what a profile of the reference step prices: that step if named, or the first."""
-    found = programs(targets)
-    return REFERENCE if REFERENCE in found else found[0]
+    named = programs(targets)
+    return REFERENCE if REFERENCE in named else named[0]
 
 
 def _runs_reference(spec: Spec, header: ProfileHeader) -> bool:
-    """Whether the reference engine is asked for and a profile has all its operations."""
+    """Whether the reference engine is requested and a profile has all its operations."""
     if not set(programs(spec.emit)) <= {REFERENCE, "torchrun"}:
         return False
     needed = {"gemm", "attention", "memory_bound", "optimizer"}
@@ -242,18 +242,18 @@ def _plan_on_the_model(
     with_unlaunchable: bool,
     processes: int,
     clock: Callable[[], float],
-    watch: Watch,
+    watch: ProgressListener,
 ) -> Planned:
     """Plan production engines on datasheets, and on profiles where pools have them."""
     from tuner.costs.analytic.calibration import shipped
     from tuner.costs.analytic.measured_profile import read_measured
-    from tuner.planner.analytic.build_problem import site_of
+    from tuner.planner.analytic.build_problem import price_pool
     from tuner.planner.analytic.plan_train import make_analytic_plan
     from tuner.planner.analytic.search import Settings as AnalyticSettings
     from tuner.planner.heterogeneous.plan_pools import plan_over_pools
     from tuner.planner.heterogeneous.search import Settings as PoolsSettings
     from tuner.planner.nodes.node_order import read_links
-    from tuner.planner.nodes.to_plan import on_measured_nodes
+    from tuner.planner.nodes.to_plan import with_node_order
 
     refuse_unlaunchable(spec)
     links = read_links(spec.cluster)
@@ -290,7 +290,7 @@ def _plan_on_the_model(
         (pool,) = spec.cluster.pools
         made = make_analytic_plan(
             spec,
-            site_of(pool, residuals=residuals, measured=measured.get(pool.name)),
+            price_pool(pool, residuals=residuals, measured=measured.get(pool.name)),
             settings=AnalyticSettings(
                 top=top,
                 time_limit_s=time_limit_s,
@@ -302,15 +302,15 @@ def _plan_on_the_model(
             with_unlaunchable=with_unlaunchable,
         )
     if links:
-        watch(Told(stage="nodes", text=f"order of the nodes of {', '.join(links)}"))
-    made = on_measured_nodes(
+        watch(PlanningEvent(stage="nodes", text=f"order of the nodes of {', '.join(links)}"))
+    made = with_node_order(
         made, links, cluster=spec.cluster, time_limit_s=NODE_ORDER_SHARE * time_limit_s
     )
     return Planned(plan=with_assumptions(made), spec=spec, profiles=profiles)
 
 
 def refuse_unpriced(spec: Spec) -> None:
-    """Refuse what this version does not price, and what a target of the spec cannot launch.
+    """Refuse what this version cannot price, and what a target of the spec cannot launch.
 
     Raises:
         SpecError: several pools, latent attention, or a model or precision that a target lacks.
@@ -347,7 +347,7 @@ def refuse_unlaunchable(spec: Spec) -> None:
 
 
 def _able(spec: Spec) -> str:
-    """Say which programs can build the model in its precision."""
+    """List the targets that can build the model in its precision."""
     able = [
         name
         for name, target in TARGETS.items()

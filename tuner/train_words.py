@@ -1,14 +1,14 @@
-"""A training decision in words: every field is said, or follows from what is.
+"""A training decision as text: every field is printed, or follows from those that are.
 
-Whatever names a decision (the text of a plan, `explain`, the report, the head of emitted files)
-takes its words from here, so that two decisions that differ in a field never read alike. A knob is
-named where it differs from the plainest way to run the degrees.
+The text of a plan, `explain`, the report and the headers of emitted files all use these functions,
+so two decisions that differ in a field never print the same. A knob is named where it differs from
+its default.
 
     degrees         parallel degrees, ZeRO stage and micro-batch
-    knobs           what is switched on beside them, in words for a sentence
+    knobs           features that are switched on, for a sentence
     short_decision  both in one cell of a table
     short_layout    the parallel degrees in use alone
-    train_changes   what one decision does otherwise than another
+    train_changes   how one decision differs from another
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -33,14 +33,14 @@ DEGREES: Final[Mapping[str, str]] = {
 """Fields that are degrees, and their usual names."""
 
 FOLLOWING: Final = frozenset({"expert_data_parallel_size", "recompute"})
-"""Fields that others say: the devices that are left, the strongest level of the stages."""
+"""Fields that follow from others: EDP from the devices, the strongest recomputation level."""
 
 
 def knobs(decision: TrainDecision) -> Iterator[str]:
-    """Say what differs from the plainest way to run the degrees, stage by stage settings aside."""
+    """Name the knobs that differ from their default, except stage-by-stage settings."""
     d = decision
     named = {
-        "sharded sequences (SP)": d.sequence_parallel,
+        "sequence parallelism (SP)": d.sequence_parallel,
         f"dispatcher {d.dispatcher}": d.dispatcher != "alltoall",
         f"{d.num_state_copies} copies of the sharded state (HSDP over {d.shard_ranks} ranks)": (
             d.shard_ranks is not None
@@ -108,7 +108,7 @@ def short_layout(decision: TrainDecision) -> str:
 
 
 def train_changes(before: TrainDecision, after: TrainDecision) -> tuple[str, ...]:
-    """Return what one decision does otherwise than another, e.g. `PP 2 -> 4`."""
+    """Return how one decision differs from another, e.g. `PP 2 -> 4`."""
     named = {name: DEGREES.get(name, name) for name in (*DEGREES, *TrainDecision.model_fields)}
     return tuple(
         f"{label} {_shown(name, before)} -> {_shown(name, after)}"
@@ -118,25 +118,25 @@ def train_changes(before: TrainDecision, after: TrainDecision) -> tuple[str, ...
 
 
 def runs(values: Iterable[object]) -> str:
-    """Join the entries of stages, equal neighbours once, e.g. `15x3|14`."""
-    counted = ((value, len(list(alike))) for value, alike in groupby(values))
+    """Run-length encode the entries of stages, e.g. `15x3|14`."""
+    counted = ((value, len(list(equal))) for value, equal in groupby(values))
     return "|".join(f"{value}x{count}" if count > 1 else f"{value}" for value, count in counted)
 
 
 def _short_recompute(d: TrainDecision) -> str:
-    """Say level and chunks, stage by stage where stages differ, and what the level covers."""
+    """Recomputation level and chunks, per stage where stages differ, and the modules covered."""
     options = [
         f"{level}/c{chunks}" for level, chunks in zip(d.stage_recompute, d.chunks, strict=True)
     ]
-    said = options[0] if len(set(options)) == 1 else runs(options)
+    levels = options[0] if len(set(options)) == 1 else runs(options)
     covers = "+".join(d.recompute_modules)
     if d.recompute_num_layers is not None:
         covers = f"{d.recompute_num_layers} layers"
-    # What moetune's own step recomputes, and the only module that needs no name.
+    # The module that moetune's own step recomputes needs no name.
     is_some = d.recompute_num_layers is not None or Recompute.SELECTIVE in d.stage_recompute
     if covers in ("", "moe") or not is_some:
-        return said
-    return f"{said}({covers})"
+        return levels
+    return f"{levels}({covers})"
 
 
 def _short_knobs(d: TrainDecision) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _short_knobs(d: TrainDecision) -> Iterator[str]:
     overlapped = "+".join(name for name, is_on in overlaps.items() if is_on)
     tokens = {
         f"layers:{runs(d.pipeline_layout)}": uneven,
-        # Tensor parallelism usually shares the sequence too.
+        # Tensor parallelism usually comes with sequence parallelism.
         "sp" if d.sequence_parallel else "no-sp": (
             d.sequence_parallel != (d.tensor_model_parallel_size > 1)
         ),

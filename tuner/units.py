@@ -1,9 +1,8 @@
-"""Human units in, SI numbers out, and back again; nowhere else does a 2**30 or 1e12 stand.
+"""Converts between human units and SI numbers; the only file with 2**30 or 1e12.
 
-Two families that look alike are kept apart: memory counts in powers of two (`GiB`), vendors and
+Two similar families are distinguished: memory counts in powers of two (`GiB`), vendors and
 networks in powers of ten (`GB/s` is 1e9 bytes a second, `Gbit/s` an eighth of that). Unit names
-are case-sensitive, because `Gb` and `GB` are not the same; a near miss is answered with the name
-that was meant.
+are case-sensitive, because `Gb` and `GB` differ; the error for a near miss suggests the right name.
 
 Not covered: bare numbers. A size, duration or rate without unit is refused, never guessed.
 """
@@ -50,7 +49,7 @@ _SECONDS: Final[Mapping[str, float]] = {
     "w": 7 * 86400.0,
 }
 _PRINTED_SECONDS: Final = {unit: factor for unit, factor in _SECONDS.items() if unit != "w"}
-"""Runs of months are told in days, as schedulers and bills do."""
+"""Months are written in days, as schedulers and bills do."""
 _PERIODS: Final[Mapping[str, float]] = {
     **_SECONDS,
     "second": 1.0,
@@ -78,7 +77,7 @@ _SHARE: Final = re.compile(
     r"\s*((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*%\s*(?:per|/)\s*(\S.*?)\s*"
 )
 _LONGEST_QUANTITY: Final = 64
-"""Characters; longer texts are no quantity and would only fill the message."""
+"""Characters; a longer text is no quantity."""
 
 
 def parse_bytes(text: str) -> int:
@@ -168,7 +167,7 @@ def _parse(text: str, factors: Mapping[str, float], *, example: str) -> float:
 
 
 def _nearest(unit: str, factors: Mapping[str, float]) -> str:
-    """Name the unit that was most likely meant, or all of them."""
+    """Suggest the most likely unit, or list all."""
     spelt_out = _SPELT_OUT.get(unit.lower())
     if spelt_out in factors:
         return f"did you mean {spelt_out!r}?"
@@ -218,7 +217,7 @@ def format_ratio(ratio: float) -> str:
 
 
 def _scaled(value: float, factors: Mapping[str, float]) -> str:
-    """Write `value` to three significant digits in the largest unit that it reaches."""
+    """Write `value` to three significant digits in the largest unit not above it."""
     if not math.isfinite(value):
         return str(value)
     if value == 0:

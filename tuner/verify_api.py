@@ -1,6 +1,6 @@
-"""Verification as a function: what the command line calls and a notebook can call too.
+"""Verification of training plans as functions, for the command line and for notebooks.
 
-Launches enter here, and trials and conclusions are written into the folder of the plan.
+Launchers enter here, and trials and conclusions are written into the folder of the plan.
 """
 
 import contextlib
@@ -34,24 +34,24 @@ from tuner.spec.cluster import Pool
 from tuner.spec.routing import RoutingRecord, read_routing
 from tuner.study_folder import opened_study, plan_sha256, trial_folders
 from tuner.verify.budget.measured import work_of as work_of
-from tuner.verify.budget.possible import Possible
-from tuner.verify.budget.prices import prices_of
+from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.scheduler import Budget, Spending
+from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.candidates import Candidates
-from tuner.verify.command import CommandLauncher, parsed_template
+from tuner.verify.command import CommandLauncher, parse_template
+from tuner.verify.durable_trials import note
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.launcher import Launch, Launcher, TrialLauncher, launch_locally, reference_trials
-from tuner.verify.launches import REFERENCE, engine_of, steps_of
-from tuner.verify.leftovers import end_left, found_again
-from tuner.verify.metrics import adapter_named
-from tuner.verify.neighbourhood import Around, Neighbourhood
+from tuner.verify.launches import REFERENCE, engine_of, total_steps
+from tuner.verify.leftovers import end_leftovers, register_scratch
+from tuner.verify.metrics import find_adapter
+from tuner.verify.neighbourhood import DecisionSpace, Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.slurm.launcher import Pace, SlurmLauncher
-from tuner.verify.slurm.options import parsed_options
+from tuner.verify.slurm.options import parse_options
 from tuner.verify.slurm.queue import check_programs
 from tuner.verify.trial_network import Network, TrialNetwork
-from tuner.verify.under_way import note
 from tuner.verify.verification import (
     Effort,
     Watcher,
@@ -70,34 +70,34 @@ def verify(
     launch: Launcher = launch_locally,
     by: SlurmLauncher | CommandLauncher | None = None,
     storage: str = "",
-    told: Callable[[str], None] = lambda _line: None,
+    on_message: Callable[[str], None] = lambda _line: None,
     budget: Budget | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Verified:
     """Launch the candidates of a plan, conclude, and refresh its launch files.
 
-    Several processes may do so at a time, also on several nodes: they share a study, no decision is
-    launched twice, `effort` counts the trials of all, and each waits for the last of them and
+    Several processes may do so in parallel, also on several nodes: they share a study, no decision
+    is launched twice, `effort` counts the trials of all, and each waits for the last trial and
     concludes from all.
 
     Args:
         folder: of the plan; trials and conclusions are written into it, trial by trial.
         effort: how much to launch.
-        resume: keep the trials that earlier calls finished; otherwise they are an error, unless
-            somebody is at work on them or `storage` names their study.
-        watcher: told about every launch.
-        launch: how the reference step is started.
-        by: what runs trials instead: jobs of Slurm, or the user's own command.
+        resume: keep the trials of earlier calls; otherwise they are an error, unless `storage`
+            names their study.
+        watcher: called for every launch.
+        launch: starts the reference step.
+        by: runs trials instead: Slurm jobs, or the user's own command.
         storage: URL of a PostgreSQL database that holds the study; empty: a journal in the folder.
-        told: hears a line when others are waited for or have taken a trial over.
-        budget: what this call's trials may use; then smaller jobs may stand for whole ones.
+        on_message: gets a line when this call waits for other processes or loses a trial to one.
+        budget: of this call's trials; then scaled-down jobs may replace full-scale ones.
         clock: of the budget.
 
     Raises:
-        SpecError: the budget holds no trial.
+        SpecError: the budget is too small for any trial.
         PlanUnreadableError: the plan or a trial record is damaged, or trials exist already.
         OutputError: the folder cannot be written.
-        SchedulerError: Slurm refuses a trial or stays away.
+        SchedulerError: Slurm refuses a trial or does not respond.
         StudyError: the study cannot be reached or locked.
     """
     folder = plan_folder(folder)
@@ -105,12 +105,12 @@ def verify(
     _check_verifiable(made, folder, runs_engine=isinstance(by, CommandLauncher))
     is_measured = bool(made.provenance.device_kind)
     profile = read_used_profile(folder) if is_measured else None
-    around = around_plan(made, profile)
+    space = decision_space(made, profile)
     trials: TrialLauncher = by or reference_trials(launch)
     durable = by if isinstance(by, SlurmLauncher) else None
-    possible = Possible(
-        around=around,
-        price=prices_of(around, used=folder / "used"),
+    possible = TrialOptions(
+        space=space,
+        price=build_pricer(space, used=folder / "used"),
         max_devices=budget.max_devices if budget else None,
     )
     spending = None
@@ -119,33 +119,39 @@ def verify(
             possible=possible,
             budget=budget,
             clock=clock,
-            num_steps=steps_of(effort.steps),
+            num_steps=total_steps(effort.steps),
             runs_reference=not isinstance(by, CommandLauncher),
             parallel=effort.parallel,
         )
         if not read_trials(folder / TRIALS_NAME):
             spending.check()
         for line in spending.without_own_choice():
-            told(line)
+            on_message(line)
     failures = FailureWatch()
     with (
         trial_folders(folder, by=durable) as scratch,
         opened_study(
-            folder, around, by=durable, scratch=scratch, resume=resume, storage=storage, told=told
+            folder,
+            space,
+            by=durable,
+            scratch=scratch,
+            resume=resume,
+            storage=storage,
+            on_message=on_message,
         ) as study,
-        found_again(folder / TRIALS_NAME, scratch=scratch)
+        register_scratch(folder / TRIALS_NAME, scratch=scratch)
         if isinstance(by, CommandLauncher)
         else contextlib.nullcontext(),
     ):
-        if end_left(folder / TRIALS_NAME):
-            told("a verification of this plan was killed; what it left running here is ended")
+        if end_leftovers(folder / TRIALS_NAME):
+            on_message("a verification of this plan was killed; its processes here are ended")
 
         def begin(trial: Path, proposal: Proposal) -> None:
             if durable is not None:
                 note(trial, proposal, plan_sha256=plan_sha256(folder))
 
         records = run_trials(
-            around,
+            space,
             study,
             effort=effort,
             launch=trials,
@@ -157,18 +163,18 @@ def verify(
             spending=spending,
             failures=failures,
         )
-        stopped = failures.said(records, trials=effort.trials)
-        # What the budget would say of trials that were not begun is not the reason then.
-        stopped = stopped or (spending.said(records) if spending else ())
+        stopped = failures.stop_notes(records, trials=effort.trials)
+        # After identical failures the budget is not the reason that trials were not started.
+        stopped = stopped or (spending.stop_notes(records) if spending else ())
         notes = _notes(profile, records, by=by)
         verified = conclude(
             made,
             records,
-            prior=_prior(made, around),
+            prior=_prior(made, space),
             notes=(*notes, *stopped),
             possible=possible,
         )
-        emitted = launch_files(verified_plan(around, verified)) if verified.winner else None
+        emitted = launch_files(verified_plan(space, verified)) if verified.winner else None
         write_verified(folder, verified, launch=emitted)
     return verified
 
@@ -178,15 +184,15 @@ def slurm_trials(
     options: Iterable[str],
     requeue: bool,
     queue_s: float,
-    told: Callable[[str], None],
+    on_message: Callable[[str], None],
 ) -> SlurmLauncher:
-    """Return what runs trials as jobs of Slurm.
+    """Return a launcher that runs trials as Slurm jobs.
 
     Args:
         options: of sbatch, as `name=value`.
-        requeue: start a job again after a node failed or it was preempted.
-        queue_s: how long a trial may wait for its nodes.
-        told: hears what becomes of jobs, a line each.
+        requeue: requeue a job after a node failure or preemption.
+        queue_s: how long a trial may wait in the queue.
+        on_message: gets the state changes of jobs, a line each.
 
     Raises:
         SpecError: an option cannot be passed through.
@@ -194,11 +200,11 @@ def slurm_trials(
     """
     check_programs()
     return SlurmLauncher(
-        options=parsed_options(options),
+        options=parse_options(options),
         requeue=requeue,
         pace=Pace(queue_s=queue_s),
         environment=os.environ,
-        told=told,
+        on_message=on_message,
     )
 
 
@@ -208,27 +214,27 @@ def command_trials(
     metrics: str,
     folder: AnyPath | None = None,
     network: Network = "own",
-    told: Callable[[str], None] = lambda _line: None,
+    on_message: Callable[[str], None] = lambda _line: None,
 ) -> CommandLauncher:
-    """Return what runs trials by the user's own command.
+    """Return a launcher that runs trials by the user's own command.
 
     Args:
-        folder: of the plan, whose recorded routing is reproduced where the engine can; None: none.
+        folder: of the plan, whose recorded routing is reproduced if the engine can; None: none.
         command: a template, see tuner/verify/command.py for its placeholders.
         metrics: how its steps are read, see tuner/verify/metrics.py.
         network: of trials, see tuner/verify/trial_network.py.
-        told: hears a line where they can be reached from outside.
+        on_message: gets a line if trials are reachable from outside.
 
     Raises:
-        SpecError: the template or the way to read it is none.
+        SpecError: the template or the metrics parser is invalid.
     """
     return CommandLauncher(
-        template=parsed_template(command),
-        adapter=adapter_named(metrics),
+        template=parse_template(command),
+        adapter=find_adapter(metrics),
         environment=os.environ,
         prepare=_write_launch_files,
         routing=None if folder is None else _used_routing(plan_folder(folder)),
-        network=TrialNetwork(choice=network, told=told),
+        network=TrialNetwork(choice=network, on_message=on_message),
     )
 
 
@@ -237,8 +243,8 @@ def _used_routing(folder: Path) -> RoutingRecord | None:
     return read_routing(file) if file.is_file() else None
 
 
-def around_plan(made: Plan, profile: Profile | None) -> Around:
-    """Return what may be launched: around a plan that was measured, else what it names."""
+def decision_space(made: Plan, profile: Profile | None) -> DecisionSpace:
+    """Return the launchable decisions: a measured plan's neighbourhood, or those that it names."""
     if profile is None:
         return Candidates(plan=made)
     return Neighbourhood(
@@ -252,7 +258,7 @@ def around_plan(made: Plan, profile: Profile | None) -> Around:
 def _check_verifiable(made: Plan, folder: Path, *, runs_engine: bool) -> None:
     if made.decision is None:
         raise PlanUnreadableError(
-            f"{folder}: the plan found nothing to launch ({made.binding_constraint})"
+            f"{folder}: the plan has nothing to launch ({made.binding_constraint})"
         )
     _check_launchable(made, folder)
     if runs_engine:
@@ -272,7 +278,7 @@ def _check_verifiable(made: Plan, folder: Path, *, runs_engine: bool) -> None:
 
 
 def _check_launchable(made: Plan, folder: Path) -> None:
-    """Refuse a plan.json with decisions that its own targets cannot launch: it was edited."""
+    """Refuse an edited plan.json with decisions that its own targets cannot launch."""
     decisions = [one.decision for one in made.runners_up]
     for decision in (*filter(None, (made.decision,)), *decisions):
         for target in emitted_targets(made):
@@ -295,11 +301,11 @@ def _write_launch_files(launch: Launch) -> None:
     write_files(launch.folder, files.texts, executable=files.executable)
 
 
-def _prior(made: Plan, around: Around) -> Residual:
-    """Return the factors that the predictions hold already."""
-    if isinstance(around, Neighbourhood):
-        return around.machine.residual
-    # The plan's own correction is in its predictions; trials correct those.
+def _prior(made: Plan, space: DecisionSpace) -> Residual:
+    """Return the residual that the predictions include already."""
+    if isinstance(space, Neighbourhood):
+        return space.machine.residual
+    # The predictions include the plan's own residual; trials correct them.
     return residual_for(engine_of(made), device="", device_kind="cuda")
 
 
@@ -325,14 +331,14 @@ def _other_machine(measured: MeasuredMachine) -> tuple[str, ...]:
     here = fingerprint(
         device_kind=measured.device_kind, world=measured.world, local_world=measured.world
     )
-    found = here.differences(measured)
-    if not found:
+    differences = here.differences(measured)
+    if not differences:
         return ()
-    return (f"the profile describes another machine than this one: {'; '.join(found)}",)
+    return (f"the profile describes another machine than this one: {'; '.join(differences)}",)
 
 
 def shipped_residual(engine: str, measured: MeasuredMachine) -> Residual:
-    """Return what ships for an engine on a machine; factors of one and a wide band for others."""
+    """Return the shipped residual of an engine on a machine; for others, 1 with a wide band."""
     return residual_for(
         engine,
         device=measured.device,
@@ -342,7 +348,7 @@ def shipped_residual(engine: str, measured: MeasuredMachine) -> Residual:
 
 
 def _cores_per_rank(measured: MeasuredMachine) -> float:
-    """Cores of a host for each of its ranks where these took turns, otherwise 1."""
+    """Cores per rank of an oversubscribed host, otherwise 1."""
     if measured.device_kind != "cpu" or not measured.oversubscribed:
         return 1.0
     ranks = max(Counter(measured.hosts).values(), default=measured.world)
@@ -350,12 +356,12 @@ def _cores_per_rank(measured: MeasuredMachine) -> float:
 
 
 def machine_of(pool: Pool, profile: Profile, *, residual: Residual | None = None) -> Machine:
-    """Say what a plan may use of a pool that was measured by a profile.
+    """Return the resources that a plan may use of a profiled pool.
 
     Args:
         pool: of the spec.
         profile: of the reference step's operations.
-        residual: of the engine that is launched; None: the one that ships for the reference step.
+        residual: of the launched engine; None: the shipped one of the reference step.
     """
     measured = profile.header.machine
     memory_bytes = pool.memory_per_device or measured.memory_bytes_per_device

@@ -1,9 +1,9 @@
-"""Verification of deployments as a function: launches enter here, records and conclusions go out.
+"""Verification of deployments as functions, for the command line and for notebooks.
 
-The plan's choice and the alternatives that it names are launched one after another by the user's
-command, each measured by the user's client, until two fail for one and the same reason
-(identical_failures.py). One verification at a time has a plan; what a killed
-one left running on this machine is ended when the next one begins.
+The plan's choice and its alternatives are launched one after another by the user's command, each
+measured by the user's benchmark client, until two fail for the same reason (identical_failures.py).
+A plan is locked by one verification at a time; processes that a killed one left on this machine are
+ended when the next one starts.
 """
 
 import contextlib
@@ -30,9 +30,10 @@ from tuner.serve_folder import (
 from tuner.serve_plan import ServeDecision, ServePlan, ServePrediction, VerifiedServing
 from tuner.serve_trial import Reached, prepared_launch, write_launch_files
 from tuner.units import format_s
-from tuner.verify.command import parsed_template
-from tuner.verify.deployments.clients import client_named
+from tuner.verify.command import parse_template
+from tuner.verify.deployments.clients import find_client
 from tuner.verify.deployments.conclusion import conclude, contenders
+from tuner.verify.deployments.exclusive_use import exclusive_use
 from tuner.verify.deployments.launcher import (
     CLIENT_PLACEHOLDERS,
     SERVER_PLACEHOLDERS,
@@ -47,7 +48,6 @@ from tuner.verify.deployments.records import (
     ServeTrialRecord,
     ServeVerified,
 )
-from tuner.verify.deployments.sole import sole_use
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.kept_logs import kept_log
 
@@ -57,9 +57,9 @@ class DeploymentEffort:
     """How much to launch."""
 
     trials: int = 8
-    """Decisions at most."""
+    """Most decisions to launch."""
     repeats: int = 0
-    """Further launches where noise keeps the order of the two best open, at most."""
+    """Most repeats while the two best are a tie within noise."""
 
 
 def verify_serve(
@@ -75,13 +75,13 @@ def verify_serve(
     Args:
         folder: of the plan; records and conclusions are written into it, launch by launch.
         effort: how much to launch.
-        resume: keep the launches that an earlier call finished; otherwise they are an error.
-        by: starts and measures them, see `deployment_trials`.
-        reached: where they answer; None: as the emitted script for this machine starts them.
+        resume: keep the launches of an earlier call; otherwise they are an error.
+        by: starts and measures deployments, see `deployment_trials`.
+        reached: their addresses; None: those of the emitted script for this machine.
 
     Raises:
         PlanUnreadableError: the plan or a record is damaged, or trials exist already.
-        SpecError: it is not said where the deployments answer, or a template lacks a value.
+        SpecError: the address of the deployments is unknown, or a template lacks a value.
         EnvironmentMissingError: a program does not exist, or a port is taken.
         OutputError: the folder cannot be written, or another verification has it.
     """
@@ -89,10 +89,10 @@ def verify_serve(
     plan = read_serve_plan(folder)
     if plan.decision is None or plan.predicted is None:
         raise PlanUnreadableError(
-            f"{folder}: the plan found nothing to launch ({plan.binding_constraint})"
+            f"{folder}: the plan has nothing to launch ({plan.binding_constraint})"
         )
     placement = read_used_placement(folder)
-    with sole_use(folder / TRIALS_NAME, plan=folder) as scratch:
+    with exclusive_use(folder / TRIALS_NAME, plan=folder) as scratch:
         study = _Study(
             folder=folder,
             plan=plan,
@@ -111,13 +111,13 @@ def verify_serve(
 
 
 def _candidates(plan: ServePlan) -> dict[ServeDecision, ServePrediction]:
-    """Return what the plan names, its choice first, with what it predicts of each."""
-    found: dict[ServeDecision, ServePrediction] = {}
+    """Return the decisions that the plan names, its choice first, with their predictions."""
+    predictions: dict[ServeDecision, ServePrediction] = {}
     if plan.decision is not None and plan.predicted is not None:
-        found[plan.decision] = plan.predicted
+        predictions[plan.decision] = plan.predicted
     for other in plan.alternatives:
-        found.setdefault(other.decision, other.predicted)
-    return found
+        predictions.setdefault(other.decision, other.predicted)
+    return predictions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +133,11 @@ class _Study:
     records: list[ServeTrialRecord]
 
     def check(self, *, resume: bool) -> None:
-        """Refuse records that nobody asked to go on with, or that are not of this plan."""
+        """Refuse records without `resume`, or of another plan."""
         if self.records and not resume:
             raise PlanUnreadableError(
-                f"{self.folder} holds {len(self.records)} trials already: add --resume to go on, or"
-                " plan anew"
+                f"{self.folder} holds {len(self.records)} trials already: add --resume to continue,"
+                " or plan anew"
             )
         for one in self.records:
             if one.decision not in self.candidates:
@@ -147,7 +147,7 @@ class _Study:
                 )
 
     def run(self, effort: DeploymentEffort) -> tuple[str, ...]:
-        """Launch what is left, until deployments fail alike; say why no more were begun, if so."""
+        """Launch the rest until two fail for the same reason; return why it stopped, if so."""
         failures = FailureWatch()
         earlier = list(self.records)
         failures.is_over(earlier)
@@ -161,17 +161,17 @@ class _Study:
                 self.launch(decision, "plan" if decision == self.plan.decision else "alternative")
         left = effort.repeats - sum(map(self._is_of_noise, self.records))
         while left > 0 and not failures.is_over(self.records):
-            again = contenders(self.plan, self.records)
-            if not again:
+            retries = contenders(self.plan, self.records)
+            if not retries:
                 break
-            for decision in again[:left]:
+            for decision in retries[:left]:
                 if not failures.is_over(self.records):
                     self.launch(decision, "repeat")
-            left -= len(again)
-        return failures.said(self.records, trials=len(wanted))
+            left -= len(retries)
+        return failures.stop_notes(self.records, trials=len(wanted))
 
     def _is_of_noise(self, one: ServeTrialRecord) -> bool:
-        """Whether a launch repeats one that ran, not one that failed."""
+        """Whether a launch repeats a successful one, not a failed one."""
         return one.origin == "repeat" and any(
             other.decision == one.decision and other.status == "ok" and other.number < one.number
             for other in self.records
@@ -183,7 +183,7 @@ class _Study:
         prepared = prepared_launch(
             self.plan, decision, self.candidates[decision], number, self.scratch, self.reached
         )
-        self.by.told(f"trial {number}: {_title(decision)}")
+        self.by.on_message(f"trial {number}: {_title(decision)}")
         record = _launched(prepared, origin=origin, by=self.by)
         log = "" if record.status == "ok" else kept_log(prepared.folder)
         write_serve_trial(self.folder, record, log=log)
@@ -195,11 +195,11 @@ def deployment_trials(
     *,
     folder: AnyPath,
     command: str,
-    bench: str,
+    benchmark: str,
     metrics: str,
     runs: int,
     start_s: float,
-    told: Callable[[str], None],
+    on_message: Callable[[str], None],
     environment: Mapping[str, str] = os.environ,
     watch_s: float = 1.0,
 ) -> DeploymentLauncher:
@@ -208,26 +208,26 @@ def deployment_trials(
     Args:
         folder: of the plan.
         command: a template, see tuner/verify/deployments/launcher.py for its placeholders.
-        bench: likewise of the client; empty for the emitted one.
+        benchmark: template of the benchmark client; empty for the emitted one.
         metrics: the client, see tuner/verify/deployments/clients.py.
-        runs: of the client against each deployment.
-        start_s: that a deployment may take until it answers.
-        told: hears what happens, a line each.
+        runs: benchmark runs per deployment.
+        start_s: longest start-up of a deployment.
+        on_message: gets progress messages, a line each.
         environment: of both commands.
-        watch_s: between two looks at a deployment that starts.
+        watch_s: polling interval of a starting deployment.
 
     Raises:
-        SpecError: a template or the client is none.
+        SpecError: a template or the client is invalid.
     """
     folder = Path(folder)
-    client = client_named(metrics)
+    client = find_client(metrics)
     placement = read_used_placement(folder)
     return DeploymentLauncher(
-        command=parsed_template(
+        command=parse_template(
             command, placeholders=SERVER_PLACEHOLDERS, example="bash {launch}/local.sh"
         ),
-        bench=parsed_template(
-            bench or client.command,
+        benchmark=parse_template(
+            benchmark or client.command,
             option="--bench",
             placeholders=CLIENT_PLACEHOLDERS,
             example="python -m sglang.bench_serving --base-url {url} --output-file {result} ...",
@@ -237,7 +237,7 @@ def deployment_trials(
         pace=Pace(start_s=start_s, watch_s=watch_s),
         environment=environment,
         prepare=lambda launch: write_launch_files(launch, placement),
-        told=told,
+        on_message=on_message,
     )
 
 
@@ -252,7 +252,7 @@ def _launched(
     except UnsuitedPlacementError as error:
         result = _unlaunched(str(error))
     if result.status != "ok":
-        by.told(f"{result.status}: {result.reason}")
+        by.on_message(f"{result.status}: {result.reason}")
     return ServeTrialRecord(
         number=launch.number,
         origin=origin,
@@ -270,7 +270,7 @@ def _launched(
 
 
 def _unlaunched(reason: str) -> DeploymentResult:
-    """What the files cannot express of one decision is no reason to give up the others."""
+    """A decision that the launch files cannot express fails only its own trial."""
     return DeploymentResult(status="crashed", reason=reason[:300], wall_s=0.0)
 
 
@@ -314,7 +314,7 @@ def _files(verified: VerifiedServing, placement: VerifiedPlacement | None) -> Se
 
 
 def _measured(won: ServeTrial) -> str:
-    """Say what launches of the winner came to."""
+    """Format the measurements of the winner."""
     if won.measured_ttft_s is None or won.measured_tpot_s is None:
         raise ValueError("the winner was not measured")
     rate = won.measured_requests_per_s

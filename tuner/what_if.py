@@ -1,12 +1,12 @@
-"""What a plan would be under other limits: the change that is asked for, and the answer.
+"""What-ifs: a plan under other limits.
 
     Change    `nodes=+1`, `memory=-20%`, `bandwidth=x2`, `batch=512`, `nodes@h100=/2`
-    Outcome   what the question so changed was answered with
-    WhatIf    the plan's own question and the changed ones, solved in the same way
-    Rival     a runner-up, and the terms that it pays more or less
+    Outcome   the plan after one change
+    WhatIf    the unchanged plan and the outcomes of all changes, solved in the same way
+    Rival     a runner-up, and the terms in which it is slower or faster
     Why       all of it: what `moetune explain --json` adds to a plan
 
-The values are here, what solves for them in tuner/explain/.
+These are the values; tuner/explain/ solves for them.
 """
 
 import re
@@ -20,21 +20,21 @@ from tuner.errors import TunerError
 KEYS: Final = {
     "nodes": "machines of a pool",
     "memory": "bytes of one device",
-    "bandwidth": "network cards, and links between pools",
+    "bandwidth": "NICs, and links between pools",
     "batch": "sequences of one optimizer step (train)",
     "sequence-length": "tokens of one sequence (train)",
     "rate": "requests per second, a trace's own or those that a closed loop brings (serve)",
-    "concurrency": "requests under way (serve)",
+    "concurrency": "concurrent requests (serve)",
     "input-tokens": "of a prompt (serve)",
-    "output-tokens": "of an answer (serve)",
-    "ttft": "every target of the time to the first token (serve)",
-    "tpot": "every target of the time per output token (serve)",
+    "output-tokens": "of an output (serve)",
+    "ttft": "every SLO target of the time to the first token (serve)",
+    "tpot": "every SLO target of the time per output token (serve)",
     "slots": "experts that every rank holds in a layer (place)",
 }
 """What can be changed, and what it means."""
 
 MOST_CHANGES: Final = 32
-"""In one question; each is a solve of its own."""
+"""Per call; each is solved by itself."""
 
 _CHANGE: Final = re.compile(r"([a-z-]+)(?:@([^=]{1,200}))?=(\S{1,40})")
 
@@ -47,7 +47,7 @@ class Change(Record):
     key: str
     """One of `KEYS`."""
     pool: str | None = None
-    """The pool that it is about; None: every pool, where the key is about pools."""
+    """The pool to change; None: every pool, where the key is about pools."""
     value: str
     """`+1`, `-20%`, `x2`, `/2`, or the new value itself, with its unit where it has one."""
 
@@ -59,22 +59,22 @@ Status = Literal["optimal", "feasible", "infeasible", "unknown", "refused", "out
 
 
 class Outcome(Record):
-    """The answer to one question."""
+    """The plan after one change."""
 
     change: str
-    """As it was asked; empty for the question of the plan itself."""
+    """As requested; empty for the unchanged plan."""
     says: str
     """The change in words, with the value before and after."""
     status: Status
     """As of a certificate; `refused`: the changed spec is illegal or makes no difference to what is
-    priced; `out_of_time`: it was not asked."""
+    priced; `out_of_time`: it was not solved."""
     reason: str = ""
-    """What binds the answer, or why there is none."""
+    """The binding constraint, or why there is no plan."""
     num_devices: int | None = None
     decision: str = ""
     """In short."""
     decision_changes: tuple[str, ...] = ()
-    """What is chosen otherwise than as planned."""
+    """How the decision differs from the unchanged plan's."""
     objective: str = ""
     """Which of the figures `gain_ratio` is about."""
     figures: dict[str, float] = Field(default_factory=dict)
@@ -82,19 +82,20 @@ class Outcome(Record):
     bands: dict[str, Band] = Field(default_factory=dict)
     """Of those figures that have one."""
     gain_ratio: float | None = None
-    """How much better the objective is than as planned, as a share of that; negative is worse."""
+    """How much better the objective is than the unchanged plan's, as a share of that; negative is
+    worse."""
     solve_s: Seconds = 0.0
-    """Wall time of the whole answer."""
+    """Wall time of the solve."""
 
 
 class WhatIf(Record):
-    """Questions that were solved in the same way."""
+    """The unchanged plan and the outcomes of changes, solved in the same way."""
 
     base: Outcome
-    """The plan's own question, solved again."""
+    """The unchanged plan, solved again."""
     outcomes: tuple[Outcome, ...]
     time_limit_s: Seconds
-    """That all of them had together."""
+    """Of all solves together."""
 
 
 class Rival(Record):
@@ -103,13 +104,12 @@ class Rival(Record):
     decision: str
     within_band: bool
     ratio_band: Band | None = None
-    """Of training: seconds of its step over those of the decision's, as they may measure."""
+    """Training: band of the measured ratio of its step to the decision's."""
     lost_by: str
     slower_s: float | None = None
-    """How much longer it takes: a step of training, or a step of decode; None where no seconds
-    were priced."""
+    """Additional seconds of a training or decode step; None where no seconds were priced."""
     terms_s: dict[str, float] = Field(default_factory=dict)
-    """What it pays more (or less, negative) by cause; they add up to `slower_s`."""
+    """Additional seconds (or fewer, negative) by cause; they add up to `slower_s`."""
     figures: dict[str, float] = Field(default_factory=dict)
 
 
@@ -118,15 +118,15 @@ class Why(Record):
 
     rivals: tuple[Rival, ...]
     what_if: WhatIf | None = None
-    """None where nothing was asked."""
+    """None where no changes were requested."""
     notes: tuple[str, ...] = ()
 
 
 def parse_changes(text: str) -> tuple[Change, ...]:
-    """Read changes that are separated by commas.
+    """Parse changes that are separated by commas.
 
     Raises:
-        TunerError: one is unreadable, names nothing that can be changed, or there are too many.
+        TunerError: one is unreadable, names an unknown limit, or there are too many.
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if len(parts) > MOST_CHANGES:
@@ -151,7 +151,7 @@ def moved(change: Change, current: float) -> float | None:
     """Return a number after a change; None where the change states the new value itself.
 
     Raises:
-        TunerError: the change is no arithmetic, or leaves nothing.
+        TunerError: the change is not arithmetic, or the result is not positive and finite.
     """
     sign, rest = change.value[:1], change.value[1:]
     if sign not in ("+", "-", "x", "/"):
@@ -165,12 +165,12 @@ def moved(change: Change, current: float) -> float | None:
             " what is there, anything else replaces it"
         ) from error
     by = by / 100.0 * current if is_share else by
-    found = {
+    after = {
         "+": lambda: current + by,
         "-": lambda: current - by,
         "x": lambda: current * by,
         "/": lambda: current / by if by else float("inf"),
     }[sign]()
-    if not 0.0 < found < float("inf"):
-        raise TunerError(f"--what-if: {str(change)!r} makes {found:g} of {current:g}")
-    return found
+    if not 0.0 < after < float("inf"):
+        raise TunerError(f"--what-if: {str(change)!r} makes {after:g} of {current:g}")
+    return after

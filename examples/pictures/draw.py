@@ -4,13 +4,13 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.plan_folder import kind_of_plan
+from tuner.plan_folder import plan_kind
 from tuner.report.content import Figure, Report, Section
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import picture
 from tuner.report.plotly_script import plotly_script
-from tuner.report.read import report_of
-from tuner.report_api import replay_of
+from tuner.report.read import build_report
+from tuner.report_api import replay_deployment
 
 SHOWN = {
     "train": ("timeline", "candidates"),
@@ -25,8 +25,8 @@ WIDTH = 900
 
 def main(folder: Path, out: Path) -> None:
     """Draw one plan's picture."""
-    kind = kind_of_plan(folder) or ""
-    report = report_of(folder, replay=replay_of(folder) if kind == "serve" else None)
+    kind = plan_kind(folder) or ""
+    report = build_report(folder, replay=replay_deployment(folder) if kind == "serve" else None)
     page = page_html(_short(report, SHOWN[kind]), own_assets(plotly_script()))
     out.write_bytes(picture(page, width=WIDTH))
 

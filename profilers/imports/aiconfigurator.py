@@ -10,7 +10,7 @@ versions the newest that measured a case counts, and every table's note says whi
 kernels its rows come from. Rows that name another device than most are left out.
 
 The tables of one framework are some 400,000 rows, which take a quarter of a minute to read back;
-`operations` keeps the named ones alone.
+`operations` keeps only the named ones.
 
 Not covered: kernels that our operations cannot hold (aiconfigurator_tables.py); they are named.
 """
@@ -221,10 +221,10 @@ def _device(contents: Iterable[Sequence[Row]]) -> str:
     return named.most_common(1)[0][0] if named else ""
 
 
-def _take(rows: _Rows, table: _Table, found: Sequence[Row], *, device: str) -> int:
+def _take(rows: _Rows, table: _Table, file_rows: Sequence[Row], *, device: str) -> int:
     """Add the rows of one file; the number of those that were taken on another device."""
     strangers = 0
-    for number, row in enumerate(found):
+    for number, row in enumerate(file_rows):
         if not _is_same_device(row.get("device"), device):
             strangers += 1
             continue

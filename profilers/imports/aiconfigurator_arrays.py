@@ -1,4 +1,4 @@
-"""aiconfigurator's tables of one system as arrays, for whoever needs every framework at once.
+"""aiconfigurator's tables of one system as arrays, for callers that need every framework at once.
 
 A profile holds one machine with one software. A comparison of engines needs the tables of all of
 them, more than a million rows, so that they are read column by column here and never become
@@ -62,8 +62,8 @@ class _Read:
 
 def installed_systems() -> Path | None:
     """The folder of the installed package's tables, found without importing it."""
-    found = importlib.util.find_spec(PACKAGE)
-    places = found.submodule_search_locations if found is not None else None
+    spec = importlib.util.find_spec(PACKAGE)
+    places = spec.submodule_search_locations if spec is not None else None
     return Path(places[0]) / "systems" if places else None
 
 

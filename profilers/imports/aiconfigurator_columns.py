@@ -1,4 +1,4 @@
-"""Columns of aiconfigurator's Parquet tables, and what their cells say in our words.
+"""Columns of aiconfigurator's Parquet tables, mapped to the names of our tables.
 
 Letters: N rows.
 """
@@ -47,16 +47,16 @@ def read_columns(file: Path) -> Columns:
         raise_lack_of_memory(error)
         reason = " ".join(str(error).split())[:200]
         raise ProfileUnreadableError(f"{file}: {reason}") from error
-    found: dict[str, npt.NDArray[np.generic]] = {}
+    by_column: dict[str, npt.NDArray[np.generic]] = {}
     for name in table.column_names:
         column = table.column(name).combine_chunks()
         if pa.types.is_dictionary(column.type):
             words = np.array([*column.dictionary.to_pylist(), ""], dtype=object)
             codes = column.indices.fill_null(len(words) - 1).to_numpy(zero_copy_only=False)
-            found[name] = words[codes]
+            by_column[name] = words[codes]
         elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
-            found[name] = column.fill_null(0).to_numpy(zero_copy_only=False)
-    return found
+            by_column[name] = column.fill_null(0).to_numpy(zero_copy_only=False)
+    return by_column
 
 
 def _is_text(kind: object) -> bool:

@@ -119,7 +119,7 @@ def _latent(row: Row, *, part: str, is_decode: bool) -> Iterator[Entry]:
 
 
 def _latent_product(row: Row) -> Iterator[Entry]:
-    """Absorbed MLA's batched products around the kernel."""
+    """Absorbed MLA's batched GEMMs around the kernel."""
     kind = _text(row, "op_name").removeprefix("mla_gen_")
     axes = {"tokens": _count(row, "num_tokens"), "heads": _count(row, "num_heads")}
     dtype = _dtype(row, "bmm_dtype")

@@ -1,4 +1,4 @@
-"""Rows of somebody else's table, from Parquet or from comma-separated text, plain or gzipped.
+"""Rows of a third-party table, from Parquet or from comma-separated text, plain or gzipped.
 
 A table is data: it is read within limits, and nothing in it is executed. Text tables are read batch
 by batch, so that a small file that unpacks to a huge one is refused before it fills the memory.

@@ -1,8 +1,8 @@
-"""How fast every two nodes reach each other: a CSV matrix, a profile, nccl-tests runs on pairs.
+"""Bandwidth between every two nodes: a CSV matrix, a profile, nccl-tests runs on pairs.
 
 The CSV names its unit in the first cell and the nodes in the first row and column; a cell is the
-bandwidth from the row's node to the column's, all cards of both together, and the diagonal is not
-looked at:
+bandwidth from the row's node to the column's, all NICs of both together, and the diagonal is
+ignored:
 
     bytes_per_s,node-a,node-b
     node-a,,3.9e11
@@ -11,7 +11,7 @@ looked at:
 A folder holds one file per pair instead, of `sendrecv_perf` with one rank on each node or of
 `alltoall_perf` with equally many on both. In the first each rank sends the whole size to the other;
 in the second half of what the g ranks of a node send, g size / 2, crosses to the other node. The
-bandwidth of a pair is the best of its sizes, in each direction and over all cards that took part.
+bandwidth of a pair is the best of its sizes, in each direction and over all NICs that took part.
 
 A profile of several nodes has a table of links (profilers/links/pairs.py); of a pair of nodes what
 all its lanes carried together counts.
@@ -66,17 +66,17 @@ def read_link_matrix(path: Path) -> LinkMatrix:
             test of a pair, a pair was not tested, or a name is none that a launcher can use.
     """
     if holds_profile(path):
-        found = _of_profile(path)
+        link_matrix = _of_profile(path)
     else:
-        found = _of_pairs(path) if _is_folder(path) else _of_table(path)
-    for node in found.nodes:
+        link_matrix = _of_pairs(path) if _is_folder(path) else _of_table(path)
+    for node in link_matrix.nodes:
         if not _HOST.fullmatch(node):
             raise ProfileUnreadableError(
                 f"{path}: {node[:60]!r} is no host name; use letters, digits, dots, dashes and "
                 "underscores"
             )
-    found.bytes_per_s_NN.setflags(write=False)
-    return found
+    link_matrix.bytes_per_s_NN.setflags(write=False)
+    return link_matrix
 
 
 def _is_folder(path: Path) -> bool:

@@ -155,9 +155,9 @@ def _log(path: Path, named: str | None) -> Log:
 
 def _ranks(text: str) -> Iterator[Rank]:
     for line in text.splitlines():
-        found = _RANK.match(line[:500])
-        if found:
-            rank, group, host, device = found.groups()
+        matched = _RANK.match(line[:500])
+        if matched:
+            rank, group, host, device = matched.groups()
             yield Rank(rank=int(rank), group=int(group or 0), host=host, device=device.strip())
 
 
@@ -175,10 +175,10 @@ def _collective(text: str, path: Path, named: str | None) -> str:
 def _shape(path: Path, ranks: Sequence[Rank]) -> tuple[int, int, int]:
     """Ranks of a group, how far they are apart, and ranks in all."""
     first = sorted(rank.rank for rank in ranks if rank.group == ranks[0].group)
-    apart = {right - left for left, right in itertools.pairwise(first)} or {1}
-    if len(apart) != 1 or 0 in apart:
+    strides = {right - left for left, right in itertools.pairwise(first)} or {1}
+    if len(strides) != 1 or 0 in strides:
         raise ProfileUnreadableError(f"{path}: the ranks of a group are not evenly apart: {first}")
-    return len(first), apart.pop(), len(ranks)
+    return len(first), strides.pop(), len(ranks)
 
 
 def _rows(

@@ -1,7 +1,7 @@
 """The kinds of measurements that `moetune profile import` reads, by the name that users type.
 
 Measurements of a machine become a profile. Recordings of routing become a stored recording: their
-formats are in profilers/routing/formats.py, and `routing` takes whichever of them lies there.
+formats are in profilers/routing/formats.py, and `routing` takes any of them.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ OPTIONS: Final[Mapping[str, tuple[str, ...]]] = {
 """What may be said beside the path, by kind."""
 
 ROUTING: Final = "routing"
-"""The kind that stands for any recording of routing."""
+"""The kind of any recording of routing."""
 
 
 def is_routing(kind: str) -> bool:
@@ -36,10 +36,10 @@ def is_routing(kind: str) -> bool:
 def softwares_of(kind: str, path: Path | None, *, options: Mapping[str, str]) -> tuple[str, ...]:
     """Return the softwares that were measured where none is named, each a profile of its own.
 
-    Empty where a kind does not tell softwares apart, or one is named.
+    Empty if a kind does not distinguish softwares, or one is named.
 
     Raises:
-        UnknownNameError: what was measured cannot be told from the options.
+        UnknownNameError: the options do not determine what was measured.
         ProfileUnreadableError: the source is missing or damaged.
     """
     if kind != "aiconfigurator" or "framework" in options:

@@ -1,4 +1,4 @@
-"""What an importer returns: a profile, and what of the source it had to leave."""
+"""The result of an importer: a profile, and the parts of the source that were left out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,15 +5,15 @@ the gradients of every operand that requires one; they are returned, not accumul
 never pays for adding into the gradients of the one before. Operands are random, as zeros draw less
 power and may be cheaper to multiply; several sets of small operands take turns, so that none is
 found in a core's own cache merely because it was just used. Parameters and their gradients, which a
-step meets once a micro-batch, are gone from the last cache as well.
+step uses once a micro-batch, are evicted from the last-level cache as well.
 
 On a processor the sets also lie at different places within a page. A load that agrees with an
 earlier store in its low twelve address bits waits for it, so the same kernel differs by tens of
 percent with where its operands happen to lie (Intel, Optimization Reference Manual, "4K aliasing";
-Mytkowicz et al., Producing Wrong Data, ASPLOS 2009). A step meets all places; so does a repeat.
+Mytkowicz et al., Producing Wrong Data, ASPLOS 2009). A step uses all places; so does a repeat.
 
 Where a kernel branches on the values, as top-k does, a processor learns the order of those that
-come again and again: the same 128 x 64 logits took 25 us, new ones 87 us. Such kernels get so many
+repeat: the same 128 x 64 logits took 25 us, new ones 87 us. Such kernels get so many
 sets of values of their own that none can be learnt.
 """
 
@@ -74,7 +74,7 @@ def through_autograd(
         operands: makes one set of operands.
         device: where they lie.
         cold_bytes: cache that the operands must not be found in; None means a core's own.
-        num_values: how many operands a processor meets, in all sets, before one comes again.
+        num_values: how many operands a processor reads, in all sets, before one repeats.
     """
     if cold_bytes is None:
         cold_bytes = cache_bytes(device)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from profilers.clock import Clock
 from profilers.devices import (
     DTYPES,
     clock_of,
@@ -20,10 +21,10 @@ from profilers.devices import (
 from profilers.errors import RankError
 from profilers.kernels.autograd import random
 from profilers.steps.experts import expert_ffn
-from profilers.timing import Clock, measure
+from profilers.timing import measure
 
 CPU_FLOP_PER_S = 2e10
-"""What one thread of a server's processor reaches in fp32 products."""
+"""What one thread of a server's processor reaches in fp32 GEMMs."""
 LEAST_RUNS = 8
 """Of every load: warm-ups and repeats."""
 
@@ -99,13 +100,15 @@ def _timed(
     share_s = budget_s / len(rows_NS)
     times = []
     for counts in rows_NS:
-        held = len(counts)
+        num_experts = len(counts)
         inputs = rows[: sum(counts)]
 
         def run(
-            counts: Sequence[int] = counts, inputs: torch.Tensor = inputs, held: int = held
+            counts: Sequence[int] = counts,
+            inputs: torch.Tensor = inputs,
+            num_experts: int = num_experts,
         ) -> object:
-            return expert_ffn(inputs, counts, gate_up[:held], down[:held])
+            return expert_ffn(inputs, counts, gate_up[:num_experts], down[:num_experts])
 
         with torch.no_grad():
             times.append(measure(run, clock=clock, budget_s=share_s))

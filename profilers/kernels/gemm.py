@@ -1,4 +1,4 @@
-"""Dense product y[m, n] = x[m, k] w[n, k]^T, as a linear layer without bias runs it."""
+"""Dense GEMM y[m, n] = x[m, k] w[n, k]^T, as a linear layer without bias runs it."""
 
 import itertools
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ def cases(device: torch.device, dtypes: Sequence[str]) -> tuple[Case, ...]:
 
 
 def prepare(case: Case, device: torch.device) -> Prepared:
-    """Build the operands of one product."""
+    """Build the operands of one GEMM."""
     m, n, k = (case.axes[axis] for axis in ("m", "n", "k"))
     dtype = DTYPES[case.dtype]
 

@@ -1,7 +1,7 @@
 """The SwiGLU expert network of one rank, exactly as the reference step runs it.
 
-`tokens` rows over `experts`; the fullest expert holds `largest` of them and the others share the
-rest evenly, the remainder going to the first of them.
+`tokens` rows over `experts`; the most-loaded expert holds `largest` of them and the others share
+the rest evenly, the remainder going to the first of them.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ CUDA_SHAPES = ((2048, 1024), (4096, 2048), (4096, 14336))
 CUDA_EXPERTS = (2, 8, 32)
 CUDA_TOKENS = (512, 4096, 32768)
 SKEW = 2
-"""How many times its even share the fullest expert of an uneven case holds."""
+"""Rows of the most-loaded expert over its even share, in an uneven case."""
 
 
 def cases(device: torch.device, dtypes: Sequence[str]) -> tuple[Case, ...]:
@@ -84,6 +84,6 @@ def row_counts(*, experts: int, tokens: int, largest: int) -> tuple[int, ...]:
     share, surplus = divmod(tokens - largest, experts - 1)
     if largest > tokens or share + bool(surplus) > largest:
         raise ValueError(
-            f"{tokens} rows over {experts} experts cannot have {largest} rows in the fullest"
+            f"{tokens} rows over {experts} experts cannot have {largest} rows in the most loaded"
         )
     return (largest, *(share + (expert < surplus) for expert in range(experts - 1)))

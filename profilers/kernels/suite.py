@@ -1,9 +1,9 @@
-"""The kernel benches: which file measures which table, and how a kernel that fails is recorded.
+"""The kernel benchmarks: which file measures which table, and how a failing kernel is recorded.
 
 All ranks measure the same kernel at the same time, each on its own operands, because ranks of one
-node share memory bandwidth and power; every rank's row is kept. On processors they go in step, so
-that none finds its neighbours busy in one visit and idle in the next; what one of them cannot
-measure, none does.
+node share memory bandwidth and power; every rank's row is kept. On processors they repeat in
+lockstep, so that none finds its neighbours busy in one session and idle in the next; what one of
+them cannot measure, none does.
 """
 
 import math
@@ -16,12 +16,14 @@ import numpy as np
 import torch
 
 from profilers.benchmark import Setting
+from profilers.clock import Clock
 from profilers.devices import free_bytes, is_out_of_memory, release_memory
 from profilers.kernels import optimizer
 from profilers.kernels.autograd import MAX_SETS, PLACED_SETS, Prepared
+from profilers.noise.policy import QUIET, NoisePolicy
 from profilers.records import Case, Direction, Measurement, Status
 from profilers.sampled_sizes import SIZES
-from profilers.timing import Agreed, Clock, PeerFailedError, Watch, measure, measure_fresh
+from profilers.timing import PeerFailedError, measure, measure_fresh
 from profilers.work import work
 
 KERNELS: Final[Mapping[str, str]] = {
@@ -32,7 +34,7 @@ KERNELS: Final[Mapping[str, str]] = {
     "optimizer": "profilers.kernels.optimizer",
     "copy": "profilers.kernels.copies",
 }
-"""Table to the module that offers `cases` and `prepare` for it."""
+"""The module of each table, with its `cases` and `prepare`."""
 
 WEIGHTS: Final[Mapping[str, float]] = {
     "gemm": 3.0,
@@ -50,21 +52,21 @@ TOUCHED_RATIO = 1 / 16
 LIVE_COPIES = 4.0
 """Forward traffic times this bounds the memory alive in a backward pass."""
 LONG_REPEATS = 3
-"""Of a run that is long by itself, in one visit."""
+"""Of a long run, in one session."""
 GRAPHS_RATIO = 0.1
 """Of the free memory, for the forward passes of all runs of one repeat."""
 
 
-def benches(setting: Setting) -> tuple["KernelBench", ...]:
-    """Every kernel table, matrix products first.
+def benchmarks(setting: Setting) -> tuple["KernelBenchmark", ...]:
+    """Every kernel table, GEMMs first.
 
     The first optimizer step loads a good part of torch, and a heap that grows under a kernel makes
-    it pay for pages that a running step already has; both are done here, on nobody's time.
+    it pay for pages that a running step already has; both are done here, before anything is timed.
     """
     _touch_heap(setting)
     first = Case(operation="optimizer", kind="adamw", dtype="fp32", axes={"parameters": 1})
     optimizer.prepare(first, torch.device(setting.device)).forward()
-    return tuple(KernelBench(operation=name, setting=setting) for name in KERNELS)
+    return tuple(KernelBenchmark(operation=name, setting=setting) for name in KERNELS)
 
 
 def _touch_heap(setting: Setting) -> None:
@@ -76,7 +78,7 @@ def _touch_heap(setting: Setting) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelBench:
+class KernelBenchmark:
     """One table of kernel times."""
 
     operation: str
@@ -112,9 +114,7 @@ class KernelBench:
             budget_s=budget_s,
             free_bytes=free_bytes(device, local_world=self.setting.team.local_world),
             rank=self.setting.team.rank,
-            repeat_s=self.setting.repeat_s,
-            agreed=self.setting.agreed,
-            watch=self.setting.sentinel,
+            noise=self.setting.noise,
         )
         release_memory(device)
         return rows
@@ -128,18 +128,16 @@ def measure_kernel(
     budget_s: float,
     free_bytes: int,
     rank: int,
-    repeat_s: float = 0.0,
-    agreed: Agreed = tuple,
-    watch: Watch | None = None,
+    noise: NoisePolicy = QUIET,
 ) -> tuple[Measurement, ...]:
     """Time both directions of a case, on as many sets of operands as time allows, and never raise.
 
-    What fails is recorded, on the peers as well. A case that clearly does not fit is not tried: a
+    A failure is recorded, on the peers as well. A case that clearly does not fit is not tried: a
     host that overcommits memory would kill the process instead of refusing.
     """
     directions: tuple[Direction, ...] = ("forward", "backward") if case.direction else ("",)
     needed = live_bytes(case)
-    least_free = -agreed((-float(free_bytes),))[0]
+    least_free = -noise.all_reduce_max((-float(free_bytes),))[0]
     if needed > least_free:
         error = f"needs about {needed:.3g} bytes, {least_free:.3g} are free"
         return tuple(
@@ -149,10 +147,8 @@ def measure_kernel(
     timing = _Timing(
         clock=clock,
         budget_s=budget_s / len(directions),
-        repeat_s=repeat_s,
         most_at_once=max(1, int(GRAPHS_RATIO * least_free / max(needed, 1.0))),
-        agreed=agreed,
-        watch=watch,
+        noise=noise,
     )
     times: dict[Direction, tuple[float, ...]] = {}
     status, line = Status.FAILED, ""
@@ -163,8 +159,8 @@ def measure_kernel(
     except PeerFailedError:
         line = "a peer failed"
     except Exception as error:  # a failing kernel becomes a row
-        # The peers wait for this rank's word.
-        agreed((math.inf, math.inf))
+        # The peers wait for this rank's message.
+        noise.all_reduce_max((math.inf, math.inf))
         status = Status.OUT_OF_MEMORY if is_out_of_memory(error) else Status.FAILED
         line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
     return tuple(
@@ -181,11 +177,9 @@ class _Timing:
 
     clock: Clock
     budget_s: float
-    repeat_s: float
     most_at_once: int
     """Runs of a repeat whose preparation is alive at once."""
-    agreed: Agreed
-    watch: Watch | None
+    noise: NoisePolicy
 
     def of(self, prepared: Prepared, direction: Direction) -> tuple[float, ...]:
         if direction == "backward" and prepared.backward is not None:
@@ -193,29 +187,25 @@ class _Timing:
                 prepared.backward,
                 clock=self.clock,
                 budget_s=self.budget_s,
-                repeat_s=self.repeat_s,
                 max_loops=self.most_at_once,
                 min_repeats=PLACED_SETS,
                 settled_repeats=MAX_SETS,
                 long_repeats=LONG_REPEATS,
-                agreed=self.agreed,
-                watch=self.watch,
+                noise=self.noise,
             )
         return measure(
             prepared.forward,
             clock=self.clock,
             budget_s=self.budget_s,
-            repeat_s=self.repeat_s,
             min_repeats=PLACED_SETS,
             settled_repeats=MAX_SETS,
             long_repeats=LONG_REPEATS,
-            agreed=self.agreed,
-            watch=self.watch,
+            noise=self.noise,
         )
 
 
 def live_bytes(case: Case) -> float:
-    """Estimate the memory that measuring a case holds at its fullest."""
+    """Estimate the peak memory of measuring a case."""
     axes = {axis: np.array([float(size)]) for axis, size in case.axes.items()}
     traffic = work(case.operation, kind=case.kind, dtype=case.dtype, direction="forward", axes=axes)
     return LIVE_COPIES * float(traffic.bytes[0])

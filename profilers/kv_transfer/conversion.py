@@ -29,7 +29,7 @@ from profilers.kv_transfer.pages import RankCache, gather, scatter
 from profilers.kv_transfer.shards import CacheShape, Degrees, Rank, Transfer, transfers
 
 MOST_PIECE_BYTES: Final = 32 * 2**20
-"""Canonical bytes that exist at a time, unless one granule of tokens alone is larger."""
+"""Canonical bytes that exist at a time, unless a single granule of tokens is larger."""
 
 Caches = Mapping[Rank, RankCache]
 """What every rank of an instance holds of the request."""

@@ -1,6 +1,6 @@
 """A rank's paged KV cache, read into the canonical order and written from it.
 
-Letters: L layers of the rank; C parts (keys and values, or the latent alone); P pages; B tokens of
+Letters: L layers of the rank; C parts (keys and values, or only the latent); P pages; B tokens of
 a page; H heads of the rank; D elements of a head; T tokens; G pages of a request.
 
     nhd        pages_LCPBHD     token by token, every head of a token together

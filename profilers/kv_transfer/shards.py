@@ -1,4 +1,4 @@
-"""Which rank holds which part of a request's KV cache, and which rank sends what to which.
+"""The shard of a request's KV cache on each rank, and what each rank sends to which.
 
 Attention heads: of k key-value heads, rank i of t tensor ranks holds
 
@@ -10,7 +10,7 @@ every tensor rank holds whole, so the ranks share the sending by tokens. Pipelin
 contiguous layers, as even as they go. What is sent is every non-empty intersection of what a sender
 and a receiver hold.
 
-Source: these are the rules of the paged caches of vLLM and SGLang, written down for unlike
+Source: these are the rules of the paged caches of vLLM and SGLang, extended to heterogeneous
 instances after arXiv 2509.17542, whose own algorithm is not public; where it is silent this is
 ours.
 
@@ -42,7 +42,7 @@ class CacheShape:
 
     @property
     def parts(self) -> int:
-        """Arrays a layer: keys and values, or the latent alone."""
+        """Arrays a layer: keys and values, or only the latent."""
         return 1 if self.is_latent else 2
 
     @property

@@ -1,4 +1,4 @@
-"""How fast this device turns a request's KV cache into another instance's pages.
+"""How fast this device converts a request's KV cache into another instance's pages.
 
 One layer of one request, all ranks of both instances on this device, one after the other: what the
 path costs without a network. The kind is `<layout>_<layout>` or `latent`, then `/<type>` where the
@@ -13,7 +13,7 @@ Not covered: copies to and from host memory (table `copy`) and the network (tabl
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
@@ -69,13 +69,13 @@ SCALE_OF_FP8: Final = 0.5
 """A scale that is not one, so that every fp8 cast multiplies; powers of two cost what others do."""
 
 
-def benches(setting: Setting) -> tuple["ConversionBench", ...]:
+def benchmarks(setting: Setting) -> tuple["ConversionBenchmark", ...]:
     """The one table of conversions."""
-    return (ConversionBench(setting=setting),)
+    return (ConversionBenchmark(setting=setting),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConversionBench:
+class ConversionBenchmark:
     """The table of conversions."""
 
     setting: Setting
@@ -117,8 +117,7 @@ class ConversionBench:
             budget_s=budget_s,
             free_bytes=free_bytes(device, local_world=team.local_world),
             rank=team.rank,
-            agreed=self.setting.agreed,
-            watch=self.setting.sentinel,
+            noise=replace(self.setting.noise, repeat_s=0.0),
         )
         release_memory(device)
         return rows

@@ -11,7 +11,8 @@ Bytes are counted as NCCL's tests count them, per rank:
                       four fifths of everything), the others the rest evenly
     all_to_all_hierarchical  likewise, in two stages: profilers/links/hierarchical.py
 
-Elements are fp32. A message is cut down to whole elements per rank; the case keeps the size asked.
+Elements are fp32. A message is cut down to whole elements per rank; the case keeps the requested
+size.
 """
 
 from collections.abc import Callable, Mapping
@@ -82,7 +83,7 @@ def _send_recv(per_rank: int, group: dist.ProcessGroup, device: torch.device) ->
 
 
 def _all_reduce(per_rank: int, group: dist.ProcessGroup, device: torch.device) -> Run:
-    # Zeros stay zeros: a buffer summed into itself again and again would overflow.
+    # Zeros stay zeros: a buffer summed into itself repeatedly would overflow.
     buffer = torch.zeros(per_rank * group.size(), device=device)
     return lambda: dist.all_reduce(buffer, group=group)
 

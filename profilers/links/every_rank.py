@@ -1,6 +1,6 @@
-"""The same product and the same copy on every rank at once: which rank is slower than its peers.
+"""The same GEMM and the same copy on every rank at once, to find ranks slower than their peers.
 
-Every rank times itself and all rows are kept, one per rank; profilers/stragglers.py judges them.
+Every rank times itself and all rows are kept, one per rank; profilers/stragglers.py compares them.
 Sizes are large enough that a device is busy for milliseconds, so that clocks, thermal limits and
 neighbours show, and small enough for a second in all.
 """
@@ -13,6 +13,7 @@ import torch
 
 from profilers.benchmark import Setting
 from profilers.devices import is_out_of_memory
+from profilers.noise.policy import QUIET, NoisePolicy
 from profilers.records import Case, Measurement, Status
 from profilers.timing import measure
 
@@ -22,8 +23,8 @@ ELEMENT_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EveryRankBench:
-    """The table of what every rank does alike."""
+class EveryRankBenchmark:
+    """The table of the work that every rank does."""
 
     setting: Setting
     operation: str = "every_rank"
@@ -51,7 +52,7 @@ class EveryRankBench:
         except (RuntimeError, MemoryError) as problem:
             status = Status.OUT_OF_MEMORY if is_out_of_memory(problem) else Status.FAILED
             error = " ".join(str(problem).split())[:200]
-        # All begin together: what neighbours cost each other belongs to it.
+        # All start together: how ranks slow each other down is part of the result.
         (anybody_failed,) = team.slowest_s([float(run is None)])
         if run is None:
             return (Measurement(case=case, rank=team.rank, status=status, error=error),)
@@ -60,7 +61,9 @@ class EveryRankBench:
             clock=self.setting.clock,
             budget_s=budget_s,
             min_repeats=10,
-            agreed=tuple if anybody_failed else self.setting.agreed,
+            noise=QUIET
+            if anybody_failed
+            else NoisePolicy(all_reduce_max=self.setting.noise.all_reduce_max),
         )
         return (Measurement(case=case, rank=team.rank, times_s=times_s),)
 

@@ -1,11 +1,11 @@
-"""Alpha-beta fits of links: t(m) = a + m / b, with what they leave unexplained and where they hold.
+"""Alpha-beta fits of links: t(m) = a + m / b, with their residuals and range of validity.
 
     a    seconds before the first byte     b    bytes a second
 
-Fitted in relative error (weights 1/t), since sizes span decades and every size matters alike:
-min over a >= 0, 1/b > 0 of  sum ((a + m/b) / t - 1)^2. Where one line leaves more than
-`KINK_RATIO` somewhere and there are four sizes, two lines over smaller and larger sizes (protocols
-change with size: eager and rendezvous, LL and Simple) are tried, and kept where they halve the
+Fitted in relative error (weights 1/t), since sizes span decades and all matter equally:
+min over a >= 0, 1/b > 0 of  sum ((a + m/b) / t - 1)^2. If one line leaves a residual above
+`KINK_RATIO` and there are four sizes, two lines over smaller and larger sizes (protocols
+change with size: eager and rendezvous, LL and Simple) are tried, and kept if they halve the
 largest residual. Outside the measured sizes a fit says nothing; it carries the smallest and the
 largest of them.
 
@@ -38,7 +38,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFit:
-    """What a message of any measured size takes."""
+    """The time of a message of any measured size."""
 
     lines: tuple[Line, ...]
     largest_bytes: float
@@ -63,7 +63,7 @@ class LinkFit:
 
 
 def fit_link(bytes_P: Sequence[float], seconds_P: Sequence[float]) -> LinkFit:
-    """Fit one line, or two where one does not do.
+    """Fit one line, or two if one is not enough.
 
     Raises:
         ValueError: fewer than two sizes, or times that are not positive.

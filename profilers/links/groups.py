@@ -11,7 +11,7 @@ from typing import Final
 
 FLAT: Final = "all_to_all"
 HIERARCHICAL: Final = "all_to_all_hierarchical"
-"""The two ways of a group to exchange everything, as profiles name them."""
+"""The two kinds of all-to-all of a group, as profiles name them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         if self.ranks < 2 or self.stride < 1:
-            raise ValueError(f"a group of {self.ranks} ranks {self.stride} apart links nobody")
+            raise ValueError(f"a group of {self.ranks} ranks {self.stride} apart has no links")
 
 
 def shapes(world: int) -> tuple[Shape, ...]:

@@ -1,17 +1,17 @@
-"""How the ranks of a launcher find each other: rank 0's address, and the card that each one uses.
+"""How the ranks of a launcher connect: rank 0's address, and the NIC that each rank uses.
 
-Rank 0 keeps a store (torch.distributed.TCPStore) at an address that all know. Every rank writes
-into it where it stands, as seen on the way to rank 0, and waits for the others; whoever does not
-come in time is named.
+Rank 0 keeps a store (torch.distributed.TCPStore) at an address that all ranks know. Every rank
+writes its own address there, as seen on the route to rank 0, and waits for the others; ranks that
+do not arrive in time are named.
 
-A host that calls itself by a loopback address (127.0.1.1 in /etc/hosts, Debian's usual) would have
-gloo listen where nobody from outside can come. So a rank that stands on loopback takes the card
-that leads to a rank elsewhere, where there is one. GLOO_SOCKET_IFNAME, where it is set, decides.
+On a host whose name resolves to a loopback address (127.0.1.1 in /etc/hosts, Debian's default) gloo
+would listen where no other host can connect. So a rank whose address is loopback takes the NIC that
+leads to a rank on another host, if there is one. GLOO_SOCKET_IFNAME overrides this.
 
-Slurm knows its nodes by names that need not be those of hosts; what does not resolve is asked of
-`scontrol show node` (its NodeAddr).
+Slurm's node names need not be host names; for a name that does not resolve, `scontrol show node` is
+asked (its NodeAddr).
 
-Not covered: NCCL, which finds its cards itself (NCCL_SOCKET_IFNAME, NCCL_IB_HCA).
+Not covered: NCCL, which finds its NICs itself (NCCL_SOCKET_IFNAME, NCCL_IB_HCA).
 """
 
 import ipaddress
@@ -30,29 +30,29 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # stub
 from profilers.errors import RankError
 from profilers.ranks import RankInfo
 
-ANSWER_S: Final = 30.0
+SCONTROL_TIMEOUT_S: Final = 30.0
 """For scontrol."""
 DISCARD_PORT: Final = 9
-"""Any port does to ask for a route; nothing is sent."""
+"""To look up a route any port will do; nothing is sent."""
 _NODE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,254}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetRanks:
-    """What a rank knows when all have come."""
+class ConnectedRanks:
+    """What a rank knows once all are connected."""
 
     store: TCPStore
     address: str
     """Where the store is."""
-    card: str
-    """That leads to the other ranks; empty where none can be told."""
+    nic: str
+    """The one that leads to the other ranks; empty if unknown."""
 
 
-def met(info: RankInfo, *, patience_s: float) -> MetRanks:
-    """Wait until all ranks have come.
+def wait_for_ranks(info: RankInfo, *, patience_s: float) -> ConnectedRanks:
+    """Wait until all ranks are connected.
 
     Raises:
-        RankError: rank 0 cannot be found or reached, or a rank does not come in time.
+        RankError: rank 0 cannot be found or reached, or a rank does not arrive in time.
     """
     address = address_of(info.master_address, is_slurms=bool(info.node_name))
     where = f"{info.master_address}:{info.master_port}"
@@ -72,33 +72,33 @@ def met(info: RankInfo, *, patience_s: float) -> MetRanks:
     try:
         store.wait(keys, timedelta(seconds=patience_s))
     except RuntimeError as error:
-        raise RankError(_who_is_missing(store, keys, patience_s=patience_s)) from error
+        raise RankError(_describe_missing(store, keys, patience_s=patience_s)) from error
     addresses = [text.decode("ascii", "replace") for text in store.multi_get(keys)]
-    through = card(own=addresses[info.rank], others=addresses)
-    return MetRanks(store=store, address=address, card=through)
+    through = nic(own=addresses[info.rank], others=addresses)
+    return ConnectedRanks(store=store, address=address, nic=through)
 
 
 def address_of(host: str, *, is_slurms: bool) -> str:
-    """Return a name or number under which a host can be reached.
+    """Return a name or address at which a host can be reached.
 
     Raises:
-        RankError: nobody knows the host.
+        RankError: the host is unknown.
     """
     try:
         socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        found = slurms_address(host) if is_slurms else ""
-        if not found:
+        address_field = slurms_address(host) if is_slurms else ""
+        if not address_field:
             raise RankError(
                 f"{host!r}, where rank 0 should run, is no host that this one knows; export"
                 " MASTER_ADDR=<address of rank 0's host> to all ranks"
             ) from error
-        return found
+        return address_field
     return host
 
 
 def slurms_address(node: str) -> str:
-    """Ask Slurm for the address of a node; empty where it does not say."""
+    """Ask Slurm for the address of a node; empty if it does not say."""
     program = shutil.which("scontrol")
     if program is None or not _NODE_NAME.fullmatch(node):
         return ""
@@ -107,17 +107,17 @@ def slurms_address(node: str) -> str:
             [program, "show", "node", "--oneliner", node],
             capture_output=True,
             text=True,
-            timeout=ANSWER_S,
+            timeout=SCONTROL_TIMEOUT_S,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    found = re.search(r"(?<!\S)NodeAddr=(\S+)", done.stdout)
-    return found.group(1) if found else ""
+    address_field = re.search(r"(?<!\S)NodeAddr=(\S+)", done.stdout)
+    return address_field.group(1) if address_field else ""
 
 
 def own_address(*, towards: str) -> str:
-    """Return this host's address on the way to another host; loopback where there is no way."""
+    """Return this host's address on the route to another host; loopback if there is no route."""
     try:
         family, _, _, _, target = socket.getaddrinfo(towards, DISCARD_PORT, type=socket.SOCK_DGRAM)[
             0
@@ -129,15 +129,15 @@ def own_address(*, towards: str) -> str:
         return "127.0.0.1"
 
 
-def card(*, own: str, others: Sequence[str]) -> str:
-    """Choose the card through which the others are reached; empty where none can be told."""
+def nic(*, own: str, others: Sequence[str]) -> str:
+    """Choose the NIC through which the others are reached; empty if unknown."""
     outside = [address for address in others if not _is_loopback(address)]
     if _is_loopback(own) and outside:
         own = own_address(towards=outside[0])
     for name, addresses in sorted(psutil.net_if_addrs().items()):
         if any(each.address.partition("%")[0] == own for each in addresses):
             return name
-    # The whole of 127.0.0.0/8 is loopback's, though only its first address is listed.
+    # All of 127.0.0.0/8 is loopback, though only its first address is listed.
     return "lo" if _is_loopback(own) else ""
 
 
@@ -160,13 +160,13 @@ def _no_store(info: RankInfo, error: RuntimeError, *, where: str, patience_s: fl
     )
 
 
-def _who_is_missing(store: TCPStore, keys: Sequence[str], *, patience_s: float) -> str:
+def _describe_missing(store: TCPStore, keys: Sequence[str], *, patience_s: float) -> str:
     try:
         missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
     except RuntimeError:
-        return "rank 0, who keeps the store, left before all ranks had met"
+        return "rank 0, which keeps the store, left before all ranks had connected"
     named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
     return (
-        f"{len(missing)} of {len(keys)} ranks did not come within {patience_s:.0f} s: {named};"
+        f"{len(missing)} of {len(keys)} ranks did not connect within {patience_s:.0f} s: {named};"
         " look for their errors on their nodes"
     )

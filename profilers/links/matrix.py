@@ -1,14 +1,14 @@
-"""The measured links as matrices: between nodes, inside them, and what side-by-side traffic gets.
+"""The measured links: between nodes, inside them, and with side-by-side traffic.
 
 Of the `link` table, per ordered pair of ranks:
 
-    latency    half the shortest round trip of 8 bytes: what the wire takes, where the longer ones
-               tell how busy the hosts were
+    latency    half the shortest round trip of 8 bytes: that of the wire; the longer ones include
+               how busy the hosts were
     bandwidth  bytes of the largest message / (its median seconds - one round trip)
 
-The largest message stands for the bandwidth because smaller ones are still paced by the ramp of a
-connection; a line through all sizes (profilers/links/fits.py) tells what they take. A message
-without bytes tells of no bandwidth and is left out.
+The bandwidth is that of the largest message, because smaller ones are still paced by the ramp of a
+connection; a line through all sizes (profilers/links/fits.py) predicts those. A message without
+bytes has no bandwidth and is left out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -29,9 +29,9 @@ class Link:
     lanes: int
     """Pairs of the same two nodes that sent at the same time."""
     bytes_per_s: float
-    """Of this pair alone, whatever its neighbours got."""
+    """Of this pair only, whatever its neighbours got."""
     latency_s: float | None
-    """None where no round trip was timed."""
+    """None if no round trip was timed."""
     fit: LinkFit | None
     """None where fewer than two sizes were timed."""
     rows: tuple[Measurement, ...]
@@ -47,24 +47,24 @@ def links_of(profile: Profile) -> tuple[Link, ...]:
     """Every measured direction, by lanes, then sender, then receiver."""
     per_node = max(profile.header.machine.ranks_per_node, 1)
     trips: dict[tuple[int, int], float] = {}
-    one_way: dict[tuple[int, int, int], list[Measurement]] = {}
+    messages: dict[tuple[int, int, int], list[Measurement]] = {}
     for row in profile.table("link"):
         axes = row.case.axes
         pair = axes["sender"], axes["receiver"]
         if row.case.kind == "round_trip":
             trips[pair] = min(row.times_s)
         elif axes["bytes"] > 0:
-            one_way.setdefault((axes["lanes"], *pair), []).append(row)
-    return tuple(_links(one_way, trips, per_node=per_node))
+            messages.setdefault((axes["lanes"], *pair), []).append(row)
+    return tuple(_links(messages, trips, per_node=per_node))
 
 
 def _links(
-    one_way: Mapping[tuple[int, int, int], list[Measurement]],
+    messages: Mapping[tuple[int, int, int], list[Measurement]],
     trips: Mapping[tuple[int, int], float],
     *,
     per_node: int,
 ) -> Iterator[Link]:
-    for (lanes, sender, receiver), rows in sorted(one_way.items()):
+    for (lanes, sender, receiver), rows in sorted(messages.items()):
         rows.sort(key=lambda row: row.case.axes["bytes"])
         trip_s = trips.get((sender, receiver)) or trips.get((receiver, sender))
         # A message that is all latency still has a bandwidth of its bytes over its time.
@@ -85,18 +85,18 @@ def _links(
 
 
 def shared_ratio(links: tuple[Link, ...]) -> float | None:
-    """What one pair gets of its bandwidth alone while all lanes of its nodes send; None: unknown.
+    """The share of its isolated bandwidth that a pair gets while all lanes send; None: unknown.
 
-    1 where every lane has a card of its own, 1 / lanes where all share one.
+    1 if every lane has a NIC of its own, 1 / lanes if all share one.
     """
-    alone = {
+    isolated = {
         (link.sender_node, link.receiver_node): link.bytes_per_s
         for link in links
         if link.lanes == 1 and not link.is_inside
     }
     crowded = [
-        link.bytes_per_s / alone[key]
+        link.bytes_per_s / isolated[key]
         for link in links
-        if link.lanes > 1 and (key := (link.sender_node, link.receiver_node)) in alone
+        if link.lanes > 1 and (key := (link.sender_node, link.receiver_node)) in isolated
     ]
     return sum(crowded) / len(crowded) if crowded else None

@@ -1,6 +1,6 @@
-"""The bench of collectives: every kind over every group shape, timed by its slowest rank.
+"""The benchmark of collectives: every kind over every group shape, timed by its slowest rank.
 
-Groups with several ranks on each of several nodes exchange everything twice, flat and in two stages
+Groups with several ranks on each of several nodes run the all-to-all flat and in two stages
 (profilers/links/hierarchical.py), so that a profile says which is faster at which size.
 """
 
@@ -11,36 +11,38 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from profilers.benchmark import Bench, Setting
+from profilers.benchmark import Benchmark, Setting
+from profilers.clock import Clock
 from profilers.devices import is_out_of_memory
 from profilers.links import hierarchical
-from profilers.links.arrival_skew import RendezvousBench
+from profilers.links.arrival_skew import ArrivalSkewBenchmark
 from profilers.links.collectives import BUILDERS, Run, elements_per_rank, filled, prepare
-from profilers.links.every_rank import EveryRankBench
+from profilers.links.every_rank import EveryRankBenchmark
 from profilers.links.groups import HIERARCHICAL, Shape, shapes
 from profilers.links.hierarchical import stages
-from profilers.links.pairs import PairBench
+from profilers.links.pairs import PairBenchmark
 from profilers.links.team import ConnectedTeam
+from profilers.noise.policy import NoisePolicy
 from profilers.records import Case, Measurement, Status
 from profilers.team import Team
-from profilers.timing import Clock, measure
+from profilers.timing import measure
 
 CPU_BYTES = tuple(2**power for power in (10, 13, 16, 18, 20, 22, 24, 26))
 CUDA_BYTES = tuple(2**power for power in (10, 14, 17, 20, 22, 24, 26, 28, 30))
 
 
-def benches(setting: Setting) -> tuple[Bench, ...]:
-    """The tables of peers, links, collectives and meetings; a single rank has nothing in them."""
+def benchmarks(setting: Setting) -> tuple[Benchmark, ...]:
+    """The tables of peers, links, collectives and arrival skew; empty for a single rank."""
     return (
-        EveryRankBench(setting=setting),
-        PairBench(setting=setting),
-        LinkBench(setting=setting),
-        RendezvousBench(setting=setting),
+        EveryRankBenchmark(setting=setting),
+        PairBenchmark(setting=setting),
+        CollectiveBenchmark(setting=setting),
+        ArrivalSkewBenchmark(setting=setting),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LinkBench:
+class CollectiveBenchmark:
     """The table of collectives."""
 
     setting: Setting
@@ -82,13 +84,15 @@ class LinkBench:
         except (RuntimeError, MemoryError, ValueError) as problem:
             status = Status.OUT_OF_MEMORY if is_out_of_memory(problem) else Status.FAILED
             run, error = _nothing, " ".join(str(problem).split())[:200]
-        # A collective needs everyone: one rank that cannot take part keeps all others out of it.
+        # A collective needs every rank: if one cannot take part, none does.
         (anybody_failed,) = team.slowest_s([float(status is not Status.OK)])
         if anybody_failed:
             status = Status.FAILED if status is Status.OK else status
             return _once(team, _ended(case, status=status, error=error or "a peer failed"))
         clock = TeamClock(team=team, clock=self.setting.clock)
-        times_s = measure(run, clock=clock, budget_s=budget_s, repeat_s=self.setting.repeat_s)
+        # The clock synchronises the ranks; of the policy only the length of a repeat is left.
+        noise = NoisePolicy(repeat_s=self.setting.noise.repeat_s)
+        times_s = measure(run, clock=clock, budget_s=budget_s, noise=noise)
         return _once(team, Measurement(case=case, times_s=times_s))
 
     def _prepared(self, case: Case, team: ConnectedTeam) -> Run:
@@ -114,8 +118,8 @@ class LinkBench:
 class TeamClock:
     """A clock on which every repeat takes as long as on the slowest rank.
 
-    It reads the same on every rank, the time spent included, so whoever decides by it (how often
-    to repeat, when to stop) decides alike everywhere.
+    It reads the same on every rank, the time spent included, so decisions by it (how often to
+    repeat, when to stop) are the same everywhere.
     """
 
     def __init__(self, *, team: Team, clock: Clock) -> None:
@@ -135,7 +139,7 @@ class TeamClock:
         return slowest_s
 
     def page_faults(self) -> int:
-        """None that counts: ranks that left out different repeats would repeat unequally often."""
+        """Always 0: ranks that left out different repeats would not repeat equally often."""
         return 0
 
 
@@ -156,4 +160,4 @@ def _ended(case: Case, *, status: Status, error: str) -> Measurement:
 
 
 def _nothing() -> None:
-    """What a rank runs that could not prepare: never called."""
+    """Stands for the run of a rank that could not prepare; never called."""

@@ -1,6 +1,6 @@
 """The team over torch.distributed: gloo between processors, NCCL between accelerators.
 
-What the ranks tell each other besides the timed messages (decisions, rows, times) goes through a
+What the ranks send each other besides the timed messages (decisions, rows, times) goes through a
 gloo group of its own, so that it never queues behind a collective on the device.
 """
 
@@ -20,7 +20,7 @@ from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[a
 from profilers.affinity import usable_cores
 from profilers.errors import RankError
 from profilers.links.groups import Shape, members
-from profilers.links.master_address import met
+from profilers.links.master_address import wait_for_ranks
 from profilers.ranks import RankInfo
 
 T = TypeVar("T")
@@ -108,10 +108,10 @@ class ConnectedTeam:
         self._address = ""
         store: TCPStore | FileStore
         if rendezvous is None:
-            ranks = met(info, patience_s=PATIENCE_S)
+            ranks = wait_for_ranks(info, patience_s=PATIENCE_S)
             store, self._address = ranks.store, ranks.address
-            if ranks.card:
-                os.environ.setdefault("GLOO_SOCKET_IFNAME", ranks.card)
+            if ranks.nic:
+                os.environ.setdefault("GLOO_SOCKET_IFNAME", ranks.nic)
         else:
             store = FileStore(str(rendezvous), info.world)
         dist.init_process_group(

@@ -38,7 +38,7 @@ def is_map(values: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path, *, naming: Naming) -> Recording:
-    """Read a folder of a map and a load, or the load alone where it is logical.
+    """Read a folder of a map and a load, or only the load if it is logical.
 
     Raises:
         ValueError: one of the two is missing or they do not fit each other.

@@ -232,7 +232,7 @@ class Tally:
 
 
 def with_choices(counts: Recording, tally: Tally, *, layers: tuple[int, ...]) -> Recording:
-    """Counts that were recorded by themselves, with what the tokens beside them tell.
+    """Add what recorded tokens show to counts that were recorded separately.
 
     Args:
         counts: the recording without pairs and tokens.
@@ -241,12 +241,12 @@ def with_choices(counts: Recording, tally: Tally, *, layers: tuple[int, ...]) ->
     """
     if tally.layers != layers:
         return counts
-    found = tally.recording(naming=Naming())
-    top_k = counts.top_k or found.top_k
+    sampled = tally.recording(naming=Naming())
+    top_k = counts.top_k or sampled.top_k
     return replace(
         counts,
         top_k=top_k,
-        transition_MEE=found.transition_MEE,
-        coactivation_LEE=found.coactivation_LEE,
-        token_LTK=found.token_LTK if top_k == found.top_k else None,
+        transition_MEE=sampled.transition_MEE,
+        coactivation_LEE=sampled.coactivation_LEE,
+        token_LTK=sampled.token_LTK if top_k == sampled.top_k else None,
     )

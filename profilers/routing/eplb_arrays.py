@@ -44,12 +44,12 @@ def array_of(path: Path) -> npt.NDArray[Any]:
         head = file.read(6)
     if head == b"\x93NUMPY" or is_npz(path):
         return _numpy(path)
-    found = tensors.load(path)
-    if isinstance(found, dict):
-        found = _chosen(found)
-    if not isinstance(found, np.ndarray):
-        raise ValueError(f"holds a {type(found).__name__}; expected one tensor of counts")  # noqa: TRY004
-    return found
+    loaded = tensors.load(path)
+    if isinstance(loaded, dict):
+        loaded = _chosen(loaded)
+    if not isinstance(loaded, np.ndarray):
+        raise ValueError(f"holds a {type(loaded).__name__}; expected one tensor of counts")  # noqa: TRY004
+    return loaded
 
 
 def _numpy(path: Path) -> npt.NDArray[Any]:

@@ -1,7 +1,7 @@
 """The dumps that can be read, by the name that users type; and which of them a path holds.
 
-What a path holds is told by its content: the first bytes of a file, the names in a folder. Nothing
-is executed to find out, and nothing is executed to read it.
+The format of a path follows from its content: the first bytes of a file, the names in a folder.
+Nothing is executed to find out, and nothing is executed to read it.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ FORMATS: Final[Mapping[str, str]] = {
 }
 
 HEAD_BYTES: Final = 4096
-"""Of a file that are looked at; a trace's first line says what it is well within them."""
+"""Of a file that are read; the first line of a trace identifies it well within them."""
 
 
 class Reader(Protocol):

@@ -13,9 +13,9 @@ bounded).
 Source: NVIDIA/Megatron-LM at d98e8a6, megatron/core/transformer/moe/router_trace.py. Where the
 router hands on a mask, the ids of a token ascend; they are not in order of its preference.
 
-The trace does not say how many experts there are: the largest id that was chosen tells, unless the
-user does. Nor does it number layers across pipeline stages: each stage counts its own from 0, so
-the traces of one stage are read at a time, with --layer-ids. Ranks of one tensor-parallel group
+The trace does not say how many experts there are: it is taken from the largest chosen id, unless
+the user does. Nor does it number layers across pipeline stages: each stage counts its own from 0,
+so the traces of one stage are read at a time, with --layer-ids. Ranks of one tensor-parallel group
 without sequence parallelism record the same tokens, which leaves the shares as they are.
 
 Not covered: the layers of multi-token prediction (`block` is not `decoder`), hidden states and
@@ -41,9 +41,9 @@ TRACES: Final = "router_trace_rank*.jsonl"
 MOST_LINE_BYTES: Final = 2**25
 """One layer's choices in one forward: 400,000 tokens of 16 choices."""
 MOST_HELD: Final = 2**24
-"""Choices of a forward that are held until its last layer has come: 64 MiB."""
+"""Choices of a forward that are kept until its last layer is read: 64 MiB."""
 MOST_CELLS: Final = 2**24
-"""Counts that are held: 128 MiB; more passes than that leaves become coarser ones."""
+"""Counts in memory: 128 MiB; more passes than fit are merged into coarser ones."""
 MOST_FILES: Final = 65_536
 MOST_DIGITS: Final = 8
 """Of an id that is parsed quickly."""
@@ -69,7 +69,7 @@ def read(path: Path, *, naming: Naming) -> Recording:
 
 
 def _add_trace(file: Path, tally: Tally) -> None:
-    step, source, held = -1, 0, 0
+    step, source, num_held = -1, 0, 0
     forward: dict[int, Ids] = {}
     for number, record in _records(file):
         where = f"{file.name} line {number}"
@@ -77,11 +77,11 @@ def _add_trace(file: Path, tally: Tally) -> None:
             continue
         layer, now, rank = (_whole(record, name, where) for name in ("layer", "step", "rank"))
         ids_TK = _ids(record, where)
-        begins = now != step or rank != source or layer <= max(forward, default=-1)
-        if forward and (begins or held + ids_TK.size > MOST_HELD):
+        start = now != step or rank != source or layer <= max(forward, default=-1)
+        if forward and (start or num_held + ids_TK.size > MOST_HELD):
             _add(tally, forward, step=step, source=source, where=where)
-            forward, held = {}, 0
-        step, source, held = now, rank, held + ids_TK.size
+            forward, num_held = {}, 0
+        step, source, num_held = now, rank, num_held + ids_TK.size
         if ids_TK.size:
             forward[layer] = ids_TK
     if forward:
@@ -107,9 +107,9 @@ def _records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 )
             if not line.strip():
                 continue
-            found = _quickly(line)
-            if found is not None:
-                yield number, found
+            parsed = _quickly(line)
+            if parsed is not None:
+                yield number, parsed
                 continue
             try:
                 record = json.loads(line)
@@ -123,18 +123,18 @@ def _records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _quickly(line: bytes) -> dict[str, Any] | None:
-    """Parse a line whose choices are plain rows of ids; None where a real parser has to judge.
+    """Parse a line whose choices are plain rows of ids; None if a real parser has to decide.
 
     Nearly all of a trace is ids, and parsing them as JSON takes most of the time of reading it.
     """
-    begins, ends = line.find(KEY), line.rfind(b"]]") + 2
-    if begins < 0 or ends < 2:
+    start, stop = line.find(KEY), line.rfind(b"]]") + 2
+    if start < 0 or stop < 2:
         return None
-    ids_TK = rows_of_ids(line[begins + len(KEY) : ends])
+    ids_TK = rows_of_ids(line[start + len(KEY) : stop])
     if ids_TK is None:
         return None
     try:
-        record = json.loads(line[: begins + len(KEY)] + b"null" + line[ends:])
+        record = json.loads(line[: start + len(KEY)] + b"null" + line[stop:])
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
         return None
     if not isinstance(record, dict) or "top_indices" not in record:

@@ -1,8 +1,8 @@
-"""What a reader of a recording should know before planning from it.
+"""Warnings about a recording before planning from it.
 
     P passes   L recorded MoE layers   E experts
 
-Skew of a layer is the load of its fullest expert over the mean load: 1 is balanced. A recording
+Skew of a layer is the load of its most-loaded expert over the mean load: 1 is balanced. A recording
 with experts that were never seen, or with few tokens, is used all the same: the notes say so.
 """
 
@@ -19,7 +19,7 @@ count n around its mean is about its root, 10 % at 100."""
 
 
 class Skew(Record):
-    """The fullest expert over the mean expert."""
+    """Load of the most-loaded expert over the mean."""
 
     median: float
     """Of the layers, over the whole recording."""
@@ -33,8 +33,8 @@ class Skew(Record):
 
 def skew(recording: Recording) -> Skew:
     """How far a recording is from balanced."""
-    of_layer = _fullest_over_mean(recording.count_LE)
-    of_pass = _fullest_over_mean(recording.count_PLE)
+    of_layer = _peak_over_mean(recording.count_LE)
+    of_pass = _peak_over_mean(recording.count_PLE)
     return Skew(
         median=float(np.median(of_layer)),
         worst=float(of_layer.max()),
@@ -45,28 +45,28 @@ def skew(recording: Recording) -> Skew:
 
 def notes(recording: Recording) -> tuple[str, ...]:
     """One line for each thing that limits what a recording can say."""
-    found = []
+    lines = []
     unseen = recording.count_LE == 0
     if unseen.any():
         layers = int(unseen.any(axis=1).sum())
-        found.append(
+        lines.append(
             f"{int(unseen.sum())} experts of {layers} layers were never seen; they count as idle"
         )
     mean = float(recording.count_LE.mean())
     if mean < FEW_PER_EXPERT:
-        found.append(f"{mean:.0f} token copies an expert are few; record more tokens")
+        lines.append(f"{mean:.0f} token copies an expert are few; record more tokens")
     if recording.num_passes == 1:
-        found.append("totals only: nothing can be judged pass by pass")
+        lines.append("totals only: nothing can be judged pass by pass")
     idle = int((~recording.count_PLE.any(axis=2)).sum())
     if idle:
-        found.append(
+        lines.append(
             f"{idle} of {recording.num_passes * recording.num_layers} layers of passes"
             " have no token"
         )
-    return tuple(found)
+    return tuple(lines)
 
 
-def _fullest_over_mean(count_XE: Counts) -> Floats:
+def _peak_over_mean(count_XE: Counts) -> Floats:
     """Of every row that has tokens."""
     rows = count_XE.reshape(-1, count_XE.shape[-1])
     rows = rows[rows.any(axis=1)]

@@ -1,6 +1,6 @@
 """numpy's `.npy` from bytes, within what the bytes hold.
 
-numpy makes room for the shape that the header names before it looks whether that much follows; here
+numpy allocates the shape that the header names before it checks whether that much follows; here
 the two are compared first. Objects, which would be pickles, are refused.
 
 Source: numpy, doc/neps/nep-0001-npy-format.rst.

@@ -1,4 +1,4 @@
-"""What a user may say of a recording, because its source does not, or says it otherwise."""
+"""Properties of a recording that a user may set, because its source lacks or misstates them."""
 
 from dataclasses import dataclass
 

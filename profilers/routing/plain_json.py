@@ -48,9 +48,9 @@ def read(path: Path, *, naming: Naming) -> Recording:
         count_PLE = whole_counts(total_LE, what="logical_count", axes="layers experts")[None]
         what = "logical_count"
     if count_PLE.shape[1:] != shape:
-        found = list(count_PLE.shape[1:])
+        parsed = list(count_PLE.shape[1:])
         raise ValueError(
-            f"{what} has {found[0]} layers of {found[1]} experts; layer_ids and"
+            f"{what} has {parsed[0]} layers of {parsed[1]} experts; layer_ids and"
             f" num_logical_experts say {shape[0]} of {shape[1]}"
         )
     empty = np.flatnonzero(~count_PLE.any(axis=(0, 2)))

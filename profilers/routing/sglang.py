@@ -64,8 +64,8 @@ def _of_kind(content: Any, kind: str, file: Path) -> Mapping[str, Any]:
         raise ValueError(f"{file.name} has neither `logical_count` nor `records`")
     if kind not in content:
         raise ValueError("dumps of stat and of per_pass side by side; name one of the files")
-    found: Mapping[str, Any] = content
-    return found
+    dimensions: Mapping[str, Any] = content
+    return dimensions
 
 
 def _of_counts(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Recording:
@@ -89,18 +89,18 @@ def _of_counts(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Reco
 
 
 def _of_records(contents: Iterable[Mapping[str, Any]], *, naming: Naming) -> Recording:
-    """Recordings by `per_pass` or `per_token`; one rank's dump is held at a time."""
+    """Recordings by `per_pass` or `per_token`; one rank's dump is in memory at a time."""
     what = "last_physical_to_logical_map"
     by_pass, by_rank, tally = Sums(), Sums(), Tally()
     shape: tuple[int, int] | None = None
     for content in contents:
         map_RP = whole_counts(content.get(what), what=what, axes="layers slots")
         # Every expert has a slot, so the largest id says how many there are.
-        found = (map_RP.shape[0], int(map_RP.max()) + 1)
+        dimensions = (map_RP.shape[0], int(map_RP.max()) + 1)
         if shape is None:
-            require_room(*found)
-            shape, tally = found, Tally(num_experts=found[1])
-        if found != shape:
+            require_room(*dimensions)
+            shape, tally = dimensions, Tally(num_experts=dimensions[1])
+        if dimensions != shape:
             raise ValueError("ranks disagree in layers or experts; take the dumps of one server")
         for record in _records(content):
             number, rank = (_whole(record, name) for name in ("forward_pass_id", "rank"))

@@ -9,7 +9,7 @@
 Only counts are always there. A layer in a table is its position among the recorded layers; their
 absolute numbers are in `recording.json`, and so are the sizes that every table must have.
 
-The folder is written under another name and renamed, so a reader meets the old recording or the new
+The folder is written under another name and renamed, so a reader finds the old recording or the new
 one, never half of one.
 """
 
@@ -185,7 +185,7 @@ def read_stored(path: Path) -> Recording:
 
 
 def read_header(path: Path) -> RecordingHeader:
-    """Read `recording.json` alone: what was recorded and how much of it.
+    """Read only `recording.json`: what was recorded and how much of it.
 
     Raises:
         RecordingUnreadableError: it is missing, damaged or of another schema version.
@@ -212,7 +212,7 @@ def read_header(path: Path) -> RecordingHeader:
 def write_recording(
     path: Path, recording: Recording, *, origin: str = "", created: str = ""
 ) -> None:
-    """Write a recording over whatever recording the folder held.
+    """Write a recording; one that the folder holds is replaced.
 
     Args:
         path: its folder; one that holds other things is refused.

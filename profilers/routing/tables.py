@@ -60,14 +60,14 @@ def _array(
     wanted = {name: pa.int64() for name in axes}
     wanted[VALUES] = pa.list_(pa.from_numpy_dtype(dtype), shape[-1])
     with pq.ParquetFile(path) as file:
-        found = file.schema_arrow
+        stored = file.schema_arrow
         if file.metadata.num_rows != rows:
             raise ValueError(f"{file.metadata.num_rows} rows, recording.json says {rows}")
-        if found.names != list(wanted):
-            raise ValueError(f"columns {found.names}, expected {list(wanted)}")
+        if stored.names != list(wanted):
+            raise ValueError(f"columns {stored.names}, expected {list(wanted)}")
         for name, kind in wanted.items():
-            if found.field(name).type != kind:
-                raise ValueError(f"column {name!r} is {found.field(name).type}, must be {kind}")
+            if stored.field(name).type != kind:
+                raise ValueError(f"column {name!r} is {stored.field(name).type}, must be {kind}")
         table = file.read()
     if any(table.column(name).null_count for name in wanted):
         raise ValueError("a value is missing")

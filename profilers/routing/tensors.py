@@ -55,13 +55,13 @@ def load(path: Path, *, mapped: bool = False) -> Any:
         with warnings.catch_warnings():
             # Of pickles of another protocol; what cannot be read is refused anyway.
             warnings.simplefilter("ignore")
-            found = torch.load(
+            loaded = torch.load(
                 path,
                 map_location="cpu",
                 weights_only=True,
                 mmap=mapped and is_archive,
             )
-        return found if mapped else _Plain(most_bytes=most_bytes).of(found)
+        return loaded if mapped else _Plain(most_bytes=most_bytes).of(loaded)
     except pickle.UnpicklingError as error:
         raise ValueError(
             "refused: a pickle that holds more than tensors and plain values could run code;"
@@ -106,8 +106,8 @@ class _Plain:
                 f"a tensor of {' x '.join(map(str, tensor.shape))[:60]} repeats the few bytes that"
                 " the file holds; save what tensor.contiguous() returns"
             )
-        held = tensor.detach().cpu()
-        if held.is_floating_point():
+        on_host = tensor.detach().cpu()
+        if on_host.is_floating_point():
             # numpy has no bfloat16; every float that torch has fits a double.
-            held = held.to(torch.float64)
-        return np.asarray(held.numpy())
+            on_host = on_host.to(torch.float64)
+        return np.asarray(on_host.numpy())

@@ -105,14 +105,14 @@ def _tally(files: Mapping[int, Path], *, num_experts: int) -> Tally:
 
 
 def _rank_files(path: Path, pattern: str) -> dict[int, Path]:
-    found = {
+    ranks_found = {
         int(match.group(1)): file
         for file in sorted(path.iterdir())
         if (match := re.fullmatch(pattern, file.name))
     }
-    if len(found) > MOST_FILES:
-        raise ValueError(f"{len(found)} ranks; at most {MOST_FILES} are read")
-    return dict(sorted(found.items()))
+    if len(ranks_found) > MOST_FILES:
+        raise ValueError(f"{len(ranks_found)} ranks; at most {MOST_FILES} are read")
+    return dict(sorted(ranks_found.items()))
 
 
 def _tensors(file: Path) -> Tensors:

@@ -5,7 +5,7 @@ Several ranks of one host are started by `python -P -m profilers.local_ranks --r
 2 unusable configuration or number of ranks, 77 out of memory, 1 any other error (with its
 traceback); a run past its deadline is killed by SIGALRM. `--memory-limit 2GiB` holds every rank to
 that much for model and step, as a smaller device would (profilers/steps/limit.py); `--progress
-FILE` tells every timed step as it is done.
+FILE` writes every timed step as it is done.
 """
 
 import argparse
@@ -40,7 +40,7 @@ UNITS: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 class _UnwritableError(Exception):
-    """A file that this rank was told to write cannot be opened."""
+    """A file that this rank has to write cannot be opened."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -78,14 +78,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run_and_report(config: StepConfig, report: Path, progress: Path | None) -> None:
     if not dist.is_torchelastic_launched():
-        # gloo opens a socket even for a rank alone.
+        # gloo opens a socket even for a single rank.
         os.environ.update(LOOPBACK_ONLY)
     device = pick_device(config.device, local_rank=int(os.environ.get("LOCAL_RANK", "0")))
     if config.memory_limit_bytes is not None and device.type == "cpu":
         map_blocks()
     layout = start(config, device=device)
-    with _progress_of(progress if layout.rank == 0 else None) as told:
-        result = run(config, layout, told=told)
+    with _progress_of(progress if layout.rank == 0 else None) as on_step:
+        result = run(config, layout, on_step=on_step)
     if layout.rank == 0:
         partial = report.with_name(f".{report.name}.partial")
         partial.write_text(result.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -95,7 +95,7 @@ def _run_and_report(config: StepConfig, report: Path, progress: Path | None) -> 
 
 @contextmanager
 def _progress_of(file: Path | None) -> Iterator[Callable[[float], None]]:
-    """Give what writes a line for every timed step, or nothing where nobody reads."""
+    """Return a function that writes a line for every timed step, or does nothing without a file."""
     if file is None:
         yield lambda _seconds: None
         return
@@ -104,13 +104,13 @@ def _progress_of(file: Path | None) -> Iterator[Callable[[float], None]]:
     except OSError as error:
         raise _UnwritableError(f"{file}: {error.strerror}") from error
 
-    def tell(seconds: float) -> None:
+    def write_step(seconds: float) -> None:
         # A disk that is full loses the line, not the step.
         with suppress(OSError):
             print(json.dumps({"step_s": seconds}), file=lines)
 
     try:
-        yield tell
+        yield write_step
     finally:
         with suppress(OSError):
             lines.close()
@@ -120,7 +120,7 @@ def _end_without(parent: int) -> None:
     """End this rank when the process that wanted its report is gone."""
     try:
         process = psutil.Process(parent)
-        # A zombie is gone too: it waits for somebody to read its exit code, perhaps for ever.
+        # A zombie has ended too: it waits for its parent to read its exit code, perhaps forever.
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(PARENT_POLL_S)
     except psutil.NoSuchProcess:
@@ -156,13 +156,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, help="seconds after which the rank is killed")
     parser.add_argument("--parent", type=int, help="process id without which the rank ends")
     parser.add_argument("--memory-limit", type=_size, help="of each rank, e.g. 2GiB")
-    parser.add_argument("--progress", type=Path, help="where rank 0 tells each step, JSON lines")
+    parser.add_argument("--progress", type=Path, help="where rank 0 writes each step, JSON lines")
     return parser.parse_args(arguments)
 
 
 def _size(text: str) -> int:
-    found = SIZE.fullmatch(text)
-    size = round(float(found[1]) * UNITS[found[2]]) if found else 0
+    size_match = SIZE.fullmatch(text)
+    size = round(float(size_match[1]) * UNITS[size_match[2]]) if size_match else 0
     if not size:
         raise argparse.ArgumentTypeError(f"{text!r} is no size such as 2GiB; units: {[*UNITS]}")
     return size

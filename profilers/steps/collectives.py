@@ -21,7 +21,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
-    """A group that exchanges rows, and which of its ranks are on other nodes."""
+    """A group for the all-to-all of rows, and which of its ranks are on other nodes."""
 
     group: dist.ProcessGroup
     is_far_P: tuple[bool, ...]
@@ -46,7 +46,7 @@ def all_to_all_rows(x: Tensor, peers: Peers, *, send: list[int], receive: list[i
     return _AllToAll.apply(x, peers, send, receive)  # type: ignore[no-any-return, no-untyped-call]  # torch
 
 
-def exchange_counts(counts_PN: Tensor, group: dist.ProcessGroup) -> Tensor:
+def all_to_all_counts(counts_PN: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Tell every rank how many rows it will get: row p goes to rank p, and comes from it [P, N]."""
     if group.size() == 1:
         return counts_PN

@@ -1,4 +1,4 @@
-"""What a reference training step is told (StepConfig) and what it reports (StepReport).
+"""The input of a reference training step (StepConfig) and its report (StepReport).
 
 Both are JSON files: the launcher writes `step.json`, every rank reads it, rank 0 writes the report.
 

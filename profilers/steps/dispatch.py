@@ -1,7 +1,7 @@
 """Token copies to the ranks of their experts and back: at once, or node by node.
 
 `dispatch_flat` sends a row for every copy. `dispatch_hierarchical` is HierMoE's de-duplicated
-exchange (arXiv 2508.09591, equation 7, two levels), which leaves the combine open; here it is the
+all-to-all (arXiv 2508.09591, equation 7, two levels), which leaves the combine open; here it is the
 mirror image, with the sums taken before the slow link:
 
     1. one row for every node that a token needs, to the rank at this rank's place on that node,
@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from profilers.steps.collectives import Peers, all_to_all_rows, exchange_counts
+from profilers.steps.collectives import Peers, all_to_all_counts, all_to_all_rows
 from profilers.steps.functional import (
     expert_order,
     inverse_order,
@@ -80,7 +80,7 @@ def dispatch_hierarchical(
     needs_TN.scatter_(1, experts_TK // per_node, value=True)
     node_C, token_C = needs_TN.t().nonzero(as_tuple=True)
     sent_N = needs_TN.sum(dim=0)
-    received_N = exchange_counts(sent_N.unsqueeze(1), across.group).squeeze(1)
+    received_N = all_to_all_counts(sent_N.unsqueeze(1), across.group).squeeze(1)
     send, receive = torch.stack((sent_N, received_N)).tolist()
 
     # An expert of another node gets the number behind the last one of this node.
@@ -108,7 +108,7 @@ def dispatch_hierarchical(
 
 def _through_experts(rows: Tensor, sent_PE: Tensor, *, peers: Peers, ffn: ExpertFfn) -> Tensor:
     """Send rows that lie by expert to the experts' ranks, compute, and bring them back [M, H]."""
-    received_PE = exchange_counts(sent_PE, peers.group)
+    received_PE = all_to_all_counts(sent_PE, peers.group)
     # Copied to the host at once: on a device each copy waits for all work before it.
     sent, received = torch.stack((sent_PE, received_PE)).tolist()
     send, receive = [sum(row) for row in sent], [sum(row) for row in received]

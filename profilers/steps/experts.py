@@ -1,15 +1,15 @@
 """The expert feed-forward network: SwiGLU over rows that lie sorted by expert.
 
-On a GPU in bf16 the two products are PyTorch's grouped matrix product. Elsewhere they are a loop of
-plain products into one output: on a CPU that is as fast as the grouped one, which besides fails
-in the backward pass of an expert without tokens and knows no fp64.
+On a GPU in bf16 the two GEMMs are PyTorch's grouped GEMM. Elsewhere they are a loop of plain GEMMs
+into one output: on a CPU that is as fast as the grouped one, which also
+fails in the backward pass of an expert without tokens and has no fp64.
 
 oneDNN, which computes bf16 on processors, generates a kernel for every shape, and no two
 micro-batches bring an expert as many rows. So rows are multiplied by whole blocks there, as engines
-pad them for fp8: kernels come again, and a step whose rows vary took 2.2 s instead of 2.7 (two
+pad them for fp8: kernels are reused, and a step whose rows vary took 2.2 s instead of 2.7 (two
 ranks, 8 experts of 256 by 512, 256 rows each).
 
-Letters: E experts held by this rank, M rows (token copies), H hidden size, F expert width.
+Letters: E experts on this rank, M rows (token copies), H hidden size, F expert width.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ def expert_ffn(x_sorted: Tensor, counts: Sequence[int], gate_up: Tensor, down: T
         down: [E, H, F].
 
     Returns:
-        [M, H]. Kept for backward: x_sorted, the gate and up products [M, 2F], and their SwiGLU
+        [M, H]. Kept for backward: x_sorted, the outputs of gate and up [M, 2F], and their SwiGLU
         [M, F].
     """
     hidden = swiglu(_grouped_linear(x_sorted, counts, gate_up))
@@ -42,21 +42,21 @@ def expert_ffn(x_sorted: Tensor, counts: Sequence[int], gate_up: Tensor, down: T
 
 def _grouped_linear(x_MI: Tensor, counts: Sequence[int], weight_EOI: Tensor) -> Tensor:
     if x_MI.is_cuda and x_MI.dtype is torch.bfloat16 and len(x_MI):
-        ends = torch.tensor(list(accumulate(counts)), dtype=torch.int32)
-        offsets = ends.to(x_MI.device, non_blocking=True)
+        stops = torch.tensor(list(accumulate(counts)), dtype=torch.int32)
+        offsets = stops.to(x_MI.device, non_blocking=True)
         return torch.nn.functional.grouped_mm(x_MI, weight_EOI.transpose(1, 2), offs=offsets)
     return _LoopedLinear.apply(x_MI, weight_EOI, tuple(counts))  # type: ignore[no-any-return, no-untyped-call]  # torch
 
 
 class _LoopedLinear(torch.autograd.Function):
-    """One product per expert, each written into its rows of the result."""
+    """One GEMM per expert, each written into its rows of the result."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, counts: tuple[int, ...]) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.counts = counts
         y = x.new_empty(len(x), weight.shape[1])
-        _products(x, weight.transpose(1, 2), counts, out=y)
+        _grouped_gemm(x, weight.transpose(1, 2), counts, out=y)
         return y
 
     @staticmethod
@@ -64,11 +64,11 @@ class _LoopedLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         grad = grad.contiguous()
         grad_x = torch.empty_like(x)
-        _products(grad, weight, ctx.counts, out=grad_x)
+        _grouped_gemm(grad, weight, ctx.counts, out=grad_x)
         return grad_x, _weight_gradients(grad, x, ctx.counts), None
 
 
-def _products(x_MI: Tensor, weight_EIO: Tensor, counts: Sequence[int], *, out: Tensor) -> None:
+def _grouped_gemm(x_MI: Tensor, weight_EIO: Tensor, counts: Sequence[int], *, out: Tensor) -> None:
     """Multiply every expert's rows; what a block writes too far, the next expert writes again.
 
     Where nothing follows, the rows beyond the last whole block are multiplied by themselves.
@@ -93,8 +93,8 @@ def _weight_gradients(grad_MO: Tensor, x_MI: Tensor, counts: Sequence[int]) -> T
     for expert, rows in enumerate(_row_slices(counts)):
         block = _block(x_MI, rows)
         goes_on = block.stop <= len(x_MI)
-        grad = grad_MO[block] if goes_on and not x_is_wide else _alone(grad_MO, rows)
-        x = x_MI[block] if goes_on and x_is_wide else _alone(x_MI, rows)
+        grad = grad_MO[block] if goes_on and not x_is_wide else _padded_block(grad_MO, rows)
+        x = x_MI[block] if goes_on and x_is_wide else _padded_block(x_MI, rows)
         torch.mm(grad.t(), x, out=gradient[expert])
     return gradient
 
@@ -111,7 +111,7 @@ def _block(x_MI: Tensor, rows: slice) -> slice:
     return slice(rows.start, rows.start + (whole_blocks(count) if is_generated else count))
 
 
-def _alone(x_MI: Tensor, rows: slice) -> Tensor:
+def _padded_block(x_MI: Tensor, rows: slice) -> Tensor:
     """Give rows as a whole block, zeros behind them; no copy where they fill it."""
     block = _block(x_MI, rows)
     if block == rows:

@@ -1,4 +1,4 @@
-"""The memory-bound operations of the reference step, as plain functions that can be timed alone.
+"""The memory-bound operations of the reference step, as plain functions to time in isolation.
 
 What each keeps for the backward pass is part of its contract, because the memory model counts it.
 

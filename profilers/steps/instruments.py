@@ -1,4 +1,4 @@
-"""What a rank writes down while it runs a step: loads, chunk counts, activation bytes, traffic."""
+"""Counters of a rank during a step: loads, chunk counts, activation bytes, traffic."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -1,11 +1,11 @@
-"""Which ranks stand where: coordinates, process groups and the meshes of data parallelism.
+"""Coordinates of ranks, process groups and the meshes of data parallelism.
 
-Rank order is that of profilers/steps/config.py. Three scopes sum gradients inside a pipeline stage
-of D data and T tensor ranks with expert degree X:
+Rank order is that of profilers/steps/config.py. Gradients are reduced in three scopes inside a
+pipeline stage of D data and T tensor ranks with expert degree X:
 
     stage     D * T ranks       what tensor parallelism replicates: norms, router, embedding, head
     data      D ranks           what tensor parallelism splits: attention, dense and shared FFN
-    replica   D * T / X ranks   experts, among the ranks that hold the same ones
+    replica   D * T / X ranks   experts, among the ranks with the same ones
 
 Where the hierarchical dispatcher crosses nodes of N ranks, two more groups cut the expert group:
 

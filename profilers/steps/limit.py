@@ -5,7 +5,7 @@ the last step. On a processor the kernel does (RLIMIT_DATA of setrlimit(2): priv
 pages), during one whole step, with every large block mapped by itself (profilers/heap.py). What
 counts is what the process holds beyond its start, less what the first step left behind that is no
 tensor: oneDNN reserves addresses for the code it generates, about 1.5 MB for each shape of a
-product. That step is therefore run once without a limit, and then again on the same tokens under
+product. That step is therefore run once without a limit, and then repeated on the same tokens under
 it.
 
 Timed steps on a processor come afterwards, without limit and on a heap that keeps what is freed,
@@ -67,11 +67,11 @@ class HostLimit:
         try:
             yield
         finally:
-            # Errors are told, and ranks part, without it.
+            # Without it ranks report errors and leave.
             resource.setrlimit(resource.RLIMIT_DATA, (before, most))
 
     def peak_bytes(self) -> int:
-        """Return the most that was ever held of what the limit counts, to the page."""
+        """Return the peak of the memory that the limit counts, to the page."""
         return _status_bytes("VmPeak") - self._start_addresses - self._other_addresses
 
 
@@ -90,7 +90,7 @@ def limit_device(limit_bytes: int, *, device: torch.device) -> None:
 
 
 def _status_bytes(field: str) -> int:
-    found = re.search(rf"^{field}:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
-    if found is None:
-        raise RankError(f"{STATUS} does not tell {field}, which memory_limit_bytes needs")
-    return int(found[1]) * 1024
+    match = re.search(rf"^{field}:\s+(\d+) kB$", STATUS.read_text(encoding="ascii"), re.MULTILINE)
+    if match is None:
+        raise RankError(f"{STATUS} does not contain {field}, which memory_limit_bytes needs")
+    return int(match[1]) * 1024

@@ -68,7 +68,7 @@ def forced_copies(load_ratio_row: Sequence[float], *, tokens: int, top_k: int) -
 def forced_experts(copies: Sequence[int], *, top_k: int, seed: Sequence[int]) -> NDArray[np.int64]:
     """Assign the copies of one sequence to its tokens, K distinct experts each: [S, K].
 
-    Copies sorted by expert are dealt out like cards, token t getting t, t + S, t + 2S, ...; two
+    Copies sorted by expert are dealt out round-robin, token t getting t, t + S, t + 2S, ...; two
     of them cannot be one expert's, which holds at most S. Then the tokens are shuffled by `seed`.
     """
     dealt_KS = np.repeat(np.arange(len(copies)), copies).reshape(top_k, -1)

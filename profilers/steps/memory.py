@@ -19,8 +19,8 @@ class ActivationMeter:
     """Counts bytes while a metered step runs.
 
     Args:
-        parameters: storages of what is a parameter right now; asked at each tensor saved.
-        gradient_bytes: gradient bytes held right now; asked at each tensor used.
+        parameters: current storages of parameters; called at each tensor saved.
+        gradient_bytes: gradient bytes in memory now; called at each tensor used.
     """
 
     def __init__(

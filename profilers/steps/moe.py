@@ -1,11 +1,12 @@
 """The Mixture-of-Experts layer: router, dispatch, experts, combine, in MemFine's chunks.
 
 MemFine (arXiv 2511.21431): the tokens of a rank are cut into c contiguous chunks; each is
-dispatched, computed and combined in turn and, in the backward pass, computed again, so that at most
-one chunk's expert activations are held. c is fixed, or picked at run time as the smallest power of
-two that keeps the copies which any rank of the expert group holds at once under a threshold.
-The paper leaves open how ranks agree; here they take the largest count of the group, because a rank
-that exchanges fewer chunks than its peers would leave them waiting for ever.
+dispatched, computed and combined in turn and recomputed in the backward pass, so that at most
+one chunk's expert activations are in memory. c is fixed, or picked at run time as the smallest
+power of two that keeps the copies which any rank of the expert group has at once under a
+threshold. The paper leaves open how ranks agree; here they take the largest count of the group,
+because a rank that runs the all-to-all for fewer chunks than its peers would leave them waiting
+forever.
 
 Letters: T tokens of this rank, H hidden size, K experts per token, E experts, P expert ranks,
 R copies received.
@@ -20,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from profilers.steps.collectives import Peers, exchange_counts
+from profilers.steps.collectives import Peers, all_to_all_counts
 from profilers.steps.config import Recompute, Stage, StepConfig
 from profilers.steps.dispatch import dispatch_flat, dispatch_hierarchical
 from profilers.steps.experts import expert_ffn
@@ -66,7 +67,7 @@ class Moe(nn.Module):
 
 
 class RoutedExperts(nn.Module):
-    """The experts of this rank and the exchange of tokens: x[T, H], [T, K], [T, K] -> [T, H]."""
+    """The experts of this rank with dispatch and combine: x[T, H], [T, K], [T, K] -> [T, H]."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class RoutedExperts(nn.Module):
         self._instruments.note_chunks(self._moe_layer, chunks)
         recompute = self._stage.recompute
         if recompute is Recompute.NONE or (recompute is Recompute.FULL and chunks == 1):
-            return self._exchange_and_compute(x_TH, experts_TK, weight_TK)
+            return self._dispatch_and_compute(x_TH, experts_TK, weight_TK)
         sizes = even_parts(len(x_TH), parts=chunks)
         parts = zip(
             torch.split_with_sizes(x_TH, sizes),
@@ -119,7 +120,7 @@ class RoutedExperts(nn.Module):
         return torch.cat(
             [
                 recomputed(
-                    self._exchange_and_compute,
+                    self._dispatch_and_compute,
                     *part,
                     instruments=self._instruments,
                     is_inside_another=recompute is Recompute.FULL,
@@ -128,7 +129,7 @@ class RoutedExperts(nn.Module):
             ]
         )
 
-    def _exchange_and_compute(self, x_TH: Tensor, experts_TK: Tensor, weight_TK: Tensor) -> Tensor:
+    def _dispatch_and_compute(self, x_TH: Tensor, experts_TK: Tensor, weight_TK: Tensor) -> Tensor:
         if not self._hops:
             copies_PE = self._copies(experts_TK)
             return dispatch_flat(
@@ -156,7 +157,7 @@ class RoutedExperts(nn.Module):
         limit = self._stage.max_chunk_tokens
         if limit is None:
             return self._stage.chunks
-        received = exchange_counts(self._copies(experts_TK), self._peers.group).sum()
+        received = all_to_all_counts(self._copies(experts_TK), self._peers.group).sum()
         if self._peers.group.size() > 1:
             dist.all_reduce(received, op=dist.ReduceOp.MAX, group=self._peers.group)
         return chunks_needed(int(received), limit=limit, most=self._stage.max_chunks)

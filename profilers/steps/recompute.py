@@ -1,4 +1,4 @@
-"""Recomputation of a function in the backward pass, metered when it is run again.
+"""Recomputation of a function in the backward pass, metered when it is recomputed.
 
 The reentrant form of `torch.utils.checkpoint` is used: its recomputation is an ordinary call, so
 the meter's hooks can be entered inside, and only the arguments are kept in between.
@@ -25,17 +25,17 @@ def recomputed(
 
     x must require a gradient, or the function's parameters would get none. The result has the
     shape of x. Inside another recomputed function, the outer one's second call only rebuilds the
-    graph: what comes out of it is read by nobody as long as only sums follow. The inner function is
+    graph: its output is not read as long as only sums follow. The inner function is
     then not called for it, and NaNs stand in, which would show in every gradient if they were read.
     """
     if not torch.is_grad_enabled():
         # The first call of an outer recomputation: nothing is kept anyway.
         return function(x, *arguments)
 
-    def metered(*again: Tensor | None) -> Tensor:
+    def metered(*is_recomputed: Tensor | None) -> Tensor:
         if is_inside_another and not torch.is_grad_enabled():
             return torch.full_like(x, math.nan)
         with instruments.recording():
-            return function(*again)
+            return function(*is_recomputed)
 
     return checkpoint(metered, x, *arguments, use_reentrant=True, preserve_rng_state=False)  # type: ignore[no-any-return]  # torch's stub

@@ -1,4 +1,4 @@
-"""Run a step configuration on the ranks of this job and report what was seen.
+"""Run a step configuration on the ranks of this job and report times, losses and memory.
 
 Warm-up steps, one metered step, then the timed steps. A step's time is that of the slowest rank,
 from a barrier to the end of its optimizer update; text and forced routes are laid out before it.
@@ -32,11 +32,13 @@ GROUP_TIMEOUT = timedelta(seconds=60)
 """A collective that takes longer has lost a peer; the job then ends instead of hanging."""
 
 
-Told = Callable[[float], None]
+OnStep = Callable[[float], None]
 """Told the seconds of each timed step on this rank, as soon as it is done."""
 
 
-def run(config: StepConfig, layout: Layout, *, told: Told = lambda _seconds: None) -> StepReport:
+def run(
+    config: StepConfig, layout: Layout, *, on_step: OnStep = lambda _seconds: None
+) -> StepReport:
     """Train for the configured steps; every rank returns the same report."""
     training, memory, first = _prepared(config, layout)
     seconds: list[Tensor] = []
@@ -48,7 +50,7 @@ def run(config: StepConfig, layout: Layout, *, told: Told = lambda _seconds: Non
     gc.disable()
     for step in range(first, first + config.steps):
         second, loss, load_LE, chunks_L, far_bytes = _timed_step(training, layout, step)
-        told(second.item())
+        on_step(second.item())
         seconds.append(second)
         losses.append(loss)
         loads.append(load_LE)

@@ -1,11 +1,11 @@
-"""Data parallelism by FSDP2: which parameters are summed over which ranks, and where they lie.
+"""Data parallelism by FSDP2: the ranks that share and reduce each parameter.
 
 zero_stage 0 replicates parameters and all-reduces gradients (a mesh of N x 1), 1 shards optimizer
 state and gradients and gathers parameters once a step, 3 gathers them unit by unit. Gradients are
-sums, never means: the loss is already a share of the global mean.
+reduced to sums, never means: the loss is already a share of the global mean.
 
-Units: one per layer over the stage's ranks; inside it the routed experts over the ranks that hold
-the same ones; and, with tensor parallelism, what is split by it over the data ranks.
+Units: one per layer over the stage's ranks; inside it the routed experts over the ranks with the
+same ones; and, with tensor parallelism, what is split by it over the data ranks.
 """
 
 from collections.abc import Iterator
@@ -81,19 +81,19 @@ def weights_now(module: nn.Module) -> Iterator[Tensor]:
     for weight in module.parameters():
         yield _local(weight.detach())
     yield from module.buffers()
-    for held in _held_by_fsdp(module):
-        gathered = getattr(held, "_unsharded_param", None)
+    for record in _held_by_fsdp(module):
+        gathered = getattr(record, "_unsharded_param", None)
         if gathered is not None:
             yield gathered.detach()
 
 
 def gradients_now(module: nn.Module) -> Iterator[Tensor]:
-    """Every gradient tensor held right now: shards, and what is not yet reduced."""
-    for held in _held_by_fsdp(module):
-        gathered = getattr(held, "_unsharded_param", None)
+    """Every gradient tensor in memory right now: shards, and what is not yet reduced."""
+    for record in _held_by_fsdp(module):
+        gathered = getattr(record, "_unsharded_param", None)
         for gradient in (
-            held.sharded_param.grad,
-            held.unsharded_accumulated_grad,
+            record.sharded_param.grad,
+            record.unsharded_accumulated_grad,
             None if gathered is None else gathered.grad,
         ):
             if gradient is not None:

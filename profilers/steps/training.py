@@ -128,7 +128,7 @@ class Training:
         return sum(shard.numel() * shard.element_size() for shard in self._shards)
 
     def gradient_bytes(self) -> int:
-        """Bytes of all gradients held right now."""
+        """Bytes of all gradients in memory right now."""
         return storage_bytes(gradients_now(self.modules))
 
     def optimizer_bytes(self) -> int:

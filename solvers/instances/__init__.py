@@ -1,1 +1,1 @@
-"""How many instances of which kind serve a traffic, and who hands requests to whom."""
+"""How many instances of each kind serve the traffic, and their KV routes."""

@@ -142,9 +142,9 @@ def _demand_violations(problem: InstancesProblem, plan: InstancePlan) -> Iterato
             for flow, route in zip(plan.flow_per_s_E, problem.routes, strict=True)
             if problem.groups[route.sender].request_class == number
         )
-        asked = share * plan.rate_per_s
-        if _exceeds(asked, served, plan):
-            yield f"class {number} asks for {asked} requests/s, {served} are served"
+        demanded = share * plan.rate_per_s
+        if _exceeds(demanded, served, plan):
+            yield f"class {number} asks for {demanded} requests/s, {served} are served"
     if plan.rate_per_s < problem.required_per_s * (1.0 - SHORTFALL_RATIO):
         yield (
             f"{plan.rate_per_s} requests/s are provided for, {problem.required_per_s} are required"

@@ -1,13 +1,13 @@
 """Counts of instances under pools, kinds and cuts, as integers for OR-Tools' CP-SAT.
 
-The flows of `problem.py` are not here: what counts can serve is an upper limit by the cuts of
-`flows.py`, of which every feasible plan keeps every one, so that a solution of this model bounds
-the problem from below. Rates become multiples of a unit, rounded so that nothing feasible is lost;
-weights likewise, rounded down. One thread and a fixed seed give the same answer every time, unless
-the time limit ends the search. An interrupt stops the search and is raised again.
+The flows of `problem.py` are replaced by the cuts of `flows.py`, upper limits on what counts can
+serve. Every feasible plan satisfies every cut, so a solution of this model is a lower bound of the
+problem. Rates become multiples of a unit, rounded so that nothing feasible is lost;
+weights likewise, rounded down. One thread and a fixed seed give the same result every time, unless
+the time limit ends the search. An interrupt stops the search and is re-raised.
 
-Where a rate is rewarded the objective is only a guide, in coarse units: fine ones are slow. What is
-proven there is that no counts reach a target.
+Where a rate is rewarded the objective only guides the search, in coarse units, since fine ones are
+slow. Proven there is that no counts reach a target.
 
 Letters: J columns.
 """
@@ -41,7 +41,7 @@ GUIDE_STEPS = 10**3
 GUIDE_LIMIT = 10**9
 """No objective is further from zero, in those units."""
 
-STOP_AGAIN_AFTER_S = 0.05
+STOP_POLL_S = 0.05
 SEED = 0
 
 STATUS_OF_CP_SAT: Mapping[int, Status] = {
@@ -120,7 +120,7 @@ class CountsModel:
         return guide
 
     def add_cut(self, cut: Cut) -> None:
-        """Ask that these prices allow the least rate."""
+        """Require that the cut allows the least rate."""
         slope_J = {j: -cut.slope_J[j] for j in self.columns}
         least = (self.linear.least_per_s - cut.constant) / self.unit_per_s
         self.model.add(self._whole(slope_J, unit=self.unit_per_s) <= -math.floor(least))
@@ -129,7 +129,7 @@ class CountsModel:
             self.model.add(value - math.ceil(constant / unit) <= self.guide)
 
     def add_target(self, cuts: Iterable[Cut], *, at_most: float) -> None:
-        """Ask for an objective that is no more, as far as these prices tell."""
+        """Require an objective of at most this much, under the prices of these cuts."""
         for cut in cuts:
             value, constant, unit = self._value(cut, unit_per_s=self.unit_per_s)
             self.model.add(value <= math.ceil((at_most + constant) / unit))
@@ -162,15 +162,15 @@ class CountsModel:
         solver.parameters.num_workers = threads
         solver.parameters.random_seed = SEED
         solver.parameters.linearization_level = 2  # relaxations of these models are nearly tight
-        # Left alone, CP-SAT takes Ctrl-C for "stop and report": nobody would learn of it.
+        # By default CP-SAT treats Ctrl-C as "stop and report", which would hide the interrupt.
         solver.parameters.catch_sigint_signal = False
         with ThreadPoolExecutor(max_workers=1) as pool:
             search = pool.submit(solver.solve, self.model)
             try:
                 code = search.result()
             except KeyboardInterrupt:
-                # A search that has not begun yet does not hear it: ask until it has ended.
-                while wait([search], timeout=STOP_AGAIN_AFTER_S).not_done:
+                # A search that has not begun ignores the first stop: repeat until it ends.
+                while wait([search], timeout=STOP_POLL_S).not_done:
                     solver.stop_search()
                 raise
         status = STATUS_OF_CP_SAT.get(code)

@@ -1,15 +1,15 @@
 """Counts by OR-Tools' CP-SAT, flows by a linear program, joined by cuts: Benders' decomposition.
 
     1. find counts that are best under the cuts so far (`counts.py`): a lower bound;
-    2. route as many requests as these counts can serve (`flows.py`): a plan, and why not more;
-    3. where that is less than the counts were found for, add the cut and go back to 1.
+    2. route as many requests as these counts can serve (`flows.py`): a plan and a cut;
+    3. where that is less than the model assumed, add the cut and go back to 1.
 
 Where a rate is rewarded, 1 asks for counts that beat the best plan so far by the tolerance, until
 there are none.
 
 Source: Benders, Numerische Mathematik 4, 1962. A cut leaves out the counts that it came from, so it
-ends; without links that bind the first cuts suffice. Columns that others always beat are left
-out first (`dominance.py`), objectives become linear programs (`linear.py`). Proves optimality
+ends; without links that bind the first cuts suffice. Dominated columns are removed
+first (`dominance.py`), objectives become linear programs (`linear.py`). Proves optimality
 within 1e-7, and infeasibility; the second opinion on `milp.py`, with which it shares only these.
 Where a rate is rewarded it proves nothing before it ends, and ratios over thousands of devices end
 at the time limit: choose `milp` there.
@@ -20,7 +20,7 @@ import time
 
 from solvers.instances.counts import CountsModel
 from solvers.instances.dominance import undominated
-from solvers.instances.flows import first_cuts, fullest, slowed
+from solvers.instances.flows import at_lower_rate, first_cuts, max_flow_plan
 from solvers.instances.linear import Linear, solve_by
 from solvers.instances.problem import InstancePlan, InstancesProblem
 from solvers.result import Claim, Status
@@ -95,21 +95,21 @@ def _by_cuts(
             model.add_cut(cut)
         if best is not None:
             model.add_target(cuts, at_most=target)
-        found = model.run(time_limit_s=left_s, threads=threads)
-        if found.status is Status.INFEASIBLE:
+        counted = model.run(time_limit_s=left_s, threads=threads)
+        if counted.status is Status.INFEASIBLE:
             status = Status.INFEASIBLE if best is None else Status.OPTIMAL
             return Claim(status=status, solution=best, bound=target)
-        bound = max(bound, found.bound)
-        if not found.status.has_solution:
+        bound = max(bound, counted.bound)
+        if not counted.status.has_solution:
             break
-        units.watch(found.count_J)
-        served = fullest(problem, found.count_J)
+        units.watch(counted.count_J)
+        served = max_flow_plan(problem, counted.count_J)
         cuts.append(served.cut)
         if served.plan.rate_per_s < linear.least_per_s * (1.0 - AGREEMENT_RATIO):
             continue
         if not linear.reward:
-            plan = slowed(served.plan, linear.least_per_s)
-            return Claim(status=found.status, solution=plan, bound=bound)
+            plan = at_lower_rate(served.plan, linear.least_per_s)
+            return Claim(status=counted.status, solution=plan, bound=bound)
         value = _value(linear, served.plan)
         if value < best_value:
             best, best_value = served.plan, value

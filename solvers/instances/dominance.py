@@ -1,12 +1,12 @@
-"""Leave out columns that others of their group always beat; no optimum is lost.
+"""Remove dominated columns of each group; no optimum is lost.
 
 Column a beats b when some number k of instances of a, in place of one of b, takes no more devices
-of any pool, costs no more, and serves no less: in every plan each b can be exchanged for k of a
-without breaking a row, raising a weight, or using more kinds of instances (all of b go at once).
-Latency is no matter here: every column meets its targets.
+of any pool, costs no more, and serves no less: in every plan each b can be replaced by k of a
+without breaking a row, raising a weight, or using more kinds of instances (all of b at once).
+Latency does not matter here: every column meets its SLO targets.
 
-Between columns that beat each other the first in order stays. Beating is transitive, so what beats
-a column and was itself left out was beaten by one that stays. O(J^2) over the columns of a group.
+Between columns that beat each other the first in order stays. Dominance is transitive, so every
+removed column is dominated by one that stays. O(J^2) over the columns of a group.
 """
 
 import math
@@ -26,12 +26,12 @@ def undominated(problem: InstancesProblem) -> tuple[int, ...]:
             number
             for members in of_group.values()
             for number in members
-            if not any(_stands_before(problem, other, number) for other in members)
+            if not any(_is_preferred(problem, other, number) for other in members)
         )
     )
 
 
-def _stands_before(problem: InstancesProblem, other: int, number: int) -> bool:
+def _is_preferred(problem: InstancesProblem, other: int, number: int) -> bool:
     if other == number or not _beats(problem.columns[other], problem.columns[number]):
         return False
     return other < number or not _beats(problem.columns[number], problem.columns[other])

@@ -1,4 +1,4 @@
-"""What given instances can serve at most, and a cut that says why not more.
+"""The most that given instances can serve, and a cut that proves it.
 
 With the counts fixed the rows of `problem.py` are a linear program in the flows,
 
@@ -53,8 +53,8 @@ class Served:
     """Met with equality by these counts, up to rounding."""
 
 
-def fullest(problem: InstancesProblem, count_J: tuple[int, ...]) -> Served:
-    """Route as many requests as the instances and links can serve; pools are not looked at."""
+def max_flow_plan(problem: InstancesProblem, count_J: tuple[int, ...]) -> Served:
+    """Route as many requests as the instances and links can serve; pools are ignored."""
     capacity_G = np.zeros(len(problem.groups))
     for count, column in zip(count_J, problem.columns, strict=True):
         capacity_G[column.group] += count * column.rate_per_s
@@ -70,7 +70,7 @@ def fullest(problem: InstancesProblem, count_J: tuple[int, ...]) -> Served:
     return Served(plan=plan, cut=_cut(problem, price_I, unit_per_s))
 
 
-def slowed(plan: InstancePlan, rate_per_s: float) -> InstancePlan:
+def at_lower_rate(plan: InstancePlan, rate_per_s: float) -> InstancePlan:
     """The same instances at a rate that is no higher."""
     factor = min(1.0, rate_per_s / plan.rate_per_s)
     return InstancePlan(
@@ -82,7 +82,7 @@ def slowed(plan: InstancePlan, rate_per_s: float) -> InstancePlan:
 
 
 def first_cuts(problem: InstancesProblem) -> tuple[Cut, ...]:
-    """Every class must be prefilled and everything decoded, the links not looked at."""
+    """Every class must be prefilled and everything decoded, the links ignored."""
     cuts = []
     for number, share in enumerate(problem.share_C):
         slope_J = [0.0] * len(problem.columns)

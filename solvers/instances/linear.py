@@ -115,10 +115,10 @@ def _least_ratio(
             Linear(weight_J=problem.weight_J, reward=ratio, least_per_s=slowest_per_s)
         )
         bound = max(bound, ratio + min(0.0, claim.bound) / slowest_per_s)
-        found = claim.solution
-        falls_to = math.inf if found is None else check.objective(problem, found)
-        if found is not None and falls_to < ratio:
-            best = found
+        plan = claim.solution
+        falls_to = math.inf if plan is None else check.objective(problem, plan)
+        if plan is not None and falls_to < ratio:
+            best = plan
         if falls_to >= ratio * (1.0 - IMPROVEMENT_RATIO):
             status = Status.OPTIMAL if claim.status is Status.OPTIMAL else Status.FEASIBLE
             return Claim(status=status, solution=best, bound=bound)
@@ -131,5 +131,5 @@ def least_weight(problem: InstancesProblem) -> float:
         role: min((weight_J[j] for j in problem.columns_of(role)), default=math.inf)
         for role in Role
     }
-    apart = lightest[Role.PREFILL] + lightest[Role.DECODE]
-    return min(apart, lightest[Role.AGGREGATED])
+    disaggregated = lightest[Role.PREFILL] + lightest[Role.DECODE]
+    return min(disaggregated, lightest[Role.AGGREGATED])

@@ -1,6 +1,6 @@
 """The rows of `problem.py` as an integer program, solved by CBC through PuLP.
 
-Columns that others always beat are left out first (`dominance.py`), objectives become linear
+Dominated columns are removed first (`dominance.py`), objectives become linear
 programs (`linear.py`). Rates are written in units of a rate that the pools can about reach, and
 links in shares of what they carry, so that CBC's tolerance on a row, 1e-7, lies far inside
 `SHORTFALL_RATIO`. Kinds in use are binary columns beside the counts, where they are limited.
@@ -20,7 +20,7 @@ from pulp.apis.coin_api import pulp_cbc_path
 
 from solvers.cbc import run_cbc
 from solvers.instances.dominance import undominated
-from solvers.instances.flows import fullest, slowed
+from solvers.instances.flows import at_lower_rate, max_flow_plan
 from solvers.instances.linear import Linear, solve_by
 from solvers.instances.problem import InstancePlan, InstancesProblem, Role
 from solvers.result import Claim, Status
@@ -168,22 +168,22 @@ class _Model:
 
     def run(self, *, time_limit_s: float, threads: int) -> Claim[InstancePlan]:
         """Solve; the claim is about the linear objective."""
-        answer = run_cbc(
+        result = run_cbc(
             executable=pulp_cbc_path,
             write_model=self.program.writeMPS,
             time_limit_s=time_limit_s,
             threads=threads,
         )
-        if answer.status is Status.INFEASIBLE:
-            return Claim(status=answer.status, solution=None, bound=math.inf)
-        plan = self._plan(answer.value_of_column) if answer.status.has_solution else None
-        bound = answer.bound * self.size / SCALED_OBJECTIVE
+        if result.status is Status.INFEASIBLE:
+            return Claim(status=result.status, solution=None, bound=math.inf)
+        plan = self._plan(result.value_of_column) if result.status.has_solution else None
+        bound = result.bound * self.size / SCALED_OBJECTIVE
         bound -= RELATIVE_TOLERANCE * max(abs(bound), self.reward)
-        return Claim(status=answer.status, solution=plan, bound=bound)
+        return Claim(status=result.status, solution=plan, bound=bound)
 
     def _plan(self, value: Mapping[str, float]) -> InstancePlan:
         counts = [0] * len(self.problem.columns)
         for j in self.columns:
             counts[j] = round(value.get(f"n{j}", 0.0))
-        plan = fullest(self.problem, tuple(counts)).plan
-        return plan if self.linear.reward else slowed(plan, self.linear.least_per_s)
+        plan = max_flow_plan(self.problem, tuple(counts)).plan
+        return plan if self.linear.reward else at_lower_rate(plan, self.linear.least_per_s)

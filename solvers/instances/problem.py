@@ -1,9 +1,9 @@
-"""How many instances of each kind to run on unlike pools so that every request is served.
+"""How many instances of each kind to run on heterogeneous pools so that every request is served.
 
-A *column* is one way to run one instance: a role, the devices that it takes of each pool (attention
-and experts that stand apart are one column over one or two pools), what it serves, what it costs.
-Columns that miss a latency target or do not fit in memory are left out by whoever makes them.
-Columns of one role that hand over alike (same pool, same layout of their KV cache) form a *group*.
+A *column* is one configuration of an instance: a role, the devices that it takes of each pool (an
+AFD unit is one column over one or two pools), its rate and its cost. The caller leaves out columns
+that miss an SLO target or do not fit in memory. Columns of one role with the same KV transfer (same
+pool, same layout of their KV cache) form a *group*.
 
     n_j     instances of column j, whole numbers
     y_e     requests/s that route e carries from a prefill group to a decode group
@@ -16,13 +16,13 @@ Columns of one role that hand over alike (same pool, same layout of their KV cac
     share[c] r = sum_{e from groups of class c} y_e + share[c] a      each class c of requests
     sum_{e over k} bytes[e] y_e <= capacity[k]            each link k, one direction
     sum_j devices[j, p] n_j <= devices[p]                 each pool p
-    columns in use <= max_kinds                           each role of each island, where asked
+    columns in use <= max_kinds                           each role of each island, where limited
     r >= demand (1 + spare)
 
 Classes are kinds of requests that different instances prefill, such as prompts below and above a
 length (Prefill-as-a-Service, arXiv:2604.15039, whose equations 3-8 are this program with two
 classes); a decode or aggregated column's rate is that of the whole mix. Rates are means in steady
-state: waiting is not in this program but in the `spare_ratio` and in a simulation afterwards.
+state: queueing is covered by `spare_ratio` and by a simulation afterwards, not by this program.
 
 Objectives, all to be minimised:
 
@@ -38,7 +38,7 @@ aggregated share are ours.
 
 Letters: J columns, G groups, P pools, E routes, K links, C classes. Not covered: which node an
 instance lies on (pass whole nodes as devices where instances do not divide them), requests that
-differ in decode, and a limit of the network cards of an instance (lower its rate instead).
+differ in decode, and a limit of the NICs of an instance (lower its rate instead).
 """
 
 import math
@@ -59,7 +59,7 @@ class Role(StrEnum):
     """What an instance does for its requests."""
 
     PREFILL = "prefill"
-    """The prompt; hands over to a decode instance."""
+    """The prompt; transfers the KV cache to a decode instance."""
     DECODE = "decode"
     """Everything after the prompt."""
     AGGREGATED = "aggregated"
@@ -67,14 +67,14 @@ class Role(StrEnum):
 
 
 class Objective(StrEnum):
-    """What is least; the formulas are in the module's docstring."""
+    """What is minimised; the formulas are in the module's docstring."""
 
     COST = "cost"
     """Price per hour at the demanded rate."""
     DEVICES = "devices"
     """Devices at the demanded rate."""
     RATE = "rate"
-    """Seconds per request, with all pools at hand."""
+    """Seconds per request, with all pools."""
     DEVICE_TIME = "device_time"
     """Device-seconds per request."""
     SPENDING = "spending"
@@ -101,19 +101,19 @@ class Pool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Columns of one role that may hand over to, or take over from, the same others."""
+    """Columns of one role with the same KV routes."""
 
     name: str
     role: Role
     request_class: int = 0
     """Which requests a prefill group takes; of no meaning elsewhere."""
     island: int = 0
-    """Groups of one island stand behind one router; routes join groups of one island."""
+    """Groups of one island share a router; routes join groups of one island."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One way to run one instance."""
+    """One configuration of an instance."""
 
     name: str
     group: int
@@ -126,7 +126,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What requests are handed over on; each direction is a link of its own."""
+    """A link for KV transfers; each direction is a link of its own."""
 
     name: str
     bytes_per_s: float
@@ -134,13 +134,13 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """A legal way from a prefill group to a decode group; a pair without one cannot meet."""
+    """A legal KV route from a prefill group to a decode group."""
 
     sender: int
     receiver: int
     request_bytes: float = 0.0
     links: tuple[int, ...] = ()
-    """Links that it occupies, all at once; none where nothing binds."""
+    """Links that it occupies together; empty: none limits it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,21 +222,21 @@ class InstancesProblem:
 
     def kinds(self) -> tuple[tuple[Role, tuple[int, ...]], ...]:
         """The columns of each role of each island, of which `max_kinds` may be in use."""
-        found: dict[tuple[Role, int], list[int]] = {}
+        by_role: dict[tuple[Role, int], list[int]] = {}
         for number, column in enumerate(self.columns):
             group = self.groups[column.group]
-            found.setdefault((group.role, group.island), []).append(number)
-        return tuple((role, tuple(numbers)) for (role, _), numbers in found.items())
+            by_role.setdefault((group.role, group.island), []).append(number)
+        return tuple((role, tuple(numbers)) for (role, _), numbers in by_role.items())
 
     def most_instances(self, column: int) -> int:
         """How many instances of a column the pools hold when there is nothing else."""
         devices_P = self.columns[column].devices_P
-        held = (
+        fitting = (
             pool.devices // devices
             for pool, devices in zip(self.pools, devices_P, strict=True)
             if devices
         )
-        return min(held)
+        return min(fitting)
 
     def _check_classes(self) -> None:
         shares = self.share_C
@@ -273,12 +273,12 @@ class InstancesProblem:
 
     def _check_routes(self) -> None:
         for route in self.routes:
-            ends = (route.sender, route.receiver)
-            if not all(0 <= end < len(self.groups) for end in ends):
+            joined = (route.sender, route.receiver)
+            if not all(0 <= end < len(self.groups) for end in joined):
                 raise ValueError(f"{route} joins groups that do not exist")
-            if [self.groups[end].role for end in ends] != [Role.PREFILL, Role.DECODE]:
+            if [self.groups[end].role for end in joined] != [Role.PREFILL, Role.DECODE]:
                 raise ValueError(f"{route} must join a prefill group to a decode group")
-            if len({self.groups[end].island for end in ends}) > 1:
+            if len({self.groups[end].island for end in joined}) > 1:
                 raise ValueError(f"{route} joins two islands")
             if not all(0 <= link < len(self.links) for link in route.links):
                 raise ValueError(f"{route} takes links that do not exist")

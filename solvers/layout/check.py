@@ -55,21 +55,23 @@ def device_time_s_D(problem: LayoutProblem, layout: Layout) -> tuple[float, ...]
 
 def memory_bytes_D(problem: LayoutProblem, layout: Layout) -> tuple[int, ...]:
     """Peak bytes of each device: what stays on all its stages plus the largest transient."""
-    held_D = [0] * problem.num_devices
+    resident_D = [0] * problem.num_devices
     transient_D = [0] * problem.num_devices
     for stage, device in enumerate(problem.device_of_stage):
         option = layout.option_S[stage]
         saved = int(problem.fixed_saved_bytes_S[stage])
-        held_D[device] += int(problem.fixed_bytes_S[stage])
+        resident_D[device] += int(problem.fixed_bytes_S[stage])
         for run, count in enumerate(layout.layers_SR[stage]):
             if not count:
                 continue
-            held_D[device] += count * int(problem.static_bytes_R[run])
+            resident_D[device] += count * int(problem.static_bytes_R[run])
             saved += count * int(problem.saved_bytes_RO[run, option])
             transient = int(problem.transient_bytes_RO[run, option])
             transient_D[device] = max(transient_D[device], transient)
-        held_D[device] += problem.in_flight_S[stage] * saved
-    return tuple(held + transient for held, transient in zip(held_D, transient_D, strict=True))
+        resident_D[device] += problem.in_flight_S[stage] * saved
+    return tuple(
+        layers + transient for layers, transient in zip(resident_D, transient_D, strict=True)
+    )
 
 
 def _shape_violations(problem: LayoutProblem, layout: Layout) -> Iterator[str]:
@@ -108,11 +110,11 @@ def _order_violations(problem: LayoutProblem, layout: Layout) -> Iterator[str]:
 
 def _rule_violations(problem: LayoutProblem, layout: Layout) -> Iterator[str]:
     for stage, layers_R in enumerate(layout.layers_SR):
-        held = sum(layers_R)
-        if held < problem.min_layers_per_stage:
-            yield f"stage {stage} holds {held} layers, at least {problem.min_layers_per_stage}"
-        if problem.fixed_layout is not None and held != problem.fixed_layout[stage]:
-            yield f"stage {stage} holds {held} layers, fixed at {problem.fixed_layout[stage]}"
+        layers = sum(layers_R)
+        if layers < problem.min_layers_per_stage:
+            yield f"stage {stage} holds {layers} layers, at least {problem.min_layers_per_stage}"
+        if problem.fixed_layout is not None and layers != problem.fixed_layout[stage]:
+            yield f"stage {stage} holds {layers} layers, fixed at {problem.fixed_layout[stage]}"
     if problem.uniform_option and len(set(layout.option_S)) > 1:
         yield f"options {layout.option_S} differ, one option must hold for every stage"
 

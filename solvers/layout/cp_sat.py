@@ -7,8 +7,8 @@ rounding together moves the objective by less than 1e-7 of its least possible va
 would overflow 64 bits is it coarser, and the claim's bound says so.
 
 Proves optimality (within that rounding) and infeasibility (exactly). One thread and a fixed seed
-give the same answer every time, unless the time limit ends the search. An interrupt stops the
-search and is raised again.
+give the same result every time, unless the time limit ends the search. An interrupt stops the
+search and is re-raised.
 
 Letters: R runs, O options, S stages, D devices, N patterns of one stage.
 """
@@ -36,7 +36,7 @@ from solvers.result import Claim, Status
 
 ROUNDING_TOLERANCE = 1e-7
 LARGEST_SUM = 2**60
-STOP_AGAIN_AFTER_S = 0.05
+STOP_POLL_S = 0.05
 SEED = 0
 
 STATUS_OF_CP_SAT: Mapping[int, Status] = {
@@ -69,9 +69,9 @@ def solve(problem: LayoutProblem, *, time_limit_s: float, threads: int = 1) -> C
 
 
 def least_extra_bytes(
-    problem: LayoutProblem, *, most_extra_bytes: int, time_limit_s: float, threads: int = 1
+    problem: LayoutProblem, *, most_extra_bytes: int, time_limit_s: float
 ) -> Claim[Layout]:
-    """Return the layout that oversteps the fullest device's limit least.
+    """Return the layout whose largest excess over a device's memory limit is least.
 
     The claim's bound is in bytes. A layout must exist within `most_extra_bytes`. No time counts.
     """
@@ -86,13 +86,13 @@ def least_extra_bytes(
     extra = model.new_int_var(0, most_extra_bytes, "extra")
     _limit_memory(model, problem, patterns, x_SN, extra=extra)
     model.minimize(extra)
-    return _run(model, patterns, x_SN, time_limit_s=time_limit_s, threads=threads)
+    return _run(model, patterns, x_SN, time_limit_s=time_limit_s, threads=1)
 
 
 def _model_of_layouts(
     problem: LayoutProblem, patterns: tuple[StagePatterns, ...]
 ) -> tuple[cp_model.CpModel, Columns]:
-    """Every layer placed, runs in order, one option where that is asked; limits are not in it."""
+    """Every layer placed, runs in order, one option where uniform; memory limits are not in it."""
     model = cp_model.CpModel()
     x_SN = [
         [model.new_bool_var(f"x{stage}_{n}") for n in range(len(of_stage))]
@@ -154,8 +154,10 @@ def _limit_memory(
     for device, limit in enumerate(problem.memory_limit_bytes_D.tolist()):
         stages = problem.stages_of_device(device)
         transient = model.new_int_var(0, LARGEST_BYTES, f"t{device}")
-        held = cp_model.LinearExpr.sum([_dot(patterns[s].held_bytes_N, x_SN[s]) for s in stages])
-        model.add(held + transient <= limit + extra)
+        resident = cp_model.LinearExpr.sum(
+            [_dot(patterns[s].resident_bytes_N, x_SN[s]) for s in stages]
+        )
+        model.add(resident + transient <= limit + extra)
         for s in stages:
             model.add(_dot(patterns[s].transient_bytes_N, x_SN[s]) <= transient)
 
@@ -186,7 +188,7 @@ def _hint(
     x_SN: Columns,
     start: Layout,
 ) -> None:
-    """Tell the search where to begin; a stage whose pattern was beaten by another gets no hint."""
+    """Hint the start to the search; a stage whose pattern was dominated gets no hint."""
     for stage, (of_stage, x_N) in enumerate(zip(patterns, x_SN, strict=True)):
         same_N = of_stage.option_N == start.option_S[stage]
         same_N &= (of_stage.layers_NR == start.layers_SR[stage]).all(axis=1)
@@ -222,15 +224,15 @@ def _run(
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.num_workers = threads
     solver.parameters.random_seed = SEED
-    # Left alone, CP-SAT takes Ctrl-C for "stop and report": nobody would learn of the interrupt.
+    # By default CP-SAT treats Ctrl-C as "stop and report", which would hide the interrupt.
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(max_workers=1) as pool:
         search = pool.submit(solver.solve, model)
         try:
             code = search.result()
         except KeyboardInterrupt:
-            # A search that has not begun yet does not hear it: ask until it has ended.
-            while wait([search], timeout=STOP_AGAIN_AFTER_S).not_done:
+            # A search that has not begun ignores the first stop: repeat until it ends.
+            while wait([search], timeout=STOP_POLL_S).not_done:
                 solver.stop_search()
             raise
     status = STATUS_OF_CP_SAT.get(code)

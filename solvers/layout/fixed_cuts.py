@@ -26,7 +26,7 @@ class StageCosts:
 
     layers_SR: tuple[tuple[int, ...], ...]
     time_s_SO: Seconds
-    held_bytes_SO: Bytes
+    resident_bytes_SO: Bytes
     transient_bytes_SO: Bytes
 
 
@@ -44,11 +44,11 @@ def stage_costs(problem: LayoutProblem) -> StageCosts:
     if problem.fixed_layout is None:
         raise ValueError("stage_costs needs a problem with a fixed_layout")
     run_of_layer = np.repeat(np.arange(problem.num_runs), problem.run_lengths)
-    ends = np.cumsum(problem.fixed_layout)
+    cuts = np.cumsum(problem.fixed_layout)
     layers_SR = np.array(
         [
-            np.bincount(run_of_layer[end - held : end], minlength=problem.num_runs)
-            for end, held in zip(ends, problem.fixed_layout, strict=True)
+            np.bincount(run_of_layer[end - layers : end], minlength=problem.num_runs)
+            for end, layers in zip(cuts, problem.fixed_layout, strict=True)
         ]
     )
     in_flight_S1 = np.array(problem.in_flight_S)[:, None]
@@ -58,7 +58,7 @@ def stage_costs(problem: LayoutProblem) -> StageCosts:
     return StageCosts(
         layers_SR=tuple(tuple(layers_R) for layers_R in layers_SR.tolist()),
         time_s_SO=layers_SR @ problem.time_s_RO + problem.fixed_time_s_S[:, None],
-        held_bytes_SO=static_S[:, None] + in_flight_S1 * saved_SO,
+        resident_bytes_SO=static_S[:, None] + in_flight_S1 * saved_SO,
         transient_bytes_SO=present_SRO.max(axis=1),
     )
 
@@ -138,13 +138,13 @@ def _front(costs: StageCosts, stages: tuple[int, ...], options: list[int], cap: 
     )
     for stage in stages:
         kept = [option for option in options if costs.transient_bytes_SO[stage, option] <= cap]
-        front = _merged(front, costs.held_bytes_SO[stage], costs.time_s_SO[stage], kept)
+        front = _merged(front, costs.resident_bytes_SO[stage], costs.time_s_SO[stage], kept)
     return front
 
 
-def _merged(front: Front, held_bytes_O: Bytes, time_s_O: Seconds, options: list[int]) -> Front:
+def _merged(front: Front, resident_bytes_O: Bytes, time_s_O: Seconds, options: list[int]) -> Front:
     """Add one stage to a front and drop what is dominated."""
-    bytes_M = (front.bytes_N[:, None] + held_bytes_O[options]).ravel()
+    bytes_M = (front.bytes_N[:, None] + resident_bytes_O[options]).ravel()
     time_s_M = (front.time_s_N[:, None] + time_s_O[options]).ravel()
     order = np.lexsort((time_s_M, bytes_M))
     sorted_s = time_s_M[order]

@@ -1,4 +1,4 @@
-"""What every interval of layers costs as one stage, and shortest paths over cut points.
+"""Cost of every interval of layers as one stage, and shortest paths over cut points.
 
 An interval [a, b) holds layers a .. b-1 in model order. With one stage per device a stage's time
 and memory depend on nothing but its interval and its option, so both are tables; a layout is then
@@ -53,9 +53,9 @@ def interval_tables(problem: LayoutProblem) -> IntervalTables:
 def memory_bytes_ABO(problem: LayoutProblem, tables: IntervalTables, *, stage: int) -> Bytes:
     """Peak bytes of every interval under every option if `stage` had a device to itself."""
     in_flight = problem.in_flight_S[stage]
-    alone = problem.fixed_bytes_S[stage] + in_flight * problem.fixed_saved_bytes_S[stage]
+    stage_bytes = problem.fixed_bytes_S[stage] + in_flight * problem.fixed_saved_bytes_S[stage]
     per_option = in_flight * tables.saved_bytes_ABO + tables.transient_bytes_ABO
-    total: Bytes = per_option + (tables.static_bytes_AB + alone)[..., None]
+    total: Bytes = per_option + (tables.static_bytes_AB + stage_bytes)[..., None]
     return total
 
 

@@ -17,9 +17,9 @@ convex hull of each stage, which is what lets CBC prove optimality in a fraction
 
 Proves optimality and infeasibility up to CBC's tolerances; the bound is lowered by them. Memory is
 exact all the same: where the tolerance on a row lets a device overstep its limit, that combination
-of patterns is cut off and the program is solved again. Exponential in the worst case; with several
-stages per device the time limit is the usual end, and the even start (`start.py`) stands in for a
-layout that is no better.
+of patterns is cut off and the program is re-solved. Exponential in the worst case; with several
+stages per device the time limit usually ends it, and the even start (`start.py`) replaces a layout
+that is no better.
 
 Letters: R runs, O options, S stages, D devices, N patterns of one stage.
 """
@@ -33,7 +33,7 @@ import numpy.typing as npt
 import pulp
 from pulp.apis.coin_api import pulp_cbc_path
 
-from solvers.cbc import CbcAnswer, run_cbc
+from solvers.cbc import CbcResult, run_cbc
 from solvers.layout.patterns import (
     StagePatterns,
     layout_of_choice,
@@ -72,22 +72,22 @@ def _search(problem: LayoutProblem, deadline_s: float, threads: int) -> Claim[La
     scale = SCALED_OBJECTIVE / bound if bound > 0.0 else 1.0
     model, x_SN = _model(problem, patterns, scale)
     while True:
-        answer = run_cbc(
+        result = run_cbc(
             executable=pulp_cbc_path,
             write_model=model.writeMPS,
             time_limit_s=max(SHORTEST_RUN_S, deadline_s - time.perf_counter()),
             threads=threads,
         )
-        if answer.status is Status.INFEASIBLE:
+        if result.status is Status.INFEASIBLE:
             return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
-        bound = max(bound, answer.bound / scale * (1.0 - RELATIVE_TOLERANCE))
-        if not answer.status.has_solution:
+        bound = max(bound, result.bound / scale * (1.0 - RELATIVE_TOLERANCE))
+        if not result.status.has_solution:
             return Claim(status=Status.UNKNOWN, solution=None, bound=bound)
-        chosen = chosen_patterns(patterns, answer)
+        chosen = _chosen_patterns(patterns, result)
         overfull = overfull_devices(problem, patterns, chosen)
         if not overfull:
             layout = layout_of_choice(patterns, chosen)
-            return Claim(status=answer.status, solution=layout, bound=bound)
+            return Claim(status=result.status, solution=layout, bound=bound)
         if time.perf_counter() >= deadline_s:
             return Claim(status=Status.UNKNOWN, solution=None, bound=bound)
         for device in overfull:
@@ -101,60 +101,33 @@ def _model(
     scale: float,
 ) -> tuple[pulp.LpProblem, Columns]:
     model = pulp.LpProblem("layout", pulp.LpMinimize)
-    part = add_layout(model, problem, patterns, scale=scale)
-    model += part.objective
-    return model, part.x_SN
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayoutPart:
-    """The columns of one layout inside a model."""
-
-    x_SN: Columns
-    objective: pulp.LpAffineExpression
-    """Seconds of one step's pipeline, scaled; 0 is allowed where the layout is not active."""
-
-
-def add_layout(
-    model: pulp.LpProblem,
-    problem: LayoutProblem,
-    patterns: tuple[StagePatterns, ...],
-    *,
-    scale: float,
-    active: pulp.LpVariable | int = 1,
-    prefix: str = "",
-) -> LayoutPart:
-    """Add the rows of one layout to a model; where `active` is 0 all its columns are 0."""
     x_SN = [
-        [
-            model.add_variable(prefix + _name(stage, n), cat=pulp.LpBinary)
-            for n in range(len(of_stage))
-        ]
+        [model.add_variable(_name(stage, n), cat=pulp.LpBinary) for n in range(len(of_stage))]
         for stage, of_stage in enumerate(patterns)
     ]
     time_SN = [(of_stage.time_s_N * scale).tolist() for of_stage in patterns]
     share = 1.0 / problem.stages_per_device
-    peak = model.add_variable(f"{prefix}peak", lowBound=0.0)
+    peak = model.add_variable("peak", lowBound=0.0)
     total = pulp.lpSum(_dot(time_N, x_N) for time_N, x_N in zip(time_SN, x_SN, strict=True))
     for x_N in x_SN:
-        model += pulp.lpSum(x_N) == active
+        model += pulp.lpSum(x_N) == 1
     for run, length in enumerate(problem.run_lengths):
         counts = [
             _dot(of_stage.layers_NR[:, run].tolist(), x_N)
             for of_stage, x_N in zip(patterns, x_SN, strict=True)
         ]
-        model += pulp.lpSum(counts) == length * active
+        model += pulp.lpSum(counts) == length
     for device in range(problem.num_devices):
         stages = problem.stages_of_device(device)
         model += pulp.lpSum(_dot(time_SN[s], x_SN[s]) for s in stages) <= peak
-    rows = _Rows(model=model, problem=problem, patterns=patterns, x_SN=x_SN, prefix=prefix)
-    _keep_runs_in_order(rows, active)
+    rows = _Rows(model=model, problem=problem, patterns=patterns, x_SN=x_SN)
+    _keep_runs_in_order(rows)
     if problem.uniform_option:
-        _share_one_option(rows, active)
+        _share_one_option(rows)
     if problem.stages_per_device > 1:
         _limit_memory(rows)
-    objective = (problem.num_microbatches - share) * peak + share * total
-    return LayoutPart(x_SN=x_SN, objective=objective)
+    model += (problem.num_microbatches - share) * peak + share * total
+    return model, x_SN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -165,31 +138,30 @@ class _Rows:
     problem: LayoutProblem
     patterns: tuple[StagePatterns, ...]
     x_SN: Columns
-    prefix: str
 
 
-def _keep_runs_in_order(rows: _Rows, active: pulp.LpVariable | int) -> None:
+def _keep_runs_in_order(rows: _Rows) -> None:
     model, problem = rows.model, rows.problem
     for run in range(problem.num_runs - 1):
         done_S = [
-            model.add_variable(f"{rows.prefix}d{run}_{stage}", cat=pulp.LpBinary)
+            model.add_variable(f"d{run}_{stage}", cat=pulp.LpBinary)
             for stage in range(problem.num_stages)
         ]
         for stage, (of_stage, x_N) in enumerate(zip(rows.patterns, rows.x_SN, strict=True)):
             holds_NR = of_stage.layers_NR > 0
             model += pulp.lpSum(_those(holds_NR[:, run + 1], x_N)) <= done_S[stage]
             if stage:
-                model += pulp.lpSum(_those(holds_NR[:, run], x_N)) + done_S[stage - 1] <= active
+                model += pulp.lpSum(_those(holds_NR[:, run], x_N)) + done_S[stage - 1] <= 1
                 model += done_S[stage - 1] <= done_S[stage]
 
 
-def _share_one_option(rows: _Rows, active: pulp.LpVariable | int) -> None:
+def _share_one_option(rows: _Rows) -> None:
     model = rows.model
     global_O = [
-        model.add_variable(f"{rows.prefix}g{option}", cat=pulp.LpBinary)
+        model.add_variable(f"g{option}", cat=pulp.LpBinary)
         for option in range(rows.problem.num_options)
     ]
-    model += pulp.lpSum(global_O) == active
+    model += pulp.lpSum(global_O) == 1
     for of_stage, x_N in zip(rows.patterns, rows.x_SN, strict=True):
         for option, is_global in enumerate(global_O):
             model += pulp.lpSum(_those(of_stage.option_N == option, x_N)) <= is_global
@@ -200,9 +172,9 @@ def _limit_memory(rows: _Rows) -> None:
     for device, limit in enumerate(problem.memory_limit_bytes_D.tolist()):
         stages = problem.stages_of_device(device)
         share = 1.0 / max(limit, 1)
-        transient = model.add_variable(f"{rows.prefix}t{device}", lowBound=0.0)
-        held = [_dot((patterns[s].held_bytes_N * share).tolist(), x_SN[s]) for s in stages]
-        model += pulp.lpSum(held) + transient <= limit * share
+        transient = model.add_variable(f"t{device}", lowBound=0.0)
+        resident = [_dot((patterns[s].resident_bytes_N * share).tolist(), x_SN[s]) for s in stages]
+        model += pulp.lpSum(resident) + transient <= limit * share
         for s in stages:
             of_stage = (patterns[s].transient_bytes_N * share).tolist()
             model += _dot(of_stage, x_SN[s]) <= transient
@@ -222,12 +194,10 @@ def _those(
     return [variables[n] for n in np.flatnonzero(chosen_N)]
 
 
-def chosen_patterns(
-    patterns: tuple[StagePatterns, ...], answer: CbcAnswer, *, prefix: str = ""
-) -> list[int]:
+def _chosen_patterns(patterns: tuple[StagePatterns, ...], result: CbcResult) -> list[int]:
     """The pattern of each stage whose column is 1 up to CBC's tolerance."""
-    values = answer.value_of_column
+    values = result.value_of_column
     return [
-        max(range(len(of_stage)), key=lambda n: values.get(prefix + _name(stage, n), 0.0))
+        max(range(len(of_stage)), key=lambda n: values.get(_name(stage, n), 0.0))
         for stage, of_stage in enumerate(patterns)
     ]

@@ -1,9 +1,9 @@
-"""Everything one stage can be: the columns that the integer programs choose from.
+"""Patterns of a stage: the columns that the integer programs choose from.
 
 A pattern is how many layers of each run a stage holds and under which option. Identical layers make
 most intervals the same pattern, so there are few: the integer programs pick one pattern per stage,
-count layers, and keep the runs in order. Patterns that do not fit a device alone are never made,
-nor are those that another pattern with the same layers beats in time and in memory.
+count layers, and keep the runs in order. Patterns that do not fit an empty device are not made, nor
+those that another pattern with the same layers dominates in time and memory.
 
 Letters: R runs, O options, C distinct contents, N patterns of one stage.
 """
@@ -23,7 +23,7 @@ class StagePatterns:
     layers_NR: npt.NDArray[np.int64]
     option_N: npt.NDArray[np.int64]
     time_s_N: Seconds
-    held_bytes_N: Bytes
+    resident_bytes_N: Bytes
     transient_bytes_N: Bytes
 
     def __len__(self) -> int:
@@ -54,9 +54,9 @@ def overfull_devices(
     overfull = []
     for device, limit in enumerate(problem.memory_limit_bytes_D.tolist()):
         stages = problem.stages_of_device(device)
-        held = sum(int(patterns[s].held_bytes_N[chosen[s]]) for s in stages)
+        resident = sum(int(patterns[s].resident_bytes_N[chosen[s]]) for s in stages)
         transient = max(int(patterns[s].transient_bytes_N[chosen[s]]) for s in stages)
-        if held + transient > limit:
+        if resident + transient > limit:
             overfull.append(device)
     return overfull
 
@@ -80,8 +80,8 @@ def _contents_of_stages(problem: LayoutProblem) -> list[npt.NDArray[np.int64]]:
     before_BR = np.zeros((problem.num_layers + 1, problem.num_runs), dtype=np.int64)
     before_BR[1:] = np.cumsum(run_of_layer[:, None] == np.arange(problem.num_runs), axis=0)
     if problem.fixed_layout is not None:
-        ends = np.cumsum((0, *problem.fixed_layout))
-        return list(np.diff(before_BR[ends], axis=0)[:, None, :])
+        cuts = np.cumsum((0, *problem.fixed_layout))
+        return list(np.diff(before_BR[cuts], axis=0)[:, None, :])
     start, stop = np.triu_indices(len(before_BR), k=problem.min_layers_per_stage)
     contents_CR = np.unique(before_BR[stop] - before_BR[start], axis=0)
     return [contents_CR] * problem.num_stages
@@ -91,21 +91,21 @@ def _patterns_of_stage(
     problem: LayoutProblem, stage: int, layers_CR: npt.NDArray[np.int64]
 ) -> StagePatterns:
     in_flight = problem.in_flight_S[stage]
-    alone_bytes = problem.fixed_bytes_S[stage] + in_flight * problem.fixed_saved_bytes_S[stage]
+    stage_bytes = problem.fixed_bytes_S[stage] + in_flight * problem.fixed_saved_bytes_S[stage]
     static_bytes_C1 = (layers_CR @ problem.static_bytes_R)[:, None]
-    held_CO = alone_bytes + static_bytes_C1 + in_flight * (layers_CR @ problem.saved_bytes_RO)
+    resident_CO = stage_bytes + static_bytes_C1 + in_flight * (layers_CR @ problem.saved_bytes_RO)
     transient_CO = ((layers_CR > 0)[..., None] * problem.transient_bytes_RO).max(axis=1)
     time_s_CO = problem.fixed_time_s_S[stage] + layers_CR @ problem.time_s_RO
     limit = problem.memory_limit_bytes_D[problem.device_of_stage[stage]]
-    kept_CO = held_CO + transient_CO <= limit
+    kept_CO = resident_CO + transient_CO <= limit
     if not problem.uniform_option:
-        kept_CO &= ~_beaten_CO(problem, kept_CO, time_s_CO, held_CO, transient_CO)
+        kept_CO &= ~_beaten_CO(problem, kept_CO, time_s_CO, resident_CO, transient_CO)
     content_N, option_N = np.nonzero(kept_CO)
     return StagePatterns(
         layers_NR=layers_CR[content_N],
         option_N=option_N.astype(np.int64),
         time_s_N=time_s_CO[kept_CO],
-        held_bytes_N=held_CO[kept_CO],
+        resident_bytes_N=resident_CO[kept_CO],
         transient_bytes_N=transient_CO[kept_CO],
     )
 
@@ -114,7 +114,7 @@ def _beaten_CO(
     problem: LayoutProblem,
     fits_CO: npt.NDArray[np.bool_],
     time_s_CO: Seconds,
-    held_CO: Bytes,
+    resident_CO: Bytes,
     transient_CO: Bytes,
 ) -> npt.NDArray[np.bool_]:
     """Where another option that fits is nowhere worse; the first of equals is kept.
@@ -128,8 +128,10 @@ def _beaten_CO(
         no_worse = fits_CO[others] & (time_s_CO[others] <= time_s_CO)
         better = time_s_CO[others] < time_s_CO
         if memory_counts:
-            no_worse &= (held_CO[others] <= held_CO) & (transient_CO[others] <= transient_CO)
-            better |= (held_CO[others] < held_CO) | (transient_CO[others] < transient_CO)
+            no_worse &= (resident_CO[others] <= resident_CO) & (
+                transient_CO[others] <= transient_CO
+            )
+            better |= (resident_CO[others] < resident_CO) | (transient_CO[others] < transient_CO)
         earlier = other < np.arange(problem.num_options)
         beaten_CO |= no_worse & (better | earlier)
     return beaten_CO

@@ -2,7 +2,7 @@
 
 A model is R runs of identical consecutive layers (3 of one kind, then 58 of another). Stages come
 in execution order; each takes a contiguous, possibly empty, interval of layers and one option, for
-example how much is computed again in the backward pass and in how many chunks. More recomputation
+example how much is recomputed in the backward pass and in how many chunks. More recomputation
 costs time and saves memory.
 
 Objective (to be minimised): seconds that the pipeline takes for one optimizer step,
@@ -20,7 +20,7 @@ section 2.2). It is exact for equal stages and an estimate otherwise.
 
 Memory of a device: the sum over its stages of what stays (weights, optimizer state, activations of
 the micro-batches in flight), plus the largest transient of its stages: only one layer at a time is
-computed again. Bytes are whole numbers, so that every sum is exact; fractions are rounded against
+recomputed. Bytes are whole numbers, so that every sum is exact; fractions are rounded against
 the plan (needs up, limits down) when the problem is made.
 
 Letters: R runs, O options, S stages, D devices. Not covered: different options inside one stage,
@@ -73,7 +73,7 @@ class LayoutProblem:
     fixed_saved_bytes_S: Bytes
     """Kept besides the layers, per micro-batch in flight."""
     transient_bytes_RO: Bytes
-    """Needed on top while one layer is computed again."""
+    """Needed on top while one layer is recomputed."""
     in_flight_S: tuple[int, ...]
     """Micro-batches whose activations a stage holds at once."""
     memory_limit_bytes_D: Bytes

@@ -1,13 +1,13 @@
-"""The nearest problem that has a solution: how many more bytes every device would need.
+"""The least additional memory per device under which a layout fits.
 
 When no layout fits, the least uniform addition to the memory limits that lets one fit is
 
     extra = min over layouts and options of max over devices of (memory - limit), at least 0
 
-One stage per device: a bottleneck path over interval tables, exact. A fixed layout: the leanest
-options of each device, exact. Otherwise CP-SAT minimises the addition; where its time runs out,
-`bound_bytes` says how much less might do. The layout is the leanest, not the fastest: solve again
-with `with_extra_memory` for the plan.
+One stage per device: a bottleneck path over interval tables, exact. A fixed layout: the
+minimum-memory options of each device, exact. Otherwise CP-SAT minimises the addition; where its
+time runs out, `bound_bytes` is a lower bound. The layout has minimum memory, not minimum time:
+solve `with_extra_memory` for the plan.
 
 Letters: O options, S stages, D devices, A and B cut points 0..L.
 """
@@ -42,7 +42,7 @@ NEVER = 2 * LARGEST_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relaxation:
-    """What would have to give, checked."""
+    """The additional memory, checked."""
 
     extra_bytes: int
     """Added to the limit of every device; 0 when the problem has a solution as it is."""
@@ -51,18 +51,16 @@ class Relaxation:
     device: int
     """The device whose limit is overstepped most."""
     layout: Layout
-    """A layout that fits then."""
+    """A layout that fits with it."""
 
 
-def nearest_relaxation(
-    problem: LayoutProblem, *, time_limit_s: float, threads: int = 1
-) -> Relaxation:
+def nearest_relaxation(problem: LayoutProblem, *, time_limit_s: float) -> Relaxation:
     """Find the smallest addition to every device's memory under which a layout fits."""
     if problem.stages_per_device == 1:
-        return _checked(problem, _leanest_cuts(problem))
+        return _checked(problem, _min_memory_cuts(problem))
     if problem.fixed_layout is not None:
-        return _checked(problem, _leanest_options(problem))
-    return _search(problem, time_limit_s=time_limit_s, threads=threads)
+        return _checked(problem, _min_memory_options(problem))
+    return _search(problem, time_limit_s=time_limit_s)
 
 
 def with_extra_memory(problem: LayoutProblem, *, extra_bytes: int) -> LayoutProblem:
@@ -71,7 +69,7 @@ def with_extra_memory(problem: LayoutProblem, *, extra_bytes: int) -> LayoutProb
     return dataclasses.replace(problem, memory_limit_bytes_D=limits)
 
 
-def _leanest_cuts(problem: LayoutProblem) -> Layout:
+def _min_memory_cuts(problem: LayoutProblem) -> Layout:
     """With one stage per device; a uniform option is tried option by option."""
     tables = interval_tables(problem)
     shape = (problem.num_stages, *tables.static_bytes_AB.shape)
@@ -88,13 +86,13 @@ def _leanest_cuts(problem: LayoutProblem) -> Layout:
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _leanest_options(problem: LayoutProblem) -> Layout:
-    """With the cuts given; a uniform option is the one whose fullest device is least full."""
+def _min_memory_options(problem: LayoutProblem) -> Layout:
+    """With the cuts given; a uniform option is the one with the lowest peak overflow."""
     costs = stage_costs(problem)
     limit_D = problem.memory_limit_bytes_D.tolist()
     candidates = []
     for options in option_sets(problem):
-        leanest_D = [
+        min_memory_D = [
             min(
                 (
                     (int(front.bytes_N[0]) + cap - limit, front.option_NV[0].tolist())
@@ -105,30 +103,30 @@ def _leanest_options(problem: LayoutProblem) -> Layout:
             )
             for device, limit in enumerate(limit_D)
         ]
-        layout = layout_of_devices(problem, costs, [option_V for _, option_V in leanest_D])
-        candidates.append((max(over for over, _ in leanest_D), layout))
+        layout = layout_of_devices(problem, costs, [option_V for _, option_V in min_memory_D])
+        candidates.append((max(over for over, _ in min_memory_D), layout))
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _search(problem: LayoutProblem, *, time_limit_s: float, threads: int) -> Relaxation:
+def _search(problem: LayoutProblem, *, time_limit_s: float) -> Relaxation:
     """Where devices couple the cuts: start from even stages and let CP-SAT improve on them."""
     from solvers.layout import cp_sat  # OR-Tools is loaded only where it is needed.
 
-    start = _checked(problem, _leanest_options(even_layout(problem)))
+    start = _checked(problem, _min_memory_options(even_layout(problem)))
     if not start.extra_bytes:
         return start
     claim = cp_sat.least_extra_bytes(
-        problem, most_extra_bytes=start.extra_bytes, time_limit_s=time_limit_s, threads=threads
+        problem, most_extra_bytes=start.extra_bytes, time_limit_s=time_limit_s
     )
     bound = max(0, math.ceil(claim.bound))
     if claim.solution is None:
         return dataclasses.replace(start, bound_bytes=bound)
-    found = _checked(problem, claim.solution)
-    return dataclasses.replace(found, bound_bytes=min(bound, found.extra_bytes))
+    relaxed = _checked(problem, claim.solution)
+    return dataclasses.replace(relaxed, bound_bytes=min(bound, relaxed.extra_bytes))
 
 
 def _checked(problem: LayoutProblem, layout: Layout) -> Relaxation:
-    """What the checker says about a layout, taken as proven."""
+    """Build the relaxation of a layout from the checker's numbers; the bound is taken as proven."""
     overflow_D = [
         needed - int(limit)
         for needed, limit in zip(

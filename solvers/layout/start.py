@@ -22,8 +22,8 @@ def better_of(problem: LayoutProblem, claim: Claim[Layout], start: Layout | None
     """The claim, with the start in place of an unproven layout that is no better."""
     if start is None or claim.status in (Status.OPTIMAL, Status.INFEASIBLE):
         return claim
-    found = claim.solution
-    if found is not None and _step_s(problem, found) <= _step_s(problem, start):
+    claimed = claim.solution
+    if claimed is not None and _step_s(problem, claimed) <= _step_s(problem, start):
         return claim
     return Claim(status=Status.FEASIBLE, solution=start, bound=claim.bound)
 

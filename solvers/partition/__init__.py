@@ -1,1 +1,1 @@
-"""Which layers run on which of several pools of unlike devices, as a chain of stages."""
+"""Which layers run on which of several heterogeneous pools, as a chain of stages."""

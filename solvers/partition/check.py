@@ -34,7 +34,7 @@ def stage_time_s(problem: PartitionProblem, partition: Partition) -> tuple[float
     """Seconds of one micro-batch on each stage, forward and backward."""
     return tuple(
         sum(float(problem.time_s_PL[pool, layer]) for layer in layers)
-        for pool, layers in _held(partition)
+        for pool, layers in _stage_layers(partition)
     )
 
 
@@ -56,11 +56,11 @@ def memory_bytes(problem: PartitionProblem, partition: Partition) -> tuple[int, 
             * int(problem.saved_bytes_PL[pool, layer])
             for layer in layers
         )
-        for stage, (pool, layers) in enumerate(_held(partition))
+        for stage, (pool, layers) in enumerate(_stage_layers(partition))
     )
 
 
-def _held(partition: Partition) -> Iterator[tuple[int, range]]:
+def _stage_layers(partition: Partition) -> Iterator[tuple[int, range]]:
     first = 0
     for stage in partition.stages:
         yield stage.pool, range(first, first + stage.layers)

@@ -116,9 +116,9 @@ def _tables(problem: PartitionProblem, *, deadline_s: float) -> _Tables:
     flights = min(problem.max_stages, problem.num_microbatches)
     fits_FPAB = np.empty((flights, pools, layers + 1, layers + 1), dtype=bool)
     for flight in range(flights):
-        held_PL = problem.static_bytes_PL + (flight + 1) * problem.saved_bytes_PL
+        resident_PL = problem.static_bytes_PL + (flight + 1) * problem.saved_bytes_PL
         after_PA = np.zeros((pools, layers + 1), dtype=np.int64)
-        after_PA[:, 1:] = np.cumsum(held_PL, axis=1)
+        after_PA[:, 1:] = np.cumsum(resident_PL, axis=1)
         needed_PAB = after_PA[:, None, :] - after_PA[:, :, None]
         fits_FPAB[flight] = needed_PAB <= problem.memory_limit_bytes_P[:, None, None]
     used_K = tuple(_counts(problem))
@@ -173,7 +173,7 @@ def _best_chain(
     pools, points = problem.num_pools, problem.num_layers + 1
     join: Join = np.maximum if is_bottleneck else np.add
     hop_s_PP = np.where(problem.hop_s_PP <= ceiling_s, problem.hop_s_PP, math.inf)
-    both_ways_s_PP = hop_s_PP if is_bottleneck else 2.0 * hop_s_PP
+    round_trip_s_PP = hop_s_PP if is_bottleneck else 2.0 * hop_s_PP
     stage_s_PAB = np.where(tables.time_s_PAB <= ceiling_s, tables.time_s_PAB, math.inf)
     # cost[used, pool, a]: layers a.. on a chain that uses these stages and begins in the pool
     cost_s_KPA = np.full((len(tables.used_K), pools, points), math.inf)
@@ -187,24 +187,24 @@ def _best_chain(
         if step.behind < 0:
             cost_s_KPA[step.new_K, pool] = stage_s_AB[:, -1]
             continue
-        rest_s_KB = join(cost_s_KPA[step.old_K, step.behind], both_ways_s_PP[pool, step.behind])
+        rest_s_KB = join(cost_s_KPA[step.old_K, step.behind], round_trip_s_PP[pool, step.behind])
         whole_s_KAB = join(stage_s_AB, rest_s_KB[:, None, :])
         end_KA = whole_s_KAB.argmin(axis=2)
-        found_s_KA = np.take_along_axis(whole_s_KAB, end_KA[:, :, None], axis=2)[:, :, 0]
-        better_KA = found_s_KA < cost_s_KPA[step.new_K, pool]
+        chain_s_KA = np.take_along_axis(whole_s_KAB, end_KA[:, :, None], axis=2)[:, :, 0]
+        better_KA = chain_s_KA < cost_s_KPA[step.new_K, pool]
         at, layer = np.nonzero(better_KA)
-        cost_s_KPA[step.new_K[at], pool, layer] = found_s_KA[at, layer]
+        cost_s_KPA[step.new_K[at], pool, layer] = chain_s_KA[at, layer]
         behind_KPA[step.new_K[at], pool, layer] = step.behind
         end_KPA[step.new_K[at], pool, layer] = end_KA[at, layer]
     best, first = divmod(int(cost_s_KPA[:, :, 0].argmin()), pools)
     if math.isinf(cost_s_KPA[best, first, 0]):
         return math.inf, None
-    found = _traced(tables, behind_KPA, end_KPA, used=tables.used_K[best], pool=first)
-    return float(cost_s_KPA[best, first, 0]), found
+    chain = _traced(tables, behind_KPA, end_KPA, used=tables.used_K[best], pool=first)
+    return float(cost_s_KPA[best, first, 0]), chain
 
 
 def _steps(problem: PartitionProblem, used_K: Sequence[Used]) -> tuple[_Step, ...]:
-    """Order all ways to put one more stage before a chain, so that every chain is ready in time."""
+    """Order all extensions of a chain by one stage, so that shorter chains come first."""
     place = {used: at for at, used in enumerate(used_K)}
     grouped: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
     for new, used in enumerate(used_K):

@@ -10,12 +10,12 @@ Stage t has t stages behind it, so the micro-batches that it holds are known bef
                 sum_t y[t, p] <= max[p]                               the pool's devices suffice
                 sum_t begins[t, p] <= 1, begins[t, p] >= y[t, p] - y[t - 1, p]   in one stretch
                 slowest >= sum_{p,l} time[p, l] z[t, p, l], slowest >= hop_t
-                hop_t >= hop[p, q] (y[t, p] + y[t - 1, q] - 1)        t hands on to t - 1
+                hop_t >= hop[p, q] (y[t, p] + y[t - 1, q] - 1)        t sends to t - 1
                 sum_l bytes[t, p, l] z[t, p, l] <= limit[p] y[t, p]
 
 y and z are binary. Where no link joins two pools their pair is forbidden. Memory is exact: where
 CBC's tolerance lets a stage overstep its limit, that set of layers is cut off there and the program
-is solved again. Proves optimality and infeasibility up to CBC's tolerances, which are taken off the
+is re-solved. Proves optimality and infeasibility up to CBC's tolerances, which are taken off the
 bound. Exponential; `exact.py` is faster, this one is the independent second opinion.
 
 Letters: P pools, L layers, T stages counted from the end.
@@ -29,7 +29,7 @@ import numpy as np
 import pulp
 from pulp.apis.coin_api import pulp_cbc_path
 
-from solvers.cbc import CbcAnswer, run_cbc
+from solvers.cbc import CbcResult, run_cbc
 from solvers.partition import check
 from solvers.partition.problem import Partition, PartitionProblem, PartitionStage
 from solvers.result import Claim, Status
@@ -53,21 +53,21 @@ def solve(problem: PartitionProblem, *, time_limit_s: float, threads: int = 1) -
     scale = SCALED_OBJECTIVE / bound if bound > 0.0 else 1.0
     model = _Model(problem, scale)
     while True:
-        answer = run_cbc(
+        result = run_cbc(
             executable=pulp_cbc_path,
             write_model=model.program.writeMPS,
             time_limit_s=max(SHORTEST_RUN_S, deadline_s - time.perf_counter()),
             threads=threads,
         )
-        if answer.status is Status.INFEASIBLE:
+        if result.status is Status.INFEASIBLE:
             return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
-        bound = max(bound, answer.bound / scale * (1.0 - RELATIVE_TOLERANCE))
-        if not answer.status.has_solution:
+        bound = max(bound, result.bound / scale * (1.0 - RELATIVE_TOLERANCE))
+        if not result.status.has_solution:
             return Claim(status=Status.UNKNOWN, solution=None, bound=bound)
-        partition = model.partition(answer)
+        partition = model.partition(result)
         overfull = _overfull(problem, partition)
         if not overfull:
-            return Claim(status=answer.status, solution=partition, bound=bound)
+            return Claim(status=result.status, solution=partition, bound=bound)
         if time.perf_counter() >= deadline_s:
             return Claim(status=Status.UNKNOWN, solution=None, bound=bound)
         model.forbid(partition, overfull)
@@ -160,26 +160,28 @@ class _Model:
         problem = self.problem
         for t, p in itertools.product(self.stages, self.pools):
             limit = max(int(problem.memory_limit_bytes_P[p]), 1)
-            held_L = problem.static_bytes_PL[p] + problem.in_flight(t) * problem.saved_bytes_PL[p]
-            share_L = (held_L / limit).tolist()
-            held = pulp.LpAffineExpression(zip(self.z_TPL[t][p], share_L, strict=True))
+            resident_L = (
+                problem.static_bytes_PL[p] + problem.in_flight(t) * problem.saved_bytes_PL[p]
+            )
+            share_L = (resident_L / limit).tolist()
+            placed = pulp.LpAffineExpression(zip(self.z_TPL[t][p], share_L, strict=True))
             allowed = float(problem.memory_limit_bytes_P[p] > 0)
-            self.program += held <= allowed * self.y_TP[t][p]
+            self.program += placed <= allowed * self.y_TP[t][p]
 
-    def partition(self, answer: CbcAnswer) -> Partition:
+    def partition(self, result: CbcResult) -> Partition:
         """The chain that the columns describe, first stage first."""
-        value = answer.value_of_column
-        found: dict[int, list[int]] = {}
+        value = result.value_of_column
+        pools_by_stage: dict[int, list[int]] = {}
         for layer in self.layers:
             t, p = max(
                 itertools.product(self.stages, self.pools),
                 key=lambda place: value.get(f"z{place[0]}_{place[1]}_{layer}", 0.0),
             )
-            found.setdefault(t, []).append(p)
+            pools_by_stage.setdefault(t, []).append(p)
         return Partition(
             stages=tuple(
                 PartitionStage(pool=pools[0], layers=len(pools))
-                for _, pools in sorted(found.items(), reverse=True)
+                for _, pools in sorted(pools_by_stage.items(), reverse=True)
             )
         )
 
@@ -188,6 +190,6 @@ class _Model:
         start, last = 0, len(partition.stages) - 1
         for number, stage in enumerate(partition.stages):
             if number in stages:
-                held = self.z_TPL[last - number][stage.pool][start : start + stage.layers]
-                self.program += pulp.lpSum(held) <= stage.layers - 1
+                placed = self.z_TPL[last - number][stage.pool][start : start + stage.layers]
+                self.program += pulp.lpSum(placed) <= stage.layers - 1
             start += stage.layers

@@ -1,27 +1,27 @@
 """Which consecutive layers each pipeline stage holds, and which pool of devices runs the stage.
 
-Pools are unlike: a layer takes its own time on each, and each has its own memory. A pool offers up
-to so many stages, each of a group of its devices whose size is already in the times; it takes part
-as one stretch of the chain or not at all, because launchers number ranks pool by pool. Layers are
-any units in model order, the embedding and the head among them, and a stage holds at least one.
+Pools are heterogeneous: each has its own layer times and memory. A pool runs up to a number of
+stages, each on a group of its devices whose size is already in the times; its stages are
+consecutive, because launchers number ranks pool by pool. Layers are any units in model order,
+including the embedding and the head, and a stage holds at least one.
 
 Objective (to be minimised): seconds that the pipeline takes for one optimizer step,
 
     step = sum_s C_s + 2 sum_c X_c + (m - 1) max(max_s C_s, max_c X_c)
 
 with C_s the time of one micro-batch on stage s, forward and backward, and X_c the time that cut c
-carries one micro-batch one way: the first micro-batch passes every stage and every cut there and
-back, the others follow at the pace of the slowest stage or link, whose two directions are used at
-the same time. Source: the flush pipeline of Huang et al., GPipe, NeurIPS 2019 (arXiv:1811.06965),
-with unlike stages and links as Holmes (arXiv:2312.03549) and FusionLLM (arXiv:2410.12707) have
-them; their own formulas are not published, this one is ours. Exact for a schedule without
-interleaving whose sends overlap computing, and an estimate otherwise.
+carries one micro-batch in one direction: the first micro-batch passes every stage and every cut in
+both directions, the others follow at the pace of the slowest stage or link, whose two directions
+are used at the same time. Source: the flush pipeline of Huang et al., GPipe, NeurIPS 2019
+(arXiv:1811.06965), with different stages and links as Holmes (arXiv:2312.03549) and FusionLLM
+(arXiv:2410.12707) have them; their own formulas are not published, this one is ours. Exact for a
+schedule without interleaving whose sends overlap computing, and an estimate otherwise.
 
 Memory of a stage: what stays, plus what is saved times the micro-batches in flight, which are as
 many as stages follow it, itself included, and never more than m (one forward, one backward).
 
-Letters: P pools, L layers, S stages. Not covered: gradient sums (spread them over the layers' times
-as a share of the step's micro-batches), interleaving, choices of recomputation.
+Letters: P pools, L layers, S stages. Not covered: gradient reduction (spread them over the layers'
+times as a share of the step's micro-batches), interleaving, choices of recomputation.
 """
 
 from dataclasses import dataclass

@@ -1,1 +1,1 @@
-"""Experts on ranks: which expert stands in which slot of every layer."""
+"""Experts on ranks: which expert is in which slot of every layer."""

@@ -1,9 +1,9 @@
-"""Equal groups of members that are alike, grown one after the other; where searches start.
+"""Equal-sized groups of similar members, grown one after the other; the start of searches.
 
     E members   N groups of E / N
 
-A group begins with the free member whose closest free company is closest, and takes the member that
-is most like all it has so far until it is full. O(E^2 N log E); proves nothing.
+A group begins with the free member that is most similar to its nearest free members, and adds the
+member most similar to all of the group until it is full. O(E^2 N log E); proves nothing.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from solvers.placement.ranks import Floats, Ints
 
 
 def grown_groups(likeness_EE: Floats, num_groups: int) -> Ints:
-    """Return the group of each member; likeness is symmetric, its diagonal is not looked at."""
+    """Return the group of each member; likeness is symmetric, its diagonal is ignored."""
     num_members = len(likeness_EE)
     size = num_members // num_groups
     likeness_EE = likeness_EE.copy()
@@ -22,8 +22,8 @@ def grown_groups(likeness_EE: Floats, num_groups: int) -> Ints:
     for group in range(num_groups):
         free_F = np.flatnonzero(free_E)
         among_FF = likeness_EE[np.ix_(free_F, free_F)]
-        company_F = np.sort(among_FF, axis=1)[:, len(free_F) - size + 1 :].sum(axis=1)
-        newest = free_F[company_F.argmax()]
+        closeness_F = np.sort(among_FF, axis=1)[:, len(free_F) - size + 1 :].sum(axis=1)
+        newest = free_F[closeness_F.argmax()]
         total_E = np.zeros(num_members)
         members = [newest]
         while len(members) < size:

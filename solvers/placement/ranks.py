@@ -3,7 +3,7 @@
     G ranks   N nodes   S slots of one layer, rank by rank   L layers   E experts
 
 A slot holds one expert; slots of rank g are `first_slot_G[g] .. first_slot_G[g] + slots_G[g] - 1`,
-the order that engines read. An expert that stands in several slots is replicated.
+the order that engines read. An expert that is in several slots is replicated.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Ranks:
     node_G: Ints
     """Node of each rank, counted from 0; ascending."""
     speed_G: Floats
-    """Work per second of a rank, relative to the others; 1 where all are alike."""
+    """Work per second of a rank, relative to the others; 1 where all are equal."""
 
     def __post_init__(self) -> None:
         if self.slots_G.ndim != 1 or not len(self.slots_G):
@@ -45,7 +45,7 @@ class Ranks:
             array.setflags(write=False)
 
     @classmethod
-    def alike(
+    def uniform(
         cls, *, ranks: int, slots_per_rank: int, ranks_per_node: int | None = None
     ) -> "Ranks":
         """Return equal ranks, on one node unless said otherwise."""
@@ -84,7 +84,7 @@ class Ranks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Placement:
-    """Which expert stands in each slot of each layer; whether that is legal, checkers say."""
+    """Which expert is in each slot of each layer; checkers say whether that is legal."""
 
     expert_LS: Ints
     """Ids of logical experts."""
@@ -103,6 +103,6 @@ class Placement:
 
 
 def contiguous(*, num_layers: int, num_experts: int, num_slots: int) -> Placement:
-    """Return what engines start with: experts in order, then again from 0 in the spare slots."""
+    """Return the initial placement of engines: experts in order, spare slots from 0 again."""
     row = np.arange(num_slots, dtype=np.int64) % num_experts
     return Placement(expert_LS=np.tile(row, (num_layers, 1)))

@@ -1,4 +1,4 @@
-"""The rules of placements in which every expert stands in one slot, for the checkers alone.
+"""The rules of placements in which every expert is in one slot, for the checkers alone.
 
     L layers   E experts   G ranks   S = E slots of a layer
 

@@ -1,12 +1,13 @@
-"""A placement without replicas in which no rank has more load than it may: where searches start.
+"""A placement without replicas within the ranks' load limits: the start of searches.
 
-    L layers   E experts   G ranks   S = E slots   X ways to place the experts of one layer
+    L layers   E experts   G ranks   S = E slots   X assignments of the experts of one layer
 
 Longest first (Graham, SIAM J. Appl. Math. 17(2), 1969): experts by falling load, each to the rank
 with least load among those with a free slot; all layers at once. A layer that still breaks its
-limit is repaired: the swap between its busiest rank and any other that leaves the smaller maximum
-is made as long as one helps, then a few random swaps start it anew. Where a layer has few ways all
-are tried, so a layer that cannot fit is proven so; elsewhere "found none" proves nothing.
+limit is repaired: the swap between its most-loaded rank and any other that leaves the smaller
+maximum is made as long as one helps, then a few random swaps restart it. Where a layer has few
+assignments all are tried, which proves that a layer cannot fit; elsewhere "found none" proves
+nothing.
 """
 
 import math
@@ -16,15 +17,15 @@ from typing import Final
 import numpy as np
 
 from solvers.placement.ranks import Floats, Ints, Ranks
-from solvers.placement.single import every_way
+from solvers.placement.single import all_assignments
 
 SEED: Final = 20_251_208
 RESTARTS: Final = 40
 """Random swaps after which a layer that does not fit is given up."""
 KICKS: Final = 3
 """Random swaps of one restart."""
-MOST_WAYS: Final = 10_000
-"""Ways of one layer up to which all are tried."""
+MAX_ENUMERATED: Final = 10_000
+"""Assignments of one layer up to which all are tried."""
 TOLERANCE_RATIO: Final = 1e-12
 """Of a limit, that sums in another order may differ by."""
 
@@ -48,14 +49,16 @@ def fit(load_LE: Floats, ranks: Ranks, most_load_L: Floats | None) -> Fit:
         return Fit(rank_LE=rank_LE, fits=True, is_proven=True)
     allowed_L = most_load_L * (1.0 + TOLERANCE_RATIO)
     is_over_L = rank_loads(load_LE, rank_LE, ranks.num_ranks).max(axis=1) > allowed_L
-    is_small = num_ways(ranks) <= MOST_WAYS
-    ways_XE = every_way(tuple(ranks.slots_G.tolist())) if is_small and is_over_L.any() else None
+    is_small = num_assignments(ranks) <= MAX_ENUMERATED
+    rank_XE = (
+        all_assignments(tuple(ranks.slots_G.tolist())) if is_small and is_over_L.any() else None
+    )
     rng = np.random.default_rng(SEED)
     for layer in np.flatnonzero(is_over_L):
         load_E = load_LE[layer]
-        if ways_XE is not None:
-            largest_X = rank_loads(load_E[None], ways_XE, ranks.num_ranks).max(axis=1)
-            rank_LE[layer] = ways_XE[largest_X.argmin()]
+        if rank_XE is not None:
+            largest_X = rank_loads(load_E[None], rank_XE, ranks.num_ranks).max(axis=1)
+            rank_LE[layer] = rank_XE[largest_X.argmin()]
         else:
             rank_LE[layer] = repaired(load_E, rank_LE[layer], float(allowed_L[layer]), rng)
     fits = rank_loads(load_LE, rank_LE, ranks.num_ranks).max(axis=1) <= allowed_L
@@ -88,12 +91,12 @@ def rank_loads(load_LE: Floats, rank_LE: Ints, num_ranks: int) -> Floats:
     return np.asarray(sums, dtype=np.float64).reshape(num_layers, num_ranks)
 
 
-def num_ways(ranks: Ranks) -> float:
-    """Return how many ways there are to place the experts of one layer: E! / prod(slots!)."""
-    ways = math.lgamma(ranks.num_slots + 1) - sum(
+def num_assignments(ranks: Ranks) -> float:
+    """Return the number of assignments of the experts of one layer: E! / prod(slots!)."""
+    log_count = math.lgamma(ranks.num_slots + 1) - sum(
         math.lgamma(int(slots) + 1) for slots in ranks.slots_G
     )
-    return math.exp(min(ways, 700.0))
+    return math.exp(min(log_count, 700.0))
 
 
 def repaired(load_E: Floats, rank_E: Ints, allowed: float, rng: np.random.Generator) -> Ints:
@@ -114,21 +117,21 @@ def repaired(load_E: Floats, rank_E: Ints, allowed: float, rng: np.random.Genera
 
 
 def _descend(load_E: Floats, rank_E: Ints, allowed: float) -> float:
-    """Swap an expert of the busiest rank with another, in place, while its rank gets less."""
+    """Swap an expert of the most-loaded rank with another, in place, while its rank gets less."""
     num_ranks = int(rank_E.max()) + 1
     while True:
         load_G = np.bincount(rank_E, load_E, minlength=num_ranks)
-        busiest = int(load_G.argmax())
-        if load_G[busiest] <= allowed:
+        most_loaded = int(load_G.argmax())
+        if load_G[most_loaded] <= allowed:
             break
-        mine_M = np.flatnonzero(rank_E == busiest)
+        mine_M = np.flatnonzero(rank_E == most_loaded)
         less_ME = load_E[mine_M][:, None] - load_E
         there_ME = load_G[rank_E] + less_ME
-        after_ME = np.maximum(load_G[busiest] - less_ME, there_ME)
+        after_ME = np.maximum(load_G[most_loaded] - less_ME, there_ME)
         after_ME[:, mine_M] = np.inf
         place = int(after_ME.argmin())
-        if after_ME.flat[place] >= load_G[busiest] * (1.0 - TOLERANCE_RATIO):
+        if after_ME.flat[place] >= load_G[most_loaded] * (1.0 - TOLERANCE_RATIO):
             break
         one, two = mine_M[place // len(load_E)], place % len(load_E)
         rank_E[[one, two]] = rank_E[[two, one]]
-    return float(load_G[busiest])
+    return float(load_G[most_loaded])

@@ -1,1 +1,1 @@
-"""Which node of a cluster runs which cell of the pipeline, where links are unlike."""
+"""Which node of a cluster runs which pipeline stage, on links of different bandwidth."""

@@ -7,15 +7,16 @@ temperature falls from a share of the first cost to a thousandth of that. The fi
 of Pipette (DATE 2024, arXiv:2405.18093); its stopping rule is a wall clock, ours a number of steps
 as well, so that equal inputs give equal placements where time suffices.
 
-The objective is a sum of two maxima, on which most steps change nothing. So steps are judged by it
-plus the means over all pipelines and all ring links; what is kept is judged by the objective alone.
-The start is the best of three: the nodes as numbered, and two that follow the links. There nodes
-are merged along the fastest links first (single linkage, Sibson, The Computer Journal 16(1), 1973),
-which lines up every rack at every level, and the line is cut into rings, or into pipelines.
+The objective is a sum of two maxima, on which most steps change nothing. So steps are evaluated by
+it plus the means over all pipelines and all ring links; what is kept is evaluated by the objective
+alone. The start is the best of three: the nodes as numbered, and two that follow the links. There
+nodes are merged along the fastest links first (single linkage, Sibson, The Computer Journal 16(1),
+1973), which lines up every rack at every level, and the line is cut into rings, or into pipelines.
 
-Where memory differs the start can be the order that puts the fullest stages on the roomiest nodes,
-which exists if any placement does; steps that break memory are not taken. Infeasibility is
-therefore proven. Optimality is, where the cost meets the bound of `bound.py`; otherwise FEASIBLE.
+Where memory differs, the start can be the order that puts the stages with the most memory on the
+nodes with the most, which fits if any placement does; steps that break memory are not taken.
+Infeasibility is therefore proven. Optimality is, where the cost meets the bound of `bound.py`;
+otherwise FEASIBLE.
 
 Letters: N nodes in the order of the state, R pipelines, S stages, B pipelines of a block, G blocks.
 """
@@ -40,7 +41,7 @@ LAST_TEMPERATURE_RATIO = 1e-3
 TOLERANCE_RATIO = 1e-9
 """A cost this near to the bound meets it."""
 CLOCK_STEPS = 64
-"""Steps between two looks at the clock."""
+"""Steps between two checks of the clock."""
 
 Order = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float64]
@@ -58,51 +59,51 @@ class _Cost:
         self.volume_S = _ring_share(problem.pipelines) * problem.gradient_bytes_S
         blocks = problem.pipelines // problem.block
         self.far_volume_S = _ring_share(blocks) * problem.block_gradients_S
-        self.exchanges = problem.block > 1 and bool(problem.exchanged_S.any())
+        self.has_all_to_all = problem.block > 1 and bool(problem.all_to_all_S.any())
         self.has_tight_memory = bool(
             problem.stage_bytes_S.max() > problem.memory_limit_bytes_N.min()
         )
 
     def __call__(self, order_N: Order) -> tuple[float, float]:
         """Seconds of a step, and those plus the means; both `inf` where memory is broken."""
-        node_RS = order_N[: self.problem.num_cells].reshape(self.shape)
+        node_RS = order_N[: self.problem.num_used_nodes].reshape(self.shape)
         if self.has_tight_memory:
             room_RS = self.problem.memory_limit_bytes_N[node_RS]
             if (room_RS < self.problem.stage_bytes_S).any():
                 return math.inf, math.inf
         computing_RS = self.problem.stage_s_N[node_RS]
-        if self.exchanges:
-            computing_RS = computing_RS + self._exchange_s_RS(node_RS)
+        if self.has_all_to_all:
+            computing_RS = computing_RS + self._all_to_all_s_RS(node_RS)
         pipeline_R = computing_RS.sum(axis=1)
         pipeline_R = pipeline_R + (self.problem.num_microbatches - 1) * computing_RS.max(axis=1)
         if self.shape[1] > 1:
             pipeline_R = pipeline_R + self.hop_s_NN[node_RS[:, :-1], node_RS[:, 1:]].sum(axis=1)
         cost, mean = float(pipeline_R.max()), float(pipeline_R.mean())
         if self.shape[0] > 1:
-            ring_RS = self._rings_s_RS(node_RS, self.volume_S, apart=1)
+            ring_RS = self._rings_s_RS(node_RS, self.volume_S, stride=1)
             if self.far_volume_S.any():
-                far_RS = self._rings_s_RS(node_RS, self.far_volume_S, apart=self.problem.block)
+                far_RS = self._rings_s_RS(node_RS, self.far_volume_S, stride=self.problem.block)
                 cost += float((ring_RS.max(axis=0) + far_RS.max(axis=0)).max())
                 mean += float(ring_RS.mean() + far_RS.mean())
             else:
                 cost, mean = cost + float(ring_RS.max()), mean + float(ring_RS.mean())
         return cost, cost + mean
 
-    def _rings_s_RS(self, node_RS: Order, volume_S: Seconds, *, apart: int) -> Seconds:
-        """Seconds of every link of rings that take each `apart`-th node."""
-        next_RS = np.concatenate([node_RS[apart:], node_RS[:apart]])
+    def _rings_s_RS(self, node_RS: Order, volume_S: Seconds, *, stride: int) -> Seconds:
+        """Seconds of every link of rings that take each `stride`-th node."""
+        next_RS = np.concatenate([node_RS[stride:], node_RS[:stride]])
         seconds_RS: Seconds = volume_S * self.slowness_NN[node_RS, next_RS]
         return seconds_RS
 
-    def _exchange_s_RS(self, node_RS: Order) -> Seconds:
-        """Seconds of a micro-batch that every cell spends in its block's exchange."""
+    def _all_to_all_s_RS(self, node_RS: Order) -> Seconds:
+        """Seconds of a micro-batch that every cell spends in its block's all-to-all."""
         R, S = self.shape
         block = self.problem.block
         nodes_GBS = node_RS.reshape(R // block, block, S)
         # The diagonal is infinitely fast, so that a node sends itself for nothing.
         slow_GBBS = self.slowness_NN[nodes_GBS[:, :, None], nodes_GBS[:, None, :]]
         slowest_GS = slow_GBBS.sum(axis=2).max(axis=1)
-        seconds_RS: Seconds = np.repeat(self.problem.exchanged_S * slowest_GS, block, axis=0)
+        seconds_RS: Seconds = np.repeat(self.problem.all_to_all_S * slowest_GS, block, axis=0)
         return seconds_RS
 
 
@@ -128,7 +129,7 @@ def solve(
 
 
 def _ring_share(nodes: int) -> float:
-    """How many times its bytes a node of a ring sends in a sum."""
+    """How many times its bytes a node of a ring sends in an all-reduce."""
     return 2.0 * (nodes - 1) / nodes
 
 
@@ -163,12 +164,12 @@ def _fitting(problem: RankPlacementProblem) -> Order | None:
     needed_RS = np.broadcast_to(problem.stage_bytes_S, (R, S))
     if (problem.memory_limit_bytes_N[order[: R * S]].reshape(R, S) >= needed_RS).all():
         return order
-    roomiest = np.argsort(-problem.memory_limit_bytes_N, kind="stable")
-    fullest = np.argsort(-needed_RS.ravel(), kind="stable")
-    if (problem.memory_limit_bytes_N[roomiest[: R * S]] < needed_RS.ravel()[fullest]).any():
+    by_memory = np.argsort(-problem.memory_limit_bytes_N, kind="stable")
+    by_need = np.argsort(-needed_RS.ravel(), kind="stable")
+    if (problem.memory_limit_bytes_N[by_memory[: R * S]] < needed_RS.ravel()[by_need]).any():
         return None
-    order[fullest] = roomiest[: R * S]
-    order[R * S :] = roomiest[R * S :]
+    order[by_need] = by_memory[: R * S]
+    order[R * S :] = by_memory[R * S :]
     return order
 
 
@@ -224,7 +225,7 @@ def _swap(
     improved = True
     while improved and value > enough:
         improved = False
-        for one in range(min(cost.problem.num_cells, len(order) - 1)):
+        for one in range(min(cost.problem.num_used_nodes, len(order) - 1)):
             if time.perf_counter() >= deadline_s:
                 return order, value
             for two in range(one + 1, len(order)):

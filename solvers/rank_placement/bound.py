@@ -1,4 +1,4 @@
-"""What no placement can be faster than, from the matrix alone.
+"""A lower bound on the step time of any placement, from the matrix alone.
 
 Pipelines. Every hop leaves a node of its own, so the R (S - 1) hops together cost at least the sum
 of that many smallest row minima of the hop matrix, and the slowest pipeline at least the mean. The
@@ -11,11 +11,11 @@ so parts of size n hold at most n // R rings; where these are fewer than S, some
 slower than t. The slowest t that allows S rings bounds the slowest link of the slowest ring, and at
 least the lightest gradients pass it.
 
-Exchanges. Whatever nodes share its block, a node sends to as many others, so its computing lasts
-longer by at least that many of its fastest links for the stage that exchanges least.
+All-to-all. Whatever nodes share its block, a node sends to as many others, so its computing lasts
+longer by at least that many of its fastest links for the stage with the fewest all-to-all bytes.
 
-Sums by blocks. Their rings are a block's times as many and as much shorter. A stage whose ring is
-that slow still needs both of its sums, the other at best over the fastest link of all.
+Reductions over blocks. There are B times as many rings, each B times shorter. A stage with the
+slowest ring still needs both of its reductions, the other at best over the fastest link of all.
 
 All hold for any placement, so does their sum. Letters: N nodes, R pipelines, S stages, B pipelines
 of a block.
@@ -28,14 +28,14 @@ from solvers.rank_placement.problem import RankPlacementProblem
 
 
 def lower_bound_s(problem: RankPlacementProblem) -> float:
-    """Seconds that no placement can do without."""
+    """Seconds that every placement takes at least."""
     return _pipelines_s(problem) + _rings_s(problem)
 
 
 def _pipelines_s(problem: RankPlacementProblem) -> float:
     R, S = problem.pipelines, problem.stages
     repeats = problem.num_microbatches - 1
-    fastest = np.sort(problem.stage_s_N + _exchange_s_N(problem))[: R * S]
+    fastest = np.sort(problem.stage_s_N + _all_to_all_s_N(problem))[: R * S]
     block_sum = float(fastest.reshape(R, S)[:, -1].sum())
     leaving_N = np.sort(_hop_s_NN(problem).min(axis=1)) if S > 1 else np.zeros(problem.num_nodes)
     hops = problem.rounds * float(leaving_N[: R * (S - 1)].sum())
@@ -47,17 +47,17 @@ def _pipelines_s(problem: RankPlacementProblem) -> float:
 
 
 def _hop_s_NN(problem: RankPlacementProblem) -> npt.NDArray[np.float64]:
-    one_way_NN = problem.hop_bytes / problem.bytes_per_s_NN
-    both_NN: npt.NDArray[np.float64] = one_way_NN + one_way_NN.T
+    send_s_NN = problem.hop_bytes / problem.bytes_per_s_NN
+    both_NN: npt.NDArray[np.float64] = send_s_NN + send_s_NN.T
     np.fill_diagonal(both_NN, np.inf)
     return both_NN
 
 
-def _exchange_s_N(problem: RankPlacementProblem) -> npt.NDArray[np.float64]:
+def _all_to_all_s_N(problem: RankPlacementProblem) -> npt.NDArray[np.float64]:
     slowness_NN = np.sort(1.0 / problem.bytes_per_s_NN, axis=1)
     # The first column is the node itself, which is infinitely near.
     seconds_N: npt.NDArray[np.float64] = slowness_NN[:, : problem.block].sum(axis=1)
-    return float(problem.exchanged_S.min()) * seconds_N
+    return float(problem.all_to_all_S.min()) * seconds_N
 
 
 def _rings_s(problem: RankPlacementProblem) -> float:

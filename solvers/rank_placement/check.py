@@ -24,15 +24,15 @@ def objective(problem: RankPlacementProblem, placement: RankPlacement) -> float:
 def pipeline_s(problem: RankPlacementProblem, placement: RankPlacement) -> tuple[float, ...]:
     """Seconds of each pipeline without its gradients."""
     return tuple(
-        _pipeline_s(problem, nodes, exchange_s=tuple(exchange_s(problem, placement, pipeline)))
+        _pipeline_s(problem, nodes, all_to_all_s=tuple(all_to_all_s(problem, placement, pipeline)))
         for pipeline, nodes in enumerate(placement.node_RS)
     )
 
 
-def exchange_s(
+def all_to_all_s(
     problem: RankPlacementProblem, placement: RankPlacement, pipeline: int
 ) -> Iterator[float]:
-    """Seconds of one micro-batch that each stage of a pipeline spends in its block's exchange."""
+    """Seconds of one micro-batch that each stage of a pipeline spends in its block's all-to-all."""
     first = pipeline - pipeline % problem.block
     for stage in range(problem.stages):
         block = [placement.node_RS[row][stage] for row in range(first, first + problem.block)]
@@ -42,19 +42,19 @@ def exchange_s(
             )
             for here in block
         )
-        yield float(problem.exchanged_S[stage]) * slowest
+        yield float(problem.all_to_all_S[stage]) * slowest
 
 
 def gradient_s(problem: RankPlacementProblem, placement: RankPlacement) -> tuple[float, ...]:
-    """Seconds of each stage's sums: around all its nodes, and around one node of every block."""
-    found = []
+    """Seconds of each stage's reductions: over all its nodes, and over one node of every block."""
+    seconds = []
     for stage, nodes in enumerate(zip(*placement.node_RS, strict=True)):
         places = [nodes[place :: problem.block] for place in range(problem.block)]
         far = max(
             _ring_s(problem, ring, float(problem.block_gradients_S[stage])) for ring in places
         )
-        found.append(_ring_s(problem, nodes, float(problem.gradient_bytes_S[stage])) + far)
-    return tuple(found)
+        seconds.append(_ring_s(problem, nodes, float(problem.gradient_bytes_S[stage])) + far)
+    return tuple(seconds)
 
 
 def _ring_s(problem: RankPlacementProblem, ring: tuple[int, ...], summed_bytes: float) -> float:
@@ -68,11 +68,11 @@ def _ring_s(problem: RankPlacementProblem, ring: tuple[int, ...], summed_bytes: 
 
 
 def _pipeline_s(
-    problem: RankPlacementProblem, nodes: tuple[int, ...], *, exchange_s: tuple[float, ...]
+    problem: RankPlacementProblem, nodes: tuple[int, ...], *, all_to_all_s: tuple[float, ...]
 ) -> float:
     computing = [
         float(problem.stage_s_N[node]) + exchanging
-        for node, exchanging in zip(nodes, exchange_s, strict=True)
+        for node, exchanging in zip(nodes, all_to_all_s, strict=True)
     ]
     hops = sum(
         problem.hop_bytes / float(problem.bytes_per_s_NN[here, there])

@@ -5,8 +5,8 @@
                 y[n, r, s] = 0 where stage s does not fit node n
                 x[e, u, v] >= 0 for each pair e of cells that communicate:
                     sum_v x[e, u, v] = y[u, source of e],  sum_u x[e, u, v] = y[v, target of e]
-                exchange[b, s] >= bytes[s] sum_{e from r,u,v} x[e, u, v] / w[u, v]  each r of b
-                computing[r, s] = sum_n stage_s[n] y[n, r, s] + exchange[b, s]
+                a2a[b, s] >= bytes[s] sum_{e from r,u,v} x[e, u, v] / w[u, v]  each r of b
+                computing[r, s] = sum_n stage_s[n] y[n, r, s] + a2a[b, s]
                 peak[r] >= computing[r, s]
                 slowest_pipeline >= sum_s computing[r, s] + (m - 1) peak[r]
                                     + rounds sum_{e in r,u,v} hop_s[u, v] x[e, u, v]
@@ -16,7 +16,7 @@
 y is binary; with it the transport x of a pair is the product of both ends. Where all nodes are used
 the rotation of the blocks is fixed by putting node 0 into the first. Proves optimality and
 infeasibility up to CBC's tolerances, which are taken off the bound; beyond some ten nodes the time
-limit is the usual end, and `annealing.py` stands in for a placement that is no better.
+limit usually ends it, and `annealing.py` replaces a placement that is no better.
 
 Letters: N nodes, R pipelines, S stages, B pipelines of a block.
 """
@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pulp
 from pulp.apis.coin_api import pulp_cbc_path
 
-from solvers.cbc import CbcAnswer, run_cbc
+from solvers.cbc import CbcResult, run_cbc
 from solvers.rank_placement import annealing, check
 from solvers.rank_placement.bound import lower_bound_s
 from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
@@ -62,21 +62,21 @@ def solve(
     bound = lower_bound_s(problem)
     scale = SCALED_OBJECTIVE / bound if bound > 0.0 else 1.0
     model = _model(problem, scale)
-    answer = run_cbc(
+    result = run_cbc(
         executable=pulp_cbc_path,
         write_model=model.writeMPS,
         time_limit_s=max(SHORTEST_RUN_S, deadline_s - time.perf_counter()),
         threads=threads,
     )
-    bound = max(bound, answer.bound / scale * (1.0 - RELATIVE_TOLERANCE))
+    bound = max(bound, result.bound / scale * (1.0 - RELATIVE_TOLERANCE))
     start_s = check.objective(problem, start.solution)
-    if not answer.status.has_solution:
+    if not result.status.has_solution:
         return Claim(status=Status.FEASIBLE, solution=start.solution, bound=min(bound, start_s))
-    found = _placement(problem, answer)
-    found_s = check.objective(problem, found)
-    if found_s >= start_s:
-        found, found_s = start.solution, start_s
-    return Claim(status=answer.status, solution=found, bound=min(bound, found_s))
+    placement = _placement(problem, result)
+    placement_s = check.objective(problem, placement)
+    if placement_s >= start_s:
+        placement, placement_s = start.solution, start_s
+    return Claim(status=result.status, solution=placement, bound=min(bound, placement_s))
 
 
 def _model(problem: RankPlacementProblem, scale: float) -> pulp.LpProblem:
@@ -90,12 +90,12 @@ def _model(problem: RankPlacementProblem, scale: float) -> pulp.LpProblem:
     slowness_NN = scale / problem.bytes_per_s_NN
     hop_s_NN = problem.rounds * problem.hop_bytes * (slowness_NN + slowness_NN.T)
     stage_s_N = (problem.stage_s_N * scale).tolist()
-    exchange = _exchanges(model, y, problem, slowness_NN)
+    all_to_all = _all_to_all_variables(model, y, problem, slowness_NN)
     for r in range(R):
         peak = model.add_variable(f"peak{r}", lowBound=0.0)
         computing = [
             pulp.LpAffineExpression(zip(y[r, s], stage_s_N, strict=True))
-            + exchange[r // problem.block, s]
+            + all_to_all[r // problem.block, s]
             for s in range(S)
         ]
         for of_stage in computing:
@@ -103,12 +103,12 @@ def _model(problem: RankPlacementProblem, scale: float) -> pulp.LpProblem:
         hops = [_carried(model, y, (r, s), (r, s + 1), hop_s_NN) for s in range(S - 1)]
         model += pulp.lpSum(computing) + repeats * peak + pulp.lpSum(hops) <= pipeline
     for s in range(S):
-        bytes_of_apart = {problem.block: float(problem.block_gradients_S[s])}
-        bytes_of_apart[1] = bytes_of_apart.get(1, 0.0) + float(problem.gradient_bytes_S[s])
+        bytes_by_stride = {problem.block: float(problem.block_gradients_S[s])}
+        bytes_by_stride[1] = bytes_by_stride.get(1, 0.0) + float(problem.gradient_bytes_S[s])
         rings = [
-            _rings(model, y, s, volume_NN=summed * slowness_NN, apart=apart, pipelines=R)
-            for apart, summed in bytes_of_apart.items()
-            if summed > 0.0 and apart < R
+            _rings(model, y, s, volume_NN=summed * slowness_NN, stride=stride, pipelines=R)
+            for stride, summed in bytes_by_stride.items()
+            if summed > 0.0 and stride < R
         ]
         model += pulp.lpSum(rings) <= sums
     return model
@@ -125,33 +125,33 @@ def _cells(
     }
     for (_, s), y_N in y.items():
         model += pulp.lpSum(y_N) == 1
-        for lean in np.flatnonzero(problem.memory_limit_bytes_N < problem.stage_bytes_S[s]):
-            model += y_N[lean] == 0
+        for too_small in np.flatnonzero(problem.memory_limit_bytes_N < problem.stage_bytes_S[s]):
+            model += y_N[too_small] == 0
     for n in nodes:
         model += pulp.lpSum(y_N[n] for y_N in y.values()) <= 1
-    if problem.num_nodes == problem.num_cells:
+    if problem.num_nodes == problem.num_used_nodes:
         first = itertools.product(range(problem.block), range(S))
         model += pulp.lpSum(y[cell][0] for cell in first) == 1
     return y
 
 
-def _exchanges(
+def _all_to_all_variables(
     model: pulp.LpProblem,
     y: dict[Cell, list[pulp.LpVariable]],
     problem: RankPlacementProblem,
     slowness_NN: Seconds,
 ) -> dict[Cell, pulp.LpVariable]:
-    """Seconds of each block's exchange, by block and stage."""
+    """Seconds of each block's all-to-all, by block and stage."""
     block = problem.block
-    found = {}
+    seconds = {}
     for b, s in itertools.product(range(problem.pipelines // block), range(problem.stages)):
-        found[b, s] = model.add_variable(f"exchange{b}_{s}", lowBound=0.0)
-        sent_NN = float(problem.exchanged_S[s]) * slowness_NN
+        seconds[b, s] = model.add_variable(f"all_to_all{b}_{s}", lowBound=0.0)
+        sent_NN = float(problem.all_to_all_S[s]) * slowness_NN
         rows = range(b * block, (b + 1) * block)
         for r in rows if sent_NN.any() and block > 1 else ():
             sent = [_carried(model, y, (r, s), (to, s), sent_NN, "a") for to in rows if to != r]
-            model += pulp.lpSum(sent) <= found[b, s]
-    return found
+            model += pulp.lpSum(sent) <= seconds[b, s]
+    return seconds
 
 
 def _rings(
@@ -160,16 +160,16 @@ def _rings(
     stage: int,
     *,
     volume_NN: Seconds,
-    apart: int,
+    stride: int,
     pipelines: int,
 ) -> pulp.LpVariable:
-    """Seconds of the slowest of a stage's rings that take each `apart`-th node."""
-    slowest = model.add_variable(f"ring{stage}_{apart}", lowBound=0.0)
-    members = pipelines // apart
+    """Seconds of the slowest of a stage's rings that take each `stride`-th node."""
+    slowest = model.add_variable(f"ring{stage}_{stride}", lowBound=0.0)
+    members = pipelines // stride
     volume_NN = 2.0 * (members - 1) / members * volume_NN
     for r in range(pipelines):
-        target = ((r + apart) % pipelines, stage)
-        model += _carried(model, y, (r, stage), target, volume_NN, f"g{apart}") <= slowest
+        target = ((r + stride) % pipelines, stage)
+        model += _carried(model, y, (r, stage), target, volume_NN, f"g{stride}") <= slowest
     return slowest
 
 
@@ -181,7 +181,7 @@ def _carried(
     cost_NN: Seconds,
     what: str = "x",
 ) -> pulp.LpAffineExpression:
-    """The cost between the nodes of two cells; `what` tells transports of the same cells apart."""
+    """The cost between the nodes of two cells; `what` names the transport in the model."""
     nodes = range(len(cost_NN))
     label = what + "_".join(str(number) for number in (*source, *target))
     x = {
@@ -198,8 +198,8 @@ def _name(node: int, pipeline: int, stage: int) -> str:
     return f"y{node}_{pipeline}_{stage}"
 
 
-def _placement(problem: RankPlacementProblem, answer: CbcAnswer) -> RankPlacement:
-    value = answer.value_of_column
+def _placement(problem: RankPlacementProblem, result: CbcResult) -> RankPlacement:
+    value = result.value_of_column
     return RankPlacement(
         node_RS=tuple(
             tuple(

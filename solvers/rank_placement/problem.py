@@ -1,29 +1,28 @@
-"""Which node runs which stage of which pipeline, on a cluster whose links and nodes are unlike.
+"""Which node runs which stage of which pipeline, on a cluster with different links and nodes.
 
 R pipelines of S stages each need R S of N nodes; a node runs one stage of one pipeline, with its
-tensor-parallel group and part of the data parallelism inside. A pipeline hands activations from
-node to node; the nodes that run the same stage sum their gradients around a ring, in the order of
-the pipelines. Nominally equal links differ in truth, so bandwidths are a measured matrix.
+tensor-parallel group and part of the data parallelism inside. A pipeline sends activations from
+node to node; the nodes of the same stage all-reduce their gradients around a ring, in the order of
+the pipelines. Nominally equal links differ in practice, so bandwidths are a measured matrix.
 
 Objective (to be minimised): seconds of one optimizer step,
 
     step = max_r [ sum_s c(r,s) + (m - 1) max_s c(r,s) + max(1, m / S) sum_s hop(r,s) ]
            + max_s [ G_s + H_s ]
     c(r,s)   = stage_s[u] + X_bs,   u its node, b its block
-    X_bs     = exchange_bytes[s] max over the block's nodes u of sum_v 1 / w(u, v), v its others
+    X_bs     = all_to_all_bytes[s] max over the block's nodes u of sum_v 1 / w(u, v), v its others
     hop(r,s) = hop_bytes (1 / w(u, v) + 1 / w(v, u)),   u and v the nodes of stages s and s + 1
     G_s      = 2 (R - 1) / R gradient_bytes[s] max over the ring's links (u, v) of 1 / w(u, v)
     H_s      = the same with block_gradient_bytes[s] and rings of R / B nodes, one of each block
 
-A block is B pipelines that follow each other: what a stage exchanges all to all in every
-micro-batch (the experts' dispatch) stays among its nodes, and what differs from node to node of a
-block (the experts themselves) is summed by the nodes at the same place of every block. Hops recur
-once for every S micro-batches, because no more are in flight: each batch of S travels down and back
-before the next may follow. Source: Pipette, DATE 2024 (arXiv:2405.18093), its latency model and its
-cost of a placement. Ours are: blocks, with one message after the other, the upper end of what an
-all-to-all takes; every stage's ring is priced, not the first alone; both directions of a link
-count; m / S is taken as it is rather than rounded down; nodes may compute at unlike speed, hold
-unlike memory, and be more than are needed.
+A block is B consecutive pipelines: the expert all-to-all of a stage stays among its nodes, and
+gradients that differ between the nodes of a block (those of the experts) are all-reduced over the
+nodes at the same position of every block. Hops recur once for every S micro-batches, because no
+more are in flight: each batch of S passes forward and back before the next starts. Source: Pipette,
+DATE 2024 (arXiv:2405.18093), its latency model and its cost of a placement. Ours are: blocks, with
+one message after the other, the upper end of what an all-to-all takes; every stage's ring is
+priced, not the first alone; both directions of a link count; m / S is taken as it is rather than
+rounded down; nodes may differ in speed and memory, and be more than are needed.
 
 Letters: N nodes, R pipelines, S stages, B pipelines of a block. Not covered: two stages on one
 node, interleaving, transfers that run beside others.
@@ -64,24 +63,24 @@ class RankPlacementProblem:
     num_microbatches: int
     """Of one pipeline."""
     bytes_per_s_NN: Rates
-    """From the row's node to the column's, as measured; the diagonal is not looked at."""
+    """From the row's node to the column's, as measured; the diagonal is ignored."""
     stage_s_N: Seconds
     """Forward and backward of one micro-batch of one stage on each node."""
     hop_bytes: float
-    """What one micro-batch hands from a stage to the next, over all links of a node together."""
+    """Bytes of one micro-batch from a stage to the next, over all links of a node together."""
     gradient_bytes_S: Rates
-    """What a node sums with its ring, over all links of a node together."""
+    """What a node all-reduces in its ring, over all links of a node together."""
     stage_bytes_S: Bytes
     """What each device must hold of a stage."""
     memory_limit_bytes_N: Bytes
     """What each device of a node has."""
     block: int = 1
-    """B: pipelines whose nodes exchange all to all; a divisor of R, 1 where nothing is exchanged
-    between nodes."""
-    exchange_bytes_S: Rates | None = None
+    """B: pipelines whose nodes form an all-to-all group; a divisor of R, 1 where none crosses
+    nodes."""
+    all_to_all_bytes_S: Rates | None = None
     """What a node sends each other node of its block in one micro-batch; absent: nothing."""
     block_gradient_bytes_S: Rates | None = None
-    """What a node sums with those at its place in the other blocks; absent: nothing."""
+    """What a node all-reduces with those at its position in the other blocks; absent: nothing."""
 
     def __post_init__(self) -> None:
         if min(self.pipelines, self.stages, self.num_microbatches) < 1:
@@ -89,9 +88,10 @@ class RankPlacementProblem:
         if self.block < 1 or self.pipelines % self.block:
             raise ValueError(f"blocks of {self.block} do not divide {self.pipelines} pipelines")
         nodes = len(np.atleast_1d(np.asarray(self.stage_s_N)))
-        if nodes < self.num_cells:
+        if nodes < self.num_used_nodes:
             raise ValueError(
-                f"{self.pipelines} pipelines of {self.stages} stages need {self.num_cells} nodes, "
+                f"{self.pipelines} pipelines of {self.stages} stages need "
+                f"{self.num_used_nodes} nodes, "
                 f"there are {nodes}"
             )
         if not 0.0 <= self.hop_bytes < np.inf:
@@ -105,7 +105,7 @@ class RankPlacementProblem:
         self._freeze("bytes_per_s_NN", rates_NN)
         self._freeze_numbers("stage_s_N", nodes)
         self._freeze_numbers("gradient_bytes_S", self.stages)
-        for name in ("exchange_bytes_S", "block_gradient_bytes_S"):
+        for name in ("all_to_all_bytes_S", "block_gradient_bytes_S"):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, np.zeros(self.stages))
             self._freeze_numbers(name, self.stages)
@@ -118,15 +118,15 @@ class RankPlacementProblem:
         return len(self.stage_s_N)
 
     @property
-    def num_cells(self) -> int:
+    def num_used_nodes(self) -> int:
         """Nodes that are needed."""
         return self.pipelines * self.stages
 
     @property
-    def exchanged_S(self) -> Rates:
-        """`exchange_bytes_S`, the default filled in."""
-        assert self.exchange_bytes_S is not None
-        return self.exchange_bytes_S
+    def all_to_all_S(self) -> Rates:
+        """`all_to_all_bytes_S`, the default filled in."""
+        assert self.all_to_all_bytes_S is not None
+        return self.all_to_all_bytes_S
 
     @property
     def block_gradients_S(self) -> Rates:

@@ -1,9 +1,9 @@
-"""A decode step of attention and FFN servers as vLLM's plugin runs it, beside Janus's model of one.
+"""Decode step of attention-FFN disaggregation: vLLM's plugin beside Janus's model.
 
-For the same devices and requests: Janus (tuner/costs/serving/afd_step.py: two-phase exchange,
-shared experts beside it), the plugin with one batch and with two halves
-(tuner/costs/serving/remote_ffn.py), and as many devices that hold attention and experts together.
-Kernels are the datasheet's, so that anybody gets the same figures:
+For the same devices and requests: Janus (tuner/costs/serving/afd_step.py: two-phase all-to-all,
+shared experts overlapped), the plugin with one batch and with two-batch overlap
+(tuner/costs/serving/remote_ffn.py), and an aggregated instance on as many devices. Kernels are the
+datasheet's, so the figures are reproducible:
 
     python tests/benchmarks/afd_cells.py
 """
@@ -24,7 +24,7 @@ from tuner.costs.serving.afd_step import (
     step_seconds,
 )
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serving.engine import Degrees, Engine, Exchange
+from tuner.costs.serving.engine import A2aBackend, Degrees, Engine
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
 from tuner.costs.serving.two_phase import two_phase_s
@@ -32,7 +32,7 @@ from tuner.costs.serving.whole_step import step_s
 from tuner.devices.catalogue import find_device
 from tuner.planner.serve.afd_options import remote_ffn_step
 from tuner.planner.serve.afd_units import side_of
-from tuner.planner.serve.options import PoolSite
+from tuner.planner.serve.options import ServingPool
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
 
@@ -54,11 +54,11 @@ REQUESTS = (16.0, 64.0, 256.0)
 PAST = 2000.0
 
 
-def site() -> PoolSite:
-    """Return machines of eight H200 with a card of 400 Gbit/s each."""
+def serving_pool() -> ServingPool:
+    """Return machines of eight H200 with a NIC of 400 Gbit/s each."""
     sheet = find_device("h200-sxm")
     pool = Pool(name="h200", device="h200-sxm", nodes=8, devices_per_node=8, nic=50e9)
-    return PoolSite(
+    return ServingPool(
         pool=pool,
         machine=ServingMachine(sheet=sheet, tables=None),
         memory_bytes=float(sheet.memory_bytes),
@@ -66,8 +66,8 @@ def site() -> PoolSite:
     )
 
 
-def janus_s(decoder: Decoder, here: PoolSite, attention: int, experts: int) -> np.ndarray:
-    """Seconds of a step as Janus has it, by requests of an attention device."""
+def janus_s(decoder: Decoder, here: ServingPool, attention: int, experts: int) -> np.ndarray:
+    """Seconds of a step by Janus's model, by requests of an attention device."""
     n = np.array(REQUESTS)
     one = Iteration(
         decoder=decoder,
@@ -76,13 +76,13 @@ def janus_s(decoder: Decoder, here: PoolSite, attention: int, experts: int) -> n
         engine=Engine.VLLM,
         machine=here.machine,
     )
-    exchange = two_phase_s(
+    all_to_all_s = two_phase_s(
         attention * n,
         row_bytes=activation_bytes(decoder),
         attention=side_of(here, attention),
         experts=side_of(here, experts),
     )
-    held = expert_seconds(
+    expert_s = expert_seconds(
         decoder,
         FORMATS,
         attention * n,
@@ -91,12 +91,12 @@ def janus_s(decoder: Decoder, here: PoolSite, attention: int, experts: int) -> n
         engine=Engine.VLLM,
     )
     own = attention_seconds(one, n, past_tokens=PAST)
-    return step_seconds(own, held, exchange, layers=moe_layers(decoder))
+    return step_seconds(own, expert_s, all_to_all_s, layers=moe_layers(decoder))
 
 
 def rows() -> Iterator[tuple[str, int, int, float, list[float]]]:
     """Yield model, devices, requests, and milliseconds: Janus, one batch, halves, together."""
-    here = site()
+    here = serving_pool()
     for name, attention, experts in CASES:
         decoder = decoder_of(read_model(MODELS / name))
         ffn = Iteration(
@@ -105,7 +105,7 @@ def rows() -> Iterator[tuple[str, int, int, float, list[float]]]:
             degrees=Degrees(attention_data=experts, expert=experts),
             engine=Engine.VLLM,
             machine=here.machine,
-            exchange=Exchange.ALLGATHER,
+            a2a_backend=A2aBackend.ALLGATHER,
         )
         degrees = Degrees(attention_data=attention)
         n = np.array(REQUESTS)
@@ -117,17 +117,17 @@ def rows() -> Iterator[tuple[str, int, int, float, list[float]]]:
         every = attention + experts
         ranks = max(size for size in range(1, every + 1) if experts_of(decoder).num % size == 0)
         together = replace(ffn, degrees=Degrees(attention_data=ranks, expert=ranks))
-        alone = step_s(together, n * attention / ranks, past)
+        aggregated_s = step_s(together, n * attention / ranks, past)
         for at, requests in enumerate(REQUESTS):
-            found = (janus_s(decoder, here, attention, experts), *plugin, alone)
-            yield name, attention, experts, requests, [1e3 * float(one[at]) for one in found]
+            result = (janus_s(decoder, here, attention, experts), *plugin, aggregated_s)
+            yield name, attention, experts, requests, [1e3 * float(one[at]) for one in result]
 
 
 def table() -> Iterator[str]:
     """Yield the lines to print, in milliseconds a step."""
     yield f"{'model':16} {'A + F':7} {'n':>4} {'Janus':>9} {'one':>9} {'halves':>9} {'together':>9}"
-    for name, attention, experts, requests, found in rows():
-        times = " ".join(f"{value:9.1f}" for value in found)
+    for name, attention, experts, requests, result in rows():
+        times = " ".join(f"{value:9.1f}" for value in result)
         yield f"{name:16} {attention:2} + {experts:2} {requests:4.0f} {times}"
 
 

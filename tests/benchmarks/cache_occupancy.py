@@ -1,15 +1,14 @@
-"""How often running sequences take more of a cache than they are planned to.
+"""How often running sequences need more KV cache than planned.
 
     python tests/benchmarks/cache_occupancy.py [--traffics 20]
 
-Draws laws of lengths and numbers of sequences, seed by seed, and plays each on one rank of an
-engine that takes pages as answers grow (vLLM), always with a request that waits. The cache is as
-large as the planner asks for so many sequences, so that what does not fit is preempted and read
-again. Printed is the share of steps at which more is taken than in all but one of a hundred looks,
-with its 95 % interval: steps that follow each other see the same sequences, so it is that of means
-of stretches, each four times as long as the longest answer. Beside it what is preempted, and how
-many sequences would run were whole answers reserved. The end is 1 where an interval lies above the
-stated share.
+Draws length distributions and batch sizes, seed by seed, and simulates each on one rank of an
+engine that allocates pages as outputs grow (vLLM), with a request always waiting. The cache is as
+large as the planner requires for the batch size; what does not fit is preempted and recomputed.
+Printed is the share of steps whose occupancy exceeds the planner's 99 % quantile, with its 95 %
+interval. Consecutive steps share sequences, so the interval is that of means of stretches, each
+four times as long as the longest output. Also printed: preemptions, and how many sequences would
+run if whole outputs were reserved. Exit code 1: an interval lies above the stated share.
 """
 
 import sys
@@ -19,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tuner.costs.serving.engine import Batching
-from tuner.planner.serve.demand import Demand, demand_of
-from tuner.planner.serve.occupancy import LOOKS_RATIO
+from tuner.planner.serve.demand import Demand, build_demand
+from tuner.planner.serve.occupancy import OCCUPANCY_QUANTILE
 from tuner.simulate.serving.batching import WATERMARK_RATIO, Rules, simulate
 from tuner.simulate.serving.load import Requests
 from tuner.simulate.serving.steps import StepTimes
@@ -29,13 +28,13 @@ from tuner.spec.serving.lengths import sample_tokens
 
 LONGEST = 40_000
 STRETCHES = 24
-"""Of which the first two are left out."""
+"""The first two are dropped."""
 SURE = 2.08
-"""Of Student's t with the 21 degrees of freedom that are left, 95 % both ways."""
+"""Student's t with the remaining 21 degrees of freedom, two-sided 95 %."""
 
 
 @dataclass(slots=True)
-class Looks:
+class OccupancyShares:
     """Shares of steps, stretch by stretch."""
 
     limit: float
@@ -44,7 +43,7 @@ class Looks:
     left: int = 0
 
     def __call__(self, steps: int, taken: float, running: int) -> None:
-        """Count the steps at which more than the limit is taken."""
+        """Count the steps at which the occupancy exceeds the limit."""
         while steps:
             part = min(steps, self.stretch - self.left)
             first = 0 if taken > self.limit else (self.limit - taken) // max(running, 1) + 1
@@ -58,7 +57,7 @@ class Looks:
 
 
 def goal_of(seed: int) -> tuple[ServeGoal, int]:
-    """Draw a traffic, and how many sequences run."""
+    """Draw a traffic and a batch size."""
     rng = np.random.default_rng(seed)
 
     def law(low: float, high: float, most: int) -> dict[str, object]:
@@ -81,7 +80,7 @@ def goal_of(seed: int) -> tuple[ServeGoal, int]:
 
 
 def flat_times(running: int) -> StepTimes:
-    """Steps that all take as long: what is taken at a step does not depend on it."""
+    """Steps of equal time: the occupancy at a step does not depend on it."""
     return StepTimes(
         linear_s=[0.01] * (200_000),
         head_s=[0.0] * (running + 2),
@@ -94,47 +93,49 @@ def flat_times(running: int) -> StepTimes:
     )
 
 
-def played(goal: ServeGoal, demand: Demand, running: int, *, seed: int) -> Looks:
-    """Play a traffic with so many sequences always running, and look at every step."""
-    prompts, answers = goal.traffic.input_tokens, goal.traffic.output_tokens
-    if prompts is None or answers is None:
+def simulate_occupancy(
+    goal: ServeGoal, demand: Demand, running: int, *, seed: int
+) -> OccupancyShares:
+    """Simulate a traffic with a constant batch size, and count the occupancy of every step."""
+    prompts, outputs = goal.traffic.input_tokens, goal.traffic.output_tokens
+    if prompts is None or outputs is None:
         raise ValueError("a traffic is drawn with both laws")
     limit = float(demand.grown_N[running - 1])
-    looks = Looks(limit=limit, stretch=4 * answers.most)
-    count = int(1.1 * STRETCHES * looks.stretch * running / demand.output_tokens)
+    shares = OccupancyShares(limit=limit, stretch=4 * outputs.most)
+    count = int(1.1 * STRETCHES * shares.stretch * running / demand.output_tokens)
     rng = np.random.default_rng(1000 + seed)
     requests = Requests(
         input_R=sample_tokens(prompts, count=count, rng=rng),
-        output_R=sample_tokens(answers, count=count, rng=rng),
+        output_R=sample_tokens(outputs, count=count, rng=rng),
     )
     rules = Rules(
         batching=Batching.CHUNKED,
         step_tokens=8192,
         kv_tokens=limit / (1.0 - WATERMARK_RATIO),
         most_running=running,
-        reserves_answers=False,
+        reserves_output=False,
     )
     times = flat_times(running)
-    simulate(requests, times=times, rules=rules, concurrency=running + 8, look=looks)
-    return looks
+    simulate(requests, times=times, rules=rules, concurrency=running + 8, observe=shares)
+    return shares
 
 
 def main() -> int:
-    """Print every traffic and return 1 if any takes more than is stated."""
+    """Print every traffic and return 1 if any exceeds the stated share."""
     parser = ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--traffics", type=int, default=20)
     parser.add_argument("--first-seed", type=int, default=0)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     missed = 0
-    for seed in range(asked.first_seed, asked.first_seed + asked.traffics):
+    for seed in range(arguments.first_seed, arguments.first_seed + arguments.traffics):
         goal, running = goal_of(seed)
-        demand = demand_of(goal, longest=LONGEST)
-        looks = played(goal, demand, running, seed=seed)
-        above = np.array(looks.above[2:STRETCHES])
+        demand = build_demand(goal, longest=LONGEST)
+        shares = simulate_occupancy(goal, demand, running, seed=seed)
+        above = np.array(shares.above[2:STRETCHES])
         mean, half = float(above.mean()), SURE * float(above.std(ddof=1)) / len(above) ** 0.5
-        is_more = mean - half > 1.0 - LOOKS_RATIO
+        is_more = mean - half > 1.0 - OCCUPANCY_QUANTILE
         missed += is_more
-        reserved = int(np.searchsorted(demand.reserved_N, looks.limit, side="right"))
+        reserved = int(np.searchsorted(demand.reserved_N, shares.limit, side="right"))
         sys.stdout.write(
             f"seed {seed}: {demand.input_tokens:.0f} in, {demand.output_tokens:.0f} out, {running}"
             f" run ({reserved} with answers reserved): {100 * mean:.2f} % of steps above, 95 %"
@@ -142,8 +143,10 @@ def main() -> int:
             f"{', MORE' * is_more}\n"
         )
         sys.stdout.flush()
-    stated = 100 * (1.0 - LOOKS_RATIO)
-    sys.stdout.write(f"{asked.traffics - missed} of {asked.traffics} within {stated:.0f} %\n")
+    stated = 100 * (1.0 - OCCUPANCY_QUANTILE)
+    sys.stdout.write(
+        f"{arguments.traffics - missed} of {arguments.traffics} within {stated:.0f} %\n"
+    )
     return int(missed > 0)
 
 

@@ -1,10 +1,10 @@
-"""How long `moetune check` takes over many scenarios: `python tests/benchmarks/check_speed.py`.
+"""Duration of `moetune check` over many scenarios: `python tests/benchmarks/check_speed.py`.
 
-The scenarios are what a team keeps that runs a few models on its cluster: five models with the
-degrees that are run, over batch sizes, and every tenth a deployment; about a second of planning
-each. A search without limits takes longer: `cpu_s` in examples/checks/*/baseline.json. They are
-planned and accepted first, then checked; the second is timed, on the clock and in processor time
-with all that it started. All of them must pass. A machine that is busy takes longer on the clock.
+The scenarios are those of a team with a few models on its cluster: five models with their usual
+degrees, over batch sizes, and every tenth a deployment; about a second of planning each. A search
+without limits takes longer: `cpu_s` in examples/checks/*/baseline.json. The scenarios are planned
+and accepted first, then checked; the check is timed, in wall time and in processor time with all
+child processes. All of them must pass. Load on the machine increases the wall time.
 """
 
 import argparse
@@ -62,7 +62,7 @@ MODELS = {
 
 
 def write_scenarios(folder: Path, count: int) -> None:
-    """Write so many scenarios, every tenth a deployment."""
+    """Write `count` scenarios, every tenth a deployment."""
     names = list(MODELS)
     for number in range(count):
         model = names[number % len(names)]
@@ -76,40 +76,40 @@ def write_scenarios(folder: Path, count: int) -> None:
 
 
 def main() -> int:
-    """Accept, check, and print what the check took."""
+    """Accept, check, and print the time of the check."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scenarios", type=int, default=100)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    manner = Manner(workers=asked.jobs)
+    arguments = parser.parse_args()
+    manner = Manner(workers=arguments.jobs)
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
         folder = Path(scratch)
-        write_scenarios(folder, asked.scenarios)
+        write_scenarios(folder, arguments.scenarios)
         accepted = check(folder, update=True, manner=manner)
         before_s, started_s = _processor_s(), time.perf_counter()
-        found = check(folder, manner=manner)
+        result = check(folder, manner=manner)
         wall_s, cpu_s = time.perf_counter() - started_s, _processor_s() - before_s
     report = {
-        "scenarios": asked.scenarios,
-        "jobs": asked.jobs,
+        "scenarios": arguments.scenarios,
+        "jobs": arguments.jobs,
         "wall_s": wall_s,
         "cpu_s": cpu_s,
-        "verdicts": found.counts(),
+        "verdicts": result.counts(),
         "not_planned": sorted({one.reason for one in accepted.scenarios if one.verdict == "error"}),
     }
-    if asked.json:
+    if arguments.json:
         sys.stdout.write(json.dumps(report) + "\n")
     else:
         sys.stdout.write(
-            f"{asked.scenarios} scenarios, {asked.jobs} at a time: {wall_s:.1f} s,"
-            f" {cpu_s:.1f} s of the processor; verdicts {found.counts()}\n"
+            f"{arguments.scenarios} scenarios, {arguments.jobs} at a time: {wall_s:.1f} s,"
+            f" {cpu_s:.1f} s of the processor; verdicts {result.counts()}\n"
         )
-    return int(found.counts() != {"pass": asked.scenarios})
+    return int(result.counts() != {"pass": arguments.scenarios})
 
 
 def _processor_s() -> float:
-    """Seconds of this process and of all that it started and that ended."""
+    """Processor seconds of this process and its ended children."""
     kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     return sum(
         used.ru_utime + used.ru_stime for used in (resource.getrusage(kind) for kind in kinds)

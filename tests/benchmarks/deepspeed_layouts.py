@@ -1,12 +1,12 @@
-"""DeepSpeed itself on a CPU against its predictions; run as
+"""DeepSpeed on a CPU against its predictions; run as
 
     python tests/benchmarks/deepspeed_layouts.py [FOLDER] [--launch] [--repeats 5]
 
 FOLDER, by default examples/profiles/epyc-deepspeed, holds `profile/` of the machine,
 `routing.json`, the expert loads that the program's --routing wrote, and `steps.json`, the measured
-step of every launch. With `--launch` every layout (`LAYOUTS`) is planned
-on the profile and launched with examples/engines/deepspeed, all of them once before any again, so
-that repeats are far apart; the machine must be quiet. Printed are then, else at once:
+step of every launch. With `--launch` every layout (`LAYOUTS`) is planned on the profile and
+launched with examples/engines/deepspeed, round-robin, so that repeats of a layout are far apart in
+time; the machine must be idle. Printed:
 
     error     of each layout, predicted by the profile and a residual fitted to the other layouts
     spread    of the repeats of a layout: largest over smallest step less 1
@@ -61,7 +61,7 @@ LAYOUTS: Mapping[str, tuple[int, str]] = {
         "zero_stage: [2], expert_model_parallel_size: [2], micro_batch_size: [4]",
     ),
 }
-"""Ranks, and what the search is held to."""
+"""Ranks, and the limits of the search."""
 
 
 def spec_of(layout: str, folder: Path) -> str:
@@ -105,7 +105,7 @@ def launched(layout: str, stored: Path, folder: Path) -> TrialRecord:
 
 
 def launches(stored: Path, *, repeats: int) -> Iterator[tuple[str, TrialRecord]]:
-    """Launch every layout, all of them once before any again."""
+    """Launch every layout, round-robin."""
     os.environ["PATH"] = f"{CHECKOUT / '.venv-deepspeed' / 'bin'}{os.pathsep}{os.environ['PATH']}"
     os.environ |= {"DS_ACCELERATOR": "cpu", "TRAIN": str(EXAMPLE / "train.py")}
     with tempfile.TemporaryDirectory(prefix="moetune-layouts-") as scratch:
@@ -114,8 +114,8 @@ def launches(stored: Path, *, repeats: int) -> Iterator[tuple[str, TrialRecord]]
 
 
 def predicted(stored: Path) -> dict[str, TrialRecord]:
-    """Return a trial of every layout with what the profile alone predicts of it."""
-    found = {}
+    """Return a trial of every layout with the prediction of the uncorrected profile."""
+    result = {}
     with tempfile.TemporaryDirectory(prefix="moetune-layouts-") as scratch:
         for number, layout in enumerate(LAYOUTS):
             spec = Path(scratch) / "spec.yaml"
@@ -124,7 +124,7 @@ def predicted(stored: Path) -> dict[str, TrialRecord]:
             assert isinstance(made, Plan)
             assert made.decision is not None
             assert made.predicted is not None
-            found[layout] = TrialRecord(
+            result[layout] = TrialRecord(
                 number=number,
                 origin="plan",
                 decision=made.decision,
@@ -140,11 +140,11 @@ def predicted(stored: Path) -> dict[str, TrialRecord]:
                 release="",
                 device="",
             )
-    return found
+    return result
 
 
 def figures(folder: Path) -> dict[str, Any]:
-    """Work out errors from the other layouts, spreads and orders."""
+    """Compute errors from the other layouts, spreads and orders."""
     steps_s: dict[str, list[float]] = json.loads((folder / "steps.json").read_text())
     measured = {layout: statistics.median(of) for layout, of in steps_s.items()}
     plain = {
@@ -191,7 +191,7 @@ def figures(folder: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Launch where that is asked, then print the figures."""
+    """Launch if requested, then print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, nargs="?", default=STORED)
     parser.add_argument("--launch", action="store_true")
@@ -211,20 +211,20 @@ def main() -> int:
             (folder / "steps.json").write_text(json.dumps(steps_s, indent=1) + "\n")
             sys.stdout.write(f"{layout}: {record.measured_step_s:.3f} s\n")
             sys.stdout.flush()
-    found = figures(folder)
-    for row in found["rows"]:
+    result = figures(folder)
+    for row in result["rows"]:
         sys.stdout.write(
             f"{row['layout']:<30} {row['repeats']} x {row['measured_s']:.3f} s, profile"
             f" {row['plain_s']:.3f} s, from the others {row['predicted_s']:.3f} s,"
             f" error {row['error']:.1%}, spread {row['spread']:.1%}\n"
         )
-    computation, communication = found["factors"]
+    computation, communication = result["factors"]
     sys.stdout.write(
         f"factors of all: computation {computation:.2f}, communication {communication:.2f}\n"
-        f"median error {found['median_error']:.1%}, median spread {found['median_spread']:.1%};"
-        f" {found['pairs'] - len(found['wrong'])} of {found['pairs']} pairs are ordered right\n"
+        f"median error {result['median_error']:.1%}, median spread {result['median_spread']:.1%};"
+        f" {result['pairs'] - len(result['wrong'])} of {result['pairs']} pairs are ordered right\n"
     )
-    sys.stdout.writelines(f"wrong: {one} against {other}\n" for one, other in found["wrong"])
+    sys.stdout.writelines(f"wrong: {one} against {other}\n" for one, other in result["wrong"])
     return 0
 
 

@@ -1,8 +1,8 @@
-"""What `placement_dispatch.py` found, case by case: a file that a run goes on with, bars, a table.
+"""Results of `placement_dispatch.py`, case by case: resumable file, bars, table.
 
-A line of the file is one case as JSON: its placements' loads, and under what settings and which
-code they were found. A case that stands there is not run again; lines of other settings or of other
-code are refused, so that one table is of one planner.
+A line of the file is one case as JSON: its placements' loads, with the settings and the commit.
+Finished cases are not run again; lines of other settings or another commit are refused, so that one
+table is of one planner.
 """
 
 import json
@@ -17,7 +17,7 @@ MOST_OF_BOUND: Final = 1.02
 LEAST_CUT: Final = 0.5
 ROOT: Final = Path(__file__).parents[2]
 PLANNER: Final = ("profilers", "solvers", "tuner")
-"""What decides the figures beside the benchmark's settings."""
+"""What determines the figures besides the benchmark's settings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +43,11 @@ NOISY: Final[Mapping[str, str]] = {
     "dynamic": "near_dynamic",
     "lp": "near_lp",
 }
-"""And what is drawn."""
+"""Rules with random draws."""
 
 
 def missed(
-    found: Mapping[str, Mapping[str, float]], bound: float, *, emitted: str
+    result: Mapping[str, Mapping[str, float]], bound: float, *, emitted: str
 ) -> tuple[tuple[str, str], ...]:
     """Bars that a plan misses, each with the plan's name.
 
@@ -56,13 +56,13 @@ def missed(
         bound: the least load that whole experts allow.
         emitted: the rule of the best plan.
     """
-    most = bound + LEAST_CUT * (found["even plan"]["static"] - bound)
+    most = bound + LEAST_CUT * (result["even plan"]["static"] - bound)
     bars = (
         ("static plan", "static: half of the excess", most, "static"),
-        ("static plan", "static: above EPLB's rule", found["eplb"]["static"], "static"),
+        ("static plan", "static: above EPLB's rule", result["eplb"]["static"], "static"),
         ("best plan", "expected load", MOST_OF_BOUND * bound, EXPECTED[emitted]),
     )
-    return tuple((name, said) for name, said, most, rule in bars if found[name][rule] > most)
+    return tuple((name, said) for name, said, most, rule in bars if result[name][rule] > most)
 
 
 def code() -> str:
@@ -84,7 +84,7 @@ def read_results(file: Path, settings: Mapping[str, Any]) -> dict[str, list[Line
     Raises:
         ValueError: one was found under other settings or by other code.
     """
-    found: dict[str, list[Line]] = {}
+    result: dict[str, list[Line]] = {}
     for text in file.read_text("utf-8").splitlines() if file.exists() else ():
         stored = json.loads(text)
         if stored["settings"] != settings:
@@ -92,14 +92,14 @@ def read_results(file: Path, settings: Mapping[str, Any]) -> dict[str, list[Line
                 f"{file}: {stored['case']!r} was found with {stored['settings']}, this run has"
                 f" {dict(settings)}; name another --out"
             )
-        found[stored["case"]] = [
+        result[stored["case"]] = [
             Line(**line | {"missed": tuple(line["missed"])}) for line in stored["lines"]
         ]
-    return found
+    return result
 
 
 def add_result(file: Path, lines: Sequence[Line], settings: Mapping[str, Any]) -> None:
-    """Append a case that was run to its end."""
+    """Append a finished case."""
     stored = {
         "case": lines[0].case,
         "settings": dict(settings),
@@ -110,7 +110,7 @@ def add_result(file: Path, lines: Sequence[Line], settings: Mapping[str, Any]) -
 
 
 def text_of(line: Line) -> str:
-    """One placement as people read it."""
+    """One placement as text."""
     loads = "  ".join(f"{name} {value:.4f}" for name, value in line.loads.items())
     rule = f"  emitted with {line.dispatch}" if line.dispatch else ""
     spent = "" if line.solve_s is None else f"  ({line.solve_s:.0f} s)"

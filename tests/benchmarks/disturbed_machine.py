@@ -1,19 +1,20 @@
-"""What a profile knows where neighbours disturb: `python tests/benchmarks/disturbed_machine.py`.
+"""Accuracy of profiles on a machine with other load: `python
+tests/benchmarks/disturbed_machine.py`.
 
-The machine is simulated, for only then the truth is known and the neighbours do the same twice. Its
-kernels take what the stored profile `epyc-2-ranks` says, and every size up to 3 % more or less by a
-hash of it, which nothing can foretell. Its speed is the product of two-state processes: for spells
-of exponential length, milliseconds to seconds, it is divided by a factor.
+The machine is simulated, so that the truth is known and the load is reproducible. Its kernels take
+the times of the stored profile `epyc-2-ranks`, varied by up to 3 % by a hash of the size. Its speed
+is the product of two-state processes: for intervals of exponential length, milliseconds to seconds,
+it is divided by a factor.
 
-The real profiler runs on it, in simulated time, as often as there are seeds; then sizes are drawn
-at random and predicted from its profile. Printed are, per kind of neighbours, for the profiler as
-it is, with a sentinel (profilers/sentinel.py) and sizes visited again (profilers/revisits.py), and
-for one that visits every size once and looks at nothing:
+The real profiler runs on it, in simulated time, once per seed; then sizes are drawn at random and
+predicted from its profile. Printed are, per kind of load, for the profiler as it is, with a
+sentinel and further sessions of suspicious sizes (profilers/noise/), and for one with a single
+session of every size and no sentinel:
 
     median, p90     of |predicted / undisturbed - 1|, all seeds together
     bias            median of predicted / undisturbed - 1
 
-Not simulated: fitting takes no time, and preparing operands takes a guess.
+Not simulated: fitting takes no time, and preparing operands takes an estimate.
 """
 
 import argparse
@@ -30,28 +31,28 @@ from unittest.mock import patch
 
 import numpy as np
 
-from profilers import adaptive, session
-from profilers import rank_loop as conduct
-from profilers.cores import Cores
+from profilers import rank_loop, session
+from profilers.clock import HostClock
 from profilers.interpolation import Curve, fit_curves
 from profilers.kernels import suite
 from profilers.kernels.autograd import Prepared
+from profilers.noise.cores import Cores
+from profilers.noise.policy import NoisePolicy
 from profilers.records import AXES, Case, Measurement
 from profilers.sampled_sizes import SIZES, drawn, lines
 from profilers.series import Series, key_of
 from profilers.store import read_profile
-from profilers.timing import HostClock
 
 STORED = Path(__file__).parents[2] / "examples/profiles/epyc-2-ranks/used/profile"
 ODD_RATIO = 0.03
 CALL_S = 2e-3
-"""What a visit costs beside its runs: deciding, telling, collecting..."""
+"""Overhead of a visit: deciding, synchronising, collecting..."""
 PREPARED_RUNS, MOST_PREPARED_S = 4.0, 0.02
 """...and preparing operands, in runs of the forward."""
-PRODUCTS_S = 50e-6
-"""What the sentinel's work takes."""
+SENTINEL_S = 50e-6
+"""Seconds of the sentinel's work."""
 SUFFERED: Final[Mapping[str, float]] = {"memory_bound": 1.4}
-"""By which power of a factor an operation takes longer, where it is not 1
+"""Exponent of a factor in an operation's slowdown, where it is not 1
 (`python tests/benchmarks/disturbed_kernels.py`, power)."""
 
 
@@ -86,7 +87,7 @@ class Disturbed:
         ]
 
     def work(self, quiet_s: float, *, power: float = 1.0) -> None:
-        """Do what takes an undisturbed machine that long, and longer by a power of the factors."""
+        """Advance time by an undisturbed duration, slowed by a power of the factors."""
         while quiet_s > 0.0:
             for place, spell in enumerate(self._spells):
                 while self._until_s[place] <= self.now_s:
@@ -104,7 +105,7 @@ class Disturbed:
 
 
 def undisturbed_s(case: Case, curves: Mapping[Series, Curve]) -> float:
-    """Take the truth of the simulated machine."""
+    """Return the true time on the simulated machine."""
     series, _ = key_of(case)
     digest = hashlib.sha256(case.id.encode()).digest()
     odd = 2.0 * int.from_bytes(digest[:4]) / 2**32 - 1.0
@@ -113,7 +114,7 @@ def undisturbed_s(case: Case, curves: Mapping[Series, Curve]) -> float:
 
 @contextmanager
 def simulated(machine: Disturbed, curves: Mapping[Series, Curve]) -> Iterator[None]:
-    """Let the profiler measure on the machine, in its time."""
+    """Run the profiler on the machine, in its time."""
 
     def measured(
         case: Case, *, prepare: Callable[[], Prepared], **settings: Any
@@ -141,8 +142,8 @@ def simulated(machine: Disturbed, curves: Mapping[Series, Curve]) -> Iterator[No
     def now(_clock: HostClock) -> float:
         return machine.now_s
 
-    def products() -> Callable[[], object]:
-        return partial(machine.work, PRODUCTS_S)
+    def small_gemms() -> Callable[[], object]:
+        return partial(machine.work, SENTINEL_S)
 
     real = suite.measure_kernel
     with ExitStack() as stack:
@@ -150,7 +151,7 @@ def simulated(machine: Disturbed, curves: Mapping[Series, Curve]) -> Iterator[No
         stack.enter_context(patch.object(HostClock, "now_s", now))
         stack.enter_context(patch.object(HostClock, "mark", now))
         stack.enter_context(patch.object(HostClock, "page_faults", lambda _clock: 0))
-        stack.enter_context(patch.object(conduct, "small_products", products))
+        stack.enter_context(patch.object(rank_loop, "small_gemms", small_gemms))
         # The simulated machine has one core.
         stack.enter_context(patch.object(Cores, "of_this_thread", Cores))
         yield
@@ -170,21 +171,20 @@ def errors(
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch, ExitStack() as stack:
         stack.enter_context(simulated(machine, curves))
         if is_once:
-            stack.enter_context(patch.object(adaptive.Infill, "_again", _never))
-            stack.enter_context(patch.object(conduct, "Sentinel", _nobody))
+            stack.enter_context(patch.object(rank_loop, "choose_policy", _single_session))
         session.measure_profile(
             Path(scratch), suites=("kernels",), budget_s=budget_s, ranks=1, device="cpu"
         )
         known = fit_curves(read_profile(Path(scratch)))
-    found = []
+    result = []
     for listed in cases:
         directions = ("forward", "backward") if listed.direction else ("",)
         for direction in directions:
             case = listed.model_copy(update={"direction": direction})
             series, _ = key_of(case)
             predicted_s = _predicted_s(case, known[series])
-            found.append(predicted_s / undisturbed_s(case, curves) - 1.0)
-    return found
+            result.append(predicted_s / undisturbed_s(case, curves) - 1.0)
+    return result
 
 
 def some_sizes(*, count: int, seed: int) -> tuple[Case, ...]:
@@ -200,12 +200,9 @@ def some_sizes(*, count: int, seed: int) -> tuple[Case, ...]:
     return tuple(drawn(on_lines[n % len(on_lines)], rng=rng) for n in range(count))
 
 
-def _never(*_ignored: object, **_also: object) -> list[Case]:
-    return []
-
-
-def _nobody(**_ignored: object) -> None:
-    """Look at nothing."""
+def _single_session(*_ignored: object, **_also: object) -> NoisePolicy:
+    """No sentinel, and one session of every size."""
+    return NoisePolicy(revisits=False)
 
 
 def _predicted_s(case: Case, curve: Curve) -> float:
@@ -214,7 +211,7 @@ def _predicted_s(case: Case, curve: Curve) -> float:
 
 
 def main() -> int:
-    """Profile each kind of machine, with and without regard to its neighbours."""
+    """Profile each kind of machine, with and without the noise policy."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--sizes", type=int, default=400)
@@ -240,8 +237,8 @@ def main() -> int:
                     for seed in range(options.seeds)
                 ]
             )
-            told = (*np.quantile(np.abs(found_N), (0.5, 0.9)), np.median(found_N))
-            cells += "   " + "".join(f"{100.0 * float(one):6.1f}" for one in told) + "%"
+            printed = (*np.quantile(np.abs(found_N), (0.5, 0.9)), np.median(found_N))
+            cells += "   " + "".join(f"{100.0 * float(one):6.1f}" for one in printed) + "%"
         sys.stdout.write(f"{name:10}{cells}\n")
     return 0
 

@@ -1,24 +1,23 @@
-"""Whether what is predicted to fit does: trials of the reference step near a limit on its memory.
+"""Accuracy of predicted fits: trials of the reference step near a limit on its memory.
 
     python tests/benchmarks/fit_or_not.py TRIALS.jsonl --trials 120
 
 Random models, layouts of one or two ranks, recomputation and precisions; the limit of a trial is
-its predicted peak times a factor drawn from 0.8 to 1.25, evenly in the logarithm, so that half of
-the trials are predicted to fit. The limit is the kernel's (profilers/steps/limit.py), a trial is
-judged as verification judges it, and the prediction is the one that plans go by
-(tuner/planner/peak.py). Ranks are forked from this process, which has loaded PyTorch already and
-runs no thread; what they hold is counted from their start.
+its predicted peak times a factor drawn log-uniformly from 0.8 to 1.25, so that half of the trials
+are predicted to fit. The kernel enforces the limit (profilers/steps/limit.py), trials are
+classified as by `moetune verify`, and the prediction is the planner's (tuner/planner/peak.py).
+Ranks are forked from this process, which has loaded PyTorch and runs no thread; their memory is
+counted from their start.
 
-A trial ran out of memory only where its launch says so; any other failure is counted apart and ends
-this program with 1, as does a trial that was predicted to fit and did not, or more than one in ten
-of the others that did.
+A trial counts as out of memory only if its launch reports it; other failures are counted
+separately. Exit code 1: such a failure, a trial that was predicted to fit and did not, or more than
+one in ten of the others that did.
 
-Trials are kept in TRIALS.jsonl one by one; those that it holds already are not run again, and are
-judged by what is predicted of them today, at the limit that they ran under. Every trial takes 2 to
-20 s and at most 2 x 1 GB. Three times 120 of them lie in examples/profiles/fit-or-not/: those that
-the count of bytes was corrected by, and two hold-outs that were drawn and run afterwards, the first
-right away (seed 20261120), the second by a later count (20261123).
-`--trials 0` judges a file without running any.
+Trials are appended to TRIALS.jsonl; existing ones are not run again, and are compared with today's
+prediction at their limit. A trial takes 2 to 20 s and at most 2 x 1 GB. Three sets of 120 are in
+examples/profiles/fit-or-not/: the one that the memory model was corrected by, and two hold-outs
+that were drawn and run afterwards, the first right away (seed 20261120), the second by a later
+model (20261123). `--trials 0` evaluates a file without running any.
 """
 
 import argparse
@@ -62,13 +61,13 @@ from tuner.planner.decisions import decision
 from tuner.planner.peak import peak_bytes
 from tuner.spec.model import Attention, ModelSpec, Moe
 from tuner.units import format_ratio
-from tuner.verify.launcher import CONFIG_NAME, LOG_NAME, REPORT_NAME, judge, log_tail
+from tuner.verify.launcher import CONFIG_NAME, LOG_NAME, REPORT_NAME, exit_result, log_tail
 
 SEED = 20_240_607
 LOWEST, HIGHEST = 0.8, 1.25
 SMALLEST_BYTES, LARGEST_BYTES = 300e6, 1.0e9
 MOST_FLOP = 1.5e11
-"""Of a step: 6 for every weight that a token meets."""
+"""FLOPs of a step: 6 for every weight that a token uses."""
 DEADLINE_S = 400.0
 MOST_MISSED_RATIO = 0.10
 
@@ -92,7 +91,7 @@ LAYOUTS: Sequence[Mapping[str, int]] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A job, and what a plan says of its memory."""
+    """A job, and its predicted memory."""
 
     config: StepConfig
     predicted_bytes: int
@@ -113,7 +112,7 @@ class Row(Record):
 
     @property
     def is_predicted_to_fit(self) -> bool:
-        """What the plan says."""
+        """Whether the plan predicts a fit."""
         return self.predicted_bytes <= self.limit_bytes
 
 
@@ -199,12 +198,12 @@ def _tried(rng: np.random.Generator) -> Case | None:
         return None
     if refusal(config) is not None:
         return None
-    asked = decision(degrees, layers=tuple(stages), options=(option,) * degrees.num_stages)
-    return Case(config=config, predicted_bytes=predicted_peak(work, degrees, asked))
+    train_decision = decision(degrees, layers=tuple(stages), options=(option,) * degrees.num_stages)
+    return Case(config=config, predicted_bytes=predicted_peak(work, degrees, train_decision))
 
 
-def asked_of(config: StepConfig) -> tuple[Workload, Degrees, TrainDecision]:
-    """Return what a configuration was drawn as."""
+def workload_and_decision(config: StepConfig) -> tuple[Workload, Degrees, TrainDecision]:
+    """Return a configuration as workload, degrees and decision."""
     shape, cut = config.model, config.parallelism
     model = ModelSpec(
         name="drawn",
@@ -253,8 +252,8 @@ def asked_of(config: StepConfig) -> tuple[Workload, Degrees, TrainDecision]:
     return work, degrees, decision(degrees, layers=layers, options=options)
 
 
-def predicted_peak(work: Workload, degrees: Degrees, asked: TrainDecision) -> int:
-    """Return the peak of the fullest rank as a plan has it; times play no part."""
+def predicted_peak(work: Workload, degrees: Degrees, train_decision: TrainDecision) -> int:
+    """Return the highest predicted peak of a rank; times are not used."""
     machine = Machine(
         num_devices=degrees.world,
         memory_limit_bytes=2**62,
@@ -262,7 +261,7 @@ def predicted_peak(work: Workload, degrees: Degrees, asked: TrainDecision) -> in
         residual=residual_for("reference", device="", device_kind="cpu"),
     )
     costs = CandidateCosts(work=work, degrees=degrees, machine=machine)
-    return max(peak_bytes(costs, asked, rank=rank) for rank in range(degrees.pipeline))
+    return max(peak_bytes(costs, train_decision, rank=rank) for rank in range(degrees.pipeline))
 
 
 def _flop(work: Workload) -> float:
@@ -310,7 +309,7 @@ def trial(number: int, case: Case, *, limit_bytes: int, scratch: Path) -> Row:
     (folder / CONFIG_NAME).write_text(config.model_dump_json(), encoding="utf-8")
     begun_s = time.monotonic()
     exit_code = _run(folder, world=config.parallelism.world)
-    ended = judge(
+    ended = exit_result(
         exit_code,
         tail=log_tail(folder / LOG_NAME),
         report_file=folder / REPORT_NAME,
@@ -331,9 +330,12 @@ def trial(number: int, case: Case, *, limit_bytes: int, scratch: Path) -> Row:
 
 def _run(folder: Path, *, world: int) -> int:
     """Run the ranks of a job; the exit code of the first that fails, which ends the others."""
-    meeting = folder / "ranks"
-    meeting.mkdir(mode=0o700)
-    ranks = {_forked(folder, rank=rank, world=world, meeting=meeting) for rank in range(world)}
+    rendezvous_folder = folder / "ranks"
+    rendezvous_folder.mkdir(mode=0o700)
+    ranks = {
+        _forked(folder, rank=rank, world=world, rendezvous_folder=rendezvous_folder)
+        for rank in range(world)
+    }
     while ranks:
         pid, status = os.wait()
         ranks.discard(pid)
@@ -346,8 +348,8 @@ def _run(folder: Path, *, world: int) -> int:
     return 0
 
 
-def _forked(folder: Path, *, rank: int, world: int, meeting: Path) -> int:
-    """Start a rank as verification would, but without loading PyTorch again; its process id."""
+def _forked(folder: Path, *, rank: int, world: int, rendezvous_folder: Path) -> int:
+    """Start a rank as verification does, without loading PyTorch again; return its process id."""
     parent = os.getpid()
     pid = os.fork()
     if pid:
@@ -359,7 +361,7 @@ def _forked(folder: Path, *, rank: int, world: int, meeting: Path) -> int:
         os.dup2(log, 2)
         if world > 1:
             os.environ |= {
-                RENDEZVOUS: str(meeting / STORE_NAME),
+                RENDEZVOUS: str(rendezvous_folder / STORE_NAME),
                 PARENT: str(parent),
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
@@ -376,8 +378,8 @@ def _forked(folder: Path, *, rank: int, world: int, meeting: Path) -> int:
         os._exit(code)
 
 
-def judged(rows: Sequence[Row]) -> bool:
-    """Whether no trial broke what is asked."""
+def is_as_expected(rows: Sequence[Row]) -> bool:
+    """Whether all requirements are met."""
     fits = [row for row in rows if row.is_predicted_to_fit]
     others = [row for row in rows if not row.is_predicted_to_fit]
     missed = sum(row.status == "ok" for row in others)
@@ -387,7 +389,7 @@ def judged(rows: Sequence[Row]) -> bool:
 
 
 def lines(rows: Sequence[Row]) -> Iterator[str]:
-    """The four counts, what failed otherwise, and how far predictions lie from what was held."""
+    """The four counts, other failures, and errors of predicted against used memory."""
     yield f"{'':<24}{'ran':>8}{'no memory':>12}"
     for name, is_fit in (("predicted to fit", True), ("predicted not to fit", False)):
         some = [row for row in rows if row.is_predicted_to_fit is is_fit]
@@ -411,19 +413,21 @@ def lines(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def kept(file: Path) -> list[Row]:
-    """Read the trials that a file holds, with what is predicted of them today."""
+    """Read the trials of a file, with today's predictions."""
     if not file.is_file():
         return []
     text = file.read_text(encoding="utf-8")
     rows = [Row.model_validate_json(line) for line in text.splitlines()]
     return [
-        row.model_copy(update={"predicted_bytes": predicted_peak(*asked_of(row.config))})
+        row.model_copy(
+            update={"predicted_bytes": predicted_peak(*workload_and_decision(row.config))}
+        )
         for row in rows
     ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what is missing, print the table; 1 where it is not as asked."""
+    """Run the missing trials, print the table; return 1 where a requirement is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path, help="where trials are kept, JSON lines")
     parser.add_argument("--trials", type=int, default=120)
@@ -448,7 +452,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not rows:
         parser.error(f"{options.file} holds no trials to judge; run some with --trials")
     sys.stdout.write("\n".join(lines(rows)) + "\n")
-    return int(not judged(rows))
+    return int(not is_as_expected(rows))
 
 
 if __name__ == "__main__":

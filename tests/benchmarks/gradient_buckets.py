@@ -1,10 +1,10 @@
-"""What stating the size of gradient buckets is predicted to gain, by data parallelism and network.
+"""Predicted gain of tuning the gradient bucket size, by data parallelism and network.
 
     python tests/benchmarks/gradient_buckets.py
 
-Steps of one micro-batch a rank on H100 servers, no pipeline, ZeRO-1, everything else as the engine
-has it. Prints the engine's own size, the best of the menu and its share of the step; sizes that
-save less than the noise of a step are not stated in a plan.
+Steps of one micro-batch a rank on H100 servers, no pipeline, ZeRO-1, everything else as the
+engine's defaults. Prints the engine's own size, the best of the menu and its share of the step;
+sizes that save less than the noise of a step are not stated in a plan.
 """
 
 from collections.abc import Iterator
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tuner.costs.analytic.calibration import shipped
 from tuner.costs.analytic.gradient_buckets import default_bucket
-from tuner.estimate.configuration import configuration_of
-from tuner.estimate.estimate import bench_of
-from tuner.estimate.prices import priced
+from tuner.estimate.configuration import build_configuration
+from tuner.estimate.estimate import pricing_setup
+from tuner.estimate.prices import price_configurations
 from tuner.estimate.readers import megatron
 from tuner.planner.analytic.gradient_buckets import LEAST_GAIN_RATIO, MENU
 from tuner.spec.cluster import Cluster, Pool
@@ -27,7 +27,7 @@ EXPERTS = "--expert-model-parallel-size 8 --moe-token-dispatcher-type alltoall "
 
 
 def gains() -> Iterator[tuple[str, int, int, float, float, float]]:
-    """Yield model, ranks, Gbit/s a card, the engine's size, the best one, and its gain."""
+    """Yield model, ranks, Gbit/s per NIC, the engine's size, the best one, and its gain."""
     for name, flags in (("llama-3.1-8b", ""), ("qwen3-30b-a3b", EXPERTS)):
         for ranks in (64, 256, 1024, 2048):
             for gbit in (100, 400):
@@ -65,8 +65,8 @@ def _step_s(name: str, flags: str, *, ranks: int, gbit: int, size: float) -> flo
         f"--global-batch-size {ranks} --seq-length 4096 {flags}{stated}",
         source="benchmark",
     )
-    bench = bench_of(spec, shipped())
-    return priced((configuration_of(launch, spec)[0],), bench)[0].step_s
+    setup = pricing_setup(spec, shipped())
+    return price_configurations((build_configuration(launch, spec)[0],), setup)[0].step_s
 
 
 def main() -> None:

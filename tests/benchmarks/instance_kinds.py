@@ -1,15 +1,14 @@
-"""What several kinds of instances save where the router follows load, before and after waiting.
+"""Savings from several kinds of instances per role, before and after simulating queues.
 
     python tests/benchmarks/instance_kinds.py [--tables FOLDER]
 
 The pool of examples/serving/mixed-pool.yaml (16 H100, 32 L40S, 8 H20, Mixtral under vLLM) is
 planned for several rates, one mode at a time: with one kind of instances a role, which routers
-spread evenly, and with up to three, which the stack's router spreads by load. Printed are the money
-an hour of the integer program, as if no request waited, and that of the instances with which the
-simulated traffic keeps its targets; the router that was simulated; and the seconds of the
-processor that each took. FOLDER holds stored profiles or tables of aiconfigurator; without it an
-installed aiconfigurator-core answers, else datasheets. The end is 1 where several kinds would cost
-more than one.
+balance evenly, and with up to three, which the stack's router balances by load. Printed are the
+cost per hour of the integer program, without queueing, and of the instances with which the
+simulated traffic meets its SLO; the simulated router; and the processor seconds of each. FOLDER
+holds stored profiles or tables of aiconfigurator; without it an installed aiconfigurator-core is
+used, else datasheets. Exit code 1: several kinds cost more than one.
 """
 
 import argparse
@@ -22,17 +21,17 @@ from pathlib import Path
 from typing import Any
 
 from tuner.planner.serve.routed_simulation import policy_of
-from tuner.planner.serve.routers import choices_of
+from tuner.planner.serve.routers import router_choices
 from tuner.planner.serve.solve_mode import (
-    Found,
-    Question,
+    ModeSolution,
+    ServeProblem,
     Settings,
-    answer_with,
-    least_spare,
-    question_of,
-    solved_with,
+    build_serve_problem,
+    goal_spare,
+    solve_instances,
+    solve_with_router,
 )
-from tuner.serve_api import site_of
+from tuner.serve_api import price_serving_pool
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import read_serve_spec
 
@@ -43,16 +42,16 @@ CASES: tuple[tuple[Mode, int], ...] = (
 )
 
 
-def asked(rate: int, profiles: Sequence[Path]) -> Question:
-    """The example's question at another rate."""
+def arguments(rate: int, profiles: Sequence[Path]) -> ServeProblem:
+    """The example's problem at another rate."""
     text = (EXAMPLES / "serving" / "mixed-pool.yaml").read_text(encoding="utf-8")
     text = text.replace("../models", str(EXAMPLES / "models"))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spec.yaml"
         path.write_text(text.replace("rate: 20/s", f"rate: {rate}/s"), encoding="utf-8")
         spec = read_serve_spec(path)
-    sites = tuple(site_of(pool, profiles) for pool in spec.cluster.pools)
-    return question_of(spec, sites, Settings())
+    serving_pools = tuple(price_serving_pool(pool, profiles) for pool in spec.cluster.pools)
+    return build_serve_problem(spec, serving_pools, Settings())
 
 
 def cpu_s() -> float:
@@ -60,46 +59,48 @@ def cpu_s() -> float:
     return sum(os.times()[:4])
 
 
-def told(found: Found) -> str:
-    """Instances in a few words."""
+def instances_text(result: ModeSolution) -> str:
+    """Instances as text."""
     return " + ".join(
-        f"{group.count} x {group.option.devices} {group.option.site.pool.name}"
-        f"{'' if found.mode == 'aggregated' else f' {group.option.role.value}'}"
-        for group in found.groups
+        f"{group.count} x {group.option.devices} {group.option.serving_pool.pool.name}"
+        f"{'' if result.mode == 'aggregated' else f' {group.option.role.value}'}"
+        for group in result.groups
     )
 
 
-def compared(mode: Mode, rate: int, profiles: Sequence[Path]) -> dict[str, Any]:
+def compare_kinds(mode: Mode, rate: int, profiles: Sequence[Path]) -> dict[str, Any]:
     """One kind and several of one mode at one rate."""
-    question = asked(rate, profiles)
-    one_kind, by_load = choices_of(question.spec.goal, question.spec.emit, mode)
-    answers: dict[str, Any] = {"mode": mode, "rate_per_s": rate}
-    answers["sources"] = sorted({site.source for site in question.sites})
-    found: Found | None = None
+    problem = arguments(rate, profiles)
+    one_kind, by_load = router_choices(problem.spec.goal, problem.spec.emit, mode)
+    comparison: dict[str, Any] = {"mode": mode, "rate_per_s": rate}
+    comparison["sources"] = sorted({serving_pool.source for serving_pool in problem.serving_pools})
+    result: ModeSolution | None = None
     for name, router in (("one", one_kind), ("several", by_load)):
         started_s = cpu_s()
-        solved = solved_with(question, mode, least_spare(question), router=router, may_refuse=True)
-        found = answer_with(question, mode, router, found)
-        if solved is None or found is None:
+        solved = solve_instances(problem, mode, goal_spare(problem), router=router, may_refuse=True)
+        result = solve_with_router(problem, mode, router, result)
+        if solved is None or result is None:
             raise RuntimeError(f"{mode} at {rate}/s: nothing serves it")
-        policy = policy_of(found.router, found.groups)
-        decode = found.router.decode_policy
-        answers[name] = {
+        policy = policy_of(result.router, result.groups)
+        decode = result.router.decode_policy
+        comparison[name] = {
             "program": solved.outcome.objective,
             "gap_ratio": solved.outcome.gap_ratio,
-            "planned": found.objective,
-            "missed": found.missed,
-            "instances": told(found),
+            "planned": result.objective,
+            "missed": result.missed,
+            "instances": instances_text(result),
             "router": policy.value if decode is None else f"{policy.value}, {decode.value}",
             "cpu_s": cpu_s() - started_s,
         }
-    return answers
+    return comparison
 
 
-def row(answers: dict[str, Any]) -> str:
+def row(comparison: dict[str, Any]) -> str:
     """One comparison in lines."""
-    one, several = answers["one"], answers["several"]
-    lines = [f"{answers['mode']}, {answers['rate_per_s']}/s ({', '.join(answers['sources'])})"]
+    one, several = comparison["one"], comparison["several"]
+    lines = [
+        f"{comparison['mode']}, {comparison['rate_per_s']}/s ({', '.join(comparison['sources'])})"
+    ]
     for name, said in (("program", "before waiting"), ("planned", "simulated")):
         saved = 1.0 - several[name] / one[name]
         lines.append(f"  {said:<15}{one[name]:6.4g} -> {several[name]:6.4g} an hour, {saved:.0%}")
@@ -118,17 +119,19 @@ def main() -> int:
     parser.add_argument("--tables", type=Path, action="append", default=[])
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
-    found = []
+    result = []
     for mode, rate in CASES:
-        found.append(compared(mode, rate, given.tables))
+        result.append(compare_kinds(mode, rate, given.tables))
         if not given.json:
-            sys.stdout.write(row(found[-1]) + "\n")
+            sys.stdout.write(row(result[-1]) + "\n")
             sys.stdout.flush()
     if given.json:
-        sys.stdout.write(json.dumps({"kinds": found}, indent=2) + "\n")
+        sys.stdout.write(json.dumps({"kinds": result}, indent=2) + "\n")
     return int(
         any(
-            one["several"][key] > one["one"][key] for one in found for key in ("program", "planned")
+            one["several"][key] > one["one"][key]
+            for one in result
+            for key in ("program", "planned")
         )
     )
 

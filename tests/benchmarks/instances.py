@@ -1,11 +1,11 @@
-"""How fast instances of a mixed pool are chosen: `python tests/benchmarks/instances.py`.
+"""Speed of choosing instances of a mixed pool: `python tests/benchmarks/instances.py`.
 
 16 H100, 32 L40S and 8 H20; 306 columns, of which about a third is undominated; three roles, links
 of 100 Gbit/s between every two pools, attention and experts on one pool or two. For every method
 and objective, without and with a limit of one kind of instance a role: the objective, the gap and
 the seconds. Columns are plausible numbers drawn by a seed, not measurements (solvers/instances/
-testing.py). Seconds are of the clock, and of the processor with CBC's own: on a busy machine only
-the latter compare.
+testing.py). Both wall and processor seconds are printed, CBC's included; with other load on the
+machine only the latter are comparable.
 """
 
 import argparse
@@ -30,7 +30,7 @@ MOST_ALTERNATIVES = 10
 
 
 def processor_s() -> float:
-    """Of this process and of those that it waited for."""
+    """Processor seconds of this process and its ended children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
@@ -64,13 +64,13 @@ def ties(objective: Objective, *, seed: int) -> dict[str, Any]:
     if best is None:
         raise ValueError(f"nothing serves seed {seed}")
     wall_s = time.perf_counter()
-    found = alternatives(
+    result = alternatives(
         problem, best, band_ratio=BAND_RATIO, most=MOST_ALTERNATIVES, time_limit_s=TIME_LIMIT_S
     )
     return {
         "objective": objective.value,
-        "plans": len(found.plans),
-        "is_complete": found.is_complete,
+        "plans": len(result.plans),
+        "is_complete": result.is_complete,
         "wall_s": time.perf_counter() - wall_s,
     }
 

@@ -1,4 +1,4 @@
-"""Ends `moetune verify` at many moments of a launch and counts what is left; run as
+"""Kills `moetune verify` at many moments of a launch and counts leftovers; run as
 
     python tests/benchmarks/kill_moments.py --seed 25 --moments 24 PLAN OPTIONS OF VERIFY ...
 
@@ -6,9 +6,9 @@ for example, for a plan of examples/engines/deepspeed in its environment:
 
     ... PLAN --launcher command --metrics deepspeed --steps 8 --command "bash {launch}/run.sh ..."
 
-At each moment, 0.3 s to `--longest` after the start, verify gets Ctrl-C, SIGTERM, Ctrl-C
-twice, or SIGKILL, after which the next verification of the plan has to end what is left. Counted
-are then the processes that were not there before, their sessions, and the memory that they hold.
+At each moment, 0.3 s to `--longest` after the start, verify gets Ctrl-C, SIGTERM, Ctrl-C twice, or
+SIGKILL; after SIGKILL the next verification of the plan has to clean up. Counted are then the
+processes that did not exist before, their sessions, and their memory.
 """
 
 import argparse
@@ -34,12 +34,12 @@ SIGNALS = (
     ("SIGKILL", (signal.SIGKILL,)),
 )
 ENDS_S = 60.0
-"""That verify may take to end its trial."""
+"""Time limit for verify to end its trial."""
 SETTLES_S = 3.0
 
 
 def alive() -> dict[int, float]:
-    """Return the processes of this machine with when they began."""
+    """Return the processes of this machine with their start times."""
     return {
         one.pid: one.info["create_time"]
         for one in psutil.process_iter(["create_time", "status"])
@@ -48,8 +48,8 @@ def alive() -> dict[int, float]:
 
 
 def left(before: dict[int, float]) -> list[dict[str, Any]]:
-    """Return what is there that was not before; kernel threads have no memory and do not count."""
-    found = []
+    """Return new processes; kernel threads have no memory and do not count."""
+    result = []
     for pid, began in alive().items():
         if before.get(pid) == began or pid == os.getpid():
             continue
@@ -60,8 +60,8 @@ def left(before: dict[int, float]) -> list[dict[str, Any]]:
         except (psutil.Error, ProcessLookupError):
             continue
         if bytes_:
-            found.append({"pid": pid, "session": session, "bytes": bytes_, "words": words})
-    return found
+            result.append({"pid": pid, "session": session, "bytes": bytes_, "words": words})
+    return result
 
 
 def tried(plan: Path, options: Sequence[str], *, name: str, moment_s: float) -> dict[str, Any]:
@@ -91,16 +91,16 @@ def tried(plan: Path, options: Sequence[str], *, name: str, moment_s: float) -> 
         again.send_signal(signal.SIGINT)
         again.wait(timeout=ENDS_S)
     time.sleep(SETTLES_S)
-    found = left(before)
+    result = left(before)
     return {
         "signal": name,
         "moment_s": round(moment_s, 1),
         "code": code,
         "ended_after_s": round(took_s, 1),
         "processes_then": started,
-        "left": found,
-        "sessions": len({one["session"] for one in found}),
-        "left_bytes": sum(one["bytes"] for one in found),
+        "left": result,
+        "sessions": len({one["session"] for one in result}),
+        "left_bytes": sum(one["bytes"] for one in result),
     }
 
 
@@ -123,9 +123,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="moetune-moments-") as scratch:
             plan = Path(scratch) / "plan"
             shutil.copytree(chosen.plan, plan, ignore=shutil.ignore_patterns("trials"))
-            found = tried(plan, chosen.options, name=name, moment_s=moment_s)
-        dirty += bool(found["left"]) or found["code"] is None
-        sys.stdout.write(json.dumps(found) + "\n")
+            result = tried(plan, chosen.options, name=name, moment_s=moment_s)
+        dirty += bool(result["left"]) or result["code"] is None
+        sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
     sys.stdout.write(f"{chosen.moments} moments, {dirty} with something left\n")
     return 1 if dirty else 0

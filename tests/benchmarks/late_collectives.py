@@ -1,8 +1,8 @@
-"""How often a collective is late by itself: `python tests/benchmarks/late_collectives.py`.
+"""How often single collectives are late: `python tests/benchmarks/late_collectives.py`.
 
-Two ranks over gloo, each call right after a barrier. Printed are the quantiles of what the slower
-rank took, the mean, and which share of the calls took more than twice the median; a rank that
-leaves the barrier late counts among them. What it is good for: profilers/stalls.py.
+Two ranks over gloo, each call right after a barrier. Printed are the quantiles of the slower rank's
+time, the mean, and the share of calls that took more than twice the median; a rank that leaves the
+barrier late counts among them. Used by profilers/stalls.py.
 """
 
 import argparse
@@ -51,9 +51,9 @@ def rank(number: int, meet: Path, kinds: Sequence[str], sizes: Sequence[int], ca
 
 def line(kind: str, size: int, milliseconds: NDArray[np.float64]) -> str:
     """One line of the table."""
-    found = np.quantile(milliseconds, QUANTILES)
+    result = np.quantile(milliseconds, QUANTILES)
     late = np.mean(milliseconds > 2.0 * np.median(milliseconds))
-    cells = "".join(f"{value:8.2f}" for value in [*found, milliseconds.mean()])
+    cells = "".join(f"{value:8.2f}" for value in [*result, milliseconds.mean()])
     return f"{kind:16}{size:10d}{cells}{late:8.0%}"
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 InFlight = Literal["paper", "plain_1f1b", "recomputed"]
-"""How m_g is counted: the paper's v p + p - 2 r - 1, which is interleaved 1F1B's count; the p - r
+"""Count of m_g: the paper's v p + p - 2 r - 1, which is interleaved 1F1B's count; the p - r
 of plain 1F1B; or the 1 of full recomputation."""
 
 

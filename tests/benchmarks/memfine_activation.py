@@ -1,8 +1,8 @@
-"""How activation bytes fall with MemFine's chunks, measured on the reference step in one process.
+"""Activation bytes by number of MemFine chunks, measured on the reference step in one process.
 
     python tests/benchmarks/memfine_activation.py
 
-Fits A + B / c to the measured bytes at c = 1, 2, 4, 8 and ends with 1 if any lies further than 3 %
+Fits A + B / c to the measured bytes at c = 1, 2, 4, 8. Exit code 1: one deviates by more than 3 %
 from the fit. Then the same for the active memory that the paper publishes (arXiv 2511.21431).
 """
 
@@ -58,12 +58,12 @@ def config(recompute: Recompute, chunks: int) -> StepConfig:
 
 
 def measured_bytes(step: StepConfig, layout: Layout) -> int:
-    """Largest live sum of what one step saves for backward."""
+    """Peak of what one step saves for backward."""
     return Training(step, layout).metered(0).peak_bytes
 
 
 def largest_error(rows: Sequence[tuple[int, float]]) -> float:
-    """How far the fit lies from the worst row, relative to what was measured."""
+    """Largest relative deviation of a row from the fit."""
     constant, divided = fit_active(*zip(*rows, strict=True))
     return max(
         abs(active_bytes(constant, divided, chunks=count) / seen - 1.0) for count, seen in rows

@@ -1,4 +1,4 @@
-"""How strong the tests are: small faults in the product, each against the tests that run its line.
+"""Mutation testing: small faults in the product, each against the tests that run its line.
 
     python tests/benchmarks/mutants.py draw MUTANTS.json [--count 300] [--seed 26]
     python tests/benchmarks/mutants.py cover MUTANTS.json COVERED.json [--processes 2]
@@ -6,16 +6,16 @@
     python tests/benchmarks/mutants.py compare BEFORE.json AFTER.json
 
 `draw` picks places inside functions of the three packages: a comparison, an arithmetic or Boolean
-operator, `not`, a number, True or False, min or max; each is exchanged for its neighbour. `cover`
-runs the default tests once in a copy of the checkout whose statements at these places tell which
-test reached them, processes that tests start included. `run` puts one fault at a time into a copy
-and starts the tests that reach it, nearest files and shortest tests first, until one fails or the
-budget in seconds of these tests is used up. A fault that stops every test from starting, and one
-that no longer ends, count as killed. To compare the tests of two commits, `cover` the same drawing
-in both, `run` the later one, then the earlier one with the survivors of the later; `compare` names
-those that only the earlier tests killed.
+operator, `not`, a number, True or False, min or max; each is replaced by its counterpart. `cover`
+runs the default tests once in an instrumented copy of the checkout, which records the tests that
+reach each place, in child processes too. `run` inserts one mutant at a time into a copy and runs
+the tests that reach it, nearest files and shortest tests first, until one fails or the budget in
+seconds is used up. A mutant that keeps every test from starting, or that never ends, counts as
+killed. To compare the tests of two commits, `cover` the same mutants in both, `run` the later one,
+then the earlier one with the survivors of the later; `compare` lists those that only the earlier
+tests killed.
 
-The machine should do little else: a test that fails for want of time kills every mutant.
+The machine should be idle: a test that times out kills every mutant.
 """
 
 import argparse
@@ -55,7 +55,7 @@ CALCULATED: Final = {
     ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "*"),
 }
-TOLD: Final = """
+HIT_MODULE: Final = """
 import os
 _seen = set()
 def hit(number):
@@ -69,7 +69,7 @@ def hit(number):
 
 
 class Mutant(NamedTuple):
-    """One exchange of text."""
+    """One replacement of text."""
 
     file: str
     line: int
@@ -79,7 +79,7 @@ class Mutant(NamedTuple):
     before: str
     after: str
     text: str
-    """The line, by which it is found again where the file has changed."""
+    """The line, to locate it where the file has changed."""
 
 
 def main() -> int:
@@ -108,14 +108,14 @@ def main() -> int:
             mutants = [Mutant(**row) for row in json.loads(options.mutants.read_text())]
             _write(options.covered, covered(mutants, processes=options.processes))
         case "run":
-            found = json.loads(options.covered.read_text())
+            result = json.loads(options.covered.read_text())
             if options.survivors is not None:
                 others = json.loads(options.survivors.read_text())["mutants"]
                 alive = {_key(row) for row in others if row["outcome"] != "killed"}
-                found["mutants"] = [row for row in found["mutants"] if _key(row) in alive]
-            _write(options.results, results(found, options.processes, options.budget))
+                result["mutants"] = [row for row in result["mutants"] if _key(row) in alive]
+            _write(options.results, results(result, options.processes, options.budget))
         case "compare":
-            return compared(
+            return compare_results(
                 json.loads(options.before.read_text()), json.loads(options.after.read_text())
             )
     return 0
@@ -135,7 +135,7 @@ def drawn(count: int, seed: int) -> list[Mutant]:
 
 
 class Source:
-    """A file whose nodes are found again as bytes."""
+    """A file with byte offsets of its nodes."""
 
     def __init__(self, path: Path) -> None:
         self.name = str(path.relative_to(CHECKOUT))
@@ -153,30 +153,30 @@ class Source:
         return self.starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
 
     def mutant(self, start: int, before: str, after: str) -> Mutant:
-        """Exchange the text that begins there."""
+        """Replace the text that begins there."""
         line = self.content.count(b"\n", 0, start) + 1
         text = self.content[self.starts[line - 1] : self.starts[line]].decode().rstrip("\n")
         return Mutant(self.name, line, start - self.starts[line - 1], before, after, text)
 
     def operator(
-        self, left: ast.expr, right: ast.expr, exchange: tuple[str, str] | None
+        self, left: ast.expr, right: ast.expr, replacement: tuple[str, str] | None
     ) -> Iterator[Mutant]:
-        """Exchange the operator between two operands."""
-        if exchange is None:
+        """Replace the operator between two operands."""
+        if replacement is None:
             return
         begin = self.end(left)
-        place = self.content[begin : self.begin(right)].find(exchange[0].encode())
+        place = self.content[begin : self.begin(right)].find(replacement[0].encode())
         if place >= 0:
-            yield self.mutant(begin + place, *exchange)
+            yield self.mutant(begin + place, *replacement)
 
 
 def mutants_of(path: Path) -> Iterator[Mutant]:
-    """Yield every exchange inside the functions of a file."""
+    """Yield every replacement inside the functions of a file."""
     source = Source(path)
     for node in _inside_functions(ast.parse(source.content)):
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            exchange = COMPARED.get(type(node.ops[0]))
-            yield from source.operator(node.left, node.comparators[0], exchange)
+            replacement = COMPARED.get(type(node.ops[0]))
+            yield from source.operator(node.left, node.comparators[0], replacement)
         elif isinstance(node, ast.BinOp) and not _is_text(node.left):
             yield from source.operator(node.left, node.right, CALCULATED.get(type(node.op)))
         elif isinstance(node, ast.BoolOp) and len(node.values) == 2:
@@ -232,17 +232,17 @@ def _walked(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def covered(mutants: Sequence[Mutant], *, processes: int) -> dict[str, Any]:
-    """Run the default tests once where the places tell who reaches them."""
+    """Run the default tests once on the instrumented copy."""
     with tempfile.TemporaryDirectory(prefix="moetune-mutants-") as scratch:
         copy, hits = _copy(Path(scratch) / "main"), Path(scratch) / "hits"
         hits.mkdir()
-        (copy / "moetune_mutant_hits.py").write_text(TOLD)
+        (copy / "moetune_mutant_hits.py").write_text(HIT_MODULE)
         by_file = defaultdict(list)
         for number, mutant in enumerate(mutants):
             by_file[mutant.file].append((number, mutant))
         for file, of in by_file.items():
             if (copy / file).exists():
-                _tell(copy / file, of)
+                _instrument(copy / file, of)
         report = Path(scratch) / "report.xml"
         _pytest(
             copy,
@@ -252,11 +252,11 @@ def covered(mutants: Sequence[Mutant], *, processes: int) -> dict[str, Any]:
             ],
             {"MOETUNE_MUTANT_HITS": str(hits)},
         )
-        seconds, failed = _told_by(report)
+        seconds, failed = _read_report(report)
         reached: dict[int, set[str]] = defaultdict(set)
         whole_files: dict[int, set[str]] = defaultdict(set)
-        for told in hits.iterdir():
-            for line in told.read_text().splitlines():
+        for hit_file in hits.iterdir():
+            for line in hit_file.read_text().splitlines():
                 place, _, test = line.partition("\t")
                 name, _, phase = test.rpartition(" ")
                 reached[int(place)].add(name)
@@ -278,8 +278,8 @@ def covered(mutants: Sequence[Mutant], *, processes: int) -> dict[str, Any]:
     return {"failed": sorted(failed), "mutants": rows}
 
 
-def _tell(path: Path, of: Sequence[tuple[int, Mutant]]) -> None:
-    """Put a call before every statement that holds a place."""
+def _instrument(path: Path, of: Sequence[tuple[int, Mutant]]) -> None:
+    """Insert a call before every statement with a place."""
     tree = ast.parse(path.read_bytes())
     lines = defaultdict(list)
     source = path.read_bytes().splitlines()
@@ -287,18 +287,18 @@ def _tell(path: Path, of: Sequence[tuple[int, Mutant]]) -> None:
         if (line := _line(source, mutant)) is not None:
             lines[line].append(number)
 
-    class Teller(ast.NodeTransformer):
+    class ReachRecorder(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> Any:
             for name in ("body", "orelse", "finalbody"):
                 block = getattr(node, name, None)
                 if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
-                    setattr(node, name, [told for one in block for told in self.told(one)])
+                    setattr(node, name, [new for one in block for new in self.with_calls(one)])
             for child in ast.iter_child_nodes(node):
                 if not isinstance(child, ast.expr):
                     self.visit(child)
             return node
 
-        def told(self, statement: ast.stmt) -> list[ast.stmt]:
+        def with_calls(self, statement: ast.stmt) -> list[ast.stmt]:
             inner = [
                 one
                 for name in ("body", "orelse", "finalbody", "handlers", "cases")
@@ -314,14 +314,14 @@ def _tell(path: Path, of: Sequence[tuple[int, Mutant]]) -> None:
             calls = [] if is_definition else [_call(number) for number in numbers]
             return [*calls, statement]
 
-    told = Teller().visit(tree)
-    place = _end_of_head(told)
-    told.body[place:place] = ast.parse("import moetune_mutant_hits").body
-    path.write_text(ast.unparse(ast.fix_missing_locations(told)))
+    module = ReachRecorder().visit(tree)
+    place = _end_of_head(module)
+    module.body[place:place] = ast.parse("import moetune_mutant_hits").body
+    path.write_text(ast.unparse(ast.fix_missing_locations(module)))
 
 
 def _end_of_head(module: ast.Module) -> int:
-    """Return where the first import may stand, after the docstring and what Python wants first."""
+    """Return the index of the first import, after the docstring and `__future__` imports."""
     place = 0
     for index, node in enumerate(module.body):
         is_future = isinstance(node, ast.ImportFrom) and node.module == "__future__"
@@ -331,7 +331,7 @@ def _end_of_head(module: ast.Module) -> int:
 
 
 def _line(source: Sequence[bytes], mutant: Mutant) -> int | None:
-    """Find the line that reads as it did, the nearest where there are several; from 1."""
+    """Find the unchanged line, the nearest of several; from 1."""
     wanted = mutant.text.encode()
     same = [number for number, line in enumerate(source, start=1) if line == wanted]
     return min(same, key=lambda number: abs(number - mutant.line), default=None)
@@ -341,7 +341,7 @@ def _call(number: int) -> ast.stmt:
     return ast.parse(f"moetune_mutant_hits.hit({number})").body[0]
 
 
-def _told_by(report: Path) -> tuple[dict[str, float], set[str]]:
+def _read_report(report: Path) -> tuple[dict[str, float], set[str]]:
     """Read the seconds of every test that passed or failed, and the names of those that failed."""
     seconds, failed = {}, set()
     for case in ElementTree.parse(report).iter("testcase"):
@@ -359,7 +359,8 @@ def _told_by(report: Path) -> tuple[dict[str, float], set[str]]:
 
 
 def _distance(file: str, test: str) -> tuple[int, int]:
-    """Tell how far a test file is from a product file: its own tests, its folder, any other."""
+    """Return the distance of a test file from a product file: its own tests, its folder, any
+    other."""
     product, tested = Path(file), Path(test.partition("::")[0])
     same = tested.stem == f"test_{product.stem}" and tested.parent == "tests" / product.parent
     shared = 0
@@ -370,15 +371,15 @@ def _distance(file: str, test: str) -> tuple[int, int]:
     return (0 if same else 1, -shared)
 
 
-def results(found: Mapping[str, Any], processes: int, budget_s: float) -> dict[str, Any]:
+def results(result: Mapping[str, Any], processes: int, budget_s: float) -> dict[str, Any]:
     """Put each mutant into a copy and start its tests."""
-    rows = found["mutants"]
+    rows = result["mutants"]
     with tempfile.TemporaryDirectory(prefix="moetune-mutants-") as scratch:
         copies: Queue[Path] = Queue()
         for number in range(processes):
             copies.put(_copy(Path(scratch) / f"copy-{number}" / "main"))
 
-        def judged(row: dict[str, Any]) -> dict[str, Any]:
+        def run_mutant(row: dict[str, Any]) -> dict[str, Any]:
             copy = copies.get()
             try:
                 outcome = _outcome(copy, row, budget_s)
@@ -389,7 +390,7 @@ def results(found: Mapping[str, Any], processes: int, budget_s: float) -> dict[s
             return {**{name: row[name] for name in Mutant._fields}, "outcome": outcome}
 
         with ThreadPoolExecutor(processes) as pool:
-            judgements = list(pool.map(judged, rows))
+            judgements = list(pool.map(run_mutant, rows))
     for outcome, count in Counter(each["outcome"] for each in judgements).most_common():
         sys.stdout.write(f"{outcome}: {count}\n")
     return {"mutants": judgements}
@@ -425,7 +426,7 @@ def _outcome(copy: Path, row: Mapping[str, Any], budget_s: float) -> str:
 
 
 def _copy(folder: Path) -> Path:
-    """Copy what git knows, beside the data that tests find next to the checkout."""
+    """Copy the files that git tracks, and link the data next to the checkout."""
     folder.mkdir(parents=True)
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -470,8 +471,8 @@ def _pytest(
         return -1
 
 
-def compared(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
-    """Name the mutants that only the first tests killed."""
+def compare_results(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
+    """List the mutants that only the first tests killed."""
     outcomes = [{_key(row): row["outcome"] for row in of["mutants"]} for of in (before, after)]
     lost = [key for key, out in outcomes[0].items() if out == "killed" != outcomes[1].get(key)]
     won = [key for key, out in outcomes[1].items() if out == "killed" != outcomes[0].get(key)]

@@ -1,20 +1,20 @@
-"""How evenly experts are spread; run as `python tests/benchmarks/placement_balance.py`.
+"""Balance of expert placements; run as `python tests/benchmarks/placement_balance.py`.
 
     gap = sum over layers of the largest rank load / sum over layers of its lower bound - 1
 
-with the load of an expert split evenly over its replicas; EPLB's rule on the same loads stands
-beside every figure. Loads are the synthetic families of
-`tests/solvers/placement/balance/testing.py` and, where `--routing` names a folder with recordings
-in the project's own layout, those of OLMoE and Mixtral.
+with the load of an expert split evenly over its replicas; EPLB on the same loads is printed beside
+every figure. Loads are the synthetic families of `tests/solvers/placement/balance/testing.py` and,
+where `--routing` names a folder of recordings in the project's own layout, those of OLMoE and
+Mixtral.
 
 1. one workload of 58 layers of 256 experts;
 2. one plan for four families, the gap of each against its own bound, averaged;
-3. the same on a fifth family that the plan has not seen, every fold, against the rule planned on
-   the mean of the four and on the one of the four that is nearest to the fifth;
+3. the same on a fifth family that the plan has not seen, every fold, against EPLB planned on the
+   mean of the four and on the one of the four that is nearest to the fifth;
 4. recordings: planned on two domains, tested on the third, every fold.
 
-Seconds are both of the clock and of the processor: on a busy machine only the latter compare.
-Ends with 1 when a bar is missed.
+Both wall and processor seconds are printed; with other load on the machine only the latter are
+comparable. Exit code 1: a bar is missed.
 """
 
 import argparse
@@ -54,7 +54,7 @@ DOMAINS = ("arxiv", "c4", "wikipedia")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """One figure beside its bar; `bar` None is reported only."""
+    """One figure with its bar; None: reported only."""
 
     case: str
     figure: str
@@ -71,7 +71,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much is run: the whole table, or little of it in a test."""
+    """Size of the run: the whole table, or a part in a test."""
 
     layers: int = LAYERS
     experts: int = EXPERTS
@@ -82,12 +82,12 @@ class Size:
 
 
 def problem_of(load_WLE: Floats, ranks: Ranks) -> BalanceProblem:
-    """Workloads that count the same."""
+    """Workloads with equal weights."""
     return BalanceProblem(load_WLE=load_WLE, weight_W=even_weights(len(load_WLE)), ranks=ranks)
 
 
 def ruled(problem: BalanceProblem) -> Placement:
-    """What EPLB's rule places for the mean of the workloads."""
+    """EPLB's placement for the mean of the workloads."""
     placement = BALANCE.solve(problem, method="eplb", time_limit_s=60.0).solution
     assert placement is not None
     return placement
@@ -112,7 +112,7 @@ def one_workload(size: Size) -> Iterator[Line]:
             num_layers=size.layers,
             num_experts=size.experts,
         )
-        problem = problem_of(loads, Ranks.alike(ranks=num_ranks, slots_per_rank=slots))
+        problem = problem_of(loads, Ranks.uniform(ranks=num_ranks, slots_per_rank=slots))
         rule = gap_ratio(problem, ruled(problem))
         for limit_s, bar in ONE_WORKLOAD_BARS:
             placement, wall_s, cpu_s = timed(
@@ -140,7 +140,7 @@ def four_families(size: Size) -> Iterator[Line]:
     """Mean gap of four families under one plan."""
     for num_ranks, slots, bar in size.four_families:
         loads = _five(size)[:4]
-        problem = problem_of(loads, Ranks.alike(ranks=num_ranks, slots_per_rank=slots))
+        problem = problem_of(loads, Ranks.uniform(ranks=num_ranks, slots_per_rank=slots))
         placement, wall_s, cpu_s = timed(
             problem, time_limit_s=FAMILIES_LIMIT_S * size.time_scale, threads=size.threads
         )
@@ -156,14 +156,14 @@ def four_families(size: Size) -> Iterator[Line]:
 
 
 def unseen_family(size: Size) -> Iterator[Line]:
-    """Imbalance of the family that was left out."""
+    """Imbalance of the held-out family."""
     for num_ranks, slots, _ in size.four_families:
-        ranks = Ranks.alike(ranks=num_ranks, slots_per_rank=slots)
+        ranks = Ranks.uniform(ranks=num_ranks, slots_per_rank=slots)
         yield from folds(f"unseen family, {num_ranks} x {slots}", _five(size), ranks, size)
 
 
 def recordings(folder: Path, size: Size) -> Iterator[Line]:
-    """Imbalance of the recorded domain that was left out."""
+    """Imbalance of the held-out domain."""
     for model, num_ranks, slots in RECORDINGS:
         loads = np.stack(
             [
@@ -173,7 +173,7 @@ def recordings(folder: Path, size: Size) -> Iterator[Line]:
                 for domain in DOMAINS
             ]
         ).astype(np.float64)
-        ranks = Ranks.alike(ranks=num_ranks, slots_per_rank=slots)
+        ranks = Ranks.uniform(ranks=num_ranks, slots_per_rank=slots)
         yield from folds(f"{model}, {num_ranks} x {slots}", loads, ranks, size, worst_fold_bar=None)
 
 
@@ -185,9 +185,9 @@ def folds(
     *,
     worst_fold_bar: float | None = WORST_FOLD_RATIO,
 ) -> Iterator[Line]:
-    """Leave each workload out once; figures are imbalances over the rule's."""
+    """Hold each workload out once; figures are imbalances over EPLB's."""
     share_FLE = load_FLE / load_FLE.sum(axis=2, keepdims=True)
-    found = []
+    result = []
     for fold in range(len(load_FLE)):
         known = [other for other in range(len(load_FLE)) if other != fold]
         seen, unseen = problem_of(load_FLE[known], ranks), problem_of(load_FLE[[fold]], ranks)
@@ -199,7 +199,7 @@ def folds(
         ours, on_mean, on_nearest = (
             check.objective(unseen, placed) for placed in (placement, ruled(seen), nearest)
         )
-        found.append((ours / on_mean, ours / on_nearest))
+        result.append((ours / on_mean, ours / on_nearest))
         yield Line(
             case=f"{case}, without {fold}",
             figure="imbalance (rule: planned on the mean)",
@@ -216,7 +216,7 @@ def folds(
             bar=None,
             rule=on_nearest,
         )
-    ratio_F2 = np.array(found)
+    ratio_F2 = np.array(result)
     names = ("the rule on the mean", "the rule on the nearest")
     for column, name in enumerate(names):
         ratio_F = ratio_F2[:, column]
@@ -251,7 +251,7 @@ def lines(size: Size, folder: Path | None) -> Iterator[Line]:
 
 
 def text_of(line: Line) -> str:
-    """One figure as people read it."""
+    """One figure as text."""
     said = "" if line.bar is None else f", bar {line.bar:.6g}"
     said += "" if line.is_met else " MISSED"
     said += "" if line.rule is None else f", rule {line.rule:.5g}"
@@ -279,11 +279,11 @@ def main() -> int:
             threads=chosen.threads,
         )
     machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    found = []
+    result = []
     if not chosen.json:
         sys.stdout.write(f"machine: {machine}, {size.threads} threads, numpy {np.__version__}\n")
     for line in lines(size, chosen.routing):
-        found.append(line)
+        result.append(line)
         if not chosen.json:
             sys.stdout.write(text_of(line) + "\n")
             sys.stdout.flush()
@@ -291,10 +291,10 @@ def main() -> int:
         report = {
             "machine": machine,
             "numpy": np.__version__,
-            "lines": [asdict(line) | {"is_met": line.is_met} for line in found],
+            "lines": [asdict(line) | {"is_met": line.is_met} for line in result],
         }
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
-    return int(not all(line.is_met for line in found))
+    return int(not all(line.is_met for line in result))
 
 
 if __name__ == "__main__":

@@ -1,23 +1,23 @@
-"""Whether few slots rule an even load out: `python tests/benchmarks/placement_bound.py`.
+"""Infeasibility of even loads with few slots: `python tests/benchmarks/placement_bound.py`.
 
     E experts   r copies, each with an even share   G ranks of K slots
 
-Where near replicas come first an expert on at most one rank of each node, or on ranks of one node
-alone, has even shares, so that a layer is a packing of G K copies in G ranks. For a largest load of
-T means, the linear program
+Under node-local replicas, an expert on at most one rank of each node, or on ranks of one node only,
+has even shares, so that a layer is a packing of G K copies in G ranks. For a largest load of T
+means, the linear program
 
     least sum of y_f over fillings f of at most K shares that sum to at most T
-    such that every copy stands in a filling, every expert is r times there for one r, and all
+    such that every copy is in a filling, every expert has r copies for one r, and all
     copies are at most G K; y and the choice of r may be fractions
 
 needs at most G ranks wherever a placement of these shares exists (Gilmore and Gomory, Operations
-Research 9(6), 1961). Above G it rules T out; at most G it says nothing. It is solved by its dual,
-fillings added as they are violated, on shares rounded down to 1/1000 of T, which rules out less.
-Uneven shares are left out, which could only make less of a load possible.
+Research 9(6), 1961). Above G it proves T infeasible; at most G it proves nothing. It is solved by
+its dual, with violated fillings added, on shares rounded down to 1/1000 of T, which weakens the
+bound. Uneven shares are not covered; they can only lower the feasible load.
 
-Printed for each layer of the long recordings, on the passes that the benchmark judges on: the
-ranks that the program needs at least and at most for each T. The least is proven, as prices over
-the price of the dearest filling obey every filling (Farley, Operations Research 38(5), 1990).
+Printed for each layer of the long recordings, on the hold-out passes: lower and upper limit of the
+ranks that the program needs for each T. The lower limit is proven, as prices over the price of the
+most expensive filling satisfy every filling (Farley, Operations Research 38(5), 1990).
 """
 
 import argparse
@@ -86,7 +86,8 @@ def ranks_needed(share_E: Floats, *, ranks: int, slots: int, limit: float) -> tu
 
 
 def dearest(price_X: Floats, *, slots: int) -> list[int]:
-    """Return the sizes of the filling of most price, by dynamic programming over slots and room."""
+    """Return the sizes of the most expensive filling, by dynamic programming over slots and
+    load."""
     best_X, chosen = np.zeros(GRID + 1), []
     for _ in range(slots):
         value_XX = np.full((GRID + 1, GRID + 1), -np.inf)
@@ -94,13 +95,13 @@ def dearest(price_X: Floats, *, slots: int) -> list[int]:
             value_XX[room, : room + 1] = price_X[: room + 1] + best_X[room::-1]
         chosen.append(value_XX.argmax(axis=1))
         best_X = value_XX.max(axis=1)
-    found, room = [], GRID
+    result, room = [], GRID
     for size_X in reversed(chosen):
         size = int(size_X[room])
         room -= size
         if price_X[size] > 0.0:
-            found.append(size)
-    return found
+            result.append(size)
+    return result
 
 
 def main() -> int:
@@ -119,11 +120,11 @@ def main() -> int:
                 ranks_needed(share_E, ranks=chosen.ranks, slots=chosen.slots, limit=limit)
                 for limit in LIMITS
             ]
-            found = ", ".join(
+            result = ", ".join(
                 f"{limit}: {least:.2f} to {most:.2f}{' RULED OUT' * (least > chosen.ranks + 1e-6)}"
                 for limit, (least, most) in zip(LIMITS, needed, strict=True)
             )
-            sys.stdout.write(f"{name}, layer {layer}, {chosen.ranks} ranks: {found}\n")
+            sys.stdout.write(f"{name}, layer {layer}, {chosen.ranks} ranks: {result}\n")
             sys.stdout.flush()
     return 0
 

@@ -1,16 +1,16 @@
-"""Layer chains: what sweeps save and prove; run as `python tests/benchmarks/placement_chain.py`.
+"""Layer chains: savings and proofs of the sweeps; run as `python
+tests/benchmarks/placement_chain.py`.
 
-1. Latent clusters at the sizes of Qwen3 and DeepSeek-V3: cost of the sweeps' placement over that of
-   EPLB's rule, at a largest rank load per layer that is at most the rule's own; bound beside.
+1. Latent clusters at the sizes of Qwen3 and DeepSeek-V3: cost of the sweeps' placement over EPLB's,
+   at a largest rank load per layer that is at most EPLB's; with the bound.
 2. Mixtral's size, one expert a rank: time to the proven optimum.
 3. MoETuner's two integer programs on 8 experts and 4 ranks: how far CBC gets with more layers. No
    bar: a measurement.
 4. Co-activation: copies into nodes and ranks under the methods of that family, over those of
    experts in order, with the bound. No bar either.
 
-Every figure stands beside its bar, misses are marked, and any miss makes the exit status 1.
-Seconds are of the clock, with those of the processor beside: on a busy machine only the latter
-compare.
+Every figure is printed with its bar, and misses are marked. Exit code 1: a miss. Both wall and
+processor seconds are printed; with other load on the machine only the latter are comparable.
 """
 
 import argparse
@@ -46,7 +46,7 @@ MOST_SWEEP_S: Final = 10.0
 MOST_EXACT_S: Final = 0.1
 MOST_EXACT_GAP_RATIO: Final = 0.01
 EXACT_RUNS: Final = 5
-"""The middle one counts: the others are the machine's."""
+"""Repeats; the median counts."""
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class Size:
 
     def chain(self, seed: int) -> ChainProblem:
         """Return the instance of a seed, limited to the loads that EPLB's rule leaves."""
-        ranks = Ranks.alike(
+        ranks = Ranks.uniform(
             ranks=self.ranks,
             slots_per_rank=self.experts // self.ranks,
             ranks_per_node=self.ranks_per_node,
@@ -161,10 +161,10 @@ def proven(size: Size, seed: int) -> dict[str, Any]:
 
 def scaled(layers: int, *, time_limit_s: float) -> dict[str, Any]:
     """Run MoETuner's programs, and the dynamic program on the clusters of the first."""
-    ranks = Ranks.alike(ranks=4, slots_per_rank=2, ranks_per_node=2)
+    ranks = Ranks.uniform(ranks=4, slots_per_rank=2, ranks_per_node=2)
     problem = dataclasses.replace(
         latent_clusters(np.random.default_rng(0), num_layers=layers, num_experts=8, ranks=ranks),
-        measure=Measure.BUSIEST_PAIR,
+        measure=Measure.MOST_LOADED_PAIR,
     )
     clusters, clusters_s, _ = timed(
         lambda: balanced_clusters(problem, equal_cluster_size=True, time_limit_s=time_limit_s)
@@ -180,7 +180,7 @@ def scaled(layers: int, *, time_limit_s: float) -> dict[str, Any]:
         problem,
         flow_TEE=flow_TCC,
         load_LE=np.ones((layers, 4)),
-        ranks=Ranks.alike(ranks=4, slots_per_rank=1, ranks_per_node=2),
+        ranks=Ranks.uniform(ranks=4, slots_per_rank=1, ranks_per_node=2),
     )
     exact, exact_s, _ = timed(
         lambda: CHAIN.solve(of_clusters, method="exact", time_limit_s=time_limit_s)
@@ -215,24 +215,24 @@ def coactivated(size: Size, *, tokens: int, layers: int, time_limit_s: float) ->
         num_tokens=tokens,
         num_chosen=8,
         num_experts=size.experts,
-        ranks=Ranks.alike(
+        ranks=Ranks.uniform(
             ranks=size.ranks, slots_per_rank=slots, ranks_per_node=size.ranks_per_node
         ),
     )
     in_order = contiguous(num_layers=layers, num_experts=size.experts, num_slots=size.experts)
     base = coactivation_check.objective(problem, in_order)
-    found: dict[str, Any] = {"case": f"{layers} layers of {size.name}, {tokens} tokens a layer"}
+    results: dict[str, Any] = {"case": f"{layers} layers of {size.name}, {tokens} tokens a layer"}
     for method in COACTIVATION.methods:
         outcome, wall_s, cpu_s = timed(
             functools.partial(COACTIVATION.solve, problem, method=method, time_limit_s=time_limit_s)
         )
-        found[method] = {
+        results[method] = {
             "cost_ratio": outcome.objective / base,
             "bound_ratio": outcome.bound / base,
             "wall_s": wall_s,
             "cpu_s": cpu_s,
         }
-    return found
+    return results
 
 
 def report(
@@ -256,9 +256,9 @@ def report(
     }
 
 
-def told(found: Any) -> str:
-    """Return the report as lines for people."""
-    lines = [f"machine: {found['machine']}"]
+def report_text(results: Any) -> str:
+    """Return the report as text."""
+    lines = [f"machine: {results['machine']}"]
     lines += [
         (
             f"{one['case']}: cost {one['saved_ratio']:.1%} under the rule's (bar"
@@ -267,7 +267,7 @@ def told(found: Any) -> str:
             f" {one['gap_ratio']:.1%}, {one['wall_s']:.2f} s (bar {MOST_SWEEP_S:g} s),"
             f" {one['cpu_s']:.2f} s of the processor{_marked(one)}"
         )
-        for one in found["sweeps"]
+        for one in results["sweeps"]
     ]
     lines += [
         (
@@ -275,9 +275,9 @@ def told(found: Any) -> str:
             f" {MOST_EXACT_GAP_RATIO:.0%}), {one['wall_s']:.3f} s (bar {MOST_EXACT_S:g} s),"
             f" {one['cpu_s']:.3f} s of the processor{_marked(one)}"
         )
-        for one in found["exact"]
+        for one in results["exact"]
     ]
-    for one in found["moetuner"]:
+    for one in results["moetuner"]:
         cost = "no placement" if one["cost"] is None else f"cost {one['cost']:.3f}"
         lines.append(
             f"MoETuner's programs, {one['layers']} layers x 8 experts on 4 ranks: clusters"
@@ -291,7 +291,7 @@ def told(found: Any) -> str:
             f" experts in order, bound {1 - one[method]['bound_ratio']:.1%} under,"
             f" {one[method]['wall_s']:.2f} s, {one[method]['cpu_s']:.2f} s of the processor"
         )
-        for one in found["coactivation"]
+        for one in results["coactivation"]
         for method in COACTIVATION.methods
     ]
     return "\n".join(lines) + "\n"
@@ -311,15 +311,15 @@ def main() -> None:
     parser.add_argument("--ilp-time", type=float, default=30.0, help="of each program, s")
     parser.add_argument("--tokens", type=int, default=20_000, help="sampled a layer")
     given = parser.parse_args()
-    found = report(
+    results = report(
         seeds=given.seeds,
         time_limit_s=given.time_limit,
         ilp_layers=given.ilp_layers,
         ilp_s=given.ilp_time,
         tokens=given.tokens,
     )
-    sys.stdout.write(json.dumps(found, indent=2) + "\n" if given.json else told(found))
-    sys.exit(any(one["missed"] for one in (*found["sweeps"], *found["exact"])))
+    sys.stdout.write(json.dumps(results, indent=2) + "\n" if given.json else report_text(results))
+    sys.exit(any(one["missed"] for one in (*results["sweeps"], *results["exact"])))
 
 
 if __name__ == "__main__":

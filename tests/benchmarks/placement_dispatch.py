@@ -1,39 +1,39 @@
-"""Placements under the rules that runtimes apply: `python tests/benchmarks/placement_dispatch.py`.
+"""Placements under the dispatch rules of runtimes: `python tests/benchmarks/placement_dispatch.py`.
 
 Each case plans with `tuner.place_api.place`, as `moetune plan` does, from some recorded passes, and
-judges on the others: what an even split plans (`even plan`), what EPLB's rule places on the same
-loads (`eplb`), what is planned for the rule `static` (`static plan`), and what a spec without a
-word of dispatch gets for SGLang beside DeepEP (`best plan`). Two say what could be reached at all:
-the *floor* is an even split of `even plan`, which no accident of dispatch adds to: what is left is
-what the judged passes differ by from those planned from. `static oracle` and `near oracle` are the
-same searches on the very passes that are judged on, which no plan can see: what is left in them no
-longer recording takes away. They are found, not proven: `bound` alone is. Loads are the recordings
-of 256 experts (examples/routing/long-*), synthetic ones of the same width, and, where `--routing`
-names a folder of recordings in the project's own layout, OLMoE's and Mixtral's.
+evaluates on hold-out passes: the plan for an even split (`even plan`), EPLB's placement of the same
+loads (`eplb`), the plan for the rule `static` (`static plan`), and the plan of a spec that states
+no dispatch, for SGLang with DeepEP (`best plan`). Two more show what is reachable: the *floor* is
+an even split of `even plan`, without dispatch randomness: what remains is the difference between
+fit and hold-out passes. `static oracle` and `near oracle` are the same searches on the hold-out
+passes themselves: what remains there cannot be removed by longer recordings. They are heuristic;
+only `bound` is proven. Loads are the recordings of 256 experts (examples/routing/long-*), synthetic
+ones of the same width, and, where `--routing` names a folder of recordings in the project's own
+layout, OLMoE's and Mixtral's.
 
     load = sum over layers of the largest rank load / sum over layers of the mean, of the mean pass
 
 `bound` is the least that whole experts in the slots allow under an even split. Rules:
 
-    even          EPLB's assumption; what `dynamic` expects without an all-to-all backend
-    near          what `static` and `dynamic` expect with an all-to-all backend
+    even          EPLB's assumption; the expectation of `dynamic` without an all-to-all backend
+    near          the expectation of `static` and `dynamic` with an all-to-all backend
     static        the table of the engine's own seed: by SGLang's own function where its package is
-                  importable (sglang_expert_location.py) and the figure stands in the table, else by
-                  ours, which the tests hold equal
+                  importable (sglang_expert_location.py) and the figure is in the table, else by
+                  ours, which the tests prove equal
     static mean   over other seeds, with the standard deviation and the largest
-    lp, near_lp   the linear program without and with near replicas first
+    lp, near_lp   the linear program without and with node-local replicas first
     ... T         largest load when a pass has T tokens a rank, mean over draws: counts of experts
-                  are given, which copies go where is drawn
+                  are given, the replica of each copy is drawn
 
-Seconds of a search are CPU time of this process, so that other load on the machine changes no
-figure. A plan for `static` names the model. Where all of its layers are recorded, which OLMoE's and
-Mixtral's are not, it knows the engine's table.
+Seconds of a search are CPU time of this process, so that other load on the machine does not affect
+the figures. A plan for `static` names the model. Where all of its layers are recorded, which
+OLMoE's and Mixtral's are not, it knows the engine's table.
 
-`--case` runs the cases whose names hold a text; `--out` keeps every case that is done in a file of
-JSON lines, and does not run again what stands there. A table ends the run. The exit code is 1 when
-a bar of `--bars` is missed in it: under `static` at most half the excess of `even plan`, and never
-above `eplb`; and the expected load of `best plan` under the rule that it is emitted with (`near`,
-or `near_lp`), at most 1.02 of the bound.
+`--case` runs the cases whose names contain a text; `--out` appends every finished case to a file of
+JSON lines, and skips those that it has. A table ends the run. Exit code 1: a bar of `--bars` is
+missed in it: under `static` at most half the excess of `even plan`, and never above `eplb`; and the
+expected load of `best plan` under the rule that it is emitted with (`near`, or `near_lp`), at most
+1.02 of the bound.
 """
 
 import argparse
@@ -57,7 +57,7 @@ from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.problem import BalanceProblem, Dispatch
 from solvers.placement.dispatch.case import DispatchCase, split_loads
 from solvers.placement.dispatch.registry import rank_loads
-from solvers.placement.dispatch.sampling import expected_loads, sampled_loads
+from solvers.placement.dispatch.sampling import expected_loads
 from solvers.placement.dispatch.static import ENGINE_SEED
 from solvers.placement.ranks import Floats, Placement, Ranks
 from solvers.registry import BALANCE
@@ -72,11 +72,12 @@ from tests.benchmarks.dispatch_results import (
 )
 from tests.benchmarks.sglang_expert_location import ExpertLocation, expert_location_file
 from tests.solvers.placement.balance.testing import families
+from tests.solvers.placement.dispatch.testing import sampled_loads
 from tuner.place_api import place
-from tuner.planner.place.candidates import rule_of
+from tuner.planner.place.candidates import eplb_baseline
 from tuner.planner.place.evaluation import whole_tokens
-from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
-from tuner.planner.place.known_table import on_table
+from tuner.planner.place.evidence import WorkloadEvidence, split_recordings
+from tuner.planner.place.known_table import place_on_table
 
 MODELS: Final = Path(__file__).parents[2] / "examples/models"
 WIDE: Final = Path(__file__).parents[2] / "examples/routing"
@@ -88,7 +89,7 @@ RANKS_A_NODE: Final = 8
 TOKENS: Final = (32, 128, 1024)
 SAMPLED: Final = ("static", "dynamic", "near_dynamic", "near_lp")
 BY_ENGINE: Final = ("eplb", "even plan", "static plan", "static oracle")
-"""Judged under `static` by the engine's own function, which takes seconds for each."""
+"""Evaluated under `static` by the engine's own function, which takes seconds for each."""
 SYNTHETIC_TOKENS: Final = 1_000_000
 SYNTHETIC_PASSES: Final = 4
 SEED: Final = 2024
@@ -178,7 +179,7 @@ def synthetic(size: Size, work: Path) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Planned:
-    """What `moetune plan` makes of a case, and what it judges on."""
+    """The plan of a case, and its hold-out passes."""
 
     placement: Placement
     evidence: WorkloadEvidence
@@ -206,7 +207,7 @@ def planned(case: Case, dispatch: str | None, size: Size, work: Path) -> Planned
     path.write_text(json.dumps(spec))
     made = place(path, time_limit_s=size.time_limit_s, clock=time.process_time)
     assert made.plan.decision is not None
-    (evidence,) = evidence_of(made.spec)
+    (evidence,) = split_recordings(made.spec)
     expert_LS = np.array(made.plan.decision.physical_to_logical, dtype=np.int64)
     return Planned(
         placement=Placement(expert_LS=expert_LS),
@@ -235,26 +236,26 @@ def model_of(case: Case, work: Path) -> Path:
 
 
 def lines(case: Case, size: Size, work: Path, engine: ExpertLocation | None) -> list[Line]:
-    """A case's placements, judged."""
+    """A case's placements, evaluated."""
     plans = {
         "even plan": planned(case, "even", size, work),
         "static plan": planned(case, "static", size, work),
         "best plan": planned(case, None, size, work),
     }
     evidence, ranks = plans["even plan"].evidence, plans["even plan"].ranks
-    placements = {"eplb": rule_of((evidence,), ranks=ranks, groups=None).placement}
+    placements = {"eplb": eplb_baseline((evidence,), ranks=ranks, groups=None).placement}
     placements |= {name: plan.placement for name, plan in plans.items()}
     placements |= oracles(evidence, ranks, size, beside=placements["static plan"])
-    mean_LE = evidence.judged_PLE.mean(axis=0)
+    mean_LE = evidence.holdout_PLE.mean(axis=0)
     problem = BalanceProblem(load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks)
     bound = float(layer_bounds(problem).sum() / problem.mean_WL.sum())
-    found = {
-        name: judged(placement, mean_LE, ranks, size, engine if name in BY_ENGINE else None)
+    result = {
+        name: evaluate(placement, mean_LE, ranks, size, engine if name in BY_ENGINE else None)
         for name, placement in placements.items()
     }
     top_k = evidence.recording.top_k or 8
-    found["best plan"] |= noisy(placements["best plan"], mean_LE, ranks, size, top_k=top_k)
-    misses = missed(found, bound, emitted=plans["best plan"].dispatch)
+    result["best plan"] |= noisy(placements["best plan"], mean_LE, ranks, size, top_k=top_k)
+    misses = missed(result, bound, emitted=plans["best plan"].dispatch)
     return [
         Line(
             case=case.name,
@@ -266,33 +267,33 @@ def lines(case: Case, size: Size, work: Path, engine: ExpertLocation | None) -> 
             solve_s=plans[name].solve_s if name in plans else None,
             missed=tuple(said for of, said in misses if of == name),
         )
-        for name, loads in found.items()
+        for name, loads in result.items()
     ]
 
 
 def oracles(
     evidence: WorkloadEvidence, ranks: Ranks, size: Size, *, beside: Placement
 ) -> dict[str, Placement]:
-    """Place for the mean of the judged passes themselves, in a plan's time.
+    """Place for the mean of the hold-out passes themselves, in a plan's time.
 
     Under `static` for the engine's own table, on which the plan stays where it is the better one.
     """
-    load_LE = evidence.judged_PLE.mean(axis=0)
-    found = {}
+    load_LE = evidence.holdout_PLE.mean(axis=0)
+    result = {}
     for name, dispatch in (("static oracle", Dispatch.STATIC), ("near oracle", Dispatch.NEAR)):
         problem = BalanceProblem(
             load_WLE=load_LE[None].copy(), weight_W=np.ones(1), ranks=ranks, dispatch=dispatch
         )
         solved = BALANCE.solve(problem, time_limit_s=size.time_limit_s)
         assert solved.solution is not None
-        found[name] = solved.solution
+        result[name] = solved.solution
         if dispatch is Dispatch.STATIC:
             bases = (solved.solution, beside)
-            found[name] = on_table(problem, bases, time_limit_s=size.time_limit_s)
-    return found
+            result[name] = place_on_table(problem, bases, time_limit_s=size.time_limit_s)
+    return result
 
 
-def judged(
+def evaluate(
     placement: Placement,
     mean_LE: Floats,
     ranks: Ranks,
@@ -321,7 +322,7 @@ def judged(
 def noisy(
     placement: Placement, mean_LE: Floats, ranks: Ranks, size: Size, *, top_k: int
 ) -> dict[str, float]:
-    """The largest loads of passes of few tokens, whose copies are dealt by lot."""
+    """The largest loads of passes of few tokens, with random replicas."""
     case = DispatchCase(load_PLE=mean_LE[None], placement=placement, ranks=ranks, seed=ENGINE_SEED)
     loads: dict[str, float] = {}
     for tokens in size.tokens:
@@ -362,10 +363,10 @@ def largest(load_PLG: Floats) -> float:
 def main() -> int:
     """Print the figures, searches by the seconds of this process."""
     with mock.patch.object(time, "perf_counter", time.process_time):
-        return printed()
+        return print_figures()
 
 
-def printed() -> int:
+def print_figures() -> int:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
@@ -395,14 +396,14 @@ def printed() -> int:
         parser.error(str(error))
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        asked = [
+        arguments = [
             case
             for case in cases(size, work, chosen.routing)
             if not chosen.case or any(name in case.name for name in chosen.case)
         ]
-        if not asked:
+        if not arguments:
             parser.error(f"no case is called like {chosen.case}")
-        for number, case in enumerate(asked, start=1):
+        for number, case in enumerate(arguments, start=1):
             if case.name in done:
                 continue
             started_s = time.monotonic()
@@ -410,17 +411,17 @@ def printed() -> int:
             if chosen.out is not None:
                 add_result(chosen.out, done[case.name], settings)
             spent_s = time.monotonic() - started_s
-            sys.stderr.write(f"{number} of {len(asked)}: {case.name}, {spent_s:.0f} s\n")
+            sys.stderr.write(f"{number} of {len(arguments)}: {case.name}, {spent_s:.0f} s\n")
             if not chosen.json:
                 sys.stdout.writelines(text_of(line) + "\n" for line in done[case.name])
                 sys.stdout.flush()
-    found = [done[case.name] for case in asked]
+    result = [done[case.name] for case in arguments]
     if chosen.json:
-        every = [asdict(line) for lines_of in found for line in lines_of]
+        every = [asdict(line) for lines_of in result for line in lines_of]
         sys.stdout.write(json.dumps(every, indent=2) + "\n")
     else:
-        sys.stdout.write("\n" + table(found, size.tokens) + "\n")
-    return int(chosen.bars and any(line.missed for lines_of in found for line in lines_of))
+        sys.stdout.write("\n" + table(result, size.tokens) + "\n")
+    return int(chosen.bars and any(line.missed for lines_of in result for line in lines_of))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
-"""Experts placed around a slow link; run as `python tests/benchmarks/placement_links.py`.
+"""Expert placement around a slow link; run as `python tests/benchmarks/placement_links.py`.
 
 A cluster of H100 nodes has one link that is ten times slower than the others (`link_matrix`). Every
 case is planned twice by `moetune plan`'s own function, on even links and on these, and compared
-with EPLB's rule on tokens that neither was made from:
+with EPLB on hold-out tokens:
 
     examples/routing             planned on the first half of the sampled tokens, which are in order
-                                 of passes, judged on the second half
-    ../shared/data/routing       sums over a recording are all there is: planned on one domain,
-                                 judged on the transitions of another one; left out where absent
+                                 of passes, evaluated on the second half
+    ../shared/data/routing       only sums over a recording exist: planned on one domain, evaluated
+                                 on the transitions of another one; skipped where absent
 
-Predicted is what the plan says of the tokens that it was made from, judged what the other tokens
-pay; those of layer_chain are counted here by hand from the placements and the three costs that the
-plan prints. A case passes where the judged traffic is below that of EPLB's rule and the
-plan predicted so. At least nine of ten cases of each objective must.
+"Predicted" is the plan's figure on the tokens it was made from, "judged" is the figure on the
+hold-out; those of layer_chain are recomputed here from the placements and the three costs that the
+plan prints. A case passes where the hold-out traffic is below EPLB's and the plan predicted so. At
+least nine of ten cases of each objective must.
 """
 
 import argparse
@@ -52,10 +52,10 @@ OBJECTIVES: Final = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A recording, where it is judged, the model that its rows are taken from, a slow link."""
+    """A recording, its hold-out, the model whose rows are priced, a slow link."""
 
     recording: Path
-    judged: Path | None
+    holdout: Path | None
     """None: its own later tokens."""
     model: str
     ranks_per_node: int
@@ -65,7 +65,7 @@ class Case:
     @property
     def name(self) -> str:
         """As it is printed."""
-        elsewhere = "" if self.judged is None else f" on {self.judged.stem}"
+        elsewhere = "" if self.holdout is None else f" on {self.holdout.stem}"
         return f"{self.recording.stem}{elsewhere}, nodes {self.slow[0]} and {self.slow[1]}"
 
 
@@ -73,11 +73,11 @@ LINKS: Final = ((0, 1), (1, 3), (2, 3), (0, 2))
 
 
 def cases(objective: str, shared: Path = SHARED) -> list[Case]:
-    """Ten cases: of a chain four are published recordings, which keep no tokens, where they are."""
-    found = [
+    """Ten cases: of a chain four are published recordings without tokens, where available."""
+    result = [
         Case(
             recording=ROOT / "examples" / "routing" / domain,
-            judged=None,
+            holdout=None,
             model="small-moe",
             ranks_per_node=2,
             slow=slow,
@@ -86,8 +86,8 @@ def cases(objective: str, shared: Path = SHARED) -> list[Case]:
         for domain in ("python", "documents", "headers")
     ]
     if objective == "co_activation":
-        return found[:10]
-    found = found[:6]
+        return result[:10]
+    result = result[:6]
     for model, prefix, per_node in (
         ("olmoe-1b-7b", "olmoe", 2),
         ("mixtral-8x7b", "mixtral-8x7b", 1),
@@ -95,16 +95,16 @@ def cases(objective: str, shared: Path = SHARED) -> list[Case]:
         for domain, other, slow in (("c4", "wikipedia", (0, 1)), ("wikipedia", "c4", (2, 3))):
             path = shared / f"{prefix}_{domain}.json"
             if path.is_file():
-                found.append(
+                result.append(
                     Case(
                         recording=path,
-                        judged=shared / f"{prefix}_{other}.json",
+                        holdout=shared / f"{prefix}_{other}.json",
                         model=model,
                         ranks_per_node=per_node,
                         slow=slow,
                     )
                 )
-    return found
+    return result
 
 
 def planned(
@@ -174,7 +174,7 @@ def compared(case: Case, *, objective: str, traffic: str, time_limit_s: float) -
             )
             for is_slow in (False, True)
         )
-    rule_s, plan_s = judged(case, slow)
+    rule_s, plan_s = holdout(case, slow)
     predicted_rule, predicted_plan = (
         _alternative(slow, "eplb").objective,
         float(slow.certificate.objective or 0.0),
@@ -184,7 +184,7 @@ def compared(case: Case, *, objective: str, traffic: str, time_limit_s: float) -
     return {
         "case": case.name,
         "objective": f"{objective}, {traffic}",
-        "rule_even_s": judged(case, even)[0],
+        "rule_even_s": holdout(case, even)[0],
         "even_plan_s": _even_plan_s(case, even, slow),
         "rule_s": rule_s,
         "plan_s": plan_s,
@@ -195,7 +195,7 @@ def compared(case: Case, *, objective: str, traffic: str, time_limit_s: float) -
     }
 
 
-def judged(case: Case, plan: PlacePlan) -> tuple[float, float]:
+def holdout(case: Case, plan: PlacePlan) -> tuple[float, float]:
     """Seconds of a pass by EPLB's rule and by the plan, on tokens that it was not made from."""
     assert plan.predicted is not None
     assert plan.decision is not None
@@ -206,7 +206,7 @@ def judged(case: Case, plan: PlacePlan) -> tuple[float, float]:
         by_hand_s(case, plan, decision)
         for decision in (_alternative(plan, "eplb").decision, plan.decision)
     )
-    if case.judged is None:
+    if case.holdout is None:
         np.testing.assert_allclose((rule_s, plan_s), (own.rule_s, own.after_s), rtol=1e-9)
     return rule_s, plan_s
 
@@ -218,18 +218,18 @@ def by_hand_s(case: Case, plan: PlacePlan, decision: PlaceDecision) -> float:
     ranks = plan.goal.ranks
     cost_GG = costs_of(plan.predicted.links, ranks=ranks, per_node=decision.ranks_per_node)
     copies = PASS_TOKENS * (read_recording(case.recording).top_k or 1)
-    if plan.goal.traffic is Traffic.BUSIEST:
+    if plan.goal.traffic is Traffic.MOST_LOADED:
         return copies * sum(
-            float(way_GG.max()) for way_GG in ways(decision, flow_of(case), cost_GG)
+            float(leg_GG.max()) for leg_GG in leg_costs(decision, flow_of(case), cost_GG)
         )
     return (
         copies
         / ranks
-        * sum(float(way_GG.sum()) for way_GG in ways(decision, flow_of(case), cost_GG))
+        * sum(float(leg_GG.sum()) for leg_GG in leg_costs(decision, flow_of(case), cost_GG))
     )
 
 
-def ways(decision: PlaceDecision, flow: Floats, cost_GG: Floats) -> Iterator[Floats]:
+def leg_costs(decision: PlaceDecision, flow: Floats, cost_GG: Floats) -> Iterator[Floats]:
     """Return flow times cost from rank to rank, for each pair of layers."""
     rank_S = np.repeat(np.arange(decision.ranks), decision.slots_per_rank)
     rank_LE = rank_S[np.argsort(np.array(decision.physical_to_logical), axis=1)]
@@ -240,9 +240,9 @@ def ways(decision: PlaceDecision, flow: Floats, cost_GG: Floats) -> Iterator[Flo
 
 
 def flow_of(case: Case) -> Floats:
-    """Return shares of the transitions that are judged on, [pairs of layers][E][E]."""
-    recording = read_recording(case.judged or case.recording)
-    flow = recording.transition_MEE if case.judged is not None else later_pairs(recording)
+    """Return shares of the hold-out transitions, [pairs of layers][E][E]."""
+    recording = read_recording(case.holdout or case.recording)
+    flow = recording.transition_MEE if case.holdout is not None else later_pairs(recording)
     assert flow is not None
     return np.asarray(flow / flow.sum(axis=(1, 2), keepdims=True))
 
@@ -260,7 +260,7 @@ def later_pairs(recording: Recording) -> Floats:
 
 
 def costs_of(links: LinkFacts, *, ranks: int, per_node: int) -> Floats:
-    """Return the cost of every way from the three that the plan prints."""
+    """Return the cost of every route from the three that the plan prints."""
     node_G = np.arange(ranks) // per_node
     cost_GG = np.where(
         node_G[:, None] == node_G, links.inside_cost or 0.0, links.between_cost or 0.0
@@ -273,7 +273,7 @@ def costs_of(links: LinkFacts, *, ranks: int, per_node: int) -> Floats:
 
 
 def _even_plan_s(case: Case, even: PlacePlan, slow: PlacePlan) -> float | None:
-    """What the placement for even links pays on these; counted by hand for layer_chain alone."""
+    """Cost of the placement for even links on these; recomputed here for layer_chain only."""
     if slow.goal.objective is not Objective.LAYER_CHAIN or even.decision is None:
         return None
     return by_hand_s(case, slow, even.decision)
@@ -286,7 +286,7 @@ def _alternative(plan: PlacePlan, method: str) -> Any:
     raise ValueError(f"{method!r} is no alternative of the plan: it was chosen itself")
 
 
-def told(rows: Sequence[dict[str, Any]]) -> str:
+def report_text(rows: Sequence[dict[str, Any]]) -> str:
     """Write the table, misses marked."""
     lines = []
     for objective in dict.fromkeys(row["objective"] for row in rows):
@@ -322,10 +322,10 @@ def main() -> int:
                 case, objective=objective, traffic=traffic, time_limit_s=given.time_limit
             )
             rows.append(row)
-    sys.stdout.write(told(rows) + "\n")
+    sys.stdout.write(report_text(rows) + "\n")
     if given.json is not None:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
-    return 1 if "MISSED" in told(rows) else 0
+    return 1 if "MISSED" in report_text(rows) else 0
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What methods find by size; run as `python tests/benchmarks/placement_methods.py`.
+"""Results of the methods by size; run as `python tests/benchmarks/placement_methods.py`.
 
-1. Balance: CP-SAT and CBC on log-normal loads, beside the local search, and the whole numbers that
-   their program has a layer (`MOST_CHOICES` in tuner/planner/place/methods.py).
-2. MoETuner's second program on clusters of experts in order, by ranks and layers, and the pairings
-   that it has (`MOST_PAIRINGS`).
+1. Balance: CP-SAT and CBC on log-normal loads, beside the local search, and the integers of their
+   program per layer (`MOST_CHOICES` in tuner/planner/place/methods.py).
+2. MoETuner's second program on clusters of experts in order, by ranks and layers, and its pairings
+   (`MOST_PAIRINGS`).
 
-No bar: measurements that the limits of the methods rest on.
+No bar: measurements that the limits of the methods are based on.
 """
 
 import argparse
@@ -37,42 +37,42 @@ SLOTS: Final = 2
 
 
 def balanced(case: tuple[int, int, int], *, time_limit_s: float) -> Iterator[str]:
-    """Solve loads of some layers by every method and tell what it found."""
+    """Solve loads of some layers by every method and report the results."""
     experts, ranks, slots = case
     rng = np.random.default_rng(0)
     problem = BalanceProblem(
         load_WLE=1000.0 * np.exp(rng.normal(0.0, SIGMA, (1, LAYERS, experts))),
         weight_W=np.ones(1),
-        ranks=Ranks.alike(ranks=ranks, slots_per_rank=slots),
+        ranks=Ranks.uniform(ranks=ranks, slots_per_rank=slots),
     )
     choices = experts * ranks * (ranks * slots - experts + 1)
     for method in ("local_search", "cp_sat", "milp"):
-        found = BALANCE.solve(problem, method=method, time_limit_s=LAYERS * time_limit_s)
-        above = f"{found.objective / found.bound - 1.0:.2%} above its bound"
+        result = BALANCE.solve(problem, method=method, time_limit_s=LAYERS * time_limit_s)
+        above = f"{result.objective / result.bound - 1.0:.2%} above its bound"
         yield (
             f"{experts} experts on {ranks} ranks x {slots}, {choices:,} whole numbers a layer:"
-            f" {method} {found.status.value}, {above if found.solution else 'no placement'},"
-            f" {found.solve_s:.1f} s"
+            f" {method} {result.status.value}, {above if result.solution else 'no placement'},"
+            f" {result.solve_s:.1f} s"
         )
 
 
 def named(case: tuple[int, int], *, time_limit_s: float) -> str:
-    """Give clusters their ranks by MoETuner's second program and tell whether it did."""
+    """Assign clusters to ranks by MoETuner's second program and report whether it succeeded."""
     ranks, layers = case
     problem = latent_clusters(
         np.random.default_rng(1),
         num_layers=layers,
         num_experts=SLOTS * ranks,
-        ranks=Ranks.alike(ranks=ranks, slots_per_rank=SLOTS, ranks_per_node=ranks // 2),
+        ranks=Ranks.uniform(ranks=ranks, slots_per_rank=SLOTS, ranks_per_node=ranks // 2),
     )
-    problem = dataclasses.replace(problem, measure=Measure.BUSIEST_PAIR)
+    problem = dataclasses.replace(problem, measure=Measure.MOST_LOADED_PAIR)
     cluster_LE = np.tile(np.arange(SLOTS * ranks) // SLOTS, (layers, 1))
     started_s = time.perf_counter()
-    found = clusters_to_ranks(problem, cluster_LE, time_limit_s=time_limit_s)
+    result = clusters_to_ranks(problem, cluster_LE, time_limit_s=time_limit_s)
     spent_s = time.perf_counter() - started_s
     return (
         f"MoETuner's second program, {ranks} ranks in {layers} layers,"
-        f" {(layers - 1) * ranks**4:,} pairings: {found.status.value}, {spent_s:.1f} s"
+        f" {(layers - 1) * ranks**4:,} pairings: {result.status.value}, {spent_s:.1f} s"
     )
 
 

@@ -1,8 +1,8 @@
-"""How near a plan over unlike pools comes to its bound: `python tests/benchmarks/pools_search.py`.
+"""Gap of plans over heterogeneous pools by search time: `python tests/benchmarks/pools_search.py`.
 
 DeepSeek-V3 over 512 H100 and 512 A100, the example two-pools scaled up, on datasheets without
-calibration. Printed are the best step, the bound and the gap after so many seconds of the
-processor, one thread: a busy machine changes how long that takes and nothing else.
+calibration. Printed are the best step, the bound and the gap after given seconds of processor time,
+one thread: other load on the machine only affects how long that takes.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tuner.planner.heterogeneous.build_problem import pools_question
+from tuner.planner.heterogeneous.build_problem import build_pools_problem
 from tuner.planner.heterogeneous.search import Settings, search
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.goal import TrainGoal
@@ -26,7 +26,7 @@ MODELS = Path(__file__).parents[2] / "examples" / "models"
 
 
 def two_pools(model: str, *, nodes: int, batch: int) -> Spec:
-    """So many nodes of eight H100 and as many of eight A100, 3.2 Tbit/s between them."""
+    """`nodes` nodes of eight H100 and as many of eight A100, 3.2 Tbit/s between them."""
     pools = tuple(
         Pool(name=name, device=device, nodes=nodes, devices_per_node=8)
         for name, device in (("h100", "h100-sxm"), ("a100", "a100-80gb-sxm"))
@@ -43,19 +43,19 @@ def two_pools(model: str, *, nodes: int, batch: int) -> Spec:
 
 
 def searched(spec: Spec, *, time_limit_s: float) -> dict[str, Any]:
-    """Search for so long on the processor's clock."""
-    question = pools_question(spec, residuals=None)
+    """Search for a time limit in processor seconds."""
+    problem = build_pools_problem(spec, residuals=None)
     settings = Settings(top=1, time_limit_s=time_limit_s, clock=time.process_time)
-    found = search(question, settings)
-    best_s = found.chains[0].price.step_s if found.chains else None
+    result = search(problem, settings)
+    best_s = result.chains[0].price.step_s if result.chains else None
     return {
         "model": spec.model.name,
         "devices": spec.cluster.num_devices,
         "step_s": best_s,
-        "bound_s": found.bound_s,
-        "gap_ratio": None if best_s is None else 1.0 - found.bound_s / best_s,
-        "open": found.counts.open,
-        "cpu_s": found.solve_s,
+        "bound_s": result.bound_s,
+        "gap_ratio": None if best_s is None else 1.0 - result.bound_s / best_s,
+        "open": result.counts.open,
+        "cpu_s": result.solve_s,
     }
 
 

@@ -1,11 +1,11 @@
-"""Prefix hits of a trace that names the blocks of prompts, by cache, instances and router.
+"""Prefix hits of a trace with block hashes of prompts, by cache, instances and router.
 
     python tests/benchmarks/prefix_hits.py TRACE.jsonl [--cache 1000000] [--stay 20]
 
-Counts what share of the prompt tokens lies in the prefix caches: of one cache of several sizes, and
-of several instances with a cache each, to which requests go in turn or by the cache-aware rule
+Computes the share of prompt tokens that hit the prefix caches: of one cache of several sizes, and
+of several instances with a cache each, under round-robin and the cache-aware policy
 (tuner/simulate/serving/prefix_hits.py). Sizes are tokens; `--cache` is that of one instance,
-`--stay` the seconds that a request is under way, by which the rule counts loads. Also printed is
+`--stay` the seconds that a request is in flight, by which the policy counts loads. Also printed:
 how many requests are the next turn of another (tuner/spec/serving/turns.py). All requests of the
 file are counted, from empty caches on.
 """
@@ -26,7 +26,7 @@ INSTANCES = (1, 4, 16)
 
 
 def lines_of(path: Path, *, cache_tokens: int, stay_s: float) -> Iterator[str]:
-    """Count a trace and say what was found, line by line."""
+    """Count a trace and yield the results line by line."""
     chunks = list(trace_chunks(path, with_blocks=True))
     known = [chunk.blocks for chunk in chunks if chunk.blocks is not None]
     if not known or not any(len(one.id_B) for one in known):
@@ -47,9 +47,9 @@ def lines_of(path: Path, *, cache_tokens: int, stay_s: float) -> Iterator[str]:
         return float(hit_tokens(hit_N, input_N).sum() / input_N.sum())
 
     for size in SIZES:
-        found = share(in_turn(count, 1), max(1, size // BLOCK_TOKENS))
+        result = share(in_turn(count, 1), max(1, size // BLOCK_TOKENS))
         name = "unbounded" if size == SIZES[-1] else f"{size:,} tokens"
-        yield f"one cache, {name}: {found:.1%}"
+        yield f"one cache, {name}: {result:.1%}"
     each = max(1, cache_tokens // BLOCK_TOKENS)
     for instances in INSTANCES:
         chosen_N = by_prefix(

@@ -1,22 +1,22 @@
-"""What a profile knows between its sizes: `python tests/benchmarks/profile_interpolation.py`.
+"""Interpolation error of a profile: `python tests/benchmarks/profile_interpolation.py`.
 
-A full profile is measured, with the budget given. Then so many sizes are drawn at random inside the
-measured ranges, log-uniformly, by the seed: odd ones, none that the profile holds, as many of every
-family as of the others, its kinds and types taken evenly (profilers/sampled_sizes.py says what a
-size must be for the operation to stay the same). Each is predicted from the profile and looked at
-right after, twice. A look is so many visits to each size, all sizes once before any of them comes
-again; their median counts. Printed are, per family and over all:
+A full profile is measured, with the budget given. Then sizes are drawn log-uniformly inside the
+measured ranges, by the seed: odd sizes that the profile does not hold, equally many of every
+family, its kinds and types taken evenly (profilers/sampled_sizes.py states which sizes keep the
+operation the same). Each is predicted from the profile and measured right after, in two sessions
+("looks"). A session measures every size a number of times ("visits"), round-robin; the median
+counts. Printed are, per family and over all:
 
-    n               times compared: directions count by themselves
-    median, p90     of |predicted / measured - 1|, measured being the first look alone
-    noise           the same between the first look and the second: what no prediction can undercut
+    n               times compared: directions count separately
+    median, p90     of |predicted / measured - 1|, measured in the first session
+    noise           the same between the first session and the second: a lower limit for predictions
     one visit       the same between the first two visits
-    fastest         of |predicted / measured - 1| where a look's fastest visit counts instead
+    fastest         of |predicted / measured - 1| with a session's fastest visit instead
 
-Of several ranks counts what they take together (profilers/series.py). Left out are meetings and
-links, whose sizes are ranks, and storage, whose repeats differ severalfold on a shared disk. A
-number means something only where the machine has nothing else to do. Exit code 1: a bar below is
-missed, or a time is missing.
+Times of several ranks are those of the group (profilers/series.py). Not included: arrival skew and
+links, whose sizes are ranks, and storage, whose repeats differ severalfold on a shared disk. The
+figures are meaningful only on an idle machine. Exit code 1: a bar below is missed, or a time is
+missing.
 """
 
 import argparse
@@ -73,7 +73,7 @@ def sizes(profile: Profile, *, count: int, rng: np.random.Generator) -> tuple[Ca
 def measured_again(
     profile: Path, cases: Sequence[Case], *, budget_s: float, ranks: int | None
 ) -> Mapping[Key, float]:
-    """Visit the cases on a copy of the profile; seconds that all ranks take together."""
+    """Measure the cases on a copy of the profile; seconds of the whole group of ranks."""
     wanted = {key_of(turned) for case in cases for turned in _directions(case)}
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
         copy = Path(scratch) / "profile"
@@ -88,10 +88,10 @@ def measured_again(
             extra_cases=cases,
         )
         # The profile's own rows must not say what these messages wait.
-        found = together_s(read_profile(copy).measurements, shared=False)
+        result = together_s(read_profile(copy).measurements, shared=False)
         return {
             (series, place): seconds
-            for series, measured in found.items()
+            for series, measured in result.items()
             for place, seconds in measured.items()
             if (series, place) in wanted
         }
@@ -100,7 +100,7 @@ def measured_again(
 def compared(
     profile: Profile, looks: Sequence[Sequence[Mapping[Key, float]]]
 ) -> list[dict[str, Any]]:
-    """A row for each time: predicted, and measured by two looks of some visits each."""
+    """A row for each time: predicted, and measured by two sessions of several visits each."""
     curves = fit_curves(profile)
     visits = [visit for look in looks for visit in look]
     rows = []
@@ -127,8 +127,8 @@ def compared(
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Errors per family and over all."""
     families = {family: [r for r in rows if r["family"] == family] for family in SIZES}
-    groups = {name: found for name, found in families.items() if found}
-    return {name: _errors(found) for name, found in [*groups.items(), ("all", list(rows))]}
+    groups = {name: result for name, result in families.items() if result}
+    return {name: _errors(result) for name, result in [*groups.items(), ("all", list(rows))]}
 
 
 def _errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -136,16 +136,16 @@ def _errors(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     first_N, second_N = np.array([row["measured_s"] for row in rows]).T
     fastest_N = np.array([row["fastest_s"] for row in rows])
     one_N, other_N = np.array([row["visits_s"][:2] for row in rows]).T
-    told: dict[str, float] = {"n": len(rows)}
+    printed: dict[str, float] = {"n": len(rows)}
     for name, error_N in (
         ("", np.abs(predicted_N / first_N - 1.0)),
         ("noise_", np.abs(second_N / first_N - 1.0)),
         ("visit_", np.abs(other_N / one_N - 1.0)),
         ("fastest_", np.abs(predicted_N / fastest_N - 1.0)),
     ):
-        told[f"{name}median_ratio"] = float(np.median(error_N))
-        told[f"{name}p90_ratio"] = float(np.quantile(error_N, 0.9))
-    return told
+        printed[f"{name}median_ratio"] = float(np.median(error_N))
+        printed[f"{name}p90_ratio"] = float(np.quantile(error_N, 0.9))
+    return printed
 
 
 def _directions(case: Case) -> tuple[Case, ...]:
@@ -164,18 +164,18 @@ def _text(report: Mapping[str, Any]) -> str:
         f"{report['missing']} times missing",
         f"{'family':14}{'n':>5}{titles}",
     ]
-    for name, found in report["families"].items():
+    for name, result in report["families"].items():
         cells = [
-            found[f"{prefix}{which}_ratio"]
+            result[f"{prefix}{which}_ratio"]
             for prefix in ("", "noise_", "visit_", "fastest_")
             for which in ("median", "p90")
         ]
-        if told := checked.get(name):
-            cells += [told["median_ratio"], told["p90_ratio"]]
+        if printed := checked.get(name):
+            cells += [printed["median_ratio"], printed["p90_ratio"]]
         widths = (8, 7) * (len(cells) // 2)
         pairs = zip(cells, widths, strict=True)
         text = "".join(f"{100.0 * cell:{width}.1f}%" for cell, width in pairs)
-        lines_out.append(f"{name:14}{found['n']:5d}{text}")
+        lines_out.append(f"{name:14}{result['n']:5d}{text}")
     bars = (
         f"at most {MOST_PROFILE_S:.0f} s, median {MOST_MEDIAN_RATIO:.0%}, P90 {MOST_P90_RATIO:.0%}"
     )
@@ -243,18 +243,18 @@ def main() -> int:
 
 
 def reached(report: Mapping[str, Any]) -> bool:
-    """Whether nothing is missing and every bar is kept."""
-    found = report["families"]["all"]
+    """Whether nothing is missing and every bar is met."""
+    result = report["families"]["all"]
     return (
         not report["missing"]
         and report["profile_s"] <= MOST_PROFILE_S
-        and found["median_ratio"] <= MOST_MEDIAN_RATIO
-        and found["p90_ratio"] <= MOST_P90_RATIO
+        and result["median_ratio"] <= MOST_MEDIAN_RATIO
+        and result["p90_ratio"] <= MOST_P90_RATIO
     )
 
 
 def _missing(cases: Sequence[Case], rows: Sequence[Mapping[str, Any]]) -> int:
-    """Times that were to be taken and are not there: they failed, or `--again` was too short."""
+    """Number of missing times: they failed, or `--again` was too short."""
     return sum(len(_directions(case)) for case in cases) - len(rows)
 
 

@@ -1,14 +1,13 @@
-"""How well the ratio of two configurations' step times is known, beside a single time.
+"""Accuracy of the ratio of two configurations' step times, beside that of a single time.
 
     python tests/benchmarks/ratio_bands.py RUNS.csv
 
 Reads a table in the layout of `moetune backtest`. Every run is predicted by a fit without its whole
-setting (one model, device, precision and release of one source), and every band of ratios judges
-the pairs of a setting that it was made without. Prints, by generation of device, experts or none
-and kernels alike or not, the band, how many settings it rests on and what it held; the same for
-pairs of equal device count and sequence length; and the width beside the 80 % band of single times
-that recipes were held out for. Figures that miss their aim are marked, and the end is 1 if any
-does.
+setting (one model, device, precision and release of one source), and every band of ratios is tested
+on the pairs of a setting that it was made without. Prints, by generation of device, experts or none
+and same kernels or not, the band, the number of settings and its coverage; the same for pairs of
+equal device count and sequence length; and the width beside the 80 % band of single times, with
+recipes held out. Figures that miss their aim are marked. Exit code 1: a figure misses.
 """
 
 import math
@@ -21,28 +20,28 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.backtest.assumptions import with_assumptions
-from tuner.backtest.columns import Run, runs_of
-from tuner.backtest.prices import regime_of
+from tuner.backtest.columns import Run, build_runs
+from tuner.backtest.prices import run_regime
 from tuner.backtest.releases import recipes_of
 from tuner.backtest.rows import read_rows
-from tuner.calibrate.calibration import keys_of, problem_of
-from tuner.calibrate.cross_validation import MOST_FOLDS, folds_of, held_out
+from tuner.calibrate.calibration import build_problem, held_out_keys
+from tuner.calibrate.cross_validation import MOST_FOLDS, assign_folds, held_out
 from tuner.calibrate.fit import Floats, fit
 from tuner.calibrate.ratio_bands import (
     Kind,
     Pairs,
+    band_width,
+    build_pairs,
     is_covered,
-    pairs_of,
-    setting_of,
-    size_of,
-    weights_of,
+    pair_weights,
+    setting_key,
 )
 from tuner.calibrate.terms import TERMS
 from tuner.costs.analytic.ratio_bands import STATED_RATIO
 
 LEAST_COVERED = 0.78
 MOST_WIDE = 0.5
-"""Of a band of ratios beside that of single times, on Hopper with experts."""
+"""Width of a band of ratios over that of single times, on Hopper with experts."""
 
 
 def _say(line: str) -> None:
@@ -51,15 +50,15 @@ def _say(line: str) -> None:
 
 def main(path: str) -> int:
     """Print every figure and return 1 if any misses its aim."""
-    runs = with_assumptions([one for one in runs_of(read_rows(Path(path)))[0] if one.measured_s])
-    problem, _ = problem_of(runs, tuple(regime_of(run) for run in runs), TERMS)
-    whole, keys = fit(problem), keys_of(runs)
+    runs = with_assumptions([one for one in build_runs(read_rows(Path(path)))[0] if one.measured_s])
+    problem, _ = build_problem(runs, tuple(run_regime(run) for run in runs), TERMS)
+    whole, keys = fit(problem), held_out_keys(runs)
     strata = [run.family for run in runs]
     by_setting, by_group = (
-        held_out(problem, whole, folds_of(keys[name], most=MOST_FOLDS, strata=strata))
+        held_out(problem, whole, assign_folds(keys[name], most=MOST_FOLDS, strata=strata))
         for name in ("setting", "group")
     )
-    pairs = pairs_of(runs, by_setting)
+    pairs = build_pairs(runs, by_setting)
     inside = is_covered(pairs)
     missed = [
         *_coverage("all pairs", pairs, inside),
@@ -72,14 +71,14 @@ def main(path: str) -> int:
 
 
 def _coverage(name: str, pairs: Pairs, inside: npt.NDArray[np.bool_]) -> list[bool]:
-    """Print what share the bands held, by three ways to weigh pairs that are not independent."""
+    """Print the coverage of the bands, under three weightings of dependent pairs."""
     if not len(inside):
         _say(f"{name}: none")
         return []
-    by_root = weights_of(pairs)
+    by_root = pair_weights(pairs)
     recipes = 1.0 / np.bincount(pairs.recipes_P)[pairs.recipes_P]
     settings = by_root / np.bincount(pairs.setting_P, weights=by_root)[pairs.setting_P]
-    held = {
+    covered = {
         "settings weigh the root of their recipe pairs": by_root,
         "pairs of recipes weigh alike": recipes,
         "settings weigh alike": settings,
@@ -92,7 +91,7 @@ def _coverage(name: str, pairs: Pairs, inside: npt.NDArray[np.bool_]) -> list[bo
             LEAST_COVERED,
             is_most=False,
         )
-        for weighing, weight in held.items()
+        for weighing, weight in covered.items()
     ]
 
 
@@ -102,7 +101,7 @@ def _strict(
     """Keep the pairs of equal device count and sequence length."""
     places: dict[str, list[int]] = {}
     for place, run in enumerate(runs):
-        places.setdefault(setting_of(run), []).append(place)
+        places.setdefault(setting_key(run), []).append(place)
     sizes: dict[tuple[int, float], set[bool]] = {}
     number_of = {name: number for number, name in enumerate(pairs.settings)}
     for name, own in places.items():
@@ -113,27 +112,27 @@ def _strict(
                 for column in ("num_gpus", "seq")
             )
             sizes.setdefault((number_of[name], error), set()).add(is_alike)
-    alike = np.array(
+    with_kernels = np.array(
         [
             True in sizes[int(setting), float(error)]
             for setting, error in zip(pairs.setting_P, pairs.error_P, strict=True)
         ],
         dtype=bool,
     )
-    return pairs.taken(alike), inside[alike]
+    return pairs.taken(with_kernels), inside[with_kernels]
 
 
 def _by_kind(pairs: Pairs, inside: npt.NDArray[np.bool_]) -> None:
     for number, kind in sorted(enumerate(pairs.kinds), key=lambda item: item[1]):
         own_P = pairs.kind_P == number
-        own, size = pairs.taken(own_P), size_of(pairs, kind)
+        own, size = pairs.taken(own_P), band_width(pairs, kind)
         if size is None:
             continue
-        held = float(np.average(inside[own_P], weights=weights_of(own)))
+        covered = float(np.average(inside[own_P], weights=pair_weights(own)))
         _say(
             f"  {_name(kind):44s} {math.exp(-size):.3f} to {math.exp(size):.3f}"
             f"  {len(own.error_P):6d} pairs of {len(np.unique(own.setting_P)):3d} settings,"
-            f" held {100 * held:.0f} %"
+            f" held {100 * covered:.0f} %"
         )
 
 
@@ -148,11 +147,11 @@ def _widths(runs: Sequence[Run], residual_C: Floats, pairs: Pairs) -> list[bool]
     for run, residual in zip(runs, residual_C, strict=True):
         if run.device.generation == "hopper" and bool(run.shape.experts):
             sizes.setdefault(run.row.group, []).append(abs(float(residual)))
-    found = {
-        same: size_of(pairs, Kind("hopper", has_experts=True, same_kernels=same))
+    result = {
+        same: band_width(pairs, Kind("hopper", has_experts=True, same_kernels=same))
         for same in (True, False)
     }
-    if not sizes or None in found.values():
+    if not sizes or None in result.values():
         _say("single times on Hopper with experts: nothing to measure")
         return []
     single = _quantile(list(sizes.values()), STATED_RATIO)
@@ -166,12 +165,12 @@ def _widths(runs: Sequence[Run], residual_C: Floats, pairs: Pairs) -> list[bool]
             math.sinh(size or 0.0) / math.sinh(single),
             MOST_WIDE,
         )
-        for same, size in found.items()
+        for same, size in result.items()
     ]
 
 
 def _quantile(sizes_by_group: Sequence[Sequence[float]], share: float) -> float:
-    """Return the conformal quantile, every group weighing the same."""
+    """Return the conformal quantile, with equal weight for every group."""
     weighted = sorted((size, 1.0 / len(own)) for own in sizes_by_group for size in own)
     needed = min(float(len(sizes_by_group)), share * (len(sizes_by_group) + 1))
     seen = np.cumsum([weight for _, weight in weighted])
@@ -179,7 +178,7 @@ def _quantile(sizes_by_group: Sequence[Sequence[float]], share: float) -> float:
 
 
 def _across_releases(runs: Sequence[Run], residual_C: Floats) -> None:
-    """Print the P90 of rows with experts, apart by whether their recipe moved between releases."""
+    """Print the P90 of rows with experts, by whether their recipe differs between releases."""
     with_experts = np.array([bool(run.shape.experts) for run in runs])
     ape_C = np.abs(np.expm1(residual_C))
     moved = np.zeros(len(runs), dtype=bool)
@@ -192,15 +191,15 @@ def _across_releases(runs: Sequence[Run], residual_C: Floats) -> None:
         ("the others", with_experts & ~moved),
     ):
         if chosen.any():
-            found = 100 * np.quantile(ape_C[chosen], [0.5, 0.9])
-            _say(f"{name}: {chosen.sum()}, median {found[0]:.1f} %, P90 {found[1]:.1f} %")
+            result = 100 * np.quantile(ape_C[chosen], [0.5, 0.9])
+            _say(f"{name}: {chosen.sum()}, median {result[0]:.1f} %, P90 {result[1]:.1f} %")
 
 
-def _check(name: str, found: float, aim: float, *, is_most: bool = True) -> bool:
+def _check(name: str, result: float, aim: float, *, is_most: bool = True) -> bool:
     """Print a figure beside its aim and return whether it misses it."""
-    misses = found > aim if is_most else found < aim
+    misses = result > aim if is_most else result < aim
     word = "MISSED" if misses else "reached"
-    _say(f"{name}: {100 * found:.1f} %, aim {100 * aim:.0f} %, {word}")
+    _say(f"{name}: {100 * result:.1f} %, aim {100 * aim:.0f} %, {word}")
     return misses
 
 

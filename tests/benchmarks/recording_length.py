@@ -1,21 +1,21 @@
-"""How long a recording must be to plan from: `python tests/benchmarks/recording_length.py`.
+"""Required length of a recording to plan from: `python tests/benchmarks/recording_length.py`.
 
     P passes   L layers   E experts
 
-A recording is cut into blocks of 1, 1/2, 1/4, ... of its passes, and each block into the half that
-is planned from and the half that is judged. Printed for each length, as means over its blocks:
+A recording is cut into blocks of 1, 1/2, 1/4, ... of its passes, and each block into a fit half and
+a hold-out half. Printed for each length, as means over its blocks:
 
     apart        total variation between the two halves' shares of experts, mean over layers
-    by lot       the same where passes are dealt to the halves by lot, mean of 20
-    independent  the same if every token copy were drawn by itself:
+    by lot       the same with a random split of the passes, mean of 20
+    independent  the same if every token copy were drawn independently:
                  sum over e of sqrt(p_e (1 - p_e) / (pi n)), n copies of a layer in each half
                  (mean of the absolute difference of two nearly normal shares, halved)
-    effect       (by lot / independent)^2: token copies that say as much as one drawn by itself
-    floor        what an even split of the plan for an even split leaves on the judged half: the
+    effect       (by lot / independent)^2: the design effect, token copies per independent one
+    floor        imbalance on the hold-out half of an even split, planned for an even split: the
                  largest rank load over the mean, of `--blocks` blocks
 
 Where the difference is sampling noise, `apart` falls as the root of the length and `effect` stays;
-where the traffic itself moves, `apart` levels off above `by lot`, and `effect` grows with length.
+where the traffic drifts, `apart` levels off above `by lot`, and `effect` grows with length.
 """
 
 import argparse
@@ -64,8 +64,8 @@ def main() -> int:
     for name in chosen.recordings or WIDE_DOMAINS:
         recording = read_recording(WIDE / name)
         for length in lengths(recording.num_passes):
-            found = measured(recording, length)
-            text = "  ".join(f"{of} {value:.4f}" for of, value in found.items())
+            result = measured(recording, length)
+            text = "  ".join(f"{of} {value:.4f}" for of, value in result.items())
             for ranks, slots in SHAPES if chosen.blocks else ():
                 left = floors(
                     recording, length, ranks, slots, blocks=chosen.blocks, seconds=chosen.seconds
@@ -85,12 +85,12 @@ def lengths(num_passes: int) -> Iterator[int]:
 
 def measured(recording: Recording, length: int) -> dict[str, float]:
     """Return the figures of a length that need no plan."""
-    found = [compared(block) for block in blocks_of(recording.count_PLE, length)]
-    apart, by_lot, independent = (float(np.mean(values)) for values in zip(*found, strict=True))
+    result = [compared(block) for block in blocks_of(recording.count_PLE, length)]
+    distance, by_lot, independent = (float(np.mean(values)) for values in zip(*result, strict=True))
     tokens = recording.count_PLE[:length].sum(axis=(0, 2)).mean() / (recording.top_k or 1)
     return {
         "million tokens": tokens / 1e6,
-        "apart": apart,
+        "apart": distance,
         "by lot": by_lot,
         "independent": independent,
         "effect": (by_lot / independent) ** 2,
@@ -103,17 +103,17 @@ def blocks_of(count_PLE: Counts, length: int) -> list[Counts]:
 
 
 def compared(block_PLE: Counts) -> tuple[float, float, float]:
-    """Return the total variation of a block's halves, of halves by lot, of independent copies."""
+    """Return the total variation of a block's halves, of random halves, of independent copies."""
     rng = np.random.default_rng(SEED)
-    by_lot = [_apart(block_PLE[rng.permutation(len(block_PLE))]) for _ in range(LOTS)]
+    by_lot = [_distance(block_PLE[rng.permutation(len(block_PLE))]) for _ in range(LOTS)]
     half_LE = block_PLE.sum(axis=0) / 2
     p_LE = half_LE / half_LE.sum(axis=1, keepdims=True)
     copies_L1 = half_LE.sum(axis=1, keepdims=True)
     independent_L = np.sqrt(p_LE * (1 - p_LE) / (np.pi * copies_L1)).sum(axis=1)
-    return _apart(block_PLE), float(np.mean(by_lot)), float(independent_L.mean())
+    return _distance(block_PLE), float(np.mean(by_lot)), float(independent_L.mean())
 
 
-def _apart(block_PLE: Counts) -> float:
+def _distance(block_PLE: Counts) -> float:
     half = len(block_PLE) // 2
     halves_HLE = np.stack([block_PLE[:half].sum(axis=0), block_PLE[half : 2 * half].sum(axis=0)])
     share_HLE = halves_HLE / halves_HLE.sum(axis=2, keepdims=True)
@@ -123,7 +123,7 @@ def _apart(block_PLE: Counts) -> float:
 def floors(
     recording: Recording, length: int, ranks: int, slots: int, *, blocks: int, seconds: float
 ) -> list[float]:
-    """Return what an even split leaves on the judged halves of the first blocks."""
+    """Return the imbalance of an even split on the hold-out halves of the first blocks."""
     left = []
     for block_PLE in blocks_of(recording.count_PLE, length)[:blocks]:
         with tempfile.TemporaryDirectory() as folder:
@@ -145,9 +145,9 @@ def _floor(
         per_node=RANKS_A_NODE,
     )
     made = planned(case, "even", Size(time_limit_s=seconds), work)
-    judged_PLE = made.evidence.judged_PLE.mean(axis=0)[None]
-    judged = DispatchCase(load_PLE=judged_PLE, placement=made.placement, ranks=made.ranks, seed=0)
-    return largest(expected_loads("even", judged))
+    holdout_PLE = made.evidence.holdout_PLE.mean(axis=0)[None]
+    holdout = DispatchCase(load_PLE=holdout_PLE, placement=made.placement, ranks=made.ranks, seed=0)
+    return largest(expected_loads("even", holdout))
 
 
 if __name__ == "__main__":

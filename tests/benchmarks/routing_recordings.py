@@ -50,15 +50,15 @@ import torch
 EXAMPLES: Final = Path(__file__).parents[2] / "examples/routing"
 DOMAINS: Final = ("python", "documents", "headers")
 DOMAIN_BYTES: Final = 3_000_000
-"""Of text at most, so that no domain outweighs the others much."""
+"""Most text, so that no domain dominates."""
 FILE_BYTES: Final = 60_000
-"""Of one file at most, so that many authors speak."""
+"""Most text of one file, for a mix of authors."""
 LONG_BYTES: Final = 16_000_000
-"""Of the text that `--long` reads at most."""
+"""Most text that `--long` reads."""
 LONG_BATCH: Final = 96
 """Sequences of its passes: 24,576 tokens, 32 ranks of 768."""
 PARAGRAPH: Final = 40
-"""Characters of a paragraph that must not occur twice; shorter ones are words of the language."""
+"""Least characters of a paragraph that must not occur twice."""
 PIECE: Final = 1000
 """Characters of a piece of mixed text, about a sequence."""
 VOCABULARY: Final = 4096
@@ -120,7 +120,7 @@ RECIPES: Final[dict[str, Recipe]] = {
 
 
 def main() -> None:
-    """Train where WORK holds no model yet, then record."""
+    """Train if WORK holds no model yet, then record."""
     options = argparse.ArgumentParser()
     options.add_argument("work", type=Path)
     options.add_argument("--minutes", type=float, default=12.0, help="processor time to train")
@@ -177,7 +177,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _new(paragraphs: Iterable[str], seen: set[bytes]) -> Iterator[str]:
-    """Pass on what is not in `seen`, whatever its blanks, and add it there."""
+    """Yield what is not in `seen`, ignoring whitespace, and add it there."""
     for paragraph in paragraphs:
         words = " ".join(paragraph.split())
         digest = hashlib.sha256(words.encode("utf-8", errors="replace")).digest()[:12]
@@ -244,9 +244,9 @@ def _files(domain: str) -> Iterable[Path]:
 
 
 def _shuffled(files: Iterable[Path]) -> list[Path]:
-    found = sorted(file for file in files if file.is_file())
-    order = np.random.default_rng(SEED).permutation(len(found))
-    return [found[index] for index in order]
+    result = sorted(file for file in files if file.is_file())
+    order = np.random.default_rng(SEED).permutation(len(result))
+    return [result[index] for index in order]
 
 
 def train(work: Path, name: str, *, seconds: float) -> None:

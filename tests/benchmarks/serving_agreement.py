@@ -3,10 +3,10 @@
     python tests/benchmarks/serving_agreement.py RUNS.csv [TABLES]
 
 Every aggregated Hopper row of the InferenceX harness is priced twice: by the backtest, and as an
-option whose traffic is a closed loop of the same lengths, played as plans and estimates play it.
-Both are held against the measured times. What only a recipe says is left out: rows whose launch
-polls or streams at intervals, waits for its scheduler or runs another release's kernels are counted
-and not compared. The end is 1 where the two differ by more than `MOST_APART` on the median, or a
+option whose traffic is a closed loop of the same lengths, simulated as plans and estimates do. Both
+are compared with the measured times. Settings that only a recipe states are excluded: rows whose
+launch polls or streams at intervals, waits for its scheduler or runs another release's kernels are
+counted and not compared. Exit code 1: the two differ by more than `MOST_APART` on the median, or a
 plan is further from the measured times than the backtest by as much.
 """
 
@@ -17,24 +17,24 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.backtest.serving.launches import Harness, Launch, MissingError, launch_of
+from tuner.backtest.serving.launches import Harness, Launch, MissingError, parse_launch
 from tuner.backtest.serving.prediction import Predictor
-from tuner.backtest.serving.recipes import recipe_of
+from tuner.backtest.serving.recipes import find_recipe
 from tuner.backtest.serving.rows import read_cells
-from tuner.backtest.serving.tables import machines_of
+from tuner.backtest.serving.tables import build_machines
 from tuner.costs.serving.capacity import cache_tokens
 from tuner.costs.serving.engine import TRAITS, Batching
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
-from tuner.planner.serve.demand import demand_of
-from tuner.planner.serve.options import Option, PoolSite
-from tuner.planner.serve.simulation import Group, played_together
+from tuner.planner.serve.demand import build_demand
+from tuner.planner.serve.options import Option, ServingPool
+from tuner.planner.serve.simulation import InstanceGroup, simulate_aggregated_mode
 from tuner.serve_plan import Role
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import ServeGoal
 
 MOST_APART = 0.02
-"""Lengths are drawn by unlike generators, and interpolated over unlike grids."""
+"""Lengths come from different generators and interpolation grids."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class Both:
 
 
 def is_plain(launch: Launch) -> bool:
-    """Whether nothing but its columns and its engine decides what a launch does."""
-    recipe = recipe_of(launch)
+    """Whether a launch is determined by its columns and its engine."""
+    recipe = find_recipe(launch)
     return (
         launch.harness is Harness.INFERENCEX
         and not launch.is_disaggregated
@@ -64,7 +64,7 @@ def option_of(launch: Launch, machine: ServingMachine) -> Option:
     degrees = launch.sides[0].degrees
     traits = TRAITS[launch.engine]
     concurrency = -(-launch.concurrency // degrees.attention_data)
-    step_tokens = recipe_of(launch).step_tokens or traits.step_tokens
+    step_tokens = find_recipe(launch).step_tokens or traits.step_tokens
     is_chunked = traits.batching is not Batching.WHOLE
     if not is_chunked:
         step_tokens = max(step_tokens, concurrency + launch.input_tokens + 64)
@@ -78,7 +78,9 @@ def option_of(launch: Launch, machine: ServingMachine) -> Option:
     memory_bytes = float(machine.sheet.memory_bytes)
     pool = Pool(name="pool", device=machine.sheet.name, nodes=1, devices_per_node=degrees.devices)
     return Option(
-        site=PoolSite(pool=pool, machine=machine, memory_bytes=memory_bytes, source="imported"),
+        serving_pool=ServingPool(
+            pool=pool, machine=machine, memory_bytes=memory_bytes, source="imported"
+        ),
         role=Role.AGGREGATED,
         degrees=degrees,
         iteration=iteration,
@@ -100,7 +102,7 @@ def option_of(launch: Launch, machine: ServingMachine) -> Option:
 
 def planned_s(launch: Launch, machine: ServingMachine) -> tuple[float, float]:
     """Mean TTFT and TPOT of a row's launch and load, as a plan predicts them."""
-    least = recipe_of(launch).least_ratio
+    least = find_recipe(launch).least_ratio
     lengths = {
         name: {"kind": "uniform", "low": max(round(least * most), 1), "high": most}
         for name, most in (
@@ -116,13 +118,15 @@ def planned_s(launch: Launch, machine: ServingMachine) -> tuple[float, float]:
         }
     )
     option = option_of(launch, machine)
-    demand = demand_of(goal, longest=launch.input_tokens + launch.output_tokens)
-    played = played_together((Group(option=option, count=1),), goal=goal, demand=demand)
-    return float(played.ttft_s_R.mean()), float(played.tpot_s_R.mean())
+    demand = build_demand(goal, longest=launch.input_tokens + launch.output_tokens)
+    simulated = simulate_aggregated_mode(
+        (InstanceGroup(option=option, count=1),), goal=goal, demand=demand
+    )
+    return float(simulated.ttft_s_R.mean()), float(simulated.tpot_s_R.mean())
 
 
 def both_ways(runs: Path, profiles: Sequence[Path], *, every: int = 1) -> tuple[list[Both], int]:
-    """Price Hopper rows both ways.
+    """Price Hopper rows by plan and by backtest.
 
     Args:
         runs: the table.
@@ -135,33 +139,33 @@ def both_ways(runs: Path, profiles: Sequence[Path], *, every: int = 1) -> tuple[
     launches = []
     for number, cells in enumerate(read_cells(runs), start=1):
         try:
-            launch = launch_of(cells, number=number)
+            launch = parse_launch(cells, number=number)
         except MissingError:
             continue
         if launch.generation == "hopper" and launch.harness is Harness.INFERENCEX:
             launches.append(launch)
     plain = [launch for launch in launches if is_plain(launch)]
-    found = []
+    result = []
     for system in sorted({launch.system for launch in plain}):
-        machines, _ = machines_of([system], profiles)
+        machines, _ = build_machines([system], profiles)
         predictor = Predictor(machines=machines)
         for launch in [one for one in plain if one.system == system][::every]:
             latency = predictor.latency(launch)
             machine = replace(machines[system], estimated=set())
-            found.append(
+            result.append(
                 Both(
                     planned=planned_s(launch, machine),
                     backtested=(latency.ttft_s, latency.tpot_s),
                     measured=(launch.ttft_s, launch.tpot_s),
                 )
             )
-    return found, len(launches) - len(plain)
+    return result, len(launches) - len(plain)
 
 
-def apart(found: Sequence[Both], one: str, other: str) -> tuple[float, float]:
+def distance(result: Sequence[Both], one: str, other: str) -> tuple[float, float]:
     """Median relative distance of TTFT and TPOT."""
     ratios = np.array(
-        [np.divide(getattr(row, one), getattr(row, other)) for row in found], dtype=np.float64
+        [np.divide(getattr(row, one), getattr(row, other)) for row in result], dtype=np.float64
     )
     ttft, tpot = np.median(np.abs(ratios - 1.0), axis=0)
     return float(ttft), float(tpot)
@@ -172,11 +176,14 @@ def _say(line: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print both ways' errors and their distance; 1 where they are apart."""
-    found, left = both_ways(Path(arguments[0]), [Path(one) for one in arguments[1:]])
-    _say(f"{len(found)} rows priced both ways, {left} with what only a recipe says")
-    between = apart(found, "planned", "backtested")
-    plan, backtest = apart(found, "planned", "measured"), apart(found, "backtested", "measured")
+    """Print the errors of both and their distance; return 1 where they differ."""
+    result, left = both_ways(Path(arguments[0]), [Path(one) for one in arguments[1:]])
+    _say(f"{len(result)} rows priced both ways, {left} with what only a recipe says")
+    between = distance(result, "planned", "backtested")
+    plan, backtest = (
+        distance(result, "planned", "measured"),
+        distance(result, "backtested", "measured"),
+    )
     for name, (ttft, tpot) in (
         ("plan to backtest", between),
         ("plan to measured", plan),

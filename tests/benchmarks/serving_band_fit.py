@@ -3,7 +3,7 @@
 Errors of one pair are related, so that deciles of rows say how far the next row of a known pair
 lies and little about the first row of a new one. Pairs are therefore what counts: every pair under
 every kind of load weighs one, however many rows it has, and the band of a new pair comes from the
-other pairs as they are predicted by whoever has not seen them (`recipe_of`, `is_unseen`).
+other pairs as they are predicted by whoever has not seen them (`find_recipe`, `is_unseen`).
 
     of the same engine and kind of load     1
     of another engine                       OTHER_ENGINE times
@@ -38,8 +38,8 @@ import numpy.typing as npt
 from tuner.backtest.serving.launches import Launch
 from tuner.backtest.serving.prediction import Latency
 from tuner.costs.serving.bands import (
+    Coverage,
     Edges,
-    Held,
     Kernels,
     Load,
     PublishedMode,
@@ -53,7 +53,7 @@ Flags = npt.NDArray[np.bool_]
 
 STATED: Final = 0.8
 LEAST_OF_ENGINE: Final = 0.7
-"""Share of every engine's left-out pairs alone."""
+"""Coverage of every engine's held-out pairs."""
 OTHER_ENGINE: Final = 0.375
 OTHER_LOAD: Final = 0.05
 """Both weights were chosen on the published rows that the bands are made from."""
@@ -154,7 +154,7 @@ class Regime:
         return -quantile(-value_C, weight_C, outer), quantile(value_C, weight_C, outer)
 
     def _weights(self, used_C: Flags) -> Floats:
-        """Every pair under every load weighs one."""
+        """Weights: every pair under every load has total weight one."""
         keys = np.char.add(np.char.add(self.pair_C, "|"), self.load_C)
         _, group_C = np.unique(keys, return_inverse=True)
         counts = np.bincount(group_C[used_C], minlength=group_C.max() + 1)
@@ -188,13 +188,13 @@ class Regime:
         return np.minimum(low_C, 0.0), np.maximum(high_C, 0.0)
 
     def inside(self, metric: str, levels: Levels) -> Flags:
-        """Say of every row whether the band without its pair holds it."""
+        """Return whether each row is inside the band without its pair."""
         low_C, high_C = self.left_out(metric, levels)
         residual_C = self.new_C[metric]
         return np.asarray((low_C <= residual_C) & (residual_C <= high_C))
 
     def by_pair(self, value_C: npt.NDArray[np.generic]) -> float:
-        """Return the mean, every pair weighing the same."""
+        """Return the mean, with equal weight for every pair."""
         own = [np.mean(value_C[self.pair_C == pair].astype(np.float64)) for pair in self.pairs]
         return float(np.mean(own))
 
@@ -215,11 +215,11 @@ class Regime:
     def levels(self, metric: str) -> Levels:
         """Return by engine the least level that holds what is stated of pairs left out."""
         engines = tuple(engine.value for engine in Engine)
-        found = [self.inside(metric, dict.fromkeys(engines, level)) for level in LEVELS]
-        held = [self.by_pair(inside_C) >= STATED for inside_C in found]
+        result = [self.inside(metric, dict.fromkeys(engines, level)) for level in LEVELS]
+        held = [self.by_pair(inside_C) >= STATED for inside_C in result]
         first = held.index(True) if any(held) else len(LEVELS) - 1
         levels = dict.fromkeys(engines, LEVELS[first])
-        for level, inside_C in zip(LEVELS[first:], found[first:], strict=True):
+        for level, inside_C in zip(LEVELS[first:], result[first:], strict=True):
             for engine, share in self.by_engine(inside_C).items():
                 if share < LEAST_OF_ENGINE:
                     levels[engine] = min(LEVELS[-1], round(level + STEP, 2))
@@ -235,7 +235,7 @@ def quantile(value_C: Floats, weight_C: Floats, share: float) -> float:
 
 
 def regimes_of(rows: Sequence[Row]) -> tuple[Regime, ...]:
-    """Part rows by mode and source of kernels."""
+    """Group rows by mode and source of kernels."""
     kinds = sorted({(row.mode, row.kernels) for row in rows})
     return tuple(
         _regime([row for row in rows if (row.mode, row.kernels) == kind]) for kind in kinds
@@ -259,10 +259,10 @@ def _regime(rows: Sequence[Row]) -> Regime:
     )
 
 
-def stored_bands(regime: Regime) -> tuple[tuple[StoredBand, ...], Held]:
+def stored_bands(regime: Regime) -> tuple[tuple[StoredBand, ...], Coverage]:
     """Return the bands of a regime: every engine's under every load, and those of its own pairs."""
     levels = {metric: regime.levels(metric) for metric in METRICS}
-    found = []
+    result = []
     for load, engine in itertools.product(Load, Engine):
         is_own_C = (regime.engine_C == engine.value) & (regime.load_C == load.value)
         for network in ("", *sorted({pair.split("|")[0] for pair in regime.pair_C[is_own_C]})):
@@ -282,8 +282,8 @@ def stored_bands(regime: Regime) -> tuple[tuple[StoredBand, ...], Held]:
                 tpot=tpot,
                 rows=int(counted_C.sum()),
             )
-            found.append(band)
-    held = Held(
+            result.append(band)
+    held = Coverage(
         mode=regime.mode,
         kernels=regime.kernels,
         pairs=len(regime.pairs),
@@ -292,7 +292,7 @@ def stored_bands(regime: Regime) -> tuple[tuple[StoredBand, ...], Held]:
             for metric in METRICS
         },
     )
-    return tuple(found), held
+    return tuple(result), held
 
 
 def _stored(

@@ -1,12 +1,12 @@
-"""Which constants that were read off published serving rows help pairs they were not read off.
+"""Cross-validation of constants that were inferred from published serving rows.
 
     python tests/benchmarks/serving_constants.py RUNS.csv [TABLES]
 
 Every constant is set to other values, one at a time. For each pair (model, engine) the value that
-is best on all other pairs is chosen, the shipped one included, and judged on the pair. Where the
-choice makes left-out pairs worse the constant is best left as it is; one whose neutral value is no
-worse across pairs ought to go. Errors are means of |log(measured / predicted)| of TTFT and TPOT
-together, aggregated rows, pairs under one driver weighing the same.
+is best on all other pairs is chosen, the shipped one included, and evaluated on the pair. Where the
+choice makes held-out pairs worse the constant is best left as it is; one whose neutral value is no
+worse across pairs should be removed. Errors are means of |log(measured / predicted)| of TTFT and
+TPOT together, aggregated rows, pairs under one driver with equal weight.
 """
 
 import sys
@@ -21,7 +21,7 @@ from unittest.mock import patch
 import numpy as np
 
 from tuner.backtest.serving import prediction, recipes
-from tuner.backtest.serving.backtest import pairs_of
+from tuner.backtest.serving.backtest import predict_pairs
 from tuner.backtest.serving.launches import Cells
 from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.scores import Pair, tpot, ttft
@@ -72,33 +72,35 @@ SHIPPED = "as shipped"
 def main(arguments: Sequence[str]) -> int:
     """Print every constant's choices."""
     rows, folders = read_cells(Path(arguments[0])), [Path(one) for one in arguments[1:]]
-    shipped = errors_of(rows, folders, ())
+    shipped = summarise_errors(rows, folders, ())
     for constant, values in VARIANTS.items():
-        found = {name: errors_of(rows, folders, patches) for name, patches in values.items()}
-        sys.stdout.write(chosen(constant, {SHIPPED: shipped, **found}) + "\n")
+        result = {
+            name: summarise_errors(rows, folders, patches) for name, patches in values.items()
+        }
+        sys.stdout.write(chosen(constant, {SHIPPED: shipped, **result}) + "\n")
         sys.stdout.flush()
     return 0
 
 
-def errors_of(
+def summarise_errors(
     rows: Sequence[Cells], folders: Sequence[Path], patches: Patches
 ) -> dict[tuple[str, str], float]:
     """Return the error of every pair under every driver."""
     with ExitStack() as stack:
         for module, name, value in patches:
             stack.enter_context(patch.object(module, name, value))
-        pairs = pairs_of(rows, profiles=folders).pairs
-    found: dict[tuple[str, str], list[float]] = {}
+        pairs = predict_pairs(rows, profiles=folders).pairs
+    result: dict[tuple[str, str], list[float]] = {}
     for pair in pairs:
         launch = pair.launch
         if not launch.is_disaggregated:
             key = (f"{launch.decoder.network}|{launch.engine.value}", launch.load.value)
-            found.setdefault(key, []).append(_size(pair))
-    return {key: float(np.mean(sizes)) for key, sizes in found.items()}
+            result.setdefault(key, []).append(_size(pair))
+    return {key: float(np.mean(sizes)) for key, sizes in result.items()}
 
 
 def chosen(constant: str, error_by: Mapping[str, Mapping[tuple[str, str], float]]) -> str:
-    """Return what is chosen without each pair, and what that does to the pair."""
+    """Return the value chosen without each pair, and the pair's error with it."""
     keys = list(error_by[SHIPPED])
     choices: dict[str, int] = {}
     gained = []
@@ -108,8 +110,8 @@ def chosen(constant: str, error_by: Mapping[str, Mapping[tuple[str, str], float]
         choices[best] = choices.get(best, 0) + 1
         own = [key for key in keys if key[0] == pair]
         gained.append(np.mean([error_by[best][key] - error_by[SHIPPED][key] for key in own]))
-    told = ", ".join(f"{name} {count} times" for name, count in choices.items())
-    return f"{constant}: chosen {told}; left-out pairs {100 * np.mean(gained):+.2f} points"
+    printed = ", ".join(f"{name} {count} times" for name, count in choices.items())
+    return f"{constant}: chosen {printed}; left-out pairs {100 * np.mean(gained):+.2f} points"
 
 
 def _size(pair: Pair) -> float:

@@ -1,13 +1,13 @@
-"""What copies of experts bring a deployment, and what looking for them costs.
+"""Gain of redundant experts in a deployment, and the cost of searching for them.
 
     python tests/benchmarks/serving_copies.py
 
-DeepSeek-V3 with SGLang from datasheets, prompts of 2,000 and answers of 1,000 tokens, 5 s to the
-first token and 60 ms a token (P90): planned once as released and once as if no model had copies of
-experts, without a recording and with one (58 layers of log-normal loads, sigma 0.6, seed 1, made
-here). Asked are the fewest devices for a rate, or the most requests a second of all devices.
-Printed are devices or rates, the instances, and seconds of this process. The end is 1 where copies
-make a plan worse.
+DeepSeek-V3 with SGLang from datasheets, 2,000 input and 1,000 output tokens, 5 s TTFT and 60 ms
+TPOT (P90): planned once as released and once as if no model had redundant experts, without a
+recording and with one (58 layers of log-normal loads, sigma 0.6, seed 1, made here). The objective
+is the fewest devices for a rate, or the most requests a second of all devices. Printed are devices
+or rates, the instances, and seconds of this process. Exit code 1: redundant experts make a plan
+worse.
 """
 
 import json
@@ -62,11 +62,11 @@ def main() -> int:
     worse = False
     for is_recorded in (False, True):
         for device, nodes, rate in CASES:
-            found = []
+            result = []
             for has_copies in (False, True):
                 started_s = time.process_time()
                 plan = planned(device, nodes, rate, is_recorded=is_recorded, has_copies=has_copies)
-                found.append(worth(plan))
+                result.append(worth(plan))
                 taken_s = time.process_time() - started_s
                 sys.stdout.write(
                     f"{8 * nodes} {device}, {'recorded' if is_recorded else 'no recording'},"
@@ -75,7 +75,7 @@ def main() -> int:
                     f" {taken_s:.1f} CPU-s\n"
                 )
             # Bisection leaves a rate 1 % open.
-            worse |= found[1] < found[0] * 0.99
+            worse |= result[1] < result[0] * 0.99
     return int(worse)
 
 
@@ -104,7 +104,7 @@ def planned(
 
 @contextmanager
 def released(*, has_copies: bool) -> Iterator[None]:
-    """Let the release keep copies of experts, or none."""
+    """Enable or disable redundant experts of the release."""
     own = registry.ENGINES["sglang"]
     other = tuple(replace(one, redundant_architectures=frozenset()) for one in own)
     changed = {**registry.ENGINES, "sglang": own if has_copies else other}
@@ -127,7 +127,7 @@ def recording() -> dict[str, object]:
 
 
 def worth(plan: ServePlan) -> float:
-    """Return what is better the larger it is; 0 where nothing fits."""
+    """Return the objective as a value to maximise; 0 where nothing fits."""
     if plan.decision is None or plan.predicted is None:
         return 0.0
     if plan.goal.objective == "rate":
@@ -136,7 +136,7 @@ def worth(plan: ServePlan) -> float:
 
 
 def described(plan: ServePlan) -> str:
-    """Say what a plan takes or serves, and on which instances."""
+    """Describe the devices or rate of a plan, and its instances."""
     if plan.decision is None or plan.predicted is None:
         return "nothing fits"
     groups = " + ".join(

@@ -1,13 +1,13 @@
-"""Public launches of SGLang and vLLM, read and estimated, beside what they are known to have done.
+"""Public launches of SGLang and vLLM: estimates beside what is published about them.
 
     python tests/benchmarks/serving_launches.py [TABLES...]
 
-For every launch in data/serving_launches.json: whether it is said to fit, tokens of a rank's cache
-against the published count, tokens a second against the published rate. Kernels come from TABLES
-(profiles or a folder of aiconfigurator's tables), else from datasheets. The rule of memory is that
-of the launch's release (tuner/costs/serving/memory_rules.py). Aims: no launch that ran is refused,
-every one that did not is; counts within 10 %, rates within 25 %. Misses are marked, and the end is
-1 if there is any. Entries marked `formed` were looked at when the rules were written.
+For every launch in data/serving_launches.json: whether it is predicted to fit, tokens of a rank's
+cache against the published count, tokens a second against the published rate. Kernels come from
+TABLES (profiles or a folder of aiconfigurator's tables), else from datasheets. The memory rule is
+that of the launch's release (tuner/costs/serving/memory_rules.py). Aims: no launch that ran is
+refused, every one that did not is; counts within 10 %, rates within 25 %. Misses are marked. Exit
+code 1: a miss. Entries marked `formed` were used when the rules were written.
 """
 
 import json
@@ -22,7 +22,7 @@ from tuner.errors import TunerError
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
 from tuner.estimate.serving.records import ServingEstimate
 from tuner.estimate.serving.registry import read_serving_text
-from tuner.serve_api import site_of
+from tuner.serve_api import price_serving_pool
 from tuner.spec.serving.read import read_serve_spec
 
 DATA = Path(__file__).with_name("data") / "serving_launches.json"
@@ -33,8 +33,8 @@ NODE_DEVICES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """One launch, and how far its estimate is from what is known."""
+class LaunchResult:
+    """One launch, and the errors of its estimate."""
 
     id: str
     formed: bool
@@ -49,38 +49,38 @@ class Judged:
 
     @property
     def misses(self) -> tuple[str, ...]:
-        """What is further off than aimed at."""
+        """The aims that are missed."""
         if not self.is_read:
             return ("not read",)
-        found = []
+        result = []
         if self.runs != self.fits:
-            found.append("refused" if self.runs else "not refused")
+            result.append("refused" if self.runs else "not refused")
         for name, pair, aim in (
             ("KV tokens", self.kv_tokens, KV_AIM),
             ("tokens/s", self.tokens_per_s, RATE_AIM),
         ):
             if pair is not None and abs(pair[0] / pair[1] - 1.0) > aim:
-                found.append(name)
-        return tuple(found)
+                result.append(name)
+        return tuple(result)
 
 
 def read_launches(path: Path = DATA) -> tuple[list[dict[str, Any]], Mapping[str, Any]]:
-    """Return the launches, each with all of its facts, and the models that they bring."""
+    """Return the launches, each with all of its facts, and the models that they define."""
     stored = json.loads(path.read_text())
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for entry in stored["launches"]:
-        found[entry["id"]] = {"formed": False} | found.get(entry.get("like", ""), {}) | entry
-    return list(found.values()), stored["models"]
+        result[entry["id"]] = {"formed": False} | result.get(entry.get("like", ""), {}) | entry
+    return list(result.values()), stored["models"]
 
 
-def judge(
+def evaluate_launch(
     entry: Mapping[str, Any], models: Mapping[str, Any], profiles: Sequence[Path] = ()
-) -> Judged:
+) -> LaunchResult:
     """Estimate one launch."""
     try:
-        found = _estimated(entry, models, profiles)
+        result = _estimate(entry, models, profiles)
     except TunerError as error:
-        return Judged(
+        return LaunchResult(
             id=entry["id"],
             formed=entry["formed"],
             runs=entry["runs"],
@@ -91,18 +91,18 @@ def judge(
             reason=str(error),
         )
     kv, rate = entry.get("kv_tokens"), entry.get("tokens_per_s")
-    return Judged(
+    return LaunchResult(
         id=entry["id"],
         formed=entry["formed"],
         runs=entry["runs"],
-        fits=found.fits,
-        kv_tokens=None if kv is None else (found.logged_kv_tokens, kv),
-        tokens_per_s=None if rate is None else (_rate(entry, found), rate),
-        reason=found.misfit,
+        fits=result.fits,
+        kv_tokens=None if kv is None else (result.logged_kv_tokens, kv),
+        tokens_per_s=None if rate is None else (_rate(entry, result), rate),
+        reason=result.misfit,
     )
 
 
-def _estimated(
+def _estimate(
     entry: Mapping[str, Any], models: Mapping[str, Any], profiles: Sequence[Path]
 ) -> ServingEstimate:
     with tempfile.TemporaryDirectory() as folder:
@@ -136,46 +136,51 @@ def _estimated(
         entry["command"], surroundings(spec, named), engine=entry["engine"], source=entry["id"]
     )
     return estimate_serving(
-        spec, launch, site=site_of(named, tuple(profiles)), release=entry["release"]
+        spec,
+        launch,
+        serving_pool=price_serving_pool(named, tuple(profiles)),
+        release=entry["release"],
     )
 
 
-def _rate(entry: Mapping[str, Any], found: ServingEstimate) -> float:
+def _rate(entry: Mapping[str, Any], result: ServingEstimate) -> float:
     """Tokens a second as the source counts them; 0 where the launch is refused."""
-    if found.load is None:
+    if result.load is None:
         return 0.0
-    nodes, traffic = found.load.devices / NODE_DEVICES, entry["traffic"]
+    nodes, traffic = result.load.devices / NODE_DEVICES, entry["traffic"]
     if entry["counts"] == "output":
-        return found.load.output_tokens_per_s
+        return result.load.output_tokens_per_s
     kind = "input_tokens" if entry["counts"] == "input" else "output_tokens"
-    return float(found.load.capacity_per_s * traffic[kind] / nodes)
+    return float(result.load.capacity_per_s * traffic[kind] / nodes)
 
 
-def _lines(judged: Judged) -> Iterator[str]:
-    said = [f"{judged.id}{' (formed)' if judged.formed else ''}:"]
-    said.append("fits" if judged.fits else "does not fit")
-    said.append("and ran" if judged.runs else "and did not run")
-    if judged.kv_tokens is not None:
-        own, known = judged.kv_tokens
+def _lines(launch_result: LaunchResult) -> Iterator[str]:
+    said = [f"{launch_result.id}{' (formed)' if launch_result.formed else ''}:"]
+    said.append("fits" if launch_result.fits else "does not fit")
+    said.append("and ran" if launch_result.runs else "and did not run")
+    if launch_result.kv_tokens is not None:
+        own, known = launch_result.kv_tokens
         said.append(f"| KV tokens {own} of {known} ({own / known - 1.0:+.1%})")
-    if judged.tokens_per_s is not None:
-        rate, seen = judged.tokens_per_s
+    if launch_result.tokens_per_s is not None:
+        rate, seen = launch_result.tokens_per_s
         said.append(f"| tokens/s {rate:.0f} of {seen:.0f} ({rate / seen - 1.0:+.1%})")
-    if judged.misses:
-        said.append(f"| MISSES {', '.join(judged.misses)}")
+    if launch_result.misses:
+        said.append(f"| MISSES {', '.join(launch_result.misses)}")
     yield " ".join(said)
-    if judged.reason:
-        yield f"    {judged.reason}"
+    if launch_result.reason:
+        yield f"    {launch_result.reason}"
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print every launch and return 1 if any misses an aim."""
     launches, models = read_launches()
-    found = [judge(entry, models, [Path(one) for one in arguments]) for entry in launches]
-    for one in found:
+    result = [
+        evaluate_launch(entry, models, [Path(one) for one in arguments]) for entry in launches
+    ]
+    for one in result:
         for line in _lines(one):
             sys.stdout.write(line + "\n")
-    for name, own in (("all", found), ("not formed", [one for one in found if not one.formed])):
+    for name, own in (("all", result), ("not formed", [one for one in result if not one.formed])):
         right = sum(one.is_read and one.runs == one.fits for one in own)
         counts = [one.kv_tokens for one in own if one.kv_tokens is not None]
         near = sum(abs(pair[0] / pair[1] - 1.0) <= KV_AIM for pair in counts)
@@ -185,7 +190,7 @@ def main(arguments: Sequence[str]) -> int:
             f"{name}: {right} of {len(own)} said right; KV tokens within 10 %: {near} of"
             f" {len(counts)}; tokens/s within 25 %: {good} of {len(rates)}\n"
         )
-    return int(any(one.misses for one in found))
+    return int(any(one.misses for one in result))
 
 
 if __name__ == "__main__":

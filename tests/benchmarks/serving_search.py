@@ -1,14 +1,14 @@
-"""What the search for a deployment costs, each in a process of its own, as users start it.
+"""Cost of the search for a deployment, each in its own process, as users start it.
 
     python tests/benchmarks/serving_search.py [--tables FOLDER]
 
 DeepSeek-V3 on 32 H200, Mixtral on 16 H100, Qwen3-235B on 32 H100 and a pool of three kinds of
 devices are planned by `moetune plan`, from datasheets and, where FOLDER (stored profiles or tables
-of aiconfigurator) or an installed aiconfigurator-core has kernels, from those. Printed are seconds
-of the processor with imports, files and solvers in them, the peak of memory, the certificate and
-what was found; the end is 1 if any misses its aim: a plan with a bound whose program is solved to
-optimality, one engine's in 5 CPU-seconds and 400 MB, the mixed pool's in 10 CPU-seconds, all that
-the search does besides included.
+of aiconfigurator) or an installed aiconfigurator-core has kernels, from those. Printed are
+processor seconds including imports, files and solvers, peak memory, the certificate and the plan.
+Exit code 1: an aim is missed: a plan with a bound whose program is solved to optimality, one
+engine's in 5 CPU-seconds and 400 MB, the mixed pool's in 10 CPU-seconds, all parts of the search
+included.
 """
 
 import argparse
@@ -48,7 +48,7 @@ emit: [{engine}]
 
 RUN = "import sys; {before}; from tuner.__main__ import main; sys.exit(main())"
 HIDDEN = f"sys.modules[{PACKAGE!r}] = None"
-"""Makes the package look absent, so that datasheets answer."""
+"""Hides the package, so that datasheets are used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def cases() -> tuple[Case, ...]:
 
 
 def planned(case: Case, *, folder: Path, options: Sequence[str], is_hidden: bool) -> dict[str, Any]:
-    """Plan in a process of its own; what it printed and what it used.
+    """Plan in a child process; return its output and resource usage.
 
     Seconds and memory are the kernel's own account of the process and of those it waited for.
     """
@@ -132,31 +132,31 @@ def planned(case: Case, *, folder: Path, options: Sequence[str], is_hidden: bool
     }
 
 
-def misses(found: dict[str, Any]) -> list[str]:
-    """What a search misses of its aims."""
-    certificate, missed = found["certificate"], []
+def misses(result: dict[str, Any]) -> list[str]:
+    """The aims that a search misses."""
+    certificate, missed = result["certificate"], []
     if certificate["status"] not in ("optimal", "feasible"):
         missed.append(certificate["status"])
     elif certificate["program_gap_ratio"] > SOLVED_RATIO:
         missed.append(f"a gap of {certificate['program_gap_ratio']:.1e} in its program")
-    if not found["is_one_engine"]:
-        if found["cpu_s"] > MOST_PROGRAM_S:
+    if not result["is_one_engine"]:
+        if result["cpu_s"] > MOST_PROGRAM_S:
             missed.append(f"over {MOST_PROGRAM_S:.0f} CPU-s")
         return missed
-    if found["cpu_s"] > MOST_CPU_S:
+    if result["cpu_s"] > MOST_CPU_S:
         missed.append(f"over {MOST_CPU_S:.0f} CPU-s")
-    if found["peak_bytes"] > MOST_BYTES:
+    if result["peak_bytes"] > MOST_BYTES:
         missed.append(f"over {MOST_BYTES / 1e6:.0f} MB")
     return missed
 
 
-def told(found: dict[str, Any]) -> str:
-    """One search in a line."""
-    certificate, missed = found["certificate"], misses(found)
-    sources = ", ".join(sorted(set(found["sources"].values())))
+def lines(result: dict[str, Any]) -> str:
+    """One search as a line."""
+    certificate, missed = result["certificate"], misses(result)
+    sources = ", ".join(sorted(set(result["sources"].values())))
     return (
-        f"{found['name']}, {sources}: {found['cpu_s']:.2f} CPU-s, "
-        f"{found['peak_bytes'] / 1e6:.0f} MB, {found['mode']} on {found['devices']} devices, "
+        f"{result['name']}, {sources}: {result['cpu_s']:.2f} CPU-s, "
+        f"{result['peak_bytes'] / 1e6:.0f} MB, {result['mode']} on {result['devices']} devices, "
         f"{certificate['status']}, gap {certificate['gap_ratio']:.0%} to what needs no waiting, "
         f"{certificate['program_gap_ratio']:.1e} in its program, "
         f"{certificate['space']['priced']} ways priced, {certificate['solve_s']:.1f} s of search: "
@@ -172,11 +172,11 @@ def main() -> int:
     given = parser.parse_args()
     options = [word for path in given.tables for word in ("--profile", str(path.resolve()))]
     has_tables = bool(options) or importlib.util.find_spec(PACKAGE) is not None
-    found = []
+    result = []
     for case in cases():
         for is_hidden in (True, False) if has_tables else (True,):
             with tempfile.TemporaryDirectory() as folder:
-                found.append(
+                result.append(
                     planned(
                         case,
                         folder=Path(folder),
@@ -185,11 +185,11 @@ def main() -> int:
                     )
                 )
             if not given.json:
-                sys.stdout.write(told(found[-1]) + "\n")
+                sys.stdout.write(lines(result[-1]) + "\n")
                 sys.stdout.flush()
     if given.json:
-        sys.stdout.write(json.dumps({"searches": found}, indent=2) + "\n")
-    return int(any(misses(one) for one in found))
+        sys.stdout.write(json.dumps({"searches": result}, indent=2) + "\n")
+    return int(any(misses(one) for one in result))
 
 
 if __name__ == "__main__":

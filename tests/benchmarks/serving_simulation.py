@@ -1,11 +1,11 @@
-"""How many requests a minute the serving simulation plays, and how near closed forms it comes.
+"""Speed of the serving simulation, and its agreement with closed forms.
 
     python tests/benchmarks/serving_simulation.py
 
-Plays a closed loop of a dense model on 8 H200 from the datasheet under each engine's batching, a
-queue whose waits Pollaczek and Khinchine give, and prefill workers whose waits Erlang gives. Prints
-figures beside their aims; the end is 1 if any is missed. Rates are of CPU time, so that neighbours
-on the machine do not count.
+Simulates a closed loop of a dense model on 8 H200 from the datasheet under each engine's batching,
+a queue with the waits of Pollaczek and Khinchine, and prefill workers with those of Erlang. Prints
+figures beside their aims. Exit code 1: an aim is missed. Rates are of CPU time, so that other load
+on the machine does not count.
 """
 
 import sys
@@ -100,7 +100,7 @@ def _servers() -> bool:
         prefill_workers=workers,
         prefill_ranks=1,
         prompt_s=lambda length, busy: TOKEN_S * length,
-        handover_s=lambda length: 0.0,
+        kv_transfer_s=lambda length: 0.0,
         decode_ranks=100,
         decode=_flat(1e-9),
     )

@@ -9,8 +9,8 @@ from tests.benchmarks.serving_band_fit import Row
 from tuner.backtest.serving.backtest import Predicted
 from tuner.backtest.serving.launches import SYSTEMS, Launch
 from tuner.backtest.serving.prediction import Predictor
-from tuner.backtest.serving.recipes import recipe_of
-from tuner.backtest.serving.tables import machines_of
+from tuner.backtest.serving.recipes import find_recipe
+from tuner.backtest.serving.tables import build_machines
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 
@@ -18,16 +18,16 @@ GENERATIONS: Final = ("hopper", "blackwell")
 """Of devices with published launches."""
 
 
-def unseen_rows(judged: Predicted, folders: Sequence[Path]) -> tuple[Row, ...]:
-    """Return launches priced from kernels; what unseen pairs change is priced again.
+def unseen_rows(predicted: Predicted, folders: Sequence[Path]) -> tuple[Row, ...]:
+    """Return launches priced from kernels, and again as unseen pairs where that differs.
 
     Args:
         judged: as it was predicted.
         folders: where its kernels are from.
     """
-    pairs = [pair for pair in judged.pairs if pair.launch.generation in GENERATIONS]
+    pairs = [pair for pair in predicted.pairs if pair.launch.generation in GENERATIONS]
     changed = {pair.launch.system for pair in pairs if _changes(pair.launch)}
-    predictor = Predictor(machines=machines_of(sorted(changed), folders)[0], is_unseen=True)
+    predictor = Predictor(machines=build_machines(sorted(changed), folders)[0], is_unseen=True)
     return tuple(
         Row(
             launch=pair.launch,
@@ -39,9 +39,9 @@ def unseen_rows(judged: Predicted, folders: Sequence[Path]) -> tuple[Row, ...]:
     )
 
 
-def datasheet_rows(judged: Predicted) -> Iterator[Row]:
-    """Yield the same launches priced from datasheets alone."""
-    launches = [pair.launch for pair in judged.pairs if pair.launch.generation in GENERATIONS]
+def datasheet_rows(predicted: Predicted) -> Iterator[Row]:
+    """Yield the same launches priced from datasheets only."""
+    launches = [pair.launch for pair in predicted.pairs if pair.launch.generation in GENERATIONS]
     for system in sorted({launch.system for launch in launches}):
         machine = ServingMachine(sheet=find_device(SYSTEMS[system]), tables=None)
         seen = Predictor(machines={system: machine})
@@ -54,4 +54,4 @@ def datasheet_rows(judged: Predicted) -> Iterator[Row]:
 
 
 def _changes(launch: Launch) -> bool:
-    return recipe_of(launch) != recipe_of(launch, is_unseen=True)
+    return find_recipe(launch) != find_recipe(launch, is_unseen=True)

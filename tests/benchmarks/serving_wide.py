@@ -1,12 +1,12 @@
 """DeepSeek-V3 over many H100 against published throughput: `serving_wide.py [TABLES]`.
 
-SGLang published 52,300 prompt tokens a second and machine of eight H100 on 4 machines (EP 32), and
-22,300 answer tokens on 9 machines (EP 72, 256 sequences a rank), prompts of 2,000 tokens, with
-DeepEP, balanced experts and two half batches (lmsys.org/blog/2025-05-05-large-scale-ep). Nothing
+SGLang published 52,300 input tokens a second and machine of eight H100 on 4 machines (EP 32), and
+22,300 output tokens on 9 machines (EP 72, 256 sequences a rank), prompts of 2,000 tokens, with
+DeepEP, balanced experts and two-batch overlap (lmsys.org/blog/2025-05-05-large-scale-ep). Nothing
 here was fitted to them. Experts were balanced as well as EPLB could, which lies between the two
-loads that are printed: even ones, and the power law that unplaced random prompts make.
+printed loads: even ones, and the power law of unplaced random prompts.
 
-Returns 1 if the published figure is more than twice off what even loads give.
+Exit code 1: the published figure differs by more than a factor of two from that of even loads.
 """
 
 import sys
@@ -18,9 +18,9 @@ from typing import Final
 import numpy as np
 
 from tuner.backtest.serving.decoders import DEEPSEEK_V3
-from tuner.backtest.serving.tables import machines_of
+from tuner.backtest.serving.tables import build_machines
 from tuner.costs.serving.decoder import Formats
-from tuner.costs.serving.engine import Degrees, Engine, Exchange
+from tuner.costs.serving.engine import A2aBackend, Degrees, Engine
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.whole_step import step_s, through_s
@@ -38,12 +38,12 @@ FORMATS: Final = Formats(
 )
 EVEN: Final = ExpertLoads(share_LE=np.full((1, 256), 1.0 / 256), top_k=8)
 EVEN_72: Final = ExpertLoads(share_LE=np.full((1, 288), 1.0 / 288), top_k=8)
-"""288 slots stand on 72 ranks, replicas counted as experts of their own."""
+"""288 slots on 72 ranks, with replicas counted as experts."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print both phases and return 1 if either is further off than stated."""
-    machines, origins = machines_of(["h100_sxm"], [Path(name) for name in arguments])
+    machines, origins = build_machines(["h100_sxm"], [Path(name) for name in arguments])
     sys.stdout.write(f"kernels from {origins['h100_sxm']}\n")
     prefill = Iteration(
         decoder=DEEPSEEK_V3,
@@ -51,10 +51,10 @@ def main(arguments: Sequence[str]) -> int:
         degrees=Degrees(attention_data=32, expert=32),
         engine=Engine.SGLANG,
         machine=machines["h100_sxm"],
-        exchange=Exchange.NORMAL,
+        a2a_backend=A2aBackend.NORMAL,
     )
     decode = replace(
-        prefill, degrees=Degrees(attention_data=72, expert=72), exchange=Exchange.LOW_LATENCY
+        prefill, degrees=Degrees(attention_data=72, expert=72), a2a_backend=A2aBackend.LOW_LATENCY
     )
     missed = False
     for name, own, loads, published in (
@@ -66,12 +66,12 @@ def main(arguments: Sequence[str]) -> int:
             ("even loads", replace(own, loads=loads)),
             ("even loads, halves", replace(own, loads=loads, two_batch_overlap=True)),
         ):
-            found = _prompts_per_s(changed) if own is prefill else _answers_per_s(changed)
+            result = _prompts_per_s(changed) if own is prefill else _answers_per_s(changed)
             sys.stdout.write(
-                f"{name}, {label}: {found:,.0f} tokens a second and machine, published"
+                f"{name}, {label}: {result:,.0f} tokens a second and machine, published"
                 f" {published:,.0f}\n"
             )
-        missed |= not 1.0 / WITHIN <= found / published <= WITHIN
+        missed |= not 1.0 / WITHIN <= result / published <= WITHIN
     return int(missed)
 
 

@@ -19,15 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 RELEASE: Final = "0.5.23"
-"""That our rules were read from; another one may draw otherwise."""
+"""The release that our rules follow; another one may draw differently."""
 NAME: Final = "sglang.srt.eplb.expert_location"
 
 
 def expert_location_file() -> Path | None:
     """Find the engine's file without importing its package."""
     with suppress(ImportError, ValueError):
-        found = importlib.util.find_spec("sglang")
-        for folder in () if found is None else found.submodule_search_locations or ():
+        result = importlib.util.find_spec("sglang")
+        for folder in () if result is None else result.submodule_search_locations or ():
             file = Path(folder, "srt/eplb/expert_location.py")
             if file.exists():
                 return file
@@ -35,7 +35,7 @@ def expert_location_file() -> Path | None:
 
 
 class ExpertLocation:
-    """The engine's module as a server of given sizes would run it."""
+    """The engine's module for a server of given sizes."""
 
     def __init__(self, file: Path) -> None:
         self._moe = SimpleNamespace(
@@ -46,13 +46,13 @@ class ExpertLocation:
         self._module = self._load(file)
 
     def get_model_config_for_expert_location(self, config: Any) -> Any:
-        """Answer as the model's class would."""
+        """Return what the model's class would."""
         return self._module.ModelConfigForExpertLocation(**vars(config))
 
     def read(
         self, location: str, *, layers: int, experts: int, redundant: int, ranks: int, nodes: int
     ) -> list[Any]:
-        """Return what each rank makes of `--init-expert-location`."""
+        """Return each rank's reading of `--init-expert-location`."""
         self._moe.init_expert_location = location
         self._moe.ep_num_redundant_experts = redundant
         self._parallel.ep_size, self._parallel.nnodes = ranks, nodes
@@ -106,7 +106,7 @@ class ExpertLocation:
 
 
 class _Modules:
-    """Modules that stand in `sys.modules` for a while."""
+    """Temporary modules in `sys.modules`."""
 
     def __init__(self, modules: dict[str, ModuleType]) -> None:
         self._modules = modules

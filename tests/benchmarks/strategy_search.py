@@ -1,15 +1,16 @@
-"""How fast strategies are priced and searched; run as `python tests/benchmarks/strategy_search.py`.
+"""Speed of pricing and searching strategies; run as `python tests/benchmarks/strategy_search.py`.
 
 Three figures, one thread, the machine stated:
 
-1. distinct decisions priced in full per second: every legal way of the rows that a search found
-   best, time and memory, none pruned;
+1. distinct decisions priced in full per second: every legal execution option of the best rows of a
+   search, time and memory, without pruning;
 2. the search of the whole space to its certificate: DeepSeek-V3 on 2,048 H800, Qwen3-235B on 512
    H100, and on 128, where memory binds: neither offloading nor graphs of a whole iteration, and
    nearly every strategy needs recomputation to fit;
-3. how the time of a search grows with the number of configurations.
+3. search time by number of configurations.
 
-Seconds are both of the clock and of the processor: on a busy machine only the latter compare.
+Both wall and processor seconds are printed; with other load on the machine only the latter are
+comparable.
 """
 
 import argparse
@@ -32,11 +33,11 @@ from tuner.costs.analytic.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
 from tuner.planner.analytic.candidate_prices import price
 from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.finalists import ranked
-from tuner.planner.analytic.incumbents import Search
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.finalists import rank_by_simulation
+from tuner.planner.analytic.incumbents import SearchOutcome
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.search import Settings, search
-from tuner.planner.analytic.search_result import certificate_of
+from tuner.planner.analytic.search_result import to_certificate
 from tuner.planner.analytic.space_size import by_facts
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
@@ -48,18 +49,18 @@ MODELS = Path(__file__).parents[2] / "examples" / "models"
 PLAIN = Limits(
     optimizer_offload=(False,), activation_offload=(False,), cuda_graph=("none", "partial")
 )
-"""What `moetune plan` searches unless asked for more."""
+"""The default search space of `moetune plan`."""
 
 ROWS_PRICED = 12
-"""Rows whose every way is priced, the best ones that a search found."""
+"""Number of best rows whose every execution option is priced."""
 
 
-def question_of(model: str, device: str, *, nodes: int, batch: int) -> Question:
+def question_of(model: str, device: str, *, nodes: int, batch: int) -> TrainProblem:
     """A model on nodes of eight devices, by the datasheet, for Megatron-LM."""
     spec, sheet = read_model(MODELS / model), find_device(device)
     pool = Pool(name="pool", device=device, nodes=nodes, devices_per_node=8)
     hardware = hardware_of_pool(sheet, pool, precision=Precision.BF16)
-    return Question(
+    return TrainProblem(
         model=spec,
         shape=shape_of_model(spec, mtp_layers=spec.mtp_num_layers),
         hardware=hardware,
@@ -76,18 +77,18 @@ def question_of(model: str, device: str, *, nodes: int, batch: int) -> Question:
     )
 
 
-def searched(question: Question) -> tuple[Search, dict[str, Any]]:
+def searched(problem: TrainProblem) -> tuple[SearchOutcome, dict[str, Any]]:
     """Search a whole space; report the certificate, time and memory."""
     wall_s, used_s = time.perf_counter(), time.process_time()
-    found = search(question, Settings(clock=time.perf_counter))
-    ranking = ranked(found, time_limit_s=2.0, clock=time.perf_counter)
+    result = search(problem, Settings(clock=time.perf_counter))
+    ranking = rank_by_simulation(result, time_limit_s=2.0, clock=time.perf_counter)
     objective_s = ranking.objective_s[0] if ranking.objective_s else None
-    certificate = certificate_of(found, objective_s=objective_s)
-    counts = found.counts
+    certificate = to_certificate(result, objective_s=objective_s)
+    counts = result.counts
     decisions = counts.priced + counts.bounded + counts.open + counts.num_illegal
-    return found, {
-        "model": question.model.name,
-        "devices": question.num_devices,
+    return result, {
+        "model": problem.model.name,
+        "devices": problem.num_devices,
         "decisions": decisions,
         "legal": decisions - counts.num_illegal,
         "priced": counts.priced,
@@ -102,7 +103,7 @@ def searched(question: Question) -> tuple[Search, dict[str, Any]]:
 
 
 def _peak_bytes() -> int:
-    """Most memory that this program has held.
+    """Peak memory of this program.
 
     Not ru_maxrss, which on Linux begins with what the process held that started this one.
     """
@@ -110,26 +111,28 @@ def _peak_bytes() -> int:
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
 
 
-def pricing_rate(found: Search) -> dict[str, Any]:
-    """Price every legal way of the best rows; decisions per second of clock and processor."""
-    if found.found is None:
+def pricing_rate(result: SearchOutcome) -> dict[str, Any]:
+    """Price every legal option of the best rows; decisions per wall and processor second."""
+    if result.solutions is None:
         raise ValueError("the search found nothing to price")
-    rows = found.found.candidates.taken(np.arange(min(ROWS_PRICED, len(found.found)))).rows
+    rows = result.solutions.candidates.taken(
+        np.arange(min(ROWS_PRICED, len(result.solutions)))
+    ).rows
     parts = []
     for facts, chosen in by_facts(rows):
-        legal = found.ways.legal(facts)
-        ways = {axis: legal[:, at] for at, axis in enumerate(found.ways.choices)}
+        legal = result.options.legal(facts)
+        options = {axis: legal[:, at] for at, axis in enumerate(result.options.choices)}
         parts += [
             Candidates(
                 rows={name: np.repeat(column[row], len(legal)) for name, column in rows.items()},
-                ways=ways,
+                options=options,
             )
             for row in chosen
         ]
-    price(found.question, found.ways, parts[0])
+    price(result.problem, result.options, parts[0])
     wall_s, used_s = time.perf_counter(), time.process_time()
     for part in parts:
-        price(found.question, found.ways, part)
+        price(result.problem, result.options, part)
     wall_s, used_s = time.perf_counter() - wall_s, time.process_time() - used_s
     count = sum(len(part) for part in parts)
     return {"decisions": count, "per_s": count / wall_s, "per_cpu_s": count / used_s}

@@ -1,12 +1,12 @@
-"""What the table of attention and FFN servers must show, whatever its figures."""
+"""Properties of the AFD table that hold whatever its figures."""
 
 from tests.benchmarks.afd_cells import REQUESTS, rows
 
 
 def test_a_cell_takes_longer_than_as_many_devices_that_hold_both() -> None:
-    found = list(rows())
-    assert {requests for *_, requests, _ in found} == set(REQUESTS)
-    for name, attention, experts, requests, (janus, one, halves, together) in found:
+    result = list(rows())
+    assert {requests for *_, requests, _ in result} == set(REQUESTS)
+    for name, attention, experts, requests, (janus, one, halves, together) in result:
         at = f"{name} {attention} + {experts}, {requests:.0f} requests"
         # Of a step without halves one side is idle while the other works.
         assert one > together, at

@@ -9,9 +9,9 @@ def test_layouts_of_deepspeed_are_predicted_from_the_others() -> None:
     steps_s = json.loads((STORED / "steps.json").read_text())
     assert set(steps_s) == set(LAYOUTS)
     assert all(len(of) >= 5 for of in steps_s.values())
-    found = figures(STORED)
-    assert found["median_error"] <= 0.15
-    assert max(row["error"] for row in found["rows"]) <= 0.3
-    assert found["pairs"] >= 25
+    result = figures(STORED)
+    assert result["median_error"] <= 0.15
+    assert max(row["error"] for row in result["rows"]) <= 0.3
+    assert result["pairs"] >= 25
     # Without the expert loads (goal.routing) four pairs of ZeRO 1 and AutoEP are wrong, 88 %.
-    assert len(found["wrong"]) <= 0.1 * found["pairs"]
+    assert len(result["wrong"]) <= 0.1 * result["pairs"]

@@ -1,10 +1,10 @@
-"""The simulated machine, and what a sentinel and visiting sizes again are worth on it."""
+"""The simulated machine, and the gain of the sentinel and of repeated sessions on it."""
 
 import numpy as np
 import pytest
 
-from profilers import sentinel
 from profilers.interpolation import fit_curves
+from profilers.noise import sentinel
 from profilers.store import read_profile
 from tests.benchmarks.disturbed_machine import (
     NEIGHBOURS,
@@ -53,6 +53,7 @@ def test_with_an_eye_on_neighbours_sizes_are_predicted_nearer_to_the_undisturbed
     assert np.median(np.abs(again)) < 0.9 * np.median(np.abs(once))
 
 
+@pytest.mark.slow
 def test_memory_bound_kernels_come_out_undisturbed_though_they_suffer_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -68,5 +69,5 @@ def test_memory_bound_kernels_come_out_undisturbed_though_they_suffer_more(
         )
 
     as_it_is = bias()
-    monkeypatch.setattr(sentinel, "POWERS", {})
+    monkeypatch.setattr(sentinel, "EXPONENTS", {})
     assert abs(as_it_is) < 0.03 < bias()

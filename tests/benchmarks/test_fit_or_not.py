@@ -1,4 +1,4 @@
-"""The stored trials near their limit, judged by what is predicted of them today; one runs anew."""
+"""The stored trials near their limit, compared with today's predictions; one is run again."""
 
 import json
 import os
@@ -21,7 +21,7 @@ Judge = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def judge(capsys: pytest.CaptureFixture[str]) -> Judge:
-    """Judge the trials of a file: judge(file, *options) -> the exit code and what is printed."""
+    """Evaluate the trials of a file: judge(file, *options) -> exit code and output."""
 
     def run(file: Path, *options: str) -> tuple[int, str]:
         code = main([str(file), *options])
@@ -59,11 +59,11 @@ def test_a_trial_that_is_off_ends_the_judgement_with_one(
     assert row["status"] == "ok"
     file = tmp_path / "trials.jsonl"
     file.write_text(json.dumps(row | changed) + "\n", encoding="utf-8")
-    found, said = judge(file, "--trials", "0")
-    assert found == code, said
+    result, said = judge(file, "--trials", "0")
+    assert result == code, said
 
 
-def test_a_file_without_trials_is_not_judged(
+def test_a_file_without_trials_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -135,10 +135,10 @@ def test_the_fit_finds_what_made_the_numbers(
     constant: float, divided: float, chunks: list[int]
 ) -> None:
     active = [active_bytes(constant, divided, chunks=count) for count in chunks]
-    found = fit_active(chunks, active)
+    result = fit_active(chunks, active)
     for count in (1, 2, 4, 8):
         expected = active_bytes(constant, divided, chunks=count)
-        assert math.isclose(active_bytes(*found, chunks=count), expected, rel_tol=1e-6)
+        assert math.isclose(active_bytes(*result, chunks=count), expected, rel_tol=1e-6)
 
 
 @given(received=st.floats(1.0, 1e6), static=st.floats(0.0, 40.0))

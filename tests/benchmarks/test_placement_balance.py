@@ -26,18 +26,18 @@ def report(*arguments: str) -> list[dict[str, Any]]:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode in (0, 1), done.stderr[-2000:]
-    found = json.loads(done.stdout)["lines"]
-    assert done.returncode == int(not all(line["is_met"] for line in found))
-    return list(found)
+    result = json.loads(done.stdout)["lines"]
+    assert done.returncode == int(not all(line["is_met"] for line in result))
+    return list(result)
 
 
-def check_small_cases(found: list[Line]) -> None:
-    gaps = [line for line in found if line.figure in ("gap", "mean gap")]
+def check_small_cases(result: list[Line]) -> None:
+    gaps = [line for line in result if line.figure in ("gap", "mean gap")]
     assert len(gaps) == 5
     for line in gaps:
         assert line.rule is not None
         assert line.value < 0.5 * line.rule, line
-    means = [line for line in found if line.figure.startswith("mean over")]
+    means = [line for line in result if line.figure.startswith("mean over")]
     assert len(means) == 2
     for line in means:
         assert line.value < 1.0, line
@@ -48,7 +48,7 @@ def test_small_cases_are_spread_far_better_than_by_the_rule() -> None:
 
 
 @pytest.mark.slow
-def test_the_program_tells_of_small_cases_what_it_found() -> None:
+def test_the_program_reports_small_cases() -> None:
     fields = [one.name for one in dataclasses.fields(Line)]
     check_small_cases([Line(**{name: line[name] for name in fields}) for line in report()])
 
@@ -58,10 +58,10 @@ def test_the_program_tells_of_small_cases_what_it_found() -> None:
 def test_recorded_domains_that_were_left_out_are_reported_fold_by_fold() -> None:
     if not ROUTING.is_dir():
         pytest.skip("the recordings are not beside the checkout")
-    found = report("--routing", str(ROUTING))
+    result = report("--routing", str(ROUTING))
     for case in ("olmoe, 8 x 9", "olmoe, 16 x 5", "mixtral-8x7b, 4 x 3"):
-        assert sum(line["case"].startswith(f"{case}, without") for line in found) == 6
-        means = [line for line in found if line["case"] == case and "mean over" in line["figure"]]
+        assert sum(line["case"].startswith(f"{case}, without") for line in result) == 6
+        means = [line for line in result if line["case"] == case and "mean over" in line["figure"]]
         assert len(means) == 2
         # On average over three folds, with a little room for chance: a fold varies by some 5 %.
         assert max(line["value"] for line in means) < 1.02

@@ -20,39 +20,40 @@ def benchmark() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_a_small_chain_is_swept_far_under_the_rule_at_its_balance(benchmark: ModuleType) -> None:
     size = benchmark.Size(name="small", layers=12, experts=64, ranks=16, ranks_per_node=8)
-    found = benchmark.swept(size, 0, time_limit_s=60.0)
-    assert found["saved_ratio"] >= benchmark.LEAST_SAVED_RATIO
-    assert found["imbalance"] <= found["imbalance_of_rule"] * (1 + 1e-9)
-    assert 0.0 < found["gap_ratio"] < 0.35
-    assert "saving" not in found["missed"]
+    result = benchmark.swept(size, 0, time_limit_s=60.0)
+    assert result["saved_ratio"] >= benchmark.LEAST_SAVED_RATIO
+    assert result["imbalance"] <= result["imbalance_of_rule"] * (1 + 1e-9)
+    assert 0.0 < result["gap_ratio"] < 0.35
+    assert "saving" not in result["missed"]
 
 
 @each_row("nodes", [0, 1])
 def test_a_chain_of_mixtrals_size_is_proven(benchmark: ModuleType, nodes: int) -> None:
-    found = benchmark.proven(benchmark.MIXTRAL[nodes], 0)
-    assert found["status"] == "optimal"
-    assert "gap" not in found["missed"]
+    result = benchmark.proven(benchmark.MIXTRAL[nodes], 0)
+    assert result["status"] == "optimal"
+    assert "gap" not in result["missed"]
 
 
 def test_the_programs_of_moetuner_meet_the_dynamic_program_on_two_layers(
     benchmark: ModuleType,
 ) -> None:
-    found = benchmark.scaled(2, time_limit_s=60.0)
-    assert found["clusters_status"] == found["ranks_status"] == "optimal"
-    assert found["cost"] == pytest.approx(found["exact_cost"], rel=1e-5)
+    result = benchmark.scaled(2, time_limit_s=60.0)
+    assert result["clusters_status"] == result["ranks_status"] == "optimal"
+    assert result["cost"] == pytest.approx(result["exact_cost"], rel=1e-5)
 
 
 def test_both_co_activation_methods_save_copies(benchmark: ModuleType) -> None:
     size = benchmark.Size(name="small", layers=1, experts=64, ranks=16, ranks_per_node=8)
-    found = benchmark.coactivated(size, tokens=2000, layers=1, time_limit_s=30.0)
+    result = benchmark.coactivated(size, tokens=2000, layers=1, time_limit_s=30.0)
     for method in ("swap", "restarts"):
-        assert found[method]["bound_ratio"] <= found[method]["cost_ratio"] < 0.99
+        assert result[method]["bound_ratio"] <= result[method]["cost_ratio"] < 0.99
 
 
 def test_misses_are_marked(benchmark: ModuleType) -> None:
-    found = {
+    result = {
         "machine": "a machine",
         "sweeps": [
             {
@@ -71,4 +72,4 @@ def test_misses_are_marked(benchmark: ModuleType) -> None:
         "moetuner": [],
         "coactivation": [],
     }
-    assert "MISSED: saving" in benchmark.told(found)
+    assert "MISSED: saving" in benchmark.report_text(result)

@@ -35,11 +35,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
 
 # Dispatch is chosen and judged in tests/tuner/planner/place, too.
 @pytest.mark.slow
-def test_a_small_case_is_judged_under_every_rule(results: tuple[Path, list[Any]]) -> None:
-    found = {line["placement"]: line for line in results[1]}
+def test_a_small_case_is_evaluated_under_every_rule(results: tuple[Path, list[Any]]) -> None:
+    result = {line["placement"]: line for line in results[1]}
     plans = ["eplb", "even plan", "static plan", "best plan"]
-    assert list(found) == [*plans, "static oracle", "near oracle"]
-    for line in found.values():
+    assert list(result) == [*plans, "static oracle", "near oracle"]
+    for line in result.values():
         loads = line["loads"]
         for rule in ("even", "near", "static", "lp", "near_lp"):
             assert loads[rule] >= line["bound"] - 0.01, (line["placement"], rule)
@@ -48,28 +48,28 @@ def test_a_small_case_is_judged_under_every_rule(results: tuple[Path, list[Any]]
         if line["placement"] not in ("static plan", "static oracle"):
             assert loads["static mean"] >= loads["near"] - 1e-9
     # What is placed for the engine's own table has little of the excess under it.
-    static, even = (found[name]["loads"]["static"] for name in ("static plan", "even plan"))
+    static, even = (result[name]["loads"]["static"] for name in ("static plan", "even plan"))
     assert static - 1.0 < 0.5 * (even - 1.0)
-    best = found["best plan"]["loads"]
+    best = result["best plan"]["loads"]
     assert best["near_dynamic 32"] > best["near"]
     assert best["dynamic 32"] > best["even"]
-    assert found["even plan"]["loads"]["even"] < found["eplb"]["loads"]["even"]
+    assert result["even plan"]["loads"]["even"] < result["eplb"]["loads"]["even"]
     # Who sees the judged passes is not above who does not, but by what a search leaves.
     for name in plans:
-        assert found["near oracle"]["loads"]["near"] <= found[name]["loads"]["near"] + 0.005, name
-    assert found["static plan"]["solve_s"] > 0.0
-    assert found["best plan"]["dispatch"] == "dynamic"
+        assert result["near oracle"]["loads"]["near"] <= result[name]["loads"]["near"] + 0.005, name
+    assert result["static plan"]["solve_s"] > 0.0
+    assert result["best plan"]["dispatch"] == "dynamic"
 
 
 @pytest.mark.slow
 def test_a_case_that_is_done_is_not_run_again(results: tuple[Path, list[Any]]) -> None:
-    file, found = results
+    file, result = results
     lines = file.read_text()
     again = run("--json", "--out", str(file), "--bars", "--case", "synthetic")
     assert again.stderr == ""
-    assert json.loads(again.stdout) == found
+    assert json.loads(again.stdout) == result
     assert file.read_text() == lines
-    assert again.returncode == int(any(line["missed"] for line in found))
+    assert again.returncode == int(any(line["missed"] for line in result))
 
 
 def test_results_of_another_planner_are_not_mixed_in(tmp_path: Path) -> None:
@@ -93,26 +93,26 @@ def test_bars_are_missed_where_a_plan_is_above_them() -> None:
     def loads(static: float, near: float) -> dict[str, float]:
         return {"static": static, "near": near, "even": near}
 
-    found = {
+    result = {
         "eplb": loads(1.04, 1.04),
         "even plan": loads(1.08, 1.03),
         "static plan": loads(1.05, 1.05),
         "best plan": loads(1.05, 1.03),
     }
     # Half of 0.08 above the bound of 1.0 is 1.04; EPLB's rule has 1.04, too.
-    assert [said for _, said in missed(found, 1.0, emitted="dynamic")] == [
+    assert [said for _, said in missed(result, 1.0, emitted="dynamic")] == [
         "static: half of the excess",
         "static: above EPLB's rule",
         "expected load",
     ]
     better = {"static plan": loads(1.04, 1.04), "best plan": loads(1.04, 1.02)}
-    assert missed(found | better, 1.0, emitted="dynamic") == ()
+    assert missed(result | better, 1.0, emitted="dynamic") == ()
     # A linear program is judged by what it expects.
-    by_lp = found | better | {"best plan": loads(1.04, 1.05) | {"near_lp": 1.01}}
+    by_lp = result | better | {"best plan": loads(1.04, 1.05) | {"near_lp": 1.01}}
     assert missed(by_lp, 1.0, emitted="lp") == ()
-    misses = missed(found, 1.0, emitted="dynamic")
-    best = found["best plan"] | {"near_dynamic 32": 1.06}
-    found |= {
+    misses = missed(result, 1.0, emitted="dynamic")
+    best = result["best plan"] | {"near_dynamic 32": 1.06}
+    result |= {
         "best plan": best,
         "static oracle": loads(1.01, 1.01),
         "near oracle": loads(1.0, 1.005),
@@ -127,7 +127,7 @@ def test_bars_are_missed_where_a_plan_is_above_them() -> None:
             dispatch="dynamic" if name == "best plan" else "",
             missed=tuple(said for plan, said in misses if plan == name),
         )
-        for name, of in found.items()
+        for name, of in result.items()
     ]
     row = table([lines], (32,)).splitlines()[-1]
     assert row == (

@@ -21,20 +21,21 @@ def benchmark() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_a_slow_link_is_left_and_later_tokens_pay_less_than_by_the_rule(
     benchmark: ModuleType,
 ) -> None:
     case = benchmark.cases("layer_chain")[0]
-    found = benchmark.compared(case, objective="layer_chain", traffic="total", time_limit_s=2.0)
-    assert found["passes"]
-    assert found["moved"]
+    result = benchmark.compared(case, objective="layer_chain", traffic="total", time_limit_s=2.0)
+    assert result["passes"]
+    assert result["moved"]
     # One of six links ten times slower; every node's share of it is a third of its ways.
-    assert 2.0 * found["rule_even_s"] < found["rule_s"] < 10.0 * found["rule_even_s"]
-    assert found["judged_ratio"] > 0.2
-    assert found["plan_s"] < 0.9 * found["even_plan_s"]
+    assert 2.0 * result["rule_even_s"] < result["rule_s"] < 10.0 * result["rule_even_s"]
+    assert result["judged_ratio"] > 0.2
+    assert result["plan_s"] < 0.9 * result["even_plan_s"]
 
 
-def test_costs_are_put_on_the_ways_that_the_plan_names(benchmark: ModuleType) -> None:
+def test_costs_are_assigned_to_the_routes_that_the_plan_names(benchmark: ModuleType) -> None:
     links = LinkFacts(
         unit="seconds",
         inside_source="a",
@@ -71,4 +72,4 @@ def test_a_miss_is_marked(benchmark: ModuleType) -> None:
         "moved": True,
         "passes": False,
     }
-    assert "0 of 1 beat EPLB's rule as predicted  MISSED" in benchmark.told([row])
+    assert "0 of 1 beat EPLB's rule as predicted  MISSED" in benchmark.report_text([row])

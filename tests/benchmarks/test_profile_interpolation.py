@@ -26,8 +26,8 @@ def test_a_short_profile_is_held_against_sizes_that_it_has_not_seen(tmp_path: Pa
     assert done.returncode in (0, 1), done.stderr[-2000:]
     report = json.loads(out.read_text())
     assert report["reached"] is (done.returncode == 0)
-    found = report["families"]["all"]
-    is_within = found["median_ratio"] <= 0.05 and found["p90_ratio"] <= 0.15
+    result = report["families"]["all"]
+    is_within = result["median_ratio"] <= 0.05 and result["p90_ratio"] <= 0.15
     assert report["reached"] is (is_within and report["profile_s"] <= 60.0)
     assert (report["seed"], report["sizes"], report["missing"]) == (3, 10, 0)
     # Sizes are dealt out evenly over the families, directions count by themselves.

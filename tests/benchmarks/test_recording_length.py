@@ -13,7 +13,7 @@ def recording_of(count_PLE: np.ndarray) -> Recording:
 
 
 def drawn(*, copies_at_once: int, drift: float = 0.0) -> Recording:
-    """Passes of 4,096 copies a layer, alike within each so many, of traffic that moves."""
+    """Passes of 4,096 copies a layer, constant within blocks, of drifting traffic."""
     rng = np.random.default_rng(5)
     share_LE = rng.dirichlet(np.ones(EXPERTS), size=LAYERS)
     moved_LE = rng.permuted(share_LE, axis=1)
@@ -43,10 +43,10 @@ def test_copies_that_come_together_are_worth_fewer_at_every_length() -> None:
         assert 11.0 < measured(recording, length)["effect"] < 22.0
 
 
-def test_traffic_that_moves_is_told_from_noise() -> None:
+def test_drifting_traffic_is_distinguished_from_noise() -> None:
     for drift, least, most in ((0.0, 0.8, 1.25), (1.0, 3.0, 100.0)):
-        found = measured(drawn(copies_at_once=1, drift=drift), PASSES)
-        assert least < found["apart"] / found["by lot"] < most, drift
+        result = measured(drawn(copies_at_once=1, drift=drift), PASSES)
+        assert least < result["apart"] / result["by lot"] < most, drift
 
 
 def test_the_floor_of_a_longer_recording_is_lower() -> None:

@@ -1,4 +1,4 @@
-"""The recordings that ship as examples: what planning from recorded routing is tried on."""
+"""The recordings that ship as examples, used to test planning from recorded routing."""
 
 from pathlib import Path
 
@@ -23,31 +23,33 @@ def recordings() -> dict[str, Recording]:
 def test_a_recording_holds_all_that_can_be_captured(
     recordings: dict[str, Recording], domain: str
 ) -> None:
-    found = recordings[domain]
-    assert found.workload == domain
-    assert found.count_PLE.shape == (128, 8, 32)
-    assert (found.layer_ids, found.top_k) == (tuple(range(8)), 4)
+    result = recordings[domain]
+    assert result.workload == domain
+    assert result.count_PLE.shape == (128, 8, 32)
+    assert (result.layer_ids, result.top_k) == (tuple(range(8)), 4)
     # 8 sequences of 256 tokens a pass, 4 choices of each.
-    assert (found.count_PLE.sum(axis=2) == 8 * 256 * 4).all()
+    assert (result.count_PLE.sum(axis=2) == 8 * 256 * 4).all()
     assert read_header(EXAMPLES / domain).origin.startswith("captured from qwen3_moe")
 
 
 @each_row("domain", DOMAINS)
 def test_pairs_agree_with_counts(recordings: dict[str, Recording], domain: str) -> None:
-    found = recordings[domain]
-    assert found.transition_MEE is not None
-    assert found.coactivation_LEE is not None
+    result = recordings[domain]
+    assert result.transition_MEE is not None
+    assert result.coactivation_LEE is not None
     # A choice meets four choices of the next layer and three others of its own.
-    np.testing.assert_array_equal(found.transition_MEE.sum(axis=2), found.count_LE[:-1] * 4)
-    np.testing.assert_array_equal(found.transition_MEE.sum(axis=1), found.count_LE[1:] * 4)
-    np.testing.assert_array_equal(found.coactivation_LEE.sum(axis=2), found.count_LE * 3)
-    np.testing.assert_array_equal(found.coactivation_LEE, found.coactivation_LEE.transpose(0, 2, 1))
+    np.testing.assert_array_equal(result.transition_MEE.sum(axis=2), result.count_LE[:-1] * 4)
+    np.testing.assert_array_equal(result.transition_MEE.sum(axis=1), result.count_LE[1:] * 4)
+    np.testing.assert_array_equal(result.coactivation_LEE.sum(axis=2), result.count_LE * 3)
+    np.testing.assert_array_equal(
+        result.coactivation_LEE, result.coactivation_LEE.transpose(0, 2, 1)
+    )
 
 
-def test_domains_are_skewed_and_unlike(recordings: dict[str, Recording]) -> None:
-    """As published recordings are: a plan for one domain does not fit another."""
-    for found in recordings.values():
-        assert 2.0 < skew(found).median < 8.0
+def test_domains_are_skewed_and_different(recordings: dict[str, Recording]) -> None:
+    """As in published recordings, a plan for one domain does not fit another."""
+    for result in recordings.values():
+        assert 2.0 < skew(result).median < 8.0
     one, other = (recordings[name].count_LE.astype(float) for name in ("documents", "headers"))
     likeness = [np.corrcoef(a, b)[0, 1] for a, b in zip(one, other, strict=True)]
     assert 0.3 < np.mean(likeness) < 0.9
@@ -60,28 +62,28 @@ def test_they_are_small() -> None:
 
 def test_wide_recordings_have_the_experts_of_deepseek_v3_and_a_like_skew() -> None:
     for domain in DOMAINS:
-        found = read_recording(EXAMPLES / f"wide-{domain}")
-        assert found.workload == f"wide-{domain}"
-        assert found.count_PLE.shape == (128, 4, 256)
-        assert found.top_k == 8
+        result = read_recording(EXAMPLES / f"wide-{domain}")
+        assert result.workload == f"wide-{domain}"
+        assert result.count_PLE.shape == (128, 4, 256)
+        assert result.top_k == 8
         # 8 sequences of 256 tokens a pass, 8 choices of each.
-        assert (found.count_PLE.sum(axis=2) == 8 * 256 * 8).all()
+        assert (result.count_PLE.sum(axis=2) == 8 * 256 * 8).all()
         # Published recordings of 256 experts have 5.6 to 8.1, layers up to 13.7.
-        assert 5.0 < skew(found).median < 14.0
-        assert found.transition_MEE is None
-        assert found.token_LTK is None
+        assert 5.0 < skew(result).median < 14.0
+        assert result.transition_MEE is None
+        assert result.token_LTK is None
     files = [file for domain in DOMAINS for file in (EXAMPLES / f"wide-{domain}").iterdir()]
     assert sum(file.stat().st_size for file in files) < 500_000
 
 
 def test_long_recordings_hold_twelve_times_the_tokens_and_stay_small() -> None:
     for domain in DOMAINS:
-        found = read_recording(EXAMPLES / f"long-{domain}")
-        assert found.workload == f"long-{domain}"
-        assert found.count_PLE.shape == (128, 4, 256)
+        result = read_recording(EXAMPLES / f"long-{domain}")
+        assert result.workload == f"long-{domain}"
+        assert result.count_PLE.shape == (128, 4, 256)
         # 96 sequences of 256 tokens a pass, 8 choices of each.
-        assert (found.count_PLE.sum(axis=2) == 96 * 256 * 8).all()
-        assert 5.0 < skew(found).median < 14.0
+        assert (result.count_PLE.sum(axis=2) == 96 * 256 * 8).all()
+        assert 5.0 < skew(result).median < 14.0
         assert (EXAMPLES / f"long-{domain}/counts.parquet").stat().st_size < 400_000
 
 

@@ -3,6 +3,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.benchmarks.serving_accuracy import after_launches
+from tuner.backtest.serving.launches import parse_launch
+from tuner.backtest.serving.prediction import Latency
+from tuner.backtest.serving.scores import Pair
+
 SCRIPT = Path(__file__).with_name("serving_accuracy.py")
 HEADER = (
     "id,silicon_data_source,backend,model_path,system,precision,mode,isl,osl,tp_size,"
@@ -37,3 +44,24 @@ def test_every_figure_is_printed_beside_its_aim(tmp_path: Path) -> None:
     assert "hopper, after 3 launches: 60 predictions" in done.stdout
     assert "eligible rows predicted: 100.0 %, aim 98.0 %, reached" in done.stdout
     assert "CPU-s" in done.stdout
+
+
+def launches_of_one_model(count: int) -> list[Pair]:
+    """Launches that take twice the predicted time."""
+    line = LINE.format(id=1, model="Llama-3.1-8B")
+    cells = dict(zip(HEADER.split(","), line.split(","), strict=True))
+    launch = parse_launch(cells, number=1)
+    latency = Latency(ttft_s=launch.ttft_s / 2.0, tpot_s=launch.tpot_s / 2.0)
+    return [Pair(launch=launch, latency=latency)] * count
+
+
+def test_three_launches_of_the_same_take_off_most_of_an_error() -> None:
+    after = after_launches(launches_of_one_model(6), launches=3, draws=2, seed=0)
+    assert len(after) == 12
+    # Three quarters of the logarithm: 2 ** 0.25 is left.
+    for pair in after:
+        assert pair.launch.tpot_s / pair.latency.tpot_s == pytest.approx(2**0.25)
+
+
+def test_too_few_launches_are_left_out() -> None:
+    assert after_launches(launches_of_one_model(3), launches=3, draws=1, seed=0) == []

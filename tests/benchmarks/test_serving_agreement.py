@@ -38,15 +38,15 @@ def test_plan_and_backtest_agree_on_launches_of_every_engine(
         for model in ("Llama-3.1-70B", "Llama-3.1-8B")
     ]
     runs.write_text("\n".join([HEADER, *lines]) + "\n")
-    found, left = agreement.both_ways(runs, [])
-    assert (len(found), left) == (6, 0)
-    for row in found:
+    result, left = agreement.both_ways(runs, [])
+    assert (len(result), left) == (6, 0)
+    for row in result:
         assert row.planned == pytest.approx(row.backtested, rel=0.03)
 
 
 def test_plan_and_backtest_agree_on_published_launches(agreement: ModuleType) -> None:
     if not PUBLISHED.is_file():
         pytest.skip("published runs are not at hand")
-    found, _ = agreement.both_ways(PUBLISHED, [], every=10)
-    assert len(found) > 10
-    assert max(agreement.apart(found, "planned", "backtested")) < agreement.MOST_APART
+    result, _ = agreement.both_ways(PUBLISHED, [], every=10)
+    assert len(result) > 10
+    assert max(agreement.distance(result, "planned", "backtested")) < agreement.MOST_APART

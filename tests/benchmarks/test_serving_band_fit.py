@@ -1,4 +1,4 @@
-"""Bands of new pairs from pairs that were left out."""
+"""Bands of new pairs from held-out pairs."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from tests.benchmarks.serving_band_fit import (
     regimes_of,
     stored_bands,
 )
-from tuner.backtest.serving.launches import Harness, Side, launch_of
+from tuner.backtest.serving.launches import Harness, Side, parse_launch
 from tuner.backtest.serving.prediction import Latency
 from tuner.costs.serving.bands import Load
 from tuner.costs.serving.engine import Degrees, Engine
@@ -42,8 +42,8 @@ LEVELS = {engine.value: STATED for engine in Engine}
 
 
 def row(pair: int, ratio: float, *, engine: Engine = Engine.VLLM, tensor: int = 4) -> Row:
-    """A launch of a network of its own that takes so much of what is predicted."""
-    one = launch_of(CELLS, number=1)
+    """A launch of its own model with a given ratio of measured to predicted."""
+    one = parse_launch(CELLS, number=1)
     latency = Latency(ttft_s=one.ttft_s / ratio, tpot_s=one.tpot_s / ratio)
     made = replace(
         one,
@@ -55,12 +55,12 @@ def row(pair: int, ratio: float, *, engine: Engine = Engine.VLLM, tensor: int = 
 
 
 def regime(rows: Sequence[Row]) -> Regime:
-    (found,) = regimes_of(rows)
-    return found
+    (result,) = regimes_of(rows)
+    return result
 
 
 def drawn(*, spread: float, inner: float, each: int = 6) -> list[Row]:
-    """Rows of many pairs: what a pair errs by, and what its rows do besides."""
+    """Rows of many pairs: an error per pair, and one per row."""
     rng = np.random.default_rng(0)
     return [
         row(pair, math.exp(own + inner * float(rng.normal())))
@@ -111,8 +111,8 @@ def test_another_engine_counts_less() -> None:
     own, every_C = regime(rows), np.ones(16, dtype=np.bool_)
     level = 1.0 / (1.0 + OTHER_ENGINE) - 0.01
     for engine, size in (("vllm", 1.1), ("sglang", 2.0)):
-        found = own.edges("tpot", engine=engine, load="documented", level=level, used_C=every_C)
-        assert found[1] == pytest.approx(math.log(size))
+        result = own.edges("tpot", engine=engine, load="documented", level=level, used_C=every_C)
+        assert result[1] == pytest.approx(math.log(size))
 
 
 def test_ratios_of_two_layouts_forget_what_both_miss() -> None:
@@ -124,10 +124,10 @@ def test_ratios_of_two_layouts_forget_what_both_miss() -> None:
     ]
     ratios = ratios_of(rows)
     assert len(ratios.pair_P) == 3 * NUM_PAIRS
-    found = ratio_band(ratios)
-    assert found.pairs == NUM_PAIRS
-    assert found.tpot[1] < 1.08
-    assert found.tpot_covered == pytest.approx(STATED, abs=0.05)
+    result = ratio_band(ratios)
+    assert result.pairs == NUM_PAIRS
+    assert result.tpot[1] < 1.08
+    assert result.tpot_covered == pytest.approx(STATED, abs=0.05)
     assert regime(rows).edges(
         "tpot",
         engine="vllm",
@@ -154,8 +154,8 @@ def test_quantiles_and_scores_are_the_ones_that_hands_find() -> None:
     assert interval_score(low_C, high_C, np.array([0.0, 1.5])).tolist() == pytest.approx([2.0, 7.0])
 
 
-def test_times_to_the_first_token_that_lean_get_a_band_that_leans() -> None:
+def test_skewed_ttft_errors_get_a_skewed_band() -> None:
     rng = np.random.default_rng(2)
-    found = regime([row(pair, math.exp(float(rng.exponential()))) for pair in range(NUM_PAIRS)])
-    low_C, high_C = found.left_out("ttft", found.levels("ttft"))
+    result = regime([row(pair, math.exp(float(rng.exponential()))) for pair in range(NUM_PAIRS)])
+    low_C, high_C = result.left_out("ttft", result.levels("ttft"))
     assert np.median(high_C) > 10 * abs(np.median(low_C))

@@ -27,17 +27,17 @@ CELLS = {
 }
 
 
-def test_a_pair_is_judged_by_the_value_that_the_other_pairs_choose() -> None:
+def test_a_pair_is_evaluated_with_the_value_that_the_other_pairs_choose() -> None:
     shipped = {("a", "documented"): 0.1, ("b", "documented"): 0.3, ("c", "documented"): 0.3}
     other = {("a", "documented"): 0.3, ("b", "documented"): 0.2, ("c", "documented"): 0.2}
-    told = constants.chosen("x", {constants.SHIPPED: shipped, "half": other})
+    printed = constants.chosen("x", {constants.SHIPPED: shipped, "half": other})
     # Without a: half. Without b or c: 0.1 + 0.3 against 0.3 + 0.2.
-    assert told == "x: chosen half 1 times, as shipped 2 times; left-out pairs +6.67 points"
+    assert printed == "x: chosen half 1 times, as shipped 2 times; left-out pairs +6.67 points"
 
 
 @each_row("constant", ["SGLang's client", "steps before a token", "scheduler"])
 def test_every_value_moves_the_errors_and_is_taken_back(constant: str) -> None:
-    shipped = constants.errors_of([CELLS], [], ())
+    shipped = constants.summarise_errors([CELLS], [], ())
     for patches in constants.VARIANTS[constant].values():
-        assert constants.errors_of([CELLS], [], patches) != shipped
-    assert constants.errors_of([CELLS], [], ()) == shipped
+        assert constants.summarise_errors([CELLS], [], patches) != shipped
+    assert constants.summarise_errors([CELLS], [], ()) == shipped

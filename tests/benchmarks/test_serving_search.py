@@ -21,6 +21,7 @@ def _check(one: dict[str, Any]) -> None:
     assert one["cpu_s"] > 0.0, one["name"]
 
 
+@pytest.mark.slow
 def test_a_deployment_is_searched_to_a_certificate(tmp_path: Path) -> None:
     (case,) = (one for one in cases() if one.name == "Mixtral on 16 H100, vLLM")
     _check(planned(case, folder=tmp_path, options=(), is_hidden=True))

@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.slow
 def test_the_joint_choice_is_never_beaten_by_one_role_first() -> None:
     script = Path(__file__).with_name("vendor_pairs.py")
     done = subprocess.run(

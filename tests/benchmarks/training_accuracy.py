@@ -1,11 +1,11 @@
-"""How far predicted step times are from published runs, beside the figures that are aimed at.
+"""Errors of predicted step times on published runs, beside their aims.
 
     python tests/benchmarks/training_accuracy.py RUNS.csv
 
 Reads a table in the layout of `moetune backtest`. Prints errors of the generic constants, then of
-constants fitted without the runs that they predict, recipes (`group`) left out in turn, and models
-and cells where the table asks for them; last how many recipes the error bands hold that were made
-without them. Figures that miss their aim are marked, and the end is 1 if any does.
+constants fitted without the runs that they predict, recipes (`group`) held out in turn, and models
+and cells where the table requires them; last the coverage of error bands on held-out recipes.
+Figures that miss their aim are marked. Exit code 1: a figure misses.
 """
 
 import sys
@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.backtest.columns import Run
-from tuner.backtest.errors import Scored, errors_of
-from tuner.backtest.prediction import Knowledge, backtest, case_of, tokens_of
+from tuner.backtest.errors import ScoredRow, summarise_errors
+from tuner.backtest.prediction import ResidualSet, backtest, case_key, tokens_per_step
 from tuner.backtest.records import Errors
 from tuner.backtest.releases import release_scatter
 from tuner.backtest.rows import read_rows
@@ -27,7 +27,7 @@ from tuner.cli.backtest_text import scatter_text
 Floats = npt.NDArray[np.float64]
 
 NEWEST = (26, 2)
-"""Containers of Megatron-Bridge from here on are judged apart."""
+"""Containers of Megatron-Bridge from here on are reported separately."""
 LEAST_COVERED = 0.85
 
 
@@ -41,7 +41,7 @@ def main(path: str) -> int:
     made = calibrate(rows, origin="benchmark", data_sha256="")
     generic = np.log(made.problem.price(made.problem.generic_KC) / made.problem.measured_C)
     missed = [*_uncalibrated(made, generic), *_calibrated(made), *_choice(made, generic)]
-    plain = backtest(rows, knowledge=Knowledge())
+    plain = backtest(rows, residual_set=ResidualSet())
     missed += _memory(plain.sources.get("simumax-b200"), plain.total)
     covered = made.residuals.covered_ratio
     if covered is not None:
@@ -69,7 +69,7 @@ def _uncalibrated(made: Calibration, residual: Floats) -> list[bool]:
 def _calibrated(made: Calibration) -> list[bool]:
     experts, bridge = _with_experts(made), _of(made, "megatron-bridge")
     new = np.array([_version(run) >= NEWEST for run in made.runs])
-    asked = (
+    arguments = (
         ("group", "vtrain-multi", _of(made, "vtrain-multi"), 0.055, 0.17),
         ("cell", "vtrain-single", _of(made, "vtrain-single"), 0.05, 0.145),
         ("group", "simumax-b200", _of(made, "simumax-b200"), 0.04, 0.09),
@@ -92,11 +92,11 @@ def _calibrated(made: Calibration) -> list[bool]:
     _show(made, "vtrain-single, whole widths", _of(made, "vtrain-single"), made.held_out["hidden"])
     _show(made, "megatron-bridge, whole devices", bridge, made.held_out["device"])
     missed = []
-    for key, name, chosen, median, p90 in asked:
-        found = _errors(made, chosen, made.held_out[key])
-        missed.append(_check(f"{name} median, without its {key}", found.median_ape, median))
+    for key, name, chosen, median, p90 in arguments:
+        result = _errors(made, chosen, made.held_out[key])
+        missed.append(_check(f"{name} median, without its {key}", result.median_ape, median))
         if p90 is not None:
-            missed.append(_check(f"{name} P90, without its {key}", found.p90_ape, p90))
+            missed.append(_check(f"{name} P90, without its {key}", result.p90_ape, p90))
     return missed
 
 
@@ -110,10 +110,10 @@ def _choice(made: Calibration, residual: Floats) -> list[bool]:
 
 
 def _memory(simumax: Errors | None, total: Errors) -> list[bool]:
-    found = simumax.memory_median_ape if simumax is not None else None
+    result = simumax.memory_median_ape if simumax is not None else None
     misfits = None if total.false_misfits is None else float(total.false_misfits)
     return [
-        _check("simumax-b200 peak memory, median", found, 0.025),
+        _check("simumax-b200 peak memory, median", result, 0.025),
         _check("runs that ran and are said not to fit", misfits, 0.0),
     ]
 
@@ -131,16 +131,18 @@ def _version(run: Run) -> tuple[int, ...]:
 
 
 def _errors(made: Calibration, chosen: npt.NDArray[np.bool_], residual: Floats) -> Errors:
-    return errors_of(_scored(made.runs, chosen, residual))
+    return summarise_errors(_scored(made.runs, chosen, residual))
 
 
-def _scored(runs: Sequence[Run], chosen: npt.NDArray[np.bool_], residual: Floats) -> list[Scored]:
+def _scored(
+    runs: Sequence[Run], chosen: npt.NDArray[np.bool_], residual: Floats
+) -> list[ScoredRow]:
     return [
-        Scored(
+        ScoredRow(
             predicted_s=(run.measured_s or 0.0) * float(np.exp(error)),
             measured_s=run.measured_s,
-            tokens=tokens_of(run),
-            case=case_of(run.row),
+            tokens=tokens_per_step(run),
+            case=case_key(run.row),
         )
         for run, is_chosen, error in zip(runs, chosen, residual, strict=True)
         if is_chosen
@@ -148,33 +150,33 @@ def _scored(runs: Sequence[Run], chosen: npt.NDArray[np.bool_], residual: Floats
 
 
 def _show(made: Calibration, name: str, chosen: npt.NDArray[np.bool_], residual: Floats) -> None:
-    found = _errors(made, chosen, residual)
-    if found.median_ape is None or found.mean_ape is None or found.p90_ape is None:
+    result = _errors(made, chosen, residual)
+    if result.median_ape is None or result.mean_ape is None or result.p90_ape is None:
         return
     _say(
-        f"  {name:32s} {found.rows:5d} rows  median {100 * found.median_ape:5.1f}"
-        f"  mean {100 * found.mean_ape:5.1f}  P90 {100 * found.p90_ape:5.1f}"
-        f"  bias {100 * (found.bias or 0.0):+6.1f} %"
+        f"  {name:32s} {result.rows:5d} rows  median {100 * result.median_ape:5.1f}"
+        f"  mean {100 * result.mean_ape:5.1f}  P90 {100 * result.p90_ape:5.1f}"
+        f"  bias {100 * (result.bias or 0.0):+6.1f} %"
     )
 
 
 def _scatter(made: Calibration, name: str, chosen: npt.NDArray[np.bool_]) -> None:
-    """Print how far recipes move between releases, beside the errors of runs left out."""
+    """Print the scatter of recipes between releases, and the errors of held-out runs."""
     runs = [run for run, is_chosen in zip(made.runs, chosen, strict=True) if is_chosen]
     measured_s = np.array([run.measured_s for run in runs], dtype=np.float64)
-    found = release_scatter(runs, measured_s * np.exp(made.held_out["group"][chosen]))
-    if found is not None:
-        _say(scatter_text(name, found))
+    result = release_scatter(runs, measured_s * np.exp(made.held_out["group"][chosen]))
+    if result is not None:
+        _say(scatter_text(name, result))
 
 
-def _check(name: str, found: float | None, aim: float, *, is_most: bool = True) -> bool:
+def _check(name: str, result: float | None, aim: float, *, is_most: bool = True) -> bool:
     """Print a figure beside its aim and return whether it misses it."""
-    if found is None:
+    if result is None:
         _say(f"{name}: nothing to measure")
         return False
-    misses = found > aim if is_most else found < aim
+    misses = result > aim if is_most else result < aim
     word = "MISSED" if misses else "reached"
-    _say(f"{name}: {100 * found:.2f} %, aim {100 * aim:.1f} %, {word}")
+    _say(f"{name}: {100 * result:.2f} %, aim {100 * aim:.1f} %, {word}")
     return misses
 
 

@@ -1,20 +1,21 @@
-"""How far predicted peak memory is from published runs, and which runs it wrongly calls too large.
+"""Errors of predicted peak memory on published runs, and runs wrongly predicted not to fit.
 
     python tests/benchmarks/training_memory.py RUNS.csv
 
 Reads a table in the layout of `moetune backtest`. Megatron-LM prints the largest bytes allocated,
 torchtitan the largest reserved; each row is compared with what its software prints. Where a row
-does not say what is recomputed, the public settings of its software are taken, or else nothing if
-that fits, and everything if it does not.
+does not state recomputation, the public settings of its software are assumed, or else none if that
+fits, and full if it does not.
 
-Calibrated figures fit three constants by least squares on relative errors, pulled to their priors,
-to all other groups than the row's. Ends with 1 if a figure exceeds the limits below.
+Calibrated figures fit three constants by least squares on relative errors, shrunk to their priors,
+to all groups other than the row's. Exit code 1: a figure exceeds the limits below.
 
-Room in memory: with each recipe left out, what the other recipes of its kind of runtime say of the
-chance that it runs out (tuner/planner/analytic/peak_errors.py), where the device has 0.98 and 1.10
+Memory headroom: with each recipe held out, the probability of running out by the other recipes of
+its kind of runtime (tuner/planner/analytic/peak_errors.py), where the device has 0.98 and 1.10
 times the measured peak; and, over many multiples of it, whether about a tenth of the runs with a
-chance of a tenth run out. A run is accepted where it is likelier to run than not. The stated
-chance counts what peaks grow by over a long run; the calibration does not, as those were short.
+probability of a tenth run out. A run is accepted where it is likelier to run than not. The stated
+probability includes the growth of peaks over a long run; the calibration does not, as those were
+short.
 """
 
 import sys
@@ -26,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.columns import Run, batch_of, runs_of
+from tuner.backtest.columns import Run, build_runs, stack_runs
 from tuner.backtest.rows import Row, read_rows
 from tuner.costs.analytic.constants import Software
 from tuner.costs.analytic.memory import price_memory
@@ -34,7 +35,7 @@ from tuner.costs.analytic.memory_constants import FITTED, MemoryConstants, memor
 from tuner.costs.analytic.prices import MemoryPrice
 from tuner.planner.analytic.memory_band import peak_band
 from tuner.planner.analytic.memory_risk import GROWTH_RATIO, UNEVEN_RATIO
-from tuner.planner.analytic.peak_errors import RATIOS, Kind, PeakErrors, kind_of
+from tuner.planner.analytic.peak_errors import RATIOS, Kind, PeakErrors, error_kind
 
 Floats = npt.NDArray[np.float64]
 
@@ -49,11 +50,11 @@ LARGEST_REFUSED = 1
 weights and gradients alone, 263 GiB, leave no room on its device."""
 
 NOISE = 0.005
-"""Relative error that a run is expected to keep."""
+"""Expected limit of a run's relative error."""
 
 ROOMY = 0.25
 LIKELY = 0.5
-"""From this chance on a run is likelier to run out than not."""
+"""Probability from which on a run is likelier to run out than not."""
 MOST_UNWARNED = 6
 """Runs whose chance of running out is smaller with 0.98 of what they took. Asked: none."""
 MOST_REFUSED = 1
@@ -64,11 +65,12 @@ MULTIPLES = np.arange(0.70, 1.45, 0.01) + 0.005
 BINS = (0.0, 0.05, 0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 1.01)
 
 PUBLIC = {
-    "torchtitan": {"recompute_products": 1.0},
+    "torchtitan": {"recompute_by_op": 1.0},
     "automodel": {"recompute_full": 1.0, "gradient_bytes": 2.0},
 }
-"""Of silent rows: torchtitan's default (train_configs/llama3_8b.toml), AutoModel's benchmarks
-(examples/benchmark/configs/*.yaml: activation checkpointing, bf16 parameters and gradients)."""
+"""For rows that do not state it: torchtitan's default (train_configs/llama3_8b.toml), AutoModel's
+benchmarks (examples/benchmark/configs/*.yaml: activation checkpointing, bf16 parameters and
+gradients)."""
 
 STRONG_SCALING = {"gpu": "B200-SXM"}
 """The page of torchtitan-fork-pr names no device; 178 GiB of memory is a B200's. Local batches that
@@ -94,7 +96,7 @@ def rows_of(path: Path) -> tuple[Row, ...]:
 
 
 def with_recompute(run: Run, *, full: bool) -> Run:
-    """Fill what is recomputed where the row is silent."""
+    """Fill in recomputation where the row does not state it."""
     if run.knows_recompute:
         return run
     usual = PUBLIC.get(run.family, {"recompute_full": 1.0} if full else {})
@@ -103,7 +105,7 @@ def with_recompute(run: Run, *, full: bool) -> Run:
 
 def price(runs: Sequence[Run], constants: MemoryConstants) -> MemoryPrice:
     """Price all runs at once."""
-    batch = batch_of(runs)
+    batch = stack_runs(runs)
     return price_memory(
         batch.shape, batch.strategy, batch.hardware, batch.stages, constants=constants
     )
@@ -116,9 +118,11 @@ def constants_of(runs: Sequence[Run]) -> MemoryConstants:
 
 def printed_bytes(runs: Sequence[Run], constants: MemoryConstants) -> Floats:
     """Predict what each run's software prints as its peak."""
-    found = price(runs, constants)
+    result = price(runs, constants)
     is_torch = np.array([run.software is Software.TORCH_FSDP for run in runs])
-    peak: Floats = np.where(is_torch, found.reserved_PC.max(axis=0), found.allocated_PC.max(axis=0))
+    peak: Floats = np.where(
+        is_torch, result.reserved_PC.max(axis=0), result.allocated_PC.max(axis=0)
+    )
     return peak
 
 
@@ -151,7 +155,7 @@ def _moved(constants: MemoryConstants, name: str, spread: float) -> MemoryConsta
 
 
 def show_simumax(runs: Sequence[Run]) -> bool:
-    """Print Megatron-LM's rows on one node and say whether they are inside the limits."""
+    """Print Megatron-LM's rows on one node and return whether they are inside the limits."""
     measured = np.array([run.peak_bytes for run in runs], dtype=np.float64)
     constants = constants_of(runs)
     plain = printed_bytes(runs, constants) / measured - 1.0
@@ -175,7 +179,7 @@ def show_simumax(runs: Sequence[Run]) -> bool:
 
 
 def show_others(runs: Sequence[Run]) -> bool:
-    """Print the other measured rows and say whether they are inside their limits.
+    """Print the other measured rows and return whether they are inside their limits.
 
     Every row has to lie in the band that plans print, FSDP without a pipeline in `LARGEST_SHARDED`.
     """
@@ -197,7 +201,7 @@ def show_others(runs: Sequence[Run]) -> bool:
 
 
 def show_refused(runs: Sequence[Run]) -> bool:
-    """Print the runs that are predicted not to fit and say whether they are few enough."""
+    """Print the runs that are predicted not to fit and return whether they are few enough."""
     least = np.minimum(
         *(
             price(
@@ -220,7 +224,7 @@ def show_refused(runs: Sequence[Run]) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Left:
-    """A published run, judged by the other recipes of its kind."""
+    """A published run, with the errors of the other recipes of its kind."""
 
     run: Run
     kind: Kind
@@ -231,11 +235,12 @@ class Left:
     others: PeakErrors
 
     def at_start(self, multiple: float) -> float:
-        """Chance of running out at once where the device has so many times the measured peak."""
+        """Probability of running out at the start on a device with a multiple of the measured
+        peak."""
         return float(self.others.at_start(np.array([multiple * self.ratio]))[0])
 
     def stated(self, multiple: float) -> float:
-        """The same at any time, as plans state it."""
+        """The same at any time, as stated by plans."""
         growth = np.array([self.growth_ratio])
         return float(self.others.ever(np.array([multiple * self.ratio]), growth_C=growth)[0])
 
@@ -244,12 +249,14 @@ def left_out(runs: Sequence[Run]) -> tuple[Left, ...]:
     """Every run with the errors of all recipes of its kind but its own."""
     measured = np.array([run.peak_bytes for run in runs], dtype=np.float64)
     predicted = printed_bytes(runs, constants_of(runs))
-    twice = [replace(run, strategy=replace(run.strategy, busiest_ratio_p99=2.0)) for run in runs]
+    twice = [replace(run, strategy=replace(run.strategy, expert_imbalance_p99=2.0)) for run in runs]
     uneven = printed_bytes(twice, constants_of(runs)) - predicted
     growths = GROWTH_RATIO + UNEVEN_RATIO * uneven / predicted
     ratios = measured / predicted
-    kinds = [kind_of(run.software, has_pipeline=float(run.strategy.pipeline) > 1) for run in runs]
-    found = []
+    kinds = [
+        error_kind(run.software, has_pipeline=float(run.strategy.pipeline) > 1) for run in runs
+    ]
+    result = []
     for run, kind, ratio, growth in zip(runs, kinds, ratios, growths, strict=True):
         sources: dict[str, dict[str, list[float]]] = {}
         for other, its_kind, its_ratio in zip(runs, kinds, ratios, strict=True):
@@ -257,7 +264,7 @@ def left_out(runs: Sequence[Run]) -> tuple[Left, ...]:
                 source, recipe = _recipe(other)
                 sources.setdefault(source, {}).setdefault(recipe, []).append(float(its_ratio))
         others = PeakErrors.of([[tuple(r) for r in one.values()] for one in sources.values()])
-        found.append(
+        result.append(
             Left(
                 run=run,
                 kind=kind,
@@ -266,11 +273,11 @@ def left_out(runs: Sequence[Run]) -> tuple[Left, ...]:
                 others=others,
             )
         )
-    return tuple(found)
+    return tuple(result)
 
 
 def _recipe(run: Run) -> tuple[str, str]:
-    """Where it was published, a page of several apart, and its recipe there."""
+    """Its source, by page where there are several, and its recipe there."""
     return run.row.text("url") or run.row.source, run.row.group
 
 
@@ -351,7 +358,7 @@ def show_calibration(left: Sequence[Left]) -> bool:
 
 def main(path: str) -> int:
     """Print the tables."""
-    runs, reasons = runs_of(rows_of(Path(path)))
+    runs, reasons = build_runs(rows_of(Path(path)))
     runs = tuple(run for run in runs if not run.row.has_run_out_of_memory)
     _say(f"{len(runs)} rows read, {len(reasons)} cannot be predicted")
     measured = [with_recompute(run, full=False) for run in runs if run.peak_bytes is not None]

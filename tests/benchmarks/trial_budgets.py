@@ -1,12 +1,12 @@
-"""What a budget of trials is worth on machines that are not what the model believes.
+"""Value of a trial budget on machines that differ from the model.
 
     python tests/benchmarks/trial_budgets.py SPEC.yaml MACHINES DEVICES HOURS...
 
-Plans the spec on datasheets, and lets hidden machines (tests/tuner/verify/budget/testing.py) answer
-the trials of its candidates: eight at most, under each budget and on so many devices. Prints how
-many whole jobs lie within the errors that were stated, how large those and the real ones are, and
-how much slower than the best the chosen candidate is, beside launching the plan's first candidates
-whole for as long, on all devices.
+Plans the spec on datasheets, and lets hidden machines (tests/tuner/verify/budget/testing.py) run
+the trials of its candidates: eight at most, under each budget and on the given devices. Prints how
+many full-scale jobs lie within the stated errors, how large those and the real ones are, and how
+much slower than the best the chosen candidate is, beside launching the plan's first candidates at
+full scale for the same time, on all devices.
 """
 
 import sys
@@ -18,13 +18,13 @@ import numpy as np
 from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
 from tuner.costs.analytic.calibration import shipped
-from tuner.planner.analytic.build_problem import question_of, site_of
+from tuner.planner.analytic.build_problem import build_problem, price_pool
 from tuner.spec.read import read_spec
 from tuner.units import format_ratio, format_s
 from tuner.verify.budget.estimates import estimates
-from tuner.verify.budget.possible import Possible
 from tuner.verify.budget.production import production_prices
 from tuner.verify.budget.scheduler import Budget, Spending
+from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.candidates import Candidates
 
 TRIALS, START_UP_S, STEPS = 8, 120.0, 12
@@ -35,13 +35,13 @@ def _say(line: str) -> None:
     sys.stdout.write(line + "\n")
 
 
-def _possible(path: Path, devices: int) -> Possible:
+def _possible(path: Path, devices: int) -> TrialOptions:
     spec = read_spec(path)
     plan = api.plan(path, top=TOP, with_unlaunchable=False).plan
     assert plan.predicted is not None
-    question = question_of(spec, site_of(spec.cluster.pools[0], residuals=shipped()))
-    price = production_prices(question, plan.predicted)
-    return Possible(around=Candidates(plan=plan), price=price, max_devices=devices)
+    problem = build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
+    price = production_prices(problem, plan.predicted)
+    return TrialOptions(space=Candidates(plan=plan), price=price, max_devices=devices)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _line(possible: Possible, *, machines: int, wall_s: float) -> str:
+def _line(possible: TrialOptions, *, machines: int, wall_s: float) -> str:
     inside, off, stated, chosen, first, trials = [], [], [], [], [], []
     price = possible.price
     assert price is not None
@@ -95,7 +95,7 @@ def _line(possible: Possible, *, machines: int, wall_s: float) -> str:
 def _extrapolated(
     inside: Sequence[bool], off: Sequence[float], stated: Sequence[float]
 ) -> tuple[str, ...]:
-    """Say how good extrapolations were; nothing where all jobs were launched whole."""
+    """Report the accuracy of extrapolations; empty where all jobs ran at full scale."""
     if not off:
         return ()
     large = float(np.quantile(off, 0.9))

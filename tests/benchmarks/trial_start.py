@@ -1,9 +1,9 @@
-"""How long a trial takes to start and end: `python tests/benchmarks/trial_start.py`.
+"""Time that a trial takes to start and end: `python tests/benchmarks/trial_start.py`.
 
-The reference step of a tiny model with one timed step, on two ranks, started by turns as `torchrun
---standalone` does and as verification does (profilers/local_ranks.py). Printed are the medians of
-the wall time and of the processor time of all processes, and how many addresses could be reached
-from outside and folders were left in the temporary one.
+The reference step of a tiny model with one timed step, on two ranks, started in turn by `torchrun
+--standalone` and as verification does (profilers/local_ranks.py). Printed are the medians of wall
+and processor time of all processes, and the number of addresses reachable from outside and of
+leftover temporary folders.
 """
 
 import argparse
@@ -37,7 +37,7 @@ LAUNCHERS = {
 
 
 def main() -> None:
-    """Print a line for each way to start."""
+    """Print a line for each launcher."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7, help="of each")
     repeats: int = parser.parse_args().repeats
@@ -45,8 +45,8 @@ def main() -> None:
     for _ in range(repeats):
         for name, starter in LAUNCHERS.items():
             rows[name].append(_run(starter))
-    for name, found in rows.items():
-        wall_s, cpu_s, doors, folders = zip(*found, strict=True)
+    for name, result in rows.items():
+        wall_s, cpu_s, doors, folders = zip(*result, strict=True)
         sys.stdout.write(
             f"{name:22} {statistics.median(wall_s):6.2f} s wall  {statistics.median(cpu_s):6.2f} s"
             f" of processors  {max(doors)} addresses beyond loopback  {max(folders)} folders left\n"

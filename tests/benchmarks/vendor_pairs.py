@@ -1,17 +1,17 @@
-"""What choosing both roles together brings over two vendors.
+"""Gain of choosing both roles together over two vendors.
 
 Run as `python tests/benchmarks/vendor_pairs.py`.
 
-For the examples of two vendors and several rates, money an hour of the least instances that serve
-the traffic (integer program; requests never wait, latency targets hold for a request alone):
+For the examples of two vendors and several rates, cost per hour of the cheapest instances that
+serve the traffic (integer program; without queueing, SLO targets hold for an isolated request):
 
     joint          both roles, strategies and counts at once, under the rules between vendors
-    one router     the same without islands: every prefill may meet every decode
-    prefill first  the cheapest prefill instances, then the cheapest decode that what is left allows
+    one router     the same without islands: any prefill may be paired with any decode
+    prefill first  the cheapest prefill instances, then the cheapest decode on the rest
     decode first   the other way round
-    no rules       joint and both heuristics as if every connector passed between vendors: what the
-                   rules cost
-    each vendor    its pool alone
+    no rules       joint and both heuristics as if every connector worked between vendors: the cost
+                   of the rules
+    each vendor    only its pool
 
 Both heuristics take one kind a role, as the joint choice does in each island. "-" is a choice that
 leaves nothing for the other role.
@@ -33,9 +33,15 @@ from typing import Any, Final
 from tuner.devices.catalogue import find_device
 from tuner.planner.serve.islands import island_layouts
 from tuner.planner.serve.options import Option
-from tuner.planner.serve.program import program_of, solve
-from tuner.planner.serve.solve_mode import Question, Settings, at_share, least_spare, question_of
-from tuner.serve_api import site_of
+from tuner.planner.serve.program import build_program, solve_program
+from tuner.planner.serve.solve_mode import (
+    ServeProblem,
+    Settings,
+    at_traffic_share,
+    build_serve_problem,
+    goal_spare,
+)
+from tuner.serve_api import price_serving_pool
 from tuner.serve_plan import Role
 from tuner.spec.serving.manifests.registry import releases_by_pool
 from tuner.spec.serving.manifests.steps import cache_kind
@@ -48,90 +54,99 @@ SHARES: Final = (0.25, 0.5, 0.75, 1.0, 1.2)
 TIME_LIMIT_S: Final = 20.0
 
 
-def joint(question: Question, *, may_refuse: bool, layouts: tuple[Mapping[str, str], ...]) -> float:
-    """Return the least money an hour; infinite where nothing serves the traffic."""
-    found = [math.inf]
+def joint(
+    problem: ServeProblem, *, may_refuse: bool, layouts: tuple[Mapping[str, str], ...]
+) -> float:
+    """Return the lowest cost per hour; infinite where nothing serves the traffic."""
+    result = [math.inf]
     for islands in layouts:
-        program = program_of(
+        program = build_program(
             "disaggregated",
-            question.options.options,
-            sites=question.sites,
-            hand_overs=question.hand_overs,
-            demand=question.demand,
-            spare=least_spare(question),
+            problem.options.options,
+            serving_pools=problem.serving_pools,
+            kv_transfers=problem.kv_transfers,
+            demand=problem.demand,
+            spare=goal_spare(problem),
             may_refuse=may_refuse,
             most_kinds=1,
             islands=islands,
         )
         if program is not None:
-            outcome = solve(program, time_limit_s=TIME_LIMIT_S).outcome
-            found.append(outcome.objective if outcome.solution is not None else math.inf)
-    return min(found)
+            outcome = solve_program(program, time_limit_s=TIME_LIMIT_S).outcome
+            result.append(outcome.objective if outcome.solution is not None else math.inf)
+    return min(result)
 
 
-def heuristic(question: Question, *, first: Role, may_refuse: bool = True) -> float:
-    """Return the money an hour of one role's cheapest instances and the other's on what is left."""
+def heuristic(problem: ServeProblem, *, first: Role, may_refuse: bool = True) -> float:
+    """Return the cost per hour of one role's cheapest instances and the other's on the rest."""
     last = Role.DECODE if first is Role.PREFILL else Role.PREFILL
-    left = {site.pool.name: site.pool.num_devices for site in question.sites}
-    one = cheapest(question, first, left, lambda _: True)
+    left = {
+        serving_pool.pool.name: serving_pool.pool.num_devices
+        for serving_pool in problem.serving_pools
+    }
+    one = cheapest(problem, first, left, lambda _: True)
     if one is None:
         return math.inf
-    left[one[0].site.pool.name] -= one[1] * one[0].devices
+    left[one[0].serving_pool.pool.name] -= one[1] * one[0].devices
 
     def meets(other: Option) -> bool:
         pair = (one[0], other) if first is Role.PREFILL else (other, one[0])
-        reached = question.hand_overs.reach(pair[0].site, pair[1].site)
-        return reached and not (may_refuse and question.hand_overs.refusals(*pair))
+        reached = problem.kv_transfers.reach(pair[0].serving_pool, pair[1].serving_pool)
+        return reached and not (may_refuse and problem.kv_transfers.refusals(*pair))
 
-    other = cheapest(question, last, left, meets)
+    other = cheapest(problem, last, left, meets)
     return math.inf if other is None else one[2] + other[2]
 
 
 def cheapest(
-    question: Question, role: Role, left: Mapping[str, int], allowed: Callable[[Option], bool]
+    problem: ServeProblem, role: Role, left: Mapping[str, int], allowed: Callable[[Option], bool]
 ) -> tuple[Option, int, float] | None:
-    """Return the cheapest instances of one kind that serve the rate, and what they cost."""
+    """Return the cheapest instances of one kind that serve the rate, and their cost."""
     priced = [
-        (count * option.devices * (option.site.pool.price_per_device_hour or 0.0), number, count)
-        for number, option in enumerate(question.options.options)
+        (
+            count * option.devices * (option.serving_pool.pool.price_per_device_hour or 0.0),
+            number,
+            count,
+        )
+        for number, option in enumerate(problem.options.options)
         if option.role is role and allowed(option)
-        for count in [math.ceil(question.demand.rate_per_s / option.rate_per_s - 1e-9)]
-        if count * option.devices <= left[option.site.pool.name]
+        for count in [math.ceil(problem.demand.rate_per_s / option.rate_per_s - 1e-9)]
+        if count * option.devices <= left[option.serving_pool.pool.name]
     ]
     if not priced:
         return None
     cost, number, count = min(priced)
-    return question.options.options[number], count, cost
+    return problem.options.options[number], count, cost
 
 
-def alone(question: Question, pool: str) -> float:
-    """Return the least money an hour on one pool."""
-    kept = tuple(one for one in question.options.options if one.site.pool.name == pool)
-    only = replace(question, options=replace(question.options, options=kept))
+def single_pool(problem: ServeProblem, pool: str) -> float:
+    """Return the lowest cost per hour on one pool."""
+    kept = tuple(one for one in problem.options.options if one.serving_pool.pool.name == pool)
+    only = replace(problem, options=replace(problem.options, options=kept))
     return joint(only, may_refuse=True, layouts=({},))
 
 
 def rows(path: Path) -> Iterator[dict[str, Any]]:
     """Yield a line for each rate."""
     spec = read_serve_spec(path)
-    sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
-    whole = question_of(spec, sites, Settings())
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+    whole = build_serve_problem(spec, serving_pools, Settings())
     layouts = island_layouts(spec, "disaggregated")
     for share in SHARES:
-        question = at_share(whole, share)
+        problem = at_traffic_share(whole, share)
         yield {
             "spec": path.name,
-            "rate_per_s": question.demand.rate_per_s,
-            "joint": joint(question, may_refuse=True, layouts=layouts),
-            "one_router": joint(question, may_refuse=True, layouts=({},)),
-            "prefill_first": heuristic(question, first=Role.PREFILL),
-            "decode_first": heuristic(question, first=Role.DECODE),
-            "no_rules": joint(question, may_refuse=False, layouts=layouts),
-            "no_rules_prefill_first": heuristic(question, first=Role.PREFILL, may_refuse=False),
-            "no_rules_decode_first": heuristic(question, first=Role.DECODE, may_refuse=False),
+            "rate_per_s": problem.demand.rate_per_s,
+            "joint": joint(problem, may_refuse=True, layouts=layouts),
+            "one_router": joint(problem, may_refuse=True, layouts=({},)),
+            "prefill_first": heuristic(problem, first=Role.PREFILL),
+            "decode_first": heuristic(problem, first=Role.DECODE),
+            "no_rules": joint(problem, may_refuse=False, layouts=layouts),
+            "no_rules_prefill_first": heuristic(problem, first=Role.PREFILL, may_refuse=False),
+            "no_rules_decode_first": heuristic(problem, first=Role.DECODE, may_refuse=False),
             **{
-                f"{site.pool.name} alone": alone(question, site.pool.name)
-                for site in question.sites
+                f"{serving_pool.pool.name} alone": single_pool(problem, serving_pool.pool.name)
+                for serving_pool in problem.serving_pools
             },
         }
 
@@ -160,17 +175,17 @@ def main() -> int:
     """Print a table for each example."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    found = [row for name in SPECS for row in rows(EXAMPLES / name)]
-    if asked.json:
+    arguments = parser.parse_args()
+    result = [row for name in SPECS for row in rows(EXAMPLES / name)]
+    if arguments.json:
         finite = [
             {name: None if value == math.inf else value for name, value in row.items()}
-            for row in found
+            for row in result
         ]
         sys.stdout.write(json.dumps(finite, indent=1) + "\n")
         return 0
     for name in SPECS:
-        own = [row for row in found if row["spec"] == name]
+        own = [row for row in result if row["spec"] == name]
         heads = [head for head in own[0] if head != "spec"]
         sys.stdout.write("\n" + "".join(f"{line}\n" for line in broken_rules(EXAMPLES / name)))
         sys.stdout.write(f"{name}\n| {' | '.join(heads)} |\n|{'---|' * len(heads)}\n")

@@ -1,16 +1,16 @@
 """Seconds of whole commands; run as `python tests/benchmarks/whole_commands.py`.
 
-Each command is a process of its own, as a user starts it, a few times over; printed are medians:
+Each command is its own process, as a user starts it, repeated; printed are medians:
 
-    wall     of the clock, start to end
-    cpu      of the processor, this process and those that it forked
-    start    of the processor, until all modules are there
-    search   of the processor, start left out: the same plan without what the targets lack
-    lacking  of the processor, what is left: searches for what they lack, launch files, text
+    wall     wall time, start to end
+    cpu      processor time of this process and its children
+    start    processor time until all modules are imported
+    search   processor time without start: the same plan without unlaunchable features
+    lacking  processor time of the rest: searches for unlaunchable features, launch files, text
 
 Commands plan DeepSeek-V3 on 2,048 H800 and Qwen3-235B on 512 H100 with nothing left out, and with
-`--all` also the other specs of the examples that need no measured profile. On a busy machine only
-the seconds of the processor compare.
+`--all` also the other specs of the examples that need no measured profile. With other load on the
+machine only processor seconds are comparable.
 """
 
 import argparse
@@ -58,10 +58,10 @@ def specs(folder: Path, *, every: bool) -> dict[str, Path]:
     """The specs to plan by name; what is no example is written to a folder."""
     qwen = folder / "qwen3-235b-512-h100.yaml"
     qwen.write_text(QWEN, encoding="utf-8")
-    found = {LARGE: EXAMPLES / LARGE / "spec.yaml", qwen.stem: qwen}
+    result = {LARGE: EXAMPLES / LARGE / "spec.yaml", qwen.stem: qwen}
     if every:
-        found |= {name: EXAMPLES / name / "spec.yaml" for name in OTHERS}
-    return found
+        result |= {name: EXAMPLES / name / "spec.yaml" for name in OTHERS}
+    return result
 
 
 ALONE = """
@@ -71,11 +71,11 @@ plan_training(sys.argv[1], with_unlaunchable=False)
 """
 
 
-def timed(command: list[str], *, folder: Path) -> dict[str, float]:
-    """Run a command to its end; seconds of the clock and of the processor.
+def run_timed(command: list[str], *, folder: Path) -> dict[str, float]:
+    """Run a command; return wall and processor seconds.
 
     Raises:
-        RuntimeError: it neither succeeded nor said that nothing fits.
+        RuntimeError: it neither succeeded nor reported that nothing fits.
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     streams = [
@@ -92,20 +92,20 @@ def timed(command: list[str], *, folder: Path) -> dict[str, float]:
 
 
 def planned(spec: Path) -> dict[str, float]:
-    """Plan a spec in a process of its own, and again without what the targets lack."""
+    """Plan a spec in a child process, and again without unlaunchable features."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         plan = folder / "plan"
         command = [sys.executable, "-m", "tuner", "plan", str(spec), "-o", str(plan)]
-        seconds = timed(command, folder=folder)
-        alone = timed([sys.executable, "-c", ALONE, str(spec)], folder=folder)
-    return seconds | {"without_lacking_cpu_s": alone["cpu_s"]}
+        seconds = run_timed(command, folder=folder)
+        launchable_only = run_timed([sys.executable, "-c", ALONE, str(spec)], folder=folder)
+    return seconds | {"without_lacking_cpu_s": launchable_only["cpu_s"]}
 
 
 def started() -> float:
     """Processor seconds until everything that planning a run needs has been imported."""
     with tempfile.TemporaryDirectory() as name:
-        return timed([sys.executable, "-c", f"import {MODULES}"], folder=Path(name))["cpu_s"]
+        return run_timed([sys.executable, "-c", f"import {MODULES}"], folder=Path(name))["cpu_s"]
 
 
 def median(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -117,9 +117,9 @@ def report(*, repeats: int, every: bool) -> dict[str, Any]:
     """Time all commands."""
     start_s = statistics.median(started() for _ in range(repeats))
     with tempfile.TemporaryDirectory() as name:
-        found = specs(Path(name), every=every)
+        result = specs(Path(name), every=every)
         commands = {
-            spec: median([planned(path) for _ in range(repeats)]) for spec, path in found.items()
+            spec: median([planned(path) for _ in range(repeats)]) for spec, path in result.items()
         }
     return {"start_s": start_s, "commands": commands}
 
@@ -131,12 +131,12 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="the other examples, too")
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
-    found = report(repeats=given.repeats, every=given.all)
+    result = report(repeats=given.repeats, every=given.all)
     if given.json:
-        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+        sys.stdout.write(json.dumps(result, indent=2) + "\n")
         return
-    start_s = found["start_s"]
-    for name, one in found["commands"].items():
+    start_s = result["start_s"]
+    for name, one in result["commands"].items():
         search_s = one["without_lacking_cpu_s"] - start_s
         sys.stdout.write(
             f"{name}: wall {one['wall_s']:.1f} s, cpu {one['cpu_s']:.1f} s;"

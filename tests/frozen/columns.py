@@ -44,28 +44,26 @@ from tuner.costs.analytic.shapes import Stages, Strategies, stacked
 from tuner.costs.analytic.step import price_step
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import Residual
-from tuner.costs.serving.capacity import held_kv_bytes_per_token, held_weight_bytes
+from tuner.costs.serving.capacity import instance_kv_bytes_per_token, instance_weight_bytes
 from tuner.costs.serving.engine import Engine
 from tuner.errors import OutsideProfileError
 from tuner.formulate.layer_costs import CandidateCosts, Machine, layout_problem
 from tuner.plan import TrainDecision
-from tuner.planner.analytic.axes import Recomputed
-from tuner.planner.analytic.build_problem import question_of, site_of
-from tuner.planner.analytic.candidate_prices import least_s, price
+from tuner.planner.analytic.axes import RecomputeChoice
+from tuner.planner.analytic.build_problem import build_problem, price_pool
+from tuner.planner.analytic.candidate_prices import candidate_bound_s, price
 from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.options import ways_of
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.options import option_space
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.decisions import degrees_of
 from tuner.planner.decisions import options_of as stage_options_of
 from tuner.planner.plan_profiled import workload_of
 from tuner.planner.predict import predict
-from tuner.planner.serve.launchable import choices_of
-from tuner.planner.serve.options import Option, memory_of, options_of
-from tuner.planner.serve.solve_mode import Question as ServingQuestion
+from tuner.planner.serve.launchable import build_choices
+from tuner.planner.serve.options import Option, device_memory_bytes, price_options
+from tuner.planner.serve.solve_mode import ServeProblem, build_serve_problem, problem_variants
 from tuner.planner.serve.solve_mode import Settings as ServingSettings
-from tuner.planner.serve.solve_mode import question_of as serving_question_of
-from tuner.planner.serve.solve_mode import variants_of
-from tuner.serve_api import site_of as site_of_server
+from tuner.serve_api import price_serving_pool as site_of_server
 from tuner.serve_plan import Role
 from tuner.spec.capabilities import launchable
 from tuner.spec.read import read_spec
@@ -250,12 +248,12 @@ REFERENCE_PARTS: Final = (
 )
 """Causes in the breakdown of a step of the reference; one that is absent takes no time."""
 EXTRA_FIELDS: Final[Mapping[str, str]] = {
-    "busiest_ratio": "busiest_ratio",
-    "busiest_ratio_p99": "busiest_ratio_p99",
+    "busiest_ratio": "expert_imbalance",
+    "busiest_ratio_p99": "expert_imbalance_p99",
     "flash_attention": "has_flash_attention",
     "dropout": "dropout",
     "overlap_tensor": "overlap_tensor",
-    "recompute_products": "recompute_products",
+    "recompute_products": "recompute_by_op",
     "fused_grouped_mlp": "fused_grouped_mlp",
 }
 
@@ -343,9 +341,9 @@ def _job(spec: Spec) -> Job:
     )
 
 
-def _question(spec: Spec) -> Question:
+def _question(spec: Spec) -> TrainProblem:
     (pool,) = spec.cluster.pools
-    return question_of(spec, site_of(pool, residuals=shipped()))
+    return build_problem(spec, price_pool(pool, residuals=shipped()))
 
 
 def _decision(row: Row) -> TrainDecision:
@@ -378,7 +376,7 @@ def _analytic_figures(spec: Spec, asked: Sequence[Row]) -> dict[str, list[Any]]:
     return found | _searched(question, asked)
 
 
-def _column(question: Question, row: Row, decision: TrainDecision) -> Strategies:
+def _column(question: TrainProblem, row: Row, decision: TrainDecision) -> Strategies:
     plain = strategies_of(
         decision,
         sequence_length=question.sequence_length,
@@ -407,7 +405,7 @@ def _layout(decision: TrainDecision) -> list[StageLayers]:
 
 
 def _priced(
-    question: Question, strategies: Strategies, stages: Stages, order: tuple[str, ...]
+    question: TrainProblem, strategies: Strategies, stages: Stages, order: tuple[str, ...]
 ) -> dict[str, list[Any]]:
     count = len(np.asarray(strategies.tensor))
     hardware = question.hardware
@@ -440,9 +438,9 @@ def _each(value: Any, count: int) -> list[float]:
     return found
 
 
-def _searched(question: Question, asked: Sequence[Row]) -> dict[str, list[Any]]:
+def _searched(question: TrainProblem, asked: Sequence[Row]) -> dict[str, list[Any]]:
     """Price rows as the search does: in layouts of its own, plain and lean, and from below."""
-    ways = ways_of(question)
+    options = option_space(question)
 
     def columns(*fields: str) -> dict[str, npt.NDArray[np.int64]]:
         return {
@@ -471,17 +469,17 @@ def _searched(question: Question, asked: Sequence[Row]) -> dict[str, list[Any]]:
     chosen = [_choices(row) for row in asked]
     candidates = Candidates(
         rows=degrees | {"copies": np.array(copies)},
-        ways={
+        options={
             axis: np.array([choices.index(one[axis]) for one in chosen])
-            for axis, choices in ways.choices.items()
+            for axis, choices in options.choices.items()
         },
     )
-    plain = price(question, ways, candidates)
-    lean = price(question, ways, candidates, is_lean=True)
+    plain = price(question, options, candidates)
+    lean = price(question, options, candidates, is_moved_to_fit=True)
     return {
         "search_step_s": plain.step_s.tolist(),
         "search_peak_bytes": plain.peak_bytes.tolist(),
-        "search_least_s": least_s(question, ways, candidates).tolist(),
+        "search_least_s": candidate_bound_s(question, options, candidates).tolist(),
         "search_lean_step_s": lean.step_s.tolist(),
         "search_lean_peak_bytes": lean.peak_bytes.tolist(),
     }
@@ -497,7 +495,7 @@ def _choices(row: Row) -> dict[str, Any]:
     decision = _decision(row)
     return {
         "zero_stage": row["zero_stage"],
-        "recompute": Recomputed(
+        "recompute": RecomputeChoice(
             level=decision.recompute,
             modules=frozenset(row["recompute_modules"]),
             share=share,
@@ -554,7 +552,7 @@ class _Reference:
             costs,
             options=options,
             capabilities=launchable(self.spec.emit, precision=self.spec.goal.precision),
-            chunks_alike=False,
+            uniform_chunks=False,
         )
         return {
             "step_s": predicted.step_time_s,
@@ -642,11 +640,11 @@ def _serving(path: str, engine: str) -> Tree:
     with tempfile.TemporaryDirectory() as folder:
         spec = _serving_spec(path, engine, Path(folder))
         sites = tuple(site_of_server(pool, ()) for pool in spec.cluster.pools)
-        question = serving_question_of(spec, sites, ServingSettings(clock=_stopped))
+        question = build_serve_problem(spec, sites, ServingSettings(clock=_stopped))
     kept = {_words(option): "kept" for option in question.options.options}
     found = {"weighed": _serving_table(_weighed(question), question, kept)}
     for mode in ("shared_device", "prefill_offload", "attention_expert"):
-        variants = variants_of(question, mode) if mode in spec.goal.modes else ()
+        variants = problem_variants(question, mode) if mode in spec.goal.modes else ()
         for number, variant in enumerate(variants):
             options = variant.options.options
             found[f"{mode}-{number}"] = _serving_table(options, variant, {})
@@ -679,7 +677,7 @@ def _serving_spec(path: str, engine: str, folder: Path) -> ServeSpec:
     return read_serve_spec(changed)
 
 
-def _weighed(question: ServingQuestion) -> list[Option]:
+def _weighed(question: ServeProblem) -> list[Option]:
     """Every way in every role, those that the release refuses or another beats too."""
     spec, seen = question.spec, list[Option]()
 
@@ -687,13 +685,13 @@ def _weighed(question: ServingQuestion) -> list[Option]:
         seen.append(option)
         return ""
 
-    for site in question.sites:
-        choices = choices_of(spec, (site,), demand=question.demand)
-        options_of(
-            (site,),
+    for serving_pool in question.serving_pools:
+        choices = build_choices(spec, (serving_pool,), demand=question.demand)
+        price_options(
+            (serving_pool,),
             decoder=question.decoder,
             formats=question.formats,
-            engine=Engine(release_on(spec.goal, site.pool).name),
+            engine=Engine(release_on(spec.goal, serving_pool.pool).name),
             demand=question.demand,
             roles=(Role.AGGREGATED, Role.PREFILL, Role.DECODE),
             choices=dataclasses.replace(
@@ -708,14 +706,14 @@ def _serving_row(option: Option) -> Row:
     degrees, own = option.degrees, option.iteration
     return {
         "role": option.role.value,
-        "pool": option.site.pool.name,
+        "pool": option.serving_pool.pool.name,
         "attention_tp": degrees.attention_tensor,
         "attention_dp": degrees.attention_data,
         "moe_tp": degrees.moe_tensor,
         "ep": degrees.expert,
         "pp": degrees.pipeline,
         "devices": option.devices,
-        "a2a_backend": own.exchange.value,
+        "a2a_backend": own.a2a_backend.value,
         "draft_tokens": 0 if own.drafting is None else own.drafting.draft_tokens,
         "two_batch_overlap": own.two_batch_overlap,
         "redundant_experts": own.redundant_experts,
@@ -732,7 +730,7 @@ def _words(option: Option) -> str:
 
 
 def _serving_table(
-    options: Sequence[Option], question: ServingQuestion, kept: Mapping[str, str]
+    options: Sequence[Option], question: ServeProblem, kept: Mapping[str, str]
 ) -> Table:
     ordered = {words: option for option in options for words in (_words(option),)}
     chosen = [ordered[words] for words in sorted(ordered)]
@@ -741,9 +739,9 @@ def _serving_table(
         "ttft_s": [option.ttft_s for option in chosen],
         "tpot_s": [option.tpot_s for option in chosen],
         "kv_tokens": [option.kv_tokens for option in chosen],
-        "weights_bytes": [held_weight_bytes(option.iteration) for option in chosen],
-        "kv_bytes_per_token": [held_kv_bytes_per_token(option.iteration) for option in chosen],
-        "memory_bytes": [memory_of(option, question.demand) for option in chosen],
+        "weights_bytes": [instance_weight_bytes(option.iteration) for option in chosen],
+        "kv_bytes_per_token": [instance_kv_bytes_per_token(option.iteration) for option in chosen],
+        "memory_bytes": [device_memory_bytes(option, question.demand) for option in chosen],
     }
     if kept:
         figures["is_kept"] = [words in kept for words in sorted(ordered)]

@@ -1,9 +1,9 @@
-"""Puts the largest numbers that anybody types into every number of the example specs.
+"""Puts extreme numbers into every number of the example specs.
 
     python -m tests.fuzz.extremes [NAME ...]        of examples/checks; all by default
 
-One number of one spec at a time: whatever it is, `plan --time-limit 1s` ends within the limits of
-run.py, with a plan, without one, or with one line of refusal.
+One number of one spec at a time: `plan --time-limit 1s` must end within the limits of run.py, with
+a plan, without one, or with a refusal in one line.
 """
 
 import copy
@@ -29,7 +29,7 @@ Place = tuple[str | int, ...]
 
 
 def numbers(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    """Yield every number of a spec with what stands in its place."""
+    """Yield every number of a spec with its replacements."""
     if isinstance(value, dict | list):
         for key, own in value.items() if isinstance(value, dict) else enumerate(value):
             yield from numbers(own, (*place, key))
@@ -52,7 +52,7 @@ def replaced(spec: Any, place: Place, value: Any) -> Any:
 
 
 def absolute(value: Any, folder: Path) -> Any:
-    """Return a spec whose paths hold from anywhere."""
+    """Return a spec with absolute paths."""
     if isinstance(value, dict):
         return {key: absolute(own, folder) for key, own in value.items()}
     if isinstance(value, list):
@@ -63,7 +63,7 @@ def absolute(value: Any, folder: Path) -> Any:
 
 
 def main(names: list[str]) -> int:
-    """Run all; 1 where something was found."""
+    """Run all; return 1 on any failure."""
     runs = finds = 0
     with tempfile.TemporaryDirectory(prefix="moetune-extremes-") as scratch, Worker() as worker:
         base, place = Path(scratch) / "base", Path(scratch) / "case"
@@ -77,11 +77,11 @@ def main(names: list[str]) -> int:
             for where, value in numbers(spec):
                 changed = yaml.safe_dump(replaced(spec, where, value))
                 (base / "spec" / "spec.yaml").write_text(changed)
-                found = _run(kind, command, "", base=base, place=place, worker=worker)
+                result = _run(kind, command, "", base=base, place=place, worker=worker)
                 runs += 1
-                if found["wrong"]:
+                if result["wrong"]:
                     finds += 1
-                    say(json.dumps(found | {"how": f"{file.parent.name} {where}: {value}"}))
+                    say(json.dumps(result | {"how": f"{file.parent.name} {where}: {value}"}))
     say(json.dumps({"runs": runs, "finds": finds}))
     return 1 if finds else 0
 

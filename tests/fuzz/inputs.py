@@ -1,8 +1,8 @@
-"""Every kind of input that a command reads: a sound one, and the command that reads it.
+"""Every kind of input that a command reads: a valid one, and the command that reads it.
 
-`build` writes the sound inputs once, a folder for each kind; a mutation spoils one file of a copy.
-In arguments `{in}` is the copy, `{out}` a place that may be written, `{text}` the argument that is
-spoilt where the kind is an argument.
+`build` writes the valid inputs once, a folder for each kind; a mutation corrupts one file of a
+copy. In arguments `{in}` is the copy, `{out}` a writable place, `{text}` the corrupted argument
+where the kind is an argument.
 """
 
 import contextlib
@@ -116,7 +116,7 @@ LAUNCHED: Final = {
     "llama.yaml": ("llama-3.1-405b", 128),
     "deepseek-v3.sh": ("deepseek-v3", 128),
 }
-"""Launch files by the model and the machines of 8 that they are for."""
+"""Launch files by their model and machines of 8."""
 DRAFT: Final = ("--model", "{in}/config.json", "--device", "h100-sxm", "--devices", "2")
 LIMIT: Final = ("--time-limit", "1s")
 SERVER: Final = "python -m sglang.launch_server --model-path m --tp 2 --dp 2 --enable-dp-attention"
@@ -130,7 +130,7 @@ STEP_LINE: Final = r"iter (?P<step>\d+) took (?P<step_s>[0-9.]+) s"
 
 
 def kinds() -> tuple[Kind, ...]:
-    """Return every kind; the order decides which mutation a number stands for."""
+    """Return every kind; the order determines the mutation of a number."""
     plan = ("plan", "{in}/spec.yaml", "-o", "{out}", *LIMIT)
     explain = (("explain", "{in}", "--what-if", "none"), ("report", "{in}", "--no-what-if"))
     of_launch = tuple(
@@ -407,7 +407,7 @@ VERIFY: Final = (
 )
 _VERIFY_ON: Final = ("verify", "{in}", "--trials", "4", "--resume", *VERIFY[4:])
 PRINTED: Final = """sh -c 'test -f "$0" && head -c 4000000 "$0"' {plan}/log.txt"""
-"""The user's own command does not wait for a pipe."""
+"""The user's own command must not wait for a pipe."""
 RECORDINGS: Final = {
     "plain": ("routing-json", "/a.json"),
     "csv": ("routing-csv", ""),
@@ -420,7 +420,7 @@ RECORDINGS: Final = {
     "npz": ("eplb", "/a.npz"),
     "pt": ("eplb", "/a.pt"),
 }
-"""The format of each, and what of its folder is read."""
+"""Their formats, and the files that are read."""
 TRACES: Final = {"azure": "csv", "burst": "csv", "mooncake": "jsonl", "hashed": "jsonl"}
 """By the format, what its file's name ends with."""
 
@@ -496,7 +496,7 @@ def _options() -> Sequence[Arguments]:
 
 
 def build(base: Path) -> None:
-    """Write the sound inputs of every kind, the plans by planning."""
+    """Write the valid inputs of every kind, the plans by planning."""
     _specs(base)
     for name in RECORDINGS:
         _recording(base / f"recording-{name}", name)
@@ -745,7 +745,7 @@ def _planned(base: Path) -> None:
 
 
 def _study(base: Path) -> None:
-    """Leave a study as a kill does: one trial told, one claimed by a worker that has gone."""
+    """Leave a study as after a kill: one finished trial, one claimed by a dead worker."""
     shutil.copytree(base / "verified", base / "study")
     (base / "study" / "trials" / "0001.json").unlink()
     journal = base / "study" / "trials" / "study.journal"

@@ -1,4 +1,4 @@
-"""Ways to spoil an input: its bytes, its values, its keys, the file itself, a text argument."""
+"""Mutations of an input: its bytes, its values, its keys, the file itself, a text argument."""
 
 import copy
 import csv
@@ -73,7 +73,7 @@ OTHERS: Final[tuple[Any, ...]] = (True, False, None, [], {}, [[]], {"": 0}, [Non
 
 
 def a_value(rng: random.Random) -> Any:
-    """Return something that hardly any field expects."""
+    """Return a value that few fields accept."""
     return rng.choice((rng.choice(NUMBERS), rng.choice(STRINGS), rng.choice(OTHERS), _deep(rng)))
 
 
@@ -85,7 +85,7 @@ def _deep(rng: random.Random) -> Any:
 
 
 def text_argument(rng: random.Random, text: str) -> str:
-    """Spoil what is typed on a command line; it holds no null character, as none can."""
+    """Mutate a command-line argument; without null characters, which arguments cannot have."""
     way = rng.randrange(6)
     at = rng.randrange(len(text) + 1)
     nasty = str(rng.choice((*STRINGS, *NUMBERS)))
@@ -119,7 +119,7 @@ def _numbers_replaced(rng: random.Random, text: str) -> str:
 
 
 def spoil(rng: random.Random, file: Path) -> str:
-    """Spoil a file in place, and say how."""
+    """Corrupt a file in place, and return a description."""
     ways: list[Callable[[random.Random, Path], str]] = [_spoil_bytes, _spoil_bytes]
     structured = _STRUCTURED.get(file.suffix)
     if structured is not None:
@@ -188,7 +188,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def spoilt_value(rng: random.Random, value: Any) -> tuple[Any, str]:
-    """Return a copy of JSON-like values with one of them spoilt, and how."""
+    """Return a copy of JSON-like values with one corrupted, and a description."""
     values = copy.deepcopy(value)
     inside = places(values)
     if not inside:
@@ -246,7 +246,7 @@ def _spoil_json(rng: random.Random, file: Path) -> str:
 
 
 def _spoil_journal(rng: random.Random, file: Path) -> str:
-    """Spoil a line of Optuna's journal: its values, what it holds as text, its place."""
+    """Corrupt a line of Optuna's journal: its values, embedded text, its place."""
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     at = rng.randrange(len(lines))
     way = rng.choice(("value", "value", "value", "code", "study", "text", "swap", "twice", "drop"))

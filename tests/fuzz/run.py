@@ -1,12 +1,12 @@
-"""Spoils every kind of input and holds every command to its promises.
+"""Corrupts every kind of input and checks that every command fails cleanly.
 
     python -m tests.fuzz.run --seed 22 --mutations 2000 [--sound] [--only 17,18] [--kind NAME]
 
-For each mutation: an exit code of 0 to 3, no traceback, at most 10 s of the processor, at most 1 GB
-of memory more than before, a refusal of one line, nothing printed that steers a terminal, nothing
-written outside of the output. The last line is JSON: what was run, and how much was found.
-Commands run in a worker (worker.py), which is started anew when it ends or hangs; a mutation is
-determined by the seed and its number.
+Checked for each mutation: an exit code of 0 to 3, no traceback, at most 10 s of processor time, at
+most 1 GB more memory than before, a refusal of one line, no terminal control characters printed,
+nothing written outside of the output. The last line is JSON: what was run, and the number of
+failures. Commands run in a worker (worker.py), which is restarted when it ends or hangs; a mutation
+is determined by the seed and its number.
 """
 
 import argparse
@@ -34,14 +34,14 @@ from tests.fuzz.mutations import spoil, text_argument
 MOST_S: Final = 10.0
 MOST_CPU_S: Final = 20.0
 WAITS_S: Final = 10.0
-"""Without using the processor."""
+"""Most seconds without processor use."""
 MOST_BYTES: Final = 10**9
 MOST_CHARACTERS: Final = 2200
 TASKS_OF_A_WORKER: Final = 150
 
 
 class Worker:
-    """A process that runs commands; started when it is needed, ended when this is left."""
+    """A process that runs commands; started on demand, ended on exit."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -54,7 +54,7 @@ class Worker:
         self.stop()
 
     def ended(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a command and say how it ended."""
+        """Run a command and return how it ended."""
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -99,9 +99,9 @@ class Worker:
 
 
 def _hang(process: "subprocess.Popen[str]") -> str:
-    """Wait for an answer; say why it is waited for no longer.
+    """Wait for a result; return why the wait ended without one.
 
-    Machines may be busy, so what counts is the time of the processor, and whether any is used.
+    Machines may be loaded, so processor time counts, and whether any is used.
     """
     assert process.stdout is not None
     about = psutil.Process(process.pid)
@@ -128,7 +128,7 @@ def _cpu_s(about: psutil.Process) -> float:
 
 
 def tried(number: int, *, seed: int, base: Path, place: Path, worker: Worker) -> dict[str, Any]:
-    """Run one mutation; return what it was and what was wrong."""
+    """Run one mutation; return its description and failures."""
     rng = random.Random(f"{seed}:{number}")
     every = kinds()
     kind = every[number % len(every)]
@@ -138,8 +138,8 @@ def tried(number: int, *, seed: int, base: Path, place: Path, worker: Worker) ->
     def spoilt(inputs: Path) -> str:
         return f"argument {text[:80]!r}" if kind.texts else _spoilt(rng, kind, inputs)
 
-    found = _run(kind, command, text, base=base, place=place, worker=worker, spoilt=spoilt)
-    return {"number": number} | found
+    result = _run(kind, command, text, base=base, place=place, worker=worker, spoilt=spoilt)
+    return {"number": number} | result
 
 
 def _filled(word: str, values: Mapping[str, str]) -> str:
@@ -160,14 +160,14 @@ def _spoilt(rng: random.Random, kind: Kind, inputs: Path) -> str:
 
 
 def _listing(folder: Path, kind: Kind) -> dict[str, tuple[int, int]]:
-    """Every file with its size and time, where the command has no business to write."""
+    """Every file with its size and time, outside of the output."""
     if kind.writes_input:
         return {}
-    found = {}
+    result = {}
     for file in folder.rglob("*"):
         about = file.lstat()
-        found[str(file.relative_to(folder))] = (about.st_size, about.st_mtime_ns)
-    return found
+        result[str(file.relative_to(folder))] = (about.st_size, about.st_mtime_ns)
+    return result
 
 
 def _ends_badly(answer: Mapping[str, Any]) -> Iterator[str]:
@@ -196,16 +196,16 @@ def _speaks_badly(code: int, said: str) -> Iterator[str]:
 
 
 def sound(base: Path, place: Path, worker: Worker) -> list[str]:
-    """Run every command on what is not spoilt; return what is refused all the same."""
+    """Run every command on the valid inputs; return refusals."""
     refused = []
     for kind in kinds():
         for number, command in enumerate(kind.commands):
             text = kind.texts[0] if kind.texts else ""
-            found = _run(kind, command, text, base=base, place=place, worker=worker)
+            result = _run(kind, command, text, base=base, place=place, worker=worker)
             # Options are tried with one text for all of them, and nothing answers at the URL.
-            is_wrong = found["code"] not in (0, 1) and kind.name not in ("options", "storage")
-            if found["wrong"] or is_wrong:
-                refused.append(f"{kind.name}, command {number}: {found['wrong']} {found['said']}")
+            is_wrong = result["code"] not in (0, 1) and kind.name not in ("options", "storage")
+            if result["wrong"] or is_wrong:
+                refused.append(f"{kind.name}, command {number}: {result['wrong']} {result['said']}")
     return refused
 
 
@@ -219,7 +219,7 @@ def _run(
     worker: Worker,
     spoilt: Callable[[Path], str] = lambda _inputs: "",
 ) -> dict[str, Any]:
-    """Run a command on a copy of a kind's inputs, and judge it."""
+    """Run a command on a copy of a kind's inputs, and check it."""
     inputs, out, cwd = place / "in", place / "out", place / "cwd"
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(base / kind.folder, inputs, symlinks=True)
@@ -250,7 +250,7 @@ def _run(
 
 
 def main() -> int:
-    """Run the mutations; 1 where something was found."""
+    """Run the mutations; return 1 on any failure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=22)
     parser.add_argument("--mutations", type=int, default=2000)
@@ -269,7 +269,7 @@ def main() -> int:
 
 
 def _all_tried(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the mutations that are asked for; return how they ended."""
+    """Run the requested mutations; return how they ended."""
     start_s = time.monotonic()
     codes, seen = Counter[str](), Counter[str]()
     slowest: list[tuple[float, int, str]] = []
@@ -283,13 +283,13 @@ def _all_tried(options: argparse.Namespace) -> dict[str, Any]:
             finds += len(refused)
             say(*refused)
         for number in numbers_of(options):
-            found = tried(number, seed=options.seed, base=base, place=place, worker=worker)
-            codes[str(found["code"])] += 1
-            seen[found["kind"]] += 1
-            slowest.append((found["wall_s"], number, found["kind"]))
-            if found["wrong"] or options.only:
-                finds += bool(found["wrong"])
-                say(json.dumps(found))
+            result = tried(number, seed=options.seed, base=base, place=place, worker=worker)
+            codes[str(result["code"])] += 1
+            seen[result["kind"]] += 1
+            slowest.append((result["wall_s"], number, result["kind"]))
+            if result["wrong"] or options.only:
+                finds += bool(result["wrong"])
+                say(json.dumps(result))
     return {
         "seed": options.seed,
         "mutations": codes.total(),
@@ -312,7 +312,7 @@ def numbers_of(options: argparse.Namespace) -> list[int]:
 
 
 def say(*lines: str) -> None:
-    """Write lines that are read while the run goes on."""
+    """Write progress lines."""
     for line in lines:
         sys.stdout.write(line + "\n")
     sys.stdout.flush()

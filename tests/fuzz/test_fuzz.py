@@ -1,4 +1,4 @@
-"""A sample of the mutations on every run, all of them under --slow; run.py says what is asked."""
+"""A sample of the mutations on every run, all of them under --slow; run.py states the checks."""
 
 import json
 import os
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SEED = 22
 MUTATIONS = 2000
 SAMPLE = "0,1,3,4,7,11,14,17,19,21,25,33,43,44"
-"""A few that are quick, of as many kinds."""
+"""Quick mutations of different kinds."""
 
 
 def _summary(*options: str, timeout_s: float) -> dict[str, Any]:
@@ -27,22 +27,22 @@ def _summary(*options: str, timeout_s: float) -> dict[str, Any]:
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def test_a_sample_of_spoilt_inputs_is_refused_in_one_line_or_read() -> None:
-    found = _summary("--only", SAMPLE, timeout_s=250)
-    assert found["finds"] == 0
-    assert found["mutations"] == len(SAMPLE.split(","))
-    assert found["codes"].get("2", 0) >= 5
+    result = _summary("--only", SAMPLE, timeout_s=250)
+    assert result["finds"] == 0
+    assert result["mutations"] == len(SAMPLE.split(","))
+    assert result["codes"].get("2", 0) >= 5
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_no_spoilt_input_crashes_hangs_fills_memory_or_steers_a_terminal() -> None:
-    found = _summary("--sound", "--mutations", str(MUTATIONS), timeout_s=3500)
-    assert found["finds"] == 0
-    assert found["mutations"] == MUTATIONS
+    result = _summary("--sound", "--mutations", str(MUTATIONS), timeout_s=3500)
+    assert result["finds"] == 0
+    assert result["mutations"] == MUTATIONS
     # Not everything may be refused, or nothing would be tried but the first check.
-    assert found["codes"]["0"] >= MUTATIONS // 20
+    assert result["codes"]["0"] >= MUTATIONS // 20

@@ -1,6 +1,6 @@
-"""Runs commands in its own process, one after the other, and says how each ended.
+"""Runs commands in its own process, one after the other, and reports how each ended.
 
-python -m tests.fuzz.worker     tasks on stdin, answers on stdout, a line of JSON each
+python -m tests.fuzz.worker     tasks on stdin, results on stdout, a line of JSON each
 """
 
 import gc
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final
 
 MOST_ADDRESSES: Final = 16 * 2**30
-"""So that a find does not take the machine with it; far above what may be used."""
+"""Protects the machine from a failing command; far above the allowed use."""
 
 
 def main() -> None:
-    """Answer until there is nothing more to read."""
+    """Run tasks until stdin ends."""
     resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESSES, MOST_ADDRESSES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     answers = os.fdopen(os.dup(1), "w")

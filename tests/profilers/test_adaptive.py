@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from profilers.adaptive import BATCH, CHECK_EVERY, LEAST_DRAWN, Infill
+from profilers.adaptive import BATCH, HOLDOUT_EVERY, MIN_SAMPLED, Infill
 from profilers.held_out import checked
 from profilers.interpolation import fit_rows
+from profilers.noise.policy import QUIET, NoisePolicy
+from profilers.noise.revisits import MAX_SESSIONS
+from profilers.noise.selection import CaseSession
 from profilers.records import AXES, Case, Measurement, Status
-from profilers.revisits import MAX_VISITS
-from profilers.schedule import Plan
-from profilers.visits import Visit
+from profilers.schedule import TableSchedule
 from tests.profilers.testing import gemm_row
 
 KNEE_BYTES = 2**20
@@ -36,33 +37,39 @@ def row(case: Case, law: Law) -> Measurement:
     return Measurement(case=case, times_s=(law(case),))
 
 
-def filled(
-    rows: list[Measurement], law: Law, *, count: int, seed: int = 0, is_shared: bool = False
+SINGLE_SESSION = NoisePolicy(revisits=False)
+
+
+def add_infill(
+    rows: list[Measurement], law: Law, *, count: int, seed: int = 0, noise: NoisePolicy = QUIET
 ) -> Infill:
-    """Visit `count` sizes, new ones or again."""
-    plan = Plan(asked=[], grid=[], rows=rows)
+    """Measure `count` sizes, new ones or known ones."""
+    schedule = TableSchedule(requested=[], grid=[], rows=rows)
     infill = Infill(
-        rows=rows, rng=np.random.default_rng(seed), gains=plan.visits.gains, is_shared=is_shared
+        rows=rows,
+        rng=np.random.default_rng(seed),
+        gains=schedule.selection.gains,
+        noise=noise,
     )
     for _ in range(count):
         case = infill.next()
         if case is None:
             break
-        plan.add(Visit(rows=[row(case, law)]))
+        schedule.add(CaseSession(rows=[row(case, law)]))
     return infill
 
 
 class Disturbed:
-    """A law on a machine with neighbours: so many visits in ten take half as long again."""
+    """A law on a machine with neighbours: so many sessions in ten take half as long again."""
 
     def __init__(self, law: Law, *, in_ten: int) -> None:
         self._law = law
         self._in_ten = in_ten
         self._chance = np.random.default_rng(5)
-        self.visits: list[str] = []
+        self.measured: list[str] = []
 
     def __call__(self, case: Case) -> float:
-        self.visits.append(case.id)
+        self.measured.append(case.id)
         is_slow = self._chance.random() < 0.1 * self._in_ten
         return self._law(case) * (1.5 if is_slow else 1.0)
 
@@ -83,7 +90,7 @@ def worst_error(rows: list[Measurement], law: Law) -> float:
 def test_added_messages_gather_at_the_knee_and_beat_a_uniform_grid() -> None:
     coarse = [row(sent(2**power), knee_s) for power in (10, 15, 22, 26)]
     rows = list(coarse)
-    filled(rows, knee_s, count=6 * BATCH)
+    add_infill(rows, knee_s, count=6 * BATCH)
     added = rows[len(coarse) :]
     near = [r for r in added if KNEE_BYTES / 32 <= r.case.axes["bytes"] <= KNEE_BYTES * 32]
     # The knee's surroundings are 10 of 16 octaves.
@@ -105,63 +112,63 @@ def test_a_badly_known_series_gets_more_points_than_a_well_known_one() -> None:
         for case in grid
         for dtype in ("fp32", "bf16")
     ]
-    infill = filled(rows, law, count=8 * BATCH)
+    infill = add_infill(rows, law, count=8 * BATCH)
     added = rows[10:]
     rough = sum(r.case.dtype == "bf16" for r in added)
     assert rough > 0.6 * len(added)
     assert infill.error_ratio > 0.0
 
 
-def test_every_sixth_size_is_drawn_blindly_and_left_out() -> None:
+def test_every_sixth_size_is_a_holdout_size() -> None:
     rows = [row(sent(2**power), knee_s) for power in (10, 15, 22, 26)]
-    infill = filled(rows, knee_s, count=2 * BATCH, is_shared=True)
-    assert len(infill.checks) == 2 * BATCH // CHECK_EVERY
-    assert infill.checks <= {r.case.id for r in rows}
+    infill = add_infill(rows, knee_s, count=2 * BATCH, noise=SINGLE_SESSION)
+    assert len(infill.holdout) == 2 * BATCH // HOLDOUT_EVERY
+    assert infill.holdout <= {r.case.id for r in rows}
 
 
-def test_where_nobody_looks_the_fastest_visit_to_a_disturbed_size_stays() -> None:
+def test_without_a_sentinel_the_fastest_session_of_a_disturbed_size_counts() -> None:
     rows = [row(copied(2**power), knee_s) for power in range(10, 27)]
     rows[8] = Measurement(case=rows[8].case, times_s=(1.7 * knee_s(rows[8].case),))
-    filled(rows, knee_s, count=BATCH)
+    add_infill(rows, knee_s, count=BATCH)
     assert rows[8].expected_s == knee_s(rows[8].case)
 
 
-def test_a_collective_that_was_disturbed_is_visited_again_and_all_its_visits_stay() -> None:
+def test_a_disturbed_collective_is_measured_again_and_all_its_sessions_count() -> None:
     rows = [row(sent(2**power), knee_s) for power in range(10, 27)]
     usual_s = knee_s(rows[8].case)
     rows[8] = Measurement(case=rows[8].case, times_s=(1.7 * usual_s,))
-    filled(rows, knee_s, count=BATCH)
+    add_infill(rows, knee_s, count=BATCH)
     assert rows[8].times_s[0] == 1.7 * usual_s
     assert set(rows[8].times_s[1:]) == {usual_s}
 
 
-def test_visiting_again_removes_most_of_what_neighbours_add() -> None:
+def test_further_sessions_remove_most_of_what_neighbours_add() -> None:
     def begun(law: Law) -> list[Measurement]:
         return [row(copied(2**power), law) for power in range(10, 27)]
 
     once, again = Disturbed(knee_s, in_ten=4), Disturbed(knee_s, in_ten=4)
     by_once, by_again = begun(once), begun(again)
-    filled(by_once, once, count=10 * BATCH, is_shared=True)
-    filled(by_again, again, count=10 * BATCH)
+    add_infill(by_once, once, count=10 * BATCH, noise=SINGLE_SESSION)
+    add_infill(by_again, again, count=10 * BATCH)
     assert mean_error(by_again, knee_s) < 0.5 * mean_error(by_once, knee_s)
-    assert max(Counter(again.visits).values()) <= MAX_VISITS
+    assert max(Counter(again.measured).values()) <= MAX_SESSIONS
     # Ranks in turns disturb each other in a step as well.
-    assert max(Counter(once.visits).values()) == 1
+    assert max(Counter(once.measured).values()) == 1
 
 
-def test_where_a_sentinel_looks_visits_again_average_out_what_it_missed() -> None:
+def test_with_a_sentinel_further_sessions_average_out_what_it_missed() -> None:
     chance = np.random.default_rng(3)
 
     def scattered(case: Case) -> float:
         return knee_s(case) * math.exp(0.15 * chance.normal())
 
     rows = [row(copied(2**power), scattered) for power in range(10, 27)]
-    plan = Plan(asked=[], grid=[], rows=rows)
-    infill = Infill(rows=rows, rng=np.random.default_rng(0), gains=plan.visits.gains)
+    schedule = TableSchedule(requested=[], grid=[], rows=rows)
+    infill = Infill(rows=rows, rng=np.random.default_rng(0), gains=schedule.selection.gains)
     for _ in range(20 * BATCH):
         case = infill.next()
         assert case is not None
-        plan.add(Visit(rows=[row(case, scattered)], quickest_s=1.0))
+        schedule.add(CaseSession(rows=[row(case, scattered)], undisturbed_s=1.0))
     away_N = np.array([math.log(r.expected_s / knee_s(r.case)) for r in rows])
     is_again_N = np.array([len(r.times_s) > 1 for r in rows])
     assert is_again_N.mean() >= 0.2
@@ -170,20 +177,20 @@ def test_where_a_sentinel_looks_visits_again_average_out_what_it_missed() -> Non
     assert np.abs(away_N[is_again_N]).mean() < np.abs(away_N[~is_again_N]).mean()
 
 
-def test_an_undisturbed_table_spends_most_visits_on_new_sizes() -> None:
+def test_an_undisturbed_table_spends_most_sessions_on_new_sizes() -> None:
     rows = [row(sent(2**power), knee_s) for power in range(10, 27)]
     begun = len(rows)
     calm = Disturbed(knee_s, in_ten=0)
-    filled(rows, calm, count=10 * BATCH)
-    assert len(rows) - begun > 0.6 * len(calm.visits)
+    add_infill(rows, calm, count=10 * BATCH)
+    assert len(rows) - begun > 0.6 * len(calm.measured)
 
 
-def test_sizes_drawn_blindly_are_all_visited_twice_whatever_they_took() -> None:
+def test_holdout_sizes_are_all_measured_twice_whatever_they_took() -> None:
     rows = [row(sent(2**power), knee_s) for power in range(10, 27)]
     calm = Disturbed(knee_s, in_ten=0)
-    infill = filled(rows, calm, count=10 * BATCH)
-    counts = Counter(calm.visits)
-    early = [name for name in calm.visits[: 6 * BATCH] if name in infill.checks]
+    infill = add_infill(rows, calm, count=10 * BATCH)
+    counts = Counter(calm.measured)
+    early = [name for name in calm.measured[: 6 * BATCH] if name in infill.holdout]
     assert len(set(early)) > 5
     assert {counts[name] for name in early} == {2}
 
@@ -192,8 +199,8 @@ def test_sizes_that_fits_have_seen_are_no_checks_of_them() -> None:
     # Between 64 and 128 bytes lie few whole messages, so that sizes are drawn again and again.
     rows = [row(sent(size), knee_s) for size in (64, 80, 96, 112, 128)]
     begun = {r.case.id for r in rows}
-    infill = filled(rows, knee_s, count=4 * BATCH)
-    assert not infill.checks & begun
+    infill = add_infill(rows, knee_s, count=4 * BATCH)
+    assert not infill.holdout & begun
     ids = [r.case.id for r in rows]
     assert len(ids) == len(set(ids))
 
@@ -208,15 +215,17 @@ def test_a_grid_of_round_sizes_counts_as_unknown_until_others_were_seen() -> Non
 
     grid = [gemm_row(m, 1.0).case for m in (16, 64, 256, 1024, 4096)]
     rows = [row(c.model_copy(update={"dtype": d}), law) for c in grid for d in ("fp32", "bf16")]
-    filled(rows, law, count=2 * BATCH)
+    add_infill(rows, law, count=2 * BATCH)
     of_fp32 = sum(r.case.dtype == "fp32" for r in rows[10:])
-    assert of_fp32 >= LEAST_DRAWN
+    assert of_fp32 >= MIN_SAMPLED
 
 
-def test_cheap_sizes_are_preferred_where_they_tell_as_much() -> None:
+def test_cheap_sizes_are_preferred_where_they_add_as_much() -> None:
     def mean_octave(cost_s: Callable[[Case], float]) -> float:
         rows = [row(sent(2**power), knee_s) for power in (10, 18, 26)]
-        infill = Infill(rows=rows, rng=np.random.default_rng(0), cost_s=cost_s, is_shared=True)
+        infill = Infill(
+            rows=rows, rng=np.random.default_rng(0), cost_s=cost_s, noise=SINGLE_SESSION
+        )
         found = [infill.next() for _ in range(BATCH)]
         return float(np.mean([math.log2(case.axes["bytes"]) for case in found if case]))
 
@@ -224,7 +233,7 @@ def test_cheap_sizes_are_preferred_where_they_tell_as_much() -> None:
     assert by_size < mean_octave(lambda _case: 1.0) - 1.0
 
 
-def test_new_sizes_and_visits_again_take_turns() -> None:
+def test_new_and_repeated_sizes_alternate() -> None:
     rows = [row(sent(2**power), knee_s) for power in range(10, 27)]
     # Every second one was disturbed.
     rows[::2] = [Measurement(case=r.case, times_s=(2.0 * r.median_s,)) for r in rows[::2]]
@@ -236,7 +245,7 @@ def test_new_sizes_and_visits_again_take_turns() -> None:
     assert 0 < first.index(True) < BATCH // 2
 
 
-def test_nothing_lies_between_sizes_that_are_all_alike() -> None:
+def test_nothing_lies_between_equal_sizes() -> None:
     assert Infill(rows=[gemm_row(64, 1.0)], rng=np.random.default_rng(0)).next() is None
     failed = Measurement(case=sent(64), status=Status.FAILED, error="no")
     assert Infill(rows=[failed], rng=np.random.default_rng(0)).next() is None
@@ -246,7 +255,7 @@ def test_nothing_lies_between_sizes_that_are_all_alike() -> None:
 def test_the_same_rows_lead_to_the_same_sizes() -> None:
     def proposed() -> list[str]:
         rows = [gemm_row(m, m * 1e-6) for m in (16, 64, 256)]
-        filled(rows, lambda case: 1e-6 * case.axes["m"] ** 0.9, count=BATCH)
+        add_infill(rows, lambda case: 1e-6 * case.axes["m"] ** 0.9, count=BATCH)
         return [r.case.id for r in rows]
 
     assert proposed() == proposed()

@@ -55,7 +55,7 @@ def test_a_profile_equals_itself() -> None:
     assert {one.verdict for one in compare(profile, profile)} == {Verdict.SAME}
 
 
-def test_cases_of_one_profile_alone_are_named() -> None:
+def test_cases_of_only_one_profile_are_named() -> None:
     failed = Measurement(case=gemm_case(4), status=Status.FAILED, error="no")
     found = compare(
         fake_profile([gemm_row(4, 1.0), gemm_row(8, 1.0)]),
@@ -107,7 +107,7 @@ def test_the_layout_of_ranks_is_part_of_the_machine_and_its_name_is_not(
     assert bool(found) == bool(said)
 
 
-def test_unlike_machines_are_compared_when_somebody_asks_for_it() -> None:
+def test_different_machines_are_compared_with_the_option() -> None:
     before = fake_profile([noisy(8, scale=1.0, seed=1)])
     after = fake_profile([noisy(8, scale=0.5, seed=2)], machine=fake_machine(device="Other 1"))
     assert [one.verdict for one in compare(before, after, anyway=True)] == [Verdict.FASTER]

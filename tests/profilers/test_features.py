@@ -42,7 +42,7 @@ def test_no_column_is_negative_and_calls_come_first(operation: str) -> None:
     assert np.all(columns[:, 0] == 1.0)
 
 
-def test_tables_that_tell_no_more_have_the_plain_columns_alone() -> None:
+def test_tables_without_finer_columns_have_the_plain_ones() -> None:
     assert detailed("copy", dtype="", axes_NA=np.ones((1, 1))) is None
 
 
@@ -61,25 +61,25 @@ def test_blocks_of_queries_change_with_the_sequence() -> None:
 def test_attention_computes_whole_blocks_of_keys_up_to_that_of_the_query(dtype: str) -> None:
     # Blocks of queries begin at these; each sees whole blocks of 512 keys, as far as there are any.
     for sequence, queries in ((100, 32), (512, 64), (700, 64), (1040, 256), (1300, 256)):
-        products, calls, ends = 0, 0, 0
+        score_flop, calls, tails = 0, 0, 0
         for first in range(0, sequence, queries):
             last = min(first + queries, sequence)
             blocks = math.ceil(last / 512)
             keys = min(512 * blocks, sequence)
-            products += (last - first) * keys
+            score_flop += (last - first) * keys
             calls += blocks
             # Scores are in fp32 whatever the operands are.
-            ends += (last - first) * (keys % 16)
+            tails += (last - first) * (keys % 16)
         columns = detailed(
             "attention", dtype=dtype, axes_NA=np.array([[2.0, sequence, 3.0, 3.0, 8.0]])
         )
         assert columns is not None
         # calls, products, softmax, ends of rows of scores
-        wanted = [6 * calls, 48 * products, 6 * products, 6 * ends]
+        wanted = [6 * calls, 48 * score_flop, 6 * score_flop, 6 * tails]
         assert columns[0, 1:5].tolist() == wanted
 
 
-def test_tokens_that_fill_their_pages_are_not_copied_again() -> None:
+def test_tokens_that_fill_their_pages_are_not_copied_twice() -> None:
     columns = detailed(
         "kv_conversion",
         dtype="bf16",
@@ -134,9 +134,9 @@ def test_an_expert_is_a_call_and_one_that_is_split_another(
         if (columns := detailed("grouped_gemm", dtype=dtype, axes_NA=axes_NA)) is not None
     }
     counts = row_counts(experts=experts, tokens=tokens, largest=largest)
-    ends = accumulate(counts)
+    tails = accumulate(counts)
     is_split = [
-        end - count + whole_blocks(count) > tokens for end, count in zip(ends, counts, strict=True)
+        end - count + whole_blocks(count) > tokens for end, count in zip(tails, counts, strict=True)
     ]
     assert by_dtype["bf16"][1] == by_dtype["fp32"][1] == experts
     assert by_dtype["bf16"][10:] == [sum(is_split)]

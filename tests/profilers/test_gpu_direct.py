@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from profilers.gpu_direct import distance, driver_says, gpu_direct_facts
+from profilers.gpu_direct import distance, driver_support, gpu_direct_facts
 from tests.rows import each_row
 
 SWITCH = "devices/pci0000:10/0000:10:01.0/0000:11:00.0"
@@ -165,21 +165,21 @@ CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.161.08  Tue"
         (None, "6.8.0", "unknown, nvidia_peermem is not loaded and the driver's version"),
     ],
 )
-def test_the_driver_says_yes_no_or_nothing(
+def test_the_driver_support_yes_no_or_nothing(
     new_node: Callable[[], Node], driver: str | None, kernel: str, said: str
 ) -> None:
     node = new_node()
     if driver is not None:
         node.driver(driver)
-    assert driver_says(sysfs=node.sysfs, proc=node.proc, kernel=kernel).startswith(said)
+    assert driver_support(sysfs=node.sysfs, proc=node.proc, kernel=kernel).startswith(said)
 
 
 def test_modules_that_cannot_be_read_leave_it_unknown(tmp_path: Path) -> None:
-    found = driver_says(sysfs=tmp_path, proc=tmp_path, kernel="6.8.0")
+    found = driver_support(sysfs=tmp_path, proc=tmp_path, kernel="6.8.0")
     assert found == "unknown, the kernel's modules cannot be read"
 
 
-def test_a_node_without_cards_has_nothing_to_say_and_one_without_accelerators_says_so(
+def test_a_node_without_nics_has_no_facts_and_one_without_accelerators_says_so(
     node: Node,
 ) -> None:
     assert node.facts() == []

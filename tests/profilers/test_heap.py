@@ -44,10 +44,10 @@ def _faults(argument: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library's allocator")
-def test_memory_that_was_freed_is_not_asked_for_again() -> None:
+def test_freed_memory_is_reused() -> None:
     assert _faults("keep") < 32
 
 
-def test_an_allocator_without_settings_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocator_without_settings_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda _name: object())
     assert not keep_heap()

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.interpolation import (
-    JUDGED_POINTS,
     MAX_POINTS,
+    TUNED_POINTS,
     KernelCurve,
     NeighbourCurve,
     fit,
@@ -74,8 +74,8 @@ def test_far_away_only_the_base_is_left(noise: list[float]) -> None:
 def test_the_order_of_the_points_does_not_matter(order: list[int]) -> None:
     points = {place: model_s(*place) * (1.0 + index) for index, place in enumerate(GRID)}
     shuffled = {GRID[index]: points[GRID[index]] for index in order}
-    asked = np.array([[100.0, 300.0, 500.0]])
-    assert fit(GEMM, shuffled).predict(asked)[0] == fit(GEMM, points).predict(asked)[0]
+    queries = np.array([[100.0, 300.0, 500.0]])
+    assert fit(GEMM, shuffled).predict(queries)[0] == fit(GEMM, points).predict(queries)[0]
 
 
 def scattered(count: int, *, noise_ratio: float) -> dict[tuple[int, ...], float]:
@@ -98,7 +98,7 @@ def test_noise_of_many_points_is_averaged_out() -> None:
 
 
 def test_many_points_without_noise_are_returned_exactly() -> None:
-    places = scattered(JUDGED_POINTS, noise_ratio=0.0)
+    places = scattered(TUNED_POINTS, noise_ratio=0.0)
     bent = {
         place: s * (1.0 + 0.5 * math.tanh(math.log2(place[0]) - 8)) for place, s in places.items()
     }
@@ -106,7 +106,7 @@ def test_many_points_without_noise_are_returned_exactly() -> None:
     assert seconds == pytest.approx(list(bent.values()), rel=1e-6)
 
 
-def test_rows_that_end_within_a_vector_are_dearer_where_points_abound() -> None:
+def test_rows_that_end_within_a_vector_cost_more_with_enough_points() -> None:
     rng = np.random.default_rng(0)
     series = Series("memory_bound", "swiglu", "fp32", "forward")
 
@@ -125,8 +125,8 @@ def test_one_disturbed_point_gives_no_column_a_weight_of_its_own() -> None:
         (rows, width): 1e-9 * rows * width for rows in (64, 512, 4096) for width in WIDTHS
     }
     # The only row that ends within a vector was measured while the machine was slow.
-    alone = fit(series, full | {(300, 1001): 4e-9 * 300 * 1001})
-    seconds, _ = alone.predict(np.array([[5000.0, 77.0]]))
+    single_curve = fit(series, full | {(300, 1001): 4e-9 * 300 * 1001})
+    seconds, _ = single_curve.predict(np.array([[5000.0, 77.0]]))
     assert seconds[0] == pytest.approx(1e-9 * 5000 * 77, rel=0.35)
     # Three that agree are believed.
     odd = {
@@ -139,8 +139,8 @@ def test_one_disturbed_point_gives_no_column_a_weight_of_its_own() -> None:
 
 def test_extrapolation_begins_beyond_five_percent() -> None:
     curve = fit(GEMM, {place: model_s(*place) for place in GRID})
-    asked = np.array([[4096 * 1.04, 128, 128], [4096 * 1.06, 128, 128], [60.0, 128, 128]])
-    assert curve.predict(asked)[1].tolist() == [False, True, True]
+    queries = np.array([[4096 * 1.04, 128, 128], [4096 * 1.06, 128, 128], [60.0, 128, 128]])
+    assert curve.predict(queries)[1].tolist() == [False, True, True]
 
 
 def test_a_single_point_scales_by_its_work() -> None:
@@ -157,24 +157,24 @@ def test_no_point_is_an_impossible_argument() -> None:
 
 def test_collectives_are_linear_in_log_space_inside_a_group() -> None:
     curve = fit(SENT, {(1024, 2, 1, 2): 1e-4, (4096, 2, 1, 2): 4e-4, (8192, 2, 1, 2): 5e-4})
-    asked = np.array([[1024, 2, 1, 2], [2048, 2, 1, 2], [16384, 2, 1, 2], [10, 2, 1, 2]])
-    seconds, extrapolated = curve.predict(asked.astype(np.float64))
+    queries = np.array([[1024, 2, 1, 2], [2048, 2, 1, 2], [16384, 2, 1, 2], [10, 2, 1, 2]])
+    seconds, extrapolated = curve.predict(queries.astype(np.float64))
     # half way in log space; twice the bytes beyond the end; the latency below the start
     assert seconds == pytest.approx([1e-4, 2e-4, 1e-3, 1e-4])
     assert extrapolated.tolist() == [False, False, True, True]
 
 
-def test_losses_at_meetings_follow_the_work_before_them_inside_a_group() -> None:
-    met = Series("rendezvous", "", "", "")
-    curve = fit(met, {(250, 2, 1, 4): 1e-5, (1000, 2, 1, 4): 4e-5, (1000, 4, 1, 4): 9e-5})
-    asked = np.array([[250.0, 2, 1, 4], [500.0, 2, 1, 4], [1000.0, 4, 1, 4], [0.0, 2, 1, 4]])
-    seconds, _ = curve.predict(asked)
+def test_arrival_skew_follows_the_work_before_it_inside_a_group() -> None:
+    skew = Series("rendezvous", "", "", "")
+    curve = fit(skew, {(250, 2, 1, 4): 1e-5, (1000, 2, 1, 4): 4e-5, (1000, 4, 1, 4): 9e-5})
+    queries = np.array([[250.0, 2, 1, 4], [500.0, 2, 1, 4], [1000.0, 4, 1, 4], [0.0, 2, 1, 4]])
+    seconds, _ = curve.predict(queries)
     # Half way in log space; a microsecond of work, the least there is, loses the root of that.
     assert seconds == pytest.approx([1e-5, 2e-5, 9e-5, 1e-5 / 250**0.5])
 
 
 @each_row("lost_s", [{1000: 2e-3, 4000: 3e-3}, {4000: 3e-3}, {1000: 5e-3, 4000: 3e-3}])
-def test_what_a_meeting_loses_grows_with_the_root_of_the_work(lost_s: dict[int, float]) -> None:
+def test_arrival_skew_grows_with_the_root_of_the_work(lost_s: dict[int, float]) -> None:
     curve = fit(
         Series("rendezvous", "", "", ""),
         {(work_us, 2, 1, 2): seconds for work_us, seconds in lost_s.items()},
@@ -185,7 +185,7 @@ def test_what_a_meeting_loses_grows_with_the_root_of_the_work(lost_s: dict[int, 
     assert extrapolated[0]
 
 
-def test_calls_cost_their_mean_and_pauses_of_the_machine_are_nobodys() -> None:
+def test_calls_cost_their_mean_without_pauses_of_the_machine() -> None:
     # Median 2; 30 is beyond three medians, 5 is skew: (1 + 2 + 2 + 5) / 4.
     curves = fit_curves(fake_profile([gemm_row(64, 1.0, 2.0, 2.0, 5.0, 30.0)]))
     assert curves[GEMM].predict(np.array([[64.0, 256.0, 256.0]]))[0][0] == pytest.approx(2.5)
@@ -196,8 +196,8 @@ def test_groups_do_not_mix() -> None:
         SENT,
         {(1024, 2, 1, 4): 1e-4, (1024, 2, 2, 4): 7e-4, (1024, 4, 1, 4): 9e-4},
     )
-    asked = np.array([[1024.0, 2.0, 2.0, 4.0], [1024.0, 8.0, 1.0, 8.0]])
-    seconds, extrapolated = curve.predict(asked)
+    queries = np.array([[1024.0, 2.0, 2.0, 4.0], [1024.0, 8.0, 1.0, 8.0]])
+    seconds, extrapolated = curve.predict(queries)
     assert seconds[0] == pytest.approx(7e-4)
     assert extrapolated.tolist() == [False, True]
     assert math.isfinite(seconds[1])
@@ -208,8 +208,10 @@ def test_the_slowest_rank_counts_and_failures_do_not() -> None:
     rows = [gemm_row(64, 1.0, 2.0, 3.0), gemm_row(64, 4.0, 4.0, 4.0, rank=1), failed]
     curves = fit_curves(fake_profile(rows))
     assert list(curves) == [GEMM]
-    assert curves[GEMM].num_points == 1
-    assert curves[GEMM].predict(np.array([[64.0, 256.0, 256.0]]))[0][0] == pytest.approx(4.0)
+    queries = np.array([[64.0, 256.0, 256.0], [8192.0, 256.0, 256.0]])
+    seconds, extrapolated = curves[GEMM].predict(queries)
+    assert seconds[0] == pytest.approx(4.0)
+    assert extrapolated.tolist() == [False, True]
 
 
 def test_axes_of_zero_have_a_time_too() -> None:
@@ -237,10 +239,10 @@ def test_a_table_too_large_to_solve_at_once_is_exact_at_its_points_too() -> None
     points = many_points()
     curve = fit(GEMM, points)
     assert isinstance(curve, NeighbourCurve)
-    assert curve.num_points == len(points) > MAX_POINTS
-    asked = list(points)[::131]
-    seconds, extrapolated = curve.predict(np.array(asked, dtype=np.float64))
-    assert seconds == pytest.approx([points[place] for place in asked], rel=1e-6)
+    assert len(curve.octaves_NA) == len(points) > MAX_POINTS
+    queries = list(points)[::131]
+    seconds, extrapolated = curve.predict(np.array(queries, dtype=np.float64))
+    assert seconds == pytest.approx([points[place] for place in queries], rel=1e-6)
     assert not extrapolated.any()
 
 

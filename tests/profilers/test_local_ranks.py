@@ -115,7 +115,7 @@ def _job(jobs: list[Job], folder: Path, text: str, *, ranks: int = 2) -> Job:
     return jobs[-1]
 
 
-def test_every_rank_knows_its_place_and_meets_in_a_private_folder(
+def test_every_rank_knows_its_place_and_connects_in_a_private_folder(
     jobs: list[Job], tmp_path: Path
 ) -> None:
     text = """
@@ -124,10 +124,12 @@ words = [os.environ[name] for name in (*names, "NCCL_SOCKET_IFNAME", "OMP_NUM_TH
 os.write(1, (" ".join(words) + "\\n").encode())
 """
     job = _job(jobs, tmp_path, text, ranks=3)
-    told, complained = job.process.communicate(timeout=PATIENCE_S)
+    output, complained = job.process.communicate(timeout=PATIENCE_S)
     assert (job.process.returncode, complained) == (0, "")
     threads = os.environ.get("OMP_NUM_THREADS", "1")
-    assert sorted(told.splitlines()) == [f"{rank} 3 {rank} 3 lo =lo {threads}" for rank in range(3)]
+    assert sorted(output.splitlines()) == [
+        f"{rank} 3 {rank} 3 lo =lo {threads}" for rank in range(3)
+    ]
     modes = {file.read_text().split()[1] for file in tmp_path.glob("*.pid")}
     assert modes == {oct(stat.S_IFDIR | 0o700)}
     assert list(job.scratch.iterdir()) == []
@@ -154,7 +156,7 @@ def test_the_rank_that_failed_is_named_and_the_others_are_ended(
         assert time.monotonic() - begun_s < PATIENCE_S
 
 
-def test_whoever_merely_lost_a_peer_is_not_blamed(jobs: list[Job], tmp_path: Path) -> None:
+def test_a_rank_that_merely_lost_a_peer_is_not_blamed(jobs: list[Job], tmp_path: Path) -> None:
     # Their parent is stopped for a second, so that it finds both ended at once.
     text = """
 import subprocess
@@ -172,9 +174,7 @@ sys.exit(1)
     assert (code, said.count("rank 1 died with SIGKILL")) == (137, 1)
 
 
-def test_whoever_asks_for_the_end_gets_it_and_nothing_is_left(
-    jobs: list[Job], tmp_path: Path
-) -> None:
+def test_a_signal_ends_all_ranks_and_nothing_is_left(jobs: list[Job], tmp_path: Path) -> None:
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)"
     for number in ENDING:
         job = _job(
@@ -201,14 +201,14 @@ child = subprocess.Popen([sys.executable, "-S", "-u", "-c", endless], stdout=sub
 child.stdout.readline()
 Path(sys.argv[1], f"child-{rank}.pid").write_text(f"{child.pid} of {rank}")
 """
-    endings = {"asked": "time.sleep(600)", "failed": "sys.exit(7)", "well": "sys.exit(0)"}
+    endings = {"signalled": "time.sleep(600)", "failed": "sys.exit(7)", "well": "sys.exit(0)"}
     for name, ending in endings.items():
         job = _job(jobs, tmp_path / name, text + ending, ranks=1)
-        if name == "asked":
+        if name == "signalled":
             job.child(0)
             job.process.terminate()
         code, _ = job.ended()
-        assert code == {"asked": 128 + signal.SIGTERM, "failed": 7, "well": 0}[name]
+        assert code == {"signalled": 128 + signal.SIGTERM, "failed": 7, "well": 0}[name]
         assert (tmp_path / name / "child-0.pid").exists()
         assert not job.left(), name
 
@@ -219,7 +219,7 @@ def test_ranks_whose_starter_was_killed_leave_and_take_the_folder_with_them(
     notice = "while os.getppid() == int(os.environ[PARENT]): pass\n"
     texts = {
         "waits": "time.sleep(600)",
-        "ends before it looks again": notice,
+        "ends before it polls": notice,
         "makes its store's file anew": notice
         + "while meet.parent.exists():\n    try: meet.touch()\n    except OSError: pass\n"
         "    time.sleep(0.001)\n",

@@ -23,7 +23,7 @@ class Outer(Record):
     is_set: bool = False
 
 
-def test_json_takes_numbers_for_numbers_alone() -> None:
+def test_json_takes_only_numbers_for_numbers() -> None:
     sound: dict[str, Any] = {
         "schema_version": 1,
         "count": 3,

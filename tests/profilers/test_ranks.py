@@ -31,7 +31,7 @@ OPEN_MPI = {
 }
 
 
-def test_a_bare_process_is_alone() -> None:
+def test_a_bare_process_is_a_single_rank() -> None:
     assert from_environment({"PATH": "/bin"}) == RankInfo()
 
 
@@ -43,7 +43,7 @@ def test_torchrun_says_everything() -> None:
     assert from_environment({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}).store_is_served
 
 
-def test_srun_meets_on_its_first_node() -> None:
+def test_srun_connects_on_its_first_node() -> None:
     info = from_environment(SRUN)
     assert (info.rank, info.world, info.local_rank, info.local_world) == (5, 6, 1, 2)
     assert info.master_address == "gpu07"
@@ -51,7 +51,7 @@ def test_srun_meets_on_its_first_node() -> None:
     assert info.master_port != from_environment({**SRUN, "SLURM_JOB_ID": "123457"}).master_port
 
 
-def test_srun_on_one_node_meets_on_loopback() -> None:
+def test_srun_on_one_node_connects_on_loopback() -> None:
     one = {**SRUN, "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}
     one |= {"SLURM_STEP_TASKS_PER_NODE": "6", "SLURM_LOCALID": "5"}
     info = from_environment(one)
@@ -87,7 +87,7 @@ def test_mpi_on_several_nodes_needs_an_address() -> None:
     assert from_environment({**several, "MASTER_ADDR": "head"}).master_address == "head"
 
 
-def test_mpi_inside_an_allocation_of_slurm_meets_on_its_first_node() -> None:
+def test_mpi_inside_an_allocation_of_slurm_connects_on_its_first_node() -> None:
     several = {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4", "SLURM_JOB_NODELIST": "gpu[07-09]"}
     assert from_environment(several).master_address == "gpu07"
 
@@ -105,7 +105,7 @@ def test_ranks_of_mpich_inherit_their_helpers_slurm_variables() -> None:
     assert from_environment({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "6"}).local_world == 2
 
 
-def test_steps_of_one_job_do_not_meet_each_other() -> None:
+def test_steps_of_one_job_do_not_connect_to_each_other() -> None:
     other = from_environment({**SRUN, "SLURM_STEP_ID": "1"})
     assert other.master_port != from_environment(SRUN).master_port
 

@@ -40,7 +40,7 @@ def test_what_is_drawn_lies_inside_the_line_and_is_possible(seed: int, grid: str
             assert case.axes["rows"] % 2 == 0
 
 
-def test_octaves_count_alike_and_sizes_need_not_be_round() -> None:
+def test_octaves_count_equally_and_sizes_need_not_be_round() -> None:
     rng = np.random.default_rng(0)
     line = [gemm_case(16), gemm_case(4096)]
     sizes = [drawn(line, rng=rng).axes["m"] for _ in range(400)]

@@ -3,31 +3,35 @@ from profilers.schedule import (
     LONG_RUNS_PER_CASE,
     MAX_CASE_S,
     RUNS_PER_CASE,
-    VISIT_S,
-    Plan,
+    SESSION_S,
+    TableSchedule,
     distinct,
     key,
 )
 from tests.profilers.testing import gemm_case, gemm_row
 
 
-def plan(*, asked: list[Case], grid: list[Case], rows: list[Measurement] | None = None) -> Plan:
-    return Plan(asked=asked, grid=grid, rows=rows or [])
+def schedule(
+    *, requested: list[Case], grid: list[Case], rows: list[Measurement] | None = None
+) -> TableSchedule:
+    return TableSchedule(requested=requested, grid=grid, rows=rows or [])
 
 
-def order_of(course: Plan, *, left_s: float) -> list[int]:
-    found = []
+def order_of(course: TableSchedule, *, left_s: float) -> list[int]:
+    order = []
     while step := course.next(left_s=left_s):
-        found.append(step.case.axes["m"])
-    return found
+        order.append(step.case.axes["m"])
+    return order
 
 
-def test_asked_cases_come_first_and_each_group_from_cheap_to_dear() -> None:
-    course = plan(asked=[gemm_case(300), gemm_case(3)], grid=[gemm_case(m) for m in (64, 8, 300)])
+def test_requested_cases_come_first_and_each_group_from_cheap_to_expensive() -> None:
+    course = schedule(
+        requested=[gemm_case(300), gemm_case(3)], grid=[gemm_case(m) for m in (64, 8, 300)]
+    )
     assert order_of(course, left_s=10.0) == [3, 300, 8, 64]
 
 
-def test_meetings_begin_with_what_steps_have_between_them() -> None:
+def test_arrival_skew_starts_with_the_work_that_steps_have() -> None:
     grid = [
         Case(
             operation="rendezvous",
@@ -36,48 +40,48 @@ def test_meetings_begin_with_what_steps_have_between_them() -> None:
         for ranks in (2, 4)
         for work_us in (250, 1000, 4000, 16000, 64000)
     ]
-    course, found = plan(asked=[], grid=grid), []
+    course, order = schedule(requested=[], grid=grid), []
     while step := course.next(left_s=1e9):
-        found.append((step.case.axes["work_us"], step.case.axes["ranks"]))
-    order = (4000, 1000, 16000, 250, 64000)
-    assert found == [(work_us, ranks) for work_us in order for ranks in (2, 4)]
+        order.append((step.case.axes["work_us"], step.case.axes["ranks"]))
+    expected = (4000, 1000, 16000, 250, 64000)
+    assert order == [(work_us, ranks) for work_us in expected for ranks in (2, 4)]
 
 
-def test_known_cases_are_not_measured_again() -> None:
-    course = plan(asked=[gemm_case(8)], grid=[gemm_case(64)], rows=[gemm_row(8, 1.0)])
+def test_known_cases_are_not_repeated() -> None:
+    course = schedule(requested=[gemm_case(8)], grid=[gemm_case(64)], rows=[gemm_row(8, 1.0)])
     assert order_of(course, left_s=1e9) == [64]
 
 
 def test_after_the_time_is_spent_only_the_first_case_is_measured() -> None:
-    course = plan(asked=[gemm_case(2)], grid=[gemm_case(1), gemm_case(3)])
+    course = schedule(requested=[gemm_case(2)], grid=[gemm_case(1), gemm_case(3)])
     assert order_of(course, left_s=0.0) == [2]
     assert course.skipped == 2
 
 
 def test_a_case_that_would_outlast_the_table_is_skipped() -> None:
     # 1 s for m = 64 means 4 runs = 4 s for m = 65 and about 256 s for m = 4096
-    course = plan(asked=[], grid=[gemm_case(65), gemm_case(4096)], rows=[gemm_row(64, 1.0)])
+    course = schedule(requested=[], grid=[gemm_case(65), gemm_case(4096)], rows=[gemm_row(64, 1.0)])
     assert order_of(course, left_s=150.0) == [65]
     assert course.skipped == 1
 
 
-def test_what_was_skipped_is_taken_up_from_cheap_to_dear_where_it_ends_in_time() -> None:
+def test_skipped_cases_that_end_in_time_are_measured_from_cheap_to_expensive() -> None:
     sizes = [gemm_case(m) for m in (4096, 512, 65)]
-    course = plan(asked=[], grid=sizes, rows=[gemm_row(64, 1.0)])
+    course = schedule(requested=[], grid=sizes, rows=[gemm_row(64, 1.0)])
     assert order_of(course, left_s=15.0) == [65]
-    assert course.lacking_ratio == 2.0
+    assert course.skipped_ratio == 2.0
     # 4 runs, of 5 s and more each, and of some 40 s.
-    assert course.late(left_s=10.0) is None
-    step = course.late(left_s=100.0)
+    assert course.next_skipped(left_s=10.0) is None
+    step = course.next_skipped(left_s=100.0)
     assert step is not None
     assert step.case.axes["m"] == 512
     assert step.budget_s == MAX_CASE_S
     assert course.skipped == 1
-    assert course.late(left_s=100.0) is None
+    assert course.next_skipped(left_s=100.0) is None
 
 
-def test_time_for_the_rest_of_the_queue_is_set_aside() -> None:
-    course = plan(asked=[], grid=[gemm_case(65), gemm_case(66)], rows=[gemm_row(64, 0.1)])
+def test_time_for_the_rest_of_the_queue_is_reserved() -> None:
+    course = schedule(requested=[], grid=[gemm_case(65), gemm_case(66)], rows=[gemm_row(64, 0.1)])
     step = course.next(left_s=1.2)
     assert step is not None
     # Both need about 0.51 s at least; what is left of 1.2 s is shared evenly.
@@ -85,15 +89,15 @@ def test_time_for_the_rest_of_the_queue_is_set_aside() -> None:
 
 
 def test_short_runs_are_expected_to_be_repeated_more_often() -> None:
-    course = plan(asked=[], grid=[], rows=[gemm_row(64, 0.01), gemm_row(4096, 1.0)])
+    course = schedule(requested=[], grid=[], rows=[gemm_row(64, 0.01), gemm_row(4096, 1.0)])
     short, long = (course.expected_s(gemm_case(m)) for m in (64, 4096))
     assert short == RUNS_PER_CASE * 0.01
     assert long == LONG_RUNS_PER_CASE * 1.0
 
 
-def test_a_visit_costs_its_runs_and_something_beside_them() -> None:
-    course = plan(asked=[], grid=[], rows=[gemm_row(64, 0.01)])
-    assert course.cost_s(gemm_case(64)) == VISIT_S + RUNS_PER_CASE * 0.01
+def test_a_session_costs_its_runs_and_an_overhead() -> None:
+    course = schedule(requested=[], grid=[], rows=[gemm_row(64, 0.01)])
+    assert course.cost_s(gemm_case(64)) == SESSION_S + RUNS_PER_CASE * 0.01
 
 
 def test_directions_are_one_case() -> None:
@@ -103,10 +107,12 @@ def test_directions_are_one_case() -> None:
     assert key(backward) == key(gemm_case(8))
 
 
-def test_repeats_of_a_grid_are_limited_where_other_sizes_tell_more_and_asked_ones_are_not() -> None:
-    course = Plan(asked=[gemm_case(2)], grid=[gemm_case(1)], rows=[], grid_case_s=0.05)
-    asked, listed = course.next(left_s=100.0), course.next(left_s=100.0)
-    assert asked is not None
+def test_repeats_of_a_grid_are_limited_where_other_sizes_add_more_and_requested_ones_are_not() -> (
+    None
+):
+    course = TableSchedule(requested=[gemm_case(2)], grid=[gemm_case(1)], rows=[], grid_case_s=0.05)
+    requested, listed = course.next(left_s=100.0), course.next(left_s=100.0)
+    assert requested is not None
     assert listed is not None
-    assert (asked.case.axes["m"], asked.budget_s) == (2, MAX_CASE_S)
+    assert (requested.case.axes["m"], requested.budget_s) == (2, MAX_CASE_S)
     assert (listed.case.axes["m"], listed.budget_s) == (1, 0.05)

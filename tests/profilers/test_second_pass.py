@@ -2,14 +2,18 @@ import numpy as np
 
 from profilers.adaptive import Infill
 from profilers.records import Measurement
-from profilers.schedule import Plan
-from profilers.second_pass import FILL_S, Fill, next_fill, next_late
+from profilers.schedule import TableSchedule
+from profilers.second_pass import INFILL_S, SecondPassTable, next_infill, next_skipped
 from tests.profilers.testing import gemm_case, gemm_row
 
 
-def fill(rows: list[Measurement], *, weight: float = 1.0, error_ratio: float = 0.1) -> Fill:
+def second_pass(
+    rows: list[Measurement], *, weight: float = 1.0, error_ratio: float = 0.1
+) -> SecondPassTable:
     infill = Infill(rows=rows, rng=np.random.default_rng(0), error_ratio=error_ratio)
-    return Fill(weight=weight, plan=Plan(asked=[], grid=[], rows=rows), infill=infill)
+    return SecondPassTable(
+        weight=weight, schedule=TableSchedule(requested=[], grid=[], rows=rows), infill=infill
+    )
 
 
 def quick() -> list[Measurement]:
@@ -17,15 +21,18 @@ def quick() -> list[Measurement]:
 
 
 def test_time_goes_to_tables_by_weight_and_error() -> None:
-    fills = [fill(quick(), weight=1.0, error_ratio=0.1), fill(quick(), weight=3.0, error_ratio=0.2)]
+    tables = [
+        second_pass(quick(), weight=1.0, error_ratio=0.1),
+        second_pass(quick(), weight=3.0, error_ratio=0.2),
+    ]
     counts = [0, 0]
     for _ in range(140):
-        chosen = next_fill(fills, left_s=10.0)
+        chosen = next_infill(tables, left_s=10.0)
         assert chosen is not None
         place, step = chosen
-        assert step.budget_s == FILL_S
-        fills[place].infill.error_ratio = (0.1, 0.2)[place]
-        fills[place].spent_s += 1.0
+        assert step.budget_s == INFILL_S
+        tables[place].infill.error_ratio = (0.1, 0.2)[place]
+        tables[place].spent_s += 1.0
         counts[place] += 1
     # 3 * 0.2 against 1 * 0.1
     assert counts == [20, 120]
@@ -34,31 +41,31 @@ def test_time_goes_to_tables_by_weight_and_error() -> None:
 def test_sizes_that_would_not_end_in_time_are_not_begun() -> None:
     slow = [gemm_row(m, 0.1 * m) for m in (16, 64, 256)]
     # 11 runs of at least 1.6 s
-    assert next_fill([fill(slow)], left_s=5.0) is None
-    chosen = next_fill([fill(slow), None, fill(quick())], left_s=5.0)
+    assert next_infill([second_pass(slow)], left_s=5.0) is None
+    chosen = next_infill([second_pass(slow), None, second_pass(quick())], left_s=5.0)
     assert chosen is not None
     assert chosen[0] == 2
 
 
 def test_without_time_or_tables_the_round_is_over() -> None:
-    assert next_fill([fill(quick())], left_s=0.0) is None
-    assert next_fill([None], left_s=9.0) is None
-    assert next_fill([fill([gemm_row(64, 1.0)])], left_s=99.0) is None
+    assert next_infill([second_pass(quick())], left_s=0.0) is None
+    assert next_infill([None], left_s=9.0) is None
+    assert next_infill([second_pass([gemm_row(64, 1.0)])], left_s=99.0) is None
 
 
 def test_the_table_that_lacks_most_is_taken_up_first() -> None:
     known = [gemm_row(m, 1e-3) for m in (16, 32, 64)]
     plans = [
-        Plan(asked=[], grid=[gemm_case(m) for m in sizes], rows=rows)
+        TableSchedule(requested=[], grid=[gemm_case(m) for m in sizes], rows=rows)
         for rows, sizes in ((known, (65, 66)), (known[:1], (17, 18)), (known, ()))
     ]
     for one in plans:
         # Every table gets its first case.
         while one.next(left_s=0.0):
             pass
-    assert next_late(plans, left_s=0.0) is None
+    assert next_skipped(plans, left_s=0.0) is None
     order = []
-    while chosen := next_late(plans, left_s=1.0):
+    while chosen := next_skipped(plans, left_s=1.0):
         place, step = chosen
         order.append((place, step.case.axes["m"]))
     assert order == [(1, 18), (0, 66)]

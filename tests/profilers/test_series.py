@@ -54,9 +54,9 @@ def test_a_rank_that_is_slower_decides() -> None:
     assert np.mean(list(found.values())) == pytest.approx(1.3e-3, rel=0.03)
 
 
-def test_one_rank_alone_counts_as_it_is() -> None:
-    alone = rows(1.0, noise_ratio=0.1)
-    assert list(times_of(alone).values()) == [row.expected_s for row in alone]
+def test_a_single_rank_counts_as_it_is() -> None:
+    single = rows(1.0, noise_ratio=0.1)
+    assert list(times_of(single).values()) == [row.expected_s for row in single]
 
 
 @each_row("measured_by", [(0,), (2,), (0, 1), (1, 2), (0, 1, 2)])
@@ -109,12 +109,12 @@ def collective(kind: str, size: int, *times_s: float, stride: int = 1) -> Measur
 def test_small_messages_of_one_kind_and_group_share_what_they_wait() -> None:
     # Of the repeats of 1 KiB none was late, of those of 2 KiB two.
     lucky, unlucky = (1e-4,) * 10, (1e-4,) * 8 + (4e-3,) * 2
-    alike = [collective("all_gather", 1024, *lucky), collective("all_gather", 2048, *unlucky)]
+    small = [collective("all_gather", 1024, *lucky), collective("all_gather", 2048, *unlucky)]
     others = [
         collective("reduce_scatter", 1024, *lucky),
         collective("all_gather", 1024, *lucky, stride=2),
     ]
-    found = together_s([*alike, *others])
+    found = together_s([*small, *others])
     by_kind = {series.kind: times for series, times in found.items()}
     less, more = (by_kind["all_gather"][size, 2, 1, 4] for size in (1024, 2048))
     assert 3e-4 < less < more < 1e-4 + 0.2 * 3.9e-3
@@ -123,13 +123,13 @@ def test_small_messages_of_one_kind_and_group_share_what_they_wait() -> None:
     assert by_kind["all_gather"][1024, 2, 2, 4] == pytest.approx(1e-4)
 
 
-def test_meetings_count_by_the_mean_of_their_blocks_and_not_by_other_meetings() -> None:
-    def met(work_us: int, *times_s: float) -> Measurement:
+def test_arrival_skew_is_the_mean_of_its_blocks_and_not_of_other_works() -> None:
+    def skew(work_us: int, *times_s: float) -> Measurement:
         axes = {"work_us": work_us, "ranks": 2, "stride": 1, "world": 2}
         return Measurement(case=Case(operation="rendezvous", axes=axes), times_s=times_s)
 
     # Most blocks of the first lost nothing; what is rare and large is what a meeting loses.
-    (found,) = together_s([met(250, *[1e-6] * 6, 4e-4, 4e-4), met(64000, *[2e-3] * 9)]).values()
+    (found,) = together_s([skew(250, *[1e-6] * 6, 4e-4, 4e-4), skew(64000, *[2e-3] * 9)]).values()
     assert found[250, 2, 1, 2] == pytest.approx(1e-4, rel=0.02)
     assert found[64000, 2, 1, 2] == pytest.approx(2e-3)
 

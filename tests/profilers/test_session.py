@@ -16,7 +16,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from profilers.cores import Cores
 from profilers.errors import (
     MachineMismatchError,
     MissingLibraryError,
@@ -31,6 +30,7 @@ from profilers.job import Job
 from profilers.launch import run_workers
 from profilers.links.collectives import BUILDERS
 from profilers.links.matrix import links_of
+from profilers.noise.cores import Cores
 from profilers.progress import ProgressEvent
 from profilers.records import Case, ProfileHeader, Status
 from profilers.session import measure_profile
@@ -131,6 +131,7 @@ def two_ranks(
     )
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_everything_within_the_budget(two_ranks: TwoRanks) -> None:
     header, events = two_ranks.header, two_ranks.events
     # Starting two ranks takes seconds, on a busy machine many; without a budget it is minutes.
@@ -145,21 +146,21 @@ def test_two_ranks_measure_everything_within_the_budget(two_ranks: TwoRanks) -> 
     assert {row.rank for row in profile.table("every_rank")} == {0, 1}
     assert {(link.sender, link.receiver) for link in links_of(profile)} == {(0, 1), (1, 0)}
     assert all(link.bytes_per_s > 1e6 for link in links_of(profile))
-    meetings = profile.table("rendezvous")
-    assert meetings
-    for row in meetings:
+    skews = profile.table("rendezvous")
+    assert skews
+    for row in skews:
         assert (row.status, row.rank) == (Status.OK, 0), row.error
         assert all(0.0 < time_s < math.inf for time_s in row.times_s)
-    asked = {row.case.id for row in profile.measurements if row.status is Status.OK}
-    assert {gemm_case(77).id, gemm_case(77, dtype="bf16").id} <= asked
-    assert link_case("all_to_all", size=777).id in asked
+    measured = {row.case.id for row in profile.measurements if row.status is Status.OK}
+    assert {gemm_case(77).id, gemm_case(77, dtype="bf16").id} <= measured
+    assert link_case("all_to_all", size=777).id in measured
     assert {event.table for event in events} == header.tables.keys()
     assert events[0].left_s >= events[-1].left_s >= 0.0
     assert fit_curves(profile)
     assert children() == []
 
 
-def test_ranks_listen_on_loopback_alone_and_meet_in_a_private_folder(two_ranks: TwoRanks) -> None:
+def test_ranks_listen_only_on_loopback_and_connect_in_a_private_folder(two_ranks: TwoRanks) -> None:
     # Both ranks lived and listened for each other while they were looked at.
     assert len(two_ranks.addresses) == 2
     assert set().union(*two_ranks.addresses.values()) == {"127.0.0.1"}
@@ -198,6 +199,7 @@ def test_a_rank_that_dies_is_named_and_complete_tables_stay(tmp_path: Path) -> N
     assert read_profile(tmp_path, with_incomplete=True).table("storage")
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_run(tmp_path: Path) -> None:
     def stop_rank_1(_event: ProgressEvent) -> None:
         signal_rank_1(signal.SIGSTOP)
@@ -309,6 +311,7 @@ def test_another_machines_profile_is_not_resumed(tmp_path: Path) -> None:
         measure_profile(tmp_path, suites=("links",), budget_s=1.0, resume=True, environment=ALONE)
 
 
+@pytest.mark.slow
 @each_row("ranks", [1, 2])
 def test_a_damaged_profile_is_not_resumed_and_no_rank_is_blamed(tmp_path: Path, ranks: int) -> None:
     (tmp_path / "profile.json").write_text("{")
@@ -346,7 +349,7 @@ def test_a_single_rank_has_no_collectives_and_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity here")
-def test_a_rank_alone_may_use_all_its_cores_again_when_it_is_done(
+def test_a_single_rank_may_use_all_its_cores_when_it_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, enter = [], Cores.enter

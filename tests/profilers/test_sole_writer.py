@@ -13,7 +13,7 @@ from profilers.session import measure_profile
 from profilers.sole_writer import sole_writer
 
 
-def test_the_second_is_told_and_the_lock_goes_with_its_holder(tmp_path: Path) -> None:
+def test_the_second_writer_is_refused_and_the_lock_goes_with_its_holder(tmp_path: Path) -> None:
     with sole_writer(tmp_path, what="`moetune profile`"):
         with (
             pytest.raises(ProfileUnwritableError, match="another `moetune profile` writes there"),

@@ -55,13 +55,13 @@ def test_the_mean_is_right_however_often_calls_are_late(late_ratio: float) -> No
     assert np.mean(found, axis=0) == pytest.approx(QUIET_S * 1.04 + LATE_S * late_ratio, rel=0.08)
 
 
-def test_where_nobody_is_late_calls_take_their_mean() -> None:
+def test_calls_without_late_ranks_take_their_mean() -> None:
     seen = repeats(np.random.default_rng(0), count=10, late_ratio=0.0)
     assert seconds_with_stalls(seen) == pytest.approx([np.mean(s) for s in seen], rel=0.02)
 
 
 @each_row("noise_ratio", [0.02, 0.3])
-def test_noise_in_proportion_to_the_time_is_shared_with_nobody(noise_ratio: float) -> None:
+def test_noise_in_proportion_to_the_time_is_not_shared(noise_ratio: float) -> None:
     rng = np.random.default_rng(0)
     sizes_s = np.geomspace(1e-5, 7e-3, 10)
     found = [

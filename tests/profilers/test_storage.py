@@ -6,23 +6,23 @@ import pytest
 
 from profilers.benchmark import Setting
 from profilers.records import Case, Measurement, Status
-from profilers.storage import SIZES, StorageBench
-from profilers.team import Alone
+from profilers.storage import SIZES, StorageBenchmark
+from profilers.team import SingleRank
 from tests.profilers.testing import UnmappedClock
 from tests.rows import each_row
 
 
-def bench(directory: Path) -> StorageBench:
-    return StorageBench(
+def benchmark(directory: Path) -> StorageBenchmark:
+    return StorageBenchmark(
         setting=Setting(
-            device="cpu", dtypes=(), team=Alone(), clock=UnmappedClock(), directory=directory
+            device="cpu", dtypes=(), team=SingleRank(), clock=UnmappedClock(), directory=directory
         )
     )
 
 
 def measured(directory: Path, *, kind: str, size: int = 100_000) -> Measurement:
     case = Case(operation="storage", kind=kind, axes={"bytes": size})
-    (row,) = bench(directory).measure(case, budget_s=0.0)
+    (row,) = benchmark(directory).measure(case, budget_s=0.0)
     return row
 
 
@@ -64,5 +64,5 @@ def test_a_kind_that_does_not_exist_is_recorded(tmp_path: Path) -> None:
 
 
 def test_every_size_is_written_and_read(tmp_path: Path) -> None:
-    asked = {(case.kind, case.axes["bytes"]) for case in bench(tmp_path).cases()}
-    assert asked == {(kind, size) for kind in ("write", "read") for size in SIZES}
+    sizes_by_kind = {(case.kind, case.axes["bytes"]) for case in benchmark(tmp_path).cases()}
+    assert sizes_by_kind == {(kind, size) for kind in ("write", "read") for size in SIZES}

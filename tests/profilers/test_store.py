@@ -268,7 +268,7 @@ def test_a_missing_table_is_named(stored: Path) -> None:
     assert "gemm.parquet: No such file" in complaint(stored)
 
 
-def test_a_header_can_be_read_alone(stored: Path) -> None:
+def test_a_header_can_be_read_without_its_tables(stored: Path) -> None:
     (stored / "gemm.parquet").unlink()
     assert read_header(stored).tables["gemm"].rows == 2
 

@@ -72,26 +72,26 @@ def test_a_device_that_is_a_quarter_slower_is_named_with_its_host() -> None:
     assert 1.15 < found.ratio < 1.35
 
 
-def test_ranks_that_share_cores_are_not_judged() -> None:
+def test_ranks_that_share_cores_are_not_compared() -> None:
     rows = [_product(rank, 0.02 if rank == 1 else 0.01, world=4) for rank in range(4)]
     shared = fake_machine(world=4).model_copy(update={"oversubscribed": True})
     assert stragglers(fake_profile(rows, machine=fake_machine(world=4)))
     assert stragglers(fake_profile(rows, machine=shared)) == ()
 
 
-def test_noise_names_nobody() -> None:
+def test_noise_names_no_rank() -> None:
     for world in (2, 4, 8, 64):
         assert (
             _found([_product(rank, 0.01, world=world) for rank in range(world)], world=world) == ()
         )
 
 
-def test_a_mixed_lot_names_nobody() -> None:
+def test_ranks_that_all_differ_name_none() -> None:
     rows = [_product(rank, 0.01 * (1.0 + 0.15 * (rank % 4)), world=8) for rank in range(8)]
     assert _found(rows, world=8) == ()
 
 
-def test_a_small_effect_is_left_alone_however_significant() -> None:
+def test_a_small_effect_is_not_named_however_significant() -> None:
     rows = [
         _product(rank, 0.0105 if rank == 0 else 0.01, world=4, spread=0.001) for rank in range(4)
     ]
@@ -119,11 +119,11 @@ def test_one_slow_link_is_named_by_its_ends() -> None:
     assert found.where == "host-0 -> host-3 (rank 0 -> 3)"
 
 
-def test_a_quiet_mesh_names_nobody() -> None:
+def test_a_quiet_mesh_names_no_link() -> None:
     assert _found(_mesh(5, {}), world=5) == ()
 
 
-def test_lanes_that_share_a_card_get_their_share() -> None:
+def test_lanes_that_share_a_nic_get_their_share() -> None:
     rows = [
         *_message(0, 2, world=4, rate=GIGABIT),
         *_message(0, 2, world=4, rate=GIGABIT / 2.0, lanes=2),
@@ -166,14 +166,14 @@ def _sized(size: int, *, seconds: float, lanes: int = 1) -> Measurement:
     return Measurement(case=case, times_s=(seconds, seconds))
 
 
-def test_who_was_compared_had_peers() -> None:
+def test_compared_members_had_peers() -> None:
     product = [_product(rank, 0.01, world=2) for rank in range(2)]
-    alone, both = fake_machine(), fake_machine(world=2)
+    single, both = fake_machine(), fake_machine(world=2)
     shared = both.model_copy(update={"oversubscribed": True})
     assert has_peers(fake_profile(product, machine=both))
     assert has_peers(fake_profile(_mesh(2, {}), machine=both))
-    assert not has_peers(fake_profile((), machine=alone))
-    assert not has_peers(fake_profile(product[:1], machine=alone))
+    assert not has_peers(fake_profile((), machine=single))
+    assert not has_peers(fake_profile(product[:1], machine=single))
     assert not has_peers(fake_profile(product, machine=shared))
     assert not has_peers(fake_profile(_message(0, 1, world=2, rate=GIGABIT), machine=both))
     once = [row.model_copy(update={"times_s": row.times_s[:1]}) for row in product]

@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from profilers.noise.policy import NoisePolicy
+from profilers.noise.sentinel import Sentinel
 from profilers.timing import (
     LONG_S,
     PeerFailedError,
@@ -63,7 +65,7 @@ def test_a_short_run_is_looped_inside_a_repeat() -> None:
     assert next(count) == 2 + 5 * 525
 
 
-def test_a_repeat_lasts_as_long_as_it_is_asked_to() -> None:
+def test_a_repeat_lasts_as_long_as_requested() -> None:
     clock = FakeClock()
     count = itertools.count()
 
@@ -71,7 +73,7 @@ def test_a_repeat_lasts_as_long_as_it_is_asked_to() -> None:
         next(count)
         clock.advance(2**-10)
 
-    times_s = measure(run, clock=clock, budget_s=1.0, repeat_s=2**-4)
+    times_s = measure(run, clock=clock, budget_s=1.0, noise=NoisePolicy(repeat_s=2**-4))
     assert times_s == pytest.approx((2**-10,) * 5)
     assert next(count) == 2 + 5 * 64
 
@@ -79,11 +81,18 @@ def test_a_repeat_lasts_as_long_as_it_is_asked_to() -> None:
 def test_rare_pauses_count_where_runs_take_turns() -> None:
     # Every tenth run waits for somebody else's turn of ten runs: the average is 1.9 times a run.
     durations_s = [0.001] * 9 + [0.01]
-    alone, in_turns = (
-        sorted(measure(task(clock, *durations_s), clock=clock, budget_s=1.0, repeat_s=repeat_s))
+    isolated, in_turns = (
+        sorted(
+            measure(
+                task(clock, *durations_s),
+                clock=clock,
+                budget_s=1.0,
+                noise=NoisePolicy(repeat_s=repeat_s),
+            )
+        )
         for clock, repeat_s in ((FakeClock(), 0.0), (FakeClock(), 0.1))
     )
-    assert alone[len(alone) // 2] == pytest.approx(0.001)
+    assert isolated[len(isolated) // 2] == pytest.approx(0.001)
     assert in_turns[len(in_turns) // 2] == pytest.approx(0.0019, rel=0.1)
 
 
@@ -95,7 +104,7 @@ def test_only_so_many_prepared_runs_are_alive_at_once() -> None:
         held.append(1)
         return lambda: clock.advance(0.001)
 
-    measure_fresh(fresh, clock=clock, budget_s=1.0, repeat_s=0.1, max_loops=7)
+    measure_fresh(fresh, clock=clock, budget_s=1.0, noise=NoisePolicy(repeat_s=0.1), max_loops=7)
     assert len(held) == 2 + 5 * 7
 
 
@@ -108,7 +117,7 @@ def test_long_preparations_leave_room_for_fewer_runs_in_a_repeat() -> None:
         clock.advance(0.009)
         return lambda: clock.advance(0.001)
 
-    times_s = measure_fresh(fresh, clock=clock, budget_s=1.0, repeat_s=0.1)
+    times_s = measure_fresh(fresh, clock=clock, budget_s=1.0, noise=NoisePolicy(repeat_s=0.1))
     assert times_s == pytest.approx((0.001,) * 5)
     # A second for five repeats of runs that last 10 ms with what prepares them: 20 of each.
     assert len(held) == pytest.approx(2 + 5 * 20, abs=5)
@@ -125,10 +134,13 @@ def test_a_long_run_is_warm_at_once_and_needs_few_repeats() -> None:
     assert len(measure(run, clock=clock, budget_s=0.0, min_repeats=4, long_repeats=3)) == 3
     assert next(count) == 1 + 3
     # Where a repeat has to last, its length has to be known.
-    assert len(measure(run, clock=clock, budget_s=0.0, min_repeats=4, repeat_s=1.0)) == 4
+    assert (
+        len(measure(run, clock=clock, budget_s=0.0, min_repeats=4, noise=NoisePolicy(repeat_s=1.0)))
+        == 4
+    )
 
 
-def test_few_repeats_are_not_settled_however_alike() -> None:
+def test_few_repeats_are_not_settled_however_equal() -> None:
     clock = FakeClock()
     steady = task(clock, 0.001)
     one, other = (
@@ -179,7 +191,7 @@ def test_every_repeat_lies_within_the_durations(durations_s: list[float], budget
     assert max(times_s) <= max(durations_s) * (1 + slack) + 1e-9
 
 
-class Watched:
+class FakeSentinel(Sentinel):
     """A machine that is twice as slow at times, and a sentinel that sees it."""
 
     def __init__(self, clock: FakeClock, slow: Callable[[float], bool]) -> None:
@@ -193,30 +205,36 @@ class Watched:
             seconds * (2.0 if self._slow(self._clock.now_s()) else 1)
         )
 
-    def read(self) -> float:
+    def read_s(self) -> float:
         self.readings += 1
         return 2.0 if self._slow(self._clock.now_s()) else 1.0
 
-    def slowness(self, before_s: float, after_s: float, *, lasted_s: float) -> float:
+    def slowdown(self, before_s: float, after_s: float, *, lasted_s: float) -> float:
         self.lasted_s.append(lasted_s)
         return math.sqrt(before_s * after_s)
 
 
-def test_what_the_machine_was_slower_is_taken_out_of_every_repeat() -> None:
+def test_the_slowdown_is_taken_out_of_every_repeat() -> None:
     clock = FakeClock()
     # The third repeat begins in time and ends in the spell.
-    machine = Watched(clock, lambda now_s: now_s > 0.0575)
-    times_s = measure(machine.run(0.01), clock=clock, budget_s=0.0, min_repeats=5, watch=machine)
+    machine = FakeSentinel(clock, lambda now_s: now_s > 0.0575)
+    times_s = measure(
+        machine.run(0.01),
+        clock=clock,
+        budget_s=0.0,
+        min_repeats=5,
+        noise=NoisePolicy(sentinel=machine),
+    )
     assert times_s == pytest.approx((0.01,) * 3 + (0.01 / math.sqrt(2.0), 0.01))
     # Before and after each.
     assert machine.readings == 10
 
 
-def test_a_sentinel_is_read_when_what_a_repeat_needs_is_prepared() -> None:
+def test_a_sentinel_is_read_after_a_repeat_is_prepared() -> None:
     clock = FakeClock()
     # Slow only while a forward pass is prepared.
     in_forward = [False]
-    machine = Watched(clock, lambda _now_s: in_forward[0])
+    machine = FakeSentinel(clock, lambda _now_s: in_forward[0])
 
     def fresh() -> Callable[[], object]:
         in_forward[0] = True
@@ -224,23 +242,25 @@ def test_a_sentinel_is_read_when_what_a_repeat_needs_is_prepared() -> None:
         in_forward[0] = False
         return machine.run(0.01)
 
-    times_s = measure_fresh(fresh, clock=clock, budget_s=0.0, watch=machine)
+    times_s = measure_fresh(fresh, clock=clock, budget_s=0.0, noise=NoisePolicy(sentinel=machine))
     assert times_s == pytest.approx((0.01,) * 5)
     assert machine.lasted_s == pytest.approx([0.01] * 5)
 
 
 def test_a_repeat_of_many_runs_lasts_as_long_as_all_of_them() -> None:
     clock = FakeClock()
-    machine = Watched(clock, lambda _now_s: True)
-    times_s = measure(machine.run(1e-5), clock=clock, budget_s=0.0, watch=machine)
+    machine = FakeSentinel(clock, lambda _now_s: True)
+    times_s = measure(
+        machine.run(1e-5), clock=clock, budget_s=0.0, noise=NoisePolicy(sentinel=machine)
+    )
     assert times_s == pytest.approx((1e-5,) * 5)
     assert min(machine.lasted_s) >= 1e-3
 
 
 @each_row("run_s", [20e-6, 60e-6, 300e-6])
-def test_what_a_reading_does_to_the_caches_hardly_counts(run_s: float) -> None:
+def test_the_effect_of_a_reading_on_the_caches_hardly_counts(run_s: float) -> None:
     clock = FakeClock()
-    machine = Watched(clock, lambda _now_s: False)
+    machine = FakeSentinel(clock, lambda _now_s: False)
     readings, runs = [-1], itertools.count()
 
     def run() -> None:
@@ -249,16 +269,16 @@ def test_what_a_reading_does_to_the_caches_hardly_counts(run_s: float) -> None:
         clock.advance(run_s + (40e-6 if is_cold else 0.0))
         readings.append(machine.readings)
 
-    times_s = measure(run, clock=clock, budget_s=0.0, watch=machine)
+    times_s = measure(run, clock=clock, budget_s=0.0, noise=NoisePolicy(sentinel=machine))
     assert times_s == pytest.approx((run_s,) * 5, rel=0.05)
 
 
 @each_row("run_s", [20e-6, 60e-6, 300e-6])
-def test_what_agreeing_does_to_the_caches_hardly_counts(run_s: float) -> None:
+def test_the_effect_of_a_message_on_the_caches_hardly_counts(run_s: float) -> None:
     clock = FakeClock()
     is_cold = [True]
 
-    def agreed(own: Sequence[float]) -> Sequence[float]:
+    def all_reduce_max(own: Sequence[float]) -> Sequence[float]:
         is_cold[0] = True
         return own
 
@@ -266,19 +286,21 @@ def test_what_agreeing_does_to_the_caches_hardly_counts(run_s: float) -> None:
         clock.advance(run_s + (40e-6 if is_cold[0] else 0.0))
         is_cold[0] = False
 
-    times_s = measure(run, clock=clock, budget_s=0.0, agreed=agreed)
+    times_s = measure(
+        run, clock=clock, budget_s=0.0, noise=NoisePolicy(all_reduce_max=all_reduce_max)
+    )
     assert times_s == pytest.approx((run_s,) * 5, rel=0.05)
 
 
-def test_an_interrupt_while_it_is_looked_how_long_a_loop_is_makes_it_no_shorter() -> None:
+def test_an_interrupt_while_the_loop_is_sized_makes_it_no_shorter() -> None:
     clock = FakeClock()
-    machine = Watched(clock, lambda _now_s: False)
+    machine = FakeSentinel(clock, lambda _now_s: False)
     runs = itertools.count()
 
     def run() -> None:
         clock.advance(2**-12 + (4e-3 if next(runs) == 3 else 0.0))
 
-    measure(run, clock=clock, budget_s=0.0, watch=machine)
+    measure(run, clock=clock, budget_s=0.0, noise=NoisePolicy(sentinel=machine))
     # 1 ms / 244 us = 4.1
     assert next(runs) == 2 + 5 + 5 * 5
 
@@ -306,7 +328,7 @@ def test_repeats_that_waited_for_pages_are_left_out() -> None:
     assert times_s == pytest.approx((1e-3,) * 3, rel=0.03)
 
 
-def test_where_all_but_one_waited_for_pages_as_many_again_are_taken() -> None:
+def test_if_all_but_one_waited_for_pages_twice_as_many_are_taken() -> None:
     clock = FakeClock()
     run = growing(clock, 0, 0, 4096, 0, 4096, 4096, 4096, 4096, 4096, 0)
     assert measure(run, clock=clock, budget_s=0.0) == pytest.approx((1e-3,) * 4)
@@ -338,9 +360,12 @@ def test_a_first_run_that_waited_for_pages_is_not_taken_for_a_long_one() -> None
     assert len(times_s) == 4
 
 
-def test_a_peer_that_fails_ends_what_is_measured_in_step() -> None:
+def test_a_failing_peer_ends_a_measurement_in_lockstep() -> None:
     clock = FakeClock()
     with pytest.raises(PeerFailedError):
         measure(
-            task(clock, 0.001), clock=clock, budget_s=1.0, agreed=lambda own: (own[0], math.inf)
+            task(clock, 0.001),
+            clock=clock,
+            budget_s=1.0,
+            noise=NoisePolicy(all_reduce_max=lambda own: (own[0], math.inf)),
         )

@@ -12,7 +12,7 @@ def _write(root: Path, files: dict[str, str]) -> None:
         file.write_text(text, encoding="utf-8")
 
 
-def test_cards_memory_nodes_and_rdma_ports_are_listed(tmp_path: Path) -> None:
+def test_nics_memory_nodes_and_rdma_ports_are_listed(tmp_path: Path) -> None:
     _write(
         tmp_path,
         {

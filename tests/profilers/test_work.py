@@ -21,7 +21,7 @@ def of(
     return float(needed.flop[0]), float(needed.bytes[0])
 
 
-def test_a_product_by_hand() -> None:
+def test_a_gemm_by_hand() -> None:
     # 2 * 2 * 3 * 5 flop; (2 * 5 + 3 * 5 + 2 * 3) elements of 2 bytes
     assert of("gemm", PRODUCT) == (60.0, 62.0)
     assert of("gemm", PRODUCT, direction="backward") == (120.0, 124.0)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from profilers.clock import HostClock
 from profilers.records import (
     Case,
     Machine,
@@ -11,7 +12,6 @@ from profilers.records import (
     ProfileHeader,
     TableInfo,
 )
-from profilers.timing import HostClock
 
 
 class UnmappedClock(HostClock):
@@ -78,7 +78,7 @@ def gemm_row(m: int, *times_s: float, rank: int = 0) -> Measurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FakeBench:
+class FakeBenchmark:
     """Products that take a microsecond for each row."""
 
     listed: tuple[Case, ...]

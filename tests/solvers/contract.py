@@ -100,21 +100,21 @@ class Contract(Generic[Problem, Solution]):
 
 def breaches(contract: Contract[Problem, Solution], method: str, seeds: Iterable[int]) -> list[str]:
     """Name each way in which a method falls short of the oracle."""
-    found, total, least = [], 0.0, 0.0
+    actual, total, least = [], 0.0, 0.0
     for seed in seeds:
         problem, best = contract.instance(seed), contract.best(seed)
         outcome = contract.family.solve(problem, method=method, time_limit_s=LONG_S)
         if not contract.covers(method, problem):
             if outcome.status is not Status.UNKNOWN:
-                found.append(f"seed {seed}: {outcome.status} of what {method} leaves out")
+                actual.append(f"seed {seed}: {outcome.status} of what {method} leaves out")
             continue
-        found += [f"seed {seed}: {line}" for line in _differences(contract, method, outcome, best)]
+        actual += [f"seed {seed}: {line}" for line in _differences(contract, method, outcome, best)]
         if best.solution is not None:
             total, least = total + outcome.objective, least + best.objective
     most_ratio = contract.excess.get(method, math.inf)
     if total > least * (1.0 + most_ratio) and method not in contract.exact:
-        found.append(f"objectives add up to {total}, optima to {least}")
-    return found
+        actual.append(f"objectives add up to {total}, optima to {least}")
+    return actual
 
 
 def _differences(

@@ -7,13 +7,13 @@ from typing import Any
 
 def unrefused(make: Callable[..., object], rows: Iterable[tuple[dict[str, Any], str]]) -> list[str]:
     """Name the rows, changes and a pattern, that `make` takes or refuses in other words."""
-    found = []
+    actual = []
     for changes, complaint in rows:
         try:
             make(**changes)
         except ValueError as error:
             if not re.search(complaint, str(error)):
-                found.append(f"{changes} should say {complaint!r}: {error}")
+                actual.append(f"{changes} should say {complaint!r}: {error}")
         else:
-            found.append(f"{changes} is taken, {complaint!r} is wrong")
-    return found
+            actual.append(f"{changes} is taken, {complaint!r} is wrong")
+    return actual

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from solvers.cbc import read_answer, run_cbc
+from solvers.cbc import parse_cbc_output, run_cbc
 from solvers.errors import BackendFailedError
 from solvers.result import Status
 
@@ -27,16 +27,16 @@ Gap:                            0.04
 
 def test_an_incumbent_at_the_time_limit_is_feasible_with_its_bound() -> None:
     solution = "Stopped on time - objective value 460.31521739\n   0 x0_1   1   12.5\n"
-    answer = read_answer(solution, STOPPED_LOG)
-    assert answer.status is Status.FEASIBLE
-    assert answer.bound == pytest.approx(441.0615)
-    assert answer.value_of_column == {"x0_1": 1.0}
+    result = parse_cbc_output(solution, STOPPED_LOG)
+    assert result.status is Status.FEASIBLE
+    assert result.bound == pytest.approx(441.0615)
+    assert result.value_of_column == {"x0_1": 1.0}
 
 
 def test_a_solution_file_that_says_optimal_after_a_stop_is_not_believed() -> None:
-    answer = read_answer("Optimal - objective value 460.31521739\n", STOPPED_LOG)
-    assert answer.status is Status.FEASIBLE
-    assert answer.bound == pytest.approx(441.0615)
+    result = parse_cbc_output("Optimal - objective value 460.31521739\n", STOPPED_LOG)
+    assert result.status is Status.FEASIBLE
+    assert result.bound == pytest.approx(441.0615)
 
 
 def test_every_ending_has_one_meaning() -> None:
@@ -48,15 +48,15 @@ def test_every_ending_has_one_meaning() -> None:
         ("Unbounded - objective value 3.0", Status.UNKNOWN, -math.inf),
         ("", Status.UNKNOWN, -math.inf),
     ):
-        answer = read_answer(first_line + "\n", "Result - Optimal solution found\n")
-        assert (answer.status, answer.bound) == (status, bound)
+        result = parse_cbc_output(first_line + "\n", "Result - Optimal solution found\n")
+        assert (result.status, result.bound) == (status, bound)
 
 
 def test_without_an_integer_solution_the_continuous_one_is_not_taken_for_it() -> None:
     first = "Stopped on time (no integer solution - continuous used) - objective value 8.9"
-    answer = read_answer(f"{first}\n  0 x0_0 0.4 0\n", STOPPED_LOG)
-    assert answer.status is Status.UNKNOWN
-    assert answer.value_of_column == {}
+    result = parse_cbc_output(f"{first}\n  0 x0_0 0.4 0\n", STOPPED_LOG)
+    assert result.status is Status.UNKNOWN
+    assert result.value_of_column == {}
 
 
 def program(path: Path, text: str) -> str:
@@ -111,7 +111,7 @@ def test_an_interrupt_while_the_program_starts_leaves_no_process(
     assert [process.poll() for process in started] == [-signal.SIGKILL]
 
 
-def test_a_broken_program_is_named_and_not_taken_for_an_answer(tmp_path: Path) -> None:
+def test_a_broken_program_is_named_and_not_taken_for_a_result(tmp_path: Path) -> None:
     fake = program(tmp_path / "cbc", "echo out of licences\n")
     with pytest.raises(BackendFailedError, match="no solution \\(out of licences\\); choose"):
         run_cbc(executable=fake, write_model=Path.touch, time_limit_s=5.0, threads=1)
@@ -127,7 +127,7 @@ def test_a_missing_program_is_named(tmp_path: Path) -> None:
         )
 
 
-def test_what_preprocessing_breaks_is_run_again_without_it(tmp_path: Path) -> None:
+def test_what_preprocessing_breaks_is_retried_without_it(tmp_path: Path) -> None:
     # Stands in for CBC: with preprocessing it calls an infeasible model optimal.
     fake = program(
         tmp_path / "cbc",
@@ -137,8 +137,8 @@ def test_what_preprocessing_breaks_is_run_again_without_it(tmp_path: Path) -> No
         '     echo "Cgl0013I Postprocessed model is infeasible - possible tolerance issue";;\n'
         "esac\n",
     )
-    answer = run_cbc(executable=fake, write_model=Path.touch, time_limit_s=5.0, threads=1)
-    assert answer.status is Status.INFEASIBLE
+    result = run_cbc(executable=fake, write_model=Path.touch, time_limit_s=5.0, threads=1)
+    assert result.status is Status.INFEASIBLE
 
 
 def test_a_model_is_not_infeasible_because_preprocessing_ran_out_of_time(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_model_is_not_infeasible_because_preprocessing_ran_out_of_time(tmp_pat
         ("", 60.0, Status.INFEASIBLE),
     ):
         executable = program(tmp_path / f"cbc-{status.value}", waits + says)
-        answer = run_cbc(
+        result = run_cbc(
             executable=executable, write_model=Path.touch, time_limit_s=limit_s, threads=1
         )
-        assert answer.status is status
+        assert result.status is status

@@ -1,5 +1,6 @@
-"""Kernel curves that are formulas, for prices worked out by hand."""
+"""Kernel curves that are formulas, for prices worked out by hand, and closed forms of papers."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ import numpy.typing as npt
 from profilers.interpolation import Bools, Curve
 from profilers.records import AXES, Case
 from profilers.series import Series
+from tuner.costs.serving.queueing import mean_wait_s
 
 Floats = npt.NDArray[np.float64]
 
@@ -19,10 +21,6 @@ class _Formula:
 
     series: Series
     seconds: Callable[[Case], float]
-
-    @property
-    def num_points(self) -> int:
-        return 1
 
     def predict(self, axes_NA: Floats) -> tuple[Floats, Bools]:
         operation, kind, dtype, direction = self.series
@@ -57,3 +55,57 @@ class Formulas(Mapping[Series, Curve]):
 
     def __len__(self) -> int:
         return 0
+
+
+def prefill_ttft_s(
+    *, rate_per_s: float, prefill_s: float, stages: int = 1, speed_up: float = 1.0
+) -> float:
+    """Mean time to the first token of equal prompts, one at a time, in seconds.
+
+    Model:   R D^2 / (2 p K (p K - R D)) + D / K: a stage is free again after D / (p K)
+    Source:  DistServe (arXiv:2401.09670), section 3.1, for p = 2 or K; any p by the same steps.
+    Valid:   Poisson arrivals; p pipeline stages, or K times the speed by tensor parallelism.
+    """
+    wait_s = mean_wait_s(
+        rate_per_s=rate_per_s, service_s=prefill_s / (stages * speed_up), service_cv2=0.0
+    )
+    return wait_s + prefill_s / speed_up
+
+
+def crossover_load(speed_up: float) -> float:
+    """Load R D above which two pipeline stages beat two tensor-parallel ranks; of one device.
+
+    Model:   both times of `prefill_ttft_s` equal; found by bisection, since the wait of tensor
+             parallelism grows faster in R D all the way to its limit K < 2.
+    Source:  DistServe (arXiv:2401.09670), section 3.1 and figure 4.
+    """
+    low, high = 0.0, speed_up
+    while high - low > 1e-12 * speed_up:
+        load = 0.5 * (low + high)
+        tensor = prefill_ttft_s(rate_per_s=load, prefill_s=1.0, speed_up=speed_up)
+        pipeline = prefill_ttft_s(rate_per_s=load, prefill_s=1.0, stages=2)
+        low, high = (low, load) if tensor > pipeline else (load, high)
+    return high
+
+
+def mean_activated(*, slots: int, experts: int, top_k: int, batch_tokens: float) -> float:
+    """Distinct experts that a device of so many slots reads on average in one layer.
+
+    Model:   C (1 - (1 - k / E)^B): a token misses an expert with probability 1 - k / E
+    Source:  Janus (arXiv:2512.13525).
+    Valid:   uniform and independent routing, each expert on one device.
+    """
+    return slots * (1.0 - math.pow(1.0 - top_k / experts, batch_tokens))
+
+
+def most_activated(
+    *, slots: int, experts: int, top_k: int, batch_tokens: float, devices: int
+) -> float:
+    """Bound on the mean of the most-loaded device's distinct experts in one layer.
+
+    Model:   min(C, a + sqrt(2 a ln n) + 1), a the mean of one device
+    Source:  Janus (arXiv:2512.13525), as reported by third parties.
+    Valid:   as `mean_activated`; loose by a third where few tokens meet many experts.
+    """
+    mean = mean_activated(slots=slots, experts=experts, top_k=top_k, batch_tokens=batch_tokens)
+    return min(float(slots), mean + math.sqrt(2.0 * mean * math.log(devices)) + 1.0)

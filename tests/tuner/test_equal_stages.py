@@ -10,17 +10,17 @@ from tuner.equal_stages import equal_stages, number_ranges
 
 def numbers_of(label: str) -> list[int]:
     """Read a label back, as a person would."""
-    found: list[int] = []
+    result: list[int] = []
     words = label.split(", ")
     for place, word in enumerate(words):
         if match := re.fullmatch(r"(\d+)-(\d+)", word):
-            found += range(int(match[1]), int(match[2]) + 1)
+            result += range(int(match[1]), int(match[2]) + 1)
         elif match := re.fullmatch(r"\.\.\. (\d+)", word):
             first, second = int(words[place - 2]), int(words[place - 1])
-            found += range(second + second - first, int(match[1]) + 1, second - first)
+            result += range(second + second - first, int(match[1]) + 1, second - first)
         else:
-            found.append(int(word))
-    return found
+            result.append(int(word))
+    return result
 
 
 def test_numbers_are_written_as_ranges() -> None:

@@ -23,7 +23,7 @@ from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.faults.forecast import Run, forecast
 from tuner.faults.reliability import Jobs
-from tuner.simulate.pipeline import Pipeline, play
+from tuner.simulate.pipeline import Pipeline, simulate_step
 from tuner.spec.accounting import num_parameters
 from tuner.spec.cluster import Pool
 from tuner.spec.model import Attention, ModelSpec
@@ -243,7 +243,7 @@ def test_a_played_pipeline_has_the_published_bubble_and_activations(
     ranks: int, chunks: int, microbatches: int
 ) -> None:
     stages = ranks * chunks
-    played = play(
+    played = simulate_step(
         Pipeline(
             forward_s_S=(1.0,) * stages,
             backward_s_S=(2.0,) * stages,
@@ -259,7 +259,7 @@ def test_a_played_pipeline_has_the_published_bubble_and_activations(
     # 2205.05198, section 4.2.3: the first device holds every layer once, p micro-batches of l / p,
     # and interleaved 1 + (p - 1) / (p v) times as much.
     times = 1.0 if chunks == 1 else 1.0 + (ranks - 1) / (ranks * chunks)
-    assert played.most_held_P[0] == pytest.approx(stages * times)
+    assert played.peak_resident_P[0] == pytest.approx(stages * times)
 
 
 def _a100s() -> Hardware:

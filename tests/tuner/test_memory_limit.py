@@ -40,8 +40,8 @@ def test_a_command_that_a_library_ends_has_run_out_of_memory() -> None:
     for ending, code in endings.items():
         lines = (
             "import os, sys",
-            "from tuner.memory_limit import survived",
-            f"sys.exit(survived(lambda: {ending}, most_bytes=2**30))",
+            "from tuner.memory_limit import run_limited",
+            f"sys.exit(run_limited(lambda: {ending}, most_bytes=2**30))",
         )
         ended = subprocess.run(
             [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False
@@ -56,8 +56,8 @@ def test_exit_codes_come_through() -> None:
             [
                 sys.executable,
                 "-c",
-                "import sys; from tuner.memory_limit import survived;"
-                f"sys.exit(survived(lambda: {code}, most_bytes=2**30))",
+                "import sys; from tuner.memory_limit import run_limited;"
+                f"sys.exit(run_limited(lambda: {code}, most_bytes=2**30))",
             ],
             check=False,
         )

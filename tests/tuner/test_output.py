@@ -83,7 +83,7 @@ def test_ctrl_c_leaves_no_unfinished_file(tmp_path: Path, monkeypatch: pytest.Mo
         (write_directory, "choose another place with -o"),
         (partial(write_files, option="--junit"), "choose another place with --junit"),
         # As `verify` does, which writes into the plan's own folder.
-        (write_files, "mend that and run this again"),
+        (write_files, "fix that and run this again"),
     ],
 )
 def test_a_file_in_the_way_is_one_line(
@@ -107,7 +107,7 @@ def test_a_device_or_a_pipe_is_refused_and_stays(tmp_path: Path) -> None:
     (tmp_path / "zero").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
     for name in ("null", "zero", "pipe"):
-        with pytest.raises(OutputError, match="not a regular file; mend"):
+        with pytest.raises(OutputError, match="not a regular file; fix"):
             write_files(tmp_path, {name: "text"})
         assert not (tmp_path / name).is_file(), name
     (tmp_path / "kept").write_text("old")

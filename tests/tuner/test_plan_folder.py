@@ -231,7 +231,7 @@ def _deeply_nested(_text: str) -> str:
         (lambda _text: "[]", "Input should be an object"),
     ],
 )
-def test_a_damaged_plan_is_one_line_and_a_way_out(
+def test_a_damaged_plan_is_refused_in_one_line(
     bound_plan: Path, planned: Path, damage: Callable[[str], str], said: str
 ) -> None:
     file = planned / PLAN_NAME
@@ -293,12 +293,12 @@ def test_launchers_ask_for_as_many_devices_as_the_plan(planned: Path) -> None:
 
 
 def _value(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    assert found is not None, pattern
-    return found[1]
+    result = re.search(pattern, text)
+    assert result is not None, pattern
+    return result[1]
 
 
-def test_of_two_who_replace_one_plan_the_second_is_told(tmp_path: Path) -> None:
+def test_the_second_of_two_writers_of_one_plan_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "plan"
     write_folder(folder, {PLAN_NAME: "{}"})
     with sole_writer(folder, what="`moetune plan`"), pytest.raises(OutputError, match="another"):

@@ -56,12 +56,12 @@ def test_the_stated_time_is_from_the_call_to_the_plan(tmp_path: Path, kind: str)
     for name in ("chat", "code"):
         (tmp_path / f"{name}.json").write_text(json.dumps(LOADS), encoding="utf-8")
     ticks = itertools.count()
-    asked: list[float] = []
+    arguments: list[float] = []
 
     def clock() -> float:
         # A clock that moves only when it is asked, by a millisecond.
-        asked.append(next(ticks) / 1000.0)
-        return asked[-1]
+        arguments.append(next(ticks) / 1000.0)
+        return arguments[-1]
 
     plan_of: dict[str, Callable[..., object]] = {
         "train": api.plan,
@@ -70,5 +70,5 @@ def test_the_stated_time_is_from_the_call_to_the_plan(tmp_path: Path, kind: str)
     }
     made = plan_of[kind](spec, clock=clock)
     certificate = made.plan.certificate  # type: ignore[attr-defined] # of any kind
-    assert len(asked) > 2
-    assert certificate.solve_s == pytest.approx(asked[-1] - asked[0])
+    assert len(arguments) > 2
+    assert certificate.solve_s == pytest.approx(arguments[-1] - arguments[0])

@@ -11,9 +11,9 @@ from tuner import api
 from tuner.costs.residuals import UNKNOWN_BAND
 from tuner.errors import PlanUnreadableError
 from tuner.plan import Plan
-from tuner.profiles import kept_residual, stored_profile
+from tuner.profiles import stored_profile, trial_residual
 from tuner.verify.neighbourhood import Neighbourhood
-from tuner.verify_api import around_plan
+from tuner.verify_api import decision_space
 
 VERIFIED = Path(__file__).parents[2] / "examples" / "profiles" / "epyc-quickstart-1"
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "tiny-moe" / "config.json"
@@ -62,10 +62,10 @@ def test_a_verified_plans_folder_corrects_later_plans_of_its_engine(tmp_path: Pa
     assert high / low < 1.3
     assert any("times are corrected by" in note for note in later.provenance.notes)
     # Another engine does not take it, and the plan's own trials start from what it holds.
-    assert kept_residual(later.cluster.pools[0], (kept,), "megatron-lm") is None
-    around = around_plan(later, read_profile(stored_profile(kept)))
-    assert isinstance(around, Neighbourhood)
-    assert around.machine.residual == later.provenance.residual
+    assert trial_residual(later.cluster.pools[0], (kept,), "megatron-lm") is None
+    space = decision_space(later, read_profile(stored_profile(kept)))
+    assert isinstance(space, Neighbourhood)
+    assert space.machine.residual == later.provenance.residual
 
 
 def test_a_damaged_verification_is_named(tmp_path: Path) -> None:

@@ -96,20 +96,20 @@ def test_without_a_recording_the_plan_says_which_loads_it_took(tmp_path: Path) -
     assert any("not recorded ones" in note for note in plan.provenance.notes)
 
 
-def test_a_closed_loop_says_how_it_is_played(tmp_path: Path) -> None:
+def test_a_closed_loop_says_how_it_is_simulated(tmp_path: Path) -> None:
     traffic = "{concurrency: 32, input_tokens: 2000, output_tokens: 300}"
     plan = deployed(tmp_path, traffic=traffic).plan
     assert any("32 requests at once, 320 in all" in note for note in plan.provenance.notes)
 
 
-def test_long_answers_are_said_to_run_longest(tmp_path: Path) -> None:
+def test_long_outputs_are_said_to_run_longest(tmp_path: Path) -> None:
     tail = "{kind: pareto_tailed, mean: 250, cv: 1.0, tail_ratio: 0.05, tail_index: 1.3}"
     tailed, fixed = (
         deployed(tmp_path, traffic=f"{{rate: 4/s, input_tokens: 2000, output_tokens: {law}}}").plan
         for law in (tail, "300")
     )
-    assert any("long answers run longest" in note for note in tailed.provenance.notes)
-    assert not any("long answers" in note for note in fixed.provenance.notes)
+    assert any("long outputs run longest" in note for note in tailed.provenance.notes)
+    assert not any("long outputs" in note for note in fixed.provenance.notes)
 
 
 def test_drafts_need_a_model_with_heads_for_them(tmp_path: Path) -> None:

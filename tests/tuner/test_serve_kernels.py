@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tuner.explain.explanation import explain
 from tuner.serve_api import deploy
 from tuner.serve_folder import write_serve_plan
@@ -47,6 +49,7 @@ def test_pools_whose_kernels_changed_are_named(tmp_path: Path) -> None:
     assert kernels_changed({}, CLUSTER, ()) == ()
 
 
+@pytest.mark.slow
 def test_explain_says_where_other_kernels_are_found(tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text(

@@ -2,13 +2,14 @@
 
 Others stand beside the code that they are about: crossovers of DistServe in costs/serving/
 test_queueing.py, shares and rates of Prefill-as-a-Service in test_offload.py, the bound of Janus in
-test_apart.py, operating points of instance programs in solvers/instances/test_published.py.
+test_afd.py, operating points of instance programs in solvers/instances/test_published.py.
 """
 
 from pathlib import Path
 
 import pytest
 
+from profilers.kv_transfer.shards import Degrees
 from profilers.steps.config import LayerKind
 from solvers.instances.problem import (
     Column,
@@ -24,8 +25,9 @@ from solvers.instances.problem import (
 from solvers.registry import INSTANCES
 from solvers.result import Status
 from tests.rows import each_row
-from tuner.costs.kv_transfer import request_kv_bytes
-from tuner.costs.serving.queueing import crossover_load, mean_wait_s, prefill_ttft_s
+from tests.tuner.formulas import crossover_load, prefill_ttft_s
+from tuner.costs.kv_transfer import rank_kv_bytes
+from tuner.costs.serving.queueing import mean_wait_s
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
@@ -48,7 +50,9 @@ def opt_66b() -> ModelSpec:
 
 def test_a_request_of_512_tokens_keeps_1_13_gib_of_opt_66b() -> None:
     # DistServe (arXiv:2401.09670), section 3.3: 1.13 GB, and about 90 Gbit/s at 10 requests/s.
-    found = request_kv_bytes(opt_66b(), tokens=512, bytes_per_element=2.0)
+    one = Degrees()
+    moved = rank_kv_bytes(opt_66b(), prefill=one, decode=one, tokens=512, bytes_per_element=2.0)
+    found = moved.whole
     assert found == 2 * 64 * 9216 * 512 * 2
     assert found == pytest.approx(1.208e9, rel=1e-3)
     assert found / 2**30 == pytest.approx(1.125)

@@ -41,6 +41,7 @@ def test_the_whole_example_has_the_same_plan(planned: Planned) -> None:
     assert whole.placement == planned.plan.placement
 
 
+@pytest.mark.slow
 def test_the_bad_cable_is_left_as_the_spare(planned: Planned) -> None:
     placement = planned.plan.placement
     assert placement is not None

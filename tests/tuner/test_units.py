@@ -156,11 +156,11 @@ def answer(parse: Callable[[str], float], text: str) -> float | str:
 @settings(deadline=None, max_examples=300)
 def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
     for parse in (parse_bytes, parse_seconds, parse_bytes_per_s, parse_per_s):
-        found = answer(parse, text)
-        if isinstance(found, str):
-            assert len(found.splitlines()) == 1
+        result = answer(parse, text)
+        if isinstance(result, str):
+            assert len(result.splitlines()) == 1
         else:
-            assert 0 <= found < math.inf
+            assert 0 <= result < math.inf
 
 
 def test_weeks_are_read_and_days_are_printed() -> None:
@@ -181,8 +181,8 @@ def test_a_share_of_a_period_is_a_ratio_a_second() -> None:
         ".5% per month": 0.005 / (30 * 86400.0),
         "2e-1% per 10d": 0.002 / (10 * 86400.0),
     }
-    found = {text: parse_share_per_s(text) for text in wanted}
-    assert found == pytest.approx(wanted)
+    result = {text: parse_share_per_s(text) for text in wanted}
+    assert result == pytest.approx(wanted)
 
 
 @each_row(

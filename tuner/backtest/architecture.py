@@ -1,7 +1,7 @@
-"""Reads the architecture of a published run, `arch_json`, into the numbers that cost time.
+"""Parses the architecture of a published run, `arch_json`, into a `ModelShape`.
 
-What a source leaves out follows the family: without a gate (GPT, MPT) the head shares the
-embedding's weights, the network is 4 * hidden wide and the vocabulary GPT-2's, padded to 51,200;
+Missing values follow the family: without a gate (GPT, MPT) the LM head shares the embedding's
+weights, the FFN is 4 * hidden wide and the vocabulary GPT-2's, padded to 51,200;
 with experts and no count of leading dense layers there are none; multi-token prediction belongs to
 DeepSeek-V3 as Megatron trains it.
 
@@ -19,12 +19,12 @@ from tuner.spec.model import MOST_TOP_K
 
 GPT_VOCAB: Final = 51_200.0
 LARGEST: Final = 1e7
-"""Of any dimension; what is larger is a slip of the pen."""
+"""Of any dimension; more is a typing error."""
 GPT_OSS_WINDOW: Final = 128.0
 """Tokens; gpt-oss model card, 2025: every second layer looks back on 128 tokens, with sinks."""
 
 
-def shape_of(row: Row) -> ModelShape:
+def parse_shape(row: Row) -> ModelShape:
     """Return the model of a row.
 
     Raises:

@@ -1,14 +1,14 @@
-"""Chooses what a source does not say as an engineer would who could predict it.
+"""Fills in what a source does not state, choosing what is predicted to be best.
 
 Expert parallelism: of the degrees that divide both experts and ranks, the one that is predicted to
 be the fastest by the generic constants.
 
-Recomputation: nothing where that fits. Else, of what makes room, the fastest that fits, by the
-predicted time and peak (tuner/costs/analytic/memory.py): modules computed again, as the engines'
+Recomputation: none where that fits. Else the fastest setting that fits, by the
+predicted time and peak (tuner/costs/analytic/memory.py): recomputed modules, as the engines'
 guides suggest them, or, in Megatron-Core without a pipeline, saved activations in host memory,
 which excludes recomputation and CUDA graphs there (megatron/core/transformer/
 transformer_config.py). A run that nothing makes fit is taken to be sharded as FSDP does, and the
-choice is made again, nothing first; where not even that fits, everything is computed again.
+choice is repeated; where even that does not fit, everything is recomputed.
 
 Not covered: an unknown micro-batch or pipeline depth, which are taken as printed.
 """
@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 
 from tuner.backtest.columns import Run
-from tuner.backtest.prices import memory_constants_of, pricer_of, regime_of
+from tuner.backtest.prices import build_pricer, run_memory_constants, run_regime
 from tuner.costs.analytic.calibration import constants_of
 from tuner.costs.analytic.constants import Software
 
@@ -40,7 +40,7 @@ RECOMPUTED: Final[tuple[Fields, ...]] = (
     {**_CHEAP, "recompute_mlp": 1.0, "recompute_moe": 1.0},
     {**_CHEAP, "recompute_mlp": 1.0, "recompute_moe": 1.0, "recompute_full": 1.0},
 )
-"""On top of what the row or its recipe has, from nothing to everything."""
+"""On top of the row's or its recipe's, from none to full."""
 OFFLOADED: Final[tuple[Fields, ...]] = tuple(
     {"activation_offload": share, "partial_graph": 0.0, "full_graph": 0.0}
     for share in (0.25, 0.5, 0.75, 1.0)
@@ -49,26 +49,26 @@ OFFLOADED: Final[tuple[Fields, ...]] = tuple(
 OFFLOADING: Final = (Software.MEGATRON_2025, Software.MEGATRON_2026)
 SHARDED: Final = {"zero_stage": 3.0}
 COLUMNS: Final = {"zero_or_fsdp": "zero_stage", "cpu_offload_layers": "activation_offload"}
-"""Columns that such a choice fills, and the field that it sets."""
+"""Columns that a choice fills, and the field that it sets."""
 
 
 def with_assumptions(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Return the runs, what is unknown chosen: expert parallelism, then recomputation."""
+    """Return the runs with unknown expert parallelism, then unknown recomputation, chosen."""
     chosen = list(with_expert_degree(runs))
-    asked = [place for place, run in enumerate(runs) if not run.knows_recompute]
-    asked = _too_large(chosen, asked)
+    unknown = [place for place, run in enumerate(runs) if not run.knows_recompute]
+    unknown = _too_large(chosen, unknown)
     for fields in ({}, SHARDED):
-        found = _fitting(chosen, asked, fields)
-        for place, run in found.items():
+        fitting = _fitting(chosen, unknown, fields)
+        for place, run in fitting.items():
             chosen[place] = run
-        asked = [place for place in asked if place not in found]
-    for place in asked:
+        unknown = [place for place in unknown if place not in fitting]
+    for place in unknown:
         chosen[place] = _variant(chosen[place], {**SHARDED, **RECOMPUTED[-1]})
     return tuple(chosen)
 
 
 def with_expert_degree(runs: Sequence[Run]) -> tuple[Run, ...]:
-    """Return the runs, those of unknown expert parallelism with the fastest."""
+    """Return the runs, unknown expert parallelism set to the fastest degree."""
     tried = [
         (place, replace(run, strategy=replace(run.strategy, expert=degree)))
         for place, run in enumerate(runs)
@@ -87,11 +87,11 @@ def _expert_degrees(run: Run) -> list[float]:
     return [float(degree) for degree in range(1, common + 1) if common % degree == 0]
 
 
-def _fitting(runs: Sequence[Run], asked: Sequence[int], fields: Fields) -> dict[int, Run]:
-    """Return, of those asked for that can be made to fit, the fastest variant that does."""
+def _fitting(runs: Sequence[Run], places: Sequence[int], fields: Fields) -> dict[int, Run]:
+    """Return the fastest variant that fits of every given run that has one."""
     tried = [
         (place, _variant(runs[place], {**fields, **choice}))
-        for place in asked
+        for place in places
         for choice in (*RECOMPUTED, *(OFFLOADED if _can_offload(runs[place]) else ()))
     ]
     too_large = set(_too_large([run for _, run in tried], range(len(tried))))
@@ -114,20 +114,20 @@ def _fastest(tried: Sequence[tuple[int, Run]]) -> dict[int, Run]:
     if not tried:
         return {}
     runs = [run for _, run in tried]
-    seconds_C = pricer_of(runs).step_s(constants_of([regime_of(run) for run in runs], None))
-    found: dict[int, Run] = {}
+    seconds_C = build_pricer(runs).step_s(constants_of([run_regime(run) for run in runs], None))
+    fastest: dict[int, Run] = {}
     fastest_s: dict[int, float] = {}
     for (place, run), step_s in zip(tried, seconds_C, strict=True):
         if step_s < fastest_s.get(place, math.inf):
-            fastest_s[place], found[place] = float(step_s), run
-    return found
+            fastest_s[place], fastest[place] = float(step_s), run
+    return fastest
 
 
-def _too_large(runs: Sequence[Run], asked: Sequence[int]) -> list[int]:
-    """Return which of the runs asked for do not fit."""
-    if not asked:
+def _too_large(runs: Sequence[Run], places: Sequence[int]) -> list[int]:
+    """Return which of the given runs do not fit."""
+    if not places:
         return []
-    some = [runs[place] for place in asked]
-    total_C = pricer_of(some).peaks(memory_constants_of(some)).total_C
+    some = [runs[place] for place in places]
+    total_C = build_pricer(some).peaks(run_memory_constants(some)).total_C
     memory_C = np.array([float(run.hardware.memory_bytes) for run in some])
-    return [place for place, fits in zip(asked, total_C <= memory_C, strict=True) if not fits]
+    return [place for place, fits in zip(places, total_C <= memory_C, strict=True) if not fits]

@@ -1,9 +1,9 @@
-"""Turns published rows into columns of models, strategies and machines, and says what was assumed.
+"""Turns published rows into columns of models, strategies and hardware, with their assumptions.
 
 What a row leaves blank is chosen by one rule each (tuner/backtest/strategy.py), and named in
 `Run.assumed`; unknown recomputation is none here, and chosen in tuner/backtest/assumptions.py.
 
-A row whose time or setup cannot be had becomes no column and keeps its reason.
+A row without a usable time or setup becomes no column and keeps its reason.
 """
 
 import re
@@ -14,19 +14,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.architecture import shape_of
+from tuner.backtest.architecture import parse_shape
 from tuner.backtest.engines import (
-    engine_of,
-    memory_family_of,
-    precision_of,
-    software_of,
+    engine_software,
+    find_memory_family,
+    identify_engine,
+    parse_precision,
     states_memory,
 )
 from tuner.backtest.measured import measured_step_s
-from tuner.backtest.networks import scale_out_of
+from tuner.backtest.networks import scale_out_bandwidth
 from tuner.backtest.rows import Row
-from tuner.backtest.stages import stacked_stages, stages_of
-from tuner.backtest.strategy import strategy_of
+from tuner.backtest.stages import stack_stages, stage_columns
+from tuner.backtest.strategy import build_strategy
 from tuner.costs.analytic.columns_of import matmul_peak
 from tuner.costs.analytic.constants import Precision, Software
 from tuner.costs.analytic.shapes import Hardware, ModelShape, Stages, Strategies, stacked, taken
@@ -47,9 +47,9 @@ class Run:
     precision: Precision
     software: Software
     family: str
-    """Software as residuals know it."""
+    """Name of the software in the residuals."""
     memory_family: str
-    """The same as constants of memory know it."""
+    """Name of the software in the memory constants."""
     release: str
     """Its version, empty where unknown."""
     shape: ModelShape
@@ -61,7 +61,7 @@ class Run:
     """Seconds of one step; None where the run ran out of memory."""
     peak_bytes: float | None
     assumed: tuple[str, ...]
-    """Columns that were blank and that a rule filled."""
+    """Blank columns that a rule filled."""
     knows_recompute: bool
     reports_reserved: bool
     """Its peak is what the allocator reserved, not what tensors took."""
@@ -95,7 +95,7 @@ class Batch:
         )
 
 
-def batch_of(runs: Sequence[Run]) -> Batch:
+def stack_runs(runs: Sequence[Run]) -> Batch:
     """Stack runs into columns.
 
     Raises:
@@ -108,42 +108,42 @@ def batch_of(runs: Sequence[Run]) -> Batch:
         shape=stacked([run.shape for run in runs]),
         strategy=stacked([run.strategy for run in runs]),
         hardware=stacked([run.hardware for run in runs]),
-        stages=stacked_stages([stages_of(run.shape, run.counts) for run in runs]),
+        stages=stack_stages([stage_columns(run.shape, run.counts) for run in runs]),
         measured_s_C=np.array([np.nan if r.measured_s is None else r.measured_s for r in runs]),
     )
 
 
-def runs_of(rows: Sequence[Row]) -> tuple[tuple[Run, ...], dict[int, str]]:
-    """Return what can be predicted, and per row number why the others cannot."""
+def build_runs(rows: Sequence[Row]) -> tuple[tuple[Run, ...], dict[int, str]]:
+    """Return the runs that can be predicted, and by row number why the others cannot."""
     runs: list[Run] = []
     reasons: dict[int, str] = {}
     for row in rows:
         try:
-            runs.append(run_of(row))
+            runs.append(build_run(row))
         except ValueError as error:
             reasons[row.number] = str(error)
     return tuple(runs), reasons
 
 
-def run_of(row: Row) -> Run:
-    """Read one row.
+def build_run(row: Row) -> Run:
+    """Build the run of one row.
 
     Raises:
-        ValueError: its time or its setup cannot be had; the message is the reason.
+        ValueError: it has no usable time or setup; the message is the reason.
     """
     if row.reason:
         raise ValueError(row.reason)
     if row.text("workload").lower() in ("lora", "peft"):
         raise ValueError("workload lora: only a few weights are trained, which is not modelled")
-    shape = shape_of(row)
+    shape = parse_shape(row)
     device = _device_of(row)
-    engine, release = engine_of(row)
-    precision = precision_of(row)
-    strategy, counts, assumed = strategy_of(row, shape, device, engine, release)
+    engine, release = identify_engine(row)
+    precision = parse_precision(row)
+    strategy, counts, assumed = build_strategy(row, shape, device, engine, release)
     tokens = float(
         strategy.micro_batch * strategy.num_microbatches * strategy.data * strategy.sequence
     )
-    # What did not fit has no time to compare; everything else needs one.
+    # A run that did not fit has no time to compare; all others need one.
     is_timed = not row.has_run_out_of_memory
     peak = row.numbers.get("peak_mem_gib")
     knows_recompute = "recompute" not in assumed
@@ -153,9 +153,9 @@ def run_of(row: Row) -> Run:
         row=row,
         device=device,
         precision=precision,
-        software=software_of(engine, release),
+        software=engine_software(engine, release),
         family=engine.family,
-        memory_family=memory_family_of(engine, release, row),
+        memory_family=find_memory_family(engine, release, row),
         release=release,
         shape=shape,
         strategy=replace(
@@ -163,7 +163,8 @@ def run_of(row: Row) -> Run:
             linear_bytes=float(engine.keeps_quantized and precision is not Precision.BF16),
         ),
         hardware=replace(
-            hardware_of(device, precision), scale_out_bytes_per_s=scale_out_of(row, device)
+            device_hardware(device, precision),
+            scale_out_bytes_per_s=scale_out_bandwidth(row, device),
         ),
         counts=counts,
         measured_s=measured_step_s(
@@ -194,7 +195,7 @@ def _device_of(row: Row) -> Datasheet:
 
 
 def _by_memory(name: str) -> Datasheet | None:
-    """Return the one device that has the memory which is all that is said of it."""
+    """Return the device of an unstated name that its stated memory identifies."""
     stated = re.search(r"unstated.*?(\d+) GiB", name)
     if stated is None:
         return None
@@ -203,7 +204,7 @@ def _by_memory(name: str) -> Datasheet | None:
     return near[0] if len(near) == 1 else None
 
 
-def hardware_of(device: Datasheet, precision: Precision) -> Hardware:
+def device_hardware(device: Datasheet, precision: Precision) -> Hardware:
     """Return a device as numbers, with the peak that the linear layers run at."""
     return Hardware(
         matmul_flop_per_s=matmul_peak(device, precision),

@@ -1,7 +1,7 @@
-"""What is known of the software that ran a published row, beyond what its source prints.
+"""Facts about the software of a published row, beyond what its source prints.
 
-A generation of training software decides things that no table states: whether attention is fused,
-whether gradients are kept in fp32, what is overlapped. The generation follows from `release`, and
+The generation of training software determines what no table states: whether attention is fused,
+whether gradients are fp32, what is overlapped. The generation follows from `release`, and
 from `source` where that is blank; nothing else depends on who published a row.
 """
 
@@ -16,7 +16,7 @@ from tuner.costs.analytic.constants import Precision, Software, software_of_cont
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
-    """One family of training software and its habits."""
+    """One family of training software and its defaults."""
 
     family: str
     """Name that residuals are stored under."""
@@ -28,7 +28,7 @@ class Engine:
     gradient_bytes: float = 4.0
     """Of a main gradient."""
     zero_stage: float = 1.0
-    """Where the row is silent."""
+    """Where the row states none."""
     recompute: str = ""
     """The field of `Strategies` that is on by default."""
     overlaps_gradients: bool = True
@@ -37,9 +37,9 @@ class Engine:
     counts_full_square: bool = True
     """Its TFLOP/s count attention over the full square of the sequence, not the causal half."""
     keeps_quantized: bool = False
-    """Linear layers keep their inputs in the products' type for the backward pass."""
+    """Linear layers save their inputs in the GEMMs' precision for the backward pass."""
     reports_reserved: bool = False
-    """Prints what the allocator reserved, not what tensors took."""
+    """Prints reserved memory of the allocator, not allocated memory."""
     is_local_batch: bool = False
     """`mbs` is a rank's batch; pipelines cut it into single sequences."""
     sequence: float = 0.0
@@ -67,8 +67,8 @@ _MEGATRON_DEEPSPEED: Final = Engine(
 )
 _VTRAIN: Final = replace(_MEGATRON_DEEPSPEED, family="vtrain", gradient_bytes=2.0)
 """vTrain's table of one node. Its times repeat what vTrain's own predictor makes of stage
-boundaries and of sums beyond 1 GiB (VIA-Research/vTrain, src/predictor.py), so that they were put
-together from kernels traced on one device; gradients are summed in fp16 there. The host under a
+boundaries and of all-reduces beyond 1 GiB (VIA-Research/vTrain, src/predictor.py): they were
+assembled from kernels traced on one device; gradients are reduced in fp16 there. The host under a
 profiler is not that of the runs on several nodes."""
 _MEGATRON_LM: Final = Engine(
     family="megatron-lm", software=Software.MEGATRON_2025, keeps_quantized=True
@@ -101,7 +101,7 @@ _TITAN: Final = Engine(
     zero_stage=3.0,
     is_local_batch=True,
     reports_reserved=True,
-    recompute="recompute_products",
+    recompute="recompute_by_op",
     sequence=8192.0,
 )
 _FOUNDRY: Final = Engine(family="llm-foundry", software=Software.TORCH_FSDP, zero_stage=3.0)
@@ -151,7 +151,7 @@ sets PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."""
 _RELEASE: Final = re.compile(r"([a-z][a-z0-9-]*?)[-=@: ]?v?(\d+(?:\.\d+){0,3})?")
 
 
-def engine_of(row: Row) -> tuple[Engine, str]:
+def identify_engine(row: Row) -> tuple[Engine, str]:
     """Return a row's engine and its release, which is empty where none is known."""
     match = _RELEASE.fullmatch(row.text("release").lower())
     named = OF_RELEASE.get(match.group(1)) if match else None
@@ -174,8 +174,8 @@ _TITAN_MEMORY: Final = (
 0.1.0 is of June, 0.2.0 of 17 October, 0.2.1 of 26 December 2025."""
 
 
-def memory_family_of(engine: Engine, release: str, row: Row) -> str:
-    """Return the family that constants of memory know the software by.
+def find_memory_family(engine: Engine, release: str, row: Row) -> str:
+    """Return the software's family in the memory constants.
 
     torchtitan without a month or version is priced as its newest release; `states_memory` says so.
     """
@@ -188,7 +188,7 @@ def memory_family_of(engine: Engine, release: str, row: Row) -> str:
 
 
 def states_memory(engine: Engine, release: str) -> bool:
-    """Whether what is known of a run's software says which constants of memory hold for it."""
+    """Whether the run's software is known well enough to choose its memory constants."""
     return engine is not _TITAN or _titan_memory(release) is not None
 
 
@@ -203,15 +203,15 @@ def _titan_memory(release: str) -> str | None:
     )
 
 
-def software_of(engine: Engine, release: str) -> Software:
-    """Return the generation of software that generic constants are known for."""
+def engine_software(engine: Engine, release: str) -> Software:
+    """Return the software generation of the generic constants."""
     if engine is _BRIDGE and release:
         return software_of_container(release)
     return engine.software
 
 
-def precision_of(row: Row) -> Precision:
-    """Return what the linear layers compute in; a blank means half precision."""
+def parse_precision(row: Row) -> Precision:
+    """Return the precision of the linear layers; blank: half precision."""
     text = row.text("precision").lower()
     if "fp4" in text:
         return Precision.NVFP4

@@ -1,11 +1,11 @@
-"""How far predictions are from measurements: errors of seconds, of choices, of memory.
+"""Errors of predictions against measurements: of seconds, of choices, of memory.
 
 p is predicted, m measured, both seconds of one step.
 
     ape    |p - m| / m, as a share
     bias   median(p / m) - 1
 
-Choices are judged within cases: rows equal in model, device, count of devices, sequence and
+Choices are compared within cases: rows equal in model, device, count of devices, sequence and
 precision. As rows of one case may differ in batch, they are compared by seconds per token. The
 regret of a case is the measured seconds per token of the row that is predicted to be the best, over
 those of the row that is, less 1; of the best three, the same with the best measured of the three
@@ -25,13 +25,13 @@ from tuner.backtest.records import Errors
 Values = npt.NDArray[np.float64]
 
 RANKED: int = 3
-"""Rows that a case needs before their order says anything."""
+"""Least rows of a case for a rank correlation."""
 CHOSEN: int = 2
-"""Rows that a case needs before a choice among them can be wrong."""
+"""Least rows of a case for a choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
+class ScoredRow:
     """One row as far as errors need it; absent numbers are None."""
 
     predicted_s: float | None
@@ -39,7 +39,7 @@ class Scored:
     tokens: float
     """Of the global batch."""
     case: tuple[str, ...]
-    """What its choice is judged within."""
+    """Rows of one case are alternatives."""
     predicted_bytes: float | None = None
     measured_bytes: float | None = None
     fits: bool | None = None
@@ -47,14 +47,16 @@ class Scored:
     has_run_out_of_memory: bool = False
 
 
-def errors_of(rows: Sequence[Scored]) -> Errors:
-    """Summarise rows; what cannot be said is None."""
+def summarise_errors(rows: Sequence[ScoredRow]) -> Errors:
+    """Summarise rows; None where there is no data."""
     timed = [row for row in rows if row.predicted_s is not None and row.measured_s is not None]
     predicted_N = np.array([row.predicted_s for row in timed], dtype=np.float64)
     measured_N = np.array([row.measured_s for row in timed], dtype=np.float64)
     ape_N = np.abs(predicted_N - measured_N) / measured_N
     cases = _cases(timed)
-    correlations = [found for case in cases if (found := _correlation(case)) is not None]
+    correlations = [
+        correlation for case in cases if (correlation := _correlation(case)) is not None
+    ]
     chosen = [case for case in cases if len(case) >= CHOSEN]
     first_K = np.array([_regret(case, best_of=1) for case in chosen])
     third_K = np.array([_regret(case, best_of=3) for case in chosen])
@@ -82,25 +84,25 @@ def errors_of(rows: Sequence[Scored]) -> Errors:
     )
 
 
-def _cases(rows: Sequence[Scored]) -> list[list[Scored]]:
-    by_case: dict[tuple[str, ...], list[Scored]] = {}
+def _cases(rows: Sequence[ScoredRow]) -> list[list[ScoredRow]]:
+    by_case: dict[tuple[str, ...], list[ScoredRow]] = {}
     for row in rows:
         by_case.setdefault(row.case, []).append(row)
     return [by_case[case] for case in sorted(by_case)]
 
 
-def _per_token(case: Sequence[Scored]) -> tuple[Values, Values]:
+def _per_token(case: Sequence[ScoredRow]) -> tuple[Values, Values]:
     predicted_N = np.array([(row.predicted_s or 0.0) / row.tokens for row in case])
     return predicted_N, np.array([(row.measured_s or 0.0) / row.tokens for row in case])
 
 
-def _regret(case: Sequence[Scored], *, best_of: int) -> float:
+def _regret(case: Sequence[ScoredRow], *, best_of: int) -> float:
     predicted_N, measured_N = _per_token(case)
     picked = np.argsort(predicted_N, kind="stable")[:best_of]
     return float(measured_N[picked].min() / measured_N.min()) - 1.0
 
 
-def _correlation(case: Sequence[Scored]) -> float | None:
+def _correlation(case: Sequence[ScoredRow]) -> float | None:
     """Return Spearman's rank correlation, None where too few rows differ."""
     if len(case) < RANKED:
         return None
@@ -117,7 +119,7 @@ def _ranks(values_N: Values) -> Values:
     return (last_U - 0.5 * (count_U + 1.0))[inverse_N]
 
 
-def _memory_errors(rows: Sequence[Scored]) -> Values:
+def _memory_errors(rows: Sequence[ScoredRow]) -> Values:
     return np.array(
         [
             abs(row.predicted_bytes - row.measured_bytes) / row.measured_bytes
@@ -127,12 +129,12 @@ def _memory_errors(rows: Sequence[Scored]) -> Values:
     )
 
 
-def _count_wrong(rows: Sequence[Scored], *, out_of_memory: bool) -> int | None:
-    """Count rows that were said to fit and did not, or the reverse; None where there are none."""
-    asked = [
+def _count_wrong(rows: Sequence[ScoredRow], *, out_of_memory: bool) -> int | None:
+    """Count rows predicted to fit that did not, or the reverse; None without such rows."""
+    relevant = [
         row for row in rows if row.fits is not None and row.has_run_out_of_memory == out_of_memory
     ]
-    return sum(row.fits == out_of_memory for row in asked) if asked else None
+    return sum(row.fits == out_of_memory for row in relevant) if relevant else None
 
 
 def _median(values_N: Values) -> float | None:

@@ -14,7 +14,7 @@ Source: the counts over the public recipes of Megatron-Bridge, tags v0.2 to v0.5
 
 from dataclasses import dataclass, field
 
-from tuner.backtest.engines import engine_of, precision_of
+from tuner.backtest.engines import identify_engine, parse_precision
 from tuner.backtest.rows import Row
 from tuner.costs.analytic.constants import Precision
 from tuner.costs.analytic.shapes import ModelShape
@@ -28,14 +28,14 @@ RACK = 72
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
-    """Fields of `Strategies`, and what is assumed of recomputation."""
+    """Fields of `Strategies`, and the assumed recomputation."""
 
     fields: dict[str, float]
     recompute: dict[str, float] = field(default_factory=dict)
     knows_recompute: bool
 
 
-def flags_of(
+def read_flags(
     row: Row, shape: ModelShape, device: Datasheet, *, release: str
 ) -> tuple[Flags, tuple[str, ...]]:
     """Return a row's flags, and the columns that a rule filled.
@@ -44,7 +44,7 @@ def flags_of(
         ValueError: a flag has a value that is not known.
     """
     is_known = "a2a_overlap" in row.flags or row.text("recipe_match") in ("exact", "layout")
-    is_tagged = engine_of(row)[0].family == "nemo"
+    is_tagged = identify_engine(row)[0].family == "nemo"
     if is_known or not is_tagged:
         return _as_printed(row, shape, is_known=is_known)
     return _majority(row, shape, device, release=release)
@@ -86,7 +86,7 @@ def _majority(
     is_blackwell = device.generation is Generation.BLACKWELL
     has_experts = bool(shape.experts)
     is_whole = (
-        precision_of(row) is Precision.NVFP4
+        parse_precision(row) is Precision.NVFP4
         if not has_experts
         else version >= FULL_GRAPH_FROM and device.scale_up_domain >= RACK
     )

@@ -8,7 +8,7 @@ from typing import Final
 
 COLUMNS: Final[Mapping[str, str]] = {
     "id": "stable name of the row",
-    "source": "where it was published; tells the software where `release` is blank",
+    "source": "where it was published; implies the software where `release` is blank",
     "model": "name of the model",
     "arch_json": "architecture: hidden, layers, heads, kv_heads, head_dim, ffn, glu, vocab, seq, "
     "tied, qk_norm; experts, topk, moe_ffn, shared_ffn, dense_layers; attn: mla with q_lora_rank, "
@@ -33,7 +33,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "tflops_per_gpu": "measured, model FLOP in the source's convention",
     "mfu": "measured, percent of the dense peak of bf16",
     "step_time_s": "measured",
-    "peak_mem_gib": "measured, GiB of the fullest device",
+    "peak_mem_gib": "measured, GiB of the device with the highest peak",
     "status": "out_of_memory: the run did not fit",
     "workload": "pretrain, sft, lora, ...; lora is not predicted",
     "group": "rows that are the same recipe; cross-validation keeps them together",

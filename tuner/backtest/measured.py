@@ -1,4 +1,4 @@
-"""Turns what a source printed into the seconds of one optimizer step.
+"""Converts a source's throughput into seconds of one optimizer step.
 
 In this order: `step_time_s`; tokens per second and device; TFLOP/s per device; MFU. The last two
 need the model's FLOP as the source counts them, by default Megatron-LM's convention: 6 per

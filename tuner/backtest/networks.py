@@ -1,7 +1,7 @@
-"""What a source says of the network between its servers, where that is not the usual one.
+"""Network bandwidth between servers, where a source states another than the datasheet's.
 
-A datasheet's `scale_out_bytes_per_s` is the card that usually goes with one device. A source that
-states its servers' network otherwise is believed: in its notes ("1600 Gbps node-node
+A datasheet's `scale_out_bytes_per_s` is the usual NIC of one device. A stated bandwidth overrides
+it: in the source's notes ("1600 Gbps node-node
 interconnect"), or in its documentation, listed here.
 """
 
@@ -22,10 +22,10 @@ _IN_NOTES: Final = re.compile(r"(\d{2,5}) ?Gbps node-node")
 _GBIT_BYTES: Final = 1e9 / 8.0
 
 
-def scale_out_of(row: Row, device: Datasheet) -> float:
+def scale_out_bandwidth(row: Row, device: Datasheet) -> float:
     """Return the network bandwidth of one device, in bytes per second and direction."""
-    found = _IN_NOTES.search(row.text("notes"))
-    gbit_per_s = float(found.group(1)) if found else STATED_GBIT_PER_S.get(row.source)
+    match = _IN_NOTES.search(row.text("notes"))
+    gbit_per_s = float(match.group(1)) if match else STATED_GBIT_PER_S.get(row.source)
     if gbit_per_s is None:
         return device.scale_out_bytes_per_s
     return gbit_per_s * _GBIT_BYTES / device.devices_per_node

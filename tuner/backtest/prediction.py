@@ -1,4 +1,4 @@
-"""Predicts every row of a table and sets what was measured beside it.
+"""Predicts every row of a table and compares it with the measurement.
 
     rows -> runs (columns.py) -> recomputation where unknown (assumptions.py) -> seconds, bytes
 
@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tuner.backtest.assumptions import with_assumptions
-from tuner.backtest.columns import Run, runs_of
-from tuner.backtest.errors import Scored, errors_of
+from tuner.backtest.columns import Run, build_runs
+from tuner.backtest.errors import ScoredRow, summarise_errors
 from tuner.backtest.prices import (
     Floats,
     Peaks,
-    memory_constants_of,
-    pricer_of,
-    regime_of,
+    build_pricer,
+    run_memory_constants,
+    run_regime,
 )
-from tuner.backtest.records import Backtest, Errors, Judged, ReleaseScatter
+from tuner.backtest.records import Backtest, BacktestRow, Errors, ReleaseScatter
 from tuner.backtest.releases import release_scatter
 from tuner.backtest.rows import Row
 from tuner.costs.analytic.calibration import Regime, Residuals, band_of, constants_of
@@ -41,45 +41,47 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Knowledge:
-    """Which residuals hold for which device."""
+class ResidualSet:
+    """Residuals by device."""
 
-    usual: Residuals | None = None
-    """Where nothing else is given; None: the generic constants."""
-    of_device: Mapping[str, Residuals] = field(default_factory=dict)
+    default: Residuals | None = None
+    """For all other devices; None: the generic constants."""
+    by_device: Mapping[str, Residuals] = field(default_factory=dict)
     """By name of the datasheet."""
 
-    def of(self, device: str) -> Residuals | None:
-        """Return what holds for a device."""
-        return self.of_device.get(device, self.usual)
+    def for_device(self, device: str) -> Residuals | None:
+        """Return the residuals of a device."""
+        return self.by_device.get(device, self.default)
 
     @property
-    def digests(self) -> set[str]:
+    def table_digests(self) -> set[str]:
         """Return the digests of the tables that the residuals were fitted to."""
-        own = {one.data_sha256 for one in self.of_device.values()}
-        return own | ({self.usual.data_sha256} if self.usual else set())
+        own = {one.data_sha256 for one in self.by_device.values()}
+        return own | ({self.default.data_sha256} if self.default else set())
 
     @property
     def origin(self) -> str:
-        """Say where it comes from."""
-        named = [f"{name}: {one.origin}" for name, one in sorted(self.of_device.items())]
-        return "; ".join((self.usual.origin if self.usual else "uncalibrated", *named))
+        """Return the origin of the residuals."""
+        named = [f"{name}: {one.origin}" for name, one in sorted(self.by_device.items())]
+        return "; ".join((self.default.origin if self.default else "uncalibrated", *named))
 
 
 def backtest(
-    rows: Sequence[Row], *, knowledge: Knowledge, data_sha256: str | None = None
+    rows: Sequence[Row], *, residual_set: ResidualSet, data_sha256: str | None = None
 ) -> Backtest:
-    """Predict what can be predicted and measure the errors; the digest is that of the table."""
-    runs, reasons = runs_of(rows)
-    predicted = {found.run.row.number: found for found in predictions(runs, knowledge=knowledge)}
-    judged = tuple(_judged(row, predicted.get(row.number), reasons.get(row.number)) for row in rows)
-    scored = [_scored(row, predicted.get(row.number)) for row in rows]
+    """Predict every row that can be predicted and compute the errors; the digest is the table's."""
+    runs, reasons = build_runs(rows)
+    predicted = {one.run.row.number: one for one in predictions(runs, residual_set=residual_set)}
+    result_rows = tuple(
+        _to_row(row, predicted.get(row.number), reasons.get(row.number)) for row in rows
+    )
+    scored = [_to_scored_row(row, predicted.get(row.number)) for row in rows]
     with_experts = [bool(row.architecture.get("experts")) for row in rows]
     moe = [(row, one) for row, one, has in zip(rows, scored, with_experts, strict=True) if has]
-    inside = [_is_inside(row) for row in judged if row.predicted and row.measured]
+    inside = [_is_inside(row) for row in result_rows if row.predicted and row.measured]
     return Backtest(
-        residuals=knowledge.origin,
-        is_in_sample=data_sha256 is not None and data_sha256 in knowledge.digests,
+        residuals=residual_set.origin,
+        is_in_sample=data_sha256 is not None and data_sha256 in residual_set.table_digests,
         coverage_ratio=float(np.mean(inside)) if inside else None,
         sources=_by_name([(row.source, one) for row, one in zip(rows, scored, strict=True)]),
         moe_only=_by_name([(row.source, one) for row, one in moe]),
@@ -90,10 +92,10 @@ def backtest(
                 if row.number in predicted
             ]
         ),
-        total=errors_of(scored),
-        moe_total=errors_of([one for _, one in moe]),
+        total=summarise_errors(scored),
+        moe_total=summarise_errors([one for _, one in moe]),
         release_scatter=_release_scatter(tuple(predicted.values())),
-        rows=judged,
+        rows=result_rows,
     )
 
 
@@ -102,33 +104,33 @@ def _release_scatter(predicted: Sequence[Predicted]) -> dict[str, ReleaseScatter
         name: [one for one in predicted if bool(one.run.shape.experts) == has_experts]
         for name, has_experts in (("moe", True), ("dense", False))
     }
-    found = {
+    scatter = {
         name: release_scatter([one.run for one in some], np.array([one.step_s for one in some]))
         for name, some in by_kind.items()
     }
-    return {name: one for name, one in found.items() if one is not None}
+    return {name: one for name, one in scatter.items() if one is not None}
 
 
-def predictions(runs: Sequence[Run], *, knowledge: Knowledge) -> tuple[Predicted, ...]:
+def predictions(runs: Sequence[Run], *, residual_set: ResidualSet) -> tuple[Predicted, ...]:
     """Predict runs; unknown recomputation is chosen first."""
     if not runs:
         return ()
     chosen = with_assumptions(runs)
-    regimes = [regime_of(run) for run in chosen]
-    pricer = pricer_of(chosen)
-    step_s_C = pricer.step_s(constants_of(regimes, knowledge.usual))
-    for device, residuals in knowledge.of_device.items():
+    regimes = [run_regime(run) for run in chosen]
+    pricer = build_pricer(chosen)
+    step_s_C = pricer.step_s(constants_of(regimes, residual_set.default))
+    for device, residuals in residual_set.by_device.items():
         here_C = np.array([regime.device == device for regime in regimes])
         found_C = pricer.step_s(constants_of(regimes, residuals))
         step_s_C = np.where(here_C, found_C, step_s_C)
-    peaks = pricer.peaks(memory_constants_of(chosen))
+    peaks = pricer.peaks(run_memory_constants(chosen))
     reported_C = reported_peaks(chosen, peaks)
     return tuple(
         Predicted(
             run=run,
             regime=regime,
             step_s=float(step_s_C[place]),
-            band=band_of(regime, knowledge.of(regime.device)),
+            band=band_of(regime, residual_set.for_device(regime.device)),
             peak_bytes=float(reported_C[place]),
             fits=bool(peaks.total_C[place] <= float(run.hardware.memory_bytes)),
         )
@@ -143,9 +145,9 @@ def reported_peaks(runs: Sequence[Run], peaks: Peaks) -> Floats:
     return chosen
 
 
-def _judged(row: Row, predicted: Predicted | None, reason: str | None) -> Judged:
+def _to_row(row: Row, predicted: Predicted | None, reason: str | None) -> BacktestRow:
     if predicted is None:
-        return Judged(
+        return BacktestRow(
             id=row.id,
             source=row.source,
             predicted=None,
@@ -160,7 +162,7 @@ def _judged(row: Row, predicted: Predicted | None, reason: str | None) -> Judged
         )
     low, high = predicted.band
     run = predicted.run
-    return Judged(
+    return BacktestRow(
         id=row.id,
         source=row.source,
         predicted=predicted.step_s,
@@ -175,7 +177,7 @@ def _judged(row: Row, predicted: Predicted | None, reason: str | None) -> Judged
     )
 
 
-def _is_inside(row: Judged) -> bool:
+def _is_inside(row: BacktestRow) -> bool:
     return (
         row.band is not None
         and row.measured is not None
@@ -183,27 +185,27 @@ def _is_inside(row: Judged) -> bool:
     )
 
 
-def case_of(row: Row) -> tuple[str, ...]:
-    """Return what makes two rows alternatives of each other."""
+def case_key(row: Row) -> tuple[str, ...]:
+    """Return the key of a case: rows with equal keys are alternatives."""
     texts = (row.text(name) for name in ("model", "gpu", "precision"))
     numbers = (f"{row.number_or(name, 0.0):g}" for name in ("num_gpus", "seq"))
     return (row.source, *texts, *numbers)
 
 
-def tokens_of(run: Run) -> float:
+def tokens_per_step(run: Run) -> float:
     """Return the tokens of one step."""
     s = run.strategy
     return float(s.micro_batch * s.num_microbatches * s.data * s.sequence)
 
 
-def _scored(row: Row, predicted: Predicted | None) -> Scored:
+def _to_scored_row(row: Row, predicted: Predicted | None) -> ScoredRow:
     if predicted is None:
-        return Scored(predicted_s=None, measured_s=None, tokens=1.0, case=case_of(row))
-    return Scored(
+        return ScoredRow(predicted_s=None, measured_s=None, tokens=1.0, case=case_key(row))
+    return ScoredRow(
         predicted_s=predicted.step_s,
         measured_s=predicted.run.measured_s,
-        tokens=tokens_of(predicted.run),
-        case=case_of(row),
+        tokens=tokens_per_step(predicted.run),
+        case=case_key(row),
         predicted_bytes=predicted.peak_bytes,
         measured_bytes=predicted.run.peak_bytes,
         fits=predicted.fits,
@@ -211,6 +213,6 @@ def _scored(row: Row, predicted: Predicted | None) -> Scored:
     )
 
 
-def _by_name(named: Sequence[tuple[str, Scored]]) -> dict[str, Errors]:
+def _by_name(named: Sequence[tuple[str, ScoredRow]]) -> dict[str, Errors]:
     names = dict.fromkeys(name for name, _ in named)
-    return {name: errors_of([one for key, one in named if key == name]) for name in names}
+    return {name: summarise_errors([one for key, one in named if key == name]) for name in names}

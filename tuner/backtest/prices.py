@@ -1,8 +1,8 @@
 """Prices all runs at once.
 
-What a layer costs is priced once for runs that agree in all that it depends on (tables of one
-software repeat a few layers in hundreds of layouts); then runs are sorted into batches by depth,
-so that few stages are padding, and put together from those costs.
+A layer is priced once for all runs that agree in everything it depends on (tables of one software
+repeat a few layers in hundreds of layouts). Then runs are batched by depth, to limit padding, and
+assembled from those costs.
 
 Letters: C runs, U runs with distinct layers.
 """
@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.backtest.columns import Batch, Run, batch_of
+from tuner.backtest.columns import Batch, Run, stack_runs
 from tuner.costs.analytic.calibration import Regime
 from tuner.costs.analytic.constants import Constants
 from tuner.costs.analytic.memory import price_memory
@@ -53,7 +53,7 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peaks:
-    """Bytes on the fullest device of each run."""
+    """Peak bytes of each run, of the device with the highest peak."""
 
     allocated_C: Floats
     """By tensors."""
@@ -71,9 +71,9 @@ class Pricer:
     layers: Batch
     """Runs with distinct layers."""
     first_U: Places
-    """Where they stand among all."""
+    """Their places among all runs."""
     kind_C: Places
-    """Which of them has each run's layers."""
+    """Index of each run's layers among them."""
 
     def step_s(self, constants: Constants) -> Floats:
         """Return seconds of one step per run.
@@ -97,7 +97,7 @@ class Pricer:
         return found_C
 
     def repeated(self, times: int) -> "Pricer":
-        """Return a pricer of the same runs several times over, one turn after the other."""
+        """Return a pricer of the same runs, repeated."""
         kinds, runs = len(self.first_U), len(self.kind_C)
         return Pricer(
             parts=tuple(
@@ -110,7 +110,7 @@ class Pricer:
         )
 
     def peaks(self, constants: MemoryConstants) -> Peaks:
-        """Return bytes of the fullest device per run; constants hold one entry per run."""
+        """Return peak bytes per run; constants hold one entry per run."""
         found_KC = np.empty((3, len(self.kind_C)))
         for columns, batch in self.parts:
             price = price_memory(
@@ -130,27 +130,27 @@ def _turns(places: Places, times: int, size: int) -> Places:
     return np.concatenate([places + turn * size for turn in range(times)])
 
 
-def pricer_of(runs: Sequence[Run]) -> Pricer:
+def build_pricer(runs: Sequence[Run]) -> Pricer:
     """Sort runs into batches."""
     depth_C = np.array([len(run.counts) for run in runs])
     batch_C = np.searchsorted(DEPTHS, depth_C)
     parts = []
     for index in np.unique(batch_C):
         columns = np.flatnonzero(batch_C == index)
-        parts.append((columns, batch_of([runs[int(column)] for column in columns])))
+        parts.append((columns, stack_runs([runs[int(column)] for column in columns])))
     kinds: dict[tuple[object, ...], int] = {}
     kind_C = np.array([kinds.setdefault(_layer_facts(run), len(kinds)) for run in runs])
     first_U = np.unique(kind_C, return_index=True)[1]
     return Pricer(
         parts=tuple(parts),
-        layers=batch_of([runs[int(place)] for place in first_U]),
+        layers=stack_runs([runs[int(place)] for place in first_U]),
         first_U=first_U,
         kind_C=kind_C,
     )
 
 
 def _layer_facts(run: Run) -> tuple[object, ...]:
-    """Return all that `unit_costs` and its constants depend on."""
+    """Return everything that `unit_costs` and its constants depend on."""
     shape, strategy = (
         tuple(
             float(getattr(part, field.name))
@@ -159,17 +159,17 @@ def _layer_facts(run: Run) -> tuple[object, ...]:
         )
         for part in (run.shape, run.strategy)
     )
-    return shape, strategy, bool(run.shape.moe_layers), regime_of(run)
+    return shape, strategy, bool(run.shape.moe_layers), run_regime(run)
 
 
-def memory_constants_of(runs: Sequence[Run]) -> MemoryConstants:
+def run_memory_constants(runs: Sequence[Run]) -> MemoryConstants:
     """Return the constants of memory of each run's software."""
     return memory_constants(
         [run.software for run in runs], families=[run.memory_family for run in runs]
     )
 
 
-def regime_of(run: Run) -> Regime:
+def run_regime(run: Run) -> Regime:
     """Return what a run's kernels and host depend on."""
     return Regime(
         device=run.device.name,

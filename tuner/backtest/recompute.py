@@ -1,8 +1,8 @@
-"""Reads what a published run computes again in its backward pass.
+"""Reads what a published run recomputes in its backward pass.
 
 Names are Megatron's modules, joined by +; `full` is every layer as a whole; `selective` is the core
 of attention in Megatron-LM (arXiv:2205.05198) and, in torchtitan, all but attention and every
-second product.
+second GEMM.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ FIELD_OF_MODULE: Final[Mapping[str, str]] = {
     "mla_up_proj": "recompute_mla_up_proj",
     "shared_experts": "recompute_shared_experts",
 }
-"""Module to the field of `Strategies` that says which share of it is recomputed."""
+"""Module to the field of `Strategies` with its recomputed share."""
 NOTHING: Final = ("none", "off", "false")
 ALSO: Final = ("sp",)
-"""Words beside modules: sequence parallelism."""
+"""Other words in the column: sequence parallelism."""
 
 
-def recompute_of(row: Row, *, stage_layers: float, by_products: bool) -> dict[str, float] | None:
+def read_recompute(row: Row, *, stage_layers: float, by_op: bool) -> dict[str, float] | None:
     """Return fields of `Strategies`, or None where the row does not say.
 
     Raises:
@@ -41,8 +41,8 @@ def recompute_of(row: Row, *, stage_layers: float, by_products: bool) -> dict[st
     for module in (part.strip().lower() for part in text.split("+")):
         if not module or module in (*NOTHING, *ALSO):
             continue
-        if by_products and module.startswith("selective"):
-            fields["recompute_products"] = 1.0
+        if by_op and module.startswith("selective"):
+            fields["recompute_by_op"] = 1.0
             continue
         if module not in FIELD_OF_MODULE:
             known = ", ".join(FIELD_OF_MODULE)

@@ -1,4 +1,4 @@
-"""What `moetune backtest --json` prints; shares are ratios, times seconds, None is "cannot say"."""
+"""The output of `moetune backtest --json`; shares are ratios, times seconds, None: no data."""
 
 from typing import Annotated
 
@@ -28,7 +28,7 @@ class Errors(Record):
     rank_correlation: float | None
     """Median of Spearman's correlation within cases (same model, devices, sequence, precision)."""
     rank_correlation_min: float | None
-    """Of the case that is ordered worst."""
+    """Of the case with the worst order."""
     choice_cases: Count
     """Cases with at least two rows."""
     choice_regret: float | None
@@ -49,7 +49,7 @@ class Errors(Record):
 
 
 class ReleaseScatter(Record):
-    """Recipes that several releases of their software ran, and how far they moved."""
+    """Recipes that were published under several releases, and how far their times differ."""
 
     recipes: Count
     rows: Count
@@ -60,14 +60,14 @@ class ReleaseScatter(Record):
     far_ratio: float
     """Share of the recipes whose spread is more than 1.25."""
     one_number_p90_ape: float
-    """Error on these runs of each recipe's own geometric mean: scatter between releases alone."""
+    """Error on these runs of each recipe's geometric mean: only the scatter between releases."""
     p90_ape: float
     """Error of the predictions on these runs."""
     means_p90_ape: float
-    """Error of the predictions' geometric means per recipe: what is left without the scatter."""
+    """Error of the predictions' geometric means per recipe: without the scatter."""
 
 
-class Judged(Record):
+class BacktestRow(Record):
     """One row of the table, predicted or with the reason why not."""
 
     id: str
@@ -81,29 +81,29 @@ class Judged(Record):
     reason: str | None
     """Why nothing is predicted."""
     assumed: tuple[str, ...]
-    """Columns that were blank and that a rule filled."""
+    """Blank columns that a rule filled."""
     regime: str
     """Device, precision and software whose residuals were used."""
     predicted_bytes: float | None
-    """Of the fullest device."""
+    """Peak of one device, the highest of the run."""
     measured_bytes: float | None
     fits: bool | None
     """Whether the prediction stays inside the device's memory."""
 
 
 class Backtest(Record):
-    """Predictions beside measurements."""
+    """Predictions and measurements."""
 
     schema_version: int = SCHEMA_VERSION
     residuals: str
     """What the constants come from: `uncalibrated`, or the origin that the residuals state."""
     is_in_sample: bool
-    """The residuals were fitted to this very table, so that its errors flatter them."""
+    """The residuals were fitted to this table, so its errors are in-sample."""
     coverage_ratio: float | None
     """Share of the rows whose measured time lies inside the printed band."""
     sources: dict[str, Errors]
     moe_only: dict[str, Errors]
-    """By source, rows of models with experts alone."""
+    """By source, only rows of models with experts."""
     generations: dict[str, Errors]
     """By generation of the device."""
     total: Errors
@@ -112,4 +112,4 @@ class Backtest(Record):
     release_scatter: dict[str, ReleaseScatter] = Field(default_factory=dict)
     """Of models with experts (`moe`) and of the others (`dense`), where recipes were published
     under several releases."""
-    rows: tuple[Judged, ...]
+    rows: tuple[BacktestRow, ...]

@@ -1,4 +1,4 @@
-"""How far the same recipe moves between releases of its software, which no recipe explains.
+"""How far the time of one recipe differs between releases of its software.
 
 A recipe here is a model on a machine in one layout: source, software, model, device and how many,
 precision, sequence, batch, micro-batch and every degree. Flags that a release sets by itself
@@ -31,7 +31,7 @@ LAYOUT: Final = (
 )
 """Fields of a strategy that a recipe is known by."""
 FAR: Final = 1.25
-"""A spread that no noise of one machine explains."""
+"""A spread larger than the noise of one machine."""
 
 
 def release_scatter(runs: Sequence[Run], predicted_s_C: Floats) -> ReleaseScatter | None:
@@ -61,7 +61,7 @@ def release_scatter(runs: Sequence[Run], predicted_s_C: Floats) -> ReleaseScatte
 
 
 def recipes_of(runs: Sequence[Run]) -> list[list[int]]:
-    """Group the measured runs that differ in nothing but the release, where they do."""
+    """Group the measured runs that differ only in the release."""
     by_recipe: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for place, run in enumerate(runs):
         if run.release and run.measured_s is not None:

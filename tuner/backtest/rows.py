@@ -1,9 +1,8 @@
-"""Reads a table of measured training runs, one row a run, as others published them.
+"""Reads a table of published training runs, one row a run.
 
-The file is untrusted and often incomplete: any cell may be blank, columns may be missing or
-unknown, and a cell that is no number, or none that can be, spoils its own row and no other. Such a
-row is kept with the reason, so that it is counted. What makes the whole file unusable (no header
-that we know, not text, too large) is one error.
+The file is untrusted and often incomplete: cells may be blank, columns missing or unknown. A cell
+that is no number, or an impossible one, invalidates only its own row, which is kept with the reason
+and counted. A file that is unusable as a whole (no known column, not text, too large) is one error.
 
 Memory is bounded by `LARGEST_BYTES`; a file is read once and never beyond that.
 """
@@ -73,7 +72,7 @@ class Row:
 
     @property
     def group(self) -> str:
-        """What cross-validation keeps together; without one a row stands for itself."""
+        """The recipe, which cross-validation keeps together; without one each row is its own."""
         return self.text("group") or self.id
 
     @property
@@ -94,7 +93,7 @@ def read_rows(path: Path) -> tuple[Row, ...]:
         header = [name.strip() for name in next(reader, [])]
         _check_header(header, path)
         rows = tuple(
-            row_of(header, cells, number=number)
+            parse_row(header, cells, number=number)
             for number, cells in enumerate((cells for cells in reader if cells), start=1)
         )
     except csv.Error as error:
@@ -134,8 +133,8 @@ def read_bytes(path: Path) -> bytes:
         raise SpecError(f"cannot read {str(path)!r}: {error.strerror}") from error
 
 
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a table, which tells one from another.
+def table_digest(path: Path) -> str:
+    """Return the SHA-256 of a table.
 
     Raises:
         SpecError: it is absent or too large.
@@ -161,11 +160,11 @@ def _check_header(header: Sequence[str], path: Path) -> None:
         )
     twice = next((name for name in header if name in COLUMNS and header.count(name) > 1), None)
     if twice is not None:
-        raise SpecError(f"{str(path)!r}: column {twice!r} stands twice; remove one")
+        raise SpecError(f"{str(path)!r}: column {twice!r} appears twice; remove one")
 
 
-def row_of(header: Sequence[str], cells: Sequence[str], *, number: int) -> Row:
-    """Read one line; what cannot be read is its reason."""
+def parse_row(header: Sequence[str], cells: Sequence[str], *, number: int) -> Row:
+    """Parse one line; an error becomes its reason."""
     known = {
         name: cell.strip()
         for name, cell in zip(header, cells, strict=False)
@@ -184,7 +183,7 @@ def row_of(header: Sequence[str], cells: Sequence[str], *, number: int) -> Row:
             elif name in FLAGS:
                 flags[name] = _flag(name, text)
             elif name == "arch_json":
-                architecture = parsed_architecture(text)
+                architecture = parse_architecture(text)
     except ValueError as error:
         reason = reason or str(error)
     return Row(
@@ -225,19 +224,19 @@ def _flag(name: str, text: str) -> bool:
     return lowered in TRUE
 
 
-def parsed_architecture(text: str) -> Architecture:
+def parse_architecture(text: str) -> Architecture:
     """Read one cell of `arch_json`.
 
     Raises:
         ValueError: it is no JSON object.
     """
     try:
-        found = json.loads(text, parse_constant=_no_constant)
+        architecture = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
         raise ValueError(f"arch_json {_shown(text)} is not JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(architecture, dict):
         raise ValueError(f"arch_json {_shown(text)} is not a JSON object")  # noqa: TRY004 bad input
-    return found
+    return architecture
 
 
 def _no_constant(name: str) -> float:

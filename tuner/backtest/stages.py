@@ -1,6 +1,6 @@
-"""Cuts a model's layers into the stages that a published run most likely had.
+"""Divides a model's layers into the stages that a published run most likely had.
 
-Three habits, in this order, for L layers on n = PP * VPP stages:
+Three rules, in this order, for L layers on n = PP * VPP stages:
 
 - L divides by n: every stage gets L / n layers; embedding and head come on top.
 - L + 2 divides by n: embedding and loss count as a layer each, as Llama 3.1 405B and Qwen3-235B
@@ -21,7 +21,7 @@ import numpy as np
 from tuner.costs.analytic.shapes import Grid, ModelShape, Stages
 
 
-def layers_of_stages(
+def divide_layers(
     layers: int, *, mtp_layers: int = 0, num_stages: int
 ) -> tuple[tuple[int, ...], bool]:
     """Return layers per stage, and whether embedding and loss count as layers.
@@ -44,8 +44,8 @@ def layers_of_stages(
     return tuple(base + (stage < more) for stage in range(num_stages)), False
 
 
-def stages_of(shape: ModelShape, counts: tuple[int, ...]) -> Stages:
-    """Say what each stage of one model holds, as columns [S, 1]."""
+def stage_columns(shape: ModelShape, counts: tuple[int, ...]) -> Stages:
+    """Return the contents of each stage of one model, as columns [S, 1]."""
     count_S = np.array(counts, dtype=np.float64)
     before_S = np.cumsum(count_S) - count_S
     dense_S = np.clip(float(shape.dense_layers) - before_S, 0.0, count_S)
@@ -60,7 +60,7 @@ def stages_of(shape: ModelShape, counts: tuple[int, ...]) -> Stages:
     )
 
 
-def stacked_stages(parts: list[Stages]) -> Stages:
+def stack_stages(parts: list[Stages]) -> Stages:
     """Join columns of stages, padding with empty ones."""
     num_stages = max(part.dense_SC.shape[0] for part in parts)
     return Stages(

@@ -1,4 +1,4 @@
-"""Reads how a published run was laid out: degrees, batch, sharding, flags; what is blank by rule.
+"""Reads the layout of a published run: degrees, batch, sharding, flags; blanks are filled by rule.
 
 - degrees: 1; dp: num_gpus / (tp * pp * cp). Where the printed degrees and dp do not give the
   devices, cp is what is missing, as in NeMo's long-context tables.
@@ -13,10 +13,10 @@ import math
 from dataclasses import dataclass
 
 from tuner.backtest.engines import Engine
-from tuner.backtest.flags import Flags, flags_of
-from tuner.backtest.recompute import recompute_of
+from tuner.backtest.flags import Flags, read_flags
+from tuner.backtest.recompute import read_recompute
 from tuner.backtest.rows import Row
-from tuner.backtest.stages import layers_of_stages
+from tuner.backtest.stages import divide_layers
 from tuner.costs.analytic.constants import Software
 from tuner.costs.analytic.shapes import ModelShape, Strategies
 from tuner.devices.datasheet import Datasheet
@@ -35,7 +35,7 @@ class _Degrees:
     assumed: tuple[str, ...]
 
 
-def strategy_of(
+def build_strategy(
     row: Row, shape: ModelShape, device: Datasheet, engine: Engine, release: str
 ) -> tuple[Strategies, tuple[int, ...], tuple[str, ...]]:
     """Return the strategy, layers per stage, and the columns that a rule filled.
@@ -49,17 +49,17 @@ def strategy_of(
     stage, shard_ranks = _sharding(row, engine, degrees)
     expert, expert_tensor, filled = _expert_degrees(row, shape, degrees, device)
     assumed += filled
-    counts, ends_as_layers = layers_of_stages(
+    counts, embedding_loss_count = divide_layers(
         int(shape.dense_layers + shape.moe_layers),
         mtp_layers=int(shape.mtp_layers),
         num_stages=int(degrees.pipeline * degrees.chunks),
     )
-    flags, filled = flags_of(row, shape, device, release=release)
+    flags, filled = read_flags(row, shape, device, release=release)
     assumed += filled
-    recompute = recompute_of(
+    recompute = read_recompute(
         row,
         stage_layers=sum(counts) / degrees.pipeline,
-        by_products=engine.family == "torchtitan",
+        by_op=engine.family == "torchtitan",
     )
     if recompute is None and not flags.knows_recompute:
         assumed += ("recompute",)
@@ -89,7 +89,7 @@ def strategy_of(
                 engine.overlaps_tensor and degrees.tensor > 1.0 and not shape.experts
             )
             or float("async TP" in row.text("notes") or "AsyncTP" in row.text("notes")),
-            ends_as_layers=float(ends_as_layers),
+            ends_as_layers=float(embedding_loss_count),
             activation_offload=min(
                 1.0, row.number_or("cpu_offload_layers", 0.0) * degrees.pipeline / sum(counts)
             ),
@@ -215,7 +215,7 @@ def _sharding(row: Row, engine: Engine, degrees: _Degrees) -> tuple[float, float
         stage = text.removeprefix("zero-")
         if stage not in ("0", "1", "2", "3"):
             raise ValueError(f"zero_or_fsdp {text[:40]!r} is not one of ZeRO-0 to ZeRO-3")
-        # Megatron sums gradients once, after the last micro-batch, whatever the stage is called.
+        # Megatron reduces gradients once, after the last micro-batch, whatever the stage.
         most = 3.0 if engine.software is Software.TORCH_FSDP else 1.0
         return min(float(stage), most), 0.0
     if "shard-grad-op" in text:

@@ -1,11 +1,12 @@
-"""Error bands from held-out residuals: split conformal prediction, by how much is known.
+"""Error bands from held-out residuals: split conformal prediction, per set of known facts.
 
 A band is [exp(-q), exp(q)] of measured over predicted seconds, where q is the quantile of the size
 of held-out residuals that covers the stated share of a new recipe, ceil((n + 1) share) of n recipes
-(Vovk et al., "Algorithmic Learning in a Random World", 2005). Recipes count alike, however many
-runs they have. Too few recipes give no band, and what is wider known stands in.
+(Vovk et al., "Algorithmic Learning in a Random World", 2005). Recipes have equal weight, however
+many runs they have. With too few recipes there is no band, and that of a more general regime is
+used.
 
-What is known of a regime decides which residuals its band comes from:
+The known facts of a regime determine the residuals of its band:
 
     its family, device generation and release   recipes held out
     its family and device generation            whole releases held out
@@ -23,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from tuner.calibrate.fit import Floats
-from tuner.costs.analytic.calibration import Band, Regime, Where, band_among
+from tuner.costs.analytic.calibration import Band, Regime, Where, narrowest_band
 
 FEWEST: Final = 12
 """Recipes that a band needs."""
@@ -36,10 +37,10 @@ LEVELS: Final[Mapping[tuple[str, ...], str]] = {
     ("generation",): "family",
     (): "family",
 }
-"""Facts that are known, and what was held out to learn how good they are."""
+"""Known facts, and what was held out to estimate their accuracy."""
 
 
-def bands_of(
+def error_bands(
     regimes: Sequence[Regime],
     groups: Sequence[str],
     residual_by: Mapping[str, Floats],
@@ -48,11 +49,11 @@ def bands_of(
 ) -> tuple[Band, ...]:
     """Return a band for every set of facts with enough recipes; NaN residuals are left out."""
     has_release = {regime.family for regime in regimes if regime.release}
-    found = []
+    bands = []
     for facts, key in LEVELS.items():
         wheres = [_where(regime, facts) for regime in regimes]
         for where in dict.fromkeys(where for where in wheres if where is not None):
-            # Where no release is known at all, there is none to leave out.
+            # Without any known release there is none to hold out.
             is_unreleased = facts == ("family", "generation") and where.family not in has_release
             residual_C = residual_by["group" if is_unreleased else key]
             chosen = [
@@ -62,8 +63,8 @@ def bands_of(
             ]
             band = _band(where, residual_C, groups, chosen, stated)
             if band is not None:
-                found.append(band)
-    return tuple(found)
+                bands.append(band)
+    return tuple(bands)
 
 
 def _where(regime: Regime, facts: tuple[str, ...]) -> Where | None:
@@ -111,6 +112,6 @@ def covered_ratio(
     inside: dict[str, list[bool]] = {}
     for regime, group, residual in zip(regimes, groups, residual_C, strict=True):
         if math.isfinite(residual):
-            low, high = band_among(regime, bands)
+            low, high = narrowest_band(regime, bands)
             inside.setdefault(group, []).append(low <= math.exp(-residual) <= high)
     return {group: sum(each) / len(each) for group, each in inside.items()}

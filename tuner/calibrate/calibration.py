@@ -1,14 +1,14 @@
-"""Fits residuals to a table of runs and says how well they would have predicted it unseen.
+"""Fits residuals to a table of runs, and measures their accuracy by cross-validation.
 
     rows -> runs -> Problem (terms.py) -> fit -> corrections
                                        -> fits without each fold -> errors, bands
 
-Runs weigh by how new they are: of n runs that differ only in depth, data parallelism, pipeline or
+Near-repeats are down-weighted: of n runs that differ only in depth, data parallelism, pipeline or
 batch (same width, tensor parallelism, micro-batch, device, software) each weighs n^-0.5, so that
-one paper's many near-repeats do not decide what many others share.
+one paper's many near-repeats do not dominate shared constants.
 
-The bands' own promise is tested by folds inside folds: bands made without a fold's recipes have to
-hold them.
+The coverage of the bands is tested by nested cross-validation: bands made without a fold's recipes
+have to hold them.
 
 Letters: C runs, P offsets.
 """
@@ -23,14 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.backtest.assumptions import with_assumptions
-from tuner.backtest.columns import Run, runs_of
-from tuner.backtest.prices import Pricer, pricer_of, regime_of
+from tuner.backtest.columns import Run, build_runs
+from tuner.backtest.prices import Pricer, build_pricer, run_regime
 from tuner.backtest.rows import Row
-from tuner.calibrate.bands import STATED, bands_of, covered_ratio
-from tuner.calibrate.cross_validation import KEYS, MOST_FOLDS, folds_of, held_out
-from tuner.calibrate.fit import COARSE, Fit, Floats, Problem, blocks_of, fit
-from tuner.calibrate.ratio_bands import pairs_of, ratio_bands_of, setting_of
-from tuner.calibrate.terms import FEWEST_RECIPES, TERMS, Level, Offset, holding, offsets_of
+from tuner.calibrate.bands import STATED, covered_ratio, error_bands
+from tuner.calibrate.cross_validation import KEYS, MOST_FOLDS, assign_folds, held_out
+from tuner.calibrate.fit import COARSE, Fit, Floats, Problem, fit, group_blocks
+from tuner.calibrate.ratio_bands import build_pairs, build_ratio_bands, setting_key
+from tuner.calibrate.terms import FEWEST_RECIPES, TERMS, Level, Offset, list_offsets, offset_mask
 from tuner.costs.analytic.calibration import (
     Correction,
     Regime,
@@ -46,14 +46,14 @@ FEWEST_RUNS: Final = 2
 OUTER_FOLDS: Final = 4
 INNER_FOLDS: Final = 4
 COLUMNS_AT_ONCE: Final = 8_000
-"""Runs times constants that are priced together; what is much wider than that is no faster."""
+"""Runs times constants that are priced together; wider batches are no faster."""
 SMALLEST_OFFSET: Final = 5e-3
-"""Of a logarithm; what moved less is left out of the corrections."""
+"""Of a logarithm; smaller offsets are left out of the corrections."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Calibration:
-    """A fit with everything that judges it."""
+    """A fit with its cross-validation."""
 
     runs: tuple[Run, ...]
     regimes: tuple[Regime, ...]
@@ -77,20 +77,20 @@ def calibrate(
     Raises:
         SpecError: fewer than two such rows, or no two of different recipes have anything in common.
     """
-    runs = tuple(run for run in runs_of(rows)[0] if run.measured_s is not None)
+    runs = tuple(run for run in build_runs(rows)[0] if run.measured_s is not None)
     if len(runs) < FEWEST_RUNS:
         raise SpecError(
             f"{len(runs)} of {len(rows)} rows can be predicted and have a measured time, which is "
             "too few to fit; 'moetune backtest' says why for each"
         )
     runs = with_assumptions(runs)
-    regimes = tuple(regime_of(run) for run in runs)
-    problem, offsets = problem_of(runs, regimes, terms)
+    regimes = tuple(run_regime(run) for run in runs)
+    problem, offsets = build_problem(runs, regimes, terms)
     whole = fit(problem)
     groups, strata = [run.row.group for run in runs], [run.family for run in runs]
     residual_by = {
-        name: held_out(problem, whole, folds_of(keys, most=MOST_FOLDS, strata=strata))
-        for name, keys in keys_of(runs).items()
+        name: held_out(problem, whole, assign_folds(keys, most=MOST_FOLDS, strata=strata))
+        for name, keys in held_out_keys(runs).items()
     }
     return Calibration(
         runs=runs,
@@ -106,10 +106,10 @@ def calibrate(
             groups=len(set(groups)),
             stated_ratio=STATED,
             covered_ratio=nested_coverage(problem, runs, regimes),
-            corrections=corrections_of(offsets, whole.offset_P),
-            bands=bands_of(regimes, groups, residual_by),
-            ratios=ratio_bands_of(pairs_of(runs, residual_by["setting"])),
-            releases=releases_of(runs),
+            corrections=to_corrections(offsets, whole.offset_P),
+            bands=error_bands(regimes, groups, residual_by),
+            ratios=build_ratio_bands(build_pairs(runs, residual_by["setting"])),
+            releases=releases_by_family(runs),
         ),
     )
 
@@ -117,7 +117,7 @@ def calibrate(
 def _side_by_side(
     pricer: Pricer, *, num_runs: int, num_values: int
 ) -> Callable[[Sequence[Floats]], Sequence[Floats]] | None:
-    """Return what prices runs under several constants at once; None where that saves nothing."""
+    """Return a batched pricer for several sets of constants; None where that saves nothing."""
     most = COLUMNS_AT_ONCE // num_runs
     if most < 2:
         return None
@@ -125,29 +125,29 @@ def _side_by_side(
     repeated = pricer.repeated(times)
 
     def prices(values: Sequence[Floats]) -> Sequence[Floats]:
-        found: list[Floats] = []
+        times_s: list[Floats] = []
         for first in range(0, len(values), times):
             some = list(values[first : first + times])
             filled = some + [some[-1]] * (times - len(some))
             together_s = repeated.step_s(as_constants(np.hstack(filled)))
-            found += list(together_s.reshape(times, num_runs)[: len(some)])
-        return found
+            times_s += list(together_s.reshape(times, num_runs)[: len(some)])
+        return times_s
 
     return prices
 
 
-def problem_of(
+def build_problem(
     runs: Sequence[Run], regimes: Sequence[Regime], terms: Mapping[str, Mapping[Level, float]]
 ) -> tuple[Problem, tuple[Offset, ...]]:
-    """State what is fitted."""
+    """Build the fitting problem."""
     groups = [run.row.group for run in runs]
-    offsets = offsets_of(regimes, groups, terms)
+    offsets = list_offsets(regimes, groups, terms)
     if not offsets:
         raise SpecError(
             f"{len(runs)} rows of {len(set(groups))} recipes share no constant; one is fitted to "
-            f"{FEWEST_RECIPES} recipes (column group) on alike devices or software"
+            f"{FEWEST_RECIPES} recipes (column group) on the same devices or software"
         )
-    pricer, holds_PC = pricer_of(runs), holding(offsets, regimes)
+    pricer, holds_PC = build_pricer(runs), offset_mask(offsets, regimes)
     bounds_K = [FITTED.get(name) for name in NAMES]
     problem = Problem(
         price=lambda values_KC: pricer.step_s(as_constants(values_KC)),
@@ -158,16 +158,16 @@ def problem_of(
         low_K=np.array([-np.inf if prior is None else prior.low for prior in bounds_K]),
         high_K=np.array([np.inf if prior is None else prior.high for prior in bounds_K]),
         measured_C=np.array([run.measured_s for run in runs], dtype=np.float64),
-        weight_C=weights_of(runs),
+        weight_C=run_weights(runs),
         constant_P=np.array([NAMES.index(offset.constant) for offset in offsets], dtype=np.intp),
         holds_PC=holds_PC,
         spread_P=np.array([offset.spread for offset in offsets]),
-        blocks=blocks_of(holds_PC),
+        blocks=group_blocks(holds_PC),
     )
     return problem, offsets
 
 
-def weights_of(runs: Sequence[Run]) -> Floats:
+def run_weights(runs: Sequence[Run]) -> Floats:
     """Return n^-0.5 for n runs whose layers have the same kernels on the same software."""
     kinds = [
         (
@@ -188,18 +188,18 @@ def weights_of(runs: Sequence[Run]) -> Floats:
     return np.array([count[kind] ** -0.5 for kind in kinds])
 
 
-def keys_of(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return what is left out together: for tables, and for bands."""
+def held_out_keys(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Return the cross-validation keys of the runs: for tables, and for bands."""
     keys = {name: [key(run) for run in runs] for name, key in KEYS.items()}
     keys["release"] = [f"{run.family}|{run.release}" for run in runs]
     keys["generation"] = [f"{run.family}|{run.device.generation}" for run in runs]
     keys["family"] = [run.family for run in runs]
-    keys["setting"] = [setting_of(run) for run in runs]
+    keys["setting"] = [setting_key(run) for run in runs]
     return keys
 
 
-def releases_of(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
-    """Return by family the releases that its runs carry, oldest first."""
+def releases_by_family(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
+    """Return the releases of each family, oldest first."""
     return {
         family: tuple(sorted(known, key=version_of))
         for family in sorted({run.family for run in runs})
@@ -207,8 +207,8 @@ def releases_of(runs: Sequence[Run]) -> dict[str, tuple[str, ...]]:
     }
 
 
-def corrections_of(offsets: Sequence[Offset], offset_P: Floats) -> tuple[Correction, ...]:
-    """Gather factors by where they hold."""
+def to_corrections(offsets: Sequence[Offset], offset_P: Floats) -> tuple[Correction, ...]:
+    """Group factors by the regime they apply to."""
     by_where: dict[Where, dict[str, float]] = {}
     for offset, value in zip(offsets, offset_P, strict=True):
         if abs(value) >= SMALLEST_OFFSET:
@@ -223,10 +223,10 @@ def corrections_of(offsets: Sequence[Offset], offset_P: Floats) -> tuple[Correct
 def nested_coverage(
     problem: Problem, runs: Sequence[Run], regimes: Sequence[Regime]
 ) -> float | None:
-    """Return the share of recipes that bands hold which were made without them."""
+    """Return the share of recipes inside bands that were made without them."""
     groups = [run.row.group for run in runs]
-    keys = keys_of(runs)
-    outer_C = folds_of(groups, most=OUTER_FOLDS, seed=1)
+    keys = held_out_keys(runs)
+    outer_C = assign_folds(groups, most=OUTER_FOLDS, seed=1)
     shares: dict[str, float] = {}
     for fold in np.unique(outer_C):
         used_C = outer_C != fold
@@ -237,10 +237,10 @@ def nested_coverage(
             name: held_out(problem, inner, _inner_folds(keys[name]), used_C=used_C, is_rough=True)
             for name in ("group", "release", "generation", "family")
         }
-        bands = bands_of(regimes, groups, residual_by)
+        bands = error_bands(regimes, groups, residual_by)
         shares |= covered_ratio(regimes, groups, np.where(used_C, np.nan, inner.residual_C), bands)
     return float(np.mean(list(shares.values()))) if shares else None
 
 
 def _inner_folds(keys: Sequence[str]) -> npt.NDArray[np.intp]:
-    return folds_of(keys, most=INNER_FOLDS, seed=2)
+    return assign_folds(keys, most=INNER_FOLDS, seed=2)

@@ -1,8 +1,8 @@
-"""Predicts every run from a fit that has not seen it, nor anything too like it.
+"""Predicts every run from a fit that has seen neither it nor similar runs.
 
-A key says what is too like: runs of one key are left out together. The recipe (`group`) is the
-usual one; leaving out whole models, devices or cells (hidden width, tensor parallelism and
-micro-batch, which together make the kernels' shapes) asks for more.
+Runs with one key are held out together. The recipe (`group`) is the usual key; holding out whole
+models, devices or cells (hidden width, tensor parallelism and micro-batch, which determine the
+kernels' shapes) is stricter.
 
 Letters: C runs.
 """
@@ -31,14 +31,14 @@ KEYS: Final[Mapping[str, Callable[[Run], str]]] = {
 """What is left out together, by the name it has in tables."""
 
 
-def folds_of(
+def assign_folds(
     keys: Sequence[str],
     *,
     most: int,
     seed: int = SEED,
     strata: Sequence[str] | None = None,
 ) -> npt.NDArray[np.intp]:
-    """Deal keys to at most `most` folds at random; every run of a key is in its key's fold.
+    """Assign keys to at most `most` folds at random; every run of a key is in its key's fold.
 
     With strata (each run's; a key has its first run's) every fold gets an even share of each, so
     that no fold loses all of a small table at once.

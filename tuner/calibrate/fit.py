@@ -5,10 +5,10 @@ With r_c = log(predicted / measured), weights w_c and prior spreads t_p, minimis
 
     sum_c w_c rho(r_c / noise) + sum_p (x_p / t_p)^2,   rho(z) = 2 b^2 (sqrt(1 + (z / b)^2) - 1)
 
-rho grows like z^2 near 0 and like |z| far out, so that a few runs that no model explains pull
-little (pseudo-Huber, b = `BEND`). The priors hold offsets at 0, i.e. at the generic value, as far
-as the data do not say otherwise; an offset of a release on top of its family's is thereby drawn to
-the family, which is what ties few rows to many (ridge; nested offsets are a hierarchical model).
+rho grows like z^2 near 0 and like |z| far out, so that outliers have little influence
+(pseudo-Huber, b = `BEND`). The priors shrink offsets towards 0, i.e. the generic value; an offset
+of a release on top of its family's is thereby shrunk towards the family (ridge; nested offsets are
+a hierarchical model).
 
 Steps are Levenberg and Marquardt's: solve (J'WJ + priors + damping D) dx = -gradient, keep the step
 if the sum falls. A run's time depends on its own constants alone, so one more pricing of all runs
@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 
 NOISE: Final = 0.06
-"""Of the logarithm of a published time: what the same recipe moves between two runs."""
+"""Of the logarithm of a published time: run-to-run spread of one recipe."""
 BEND: Final = 2.0
 """Multiples of the noise from which on a run counts linearly."""
 NUDGE: Final = 0.02
@@ -39,7 +39,7 @@ LARGEST_STEP: Final = 0.5
 MOST_DAMPING: Final = 1e5
 REWEIGHTINGS: Final = 6
 COARSE: Final = 1e-3
-"""Share of the sum below which an iteration ends a fit that many are made of."""
+"""Relative decrease of the sum at which one of many fits stops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,9 +60,9 @@ class Problem:
     spread_P: Floats
     """Prior standard deviation of each offset."""
     blocks: tuple[tuple[Places, Places], ...]
-    """See `blocks_of`."""
+    """See `group_blocks`."""
     price_side_by_side: Callable[[Sequence[Floats]], Sequence[Floats]] | None = None
-    """Likewise for several arrays of constants, in less time than one by one."""
+    """The same for several arrays of constants, batched."""
 
     def values(self, offset_P: Floats, *, aside_KC: Floats | None = None) -> Floats:
         """Return the constants of every run, their logarithms moved by `aside_KC`."""
@@ -77,13 +77,13 @@ class Problem:
 
     def residuals(self, offset_P: Floats) -> Floats:
         """Return log(predicted / measured) of every run."""
-        found: Floats = np.log(self.price(self.values(offset_P)) / self.measured_C)
-        return found
+        residual_C: Floats = np.log(self.price(self.values(offset_P)) / self.measured_C)
+        return residual_C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Fit:
-    """Offsets, and what is needed to fit again from here."""
+    """Offsets, and what a refit from here needs."""
 
     offset_P: Floats
     residual_C: Floats
@@ -135,7 +135,7 @@ def refit(problem: Problem, whole: Fit, weight_C: Floats, *, is_rough: bool = Fa
 
 
 def _chord(problem: Problem, whole: Fit, weight_C: Floats) -> Floats | None:
-    """Return where the minimum would be with the derivatives of the whole fit.
+    """Return the minimum by the linearisation of the whole fit.
 
     None where the generic constants are better.
     """
@@ -214,7 +214,7 @@ def _normal(problem: Problem, slope_CP: Floats, weight_C: Floats) -> Floats:
     return normal_PP
 
 
-def blocks_of(holds_PC: Floats) -> tuple[tuple[Places, Places], ...]:
+def group_blocks(holds_PC: Floats) -> tuple[tuple[Places, Places], ...]:
     """Group runs for which the same offsets hold: places of the runs, places of the offsets."""
     kinds_PU, kind_C = np.unique(holds_PC, axis=1, return_inverse=True)
     return tuple(

@@ -8,10 +8,10 @@ devices, which a plan's runner-ups do not; their errors are no larger. For two o
 
 both predicted by a fit without any run of their setting. Pairs of one setting are not independent:
 all pairs of the same two recipes together count as one, and a setting with g such pairs of recipes
-weighs sqrt(g), as near-repeats do in the fit (`calibration.weights_of`).
+weighs sqrt(g), as near-repeats do in the fit (`calibration.pair_weights`).
 
 Few settings have pairs. A class (generation of devices, experts or none, same kernels or not) is
-therefore drawn to all others: its own settings weigh as many as they are, those of other classes
+therefore shrunk towards all others: its own settings weigh 1 each, those of other classes
 `PRIOR_SETTINGS` together, and the band is [exp(-q), exp(q)] with q the quantile of |e| so weighted
 that covers the stated share of a new setting (see bands.py).
 
@@ -35,19 +35,19 @@ from tuner.costs.analytic.ratio_bands import STATED_RATIO, RatioBand, RatioBands
 from tuner.costs.analytic.shapes import Strategies
 
 PRIOR_SETTINGS: Final = float(FEWEST)
-"""What all other classes weigh together beside a class's own settings."""
+"""Total weight of all other classes, where each own setting weighs 1."""
 
 ARRANGEMENT: Final = frozenset(
     {
         *("pipeline", "virtual_pipeline", "data", "num_microbatches", "ends_as_layers"),
-        *("zero_bubble", "busiest_ratio", "busiest_ratio_p99"),
+        *("zero_bubble", "expert_imbalance", "expert_imbalance_p99"),
     }
 )
 """Fields of a strategy that leave a layer's kernels as they are."""
 
 
 class Kind(NamedTuple):
-    """What decides which band a pair is told."""
+    """The class that selects a pair's band."""
 
     generation: str
     has_experts: bool
@@ -65,13 +65,13 @@ class Pairs:
     kind_P: Places
     setting_P: Places
     recipes_P: Places
-    """One number for all pairs of the same two recipes that are alike in kernels."""
+    """One number for all pairs of the same two recipes with the same `same_kernels`."""
 
     def without(self, setting: int) -> "Pairs":
         """All but the pairs of one setting."""
         return self.taken(self.setting_P != setting)
 
-    def alike(self, *, same_kernels: bool) -> "Pairs":
+    def with_kernels(self, *, same_kernels: bool) -> "Pairs":
         """Those with the same kernels, or the others."""
         has = np.array([kind.same_kernels == same_kernels for kind in self.kinds], dtype=bool)
         return self.taken(has[self.kind_P])
@@ -88,22 +88,22 @@ class Pairs:
         )
 
 
-def setting_of(run: Run) -> str:
-    """Name what two runs must share to be configurations of one model on one machine."""
+def setting_key(run: Run) -> str:
+    """Return the key of a setting: one model on one machine."""
     machine = (run.row.source, run.family, run.release, run.device.name)
     return "|".join((*machine, run.row.text("model"), run.row.text("precision")))
 
 
-def pairs_of(runs: Sequence[Run], residual_C: Floats) -> Pairs:
+def build_pairs(runs: Sequence[Run], residual_C: Floats) -> Pairs:
     """Pair the runs of every setting; those without a residual are left out."""
     by_setting: dict[str, list[int]] = defaultdict(list)
     for place, run in enumerate(runs):
         if math.isfinite(residual_C[place]):
-            by_setting[setting_of(run)].append(place)
+            by_setting[setting_key(run)].append(place)
     kernels = [_kernels(run) for run in runs]
     kinds: dict[Kind, int] = {}
     recipes: dict[tuple[str, frozenset[str], bool], int] = {}
-    found = []
+    entries = []
     for number, (setting, places) in enumerate(by_setting.items()):
         for one, other in combinations(places, 2):
             kind = Kind(
@@ -112,7 +112,7 @@ def pairs_of(runs: Sequence[Run], residual_C: Floats) -> Pairs:
                 same_kernels=kernels[one] == kernels[other],
             )
             both = frozenset((runs[one].row.group, runs[other].row.group))
-            found.append(
+            entries.append(
                 (
                     abs(float(residual_C[one] - residual_C[other])),
                     kinds.setdefault(kind, len(kinds)),
@@ -120,7 +120,7 @@ def pairs_of(runs: Sequence[Run], residual_C: Floats) -> Pairs:
                     recipes.setdefault((setting, both, kind.same_kernels), len(recipes)),
                 )
             )
-    table = np.array(sorted(found), dtype=np.float64).reshape(-1, 4)
+    table = np.array(sorted(entries), dtype=np.float64).reshape(-1, 4)
     codes = table[:, 1:].astype(np.intp)
     return Pairs(
         kinds=tuple(kinds),
@@ -132,8 +132,8 @@ def pairs_of(runs: Sequence[Run], residual_C: Floats) -> Pairs:
     )
 
 
-def ratio_bands_of(pairs: Pairs) -> RatioBands | None:
-    """Return a band for every kind of pairs there is, and for any other; None with too few."""
+def build_ratio_bands(pairs: Pairs) -> RatioBands | None:
+    """Return a band for every kind of pairs, and a general one; None with too few."""
     bands = tuple(_bands(pairs))
     if not bands:
         return None
@@ -141,18 +141,18 @@ def ratio_bands_of(pairs: Pairs) -> RatioBands | None:
 
 
 def is_covered(pairs: Pairs) -> npt.NDArray[np.bool_]:
-    """Say of every pair whether the band that was made without its setting holds it."""
+    """Whether each pair lies inside the band that was made without its setting."""
     inside_P = np.zeros(len(pairs.error_P), dtype=bool)
     for setting in np.unique(pairs.setting_P):
         others, own_P = pairs.without(int(setting)), pairs.setting_P == setting
         for number in np.unique(pairs.kind_P[own_P]):
-            size = size_of(others, pairs.kinds[number])
+            size = band_width(others, pairs.kinds[number])
             here_P = own_P & (pairs.kind_P == number)
             inside_P[here_P] = size is not None and pairs.error_P[here_P] <= size
     return inside_P
 
 
-def weights_of(pairs: Pairs) -> Floats:
+def pair_weights(pairs: Pairs) -> Floats:
     """Return what each pair weighs: those of a setting together the root of its recipe pairs."""
     pairs_in_R = np.bincount(pairs.recipes_P)
     _, first = np.unique(pairs.recipes_P, return_index=True)
@@ -161,31 +161,31 @@ def weights_of(pairs: Pairs) -> Floats:
     return weight_P
 
 
-def size_of(pairs: Pairs, kind: Kind, *, share: float = STATED_RATIO) -> float | None:
-    """Return the quantile of errors for a kind, drawn to all pairs alike in kernels."""
-    alike = pairs.alike(same_kernels=kind.same_kernels)
-    if len(np.unique(alike.setting_P)) < FEWEST:
+def band_width(pairs: Pairs, kind: Kind, *, share: float = STATED_RATIO) -> float | None:
+    """Return the quantile of errors of a kind, shrunk to all pairs with the same `same_kernels`."""
+    comparable = pairs.with_kernels(same_kernels=kind.same_kernels)
+    if len(np.unique(comparable.setting_P)) < FEWEST:
         return None
-    weight_P = weights_of(alike)
-    is_own = np.array([one == kind for one in alike.kinds], dtype=bool)
-    own_P = is_own[alike.kind_P]
-    num_own = len(np.unique(alike.setting_P[own_P]))
+    weight_P = pair_weights(comparable)
+    is_own = np.array([one == kind for one in comparable.kinds], dtype=bool)
+    own_P = is_own[comparable.kind_P]
+    num_own = len(np.unique(comparable.setting_P[own_P]))
     for chosen_P, total in ((own_P, float(num_own)), (~own_P, PRIOR_SETTINGS)):
         if chosen_P.any():
             weight_P[chosen_P] *= total / weight_P[chosen_P].sum()
     total = float(weight_P.sum())
     needed = min(1.0, share * (1.0 + 1.0 / total)) * total
     place = int(np.searchsorted(np.cumsum(weight_P), needed - 1e-9))
-    return float(alike.error_P[min(place, len(weight_P) - 1)])
+    return float(comparable.error_P[min(place, len(weight_P) - 1)])
 
 
 def _bands(pairs: Pairs) -> Iterator[RatioBand]:
     for same in (True, False):
-        size = size_of(pairs, Kind(generation="", has_experts=False, same_kernels=same))
+        size = band_width(pairs, Kind(generation="", has_experts=False, same_kernels=same))
         if size is not None:
-            yield _band(size, pairs.alike(same_kernels=same), same_kernels=same)
+            yield _band(size, pairs.with_kernels(same_kernels=same), same_kernels=same)
     for kind in sorted(pairs.kinds):
-        size, number = size_of(pairs, kind), pairs.kinds.index(kind)
+        size, number = band_width(pairs, kind), pairs.kinds.index(kind)
         if size is not None:
             own = pairs.taken(pairs.kind_P == number)
             yield _band(size, own, **kind._asdict())
@@ -204,7 +204,7 @@ def _band(size: float, own: Pairs, **kind: object) -> RatioBand:
 
 
 def _covered_ratio(pairs: Pairs) -> float:
-    return float(np.average(is_covered(pairs), weights=weights_of(pairs)))
+    return float(np.average(is_covered(pairs), weights=pair_weights(pairs)))
 
 
 def _kernels(run: Run) -> tuple[float, ...]:

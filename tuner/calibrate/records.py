@@ -1,4 +1,4 @@
-"""What `moetune calibrate --json` prints."""
+"""The output of `moetune calibrate --json`."""
 
 from profilers.records import Record
 from tuner.backtest.records import Errors
@@ -6,7 +6,7 @@ from tuner.costs.analytic.calibration import Residuals
 
 
 class CrossValidation(Record):
-    """Errors of predictions by fits that had not seen what they predict."""
+    """Errors of held-out predictions."""
 
     left_out: str
     """What was left out together: group, model, device, cell or hidden."""
@@ -18,7 +18,7 @@ class CrossValidation(Record):
 
 
 class CalibrationReport(Record):
-    """A calibration and how it would have predicted."""
+    """A calibration and its cross-validation."""
 
     residuals: Residuals
     cross_validation: dict[str, CrossValidation]

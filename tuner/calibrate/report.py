@@ -1,12 +1,12 @@
-"""Summarises a calibration: errors per source, models with experts apart, by generation."""
+"""Summarises a calibration: errors per source, of models with experts, and by generation."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from tuner.backtest.columns import Run
-from tuner.backtest.errors import Scored, errors_of
-from tuner.backtest.prediction import case_of, tokens_of
+from tuner.backtest.errors import ScoredRow, summarise_errors
+from tuner.backtest.prediction import case_key, tokens_per_step
 from tuner.backtest.records import Errors
 from tuner.calibrate.calibration import Calibration
 from tuner.calibrate.cross_validation import KEYS
@@ -14,8 +14,8 @@ from tuner.calibrate.fit import Floats
 from tuner.calibrate.records import CalibrationReport, CrossValidation
 
 
-def report_of(calibration: Calibration, *, num_rows: int) -> CalibrationReport:
-    """Return residuals with the errors of every way to leave runs out."""
+def build_report(calibration: Calibration, *, num_rows: int) -> CalibrationReport:
+    """Return the residuals with the errors of every cross-validation."""
     return CalibrationReport(
         residuals=calibration.residuals,
         cross_validation={
@@ -27,7 +27,7 @@ def report_of(calibration: Calibration, *, num_rows: int) -> CalibrationReport:
 
 
 def cross_validation(name: str, runs: Sequence[Run], residual_C: Floats) -> CrossValidation:
-    """Measure held-out residuals."""
+    """Summarise held-out residuals."""
     scored = [_scored(run, float(residual)) for run, residual in zip(runs, residual_C, strict=True)]
     named = [(run.row.source, one) for run, one in zip(runs, scored, strict=True)]
     by_generation = [
@@ -39,23 +39,23 @@ def cross_validation(name: str, runs: Sequence[Run], residual_C: Floats) -> Cros
         sources=_by_name(named),
         moe_only=_by_name(moe),
         generations=_by_name(by_generation),
-        total=errors_of(scored),
-        moe_total=errors_of([one for _, one in moe]),
+        total=summarise_errors(scored),
+        moe_total=summarise_errors([one for _, one in moe]),
     )
 
 
-def _scored(run: Run, residual: float) -> Scored:
+def _scored(run: Run, residual: float) -> ScoredRow:
     measured_s = run.measured_s or 0.0
-    return Scored(
+    return ScoredRow(
         predicted_s=measured_s * float(np.exp(residual)),
         measured_s=measured_s,
-        tokens=tokens_of(run),
-        case=case_of(run.row),
+        tokens=tokens_per_step(run),
+        case=case_key(run.row),
     )
 
 
-def _by_name(named: Sequence[tuple[str, Scored]]) -> dict[str, Errors]:
+def _by_name(named: Sequence[tuple[str, ScoredRow]]) -> dict[str, Errors]:
     return {
-        name: errors_of([one for key, one in named if key == name])
+        name: summarise_errors([one for key, one in named if key == name])
         for name in dict.fromkeys(key for key, _ in named)
     }

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from profilers.records import Record
-from tuner.backtest.rows import digest_of
-from tuner.backtest.serving.backtest import pairs_of
+from tuner.backtest.rows import table_digest
+from tuner.backtest.serving.backtest import predict_pairs
 from tuner.backtest.serving.records import Metric
 from tuner.backtest.serving.residuals import ServingResiduals
 from tuner.backtest.serving.rows import read_cells
-from tuner.backtest.serving.scores import metric_of, tpot, ttft
+from tuner.backtest.serving.scores import summarise_metric, tpot, ttft
 from tuner.calibrate.serving import fit, held_out
 from tuner.calibrate.stored import DATASHEETS
 from tuner.errors import SpecError
@@ -38,14 +38,14 @@ def calibrate_serving(profile: str, runs: Path, out: Path) -> ServingCalibration
     if out.suffix != ".json":
         raise SpecError(f"{str(out)!r}: factors of serving runs go into a file; end it in .json")
     folders = [] if profile == DATASHEETS else [Path(profile)]
-    pairs = pairs_of(read_cells(runs), profiles=folders).pairs
+    pairs = predict_pairs(read_cells(runs), profiles=folders).pairs
     if not pairs:
         raise SpecError(f"{str(runs)!r}: no row can be predicted; 'moetune backtest' says why")
-    residuals = fit(pairs, origin=f"fitted to {runs.name}, SHA-256 {digest_of(runs)}")
+    residuals = fit(pairs, origin=f"fitted to {runs.name}, SHA-256 {table_digest(runs)}")
     without = held_out(pairs)
     write_files(out.parent, {out.name: residuals.model_dump_json(indent=1) + "\n"}, option="-o")
     return ServingCalibration(
         residuals=residuals,
-        held_out_tpot=metric_of(without, read=tpot, refused=()),
-        held_out_ttft=metric_of(without, read=ttft, refused=()),
+        held_out_tpot=summarise_metric(without, read=tpot, refused=()),
+        held_out_ttft=summarise_metric(without, read=ttft, refused=()),
     )

@@ -1,6 +1,6 @@
-"""Stores a calibration: residuals alone, or a profile's files with them beside.
+"""Stores a calibration: only residuals, or a profile's files with the residuals.
 
-`datasheets` stands for every device whose description ships; a profile limits the runs to its own.
+`datasheets` means every device whose description ships; a profile limits the runs to its device.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from profilers.files import read_bounded
-from tuner.backtest.knowledge import device_of
-from tuner.backtest.rows import Row, digest_of
+from tuner.backtest.knowledge import profile_device
+from tuner.backtest.rows import Row, table_digest
 from tuner.calibrate.calibration import calibrate
 from tuner.calibrate.records import CalibrationReport
-from tuner.calibrate.report import report_of
+from tuner.calibrate.report import build_report
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.output import write_directory, write_files
@@ -24,15 +24,15 @@ RESIDUALS: Final = "residuals.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrated:
-    """What is written and what is said."""
+class CalibrationFiles:
+    """The report and the files to write."""
 
     report: CalibrationReport
     files: Mapping[str, bytes]
     """By name; the residuals and, of a profile, its own files."""
 
 
-def selected(rows: Sequence[Row], *, profile: str) -> tuple[Row, ...]:
+def select_rows(rows: Sequence[Row], *, profile: str) -> tuple[Row, ...]:
     """Return the rows of the profile's device.
 
     Raises:
@@ -40,30 +40,30 @@ def selected(rows: Sequence[Row], *, profile: str) -> tuple[Row, ...]:
     """
     if profile == DATASHEETS:
         return tuple(rows)
-    device = device_of(Path(profile))
-    found = tuple(row for row in rows if _device_name(row) == device)
-    if not found:
+    device = profile_device(Path(profile))
+    selected = tuple(row for row in rows if _device_name(row) == device)
+    if not selected:
         raise SpecError(f"no row was measured on {device}, the device of {profile!r}")
-    return found
+    return selected
 
 
-def calibrated_files(profile: str, rows: Sequence[Row], *, runs: Path) -> Calibrated:
+def calibration_files(profile: str, rows: Sequence[Row], *, runs: Path) -> CalibrationFiles:
     """Fit the rows and return what to write.
 
     Raises:
         SpecError: too few rows can be fitted.
     """
-    digest = digest_of(runs)
+    digest = table_digest(runs)
     sources = ", ".join(sorted({row.source for row in rows}))
     made = calibrate(rows, origin=f"fitted to {runs.name}: {sources}", data_sha256=digest)
-    report = report_of(made, num_rows=len(rows))
+    report = build_report(made, num_rows=len(rows))
     text = report.residuals.model_dump_json(indent=1) + "\n"
-    files = {} if profile == DATASHEETS else _files_of(Path(profile))
-    return Calibrated(report=report, files={**files, RESIDUALS: text.encode()})
+    files = {} if profile == DATASHEETS else _profile_files(Path(profile))
+    return CalibrationFiles(report=report, files={**files, RESIDUALS: text.encode()})
 
 
-def write_calibrated(out: Path, made: Calibrated) -> None:
-    """Write a file of residuals alone, or a folder.
+def write_calibration(out: Path, made: CalibrationFiles) -> None:
+    """Write a file of residuals, or a folder.
 
     Raises:
         SpecError: a profile cannot go into one file.
@@ -77,7 +77,7 @@ def write_calibrated(out: Path, made: Calibrated) -> None:
     write_files(out.parent, {out.name: made.files[RESIDUALS]}, option="-o")
 
 
-def _files_of(profile: Path) -> dict[str, bytes]:
+def _profile_files(profile: Path) -> dict[str, bytes]:
     return {
         path.name: read_bounded(path, most_bytes=MAX_PROFILE_FILE_BYTES)
         for path in sorted(profile.iterdir())

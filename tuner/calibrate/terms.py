@@ -1,9 +1,9 @@
-"""Which constants are fitted, and for how much of the world one value is shared.
+"""Which constants are fitted, and over which facts one value is shared.
 
-Each constant has one or more levels, from wide to narrow; a level names the facts that one value is
-shared over, and the spread that a value may have on top of the wider ones. What is not listed
-keeps its generic value, and so does what one recipe alone would set: its runs would be fitted one
-by one, and nothing would be left to judge the value by.
+Each constant has one or more levels, from general to specific; a level names the facts that share a
+value, and its prior spread on top of the more general ones. Constants that are not listed keep
+their generic value, and so do values that only one recipe would determine: its runs would be fitted
+one by one, with none left for validation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from tuner.costs.analytic.calibration import Regime, Where
 Level = tuple[str, ...]
 
 FEWEST_RECIPES: Final = 2
-"""That share a value."""
+"""Least recipes that share a value."""
 
 TERMS: Final[Mapping[str, Mapping[Level, float]]] = {
     "matmul_ratio": {
@@ -72,7 +72,7 @@ class Offset:
     spread: float
 
 
-def offsets_of(
+def list_offsets(
     regimes: Sequence[Regime], groups: Sequence[str], terms: Mapping[str, Mapping[Level, float]]
 ) -> tuple[Offset, ...]:
     """List one offset per constant, level and distinct facts of enough recipes.
@@ -97,8 +97,8 @@ def offsets_of(
     )
 
 
-def holding(offsets: Sequence[Offset], regimes: Sequence[Regime]) -> Floats:
-    """Say which offset holds for which regime, [P, C] of 0 and 1."""
+def offset_mask(offsets: Sequence[Offset], regimes: Sequence[Regime]) -> Floats:
+    """Return which offset applies to which regime, [P, C] of 0 and 1."""
     return np.array(
         [[float(offset.where.holds(regime)) for regime in regimes] for offset in offsets]
     )

@@ -1,7 +1,7 @@
 """Every command by name, and what an error becomes: one line on stderr and an exit code.
 
 0 done; 1 a negative result (infeasible, regression); 2 unusable input; 3 environment; 130 Ctrl-C.
-Anything that is none of our errors is a defect and keeps its traceback.
+Any other exception is a defect and keeps its traceback.
 
 Modules of commands are imported for every `--help`, so they import nothing heavy themselves.
 """
@@ -37,7 +37,7 @@ from tuner.cli import (
     verify,
 )
 from tuner.cli.panels import PanelCommand
-from tuner.cli.text import print_exact, print_text, tell
+from tuner.cli.text import print_exact, print_stderr, print_text
 from tuner.errors import TunerError
 
 INTERRUPTED: Final = 130
@@ -46,7 +46,7 @@ ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 ENVIRONMENT: Final = 3
 UNUSABLE: Final = 2
 LONGEST_LINE: Final = 2000
-"""Characters of a refusal; what a user's value makes longer loses its middle."""
+"""Characters of an error message; a longer one loses its middle."""
 NO_MEMORY: Final = "no memory is left for this; free some, or raise the limit (ulimit -v)"
 
 NOT_UTF8: Final = "a file or folder has a name that is not UTF-8, which cannot be stored; rename it"
@@ -125,7 +125,7 @@ def _run(arguments: Sequence[str]) -> int:
         code = _invoke(list(arguments))
         sys.stdout.flush()
     except KeyboardInterrupt:
-        tell()
+        print_stderr()
         return INTERRUPTED
     except BrokenPipeError:
         # The reader has seen enough; what is still buffered must not fail at exit.
@@ -136,18 +136,18 @@ def _run(arguments: Sequence[str]) -> int:
         if refusal is None:
             raise
         message, code = refusal
-        tell(f"moetune: {_shortened(' '.join(message.split()))}")
+        print_stderr(f"moetune: {_shortened(' '.join(message.split()))}")
     return code
 
 
 @contextmanager
 def _leaving_by_an_exception() -> Iterator[None]:
-    """Let what ends us raise, so that children and unfinished files go with us."""
+    """Turn termination signals into exceptions, so that children and partial files are removed."""
 
-    def leave(number: int, _frame: FrameType | None) -> NoReturn:
+    def leave(number: int, _stack: FrameType | None) -> NoReturn:
         raise SystemExit(SIGNALLED + number)
 
-    # Under nohup a terminal that is gone is to be ignored.
+    # Under nohup a lost terminal is ignored.
     heeded = [one for one in ENDING if signal.getsignal(one) is not signal.SIG_IGN]
     former = {one: signal.signal(one, leave) for one in heeded}
     try:
@@ -159,8 +159,8 @@ def _leaving_by_an_exception() -> Iterator[None]:
 
 def _invoke(arguments: list[str]) -> int:
     command = typer.main.get_command(app)
-    if completion.is_asked():
-        return completion.answer(command)
+    if completion.is_completion_request():
+        return completion.complete(command)
     try:
         with command.make_context("moetune", arguments) as context:
             command.invoke(context)
@@ -170,7 +170,7 @@ def _invoke(arguments: list[str]) -> int:
 
 
 def _refusal(error: Exception) -> tuple[str, int] | None:
-    """Return what a user is told of an error and the exit code; None where it is a defect."""
+    """Return the message of an error and the exit code; None for a defect."""
     if isinstance(error, SolverError | ProfilerError | TunerError):
         return str(error), error.exit_code
     if isinstance(error, MemoryError | ImportError | RuntimeError) and is_lack_of_memory(error):
@@ -189,7 +189,7 @@ def _refusal(error: Exception) -> tuple[str, int] | None:
 
 
 def _shortened(line: str) -> str:
-    """Leave out the middle of a line that a value of the user's makes endless."""
+    """Cut the middle out of a line that a user's value makes too long."""
     if len(line) <= LONGEST_LINE:
         return line
     return f"{line[: LONGEST_LINE // 2]} ... {line[-LONGEST_LINE // 4 :]}"
@@ -203,7 +203,7 @@ def _usage(error: Exception) -> str:
 
 
 def _first_problem(error: ValueError) -> str:
-    """Return a pydantic error as one line, for input that no reader of ours has put into words."""
+    """Return a pydantic error as one line, for input without a message of our own."""
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):

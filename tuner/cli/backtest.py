@@ -1,4 +1,4 @@
-"""`moetune backtest`: predictions beside measured runs, as errors per source."""
+"""`moetune backtest`: compare predictions with measured runs, as errors per source."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,10 +15,10 @@ def command(
     profile: Annotated[
         list[Path] | None,
         typer.Option(
-            help="What 'moetune calibrate' wrote; repeatable. A folder with a profile holds for "
-            "its device, bare residuals for all. Default: the residuals that ship. Of serving "
-            "runs: profiles with kernels, or a folder of aiconfigurator's tables; default: the "
-            "installed aiconfigurator-core.",
+            help="Output of 'moetune calibrate'; repeatable. A folder with a profile applies to "
+            "its device, bare residuals to all. Default: the residuals that ship. Serving runs: "
+            "profiles with kernels, or a folder of aiconfigurator tables; default: the installed "
+            "aiconfigurator-core.",
         ),
     ] = None,
     uncalibrated: Annotated[
@@ -26,7 +26,7 @@ def command(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, every row of it.")] = False,
 ) -> None:
-    """Predict measured training or serving runs and say how far off the predictions are.
+    """Predict measured runs and report the errors.
 
     A table with the columns silicon_ttft_ms and silicon_tpot_ms is one of serving runs.
     """
@@ -37,34 +37,34 @@ def command(
         return
     from tuner.api import backtest
     from tuner.cli.backtest_text import backtest_text
-    from tuner.cli.progress import planning
-    from tuner.planner.progress import Told
+    from tuner.cli.progress import planning_progress
+    from tuner.planner.progress import PlanningEvent
 
-    with planning() as watch:
-        watch(Told(stage="backtest", text=f"predicting the rows of {runs.name}"))
-        judged = backtest(runs, profiles=tuple(profile or ()), uncalibrated=uncalibrated)
+    with planning_progress() as watch:
+        watch(PlanningEvent(stage="backtest", text=f"predicting the rows of {runs.name}"))
+        result = backtest(runs, profiles=tuple(profile or ()), uncalibrated=uncalibrated)
     if as_json:
-        print_exact(judged.model_dump_json(indent=2))
+        print_exact(result.model_dump_json(indent=2))
     else:
-        print_text(backtest_text(judged))
-    if not judged.total.predicted:
+        print_text(backtest_text(result))
+    if not result.total.predicted:
         raise typer.Exit(1)
 
 
 def _serving(runs: Path, profiles: list[Path], *, as_json: bool) -> None:
     from tuner.api import backtest_serving
-    from tuner.cli.progress import planning
+    from tuner.cli.progress import planning_progress
     from tuner.cli.serving_text import serving_text
-    from tuner.planner.progress import Told
+    from tuner.planner.progress import PlanningEvent
 
-    with planning() as watch:
-        watch(Told(stage="backtest", text=f"predicting the rows of {runs.name}"))
-        judged = backtest_serving(runs, profiles=profiles)
+    with planning_progress() as watch:
+        watch(PlanningEvent(stage="backtest", text=f"predicting the rows of {runs.name}"))
+        result = backtest_serving(runs, profiles=profiles)
     if as_json:
-        print_exact(judged.model_dump_json(indent=2))
+        print_exact(result.model_dump_json(indent=2))
     else:
-        print_text(serving_text(judged))
-    if not judged.tpot.predicted:
+        print_text(serving_text(result))
+    if not result.tpot.predicted:
         raise typer.Exit(1)
 
 

@@ -10,45 +10,47 @@ from tuner.cli.text import columns
 HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret", "of best 3")
 
 
-def backtest_text(judged: Backtest) -> str:
-    """Return errors per source, models with experts apart, by generation, and what is left out."""
+def backtest_text(backtest: Backtest) -> str:
+    """Return errors per source, for MoE models, by generation, and what is left out."""
     parts = [
-        f"residuals: {judged.residuals}"
+        f"residuals: {backtest.residuals}"
         + (
             "\n(fitted to this very table; 'moetune calibrate' shows errors on runs left out)"
-            if judged.is_in_sample
+            if backtest.is_in_sample
             else ""
         ),
-        _table("all models", {**judged.sources, "total": judged.total}),
+        _table("all models", {**backtest.sources, "total": backtest.total}),
     ]
-    if judged.moe_only:
-        parts.append(_table("models with experts", {**judged.moe_only, "total": judged.moe_total}))
+    if backtest.moe_only:
+        parts.append(
+            _table("models with experts", {**backtest.moe_only, "total": backtest.moe_total})
+        )
     parts += [
         scatter_text(name, one)
         for name, one in (
-            ("models with experts", judged.release_scatter.get("moe")),
-            ("other models", judged.release_scatter.get("dense")),
+            ("models with experts", backtest.release_scatter.get("moe")),
+            ("other models", backtest.release_scatter.get("dense")),
         )
         if one is not None
     ]
-    if judged.generations:
-        parts.append(_table("by generation", judged.generations))
-    parts.append(_memory(judged))
-    if judged.coverage_ratio is not None:
-        parts.append(f"inside their printed band: {_percent(judged.coverage_ratio)} of runs")
-    parts.append(_left_out(judged))
+    if backtest.generations:
+        parts.append(_table("by generation", backtest.generations))
+    parts.append(_memory(backtest))
+    if backtest.coverage_ratio is not None:
+        parts.append(f"inside the printed band: {_percent(backtest.coverage_ratio)} of runs")
+    parts.append(_left_out(backtest))
     return "\n\n".join(part for part in parts if part)
 
 
-def scatter_text(name: str, found: ReleaseScatter) -> str:
-    """Return how far recipes move between releases, beside the errors on the same runs."""
+def scatter_text(name: str, scatter: ReleaseScatter) -> str:
+    """Return how much recipes vary between releases, and the errors on the same runs."""
     return (
-        f"between releases, {name}: {found.recipes} recipes ran under several, {found.rows} runs; "
-        f"slowest over fastest {found.spread_median:.2f} median, {found.spread_p90:.2f} P90, more "
-        f"than 1.25 in {_percent(found.far_ratio)} of them\n"
-        f"  P90 on these runs {_percent(found.p90_ape)}; of one number per recipe (scatter alone) "
-        f"{_percent(found.one_number_p90_ape)}; of the recipes' means (without scatter) "
-        f"{_percent(found.means_p90_ape)}"
+        f"between releases, {name}: {scatter.recipes} recipes ran under several,"
+        f" {scatter.rows} runs; slowest over fastest {scatter.spread_median:.2f} median,"
+        f" {scatter.spread_p90:.2f} P90, more than 1.25 in {_percent(scatter.far_ratio)} of them\n"
+        f"  P90 on these runs {_percent(scatter.p90_ape)}; of one number per recipe (scatter alone)"
+        f" {_percent(scatter.one_number_p90_ape)}; of the recipes' means (without scatter) "
+        f"{_percent(scatter.means_p90_ape)}"
     )
 
 
@@ -59,18 +61,18 @@ def report_text(report: CalibrationReport) -> str:
         f"{fitted.rows} runs of {fitted.groups} recipes fitted, {report.skipped} rows left out"
         " ('moetune backtest' says why)",
     ]
-    for name, found in report.cross_validation.items():
+    for name, errors in report.cross_validation.items():
         parts.append(
-            _table(f"without runs of the same {name}", {**found.sources, "total": found.total})
+            _table(f"without runs of the same {name}", {**errors.sources, "total": errors.total})
         )
-        if found.moe_only:
+        if errors.moe_only:
             parts.append(
-                _table("  models with experts", {**found.moe_only, "total": found.moe_total})
+                _table("  models with experts", {**errors.moe_only, "total": errors.moe_total})
             )
     if fitted.covered_ratio is not None:
         parts.append(
-            f"bands: stated {_percent(fitted.stated_ratio)}, held"
-            f" {_percent(fitted.covered_ratio)} of recipes that they were made without"
+            f"bands: stated {_percent(fitted.stated_ratio)}, covered"
+            f" {_percent(fitted.covered_ratio)} of held-out recipes"
         )
     return "\n\n".join(parts)
 
@@ -94,7 +96,7 @@ def _table(title: str, errors: Mapping[str, Errors]) -> str:
     return columns(rows, header=(title, *HEADER[1:]))
 
 
-def _memory(judged: Backtest) -> str:
+def _memory(backtest: Backtest) -> str:
     rows = [
         (
             name,
@@ -105,7 +107,7 @@ def _memory(judged: Backtest) -> str:
             "-" if one.false_fits is None else one.false_fits,
             "-" if one.false_misfits is None else one.false_misfits,
         )
-        for name, one in {**judged.sources, "total": judged.total}.items()
+        for name, one in {**backtest.sources, "total": backtest.total}.items()
         if one.memory_rows or one.false_fits or one.false_misfits
     ]
     header = (
@@ -114,16 +116,16 @@ def _memory(judged: Backtest) -> str:
         "median",
         "P90",
         "max",
-        "said to fit, did not",
-        "ran, said not",
+        "predicted to fit, OOM",
+        "ran, predicted OOM",
     )
     return columns(rows, header=header) if rows else ""
 
 
-def _left_out(judged: Backtest) -> str:
+def _left_out(backtest: Backtest) -> str:
     return left_out_text(
         LeftOut(id=row.id, source=row.source, reason=row.reason)
-        for row in judged.rows
+        for row in backtest.rows
         if row.reason
     )
 

@@ -1,4 +1,4 @@
-"""`moetune calibrate`: fit residuals to measured runs, and say how well they predict others."""
+"""`moetune calibrate`: fit residuals to measured runs, and report held-out errors."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +12,8 @@ def command(
     profile: Annotated[
         str,
         typer.Argument(
-            help="Stored profile whose device was run on, or 'datasheets' for every device "
-            "whose description ships.",
+            help="Stored profile of the device of the runs, or 'datasheets' for every device that "
+            "ships with moetune.",
             show_default=False,
         ),
     ],
@@ -32,9 +32,9 @@ def command(
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Fit few physical constants to measured runs and cross-validate them by recipe.
+    """Fit residuals to measured runs, cross-validated by recipe.
 
-    Of a table of serving runs, factors by engine and harness, cross-validated by model.
+    Serving runs give factors by engine and harness, cross-validated by model.
     """
     from tuner.backtest.serving.rows import is_serving_table
 
@@ -42,15 +42,15 @@ def command(
         _serving(profile, runs, out, as_json=as_json)
         return
     from tuner.backtest.rows import read_rows
-    from tuner.calibrate.stored import calibrated_files, selected, write_calibrated
+    from tuner.calibrate.stored import calibration_files, select_rows, write_calibration
     from tuner.cli.backtest_text import report_text
-    from tuner.cli.progress import planning
-    from tuner.planner.progress import Told
+    from tuner.cli.progress import planning_progress
+    from tuner.planner.progress import PlanningEvent
 
-    with planning() as watch:
-        watch(Told(stage="fitting", text=f"and cross-validating on {runs.name}"))
-        made = calibrated_files(profile, selected(read_rows(runs), profile=profile), runs=runs)
-    write_calibrated(out, made)
+    with planning_progress() as watch:
+        watch(PlanningEvent(stage="fitting", text=f"and cross-validating on {runs.name}"))
+        made = calibration_files(profile, select_rows(read_rows(runs), profile=profile), runs=runs)
+    write_calibration(out, made)
     if as_json:
         print_exact(made.report.model_dump_json(indent=2))
     else:
@@ -59,12 +59,12 @@ def command(
 
 def _serving(profile: str, runs: Path, out: Path, *, as_json: bool) -> None:
     from tuner.calibrate.serving_stored import calibrate_serving
-    from tuner.cli.progress import planning
+    from tuner.cli.progress import planning_progress
     from tuner.cli.serving_text import calibration_text
-    from tuner.planner.progress import Told
+    from tuner.planner.progress import PlanningEvent
 
-    with planning() as watch:
-        watch(Told(stage="fitting", text=f"and cross-validating on {runs.name}"))
+    with planning_progress() as watch:
+        watch(PlanningEvent(stage="fitting", text=f"and cross-validating on {runs.name}"))
         report = calibrate_serving(profile, runs, out)
     if as_json:
         print_exact(report.model_dump_json(indent=2))

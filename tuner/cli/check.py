@@ -1,4 +1,4 @@
-"""`moetune check`: stored scenarios planned again and compared with their accepted plans."""
+"""`moetune check`: plan stored scenarios again and compare with their accepted plans."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,48 +16,50 @@ if TYPE_CHECKING:
 def command(
     checks: Annotated[
         Path | None,
-        typer.Argument(help="Folder with a folder for each scenario.", show_default=False),
+        typer.Argument(help="Folder of scenarios, a folder each.", show_default=False),
     ] = None,
     against: Annotated[
         str,
         typer.Option(
-            help="A checkout of moetune, a folder of scenarios, or git:REV: compare with what is"
-            " planned there in place of the accepted plans."
+            help="A checkout of moetune, a folder of scenarios, or git:REV to compare with, instead"
+            " of the accepted plans."
         ),
     ] = "",
     update: Annotated[
-        bool, typer.Option("--update", help="Accept today's plans, and say what changes.")
+        bool, typer.Option("--update", help="Accept the new plans, and print what changes.")
     ] = False,
     only: Annotated[
         list[str] | None, typer.Option(help="A scenario by name; repeatable. Default: all.")
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="A stored profile to hold against --baseline.")
+        Path | None, typer.Option(help="A stored profile to compare with --baseline.")
     ] = None,
     baseline: Annotated[Path | None, typer.Option(help="An earlier stored profile.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write JUnit XML to this file.")] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write a Markdown summary.")] = None,
     jobs: Annotated[
         int | None,
-        typer.Option("--jobs", "-j", min=1, help="Scenarios at a time; default: one a core."),
+        typer.Option("--jobs", "-j", min=1, help="Scenarios in parallel; default: one per core."),
     ] = None,
     tolerance: Annotated[
-        float, typer.Option(min=0.0, help="Percent that a predicted number may move by.")
+        float, typer.Option(min=0.0, help="Percent by which a prediction may change.")
     ] = 1.0,
     time_limit: Annotated[
-        str, typer.Option(help="Of one scenario's solving, with its unit; killed at five times it.")
+        str,
+        typer.Option(help="Solver time of a scenario, with its unit; killed at five times that."),
     ] = "120s",
     memory_limit: Annotated[
         str, typer.Option(help="Address space of one scenario, with its unit.")
     ] = "16GiB",
     as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:
-    """Plan every scenario again: pass, better, drift, regression, incomparable, missing or error.
+    """Plan stored scenarios again and report regressions.
 
-    Exits with 1 on any of the last four. A scenario is a folder of CHECKS with spec.yaml, the
+    Verdicts: pass, better, drift, regression, incomparable, missing, error; exit code 1 on any of
+    the last four. A scenario is a folder of CHECKS with spec.yaml, the
     accepted plan.json and, where it is not planned from datasheets, a stored profile in profile/.
     """
-    from tuner.cli.check_text import print_table, tell_ci
+    from tuner.cli.check_text import annotate_ci, print_table
     from tuner.output import write_files
     from tuner.regress.junit import junit_xml
     from tuner.regress.markdown import markdown as as_markdown
@@ -67,9 +69,9 @@ def command(
     if checks is None and profile is None:
         raise TunerError("CHECKS is missing: moetune check FOLDER, or --profile NEW --baseline OLD")
     if update and (against or checks is None):
-        raise TunerError("--update accepts plans of CHECKS as they are; leave --against away")
+        raise TunerError("--update accepts plans of CHECKS as they are; leave --against out")
 
-    found = _found(
+    result = _run_checks(
         checks,
         manner=_manner(tolerance, time_limit, memory_limit, jobs),
         against=against,
@@ -78,17 +80,17 @@ def command(
         profiles=None if profile is None or baseline is None else (profile, baseline),
     )
     if as_json:
-        print_exact(found.model_dump_json(indent=2))
+        print_exact(result.model_dump_json(indent=2))
     else:
-        print_table(found)
-    tell_ci(found)
+        print_table(result)
+    annotate_ci(result)
     for option, file, text in (
         ("--junit", junit, junit_xml),
         ("--markdown", markdown, as_markdown),
     ):
         if file is not None:
-            write_files(file.parent, {file.name: text(found)}, option=option)
-    if found.failed:
+            write_files(file.parent, {file.name: text(result)}, option=option)
+    if result.failed:
         raise typer.Exit(1)
 
 
@@ -113,7 +115,7 @@ def _manner(tolerance: float, time_limit: str, memory_limit: str, jobs: int | No
     )
 
 
-def _found(
+def _run_checks(
     checks: Path | None,
     *,
     manner: "Manner",
@@ -122,7 +124,7 @@ def _found(
     only: tuple[str, ...],
     profiles: tuple[Path, Path] | None,
 ) -> "Check":
-    from tuner.cli.check_text import tell_verdict
+    from tuner.cli.check_text import print_verdict
     from tuner.regress.check import check
 
     return check(
@@ -132,5 +134,5 @@ def _found(
         update=update,
         only=only,
         profiles=profiles,
-        told=tell_verdict,
+        on_result=print_verdict,
     )

@@ -1,4 +1,4 @@
-"""`moetune compare`: plans of one goal beside each other."""
+"""`moetune compare`: compare plans of one goal."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,18 +23,21 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the comparison as JSON.")] = False,
 ) -> None:
-    """Compare plans: what differs, term by term, and which is better beyond the band."""
+    """Compare plans term by term.
+
+    The verdict says which is better beyond the error band.
+    """
     from tuner.api import compare
     from tuner.cli.compare_text import comparison_text
     from tuner.compare.table import comparison_csv
     from tuner.output import write_files
 
-    found = compare(plans)
+    comparison = compare(plans)
     if csv is not None:
-        write_files(csv.parent, {csv.name: comparison_csv(found)}, option="--csv")
+        write_files(csv.parent, {csv.name: comparison_csv(comparison)}, option="--csv")
     if as_json:
-        print_exact(found.model_dump_json(indent=2))
+        print_exact(comparison.model_dump_json(indent=2))
         return
-    print_text(comparison_text(found))
+    print_text(comparison_text(comparison))
     if csv is not None:
         print_text(f"written: {csv}")

@@ -4,35 +4,38 @@ from collections.abc import Iterator
 from typing import Final
 
 from tuner.cli.explain_text import figure_text, signed_s
-from tuner.cli.text import columns, times_words
+from tuner.cli.text import columns, format_times
 from tuner.compare.comparison import ComparedPlan, Comparison
 
 SHOWN_TERMS: Final = 6
 SHOWN_CHANGES: Final = 12
 
 
-def comparison_text(found: Comparison) -> str:
+def comparison_text(comparison: Comparison) -> str:
     """What `moetune compare` prints."""
-    first, *others = found.plans
+    first, *others = comparison.plans
     lines = [f"reference {first.plan}: {first.decision or first.status}"]
     for plan in others:
         lines += ["", f"{plan.plan}: {plan.decision or plan.status}", *_differences(plan)]
-    lines += ["", columns(list(_rows(found)), header=("", *(one.plan for one in found.plans)))]
-    lines += ["", found.verdict]
-    if found.band_source:
-        lines.append(f"band of the ratio: {found.band_source}")
+    lines += [
+        "",
+        columns(list(_rows(comparison)), header=("", *(one.plan for one in comparison.plans))),
+    ]
+    lines += ["", comparison.verdict]
+    if comparison.band_source:
+        lines.append(f"band of the ratio: {comparison.band_source}")
     return "\n".join(lines)
 
 
 def _differences(plan: ComparedPlan) -> Iterator[str]:
-    listed = (("question", plan.question_changes), ("decision", plan.decision_changes))
+    listed = (("problem", plan.question_changes), ("decision", plan.decision_changes))
     for name, changes in listed:
         yield from (f"  {name}: {change}" for change in changes[:SHOWN_CHANGES])
         left = len(changes) - SHOWN_CHANGES
         if left > 0:
             yield f"  {name}: {left} more"
     if not any(changes for _, changes in listed) and plan.decision:
-        yield "  the same question and decision"
+        yield "  same problem and decision"
     if plan.terms_s:
         terms = list(plan.terms_s.items())
         shown = ", ".join(f"{name} {signed_s(seconds)}" for name, seconds in terms[:SHOWN_TERMS])
@@ -41,11 +44,11 @@ def _differences(plan: ComparedPlan) -> Iterator[str]:
         yield f"  time, term by term: {total} = {shown}{more}"
 
 
-def _rows(found: Comparison) -> Iterator[tuple[str, ...]]:
-    names = dict.fromkeys(name for plan in found.plans for name in plan.figures)
+def _rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
+    names = dict.fromkeys(name for plan in comparison.plans for name in plan.figures)
     for name in names:
-        mark = " *" if name == found.objective else ""
-        yield f"{name}{mark}", *(_cell(plan, name) for plan in found.plans)
+        mark = " *" if name == comparison.objective else ""
+        yield f"{name}{mark}", *(_cell(plan, name) for plan in comparison.plans)
 
 
 def _cell(plan: ComparedPlan, name: str) -> str:
@@ -57,4 +60,4 @@ def _cell(plan: ComparedPlan, name: str) -> str:
         return shown
     if ratio.band is None:
         return f"{shown} ({ratio.ratio:.3g} times)"
-    return f"{shown} ({ratio.ratio:.3g} times: {times_words(ratio.band)})"
+    return f"{shown} ({ratio.ratio:.3g} times: {format_times(ratio.band)})"

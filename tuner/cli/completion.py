@@ -1,7 +1,7 @@
-"""Completion in the user's shell: the script that asks us, and the answers.
+"""Shell completion: the script for the shell, and the completions.
 
-The shell runs `moetune` with `_MOETUNE_COMPLETE` set and what was typed in the environment; the
-answers are Typer's, from the commands and the options' own completions.
+The shell runs `moetune` with `_MOETUNE_COMPLETE` and the typed text in the environment; Typer
+completes from the commands and from the options' own completions.
 """
 
 import os
@@ -21,13 +21,13 @@ MOST_STARTUP_BYTES: Final = 2**24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a shell looks for completions, below the home."""
+    """Where a shell looks for completions, relative to HOME."""
 
     script: str
     startup: str = ""
-    """File of the user that has to name the script; empty where the shell finds it by itself."""
+    """Startup file that has to load the script; empty if the shell finds it by itself."""
     line: str = ""
-    """What that file has to hold."""
+    """Line that the startup file needs."""
 
 
 PLACES: Final = MappingProxyType(
@@ -46,13 +46,13 @@ PLACES: Final = MappingProxyType(
 SHELLS: Final = tuple(PLACES)
 
 
-def is_asked() -> bool:
-    """Whether a shell asks for completions."""
+def is_completion_request() -> bool:
+    """Whether a shell requests completions."""
     return bool(os.environ.get(VARIABLE))
 
 
-def answer(command: Any) -> int:
-    """Print what may follow what was typed, and return the exit code.
+def complete(command: Any) -> int:
+    """Print the completions of the typed text, and return the exit code.
 
     Args:
         command: Typer's, of the whole program.
@@ -68,7 +68,7 @@ def answer(command: Any) -> int:
 
 
 def script(shell: str) -> str:
-    """Return what a shell has to run to complete our commands.
+    """Return the script that a shell runs to complete our commands.
 
     Raises:
         TunerError: not a shell that we know.
@@ -80,7 +80,7 @@ def script(shell: str) -> str:
 
 
 def installed(shell: str) -> str:
-    """Write the script where the shell finds it, and return where that is.
+    """Write the script where the shell finds it, and return its path.
 
     Raises:
         TunerError: not a shell that we know.
@@ -110,12 +110,12 @@ def installed(shell: str) -> str:
 
 
 def _add_line(file: Path, line: str) -> None:
-    """Add a line to the end of a file of the user's that lacks it; nothing of it is rewritten."""
+    """Append a line to the user's file if it is missing; nothing is rewritten."""
     try:
         text = read_bounded(file, most_bytes=MOST_STARTUP_BYTES) if file.exists() else b""
         if line.encode() in (one.strip() for one in text.splitlines()):
             return
-        # A pipe that came meanwhile is not waited for.
+        # Never wait for a pipe that has appeared meanwhile.
         descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o666)
         with os.fdopen(descriptor, "ab") as stream:
             stream.write(f"\n{line}\n".encode())

@@ -1,4 +1,4 @@
-"""What launches of deployments found, as text for people."""
+"""The result of verifying a deployment as text."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,12 +21,12 @@ _HEADER = (
     "predicted",
     "error",
     "requests/s",
-    "targets",
+    "SLO",
 )
 
 
 def serving_verified_text(verified: ServeVerified, *, folder: Path) -> str:
-    """Say which deployment won, how good the model was, and where the launch files are."""
+    """Say which deployment won, how accurate the model was, and where the launch files are."""
     lines = [
         columns([_row(trial) for trial in verified.trials], header=_HEADER),
         *_reasons(verified),
@@ -43,7 +43,7 @@ def serving_verified_text(verified: ServeVerified, *, folder: Path) -> str:
 
 def _row(trial: ServeTrial) -> tuple[str, ...]:
     rate = trial.measured_requests_per_s
-    targets = {None: "-", True: "held", False: "missed"}[trial.holds_targets]
+    slo = {None: "-", True: "met", False: "missed"}[trial.holds_targets]
     return (
         short_deployment(trial),
         trial.origin,
@@ -55,7 +55,7 @@ def _row(trial: ServeTrial) -> tuple[str, ...]:
         _seconds(trial.predicted_tpot_s),
         _error(trial.predicted_tpot_s, trial.measured_tpot_s),
         "-" if rate is None else f"{rate:.4g}",
-        targets,
+        slo,
     )
 
 
@@ -63,16 +63,16 @@ def short_deployment(trial: ServeTrial) -> str:
     """Name a deployment in a few letters: `2 x 8 prefill + 1 x 16 decode`."""
     groups = trial.decision.instances
     text = " + ".join(f"{one.count} x {one.devices} {one.role.value}" for one in groups)
-    # The roles tell these two modes from each other, but not from the rest.
-    told_by_roles = trial.decision.mode in ("aggregated", "disaggregated")
-    return text if told_by_roles else f"{text} ({trial.decision.mode})"
+    # The roles identify these two modes only.
+    is_named_by_roles = trial.decision.mode in ("aggregated", "disaggregated")
+    return text if is_named_by_roles else f"{text} ({trial.decision.mode})"
 
 
 def _reasons(verified: ServeVerified) -> Iterator[str]:
     for trial in verified.trials:
-        said = trial.reason or "; ".join(trial.misses)
-        if said:
-            yield f"  {short_deployment(trial)}: {said}"
+        message = trial.reason or "; ".join(trial.misses)
+        if message:
+            yield f"  {short_deployment(trial)}: {message}"
 
 
 def _verdict(verified: ServeVerified) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _verdict(verified: ServeVerified) -> Iterator[str]:
     if won is None:
         ran = any(one.runs for one in verified.trials)
         yield (
-            "no deployment that was launched holds its targets"
+            "no launched deployment meets the SLO"
             if ran
             else "no deployment could be measured: nothing is verified"
         )
@@ -90,13 +90,13 @@ def _verdict(verified: ServeVerified) -> Iterator[str]:
             if spread is not None:
                 yield f"  {name:<13}{_spread(spread)}, median of {_runs(won.runs)}"
         if verified.regret_ratio is None:
-            yield "first choice   did not run, or misses a target"
+            yield "first choice   did not run, or misses the SLO"
         elif verified.trials[0].decision == verified.winner:
             yield "first choice   it is the winner"
         else:
             yield f"first choice   {format_ratio(verified.regret_ratio)} behind the winner"
         if verified.tie:
-            yield "tie            another is as good, within the noise of the runs"
+            yield "tie            another deployment is as good, within the noise of the runs"
     if verified.factors is not None:
         yield (
             f"calibration    TTFT x {verified.factors.ttft:.3g}, TPOT x {verified.factors.tpot:.3g}"
@@ -104,15 +104,15 @@ def _verdict(verified: ServeVerified) -> Iterator[str]:
         )
         accuracy = verified.accuracy
         yield (
-            f"in the band    TTFT of {accuracy.ttft_within_band}, TPOT of"
+            f"within band    TTFT of {accuracy.ttft_within_band}, TPOT of"
             f" {accuracy.tpot_within_band} of {accuracy.num_deployments}"
         )
 
 
 def _spread(spread: Spread) -> str:
-    told = {"mean": spread.mean, "P50": spread.p50, "P90": spread.p90, "P99": spread.p99}
+    times_s = {"mean": spread.mean, "P50": spread.p50, "P90": spread.p90, "P99": spread.p99}
     return ", ".join(
-        f"{name} {format_s(time_s)}" for name, time_s in told.items() if time_s is not None
+        f"{name} {format_s(time_s)}" for name, time_s in times_s.items() if time_s is not None
     )
 
 

@@ -1,4 +1,4 @@
-"""`moetune doctor`: what is installed, what each missing piece costs, the command that adds it."""
+"""`moetune doctor`: what is installed, what is missing and the command that installs it."""
 
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from tuner.cli.text import columns, print_exact, print_text
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what is installed, what each missing piece costs and how to add it."""
+    """Check what is installed, and how to install what is missing."""
     from tuner.environment import examine
 
     findings = examine()

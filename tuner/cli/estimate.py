@@ -1,4 +1,4 @@
-"""`moetune estimate`: what the launch of today does, and the smallest change that beats it."""
+"""`moetune estimate`: price an existing launch and find the smallest change that beats it."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,8 +24,8 @@ def command(
         str | None,
         typer.Option(
             "--format",
-            help="megatron, torchtitan or deepspeed; by the file's ending when left out. Of a "
-            "deployment sglang, vllm or trtllm; by the command when left out.",
+            help="megatron, torchtitan or deepspeed (default: by file suffix); for a deployment "
+            "sglang, vllm or trtllm (default: by the command).",
         ),
     ] = None,
     profile: Annotated[
@@ -39,31 +39,34 @@ def command(
         bool, typer.Option("--uncalibrated", help="Drop the residuals that ship with moetune.")
     ] = False,
     pool: Annotated[
-        str | None, typer.Option(help="Of a deployment: the pool that the launch runs on.")
+        str | None, typer.Option(help="Deployment: the pool that the launch runs on.")
     ] = None,
     instances: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Of a deployment: equal launches that share the traffic. Default: the replicas "
-            "of a file of Kubernetes objects, else 1.",
+            help="Deployment: identical instances that share the traffic. Default: the replicas "
+            "in Kubernetes manifests, else 1.",
         ),
     ] = None,
     role: Annotated[
         str | None,
         typer.Option(
-            help="Of a deployment's file that starts several servers: prefill, decode or "
-            "aggregated, or the name of a group."
+            help="Deployment whose file starts several servers: prefill, decode or aggregated, or "
+            "the name of a group."
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the estimate as JSON.")] = False,
 ) -> None:
-    """Price the launch of today: time or latency, memory, what to change."""
+    """Price an existing launch, and find what would beat it.
+
+    Step time or latency, memory, and the smallest changes that make it better.
+    """
     from tuner.api import estimate
     from tuner.cli.estimate_serve import estimate_serving
     from tuner.cli.estimate_text import estimate_text
-    from tuner.cli.progress import planning
-    from tuner.planner.progress import Told
+    from tuner.cli.progress import planning_progress
+    from tuner.planner.progress import PlanningEvent
     from tuner.spec.kind import goal_kind
 
     if goal_kind(spec) == "serve":
@@ -78,9 +81,9 @@ def command(
             as_json=as_json,
         )
         return
-    with planning() as watch:
-        watch(Told(stage="pricing", text="the launch, and changes of one thing"))
-        found = estimate(
+    with planning_progress() as watch:
+        watch(PlanningEvent(stage="pricing", text="the launch, and changes of one thing"))
+        result = estimate(
             spec,
             launch=launch,
             format_name=format_name,
@@ -88,8 +91,8 @@ def command(
             calibrated=not uncalibrated,
         )
     if as_json:
-        print_exact(found.model_dump_json(indent=2))
+        print_exact(result.model_dump_json(indent=2))
     else:
-        print_text(estimate_text(found))
-    if not found.fits:
+        print_text(estimate_text(result))
+    if not result.fits:
         raise typer.Exit(1)

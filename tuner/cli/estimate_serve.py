@@ -29,12 +29,12 @@ def estimate_serving(
 ) -> None:
     """Price a server's launch and print it."""
     from tuner import api
-    from tuner.cli.progress import planning
-    from tuner.planner.progress import Told
+    from tuner.cli.progress import planning_progress
+    from tuner.planner.progress import PlanningEvent
 
-    with planning() as watch:
-        watch(Told(stage="pricing", text="the launch, and changes of one thing"))
-        found = api.estimate_serving(
+    with planning_progress() as watch:
+        watch(PlanningEvent(stage="pricing", text="the launch, and changes of one thing"))
+        estimate = api.estimate_serving(
             spec,
             launch=launch,
             format_name=format_name,
@@ -44,56 +44,62 @@ def estimate_serving(
             role=role,
         )
     if as_json:
-        print_exact(found.model_dump_json(indent=2))
+        print_exact(estimate.model_dump_json(indent=2))
     else:
-        print_text(serving_estimate_text(found))
-    if found.load is None or not found.load.keeps_up:
+        print_text(serving_estimate_text(estimate))
+    if estimate.load is None or not estimate.load.keeps_up:
         raise typer.Exit(1)
 
 
-def serving_estimate_text(found: ServingEstimate) -> str:
-    """Say what the launch does and what would beat it."""
+def serving_estimate_text(estimate: ServingEstimate) -> str:
+    """Describe the launch and what would beat it."""
     return "\n".join(
         [
-            *_what(found),
+            *_what(estimate),
             "",
-            *(_load(found, found.load) if found.load else ()),
-            *_memory(found),
+            *(_load(estimate, estimate.load) if estimate.load else ()),
+            *_memory(estimate),
             "",
-            *_changes(found),
+            *_changes(estimate),
             "",
-            *_listed(found),
+            *_listed(estimate),
         ]
     )
 
 
-def _what(found: ServingEstimate) -> Iterator[str]:
-    yield f"{found.source}: {found.model} with {found.engine} {found.release} on {found.device}"
-    yield group_text(found.instance)
-    yield (f"{found.quantization} weights, {found.kv_cache_dtype} cache, {found.kernels} kernels")
+def _what(estimate: ServingEstimate) -> Iterator[str]:
+    yield (
+        f"{estimate.source}: {estimate.model} with {estimate.engine} {estimate.release} on"
+        f" {estimate.device}"
+    )
+    yield group_text(estimate.instance)
+    yield (
+        f"{estimate.quantization} weights, {estimate.kv_cache_dtype} cache,"
+        f" {estimate.kernels} kernels"
+    )
 
 
-def _load(found: ServingEstimate, load: ServingLoad) -> Iterator[str]:
+def _load(estimate: ServingEstimate, load: ServingLoad) -> Iterator[str]:
     for name, value, band in (
-        ("ttft", load.ttft_s, found.ttft_s_band),
-        ("tpot", load.tpot_s, found.tpot_s_band),
+        ("ttft", load.ttft_s, estimate.ttft_s_band),
+        ("tpot", load.tpot_s, estimate.tpot_s_band),
     ):
         if value is not None and band is not None:
             yield (
                 f"{name:<15}{_latency(value)} (mean between {format_s(band[0])} and"
                 f" {format_s(band[1])})"
             )
-    answers = f" {load.output_tokens_per_s:.0f} output tokens/s," * (load.tpot_s is not None)
+    output_rate = f" {load.output_tokens_per_s:.0f} output tokens/s," * (load.tpot_s is not None)
     yield (
         f"load           {load.requests_per_s:.4g} requests/s of {load.capacity_per_s:.4g} at most,"
-        f"{answers} {load.goodput_per_device:.4g} good requests/s a device"
+        f"{output_rate} goodput {load.goodput_per_device:.4g} requests/s per device"
     )
     if load.missed:
         yield f"MISSES         {', '.join(load.missed)}"
     if not load.keeps_up:
         yield (
             "FALLS BEHIND   the traffic; latencies grow for as long as it lasts,"
-            f" {found.instances_needed} instances would serve it"
+            f" {estimate.instances_needed} instances would serve it"
         )
 
 
@@ -102,58 +108,58 @@ def _latency(value: Latency) -> str:
     return ", ".join(parts)
 
 
-def _memory(found: ServingEstimate) -> Iterator[str]:
-    own = found.memory
+def _memory(estimate: ServingEstimate) -> Iterator[str]:
+    own = estimate.memory
     total = own.weight_bytes + own.cache_bytes + own.reserve_bytes
     yield (
         f"memory         {format_bytes(own.weight_bytes)} weights, {format_bytes(own.cache_bytes)}"
         f" cache, {format_bytes(own.reserve_bytes)} reserve: {format_bytes(total)} of"
         f" {format_bytes(own.device_bytes)} a device"
     )
-    yield f"KV cache       {found.kv_tokens} tokens an instance"
-    if not found.fits:
-        yield from _wrapped("DOES NOT FIT   ", found.misfit)
+    yield f"KV cache       {estimate.kv_tokens} tokens an instance"
+    if not estimate.fits:
+        yield from _wrapped("DOES NOT FIT   ", estimate.misfit)
 
 
-def _changes(found: ServingEstimate) -> Iterator[str]:
-    best = found.smallest_change
+def _changes(estimate: ServingEstimate) -> Iterator[str]:
+    best = estimate.smallest_change
     if best is None:
         yield (
-            f"smallest change that beats it: none of {found.num_tried} changes of one thing does"
-            if found.fits
-            else "no change of one thing makes it fit; ask moetune plan"
+            f"smallest change that beats it: none of {estimate.num_tried} changes of one thing does"
+            if estimate.fits
+            else "no change of one thing makes it fit; run moetune plan"
         )
     else:
-        beats = "beats it" if found.fits else "makes it fit"
+        beats = "beats it" if estimate.fits else "makes it fit"
         yield f"smallest change that {beats}: {best.what}"
         yield f"    {_brief(best)}"
         yield from _ratios(best)
         yield from (f"    {line}" for line in best.lines)
-    yield "judged by missed targets, then good requests/s a device, then the length of requests"
-    others = [change for change in found.changes if change is not best and change != best]
+    yield "ranked by missed SLOs, then goodput per device, then request latency"
+    others = [change for change in estimate.changes if change is not best and change != best]
     if others:
         yield "other changes of one thing"
         rows = [(f"  {change.what}", *_cells(change)) for change in others[:SHOWN_CHANGES]]
-        yield columns(rows, header=("  change", "devices", "ttft", "tpot", "good/s a device", ""))
+        yield columns(rows, header=("  change", "devices", "ttft", "tpot", "goodput/device", ""))
         if len(others) > SHOWN_CHANGES:
             yield f"  and {len(others) - SHOWN_CHANGES} more in --json"
 
 
 def _ratios(change: ServingChange) -> Iterator[str]:
-    """Say how the latencies stand to the launch's, as far as published launches tell."""
-    told = [
+    """Bands of the latency ratios to the launch, where published launches give them."""
+    ratios = [
         f"{name} {format_ratio(band[0])} to {format_ratio(band[1])} of the launch's"
         for name, band in (("ttft", change.ttft_ratio_band), ("tpot", change.tpot_ratio_band))
         if band is not None
     ]
-    if told:
-        yield f"    {', '.join(told)} in four of five published pairs of layouts"
+    if ratios:
+        yield f"    {', '.join(ratios)} for 80 % of published pairs of layouts"
 
 
 def _brief(change: ServingChange) -> str:
     devices, first, each, good, missed = _cells(change)
     return (
-        f"{devices} devices, ttft {first}, tpot {each}, {good} good requests/s a device"
+        f"{devices} devices, ttft {first}, tpot {each}, goodput {good} requests/s per device"
         f"{', ' * bool(missed)}{missed}"
     )
 
@@ -178,16 +184,16 @@ def _signed(ratio: float) -> str:
     return f"{'-' if ratio < 0 else '+'}{format_ratio(abs(ratio))}"
 
 
-def _listed(found: ServingEstimate) -> Iterator[str]:
-    for refusal in found.refused_by:
+def _listed(estimate: ServingEstimate) -> Iterator[str]:
+    for refusal in estimate.refused_by:
         yield from _wrapped("manifest       ", refusal)
-    if found.flags_unpriced:
-        yield from _wrapped("without price  ", ", ".join(found.flags_unpriced))
-    if found.flags_timeless:
-        yield from _wrapped("no effect      ", ", ".join(found.flags_timeless))
-    if found.flags_ignored:
-        yield from _wrapped("ignored        ", ", ".join(found.flags_ignored))
-    for note in found.notes:
+    if estimate.flags_unpriced:
+        yield from _wrapped("without price  ", ", ".join(estimate.flags_unpriced))
+    if estimate.flags_timeless:
+        yield from _wrapped("no effect      ", ", ".join(estimate.flags_timeless))
+    if estimate.flags_ignored:
+        yield from _wrapped("ignored        ", ", ".join(estimate.flags_ignored))
+    for note in estimate.notes:
         yield from _wrapped("note           ", note)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from textwrap import wrap
 
-from tuner.cli.text import columns, times_words
+from tuner.cli.text import columns, format_times
 from tuner.estimate.records import Change, Estimate, RankMemory
 from tuner.report.memory_headroom import lost_starts_words
 from tuner.train_words import knobs, runs
@@ -13,31 +13,31 @@ SHOWN_RANKS = 8
 LINE_WIDTH = 100
 
 
-def estimate_text(found: Estimate) -> str:
-    """Say what the launch does and what would beat it."""
+def estimate_text(estimate: Estimate) -> str:
+    """Describe the launch and what would beat it."""
     return "\n".join(
         [
-            *_what(found),
+            *_what(estimate),
             "",
-            *_time(found),
+            *_time(estimate),
             "",
             "where a step's time goes",
-            _shares(found),
+            _shares(estimate),
             "",
             "highest memory of a device, by pipeline rank",
-            _memory(found),
-            *_verdict(found),
+            _memory(estimate),
+            *_verdict(estimate),
             "",
-            *_changes(found),
+            *_changes(estimate),
             "",
-            *_flags(found),
-            *(line for note in found.notes for line in _wrapped("note           ", note)),
+            *_flags(estimate),
+            *(line for note in estimate.notes for line in _wrapped("note           ", note)),
         ]
     )
 
 
-def _what(found: Estimate) -> Iterator[str]:
-    decision = found.decision
+def _what(estimate: Estimate) -> Iterator[str]:
+    decision = estimate.decision
     degrees = {
         "TP": decision.tensor_model_parallel_size,
         "CP": decision.context_parallel_size,
@@ -47,12 +47,15 @@ def _what(found: Estimate) -> Iterator[str]:
         "EP": decision.expert_model_parallel_size,
         "ETP": decision.expert_tensor_parallel_size,
     }
-    yield f"{found.source}: {found.model} with {found.engine} on {found.devices} x {found.device}"
+    yield (
+        f"{estimate.source}: {estimate.model} with {estimate.engine} on {estimate.devices} x"
+        f" {estimate.device}"
+    )
     yield (
         ", ".join(f"{name} {degree}" for name, degree in degrees.items())
-        + f", ZeRO {decision.zero_stage}; {_times(found.rounds)}{found.num_microbatches} "
-        f"micro-batch{'es' * (found.num_microbatches > 1)} of {decision.micro_batch_size} x "
-        f"{found.sequence_length} tokens, batch {found.global_batch_size}"
+        + f", ZeRO {decision.zero_stage}; {_times(estimate.rounds)}{estimate.num_microbatches} "
+        f"micro-batch{'es' * (estimate.num_microbatches > 1)} of {decision.micro_batch_size} x "
+        f"{estimate.sequence_length} tokens, batch {estimate.global_batch_size}"
     )
     layers = decision.recompute_num_layers
     whole = f"{layers} layers of each stage" if layers else "whole layers"
@@ -61,7 +64,7 @@ def _what(found: Estimate) -> Iterator[str]:
     dispatcher = f"dispatcher {decision.dispatcher}; "
     chunks = max(decision.chunks)
     yield (
-        f"{found.precision}; {dispatcher if decision.expert_model_parallel_size > 1 else ''}"
+        f"{estimate.precision}; {dispatcher if decision.expert_model_parallel_size > 1 else ''}"
         f"recompute {decision.recompute}"
         f"{f' ({recompute})' if decision.recompute != 'none' else ''}"
         f"{f', {chunks} MemFine chunks' if chunks > 1 else ''}"
@@ -77,21 +80,24 @@ def _times(rounds: int) -> str:
     return f"{rounds} times " if rounds > 1 else ""
 
 
-def _time(found: Estimate) -> Iterator[str]:
-    low, high = found.step_time_s_band
-    slow, fast = found.tokens_per_s_per_device_band
-    use = found.utilisation
+def _time(estimate: Estimate) -> Iterator[str]:
+    low, high = estimate.step_time_s_band
+    slow, fast = estimate.tokens_per_s_per_device_band
+    use = estimate.utilisation
     yield (
-        f"step time      {format_s(found.step_time_s)} "
+        f"step time      {format_s(estimate.step_time_s)} "
         f"(between {format_s(low)} and {format_s(high)})"
     )
-    if found.played_step_time_s is not None and found.decision.pipeline_model_parallel_size > 1:
+    if (
+        estimate.played_step_time_s is not None
+        and estimate.decision.pipeline_model_parallel_size > 1
+    ):
         yield (
-            f"               {format_s(found.played_step_time_s)} with every pass of the pipeline "
-            "simulated"
+            f"               {format_s(estimate.played_step_time_s)} with every pass of the "
+            "pipeline simulated"
         )
     yield (
-        f"tokens/s       {found.tokens_per_s_per_device:.4g} per device "
+        f"tokens/s       {estimate.tokens_per_s_per_device:.4g} per device "
         f"(between {slow:.4g} and {fast:.4g})"
     )
     yield (
@@ -105,8 +111,8 @@ def _time(found: Estimate) -> Iterator[str]:
     )
 
 
-def _shares(found: Estimate) -> str:
-    shares = found.exposed
+def _shares(estimate: Estimate) -> str:
+    shares = estimate.exposed
     rows = [
         ("pipeline bubble", shares.bubble_ratio),
         ("exposed all-to-all of experts", shares.all_to_all_ratio),
@@ -120,23 +126,23 @@ def _shares(found: Estimate) -> str:
     return columns([(f"  {name}", format_ratio(share)) for name, share in ordered])
 
 
-def _memory(found: Estimate) -> str:
-    ranks = found.memory
+def _memory(estimate: Estimate) -> str:
+    ranks = estimate.memory
     shown = list(ranks[:SHOWN_RANKS])
-    if found.fullest_pipeline_rank >= SHOWN_RANKS:
-        shown[-1] = ranks[found.fullest_pipeline_rank]
-    rows = [_memory_row(rank, is_fullest=rank is _fullest(found)) for rank in shown]
+    if estimate.fullest_pipeline_rank >= SHOWN_RANKS:
+        shown[-1] = ranks[estimate.fullest_pipeline_rank]
+    rows = [_memory_row(rank, is_peak=rank is _peak_rank(estimate)) for rank in shown]
     header = ("  rank", "layers", "weights", "gradients", "optimizer", "activations", "buffers")
     table = columns(rows, header=(*header, "reserve", "total", ""))
     left = len(ranks) - len(shown)
     return f"{table}\n  and {left} more in --json" if left else table
 
 
-def _fullest(found: Estimate) -> RankMemory:
-    return found.memory[found.fullest_pipeline_rank]
+def _peak_rank(estimate: Estimate) -> RankMemory:
+    return estimate.memory[estimate.fullest_pipeline_rank]
 
 
-def _memory_row(rank: RankMemory, *, is_fullest: bool) -> tuple[object, ...]:
+def _memory_row(rank: RankMemory, *, is_peak: bool) -> tuple[object, ...]:
     sizes = (
         rank.weight_bytes,
         rank.gradient_bytes,
@@ -150,49 +156,52 @@ def _memory_row(rank: RankMemory, *, is_fullest: bool) -> tuple[object, ...]:
         f"  {rank.pipeline_rank}",
         rank.layers,
         *(format_bytes(size) for size in sizes),
-        "highest" if is_fullest else "",
+        "highest" if is_peak else "",
     )
 
 
-def _verdict(found: Estimate) -> Iterator[str]:
-    limit, peak = format_bytes(found.memory_limit_bytes), format_bytes(found.peak_memory_bytes)
-    where = f"pipeline rank {found.fullest_pipeline_rank} needs {peak}, {limit} may be used"
-    yield f"fits           {where}" if found.fits else f"DOES NOT FIT   {where}"
+def _verdict(estimate: Estimate) -> Iterator[str]:
+    limit, peak = (
+        format_bytes(estimate.memory_limit_bytes),
+        format_bytes(estimate.peak_memory_bytes),
+    )
+    where = f"pipeline rank {estimate.fullest_pipeline_rank} needs {peak}, {limit} may be used"
+    yield f"fits           {where}" if estimate.fits else f"DOES NOT FIT   {where}"
     yield from _wrapped(
-        "memory room    ",
-        f"{format_ratio(found.out_of_memory_probability)} chance of running out of the "
-        f"{format_bytes(found.memory_capacity_bytes)} that a device has "
-        f"({format_ratio(found.out_of_memory_at_start_probability)} at the start); "
-        + lost_starts_words(found.out_of_memory_loss_s, assumed_run_s=found.assumed_run_s),
+        "OOM risk       ",
+        f"{format_ratio(estimate.out_of_memory_probability)} chance of running out of the "
+        f"{format_bytes(estimate.memory_capacity_bytes)} that a device has "
+        f"({format_ratio(estimate.out_of_memory_at_start_probability)} at the start); "
+        + lost_starts_words(estimate.out_of_memory_loss_s, assumed_run_s=estimate.assumed_run_s),
     )
 
 
-def _changes(found: Estimate) -> Iterator[str]:
-    if found.smallest_change is None:
+def _changes(estimate: Estimate) -> Iterator[str]:
+    if estimate.smallest_change is None:
         yield (
-            f"smallest change that beats it: none of {found.num_tried} changes of one or two knobs "
-            f"is more than {format_ratio(found.least_gain_ratio)} better"
-            if found.fits
-            else f"no change of one or two knobs ({found.num_tried} tried) makes it fit; "
-            "ask moetune plan"
+            f"smallest change that beats it: none of {estimate.num_tried} changes of one or two "
+            f"knobs is more than {format_ratio(estimate.least_gain_ratio)} better"
+            if estimate.fits
+            else f"no change of one or two knobs ({estimate.num_tried} tried) makes it fit; "
+            "run moetune plan"
         )
         return
-    yield f"{_best(found, found.smallest_change)}: {_described(found.smallest_change)}"
-    yield _sure(found.smallest_change)
-    yield from _lines(found.smallest_change)
-    if found.best_pair is not None:
-        beats = "may bring more (a tie)" if found.best_pair.within_band else "bring more"
-        yield f"two changes {beats}: {_described(found.best_pair)}"
-        yield _sure(found.best_pair)
-        yield from _lines(found.best_pair)
-    others = [one for one in found.changes if one != found.smallest_change]
+    yield f"{_best(estimate, estimate.smallest_change)}: {_described(estimate.smallest_change)}"
+    yield _sure(estimate.smallest_change)
+    yield from _lines(estimate.smallest_change)
+    if estimate.best_pair is not None:
+        beats = "may bring more (a tie)" if estimate.best_pair.within_band else "bring more"
+        yield f"two changes {beats}: {_described(estimate.best_pair)}"
+        yield _sure(estimate.best_pair)
+        yield from _lines(estimate.best_pair)
+    others = [one for one in estimate.changes if one != estimate.smallest_change]
     if others:
         yield "other single changes"
         rows = [
             (
                 f"  {', '.join((*one.what, *_set(one)))}",
                 _gain(one),
-                times_words(one.ratio_band),
+                format_times(one.ratio_band),
                 format_bytes(one.peak_memory_bytes),
                 "tie" if one.within_band else "",
             )
@@ -201,9 +210,9 @@ def _changes(found: Estimate) -> Iterator[str]:
         yield columns(rows, header=("  change", "time", "of the launch", "memory", ""))
 
 
-def _best(found: Estimate, change: Change) -> str:
-    """Name what the smallest change is; one that ties with the launch is not said to beat it."""
-    if not found.fits:
+def _best(estimate: Estimate, change: Change) -> str:
+    """Title of the smallest change; one that ties with the launch does not beat it."""
+    if not estimate.fits:
         return "smallest change that makes it fit"
     if not change.within_band:
         return "smallest change that beats it"
@@ -218,8 +227,8 @@ def _described(change: Change) -> str:
 
 
 def _sure(change: Change) -> str:
-    """Say how sure the change's gain is; a tie is no gain that the model can promise."""
-    band = f"    {times_words(change.ratio_band)} the launch's time (80 % band of such pairs)"
+    """The band of the change's gain; a tie is within the error of the model."""
+    band = f"    {format_times(change.ratio_band)} the launch's time (80 % band of such pairs)"
     return f"{band}: a tie, measure both" if change.within_band else band
 
 
@@ -242,13 +251,13 @@ def _set(change: Change) -> Iterator[str]:
         yield line.partition("  # ")[0].replace("export", "with", 1)
 
 
-def _flags(found: Estimate) -> Iterator[str]:
-    for flag in found.flags_deprecated:
+def _flags(estimate: Estimate) -> Iterator[str]:
+    for flag in estimate.flags_deprecated:
         yield from _wrapped("deprecated     ", flag)
-    for refusal in found.refused_by:
+    for refusal in estimate.refused_by:
         yield from _wrapped("manifest       ", refusal)
-    if found.flags_ignored:
-        yield from _wrapped("ignored        ", ", ".join(found.flags_ignored))
+    if estimate.flags_ignored:
+        yield from _wrapped("ignored        ", ", ".join(estimate.flags_ignored))
 
 
 def _wrapped(label: str, text: str) -> Iterator[str]:

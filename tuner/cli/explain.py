@@ -1,4 +1,4 @@
-"""`moetune explain`: why this plan and not another, and what would change it."""
+"""`moetune explain`: why this plan was chosen, and what would change it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,35 +18,35 @@ def command(
         str,
         typer.Option(
             "--what-if",
-            help="Changes to solve for, e.g. nodes=+1,memory=-20%,bandwidth=x2,batch=512; "
-            "'none' asks nothing. Default: the usual ones.",
+            help="Changes to solve for, e.g. nodes=+1,memory=-20%,bandwidth=x2,batch=512, or "
+            "'none'. Default: a standard set.",
         ),
     ] = "",
     profile: Annotated[
         list[Path] | None,
-        typer.Option(help="As given to plan; a training plan holds its own copies."),
+        typer.Option(help="Same as for plan; a training plan keeps its own copies."),
     ] = None,
     time_limit: Annotated[
-        str, typer.Option(help="For the searches of all changes together, with its unit.")
+        str, typer.Option(help="For all what-if searches together, with its unit.")
     ] = "60s",
-    uncalibrated: Annotated[bool, typer.Option("--uncalibrated", help="As given to plan.")] = False,
+    uncalibrated: Annotated[bool, typer.Option("--uncalibrated", help="Same as for plan.")] = False,
     verbose: options.VerboseFlag = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the plan and `why` as JSON.")
     ] = False,
 ) -> None:
-    """Explain a plan: its parts, what is proven, why others lost, what other limits would change.
+    """Explain a plan: breakdown, certificate, what-ifs.
 
-    Each change is solved anew from the plan's own copies; nothing is guessed.
+    Each what-if is solved again from the copies that the plan keeps of its inputs.
     """
     from tuner.api import explain, parse_changes
     from tuner.cli.options import seconds
-    from tuner.cli.progress import planning
+    from tuner.cli.progress import planning_progress
 
     limit_s = seconds(time_limit, option="--time-limit")
     changes = None if not what_if else () if what_if == "none" else parse_changes(what_if)
-    with planning(limit_s=limit_s) as watch:
-        found = explain(
+    with planning_progress(limit_s=limit_s) as watch:
+        explained = explain(
             plan,
             changes=changes,
             profiles=tuple(profile or ()),
@@ -55,14 +55,14 @@ def command(
             watch=watch,
         )
     if as_json:
-        print_exact(found.model_dump_json(indent=2))
+        print_exact(explained.model_dump_json(indent=2))
     else:
-        print_text(_text(found, folder=plan, verbose=verbose))
-    if found.decision is None:
+        print_text(_text(explained, folder=plan, verbose=verbose))
+    if explained.decision is None:
         raise typer.Exit(1)
 
 
-def _text(found: "Explained", *, folder: Path, verbose: bool) -> str:
+def _text(explained: "Explained", *, folder: Path, verbose: bool) -> str:
     from tuner.cli.explain_text import why_lines
     from tuner.cli.place_text import place_explanation
     from tuner.cli.plan_text import explanation
@@ -72,11 +72,11 @@ def _text(found: "Explained", *, folder: Path, verbose: bool) -> str:
     from tuner.plan_folder import read_verified
     from tuner.serve_plan import ServePlan
 
-    why = why_lines(found.why, verbose=verbose)
-    if isinstance(found, ServePlan):
-        return "\n".join((serve_explanation(found, verbose=verbose), *why))
-    if isinstance(found, PlacePlan):
-        return "\n".join((place_explanation(found, verbose=verbose), *why))
+    why = why_lines(explained.why, verbose=verbose)
+    if isinstance(explained, ServePlan):
+        return "\n".join((serve_explanation(explained, verbose=verbose), *why))
+    if isinstance(explained, PlacePlan):
+        return "\n".join((place_explanation(explained, verbose=verbose), *why))
     verified = read_verified(folder)
     trials = () if verified is None else ("", verdict_text(verified))
-    return "\n".join((explanation(found, verbose=verbose), *why, *trials))
+    return "\n".join((explanation(explained, verbose=verbose), *why, *trials))

@@ -1,9 +1,9 @@
-"""Why a plan, in words: runners-up term by term, and what other limits would change."""
+"""Why a plan was chosen, as text: runners-up term by term, and what-ifs."""
 
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.cli.text import asides, columns, times_words
+from tuner.cli.text import asides, columns, format_times
 from tuner.explain.other_limits import IDLE
 from tuner.units import format_bytes, format_ratio, format_s
 from tuner.what_if import Outcome, Rival, WhatIf, Why
@@ -26,18 +26,18 @@ _FIGURES: Final = {
     "requests_per_s": ("", " requests/s"),
     "ttft_p90_s": ("ttft p90 ", ""),
     "tpot_p90_s": ("tpot p90 ", ""),
-    "goodput_per_device": ("", " good requests/s a device"),
+    "goodput_per_device": ("goodput ", " requests/s per device"),
     "busiest_rank_ratio": ("most-loaded ranks carry ", " of a layer's token copies"),
     "objective": ("objective ", ""),
 }
-"""What is printed of an answer, in this order: words before and after the number."""
+"""Printed figures, in this order: words before and after the number."""
 
 
 def why_lines(why: Why, *, verbose: bool = False) -> Iterator[str]:
-    """Say what would change the plan; on request, term by term why the runners-up lost."""
+    """Describe what would change the plan; with `verbose`, why the runners-up lost."""
     if verbose and any(rival.terms_s for rival in why.rivals):
         yield ""
-        yield "the next candidates, by the seconds that differ from the plan"
+        yield "runners-up, by the seconds in which they differ from the plan"
         yield from (_rival(rival) for rival in why.rivals if rival.terms_s)
     if why.what_if is not None:
         yield ""
@@ -52,7 +52,7 @@ def _rival(rival: Rival) -> str:
     more = f" and {left} smaller" if left > 0 else ""
     tie = " (tie)" if rival.within_band else ""
     if rival.ratio_band is not None:
-        tie = f" ({times_words(rival.ratio_band)}{', a tie' if rival.within_band else ''})"
+        tie = f" ({format_times(rival.ratio_band)}{', a tie' if rival.within_band else ''})"
     total = "" if rival.slower_s is None else f": {signed_s(rival.slower_s)}"
     lost = f"; {rival.lost_by}" if "num_devices" in rival.figures else ""
     return f"  {rival.decision}{tie}{total} = {shown}{more}{lost}"
@@ -63,17 +63,17 @@ def signed_s(seconds: float) -> str:
     return f"{'-' if seconds < 0 else '+'}{format_s(abs(seconds))}"
 
 
-def _what_if(found: WhatIf) -> Iterator[str]:
-    solved = [one for one in found.outcomes if one.status != "out_of_time"]
-    total_s = sum(one.solve_s for one in found.outcomes)
+def _what_if(what_if: WhatIf) -> Iterator[str]:
+    solved = [one for one in what_if.outcomes if one.status != "out_of_time"]
+    total_s = sum(one.solve_s for one in what_if.outcomes)
     yield (
-        f"under other limits: {len(solved)} case{'s' * (len(solved) != 1)} solved again in "
-        f"{format_s(total_s)} (--time-limit {format_s(found.time_limit_s)} for their searches)"
+        f"what-if: {len(solved)} case{'s' * (len(solved) != 1)} solved again in "
+        f"{format_s(total_s)} (--time-limit {format_s(what_if.time_limit_s)} for their searches)"
     )
-    rows = [_row(found.base, "as planned")]
-    rows += [_row(one, one.change) for one in found.outcomes]
+    rows = [_row(what_if.base, "as planned")]
+    rows += [_row(one, one.change) for one in what_if.outcomes]
     yield columns(rows)
-    yield from (line for one in found.outcomes for line in _details(one))
+    yield from (line for one in what_if.outcomes for line in _details(one))
 
 
 def _row(one: Outcome, name: str) -> tuple[str, str, str]:
@@ -125,7 +125,7 @@ def figure_text(name: str, value: float) -> str:
 
 
 def _details(one: Outcome) -> Iterator[str]:
-    """What is chosen otherwise or stands in the way; nothing where the decision is the same."""
+    """What changes in the decision, or why nothing fits; nothing where the decision is the same."""
     if one.figures and one.gain_ratio is None:
         yield f"  {one.change}: {one.says}: {one.decision}"
         return
@@ -139,5 +139,5 @@ def _details(one: Outcome) -> Iterator[str]:
         if IDLE in one.reason:
             yield f"  {one.change}: {IDLE}"
         return
-    said = f"{one.says}: " if one.says else ""
-    yield f"  {one.change}: {said}{one.reason}"
+    message = f"{one.says}: " if one.says else ""
+    yield f"  {one.change}: {message}{one.reason}"

@@ -1,4 +1,4 @@
-"""`moetune init`: ask the few questions, and write a commented spec that `moetune plan` accepts."""
+"""`moetune init`: prompt for the fields of a simple spec and write it, commented."""
 
 import json
 import sys
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli import options
-from tuner.cli.text import print_exact, print_text, tell
+from tuner.cli.text import print_exact, print_stderr, print_text
 from tuner.errors import SpecError, TunerError
 
 if TYPE_CHECKING:
-    from tuner.draft.questions import Goal
+    from tuner.draft.spec_fields import Goal
 
 
 def command(
@@ -22,7 +22,7 @@ def command(
         "spec.yaml"
     ),
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Ask nothing; take defaults for what is not given.")
+        bool, typer.Option("--yes", "-y", help="No prompts; use defaults for what is not given.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
     goal: options.GoalFlag = None,
@@ -48,11 +48,11 @@ def command(
     emit: options.EmitFlag = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the spec as JSON too.")] = False,
 ) -> None:
-    """Write a spec from a few answers; every answer is also a flag."""
-    from tuner.draft.questions import checked_goal
-    from tuner.draft.spec_file import answered, draft
+    """Write a spec from a few prompts; every prompt is also a flag."""
+    from tuner.draft.spec_fields import checked_goal
+    from tuner.draft.spec_file import draft_spec, fill_values
     from tuner.output import write_files
-    from tuner.spec.spec_file import parsed_spec
+    from tuner.spec.spec_file import read_spec_keys
 
     if out.exists() and not force:
         raise TunerError(f"{out} exists already; add --force to replace it, or choose another -o")
@@ -60,56 +60,56 @@ def command(
     if yes:
         kind = checked_goal(goal or "train")
     else:
-        kind, given = _asked(goal, given)
-    text = draft(kind, answered(kind, given), folder=out.absolute().parent)
+        kind, given = _prompt_for_values(goal, given)
+    text = draft_spec(kind, fill_values(kind, given), folder=out.absolute().parent)
     write_files(out.absolute().parent, {out.name: text}, option="-o")
     if as_json:
-        print_exact(json.dumps(parsed_spec(out), indent=2))
+        print_exact(json.dumps(read_spec_keys(out), indent=2))
     else:
         print_text(f"written to {out}; next: moetune plan {out} -o PLAN")
 
 
-def _asked(goal: str | None, given: Mapping[str, str]) -> "tuple[Goal, dict[str, str]]":
-    """Ask what was not given, and again after an answer that cannot be.
+def _prompt_for_values(goal: str | None, given: Mapping[str, str]) -> "tuple[Goal, dict[str, str]]":
+    """Prompt for what was not given, again after an unacceptable value.
 
     Raises:
-        SpecError: this is no terminal, or the answers end.
+        SpecError: this is no terminal, or the input ends.
     """
-    from tuner.draft.questions import GOALS, checked_goal, questions_of
-    from tuner.draft.spec_file import checked, default_of
+    from tuner.draft.spec_fields import GOALS, checked_goal, spec_fields
+    from tuner.draft.spec_file import checked_value, default_value
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise SpecError(
-            "this is no terminal, so nothing can be asked; give the answers as flags and add --yes"
+            "this is no terminal, so there are no prompts; give the values as flags and add --yes"
         )
     kind = None if goal is None else checked_goal(goal)
     while kind is None:
         try:
-            kind = checked_goal(_answer(f"what is planned: {', '.join(GOALS)}", "train"))
+            kind = checked_goal(_prompt(f"goal: {', '.join(GOALS)}", "train"))
         except SpecError as error:
-            tell(f"  {error}")
-    answers: dict[str, str] = {}
-    for question in questions_of(kind):
-        text = given.get(question.key)
-        while question.key not in answers:
-            if text is None and question.unless and answers.get(question.unless):
+            print_stderr(f"  {error}")
+    values: dict[str, str] = {}
+    for field in spec_fields(kind):
+        text = given.get(field.key)
+        while field.key not in values:
+            if text is None and field.unless and values.get(field.unless):
                 text = ""
             if text is None:
-                text = _answer(question.asks, default_of(question, {**given, **answers}))
+                text = _prompt(field.prompt, default_value(field, {**given, **values}))
             try:
-                answers[question.key] = checked(question, text, answers)
+                values[field.key] = checked_value(field, text, values)
             except SpecError as error:
-                if question.key in given:
+                if field.key in given:
                     raise
-                tell(f"  {error}")
+                print_stderr(f"  {error}")
                 text = None
-    return kind, {**given, **answers}
+    return kind, {**given, **values}
 
 
-def _answer(asks: str, default: str | None) -> str:
+def _prompt(prompt: str, default: str | None) -> str:
     shown = f" [{default}]" if default else ""
-    tell(f"{asks}{shown}: ", end="")
+    print_stderr(f"{prompt}{shown}: ", end="")
     line = sys.stdin.readline()
     if not line:
-        raise SpecError("the answers ended early; nothing was written")
+        raise SpecError("the input ended early; nothing was written")
     return line.strip() or default or ""

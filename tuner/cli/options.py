@@ -1,6 +1,6 @@
-"""Values of options that carry a unit, and the flags that describe a simple spec.
+"""Options that several commands share: durations, and the flags that describe a simple spec.
 
-Every flag is the answer to the question of the same name (tuner/draft/questions.py).
+Every flag sets the field of the same name (tuner/draft/spec_fields.py).
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,18 +28,18 @@ PlanArgument = Annotated[
 
 
 def seconds(text: str, *, option: str) -> float:
-    """Read a duration that must be more than nothing.
+    """Read a positive duration.
 
     Raises:
         TunerError: it is none; the message names the option.
     """
     try:
-        found = parse_seconds(text)
+        duration_s = parse_seconds(text)
     except ValueError as error:
         raise TunerError(f"{option}: {error}") from error
-    if found <= 0.0:
+    if duration_s <= 0.0:
         raise TunerError(f"{option}: {text!r} must be more than nothing, e.g. 60s")
-    return found
+    return duration_s
 
 
 def _device_names(incomplete: str) -> Iterator[str]:
@@ -63,31 +63,29 @@ def _flag(help_text: str, **extra: Any) -> Any:
     return typer.Option(help=help_text, show_default=False, rich_help_panel=None, **extra)
 
 
-VerboseFlag = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Print notes and other asides in full.")
-]
+VerboseFlag = Annotated[bool, typer.Option("--verbose", "-v", help="Print all notes.")]
 GoalFlag = Annotated[str | None, _flag("Without SPEC: train, serve or place. Default: train.")]
 ModelFlag = Annotated[str | None, _flag("Without SPEC: config.json of the model, or its folder.")]
 DeviceFlag = Annotated[
     str | None, _flag("Without SPEC: the device, e.g. h100-sxm.", autocompletion=_device_names)
 ]
 DevicesFlag = Annotated[str | None, _flag("Without SPEC: how many devices.")]
-SequenceFlag = Annotated[str | None, _flag("train: tokens of a sequence. Default: 4096.")]
-BatchFlag = Annotated[str | None, _flag("train: sequences of a step. Default: 256.")]
+SequenceFlag = Annotated[str | None, _flag("train: sequence length in tokens. Default: 4096.")]
+BatchFlag = Annotated[str | None, _flag("train: global batch size in sequences. Default: 256.")]
 PrecisionFlag = Annotated[str | None, _flag("train: bf16, fp8-blockwise, ... Default: bf16.")]
 EngineFlag = Annotated[
     str | None,
     _flag(
-        "serve: sglang, vllm or trtllm, with its release as vllm@0.33.0. Default: the one that "
-        "--emit names, else sglang."
+        "serve: sglang, vllm or trtllm, optionally with its release, e.g. vllm@0.33.0. Default: "
+        "the one that --emit names, else sglang."
     ),
 ]
-ConcurrencyFlag = Annotated[str | None, _flag("serve: requests under way at any time.")]
-RateFlag = Annotated[str | None, _flag("serve: requests a second, e.g. 10/s.")]
-InputFlag = Annotated[str | None, _flag("serve: tokens of a prompt. Default: 4000.")]
-OutputFlag = Annotated[str | None, _flag("serve: tokens of an answer. Default: 1000.")]
-TtftFlag = Annotated[str | None, _flag("serve: target of P90. Default: 2s.")]
-TpotFlag = Annotated[str | None, _flag("serve: target of P90. Default: 50ms.")]
+ConcurrencyFlag = Annotated[str | None, _flag("serve: concurrent requests (closed loop).")]
+RateFlag = Annotated[str | None, _flag("serve: request rate, e.g. 10/s (open loop).")]
+InputFlag = Annotated[str | None, _flag("serve: input tokens per request. Default: 4000.")]
+OutputFlag = Annotated[str | None, _flag("serve: output tokens per request. Default: 1000.")]
+TtftFlag = Annotated[str | None, _flag("serve: SLO on P90 TTFT. Default: 2s.")]
+TpotFlag = Annotated[str | None, _flag("serve: SLO on P90 TPOT. Default: 50ms.")]
 QuantizationFlag = Annotated[
     str | None,
     _flag("serve: bf16, fp8, fp8_block, nvfp4, mxfp4. Default: as the model was released."),
@@ -96,21 +94,25 @@ ObjectiveFlag = Annotated[
     str | None,
     _flag("serve: goodput, cost, devices; place: balance, co_activation, layer_chain."),
 ]
-WorkloadFlag = Annotated[str | None, _flag("place: recordings, NAME=PATH with commas between.")]
+WorkloadFlag = Annotated[
+    str | None, _flag("place: routing recordings, NAME=PATH, comma-separated.")
+]
 RanksFlag = Annotated[str | None, _flag("place: expert-parallel ranks.")]
-RanksPerNodeFlag = Annotated[str | None, _flag("place: of one machine. Default: all.")]
-RedundantFlag = Annotated[str | None, _flag("place: redundant experts of a layer.")]
+RanksPerNodeFlag = Annotated[
+    str | None, _flag("place: expert-parallel ranks per node. Default: all.")
+]
+RedundantFlag = Annotated[str | None, _flag("place: redundant experts per layer.")]
 EmitFlag = Annotated[
     str | None,
     _flag(
-        "Without SPEC: targets with commas between. Default: megatron-lm, local, eplb.",
+        "Without SPEC: launch targets, comma-separated. Default: megatron-lm, local, eplb.",
         autocompletion=_target_names,
     ),
 ]
 
 
 def given_flags(params: Mapping[str, Any]) -> dict[str, str]:
-    """Return which flags of a spec were given, by the keys of their questions.
+    """Return the spec flags that were given, by the keys of their fields.
 
     Args:
         params: of the command, by the names of its parameters.
@@ -140,4 +142,4 @@ SPEC_FLAGS: Final = (
     "redundant_experts",
     "emit",
 )
-"""Names of the parameters; `goal` says which of them are asked."""
+"""Names of the parameters; `goal` says which of them apply."""

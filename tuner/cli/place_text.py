@@ -1,4 +1,4 @@
-"""A placement's plan in words: the verdict first, then what it rests on."""
+"""A placement plan as text: the verdict first, then the evidence."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ MOST_NAME: Final = 40
 MOST_LAYERS: Final = 5
 """Layers named of each kind."""
 SLOW_RATIO: Final = 1.05
-"""Of the usual cost of a way, from which on the most expensive one is named."""
+"""Of the usual cost of a link; from here on the most expensive one is named."""
 
 
 def place_text(plan: PlacePlan, *, folder: Path, verbose: bool = False) -> str:
@@ -37,15 +37,15 @@ def place_text(plan: PlacePlan, *, folder: Path, verbose: bool = False) -> str:
 def place_explanation(plan: PlacePlan, *, verbose: bool = False) -> str:
     """What `moetune explain` prints of a placement."""
     lines = [*_body(plan), *_layers(plan), ""]
-    lines += [f"instead: {one.method}, {one.lost_by}" for one in plan.alternatives]
-    lines += [f"with {line}" for line in plan.relaxations]
+    lines += [f"alternative: {one.method}, {one.lost_by}" for one in plan.alternatives]
+    lines += [f"relaxation: {line}" for line in plan.relaxations]
     return "\n".join((*lines, *asides("notes: ", plan.provenance.notes, verbose=verbose)))
 
 
 def place_verified_text(verified: PlaceVerified) -> str:
     """What `moetune verify` prints of a placement."""
     layers = len(verified.layers)
-    lines = [f"products of the slowest rank on {verified.device}, mean of {layers} layers"]
+    lines = [f"expert GEMMs of the slowest rank on {verified.device}, mean of {layers} layers"]
     for trial in verified.trials:
         measured = trial.measured_layer_time_s
         lines.append(
@@ -69,8 +69,8 @@ def _body(plan: PlacePlan) -> Iterator[str]:
         f" {decision.num_slots} slots on {ranks} ({decision.redundant_experts} redundant)"
     )
     yield (
-        f"objective {plan.goal.objective.value}: {_objective(plan, certificate.objective)}, nothing"
-        f" below {_objective(plan, certificate.bound)} (gap {certificate.gap_ratio:.3%},"
+        f"objective {plan.goal.objective.value}: {_objective(plan, certificate.objective)}, lower"
+        f" bound {_objective(plan, certificate.bound)} (gap {certificate.gap_ratio:.3%},"
         f" {certificate.status}, {certificate.method}, planned in"
         f" {certificate.solve_s:.1f} s){_for(plan)}"
     )
@@ -94,13 +94,13 @@ def _body(plan: PlacePlan) -> Iterator[str]:
 
 
 def _traffic(plan: PlacePlan, predicted: PlacePrediction, width: int) -> Iterator[str]:
-    """What tokens travel, and on what links; nothing where that is not the objective."""
+    """Token traffic and its links; nothing where traffic is not the objective."""
     links = predicted.links
     for name, values in predicted.traffic.items():
         before, rule, after = (_cost(value, links) for value in values)
         what = plan.goal.traffic or Traffic.TOTAL
         yield (
-            f"  {name}, {what.value}, {plan.goal.traffic_is_of}: {before} before, {rule} EPLB,"
+            f"  {name}, {what.value}, {plan.goal.traffic_unit}: {before} before, {rule} EPLB,"
             f" {after} plan"
         )
     if links is None:
@@ -112,12 +112,10 @@ def _traffic(plan: PlacePlan, predicted: PlacePrediction, width: int) -> Iterato
         yield ""
         yield "traffic of a pass on these links, predicted"
     for one in predicted.traffic_times:
-        judged = (
-            f"{one.tokens_judged} later tokens" if one.tokens_judged else "what was planned from"
-        )
+        basis = f"{one.tokens_judged} hold-out tokens" if one.tokens_judged else "the fit passes"
         yield (
             f"  {_name(one.workload, width)} {format_s(one.before_s)} before,"
-            f" {format_s(one.rule_s)} EPLB, {format_s(one.after_s)} plan (judged on {judged})"
+            f" {format_s(one.rule_s)} EPLB, {format_s(one.after_s)} plan (evaluated on {basis})"
         )
 
 
@@ -149,7 +147,7 @@ def _judgement(plan: PlacePlan, verdict: Verdict) -> Iterator[str]:
     rule = _rule_gain_ratio(plan)
     if rule is not None:
         limits = (plan.goal.max_moved_experts, plan.goal.max_moved_bytes)
-        unlimited = "" if limits == (None, None) else ", moving what it likes,"
+        unlimited = "" if limits == (None, None) else ", without the migration limit,"
         gain = verdict.gain_ratio
         yield (
             f"EPLB's rule{unlimited} would {'save' if rule >= 0.0 else 'add'} {abs(rule):.1%}, the"
@@ -158,7 +156,7 @@ def _judgement(plan: PlacePlan, verdict: Verdict) -> Iterator[str]:
 
 
 def _rule_gain_ratio(plan: PlacePlan) -> float | None:
-    """Share that EPLB's rule saves, of what the verdict counts."""
+    """Share of the verdict's quantity that EPLB's rule saves."""
     predicted = plan.predicted
     if predicted is None:
         return None
@@ -184,12 +182,12 @@ def _objective(plan: PlacePlan, value: float | None) -> str:
     if links is None:
         return f"{value:.6g}"
     cost = _cost(value, links) if links.unit == "seconds" else f"{value:.6g}"
-    return f"{cost} {plan.goal.traffic_is_of}"
+    return f"{cost} {plan.goal.traffic_unit}"
 
 
 def _workloads(outcomes: Sequence[WorkloadOutcome], width: int) -> Iterator[str]:
     yield ""
-    yield "largest rank load over the mean, judged passes"
+    yield "largest rank load over the mean, hold-out passes"
     yield (
         f"  {'workload':<{width}} {'passes':>9} {'before':>8} {'EPLB':>8} {'plan':>8}"
         "   P50 / P99 over passes and layers: before, EPLB, plan"
@@ -207,7 +205,7 @@ def _workloads(outcomes: Sequence[WorkloadOutcome], width: int) -> Iterator[str]
 
 
 def _for(plan: PlacePlan) -> str:
-    """Which dispatch rule the certificate holds for, where it is not the even split."""
+    """The dispatch rule that the certificate is about, unless it is the even split."""
     rule = plan.certificate.dispatch
     runs = (
         plan.predicted.dispatches[0].rule if plan.predicted and plan.predicted.dispatches else rule
@@ -223,11 +221,11 @@ def _dispatches(outcomes: Sequence[DispatchOutcome]) -> Iterator[str]:
     tokens = outcomes[0].tokens_per_rank
     what = "token copies" if outcomes[0].counts_copies else "tokens"
     yield (
-        "dispatch rules of the engine on this placement, judged passes: largest rank load over the"
-        f" mean, given each pass's counts / with replicas drawn for {tokens:.0f} {what} a rank"
+        "dispatch rules of the engine on this placement, hold-out passes: largest rank load over"
+        f" the mean, given each pass's counts / with replicas drawn for {tokens:.0f} {what} a rank"
     )
     for one in outcomes:
-        backend = "beside an all-to-all" if one.has_backend else "without all-to-all"
+        backend = "with all-to-all" if one.has_backend else "without all-to-all"
         yield (
             f"  {one.dispatch:<8} {backend:<21} {one.imbalance:.4f} {one.imbalance_sampled:>8.4f}"
             f"   {one.words}"
@@ -243,7 +241,7 @@ def _dispatches(outcomes: Sequence[DispatchOutcome]) -> Iterator[str]:
         )
         yield f"  static: {of}"
     if not outcomes[0].rule.endswith("lp"):
-        yield "  the objective is of the mean pass that was planned from"
+        yield "  the objective is that of the mean fit pass"
 
 
 def _folds(
@@ -252,12 +250,12 @@ def _folds(
     if not folds:
         return
     yield ""
-    yield "planned without the workload, judged on it: before, EPLB, plan; the plan's worst layer"
+    yield "leave-one-out (planned without the workload): before, EPLB, plan; the plan's worst layer"
     for one in folds:
         traffic = ""
         if one.traffic is not None:
             costs = ", ".join(_cost(value, links) for value in one.traffic)
-            traffic = f"   {plan.goal.traffic_is_of} {costs}"
+            traffic = f"   {plan.goal.traffic_unit} {costs}"
         yield (
             f"  {_name(one.workload, width)} {'':>9} {one.imbalance_before:>8.4f}"
             f" {one.imbalance_rule:>8.4f} {one.imbalance_after:>8.4f}   {one.worst_rank_ratio:.2f}"
@@ -276,7 +274,7 @@ def _times(plan: PlacePlan, times: Sequence[LayerTimes], width: int) -> Iterator
         yield (
             f"  {_name(one.workload, width)} {format_s(one.before_s)} before,"
             f" {format_s(one.rule_s)} EPLB, {format_s(one.after_s)} plan ({format_s(low)} to"
-            f" {format_s(high)}, {format_s(one.exchange_after_s)} of it exchange);"
+            f" {format_s(high)}, {format_s(one.exchange_after_s)} of it all-to-all);"
             f" {_saved((one.before_s - one.after_s) / layers)} a layer"
         )
     if plan.verdict is not None and plan.verdict.step_gain_ratio is not None:
@@ -291,7 +289,7 @@ def _move(moved: MigrationCost) -> str:
     size = "" if moved.moved_bytes is None else f", {format_bytes(moved.moved_bytes)}"
     takes = "" if moved.transfer_s is None else f", {format_s(moved.transfer_s)} to transfer"
     pays = "" if moved.break_even_s is None else f", paid back after {format_s(moved.break_even_s)}"
-    return f"to load: {moved.moved_experts} experts{size}{takes}{pays}"
+    return f"migration: {moved.moved_experts} experts{size}{takes}{pays}"
 
 
 def _layers(plan: PlacePlan) -> Iterator[str]:
@@ -300,7 +298,7 @@ def _layers(plan: PlacePlan) -> Iterator[str]:
             saved = [b - a for b, a in zip(one.before_layers_s, one.after_layers_s, strict=True)]
             most = sorted(range(len(saved)), key=lambda index: -saved[index])[:MOST_LAYERS]
             yield ""
-            yield f"layers that gain most on {one.workload}"
+            yield f"layers with the largest gain on {one.workload}"
             for index in most:
                 yield (
                     f"  layer {plan.decision.layer_ids[index]}:"
@@ -311,7 +309,7 @@ def _layers(plan: PlacePlan) -> Iterator[str]:
         return
     worst = sorted(plan.certificate.layers, key=lambda layer: layer.bound - layer.objective)
     yield ""
-    yield "layers with the largest distance to their bound"
+    yield "layers with the largest gap to their bound"
     for layer in worst[:MOST_LAYERS]:
         yield (
             f"  layer {layer.layer}: {_objective(plan, layer.objective)}, bound"
@@ -332,4 +330,4 @@ def _tail(plan: PlacePlan, *, folder: Path, verbose: bool) -> Iterator[str]:
     yield from asides("notes: ", plan.provenance.notes, verbose=verbose)
     if plan.decision is not None:
         launch = ", ".join(f"launch/{name}" for name in dict.fromkeys(plan.emit))
-        yield f"written: {folder} ({launch or 'plan.json'}); `moetune explain {folder}` tells more"
+        yield f"written to {folder} ({launch or 'plan.json'}); next: moetune explain {folder}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tuner.cli import options
-from tuner.cli.text import tell
+from tuner.cli.text import print_stderr
 from tuner.errors import SpecError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def command(
     spec: Annotated[
         Path | None,
         typer.Argument(
-            help="The spec, a YAML file; without one the flags below say what is planned.",
+            help="The spec, a YAML file; without one, use the flags below.",
             show_default=False,
         ),
     ] = None,
@@ -31,13 +31,13 @@ def command(
         list[Path] | None,
         typer.Option(help="Stored profile; repeatable, matched by device. Default: the spec's."),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Decisions to return at least.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Minimum number of decisions to return.")] = 5,
     time_limit: Annotated[
         str,
         typer.Option(
-            help="For the search, with its unit. Choosing among what it found and looking for ways "
-            "out and for what the targets lack take up to twice as long again, several pools and "
-            "each of them alone up to six times in all; pricing comes on top, some seconds."
+            help="For the search, with its unit. Choosing among its results, relaxations and "
+            "missing features add up to twice as much; several pools take up to six times in all; "
+            "pricing adds some seconds."
         ),
     ] = "60s",
     solver: Annotated[str, typer.Option(help="milp (CBC), cp_sat or exact.")] = "milp",
@@ -48,8 +48,8 @@ def command(
         Path | None,
         typer.Option(
             "--csv",
-            help="Write the candidates to this file too; of a deployment the front of tokens/s of "
-            "a device against those of a user.",
+            help="Also write the candidates to this file; for a deployment the Pareto front of "
+            "tokens/s per device and per user.",
         ),
     ] = None,
     verbose: options.VerboseFlag = False,
@@ -76,7 +76,10 @@ def command(
     redundant_experts: options.RedundantFlag = None,
     emit: options.EmitFlag = None,
 ) -> None:
-    """Plan a training run, a deployment or a placement of experts, and say what is proven."""
+    """Plan a training run, deployment or expert placement.
+
+    The plan has a certificate: proven optimal under the model, or a bound and a gap.
+    """
     from tuner.cli.plan_place import plan_place
     from tuner.cli.plan_serve import plan_serve
     from tuner.cli.plan_train import plan_train
@@ -133,7 +136,7 @@ def _write_csv(file: Path, written: "Plan | ServePlan | PlacePlan") -> None:
 
 @contextmanager
 def _spec(spec: Path | None, goal: str | None, params: dict[str, Any]) -> Iterator[Path]:
-    """Give the spec's file: the one named, or one that the flags make.
+    """Give the spec's file: the one named, or one made from the flags.
 
     Raises:
         SpecError: there is neither, there are both, or the flags make no spec.
@@ -143,7 +146,7 @@ def _spec(spec: Path | None, goal: str | None, params: dict[str, Any]) -> Iterat
         if given or goal:
             first = next(iter(given), "goal")
             raise SpecError(
-                f"--{first}: the spec {spec.name} says it already; give one or the other"
+                f"--{first}: the spec {spec.name} sets it already; give one or the other"
             )
         yield spec
         return
@@ -152,22 +155,22 @@ def _spec(spec: Path | None, goal: str | None, params: dict[str, Any]) -> Iterat
             "nothing to plan: name a SPEC (write one with `moetune init`), or give --model,"
             " --device and --devices"
         )
-    from tuner.draft.questions import checked_goal
-    from tuner.draft.spec_file import answered, drafted
+    from tuner.draft.spec_fields import checked_goal
+    from tuner.draft.spec_file import fill_values, temporary_spec
 
     kind = checked_goal(goal or "train")
-    answers = answered(kind, given)
-    taken = [f"--{key} {text}" for key, text in answers.items() if text and key not in given]
-    with drafted(kind, answers) as path:
+    values = fill_values(kind, given)
+    taken = [f"--{key} {text}" for key, text in values.items() if text and key not in given]
+    with temporary_spec(kind, values) as path:
         try:
             yield path
         except typer.Exit:
             _say_taken(taken)
             raise
-    # Not beside a refusal, which is one line and names what it is about.
+    # Not after a refusal, which is a single line.
     _say_taken(taken)
 
 
 def _say_taken(taken: Sequence[str]) -> None:
     if taken:
-        tell(f"taken as default: {' '.join(taken)}")
+        print_stderr(f"defaults used: {' '.join(taken)}")

@@ -23,13 +23,17 @@ def plan_place(
     """Plan a placement, write it, print it and return it."""
     # Not from tuner.api, which imports all of the product: a second and more.
     from tuner.cli.place_text import place_text
-    from tuner.cli.progress import planning
+    from tuner.cli.progress import planning_progress
     from tuner.place_api import place
     from tuner.place_folder import write_place_plan
-    from tuner.planner.progress import Told
+    from tuner.planner.progress import PlanningEvent
 
-    with planning(limit_s=time_limit_s) as watch:
-        watch(Told(stage="placing", text="reading recordings, solving, judging pass by pass"))
+    with planning_progress(limit_s=time_limit_s) as watch:
+        watch(
+            PlanningEvent(
+                stage="placing", text="reading recordings, solving, evaluating hold-out passes"
+            )
+        )
         made = place(spec, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated)
     written = write_place_plan(out, made.plan, spec=made.spec, maps=made.maps)
     if as_json:

@@ -21,12 +21,16 @@ def plan_serve(
 ) -> "ServePlan":
     """Plan a deployment, write it, print it and return it."""
     from tuner.api import deploy, write_serve_plan
-    from tuner.cli.progress import planning
+    from tuner.cli.progress import planning_progress
     from tuner.cli.serve_text import serve_text
-    from tuner.planner.progress import Told
+    from tuner.planner.progress import PlanningEvent
 
-    with planning(limit_s=time_limit_s) as watch:
-        watch(Told(stage="planning", text="pricing instances, solving, playing the traffic"))
+    with planning_progress(limit_s=time_limit_s) as watch:
+        watch(
+            PlanningEvent(
+                stage="planning", text="pricing instances, solving, simulating the traffic"
+            )
+        )
         made = deploy(spec, profiles=profiles, time_limit_s=time_limit_s)
     written = write_serve_plan(out, made.plan, spec=made.spec)
     if as_json:

@@ -4,18 +4,18 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from tuner.cli.text import asides, columns, times_words
+from tuner.cli.text import asides, columns, format_times
 from tuner.equal_stages import equal_stages
 from tuner.faults.forecast import RunForecast
-from tuner.placement import Placement
+from tuner.placement import StagePlacement
 from tuner.plan import Certificate, Plan, TrainDecision, TrainPrediction
 from tuner.planner.layout_groups import layout_of, variants_of, variants_words
 from tuner.planner.plan_profiled import certificate_line, gap_words, proof_words
 from tuner.report.memory_headroom import (
     HARDLY_ANY,
     chance_sentence,
-    is_warned_of,
     memory_warning,
+    needs_memory_warning,
     peak_band_words,
     trade_words,
 )
@@ -36,7 +36,7 @@ SHOWN_CHANGES = 2
 
 
 def plan_text(plan: Plan, *, folder: Path, verbose: bool = False) -> str:
-    """Say what was planned and what to do next; asides in full where that is asked for."""
+    """Say what was planned and what to do next; `verbose` prints every note."""
     if plan.decision is None or plan.predicted is None:
         return "\n".join(_nothing_fits(plan, verbose=verbose))
     lines = [
@@ -47,11 +47,11 @@ def plan_text(plan: Plan, *, folder: Path, verbose: bool = False) -> str:
         f"certificate    {certificate_line(plan.certificate)}, "
         f"solved in {format_s(plan.certificate.solve_s)}",
         *_preference_lines(plan),
-        f"ties           {_ties(plan.certificate)} other combinations of degrees are within the "
-        "error band",
+        f"ties           {_ties(plan.certificate)} other parallel layouts are within the error "
+        "band",
         *(
             f"runner-up      {short_decision(one.decision)}: a step takes "
-            f"{times_words(one.ratio_band)} as long"
+            f"{format_times(one.ratio_band)} as long"
             for one in plan.alternatives[:1]
             if one.ratio_band is not None
         ),
@@ -72,7 +72,7 @@ def _next_step(plan: Plan, folder: Path) -> str:
 
 
 def explanation(plan: Plan, *, verbose: bool = False) -> str:
-    """Say why this plan and not another, stage by stage and runner-up by runner-up."""
+    """Explain why this plan was chosen, by stage and by runner-up."""
     if plan.decision is None or plan.predicted is None:
         return "\n".join(_nothing_fits(plan, verbose=verbose))
     lines = [
@@ -94,8 +94,8 @@ def explanation(plan: Plan, *, verbose: bool = False) -> str:
         f"  bound by {plan.binding_constraint}",
         *(f"  {one}" for one in _unlaunchable(plan)),
         "",
-        f"why not the others ({_ties(plan.certificate)} combinations of degrees are within the "
-        "error band: ties)",
+        f"why not the others ({_ties(plan.certificate)} parallel layouts are within the error "
+        "band: ties)",
         *_alternatives(plan),
         *_own_variants(plan),
         *_notes(plan, verbose=verbose),
@@ -111,10 +111,10 @@ def _unlaunchable(plan: Plan) -> list[str]:
 
 
 def _warning_lines(plan: Plan) -> Iterable[str]:
-    """What must be known before anything else."""
-    said = memory_warning(plan, name=short_decision)
-    if said is not None:
-        yield f"WARNING        {said}"
+    """The warning that comes before everything else."""
+    message = memory_warning(plan, name=short_decision)
+    if message is not None:
+        yield f"WARNING        {message}"
         yield ""
 
 
@@ -124,30 +124,30 @@ def _ties(certificate: Certificate) -> str:
 
 
 def _preference_lines(plan: Plan) -> Iterable[str]:
-    """What was given up for an easier run, and what the proof says of the decision itself."""
+    """What the preferred decision costs against the fastest, and its own optimality gap."""
     if plan.preferred is None or plan.decision is None:
         return
     one, gap = plan.preferred, plan.certificate.decision_gap_ratio
     yield (
         f"preferred      {format_ratio(one.slower_ratio)} slower than the fastest found "
-        f"({_told_apart(one.fastest, plan.decision)}, {format_s(one.fastest_step_s)}), within "
-        f"{gap_words(gap or 0.0)} of optimal"
+        f"({_distinguishing_name(one.fastest, plan.decision)}, {format_s(one.fastest_step_s)}), "
+        f"within {gap_words(gap or 0.0)} of optimal"
     )
-    yield f"because of     {', '.join(one.reasons)}"
-    said = "; ".join(trade_words(plan))
-    if said:
-        yield f"trade          {said}"
+    yield f"reason         {', '.join(one.reasons)}"
+    message = "; ".join(trade_words(plan))
+    if message:
+        yield f"trade          {message}"
 
 
 def _fastest(plan: Plan) -> Iterable[str]:
-    """The fastest decision in full, where another was preferred: the proof is about it."""
+    """The fastest decision in full, where another was preferred: the certificate is about it."""
     if plan.preferred is not None:
         fastest = short_decision(plan.preferred.fastest)
         yield f"  the fastest found ({proof_words(plan.certificate)}): {fastest}"
 
 
-def _told_apart(one: TrainDecision, other: TrainDecision) -> str:
-    """Name a decision by its layout, and where another has that too by what else differs."""
+def _distinguishing_name(one: TrainDecision, other: TrainDecision) -> str:
+    """Name a decision by its layout; by its other differences where both share the layout."""
     if short_layout(one) != short_layout(other):
         return short_layout(one)
     return ", ".join(train_changes(other, one)[:SHOWN_CHANGES])
@@ -182,9 +182,9 @@ def decision_lines(decision: TrainDecision) -> Iterable[str]:
     if with_knobs:
         yield f"with {with_knobs}"
     yield "stages: " + "; ".join(
-        f"{f'{len(list(alike))} x ' if len(decision.pipeline_layout) > 1 else ''}"
+        f"{f'{len(list(group))} x ' if len(decision.pipeline_layout) > 1 else ''}"
         f"{layers} layers, recompute {recompute}, {chunks} MemFine chunk{'s' * (chunks > 1)}"
-        for (layers, recompute, chunks), alike in groupby(stages)
+        for (layers, recompute, chunks), group in groupby(stages)
     )
 
 
@@ -215,16 +215,18 @@ def _prediction_lines(
 
 
 def _room_lines(predicted: TrainPrediction, goal: TrainGoal) -> Iterable[str]:
-    """How likely a device runs out, where no warning said it, and how far its peak may be off."""
+    """The chance of running out of memory, unless a warning said it, and the peak-memory band."""
     if predicted.out_of_memory_probability is None:
         return
-    said = "see the warning" if is_warned_of(predicted) else chance_sentence(predicted, goal)
-    yield f"memory room    {said}"
+    message = (
+        "see the warning" if needs_memory_warning(predicted) else chance_sentence(predicted, goal)
+    )
+    yield f"OOM risk       {message}"
     yield (f"memory band    {peak_band_words(predicted)}, by the largest errors of published peaks")
 
 
 def _run_lines(run: RunForecast, currency: str | None) -> Iterable[str]:
-    """What failures make of the whole run."""
+    """The whole run with failures and checkpoints."""
     if not run.finishes:
         yield f"whole run      never finishes: {run.reason}"
         return
@@ -245,8 +247,8 @@ def _run_lines(run: RunForecast, currency: str | None) -> Iterable[str]:
     )
 
 
-def _placement_lines(placement: Placement | None) -> Iterable[str]:
-    """Which pool runs which stages, and what each would do alone."""
+def _placement_lines(placement: StagePlacement | None) -> Iterable[str]:
+    """Which pool runs which stages, and what each pool would do by itself."""
     if placement is None:
         return
     runs = [
@@ -257,11 +259,15 @@ def _placement_lines(placement: Placement | None) -> Iterable[str]:
         f"{'/'.join(dict.fromkeys(str(one.layers) for one in stages))} layers on {pool}"
         for pool, stages in runs
     )
-    for alone in placement.alone:
-        takes = "does not fit" if alone.step_time_s is None else f"{format_s(alone.step_time_s)}"
-        if alone.out_of_memory_probability is not None:
-            takes += f", {_chance(alone.out_of_memory_probability)} of running out of memory"
-        yield f"one pool only  {alone.pool}, {alone.devices} devices: {takes}"
+    for single_pool in placement.alone:
+        takes = (
+            "does not fit"
+            if single_pool.step_time_s is None
+            else f"{format_s(single_pool.step_time_s)}"
+        )
+        if single_pool.out_of_memory_probability is not None:
+            takes += f", {_chance(single_pool.out_of_memory_probability)} of running out of memory"
+        yield f"single pool    {single_pool.pool}, {single_pool.devices} devices: {takes}"
     for order in placement.node_orders:
         yield (
             f"node order     {order.pool}: {format_s(order.step_time_after_s)} a step instead of "
@@ -276,13 +282,13 @@ def _placement_lines(placement: Placement | None) -> Iterable[str]:
 
 
 def _chance(probability: float) -> str:
-    """Say a chance: what is printed as zero is hardly any."""
+    """Format a probability; what would round to zero is `hardly any`."""
     return (
         "hardly any chance" if probability < HARDLY_ANY else f"{format_ratio(probability)} chance"
     )
 
 
-def _where(placement: Placement | None) -> Iterable[str]:
+def _where(placement: StagePlacement | None) -> Iterable[str]:
     if placement is not None:
         yield "where it runs"
         yield from (f"  {line}" for line in _placement_lines(placement))
@@ -326,13 +332,13 @@ def _stages(decision: TrainDecision, predicted: TrainPrediction) -> str:
         )
         for index, stage in enumerate(predicted.stages)
     ]
-    table = [(f"  {alike.label}", *alike.row) for alike in equal_stages(rows)]
+    table = [(f"  {equal.label}", *equal.row) for equal in equal_stages(rows)]
     header = ("  stages", "layers", "recompute", "forward", "backward", "parameters", "gradients")
     return columns(table, header=(*header, "optimizer", "activations", "gathered", "total"))
 
 
 def _alternatives(plan: Plan) -> Iterable[str]:
-    """A row for each other layout, with what its variants span."""
+    """A row for each other layout, with the range of its variants."""
     if not plan.alternatives:
         yield "  no other layout was kept by the search"
         return
@@ -344,7 +350,7 @@ def _alternatives(plan: Plan) -> Iterable[str]:
             ""
             if other.predicted.out_of_memory_probability is None
             else format_ratio(other.predicted.out_of_memory_probability),
-            "" if other.ratio_band is None else times_words(other.ratio_band),
+            "" if other.ratio_band is None else format_times(other.ratio_band),
             "tie" if other.within_band else "",
             variants_words(plan, other),
             other.lost_by,
@@ -355,8 +361,8 @@ def _alternatives(plan: Plan) -> Iterable[str]:
         "  decision",
         "step",
         "memory",
-        "runs out",
-        "of the chosen",
+        "OOM risk",
+        "vs chosen",
         "",
         "variants",
         "lost by",
@@ -368,7 +374,7 @@ def _alternatives(plan: Plan) -> Iterable[str]:
 
 
 def _own_variants(plan: Plan) -> Iterable[str]:
-    """Say what else would run the plan's own layout."""
+    """The other variants of the plan's own layout."""
     assert plan.decision is not None
     own = variants_of(layout_of(plan.decision), plan.variants)
     if own:
@@ -385,7 +391,7 @@ def _nothing_fits(plan: Plan, *, verbose: bool) -> Iterable[str]:
     is_open = plan.certificate.status == "unknown"
     yield f"{'not decided:' if is_open else 'limit not met:'} {plan.binding_constraint}"
     for index, relaxation in enumerate(plan.relaxations):
-        label = "or:" if index else "nearest way out:"
+        label = "or:" if index else "to make it fit:"
         yield f"{label:<16} {relaxation.limit}: {relaxation.change}"
         if relaxation.decision is not None and relaxation.predicted is not None:
             yield f"  it would allow {short_decision(relaxation.decision)}"

@@ -26,11 +26,11 @@ def plan_train(
     # Not from tuner.api, which brings every other command along.
     from profilers.affinity import usable_cores
     from tuner.cli.plan_text import plan_text
-    from tuner.cli.progress import planning
+    from tuner.cli.progress import planning_progress
     from tuner.plan_folder import write_plan
     from tuner.train_api import plan_training
 
-    with planning(limit_s=time_limit_s) as watch:
+    with planning_progress(limit_s=time_limit_s) as watch:
         made = plan_training(
             spec,
             profiles=profiles,

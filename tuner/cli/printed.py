@@ -1,4 +1,4 @@
-"""What commands print as JSON and no file holds: the types behind `moetune schema NAME`."""
+"""Types that commands print as JSON and no file stores, for `moetune schema NAME`."""
 
 from profilers.compare import Difference
 from profilers.records import Profile, Record
@@ -6,28 +6,28 @@ from profilers.routing.notes import Skew
 from profilers.routing.store import RecordingHeader
 
 
-class FoundPiece(Record):
-    """One piece of the environment; see tuner/environment.py."""
+class ComponentStatus(Record):
+    """One component of the environment; see tuner/environment.py."""
 
     name: str
     status: str
     """`ok`, `missing` or `broken`."""
     found: str
-    """Version, path or devices, in words."""
+    """Version, path or devices."""
     core: bool
-    """Whether nothing works without it."""
+    """Whether moetune needs it for every command."""
     costs: str
-    """What cannot be done without it; empty when it is ok."""
+    """What does not work without it; empty if it is ok."""
     remedy: str
-    """The command that adds it; empty when it is ok."""
+    """The command that installs it; empty if it is ok."""
 
 
 class Doctor(Record):
     """`moetune doctor --json`."""
 
     usable: bool
-    """Every core piece is there."""
-    findings: tuple[FoundPiece, ...]
+    """Every core component is present."""
+    findings: tuple[ComponentStatus, ...]
 
 
 class ProfileDiff(Record):
@@ -38,7 +38,7 @@ class ProfileDiff(Record):
     differences: tuple[Difference, ...]
     """Every case, the unchanged ones too."""
     differing: tuple[str, ...] = ()
-    """Facts of the two machines that make their times another matter; only with --anyway."""
+    """Differences between the machines that make their times incomparable; only with --anyway."""
 
 
 class ShownRecording(RecordingHeader):
@@ -53,4 +53,4 @@ class ShownProfile(Profile):
     """A profile as `moetune profile show --json` prints it."""
 
     recordings: tuple[ShownRecording, ...] = ()
-    """Of routing, beside the tables."""
+    """Routing recordings stored with the tables."""

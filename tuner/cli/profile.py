@@ -45,11 +45,11 @@ def measure(
     suite: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: kernels, links, storage, kv, or routing, which needs --model and"
-            " --text; default all but routing."
+            help="Comma-separated: kernels, links, storage, kv, or routing (needs --model and"
+            " --text); default all but routing."
         ),
     ] = "",
-    budget: Annotated[str, typer.Option(help="Time to aim at, with its unit.")] = "60s",
+    budget: Annotated[str, typer.Option(help="Target time, with its unit.")] = "60s",
     ranks: Annotated[
         int | None,
         typer.Option(
@@ -62,7 +62,9 @@ def measure(
     resume: Annotated[bool, typer.Option(help="Keep complete tables.")] = False,
     spec: Annotated[
         Path | None,
-        typer.Option("--for", help="A spec: its exact sizes are measured too.", show_default=False),
+        typer.Option(
+            "--for", help="A spec whose exact sizes are measured too.", show_default=False
+        ),
     ] = None,
     model: Annotated[
         Path | None,
@@ -73,14 +75,17 @@ def measure(
         typer.Option(help="routing: a file or folder of UTF-8 text; repeatable."),
     ] = None,
     workload: Annotated[
-        str, typer.Option(help="routing: name of the text; default that of its file.")
+        str, typer.Option(help="routing: name of the workload; default: the file name.")
     ] = "",
-    sequence: Annotated[int, typer.Option(min=1, help="routing: tokens of a sequence.")] = 1024,
-    batch: Annotated[int, typer.Option(min=1, help="routing: sequences of a pass.")] = 4,
-    passes: Annotated[int, typer.Option(min=1, help="routing: passes at most.")] = 256,
+    sequence: Annotated[int, typer.Option(min=1, help="routing: tokens per sequence.")] = 1024,
+    batch: Annotated[int, typer.Option(min=1, help="routing: sequences per forward pass.")] = 4,
+    passes: Annotated[int, typer.Option(min=1, help="routing: most forward passes.")] = 256,
     as_json: AsJson = False,
 ) -> None:
-    """Measure kernels, links and storage of this machine, or the routing of a model on text."""
+    """Measure this machine, or record a model's routing.
+
+    Suites: kernels, links, storage and KV transfers; or routing of a model on text.
+    """
     if context.invoked_subcommand is not None:
         return
     if out is None:
@@ -92,7 +97,7 @@ def measure(
     measured = tuple(name for name in names if name != ROUTING)
     if ROUTING not in names:
         if model is not None or text:
-            raise TunerError("--model and --text are for --suite routing, which is not asked for")
+            raise TunerError("--model and --text are for --suite routing, which is not selected")
         _measure(
             out,
             suites=measured,
@@ -108,7 +113,7 @@ def measure(
             f"--suite {suite}: routing is recorded by itself; run the others first, into the same"
             " folder"
         )
-    found = profile_routing.captured(
+    recording = profile_routing.capture_recording(
         out,
         model=model,
         texts=text or (),
@@ -117,8 +122,8 @@ def measure(
         sequences=batch,
         passes=passes,
     )
-    if found is not None:
-        profile_routing.told(found, as_object=as_json)
+    if recording is not None:
+        profile_routing.print_new_recording(recording, as_object=as_json)
 
 
 def _measure(
@@ -134,11 +139,11 @@ def _measure(
     from profilers.session import measure_profile
     from tuner.api import wanted_cases
     from tuner.cli.options import seconds
-    from tuner.cli.progress import watched
+    from tuner.cli.progress import measurement_progress
 
     budget_s = seconds(budget, option="--budget")
     cases = wanted_cases(spec) if spec is not None else ()
-    with watched() as progress:
+    with measurement_progress() as progress:
         header = measure_profile(
             out,
             suites=suites,
@@ -148,7 +153,7 @@ def _measure(
             extra_cases=cases,
             progress=progress,
         )
-    # Only the first rank of a job that a launcher started has something to say.
+    # In a job of several ranks only the first one prints.
     if header is not None:
         if as_json:
             print_exact(header.model_dump_json(indent=2))
@@ -161,7 +166,7 @@ def show(
     profile: Annotated[Path, typer.Argument(help="Folder of a stored profile or recording.")],
     links: Annotated[
         bool,
-        typer.Option("--links", help="Latency, bandwidth and fit of every pair; exchanges."),
+        typer.Option("--links", help="Latency, bandwidth and fit of every pair; all-to-alls."),
     ] = False,
     lagging: Annotated[
         bool, typer.Option("--stragglers", help="Ranks, links and nodes slower than their peers.")
@@ -169,34 +174,35 @@ def show(
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="With --stragglers: exit 1 when there is one, 2 when nobody has peers."
+            "--strict",
+            help="With --stragglers: exit 1 if there is one, 2 if nothing can be compared.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print what a stored profile or recording of routing holds."""
+    """Print a stored profile or routing recording."""
     from profilers.routing.store import holds_recording, stored_below
     from profilers.store import read_profile
 
     if strict and not lagging:
         raise TunerError("--strict goes with --stragglers: moetune profile show P --stragglers")
     if holds_recording(profile):
-        profile_routing.shown(profile, as_object=as_json)
+        profile_routing.print_recording(profile, as_object=as_json)
         return
     if links or lagging:
         _show_links(profile, links=links, lagging=lagging, strict=strict, as_json=as_json)
         return
-    found, recordings = read_profile(profile), stored_below(profile)
+    stored, recordings = read_profile(profile), stored_below(profile)
     if as_json:
-        shown = found.model_dump(mode="json")
+        shown = stored.model_dump(mode="json")
         if recordings:
             shown["recordings"] = [profile_routing.as_json(each) for each in recordings]
         print_exact(json.dumps(shown, indent=2))
         return
-    print_text(summary(found.header))
-    if found.measurements:
+    print_text(summary(stored.header))
+    if stored.measurements:
         print_text()
-        print_text(_medians(found))
+        print_text(_medians(stored))
     if recordings:
         print_text()
         print_text(profile_routing.listed(recordings))
@@ -206,25 +212,25 @@ def _show_links(profile: Path, *, links: bool, lagging: bool, strict: bool, as_j
     from profilers.store import read_profile
     from profilers.stragglers import has_peers, stragglers
 
-    found = read_profile(profile, operations=("link", "every_rank", "collective"))
-    slow = stragglers(found) if lagging else ()
-    if strict and not has_peers(found):
+    stored = read_profile(profile, operations=("link", "every_rank", "collective"))
+    slow = stragglers(stored) if lagging else ()
+    if strict and not has_peers(stored):
         raise TunerError(f"{profile}: {profile_links.NOTHING_COMPARED}")
     if as_json:
         shown: dict[str, object] = {}
         if links:
-            shown["links"] = profile_links.links_json(found)
-            shown["exchanges"] = profile_links.exchanges_json(found)
+            shown["links"] = profile_links.links_json(stored)
+            shown["exchanges"] = profile_links.exchanges_json(stored)
         if lagging:
             shown["stragglers"] = [one.model_dump(mode="json") for one in slow]
         print_exact(json.dumps(shown, indent=2))
     else:
-        parts = [profile_links.links_text(found)] if links else []
+        parts = [profile_links.links_text(stored)] if links else []
         if lagging:
-            shares_cores = found.header.machine.oversubscribed
+            shares_cores = stored.header.machine.oversubscribed
             parts.append(
                 profile_links.stragglers_text(slow, shares_cores=shares_cores)
-                if has_peers(found)
+                if has_peers(stored)
                 else profile_links.NOTHING_COMPARED
             )
         print_text("\n\n".join(parts))
@@ -238,7 +244,9 @@ def diff(
     second: Annotated[Path, typer.Argument(help="The newer profile.")],
     anyway: Annotated[
         bool,
-        typer.Option("--anyway", help="Compare unlike machines too; what differs is said first."),
+        typer.Option(
+            "--anyway", help="Compare different machines too; the differences are printed first."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -248,17 +256,19 @@ def diff(
     from tuner.units import format_s
 
     before, after = read_profile(first), read_profile(second)
-    found = compare(before, after, anyway=anyway)
+    differences = compare(before, after, anyway=anyway)
     differing = incomparable(before.header.machine, after.header.machine)
-    counts = {verdict.value: sum(each.verdict is verdict for each in found) for verdict in Verdict}
+    counts = {
+        verdict.value: sum(each.verdict is verdict for each in differences) for verdict in Verdict
+    }
     if as_json:
-        rows = [each.model_dump(mode="json") for each in found]
+        rows = [each.model_dump(mode="json") for each in differences]
         shown = {"counts": counts, "differences": rows, "differing": differing}
         print_exact(json.dumps(shown, indent=2))
     else:
         if differing:
             print_text(f"not the same machine: {'; '.join(differing)}\n")
-        changed = [each for each in found if each.verdict is not Verdict.SAME]
+        changed = [each for each in differences if each.verdict is not Verdict.SAME]
         rows_text = [
             (
                 each.case.id,
@@ -278,7 +288,7 @@ def diff(
 
 
 def summary(header: "ProfileHeader") -> str:
-    """Say what was measured, where, and how completely."""
+    """Summarise what was measured, where, and how completely."""
     from tuner.units import format_bytes, format_s
 
     machine = header.machine
@@ -304,18 +314,18 @@ def summary(header: "ProfileHeader") -> str:
         for name, info in header.tables.items()
     ]
     if rows:
-        lines += ["", columns(rows, header=("table", "rows", "took", "in between", "", "note"))]
+        lines += ["", columns(rows, header=("table", "rows", "took", "interpolation", "", "note"))]
     if any(info.checked for info in header.tables.values()):
-        lines += ["", "in between: error of sizes drawn at random and left out, median / 9 in 10"]
+        lines += ["", "interpolation: error on random held-out sizes, median / P90"]
     return "\n".join(lines)
 
 
 def _between(info: "TableInfo") -> str:
-    """How well the table knows the sizes between its measured ones."""
-    found = info.checked
-    if found is None:
+    """The table's interpolation error on held-out sizes."""
+    checked = info.checked
+    if checked is None:
         return ""
-    return f"{found.median_ratio:.1%} / {found.p90_ratio:.1%} of {found.sizes}"
+    return f"{checked.median_ratio:.1%} / {checked.p90_ratio:.1%} of {checked.sizes}"
 
 
 def _medians(profile: "Profile") -> str:

@@ -1,4 +1,4 @@
-"""`moetune profile import`: read what others measured or recorded into our stored forms."""
+"""`moetune profile import`: convert measurements and recordings of other tools."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli import profile_routing
-from tuner.cli.text import print_exact, print_text, tell
+from tuner.cli.text import print_exact, print_stderr, print_text
 from tuner.errors import TunerError
 from tuner.spec.files import shown_path
 
@@ -19,7 +19,7 @@ def run(
     kind: Annotated[
         str,
         typer.Argument(
-            help="What to read: aiconfigurator, nccl-tests; routing, or one of its formats:"
+            help="Source format: aiconfigurator, nccl-tests; routing, or one of its formats:"
             " routing-json, routing-csv, sglang, trtllm, megatron-trace, vllm-ascend, eplb."
         ),
     ],
@@ -33,37 +33,37 @@ def run(
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="Folder of the profile or recording.", show_default=False),
-    ] = ...,  # type: ignore[assignment]  # typer's way to say that an option is required
+    ] = ...,  # type: ignore[assignment]  # marks a required option for typer
     system: Annotated[str, typer.Option(help="aiconfigurator: the system, e.g. h200_sxm.")] = "",
     framework: Annotated[
         str,
         typer.Option(
             "--framework",
             "--engine",
-            help="aiconfigurator: whose kernels count, e.g. trtllm; default all, a profile of each"
-            " in a folder of its name.",
+            help="aiconfigurator: the engine whose kernels to import, e.g. trtllm; default: all,"
+            " one profile in a folder each.",
         ),
     ] = "",
     operations: Annotated[
         str, typer.Option(help="aiconfigurator: comma-separated tables to keep; default all.")
     ] = "",
     collective: Annotated[
-        str, typer.Option(help="nccl-tests: what was run, where the file does not say it.")
+        str, typer.Option(help="nccl-tests: the collective, if the file does not name it.")
     ] = "",
-    workload: Annotated[str, typer.Option(help="routing: what the tokens were.")] = "",
+    workload: Annotated[str, typer.Option(help="routing: name of the workload.")] = "",
     model: Annotated[str, typer.Option(help="routing: the model that was recorded.")] = "",
     layer_ids: Annotated[
-        str, typer.Option(help="routing: absolute MoE layers of the rows, e.g. 3-60.")
+        str, typer.Option(help="routing: absolute layer numbers of the rows, e.g. 3-60.")
     ] = "",
     top_k: Annotated[
-        int | None, typer.Option(min=1, help="routing: experts of a token.", show_default=False)
+        int | None, typer.Option(min=1, help="routing: experts per token.", show_default=False)
     ] = None,
     experts: Annotated[
-        int | None, typer.Option(min=1, help="routing: experts of a layer.", show_default=False)
+        int | None, typer.Option(min=1, help="routing: experts per layer.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Read measurements that others took, or a recording of routing, into our stored form."""
+    """Import measurements or routing recordings of other tools."""
     from profilers.imports.registry import is_routing
 
     measured = {
@@ -98,8 +98,8 @@ def run(
         )
     except ValueError as error:
         raise TunerError(str(error)) from error
-    found = profile_routing.imported(kind, path, out, naming=naming)
-    profile_routing.told(found, as_object=as_json)
+    folder = profile_routing.import_recording(kind, path, out, naming=naming)
+    profile_routing.print_new_recording(folder, as_object=as_json)
 
 
 def _profile(
@@ -123,9 +123,9 @@ def _profile(
     if not headers:
         raise ProfileUnreadableError(reasons[0])
     for reason in reasons:
-        tell(f"left out: {reason}")
+        print_stderr(f"left out: {reason}")
     _show(headers, as_json=as_json)
-    tell(f"{len(headers)} profiles in {shown_path(out)}: a plan reads those that it is given")
+    print_stderr(f"{len(headers)} profiles in {shown_path(out)}: name those to use with --profile")
 
 
 def _stored(
@@ -141,7 +141,7 @@ def _stored(
     imported = import_measurements(kind, path, options=options, created=created)
     write_profile(out, imported.profile)
     for line in imported.left_out:
-        tell(f"left out: {line}")
+        print_stderr(f"left out: {line}")
     return imported.profile.header
 
 

@@ -1,4 +1,4 @@
-"""What `moetune profile show` says of links and of who lags: `--links`, `--stragglers`."""
+"""Links and stragglers of a stored profile: `moetune profile show --links --stragglers`."""
 
 import statistics
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +21,7 @@ MOST_LINKS: Final = 64
 
 
 def links_text(profile: "Profile") -> str:
-    """Links by class and one by one, what lanes side by side get, and the two all-to-alls."""
+    """Links by class and one by one, bandwidth under contention, and both all-to-alls."""
     from profilers.links.matrix import links_of
     from profilers.stragglers import rank_names
 
@@ -29,16 +29,16 @@ def links_text(profile: "Profile") -> str:
     if not links:
         return "no links were measured: profile with several ranks and --suite links"
     names = rank_names(profile)
-    alone = [link for link in links if link.lanes == 1]
-    slowest = sorted(alone, key=lambda link: link.bytes_per_s)[:MOST_LINKS]
+    single_lane = [link for link in links if link.lanes == 1]
+    slowest = sorted(single_lane, key=lambda link: link.bytes_per_s)[:MOST_LINKS]
     shown = {(link.sender, link.receiver) for link in slowest}
     table = columns(
-        [_row(link, names) for link in alone if (link.sender, link.receiver) in shown],
-        header=("from", "to", "latency", "bandwidth", "line", "off by", "holds for"),
+        [_row(link, names) for link in single_lane if (link.sender, link.receiver) in shown],
+        header=("from", "to", "latency", "bandwidth", "fit", "fit error", "valid for"),
     )
-    if len(alone) > len(shown):
-        table += f"\nthe {len(shown)} slowest of {len(alone)}; all of them: --json"
-    parts = [_classes(alone), table, _shared(links), _exchanges(profile)]
+    if len(single_lane) > len(shown):
+        table += f"\nthe {len(shown)} slowest of {len(single_lane)}; all of them: --json"
+    parts = [_classes(single_lane), table, _shared(links), _exchanges(profile)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -69,17 +69,17 @@ def exchanges_json(profile: "Profile") -> list[dict[str, Any]]:
     ]
 
 
-def stragglers_text(found: "tuple[Straggler, ...]", *, shares_cores: bool) -> str:
-    """Who lags, worst first."""
-    if shares_cores and not found:
+def stragglers_text(slow: "tuple[Straggler, ...]", *, shares_cores: bool) -> str:
+    """Stragglers, worst first."""
+    if shares_cores and not slow:
         return (
             "no link or node is slower than its peers beyond noise\n"
-            "ranks share cores, so that their own speed is not judged"
+            "ranks share cores, so their own speed is not compared"
         )
-    if not found:
-        return "nobody is slower than its peers beyond noise"
+    if not slow:
+        return "no rank, link or node is slower than its peers beyond noise"
     rows = [
-        (one.what, one.where, one.doing, f"x{one.ratio:.2f}", f"{one.p_value:.1e}") for one in found
+        (one.what, one.where, one.doing, f"x{one.ratio:.2f}", f"{one.p_value:.1e}") for one in slow
     ]
     return columns(rows, header=("slower", "where", "at", "time", "p"))
 
@@ -106,7 +106,7 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def _classes(links: "Sequence[Link]") -> str:
-    """Links inside nodes and between them: how many, and the usual and the slowest of each."""
+    """Links inside nodes and between them: count, median and slowest of each."""
     from tuner.units import format_s
 
     rows = []
@@ -118,7 +118,7 @@ def _classes(links: "Sequence[Link]") -> str:
             latency = format_s(statistics.median(waits)) if waits else ""
             usual, slowest = _rate(statistics.median(rates)), _rate(min(rates))
             rows.append((name, len(own), latency, usual, slowest))
-    return columns(rows, header=("links", "how many", "latency", "bandwidth", "slowest"))
+    return columns(rows, header=("links", "count", "latency", "bandwidth", "slowest"))
 
 
 def _shared(links: "tuple[Link, ...]") -> str:
@@ -128,11 +128,9 @@ def _shared(links: "tuple[Link, ...]") -> str:
     lanes = max(link.lanes for link in links)
     if shared is None or lanes < 2:
         return ""
-    # In the middle, in ratio, between all of it and a fair share of one card.
-    says = "each has a way of its own" if shared > lanes**-0.5 else "they share one way"
-    return (
-        f"{lanes} pairs of two nodes side by side get {shared:.0%} of what one gets alone: {says}"
-    )
+    # The geometric mean of full bandwidth and a fair share of one NIC.
+    says = "each pair has its own NIC" if shared > lanes**-0.5 else "the pairs share a NIC"
+    return f"{lanes} concurrent pairs between two nodes get {shared:.0%} of a single pair's: {says}"
 
 
 def _both(profile: "Profile") -> "Iterator[tuple[int, int, int, float, float]]":

@@ -1,4 +1,4 @@
-"""Recordings of routing on the command line: captured, imported, shown."""
+"""Routing recordings on the command line: capture, import, show."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from tuner.cli.text import columns, print_exact, print_text, tell
+from tuner.cli.text import columns, print_exact, print_stderr, print_text
 from tuner.errors import TunerError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MOST_LAYERS: Final = 10_000
 
 
-def captured(
+def capture_recording(
     out: Path,
     *,
     model: Path | None,
@@ -33,7 +33,7 @@ def captured(
     from profilers.routing.capture.run import Reading, capture
     from profilers.routing.store import FOLDER
     from profilers.session import require_torch
-    from tuner.cli.progress import watched
+    from tuner.cli.progress import measurement_progress
 
     require_torch()
     name = workload or texts[0].stem
@@ -48,15 +48,15 @@ def captured(
         )
     except ValueError as error:
         raise TunerError(str(error)) from error
-    with watched() as progress:
-        found = capture(out, reading, progress=progress)
-    return out / FOLDER / name if found is not None else None
+    with measurement_progress() as progress:
+        header = capture(out, reading, progress=progress)
+    return out / FOLDER / name if header is not None else None
 
 
-def imported(kind: str, path: Path | None, out: Path, *, naming: "Naming") -> Path:
+def import_recording(kind: str, path: Path | None, out: Path, *, naming: "Naming") -> Path:
     """Read a dump into a stored recording; its folder.
 
-    Where `out` is a profile already, the recording goes beside its tables.
+    If `out` is a profile already, the recording is stored with its tables.
     """
     from datetime import UTC, datetime
 
@@ -85,7 +85,7 @@ def imported(kind: str, path: Path | None, out: Path, *, naming: "Naming") -> Pa
     target = out
     if holds_profile(out):
         if WORKLOAD.fullmatch(recording.workload) is None:
-            raise TunerError(f"workload {recording.workload!r} names no folder; say --workload")
+            raise TunerError(f"workload {recording.workload!r} is no folder name; give --workload")
         target = out / FOLDER / recording.workload
     created = datetime.now(UTC).isoformat(timespec="seconds")
     write_recording(target, recording, origin=f"imported as {kind}", created=created)
@@ -104,7 +104,7 @@ def layer_ids(text: str) -> tuple[int, ...]:
 
 
 def as_json(path: Path) -> dict[str, Any]:
-    """What a stored recording says of itself, its skew and its limits."""
+    """Header, skew and limits of a stored recording."""
     from profilers.routing.notes import notes, skew
     from profilers.routing.store import read_header, read_stored
 
@@ -123,7 +123,7 @@ def text(path: Path) -> str:
     from profilers.routing.store import read_stored
 
     recording, facts = read_stored(path), as_json(path)
-    found = skew(recording)
+    skews = skew(recording)
     named = " ".join(part for part in (facts["model"], facts["workload"]) if part) or "routing"
     size = (
         f"{len(facts['layer_ids'])} MoE layers x {facts['num_experts']} experts, top"
@@ -132,8 +132,8 @@ def text(path: Path) -> str:
     lines = [
         f"{named}: {size}",
         " ".join(part for part in (facts["origin"], facts["created"]) if part),
-        f"fullest expert over mean: {found.median:.2f} in the median layer, {found.worst:.2f} in"
-        f" the worst; pass by pass {found.pass_median:.2f}, P99 {found.pass_p99:.2f}",
+        f"most-loaded expert over mean: {skews.median:.2f} in the median layer, {skews.worst:.2f}"
+        f" in the worst; per pass {skews.pass_median:.2f}, P99 {skews.pass_p99:.2f}",
         f"also kept: {_kept(recording)}",
         *(f"note: {note}" for note in facts["notes"]),
     ]
@@ -156,7 +156,7 @@ def listed(paths: Sequence[Path]) -> str:
                 f"{facts['skew']['median']:.2f}",
             )
         )
-    header = ("recording", "model", "layers", "experts", "top", "passes", "fullest/mean")
+    header = ("recording", "model", "layers", "experts", "top", "passes", "max/mean")
     return columns(rows, header=header)
 
 
@@ -170,13 +170,13 @@ def _kept(recording: "Recording") -> str:
     return ", ".join(name for name, array in kept.items() if array is not None) or "nothing"
 
 
-def told(path: Path, *, as_object: bool) -> None:
-    """Print a recording that was just made, and where it lies."""
-    shown(path, as_object=as_object)
-    tell(f"recording: {path}")
+def print_new_recording(path: Path, *, as_object: bool) -> None:
+    """Print a new recording and its folder."""
+    print_recording(path, as_object=as_object)
+    print_stderr(f"recording: {path}")
 
 
-def shown(path: Path, *, as_object: bool) -> None:
+def print_recording(path: Path, *, as_object: bool) -> None:
     """Print a stored recording."""
     if as_object:
         print_exact(json.dumps(as_json(path), indent=2))

@@ -1,7 +1,7 @@
-"""Progress on stderr, for whoever watches: a line that changes and goes; nothing in a pipe.
+"""Progress on stderr: a line that is updated and removed on a terminal; nothing in a pipe.
 
-A measurement shows a bar with the time left, a plan the stage of the search and what is left of its
-limit. Colours are Rich's, which leaves them out where NO_COLOR is set.
+A measurement shows a bar with the time left, a plan the stage of its search and the rest of its
+time limit. Colours are Rich's, which leaves them out where NO_COLOR is set.
 """
 
 import sys
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn, Task
 
     from profilers.progress import Progress, ProgressEvent
-    from tuner.planner.progress import Told, Watch
+    from tuner.planner.progress import PlanningEvent, ProgressListener
 
 
 @contextmanager
-def watched() -> "Iterator[Progress]":
-    """Give what a measurement reports to, for as long as it runs."""
+def measurement_progress() -> "Iterator[Progress]":
+    """Yield the listener of a measurement's progress."""
     from profilers.progress import silent
 
     if not sys.stderr.isatty():
@@ -56,8 +56,8 @@ def watched() -> "Iterator[Progress]":
 
 
 @contextmanager
-def planning(*, limit_s: float | None = None) -> "Iterator[Watch]":
-    """Give what long work tells its stages to, for as long as it runs.
+def planning_progress(*, limit_s: float | None = None) -> "Iterator[ProgressListener]":
+    """Yield the listener of the stages of long work.
 
     Args:
         limit_s: time limit of the work, for the time left; None: only what has passed is shown.
@@ -80,14 +80,14 @@ def planning(*, limit_s: float | None = None) -> "Iterator[Watch]":
     with bar:
         task = bar.add_task("reading", total=None, text="")
 
-        def show(told: "Told", /) -> None:
-            bar.update(task, description=told.stage, text=printable(told.text))
+        def show(event: "PlanningEvent", /) -> None:
+            bar.update(task, description=event.stage, text=printable(event.text))
 
         yield show
 
 
 def passed(elapsed_s: float, *, limit_s: float | None) -> str:
-    """Say how long work has taken, and how long it may still take."""
+    """Format the elapsed time, and the time left."""
     if limit_s is None:
         return f"{elapsed_s:.0f} s"
     if elapsed_s >= limit_s:
@@ -96,7 +96,7 @@ def passed(elapsed_s: float, *, limit_s: float | None) -> str:
 
 
 def _time_column(text: Callable[[], str]) -> "ProgressColumn":
-    """Return a column that is asked anew for its text whenever it is drawn."""
+    """Return a column that computes its text whenever it is drawn."""
     from rich.progress import ProgressColumn
     from rich.text import Text
 
@@ -108,5 +108,5 @@ def _time_column(text: Callable[[], str]) -> "ProgressColumn":
     return Column()
 
 
-def _quiet(_told: "Told", /) -> None:
-    """Say nothing: nobody watches."""
+def _quiet(_event: "PlanningEvent", /) -> None:
+    """Ignore the event: stderr is no terminal."""

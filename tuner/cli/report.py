@@ -1,4 +1,4 @@
-"""`moetune report`: one page about a plan, for the meeting."""
+"""`moetune report`: a one-page report on a plan."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +11,7 @@ from tuner.cli.text import print_exact, print_text
 
 
 class Format(StrEnum):
-    """What is written."""
+    """Format of the report."""
 
     HTML = "html"
     MD = "md"
@@ -37,33 +37,34 @@ def command(
         bool,
         typer.Option(
             "--what-if/--no-what-if",
-            help="Solve the plan under other limits too, and play a deployment's traffic again.",
+            help="Also solve what-ifs, and simulate a deployment's traffic again.",
         ),
     ] = True,
     profile: Annotated[
         list[Path] | None,
-        typer.Option(help="As given to plan; a training plan holds its own copies."),
+        typer.Option(help="Same as for plan; a training plan keeps its own copies."),
     ] = None,
     time_limit: Annotated[
-        str, typer.Option(help="For all searches of --what-if together, with its unit.")
+        str, typer.Option(help="For all what-if searches together, with its unit.")
     ] = "60s",
-    uncalibrated: Annotated[bool, typer.Option("--uncalibrated", help="As given to plan.")] = False,
+    uncalibrated: Annotated[bool, typer.Option("--uncalibrated", help="Same as for plan.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was written as JSON.")
     ] = False,
 ) -> None:
-    """Write a page about a plan: what to launch, what to expect, how sure that is, and why.
+    """Write a one-page report on a plan.
 
-    The page is one file and needs no network. Each limit of `--what-if` is solved anew.
+    The page says what to launch, what to expect, the error bands, and why. It is one file and needs
+    no network.
     """
     from tuner.cli.options import seconds
-    from tuner.cli.progress import planning
+    from tuner.cli.progress import planning_progress
     from tuner.output import write_files
-    from tuner.report.written import rendered, written_of
+    from tuner.report.written import describe_file, rendered
     from tuner.report_api import report as report_on
 
     limit_s = seconds(time_limit, option="--time-limit")
-    with planning() as watch:
+    with planning_progress() as watch:
         report = report_on(
             plan,
             with_what_if=with_what_if,
@@ -76,8 +77,8 @@ def command(
     content = rendered(report, kind=written.value)
     write_files(file.parent, {file.name: content}, option="-o")
     if as_json:
-        told = written_of(report, kind=written.value, file=file, content=content)
-        print_exact(told.model_dump_json(indent=2))
+        summary = describe_file(report, kind=written.value, file=file, content=content)
+        print_exact(summary.model_dump_json(indent=2))
     else:
         print_text(f"written: {file}")
     if not report.is_found:

@@ -1,4 +1,4 @@
-"""A deployment's plan in words: what to launch first, then what it will do and why."""
+"""A deployment plan as text: what to launch, what to expect, and why."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -9,196 +9,247 @@ from tuner.serve_plan import (
     Band,
     Instances,
     Latency,
-    ServeModeAnswer,
+    ServeModeResult,
     ServePlan,
-    ServePrediction,
     TokenCost,
 )
 from tuner.serve_words import (
+    describe_kv_transfer,
     gain_words,
     group_degrees,
     group_steps,
-    handover_words,
     island_words,
     router_words,
     short_serve,
 )
-from tuner.units import format_bytes, format_money, format_s
+from tuner.spec.serving.goal import Percentiles
+from tuner.units import format_bytes, format_money, format_ratio, format_s
 
 SHOWN_RATIO = 0.005
-"""What a mode that cannot be launched must save to be worth a line of a plan."""
-SHOWN_POINTS = 12
+"""Least saving of an unlaunchable mode that a plan mentions."""
+SHOWN_POINTS = 6
 """Of the front, at most."""
+PART_NAMES = {"exchange": "all-to-all"}
+"""Of parts of a step whose stored name is another."""
+SHOWN_REASONS = 4
+"""Why options are illegal, the most frequent."""
 
 
 def serve_text(plan: ServePlan, *, folder: Path, verbose: bool = False) -> str:
     """What `moetune plan` prints of a deployment."""
-    lines = [*_head(plan)]
-    if plan.decision is not None and plan.predicted is not None:
-        lines += [*_prediction(plan.predicted, plan.cluster.currency)]
-    lines += [*_modes(plan), *_ways_out(plan), *_unlaunchable(plan, least_gain_ratio=SHOWN_RATIO)]
-    lines += asides("notes: ", plan.provenance.notes, verbose=verbose)
-    return "\n".join((*lines, f"written: {folder}; `moetune explain {folder}` tells more"))
+    not_launchable = list(_unlaunchable(plan, least_gain_ratio=SHOWN_RATIO))
+    lines = [
+        *_decision(plan),
+        *_prediction(plan),
+        *_proof(plan),
+        *_modes(plan),
+        *_relaxations(plan),
+        *asides("not launchable ", not_launchable, verbose=verbose or plan.decision is None),
+        *asides("notes          ", plan.provenance.notes, verbose=verbose),
+        "",
+        f"written to {folder}; next: moetune explain {folder}",
+    ]
+    return "\n".join(lines)
 
 
 def serve_explanation(plan: ServePlan, *, verbose: bool = False) -> str:
     """What `moetune explain` prints of a deployment."""
-    lines = [*_head(plan)]
-    if plan.decision is not None and plan.predicted is not None:
-        lines += [*_prediction(plan.predicted, plan.cluster.currency), *_step(plan.predicted)]
-    lines += [*_illegal(plan)]
-    lines += [*_modes(plan), *_others(plan), *_front(plan), *_ways_out(plan), *_unlaunchable(plan)]
-    return "\n".join((*lines, *asides("notes: ", plan.provenance.notes, verbose=verbose)))
+    lines = [
+        *_decision(plan),
+        *_step(plan),
+        *_proof(plan),
+        *_illegal(plan, most=None if verbose else SHOWN_REASONS),
+        *_modes(plan),
+        *_alternatives(plan),
+        *_front(plan),
+        *_relaxations(plan),
+        *(f"not launchable {line}" for line in _unlaunchable(plan, least_gain_ratio=SHOWN_RATIO)),
+        *asides("notes          ", plan.provenance.notes, verbose=verbose),
+    ]
+    return "\n".join(lines)
 
 
-def _head(plan: ServePlan) -> Iterator[str]:
-    certificate = plan.certificate
-    if plan.decision is None:
-        yield f"nothing meets the targets: {plan.binding_constraint}"
+def _decision(plan: ServePlan) -> Iterator[str]:
+    decision = plan.decision
+    if decision is None:
+        yield f"no deployment meets the SLO: {plan.binding_constraint}"
         return
-    yield f"{plan.decision.mode}, {_counted(plan.decision.num_devices, 'device')}"
-    yield from (f"  {group_text(group)}" for group in plan.decision.instances)
-    yield from (f"  {handover_words(way)}" for way in plan.decision.handovers)
-    if plan.decision.router is not None:
-        yield f"  {router_words(plan.decision.router)}"
-    yield from (f"  {words}" for words in island_words(plan.decision))
-    if plan.decision.offload_above_tokens is not None:
-        yield f"  prompts above {plan.decision.offload_above_tokens} tokens go to the remote pool"
-    goal = plan.goal.objective
-    beyond = "above" if goal == "rate" else "below"
-    named = {
-        "goodput": "goodput, most on the fewest devices",
-        "rate": "rate, most requests/s within the targets",
-    }
+    yield f"{decision.mode}, {_counted(decision.num_devices, 'device')}"
+    yield from (f"  {group_text(group)}" for group in decision.instances)
+    yield from (f"  {describe_kv_transfer(transfer)}" for transfer in decision.handovers)
+    if decision.router is not None:
+        yield f"  {router_words(decision.router)}"
+    yield from (f"  {words}" for words in island_words(decision))
+    if decision.offload_above_tokens is not None:
+        longest = decision.offload_above_tokens
+        yield f"  prompts above {longest} tokens are prefilled on the remote pool"
+    yield ""
+
+
+def _proof(plan: ServePlan) -> Iterator[str]:
+    """What was optimised, how near the bound is, and which SLO or limit binds."""
+    if plan.decision is None:
+        return
+    certificate, goal = plan.certificate, plan.goal.objective
+    side = "upper" if goal == "rate" else "lower"
+    named = {"goodput": "goodput per device", "rate": "requests/s within the SLO"}
+    covers = f", for {certificate.covers}" if certificate.covers else ""
     yield (
-        f"objective {named.get(goal, goal)}: {certificate.objective:.6g}, nothing"
-        f" {beyond} {certificate.bound:.6g} (gap {certificate.gap_ratio:.2%},"
+        f"certificate    {named.get(goal, goal)} {certificate.objective:.6g}, {side} bound"
+        f" {certificate.bound:.6g}{covers} (gap {format_ratio(certificate.gap_ratio)},"
         f" {certificate.status}, {certificate.method}, {certificate.solve_s:.1f} s;"
-        f" {certificate.space.priced} ways priced, {certificate.space.illegal} illegal)"
+        f" {certificate.space.priced} options priced, {certificate.space.illegal} illegal)"
     )
-    if certificate.covers:
-        yield f"  the bound holds for {certificate.covers}"
     if certificate.within_band:
         least = "at least " if certificate.within_band_is_least else ""
-        others = "other costs" if certificate.within_band == 1 else "others cost"
-        yield f"ties: {least}{certificate.within_band} {others} about as much"
-    yield f"binding: {plan.binding_constraint}"
+        others = "other deployment is" if certificate.within_band == 1 else "other deployments are"
+        yield f"ties           {least}{certificate.within_band} {others} within the error band"
+    yield f"bound by       {plan.binding_constraint}"
 
 
 def group_text(group: Instances) -> str:
-    """Equal instances in a line: how they are split, and what a step holds."""
+    """A group of identical instances in a line: degrees, and the batch of a step."""
     return (
         f"{group.count} x {group.role} of {group.devices} on {group.pool}: {group_degrees(group)};"
         f" {', '.join(group_steps(group))}"
     )
 
 
-def _prediction(predicted: ServePrediction, currency: str | None) -> Iterator[str]:
-    yield f"  ttft  {_latency(predicted.ttft_s, predicted.ttft_s_band)}"
-    yield f"  tpot  {_latency(predicted.tpot_s, predicted.tpot_s_band)}"
-    price = ""
-    if predicted.cost_per_hour is not None:
-        price = f", {format_money(predicted.cost_per_hour, currency)} an hour"
+def _prediction(plan: ServePlan) -> Iterator[str]:
+    predicted, currency = plan.predicted, plan.cluster.currency
+    if plan.decision is None or predicted is None:
+        return
+    slo = plan.goal.slo
+    yield f"TTFT           {_latency(predicted.ttft_s, predicted.ttft_s_band, slo=slo.ttft)}"
+    yield f"TPOT           {_latency(predicted.tpot_s, predicted.tpot_s_band, slo=slo.tpot)}"
     yield (
-        f"  {predicted.requests_per_s:.4g} requests/s, {predicted.output_tokens_per_s:.0f} output"
-        f" tokens/s, {predicted.goodput_per_device:.4g} good requests/s a device{price}"
+        f"throughput     {predicted.requests_per_s:.4g} requests/s,"
+        f" {predicted.output_tokens_per_s:.0f} output tokens/s,"
+        f" goodput {predicted.goodput_per_device:.4g} requests/s per device"
     )
-    if predicted.token_cost is not None:
-        yield f"  {token_cost_text(predicted.token_cost)}"
+    if predicted.cost_per_hour is not None:
+        price = f"{format_money(predicted.cost_per_hour, currency)} an hour"
+        tokens = predicted.token_cost
+        yield f"cost           {price}{f', {token_cost_text(tokens)}' if tokens else ''}"
     for name, ratio in predicted.utilisation_ratio.items():
-        yield f"  {name}: {ratio:.0%} busy, {format_bytes(predicted.memory_bytes[name])} a device"
+        memory = format_bytes(predicted.memory_bytes[name])
+        yield f"load           {name}: {format_ratio(ratio)} busy, {memory} per device"
 
 
 def token_cost_text(cost: TokenCost) -> str:
-    """What a million tokens cost, in a line."""
+    """Cost per million tokens, in a line."""
     unnamed = "" if cost.currency else "; cluster.currency names the unit of the prices"
     return (
-        f"{format_money(cost.input_per_million, cost.currency)} a million input tokens,"
-        f" {format_money(cost.output_per_million, cost.currency)} a million output tokens"
-        f" (prompts take {cost.input_ratio:.0%} of the device time{unnamed})"
+        f"{format_money(cost.input_per_million, cost.currency)} per million input tokens,"
+        f" {format_money(cost.output_per_million, cost.currency)} per million output tokens"
+        f" (prompts take {format_ratio(cost.input_ratio)} of the device time{unnamed})"
     )
 
 
 def _modes(plan: ServePlan) -> Iterator[str]:
-    """Every mode that was asked for, in one table, the chosen one first."""
+    """Every requested mode in one table, the chosen one first."""
     if not plan.modes:
         return
-    has_price = any(answer.cost_per_hour is not None for answer in plan.modes)
+    has_price = any(mode.cost_per_hour is not None for mode in plan.modes)
     has_rate = plan.goal.objective == "rate"
-    further = (*(["requests/s"] * has_rate), *(["an hour"] * has_price))
-    head = ("mode", "", "devices", *further, "ttft", "tpot", "")
-    order = sorted(plan.modes, key=lambda answer: answer.status != "chosen")
-    rows = [_mode(answer, has_price=has_price, has_rate=has_rate) for answer in order]
+    further = (*(["requests/s"] * has_rate), *(["cost/h"] * has_price))
+    head = ("mode", "", "devices", *further, "TTFT", "TPOT", "")
+    order = sorted(plan.modes, key=lambda mode: mode.status != "chosen")
+    rows = [_mode(mode, has_price=has_price, has_rate=has_rate) for mode in order]
+    yield ""
     yield columns(rows, header=head)
+    yield ""
 
 
-def _mode(answer: ServeModeAnswer, *, has_price: bool, has_rate: bool) -> tuple[str, ...]:
-    rate = "-" if answer.requests_per_s is None else f"{answer.requests_per_s:.4g}"
-    price = "-" if answer.cost_per_hour is None else f"{answer.cost_per_hour:.4g}"
+def _mode(mode: ServeModeResult, *, has_price: bool, has_rate: bool) -> tuple[str, ...]:
+    rate = "-" if mode.requests_per_s is None else f"{mode.requests_per_s:.4g}"
+    price = "-" if mode.cost_per_hour is None else f"{mode.cost_per_hour:.4g}"
     return (
-        answer.mode,
-        answer.status,
-        "-" if answer.devices is None else str(answer.devices),
+        mode.mode,
+        mode.status,
+        "-" if mode.devices is None else str(mode.devices),
         *([rate] * has_rate),
         *([price] * has_price),
-        "-" if answer.ttft_s is None else format_s(answer.ttft_s),
-        "-" if answer.tpot_s is None else format_s(answer.tpot_s),
+        "-" if mode.ttft_s is None else format_s(mode.ttft_s),
+        "-" if mode.tpot_s is None else format_s(mode.tpot_s),
         # What a release refuses takes lines of its own.
-        "" if answer.status == "unlaunchable" else answer.told,
+        "" if mode.status == "unlaunchable" else mode.told,
     )
 
 
-def _latency(value: Latency, band: Band) -> str:
-    parts = (f"{kind} {format_s(getattr(value, kind))}" for kind in ("p50", "p90", "p99"))
+def _latency(value: Latency, band: Band, *, slo: Percentiles) -> str:
     low, high = (format_s(one) for one in band)
-    return f"mean {format_s(value.mean)} ({low} to {high}), {', '.join(parts)}"
+    parts = [f"mean {format_s(value.mean)} ({low} to {high}){_limit(slo.mean)}"]
+    parts += [
+        f"{kind.upper()} {format_s(getattr(value, kind))}{_limit(getattr(slo, kind))}"
+        for kind in ("p50", "p90", "p99")
+    ]
+    return ", ".join(parts)
 
 
-def _step(predicted: ServePrediction) -> Iterator[str]:
-    yield "a decode step of the slowest group"
-    total = sum(predicted.breakdown_s.values())
-    for name, seconds in sorted(predicted.breakdown_s.items(), key=lambda part: -part[1]):
-        yield f"  {name:<12} {format_s(seconds):>10}  {seconds / total:.0%}"
+def _limit(limit_s: float | None) -> str:
+    return "" if limit_s is None else f" (SLO {format_s(limit_s)})"
 
 
-def _illegal(plan: ServePlan) -> Iterator[str]:
+def _step(plan: ServePlan) -> Iterator[str]:
+    if plan.decision is None or plan.predicted is None:
+        return
+    yield "where the time of a decode step goes, in the slowest group"
+    parts = sorted(plan.predicted.breakdown_s.items(), key=lambda part: -part[1])
+    total_s = sum(seconds for _, seconds in parts)
+    yield columns(
+        [
+            (f"  {PART_NAMES.get(name, name)}", format_s(seconds), format_ratio(seconds / total_s))
+            for name, seconds in parts
+        ]
+    )
+    yield ""
+
+
+def _illegal(plan: ServePlan, *, most: int | None) -> Iterator[str]:
     space = plan.certificate.space
-    if space.illegal_by:
-        yield (
-            f"{space.illegal} ways to run an instance cannot serve, {space.bounded} more are worse"
-            " than another in everything"
-        )
-        yield from (f"  {count:>5} {reason}" for reason, count in _merged(space.illegal_by))
+    reasons = sorted(_merged(space.illegal_by), key=lambda reason: -reason[1])
+    if not reasons:
+        return
+    yield ""
+    yield (
+        f"{space.illegal} instance options are illegal, {space.bounded} more are dominated by"
+        " another"
+    )
+    yield from (f"  {count:>5} {reason}" for reason, count in reasons[:most])
+    left = len(reasons[most:]) if most is not None else 0
+    if left:
+        yield f"        {_counted(left, 'further reason')}, shown by --verbose"
 
 
 def _merged(counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """Join reasons that differ in their numbers alone."""
-    alike: dict[str, list[str]] = {}
+    """Join reasons that differ only in their numbers."""
+    by_pattern: dict[str, list[str]] = {}
     for reason in counts:
-        alike.setdefault(re.sub(r"\d+", "0", reason), []).append(reason)
-    for first, *others in alike.values():
+        by_pattern.setdefault(re.sub(r"\d+", "0", reason), []).append(reason)
+    for first, *others in by_pattern.values():
         more = f" ({_counted(len(others), 'more such reason')})" if others else ""
         yield f"{first}{more}", sum(counts[reason] for reason in (first, *others))
 
 
-def _others(plan: ServePlan) -> Iterator[str]:
+def _alternatives(plan: ServePlan) -> Iterator[str]:
     for other in plan.alternatives:
         yield (
-            f"instead: {short_serve(other.decision)},"
-            f" ttft p90 {format_s(other.predicted.ttft_s.p90)},"
-            f" tpot p90 {format_s(other.predicted.tpot_s.p90)}; {other.lost_by}"
+            f"alternative    {short_serve(other.decision)},"
+            f" TTFT P90 {format_s(other.predicted.ttft_s.p90)},"
+            f" TPOT P90 {format_s(other.predicted.tpot_s.p90)}; {other.lost_by}"
         )
 
 
 def _front(plan: ServePlan) -> Iterator[str]:
-    """The front over all modes, thinned; `plan --csv` writes every mode's whole."""
+    """The Pareto front over all modes, thinned; `plan --csv` writes that of every mode."""
     joint = sorted(
         (point for point in plan.pareto if point.on_joint_front),
         key=lambda point: point.tokens_per_s_per_user,
     )
     if not joint:
         return
-    yield "tokens/s of a device against tokens/s of a user, every instance full and none waiting"
+    yield "Pareto front of tokens/s per device and per user, every instance full, no queueing"
     step = max(1, -(-len(joint) // SHOWN_POINTS))
     yield columns(
         [
@@ -212,31 +263,32 @@ def _front(plan: ServePlan) -> Iterator[str]:
             )
             for point in joint[::step]
         ],
-        header=("  user", "device", "targets", "mode", "sequences", "instance"),
+        header=("  user", "device", "SLO met", "mode", "sequences", "instance"),
     )
+    yield ""
 
 
 def _degrees(instance: str) -> str:
-    """Return an instance in words without what its steps hold."""
+    """Return the degrees of an instance without its batch."""
     before, knobs, _ = instance.partition(";")
     return f"{before})" if knobs else before
 
 
-def _ways_out(plan: ServePlan) -> Iterator[str]:
-    for way in plan.relaxations:
-        if way.decision is not None:
-            yield f"with {way.change}: {short_serve(way.decision)}"
+def _relaxations(plan: ServePlan) -> Iterator[str]:
+    for relaxation in plan.relaxations:
+        if relaxation.decision is not None:
+            yield f"relaxation     {relaxation.change}: {short_serve(relaxation.decision)}"
 
 
 def _unlaunchable(plan: ServePlan, *, least_gain_ratio: float = 0.0) -> Iterator[str]:
-    """What no release launches, where it would save so much; of an infeasible plan all of it."""
+    """Features that no release launches, if they would save enough; all of an infeasible plan."""
     for one in plan.unlaunchable:
         if plan.decision is not None and one.gain_ratio < least_gain_ratio and not one.rule:
             continue
         saved = f" (would {gain_words(one.gain_ratio, objective=plan.goal.objective)})" * (
             one.gain_ratio >= SHOWN_RATIO
         )
-        yield f"cannot be launched: {one.feature}{saved}"
+        yield f"{one.feature}{saved}"
 
 
 def _counted(count: int, thing: str) -> str:

@@ -12,19 +12,19 @@ from tuner.cli.text import columns
 HEADER = ("", "rows", "predicted", "median", "mean", "P90", "bias", "rank", "regret")
 
 
-def serving_text(judged: ServingBacktest) -> str:
+def serving_text(backtest: ServingBacktest) -> str:
     """Return errors of both latencies per source and harness, choices, and what is left out."""
-    distinct = judged.table_rows - judged.copies
-    tables = ", ".join(f"{system}: {origin}" for system, origin in judged.tables.items())
+    distinct = backtest.table_rows - backtest.copies
+    tables = ", ".join(f"{system}: {origin}" for system, origin in backtest.tables.items())
     parts = [
-        f"{judged.table_rows} rows hold {distinct} distinct measurements; residuals: "
-        f"{judged.residuals}\nkernels: {tables or 'none'}",
-        *_metric("TPOT", judged.tpot),
-        *_metric("TTFT", judged.ttft),
-        f"inside their printed band: {_percent(judged.tpot_coverage_ratio)} of TPOT, "
-        f"{_percent(judged.ttft_coverage_ratio)} of TTFT",
-        _estimated(judged),
-        _left_out(judged),
+        f"{backtest.table_rows} rows hold {distinct} distinct measurements; residuals: "
+        f"{backtest.residuals}\nkernels: {tables or 'none'}",
+        *_metric("TPOT", backtest.tpot),
+        *_metric("TTFT", backtest.ttft),
+        f"inside the printed band: {_percent(backtest.tpot_coverage_ratio)} of TPOT, "
+        f"{_percent(backtest.ttft_coverage_ratio)} of TTFT",
+        _estimated(backtest),
+        _left_out(backtest),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -81,18 +81,18 @@ def _table(title: str, errors: Mapping[str, Errors]) -> str:
     return columns(rows, header=(title, *HEADER[1:]))
 
 
-def _estimated(judged: ServingBacktest) -> str:
-    found = Counter(row.source for row in judged.rows if row.estimated)
-    if not found:
+def _estimated(backtest: ServingBacktest) -> str:
+    counts = Counter(row.source for row in backtest.rows if row.estimated)
+    if not counts:
         return ""
-    listed = ", ".join(f"{count} of {source}" for source, count in sorted(found.items()))
+    listed = ", ".join(f"{count} of {source}" for source, count in sorted(counts.items()))
     return f"with operations from the datasheet, which no table holds: {listed}"
 
 
-def _left_out(judged: ServingBacktest) -> str:
+def _left_out(backtest: ServingBacktest) -> str:
     return left_out_text(
         LeftOut(id=row.id, source=row.source, reason=row.reason)
-        for row in judged.rows
+        for row in backtest.rows
         if row.reason and row.copy_of is None
     )
 

@@ -1,7 +1,7 @@
-"""Plain text for people, the same on a terminal and in a pipe; the only place that prints.
+"""Plain text output, the same on a terminal and in a pipe; the only module that prints.
 
-Names of files, hosts, pools and experts come from others. What would steer a terminal (escapes,
-tabs, marks of writing direction) is spelled out here, whoever composed the text.
+Names of files, hosts, pools and experts are untrusted. Characters that control a terminal (escapes,
+tabs, direction marks) are escaped here for all text.
 """
 
 import sys
@@ -9,24 +9,24 @@ from collections.abc import Iterator, Sequence
 
 
 def printable(text: str) -> str:
-    """Spell out every sign that would steer a terminal, also the end of a line."""
+    """Escape every character that controls a terminal, newlines included."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def print_text(text: str = "") -> None:
-    """Print a result for people: names in it may hold what steers a terminal."""
+    """Print a result for people, with control characters escaped."""
     print(_lines(text))
 
 
 def print_exact(text: str) -> None:
-    """Print what a program reads, JSON above all, as it is."""
+    """Print machine-readable output, such as JSON, unchanged."""
     print(text)
 
 
-def tell(text: str = "", *, end: str = "\n") -> None:
-    """Say something on stderr, beside the result."""
+def print_stderr(text: str = "", *, end: str = "\n") -> None:
+    """Print a message on stderr, separate from the result."""
     print(_lines(text), end=end, file=sys.stderr, flush=True)
 
 
@@ -48,13 +48,13 @@ def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> 
 
 
 def asides(label: str, lines: Sequence[str], *, verbose: bool) -> Iterator[str]:
-    """Yield each line after its label, or how many there are; a single one is never hidden."""
+    """Yield each line after its label, or only their number; a single line is never hidden."""
     if verbose or len(lines) == 1:
         yield from (f"{label}{line}" for line in lines)
     elif lines:
         yield f"{label}{len(lines)}, shown by --verbose"
 
 
-def times_words(band: tuple[float, float]) -> str:
-    """Say a band of a ratio of times: `0.95 to 1.21 times`."""
+def format_times(band: tuple[float, float]) -> str:
+    """Format a band of a time ratio: `0.95 to 1.21 times`."""
     return f"{band[0]:.2f} to {band[1]:.2f} times"

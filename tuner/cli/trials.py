@@ -1,4 +1,4 @@
-"""Trials on stderr while they run: a table that grows, with the time left; in a log each result."""
+"""Trials on stderr while they run: a live table with the time left; plain lines in a log."""
 
 import sys
 import time
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tuner.cli.text import printable, tell
+from tuner.cli.text import print_stderr, printable
 from tuner.train_words import short_decision
 from tuner.units import format_s
-from tuner.verify.identical_failures import cause_of
+from tuner.verify.identical_failures import failure_cause
 from tuner.verify.verification import Watcher
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ HEADER = ("trial", "decision", "from", "predicted", "measured", "status")
 @contextmanager
 def live_table(*, total: int) -> Iterator[Watcher]:
     """Show launches as they begin and end."""
-    said = _Causes()
+    causes = _Causes()
     if not sys.stderr.isatty():
-        yield Watcher(started=_say_started, ended=lambda record: _say_ended(record, said))
+        yield Watcher(started=_say_started, ended=lambda record: _say_ended(record, causes))
         return
     from rich.console import Console
     from rich.live import Live
@@ -41,14 +41,14 @@ def live_table(*, total: int) -> Iterator[Watcher]:
             live.update(_table([*rows, (f"{len(rows) + 1}/{total}", *running)]), refresh=True)
 
         def ended(record: "TrialRecord") -> None:
-            rows.append((f"{len(rows) + 1}/{total}", *_cells(record, said)))
+            rows.append((f"{len(rows) + 1}/{total}", *_cells(record, causes)))
             live.update(_table(rows), refresh=True)
 
         yield Watcher(started=started, ended=ended)
 
 
 def time_left(elapsed_s: float, *, ended: int, total: int) -> str:
-    """Say how long the launches that are left take if they take as long as those before."""
+    """Format the time left, if launches take as long as those so far."""
     if not ended:
         return ""
     return f", about {format_s(elapsed_s / ended * max(0, total - ended))} left"
@@ -66,21 +66,21 @@ def _table(rows: list[tuple[str, ...]]) -> "Table":
 
 
 class _Causes:
-    """What failed trials were said to have failed of, so that each cause is said once."""
+    """Failure causes already printed, so that each is printed once."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     def words(self, record: "TrialRecord") -> str:
-        """Say how a trial ended, and why where that was not said before."""
-        cause = cause_of(record)
-        if cause and cause in self._said:
+        """Format how a trial ended, with its reason unless that was printed before."""
+        cause = failure_cause(record)
+        if cause and cause in self._printed:
             return f"{record.status} like the one before"
-        self._said.add(cause)
+        self._printed.add(cause)
         return f"{record.status}: {record.reason}" if record.reason else record.status
 
 
-def _cells(record: "TrialRecord", said: _Causes) -> tuple[str, ...]:
+def _cells(record: "TrialRecord", causes: _Causes) -> tuple[str, ...]:
     measured = "" if record.measured_step_s is None else format_s(record.measured_step_s)
     launched = record.decision if record.scale is None else record.scale.decision
     return (
@@ -88,16 +88,16 @@ def _cells(record: "TrialRecord", said: _Causes) -> tuple[str, ...]:
         record.origin,
         format_s(record.predicted_step_s),
         measured,
-        said.words(record),
+        causes.words(record),
     )
 
 
 def _say_started(decision: "TrainDecision", predicted_s: float) -> None:
     line = f"launching {short_decision(decision)}, {format_s(predicted_s)} a step predicted"
-    tell(line)
+    print_stderr(line)
 
 
-def _say_ended(record: "TrialRecord", said: _Causes) -> None:
-    _, _, predicted, measured, status = _cells(record, said)
+def _say_ended(record: "TrialRecord", causes: _Causes) -> None:
+    _, _, predicted, measured, status = _cells(record, causes)
     took = f"{measured} measured" if measured else "not measured"
-    tell(f"  {status}: {took}, {predicted} predicted")
+    print_stderr(f"  {status}: {took}, {predicted} predicted")

@@ -1,4 +1,4 @@
-"""`moetune verify`: launch a plan's candidates for a few steps each, and let that decide."""
+"""`moetune verify`: launch a plan's candidates for a few steps each and choose by measurement."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from tuner.cli import options
-from tuner.cli.text import print_exact, print_text, tell
-from tuner.cli.verify_budget import budget_of
+from tuner.cli.text import print_exact, print_stderr, print_text
+from tuner.cli.verify_budget import parse_budget
 from tuner.cli.verify_deployment import verify_deployment
 from tuner.cli.verify_options import refuse_unfit, written_options
 
@@ -16,26 +16,25 @@ if TYPE_CHECKING:
     from tuner.verify.slurm.launcher import SlurmLauncher
 
 PLACEMENT_BUDGET_S = 30.0
-"""Of measuring a placement and its alternatives."""
+"""For measuring a placement and its alternatives."""
 
 LauncherName = Literal["local", "slurm", "command"]
 NetworkName = Literal["own", "host"]
-DEPLOYMENTS = "Where the plan serves"
+DEPLOYMENTS = "Serving plans"
 BUDGET = "Budget"
 LAUNCHERS = "Launchers"
-SHARING = "Again, or several at a time"
+SHARING = "Resume and parallel workers"
 
 
 def command(
     context: typer.Context,
     plan: options.PlanArgument,
-    trials: Annotated[int, typer.Option(min=1, help="Launches in all.")] = 8,
-    steps: Annotated[int, typer.Option(min=3, help="Timed steps of each launch.")] = 8,
+    trials: Annotated[int, typer.Option(min=1, help="Total launches.")] = 8,
+    steps: Annotated[int, typer.Option(min=3, help="Timed steps per launch.")] = 8,
     budget: Annotated[
         str,
         typer.Option(
-            help="Wall time of all trials, e.g. 2h; smaller jobs stand for whole ones where that"
-            " tells more.",
+            help="Wall time of all trials, e.g. 2h; smaller jobs may replace full-scale ones.",
             metavar="TIME",
             rich_help_panel=BUDGET,
         ),
@@ -43,13 +42,13 @@ def command(
     max_devices: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Most devices that trials may use at a time.", rich_help_panel=BUDGET
+            min=1, help="Most devices that trials may use at once.", rich_help_panel=BUDGET
         ),
     ] = None,
     launcher: Annotated[
         LauncherName,
         typer.Option(
-            help="How trials are started; local: ranks here; slurm: a job each; command: yours.",
+            help="local: ranks on this machine; slurm: a job per trial; command: your launcher.",
             rich_help_panel=LAUNCHERS,
         ),
     ] = "local",
@@ -70,12 +69,12 @@ def command(
     requeue: Annotated[
         bool,
         typer.Option(
-            help="Start a job again after a failed node or preemption.", rich_help_panel=LAUNCHERS
+            help="Requeue a job after a node failure or preemption.", rich_help_panel=LAUNCHERS
         ),
     ] = True,
     parallel: Annotated[
         int,
-        typer.Option(min=1, max=64, help="Jobs of Slurm at a time.", rich_help_panel=LAUNCHERS),
+        typer.Option(min=1, max=64, help="Slurm jobs in parallel.", rich_help_panel=LAUNCHERS),
     ] = 1,
     command: Annotated[
         str,
@@ -87,41 +86,41 @@ def command(
     network: Annotated[
         NetworkName,
         typer.Option(
-            help="Of trials that your command runs on this machine alone: own, with nothing but"
-            " loopback where that can be made, or host, for programs that load from elsewhere.",
+            help="Network of trials that stay on this machine: own (a namespace with loopback only,"
+            " where possible) or host, for programs that download.",
             rich_help_panel=LAUNCHERS,
         ),
     ] = "own",
     metrics: Annotated[
         str,
         typer.Option(
-            help="What its output is read as: megatron, torchtitan, deepspeed, jsonl (default) or"
-            " regex:EXPRESSION with a group step_s; of a deployment its client: vllm-bench"
+            help="Parser of its output: megatron, torchtitan, deepspeed, jsonl (default) or"
+            " regex:EXPRESSION with a group step_s; for a deployment, of the client: vllm-bench"
             " (default), sglang-bench or aiperf.",
             show_default=False,
             rich_help_panel=LAUNCHERS,
         ),
     ] = "",
-    bench: Annotated[
+    benchmark: Annotated[
         str,
         typer.Option(
-            help="Your client, e.g. 'python bench.py --url {url} --output {result}'; the emitted"
-            " benchmark where absent.",
+            "--bench",
+            help="Your benchmark client, e.g. 'python bench.py --url {url} --output {result}';"
+            " default: the emitted benchmark.",
             rich_help_panel=DEPLOYMENTS,
         ),
     ] = "",
     url: Annotated[
         str,
         typer.Option(
-            help="Where the deployment answers; absent: as launch/local/local.sh starts it.",
+            help="Address of the deployment; default: that of launch/local/local.sh.",
             rich_help_panel=DEPLOYMENTS,
         ),
     ] = "",
     health: Annotated[
         list[str] | None,
         typer.Option(
-            help="Address that answers once the deployment is ready; repeatable; absent:"
-            " URL/health.",
+            help="Health endpoint; repeatable; default: URL/health.",
             metavar="URL",
             rich_help_panel=DEPLOYMENTS,
         ),
@@ -131,43 +130,46 @@ def command(
         typer.Option(
             min=1,
             max=64,
-            help="Runs of the client against each launch.",
+            help="Benchmark runs per launch.",
             rich_help_panel=DEPLOYMENTS,
         ),
     ] = 3,
     start_limit: Annotated[
         str,
         typer.Option(
-            help="How long a deployment may take until it answers.",
+            help="Longest start-up of a deployment.",
             metavar="TIME",
             rich_help_panel=DEPLOYMENTS,
         ),
     ] = "30min",
     repeats: Annotated[
-        int, typer.Option(min=0, max=16, help="Further launches of both while two tie for first.")
+        int, typer.Option(min=0, max=16, help="Repeats of the two fastest while they tie.")
     ] = 0,
     resume: Annotated[
         bool,
         typer.Option(
-            help="Go on after the trials that have ended, beside whoever is at it.",
+            help="Keep finished trials and join running workers.",
             rich_help_panel=SHARING,
         ),
     ] = False,
     storage: Annotated[
         str,
         typer.Option(
-            help="Share the trials through a database, postgresql://user@host/name (password in"
-            " PGPASSWORD or ~/.pgpass); absent: with all who see the plan's folder.",
+            help="Share trials through a database, postgresql://user@host/name (password in"
+            " PGPASSWORD or ~/.pgpass); default: the plan's folder.",
             metavar="URL",
             rich_help_panel=SHARING,
         ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print verified.json.")] = False,
 ) -> None:
-    """Verify a plan: launch its candidates, recalibrate the model, refresh the launch files."""
-    from tuner.plan_folder import kind_of_plan
+    """Launch a plan's candidates and recalibrate.
 
-    kind = kind_of_plan(plan)
+    The launch files are rewritten for the fastest.
+    """
+    from tuner.plan_folder import plan_kind
+
+    kind = plan_kind(plan)
     refuse_unfit(written_options(context), kind=kind, launcher=launcher, parallel=parallel)
     if kind == "place":
         _verify_placement(plan, as_json=as_json)
@@ -177,7 +179,7 @@ def command(
             plan,
             launcher=launcher,
             command=command,
-            bench=bench,
+            benchmark=benchmark,
             metrics=metrics or "vllm-bench",
             url=url,
             health=tuple(health or ()),
@@ -197,21 +199,23 @@ def command(
     from tuner.verify.verification import Effort
     from tuner.verify_api import command_trials, slurm_trials
 
-    limits = budget_of(budget, max_devices)
+    limits = parse_budget(budget, max_devices)
     by: SlurmLauncher | CommandLauncher | None = None
     if launcher == "slurm":
         try:
             queue_s = parse_seconds(slurm_wait)
         except ValueError as error:
             raise SpecError(f"--slurm-wait: {error}") from error
-        by = slurm_trials(options=slurm or (), requeue=requeue, queue_s=queue_s, told=_tell)
+        by = slurm_trials(
+            options=slurm or (), requeue=requeue, queue_s=queue_s, on_message=_print_indented
+        )
     elif launcher == "command":
         by = command_trials(
             command=command,
             metrics=metrics or "jsonl",
             folder=plan,
             network=network,
-            told=_tell,
+            on_message=_print_indented,
         )
     effort = Effort(trials=trials, steps=steps, parallel=parallel, repeats=repeats)
     with live_table(total=trials) as watcher:
@@ -222,7 +226,7 @@ def command(
             watcher=watcher,
             by=by,
             storage=storage,
-            told=_tell,
+            on_message=_print_indented,
             budget=limits,
         )
     if as_json:
@@ -233,8 +237,8 @@ def command(
         raise typer.Exit(1)
 
 
-def _tell(line: str) -> None:
-    tell(f"  {line}")
+def _print_indented(line: str) -> None:
+    print_stderr(f"  {line}")
 
 
 def _verify_placement(folder: Path, *, as_json: bool) -> None:

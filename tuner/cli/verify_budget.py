@@ -6,8 +6,8 @@ if TYPE_CHECKING:
     from tuner.verify.budget.scheduler import Budget
 
 
-def budget_of(wall: str, max_devices: int | None) -> "Budget | None":
-    """Return the budget that was asked for; None where none was.
+def parse_budget(wall: str, max_devices: int | None) -> "Budget | None":
+    """Return the requested budget; None without one.
 
     Raises:
         SpecError: no duration.

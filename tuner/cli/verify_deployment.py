@@ -1,10 +1,10 @@
-"""`moetune verify` where the plan serves: launch deployments, measure them by a client."""
+"""`moetune verify` for serving plans: launch deployments and measure them with a client."""
 
 from pathlib import Path
 
 import typer
 
-from tuner.cli.text import print_exact, print_text, tell
+from tuner.cli.text import print_exact, print_stderr, print_text
 
 
 def verify_deployment(
@@ -12,7 +12,7 @@ def verify_deployment(
     *,
     launcher: str,
     command: str,
-    bench: str,
+    benchmark: str,
     metrics: str,
     url: str,
     health: tuple[str, ...],
@@ -23,7 +23,7 @@ def verify_deployment(
     resume: bool,
     as_json: bool,
 ) -> None:
-    """Launch what a deployment's plan names and print what it comes to.
+    """Launch the deployments that a plan names and print the conclusion.
 
     Raises:
         SpecError: an option is not for deployments, or cannot be read.
@@ -51,11 +51,11 @@ def verify_deployment(
         by=api.deployment_trials(
             folder=folder,
             command=command,
-            bench=bench,
+            benchmark=benchmark,
             metrics=metrics,
             runs=runs,
             start_s=start_s,
-            told=_tell,
+            on_message=_print_indented,
         ),
         reached=Reached(url=url, health=health),
     )
@@ -67,5 +67,5 @@ def verify_deployment(
         raise typer.Exit(1)
 
 
-def _tell(line: str) -> None:
-    tell(f"  {line}")
+def _print_indented(line: str) -> None:
+    print_stderr(f"  {line}")

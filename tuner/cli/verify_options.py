@@ -1,7 +1,6 @@
-"""Which options of `moetune verify` are for which plans and launchers; others are refused.
+"""Which options of `moetune verify` apply to which plans and launchers; others are refused.
 
-An option is judged by having been written, whatever its value: what is left out has a default that
-fits every plan.
+An option counts if it was written, whatever its value: the defaults fit every plan.
 """
 
 from collections.abc import Iterable
@@ -20,15 +19,15 @@ WRITTEN: Final = "COMMANDLINE"
 
 def written_options(context: typer.Context) -> tuple[str, ...]:
     """Return the options that the user wrote, in the order of the help."""
-    found = []
+    options = []
     for parameter in context.command.params:
         name = parameter.name or ""
         source = context.get_parameter_source(name)
         if source is None or source.name != WRITTEN:
             continue
         is_off = context.params[name] is False and parameter.secondary_opts
-        found.append((parameter.secondary_opts if is_off else parameter.opts)[0])
-    return tuple(one for one in found if one.startswith("--"))
+        options.append((parameter.secondary_opts if is_off else parameter.opts)[0])
+    return tuple(one for one in options if one.startswith("--"))
 
 
 def refuse_unfit(
@@ -43,7 +42,7 @@ def refuse_unfit(
         parallel: jobs at a time.
 
     Raises:
-        SpecError: it names them and says what they are for.
+        SpecError: it names them and what they apply to.
     """
     from tuner.errors import SpecError
 

@@ -1,4 +1,4 @@
-"""What a verification found, as text for people."""
+"""The result of a verification as text."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,13 +9,13 @@ from tuner.plan import TrainDecision
 from tuner.plan_folder import TRIALS_NAME
 from tuner.train_words import short_decision
 from tuner.units import format_ratio, format_s
-from tuner.verify.identical_failures import cause_of
+from tuner.verify.identical_failures import failure_cause
 from tuner.verify.kept_logs import kept_logs_line
 from tuner.verify.records import Extrapolated, Trial, Verified
 
 
 def verified_text(verified: Verified, *, folder: Path) -> str:
-    """Say which trial won, how good the model was, and where the launch files are."""
+    """Say which trial won, how accurate the model was, and where the launch files are."""
     lines = [
         columns([_row(trial) for trial in verified.trials], header=_HEADER),
         "",
@@ -32,8 +32,8 @@ def verified_text(verified: Verified, *, folder: Path) -> str:
 
 
 def verdict_text(verified: Verified) -> str:
-    """Say in a few lines what the trials made of the plan."""
-    return "\n".join(("what the trials say", *_verdict(verified), *_accuracy(verified)))
+    """Return the verdict of the trials in a few lines."""
+    return "\n".join(("verification", *_verdict(verified), *_accuracy(verified)))
 
 
 _HEADER = ("decision", "from", "status", "measured", "predicted", "error", "recalibrated", "error")
@@ -54,12 +54,14 @@ def _row(trial: Trial) -> tuple[str, ...]:
 
 
 def _failures(verified: Verified) -> Iterable[str]:
-    """Say why trials failed, every reason once."""
-    alike: dict[str, list[Trial]] = {}
+    """Why trials failed, each reason once."""
+    by_cause: dict[str, list[Trial]] = {}
     for trial in verified.trials:
         if trial.status != "ok":
-            alike.setdefault(cause_of(trial) or f"{trial.status}: {trial.reason}", []).append(trial)
-    for trials in alike.values():
+            by_cause.setdefault(
+                failure_cause(trial) or f"{trial.status}: {trial.reason}", []
+            ).append(trial)
+    for trials in by_cause.values():
         count = f"{len(trials)} trial{'s' * (len(trials) > 1)}"
         yield f"failed         {count} {trials[0].status}: {printable(trials[0].reason)}"
 
@@ -68,12 +70,12 @@ def _verdict(verified: Verified) -> Iterable[str]:
     if verified.winner is None or verified.winner_step_s is None:
         yield "no trial ran: nothing is verified"
         return
-    said = format_s(verified.winner_step_s)
+    message = format_s(verified.winner_step_s)
     if verified.winner_extrapolated is not None:
-        said = f"{extrapolated_text(verified.winner_extrapolated)}, extrapolated"
-    yield f"winner         {short_decision(verified.winner)}: {said}"
+        message = f"{extrapolated_text(verified.winner_extrapolated)}, extrapolated"
+    yield f"winner         {short_decision(verified.winner)}: {message}"
     if all(trial.decision != verified.winner for trial in verified.trials):
-        yield "               no trial of it was launched, whole or smaller"
+        yield "               no trial of it was launched, at full or smaller scale"
     if verified.regret_ratio is None:
         yield "first choice   did not run"
     elif verified.regret_ratio == 0.0:
@@ -84,13 +86,13 @@ def _verdict(verified: Verified) -> Iterable[str]:
 
 
 def _doubt(verified: Verified) -> str:
-    """Name what keeps the order of the first choice and the winner open."""
+    """Name the error that makes the first choice and the winner a tie."""
     is_measured = all(trial.scale is None for trial in verified.trials)
-    return "noise" if is_measured else "error of what is extrapolated"
+    return "noise" if is_measured else "extrapolation error"
 
 
 def scale_text(trial: Trial) -> str:
-    """Say how much of the whole job a trial launched; nothing where it was all of it."""
+    """Say at which scale a trial launched the job; nothing for the full scale."""
     scale, whole = trial.scale, trial.decision
     if scale is None:
         return ""
@@ -101,18 +103,18 @@ def scale_text(trial: Trial) -> str:
     return f", on {', '.join(parts)}"
 
 
-def extrapolated_text(found: Extrapolated) -> str:
-    """Say a step and how far it may be off, e.g. `12.3 s ± 6.0 %`."""
-    return f"{format_s(found.step_time_s)} ± {format_ratio(found.error_ratio)}"
+def extrapolated_text(extrapolated: Extrapolated) -> str:
+    """Format a step time with its error, e.g. `12.3 s ± 6.0 %`."""
+    return f"{format_s(extrapolated.step_time_s)} ± {format_ratio(extrapolated.error_ratio)}"
 
 
 def _extrapolations(verified: Verified) -> Iterable[str]:
-    """Say what follows for whole jobs that were launched smaller only, each once."""
-    found: dict[TrainDecision, list[Trial]] = {}
+    """Extrapolated step times of jobs that were launched at a smaller scale only."""
+    by_decision: dict[TrainDecision, list[Trial]] = {}
     for trial in verified.trials:
         if trial.extrapolated is not None:
-            found.setdefault(trial.decision, []).append(trial)
-    for decision, trials in found.items():
+            by_decision.setdefault(trial.decision, []).append(trial)
+    for decision, trials in by_decision.items():
         extrapolated = trials[0].extrapolated
         assert extrapolated is not None
         largest = max(trials, key=_size)
@@ -121,8 +123,8 @@ def _extrapolations(verified: Verified) -> Iterable[str]:
             f"{scale_text(largest).replace(', on', ', from', 1)}"
         )
         yield from (f"               not launched: {one}" for one in extrapolated.unseen)
-    if found:
-        yield "               (nine of ten whole jobs lie within ±)"
+    if by_decision:
+        yield "               (± is the 90 % error band)"
         yield ""
 
 
@@ -141,7 +143,7 @@ def _accuracy(verified: Verified) -> Iterable[str]:
     if accuracy.activation_max_ape is not None:
         yield f"activations    largest error {format_ratio(accuracy.activation_max_ape)}"
     if accuracy.rank_of_measured_best is not None:
-        yield f"measured best  number {accuracy.rank_of_measured_best} in the model's order"
+        yield f"measured best  ranked {accuracy.rank_of_measured_best} by the model"
 
 
 def _seconds(value: float | None) -> str:

@@ -1,1 +1,1 @@
-"""Two or more plans of one goal beside each other: what differs, and what is better."""
+"""Compares two or more plans of one goal: what differs, and which is better."""

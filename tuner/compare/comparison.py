@@ -1,10 +1,10 @@
-"""Plans of one goal beside each other: what differs, term by term, and which is better.
+"""Compares plans of one goal: what differs, term by term, and which is better.
 
-The first plan is the reference: questions, decisions, terms and figures are compared with it. Which
-is better is judged by the figure that its goal is about (tuner/explain/outcomes.py), between the
-plan that has the best of it and each of the others: beyond the band of their ratio, or a tie
-(plan_ratios.py). Where the question differs (another batch, cluster, traffic), the figures are of
-different work, and the differences say so.
+The first plan is the reference: specs, decisions, terms and figures are compared with it. Plans are
+ranked by the objective of their goal (tuner/explain/outcomes.py): the best plan against each of the
+others, better beyond the band of their ratio, or a tie (plan_ratios.py). Where the specs differ
+(another batch, cluster, traffic), the figures are of different workloads, and the differences say
+so.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from pydantic import Field
 from profilers.records import Record
 from tuner.compare.plan_ratios import PlanRatio, ratio_band
 from tuner.errors import TunerError
-from tuner.explain.outcomes import Figures, figures_of
+from tuner.explain.outcomes import Figures, to_figures
 from tuner.explain.planned_spec import Kind, StoredPlan, read_any_plan
 from tuner.explain.rivals import terms
 from tuner.explain.words import differences, words
@@ -24,7 +24,7 @@ from tuner.paths import AnyPath, plan_folder
 from tuner.place_plan import PlacePlan
 from tuner.plan import Band, Plan
 from tuner.planner.ratios import is_tie
-from tuner.regress.observed import observed, question_changes
+from tuner.regress.observed import plan_facts, spec_differences
 from tuner.regress.words import change_words
 from tuner.serve_plan import ServePlan
 
@@ -42,12 +42,12 @@ class FigureRatio(Record):
 
 
 class ComparedPlan(Record):
-    """One plan beside the first."""
+    """One plan compared with the first."""
 
     plan: str
-    """Its folder, as it was named."""
+    """Its folder, as given."""
     status: str
-    """As of its certificate."""
+    """Of its certificate."""
     decision: str = ""
     """In short; empty where there is none."""
     figures: dict[str, float] = Field(default_factory=dict)
@@ -55,17 +55,17 @@ class ComparedPlan(Record):
     bands: dict[str, Band] = Field(default_factory=dict)
     """Of those figures that have one."""
     question_changes: tuple[str, ...] = ()
-    """What it was asked otherwise than the first."""
+    """How its spec differs from the first."""
     decision_changes: tuple[str, ...] = ()
-    """What it decides otherwise than the first."""
+    """How its decision differs from the first."""
     terms_s: dict[str, float] = Field(default_factory=dict)
-    """Seconds that it takes more (less: negative) than the first, by cause, largest first."""
+    """Seconds more (negative: less) than the first, by cause, largest first."""
     ratios: dict[str, FigureRatio] = Field(default_factory=dict)
     """Of the figures that both have, over the first one's; empty for the first."""
     against_best: FigureRatio | None = None
     """The objective over that of the best plan; None for the best itself and without a figure."""
     is_tie: bool = False
-    """The band of that ratio holds 1: the model cannot tell it from the best."""
+    """The band of that ratio contains 1: a tie with the best."""
 
 
 class Comparison(Record):
@@ -80,7 +80,7 @@ class Comparison(Record):
     best: int | None
     """Position of the plan with the best objective; None where none has a decision."""
     band_source: str = ""
-    """Where the band of the ratio to the best comes from, of the plan nearest to it."""
+    """Source of the band of the ratio to the best, of the plan nearest to it."""
     verdict: str
     """In a sentence."""
 
@@ -109,21 +109,23 @@ def compare(plans: Sequence[AnyPath]) -> Comparison:
                 f"{name} is a plan to {kind}, {names[0]} one to {kinds[0]}; compare plans of one"
                 " goal"
             )
-    return compared(read, names=names)
+    return compare_stored(read, names=names)
 
 
-def compared(plans: Sequence[StoredPlan], *, names: Sequence[str]) -> Comparison:
+def compare_stored(plans: Sequence[StoredPlan], *, names: Sequence[str]) -> Comparison:
     """Compare plans of one goal that are read already; the first is the reference."""
     sides = [
-        Side(name=name, plan=plan, found=figures_of(plan))
+        Side(name=name, plan=plan, outcome=to_figures(plan))
         for name, plan in zip(names, plans, strict=True)
     ]
-    stated = next((side.found for side in sides if side.found is not None), None)
+    stated = next((side.outcome for side in sides if side.outcome is not None), None)
     objective = "" if stated is None else stated.objective
     more = stated is not None and stated.more_is_better
-    having = [at for at, side in enumerate(sides) if objective in side.values]
+    with_objective = [at for at, side in enumerate(sides) if objective in side.values]
     best = min(
-        having, key=lambda at: (-1.0 if more else 1.0) * sides[at].values[objective], default=None
+        with_objective,
+        key=lambda at: (-1.0 if more else 1.0) * sides[at].values[objective],
+        default=None,
     )
     leader = None if best is None else sides[best]
     rows = tuple(_row(side, sides[0], leader, objective=objective) for side in sides)
@@ -149,12 +151,12 @@ class Side:
 
     name: str
     plan: StoredPlan
-    found: Figures | None
+    outcome: Figures | None
 
     @property
     def values(self) -> Mapping[str, float]:
         """Its figures; none without a decision."""
-        return {} if self.found is None else self.found.values
+        return {} if self.outcome is None else self.outcome.values
 
 
 def kind_of(plan: StoredPlan) -> Kind:
@@ -174,8 +176,8 @@ def _row(side: Side, first: Side, leader: Side | None, *, objective: str) -> Com
         status=side.plan.certificate.status,
         decision="" if decision is None else words(decision),
         figures=dict(side.values),
-        bands={} if side.found is None else side.found.bands,
-        question_changes=tuple(_asked(first.plan, side.plan)),
+        bands={} if side.outcome is None else side.outcome.bands,
+        question_changes=tuple(_spec_changes(first.plan, side.plan)),
         decision_changes=(
             () if decision is None or before is None else differences(before, decision)
         ),
@@ -190,10 +192,10 @@ def _row(side: Side, first: Side, leader: Side | None, *, objective: str) -> Com
     )
 
 
-def _asked(first: StoredPlan, plan: StoredPlan) -> Iterator[str]:
-    """Say what differs in the questions of two plans."""
-    before, after = (observed(one.model_dump(mode="json")).question for one in (first, plan))
-    yield from (change_words(*one) for one in question_changes(before, after))
+def _spec_changes(first: StoredPlan, plan: StoredPlan) -> Iterator[str]:
+    """Say what differs in the specs of two plans."""
+    before, after = (plan_facts(one.model_dump(mode="json")).spec for one in (first, plan))
+    yield from (change_words(*one) for one in spec_differences(before, after))
 
 
 def _seconds(plan: StoredPlan) -> Mapping[str, float]:
@@ -207,7 +209,7 @@ def _seconds(plan: StoredPlan) -> Mapping[str, float]:
             for one in times
             for part, seconds in (
                 ("experts", one.experts_after_s),
-                ("exchange", one.exchange_after_s),
+                ("all-to-all", one.exchange_after_s),
                 ("rest", one.after_s - one.experts_after_s - one.exchange_after_s),
             )
         }
@@ -224,10 +226,10 @@ def _ratios(first: Side, other: Side, *, only: str = "") -> dict[str, FigureRati
     }
 
 
-def _figure_ratio(ratio: float, found: PlanRatio | None) -> FigureRatio:
-    if found is None:
+def _figure_ratio(ratio: float, known: PlanRatio | None) -> FigureRatio:
+    if known is None:
         return FigureRatio(ratio=ratio)
-    return FigureRatio(ratio=ratio, band=(ratio * found.band[0], ratio * found.band[1]))
+    return FigureRatio(ratio=ratio, band=(ratio * known.band[0], ratio * known.band[1]))
 
 
 def _verdict(rows: Sequence[ComparedPlan], best: int | None, objective: str) -> str:

@@ -1,4 +1,4 @@
-"""How far the ratio of two plans' figures may be off: the one place where plans are told apart.
+"""Error bands of the ratio of two plans' figures, which decide ties.
 
     m    predicted figure of another plan over the first one's
     w    factor by which the measured ratio may differ from m, either way
@@ -10,13 +10,14 @@ The measured ratio is expected in [m / w, m w].
     serve, one setting      at equal traffic, aggregated: those of published pairs of layouts
                             (tuner/costs/serving/bands.py); else the wider of the two stated
                             bands of TTFT or TPOT, as half its width in the logarithm
-    two settings            both stated bands as independent errors: squares of logarithms add up
+    two settings            both stated bands as independent errors: squares of logarithms are
+                            summed
     place                   the noise of the two verdicts, likewise
 
 Plans are of one setting where model, kind of device, precision and engine are equal. What decides a
-deployment (devices, money, good requests, and the most requests/s where that is the goal) follows
-the time of its steps, so it has the band of TPOT. Where the rate is what both plans look for, their
-traffic is equal but for it.
+deployment (devices, cost, goodput, and the most requests/s where that is the goal) follows the time
+of its steps, so it has the band of TPOT. Where both plans maximise the rate, their traffic is
+compared without it.
 """
 
 import math
@@ -31,7 +32,7 @@ from tuner.errors import TunerError
 from tuner.explain.planned_spec import StoredPlan
 from tuner.place_plan import PlacePlan
 from tuner.plan import Band, Plan
-from tuner.planner.ratios import ratios_alike, ratios_for, ties_ratio
+from tuner.planner.ratios import ratios_for, ties_ratio, uniform_ratios
 from tuner.serve_plan import ServePlan, ServePrediction
 
 RATES: Final = frozenset({"tokens_per_s", "tokens_per_s_per_device", "mfu_ratio"})
@@ -121,12 +122,12 @@ def _serving(first: ServePlan, other: ServePlan, figure: str) -> PlanRatio | Non
             band=(published.low_ratio, published.high_ratio),
             source=f"ratios of {name} of two layouts at equal load",
         )
-    band = ratios_alike(ties_ratio(wider(*singles))).other_kernels
+    band = uniform_ratios(ties_ratio(wider(*singles))).other_kernels
     return PlanRatio(band=band, source=f"the wider of both stated bands of {name}")
 
 
 def _is_of_published_kind(first: ServePlan, other: ServePlan) -> bool:
-    """Whether two plans differ as the published pairs do: in their layout alone."""
+    """Whether two plans differ as the published pairs do: in their layout only."""
     modes = [one.decision.mode for one in (first, other) if one.decision is not None]
     traffics = [one.goal.traffic for one in (first, other)]
     if _look_for_rate(first, other):
@@ -135,7 +136,7 @@ def _is_of_published_kind(first: ServePlan, other: ServePlan) -> bool:
 
 
 def _look_for_rate(first: ServePlan, other: ServePlan) -> bool:
-    """Whether the rate of both plans is an answer, not a part of the question."""
+    """Whether both plans maximise the rate, so that it is an output and not part of the spec."""
     return first.goal.objective == "rate" == other.goal.objective
 
 
@@ -144,11 +145,11 @@ def _placement(first: PlacePlan, other: PlacePlan) -> PlanRatio | None:
     noise = math.hypot(*(one.noise_ratio for one in verdicts))
     if len(verdicts) < 2:
         return None
-    return PlanRatio(band=ratios_alike(noise).other_kernels, source="noise of both gains")
+    return PlanRatio(band=uniform_ratios(noise).other_kernels, source="noise of both gains")
 
 
 def wider(one: Band, other: Band) -> Band:
-    """Return the band whose edges are further apart, as a ratio."""
+    """Return the wider band, by the ratio of its edges."""
     return max(one, other, key=ties_ratio)
 
 
@@ -174,14 +175,14 @@ def _setting(plan: Plan | ServePlan) -> Mapping[str, Any]:
     used = {pool.name for pool in plan.cluster.pools}
     if isinstance(plan, ServePlan) and plan.decision is not None:
         used = {group.pool for group in plan.decision.instances}
-    found: dict[str, Any] = {
+    setting: dict[str, Any] = {
         "model": plan.model.model_dump(exclude={"name"}),
         "devices": {pool.device or pool.name for pool in plan.cluster.pools if pool.name in used},
     }
     if isinstance(plan, Plan):
         engine = None if plan.goal.engine is None else plan.goal.engine.model_dump()
-        return found | {"precision": plan.goal.precision, "engine": engine or plan.emit[:1]}
-    return found | {"weights": plan.goal.quantization, "engine": plan.goal.engine.model_dump()}
+        return setting | {"precision": plan.goal.precision, "engine": engine or plan.emit[:1]}
+    return setting | {"weights": plan.goal.quantization, "engine": plan.goal.engine.model_dump()}
 
 
 def _generation(plan: Plan) -> str:

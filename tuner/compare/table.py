@@ -11,20 +11,20 @@ HEADER = (
 )
 
 
-def comparison_csv(found: Comparison) -> str:
-    """Return the text of the file; ratios are to the first plan, differences of terms as well."""
-    return csv_text(HEADER, _rows(found))
+def comparison_csv(compared: Comparison) -> str:
+    """Return the text of the file; ratios and differences of terms are to the first plan."""
+    return csv_text(HEADER, _rows(compared))
 
 
-def _rows(found: Comparison) -> Iterator[tuple[object, ...]]:
-    for place, plan in enumerate(found.plans):
-        ends = (place == found.best, plan.is_tie)
+def _rows(compared: Comparison) -> Iterator[tuple[object, ...]]:
+    for place, plan in enumerate(compared.plans):
+        flags = (place == compared.best, plan.is_tie)
         for name, value in plan.figures.items():
             ratio = plan.ratios.get(name)
             row = (plan.plan, "figure", name, value, *_band(plan, name), *_ratio(ratio))
-            yield (*row, name == found.objective, *ends)
+            yield (*row, name == compared.objective, *flags)
         for name, value in plan.terms_s.items():
-            yield (plan.plan, "difference_s", name, value, *[""] * 5, False, *ends)
+            yield (plan.plan, "difference_s", name, value, *[""] * 5, False, *flags)
 
 
 def _band(plan: ComparedPlan, name: str) -> tuple[object, object]:

@@ -3,23 +3,22 @@
     P passes   L MoE layers   G ranks   C columns
     h hidden size   f width of an expert   e bytes of an element
 
-A rank with n token copies on a active experts computes the grouped products of a experts with n/a
-rows each and moves 6 e h bytes a copy to permute and 3 e f to activate; reading the weights of
-active experts is part of the products, and all there is to them in decode. Where a is an average,
-the time lies between those of the whole numbers beside it, as if each came up so often. A rank's
-time is divided by its speed, and the slowest rank sets the time of a layer. Dispatch and combine
-wait for the rank that gets most copies:
+A rank with n token copies on a active experts computes the grouped GEMMs of a experts with n/a rows
+each and moves 6 e h bytes a copy to permute and 3 e f to activate. The grouped GEMMs include
+reading the weights of active experts, which dominates in decode. A fractional average a
+interpolates between the neighbouring whole numbers. A rank's time is divided by its speed, and the
+slowest rank sets the time of a layer. Dispatch and combine wait for the rank that receives the most
+copies:
 
     plain       every copy is sent
     merged      a token is sent once to each domain and there once to each rank that it reaches
 
-Of a pass the time without experts is priced too, roughly, so that a gain can be stated as a share
-of the whole: projections, attention over a stated context, shared experts and dense layers, data
-parallel over the ranks.
+The rest of a pass is priced roughly, to state a gain as a share of the pass: projections, attention
+over a stated context, shared experts and dense layers, data parallel over the ranks.
 
-Not covered: overlap of exchange and products, launch overhead of the host, tensor parallelism
-inside an expert. Rows of a rank's experts are taken as equal; tiles that an uneven split starts on
-top are a few per cent at ten rows a tile and less.
+Not covered: overlap of all-to-all and GEMMs, launch overhead of the host, tensor parallelism inside
+an expert. A rank's experts have equal rows; the additional tiles of an uneven split are a few per
+cent at ten rows a tile and less.
 """
 
 from dataclasses import dataclass
@@ -49,7 +48,7 @@ def expert_bytes(model: ModelSpec, *, element_bytes: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExpertMachine:
-    """Devices, links and sizes that decide the time."""
+    """Devices, links and sizes that determine the time."""
 
     model: ModelSpec
     kernels: Kernels
@@ -57,11 +56,11 @@ class ExpertMachine:
     constants: Constants
     ranks: int
     element_bytes: float
-    """Of weights and activations in the products."""
-    exchange_bytes: float = 2.0
+    """Of weights and activations in the GEMMs."""
+    dispatched_element_bytes: float = 2.0
     """Of one element that is dispatched or combined."""
     ranks_per_node: int | None = None
-    """Where fewer than a node has devices."""
+    """Where a node runs fewer ranks than it has devices."""
 
     @property
     def group(self) -> Group:
@@ -90,24 +89,24 @@ class LayerSeconds:
     """One entry per pass and layer."""
 
     experts_PL: Floats
-    """Products and permutation of the busiest rank."""
-    exchange_PL: Floats
+    """Grouped GEMMs and permutation of the most-loaded rank."""
+    all_to_all_PL: Floats
     """Dispatch and combine."""
 
     @property
     def pass_P(self) -> Floats:
         """All layers of each pass."""
-        return np.asarray((self.experts_PL + self.exchange_PL).sum(axis=1))
+        return np.asarray((self.experts_PL + self.all_to_all_PL).sum(axis=1))
 
     @property
     def layer_L(self) -> Floats:
         """Each layer, mean over passes."""
-        return np.asarray((self.experts_PL + self.exchange_PL).mean(axis=0))
+        return np.asarray((self.experts_PL + self.all_to_all_PL).mean(axis=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """Distinct places that one token's experts stand on, on average."""
+    """Ranks and domains that one token reaches, on average."""
 
     ranks: float
     domains: float
@@ -128,10 +127,10 @@ def layer_seconds(
         machine: devices and sizes.
         copies_PLG: token copies of each rank.
         active_PLG: experts of each rank that at least one token reaches.
-        speed_G: of each rank's products, 1 as the machine has it; None: all so.
-        reach: of a merged exchange; None: every copy is sent.
-        far_ratio: how much longer unlike links make what goes between domains, by pass and layer or
-            by layer.
+        speed_G: of each rank's GEMMs, relative to the machine; None: all 1.
+        reach: of a merged all-to-all; None: every copy is sent.
+        far_ratio: factor on the time between domains for links that differ, by pass and layer or by
+            layer.
     """
     passes, layers, ranks = copies_PLG.shape
     speeds_G = np.ones(ranks) if speed_G is None else speed_G
@@ -149,52 +148,54 @@ def layer_seconds(
             for first in range(0, passes, at_once)
         ]
     )
-    exchange_PL = exchange_s(machine, most=copies_PLG.max(axis=2), reach=reach, far_ratio=far_ratio)
-    return LayerSeconds(experts_PL=experts_PL, exchange_PL=exchange_PL)
+    all_to_all_PL = dispatch_combine_s(
+        machine, most=copies_PLG.max(axis=2), reach=reach, far_ratio=far_ratio
+    )
+    return LayerSeconds(experts_PL=experts_PL, all_to_all_PL=all_to_all_PL)
 
 
-def products_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floats:
-    """Seconds of the grouped products of ranks with so many token copies and active experts."""
+def grouped_gemms_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floats:
+    """Seconds of the grouped GEMMs of ranks with so many token copies and active experts."""
     some = np.maximum(active, 1.0)
     fewer = np.floor(some)
     more_ratio = some - fewer
-    fewer_s = _whole_products_s(machine, copies=copies, experts=fewer)
-    more_s = _whole_products_s(machine, copies=copies, experts=fewer + 1.0)
+    fewer_s = _whole_experts_s(machine, copies=copies, experts=fewer)
+    more_s = _whole_experts_s(machine, copies=copies, experts=fewer + 1.0)
     return np.asarray((1.0 - more_ratio) * fewer_s + more_ratio * more_s)
 
 
-def _whole_products_s(machine: ExpertMachine, *, copies: Floats, experts: Floats) -> Floats:
+def _whole_experts_s(machine: ExpertMachine, *, copies: Floats, experts: Floats) -> Floats:
     model, width = machine.model, float(machine.moe.expert_ffn_size)
     inner = (2.0 if model.ffn_is_gated else 1.0) * width
-    products = machine.kernels.experts_s(
+    network = machine.kernels.experts_s(
         experts, copies / experts, hidden=float(model.hidden_size), width=width, inner=inner
     )
-    return np.asarray(products.forward_s, dtype=np.float64)
+    return np.asarray(network.forward_s, dtype=np.float64)
 
 
 def experts_s(machine: ExpertMachine, *, copies: Floats, active: Floats) -> Floats:
-    """Seconds of products and permutation of ranks with so many copies and active experts."""
+    """Seconds of GEMMs and permutation of ranks with so many copies and active experts."""
     own, model = machine.constants, machine.model
     width = float(machine.moe.expert_ffn_size)
     per_copy = machine.element_bytes * (6.0 * model.hidden_size + 3.0 * width)
     factor = own.moe_memory_factor / own.memory_factor
     moved_s = machine.kernels.memory_bound_s(copies * per_copy * factor)
-    return np.asarray(products_s(machine, copies=copies, active=active) + moved_s)
+    return np.asarray(grouped_gemms_s(machine, copies=copies, active=active) + moved_s)
 
 
-def exchange_s(
+def dispatch_combine_s(
     machine: ExpertMachine, *, most: Floats, reach: Reach | None, far_ratio: Floats | float = 1.0
 ) -> Floats:
-    """Seconds of dispatch and combine where the busiest rank gets `most` token copies.
+    """Seconds of dispatch and combine where the most-loaded rank receives `most` token copies.
 
-    Merged, it gets as many more tokens than the others as it gets copies. Links that differ make
-    what goes between domains `far_ratio` times as long.
+    Merged, tokens have the same imbalance as copies. `far_ratio` is a factor on the time between
+    domains, for links that differ.
     """
     group = machine.group
     ranks, inside = float(group.ranks), float(group.inside)
     if ranks <= 1.0:
         return np.zeros_like(most)
-    row_bytes = machine.exchange_bytes * machine.model.hidden_size
+    row_bytes = machine.dispatched_element_bytes * machine.model.hidden_size
     if reach is None:
         near, far = most * (inside - 1.0) / ranks, most * (ranks - inside) / ranks
     else:
@@ -217,8 +218,8 @@ def exchange_s(
 def weights_s(machine: ExpertMachine, experts: Floats) -> Floats:
     """Seconds to send the weights of so many experts from a rank, or to it, in one pass.
 
-    To any of the other ranks alike: a share of them over the links inside a node, the rest over the
-    network; one after the other, and not beside products or the exchange of tokens.
+    Targets are uniform over the other ranks: a share over the links inside a node, the rest over
+    the network; one after the other, not overlapped with GEMMs or the all-to-all.
     """
     group = machine.group
     ranks, inside = float(group.ranks), float(group.inside)
@@ -236,8 +237,8 @@ def rest_s(machine: ExpertMachine, *, tokens: float, context_tokens: float, deco
     Args:
         machine: devices and sizes.
         tokens: of the pass, over all ranks.
-        context_tokens: that each request's attention looks back on.
-        decodes: one query a request, so that its keys and values are read for it alone.
+        context_tokens: of each request.
+        decodes: one query a request, so its KV cache is read for that query only.
     """
     model, kernels = machine.model, machine.kernels
     rows = max(tokens / machine.ranks, 1.0)
@@ -286,7 +287,7 @@ def _attention_s(machine: ExpertMachine, *, rows: float, context: float, decodes
             cached = float(attention.kv_lora_rank + attention.qk_rope_head_dim)
         else:
             cached = 2.0 * attention.num_kv_heads * attention.head_dim
-        read_bytes = rows * context * cached * machine.exchange_bytes
+        read_bytes = rows * context * cached * machine.dispatched_element_bytes
         return number(kernels.memory_bound_s(read_bytes))
     sequence = min(context, rows)
     shape = AttentionShape(

@@ -1,4 +1,4 @@
-"""Dispatch in hops, each of which sends a token to a group once, whatever it needs there.
+"""Hierarchical dispatch: each hop sends a token once to a group that it needs.
 
 Expert-parallel ranks form nested groups: U[1] of them on the slowest link (say, nodes), ... , and
 U[D] = G ranks. With depth d the token crosses levels 1 .. d-1 one after the other, one copy per
@@ -18,11 +18,11 @@ With balanced routing reached(g) is `distinct_places` of tuner/costs/analytic/li
 Which engines launch it: depth 2 with de-duplication is what the DeepEP and HybridEP dispatchers of
 Megatron-Core do (they also overlap the two hops, which the analytic model prices); depths above 2,
 and depth 2 over plain NCCL, no release of Megatron-LM, Megatron-Bridge, torchtitan or DeepSpeed
-offers, so a plan can name their gain but not choose them. The reference step runs depth 2, which
+offers, so a plan states their gain but cannot choose them. The reference step runs depth 2, which
 tuner/costs/hierarchical_dispatch.py prices from measured collectives.
 
-Letters: D depths, C columns. Not covered: swapping experts between groups (a placement's
-business), overlap of a hop with the next or with the experts.
+Letters: D depths, C columns. Not covered: swapping experts between groups (see placement), overlap
+of a hop with the next or with the experts.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.costs.analytic.constants import Constants
-from tuner.costs.analytic.links import Group, distinct_places
+from tuner.costs.analytic.links import Group
 from tuner.costs.analytic.shapes import Grid, Hardware, Numbers
 
 
@@ -72,18 +72,10 @@ class Levels:
         return (*self.groups, self.ranks)
 
 
-def duplicate_ratio(*, places: Numbers, experts: Numbers, top_k: Numbers) -> Numbers:
-    """Share of the k copies of a token that a link to `places` would carry twice, balanced routing.
-
-    Source: HierMoE, table II, whose measured values it meets within 1.6 points.
-    """
-    return 1.0 - distinct_places(places, experts, top_k) / top_k
-
-
 def dispatch_s(
     levels: Levels, *, reached: Sequence[Numbers], tokens: Numbers, row_bytes: Numbers
 ) -> Grid:
-    """Seconds of one dispatch by depth 1 .. D, [D, C].
+    """Seconds of one dispatch for depths 1 .. D, [D, C].
 
     `reached` has one entry per level, innermost last; a level with as many groups as the one above
     it is no hop and costs nothing.
@@ -140,5 +132,5 @@ def two_levels(group: Group, *, hardware: Hardware, constants: Constants) -> Lev
 
 
 def _hop_s(hop: Hop, *, n_bytes: Numbers, peers: Numbers) -> Numbers:
-    """Nothing where there is nobody to send to."""
+    """Zero without peers."""
     return np.where(peers > 1.0, hop.latency_s + n_bytes * hop.s_per_byte, 0.0)

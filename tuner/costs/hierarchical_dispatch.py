@@ -1,7 +1,7 @@
-"""What the hierarchical dispatcher moves and keeps, by hop; what either sends between nodes.
+"""Rows that the hierarchical dispatcher moves and keeps, by hop; rows of both between nodes.
 
-A token goes once to every node that it needs, and is copied there (profilers/steps/dispatch.py; the
-idea is HierMoE's, arXiv 2508.09591). On a rank of node n, for one chunk of a micro-batch,
+A token is sent once to every node that it needs, and is copied there (profilers/steps/dispatch.py;
+the idea is HierMoE's, arXiv 2508.09591). On a rank of node n, for one chunk of a micro-batch,
 
     needed_n    min(copies_n, S)                    tokens of a sequence that need node n
     C           sum_n needed_n q                    rows sent across, own node's among them
@@ -15,7 +15,7 @@ routing, which deals a sequence's copies to its tokens in turn; no routing of th
 less.
 
 Bytes that cross nodes are counted here by sender, from what is priced; a test counts them by
-receiver, from what the step is told (tests/profilers/steps/crossing.py).
+receiver, from the inputs of the step (tests/profilers/steps/crossing.py).
 
 Letters: N nodes, H hidden size, K experts per token, D bytes of an element.
 
@@ -72,13 +72,13 @@ def rows_by_node(
 def kept_bytes(
     work: Workload, degrees: Degrees, *, moe_layer: int, chunks: int, expert_rank: int
 ) -> int:
-    """Count what dispatch, experts and combine of one chunk keep for the backward pass.
+    """Count the bytes that dispatch, experts and combine of one chunk save for the backward pass.
 
     R       8 K                 the copies' order
     M       H D + D + 8         results before their weights, the weights, their rows
     C       16                  node and token of every row
     rows    (H + 3 F) D         as with flat dispatch
-            16                  where rows are sorted by expert again
+            16                  where rows are re-sorted by expert
     """
     moe = work.model.moe
     assert moe is not None
@@ -88,13 +88,13 @@ def kept_bytes(
     ]
     own = work.received(degrees, moe_layer)[expert_rank]
     computed = -(-sum(own) // chunks)
-    sorted_again = 2 * ID_BYTES if min(degrees.ranks_per_node, len(own)) > 1 else 0
+    sort_bytes = 2 * ID_BYTES if min(degrees.ranks_per_node, len(own)) > 1 else 0
     hidden, element = work.model.hidden_size, work.element_bytes
     return (
         rows.received * moe.top_k * ID_BYTES
         + rows.copies * (hidden * element + element + ID_BYTES)
         + rows.sent * 2 * ID_BYTES
-        + computed * ((hidden + 3 * moe.expert_ffn_size) * element + sorted_again)
+        + computed * ((hidden + 3 * moe.expert_ffn_size) * element + sort_bytes)
     )
 
 
@@ -130,11 +130,11 @@ def row_bytes(work: Workload, degrees: Degrees, *, forwards: int) -> int:
     """
     moe = work.model.moe
     assert moe is not None
-    both_ways = 2 * work.model.hidden_size * work.element_bytes
+    round_trip_bytes = 2 * work.model.hidden_size * work.element_bytes
     if degrees.ranks_per_node is None:
-        return (forwards + 1) * both_ways
+        return (forwards + 1) * round_trip_bytes
     gates = moe.top_k * work.element_bytes
-    return (forwards + 1) * (both_ways + gates) + forwards * moe.top_k * EXPERT_ID_BYTES
+    return (forwards + 1) * (round_trip_bytes + gates) + forwards * moe.top_k * EXPERT_ID_BYTES
 
 
 def _copies_by_node(

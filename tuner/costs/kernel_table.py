@@ -1,7 +1,7 @@
 """Seconds of one operation at one size, from the stored profile.
 
 The curves interpolate inside the measured range and say when a size lies outside of it. A kind of
-operation that was never measured has no price: that is an error, never a guess.
+operation that was never measured has no price, which is an error.
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,7 @@
 """Measured conversions of KV caches from the stored profiles of a device.
 
-Only their table is read: a profile may hold a million kernels beside it. A profile of another
-device says nothing about this one.
+Only their table is read, since a profile may hold a million other rows. Profiles of other devices
+are skipped.
 """
 
 from collections.abc import Iterable

@@ -1,8 +1,8 @@
-"""What it costs to hand a request's KV cache from a prefill to a decode instance.
+"""Cost of a request's KV transfer from a prefill to a decode instance.
 
-Bytes: 2 g d elements a token of a grouped layer, c + p of a latent one (MLA), tokens behind a
-sliding window left out. Of ranks the busiest counts: the one that sends most and the one that
-receives most (profilers/kv_transfer/shards.py says who sends what).
+Bytes: 2 g d elements a token of a GQA layer, c + p of an MLA layer; tokens outside a sliding window
+are not sent. The rank that sends the most and the one that receives the most decide
+(profilers/kv_transfer/shards.py has the transfers).
 
 Time: a path is a chain of stages, each a rate: device to host, conversion, network, host to device;
 a path from device to device has the network alone. With t_k the seconds of all bytes in stage k
@@ -11,9 +11,8 @@ a path from device to device has the network alone. With t_k the seconds of all 
 
 Source: the stages are those of arXiv 2509.17542; latency and bandwidth of each are Hockney's
 (Parallel Computing 20(3), 1994).
-Valid: one request at a time on each link; queueing for a link is the simulation's business. Not
-covered: layers that leave one by one while prefill goes on (Splitwise, arXiv 2311.18677), which no
-described connector does.
+Valid: one request at a time on each link; the simulation models queueing for a link. Not covered:
+layer-wise transfer during prefill (Splitwise, arXiv 2311.18677), which no described connector does.
 """
 
 from collections.abc import Sequence
@@ -25,16 +24,16 @@ from profilers.records import Case
 from tuner.costs.kernel_table import KernelTable
 from tuner.spec.model import ModelSpec
 
-HAND_OVER_S: Final = 0.02
-"""Of a hand-over beside its bytes: router, page tables, first look of the decode engine's
-scheduler; what published disaggregated runs over NIXL and UCX show."""
-CARD_RATIO: Final = 0.8
-"""Of a network card's rate that such runs draw."""
+KV_TRANSFER_LATENCY_S: Final = 0.02
+"""Of a KV transfer, besides its bytes: router, page tables, the decode engine's next scheduler
+iteration; from published disaggregated runs over NIXL and UCX."""
+NIC_RATIO: Final = 0.8
+"""Of a NIC's rate, what such runs reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvPath:
-    """Rates of one rank's stages, bytes per second each; absent stages are not passed."""
+    """Rates of one rank's stages, bytes per second each; None: the path skips the stage."""
 
     network_bytes_per_s: float
     latency_s: float
@@ -49,7 +48,7 @@ class KvPath:
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """Of the stages that are passed, in order."""
+        """Of the stages of the path, in order."""
         stages = (
             self.device_to_host_bytes_per_s,
             self.conversion_bytes_per_s,
@@ -61,7 +60,7 @@ class KvPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankBytes:
-    """Bytes of one request at the busiest ranks, and in all."""
+    """Bytes of one request on the most-loaded ranks, and in all."""
 
     sent: float
     received: float
@@ -69,28 +68,19 @@ class RankBytes:
     """Of all ranks together, copies included: what a link between the instances carries."""
 
     @property
-    def busiest(self) -> float:
-        """What one end of the slowest pair moves."""
+    def peak_rank(self) -> float:
+        """Bytes of the most-loaded rank of either side."""
         return max(self.sent, self.received)
 
 
 def cache_shape(model: ModelSpec) -> CacheShape:
-    """Return what the model keeps for a token, windows apart."""
+    """Return the KV cache of a token, sliding windows not considered."""
     attention = model.attention
     if attention.kind == "mla":
         width = attention.kv_lora_rank + attention.qk_rope_head_dim
         return CacheShape(num_layers=model.num_layers, num_heads=1, width=width, is_latent=True)
     return CacheShape(
         num_layers=model.num_layers, num_heads=attention.num_kv_heads, width=attention.head_dim
-    )
-
-
-def request_kv_bytes(model: ModelSpec, *, tokens: int, bytes_per_element: float) -> float:
-    """Bytes of a request's cache over all layers, each head once."""
-    shape = cache_shape(model)
-    each = shape.elements_per_token / shape.num_layers * bytes_per_element
-    return each * sum(
-        _kept_tokens(model, layer, tokens=tokens) for layer in range(model.num_layers)
     )
 
 
@@ -102,7 +92,7 @@ def rank_kv_bytes(
     tokens: int,
     bytes_per_element: float,
 ) -> RankBytes:
-    """Bytes that the busiest sender and the busiest receiver move for one request."""
+    """Bytes that the most-loaded sender and the most-loaded receiver move for one request."""
     shape = cache_shape(model)
     plan = transfers(shape, sender=prefill, receiver=decode, num_tokens=tokens)
     each = shape.parts * shape.width * bytes_per_element
@@ -113,14 +103,14 @@ def rank_kv_bytes(
         return each * len(one.heads) * share * kept
 
     return RankBytes(
-        sent=_busiest([(one.sender, moved(one)) for one in plan]),
-        received=_busiest([(one.receiver, moved(one)) for one in plan]),
+        sent=_peak_rank_bytes([(one.sender, moved(one)) for one in plan]),
+        received=_peak_rank_bytes([(one.receiver, moved(one)) for one in plan]),
         whole=sum(moved(one) for one in plan),
     )
 
 
 def whole_s(rank_bytes: float, *, path: KvPath) -> float:
-    """Predict the seconds of a hand-over that begins when prefill has ended."""
+    """Predict the seconds of a KV transfer that starts when prefill ends."""
     return path.latency_s + sum(rank_bytes / rate for rate in path.rates)
 
 
@@ -135,7 +125,7 @@ def conversion_bytes_per_s(
     pages: tuple[int, int],
     tensors: tuple[int, int],
 ) -> float:
-    """Return the rate at which one device turns prefill's pages into decode's, as measured.
+    """Return the measured rate at which one device converts prefill's pages to decode's.
 
     Args:
         table: prices of a profile that holds the table `kv_conversion`.
@@ -175,7 +165,7 @@ def _kept_tokens(model: ModelSpec, layer: int, *, tokens: int) -> int:
     return min(tokens, window) if model.windowed[layer] and window is not None else tokens
 
 
-def _busiest(moved: Sequence[tuple[object, float]]) -> float:
+def _peak_rank_bytes(moved: Sequence[tuple[object, float]]) -> float:
     totals: dict[object, float] = {}
     for rank, size in moved:
         totals[rank] = totals.get(rank, 0.0) + size

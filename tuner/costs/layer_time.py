@@ -1,18 +1,20 @@
-"""Seconds of one layer for one micro-batch, by part, under each way to run it.
+"""Seconds of one layer for one micro-batch, by part, under each recomputation option.
 
 Let out be what runs outside of the chunks and in(c) what runs inside of c chunks; forward f,
 backward b:
 
+                  forward              backward              recomputation
     none          out_f + in_f(1)      out_b + in_b(1)
-    selective/c   out_f + in_f(c)      out_b + in_b(c)             + again in_f(c)
-    full/c        out_f + in_f(c)      out_b + in_b(c)             + again out_f + in_f(c)
+    selective/c   out_f + in_f(c)      out_b + in_b(c)       in_f(c)
+    full/c        out_f + in_f(c)      out_b + in_b(c)       out_f + in_f(c)
 
-The second forward pass of a fully recomputed layer skips its chunks, which run again on their own.
+The second forward pass of a fully recomputed layer skips its chunks, which are recomputed
+separately.
 Source: this is what profilers/steps does; MemFine (arXiv 2511.21431) gives no time model.
 
-Every collective is a meeting of its group, and whoever comes first waits. With k meetings in a pass
-whose own work takes w, each costs what the profile saw ranks lose after w / k of work
-(profilers/links/arrival_skew.py), on top of the collective's own time.
+A collective synchronises its group, so early ranks wait for stragglers. A pass with k collectives
+and w seconds of compute pays k times the arrival skew measured after w / k seconds
+(profilers/links/arrival_skew.py), besides the collectives' own time.
 """
 
 from collections import Counter
@@ -22,7 +24,7 @@ from dataclasses import dataclass
 from profilers.records import Case
 from profilers.steps.config import Recompute
 from tuner.costs.kernel_table import KernelTable
-from tuner.costs.operations import COMMUNICATION, Call, Part, layer_calls, rendezvous
+from tuner.costs.operations import COMMUNICATION, Call, Part, arrival_skew_case, layer_calls
 from tuner.costs.workload import Degrees, Workload
 
 PartSeconds = Mapping[Part, float]
@@ -30,7 +32,7 @@ PartSeconds = Mapping[Part, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassTime:
-    """Seconds of something that runs forward and backward."""
+    """Seconds of an operation list, forward and backward."""
 
     forward_s: PartSeconds
     backward_s: PartSeconds
@@ -43,7 +45,7 @@ class PassTime:
 
     def by_part(self) -> PartSeconds:
         """Forward, backward and recomputation together."""
-        return added((self.forward_s, self.backward_s, self.recompute_s))
+        return sum_parts((self.forward_s, self.backward_s, self.recompute_s))
 
 
 def call_time(calls: Iterable[Call], table: KernelTable) -> PassTime:
@@ -65,23 +67,23 @@ def layer_time(
     recompute: Recompute,
     chunks: int,
 ) -> PassTime:
-    """Price one layer of one micro-batch on its busiest rank."""
+    """Price one layer of one micro-batch on its most-loaded rank."""
     outside, inside = (
         call_time(calls, table) for calls in layer_calls(work, degrees, layer=layer, chunks=chunks)
     )
-    again: tuple[PartSeconds, ...] = ()
+    recomputed: tuple[PartSeconds, ...] = ()
     if recompute is Recompute.SELECTIVE:
-        again = (inside.forward_s,)
+        recomputed = (inside.forward_s,)
     elif recompute is Recompute.FULL:
-        again = (outside.forward_s, inside.forward_s)
+        recomputed = (outside.forward_s, inside.forward_s)
     return PassTime(
-        forward_s=added((outside.forward_s, inside.forward_s)),
-        backward_s=added((outside.backward_s, inside.backward_s)),
-        recompute_s=added(again),
+        forward_s=sum_parts((outside.forward_s, inside.forward_s)),
+        backward_s=sum_parts((outside.backward_s, inside.backward_s)),
+        recompute_s=sum_parts(recomputed),
     )
 
 
-def added(parts: Iterable[PartSeconds]) -> PartSeconds:
+def sum_parts(parts: Iterable[PartSeconds]) -> PartSeconds:
     """Add up seconds part by part."""
     total: Counter[Part] = Counter()
     for one in parts:
@@ -90,7 +92,7 @@ def added(parts: Iterable[PartSeconds]) -> PartSeconds:
     return dict(total)
 
 
-def scaled(seconds: PartSeconds, factor: float) -> PartSeconds:
+def scale_parts(seconds: PartSeconds, factor: float) -> PartSeconds:
     """Multiply every part."""
     return {part: value * factor for part, value in seconds.items()}
 
@@ -100,29 +102,29 @@ def _by_part(pairs: Sequence[tuple[Call, tuple[Case, ...]]], table: KernelTable)
     for call, cases in pairs:
         for case in cases:
             total[call.part] = total.get(call.part, 0.0) + call.times * table.seconds(case)
-    waiting = _waiting(pairs, table, own_work_s=_own_work(total))
-    return added((total, waiting))
+    waiting = _arrival_skew_s(pairs, table, compute_s=_compute_s(total))
+    return sum_parts((total, waiting))
 
 
-def _own_work(seconds: PartSeconds) -> float:
+def _compute_s(seconds: PartSeconds) -> float:
     return sum(value for part, value in seconds.items() if part not in COMMUNICATION)
 
 
-def _waiting(
-    pairs: Sequence[tuple[Call, tuple[Case, ...]]], table: KernelTable, *, own_work_s: float
+def _arrival_skew_s(
+    pairs: Sequence[tuple[Call, tuple[Case, ...]]], table: KernelTable, *, compute_s: float
 ) -> PartSeconds:
-    """Seconds lost at the meetings of a pass, by the part that calls them."""
-    meetings = [
+    """Arrival skew of a pass's collectives, by the part that calls them."""
+    collectives = [
         (call.part, call.times, case)
         for call, cases in pairs
         for case in cases
         if case.operation == "collective" and case.kind != "send_recv"
     ]
-    count = sum(times for _, times, _ in meetings)
-    if not count or own_work_s <= 0.0:
+    count = sum(times for _, times, _ in collectives)
+    if not count or compute_s <= 0.0:
         return {}
     lost: dict[Part, float] = {}
-    for part, times, case in meetings:
-        each_s = table.seconds(rendezvous(case, work_s=own_work_s / count))
+    for part, times, case in collectives:
+        each_s = table.seconds(arrival_skew_case(case, work_s=compute_s / count))
         lost[part] = lost.get(part, 0.0) + times * each_s
     return lost

@@ -1,6 +1,6 @@
-"""Bytes of one rank: what stays, what is kept for the backward pass, what recomputation adds.
+"""Bytes of one rank: state, activations saved for the backward pass, and what recomputation adds.
 
-Activations are counted as profilers/steps/memory.py meters them: distinct storages saved by
+Activations are counted as profilers/steps/memory.py measures them: distinct storages saved by
 autograd. With D bytes per element, n tokens of this rank, N = n T of its T tensor ranks, M = n k
 token copies sent, R copies received, per layer and micro-batch:
 
@@ -14,8 +14,8 @@ token copies sent, R copies received, per layer and micro-batch:
     shared        N (H + 3 F / T) D         its input only where T > 1; released before the experts
     experts       M (H D + 8)               copies in token order, their order
                   2 M  (bf16)               cast weights; fp32 keeps the 4 n k of the router's
-                  R (H + 3 F) D             rows, gate and up, product
-                  16 R                      where rows are sorted by expert again
+                  R (H + 3 F) D             rows, gate, up and gate * up
+                  16 R                      where rows are re-sorted by expert
     dense FFN     N (H + 3 F / T) D         as one expert
     head          2 n H D + 4 n + 4 n V     norm, its output, fp32 log-probabilities
 
@@ -25,8 +25,8 @@ adds `experts` for one chunk at a time; `full` keeps the layer's input and ids, 
 `selective` does, or at once where there is one chunk. Hierarchical dispatch keeps what
 tuner/costs/hierarchical_dispatch.py counts in place of `experts`, and no weights of the router's.
 
-Not covered: temporaries, the allocator's waste, graphs' private pools; that a chunk's share of R
-varies when chunks are not whole sequences.
+Not covered: temporaries, fragmentation, graphs' private pools; that a chunk's share of R varies
+when chunks are not whole sequences.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Bytes of parameters on one rank, and of what belongs to them."""
+    """Bytes of parameters, gradients and optimizer state on one rank."""
 
     parameters: int
     """fp32, as owned at rest."""
@@ -63,7 +63,7 @@ class State:
         return self.parameters + self.gradients + self.optimizer + self.gathered
 
 
-def state_of(units: Sequence[Unit], work: Workload, degrees: Degrees) -> State:
+def unit_state(units: Sequence[Unit], work: Workload, degrees: Degrees) -> State:
     """Add up the state of some units; zero_stage 3 gathers one unit at a time, not counted here."""
     owned = sum(unit.sharded(degrees) for unit in units)
     whole = sum(unit.parameters for unit in units)
@@ -83,7 +83,7 @@ class LayerActivations:
     saved: int
     """Kept per micro-batch in flight."""
     transient: int
-    """On top while the layer is computed again."""
+    """Added while the layer is recomputed."""
 
 
 def layer_activations(
@@ -95,7 +95,7 @@ def layer_activations(
     chunks: int,
     expert_rank: int | None = None,
 ) -> LayerActivations:
-    """Count one layer's activations on an expert rank; on the fullest one when none is named."""
+    """Count one layer's activations on an expert rank; None: on the most-loaded one."""
     before = _attention(work, degrees) + _norm(work, degrees)
     if work.model.layers[layer] is LayerKind.DENSE:
         whole = before + _dense(work, degrees)
@@ -116,14 +116,14 @@ def layer_activations(
     kept = _hidden(work, degrees) + _ids(work, degrees)
     if chunks == 1:
         return LayerActivations(saved=kept, transient=outside + inside + own_weights - kept)
-    again = outside + weights - kept
-    return LayerActivations(saved=kept, transient=max(again, again - shared + inside))
+    recomputed = outside + weights - kept
+    return LayerActivations(saved=kept, transient=max(recomputed, recomputed - shared + inside))
 
 
 def chunk_bytes(
     work: Workload, degrees: Degrees, *, layer: int, chunks: int, expert_rank: int | None = None
 ) -> int:
-    """Count what dispatch, experts and combine of one chunk keep."""
+    """Count the bytes that dispatch, experts and combine of one chunk save."""
     moe, index = work.model.moe, work.moe_index[layer]
     assert moe is not None
     assert index is not None
@@ -140,9 +140,9 @@ def chunk_bytes(
 
 
 def most_chunk_copies(work: Workload, degrees: Degrees, *, free_bytes: int) -> int:
-    """MemFine's s'_max: the received copies of one chunk that fit, as many sent ones beside them.
+    """MemFine's s'_max: received copies of one chunk that fit, with as many sent ones.
 
-    Eq. 8 of arXiv 2511.21431 on the bytes that this engine keeps.
+    Eq. 8 of arXiv 2511.21431 with the bytes that this engine saves.
     """
     return max(0, free_bytes // (_received_copy(work, degrees) + _sent_copy(work)))
 
@@ -150,9 +150,9 @@ def most_chunk_copies(work: Workload, degrees: Degrees, *, free_bytes: int) -> i
 def _received_copy(work: Workload, degrees: Degrees) -> int:
     moe = work.model.moe
     assert moe is not None
-    is_sorted_again = 1 < degrees.expert < moe.num_experts
+    needs_expert_sort = 1 < degrees.expert < moe.num_experts
     width = (work.model.hidden_size + 3 * moe.expert_ffn_size) * work.element_bytes
-    return width + (2 * ID_BYTES if is_sorted_again else 0)
+    return width + (2 * ID_BYTES if needs_expert_sort else 0)
 
 
 def _sent_copy(work: Workload) -> int:

@@ -1,8 +1,8 @@
 """Every operation of a layer's forward and backward pass on one rank, with its size.
 
-This list is the cost model of the reference step: what is priced, what `moetune profile --for`
-measures, and what profilers/steps executes are the same operations. The engine's own list is in the
-docstrings of profilers/steps; a test holds the two together by running a step.
+This list is the cost model of the reference step: the same operations are priced, measured by
+`moetune profile --for` and executed by profilers/steps. The step's own list is in the docstrings of
+profilers/steps; a test compares the two by running a step.
 
 Letters as in tuner/costs/workload.py; n tokens of a rank, N = n * tensor tokens of its group.
 """
@@ -22,11 +22,11 @@ FP32_KINDS = frozenset({"router", "cross_entropy"})
 
 
 FLAT_WIDTH = 1024
-"""Row width at which flat runs are looked up; only rows * width matters to them."""
+"""Row width at which flat arrays are looked up; only rows * width matters."""
 
 
 class Part(StrEnum):
-    """What a second is spent on."""
+    """Categories of the time breakdown."""
 
     ATTENTION = "attention"
     """Norm, projections, rotation, attention core and residual."""
@@ -35,7 +35,7 @@ class Part(StrEnum):
     ROUTER = "router"
     """Norm before the experts, router, choice of experts."""
     EXPERTS = "experts"
-    """Permutation, expert products, combination."""
+    """Permutation, grouped GEMMs, combination."""
     EMBEDDING = "embedding"
     """Token embedding."""
     HEAD = "head"
@@ -60,12 +60,12 @@ COMMUNICATION: Final = frozenset(
         Part.DATA_COMMUNICATION,
     }
 )
-"""Parts that are spent between devices."""
+"""Parts that are communication."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One operation of a micro-batch: what runs forward and what runs backward because of it."""
+    """One operation of a micro-batch: its forward and its backward kernels."""
 
     part: Part
     forward: tuple[Case, ...] = ()
@@ -133,7 +133,7 @@ def router_calls(work: Workload, degrees: Degrees) -> tuple[Call, ...]:
 def expert_calls(
     work: Workload, degrees: Degrees, *, moe_layer: int, chunks: int
 ) -> tuple[Call, ...]:
-    """List dispatch, experts and combine of one MoE layer on its busiest rank, in `chunks` chunks.
+    """List dispatch, experts and combine of one MoE layer on its most-loaded rank, by chunk.
 
     Chunks split a rank's own tokens, so each is a `chunks`-th of every count; the weight gradients
     of all local experts are added up chunk by chunk.
@@ -145,8 +145,8 @@ def expert_calls(
     n = -(-work.tokens(degrees) // chunks)
     copies = n * moe.top_k
     received = work.received(degrees, moe_layer)
-    busiest = max(received, key=lambda counts: (sum(counts), max(counts)))
-    rows = -(-sum(busiest) // chunks)
+    most_loaded = max(received, key=lambda counts: (sum(counts), max(counts)))
+    rows = -(-sum(most_loaded) // chunks)
     part = Part.EXPERTS
     calls = [
         _memory_bound(work, part, "permute", rows=copies, width=hidden),
@@ -154,9 +154,9 @@ def expert_calls(
             work,
             part,
             "grouped_gemm",
-            experts=len(busiest),
+            experts=len(most_loaded),
             tokens=rows,
-            largest=max(-(-rows // len(busiest)), min(rows, -(-max(busiest) // chunks))),
+            largest=max(-(-rows // len(most_loaded)), min(rows, -(-max(most_loaded) // chunks))),
             hidden=hidden,
             ffn=moe.expert_ffn_size,
         ),
@@ -170,7 +170,7 @@ def expert_calls(
     elif degrees.expert > 1:
         calls += _dispatch_calls(work, degrees, copies=copies, rows=rows)
     if chunks > 1:
-        weights = 3 * len(busiest) * moe.expert_ffn_size * hidden
+        weights = 3 * len(most_loaded) * moe.expert_ffn_size * hidden
         calls.append(
             Call(
                 part=part,
@@ -236,8 +236,8 @@ def collective(kind: str, *, num_bytes: int, ranks: int, stride: int, world: int
     return Case(operation="collective", kind=kind, axes=axes)
 
 
-def rendezvous(collective: Case, *, work_s: float) -> Case:
-    """Name the meeting of a collective's group after `work_s` seconds of work on each rank."""
+def arrival_skew_case(collective: Case, *, work_s: float) -> Case:
+    """Name the arrival skew of a collective's group after `work_s` seconds of compute."""
     group = {axis: collective.axes[axis] for axis in ("ranks", "stride", "world")}
     return Case(operation="rendezvous", axes={"work_us": round(work_s * 1e6), **group})
 
@@ -292,12 +292,15 @@ def _dispatch_calls(work: Workload, degrees: Degrees, *, copies: int, rows: int)
 def _hop_calls(
     work: Workload, degrees: Degrees, *, moe_layer: int, chunks: int, rows: int
 ) -> list[Call]:
-    """List hierarchical dispatch and combine on the fullest node (profilers/steps/dispatch.py)."""
+    """List hierarchical dispatch and combine on the most-loaded node.
+
+    The operations are those of profilers/steps/dispatch.py.
+    """
     moe, inside, world = work.model.moe, degrees.ranks_per_node, degrees.world
     assert moe is not None
     assert inside is not None
     nodes, hidden = degrees.expert // inside, work.model.hidden_size
-    fullest = max(
+    peak_node = max(
         rows_by_node(work, degrees, moe_layer=moe_layer, chunks=chunks),
         key=lambda node: node.copies,
     )
@@ -313,34 +316,34 @@ def _hop_calls(
         one = collective("all_to_all", num_bytes=num_bytes, ranks=inside, stride=1, world=world)
         return (one,)
 
-    crossing = max(fullest.sent, fullest.received)
+    crossing = max(peak_node.sent, peak_node.received)
     announced = across(ID_BYTES * nodes)
     wanted = across(crossing * moe.top_k * EXPERT_ID_BYTES)
     gated = across(crossing * (hidden + moe.top_k) * work.element_bytes)
     summed = across(crossing * hidden * work.element_bytes)
-    spread = within(max(fullest.copies, rows) * hidden * work.element_bytes)
+    spread = within(max(peak_node.copies, rows) * hidden * work.element_bytes)
     counts = within(ID_BYTES * moe.num_experts // nodes)
     tokens = work.tokens(degrees) // chunks
     part = Part.EXPERTS
     reorder = _memory_bound(work, part, "permute", rows=rows, width=hidden)
-    is_sorted_again = min(inside, moe.num_experts // degrees.expert) > 1
+    needs_expert_sort = min(inside, moe.num_experts // degrees.expert) > 1
     return [
         Call(
             part=Part.EXPERT_COMMUNICATION,
             forward=(announced, wanted, gated, *counts, *spread, *spread, summed),
             backward=(summed, *spread, *spread, gated),
         ),
-        # Gates are laid beside the tokens, rows picked for nodes, copies for experts; on the way
-        # back copies are weighted and summed, and rows of nodes summed.
+        # Gates are concatenated to the tokens, rows gathered by node, copies by expert; combine
+        # weights and sums copies, then sums the rows of nodes.
         Call(
             part=part,
             forward=(device_copy(tokens * (hidden + moe.top_k) * work.element_bytes),),
         ),
-        _memory_bound(work, part, "permute", rows=fullest.sent, width=hidden),
-        _memory_bound(work, part, "permute", rows=fullest.copies, width=hidden),
-        *((reorder, reorder) if is_sorted_again else ()),
-        _memory_bound(work, part, "unpermute", rows=fullest.copies, width=hidden),
-        _memory_bound(work, part, "permute", rows=fullest.sent, width=hidden),
+        _memory_bound(work, part, "permute", rows=peak_node.sent, width=hidden),
+        _memory_bound(work, part, "permute", rows=peak_node.copies, width=hidden),
+        *((reorder, reorder) if needs_expert_sort else ()),
+        _memory_bound(work, part, "unpermute", rows=peak_node.copies, width=hidden),
+        _memory_bound(work, part, "permute", rows=peak_node.sent, width=hidden),
     ]
 
 
@@ -359,7 +362,7 @@ def _sequence_collective(
         return ()
     tokens = work.tokens(degrees) * degrees.tensor
     size = tokens * work.model.hidden_size * work.element_bytes
-    # The sequence is not the outermost axis: rows are laid out anew on one side of the exchange.
+    # The sequence is not the outermost axis: rows are copied on one side of the collective.
     laid_out = device_copy(size)
     there, back = (
         collective(kind, num_bytes=size, ranks=degrees.tensor, stride=1, world=degrees.world)

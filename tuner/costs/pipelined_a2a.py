@@ -1,12 +1,12 @@
-"""A MoE layer cut into r pieces, so that network, node links and products work at the same time.
+"""A MoE layer cut into r pieces, so that network, node links and GEMMs overlap.
 
-Every piece passes through dispatch (all-to-all), gather of expert-tensor ranks, experts, scatter
-and combine (all-to-all). Three things work side by side: the network between nodes (A, twice a
-piece), the links inside a node (G and S), the matrix units (X). One piece of r takes
+Every piece passes through dispatch (all-to-all), all-gather of expert-tensor ranks, experts,
+reduce-scatter and combine (all-to-all). Three resources work in parallel: the network between nodes
+(A, twice a piece), the links inside a node (G and S), the matrix units (X). One piece of r takes
 
     t(r) = alpha + (work / r) for each of A, G, S, X
 
-and the layer takes as long as the busiest of the three needs, plus what surrounds it:
+and the layer takes as long as the bottleneck of the three, plus what surrounds it:
 
     2  experts      2 A + G + S + r X
     3  network      2 r A + G + S
@@ -21,14 +21,14 @@ is priced in tuner/costs/analytic/gradient_buckets.py.
 
 Each case is convex in r, so their largest is; its integer minimum lies beside a stationary point
 of one case or a crossing of two, and those are what `best_degree` tries. Backward passes have their
-own r: their products take twice as long.
+own r: their GEMMs take twice as long.
 
 Which engines launch r > 1: none of the targets (Megatron-LM, Megatron-Bridge, torchtitan and
 DeepSpeed overlap between layers or micro-batches, if at all); Tutel's `a2a_ffn_overlap_degree` is
-such a degree without gather and scatter. A plan can name the gain but not choose it.
+such a degree without gather and scatter. A plan states the gain but cannot choose it.
 
-Letters: C columns, N candidate degrees. Not covered: what more pieces cost in memory, kernels that
-slow each other down, products too small to be efficient beyond their start-up.
+Letters: C columns, N candidate degrees. Not covered: memory of more pieces, kernels that slow each
+other down, GEMMs too small to be efficient beyond their start-up.
 """
 
 from dataclasses import dataclass
@@ -60,7 +60,7 @@ class Part:
 class PipelinedLayer:
     """The parts of one pass through a MoE layer."""
 
-    exchange: Part
+    all_to_all: Part
     """One all-to-all between nodes; there are two."""
     gather: Part
     scatter: Part
@@ -69,13 +69,13 @@ class PipelinedLayer:
 
 def case_times_s(layer: PipelinedLayer, *, pieces: Numbers) -> Grid:
     """Seconds by case 2 to 4, [3, ...]."""
-    exchange_s = layer.exchange.piece_s(pieces)
+    all_to_all_s = layer.all_to_all.piece_s(pieces)
     inside_s = layer.gather.piece_s(pieces) + layer.scatter.piece_s(pieces)
     experts_s = layer.experts.piece_s(pieces)
     cases = (
-        2.0 * exchange_s + inside_s + pieces * experts_s,
-        2.0 * pieces * exchange_s + inside_s,
-        2.0 * exchange_s + pieces * inside_s,
+        2.0 * all_to_all_s + inside_s + pieces * experts_s,
+        2.0 * pieces * all_to_all_s + inside_s,
+        2.0 * all_to_all_s + pieces * inside_s,
     )
     return np.stack(np.broadcast_arrays(*(np.atleast_1d(case) for case in cases)))
 
@@ -112,7 +112,7 @@ def _turning_points(layer: PipelinedLayer) -> list[npt.NDArray[np.float64]]:
         for (c_j, a_j, b_j), (c_k, a_k, b_k) in combinations(cases, 2):
             a, b, c = a_j - a_k, c_j - c_k, b_j - b_k
             root = np.sqrt(b * b - 4.0 * a * c)
-            # Without subtracting numbers that are nearly alike, and with a = 0 allowed.
+            # Without subtracting nearly equal numbers, and with a = 0 allowed.
             far = -0.5 * (b + np.copysign(root, b))
             points += [far / a, c / far]
     return [np.atleast_1d(point) for point in points]
@@ -122,11 +122,11 @@ def _coefficients(
     layer: PipelinedLayer,
 ) -> list[tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]]:
     """Each case as constant, factor of r, factor of 1 / r."""
-    exchange, experts = layer.exchange, layer.experts
+    all_to_all, experts = layer.all_to_all, layer.experts
     start_s = np.asarray(layer.gather.start_s + layer.scatter.start_s, dtype=np.float64)
     work_s = np.asarray(layer.gather.work_s + layer.scatter.work_s, dtype=np.float64)
-    twice_start_s = np.asarray(2.0 * exchange.start_s, dtype=np.float64)
-    twice_work_s = np.asarray(2.0 * exchange.work_s, dtype=np.float64)
+    twice_start_s = np.asarray(2.0 * all_to_all.start_s, dtype=np.float64)
+    twice_work_s = np.asarray(2.0 * all_to_all.work_s, dtype=np.float64)
     return [
         (
             twice_start_s + start_s + experts.work_s,

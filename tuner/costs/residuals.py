@@ -1,12 +1,12 @@
-"""How far the model was off on an engine and device, as two factors and a band.
+"""Residuals of the model on an engine and device: two factors and an error band.
 
 A residual multiplies the predicted computation and the predicted communication, each by one factor
-for all sizes and layouts; nothing is ever fitted per configuration. The band is the relative error
-within which nine of ten predictions of unseen configurations fell.
+for all sizes and layouts; nothing is fitted per configuration. The band is the relative error that
+held nine of ten predictions of unseen configurations.
 
 The factors that ship are in `SHIPPED`, each with the runs it comes from; their band comes from
-predicting every run by the others (tests/tuner/test_stored_runs.py). An engine and device that
-nobody compared, or not on several nodes, gets factors of one and a wide band, and says so.
+leave-one-out predictions (tests/tuner/test_stored_runs.py). An engine and device without
+comparisons, or without any on several nodes, gets factors of 1 and a wide band, and says so.
 """
 
 from collections.abc import Mapping
@@ -65,10 +65,9 @@ SHIPPED: Final[Mapping[tuple[str, str], Residual]] = {
 def residual_for(
     engine: str, *, device: str, device_kind: Literal["cpu", "cuda"], nodes: int = 1
 ) -> Residual:
-    """Look the shipped residual up; factors of one and a wide band when there is none.
+    """Look up the shipped residual; factors of 1 and a wide band when there is none.
 
-    The runs behind those that ship stayed inside one node, and say nothing about links between
-    several.
+    The runs behind the shipped ones used one node, so they do not apply to several.
     """
     known = SHIPPED.get((engine, device))
     if known is not None and nodes == 1:

@@ -1,7 +1,7 @@
-"""What the data-parallel state costs: gathering parameters, summing gradients, the optimizer step.
+"""Costs of data parallelism: parameter all-gather, gradient reduction, the optimizer step.
 
 FSDP2 works on units: of each layer one for its dense parameters and one for its experts; embedding
-and head are units too. Per unit of P parameters on this rank, G ranks summing its gradients:
+and head are units too. Per unit of P parameters on this rank, its gradients reduced over G ranks:
 
     every step          parameters fp32 -> compute type; AdamW on P / (G if sharded else 1)
     zero_stage 0        all-reduce 4 P once a step
@@ -10,9 +10,9 @@ and head are units too. Per unit of P parameters on this rank, G ranks summing i
     zero_stage 3        all-gather e P twice, reduce-scatter 4 P, every micro-batch
     every gather        copies e P out of the collective's buffer
     every reduction     copies 4 P into the collective's buffer
-    every micro-batch   zero_stage 0 and 1: gradients -> fp32 and added up; 2: those that it owns
+    every micro-batch   zero_stage 0 and 1: gradients -> fp32 and accumulated; 2: those that it owns
 
-No overlap is assumed: gloo's collectives block, and what a GPU hides is part of the residual.
+No overlap is assumed: gloo's collectives block, and overlap on a GPU is part of the residual.
 Sources: torch.distributed.fsdp.fully_shard as profilers/steps uses it; for zero_stage 2 DeepSpeed
 0.19.8, runtime/zero/stage_1_and_2.py: every backward reduces the gradients of stage 2, the last one
 those of stage 1.
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from profilers.records import Case
 from profilers.steps.config import LayerKind
 from tuner.costs.kernel_table import KernelTable
-from tuner.costs.layer_time import PartSeconds, added
+from tuner.costs.layer_time import PartSeconds, sum_parts
 from tuner.costs.operations import Part, collective, device_copy
 from tuner.costs.workload import Degrees, Workload
 from tuner.spec.accounting import (
@@ -48,7 +48,7 @@ class Unit:
     parameters: int
     """On one rank before any sharding over data parallelism."""
     ranks: int
-    """Ranks that sum its gradients."""
+    """Ranks that reduce its gradients."""
     stride: int
     """Distance between them."""
 
@@ -66,7 +66,7 @@ class UpdateTime:
 
 
 def layer_units(work: Workload, degrees: Degrees, *, layer: int) -> tuple[Unit, ...]:
-    """Cut one layer's parameters into the scopes that sum their gradients."""
+    """Group one layer's parameters by the ranks that reduce their gradients."""
     model = work.model
     replicated = layer_norm_parameters(model)
     split = attention_weights(model) // degrees.tensor
@@ -101,8 +101,8 @@ def update_time(
     once: list[PartSeconds] = []
     every: list[PartSeconds] = []
     for unit in units:
-        gather = _gathering(unit, work, degrees, table)
-        reduce = _reducing(unit, degrees, table)
+        gather = _gather_s(unit, work, degrees, table)
+        reduce = _reduce_s(unit, degrees, table)
         if degrees.zero_stage == 3:
             every += [gather, gather, reduce]
         else:
@@ -110,7 +110,7 @@ def update_time(
             (every if degrees.zero_stage == 2 else once).append(reduce)
             every.append({Part.DATA_COMMUNICATION: _accumulate_s(unit, work, degrees, table)})
         once.append({Part.OPTIMIZER: _optimizer_s(unit.sharded(degrees), table)})
-    return UpdateTime(once_s=added(once), every_microbatch_s=added(every))
+    return UpdateTime(once_s=sum_parts(once), every_microbatch_s=sum_parts(every))
 
 
 def update_cases(units: tuple[Unit, ...], work: Workload, degrees: Degrees) -> tuple[Case, ...]:
@@ -143,12 +143,12 @@ def _expert_unit(degrees: Degrees, parameters: int) -> tuple[Unit, ...]:
     return (Unit(parameters=parameters, ranks=degrees.expert_data, stride=degrees.expert),)
 
 
-def _gathering(unit: Unit, work: Workload, degrees: Degrees, table: KernelTable) -> PartSeconds:
+def _gather_s(unit: Unit, work: Workload, degrees: Degrees, table: KernelTable) -> PartSeconds:
     seconds = sum(table.seconds(case) for case in _gather_cases(unit, work, degrees))
     return {Part.DATA_COMMUNICATION: seconds}
 
 
-def _reducing(unit: Unit, degrees: Degrees, table: KernelTable) -> PartSeconds:
+def _reduce_s(unit: Unit, degrees: Degrees, table: KernelTable) -> PartSeconds:
     seconds = sum(table.seconds(case) for case in _reduce_cases(unit, degrees))
     return {Part.DATA_COMMUNICATION: seconds}
 

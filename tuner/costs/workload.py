@@ -1,4 +1,4 @@
-"""What is to be priced: a model on a batch, cut by degrees of parallelism, with its expert loads.
+"""What is priced: a model on a batch, split by parallel degrees, with its expert loads.
 
 Letters: E experts, L MoE layers.
 """
@@ -86,11 +86,11 @@ class Workload:
     @cached_property
     def moe_index(self) -> tuple[int | None, ...]:
         """For each layer, its place among the MoE layers."""
-        found = -1
+        index = -1
         indices: list[int | None] = []
         for kind in self.model.layers:
-            found += kind is LayerKind.MOE
-            indices.append(found if kind is LayerKind.MOE else None)
+            index += kind is LayerKind.MOE
+            indices.append(index if kind is LayerKind.MOE else None)
         return tuple(indices)
 
     def num_microbatches(self, degrees: Degrees) -> int:

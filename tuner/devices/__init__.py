@@ -1,1 +1,1 @@
-"""Descriptions of the usual accelerators, so that a plan needs no profile."""
+"""Datasheets of common accelerators, so that a plan needs no profile."""

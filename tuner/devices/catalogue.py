@@ -1,4 +1,4 @@
-"""Every device description that ships, and the way from what people write to one of them."""
+"""All device descriptions, and their lookup by name or alias."""
 
 import difflib
 import re
@@ -36,7 +36,7 @@ DEVICES: Final[Mapping[str, Datasheet]] = MappingProxyType(
 
 
 def spelling(name: str) -> str:
-    """Reduce a name to what tells devices apart: lower-case letters and digits."""
+    """Normalise a name to lower-case letters and digits."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -44,7 +44,7 @@ _BY_SPELLING: Final[Mapping[str, Datasheet]] = MappingProxyType(
     {spelling(name): sheet for sheet in DEVICES.values() for name in (sheet.name, *sheet.aliases)}
 )
 _LONGEST_NAME: Final = 80
-"""Characters of an unknown name that a message repeats."""
+"""Most characters of an unknown name in a message."""
 
 
 def find_device(name: str) -> Datasheet:

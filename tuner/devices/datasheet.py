@@ -1,7 +1,7 @@
-"""One accelerator as its vendor describes it: peak rates, memory, links, and where each is stated.
+"""One accelerator's datasheet: peak rates, memory, links, and the source of each figure.
 
-Peaks are of dense matrices (no structured sparsity) and are never reached; what share of them a
-kernel reaches is the business of tuner/costs/analytic. Bandwidths are per device and direction.
+Peaks are for dense matrices (no structured sparsity); the share that a kernel reaches is modelled
+in tuner/costs/analytic. Bandwidths are per device and direction.
 """
 
 from enum import StrEnum
@@ -15,7 +15,7 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class Vendor(StrEnum):
-    """Who makes a device: decides container, resource, connectors and all-to-all kernels."""
+    """Vendor of a device: determines container, resource, connectors and all-to-all kernels."""
 
     NVIDIA = "nvidia"
     AMD = "amd"
@@ -23,7 +23,7 @@ class Vendor(StrEnum):
 
 
 class Generation(StrEnum):
-    """Devices that reach alike shares of their peaks."""
+    """Devices that reach similar shares of their peaks."""
 
     AMPERE = "ampere"
     """NVIDIA A100."""
@@ -40,7 +40,7 @@ class Generation(StrEnum):
 
     @property
     def vendor(self) -> Vendor:
-        """Who makes it."""
+        """Its vendor."""
         match self:
             case Generation.CDNA3:
                 return Vendor.AMD
@@ -51,31 +51,31 @@ class Generation(StrEnum):
 
 
 class Datasheet(Record):
-    """What a vendor states about one device."""
+    """A vendor's figures for one device."""
 
     name: str
-    """What a spec calls it, e.g. `h100-sxm`."""
+    """Name in a spec, e.g. `h100-sxm`."""
     aliases: tuple[str, ...] = ()
-    """Other spellings that mean this device, e.g. `DGX-H100`."""
+    """Other names of this device, e.g. `DGX-H100`."""
     generation: Generation
     compute_units: Annotated[int, Field(ge=1)]
-    """Streaming multiprocessors, compute units or cube cores: what runs one tile at a time."""
+    """Streaming multiprocessors, compute units or cube cores."""
     flop_per_s: dict[str, Positive]
-    """Dense matrix products by type: `bf16` always; `fp8`, `fp4`, `tf32` where there are units."""
+    """Dense matmuls by type: `bf16` always; `fp8`, `fp4`, `tf32` where supported."""
     memory_bytes: Annotated[int, Field(ge=1)]
     memory_bytes_per_s: Positive
     scale_up_bytes_per_s: Positive
     """To the other devices of its NVLink-class domain; PCIe where there is none."""
     scale_up_domain: Annotated[int, Field(ge=1)]
-    """Devices of one domain in the usual server or rack."""
+    """Devices of one domain in the reference server or rack."""
     devices_per_node: Annotated[int, Field(ge=1)]
-    """Devices of the usual server."""
+    """Devices of the reference server."""
     scale_out_bytes_per_s: Positive
-    """The network card that usually goes with one device."""
+    """The usual NIC of one device."""
     host_bytes_per_s: Positive
-    """To host memory, for offloading."""
+    """Bandwidth to host memory, for offloading."""
     sources: dict[str, str]
-    """Per field: the document that states it."""
+    """Source of each field."""
 
     @model_validator(mode="after")
     def _stated(self) -> "Datasheet":

@@ -1,4 +1,4 @@
-"""NVIDIA's Hopper devices: one chip sold with unlike memories, links and shares of its units."""
+"""NVIDIA's Hopper devices: one chip with different memories, links and numbers of SMs."""
 
 from typing import Final
 

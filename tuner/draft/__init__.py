@@ -1,1 +1,1 @@
-"""A spec from a few answers: what to ask, what is acceptable, and the commented file."""
+"""A spec from a few values: its fields, their checks, and the commented file."""

@@ -1,4 +1,4 @@
-"""From answers to a spec that `moetune plan` accepts."""
+"""Turns field values into a spec that `moetune plan` accepts."""
 
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from profilers.errors import ProfilerError
-from tuner.draft.questions import Answers, Goal, Question, questions_of
+from tuner.draft.spec_fields import FieldValues, Goal, SpecField, spec_fields
 from tuner.draft.text import spec_text
 from tuner.errors import SpecError, TunerError
 from tuner.spec.files import shown_path
@@ -16,100 +16,96 @@ from tuner.spec.serving.read import read_serve_spec
 from tuner.train_api import refuse_unlaunchable
 
 
-def answered(goal: Goal, given: Mapping[str, str]) -> dict[str, str]:
-    """Return the answers to every question of a goal, the defaults filled in, all checked.
+def fill_values(goal: Goal, given: Mapping[str, str]) -> dict[str, str]:
+    """Return the values of every field of a goal, defaults filled in, all checked.
 
     Args:
         goal: what the spec is for.
-        given: answers by key.
+        given: values by key.
 
     Raises:
-        SpecError: one is unacceptable, one without default is missing, or one is not asked.
+        SpecError: one is unacceptable, one without default is missing, or one is unknown.
     """
-    questions = questions_of(goal)
-    known = {question.key for question in questions}
+    fields = spec_fields(goal)
+    known = {field.key for field in fields}
     strange = [key for key in given if key not in known]
     if strange:
         raise SpecError(
-            f"--{strange[0]} says nothing about a {goal!r} goal; its flags: "
+            f"--{strange[0]} does not apply to a {goal!r} goal; its flags: "
             + ", ".join(f"--{key}" for key in sorted(known))
         )
-    missing = [
-        question.key
-        for question in questions
-        if question.default is None and not given.get(question.key)
-    ]
+    missing = [field.key for field in fields if field.default is None and not given.get(field.key)]
     if missing:
         raise SpecError(
             f"{', '.join(f'--{key}' for key in missing)} missing; a {goal!r} spec needs "
-            + ", ".join(f"--{one.key}" for one in questions if one.default is None)
+            + ", ".join(f"--{one.key}" for one in fields if one.default is None)
         )
-    answers: dict[str, str] = {}
-    for question in questions:
-        text = given.get(question.key) or default_of(question, {**given, **answers}) or ""
-        answers[question.key] = checked(question, text, answers)
-    return answers
+    values: dict[str, str] = {}
+    for field in fields:
+        text = given.get(field.key) or default_value(field, {**given, **values}) or ""
+        values[field.key] = checked_value(field, text, values)
+    return values
 
 
-def default_of(question: Question, known: Answers) -> str | None:
-    """Return the default of a question, given the answers and flags that are known.
+def default_value(field: SpecField, known: FieldValues) -> str | None:
+    """Return the default of a field, given the known values and flags.
 
     Raises:
         SpecError: none can be derived; the message names the flag.
     """
     try:
-        return question.default_of(known)
+        return field.default_value(known)
     except TunerError as error:
-        raise SpecError(f"--{question.key}: {error}") from error
+        raise SpecError(f"--{field.key}: {error}") from error
 
 
-def checked(question: Question, text: str, answers: Answers) -> str:
-    """Return an answer, stripped; an empty one where it may be left out.
+def checked_value(field: SpecField, text: str, values: FieldValues) -> str:
+    """Return a value, stripped; empty if the field may be left out.
 
     Raises:
         SpecError: it is unacceptable; the message names the flag.
     """
-    found = text.strip()
-    if not found and question.unless and not answers.get(question.unless):
-        raise SpecError(f"--{question.unless} or --{question.key} is missing; state one of them")
-    if not found and question.default == "":
+    value = text.strip()
+    if not value and field.unless and not values.get(field.unless):
+        raise SpecError(f"--{field.unless} or --{field.key} is missing; state one of them")
+    if not value and field.default == "":
         return ""
-    if not found:
-        raise SpecError(f"--{question.key}: missing")
+    if not value:
+        raise SpecError(f"--{field.key}: missing")
     try:
-        question.check(found, answers)
+        field.check(value, values)
     except (TunerError, ProfilerError) as error:
-        said = str(error)
-        known = said.startswith("--")
-        raise SpecError(said if known else f"--{question.key}: {said}") from error
-    return found
+        message = str(error)
+        known = message.startswith("--")
+        raise SpecError(message if known else f"--{field.key}: {message}") from error
+    return value
 
 
-def draft(goal: Goal, answers: Answers, *, folder: Path | None) -> str:
+def draft_spec(goal: Goal, values: FieldValues, *, folder: Path | None) -> str:
     """Return the text of a spec that `moetune plan` accepts.
 
     Args:
         goal: what it is for.
-        answers: as `answered` returns them.
+        values: as returned by `fill_values`.
         folder: that the file will lie in, which its paths are relative to; None: absolute paths.
 
     Raises:
-        SpecError: the answers do not go together.
+        SpecError: the values contradict each other.
     """
-    with drafted(goal, answers):
-        return spec_text(goal, answers, folder=folder)
+    with temporary_spec(goal, values):
+        return spec_text(goal, values, folder=folder)
 
 
 @contextmanager
-def drafted(goal: Goal, answers: Answers) -> Iterator[Path]:
-    """Give a file with the spec, paths absolute, for as long as it is needed.
+def temporary_spec(goal: Goal, values: FieldValues) -> Iterator[Path]:
+    """Yield a temporary file with the spec; its paths are absolute.
 
     Raises:
-        SpecError: the answers do not go together; the message does not name the file.
+        SpecError: the values contradict each other; the message does not name the file.
     """
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
         path = Path(scratch) / "spec.yaml"
-        path.write_text(spec_text(goal, answers, folder=None), encoding="utf-8")
+        path.write_text(spec_text(goal, values, folder=None), encoding="utf-8")
         try:
             _check(goal, path)
             yield path

@@ -1,4 +1,4 @@
-"""The commented YAML of a spec that a few answers make."""
+"""The commented YAML of a simple spec."""
 
 import json
 import os
@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Final
 
 from tuner.devices.catalogue import find_device
-from tuner.draft.questions import Answers, Goal, engine_of, machines_of, targets_of, workloads_of
+from tuner.draft.spec_fields import (
+    FieldValues,
+    Goal,
+    parse_engine,
+    parse_targets,
+    parse_workloads,
+    split_into_nodes,
+)
 from tuner.spec.files import home_expanded
 
 _HEAD: Final = (
@@ -15,80 +22,80 @@ _HEAD: Final = (
 )
 
 
-def spec_text(goal: Goal, answers: Answers, *, folder: Path | None) -> str:
+def spec_text(goal: Goal, values: FieldValues, *, folder: Path | None) -> str:
     """Return the text of a spec.
 
     Args:
         goal: what the spec is for.
-        answers: to every question of the goal, checked.
+        values: of every field of the goal, checked.
         folder: that the file will lie in, which its paths are made relative to; None: absolute.
     """
-    lines = {"train": _train, "serve": _serve, "place": _place}[goal](answers, folder)
+    lines = {"train": _train, "serve": _serve, "place": _place}[goal](values, folder)
     return "\n".join(lines) + "\n"
 
 
-def _train(answers: Answers, folder: Path | None) -> Iterator[str]:
+def _train(values: FieldValues, folder: Path | None) -> Iterator[str]:
     yield _HEAD.format(schema="spec")
     yield "schema_version: 1"
-    yield f"model: {_path(answers['model'], folder)}"
-    yield from _cluster(answers)
+    yield f"model: {_path(values['model'], folder)}"
+    yield from _cluster(values)
     yield "goal:"
     yield "  kind: train"
-    yield f"  sequence_length: {answers['sequence-length']}"
-    yield f"  global_batch_size: {answers['batch']}          # sequences of one optimizer step"
-    yield f"  precision: {answers['precision']}"
+    yield f"  sequence_length: {values['sequence-length']}"
+    yield f"  global_batch_size: {values['batch']}          # sequences of one optimizer step"
+    yield f"  precision: {values['precision']}"
     yield "  # tokens: 1.0e12                # of the whole run: its days, device hours and cost"
     yield "  # routing: {path: routing.json}  # recorded loads of experts; absent: balanced"
     yield "  # moe_aux_loss_coeff: 0.001     # changes the loss; absent: not written"
     yield "  # reliability: {nodes_lost: 1% per week, restart: 10min}  # or device_mtbf: 50000h"
-    yield f"emit: {_list(answers['emit'])}      # targets also limit what is searched"
+    yield f"emit: {_list(values['emit'])}      # targets also limit what is searched"
 
 
-def _serve(answers: Answers, folder: Path | None) -> Iterator[str]:
+def _serve(values: FieldValues, folder: Path | None) -> Iterator[str]:
     yield _HEAD.format(schema="serve-spec")
     yield "schema_version: 1"
-    yield f"model: {_path(answers['model'], folder)}"
-    yield from _cluster(answers)
+    yield f"model: {_path(values['model'], folder)}"
+    yield from _cluster(values)
     yield "goal:"
     yield "  kind: serve"
-    engine = engine_of(answers["engine"])
+    engine = parse_engine(values["engine"])
     version = f', version: "{engine.version}"' if engine.version else ""
     yield f"  engine: {{name: {engine.name}{version}}}"
-    yield "  traffic:                          # or a recorded trace, or laws of lengths"
-    load = "concurrency" if answers["concurrency"] else "rate"
-    yield f"    {load}: {answers[load]}"
-    yield f"    input_tokens: {answers['input-tokens']}"
-    yield f"    output_tokens: {answers['output-tokens']}"
+    yield "  traffic:                          # or a recorded trace, or length distributions"
+    load = "concurrency" if values["concurrency"] else "rate"
+    yield f"    {load}: {values[load]}"
+    yield f"    input_tokens: {values['input-tokens']}"
+    yield f"    output_tokens: {values['output-tokens']}"
     yield "  slo:                              # mean, p50, p90, p99"
-    yield f"    ttft: {{p90: {answers['ttft']}}}"
-    yield f"    tpot: {{p90: {answers['tpot']}}}"
-    yield f"  quantization: {answers['quantization']}               # of the weights"
-    yield f"  objective: {answers['objective']}              # goodput | cost | devices | rate"
-    yield f"emit: {_list(answers['emit'])}"
+    yield f"    ttft: {{p90: {values['ttft']}}}"
+    yield f"    tpot: {{p90: {values['tpot']}}}"
+    yield f"  quantization: {values['quantization']}               # of the weights"
+    yield f"  objective: {values['objective']}              # goodput | cost | devices | rate"
+    yield f"emit: {_list(values['emit'])}"
 
 
-def _place(answers: Answers, folder: Path | None) -> Iterator[str]:
+def _place(values: FieldValues, folder: Path | None) -> Iterator[str]:
     yield _HEAD.format(schema="place-spec")
     yield "schema_version: 1"
     yield "goal:"
     yield "  kind: place"
-    yield f"  objective: {answers['objective']}"
-    yield f"  ranks: {answers['ranks']}"
-    if answers["ranks-per-node"]:
-        yield f"  ranks_per_node: {answers['ranks-per-node']}"
-    if answers["redundant-experts"]:
-        yield f"  redundant_experts: {answers['redundant-experts']}"
+    yield f"  objective: {values['objective']}"
+    yield f"  ranks: {values['ranks']}"
+    if values["ranks-per-node"]:
+        yield f"  ranks_per_node: {values['ranks-per-node']}"
+    if values["redundant-experts"]:
+        yield f"  redundant_experts: {values['redundant-experts']}"
     yield "  robust: mean                      # of the workloads' imbalances; or worst, cvar"
     yield "  workloads:"
-    for name, path in workloads_of(answers["workload"]).items():
+    for name, path in parse_workloads(values["workload"]).items():
         yield f"    - {{name: {_quoted(name)}, path: {_path(str(path), folder)}, weight: 1}}"
     yield "  # current: running.json           # what runs today; with max_moved_experts"
-    yield f"emit: {_list(answers['emit'])}"
+    yield f"emit: {_list(values['emit'])}"
 
 
-def _cluster(answers: Answers) -> Iterator[str]:
-    sheet = find_device(answers["device"])
-    nodes, each = machines_of(answers)
+def _cluster(values: FieldValues) -> Iterator[str]:
+    sheet = find_device(values["device"])
+    nodes, each = split_into_nodes(values)
     yield "cluster:"
     yield "  pools:"
     yield f"    - name: {_quoted(sheet.name)}"
@@ -108,7 +115,7 @@ def _path(text: str, folder: Path | None) -> str:
 
 
 def _list(text: str) -> str:
-    return f"[{', '.join(_quoted(name) for name in targets_of(text))}]"
+    return f"[{', '.join(_quoted(name) for name in parse_targets(text))}]"
 
 
 def _quoted(text: str) -> str:

@@ -1,8 +1,8 @@
-"""Emits `deepspeed.json`, a `README.txt` that says what the user's program owes it, and `run.sh`.
+"""Emits `deepspeed.json`, a `README.txt` for the author of the training program, and `run.sh`.
 
 DeepSpeed runs a model of the user's own code: the JSON decides batch, precision, ZeRO, AutoTP,
 AutoEP and the number of stages; the pipeline itself (`PipelineModule`) and recomputation are built
-by that code, and the README says how. Field names were read from the package deepspeed 0.19.8.
+by that code, as the README describes. Field names were read from the package deepspeed 0.19.8.
 """
 
 import json
@@ -28,7 +28,7 @@ _PRESETS: Final = {
     "Qwen2MoeForCausalLM": "qwen3_moe",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
-"""AutoEP's names of the architectures that it takes apart by itself."""
+"""AutoEP presets by architecture."""
 
 _PARTITIONS: Final = {
     "use_default_specs": False,
@@ -50,19 +50,20 @@ _PARTITIONS: Final = {
     ],
 }
 """AutoTP of a MoE model of transformers: attention, dense and shared experts. The plan that
-transformers brings (`base_model_tp_plan`) splits experts, too, which AutoTP refuses as a whole."""
+transformers ships (`base_model_tp_plan`) also splits experts, and AutoTP then refuses the whole
+plan."""
 
 STAND_IN_LEARNING_RATE: Final = 1e-4
 
 _YOURS: Final = (
-    "Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
+    "Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
     "learning rate. They belong to your program, which TRAIN names:",
     "  TRAIN=train.py bash run.sh [arguments of the program]",
 )
 
 
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
-    """Return the configuration, what the program owes it, and a script that starts it."""
+    """Return the configuration, the requirements on the program, and a script that starts it."""
     plan, decision = verified.plan, verified.decision
     said = (
         *statement(verified),
@@ -75,7 +76,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         EmittedFile(path=PurePosixPath("deepspeed.json"), text=json.dumps(config, indent=2) + "\n"),
         EmittedFile(
             path=PurePosixPath("README.txt"),
-            text=comment((*said, "", *_owed(plan.model, decision, config)), prefix=""),
+            text=comment((*said, "", *_requirements(plan.model, decision, config)), prefix=""),
         ),
         EmittedFile(
             path=PurePosixPath("run.sh"),
@@ -98,53 +99,53 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
 def configuration(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict[str, Any]:
     """Return DeepSpeed's configuration as it is read from JSON."""
     tensor, experts = decision.tensor_model_parallel_size, decision.expert_model_parallel_size
-    found: dict[str, Any] = {
+    config: dict[str, Any] = {
         "train_batch_size": goal.global_batch_size,
         "train_micro_batch_size_per_gpu": decision.micro_batch_size,
         "gradient_accumulation_steps": decision.num_microbatches(goal.global_batch_size),
         "data_types": {"grad_accum_dtype": "fp32" if decision.gradient_bytes == 4 else "bf16"},
         "zero_optimization": _zero(decision),
-        # Without both, no step is printed.
+        # Without both, DeepSpeed prints no steps.
         "log_level": "info",
         "steps_per_print": 1,
     }
     if goal.precision is Precision.BF16:
-        found["bf16"] = {"enabled": True}
+        config["bf16"] = {"enabled": True}
     if global_recompute(model, decision) is Recompute.FULL:
-        # Turns nothing on by itself; what the user's program checkpoints is kept whole.
-        found["activation_checkpointing"] = {"partition_activations": False}
+        # Enables nothing by itself: activations that the program checkpoints are not partitioned.
+        config["activation_checkpointing"] = {"partition_activations": False}
     if tensor > 1:
-        # DeepSpeed takes every tensor rank for a replica unless a program hands it an `mpu`, and
-        # refuses a batch that disagrees.
-        del found["train_batch_size"]
-        found["tensor_parallel"] = {"autotp_size": tensor}
+        # DeepSpeed counts every tensor-parallel rank as a replica unless a program passes an `mpu`,
+        # and refuses a batch that disagrees.
+        del config["train_batch_size"]
+        config["tensor_parallel"] = {"autotp_size": tensor}
         if experts > 1:
-            found["tensor_parallel"]["partition_config"] = _PARTITIONS
+            config["tensor_parallel"]["partition_config"] = _PARTITIONS
     if decision.pipeline_model_parallel_size > 1:
         full = global_recompute(model, decision) is Recompute.FULL
-        found["pipeline"] = {
+        config["pipeline"] = {
             "stages": decision.pipeline_model_parallel_size,
             "partition": "uniform",
             "activation_checkpoint_interval": int(full),
         }
     elif experts > 1:
-        found["expert_parallel"] = _experts(model, goal, decision)
-        found["optimizer"] = {"type": "AdamW", "params": {"lr": STAND_IN_LEARNING_RATE}}
-    return found
+        config["expert_parallel"] = _experts(model, goal, decision)
+        config["optimizer"] = {"type": "AdamW", "params": {"lr": STAND_IN_LEARNING_RATE}}
+    return config
 
 
 def _zero(decision: TrainDecision) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    section: dict[str, Any] = {
         "stage": decision.zero_stage,
         "overlap_comm": decision.overlap_grad_reduce or decision.overlap_param_gather,
     }
     if decision.optimizer_offload:
-        found["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
-    return found
+        section["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    return section
 
 
 def _experts(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    section: dict[str, Any] = {
         "enabled": True,
         "autoep_size": decision.expert_model_parallel_size,
         "expert_tensor_parallel_size": 1,
@@ -152,52 +153,54 @@ def _experts(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> dict
     }
     preset = _PRESETS.get(model.architecture)
     if preset:
-        found["preset_model"] = preset
+        section["preset_model"] = preset
     if decision.dispatcher == "deepep":
-        found["comm_max_tokens_per_rank"] = decision.micro_batch_size * goal.sequence_length
-    return found
+        section["comm_max_tokens_per_rank"] = decision.micro_batch_size * goal.sequence_length
+    return section
 
 
-def _owed(model: ModelSpec, decision: TrainDecision, config: Mapping[str, Any]) -> tuple[str, ...]:
+def _requirements(
+    model: ModelSpec, decision: TrainDecision, config: Mapping[str, Any]
+) -> tuple[str, ...]:
     """Say what the user's program must do for the plan to hold."""
-    found = ["What your program owes this configuration:"]
+    lines = ["What your program must do:"]
     if decision.pipeline_model_parallel_size > 1:
         each = decision.pipeline_layout[0]
-        found.append(
+        lines.append(
             f"- The model is a deepspeed.pipe.PipelineModule of {len(decision.pipeline_layout)} "
             f"stages with {each} layers each; the embedding is on the first, the head on the last."
         )
     if global_recompute(model, decision) is Recompute.FULL:
-        found.append("- Every layer is recomputed: turn on gradient checkpointing in the model.")
+        lines.append("- Every layer is recomputed: turn on gradient checkpointing in the model.")
     else:
-        found.append("- Nothing is recomputed: leave gradient checkpointing off.")
+        lines.append("- Nothing is recomputed: leave gradient checkpointing off.")
     experts = decision.expert_model_parallel_size
     if experts > 1 and decision.pipeline_model_parallel_size > 1:
-        found.append(
+        lines.append(
             "- AutoEP finds MoE layers in a model, not in a pipeline: build them with "
             f"deepspeed.moe.layer.MoE and ep_size {experts}."
         )
     elif experts > 1 and model.architecture not in _PRESETS:
-        found.append(
+        lines.append(
             "- AutoEP does not know this architecture: add moe_layer_pattern, router_pattern and "
             "expert_pattern to expert_parallel."
         )
     if "optimizer" in config:
-        found.append(
-            "- AutoEP makes the optimizer itself, as only then expert parameters are in a group of "
-            "their own: hand none to deepspeed.initialize, and set the learning rate in "
-            f"deepspeed.json, where {STAND_IN_LEARNING_RATE:g} stands in."
+        lines.append(
+            "- AutoEP creates the optimizer, so that expert parameters get a parameter group of "
+            "their own: pass none to deepspeed.initialize, and set the learning rate in "
+            f"deepspeed.json, where {STAND_IN_LEARNING_RATE:g} is a placeholder."
         )
     if "train_batch_size" not in config:
-        found.append(
-            "- DeepSpeed takes every tensor rank for a replica and prints a batch and samples/s "
+        lines.append(
+            "- DeepSpeed counts tensor-parallel ranks as replicas and prints a batch and samples/s "
             f"{decision.tensor_model_parallel_size} times too high; moetune verify corrects that."
         )
-    found.append(
-        "- It reads the file that --deepspeed_config names (deepspeed.add_config_arguments) and "
-        "calls deepspeed.initialize."
+    lines.append(
+        "- Read the file that --deepspeed_config names (deepspeed.add_config_arguments) and "
+        "call deepspeed.initialize."
     )
-    return tuple(found)
+    return tuple(lines)
 
 
 _START: Final = """\

@@ -1,6 +1,6 @@
-"""What stands at the top of every emitted file: what was chosen, how sure we are, what to expect.
+"""The header of every emitted file: the decision, the evidence for it, the expected figures.
 
-A plan that nobody measured says so first, with the reason that was given.
+An unmeasured plan says so first, with the reason that was given.
 """
 
 from tuner.equal_stages import equal_stages
@@ -10,7 +10,7 @@ from tuner.units import format_bytes, format_s
 
 
 def statement(verified: VerifiedPlan) -> tuple[str, ...]:
-    """Return the lines that say what the file starts and what supports it."""
+    """Return the header's lines."""
     return (
         f"Written by moetune {verified.plan.provenance.moetune_version} for the model "
         f"{verified.plan.model.name}.",
@@ -69,7 +69,7 @@ def _degrees(decision: TrainDecision) -> tuple[str, ...]:
 
 
 def _knobs(decision: TrainDecision) -> tuple[str, ...]:
-    """Return what differs from the plain way to run, in one line."""
+    """Return the options that differ from their defaults, in one line."""
     chosen = ", ".join(knobs(decision))
     return (f"With {chosen}.",) if chosen else ()
 
@@ -78,7 +78,7 @@ def _stages(decision: TrainDecision) -> str:
     """Say what every stage does, equal ones once, e.g. `0-14: layers 4, ...; 15: layers 1, ...`."""
     stages = zip(decision.pipeline_layout, decision.stage_recompute, decision.chunks, strict=True)
     return "; ".join(
-        f"{alike.label}: layers {layers}, recompute {recompute}, chunks of each MoE layer {chunks}"
-        for alike in equal_stages(list(stages))
-        for layers, recompute, chunks in (alike.row,)
+        f"{run.label}: layers {layers}, recompute {recompute}, chunks of each MoE layer {chunks}"
+        for run in equal_stages(list(stages))
+        for layers, recompute, chunks in (run.row,)
     )

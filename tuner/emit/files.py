@@ -1,8 +1,8 @@
-"""An emitted file as a value, and how untrusted text enters one.
+"""An emitted file as a value, and the escaping of untrusted text.
 
-Emitters return text and touch no disk. Whatever comes from a user (a model's name, a path, the
-reason of a waiver) passes through `comment` when it is for people, through `shlex.quote` when a
-shell reads it, and through `label` where a scheduler allows only a few characters.
+Emitters return text and touch no disk. Text from a user (a model's name, a path, the reason of a
+waiver) passes through `comment` when people read it, through `shlex.quote` when a shell does, and
+through `label` where a scheduler allows only a few characters.
 """
 
 import re
@@ -44,7 +44,7 @@ class EmittedFile:
     text: str = ""
     executable: bool = False
     data: bytes | None = None
-    """The bytes of a file that is no text; `text` is empty then."""
+    """Content of a binary file; `text` is empty then."""
 
     def __post_init__(self) -> None:
         if self.path.is_absolute() or ".." in self.path.parts:

@@ -1,7 +1,7 @@
-"""Emits `hosts.txt` where a plan puts nodes in order: a name per line, that of rank 0 first.
+"""Emits `hosts.txt` where a plan orders nodes: one host name per line, that of rank 0 first.
 
-It holds names and nothing else, because Slurm reads it too (SLURM_HOSTFILE of srun). A name that
-the plan does not know stands for a node of its pool and must be replaced.
+It contains names only, because Slurm reads it too (SLURM_HOSTFILE of srun). A name that the plan
+does not know is a placeholder for a node of its pool.
 """
 
 import re
@@ -17,10 +17,10 @@ _SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def hosts_file(shape: LaunchShape) -> tuple[EmittedFile, ...]:
-    """Return the file, or nothing where any order of nodes will do.
+    """Return the file, or nothing if the order of nodes does not matter.
 
     Raises:
-        ValueError: a name would be read as something else.
+        ValueError: a name is not a valid host name.
     """
     if not shape.hosts:
         return ()
@@ -30,7 +30,7 @@ def hosts_file(shape: LaunchShape) -> tuple[EmittedFile, ...]:
 
 
 def hosts(shape: LaunchShape) -> tuple[str, ...]:
-    """Return the names as a launcher may read them; pools may be called anything."""
+    """Return the names in a form that launchers accept; pool names may have any characters."""
     names = tuple(
         re.sub(r"[^A-Za-z0-9._-]+", "-", host).lstrip("-._") if host in shape.unnamed else host
         for host in shape.hosts
@@ -42,14 +42,12 @@ def hosts(shape: LaunchShape) -> tuple[str, ...]:
 
 
 def notes(shape: LaunchShape) -> tuple[str, ...]:
-    """Return what the reader must know of the order, a line each."""
+    """Return what the user must know about the order, a line each."""
     if not shape.hosts:
         return ()
-    told = [f"Ranks follow {HOSTS_NAME}: its first line is the node with rank 0."]
+    lines = [f"Ranks follow {HOSTS_NAME}: its first line is the node with rank 0."]
     if shape.unnamed:
         names = zip(shape.hosts, hosts(shape), strict=True)
         first = next(name for host, name in names if host in shape.unnamed)
-        told.append(
-            f"Lines like {first} stand for nodes of that pool: write the names of yours there."
-        )
-    return tuple(told)
+        lines.append(f"Lines like {first} are placeholders for nodes of that pool: replace them.")
+    return tuple(lines)

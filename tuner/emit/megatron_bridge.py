@@ -1,12 +1,12 @@
 """Emits overrides for Megatron-Bridge: `overrides.txt`, `train.py` that applies them, and `run.sh`.
 
-A recipe of `megatron.bridge.recipes` brings data, optimizer and everything else that no plan
-decides; overrides in Bridge's own `section.field=value` form set what the plan decides, including
-what it leaves off, because recipes have defaults of their own. Where a recipe of the release builds
-the model, it is named; for any other model the overrides change the nearest one's widths.
+A recipe of `megatron.bridge.recipes` sets data, optimizer and everything else outside the plan;
+overrides in Bridge's `section.field=value` form set what the plan decides, including options that
+are off, because recipes have defaults of their own. Where a recipe of the release builds the model,
+it is named; for any other model the overrides change the widths of the nearest one.
 
-`train.py` does what Bridge's `scripts/training/run_recipe.py` does and one thing more: it makes the
-precision a value before overrides reach it, so that one of its fields can be set.
+`train.py` does what Bridge's `scripts/training/run_recipe.py` does, and replaces the name of the
+precision by its configuration object first, so that overrides can set its fields.
 
 Read from the tags v0.3.0, v0.4.0 and v0.5.0 of github.com/NVIDIA-NeMo/Megatron-Bridge.
 """
@@ -50,10 +50,10 @@ _RECIPES: Final = {
 """By architecture, layers and width; in every release read."""
 
 _PLAIN: Final = "vanilla_gpt_pretrain_config"
-"""Megatron-LM's defaults without a model of its own; from v0.4.0 on."""
+"""Megatron-LM's defaults without a specific model; from v0.4.0 on."""
 
 _KIMI_VOCABULARY: Final = 163_840
-"""Kimi-K2 calls itself DeepSeek-V3 and has its layers and width; the vocabulary differs."""
+"""Kimi-K2 has the architecture name, layers and width of DeepSeek-V3; the vocabulary differs."""
 
 _PRECISIONS: Final = {
     "bf16": "bf16_mixed",
@@ -70,7 +70,7 @@ _OF_PRECISION: Final = frozenset({"fp8", "fp8_recipe", "fp4", "fp4_recipe"})
 """Fields that Bridge fills from the precision."""
 
 _YOURS: Final = (
-    "Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
+    "Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
     "learning rate. The recipe has them; add overrides of your own after run.sh:",
     "  bash run.sh train.train_iters=1000 optimizer.lr=1e-4 ...",
 )
@@ -178,9 +178,9 @@ def _recipe(model: ModelSpec) -> tuple[str, str]:
 
 
 def _model(model: ModelSpec) -> Iterator[Override]:
-    """Yield what builds the model and is no field of megatron-core's configuration."""
+    """Yield the model's settings outside megatron-core's configuration."""
     yield ("model.vocab_size", model.vocab_size)
-    # The tokenizer that only counts adds a token of its own.
+    # The null tokenizer adds a token of its own.
     yield ("tokenizer.vocab_size", model.vocab_size - 1)
     yield ("model.share_embeddings_and_output_weights", model.tie_word_embeddings)
     if model.attention.kind == "gqa":
@@ -198,7 +198,7 @@ def _pipeline(decision: TrainDecision) -> Iterator[Override]:
     yield ("model.account_for_loss_in_pipeline_split", False)
     yield ("model.num_layers_in_first_pipeline_stage", None)
     yield ("model.num_layers_in_last_pipeline_stage", None)
-    # What the section would set by rules of its own is set below and above.
+    # The overrides here replace what this section would set.
     yield ("comm_overlap", None)
     virtual = decision.virtual_pipeline_model_parallel_size > 1
     yield ("model.overlap_p2p_comm", virtual)
@@ -234,7 +234,7 @@ def _state(decision: TrainDecision) -> Iterator[Override]:
         yield ("rng.te_rng_tracker", True)
         yield ("model.use_te_rng_tracker", True)
     if decision.cuda_graph == "full_iteration":
-        # A graph cannot wait for the host to look at a number.
+        # A CUDA graph cannot wait for the host to read a value.
         yield ("rerun_state_machine.check_for_nan_in_loss", False)
         yield ("ddp.check_for_nan_in_grad", False)
 
@@ -246,7 +246,7 @@ def _written(value: Value) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    # Bars and stars of a pipeline layout mean something to the overrides' grammar.
+    # `|` and `*` of a pipeline layout are operators in the grammar of overrides.
     return f"'{value}'" if isinstance(value, str) and "|" in value else str(value)
 
 

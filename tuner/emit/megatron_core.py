@@ -1,14 +1,14 @@
-"""A decision in the field names of megatron-core's `TransformerConfig`, which two launchers share.
+"""A decision in the field names of megatron-core's `TransformerConfig`, for two launchers.
 
 `model_fields` builds the model, `decision_fields` runs it as decided. Every field that a decision
-governs is given, also where its value is off, because a Megatron-Bridge recipe may have it on; None
-is the engine's own default. Releases differ in a few names only: `Core`.
+governs is given, also where it is off, because a Megatron-Bridge recipe may have it on; None is the
+engine's default. Releases differ in a few names only: `Core`.
 
 Names and rules were read from core_v0.16.1, core_v0.17.1, core_v0.18.0 and core_v0.19.0 of
 github.com/NVIDIA/Megatron-LM; a test builds the class itself where the package is installed.
 
-Not covered: rope scaling, partial rotary and routed scaling factors, which decide no time and no
-byte; kernels that fuse without changing what is computed.
+Not covered: rope scaling, partial rotary and routed scaling factors, which affect neither time nor
+memory; kernel fusions that do not change the result.
 """
 
 from enum import StrEnum
@@ -53,7 +53,7 @@ _OFFLOADED: Final = {
     "expert_fc1": "moe",
     "moe_act": "moe_act",
 }
-"""What can live in host memory, by the module whose recomputation makes that pointless."""
+"""Activations that can be offloaded, by the module whose recomputation makes that pointless."""
 
 _PADDED_EXPERTS: Final[dict[str, Value]] = {
     "use_transformer_engine_op_fuser": True,
@@ -64,8 +64,8 @@ _PADDED_EXPERTS: Final[dict[str, Value]] = {
     "moe_paged_stash_buffer_size_factor_cuda": 1.2,
     "moe_paged_stash_buffer_size_factor_cpu": 1.0,
 }
-"""What gives MoE layers fixed sizes under a graph of a whole step, with the capacities that the
-public DeepSeek-V3 recipe of Megatron-Bridge 0.5 uses."""
+"""Fixed sizes of MoE layers under a CUDA graph of the whole step, with the capacities of the public
+DeepSeek-V3 recipe of Megatron-Bridge 0.5."""
 
 
 _NO_EXPERTS: Final[dict[str, Value]] = {
@@ -78,9 +78,9 @@ _NO_EXPERTS: Final[dict[str, Value]] = {
 
 def model_fields(model: ModelSpec) -> dict[str, Value]:
     """Return the fields that build the model."""
-    found = features(model)
+    model_features = features(model)
     expert_ffn_size = model.moe.expert_ffn_size if model.moe else 0
-    every_bias = ModelFeature.OUTPUT_BIAS in found
+    every_bias = ModelFeature.OUTPUT_BIAS in model_features
     gated: dict[str, Value] = {"activation_func": "silu", "gated_linear_unit": True}
     if model.architecture == GPT_OSS:
         gated |= {
@@ -94,10 +94,10 @@ def model_fields(model: ModelSpec) -> dict[str, Value]:
         "ffn_hidden_size": model.dense_ffn_size or expert_ffn_size,
         **(gated if model.ffn_is_gated else {"gated_linear_unit": False}),
         "add_bias_linear": every_bias,
-        "add_qkv_bias": ModelFeature.QKV_BIAS in found and not every_bias,
+        "add_qkv_bias": ModelFeature.QKV_BIAS in model_features and not every_bias,
         "normalization": "RMSNorm",
         "layernorm_epsilon": model.norm_epsilon,
-        # Megatron drops 10 % of the activations unless told otherwise.
+        # Megatron's default dropout is 10 %.
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         **_attention(model.attention),
@@ -126,7 +126,7 @@ def decision_fields(
             decision.sequence_parallel and decision.tensor_model_parallel_size > 1
         ),
         "expert_model_parallel_size": decision.expert_model_parallel_size,
-        # The engine would take that of the dense layers.
+        # The engine's default is that of the dense layers.
         "expert_tensor_parallel_size": decision.expert_tensor_parallel_size,
         **(
             {
@@ -146,14 +146,14 @@ def decision_fields(
 
 
 def precision_fields(precision: str) -> dict[str, Value]:
-    """Return the fields of a precision of tuner/spec/goal.py; bf16 is what the rest runs in."""
+    """Return the fields of a precision of tuner/spec/goal.py; everything else runs in bf16."""
     recipe = precision.removeprefix("fp8-")
-    found: dict[str, Value] = {"fp8": _FP8_FORMAT.get(recipe), "fp4": None}
+    fields: dict[str, Value] = {"fp8": _FP8_FORMAT.get(recipe), "fp4": None}
     if recipe in _FP8_FORMAT:
-        found["fp8_recipe"] = recipe
+        fields["fp8_recipe"] = recipe
     if precision == "nvfp4":
-        found |= {"fp4": "e2m1", "fp4_recipe": "nvfp4"}
-    return found
+        fields |= {"fp4": "e2m1", "fp4_recipe": "nvfp4"}
+    return fields
 
 
 def _attention(attention: Attention) -> dict[str, Value]:
@@ -184,11 +184,11 @@ def _window(model: ModelSpec) -> dict[str, Value]:
     window = model.attention.sliding_window
     if window is None or not any(model.windowed):
         return {}
-    # The engine counts the tokens before the current one.
-    found: dict[str, Value] = {"window_size": (window - 1, 0)}
+    # The engine counts the tokens before the current one only.
+    fields: dict[str, Value] = {"window_size": (window - 1, 0)}
     if not all(model.windowed):
-        found["window_attn_skip_freq"] = tuple(map(int, model.windowed))
-    return found
+        fields["window_attn_skip_freq"] = tuple(map(int, model.windowed))
+    return fields
 
 
 def _moe(moe: Moe, model: ModelSpec) -> dict[str, Value]:
@@ -200,7 +200,7 @@ def _moe(moe: Moe, model: ModelSpec) -> dict[str, Value]:
         "moe_ffn_hidden_size": moe.expert_ffn_size,
         "moe_router_topk": moe.top_k,
         "moe_router_score_function": moe.scoring,
-        # Top-1 after normalisation is always one; the engine asks for the raw probability instead.
+        # Top-1 after normalisation is always one; the engine needs the raw probability instead.
         "moe_router_pre_softmax": softmax and (not moe.normalise_top_k or moe.top_k == 1),
         "moe_router_enable_expert_bias": moe.score_correction_bias,
         "moe_router_num_groups": moe.num_groups if grouped else None,
@@ -215,7 +215,8 @@ def _moe(moe: Moe, model: ModelSpec) -> dict[str, Value]:
 def _layout(decision: TrainDecision) -> str | None:
     """Return Megatron's layout, e.g. `Et*3|t*4|t*4|t*3mL`: embedding, layers, MTP, loss by stage.
 
-    Equal stages need none, and the engine can only place MTP layers apart where there is one.
+    Equal stages need none; the engine can place MTP layers on a stage of their own only with a
+    layout.
     """
     layout = decision.pipeline_layout
     if decision.pipeline_model_parallel_size == 1 or len(set(layout)) == 1:
@@ -234,39 +235,39 @@ def _recompute(model: ModelSpec, decision: TrainDecision) -> dict[str, Value]:
     level, chunks = global_recompute(model, decision), global_chunks(model, decision)
     if level is None or chunks is None:
         raise ValueError("recompute and chunks are global in Megatron, but the stages differ")
-    found: dict[str, Value] = {
+    fields: dict[str, Value] = {
         "recompute_granularity": None,
         "recompute_method": None,
         "recompute_num_layers": None,
     }
     if level is Recompute.FULL:
         some = decision.recompute_num_layers
-        found |= {
+        fields |= {
             "recompute_granularity": "full",
             "recompute_method": "uniform" if some is None else "block",
             "recompute_num_layers": 1 if some is None else some,
         }
     elif level is Recompute.SELECTIVE:
-        found |= {
+        fields |= {
             "recompute_granularity": "selective",
             "recompute_modules": selective_modules(decision),
         }
     if chunks > 1:
-        found["mlp_chunks_for_training"] = chunks
-    return found
+        fields["mlp_chunks_for_training"] = chunks
+    return fields
 
 
 def _offload(model: ModelSpec, decision: TrainDecision) -> dict[str, Value]:
-    found: dict[str, Value] = {"fine_grained_activation_offloading": decision.activation_offload}
+    fields: dict[str, Value] = {"fine_grained_activation_offloading": decision.activation_offload}
     if not decision.activation_offload:
-        return found
+        return fields
     recomputed: set[str] = set()
     if global_recompute(model, decision) is Recompute.SELECTIVE:
         recomputed.update(selective_modules(decision))
     if "moe" in recomputed or not model.num_moe_layers:
         recomputed |= {"moe", "moe_act"}
     kept = (name for name, module in _OFFLOADED.items() if module not in recomputed)
-    return found | {"offload_modules": tuple(kept)}
+    return fields | {"offload_modules": tuple(kept)}
 
 
 def _graph(model: ModelSpec, decision: TrainDecision, *, core: Core) -> dict[str, Value]:
@@ -275,7 +276,7 @@ def _graph(model: ModelSpec, decision: TrainDecision, *, core: Core) -> dict[str
         return {"cuda_graph_impl": "none"}
     if decision.cuda_graph == "partial":
         experts = ("moe_router", "moe_preprocess") if model.num_moe_layers else ()
-        # The overlap runs the feed-forward networks of two micro-batches in turns.
+        # The overlap interleaves the feed-forward networks of two micro-batches.
         dense = LayerKind.DENSE in model.layers and not decision.a2a_overlap
         modules = ("attn", *(("mlp",) if dense else ()), *experts)
         return {"cuda_graph_impl": "transformer_engine", scope: modules}

@@ -1,8 +1,8 @@
-"""The environment that megatron-core asks for, as bash; the user's own values win.
+"""The environment variables of megatron-core, as bash; values that the user sets win.
 
 CUDA_DEVICE_MAX_CONNECTIONS orders the launches of communication and computation: one queue where
-collectives of tensor or context parallelism hide behind products, many where sharded state or the
-overlap of expert communication needs streams of its own (`validate_args` of core_v0.18.0).
+collectives of tensor or context parallelism overlap with GEMMs, many where sharded state or
+overlapped expert all-to-all needs streams of its own (`validate_args` of core_v0.18.0).
 """
 
 from typing import Final
@@ -10,7 +10,7 @@ from typing import Final
 from tuner.plan import TrainDecision
 
 _ONE_QUEUE: Final = """\
-# Megatron-LM's overlap of communication and computation counts on one hardware queue.
+# Megatron-LM's overlap of communication and computation relies on one hardware queue.
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 """
 _MANY_QUEUES: Final = """\
@@ -18,7 +18,7 @@ _MANY_QUEUES: Final = """\
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-32}"
 """
 _OFFLOAD: Final = """\
-# Transformer Engine would move weights to the host as well.
+# Without this, Transformer Engine offloads weights as well.
 export NVTE_CPU_OFFLOAD_V1="${NVTE_CPU_OFFLOAD_V1:-1}"
 """
 _GRAPHS: Final = """\

@@ -1,13 +1,13 @@
 """Emits arguments for Megatron-LM's `pretrain_gpt.py`: `megatron_args.txt`, and `run.sh` around it.
 
-The fields of tuner/emit/megatron_core.py become flags, a few under another name; what is off is not
-written. Beside them stand the flags of the optimizer, its sharding and its overlaps. Flags were
+The fields of tuner/emit/megatron_core.py become flags, a few under another name; options that are
+off are not written. Flags of the optimizer, its sharding and its overlaps are added. Flags were
 checked against the parsers of core_v0.16.1, core_v0.18.0 and core_v0.19.0 of
-github.com/NVIDIA/Megatron-LM. Expert tensor parallelism is always written, because the engine
-otherwise takes that of the dense layers.
+github.com/NVIDIA/Megatron-LM. Expert tensor parallelism is always written, because the engine's
+default is that of the dense layers.
 
 Not covered: data, tokenizer, checkpoints, optimizer and learning rate, which are the user's; rope
-scaling, partial rotary and routed scaling factors, which decide no time and no byte.
+scaling, partial rotary and routed scaling factors, which affect neither time nor memory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,21 +38,21 @@ _FLAGS: Final = {
     "fp8": "--fp8-format",
     "fp4": "--fp4-format",
 }
-"""Where the flag is not the field's own name."""
+"""Flags that differ from the field's name."""
 
 _ELSEWHERE: Final = frozenset(
     {"add_bias_linear", "activation_func", "gated_linear_unit", "num_query_groups"}
 )
-"""Fields that flags of another form say."""
+"""Fields that have flags of another form."""
 
 _DEFAULTS: Final[dict[str, Value]] = {"cuda_graph_impl": "none", "moe_layer_freq": 1}
-"""Values that are what the parser has without the flag."""
+"""Defaults of the parser."""
 
 _SHARDING: Final = {2: "optim_grads", 3: "optim_grads_params"}
-"""Megatron-FSDP's names of the ZeRO stages that it adds."""
+"""Megatron-FSDP's names of ZeRO stages 2 and 3."""
 
 _YOURS: Final = (
-    "Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
+    "Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
     "learning rate, rope scaling, partial rotary, routed scaling factor. Add them after run.sh:",
     "  bash run.sh --data-path ... --tokenizer-type ... --train-iters ... --lr ...",
 )
@@ -72,7 +72,7 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     plan = verified.plan
     said = (
         *statement(verified),
-        f"The plan counts on a vocabulary of {plan.model.vocab_size}; the tokenizer decides.",
+        f"The plan assumes a vocabulary of {plan.model.vocab_size}; the tokenizer decides.",
         *cautions(plan.model, verified.decision),
         *assumptions("megatron-lm", plan.model, plan.goal, verified.decision),
         "",
@@ -104,16 +104,16 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
 
 
 def cautions(model: ModelSpec, decision: TrainDecision) -> tuple[str, ...]:
-    """Return what the reader must know before starting, a line each."""
-    found = []
+    """Return what the user must know before starting, a line each."""
+    lines = []
     if not model.ffn_is_gated:
-        found.append("The feed-forward activation is GELU unless you name another.")
+        lines.append("The feed-forward activation is GELU unless you name another.")
     if decision.cuda_graph == "full_iteration" and model.num_moe_layers:
-        found.append(
-            "One graph of the whole step pads experts: what exceeds 1.5 times an even share of the "
-            "tokens on an expert rank is dropped."
+        lines.append(
+            "One CUDA graph of the whole step pads experts: tokens beyond 1.5 times an even share "
+            "of an expert rank are dropped."
         )
-    return tuple(found)
+    return tuple(lines)
 
 
 def arguments(
@@ -127,9 +127,9 @@ def arguments(
     precision = decision.fp8_recipe or goal.precision.value
     run = decision_fields(model, decision, precision=precision, core=core)
     if run["pipeline_model_parallel_layout"] is not None:
-        # The layout says how many virtual stages there are.
+        # The layout implies the number of virtual stages.
         run["virtual_pipeline_model_parallel_size"] = None
-    found = (
+    flags = (
         *_flags(model_fields(model)),
         *_model(model, goal),
         *_flags(run),
@@ -141,14 +141,14 @@ def arguments(
         ("--global-batch-size", str(goal.global_batch_size)),
         ("--bf16",),
     )
-    # run.sh splits at spaces and nothing else; no value may hold one.
-    if any(word.split() != [word] for argument in found for word in argument):
-        raise ValueError(f"an argument holds a space: {found}")
-    return found
+    # run.sh splits at spaces only, so no value may contain one.
+    if any(word.split() != [word] for argument in flags for word in argument):
+        raise ValueError(f"an argument contains a space: {flags}")
+    return flags
 
 
 def _model(model: ModelSpec, goal: TrainGoal) -> Iterator[Argument]:
-    """Yield what flags of another form than the fields' say."""
+    """Yield the flags whose form differs from the fields'."""
     if model.architecture == GPT_OSS:
         yield ("--quick-geglu",)
     elif model.ffn_is_gated:
@@ -219,7 +219,7 @@ def _state(decision: TrainDecision) -> Iterator[Argument]:
         # The offloading optimizer is a variant of this one.
         yield ("--use-precision-aware-optimizer",)
     if decision.cuda_graph == "full_iteration":
-        # A graph cannot wait for the host to look at a number.
+        # A CUDA graph cannot wait for the host to read a value.
         yield ("--no-check-for-nan-in-loss-and-grad",)
     if decision.rank_order == PIPELINE_INSIDE_ORDER and decision.pipeline_model_parallel_size > 1:
         yield ("--use-tp-pp-dp-mapping",)

@@ -1,9 +1,9 @@
 """Emits the reference training step: `step.json`, `train.json` and `run.sh`.
 
-The step ships with the product (profilers/steps/), so the folder starts as it lies. `step.json` is
-what verification launches; `train.json` lets the router learn, with chunks chosen at run time.
-Ranks of one node are started as verification starts them (profilers/local_ranks.py), so that
-nothing of theirs listens beyond loopback; those of several nodes by torchrun.
+The step ships with moetune (profilers/steps/), so the folder runs as it is. `step.json` is what
+verification launches; `train.json` trains the router, with chunks chosen at run time. Ranks of one
+node are started as in verification (profilers/local_ranks.py), so that they listen on loopback
+only; those of several nodes by torchrun.
 """
 
 from pathlib import PurePosixPath
@@ -21,7 +21,7 @@ TIMED_STEPS: Final = 8
 WARMUP_STEPS: Final = 2
 
 _ONE_NODE: Final = """\
-  # The ranks meet through a file, and listen on loopback alone.
+  # The ranks rendezvous through a file and listen on loopback only.
   LAUNCHER=("${PYTHON:-python}" -P -m profilers.local_ranks "--ranks=$NPROC_PER_NODE")
 """
 _SEVERAL_NODES: Final = """\
@@ -68,9 +68,9 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
                     *said,
                     "",
                     "bash run.sh runs step.json, as verified, and writes report.json into the",
-                    "folder that it is called from.",
-                    "CONFIG=train.json bash run.sh lets the router learn; MoE layers then choose",
-                    "their chunks at run time, so that no device outgrows its memory.",
+                    "current folder.",
+                    "CONFIG=train.json bash run.sh trains the router; MoE layers then choose",
+                    "their chunks at run time, so that no device runs out of memory.",
                 ),
                 prefix="",
             ),

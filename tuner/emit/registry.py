@@ -1,6 +1,6 @@
-"""Every launch target by the name users type, and the one function that runs its emitter.
+"""Every launch target by the name users type, and the function that runs its emitter.
 
-An emitter is `emit(verified) -> tuple[EmittedFile, ...]`, pure. A list of hosts joins its files
+An emitter is a pure function `emit(verified) -> tuple[EmittedFile, ...]`. `hosts.txt` is added
 where the plan says which node runs which ranks.
 """
 
@@ -57,8 +57,8 @@ def emit(target: str, verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
     """Return the files of one target, relative to its own folder.
 
     Raises:
-        UnknownTargetError: no target has this name.
-        ValueError: the target cannot express the decision; it was searched for another one.
+        UnknownTargetError: no target has this name. ValueError: the target cannot express the
+        decision; it was planned for another one.
     """
     plan = verified.plan
     if broken := broken_rules(target, plan, verified.decision):
@@ -69,7 +69,7 @@ def emit(target: str, verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
 
 
 def emit_all(verified: VerifiedPlan) -> dict[str, tuple[EmittedFile, ...]]:
-    """Return the files of every target of the plan, by target; a wrapper brings its program.
+    """Return the files of every target of the plan, by target; a wrapper includes its program.
 
     Raises:
         UnknownTargetError: the plan names a target that does not exist.

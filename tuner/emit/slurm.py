@@ -1,8 +1,8 @@
 """Emits `job.sbatch`: a Slurm job that starts the plan's program on every node of the allocation.
 
-The program is the first one that the plan emits; its `run.sh` lies in the folder beside this one.
-Slurm copies a batch script away before it runs, so the job looks for that folder from where it was
-submitted. Where the order of nodes matters, the job asks for those nodes and lays its tasks out in
+The program is the first one that the plan emits; its `run.sh` is in the neighbouring folder. Slurm
+copies a batch script away before it runs, so the job looks for that folder from where it was
+submitted. Where the order of nodes matters, the job requests those nodes and places its tasks in
 the order of `hosts.txt` (SLURM_HOSTFILE with --distribution=arbitrary, srun(1)).
 """
 

@@ -1,16 +1,16 @@
-"""The part that every emitted script shares: bash that starts torchrun on one node of the job.
+"""The part that all emitted scripts share: bash that starts torchrun on one node of the job.
 
 Ranks follow node numbers (torchrun's static rendezvous), because the innermost groups of a decision
-are meant to stay inside a node. A script refuses to start on another number of devices than the
-decision's. Where the order of nodes matters, a node's number is its line in `hosts.txt`.
+must stay inside a node. A script refuses to start on another number of devices than the decision
+has. Where the order of nodes matters, a node's number is its line in `hosts.txt`.
 
-One node: gloo and NCCL are held to loopback. The store through which ranks meet (TCPStore) listens
-on every address all the same, whichever rendezvous, address or local address torchrun is given
-(tests/tuner/emit/test_torchrun.py); the static one at least unpickles nothing that it is sent, as
-that of `--standalone` does.
+One node: gloo and NCCL are restricted to loopback. The rendezvous store (TCPStore) still listens on
+every address, whichever rendezvous, address or local address torchrun is given
+(tests/tuner/emit/test_torchrun.py); the static rendezvous at least does not unpickle what it
+receives, as that of `--standalone` does.
 
-A script stays in the folder that it is called from, so relative arguments mean what the caller
-means and outputs land there, torchrun's own (the errors of each rank) in `torchrun/`.
+A script does not change the current folder, so that relative arguments work and outputs land there,
+torchrun's own (the errors of each rank) in `torchrun/`.
 """
 
 from typing import Final
@@ -28,9 +28,9 @@ ENVIRONMENT_NOTE = (
 
 
 ONE_NODE: Final = """\
-  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's own store does not:
-  # it listens on every address of this node without authentication, which no option of it changes;
-  # keep the port from others.
+  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's store does not:
+  # it listens on every address of this node without authentication, and no option changes that;
+  # keep other users away from the port.
   export GLOO_SOCKET_IFNAME=lo
   export NCCL_SOCKET_IFNAME="=lo"
   LAUNCHER+=(
@@ -40,7 +40,7 @@ ONE_NODE: Final = """\
     "--master-port=${MASTER_PORT:-$((20000 + RANDOM % 12000))}"
   )
 """
-"""How torchrun starts the ranks of one node; ports are below those that systems give out."""
+"""How torchrun starts the ranks of one node; ports are below the ephemeral range."""
 
 
 def preamble(shape: LaunchShape, *, one_node: str = ONE_NODE, several_nodes: str = "") -> str:
@@ -94,8 +94,8 @@ def _node_rank(shape: LaunchShape) -> str:
 def _rank_by_line(shape: LaunchShape) -> str:
     """Return bash that looks this node up in the list of hosts.
 
-    Slurm numbers the nodes of a step in its own order (SLURM_NODEID), whatever the hostfile says,
-    so its number is not asked for.
+    Slurm numbers the nodes of a step in its own order (SLURM_NODEID) and ignores the hostfile, so
+    its number is not used.
     """
     if not shape.hosts:
         return ""

@@ -1,14 +1,14 @@
-"""Emits `torchtitan.toml`, `moetune_plan.py` that hands it to torchtitan 0.3, and `run.sh`.
+"""Emits `torchtitan.toml`, `moetune_plan.py` that passes it to torchtitan 0.3, and `run.sh`.
 
 The tables of the TOML are sections of torchtitan's configuration, their keys its fields. Release
-0.3 takes a configuration from a Python function (`--module moetune_plan --config plan`), so the
-program beside the TOML starts from the configuration of a model that the release ships and replaces
-those sections; torchtitan's own classes check every name and value. The layers of each pipeline
-stage are written out (`module_fqns_per_model_part`), because its own division counts embedding and
-head as layers.
+0.3 takes a configuration from a Python function (`--module moetune_plan --config plan`), so
+`moetune_plan.py` starts from the configuration of a model that the release ships and replaces those
+sections; torchtitan's classes check every name and value. The layers of each pipeline stage are
+written out (`module_fqns_per_model_part`), because torchtitan's division counts embedding and head
+as layers.
 
-A model that the release does not ship needs the module and the function of the user's own, which is
-given the plan's dispatcher and the attention's kernels where it has arguments of those names.
+A model that the release does not ship needs a module and a function of the user, which gets the
+plan's dispatcher and attention backend if it has arguments of those names.
 
 Read from the package torchtitan 0.3.0.
 """
@@ -44,28 +44,28 @@ _MODELS: Final = {
     ("Qwen3MoeForCausalLM", 48, 2048): ("qwen3", "qwen3_30b_a3b", "30B-A3B"),
     ("Qwen3MoeForCausalLM", 94, 4096): ("qwen3", "qwen3_30b_a3b", "235B-A22B"),
 }
-"""Module, configuration to start from and flavor, by architecture, layers and width; where the
-flavor has no configuration, or one in fp8, that of a sibling."""
+"""Module, base configuration and flavor, by architecture, layers and width; a flavor without a
+configuration, or with one in fp8, uses that of another flavor."""
 
 _DEEPSEEK_V3_VOCABULARY: Final = 129_280
-"""Kimi-K2 calls itself DeepSeek-V3 and has its layers and width."""
+"""Kimi-K2 has the architecture name, layers and width of DeepSeek-V3."""
 
 _VARLEN: Final = frozenset({"GptOssForCausalLM"})
-"""Architectures whose attention takes packed sequences by default; that of the others is flex."""
+"""Architectures whose default attention backend is varlen; the others use flex."""
 
 _DISPATCHERS: Final = {"alltoall": "standard", "deepep": "deepep", "hybridep": "hybridep"}
 
 _YOURS: Final = (
-    "Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
+    "Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
     "learning rate. Add them after run.sh, in torchtitan's own form:",
     "  bash run.sh --training.steps 1000 --hf_assets_path ... --optimizer.lr 1e-4",
 )
 
 
 def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
-    """Return the sections, the program that hands them over, and a script that starts it."""
+    """Return the sections, the program that applies them, and a script that starts it."""
     plan, decision = verified.plan, verified.decision
-    shipped = _shipped(plan.model)
+    shipped = _shipped_model(plan.model)
     said = (
         *statement(verified),
         (
@@ -77,9 +77,9 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         "",
         *_YOURS,
     )
-    found = sections(plan.model, plan.goal, decision)
+    config = sections(plan.model, plan.goal, decision)
     return (
-        EmittedFile(path=PurePosixPath("torchtitan.toml"), text=comment(said) + _toml(found)),
+        EmittedFile(path=PurePosixPath("torchtitan.toml"), text=comment(said) + _toml(config)),
         EmittedFile(path=PurePosixPath("moetune_plan.py"), text=comment(said) + _PLAN),
         EmittedFile(
             path=PurePosixPath("run.sh"),
@@ -108,10 +108,10 @@ def sections(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Sect
     pipeline = decision.pipeline_model_parallel_size
     copies = decision.num_state_copies if decision.zero_stage else decision.data_parallel_size
     data = decision.data_parallel_size
-    # All micro-batches of a step pass one pipeline; without one they are accumulated one by one.
+    # A pipeline takes all micro-batches of a step at once; without one they are accumulated.
     local = goal.global_batch_size // data if pipeline > 1 else decision.micro_batch_size
     single = goal.precision is Precision.FP32
-    found: Sections = {
+    config: Sections = {
         "training": {
             "local_batch_size": local,
             "global_batch_size": goal.global_batch_size,
@@ -130,36 +130,37 @@ def sections(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Sect
             "context_parallel_degree": decision.context_parallel_size,
             "pipeline_parallel_degree": pipeline,
             "expert_parallel_degree": decision.expert_model_parallel_size,
-            # The release's own; the others are DTensor for all axes, or for none of data's.
+            # The release's default; the others use DTensor for all axes, or for none of the data
+            # axes.
             "spmd_backend": "spmd_types",
         },
         "activation_checkpoint": {"mode": _checkpointing(model, decision)},
     }
     if pipeline > 1:
-        found["parallelism"] |= {
+        config["parallelism"] |= {
             "pipeline_parallel_schedule": _schedule(decision),
             "pipeline_parallel_microbatch_size": decision.micro_batch_size,
             "module_fqns_per_model_part": _modules(decision),
         }
-    found["model"] = {"attn_backend": _attention(model, decision)}
-    if shipped := _shipped(model):
-        found["model"] |= dict(zip(("module", "config", "flavor"), shipped, strict=True))
+    config["model"] = {"attn_backend": _attention(model, decision)}
+    if shipped := _shipped_model(model):
+        config["model"] |= dict(zip(("module", "config", "flavor"), shipped, strict=True))
     if model.num_moe_layers:
-        found["model"]["moe_comm_backend"] = _DISPATCHERS[decision.dispatcher]
-    return found
+        config["model"]["moe_comm_backend"] = _DISPATCHERS[decision.dispatcher]
+    return config
 
 
 def _attention(model: ModelSpec, decision: TrainDecision) -> str:
-    """Return the release's own kernels for the model; varlen has no context parallelism."""
+    """Return the release's default backend for the model; varlen has no context parallelism."""
     is_varlen = model.architecture in _VARLEN and decision.context_parallel_size == 1
     return "varlen" if is_varlen else "flex"
 
 
-def _shipped(model: ModelSpec) -> tuple[str, str, str] | None:
-    found = _MODELS.get((model.architecture, model.num_layers, model.hidden_size))
-    if found and found[2] == "671B" and model.vocab_size != _DEEPSEEK_V3_VOCABULARY:
+def _shipped_model(model: ModelSpec) -> tuple[str, str, str] | None:
+    shipped = _MODELS.get((model.architecture, model.num_layers, model.hidden_size))
+    if shipped and shipped[2] == "671B" and model.vocab_size != _DEEPSEEK_V3_VOCABULARY:
         return None
-    return found
+    return shipped
 
 
 def _checkpointing(model: ModelSpec, decision: TrainDecision) -> str:
@@ -187,14 +188,14 @@ def _modules(decision: TrainDecision) -> list[list[str]]:
     return stages
 
 
-def _toml(found: Sections) -> str:
-    """Return the sections as TOML; JSON's strings, numbers and lists are TOML's as well."""
+def _toml(config: Sections) -> str:
+    """Return the sections as TOML; JSON strings, numbers and lists are valid TOML."""
     return "\n".join(
         f"[{section}]\n"
         + "".join(
             f"{name} = {json.dumps(value, ensure_ascii=True)}\n" for name, value in values.items()
         )
-        for section, values in found.items()
+        for section, values in config.items()
     )
 
 

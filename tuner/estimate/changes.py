@@ -1,29 +1,29 @@
 """Finds the smallest change that beats a launch: one knob, then two, everything else fixed.
 
-Every turn of tuner/estimate/knobs.py is applied, thrown out where a rule, the user's limits or the
-target's manifest speaks against it, and priced; all in two calls of the analytic model, one for
-single turns and one for pairs of turns of unlike knobs (of the sizes of gradient buckets, only the
-fastest alone is paired). Better means: fits, and faster by more than
-`LEAST_GAIN_RATIO`; for a launch that does not fit, fitting is better than any time.
+Each change of tuner/estimate/knobs.py is applied, dropped where a rule, the user's limits or the
+target's manifest forbids it, and priced. Two calls of the analytic model suffice: one for single
+changes, one for pairs of changes of different knobs (of the gradient bucket sizes only the fastest
+is paired). A change is better if it fits and is faster by more than `LEAST_GAIN_RATIO`; for a
+launch that does not fit, any change that fits is better.
 
-The manifest may refuse the launch itself, which runs nevertheless; a change is held back only for
-what it adds to that.
+The manifest may refuse a launch that runs nevertheless; a change is dropped only for refusals that
+it adds.
 
-Not covered: three knobs at once, which is what `moetune plan` is for.
+Not covered: three knobs at once; use `moetune plan`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from tuner.estimate.configuration import Configuration, rearranged
-from tuner.estimate.decision import decision_of
+from tuner.estimate.configuration import Configuration, with_degrees
+from tuner.estimate.decision import to_decision
 from tuner.estimate.environment import lines_to_set
 from tuner.estimate.flag_lines import flag_lines
-from tuner.estimate.knobs import BUCKET, Turn, turns
+from tuner.estimate.knobs import BUCKET, KnobChange, knob_changes
 from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.legality import broken_rules
-from tuner.estimate.prices import TARGET_OF, Bench, Priced, priced
+from tuner.estimate.prices import TARGET_OF, PricedConfiguration, PricingSetup, price_configurations
 from tuner.estimate.records import Change
 from tuner.plan import TrainDecision
 from tuner.planner.ratios import Ratios, is_tie
@@ -38,7 +38,7 @@ SHOWN_KNOBS: Final = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What was found."""
+    """The result of the search."""
 
     smallest: Change | None
     best_pair: Change | None
@@ -51,37 +51,39 @@ class _Search:
     """The launch and everything that limits how it may be changed."""
 
     launch: LaunchSettings
-    own: Priced
-    bench: Bench
+    baseline: PricedConfiguration
+    setup: PricingSetup
     ratios: Ratios
     limits: Search
     target: Capabilities | None
     accepted: frozenset[str]
-    """What the manifest says against the launch as it is."""
+    """Refusals of the manifest for the launch as it is."""
 
-    def is_better(self, one: Priced) -> bool:
+    def is_better(self, one: PricedConfiguration) -> bool:
         """Say whether a configuration beats the launch."""
         if not self.fits(one):
             return False
-        return not self.fits(self.own) or one.step_s < self.own.step_s * (1 - LEAST_GAIN_RATIO)
+        return not self.fits(self.baseline) or one.step_s < self.baseline.step_s * (
+            1 - LEAST_GAIN_RATIO
+        )
 
-    def fits(self, one: Priced) -> bool:
+    def fits(self, one: PricedConfiguration) -> bool:
         """Say whether every pipeline rank has the memory."""
-        return float(one.peak_bytes_P.max()) <= self.bench.memory_limit_bytes
+        return float(one.peak_bytes_P.max()) <= self.setup.memory_limit_bytes
 
     def is_legal(self, one: Configuration) -> bool:
         """Say whether the engine and the user allow a configuration."""
-        if one == self.own.configuration or one.data == 0:
+        if one == self.baseline.configuration or one.data == 0:
             return False
         if one.global_batch % (one.micro_batch * one.data * one.rounds):
             return False
         if one.data % one.replicas:
             return False
-        return next(broken_rules(one, self.bench.model, name=self.launch.name), None) is None
+        return next(broken_rules(one, self.setup.model, name=self.launch.name), None) is None
 
     def is_allowed(self, one: Configuration) -> bool:
-        """Say whether limits and manifest have nothing new against it."""
-        decision = decision_of(one, self.bench.model)
+        """Say whether the limits and the manifest allow it, up to the launch's own refusals."""
+        decision = to_decision(one, self.setup.model)
         if _outside(self.limits, decision):
             return False
         if self.target is None:
@@ -89,51 +91,58 @@ class _Search:
         able = with_gradients(
             self.target, gradient_bytes=one.gradient_bytes, precision=one.precision
         )
-        return not set(refusals(able, model=self.bench.model, decision=decision)) - self.accepted
+        return not set(refusals(able, model=self.setup.model, decision=decision)) - self.accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Candidate:
-    turns: tuple[Turn, ...]
-    priced: Priced
+    knob_changes: tuple[KnobChange, ...]
+    priced: PricedConfiguration
 
 
-def manifest_refusals(own: Configuration, bench: Bench) -> tuple[str, ...]:
-    """Return what the target's manifest says against a configuration."""
-    target = TARGETS.get(TARGET_OF[own.engine])
+def manifest_refusals(configuration: Configuration, setup: PricingSetup) -> tuple[str, ...]:
+    """Return the refusals of the target's manifest for a configuration."""
+    target = TARGETS.get(TARGET_OF[configuration.engine])
     if target is None:
         return ()
-    able = with_gradients(target, gradient_bytes=own.gradient_bytes, precision=own.precision)
-    return refusals(able, model=bench.model, decision=decision_of(own, bench.model))
+    able = with_gradients(
+        target, gradient_bytes=configuration.gradient_bytes, precision=configuration.precision
+    )
+    return refusals(able, model=setup.model, decision=to_decision(configuration, setup.model))
 
 
 def find_changes(
-    launch: LaunchSettings, own: Priced, bench: Bench, *, limits: Search, ratios: Ratios
+    launch: LaunchSettings,
+    baseline: PricedConfiguration,
+    setup: PricingSetup,
+    *,
+    limits: Search,
+    ratios: Ratios,
 ) -> Changes:
     """Look for the smallest change that beats the launch."""
     search = _Search(
         launch=launch,
-        own=own,
-        bench=bench,
+        baseline=baseline,
+        setup=setup,
         ratios=ratios,
         limits=limits,
         target=TARGETS.get(TARGET_OF[launch.engine]),
-        accepted=frozenset(manifest_refusals(own.configuration, bench)),
+        accepted=frozenset(manifest_refusals(baseline.configuration, setup)),
     )
-    every = tuple(turns(own.configuration, bench.model, bench.sheet.generation))
-    single = _tried(search, [(turn,) for turn in every])
-    paired = _paired(every, single)
-    pairs = _tried(
+    every = tuple(knob_changes(baseline.configuration, setup.model, setup.sheet.generation))
+    single = _price_legal(search, [(change,) for change in every])
+    to_pair = _changes_to_pair(every, single)
+    pairs = _price_legal(
         search,
         [
             (first, second)
-            for index, first in enumerate(paired)
-            for second in paired[index + 1 :]
+            for index, first in enumerate(to_pair)
+            for second in to_pair[index + 1 :]
             if first.knob != second.knob
         ],
     )
-    best_single = next(_better(search, single), None)
-    best_pair = next(_better(search, pairs), None)
+    best_single = next(_improvements(search, single), None)
+    best_pair = next(_improvements(search, pairs), None)
     smallest = best_single or best_pair
     adds = (
         best_pair is not None
@@ -143,45 +152,47 @@ def find_changes(
     return Changes(
         smallest=_change(search, smallest) if smallest else None,
         best_pair=_change(search, best_pair) if best_pair and adds else None,
-        by_knob=tuple(_change(search, one) for one in _per_knob(search, single)),
+        by_knob=tuple(_change(search, one) for one in _best_per_knob(search, single)),
         num_tried=len(single) + len(pairs),
     )
 
 
-def _paired(every: Sequence[Turn], single: Sequence[_Candidate]) -> tuple[Turn, ...]:
-    """Leave out every size of buckets but the fastest: which one it is hangs little on the rest."""
-    sizes = [one for one in single if one.turns[0].knob == BUCKET]
-    best = min(sizes, key=lambda one: one.priced.step_s).turns if sizes else ()
-    return tuple(turn for turn in every if turn.knob != BUCKET or turn in best)
+def _changes_to_pair(
+    every: Sequence[KnobChange], single: Sequence[_Candidate]
+) -> tuple[KnobChange, ...]:
+    """Drop every bucket size but the fastest, which depends little on the other knobs."""
+    sizes = [one for one in single if one.knob_changes[0].knob == BUCKET]
+    best = min(sizes, key=lambda one: one.priced.step_s).knob_changes if sizes else ()
+    return tuple(change for change in every if change.knob != BUCKET or change in best)
 
 
-def _tried(search: _Search, groups: Sequence[tuple[Turn, ...]]) -> list[_Candidate]:
-    """Apply and price what is legal."""
-    found: dict[Configuration, tuple[Turn, ...]] = {}
+def _price_legal(search: _Search, groups: Sequence[tuple[KnobChange, ...]]) -> list[_Candidate]:
+    """Apply every group of changes and price the legal results."""
+    group_of: dict[Configuration, tuple[KnobChange, ...]] = {}
     for group in groups:
-        own = search.own.configuration
-        for turn in group:
-            own = _settled(turn.apply(own))
-        if own not in found and search.is_legal(own):
-            found[own] = group
-    prices = priced(tuple(found), search.bench) if found else ()
+        configuration = search.baseline.configuration
+        for change in group:
+            configuration = _with_dependent_knobs(change.apply(configuration))
+        if configuration not in group_of and search.is_legal(configuration):
+            group_of[configuration] = group
+    prices = price_configurations(tuple(group_of), search.setup) if group_of else ()
     return [
-        _Candidate(turns=group, priced=price)
-        for group, price in zip(found.values(), prices, strict=True)
+        _Candidate(knob_changes=group, priced=price)
+        for group, price in zip(group_of.values(), prices, strict=True)
     ]
 
 
-def _settled(own: Configuration) -> Configuration:
-    """Let what depends on a degree follow it."""
-    if own.tensor == 1 and own.overlap_tensor:
-        own = replace(own, overlap_tensor=False)
-    if own.data == 0:
-        return own
-    return rearranged(own)
+def _with_dependent_knobs(configuration: Configuration) -> Configuration:
+    """Adjust the knobs that depend on a degree."""
+    if configuration.tensor == 1 and configuration.overlap_tensor:
+        configuration = replace(configuration, overlap_tensor=False)
+    if configuration.data == 0:
+        return configuration
+    return with_degrees(configuration)
 
 
-def _better(search: _Search, candidates: Iterable[_Candidate]) -> Iterator[_Candidate]:
-    """Yield what beats the launch and may be launched, fastest first."""
+def _improvements(search: _Search, candidates: Iterable[_Candidate]) -> Iterator[_Candidate]:
+    """Yield the candidates that beat the launch and may be launched, fastest first."""
     ranked = sorted(
         (one for one in candidates if search.is_better(one.priced)),
         key=lambda one: one.priced.step_s,
@@ -189,11 +200,11 @@ def _better(search: _Search, candidates: Iterable[_Candidate]) -> Iterator[_Cand
     return (one for one in ranked if search.is_allowed(one.priced.configuration))
 
 
-def _per_knob(search: _Search, single: Sequence[_Candidate]) -> Iterator[_Candidate]:
+def _best_per_knob(search: _Search, single: Sequence[_Candidate]) -> Iterator[_Candidate]:
     """Yield each knob's best setting where it beats the launch, best first."""
     seen: set[str] = set()
-    for one in _better(search, single):
-        knob = one.turns[0].knob
+    for one in _improvements(search, single):
+        knob = one.knob_changes[0].knob
         if knob not in seen:
             seen.add(knob)
             yield one
@@ -204,13 +215,13 @@ def _per_knob(search: _Search, single: Sequence[_Candidate]) -> Iterator[_Candid
 def _change(search: _Search, one: _Candidate) -> Change:
     after = one.priced.configuration
     chosen, decision = (
-        decision_of(each, search.bench.model) for each in (search.own.configuration, after)
+        to_decision(each, search.setup.model) for each in (search.baseline.configuration, after)
     )
-    ratio = one.priced.step_s / search.own.step_s
+    ratio = one.priced.step_s / search.baseline.step_s
     band = search.ratios.between(chosen, decision, ratio=ratio)
     return Change(
-        what=tuple(turn.what for turn in one.turns),
-        lines=flag_lines(search.launch, search.own.configuration, after),
+        what=tuple(change.what for change in one.knob_changes),
+        lines=flag_lines(search.launch, search.baseline.configuration, after),
         step_time_s=one.priced.step_s,
         ratio_band=band,
         within_band=is_tie(band),
@@ -218,10 +229,10 @@ def _change(search: _Search, one: _Candidate) -> Change:
         peak_memory_bytes=round(float(one.priced.peak_bytes_P.max())),
         decision=decision,
         environment=lines_to_set(
-            search.own.configuration,
+            search.baseline.configuration,
             after,
             search.launch.environment,
-            search.bench.sheet.generation,
+            search.setup.sheet.generation,
         ),
     )
 

@@ -1,11 +1,10 @@
-"""A launch with nothing left open: every degree, batch and layer placed, ready to be priced.
+"""A fully specified launch: all degrees, the batch and the layers of every stage, ready to price.
 
 World = TP * CP * DP * PP = ETP * EP * EDP * PP. What the launch does not state comes from the
 spec (devices, sequence, batch), and the notes say so. Where a number does not divide another, the
 refusal names the nearest that would.
 
-tuner/estimate/division.py places the layers, tuner/estimate/legality.py holds the rules that no
-open number decides.
+tuner/estimate/division.py places the layers, tuner/estimate/legality.py checks the rules.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from profilers.steps.config import Recompute
 from tuner.errors import SpecError
-from tuner.estimate.division import balanced, front_loaded, stages_of
+from tuner.estimate.division import balanced, front_loaded, place_layers
 from tuner.estimate.launch import Dispatcher, Engine, Graphs, LaunchSettings, StageContent
 from tuner.estimate.nearest import nearest_divisor, nearest_multiple
 from tuner.estimate.stated_model import check_stated_model
@@ -44,15 +43,15 @@ class Configuration:
     global_batch: int
     micro_batch: int
     rounds: int
-    """Times that the pipeline runs empty in one step."""
+    """Pipeline flushes in one step."""
     interleave_group: int
     """Micro-batches that an interleaved schedule runs through one chunk before the next; 0: PP."""
     stages: tuple[StageContent, ...]
     """In execution order; stage s runs on pipeline rank s % PP."""
     is_explicit_layout: bool
     """Stated stage by stage rather than divided by the engine."""
-    ends: tuple[int, int]
-    """Layers that embedding and loss count for when layers are divided."""
+    embedding_loss_layers: tuple[int, int]
+    """Layers that the embedding and the loss count as when layers are divided."""
     zero_bubble: bool
     precision: str
     """One of `tuner.costs.analytic.columns_of.PRECISION_OF`."""
@@ -62,8 +61,8 @@ class Configuration:
     recompute_modules: tuple[str, ...]
     recompute_ratio: float
     """Share of a stage's layers that full recomputation covers."""
-    recompute_products: bool
-    """torchtitan's checkpoints by operation: every second product of a layer is kept."""
+    recompute_by_op: bool
+    """torchtitan's per-operation activation checkpointing: every second GEMM of a layer is kept."""
     chunks: int
     dispatcher: Dispatcher
     a2a_overlap: bool
@@ -81,7 +80,7 @@ class Configuration:
 
     @property
     def num_microbatches(self) -> int:
-        """Micro-batches per pipeline between two times that it runs empty."""
+        """Micro-batches per pipeline between two flushes."""
         return self.global_batch // (self.micro_batch * self.data * self.rounds)
 
     @property
@@ -112,8 +111,10 @@ class Configuration:
         return sum(stage.mtp_layers for stage in self.stages)
 
 
-def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration, tuple[str, ...]]:
-    """Settle what the launch leaves open, and say what was taken from where.
+def build_configuration(
+    launch: LaunchSettings, spec: Spec
+) -> tuple[Configuration, tuple[str, ...]]:
+    """Fill in what the launch does not state, with a note on the source of each value.
 
     Raises:
         SpecError: the launch contradicts itself, the spec's model or its cluster.
@@ -122,7 +123,7 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
     devices = _devices(launch, spec, notes)
     data = _data(launch, devices)
     sequence, batch, micro_batch = _batch(launch, spec, data=data, notes=notes)
-    stages = stages_of(launch, spec.model)
+    stages = place_layers(launch, spec.model)
     virtual = len(stages) // launch.pipeline
     if launch.sequence_parallel and launch.tensor == 1:
         notes.append(f"{launch.name('sequence_parallel')} has no effect: tensor parallelism is 1")
@@ -155,7 +156,7 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
         interleave_group=launch.interleave_group or 0,
         stages=stages,
         is_explicit_layout=bool(launch.layout),
-        ends=(launch.embedding_as_layers, launch.loss_as_layers),
+        embedding_loss_layers=(launch.embedding_as_layers, launch.loss_as_layers),
         zero_bubble=launch.zero_bubble,
         precision=_precision(launch),
         gradient_bytes=launch.gradient_bytes,
@@ -163,7 +164,7 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
         recompute=launch.recompute,
         recompute_modules=launch.recompute_modules,
         recompute_ratio=_recompute_ratio(launch, stages),
-        recompute_products=launch.recompute_products,
+        recompute_by_op=launch.recompute_by_op,
         chunks=launch.chunks,
         dispatcher=launch.dispatcher,
         a2a_overlap=launch.a2a_overlap,
@@ -183,7 +184,7 @@ def configuration_of(launch: LaunchSettings, spec: Spec) -> tuple[Configuration,
     return configuration, tuple(notes)
 
 
-def rearranged(
+def with_degrees(
     configuration: Configuration,
     *,
     tensor: int | None = None,
@@ -193,8 +194,8 @@ def rearranged(
 ) -> Configuration:
     """Return the configuration with other degrees: data parallelism and stages follow.
 
-    Data parallelism takes the devices that are left (0 where there is no way to divide them or the
-    layers); where the number of stages changes, layers are spread as the engine would.
+    Data parallelism takes the remaining devices (0 where they or the layers do not divide); where
+    the number of stages changes, layers are spread as the engine would.
     """
     tensor = tensor or configuration.tensor
     pipeline = pipeline or configuration.pipeline
@@ -226,7 +227,12 @@ def rearranged(
 
 def _divided(own: Configuration, layers: int, num_stages: int) -> tuple[StageContent, ...]:
     if own.engine is Engine.TORCHTITAN:
-        return front_loaded(layers, num_stages, ends=own.ends, mtp_layers=own.mtp_layers)
+        return front_loaded(
+            layers,
+            num_stages,
+            embedding_loss_layers=own.embedding_loss_layers,
+            mtp_layers=own.mtp_layers,
+        )
     return balanced(layers, num_stages, mtp_layers=own.mtp_layers)
 
 
@@ -304,7 +310,7 @@ def _batch(
 
 
 def _bucket(launch: LaunchSettings) -> int | None:
-    """Return the size of buckets where gradients have any: overlapped, and not sharded."""
+    """Return the gradient bucket size; only overlapped, unsharded gradients have buckets."""
     has_buckets = launch.overlap_gradients and launch.zero_stage < 2
     return launch.ddp_bucket_size if has_buckets else None
 

@@ -1,4 +1,4 @@
-"""A configuration in the words of a plan: the two can be compared, and manifests can judge it.
+"""A configuration as the `TrainDecision` of a plan, for comparisons and manifest checks.
 
 A share of recomputed layers becomes a whole number of layers of every stage, as a plan counts them.
 """
@@ -12,43 +12,43 @@ from tuner.plan import TrainDecision
 from tuner.spec.model import ModelSpec
 
 
-def decision_of(own: Configuration, model: ModelSpec) -> TrainDecision:
-    """Return what a plan would hold of the configuration."""
-    stages = len(own.stages)
+def to_decision(config: Configuration, model: ModelSpec) -> TrainDecision:
+    """Return the configuration as a plan stores it."""
+    stages = len(config.stages)
     return TrainDecision(
-        tensor_model_parallel_size=own.tensor,
-        pipeline_model_parallel_size=own.pipeline,
-        virtual_pipeline_model_parallel_size=own.virtual_pipeline,
-        context_parallel_size=own.context,
-        data_parallel_size=own.data,
-        expert_model_parallel_size=own.expert,
-        expert_tensor_parallel_size=own.expert_tensor,
-        expert_data_parallel_size=own.expert_data,
-        sequence_parallel=own.sequence_parallel,
-        micro_batch_size=own.micro_batch,
-        zero_stage=_stage(own.zero_stage),
-        shard_ranks=own.shard_ranks or None,
+        tensor_model_parallel_size=config.tensor,
+        pipeline_model_parallel_size=config.pipeline,
+        virtual_pipeline_model_parallel_size=config.virtual_pipeline,
+        context_parallel_size=config.context,
+        data_parallel_size=config.data,
+        expert_model_parallel_size=config.expert,
+        expert_tensor_parallel_size=config.expert_tensor,
+        expert_data_parallel_size=config.expert_data,
+        sequence_parallel=config.sequence_parallel,
+        micro_batch_size=config.micro_batch,
+        zero_stage=_stage(config.zero_stage),
+        shard_ranks=config.shard_ranks or None,
         # Without experts nothing is dispatched, whatever the engine's default.
-        dispatcher=own.dispatcher.value if model.num_moe_layers else "alltoall",
-        a2a_overlap=own.a2a_overlap,
-        recompute=own.recompute,
-        recompute_modules=own.recompute_modules,
-        recompute_num_layers=_layers(own, model),
-        stage_recompute=(own.recompute,) * stages,
-        chunks=(own.chunks,) * stages,
-        pipeline_layout=tuple(stage.layers for stage in own.stages),
-        mtp_num_layers=own.mtp_layers,
-        fp8_recipe=own.precision if own.precision not in ("bf16", "fp32") else "",
-        schedule=_schedule(own),
-        rank_order=own.rank_order,
-        cuda_graph="full_iteration" if own.graphs is Graphs.FULL else own.graphs.value,
-        overlap_grad_reduce=own.overlap_gradients,
-        ddp_bucket_size=own.ddp_bucket_size,
-        overlap_param_gather=own.overlap_parameters,
-        gradient_bytes=2 if own.gradient_bytes == 2 else 4,
-        optimizer_offload=own.optimizer_offload_ratio > 0.0,
-        activation_offload=own.activation_offload_ratio > 0.0,
-        ends_as_layers=any(own.ends),
+        dispatcher=config.dispatcher.value if model.num_moe_layers else "alltoall",
+        a2a_overlap=config.a2a_overlap,
+        recompute=config.recompute,
+        recompute_modules=config.recompute_modules,
+        recompute_num_layers=_layers(config, model),
+        stage_recompute=(config.recompute,) * stages,
+        chunks=(config.chunks,) * stages,
+        pipeline_layout=tuple(stage.layers for stage in config.stages),
+        mtp_num_layers=config.mtp_layers,
+        fp8_recipe=config.precision if config.precision not in ("bf16", "fp32") else "",
+        schedule=_schedule(config),
+        rank_order=config.rank_order,
+        cuda_graph="full_iteration" if config.graphs is Graphs.FULL else config.graphs.value,
+        overlap_grad_reduce=config.overlap_gradients,
+        ddp_bucket_size=config.ddp_bucket_size,
+        overlap_param_gather=config.overlap_parameters,
+        gradient_bytes=2 if config.gradient_bytes == 2 else 4,
+        optimizer_offload=config.optimizer_offload_ratio > 0.0,
+        activation_offload=config.activation_offload_ratio > 0.0,
+        ends_as_layers=any(config.embedding_loss_layers),
     )
 
 
@@ -57,13 +57,13 @@ def _stage(stage: int) -> Literal[0, 1, 2, 3]:
     return stages[stage]
 
 
-def _layers(own: Configuration, model: ModelSpec) -> int | None:
-    if own.recompute is not Recompute.FULL or own.recompute_ratio >= 1.0:
+def _layers(config: Configuration, model: ModelSpec) -> int | None:
+    if config.recompute is not Recompute.FULL or config.recompute_ratio >= 1.0:
         return None
-    return max(1, round(own.recompute_ratio * model.num_layers / len(own.stages)))
+    return max(1, round(config.recompute_ratio * model.num_layers / len(config.stages)))
 
 
-def _schedule(own: Configuration) -> Literal["1f1b", "interleaved", "zero_bubble"]:
-    if own.zero_bubble:
+def _schedule(config: Configuration) -> Literal["1f1b", "interleaved", "zero_bubble"]:
+    if config.zero_bubble:
         return "zero_bubble"
-    return "interleaved" if own.virtual_pipeline > 1 else "1f1b"
+    return "interleaved" if config.virtual_pipeline > 1 else "1f1b"

@@ -1,8 +1,8 @@
-"""Which layers lie on which pipeline stage: as the launch says, or as its engine divides them.
+"""The layers of every pipeline stage: as the launch says, or as its engine divides them.
 
-Megatron-LM divides evenly and refuses otherwise, with embedding and loss counted as layers where
-asked and other counts on the first and last rank where stated; torchtitan gives the rest of the
-division to the earlier stages. A layout that is written out counts as it stands.
+Megatron-LM divides evenly or refuses; flags make embedding and loss count as layers, and set
+other counts for the first and last rank. torchtitan gives the remainder of the division to the
+earlier stages. An explicit layout is used as written.
 """
 
 from collections.abc import Iterator
@@ -13,30 +13,31 @@ from tuner.estimate.nearest import nearest_divisor, nearest_multiple
 from tuner.spec.model import ModelSpec
 
 
-def stages_of(launch: LaunchSettings, model: ModelSpec) -> tuple[StageContent, ...]:
+def place_layers(launch: LaunchSettings, model: ModelSpec) -> tuple[StageContent, ...]:
     """Return what every stage holds, in execution order.
 
     Raises:
-        SpecError: the layers cannot be placed as the launch says; the message has the nearest way.
+        SpecError: the layers cannot be placed as the launch says; the message names the nearest
+            layout.
     """
     if launch.mtp_layers > model.num_layers:
         raise SpecError(
             f"{launch.source}: {launch.name('mtp_layers')} {launch.mtp_layers} exceeds the "
             f"{model.num_layers} layers of {model.name}; 1 is usual"
         )
-    ways = [
+    stated = [
         launch.name(field)
         for field in ("layout", "layers_per_virtual_stage", "virtual_pipeline")
         if getattr(launch, field)
     ]
-    if len(ways) > 1:
+    if len(stated) > 1:
         raise SpecError(
-            f"{launch.source}: {' and '.join(ways)} both say how layers are cut; keep one"
+            f"{launch.source}: {' and '.join(stated)} both say how layers are cut; keep one"
         )
     if launch.layout:
         return _explicit(launch, model)
     if launch.first_stage_layers or launch.last_stage_layers:
-        return _contents(list(_ends_stated(launch, model)), launch.mtp_layers)
+        return _contents(list(_stated_end_stages(launch, model)), launch.mtp_layers)
     return _contents(list(_divided(launch, model)), launch.mtp_layers)
 
 
@@ -63,7 +64,7 @@ def _explicit(launch: LaunchSettings, model: ModelSpec) -> tuple[StageContent, .
     return launch.layout
 
 
-def _ends_stated(launch: LaunchSettings, model: ModelSpec) -> Iterator[int]:
+def _stated_end_stages(launch: LaunchSettings, model: ModelSpec) -> Iterator[int]:
     """Yield layers of every stage where the first or last rank's are stated; the rest is even."""
     first, last = launch.first_stage_layers, launch.last_stage_layers
     virtual = launch.virtual_pipeline or 1
@@ -100,11 +101,14 @@ def _divided(launch: LaunchSettings, model: ModelSpec) -> Iterator[int]:
     if total % stages and not launch.uneven_division:
         raise SpecError(
             f"{launch.source}: {total} layers ({model.num_layers} of {model.name}"
-            f"{', ends counted' if first or last else ''}) are not divisible by {stages} stages; "
+            f"{', embedding and loss counted' if first or last else ''}) are not divisible by "
+            f"{stages} stages; "
             f"the nearest number of stages is {nearest_divisor(total, stages)}, or place them with "
             f"{launch.name('layout')}"
         )
-    counts = _front_loaded(model.num_layers, min(stages, total), ends=(first, last))
+    counts = _front_loaded(
+        model.num_layers, min(stages, total), embedding_loss_layers=(first, last)
+    )
     if stages > total or min(counts) < 0:
         raise SpecError(
             f"{launch.source}: {stages} stages are too many for {model.num_layers} layers; the "
@@ -141,32 +145,34 @@ def _num_stages(launch: LaunchSettings, model: ModelSpec, total: int) -> int:
 
 
 def front_loaded(
-    num_layers: int, num_stages: int, *, ends: tuple[int, int], mtp_layers: int = 0
+    num_layers: int, num_stages: int, *, embedding_loss_layers: tuple[int, int], mtp_layers: int = 0
 ) -> tuple[StageContent, ...]:
-    """Spread layers as torchtitan does, embedding and loss counting for as many layers as `ends`.
+    """Spread layers as torchtitan does; embedding and loss count as `embedding_loss_layers`.
 
     Returns:
-        Every stage; nothing where some stage would hold less than nothing.
+        Every stage; empty where a stage would hold a negative number of layers.
     """
-    counts = _front_loaded(num_layers, num_stages, ends=ends)
+    counts = _front_loaded(num_layers, num_stages, embedding_loss_layers=embedding_loss_layers)
     return _contents(counts, mtp_layers) if min(counts) >= 0 else ()
 
 
-def _front_loaded(num_layers: int, num_stages: int, *, ends: tuple[int, int]) -> list[int]:
+def _front_loaded(
+    num_layers: int, num_stages: int, *, embedding_loss_layers: tuple[int, int]
+) -> list[int]:
     if num_stages == 1:
         return [num_layers]
-    share, rest = divmod(num_layers + sum(ends), num_stages)
+    share, rest = divmod(num_layers + sum(embedding_loss_layers), num_stages)
     counts = [share + (stage < rest) for stage in range(num_stages)]
-    counts[0] -= ends[0]
-    counts[-1] -= ends[1]
+    counts[0] -= embedding_loss_layers[0]
+    counts[-1] -= embedding_loss_layers[1]
     return counts
 
 
 def balanced(num_layers: int, num_stages: int, *, mtp_layers: int = 0) -> tuple[StageContent, ...]:
-    """Spread layers evenly; what is left over goes to the stages before the last ones.
+    """Spread layers evenly; the remainder goes to the inner stages.
 
-    With a rest, the first and last stages, which hold embedding, loss and multi-token prediction,
-    get the smaller share first.
+    With a remainder, the first and last stages, which hold embedding, loss and multi-token
+    prediction, get the smaller share first.
     """
     share, rest = divmod(num_layers, num_stages)
     counts = [share] * num_stages

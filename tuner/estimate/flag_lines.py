@@ -1,7 +1,7 @@
-"""What to write into a launch to get from one configuration to another, line by line.
+"""The lines of a launch that differ between two configurations.
 
-Each engine has one function that says every changeable knob in its own words; the lines to change
-are those in which two configurations differ. A knob that falls away is a line to take out.
+Each engine has one function that writes every changeable knob as its flags; the lines to change are
+those that differ. A knob that is no longer set is a line to remove.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,9 @@ Settings = Mapping[str, str]
 def flag_lines(
     launch: LaunchSettings, before: Configuration, after: Configuration
 ) -> tuple[str, ...]:
-    """Return the lines to set and to take out."""
-    say = _ENGINE[launch.engine]
-    old, new = say(launch, before, before), say(launch, before, after)
+    """Return the lines to set and to remove."""
+    settings_of = _ENGINE[launch.engine]
+    old, new = settings_of(launch, before, before), settings_of(launch, before, after)
     write = _FORM[launch.engine]
     stated = {words.split()[0] for words in launch.understood if words}
     changed = {key for key, value in new.items() if old.get(key) != value}
@@ -33,7 +33,7 @@ def flag_lines(
         if short in stated and (changed | set(dropped)) & set(keys)
     ]
     for short in overruled:
-        # Without the shorthand, everything that it stood for has to be said.
+        # Without the shorthand, everything that it stood for has to be written.
         changed |= {key for key in SHORTHANDS[short] if key in new and key not in stated}
         dropped = [key for key in dropped if key in stated or key not in SHORTHANDS[short]]
     return (
@@ -42,52 +42,52 @@ def flag_lines(
     )
 
 
-def _megatron(launch: LaunchSettings, before: Configuration, own: Configuration) -> Settings:
-    found = {
-        "--tensor-model-parallel-size": str(own.tensor),
-        "--pipeline-model-parallel-size": str(own.pipeline),
-        "--context-parallel-size": str(own.context),
-        "--expert-model-parallel-size": str(own.expert),
-        "--micro-batch-size": str(own.micro_batch),
+def _megatron(launch: LaunchSettings, before: Configuration, config: Configuration) -> Settings:
+    settings = {
+        "--tensor-model-parallel-size": str(config.tensor),
+        "--pipeline-model-parallel-size": str(config.pipeline),
+        "--context-parallel-size": str(config.context),
+        "--expert-model-parallel-size": str(config.expert),
+        "--micro-batch-size": str(config.micro_batch),
     }
     switches = {
-        "--sequence-parallel": own.sequence_parallel,
-        "--use-distributed-optimizer": own.zero_stage == 1,
-        "--overlap-grad-reduce": own.overlap_gradients,
-        "--overlap-param-gather": own.overlap_parameters,
-        "--tp-comm-overlap": own.overlap_tensor,
-        "--overlap-moe-expert-parallel-comm": own.a2a_overlap,
-        "--moe-shared-expert-overlap": own.shared_expert_overlap,
+        "--sequence-parallel": config.sequence_parallel,
+        "--use-distributed-optimizer": config.zero_stage == 1,
+        "--overlap-grad-reduce": config.overlap_gradients,
+        "--overlap-param-gather": config.overlap_parameters,
+        "--tp-comm-overlap": config.overlap_tensor,
+        "--overlap-moe-expert-parallel-comm": config.a2a_overlap,
+        "--moe-shared-expert-overlap": config.shared_expert_overlap,
     }
-    found |= {flag: "" for flag, is_on in switches.items() if is_on}
-    if own.ddp_bucket_size is not None:
-        found["--ddp-bucket-size"] = str(own.ddp_bucket_size)
-    if own.has_experts and (launch.expert_tensor or own.expert_tensor != own.tensor):
+    settings |= {flag: "" for flag, is_on in switches.items() if is_on}
+    if config.ddp_bucket_size is not None:
+        settings["--ddp-bucket-size"] = str(config.ddp_bucket_size)
+    if config.has_experts and (launch.expert_tensor or config.expert_tensor != config.tensor):
         # Left out, the engine takes that of the dense layers.
-        found["--expert-tensor-parallel-size"] = str(own.expert_tensor)
-    found |= _megatron_recompute(own)
-    if own.dispatcher in (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP):
-        found["--moe-token-dispatcher-type"] = "flex"
-        found["--moe-flex-dispatcher-backend"] = own.dispatcher.value
+        settings["--expert-tensor-parallel-size"] = str(config.expert_tensor)
+    settings |= _megatron_recompute(config)
+    if config.dispatcher in (Dispatcher.DEEPEP, Dispatcher.HYBRIDEP):
+        settings["--moe-token-dispatcher-type"] = "flex"
+        settings["--moe-flex-dispatcher-backend"] = config.dispatcher.value
     else:
-        found["--moe-token-dispatcher-type"] = own.dispatcher.value
-    if own.graphs is not Graphs.NONE:
-        is_full = own.graphs is Graphs.FULL
-        found["--cuda-graph-impl"] = "full_iteration" if is_full else "transformer_engine"
-    return found | _megatron_stages(launch, before, own)
+        settings["--moe-token-dispatcher-type"] = config.dispatcher.value
+    if config.graphs is not Graphs.NONE:
+        is_full = config.graphs is Graphs.FULL
+        settings["--cuda-graph-impl"] = "full_iteration" if is_full else "transformer_engine"
+    return settings | _megatron_stages(launch, before, config)
 
 
-def _megatron_recompute(own: Configuration) -> dict[str, str]:
-    if own.recompute is Recompute.NONE:
+def _megatron_recompute(config: Configuration) -> dict[str, str]:
+    if config.recompute is Recompute.NONE:
         return {}
-    if own.recompute is Recompute.SELECTIVE:
+    if config.recompute is Recompute.SELECTIVE:
         return {
             "--recompute-granularity": "selective",
-            "--recompute-modules": " ".join(own.recompute_modules),
+            "--recompute-modules": " ".join(config.recompute_modules),
         }
-    per_stage = sum(stage.layers for stage in own.stages) / len(own.stages)
-    is_whole = own.recompute_ratio >= 1.0
-    some = max(1, round(own.recompute_ratio * per_stage))
+    per_stage = sum(stage.layers for stage in config.stages) / len(config.stages)
+    is_whole = config.recompute_ratio >= 1.0
+    some = max(1, round(config.recompute_ratio * per_stage))
     return {
         "--recompute-granularity": "full",
         "--recompute-method": "uniform" if is_whole else "block",
@@ -96,10 +96,10 @@ def _megatron_recompute(own: Configuration) -> dict[str, str]:
 
 
 def _megatron_stages(
-    launch: LaunchSettings, before: Configuration, own: Configuration
+    launch: LaunchSettings, before: Configuration, config: Configuration
 ) -> dict[str, str]:
-    """Say how layers are cut: as the launch did while that holds, else as plainly as possible."""
-    same = (own.stages, own.virtual_pipeline) == (before.stages, before.virtual_pipeline)
+    """Write the layer division: as the launch did if it is unchanged, else in the simplest form."""
+    same = (config.stages, config.virtual_pipeline) == (before.stages, before.virtual_pipeline)
     if same:
         stated = {
             "layout": "layout",
@@ -108,95 +108,95 @@ def _megatron_stages(
             "first_stage_layers": "first_stage_layers",
             "last_stage_layers": "last_stage_layers",
         }
-        found = {launch.name(name): "as it is" for name in stated if getattr(launch, name)}
-        ends = {
+        settings = {launch.name(name): "as it is" for name in stated if getattr(launch, name)}
+        division_flags = {
             "--account-for-embedding-in-pipeline-split": launch.embedding_as_layers,
             "--account-for-loss-in-pipeline-split": launch.loss_as_layers,
         }
-        return found | {flag: "" for flag, is_on in ends.items() if is_on}
-    if len({stage.layers for stage in own.stages}) > 1:
-        return {"--pipeline-model-parallel-layout": layout_text(own.stages)}
-    if own.virtual_pipeline == 1:
+        return settings | {flag: "" for flag, is_on in division_flags.items() if is_on}
+    if len({stage.layers for stage in config.stages}) > 1:
+        return {"--pipeline-model-parallel-layout": layout_text(config.stages)}
+    if config.virtual_pipeline == 1:
         return {}
     if launch.virtual_pipeline:
-        return {launch.name("virtual_pipeline"): str(own.virtual_pipeline)}
-    return {launch.name("layers_per_virtual_stage"): str(own.stages[0].layers)}
+        return {launch.name("virtual_pipeline"): str(config.virtual_pipeline)}
+    return {launch.name("layers_per_virtual_stage"): str(config.stages[0].layers)}
 
 
-def _torchtitan(launch: LaunchSettings, before: Configuration, own: Configuration) -> Settings:
+def _torchtitan(launch: LaunchSettings, before: Configuration, config: Configuration) -> Settings:
     parallelism = "parallelism."
-    found = {
-        f"{parallelism}tensor_parallel_degree": str(own.tensor),
-        f"{parallelism}pipeline_parallel_degree": str(own.pipeline),
-        f"{parallelism}context_parallel_degree": str(own.context),
-        f"{parallelism}expert_parallel_degree": str(own.expert),
-        f"{parallelism}expert_tensor_parallel_degree": str(own.expert_tensor),
+    settings = {
+        f"{parallelism}tensor_parallel_degree": str(config.tensor),
+        f"{parallelism}pipeline_parallel_degree": str(config.pipeline),
+        f"{parallelism}context_parallel_degree": str(config.context),
+        f"{parallelism}expert_parallel_degree": str(config.expert),
+        f"{parallelism}expert_tensor_parallel_degree": str(config.expert_tensor),
         f"{parallelism}expert_parallel_comm_backend": '"deepep"'
-        if own.dispatcher is Dispatcher.DEEPEP
+        if config.dispatcher is Dispatcher.DEEPEP
         else '"standard"',
-        f"{parallelism}enable_async_tensor_parallel": str(own.overlap_tensor).lower(),
-        "activation_checkpoint.mode": _checkpoint_mode(own),
+        f"{parallelism}enable_async_tensor_parallel": str(config.overlap_tensor).lower(),
+        "activation_checkpoint.mode": _checkpoint_mode(config),
     }
-    if _checkpoint_mode(own) == '"selective"':
-        every = "op" if own.recompute_products else str(round(1.0 / own.recompute_ratio))
-        found["activation_checkpoint.selective_ac_option"] = f'"{every}"'
+    if _checkpoint_mode(config) == '"selective"':
+        every = "op" if config.recompute_by_op else str(round(1.0 / config.recompute_ratio))
+        settings["activation_checkpoint.selective_ac_option"] = f'"{every}"'
     if launch.data is not None:
-        found[f"{parallelism}data_parallel_shard_degree"] = str(own.data // own.replicas)
-    local = own.micro_batch
-    if own.pipeline > 1:
-        local *= own.num_microbatches
-        found[f"{parallelism}pipeline_parallel_microbatch_size"] = str(own.micro_batch)
+        settings[f"{parallelism}data_parallel_shard_degree"] = str(config.data // config.replicas)
+    local = config.micro_batch
+    if config.pipeline > 1:
+        local *= config.num_microbatches
+        settings[f"{parallelism}pipeline_parallel_microbatch_size"] = str(config.micro_batch)
         schedule = (
             "InterleavedZeroBubble"
-            if own.zero_bubble
+            if config.zero_bubble
             else "1F1B"
-            if own.virtual_pipeline == 1
+            if config.virtual_pipeline == 1
             else "Interleaved1F1B"
         )
-        found[f"{parallelism}pipeline_parallel_schedule"] = f'"{schedule}"'
-    found["training.local_batch_size"] = str(local)
-    found |= _torchtitan_stages(launch, before, own)
-    if launch.global_batch is None and local * own.data != own.global_batch:
-        found["training.global_batch_size"] = str(own.global_batch)
-    return found
+        settings[f"{parallelism}pipeline_parallel_schedule"] = f'"{schedule}"'
+    settings["training.local_batch_size"] = str(local)
+    settings |= _torchtitan_stages(launch, before, config)
+    if launch.global_batch is None and local * config.data != config.global_batch:
+        settings["training.global_batch_size"] = str(config.global_batch)
+    return settings
 
 
 def _torchtitan_stages(
-    launch: LaunchSettings, before: Configuration, own: Configuration
+    launch: LaunchSettings, before: Configuration, config: Configuration
 ) -> dict[str, str]:
-    """Say how layers are cut; up to two stages of a rank follow from the schedule."""
-    if own.stages == before.stages:
+    """Write the layer division; up to two stages per rank follow from the schedule."""
+    if config.stages == before.stages:
         stated = (name for name in ("layout", "layers_per_virtual_stage") if getattr(launch, name))
         return {launch.name(name): "as it is" for name in stated}
-    if own.virtual_pipeline <= 2:
+    if config.virtual_pipeline <= 2:
         return {}
-    total = sum(stage.layers for stage in own.stages) + sum(own.ends)
-    return {launch.name("layers_per_virtual_stage"): str(-(-total // own.num_stages))}
+    total = sum(stage.layers for stage in config.stages) + sum(config.embedding_loss_layers)
+    return {launch.name("layers_per_virtual_stage"): str(-(-total // config.num_stages))}
 
 
-def _checkpoint_mode(own: Configuration) -> str:
-    if own.recompute is Recompute.NONE:
+def _checkpoint_mode(config: Configuration) -> str:
+    if config.recompute is Recompute.NONE:
         return '"none"'
-    return '"full"' if own.recompute_ratio >= 1.0 else '"selective"'
+    return '"full"' if config.recompute_ratio >= 1.0 else '"selective"'
 
 
-def _deepspeed(launch: LaunchSettings, before: Configuration, own: Configuration) -> Settings:
-    found = {
-        '"train_batch_size"': str(own.global_batch),
-        '"train_micro_batch_size_per_gpu"': str(own.micro_batch),
-        '"gradient_accumulation_steps"': str(own.num_microbatches),
-        '"zero_optimization": {"stage"}': str(own.zero_stage),
-        '"tensor_parallel": {"autotp_size"}': str(own.tensor),
-        '"sequence_parallel_size"': str(own.context),
-        '"expert_parallel": {"autoep_size"}': str(own.expert),
+def _deepspeed(launch: LaunchSettings, before: Configuration, config: Configuration) -> Settings:
+    settings = {
+        '"train_batch_size"': str(config.global_batch),
+        '"train_micro_batch_size_per_gpu"': str(config.micro_batch),
+        '"gradient_accumulation_steps"': str(config.num_microbatches),
+        '"zero_optimization": {"stage"}': str(config.zero_stage),
+        '"tensor_parallel": {"autotp_size"}': str(config.tensor),
+        '"sequence_parallel_size"': str(config.context),
+        '"expert_parallel": {"autoep_size"}': str(config.expert),
     }
-    if own.recompute is not Recompute.NONE:
-        found["activation checkpointing in the training script"] = "on"
+    if config.recompute is not Recompute.NONE:
+        settings["activation checkpointing in the training script"] = "on"
     if launch.shard_ranks:
-        found['"zero_optimization": {"mics_shard_size"}'] = str(own.shard_ranks)
-    if own.overlap_gradients:
-        found['"zero_optimization": {"overlap_comm"}'] = "true"
-    return found
+        settings['"zero_optimization": {"mics_shard_size"}'] = str(config.shard_ranks)
+    if config.overlap_gradients:
+        settings['"zero_optimization": {"overlap_comm"}'] = "true"
+    return settings
 
 
 def _flag(key: str, value: str) -> str:

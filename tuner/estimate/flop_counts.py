@@ -1,10 +1,10 @@
-"""Operations of one training step, by three conventions that users meet.
+"""FLOPs of one training step, by three conventions that users meet.
 
-    model       tuner/spec/accounting.py: matrix products of forward and backward pass, causal
+    model       tuner/spec/accounting.py: GEMMs of forward and backward pass, causal
                 attention by the pairs that are attended, the head, routed experts that are used;
                 nothing for recomputation. Multi-token-prediction layers count when they are
                 trained. MFU is these over time and peak.
-    hardware    model, plus the forward products that recomputation runs again. HFU.
+    hardware    model, plus the forward GEMMs that are recomputed. HFU.
     megatron    what Megatron-LM prints as TFLOP/s/GPU (`num_floating_point_operations` of
                 `megatron/training/training.py`, core_v0.16.1 and later): half the square of the
                 sequence for causal attention, multi-token prediction with its heads, no router, the
@@ -25,34 +25,36 @@ from tuner.spec.accounting import (
 from tuner.spec.model import ModelSpec
 
 CONVENTION: Final = (
-    "model FLOPs: 3 x forward matrix products, causal attention by attended pairs, head and used "
+    "model FLOPs: 3 x forward GEMMs, causal attention by attended pairs, head and used "
     "experts counted, recomputation not"
 )
 VOCABULARY_MULTIPLE: Final = 128
 """Megatron-LM's --make-vocab-size-divisible-by."""
 
 
-def model_flop(own: Configuration, model: ModelSpec) -> float:
-    """Operations of one step that training needs."""
-    extended = _with_mtp(model, own.mtp_layers)
-    per_token = training_flop_per_token(extended, sequence_length=own.sequence)
+def model_flop(config: Configuration, model: ModelSpec) -> float:
+    """Model FLOPs of one step."""
+    extended = _with_mtp(model, config.mtp_layers)
+    per_token = training_flop_per_token(extended, sequence_length=config.sequence)
     # Each MTP layer joins two hidden states and has the main model's head applied once more.
     hidden = model.hidden_size
-    extra = own.mtp_layers * 6.0 * (2.0 * hidden * hidden + hidden * model.vocab_size)
-    return _tokens(own) * (per_token + extra)
+    extra = config.mtp_layers * 6.0 * (2.0 * hidden * hidden + hidden * model.vocab_size)
+    return _tokens(config) * (per_token + extra)
 
 
-def recomputed_flop(own: Configuration, model: ModelSpec) -> float:
-    """Operations of one step that recomputation runs again.
+def recomputed_flop(config: Configuration, model: ModelSpec) -> float:
+    """Recomputed FLOPs of one step.
 
-    torchtitan's checkpoints by operation keep attention and every second product.
+    torchtitan's per-operation checkpointing keeps attention and every second GEMM.
     """
-    forward = forward_flop_per_token(_with_mtp(model, own.mtp_layers), sequence_length=own.sequence)
-    if own.recompute is Recompute.FULL:
-        again = own.recompute_ratio * (forward.total - forward.head)
-        return _tokens(own) * again
-    if own.recompute_products:
-        return _tokens(own) * 0.5 * (forward.total - forward.head - forward.attention_core)
+    forward = forward_flop_per_token(
+        _with_mtp(model, config.mtp_layers), sequence_length=config.sequence
+    )
+    if config.recompute is Recompute.FULL:
+        recomputed = config.recompute_ratio * (forward.total - forward.head)
+        return _tokens(config) * recomputed
+    if config.recompute_by_op:
+        return _tokens(config) * 0.5 * (forward.total - forward.head - forward.attention_core)
     by_module = {
         "core_attn": forward.attention_core,
         "mlp": forward.dense_ffn,
@@ -60,36 +62,36 @@ def recomputed_flop(own: Configuration, model: ModelSpec) -> float:
         "shared_experts": forward.shared_experts,
         "mla_up_proj": _up_projections(model),
     }
-    covered = [part for part in own.recompute_modules if part in by_module]
+    covered = [part for part in config.recompute_modules if part in by_module]
     if "moe" in covered:
         covered = [part for part in covered if part != "shared_experts"]
-    return _tokens(own) * sum(by_module[part] for part in covered)
+    return _tokens(config) * sum(by_module[part] for part in covered)
 
 
-def megatron_flop(own: Configuration, model: ModelSpec) -> float:
-    """Operations of one step as Megatron-LM counts them."""
+def megatron_flop(config: Configuration, model: ModelSpec) -> float:
+    """FLOPs of one step as Megatron-LM counts them."""
     attention, moe, hidden = model.attention, model.moe, model.hidden_size
-    extended = _with_mtp(model, own.mtp_layers)
+    extended = _with_mtp(model, config.mtp_layers)
     matrices = 3 if model.ffn_is_gated else 2
     dense = extended.num_layers - extended.num_moe_layers
     networks = dense * matrices * model.dense_ffn_size
     if moe is not None:
         width = moe.top_k * moe.expert_ffn_size + moe.shared_ffn_size
         networks += extended.num_moe_layers * 3 * width
-    block = VOCABULARY_MULTIPLE * own.tensor
+    block = VOCABULARY_MULTIPLE * config.tensor
     vocabulary = -(-model.vocab_size // block) * block
     heads = attention.num_heads * (attention.head_dim + attention.value_head_dim)
     per_token = 6.0 * (
         hidden * networks
-        + extended.num_layers * (attention_weights(model) + own.sequence * heads / 2)
-        + own.mtp_layers * (3 * hidden + 2 * hidden * hidden)
-        + (own.mtp_layers + 1) * hidden * vocabulary
+        + extended.num_layers * (attention_weights(model) + config.sequence * heads / 2)
+        + config.mtp_layers * (3 * hidden + 2 * hidden * hidden)
+        + (config.mtp_layers + 1) * hidden * vocabulary
     )
-    return _tokens(own) * per_token
+    return _tokens(config) * per_token
 
 
-def _tokens(own: Configuration) -> float:
-    return float(own.global_batch * own.sequence)
+def _tokens(config: Configuration) -> float:
+    return float(config.global_batch * config.sequence)
 
 
 def _with_mtp(model: ModelSpec, mtp_layers: int) -> ModelSpec:
@@ -106,7 +108,7 @@ def _with_mtp(model: ModelSpec, mtp_layers: int) -> ModelSpec:
 
 
 def _up_projections(model: ModelSpec) -> float:
-    """Operations per token of MLA's products out of the compressed widths, all layers."""
+    """FLOPs per token of MLA's up-projections, all layers."""
     attention = model.attention
     queries = (attention.q_lora_rank or 0) * attention.num_heads * attention.head_dim
     keys_values = (

@@ -1,11 +1,11 @@
-"""What a launch file or command asks for, whatever engine it is written for.
+"""The settings of a launch file or command, independent of its engine.
 
-`LaunchSettings` is what a reader found, engine's defaults filled in where the engine documents
-them; what only the model or the number of devices can tell stays open and is settled in
-tuner/estimate/configuration.py. Every setting that a message may have to name keeps the spelling
-of its file (`spelled`).
+`LaunchSettings` is what a reader returns, with the engine's documented defaults filled in. What
+depends on the model or the number of devices is filled in by tuner/estimate/configuration.py.
+Settings that a message may name keep the spelling of their file (`spelled`).
 
-Not covered: data, tokenizer, optimizer and learning rate, which decide no time and no byte here.
+Not covered: data, tokenizer, optimizer and learning rate, which affect neither time nor memory
+here.
 """
 
 from enum import StrEnum
@@ -87,7 +87,7 @@ class LaunchSettings(Record):
     rank_order: str = DEFAULT_RANK_ORDER
     """Groups from neighbouring to distant ranks."""
     environment: dict[str, str] = Field(default_factory=dict)
-    """Variables that the launch sets and that decide what may run at once."""
+    """Variables that the launch sets and that legality depends on."""
 
     tensor: Count = 1
     context: Count = 1
@@ -96,15 +96,15 @@ class LaunchSettings(Record):
     expert_tensor: Count | None = None
     """Absent: the engine takes that of the dense layers."""
     data: Count | None = None
-    """Absent: the devices that are left."""
+    """Absent: the remaining devices."""
     replicas: Count = 1
     """HSDP, or several instances of the distributed optimizer: copies of the sharded state."""
     shard_ranks: Count | None = None
-    """The other way to say it: ranks that share one copy."""
+    """Alternative to `replicas`: ranks that share one copy."""
     virtual_pipeline: Count | None = None
     """Model chunks per pipeline rank."""
     layers_per_virtual_stage: Count | None = None
-    """The other way to say it."""
+    """Alternative to `virtual_pipeline`."""
     interleave_group: Count | None = None
     """Micro-batches that an interleaved schedule runs through one chunk before the next."""
     layout: tuple[StageContent, ...] = ()
@@ -115,7 +115,7 @@ class LaunchSettings(Record):
     """Layers that the embedding counts for when the engine divides them."""
     loss_as_layers: Annotated[int, Field(ge=0)] = 0
     uneven_division: bool = False
-    """The engine gives earlier stages one layer more where the division leaves a rest."""
+    """The engine gives earlier stages one layer more where the division has a remainder."""
     zero_bubble: bool = False
     sequence_parallel: bool = False
 
@@ -123,17 +123,17 @@ class LaunchSettings(Record):
     """Tokens of one sequence; absent: the spec's."""
     micro_batch: Count = 1
     micro_batch_follows: bool = False
-    """The micro-batch is not stated; it is what batch, accumulation and devices leave."""
+    """The micro-batch is not stated; it follows from batch, accumulation and devices."""
     global_batch: Count | None = None
     """Sequences of one step; absent: the spec's, or `accumulation` if that is set."""
     accumulation: Count | None = None
     """Micro-batches of one replica in one step."""
     flush: Count | None = None
-    """Sequences of one replica after which its pipeline runs empty; absent: those of a step."""
+    """Sequences of one replica between pipeline flushes; absent: those of a step."""
 
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     fp8_recipe: str = ""
-    """The engine's name of it; empty without 8-bit or 4-bit products."""
+    """The engine's name of it; empty without 8-bit or 4-bit GEMMs."""
     gradient_bytes: Literal[2, 4] = 4
     zero_stage: Literal[0, 1, 2, 3] = 0
     recompute: Recompute = Recompute.NONE
@@ -145,8 +145,8 @@ class LaunchSettings(Record):
     where the model chunks of interleaving are stages."""
     recompute_ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
     """Share of the layers that is recomputed, where an engine says it so."""
-    recompute_products: bool = False
-    """torchtitan's selective checkpoints by operation."""
+    recompute_by_op: bool = False
+    """torchtitan's selective activation checkpointing by operation."""
     chunks: Count = 1
     """MemFine's `--mlp-chunks-for-training`."""
     dispatcher: Dispatcher = Dispatcher.ALLTOALL
@@ -166,10 +166,10 @@ class LaunchSettings(Record):
     """Saved activations of every layer live in host memory, module by module."""
     mtp_layers: Annotated[int, Field(ge=0)] = 0
     balance: str = ""
-    """What of the launch is to spread tokens evenly over experts, as it says it; empty: nothing."""
-    unlike_priced: dict[str, str] = Field(default_factory=dict)
-    """Rows of tuner/launch/priced_settings.py with another value than the priced one: what the
-    launch says, by name."""
+    """The flag that balances tokens over experts, as the launch writes it; empty: none."""
+    differing_settings: dict[str, str] = Field(default_factory=dict)
+    """By name, rows of tuner/launch/priced_settings.py whose value differs from the priced one: the
+    launch's flag."""
 
     stated: tuple[StatedSize, ...] = ()
     spelled: dict[str, str] = Field(default_factory=dict)
@@ -179,9 +179,9 @@ class LaunchSettings(Record):
     ignored: tuple[str, ...] = ()
     """Settings that change nothing in the price."""
     deprecated: tuple[str, ...] = ()
-    """What the engine no longer wants, and what to say instead."""
+    """Deprecated settings, and their replacement."""
     notes: tuple[str, ...] = ()
-    """What the reader had to take for granted."""
+    """Assumptions of the reader."""
 
     def name(self, field: str) -> str:
         """Return how the launch spells a field, or how its engine would."""

@@ -1,4 +1,4 @@
-"""Rules that a configuration must keep to be launched; each is one line with the nearest way out.
+"""Rules of a launchable configuration; a broken one is one line with the nearest legal value.
 
 Rules of arithmetic hold for every engine; those of Megatron-LM are what its argument parser and
 `TransformerConfig` (core_v0.16.1 to core_v0.19.0) refuse, those of torchtitan what its
@@ -21,114 +21,119 @@ Name = Callable[[str], str]
 """How the launch spells a field."""
 
 
-def broken_rules(own: Configuration, model: ModelSpec, *, name: Name) -> Iterator[str]:
-    """Yield what keeps the configuration from being launched."""
-    yield from _tensor(own, model, name)
-    yield from _sequence(own, name)
-    yield from _experts(own, model, name)
-    yield from _copies(own)
-    yield from _schedule(own, name)
-    yield from _recompute(own, model, name)
-    yield from _ENGINE[own.engine](own, model, name)
+def broken_rules(config: Configuration, model: ModelSpec, *, name: Name) -> Iterator[str]:
+    """Yield the rules that the configuration breaks."""
+    yield from _tensor(config, model, name)
+    yield from _sequence(config, name)
+    yield from _experts(config, model, name)
+    yield from _copies(config)
+    yield from _schedule(config, name)
+    yield from _recompute(config, model, name)
+    yield from _ENGINE[config.engine](config, model, name)
 
 
-def _tensor(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
+def _tensor(config: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
     heads, groups = model.attention.num_heads, model.attention.num_kv_heads
-    said = f"{name('tensor')} {own.tensor}"
-    ranks = own.devices // (own.context * own.pipeline)
-    if heads % own.tensor:
+    said = f"{name('tensor')} {config.tensor}"
+    ranks = config.devices // (config.context * config.pipeline)
+    if heads % config.tensor:
         yield (
             f"{said} does not divide the {heads} attention heads; the nearest that does is "
-            f"{nearest_common_divisor(heads, ranks, own.tensor)}"
+            f"{nearest_common_divisor(heads, ranks, config.tensor)}"
         )
-    elif groups % own.tensor and own.tensor % groups:
+    elif groups % config.tensor and config.tensor % groups:
         yield (
             f"{said} neither divides the {groups} key-value heads nor is a multiple of them; the "
-            f"nearest that divides them is {nearest_common_divisor(groups, ranks, own.tensor)}"
+            f"nearest that divides them is {nearest_common_divisor(groups, ranks, config.tensor)}"
         )
     widths = {
         "the feed-forward width": model.dense_ffn_size if LayerKind.DENSE in model.layers else 0,
         "the shared experts' width": model.moe.shared_ffn_size if model.moe else 0,
     }
     for what, width in widths.items():
-        if width % own.tensor:
+        if width % config.tensor:
             yield (
                 f"{said} does not divide {what} {width}; the nearest that does is "
-                f"{nearest_common_divisor(width, ranks, own.tensor)}"
+                f"{nearest_common_divisor(width, ranks, config.tensor)}"
             )
 
 
-def _sequence(own: Configuration, name: Name) -> Iterator[str]:
+def _sequence(config: Configuration, name: Name) -> Iterator[str]:
     # Causal attention is balanced by giving each rank a piece of both halves of the sequence.
-    if own.context > 1 and own.sequence % (2 * own.context):
-        half = own.sequence // 2 if own.sequence % 2 == 0 else 1
-        ranks = own.devices // (own.tensor * own.pipeline)
+    if config.context > 1 and config.sequence % (2 * config.context):
+        half = config.sequence // 2 if config.sequence % 2 == 0 else 1
+        ranks = config.devices // (config.tensor * config.pipeline)
         yield (
-            f"{name('context')} {own.context} does not cut {name('sequence')} {own.sequence} into "
-            f"2 * {own.context} equal pieces; the nearest degree that does is "
-            f"{nearest_common_divisor(half, ranks, own.context)}"
+            f"{name('context')} {config.context} does not cut {name('sequence')} {config.sequence} "
+            "into "
+            f"2 * {config.context} equal pieces; the nearest degree that does is "
+            f"{nearest_common_divisor(half, ranks, config.context)}"
         )
-    elif own.sequence_parallel and own.sequence % (own.tensor * own.context):
+    elif config.sequence_parallel and config.sequence % (config.tensor * config.context):
         yield (
-            f"{name('sequence')} {own.sequence} is not divisible by {name('tensor')} {own.tensor} "
-            f"* {name('context')} {own.context}, as sequence parallelism needs; the nearest that "
-            f"is: {nearest_multiple(own.sequence, own.tensor * own.context)}"
+            f"{name('sequence')} {config.sequence} is not divisible by {name('tensor')} "
+            f"{config.tensor} "
+            f"* {name('context')} {config.context}, as sequence parallelism needs; the nearest "
+            "that "
+            f"is: {nearest_multiple(config.sequence, config.tensor * config.context)}"
         )
 
 
-def _experts(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
-    said = f"{name('expert')} {own.expert}"
+def _experts(config: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
+    said = f"{name('expert')} {config.expert}"
     if model.moe is None:
-        if own.expert > 1:
+        if config.expert > 1:
             yield f"{said}: {model.name} has no experts; set it to 1"
         return
-    experts, ranks = model.moe.num_experts, own.stage_ranks
-    if own.expert > experts:
+    experts, ranks = model.moe.num_experts, config.stage_ranks
+    if config.expert > experts:
         yield f"{said} exceeds the {experts} experts of {model.name}; the most is {experts}"
-    elif experts % own.expert:
+    elif experts % config.expert:
         yield (
             f"{said} does not divide the {experts} experts of {model.name}; the nearest that does "
-            f"is {nearest_common_divisor(experts, ranks, own.expert)}"
+            f"is {nearest_common_divisor(experts, ranks, config.expert)}"
         )
-    if model.moe.expert_ffn_size % own.expert_tensor:
+    if model.moe.expert_ffn_size % config.expert_tensor:
         yield (
-            f"{name('expert_tensor')} {own.expert_tensor} does not divide the experts' width "
+            f"{name('expert_tensor')} {config.expert_tensor} does not divide the experts' width "
             f"{model.moe.expert_ffn_size}; the nearest that does is "
-            f"{nearest_divisor(model.moe.expert_ffn_size, own.expert_tensor)}"
+            f"{nearest_divisor(model.moe.expert_ffn_size, config.expert_tensor)}"
         )
-    elif ranks % (own.expert * own.expert_tensor):
-        per_split = ranks // own.expert_tensor if ranks % own.expert_tensor == 0 else 1
+    elif ranks % (config.expert * config.expert_tensor):
+        per_split = ranks // config.expert_tensor if ranks % config.expert_tensor == 0 else 1
         yield (
-            f"{said} * {name('expert_tensor')} {own.expert_tensor} does not divide the {ranks} "
+            f"{said} * {name('expert_tensor')} {config.expert_tensor} does not divide the {ranks} "
             f"devices of a pipeline stage; the nearest expert degree that does is "
-            f"{nearest_common_divisor(per_split, experts, own.expert)}"
+            f"{nearest_common_divisor(per_split, experts, config.expert)}"
         )
 
 
-def _copies(own: Configuration) -> Iterator[str]:
+def _copies(config: Configuration) -> Iterator[str]:
     """Copies of sharded state are whole: each holds every rank of data and expert parallelism."""
-    if not own.shard_ranks:
+    if not config.shard_ranks:
         return
-    shared = {"data": own.data, "expert data": own.expert_data}
+    shared = {"data": config.data, "expert data": config.expert_data}
     for what, ranks in shared.items():
-        if ranks % own.replicas:
+        if ranks % config.replicas:
             yield (
-                f"{own.replicas} copies of sharded state do not divide {what} parallelism {ranks}; "
-                f"the nearest number that does is {nearest_divisor(ranks, own.replicas)}"
+                f"{config.replicas} copies of sharded state do not divide {what} parallelism "
+                f"{ranks}; "
+                f"the nearest number that does is {nearest_divisor(ranks, config.replicas)}"
             )
             return
 
 
-def _schedule(own: Configuration, name: Name) -> Iterator[str]:
-    if own.virtual_pipeline > 1 and own.pipeline == 1:
+def _schedule(config: Configuration, name: Name) -> Iterator[str]:
+    if config.virtual_pipeline > 1 and config.pipeline == 1:
         yield (
-            f"{own.virtual_pipeline} model chunks per rank need {name('pipeline')} above 1; set it "
+            f"{config.virtual_pipeline} model chunks per rank need {name('pipeline')} above 1; set "
+            "it "
             "to 2 or leave interleaving out"
         )
 
 
-def _recompute(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
-    modules = own.recompute_modules
+def _recompute(config: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
+    modules = config.recompute_modules
     if "mla_up_proj" in modules and model.attention.kind != "mla":
         yield f"{name('recompute_modules')} mla_up_proj: {model.name} has no latent attention"
     moe_modules = [part for part in modules if part in ("moe", "moe_act", "shared_experts")]
@@ -136,41 +141,42 @@ def _recompute(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str
         yield f"{name('recompute_modules')} {moe_modules[0]}: {model.name} has no experts"
 
 
-def _megatron(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
-    if own.tensor > 1 and model.num_moe_layers and not own.sequence_parallel:
+def _megatron(config: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
+    if config.tensor > 1 and model.num_moe_layers and not config.sequence_parallel:
         yield (
-            f"{name('tensor')} {own.tensor} with experts needs {name('sequence_parallel')}; add it"
+            f"{name('tensor')} {config.tensor} with experts needs {name('sequence_parallel')}; add "
+            "it"
         )
-    if own.overlap_tensor and not own.sequence_parallel:
+    if config.overlap_tensor and not config.sequence_parallel:
         yield (
             f"{name('overlap_tensor')} needs {name('sequence_parallel')} and {name('tensor')} "
             "above 1"
         )
-    if own.overlap_parameters and own.zero_stage == 0:
+    if config.overlap_parameters and config.zero_stage == 0:
         yield (
             f"{name('overlap_parameters')} needs {name('zero_stage')}; add it or leave the overlap "
             "out"
         )
-    if own.overlap_parameters and not own.overlap_gradients and own.zero_stage < 3:
+    if config.overlap_parameters and not config.overlap_gradients and config.zero_stage < 3:
         yield f"{name('overlap_parameters')} needs {name('overlap_gradients')}; add it"
-    if own.virtual_pipeline > 1:
-        yield from _interleaving(own, name)
-    if own.chunks > 1 and "moe" not in own.recompute_modules:
+    if config.virtual_pipeline > 1:
+        yield from _interleaving(config, name)
+    if config.chunks > 1 and "moe" not in config.recompute_modules:
         yield (
-            f"{name('chunks')} {own.chunks} saves memory only with {name('recompute_modules')} "
+            f"{name('chunks')} {config.chunks} saves memory only with {name('recompute_modules')} "
             "moe; add the module or leave the chunks out"
         )
-    if own.shared_expert_overlap and own.dispatcher is Dispatcher.ALLGATHER:
+    if config.shared_expert_overlap and config.dispatcher is Dispatcher.ALLGATHER:
         yield f"{name('shared_expert_overlap')} needs {name('dispatcher')} alltoall or flex"
-    if own.a2a_overlap:
-        yield from _megatron_overlap(own, name)
-    yield from _megatron_recompute(own, name)
+    if config.a2a_overlap:
+        yield from _megatron_overlap(config, name)
+    yield from _megatron_recompute(config, name)
 
 
-def _interleaving(own: Configuration, name: Name) -> Iterator[str]:
+def _interleaving(config: Configuration, name: Name) -> Iterator[str]:
     """Micro-batches run through a chunk in groups; the last one may not be shorter than PP."""
-    count, pipeline = own.num_microbatches, own.pipeline
-    group = own.interleave_group or pipeline
+    count, pipeline = config.num_microbatches, config.pipeline
+    group = config.interleave_group or pipeline
 
     def fits(size: int) -> bool:
         return pipeline <= size <= count and not 0 < count % size < pipeline
@@ -182,75 +188,76 @@ def _interleaving(own: Configuration, name: Name) -> Iterator[str]:
     yield (
         f"{count} micro-batches do not fill groups of {group} over {name('pipeline')} {pipeline}, "
         f"as interleaving needs; set {name('global_batch')} "
-        f"{nearest * own.micro_batch * own.data}"
+        f"{nearest * config.micro_batch * config.data}"
         + (f" or {name('interleave_group')} {near[0]}" if near else "")
     )
 
 
-def _megatron_overlap(own: Configuration, name: Name) -> Iterator[str]:
+def _megatron_overlap(config: Configuration, name: Name) -> Iterator[str]:
     said = name("a2a_overlap")
-    if own.expert == 1:
+    if config.expert == 1:
         yield f"{said} needs {name('expert')} above 1"
-    if own.pipeline > 1 and own.virtual_pipeline == 1:
+    if config.pipeline > 1 and config.virtual_pipeline == 1:
         yield (
-            f"{said} with {name('pipeline')} {own.pipeline} needs more than one model chunk per "
+            f"{said} with {name('pipeline')} {config.pipeline} needs more than one model chunk per "
             f"rank; set {name('virtual_pipeline')} 2"
         )
-    if own.dispatcher is Dispatcher.ALLGATHER:
+    if config.dispatcher is Dispatcher.ALLGATHER:
         yield f"{said} needs {name('dispatcher')} alltoall or flex, not allgather"
-    if own.recompute is Recompute.FULL:
+    if config.recompute is Recompute.FULL:
         yield f"{said} excludes {name('recompute')} full; use selective modules without moe"
-    if "moe" in own.recompute_modules:
+    if "moe" in config.recompute_modules:
         yield f"{said} excludes {name('recompute_modules')} moe; moe_act is possible"
-    if own.shared_expert_overlap:
+    if config.shared_expert_overlap:
         yield f"{said} and {name('shared_expert_overlap')} exclude each other; keep one"
-    if own.mtp_layers > 1:
-        yield f"{said} allows one MTP layer, not {own.mtp_layers}"
-    if own.precision == "fp32":
+    if config.mtp_layers > 1:
+        yield f"{said} allows one MTP layer, not {config.mtp_layers}"
+    if config.precision == "fp32":
         yield f"{said} needs --bf16 or --fp16"
 
 
-def _megatron_recompute(own: Configuration, name: Name) -> Iterator[str]:
-    if "shared_experts" in own.recompute_modules and own.shared_expert_overlap:
+def _megatron_recompute(config: Configuration, name: Name) -> Iterator[str]:
+    if "shared_experts" in config.recompute_modules and config.shared_expert_overlap:
         yield (
             f"{name('recompute_modules')} shared_experts and {name('shared_expert_overlap')} "
             "exclude each other; keep one"
         )
-    if own.recompute is not Recompute.NONE and own.activation_offload_ratio:
+    if config.recompute is not Recompute.NONE and config.activation_offload_ratio:
         yield f"--cpu-offloading-num-layers excludes {name('recompute')}; keep one"
-    delayed = own.precision == "fp8-delayed"
+    delayed = config.precision == "fp8-delayed"
     for module in ("moe_act", "layernorm"):
-        if delayed and module in own.recompute_modules:
+        if delayed and module in config.recompute_modules:
             yield (
                 f"{name('recompute_modules')} {module} is not possible with --fp8-recipe delayed; "
                 "use tensorwise, mxfp8 or blockwise"
             )
-    if own.graphs is Graphs.PARTIAL and own.recompute is Recompute.FULL:
+    if config.graphs is Graphs.PARTIAL and config.recompute is Recompute.FULL:
         yield f"{name('recompute')} full needs {name('graphs')} full_iteration or none"
 
 
-def _torchtitan(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
-    total = model.num_layers + sum(own.ends)
-    each = -(-total // own.num_stages)
+def _torchtitan(config: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
+    total = model.num_layers + sum(config.embedding_loss_layers)
+    each = -(-total // config.num_stages)
     if (
-        own.virtual_pipeline > 2
-        and not own.is_explicit_layout
-        and -(-total // each) != own.num_stages
+        config.virtual_pipeline > 2
+        and not config.is_explicit_layout
+        and -(-total // each) != config.num_stages
     ):
         yield (
-            f"{name('layers_per_virtual_stage')} cannot cut {total} layers into {own.num_stages} "
+            f"{name('layers_per_virtual_stage')} cannot cut {total} layers into "
+            f"{config.num_stages} "
             f"stages; {each} make {-(-total // each)}"
         )
-    if own.expert > 1 and own.expert_tensor not in (1, own.tensor):
+    if config.expert > 1 and config.expert_tensor not in (1, config.tensor):
         yield (
-            f"{name('expert_tensor')} {own.expert_tensor} must be 1 or {name('tensor')} "
-            f"{own.tensor}"
+            f"{name('expert_tensor')} {config.expert_tensor} must be 1 or {name('tensor')} "
+            f"{config.tensor}"
         )
 
 
-def _deepspeed(own: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
-    if own.expert > 1 and own.expert_tensor > 1:
-        yield f"{name('expert_tensor')} {own.expert_tensor} must be 1"
+def _deepspeed(config: Configuration, model: ModelSpec, name: Name) -> Iterator[str]:
+    if config.expert > 1 and config.expert_tensor > 1:
+        yield f"{name('expert_tensor')} {config.expert_tensor} must be 1"
 
 
 _ENGINE: Final[Mapping[Engine, Callable[[Configuration, ModelSpec, Name], Iterator[str]]]] = {

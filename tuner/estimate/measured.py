@@ -1,53 +1,55 @@
-"""What an estimate on a profile rests on that was not measured, and how wide its band becomes."""
+"""What an estimate on a profile extrapolates, and how that widens its error band."""
 
 from dataclasses import replace
 
 from tuner.estimate.configuration import Configuration
-from tuner.estimate.prices import Bench, measured_at, priced
+from tuner.estimate.prices import PricingSetup, kernels_and_hardware, price_configurations
 from tuner.planner.analytic.extrapolation import (
     EXTRAPOLATED_FACTOR,
-    Weighed,
+    ExtrapolationWeight,
+    extrapolation_notes,
     from_datasheet,
-    notes_of,
-    outside_of,
+    list_extrapolated,
 )
 
 
 def band_and_notes(
-    configuration: Configuration, bench: Bench
+    configuration: Configuration, setup: PricingSetup
 ) -> tuple[tuple[float, float], float, tuple[str, ...]]:
-    """Return the band of measured over predicted seconds, and what a reader must know of it.
+    """Return the band of measured over predicted seconds, and notes on it.
 
     Between the two: the factor by which extrapolation alone moves the band's edges.
     """
-    band = bench.band(configuration)
-    if bench.measured is None:
+    band = setup.band(configuration)
+    if setup.measured is None:
         return band, 1.0, ()
 
-    def step_s(asked: Bench) -> float:
-        return priced((configuration,), asked)[0].step_s
+    def step_s(variant: PricingSetup) -> float:
+        return price_configurations((configuration,), variant)[0].step_s
 
-    as_found = replace(bench, asked={}, beyond={})
-    measured_s = step_s(as_found)
-    longer = replace(bench, stretch=EXTRAPOLATED_FACTOR, asked={}, beyond={})
-    kernels, hardware = measured_at(configuration, as_found)
+    baseline = replace(setup, extrapolation_counts={}, extrapolated_collectives={})
+    measured_s = step_s(baseline)
+    stretched = replace(
+        setup, stretch=EXTRAPOLATED_FACTOR, extrapolation_counts={}, extrapolated_collectives={}
+    )
+    kernels, hardware = kernels_and_hardware(configuration, baseline)
     if kernels is None:
         return band, 1.0, ()
-    found = Weighed(
-        outside=outside_of(kernels, as_found.beyond),
-        stretch=step_s(longer) / measured_s,
-        datasheet_s=step_s(replace(bench, measured=None)),
+    weight = ExtrapolationWeight(
+        outside=list_extrapolated(kernels, baseline.extrapolated_collectives),
+        stretch=step_s(stretched) / measured_s,
+        datasheet_s=step_s(replace(setup, measured=None)),
         measured_s=measured_s,
     )
     lacking = from_datasheet(
         kernels,
         hardware,
-        is_moe=bench.model.moe is not None,
+        is_moe=setup.model.moe is not None,
         num_devices=configuration.devices,
     )
-    header = bench.measured.profile.header
-    notes = [f"profile: {bench.measured.source} on {header.machine.device}"]
-    notes += notes_of(lacking, found)
-    if found.outside:
-        notes.append(f"priced outside the measured range: {', '.join(found.outside)}")
-    return found.widened(band), found.stretch, tuple(notes)
+    header = setup.measured.profile.header
+    notes = [f"profile: {setup.measured.source} on {header.machine.device}"]
+    notes += extrapolation_notes(lacking, weight)
+    if weight.outside:
+        notes.append(f"priced outside the measured range: {', '.join(weight.outside)}")
+    return weight.widened(band), weight.stretch, tuple(notes)

@@ -1,4 +1,4 @@
-"""The legal number next to an illegal one, for refusals that say what would do."""
+"""The nearest legal number to an illegal one, for error messages."""
 
 from math import gcd
 
@@ -6,8 +6,8 @@ from math import gcd
 def nearest_divisor(whole: int, wanted: int) -> int:
     """Return the divisor of `whole` that is closest to `wanted`, the smaller on ties."""
     small = [size for size in range(1, int(whole**0.5) + 1) if whole % size == 0]
-    found = {*small, *(whole // size for size in small)} or {1}
-    return min(sorted(found), key=lambda size: abs(size - wanted))
+    divisors = {*small, *(whole // size for size in small)} or {1}
+    return min(sorted(divisors), key=lambda size: abs(size - wanted))
 
 
 def nearest_multiple(wanted: int, unit: int) -> int:

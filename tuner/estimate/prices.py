@@ -1,12 +1,12 @@
 """Prices configurations on the analytic model, many at a time: seconds by cause, bytes by rank.
 
 All configurations of one call share model, machine and software, so they become columns of one
-call of `price_step` and one of `price_memory`. Those of unlike precision or order of ranks are
-priced apart: the first decides the constants, the second which groups lie inside a server.
+call of `price_step` and one of `price_memory`. Different precisions or rank orders are priced
+separately: the former sets the constants, the latter which groups lie inside a server.
 
 Approximations: dispatcher `allgather` is priced as all-to-all; a recompute method `uniform` with
 several layers per unit keeps fewer inputs than is counted; graphs by `--cuda-graph-modules` are
-priced alike whichever modules they cover.
+priced the same whichever modules they cover.
 
 Letters: C configurations, P pipeline ranks.
 """
@@ -33,7 +33,7 @@ from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.costs.analytic.memory import price_memory
 from tuner.costs.analytic.memory_constants import memory_constants
 from tuner.costs.analytic.prices import MemoryPrice, StepPrice
-from tuner.costs.analytic.routing import BusiestRatios
+from tuner.costs.analytic.routing import ExpertImbalance
 from tuner.costs.analytic.shapes import Hardware, ModelShape, Strategies, stacked
 from tuner.costs.analytic.step import price_step
 from tuner.devices.datasheet import Datasheet
@@ -53,37 +53,37 @@ TARGET_OF: Final[Mapping[Engine, str]] = {
     Engine.TORCHTITAN: "torchtitan",
     Engine.DEEPSPEED: "deepspeed",
 }
-"""The launch target whose manifest and releases an engine's launches are judged by."""
+"""The launch target whose manifest and releases apply to an engine's launches."""
 SOFTWARE_OF: Final[Mapping[Engine, Relative]] = {
     engine: OF_TARGET[target] for engine, target in TARGET_OF.items()
 }
-"""How residuals know an engine, and which generation's constants it starts from."""
+"""The engine's name in the residuals, and the generation whose constants it starts from."""
 
 Price = TypeVar("Price", StepPrice, MemoryPrice)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Bench:
-    """What every configuration of one estimate is priced on."""
+class PricingSetup:
+    """What all configurations of one estimate share: model, pool, datasheet, residuals."""
 
     model: ModelSpec
     pool: Pool
     sheet: Datasheet
     residuals: Residuals | None
-    busiest: BusiestRatios | None
+    expert_imbalance: ExpertImbalance | None
     """From recorded routing; None: balanced experts."""
     measured: MeasuredProfile | None = None
     """Of the pool; None: priced on the datasheet."""
     engine: TrainEngine | None = None
-    """Whose release the goal names; None: the newest that is known."""
+    """With the release that the goal names; None: the newest known."""
     has_links: bool = True
-    """Whether collectives that the profile measured count."""
+    """Whether the collectives that the profile measured are used."""
     stretch: float = 1.0
-    """Factor on what lies beyond the profile, to see what it weighs."""
-    asked: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Filled while pricing: shapes of an operation beyond the profile, and all of them."""
-    beyond: dict[str, str] = field(default_factory=dict)
-    """Filled while pricing: collectives beyond the profile, in words."""
+    """Factor on extrapolated times, to measure their weight."""
+    extrapolation_counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Filled while pricing: number of extrapolated shapes and of all shapes, by operation."""
+    extrapolated_collectives: dict[str, str] = field(default_factory=dict)
+    """Filled while pricing: descriptions of the extrapolated collectives."""
 
     @property
     def memory_capacity_bytes(self) -> float:
@@ -97,7 +97,7 @@ class Bench:
         return self.memory_capacity_bytes * self.pool.usable_memory_ratio
 
     def regime(self, configuration: Configuration) -> Regime:
-        """Return what a configuration's kernels and host depend on."""
+        """Return the regime of a configuration's kernels and host."""
         return self._regime(configuration, release=self.release(configuration).release)
 
     def release(self, configuration: Configuration) -> PricedRelease:
@@ -134,7 +134,7 @@ class Bench:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Priced:
+class PricedConfiguration:
     """One configuration with its price."""
 
     configuration: Configuration
@@ -150,7 +150,7 @@ class Priced:
 
     @property
     def peak_bytes_P(self) -> npt.NDArray[np.float64]:
-        """Bytes on the fullest device of every pipeline rank."""
+        """Peak bytes of one device of every pipeline rank, the highest of its devices."""
         ranks: npt.NDArray[np.float64] = self.memory.total_PC[: self.configuration.pipeline, 0]
         return ranks
 
@@ -164,15 +164,17 @@ class Priced:
         return float(np.asarray(getattr(self.step, name)).ravel()[0])
 
 
-def priced(configurations: Sequence[Configuration], bench: Bench) -> tuple[Priced, ...]:
+def price_configurations(
+    configurations: Sequence[Configuration], setup: PricingSetup
+) -> tuple[PricedConfiguration, ...]:
     """Price every configuration, in the order given."""
-    found: dict[int, Priced] = {}
+    priced_by_index: dict[int, PricedConfiguration] = {}
     kinds = dict.fromkeys(_kind(one) for one in configurations)
     for kind in kinds:
         chosen = [index for index, one in enumerate(configurations) if _kind(one) == kind]
-        alike = [configurations[index] for index in chosen]
-        found |= dict(zip(chosen, _priced_alike(alike, bench), strict=True))
-    return tuple(found[index] for index in range(len(configurations)))
+        uniform = [configurations[index] for index in chosen]
+        priced_by_index |= dict(zip(chosen, _price_uniform(uniform, setup), strict=True))
+    return tuple(priced_by_index[index] for index in range(len(configurations)))
 
 
 def _kind(one: Configuration) -> tuple[str, int, str]:
@@ -180,14 +182,16 @@ def _kind(one: Configuration) -> tuple[str, int, str]:
     return one.precision, one.mtp_layers, one.rank_order
 
 
-def _priced_alike(alike: Sequence[Configuration], bench: Bench) -> list[Priced]:
-    shape = shape_of_model(bench.model, mtp_layers=alike[0].mtp_layers)
-    precision = PRECISION_OF[alike[0].precision]
-    hardware = bench.hardware(precision)
-    strategies = stacked([strategies_of(one, bench) for one in alike])
-    stages = stages_of_layouts(bench.model, [_layout(one) for one in alike])
-    constants = constants_of([bench.regime(alike[0])] * len(alike), bench.residuals)
-    kernels, machine = measured_at(alike[0], bench)
+def _price_uniform(
+    uniform: Sequence[Configuration], setup: PricingSetup
+) -> list[PricedConfiguration]:
+    shape = shape_of_model(setup.model, mtp_layers=uniform[0].mtp_layers)
+    precision = PRECISION_OF[uniform[0].precision]
+    hardware = setup.hardware(precision)
+    strategies = stacked([to_strategies(one, setup) for one in uniform])
+    stages = stages_of_layouts(setup.model, [_layout(one) for one in uniform])
+    constants = constants_of([setup.regime(uniform[0])] * len(uniform), setup.residuals)
+    kernels, machine = kernels_and_hardware(uniform[0], setup)
     step = price_step(
         shape,
         strategies,
@@ -195,9 +199,9 @@ def _priced_alike(alike: Sequence[Configuration], bench: Bench) -> list[Priced]:
         constants,
         stages,
         kernels=kernels,
-        order=tuple(alike[0].rank_order.split("-")),
+        order=tuple(uniform[0].rank_order.split("-")),
     )
-    relative = SOFTWARE_OF[alike[0].engine]
+    relative = SOFTWARE_OF[uniform[0].engine]
     memory = price_memory(
         shape,
         strategies,
@@ -206,98 +210,104 @@ def _priced_alike(alike: Sequence[Configuration], bench: Bench) -> list[Priced]:
         constants=memory_constants([relative.software], [relative.family]),
     )
     return [
-        Priced(
+        PricedConfiguration(
             configuration=one,
             step=_repeated(_column(step, index), one.rounds),
             memory=_column(memory, index),
         )
-        for index, one in enumerate(alike)
+        for index, one in enumerate(uniform)
     ]
 
 
-def uneven_bytes_of(one: Configuration, bench: Bench) -> npt.NDArray[np.float64]:
-    """What each pipeline rank's peak grows by when the busiest expert rank's load doubles."""
+def uneven_load_bytes(one: Configuration, setup: PricingSetup) -> npt.NDArray[np.float64]:
+    """Growth of each pipeline rank's peak when the most-loaded expert rank's load doubles."""
     relative = SOFTWARE_OF[one.engine]
     return uneven_bytes(
-        model_shape(one, bench),
-        stacked([strategies_of(one, bench)]),
-        bench.hardware(PRECISION_OF[one.precision]),
-        stages_of_layouts(bench.model, [_layout(one)]),
+        model_shape(one, setup),
+        stacked([to_strategies(one, setup)]),
+        setup.hardware(PRECISION_OF[one.precision]),
+        stages_of_layouts(setup.model, [_layout(one)]),
         constants=memory_constants([relative.software], [relative.family]),
     )[: one.pipeline]
 
 
-def measured_at(one: Configuration, bench: Bench) -> tuple[MeasuredKernels | None, Hardware]:
-    """Return kernels and machine of the profile, if there is one, else of the datasheet."""
-    hardware = bench.hardware(PRECISION_OF[one.precision])
-    if bench.measured is None:
+def kernels_and_hardware(
+    one: Configuration, setup: PricingSetup
+) -> tuple[MeasuredKernels | None, Hardware]:
+    """Return kernels and hardware: from the profile if there is one, else from the datasheet."""
+    hardware = setup.hardware(PRECISION_OF[one.precision])
+    if setup.measured is None:
         return None, hardware
-    constants = constants_of([bench.regime(one)], bench.residuals)
-    kernels = bench.measured.kernels(hardware, constants, precision=one.precision)
-    if bench.has_links:
-        hardware = bench.measured.linked(hardware, constants)
+    constants = constants_of([setup.regime(one)], setup.residuals)
+    kernels = setup.measured.kernels(hardware, constants, precision=one.precision)
+    if setup.has_links:
+        hardware = setup.measured.linked(hardware, constants)
     if isinstance(hardware, MeasuredHardware):
-        ratios = replace(hardware.collectives, stretch=bench.stretch, outside=bench.beyond)
+        ratios = replace(
+            hardware.collectives, stretch=setup.stretch, outside=setup.extrapolated_collectives
+        )
         hardware = replace(hardware, collectives=ratios)
-    return replace(kernels, stretch=bench.stretch, asked=bench.asked), hardware
+    return replace(
+        kernels, stretch=setup.stretch, extrapolation_counts=setup.extrapolation_counts
+    ), hardware
 
 
-def model_shape(configuration: Configuration, bench: Bench) -> ModelShape:
+def model_shape(configuration: Configuration, setup: PricingSetup) -> ModelShape:
     """Return the model as the configuration trains it."""
-    return shape_of_model(bench.model, mtp_layers=configuration.mtp_layers)
+    return shape_of_model(setup.model, mtp_layers=configuration.mtp_layers)
 
 
-def strategies_of(own: Configuration, bench: Bench) -> Strategies:
+def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
     """Return one configuration as a column of numbers."""
-    is_low = PRECISION_OF[own.precision] is not Precision.BF16
-    wide = 4.0 if own.precision == "fp32" else 2.0
+    is_low = PRECISION_OF[config.precision] is not Precision.BF16
+    wide = 4.0 if config.precision == "fp32" else 2.0
     mean, p99 = (1.0, 1.0)
-    if bench.busiest is not None and own.expert in bench.busiest.degrees:
-        mean, p99 = bench.busiest.of_degree(own.expert)
+    if setup.expert_imbalance is not None and config.expert in setup.expert_imbalance.degrees:
+        mean, p99 = setup.expert_imbalance.of_degree(config.expert)
     return Strategies(
-        sequence=float(own.sequence),
-        micro_batch=float(own.micro_batch),
-        num_microbatches=float(own.num_microbatches),
-        tensor=float(own.tensor),
-        context=float(own.context),
-        pipeline=float(own.pipeline),
-        virtual_pipeline=float(own.virtual_pipeline),
-        data=float(own.data),
-        expert=float(own.expert),
-        expert_tensor=float(own.expert_tensor) if bench.model.moe else 1.0,
-        sequence_parallel=float(own.sequence_parallel),
-        zero_stage=float(own.zero_stage),
-        shard_ranks=float(own.shard_ranks),
+        sequence=float(config.sequence),
+        micro_batch=float(config.micro_batch),
+        num_microbatches=float(config.num_microbatches),
+        tensor=float(config.tensor),
+        context=float(config.context),
+        pipeline=float(config.pipeline),
+        virtual_pipeline=float(config.virtual_pipeline),
+        data=float(config.data),
+        expert=float(config.expert),
+        expert_tensor=float(config.expert_tensor) if setup.model.moe else 1.0,
+        sequence_parallel=float(config.sequence_parallel),
+        zero_stage=float(config.zero_stage),
+        shard_ranks=float(config.shard_ranks),
         element_bytes=wide,
-        gradient_bytes=float(own.gradient_bytes),
+        gradient_bytes=float(config.gradient_bytes),
         # Megatron keeps 8-bit weights twice, as they are and transposed.
         weight_bytes=2.0 if is_low else wide,
         linear_bytes=1.0 if is_low else 0.0,
-        recompute_full=own.recompute_ratio,
-        recompute_products=float(own.recompute_products),
-        **{COLUMN_OF_MODULE[module]: 1.0 for module in own.recompute_modules},
-        chunks=float(own.chunks),
-        has_flash_attention=float(own.flash_attention),
-        dropout=float(own.dropout),
-        a2a_overlap=float(own.a2a_overlap),
-        is_deepep=float(own.dispatcher is Dispatcher.DEEPEP),
-        is_hybridep=float(own.dispatcher is Dispatcher.HYBRIDEP),
-        overlap_gradients=float(own.overlap_gradients),
-        bucket_parameters=float(own.ddp_bucket_size or 0),
-        overlap_parameters=float(own.overlap_parameters),
-        overlap_tensor=float(own.overlap_tensor),
-        partial_graph=float(own.graphs is Graphs.PARTIAL),
-        full_graph=float(own.graphs is Graphs.FULL),
-        ends_as_layers=float(any(own.ends)),
-        zero_bubble=float(own.zero_bubble),
-        optimizer_offload=own.optimizer_offload_ratio,
-        activation_offload=own.activation_offload_ratio,
-        busiest_ratio=mean,
-        busiest_ratio_p99=p99,
+        recompute_full=config.recompute_ratio,
+        recompute_by_op=float(config.recompute_by_op),
+        **{COLUMN_OF_MODULE[module]: 1.0 for module in config.recompute_modules},
+        chunks=float(config.chunks),
+        has_flash_attention=float(config.flash_attention),
+        dropout=float(config.dropout),
+        a2a_overlap=float(config.a2a_overlap),
+        is_deepep=float(config.dispatcher is Dispatcher.DEEPEP),
+        is_hybridep=float(config.dispatcher is Dispatcher.HYBRIDEP),
+        overlap_gradients=float(config.overlap_gradients),
+        bucket_parameters=float(config.ddp_bucket_size or 0),
+        overlap_parameters=float(config.overlap_parameters),
+        overlap_tensor=float(config.overlap_tensor),
+        partial_graph=float(config.graphs is Graphs.PARTIAL),
+        full_graph=float(config.graphs is Graphs.FULL),
+        ends_as_layers=float(any(config.embedding_loss_layers)),
+        zero_bubble=float(config.zero_bubble),
+        optimizer_offload=config.optimizer_offload_ratio,
+        activation_offload=config.activation_offload_ratio,
+        expert_imbalance=mean,
+        expert_imbalance_p99=p99,
     )
 
 
-def _layout(own: Configuration) -> tuple[StageLayers, ...]:
+def _layout(config: Configuration) -> tuple[StageLayers, ...]:
     return tuple(
         StageLayers(
             layers=stage.layers,
@@ -305,12 +315,12 @@ def _layout(own: Configuration) -> tuple[StageLayers, ...]:
             head=stage.loss,
             mtp_layers=stage.mtp_layers,
         )
-        for stage in own.stages
+        for stage in config.stages
     )
 
 
 def _repeated(step: StepPrice, rounds: int) -> StepPrice:
-    """Run the pipeline several times before the update."""
+    """Return the price of a step that flushes the pipeline `rounds` times."""
     if rounds == 1:
         return step
     return replace(

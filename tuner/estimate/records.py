@@ -1,4 +1,4 @@
-"""What `moetune estimate` answers: the values behind its text and its `--json`."""
+"""The output of `moetune estimate`: the values behind its text and its `--json`."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ Ratio = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class RankMemory(Record):
-    """Bytes on the fullest device of one pipeline rank."""
+    """Peak bytes of one device of one pipeline rank, the highest of its devices."""
 
     pipeline_rank: Size
     layers: Size
@@ -24,7 +24,7 @@ class RankMemory(Record):
     gradient_bytes: Size
     optimizer_bytes: Size
     activation_bytes: Size
-    """Saved for backward at the fullest moment, logits and loss included."""
+    """Saved for backward at the peak, logits and loss included."""
     buffer_bytes: Size
     """Dispatch and communication buffers, temporaries of one layer."""
     reserve_bytes: Size
@@ -32,7 +32,7 @@ class RankMemory(Record):
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
+        """Sum of all parts."""
         return (
             self.weight_bytes
             + self.gradient_bytes
@@ -47,23 +47,23 @@ class ExposedRatios(Record):
     """Shares of the step; what is left is useful work on the device."""
 
     all_to_all_ratio: Ratio
-    """Visible dispatch and combine of experts."""
+    """Exposed dispatch and combine of experts."""
     tensor_ratio: Ratio
-    """Visible collectives of tensor parallelism."""
+    """Exposed collectives of tensor parallelism."""
     context_ratio: Ratio
-    """Visible exchanges of context parallelism."""
+    """Exposed communication of context parallelism."""
     data_ratio: Ratio
-    """Visible gradient reduction and parameter gathers of data parallelism."""
+    """Exposed gradient reduction and parameter all-gather of data parallelism."""
     bubble_ratio: Ratio
     """Waiting for other pipeline stages."""
     recompute_ratio: Ratio
-    """Forward passes that are run again."""
+    """Recomputed forward passes."""
     host_ratio: Ratio
     """The device waits for the host to launch kernels."""
 
 
 class Utilisation(Record):
-    """Operations per second against the device's peak, and by whose count."""
+    """FLOP/s over the device's peak, by which convention."""
 
     mfu_ratio: Ratio
     """Model FLOPs over time, devices and peak."""
@@ -80,7 +80,7 @@ class Utilisation(Record):
 
 
 class Change(Record):
-    """One or two knobs at another setting, and what that is predicted to bring."""
+    """One or two knobs at another setting, and the predicted effect."""
 
     what: tuple[str, ...]
     """In words, one entry a knob."""
@@ -93,7 +93,7 @@ class Change(Record):
     """Seconds of its step over the launch's, as they may measure: four pairs of configurations of
     five. Narrower than either time's band, as most errors are common to both."""
     within_band: bool
-    """1 lies inside that band: the model cannot tell whether it is faster."""
+    """The band contains 1: a tie under the model."""
     gain_ratio: float
     """Share of the step time that is saved; negative where a change only makes the run fit."""
     peak_memory_bytes: Size
@@ -114,17 +114,17 @@ class Estimate(Record):
     sequence_length: Size
     global_batch_size: Size
     num_microbatches: Size
-    """Per pipeline, each time that it fills and runs empty."""
+    """Per pipeline, between two flushes."""
     rounds: Size = 1
-    """Times that the pipeline runs empty in one step."""
+    """Pipeline flushes in one step."""
     precision: str
     decision: TrainDecision
-    """The launch in the words of a plan."""
+    """The launch as the decision of a plan."""
     step_time_s: Seconds
     step_time_s_band: Band
     played_step_time_s: Seconds | None
-    """The same with every pass of the pipeline's schedule played out one by one, as a check of the
-    closed form; absent where the schedule is not one that can be played, or too long."""
+    """The same by simulating the pipeline schedule pass by pass, as a check of the closed form;
+    absent where the schedule cannot be simulated, or is too long."""
     tokens_per_s_per_device: float
     tokens_per_s_per_device_band: Band
     utilisation: Utilisation
@@ -159,5 +159,5 @@ class Estimate(Record):
     """Change nothing in the prediction."""
     flags_deprecated: tuple[str, ...]
     refused_by: tuple[str, ...]
-    """What the target's manifest says against the launch as it stands."""
+    """Refusals of the target's manifest for the launch as it is."""
     notes: tuple[str, ...]

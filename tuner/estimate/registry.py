@@ -1,4 +1,4 @@
-"""Launch formats by name: who reads them, and what they look like."""
+"""Launch formats by name: their file suffixes and readers."""
 
 import importlib
 import re
@@ -14,18 +14,18 @@ from tuner.estimate.environment import read_variables
 from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.readers.shell_words import shell_text
 from tuner.estimate.readers.torchtitan_command import is_training_command
-from tuner.estimate.started import LONGEST_BYTES, Started, started
+from tuner.estimate.started import LONGEST_BYTES, ResolvedLaunch, resolve_launch
 from tuner.spec.files import read_small_text, shown_path, shown_value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """One way to write a launch down."""
+    """One format of launch files."""
 
     name: str
     """As users choose it with --format."""
     suffixes: tuple[str, ...]
-    """Of files that are read so unless told otherwise; none: everything that is left."""
+    """Of files that have this format unless --format says otherwise; empty: all other files."""
     reader: str
     """Module and function: (text, source=...) -> LaunchSettings."""
 
@@ -71,17 +71,17 @@ def read_launch(launch: str, *, format_name: str | None = None) -> LaunchSetting
     if is_pasted:
         if len(launch) > LONGEST_BYTES:
             raise SpecError(f"the command: longer than {LONGEST_BYTES} characters")
-        if format_name is None and _is_torchtitans(launch):
+        if format_name is None and _starts_torchtitan(launch):
             chosen = _chosen("torchtitan", "")
         return _settings(chosen, launch, source="the command")
     text = read_small_text(path, what="launch", most_bytes=LONGEST_BYTES)
-    found = started(path, text) if format_name in (None, chosen.name) else None
-    if found is None or format_name not in (None, found.format_name):
+    resolved = resolve_launch(path, text) if format_name in (None, chosen.name) else None
+    if resolved is None or format_name not in (None, resolved.format_name):
         return _settings(chosen, text, source=shown_path(path))
-    return _started_settings(found)
+    return _started_settings(resolved)
 
 
-def _is_torchtitans(text: str) -> bool:
+def _starts_torchtitan(text: str) -> bool:
     try:
         commands = shell_text(text, source="the command").commands
     except SpecError:
@@ -89,22 +89,24 @@ def _is_torchtitans(text: str) -> bool:
     return any(is_training_command(command.words) for command in commands)
 
 
-def _started_settings(found: Started) -> LaunchSettings:
-    """Read what a script starts; devices and environment are the script's."""
+def _started_settings(resolved: ResolvedLaunch) -> LaunchSettings:
+    """Read the launch that a script starts, with the script's devices and environment."""
     more: dict[str, Any] = {}
-    if found.format_name == "megatron":
-        more = {"environment": found.environment, "beside": found.beside}
-    if found.format_name == "megatron-bridge":
-        more = {"program": found.program}
-    read = _settings(_chosen(found.format_name, ""), found.text, source=found.source, **more)
-    if found.nodes and found.devices_per_node and read.devices is None:
+    if resolved.format_name == "megatron":
+        more = {"environment": resolved.environment, "beside": resolved.beside}
+    if resolved.format_name == "megatron-bridge":
+        more = {"program": resolved.program}
+    read = _settings(
+        _chosen(resolved.format_name, ""), resolved.text, source=resolved.source, **more
+    )
+    if resolved.nodes and resolved.devices_per_node and read.devices is None:
         devices = {
-            "devices": found.nodes * found.devices_per_node,
-            "devices_per_node": found.devices_per_node,
+            "devices": resolved.nodes * resolved.devices_per_node,
+            "devices_per_node": resolved.devices_per_node,
         }
         read = read.model_copy(update=devices)
-    variables = read_variables({**found.environment, **read.environment})
-    notes = (*read.notes, *found.notes)
+    variables = read_variables({**resolved.environment, **read.environment})
+    notes = (*read.notes, *resolved.notes)
     return read.model_copy(update={"environment": variables, "notes": notes})
 
 
@@ -118,7 +120,7 @@ def read_text(text: str, *, format_name: str, source: str) -> LaunchSettings:
 
 
 def _settings(chosen: Format, text: str, *, source: str, **more: Any) -> LaunchSettings:
-    """Read a text; numbers that only together become impossible are refused here."""
+    """Read a text; combinations of numbers that are impossible are refused here."""
     try:
         return _reader(chosen)(text, source=source, **more)
     except ValidationError as error:

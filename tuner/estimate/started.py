@@ -1,4 +1,4 @@
-"""What a launch script starts: settings that lie in files beside it, found without running it.
+"""Resolves a launch script to the settings that it starts, in files beside it, without running it.
 
     job.sbatch           -> bash ../megatron-lm/run.sh, with the variables that the job exports
     run.sh               -> the arguments that it reads from a file (`mapfile`)
@@ -18,13 +18,13 @@ from typing import Final
 from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import launched_devices
 from tuner.estimate.readers.shell_words import Command, ShellText, shell_text
-from tuner.estimate.readers.torchtitan_command import is_training_command, notes_of
+from tuner.estimate.readers.torchtitan_command import command_notes, is_training_command
 from tuner.spec.files import read_small_text, shown_path
 
 LONGEST_BYTES: Final = 200_000
-"""Launches are short; what is longer is something else."""
+"""Longest file that is read as a launch."""
 _DEEPEST: Final = 4
-"""Scripts that start scripts."""
+"""Most scripts that start one another."""
 _SCRIPTS: Final = (".sh", ".bash", ".sbatch", ".slurm")
 _OWN_FOLDER: Final = re.compile(r"^(?:\$PWD|\$\{PWD\}|\$\(own_folder\))/")
 """Before the rest of a path: the folder of the script (tuner/emit/files.py)."""
@@ -41,8 +41,8 @@ _CONFIG_FLAGS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
-    """The settings at the end of the way."""
+class ResolvedLaunch:
+    """The settings that a script leads to."""
 
     format_name: str
     """Of tuner/estimate/registry.py."""
@@ -50,9 +50,9 @@ class Started:
     source: str
     folder: Path
     program: str = ""
-    """Text of the Python program that hands the settings over."""
+    """Text of the Python program that applies the settings."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What the scripts on the way export."""
+    """Variables that the scripts export."""
     nodes: int | None = None
     devices_per_node: int | None = None
     notes: tuple[str, ...] = ()
@@ -62,25 +62,25 @@ class Started:
         return _text(self.folder, name)
 
 
-def started(path: Path, text: str) -> Started | None:
-    """Return what a script or program starts; None where it holds its settings itself.
+def resolve_launch(path: Path, text: str) -> ResolvedLaunch | None:
+    """Follow a script or program to its settings; None where it holds them itself.
 
     Raises:
         SpecError: no shell text.
     """
     if path.suffix == ".py":
-        return _of_program(path.parent, text)
+        return _resolve_program(path.parent, text)
     if path.name == "overrides.txt":
         beside = _text(path.parent, "train.py") or ""
         return _settings("megatron-bridge", path.parent, path.name, text, program=beside)
     if path.suffix in _SCRIPTS or text.startswith("#!"):
-        return _of_script(path, text, environment={}, depth=0)
+        return _resolve_script(path, text, environment={}, depth=0)
     return None
 
 
-def _of_script(
+def _resolve_script(
     path: Path, text: str, *, environment: Mapping[str, str], depth: int
-) -> Started | None:
+) -> ResolvedLaunch | None:
     folder = path.parent
     shell = shell_text(
         text,
@@ -93,12 +93,12 @@ def _of_script(
         script = _next_script(command)
         inner = _text(folder, script) if script and depth < _DEEPEST else None
         if script and inner is not None:
-            return _of_script(folder / script, inner, environment=exported, depth=depth + 1)
-        found = _of_command(path, command, shell)
-        if found is not None:
-            return _launched(found, shell, command, exported)
-    # The script at the end of the way holds its settings itself.
-    return Started(
+            return _resolve_script(folder / script, inner, environment=exported, depth=depth + 1)
+        resolved = _resolve_command(path, command, shell)
+        if resolved is not None:
+            return _with_devices(resolved, shell, command, exported)
+    # The last script holds its settings itself.
+    return ResolvedLaunch(
         format_name="megatron",
         text=text,
         source=shown_path(path),
@@ -108,14 +108,14 @@ def _of_script(
 
 
 def _next_script(command: Command) -> str | None:
-    """Return the script that a command hands to a shell."""
+    """Return the script that a command runs in a shell."""
     for shell, script in zip(command.words, command.words[1:], strict=False):
         if shell in ("bash", "sh", "source", ".") and Path(script).suffix in _SCRIPTS:
             return _OWN_FOLDER.sub("", script)
     return None
 
 
-def _of_command(path: Path, command: Command, shell: ShellText) -> Started | None:
+def _resolve_command(path: Path, command: Command, shell: ShellText) -> ResolvedLaunch | None:
     folder = path.parent
     for name, value in _flags(command):
         if name in _CONFIG_FLAGS:
@@ -125,16 +125,16 @@ def _of_command(path: Path, command: Command, shell: ShellText) -> Started | Non
                 return _settings(_CONFIG_FLAGS[name], folder, file, text)
         program = _text(folder, f"{value}.py") if name == "--module" else None
         if program is not None:
-            return _of_program(folder, program)
+            return _resolve_program(folder, program)
     if is_training_command(command.words):
         words = shlex.join(command.words)
         settings = _settings("torchtitan", folder, path.name, words)
-        return replace(settings, notes=notes_of(shell, command))
+        return replace(settings, notes=command_notes(shell, command))
     for word in command.words:
         program = _text(folder, word) if word.endswith(".py") and "$" not in word else None
-        found = None if program is None else _of_program(folder, program)
-        if found is not None:
-            return found
+        resolved = None if program is None else _resolve_program(folder, program)
+        if resolved is not None:
+            return resolved
     return None
 
 
@@ -146,7 +146,7 @@ def _flags(command: Command) -> Iterator[tuple[str, str]]:
             yield name, value if is_joined else "".join(words[index + 1 : index + 2])
 
 
-def _of_program(folder: Path, program: str) -> Started | None:
+def _resolve_program(folder: Path, program: str) -> ResolvedLaunch | None:
     """Follow a Python program to the file of settings that it names."""
     for name in _BESIDE.findall(program):
         text = _text(folder, name)
@@ -156,8 +156,10 @@ def _of_program(folder: Path, program: str) -> Started | None:
     return None
 
 
-def _settings(kind: str, folder: Path, name: str, text: str, *, program: str = "") -> Started:
-    return Started(
+def _settings(
+    kind: str, folder: Path, name: str, text: str, *, program: str = ""
+) -> ResolvedLaunch:
+    return ResolvedLaunch(
         format_name=kind,
         text=text,
         source=shown_path(folder / name),
@@ -166,15 +168,15 @@ def _settings(kind: str, folder: Path, name: str, text: str, *, program: str = "
     )
 
 
-def _launched(
-    found: Started, shell: ShellText, command: Command, environment: Mapping[str, str]
-) -> Started:
+def _with_devices(
+    resolved: ResolvedLaunch, shell: ShellText, command: Command, environment: Mapping[str, str]
+) -> ResolvedLaunch:
     nodes, per_node = launched_devices(command.words, shell.scheduler)
-    return replace(found, environment=environment, nodes=nodes, devices_per_node=per_node)
+    return replace(resolved, environment=environment, nodes=nodes, devices_per_node=per_node)
 
 
 def _text(folder: Path, name: str) -> str | None:
-    """Return the text of a file below the folder above, None where there is none."""
+    """Return the text of a file below the parent folder, None where there is none."""
     try:
         path = (folder / name).resolve()
         if not path.is_relative_to(folder.resolve().parent) or not path.is_file():

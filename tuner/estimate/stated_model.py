@@ -40,7 +40,7 @@ _SIZES: Final[Mapping[str, Callable[[ModelSpec], Size | None]]] = {
     "shared_ffn_size": lambda model: model.moe.shared_ffn_size if model.moe else None,
     "moe_layers": lambda model: tuple(int(kind is LayerKind.MOE) for kind in model.layers),
 }
-"""What the model says; None where it has no such size to compare."""
+"""The model's value; None where it has no such size."""
 
 
 def check_stated_model(launch: LaunchSettings, model: ModelSpec) -> tuple[str, ...]:

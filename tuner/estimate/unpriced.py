@@ -1,9 +1,9 @@
-"""What an estimate takes for granted beside the launch, a line each: balance, unpriced settings."""
+"""Assumptions of an estimate, one line each: balanced routing, settings without a price."""
 
 from collections.abc import Iterator
 
 from tuner.estimate.configuration import Configuration
-from tuner.estimate.decision import decision_of
+from tuner.estimate.decision import to_decision
 from tuner.estimate.launch import Engine, LaunchSettings
 from tuner.launch.assumptions import DEADLOCK, may_deadlock
 from tuner.launch.priced_settings import MEGATRON
@@ -15,20 +15,20 @@ NO_RECORDING = "routing is assumed balanced: no recording was given (goal.routin
 def unpriced_notes(
     launch: LaunchSettings, configuration: Configuration, spec: Spec
 ) -> Iterator[str]:
-    """Yield what the reader of an estimate must know about settings that it does not price."""
+    """Yield notes on settings that the estimate does not price."""
     if spec.model.moe is not None and spec.routing is None:
         yield f"{NO_RECORDING}; {_balanced_by(launch)}"
     if launch.engine is not Engine.MEGATRON:
         return
-    decision = decision_of(configuration, spec.model)
+    decision = to_decision(configuration, spec.model)
     rows = {row.name: row for row in MEGATRON if row.applies(spec.model, decision)}
-    unlike = [
+    differing = [
         f"{said} ({rows[name].quantity}{_value(rows[name].priced)})"
-        for name, said in launch.unlike_priced.items()
+        for name, said in launch.differing_settings.items()
         if name in rows
     ]
-    if unlike:
-        yield f"the launch differs from what is priced: {'; '.join(unlike)}"
+    if differing:
+        yield f"the launch differs from what is priced: {'; '.join(differing)}"
     if may_deadlock(decision):
         yield DEADLOCK
 
@@ -47,5 +47,5 @@ def _balanced_by(launch: LaunchSettings) -> str:
         return f"{launch.balance} is to balance it"
     return (
         "nothing in the launch balances it (--moe-aux-loss-coeff is 0.0 unless given, and no "
-        "expert bias is enabled): expect slower steps and more memory on the busiest ranks"
+        "expert bias is enabled): expect slower steps and more memory on the most-loaded ranks"
     )

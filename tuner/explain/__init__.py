@@ -1,1 +1,1 @@
-"""Why a plan is what it is, and what it would be under other limits: solved again, not guessed."""
+"""Why a plan was chosen, and what-ifs under other limits, each solved again."""

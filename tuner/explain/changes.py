@@ -1,10 +1,10 @@
-"""A question with one limit moved: the spec's keys after the change, and the change in words.
+"""A spec with one limit changed: its keys after the change, and the change in words.
 
-Numbers that the spec leaves to the datasheet (memory of a device, its network card) start from
-there. A change of pools is about every pool unless it names one.
+Numbers that the spec leaves to the datasheet (memory of a device, its NIC) start from there. A
+change of pools applies to every pool unless it names one.
 
-Not covered: links inside a machine, which no spec states; link matrices, which fit one number of
-nodes and are refused beside another.
+Not covered: links inside a node, which no spec states; link matrices, which are for one number of
+nodes and are refused with another.
 """
 
 import copy
@@ -17,7 +17,7 @@ import numpy as np
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import TunerError
-from tuner.explain.planned_spec import Kind, Question
+from tuner.explain.planned_spec import Kind, PlannedSpec
 from tuner.spec.cluster import Pool
 from tuner.spec.files import shown_path
 from tuner.spec.serving.trace_summary import summarise_trace
@@ -33,76 +33,76 @@ from tuner.units import (
 from tuner.what_if import KEYS, Change, moved
 
 Keys = dict[str, Any]
-Told = list[str]
-"""What was changed, in words."""
+Notes = list[str]
+"""The changes made, in words."""
 
 
-def changed(question: Question, change: Change) -> tuple[Keys, str]:
+def apply_change(spec: PlannedSpec, change: Change) -> tuple[Keys, str]:
     """Return the keys of the changed spec, and the change in words.
 
     Raises:
-        TunerError: the question has no such limit, or the change leaves nothing of it.
+        TunerError: the spec has no such limit, or the change makes it zero or infinite.
     """
-    keys: Keys = copy.deepcopy(dict(question.keys))
-    wanted, kinds = _HOW[change.key]
-    if question.kind not in kinds:
-        able = ", ".join(key for key in KEYS if question.kind in _HOW[key][1])
+    keys: Keys = copy.deepcopy(dict(spec.keys))
+    apply, goals = _CHANGES[change.key]
+    if spec.kind not in goals:
+        able = ", ".join(key for key in KEYS if spec.kind in _CHANGES[key][1])
         raise TunerError(f"{change.key} is no part of this goal; {able} are")
     if change.pool is not None and change.key not in POOL_KEYS:
         raise TunerError(f"{change.key} is not of a pool; leave out @{change.pool}")
-    told: Told = []
-    wanted(question, change, keys, told)
-    return keys, "; ".join(told)
+    notes: Notes = []
+    apply(spec, change, keys, notes)
+    return keys, "; ".join(notes)
 
 
-def _nodes(question: Question, change: Change, keys: Keys, told: Told) -> None:
-    if question.kind == "place":
-        _more_ranks(question, change, keys, told)
+def _nodes(spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+    if spec.kind == "place":
+        _more_ranks(spec, change, keys, notes)
         return
-    for pool, written in _chosen(question, change, keys):
+    for pool, written in _named_pools(spec, change, keys):
         nodes = _whole(change, pool.nodes)
         written["nodes"] = nodes
-        told.append(f"{nodes} nodes of {pool.name} instead of {pool.nodes}")
+        notes.append(f"{nodes} nodes of {pool.name} instead of {pool.nodes}")
 
 
-def _more_ranks(question: Question, change: Change, keys: Keys, told: Told) -> None:
-    """Expert-parallel ranks come and go with their machines; slots of a rank stay."""
+def _more_ranks(spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+    """Add or remove expert-parallel ranks with their nodes; keep the slots per rank."""
     goal = keys["goal"]
     each = goal.get("ranks_per_node") or goal["ranks"]
-    if question.cluster is not None and goal.get("ranks_per_node") is None:
-        each = min(goal["ranks"], question.cluster.pools[0].devices_per_node)
+    if spec.cluster is not None and goal.get("ranks_per_node") is None:
+        each = min(goal["ranks"], spec.cluster.pools[0].devices_per_node)
     before = goal["ranks"] // each
     after = _whole(change, before)
     goal |= {"ranks": after * each, "ranks_per_node": each}
-    if question.cluster is not None:
+    if spec.cluster is not None:
         first = keys["cluster"]["pools"][0]
         first["nodes"] = max(first.get("nodes", 1), after)
-    told.append(f"{after} nodes ({after * each} ranks) instead of {before}")
+    notes.append(f"{after} nodes ({after * each} ranks) instead of {before}")
 
 
-def _memory(question: Question, change: Change, keys: Keys, told: Told) -> None:
-    for pool, written in _chosen(question, change, keys):
-        stated = pool.memory_per_device or question.memory_bytes.get(pool.name)
+def _memory(spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+    for pool, written in _named_pools(spec, change, keys):
+        stated = pool.memory_per_device or spec.memory_bytes.get(pool.name)
         before = stated or _sheet(pool, change).memory_bytes
         after = _quantity(change, before, parse_bytes)
         written["memory_per_device"] = f"{round(after)}B"
-        told.append(
+        notes.append(
             f"{format_bytes(after)} a device of {pool.name} instead of {format_bytes(before)}"
         )
 
 
-def _bandwidth(question: Question, change: Change, keys: Keys, told: Told) -> None:
-    if question.is_reference:
+def _bandwidth(spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+    if spec.is_reference:
         raise TunerError("the links were measured with the profile; the spec does not state them")
-    for pool, written in _chosen(question, change, keys):
+    for pool, written in _named_pools(spec, change, keys):
         before = pool.nic or _sheet(pool, change).scale_out_bytes_per_s
         after = _quantity(change, before, parse_bytes_per_s)
         written["nic"] = _rate(after)
-        told.append(
-            f"{format_bytes_per_s(after)} a network card of {pool.name} instead of"
+        notes.append(
+            f"{format_bytes_per_s(after)} per NIC of {pool.name} instead of"
             f" {format_bytes_per_s(before)}"
         )
-    cluster = question.cluster
+    cluster = spec.cluster
     for link, written in zip(
         () if cluster is None or change.pool else cluster.links,
         keys.get("cluster", {}).get("links", []),
@@ -110,23 +110,23 @@ def _bandwidth(question: Question, change: Change, keys: Keys, told: Told) -> No
     ):
         after = _quantity(change, link.bandwidth, parse_bytes_per_s)
         written["bandwidth"] = _rate(after)
-        told.append(f"{format_bytes_per_s(after)} between {' and '.join(link.between)}")
+        notes.append(f"{format_bytes_per_s(after)} between {' and '.join(link.between)}")
 
 
 def _rate(value_bytes_per_s: float) -> str:
-    """Write it so that reading it back gives the same number."""
+    """Format a bandwidth so that it parses to the same number."""
     return f"{value_bytes_per_s!r}B/s"
 
 
-def _batch(_question: Question, change: Change, keys: Keys, told: Told) -> None:
-    _count(keys["goal"], "global_batch_size", change, told, "sequences a step")
+def _batch(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+    _count(keys["goal"], "global_batch_size", change, notes, "sequences a step")
 
 
-def _sequence(_question: Question, change: Change, keys: Keys, told: Told) -> None:
-    _count(keys["goal"], "sequence_length", change, told, "tokens a sequence")
+def _sequence(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+    _count(keys["goal"], "sequence_length", change, notes, "tokens a sequence")
 
 
-def _rate_of(_question: Question, change: Change, keys: Keys, told: Told) -> None:
+def _request_rate(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
     goal = keys["goal"]
     traffic = goal["traffic"]
     if goal.get("objective") == "rate":
@@ -135,7 +135,7 @@ def _rate_of(_question: Question, change: Change, keys: Keys, told: Told) -> Non
             " most; change nodes, lengths or targets, or write a spec of another objective"
         )
     if "concurrency" in traffic:
-        _rate_of_loop(traffic, change, told)
+        _loop_concurrency(traffic, change, notes)
         return
     before = _stated_rate(traffic)
     after = _quantity(change, before, parse_per_s)
@@ -143,11 +143,11 @@ def _rate_of(_question: Question, change: Change, keys: Keys, told: Told) -> Non
     how = ""
     if "trace" in traffic and "arrival" not in traffic:
         how = f", the trace's time {'compressed' if after > before else 'stretched'}"
-    told.append(f"{after:.4g} requests/s instead of {before:.4g}{how}")
+    notes.append(f"{after:.4g} requests/s instead of {before:.4g}{how}")
 
 
 def _stated_rate(traffic: Mapping[str, Any]) -> float:
-    """Return requests a second: as stated, else those of the trace as it was recorded."""
+    """Return requests per second: as stated, else those of the recorded trace."""
     if "rate" in traffic:
         return parse_per_s(traffic["rate"])
     trace = Path(traffic["trace"])
@@ -157,8 +157,8 @@ def _stated_rate(traffic: Mapping[str, Any]) -> float:
     return rate
 
 
-def _rate_of_loop(traffic: Keys, change: Change, told: Told) -> None:
-    """A closed loop's rate follows how many requests are under way (Little's law)."""
+def _loop_concurrency(traffic: Keys, change: Change, notes: Notes) -> None:
+    """Change the concurrency of a closed loop, which its rate is proportional to (Little's law)."""
     is_share = change.value[:1] in ("x", "/") or change.value.endswith("%")
     factor = moved(change, 1.0) if is_share else None
     if factor is None:
@@ -168,46 +168,46 @@ def _rate_of_loop(traffic: Keys, change: Change, told: Told) -> None:
         )
     before = traffic["concurrency"]
     traffic["concurrency"] = max(1, round(before * factor))
-    told.append(
+    notes.append(
         f"{traffic['concurrency']} requests under way instead of {before}, which the rate of a"
         " closed loop follows"
     )
 
 
-def _concurrency(_question: Question, change: Change, keys: Keys, told: Told) -> None:
+def _concurrency(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
     traffic = keys["goal"]["traffic"]
     if "concurrency" not in traffic:
         raise TunerError("the traffic is an open load; change its rate")
-    _count(traffic, "concurrency", change, told, "requests under way")
+    _count(traffic, "concurrency", change, notes, "requests under way")
 
 
-def _input(_question: Question, change: Change, keys: Keys, told: Told) -> None:
-    _length(keys["goal"]["traffic"], "input_tokens", change, told, "tokens a prompt")
+def _input(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+    _length(keys["goal"]["traffic"], "input_tokens", change, notes, "tokens a prompt")
 
 
-def _output(_question: Question, change: Change, keys: Keys, told: Told) -> None:
-    _length(keys["goal"]["traffic"], "output_tokens", change, told, "tokens an answer")
+def _output(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+    _length(keys["goal"]["traffic"], "output_tokens", change, notes, "tokens an answer")
 
 
-def _length(traffic: Keys, name: str, change: Change, told: Told, of: str) -> None:
+def _length(traffic: Keys, name: str, change: Change, notes: Notes, of: str) -> None:
     value = traffic.get(name)
     law, key = (value, "mean") if isinstance(value, dict) else (traffic, name)
     if not isinstance(law.get(key), int | float):
         raise TunerError(f"goal.traffic.{name} has no mean to change; write another spec")
     before = law[key]
     law[key] = _whole(change, before)
-    told.append(f"{law[key]} {of} instead of {before:g}{' (mean)' if law is value else ''}")
+    notes.append(f"{law[key]} {of} instead of {before:g}{' (mean)' if law is value else ''}")
 
 
-def _ttft(_question: Question, change: Change, keys: Keys, told: Told) -> None:
-    _targets(keys["goal"], "ttft", change, told)
+def _ttft(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+    _targets(keys["goal"], "ttft", change, notes)
 
 
-def _tpot(_question: Question, change: Change, keys: Keys, told: Told) -> None:
-    _targets(keys["goal"], "tpot", change, told)
+def _tpot(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
+    _targets(keys["goal"], "tpot", change, notes)
 
 
-def _targets(goal: Keys, name: str, change: Change, told: Told) -> None:
+def _targets(goal: Keys, name: str, change: Change, notes: Notes) -> None:
     targets = goal.get("slo", {}).get(name, {})
     if not targets:
         raise TunerError(f"the spec sets no target of {name}")
@@ -215,25 +215,25 @@ def _targets(goal: Keys, name: str, change: Change, told: Told) -> None:
         before = parse_seconds(text)
         after = _quantity(change, before, parse_seconds)
         targets[share] = f"{after!r}s"
-        told.append(f"{name} {share} of {format_s(after)} instead of {format_s(before)}")
+        notes.append(f"{name} {share} of {format_s(after)} instead of {format_s(before)}")
 
 
-def _slots(_question: Question, change: Change, keys: Keys, told: Told) -> None:
+def _slots(_spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
     goal = keys["goal"]
     slots = goal.get("slots_per_rank")
     if not isinstance(slots, int):
         raise TunerError("slots of a rank can be changed where slots_per_rank is one number")
-    _count(goal, "slots_per_rank", change, told, "slots a rank")
+    _count(goal, "slots_per_rank", change, notes, "slots a rank")
 
 
-def _count(of: Keys, name: str, change: Change, told: Told, words: str) -> None:
+def _count(of: Keys, name: str, change: Change, notes: Notes, words: str) -> None:
     before = of[name]
     of[name] = _whole(change, before)
-    told.append(f"{of[name]} {words} instead of {before}")
+    notes.append(f"{of[name]} {words} instead of {before}")
 
 
 def _whole(change: Change, before: float) -> int:
-    """Return the whole number next to what a change makes of one; at least 1.
+    """Return the changed value as a whole number; at least 1.
 
     Raises:
         TunerError: the change states no whole number.
@@ -256,15 +256,15 @@ def _quantity(change: Change, before: float, parse: Callable[[str], float]) -> f
         raise TunerError(str(error)) from error
 
 
-def _chosen(question: Question, change: Change, keys: Keys) -> Iterator[tuple[Pool, Keys]]:
-    """Give the pools that a change is about, and how the spec writes them.
+def _named_pools(spec: PlannedSpec, change: Change, keys: Keys) -> Iterator[tuple[Pool, Keys]]:
+    """Yield the pools that a change applies to, each with its keys in the spec.
 
     Raises:
         TunerError: there are none, or none of that name.
     """
-    if question.cluster is None:
+    if spec.cluster is None:
         raise TunerError("the spec names no machines (cluster)")
-    pools = question.cluster.pools
+    pools = spec.cluster.pools
     names = [pool.name for pool in pools]
     if change.pool is not None and change.pool not in names:
         raise TunerError(f"no pool is named {change.pool!r}; pools: {', '.join(names)}")
@@ -283,15 +283,15 @@ def _sheet(pool: Pool, change: Change) -> Datasheet:
 
 POOL_KEYS: Final = ("nodes", "memory", "bandwidth")
 _ALL: Final[tuple[Kind, ...]] = ("train", "serve", "place")
-_HOW: Final[
-    Mapping[str, tuple[Callable[[Question, Change, Keys, Told], None], tuple[Kind, ...]]]
+_CHANGES: Final[
+    Mapping[str, tuple[Callable[[PlannedSpec, Change, Keys, Notes], None], tuple[Kind, ...]]]
 ] = {
     "nodes": (_nodes, _ALL),
     "memory": (_memory, ("train", "serve")),
     "bandwidth": (_bandwidth, _ALL),
     "batch": (_batch, ("train",)),
     "sequence-length": (_sequence, ("train",)),
-    "rate": (_rate_of, ("serve",)),
+    "rate": (_request_rate, ("serve",)),
     "concurrency": (_concurrency, ("serve",)),
     "input-tokens": (_input, ("serve",)),
     "output-tokens": (_output, ("serve",)),

@@ -1,4 +1,4 @@
-"""`moetune explain` as a function: why this plan, why not the next, what would change it."""
+"""`moetune explain` as a function: why this plan, why not the runners-up, what would change it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,19 +7,19 @@ from typing import Final
 from profilers.errors import ProfilerError
 from tuner.errors import TunerError
 from tuner.explain.other_limits import what_ifs
-from tuner.explain.outcomes import figures_of
+from tuner.explain.outcomes import to_figures
 from tuner.explain.planned_spec import StoredPlan, read_any_plan
-from tuner.explain.rivals import rivals_of
-from tuner.paths import AnyPath, paths_of, plan_folder
+from tuner.explain.rivals import to_rivals
+from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.place_plan import PlacePlan
 from tuner.plan import Plan
-from tuner.planner.progress import Watch, unwatched
+from tuner.planner.progress import ProgressListener, ignore_progress
 from tuner.serve_kernels import kernels_changed
 from tuner.serve_plan import ServePlan
 from tuner.what_if import Change, Outcome, Why
 
 AGREE_RATIO: Final = 0.001
-"""Of the objective by which a plan that is solved again may differ and still be the same."""
+"""Relative difference of the objective up to which a re-solved plan counts as the same."""
 
 
 class ExplainedPlan(Plan):
@@ -50,7 +50,7 @@ def explain(
     profiles: AnyPath | Sequence[AnyPath] = (),
     time_limit_s: float = 60.0,
     calibrated: bool = True,
-    watch: Watch = unwatched,
+    watch: ProgressListener = ignore_progress,
 ) -> Explained:
     """Explain the plan of a folder.
 
@@ -60,23 +60,23 @@ def explain(
         profiles: as for `moetune plan`; a training plan holds its own.
         time_limit_s: for the searches of all changes together.
         calibrated: as the plan was made.
-        watch: told which change is being solved.
+        watch: receives an event per change.
 
     Raises:
         PlanUnreadableError: there is no plan, or it does not hold what it was made from.
-        SpecError: `changes` are named, and the plan's own question can no longer be asked.
+        SpecError: `changes` are named, and the plan's own spec can no longer be solved.
     """
     folder = plan_folder(folder)
-    profiles = paths_of(profiles)
+    profiles = to_paths(profiles)
     plan = read_any_plan(folder)
-    asked = usual_changes(plan) if changes is None else tuple(changes)
-    rivals = rivals_of(plan)
-    if not asked:
-        return _explained(plan, Why(rivals=rivals))
+    requested = usual_changes(plan) if changes is None else tuple(changes)
+    rivals = to_rivals(plan)
+    if not requested:
+        return _with_why(plan, Why(rivals=rivals))
     try:
-        found = what_ifs(
+        solved_changes = what_ifs(
             folder,
-            asked,
+            requested,
             profiles=profiles,
             time_limit_s=time_limit_s,
             calibrated=calibrated,
@@ -85,34 +85,34 @@ def explain(
     except (TunerError, ProfilerError) as error:
         if changes is not None:
             raise
-        # What the plan itself holds can be explained without what it was made from.
+        # Without its inputs, what the plan itself holds can still be explained.
         note = f"nothing could be solved again: {' '.join(str(error).split())}"
-        return _explained(plan, Why(rivals=rivals, notes=(note,)))
-    notes = (*_other_kernels(plan, profiles), *_disagreement(plan, found.base))
-    return _explained(plan, Why(rivals=rivals, what_if=found, notes=notes))
+        return _with_why(plan, Why(rivals=rivals, notes=(note,)))
+    notes = (*_other_kernels(plan, profiles), *_disagreement(plan, solved_changes.base))
+    return _with_why(plan, Why(rivals=rivals, what_if=solved_changes, notes=notes))
 
 
 def usual_changes(plan: StoredPlan) -> tuple[Change, ...]:
-    """Return what is asked of every plan: more machines, less memory, faster links."""
+    """Return the default what-ifs of a plan: more nodes, less memory, faster links."""
     if isinstance(plan, PlacePlan):
-        asked = [Change(key="nodes", value="+1"), Change(key="slots", value="+1")]
-        asked += [Change(key="slots", value="-1")]
+        requested = [Change(key="nodes", value="+1"), Change(key="slots", value="+1")]
+        requested += [Change(key="slots", value="-1")]
         if plan.cluster is not None:
-            asked.append(Change(key="bandwidth", value="x2"))
-        return tuple(asked)
+            requested.append(Change(key="bandwidth", value="x2"))
+        return tuple(requested)
     pools = plan.cluster.pools
     names = [pool.name for pool in pools] if len(pools) > 1 else [None]
-    asked = [Change(key="nodes", pool=name, value="+1") for name in names]
-    asked.append(Change(key="memory", value="-20%"))
+    requested = [Change(key="nodes", pool=name, value="+1") for name in names]
+    requested.append(Change(key="memory", value="-20%"))
     if not (isinstance(plan, Plan) and plan.provenance.device_kind):
-        asked.append(Change(key="bandwidth", value="x2"))
+        requested.append(Change(key="bandwidth", value="x2"))
     if isinstance(plan, Plan):
         if any(pool.nodes > 1 for pool in pools):
-            asked.append(Change(key="nodes", value="x2"))
-        asked.append(Change(key="batch", value="x2"))
+            requested.append(Change(key="nodes", value="x2"))
+        requested.append(Change(key="batch", value="x2"))
     else:
-        asked += _more_traffic(plan)
-    return tuple(asked)
+        requested += _more_traffic(plan)
+    return tuple(requested)
 
 
 def _more_traffic(plan: ServePlan) -> list[Change]:
@@ -122,7 +122,7 @@ def _more_traffic(plan: ServePlan) -> list[Change]:
     return [Change(key=key, value="x2")]
 
 
-def _explained(plan: StoredPlan, why: Why) -> Explained:
+def _with_why(plan: StoredPlan, why: Why) -> Explained:
     fields = dict(plan)
     if isinstance(plan, Plan):
         return ExplainedPlan(**fields, why=why)
@@ -137,17 +137,17 @@ def _other_kernels(plan: StoredPlan, profiles: Sequence[Path]) -> tuple[str, ...
     return kernels_changed(plan.provenance.kernels_sha256, plan.cluster, profiles)
 
 
-def _disagreement(plan: StoredPlan, again: Outcome) -> tuple[str, ...]:
-    """Say where solving the plan's own question again gives another answer than is stored."""
-    stored = figures_of(plan)
-    if (stored is None) != (not again.figures):
-        return (f"the plan says {plan.certificate.status}, solved again it is {again.status}",)
+def _disagreement(plan: StoredPlan, solved: Outcome) -> tuple[str, ...]:
+    """Note a difference between the stored plan and the plan solved again."""
+    stored = to_figures(plan)
+    if (stored is None) != (not solved.figures):
+        return (f"the plan says {plan.certificate.status}, solved again it is {solved.status}",)
     if stored is None:
         return ()
-    before, after = stored.values[stored.objective], again.figures.get(stored.objective, 0.0)
+    before, after = stored.values[stored.objective], solved.figures.get(stored.objective, 0.0)
     if abs(after - before) <= AGREE_RATIO * abs(before):
         return ()
     return (
         f"solved again, {stored.objective} is {after:.6g}, the plan says {before:.6g}: another "
-        "release, time limit, profile or --uncalibrated; the answers are compared with the former",
+        "release, time limit, profile or --uncalibrated; what-ifs are compared with the former",
     )

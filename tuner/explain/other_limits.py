@@ -1,13 +1,13 @@
-"""What a plan would be under other limits: each a true second solve of the plan's own question.
+"""What-ifs: the plan under other limits, each solved again.
 
-The question comes from the plan's folder (planned_spec.py), a limit is moved (changes.py), and what
-`moetune plan` calls plans it. The plan's own question is solved again beside the others and in the
-same way, so that answers are compared with it and not with a plan that was made with more time, by
-another release or from other tables.
+The spec is read from the plan's folder (planned_spec.py), one limit is changed (changes.py), and
+the planner of `moetune plan` solves it. The unchanged spec is solved again in the same way, so that
+what-ifs are compared with it and not with a plan that was made with more time, by another release
+or from other tables.
 
-All questions share one time limit; each gets an equal part of what is left. As in a plan, the limit
-is for searching and pricing comes on top, so the whole takes longer on large clusters. A question
-whose turn comes after the limit is not asked, and says so.
+All what-ifs share one time limit; each gets an equal part of what is left. As in a plan, the limit
+is for searching and pricing comes on top, so the whole takes longer on large clusters. A change
+whose turn comes after the limit is reported as out of time.
 """
 
 import tempfile
@@ -21,13 +21,13 @@ import yaml
 from profilers.errors import ProfilerError
 from solvers.errors import SolverError
 from tuner.errors import TunerError
-from tuner.explain.changes import changed
-from tuner.explain.outcomes import outcome_of
-from tuner.explain.planned_spec import Question, StoredPlan, question_of, read_any_plan
-from tuner.paths import AnyPath, paths_of, plan_folder
+from tuner.explain.changes import apply_change
+from tuner.explain.outcomes import to_outcome
+from tuner.explain.planned_spec import PlannedSpec, StoredPlan, read_any_plan, read_planned_spec
+from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.place_api import place
 from tuner.plan import Plan
-from tuner.planner.progress import Told, Watch, unwatched
+from tuner.planner.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.serve_api import deploy
 from tuner.spec.files import shown_path
 from tuner.train_api import plan_training
@@ -35,11 +35,11 @@ from tuner.what_if import Change, Outcome, WhatIf
 
 AS_PLANNED: Final = "as planned"
 IDLE: Final = "a plan must use every device; without the added nodes the plan stays as it is"
-"""Where more machines bring nothing."""
+"""Note where more nodes bring no gain."""
 LEAST_S: Final = 1.0
-"""Of search for one question; with less its answer would say little."""
+"""Minimum search time of one what-if."""
 
-Planned = Callable[[Mapping[str, Any], float], StoredPlan]
+PlanKeys = Callable[[Mapping[str, Any], float], StoredPlan]
 
 
 def what_if(
@@ -50,13 +50,13 @@ def what_if(
     time_limit_s: float = 20.0,
     calibrated: bool = True,
 ) -> Outcome:
-    """Return what the plan of a folder would be after one change; see `what_ifs`."""
+    """Return the plan of a folder after one change; see `what_ifs`."""
     folder = plan_folder(folder)
-    profiles = paths_of(profiles)
-    found = what_ifs(
+    profiles = to_paths(profiles)
+    solved = what_ifs(
         folder, (change,), profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated
     )
-    return found.outcomes[0]
+    return solved.outcomes[0]
 
 
 def what_ifs(
@@ -67,48 +67,48 @@ def what_ifs(
     time_limit_s: float = 60.0,
     calibrated: bool = True,
     clock: Callable[[], float] = time.perf_counter,
-    watch: Watch = unwatched,
+    watch: ProgressListener = ignore_progress,
 ) -> WhatIf:
-    """Solve the question of a plan again, as it was asked and after each change.
+    """Solve the spec of a plan again, unchanged and after each change.
 
-    A change that the spec or the planner refuses is an outcome that says why.
+    A change that the spec or the planner refuses is an outcome with the reason.
 
     Args:
         folder: of the plan.
-        changes: each asked alone.
+        changes: each applied by itself.
         profiles: as for `moetune plan`; a training plan holds its own.
-        time_limit_s: for the searches of all questions together.
+        time_limit_s: of all searches together.
         calibrated: as the plan was made.
         clock: for the limit and the reported times.
-        watch: told which question is being solved.
+        watch: receives an event per change.
 
     Raises:
         PlanUnreadableError: the folder holds no plan, or not the spec that it was made from.
-        SpecError: the plan's own question can no longer be asked; the message says what is gone.
+        SpecError: the plan's own spec can no longer be solved; the message says what is missing.
     """
     folder = plan_folder(folder)
-    profiles = paths_of(profiles)
-    question = question_of(folder, read_any_plan(folder))
+    profiles = to_paths(profiles)
+    spec = read_planned_spec(folder, read_any_plan(folder))
     end_s = clock() + time_limit_s
 
-    def solved(keys: Mapping[str, Any], limit_s: float) -> StoredPlan:
-        return _planned(
-            question, keys, profiles=profiles, time_limit_s=limit_s, calibrated=calibrated
+    def plan_keys(keys: Mapping[str, Any], limit_s: float) -> StoredPlan:
+        return _plan_keys(
+            spec, keys, profiles=profiles, time_limit_s=limit_s, calibrated=calibrated
         )
 
-    watch(Told(stage="solving", text=f"{AS_PLANNED}, then {len(changes)} changes"))
-    base = solved(question.keys, max(LEAST_S, time_limit_s / (1 + len(changes))))
+    watch(PlanningEvent(stage="solving", text=f"{AS_PLANNED}, then {len(changes)} changes"))
+    base = plan_keys(spec.keys, max(LEAST_S, time_limit_s / (1 + len(changes))))
     outcomes = []
     for number, change in enumerate(changes):
         left_s = end_s - clock()
         if left_s < LEAST_S and number:
-            outcomes.append(_not_asked(change, time_limit_s))
+            outcomes.append(_out_of_time(change, time_limit_s))
             continue
-        watch(Told(stage="solving", text=f"{change}, {number + 1} of {len(changes)}"))
+        watch(PlanningEvent(stage="solving", text=f"{change}, {number + 1} of {len(changes)}"))
         share_s = max(LEAST_S, left_s / (len(changes) - number))
-        outcomes.append(_answered(question, change, base, solved, share_s=share_s, clock=clock))
+        outcomes.append(_solve_change(spec, change, base, plan_keys, share_s=share_s, clock=clock))
     return WhatIf(
-        base=outcome_of(
+        base=to_outcome(
             base, change="", says=AS_PLANNED, base=None, solve_s=base.certificate.solve_s
         ),
         outcomes=tuple(outcomes),
@@ -116,7 +116,7 @@ def what_ifs(
     )
 
 
-def _not_asked(change: Change, time_limit_s: float) -> Outcome:
+def _out_of_time(change: Change, time_limit_s: float) -> Outcome:
     return Outcome(
         change=str(change),
         says="",
@@ -125,11 +125,11 @@ def _not_asked(change: Change, time_limit_s: float) -> Outcome:
     )
 
 
-def _answered(
-    question: Question,
+def _solve_change(
+    spec: PlannedSpec,
     change: Change,
     base: StoredPlan,
-    solved: Planned,
+    plan_keys: PlanKeys,
     *,
     share_s: float,
     clock: Callable[[], float],
@@ -137,36 +137,36 @@ def _answered(
     started_s = clock()
     says = ""
     try:
-        keys, says = changed(question, change)
-        plan = solved(keys, share_s)
+        keys, says = apply_change(spec, change)
+        plan = plan_keys(keys, share_s)
     except (TunerError, SolverError, ProfilerError) as error:
         reason = " ".join(str(error).split())
         return Outcome(change=str(change), says=says, status="refused", reason=reason)
-    found = outcome_of(
+    outcome = to_outcome(
         plan, change=str(change), says=says, base=base, solve_s=max(0.0, clock() - started_s)
     )
-    if change.key == "nodes" and question.kind == "train" and _is_no_use(plan, base, found):
-        return found.model_copy(update={"reason": f"{found.reason}; {IDLE}"})
-    return found
+    if change.key == "nodes" and spec.kind == "train" and _is_no_use(plan, base, outcome):
+        return outcome.model_copy(update={"reason": f"{outcome.reason}; {IDLE}"})
+    return outcome
 
 
-def _is_no_use(plan: StoredPlan, base: StoredPlan, found: Outcome) -> bool:
-    """Whether more machines than before cannot be used, or to no gain."""
+def _is_no_use(plan: StoredPlan, base: StoredPlan, outcome: Outcome) -> bool:
+    """Whether added nodes cannot be used, or bring no gain."""
     if not isinstance(plan, Plan) or not isinstance(base, Plan):
         return False
     more = plan.cluster.num_devices > base.cluster.num_devices
-    return more and base.decision is not None and (found.gain_ratio or 0.0) <= 0.0
+    return more and base.decision is not None and (outcome.gain_ratio or 0.0) <= 0.0
 
 
-def _planned(
-    question: Question,
+def _plan_keys(
+    spec: PlannedSpec,
     keys: Mapping[str, Any],
     *,
     profiles: Sequence[Path],
     time_limit_s: float,
     calibrated: bool,
 ) -> StoredPlan:
-    """Plan the keys of a spec, as a file of their own that is gone afterwards.
+    """Plan the keys of a spec, through a temporary file.
 
     Raises:
         TunerError: the spec is unusable; the message does not name the file.
@@ -175,9 +175,9 @@ def _planned(
         path = Path(scratch) / "spec.yaml"
         path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
         try:
-            if question.kind == "serve":
+            if spec.kind == "serve":
                 return deploy(path, profiles=profiles, time_limit_s=time_limit_s).plan
-            if question.kind == "place":
+            if spec.kind == "place":
                 return place(
                     path, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated
                 ).plan
@@ -187,7 +187,7 @@ def _planned(
                 time_limit_s=time_limit_s,
                 calibrated=calibrated,
                 with_unlaunchable=False,  # of a plan nobody launches
-                residual=question.residual,
+                residual=spec.residual,
             ).plan
         except TunerError as error:
             shown = str(error).replace(f"{shown_path(path)}: ", "").replace(f"{path}: ", "")

@@ -1,12 +1,12 @@
-"""A plan as the answer to a question: the same figures whatever was changed, so answers compare.
+"""A plan as the outcome of a what-if: the same figures for every change, so that outcomes compare.
 
-Training is judged by the tokens a second of all devices (a step alone says nothing where the batch
-or the sequence changes) of the decision that is printed, so that nothing is called better whose own
-numbers are worse. Among decisions near the fastest a plan prefers the easier one, so a gain may be
-that of another preference; the fastest found stands beside it. A deployment is judged by the
-objective of its goal, an even placement by the share of all token copies that its busiest ranks
-carry over judged passes (imbalance alone says nothing where ranks come or go), another placement by
-the objective of its certificate.
+Training is compared by tokens per second of all devices (step times do not compare where the batch
+or the sequence changes) of the chosen decision, so that nothing is called better whose own numbers
+are worse. Among decisions near the fastest a plan prefers the easier one, so a gain may come from
+another preference; the fastest is reported too. A deployment is compared by the objective of its
+goal, a balanced placement by the share of all token copies on its most-loaded ranks over hold-out
+passes (imbalance does not compare where the number of ranks changes), another placement by the
+objective of its certificate.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from tuner.what_if import Band, Outcome
 
 
 class Figures(NamedTuple):
-    """What a plan comes to."""
+    """Figures of a plan, with the objective by which outcomes compare."""
 
     values: dict[str, float]
     bands: dict[str, Band]
@@ -29,7 +29,7 @@ class Figures(NamedTuple):
     more_is_better: bool
 
 
-def outcome_of(
+def to_outcome(
     plan: StoredPlan,
     *,
     change: str,
@@ -37,8 +37,8 @@ def outcome_of(
     base: StoredPlan | None,
     solve_s: float,
 ) -> Outcome:
-    """Return what a plan answers, against the plan of the question as it was asked."""
-    found = figures_of(plan)
+    """Return the outcome of a plan, compared with the unchanged plan."""
+    plan_figures = to_figures(plan)
     return Outcome(
         change=change,
         says=says,
@@ -47,16 +47,18 @@ def outcome_of(
         num_devices=None if plan.decision is None else plan.decision.num_devices,
         decision="" if plan.decision is None else words(plan.decision),
         decision_changes=_changes(base, plan),
-        objective="" if found is None else found.objective,
-        figures={} if found is None else found.values,
-        bands={} if found is None else found.bands,
-        gain_ratio=None if base is None or found is None else _gain(found, figures_of(base)),
+        objective="" if plan_figures is None else plan_figures.objective,
+        figures={} if plan_figures is None else plan_figures.values,
+        bands={} if plan_figures is None else plan_figures.bands,
+        gain_ratio=None
+        if base is None or plan_figures is None
+        else _gain(plan_figures, to_figures(base)),
         solve_s=solve_s,
     )
 
 
-def figures_of(plan: StoredPlan) -> Figures | None:
-    """Return what a plan comes to; None where it has no decision."""
+def to_figures(plan: StoredPlan) -> Figures | None:
+    """Return the figures of a plan; None where it has no decision."""
     if isinstance(plan, Plan):
         return _training(plan)
     if isinstance(plan, ServePlan):
@@ -65,11 +67,11 @@ def figures_of(plan: StoredPlan) -> Figures | None:
 
 
 def _reason(plan: StoredPlan) -> str:
-    """What binds the plan; where there is none, with the nearest way out too."""
+    """What binds the plan; where nothing fits, with the first relaxation too."""
     if plan.decision is not None or isinstance(plan, PlacePlan) or not plan.relaxations:
         return plan.binding_constraint
-    way = plan.relaxations[0]
-    return f"{plan.binding_constraint}; nearest way out: {way.change}"
+    relaxation = plan.relaxations[0]
+    return f"{plan.binding_constraint}; nearest relaxation: {relaxation.change}"
 
 
 def _changes(base: StoredPlan | None, plan: StoredPlan) -> tuple[str, ...]:
@@ -78,20 +80,20 @@ def _changes(base: StoredPlan | None, plan: StoredPlan) -> tuple[str, ...]:
     return differences(base.decision, plan.decision)
 
 
-def _gain(found: Figures, base: Figures | None) -> float | None:
-    if base is None or base.objective != found.objective:
+def _gain(figures: Figures, base: Figures | None) -> float | None:
+    if base is None or base.objective != figures.objective:
         return None
-    before, after = base.values[found.objective], found.values[found.objective]
+    before, after = base.values[figures.objective], figures.values[figures.objective]
     if before <= 0.0 or after <= 0.0:
         return None
-    return (after - before if found.more_is_better else before - after) / before
+    return (after - before if figures.more_is_better else before - after) / before
 
 
 def _training(plan: Plan) -> Figures | None:
     predicted = plan.predicted
     if predicted is None:
         return None
-    # The certificate's objective is in the engine's own buckets of gradients, a step is not.
+    # The certificate's objective uses the engine's own gradient buckets, a step does not.
     fastest_s = predicted.step_time_s if plan.preferred is None else plan.preferred.fastest_step_s
     tokens = plan.goal.tokens_per_step
     low, high = predicted.step_time_s_band

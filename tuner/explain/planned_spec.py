@@ -1,9 +1,9 @@
-"""The question that a plan answered, as its folder still holds it, ready to be changed.
+"""The spec that a plan was made from, read back from its folder, ready to be changed.
 
-A question is the spec's keys with every path made absolute: to the copies in `used/` where there
-are any, else to where the file lay when it was planned on. The copies hold whatever a training plan
-rests on. Of a deployment the recorded trace, and of a placement the recordings, stay where they
-were: without them the question cannot be asked again, and its answer says which file is gone.
+It is the spec's keys with every path made absolute: to the copies in `used/` where there are any,
+else to the original file. The copies hold all inputs of a training plan. The recorded trace of a
+deployment and the recordings of a placement stay where they were: without them nothing can be
+solved again, and the error names the missing file.
 
 Not stored with a plan, so to be given again: the tables that a deployment or placement was priced
 with by `--profile`, and `--uncalibrated`.
@@ -22,32 +22,32 @@ from tuner.paths import AnyPath, plan_folder
 from tuner.place_folder import read_place_plan
 from tuner.place_plan import PlacePlan
 from tuner.plan import Plan
-from tuner.plan_folder import kind_of_plan, read_plan
+from tuner.plan_folder import plan_kind, read_plan
 from tuner.serve_folder import read_serve_plan
 from tuner.serve_plan import ServePlan
 from tuner.spec.cluster import Cluster
 from tuner.spec.files import LARGEST_FILE_BYTES
-from tuner.spec.spec_file import parsed_spec
+from tuner.spec.spec_file import read_spec_keys
 
 Kind = Literal["train", "serve", "place"]
 StoredPlan = Plan | ServePlan | PlacePlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class PlannedSpec:
     """A spec that can be planned on from anywhere."""
 
     kind: Kind
     keys: Mapping[str, Any]
     """Of the YAML file, paths absolute; never changed in place."""
     cluster: Cluster | None
-    """As it was planned on; None where a placement names none."""
+    """The planned cluster; None where a placement names none."""
     is_reference: bool = False
     """Priced on a profile of the reference step, which has no datasheet's links."""
     residual: Residual | None = None
-    """By which its predictions were corrected."""
+    """Correction of its predictions."""
     memory_bytes: Mapping[str, int]
-    """Of one device, by pool, where the spec does not say and a profile does."""
+    """Of one device, by pool, where only a profile states it."""
 
 
 def read_any_plan(folder: AnyPath) -> StoredPlan:
@@ -57,7 +57,7 @@ def read_any_plan(folder: AnyPath) -> StoredPlan:
         PlanUnreadableError: it is missing or damaged.
     """
     folder = plan_folder(folder)
-    kind = kind_of_plan(folder)
+    kind = plan_kind(folder)
     if kind == "serve":
         return read_serve_plan(folder)
     if kind == "place":
@@ -65,24 +65,26 @@ def read_any_plan(folder: AnyPath) -> StoredPlan:
     return read_plan(folder)
 
 
-def question_of(folder: Path, plan: StoredPlan) -> Question:
-    """Return the question that the plan of a folder answered.
+def read_planned_spec(folder: Path, plan: StoredPlan) -> PlannedSpec:
+    """Read back the spec that the plan of a folder was made from.
 
     Raises:
         PlanUnreadableError: the folder no longer holds its spec as it was.
     """
-    spec = folder / "used" / "spec.yaml"
-    if not spec.is_file():
+    spec_path = folder / "used" / "spec.yaml"
+    if not spec_path.is_file():
         raise PlanUnreadableError(
             f"{folder} holds no used/spec.yaml, so nothing can be solved again; plan anew"
         )
     if (
-        hashlib.sha256(read_bounded(spec, most_bytes=LARGEST_FILE_BYTES)).hexdigest()
+        hashlib.sha256(read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES)).hexdigest()
         != plan.provenance.spec_sha256
     ):
-        raise PlanUnreadableError(f"{spec} is not the spec that the plan was made from; plan anew")
-    keys = parsed_spec(spec)
-    used = spec.parent.absolute()
+        raise PlanUnreadableError(
+            f"{spec_path} is not the spec that the plan was made from; plan anew"
+        )
+    keys = read_spec_keys(spec_path)
+    used = spec_path.parent.absolute()
     if keys.get("model") is not None:
         keys["model"] = str(used / "config.json")
     if isinstance(plan, Plan):
@@ -92,19 +94,19 @@ def question_of(folder: Path, plan: StoredPlan) -> Question:
     return _placement(plan, keys, used)
 
 
-def _training(plan: Plan, keys: dict[str, Any], used: Path) -> Question:
+def _training(plan: Plan, keys: dict[str, Any], used: Path) -> PlannedSpec:
     measured = plan.provenance.profile_sha256
     for position, pool in enumerate(_pools(keys)):
         pool.pop("profile", None)
         if pool.get("name") in measured:
-            alone = len(measured) == 1
-            pool["profile"] = str(used / ("profile" if alone else f"profiles/{position}"))
+            is_only = len(measured) == 1
+            pool["profile"] = str(used / ("profile" if is_only else f"profiles/{position}"))
         if "link_matrix" in pool:
             pool["link_matrix"] = str(used / f"links-{position}.csv")
     goal = keys["goal"]
     if goal.get("routing"):
         goal["routing"] = {**goal["routing"], "path": str(used / "routing.json")}
-    return Question(
+    return PlannedSpec(
         kind="train",
         keys=keys,
         cluster=plan.cluster,
@@ -114,7 +116,7 @@ def _training(plan: Plan, keys: dict[str, Any], used: Path) -> Question:
     )
 
 
-def _deployment(plan: ServePlan, keys: dict[str, Any]) -> Question:
+def _deployment(plan: ServePlan, keys: dict[str, Any]) -> PlannedSpec:
     goal, stored = keys["goal"], plan.goal
     if stored.traffic.trace is not None:
         goal["traffic"]["trace"] = str(stored.traffic.trace.absolute())
@@ -123,10 +125,10 @@ def _deployment(plan: ServePlan, keys: dict[str, Any]) -> Question:
     if stored.placement is not None:
         goal["placement"] = str(stored.placement.absolute())
     _profiles_as_planned(keys, plan.cluster)
-    return Question(kind="serve", keys=keys, cluster=plan.cluster, memory_bytes={})
+    return PlannedSpec(kind="serve", keys=keys, cluster=plan.cluster, memory_bytes={})
 
 
-def _placement(plan: PlacePlan, keys: dict[str, Any], used: Path) -> Question:
+def _placement(plan: PlacePlan, keys: dict[str, Any], used: Path) -> PlannedSpec:
     goal = keys["goal"]
     for written, workload in zip(goal["workloads"], plan.goal.workloads, strict=True):
         written["path"] = str(workload.path.absolute())
@@ -134,7 +136,7 @@ def _placement(plan: PlacePlan, keys: dict[str, Any], used: Path) -> Question:
         goal["current"] = str(used / f"current{plan.goal.current.suffix}")
     if plan.cluster is not None:
         _profiles_as_planned(keys, plan.cluster)
-    return Question(kind="place", keys=keys, cluster=plan.cluster, memory_bytes={})
+    return PlannedSpec(kind="place", keys=keys, cluster=plan.cluster, memory_bytes={})
 
 
 def _profiles_as_planned(keys: dict[str, Any], cluster: Cluster) -> None:

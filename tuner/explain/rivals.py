@@ -1,4 +1,4 @@
-"""Why not the next: each runner-up against the decision, term by term.
+"""The runners-up compared with the decision, term by term.
 
 The terms of a training decision are the parts of its step, those of a deployment the parts of one
 decode step of its slowest group. A placement's runners-up were compared by objective alone.
@@ -17,11 +17,11 @@ from tuner.what_if import Rival
 MOST: Final = 5
 """Runners-up that are explained; the plan holds them all."""
 SMALLEST_S: Final = 1e-9
-"""Below it two terms are the same."""
+"""Difference below which two terms are equal."""
 
 
-def rivals_of(plan: StoredPlan) -> tuple[Rival, ...]:
-    """Return the first runners-up of a plan; none where nothing was chosen."""
+def to_rivals(plan: StoredPlan) -> tuple[Rival, ...]:
+    """Return the first runners-up of a plan; empty where nothing was chosen."""
     if isinstance(plan, Plan):
         return _training(plan)
     if isinstance(plan, ServePlan):
@@ -95,10 +95,10 @@ def _placement(plan: PlacePlan) -> tuple[Rival, ...]:
 
 
 def terms(chosen: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
-    """Return what another pays more by cause, the largest difference first."""
-    found = {
+    """Return the additional seconds of another decision by cause, the largest first."""
+    by_term = {
         name: other.get(name, 0.0) - chosen.get(name, 0.0)
         for name in dict.fromkeys((*chosen, *other))
     }
-    ordered = sorted(found.items(), key=lambda item: (-abs(item[1]), item[0]))
+    ordered = sorted(by_term.items(), key=lambda item: (-abs(item[1]), item[0]))
     return {name: seconds for name, seconds in ordered if abs(seconds) > SMALLEST_S}

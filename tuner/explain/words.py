@@ -1,4 +1,4 @@
-"""A decision in a few words, and what differs between two of a kind."""
+"""A decision in a few words, and the differences between two of the same goal."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from tuner.place_plan import PlaceDecision
 from tuner.plan import TrainDecision
 from tuner.serve_plan import ServeDecision
 from tuner.serve_words import (
-    handover_words,
+    describe_kv_transfer,
     island_words,
     router_words,
     short_group,
@@ -28,7 +28,7 @@ def words(decision: Decision) -> str:
 
 
 def differences(before: Decision, after: Decision) -> tuple[str, ...]:
-    """Return what one decision does otherwise than another of its kind, e.g. `PP 2 -> 4`."""
+    """Return the differences between two decisions of the same goal, e.g. `PP 2 -> 4`."""
     if isinstance(before, TrainDecision) and isinstance(after, TrainDecision):
         return train_changes(before, after)
     if isinstance(before, ServeDecision) and isinstance(after, ServeDecision):
@@ -41,11 +41,11 @@ def differences(before: Decision, after: Decision) -> tuple[str, ...]:
 def placement_words(decision: PlaceDecision) -> str:
     """Name a placement, e.g. `64 experts on 8 ranks x 9 slots, 8 a node, layers 1-26 of 27`.
 
-    Which expert stands where is no cell's matter; `differences` counts what moved.
+    It does not list where experts are; `differences` counts what moved.
     """
     d = decision
-    alike = len(set(d.slots_per_rank)) == 1
-    slots = str(d.slots_per_rank[0]) if alike else runs(d.slots_per_rank)
+    is_uniform = len(set(d.slots_per_rank)) == 1
+    slots = str(d.slots_per_rank[0]) if is_uniform else runs(d.slots_per_rank)
     of = "" if d.num_layers is None else f" of {d.num_layers}"
     return (
         f"{d.num_experts} experts on {d.ranks} ranks x {slots} slots, {d.ranks_per_node} a node, "
@@ -54,7 +54,7 @@ def placement_words(decision: PlaceDecision) -> str:
 
 
 def _serving_changes(before: ServeDecision, after: ServeDecision) -> Iterator[str]:
-    """Give the mode, and what goes and comes of instances and of ways for KV caches."""
+    """Yield changes of mode, and removed and added instances and KV transfers."""
     if before.mode != after.mode:
         yield f"{before.mode} -> {after.mode}"
     old, new = _parts(before), _parts(after)
@@ -66,7 +66,7 @@ def _parts(decision: ServeDecision) -> list[str]:
     above = decision.offload_above_tokens
     return [
         *(short_group(one) for one in decision.instances),
-        *(handover_words(one) for one in decision.handovers),
+        *(describe_kv_transfer(one) for one in decision.handovers),
         *([] if decision.router is None else [router_words(decision.router)]),
         *island_words(decision),
         *([] if above is None else [f"prompts above {above} tokens on the remote pool"]),

@@ -1,1 +1,1 @@
-"""What failures do to a run of weeks: checkpoints, lost work, restarts, spares, time and cost."""
+"""Failures in long runs: checkpoints, lost work, restarts, spares, time and cost."""

@@ -1,18 +1,18 @@
-"""The whole run of `goal.tokens`: its length, its failures, its share of training, its bill.
+"""The whole run of `goal.tokens`: its length, its failures, its share of training, its cost.
 
 Letters as in tuner/faults/interval.py. Shares of the wall clock, exact for exponential failures:
 
-    training     tau / E, less what is spent waiting
-    checkpoints  training * c / tau: stalls of checkpoints that were of use
+    training     tau / E, less the time spent waiting
+    checkpoints  training * c / tau: stalls of checkpoints that were kept
     waiting      for a repair
     restarting   (1 - waiting) (1 - exp(-lambda R)): each failure starts a restart, which takes
-                 (1 - exp(-lambda R)) / lambda on average, since it may be cut short
+                 (1 - exp(-lambda R)) / lambda on average, since it may be interrupted
     lost         the rest: work and stalls that had to be repeated
 
-The band of the wall clock is the luck of the failures alone, P10 to P90. The time t lost to each is
-taken as independent, so the variance is failures * E[t^2], with a loss uniform over a cycle and an
-exponential wait for repair, and the sum as normal. That is good from about twenty failures on; with
-fewer its lower end is held at the time without any.
+The band of the wall clock covers only the randomness of failures, P10 to P90. The times t lost to
+failures are assumed independent, so the variance is failures * E[t^2], with a loss uniform over a
+cycle and an exponential wait for repair, and a normal sum. That holds from about twenty failures
+on; with fewer the lower end is clipped at the time without failures.
 """
 
 import math
@@ -37,13 +37,13 @@ Whole = Annotated[int, Field(ge=0)]
 
 
 class RunForecast(Record):
-    """What to expect of a whole training run; goes into the plan as `predicted.run`."""
+    """Forecast of a whole training run; `predicted.run` of the plan."""
 
     finishes: bool
     reason: str = ""
     """Why it never finishes, with numbers; empty when it does."""
     effective_time_ratio: Ratio
-    """Share of the wall clock that advances the training."""
+    """Share of the wall clock that advances training."""
     time_ratios: dict[str, Ratio]
     """Shares of the wall clock: training, checkpoints, lost, restarting, waiting."""
     goodput_tokens_per_s: Amount
@@ -59,28 +59,29 @@ class RunForecast(Record):
     checkpoint_interval_steps: Whole | None = None
     """The same in whole steps, for a launcher."""
     checkpoint_stall_s: Seconds | None = None
-    """What one checkpoint stops training for."""
+    """Time that one checkpoint stops training."""
     checkpoint_write_s: Seconds | None = None
-    """From the start of a checkpoint until it is safe."""
+    """From the start of a checkpoint until it is durable."""
     restart_s: Seconds | None = None
     """From a failure (or the repair that it waited for) to the first useful step, reading the
     checkpoint included."""
     steps: Whole | None = None
-    """Of the whole run; this and what follows is absent when no number of tokens is asked for."""
+    """Of the whole run; this and the following fields are absent when no number of tokens is
+    stated."""
     expected_failures: Amount | None = None
     wall_clock_s: Seconds | None = None
     """Expected; the first start is not counted."""
     wall_clock_s_band: tuple[Seconds, Seconds] | None = None
-    """P10 and P90 of the failures' luck; how wrong the step time may be is not in it."""
+    """P10 and P90 over random failures; errors of the step time are not included."""
     device_hours: Amount | None = None
-    """Of the devices that train and those that stand by."""
+    """Of training and spare devices."""
     cost: Amount | None = None
     """Device hours times their price, in the user's currency; absent without a price."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What is to be trained, and what the devices cost."""
+    """The training run, and the price of its devices."""
 
     step_s: float
     tokens_per_step: int
@@ -88,7 +89,7 @@ class Run:
     devices_per_node: float
     """Of a spare node, on average over kinds of nodes."""
     price_per_device_hour: float | None = None
-    """The same over the devices that train and those that stand by."""
+    """On average over training and spare devices."""
 
     @property
     def steps(self) -> int | None:
@@ -99,7 +100,7 @@ class Run:
 
 
 def forecast(run: Run, *, jobs: Jobs, reliability: Reliability | None) -> RunForecast:
-    """Work out the run of one configuration; `jobs` holds numbers here, not columns."""
+    """Forecast the run of one configuration; `jobs` holds numbers here, not arrays."""
     if reliability is None:
         return _with_bill(
             RunForecast(
@@ -114,47 +115,49 @@ def forecast(run: Run, *, jobs: Jobs, reliability: Reliability | None) -> RunFor
             jobs=jobs,
             deviation_s=0.0,
         )
-    found = cycle(jobs, reliability, step_s=run.step_s)
-    ratio = float(found.effective_ratio)
+    times = cycle(jobs, reliability, step_s=run.step_s)
+    ratio = float(times.effective_ratio)
     finishes = ratio >= LEAST_EFFECTIVE_RATIO
     disturbed = RunForecast(
         finishes=finishes,
-        reason="" if finishes else _reason(found),
+        reason="" if finishes else _reason(times),
         effective_time_ratio=ratio,
-        time_ratios=_time_ratios(found),
+        time_ratios=_time_ratios(times),
         goodput_tokens_per_s=run.tokens_per_step * ratio / run.step_s if finishes else 0.0,
         effective_step_s=run.step_s / ratio if finishes else None,
         checkpoint_bytes=math.ceil(float(jobs.checkpoint_bytes)),
-        failure_interval_s=1.0 / float(found.failures_per_s),
-        checkpoint_interval_s=float(found.work_s),
-        checkpoint_interval_steps=max(1, round(float(found.work_s) / run.step_s)),
-        checkpoint_stall_s=float(found.stall_s),
-        checkpoint_write_s=float(found.stall_s) + float(found.background_s),
-        restart_s=float(found.restart_s),
+        failure_interval_s=1.0 / float(times.failures_per_s),
+        checkpoint_interval_s=float(times.work_s),
+        checkpoint_interval_steps=max(1, round(float(times.work_s) / run.step_s)),
+        checkpoint_stall_s=float(times.stall_s),
+        checkpoint_write_s=float(times.stall_s) + float(times.background_s),
+        restart_s=float(times.restart_s),
     )
     if not finishes:
         return disturbed.model_copy(update={"steps": run.steps})
-    loss_s = _loss_deviation_s(found, jobs=jobs, reliability=reliability)
+    loss_s = _loss_deviation_s(times, jobs=jobs, reliability=reliability)
     return _with_bill(disturbed, run=run, jobs=jobs, deviation_s=loss_s)
 
 
-def _with_bill(found: RunForecast, *, run: Run, jobs: Jobs, deviation_s: float) -> RunForecast:
+def _with_bill(
+    run_forecast: RunForecast, *, run: Run, jobs: Jobs, deviation_s: float
+) -> RunForecast:
     """Add what depends on the length of the run; `deviation_s`: root of E[t^2] of one failure."""
-    if run.steps is None or found.effective_step_s is None:
-        return found
-    wall_s = run.steps * found.effective_step_s
+    if run.steps is None or run_forecast.effective_step_s is None:
+        return run_forecast
+    wall_s = run.steps * run_forecast.effective_step_s
     failures = 0.0
-    if found.failure_interval_s is not None:
-        running_s = wall_s * (1.0 - found.time_ratios["waiting"])
-        failures = running_s / found.failure_interval_s
+    if run_forecast.failure_interval_s is not None:
+        running_s = wall_s * (1.0 - run_forecast.time_ratios["waiting"])
+        failures = running_s / run_forecast.failure_interval_s
     spread_s = P90_DEVIATIONS * math.sqrt(failures) * deviation_s
     undisturbed_s = wall_s * (
-        found.time_ratios["training"] + found.time_ratios.get("checkpoints", 0.0)
+        run_forecast.time_ratios["training"] + run_forecast.time_ratios.get("checkpoints", 0.0)
     )
-    held = float(jobs.devices) + float(jobs.spare_nodes) * run.devices_per_node
-    hours = held * wall_s / SECONDS_PER_HOUR
+    billed_devices = float(jobs.devices) + float(jobs.spare_nodes) * run.devices_per_node
+    hours = billed_devices * wall_s / SECONDS_PER_HOUR
     price = run.price_per_device_hour
-    return found.model_copy(
+    return run_forecast.model_copy(
         update={
             "steps": run.steps,
             "expected_failures": failures,
@@ -166,10 +169,10 @@ def _with_bill(found: RunForecast, *, run: Run, jobs: Jobs, deviation_s: float) 
     )
 
 
-def _time_ratios(found: Cycle) -> dict[str, float]:
-    training, waiting = float(found.effective_ratio), float(found.waiting_ratio)
-    checkpoints = training * float(found.stall_s) / float(found.work_s)
-    cut_short = -math.expm1(-float(found.failures_per_s) * float(found.restart_s))
+def _time_ratios(times: Cycle) -> dict[str, float]:
+    training, waiting = float(times.effective_ratio), float(times.waiting_ratio)
+    checkpoints = training * float(times.stall_s) / float(times.work_s)
+    cut_short = -math.expm1(-float(times.failures_per_s) * float(times.restart_s))
     restarting = (1.0 - waiting) * cut_short
     return {
         "training": training,
@@ -180,11 +183,11 @@ def _time_ratios(found: Cycle) -> dict[str, float]:
     }
 
 
-def _loss_deviation_s(found: Cycle, *, jobs: Jobs, reliability: Reliability) -> float:
-    """Root of the mean square of the seconds that one failure costs."""
-    cycle_s = float(found.work_s) + float(found.stall_s)
-    rate, waiting = float(found.failures_per_s), float(found.waiting_ratio)
-    mean_s = cycle_s / 2.0 + float(found.background_s) + float(found.restart_s)
+def _loss_deviation_s(times: Cycle, *, jobs: Jobs, reliability: Reliability) -> float:
+    """Root mean square of the seconds that one failure costs."""
+    cycle_s = float(times.work_s) + float(times.stall_s)
+    rate, waiting = float(times.failures_per_s), float(times.waiting_ratio)
+    mean_s = cycle_s / 2.0 + float(times.background_s) + float(times.restart_s)
     square = mean_s**2 + cycle_s**2 / 12.0
     # Some failures wait for the first of S + 1 repairs, exponential of mean one_s.
     one_s = longest_wait_s(jobs, reliability)
@@ -193,16 +196,16 @@ def _loss_deviation_s(found: Cycle, *, jobs: Jobs, reliability: Reliability) -> 
     return math.sqrt(square)
 
 
-def _reason(found: Cycle) -> str:
-    """Say which stop eats the run, and what would help."""
-    between = format_s(1.0 / float(found.failures_per_s))
+def _reason(times: Cycle) -> str:
+    """Explain which interruption dominates, and what would help."""
+    between = format_s(1.0 / float(times.failures_per_s))
     parts = {
-        "restarting": float(found.restart_s),
-        "a checkpoint": float(found.stall_s) + float(found.background_s),
-        "the work between two checkpoints": float(found.work_s),
+        "restarting": float(times.restart_s),
+        "a checkpoint": float(times.stall_s) + float(times.background_s),
+        "the work between two checkpoints": float(times.work_s),
     }
     longest = max(parts, key=lambda name: parts[name])
-    if float(found.waiting_ratio) > 0.9:
+    if float(times.waiting_ratio) > 0.9:
         return (
             "the job waits for repairs nearly all the time; keep spare nodes or use fewer devices"
         )

@@ -1,4 +1,4 @@
-"""What a planner minimises: seconds of wall clock per step, failures included."""
+"""The planner's objective: seconds of wall clock per step, failures included."""
 
 from typing import Final
 
@@ -16,7 +16,7 @@ LEAST_EFFECTIVE_RATIO: Final = 0.01
 def goodput_step_s(
     step_s: Numbers, *, jobs: Jobs, reliability: Reliability | None
 ) -> npt.NDArray[np.float64]:
-    """Wall clock per step with failures, seconds, per column.
+    """Wall clock per step with failures, seconds, per candidate.
 
     Grows with step_s and is never below it, so a bound on the step time bounds this too; equals it
     where no failures are priced (reliability None). Infinite where the run never finishes.

@@ -1,29 +1,28 @@
-"""How often to save, and what share of the time then advances the training.
+"""The checkpoint interval, and the share of the time that then advances training.
 
     tau      useful work between checkpoints         lambda  failures per second
     c        seconds that a checkpoint stops training
-    w        seconds after that until it is safe (asynchronous writing; 0 when synchronous)
+    w        seconds after that until it is durable (asynchronous writing; 0 when synchronous)
     R        restart and reading the checkpoint; may itself be interrupted
 
-Work is kept from the moment that its checkpoint is safe. With exponential failures a segment of
-tau + c takes on average
+Work is kept once its checkpoint is durable. With exponential failures a segment of tau + c takes on
+average
 
     E = exp(lambda R) / lambda * (exp(lambda (tau + c)) - 1) * exp(lambda w)
 
 For w = 0 this is the complete cost of Daly (Future Generation Computer Systems 22, 2006). With
-w > 0 (ours): a job that runs needs tau + c without failure until the next checkpoint is safe, one
-that has just restarted tau + c + w, which gives the last factor. The share of time that advances
-the training is tau / E, and its best tau does not depend on R and w:
+w > 0 (our extension): a running job needs tau + c without failure until the next checkpoint is
+durable, one that has just restarted tau + c + w, which gives the last factor. The share of time
+that advances training is tau / E, and its best tau does not depend on R and w:
 
     1 - lambda tau = exp(-lambda (tau + c)),    to first order sqrt(2 c / lambda) (Young 1974)
 
 A write must be done before the next checkpoint begins, so tau >= w; and a checkpoint follows a
 whole step, so tau >= one step. Both only matter where they exceed the best tau: the share falls on
-both sides of it. Where failures are so frequent that a write outlasts the best tau, the training
-may wait for it as if it were synchronous, and does where that wastes less.
+both sides of it. Where failures are so frequent that a write outlasts the best tau, training waits
+for it as if it were synchronous if that wastes less.
 
-Not covered: a write in the background that slows down training or finds no host memory to wait in,
-checkpoints that fail.
+Not covered: background writes that slow down training or exceed host memory, failing checkpoints.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -50,7 +49,7 @@ LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cycle:
-    """What repeats between two failures, in seconds, per column."""
+    """The cycle between two checkpoints, in seconds, per candidate."""
 
     failures_per_s: Numbers
     work_s: Numbers
@@ -66,7 +65,7 @@ class Cycle:
 
     @property
     def effective_ratio(self) -> Numbers:
-        """Share of the wall clock that advances the training."""
+        """Share of the wall clock that advances training."""
         rate = np.asarray(self.failures_per_s)
         outside = np.minimum(rate * (self.restart_s + self.background_s), LARGEST_EXPONENT)
         inside = np.minimum(rate * (self.work_s + self.stall_s), LARGEST_EXPONENT)
@@ -91,16 +90,16 @@ def best_work_s(*, failures_per_s: Numbers, stall_s: Numbers) -> Numbers:
 
 
 def cycle(jobs: Jobs, reliability: Reliability, *, step_s: Numbers) -> Cycle:
-    """Work out the cycle of every column, its checkpoint interval chosen or as asked for."""
+    """Return the cycle of every candidate, with the best or the stated checkpoint interval."""
     storage = reliability.storage
-    found = _cycle(jobs, reliability, step_s=step_s)
+    chosen = _cycle(jobs, reliability, step_s=step_s)
     if not storage.asynchronous or reliability.interval_s is not None:
-        return found
-    if np.all(found.work_s > found.background_s):
-        # No write lengthens the interval, and beside the training it never costs more.
-        return found
+        return chosen
+    if np.all(chosen.work_s > chosen.background_s):
+        # No write lengthens the interval, and overlapped with training it never costs more.
+        return chosen
     waiting = replace(reliability, storage=replace(storage, asynchronous=False))
-    return _better(found, _cycle(jobs, waiting, step_s=step_s))
+    return _better(chosen, _cycle(jobs, waiting, step_s=step_s))
 
 
 def _cycle(jobs: Jobs, reliability: Reliability, *, step_s: Numbers) -> Cycle:
@@ -125,7 +124,7 @@ def _cycle(jobs: Jobs, reliability: Reliability, *, step_s: Numbers) -> Cycle:
 
 
 def _better(one: Cycle, other: Cycle) -> Cycle:
-    """Take each column from whichever advances the training more, the first one if alike."""
+    """Take each candidate's more effective cycle, the first of equals."""
     is_other = np.asarray(other.effective_ratio) > np.asarray(one.effective_ratio)
     if not np.any(is_other):
         return one

@@ -1,14 +1,14 @@
 """One job on nodes of several kinds: a failed node is replaced by one of its own kind only.
 
-Rates of failure, writers and bytes add up. The slowest kind's way to storage is taken for all,
-since a checkpoint is safe when its last part is. Of the spares every kind has its own,
+Failure rates, writers and bytes add up. The slowest kind's storage bandwidth counts for all, since
+a checkpoint is durable when its last part is. Every kind has its own spares:
 
     w / (1 - w) = sum over kinds of w_k / (1 - w_k)
 
-with w_k the share of time that kind k alone would make the job wait (reliability.py): while the job
-runs, each kind empties its own spares. Exact without spares; with them slightly too high, since
-repairs of one kind go on while the job waits for another. tests/tuner/faults/test_kinds.py solves
-the Markov chain.
+with w_k the share of time that the job would wait because of kind k only (reliability.py): while
+the job runs, each kind uses up its own spares. Exact without spares; with them slightly too high,
+since repairs of one kind continue while the job waits for another. tests/tuner/faults/test_kinds.py
+solves the Markov chain.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from tuner.faults.reliability import Jobs, Reliability
 
 
 def jobs_together(kinds: Sequence[Jobs], *, checkpoint_bytes: float) -> Jobs:
-    """Make one job of the parts that run on nodes of each kind; numbers, not columns.
+    """Combine the parts of a job on nodes of each kind; numbers, not arrays.
 
     Args:
         kinds: devices, nodes, writers and spares of each.
@@ -35,7 +35,7 @@ def jobs_together(kinds: Sequence[Jobs], *, checkpoint_bytes: float) -> Jobs:
 
 
 def slowest(kinds: Sequence[Reliability]) -> Reliability:
-    """Take the slowest way to storage of the kinds, which are alike in all else."""
+    """Take the slowest storage of the kinds, which are identical in all else."""
     storages = [one.storage for one in kinds]
     storage = replace(
         storages[0],

@@ -1,7 +1,7 @@
-"""What a profile measured of a node's storage.
+"""Storage bandwidth of a node, from a profile.
 
-profilers/storage.py lets all ranks write (or read) files of their own at once, so a node moves as
-many times one rank's bytes as it has ranks. The largest file is taken: checkpoints are larger yet.
+In profilers/storage.py all ranks write (or read) their own files at once, so a node's bandwidth is
+a rank's times the ranks per node. The largest file counts, since checkpoints are larger still.
 
 Not covered: whether a shared storage keeps up with more nodes than were measured; state its limit
 in the spec where it does not.

@@ -1,23 +1,23 @@
-"""How often a job is stopped, and how long it then stands still: rates, storage, spares.
+"""How often a job fails, and how long it is down: failure rates, storage, spares.
 
     lambda   failures of the whole job per second, exponential: devices / MTBF_device
              + nodes / MTBF_node
     S        spare nodes, cold: they do not fail while they wait
     a        lambda * repair: nodes in repair on average, if the job never waited
 
-A failed node is exchanged for a spare and goes into repair. With all S spares in repair the next
+A failed node is replaced by a spare and goes into repair. With all S spares in repair the next
 failure leaves the job one node short, and it waits until the first repair is done. Nodes in repair
 are then the busy servers of a loss system with S + 1 servers, since no failure can happen while
 the job waits: the share of time that it waits is Erlang's B(S + 1, a), which depends on the mean of
 the repair time and not on its distribution (Erlang 1917; Sevastyanov 1957 for the latter).
 
-What the cited planner (MoFa, arXiv 2511.09837) reads from a cluster's failure history is known;
-its formulas are not. Everything in this package is our own model with the same inputs and outputs.
-An order of magnitude for the rates: 419 unexpected stops in 54 days on 16,384 devices (Llama 3,
-arXiv 2407.21783, section 3.3.4), about 50,000 hours per device with everything included.
+The inputs that MoFa (arXiv 2511.09837) reads from a cluster's failure history are published, its
+formulas are not. This package is our own model with the same inputs and outputs. An order of
+magnitude for the rates: 419 unexpected stops in 54 days on 16,384 devices (Llama 3, arXiv
+2407.21783, section 3.3.4), about 50,000 hours per device with everything included.
 
 Not covered: failures that come in bursts or wear out, slow devices, silent data corruption,
-failures of devices that stand by.
+failures of spare devices.
 """
 
 import math
@@ -36,16 +36,16 @@ class Storage:
     """Where checkpoints go and how; bytes per second."""
 
     write_bytes_per_s: float
-    """What the storage takes from all nodes together."""
+    """Write bandwidth of the storage for all nodes together."""
     read_bytes_per_s: float
-    """What it gives to all nodes together."""
+    """Read bandwidth of the storage for all nodes together."""
     node_write_bytes_per_s: float = math.inf
     """The most that one node sends to storage."""
     node_read_bytes_per_s: float = math.inf
     host_bytes_per_s: float
     """From one device to its host's memory."""
     asynchronous: bool = False
-    """Training stops for the copy to host memory only; the write happens beside it."""
+    """Training stops for the copy to host memory only; the write is in the background."""
 
     def __post_init__(self) -> None:
         rates = (
@@ -67,9 +67,9 @@ class Reliability:
     """Mean time between failures of one device that stop the job; infinite where only whole nodes
     are said to fail."""
     node_mtbf_s: float = math.inf
-    """The same for the rest of a node: host, cards, cables, software."""
+    """The same for the rest of a node: host, NICs, cables, software."""
     restart_s: float
-    """From a failure to the first useful step, reading the checkpoint apart: notice it, exchange
+    """From a failure to the first useful step, without reading the checkpoint: detect it, replace
     the node, start the processes, warm up."""
     repair_s: float = 0.0
     """Mean time until a failed node can be used again; 0: there is always a replacement."""
@@ -94,7 +94,7 @@ class Reliability:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Jobs:
-    """What of a training configuration decides its failures; numbers or one per column."""
+    """The quantities of a training configuration that decide its failures; numbers or arrays."""
 
     devices: Numbers
     nodes: Numbers
@@ -102,19 +102,19 @@ class Jobs:
     checkpoint_bytes: Numbers
     """Of the whole model, every byte once."""
     writers: Numbers
-    """Devices that each write a part of their own: all of them where the optimizer state is
-    sharded and saved in parallel, TP * PP (one replica) otherwise."""
+    """Devices that each write their own part: all of them where the optimizer state is sharded and
+    saved in parallel, TP * PP (one replica) otherwise."""
     spare_nodes: Numbers = 0.0
-    """Nodes that stand by, paid for and idle."""
+    """Idle nodes that are paid for."""
     kinds: tuple["Jobs", ...] = ()
     """The parts of a job on nodes of several kinds (kinds.py), whose sums the above are; empty
-    where all nodes are alike."""
+    where all nodes are identical."""
 
 
 def checkpoint_bytes(
     parameters: Numbers, *, weight_bytes: float = 2.0, optimizer_bytes: float = 12.0
 ) -> Numbers:
-    """Bytes of one checkpoint: what is needed to continue exactly.
+    """Bytes of one checkpoint from which training continues exactly.
 
     Model:   parameters * (2 bf16 weights + 4 fp32 master + 4 + 4 fp32 Adam moments)
     Source:  what training with Adam in mixed precision keeps; the 13.8 TB that arXiv 2104.04473
@@ -129,21 +129,21 @@ def failure_rate_per_s(jobs: Jobs, reliability: Reliability) -> Numbers:
 
 
 def copy_s(jobs: Jobs, storage: Storage) -> Numbers:
-    """Seconds to bring the busiest writer's part from device to host memory."""
+    """Seconds to copy the largest writer's part from device to host memory."""
     return jobs.checkpoint_bytes / jobs.writers / storage.host_bytes_per_s
 
 
 def write_s(jobs: Jobs, storage: Storage) -> Numbers:
-    """Seconds from host memory to storage: the storage's rate, or that of the writing nodes."""
+    """Seconds from host memory to storage, limited by the storage or by the writing nodes."""
     nodes = np.minimum(jobs.nodes, jobs.writers)
     rate = np.minimum(storage.write_bytes_per_s, storage.node_write_bytes_per_s * nodes)
     return _plain(jobs.checkpoint_bytes / rate)
 
 
 def read_s(jobs: Jobs, storage: Storage) -> Numbers:
-    """Seconds to load a checkpoint: every byte read once by somebody, then up to the devices.
+    """Seconds to load a checkpoint: every byte is read once, then copied to the devices.
 
-    How replicas pass on what they read is left out: that network is faster than storage.
+    The broadcast between replicas is left out: that network is faster than storage.
     """
     rate = np.minimum(storage.read_bytes_per_s, storage.node_read_bytes_per_s * jobs.nodes)
     return _plain(jobs.checkpoint_bytes / rate + copy_s(jobs, storage))
@@ -176,5 +176,5 @@ def longest_wait_s(jobs: Jobs, reliability: Reliability) -> float:
 
 
 def _plain(value: Numbers) -> Numbers:
-    """Give a number back for numbers, an array for columns."""
+    """Return a number for numbers, an array for arrays."""
     return float(value) if np.ndim(value) == 0 else value

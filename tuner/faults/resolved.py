@@ -1,4 +1,4 @@
-"""From what a spec states and a profile measured to the numbers that the formulas take."""
+"""Reliability inputs of the formulas, from the spec and the profile."""
 
 import math
 from typing import Final, Literal
@@ -13,8 +13,8 @@ from tuner.spec.cluster import Pool
 from tuner.spec.goal import Reliability as StatedReliability
 
 USUAL_NODE_BYTES_PER_S: Final = 2e9
-"""Write rate of one machine where nothing is stated or measured: about what one file client of a
-parallel file system reaches; ours, meant to be replaced by a measurement."""
+"""Write rate of one node where nothing is stated or measured: about that of one client of a
+parallel file system; our default, to be replaced by a measurement."""
 
 
 def resolved(
@@ -22,8 +22,8 @@ def resolved(
 ) -> Reliability:
     """Fill in what the spec leaves open.
 
-    A stated bandwidth is that of all machines together, and holds for reading too. Without one each
-    machine moves what the profile measured, or the usual rate.
+    A stated bandwidth is that of all nodes together, for reading too. Without one each node has the
+    rate that the profile measured, or the default.
     """
     checkpoint = stated.checkpoint
     together = math.inf if checkpoint.bandwidth is None else checkpoint.bandwidth
@@ -48,14 +48,14 @@ def resolved(
     )
 
 
-def jobs_of(
+def jobs_on_pool(
     strategies: Strategies, *, parameters: Numbers, pool: Pool, stated: StatedReliability
 ) -> Jobs:
-    """What of each column's strategy decides its failures, on one pool.
+    """Return the quantities of each strategy that decide its failures, on one pool.
 
     With the optimizer state sharded (ZeRO 1 and above) every device writes; otherwise one replica
-    of each part. Where repairs are priced, every machine of the pool that a column leaves unused
-    stands by for it; otherwise only those that the spec keeps back.
+    of each part. Where repairs are priced, every unused node of the pool is a spare; otherwise only
+    those that the spec keeps back.
     """
     world = strategies.world
     nodes = np.ceil(world / pool.devices_per_node)

@@ -1,13 +1,12 @@
-"""Unlike machines in one run: from a cluster's pools to the problem that places stages.
+"""Heterogeneous pools: build the problem that assigns stages to a cluster's pools.
 
-TP and CP stay inside a node and DP inside a pool, so that only what a stage hands to the next
-crosses from pool to pool (the mapping of Holmes, arXiv:2312.03549). The spec states the links that
-join pools of unlike devices; which pool runs which stages, and how many layers each, is what
-solvers/partition solves.
+TP and CP stay inside a node and DP inside a pool, so that only the activations between stages cross
+pools (the mapping of Holmes, arXiv:2312.03549). The spec states the links between pools of
+different devices; solvers/partition decides which pool runs which stages, and how many layers each.
 
-A cut carries the activations of one micro-batch of every replica; `boundary_bytes` counts them
-together. Inside a pool they travel over the network cards of all devices of a stage, between pools
-over the stated link, or the cards where those are slower. Two pools without a link are not joined.
+A cut carries the activations of one micro-batch of every replica; `boundary_bytes` is their sum.
+Inside a pool they use the NICs of all devices of a stage, between pools the stated link, or the
+NICs where those are slower. Two pools without a link are not connected.
 
 Letters: P pools, L layers (any units in model order), S stages.
 """
@@ -28,39 +27,38 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolPrices:
-    """What the layers cost on one pool, as the cost model says."""
+    """Costs of the layers on one pool, by the cost model."""
 
     stage_devices: int
     """Devices that one stage takes there: TP x CP x DP."""
     time_s_L: Floats
-    """Forward and backward of one micro-batch; a step's gradient sums are spread over its
+    """Forward and backward of one micro-batch; a step's gradient reduction are spread over its
     micro-batches."""
     static_bytes_L: Floats
     """Weights, gradients and optimizer state on one device."""
     saved_bytes_L: Floats
     """Activations on one device, per micro-batch in flight."""
     memory_limit_bytes: int
-    """What a plan may use of one device."""
-    card_bytes_per_s: float
+    """Usable bytes of one device."""
+    nic_bytes_per_s: float
     """Network bandwidth of one device."""
 
 
-def card_bytes_per_s(pool: Pool) -> float:
+def nic_bytes_per_s(pool: Pool) -> float:
     """The network bandwidth of one device of a pool, in bytes per second and direction.
 
     Raises:
-        SpecError: neither the spec nor a device description states a network card.
+        SpecError: neither the spec nor a device description states a NIC.
         UnknownDeviceError: the pool's device has no description.
     """
-    card = pool.nic
-    if card is None and pool.device is not None:
-        card = find_device(pool.device).scale_out_bytes_per_s
-    if card is None:
+    nic = pool.nic
+    if nic is None and pool.device is not None:
+        nic = find_device(pool.device).scale_out_bytes_per_s
+    if nic is None:
         raise SpecError(
-            f"cluster: pool {pool.name!r} states no 'nic'; unlike pools need the bandwidth of "
-            "theirs"
+            f"cluster: pool {pool.name!r} states no 'nic'; heterogeneous pools need its bandwidth"
         )
-    return card * pool.nics / pool.devices_per_node / pool.oversubscription
+    return nic * pool.nics / pool.devices_per_node / pool.oversubscription
 
 
 def partition_problem(
@@ -70,7 +68,7 @@ def partition_problem(
     boundary_bytes: float,
     num_microbatches: int,
 ) -> PartitionProblem:
-    """State which pool may run which layers at what price; prices come in the order of pools.
+    """Build the partition problem; prices are in the order of pools.
 
     Raises:
         SpecError: a stage of no pool has enough devices.
@@ -101,14 +99,14 @@ def partition_problem(
 
 
 def _hop_s_PP(cluster: Cluster, prices: Sequence[PoolPrices], *, boundary_bytes: float) -> Floats:
-    """One micro-batch over a cut, one way; `inf` between pools that nothing joins."""
+    """Seconds of one micro-batch over a cut, one direction; `inf` between unconnected pools."""
     names = [pool.name for pool in cluster.pools]
-    cards_P = np.array([price.stage_devices * price.card_bytes_per_s for price in prices])
+    nic_bytes_per_s_P = np.array([price.stage_devices * price.nic_bytes_per_s for price in prices])
     hop_s_PP = np.full((len(names), len(names)), np.inf)
-    np.fill_diagonal(hop_s_PP, boundary_bytes / cards_P)
+    np.fill_diagonal(hop_s_PP, boundary_bytes / nic_bytes_per_s_P)
     for link in cluster.links:
         one, two = (names.index(name) for name in link.between)
-        rate = min(link.bandwidth, float(cards_P[one]), float(cards_P[two]))
+        rate = min(link.bandwidth, float(nic_bytes_per_s_P[one]), float(nic_bytes_per_s_P[two]))
         hop_s = link.latency + boundary_bytes / rate
         # Of several links between two pools the fastest is taken, as sends go over one.
         hop_s_PP[one, two] = hop_s_PP[two, one] = min(float(hop_s_PP[one, two]), hop_s)

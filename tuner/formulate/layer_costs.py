@@ -1,13 +1,13 @@
-"""One candidate (degrees of parallelism) as numbers: what each layer and each end costs.
+"""Costs of one candidate (parallel degrees): of each layer, the embedding and the head.
 
-`CandidateCosts` is where costs meet the solver: `layout_problem` lays them out as a
-`LayoutProblem`, and tuner/planner/predict.py reads the same numbers back for a finished
-decision, so that the objective a solver minimised and the time a plan predicts are one model.
+`layout_problem` turns `CandidateCosts` into a `LayoutProblem`, and tuner/planner/predict.py reads
+the same numbers for a finished decision, so the objective of the solver and the predicted step time
+are one model.
 
-What is paid once per step (gradient sums, parameter gathers, optimizer) is spread over the step's
-micro-batches: the device that works longest then pays it in full, which is when the step ends.
+Costs once per step (gradient reduction, parameter all-gather, optimizer) are spread over the step's
+micro-batches: the slowest device then pays them in full, and it ends the step.
 
-Letters: R runs of alike layers, O options, S stages.
+Letters: R runs of identical layers, O options, S stages.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,26 +19,33 @@ import numpy.typing as npt
 
 from solvers.layout.problem import LARGEST_BYTES, LayoutProblem
 from tuner.costs.kernel_table import KernelTable
-from tuner.costs.layer_time import PartSeconds, PassTime, added, call_time, layer_time, scaled
+from tuner.costs.layer_time import (
+    PartSeconds,
+    PassTime,
+    call_time,
+    layer_time,
+    scale_parts,
+    sum_parts,
+)
 from tuner.costs.memory import (
     LayerActivations,
     State,
     head_saved,
     layer_activations,
-    state_of,
     token_ids_bytes,
+    unit_state,
 )
 from tuner.costs.operations import COMMUNICATION, boundary_calls, embedding_calls, head_calls
 from tuner.costs.residuals import Residual
 from tuner.costs.temporaries import (
     UNCOUNTED_RATIO,
     boundary_bytes,
-    gathered_in_turn,
     head_gradients,
-    head_working,
-    layer_working,
-    optimizer_working,
-    reduction_working,
+    head_workspace,
+    layer_workspace,
+    optimizer_workspace,
+    reduction_workspace,
+    zero3_gathered_bytes,
 )
 from tuner.costs.update import (
     GRADIENT_BYTES,
@@ -57,7 +64,7 @@ from tuner.spec.capabilities import Capabilities
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a plan may use: how many devices, how much memory, and what they can do."""
+    """What a plan may use: devices, their memory and their measured speed."""
 
     num_devices: int
     memory_limit_bytes: int
@@ -67,7 +74,7 @@ class Machine:
     ranks_per_node: int | None = None
     """Consecutive devices that share a node; None: all of them."""
     cores_per_rank: float = 1.0
-    """Below 1 where processes that stand for devices take turns on too few cores."""
+    """Below 1 where processes that emulate devices share too few cores."""
     measured_ranks: int | None = None
     """Ranks that the table's collectives were measured over; None: as many as there are."""
     measured_nodes: int | None = None
@@ -76,7 +83,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateCosts:
-    """The costs of one set of degrees; computed when asked for, then kept."""
+    """The costs of one set of degrees; computed on demand and cached."""
 
     work: Workload
     degrees: Degrees
@@ -85,17 +92,17 @@ class CandidateCosts:
     @cached_property
     def runs(self) -> tuple[tuple[int, int], ...]:
         """(first layer, length) of each run of layers that cost the same."""
-        found: list[tuple[int, int]] = []
+        groups: list[tuple[int, int]] = []
         previous: object = None
         for layer in range(self.work.model.num_layers):
-            alike = self._signature(layer)
-            if found and alike == previous:
-                first, length = found[-1]
-                found[-1] = (first, length + 1)
+            signature = self._signature(layer)
+            if groups and signature == previous:
+                first, length = groups[-1]
+                groups[-1] = (first, length + 1)
             else:
-                found.append((layer, 1))
-            previous = alike
-        return tuple(found)
+                groups.append((layer, 1))
+            previous = signature
+        return tuple(groups)
 
     def time(self, layer: int, option: Option) -> PassTime:
         """Seconds of a layer for one micro-batch, corrected by the residual."""
@@ -119,7 +126,7 @@ class CandidateCosts:
     def activations(
         self, layer: int, option: Option, *, expert_rank: int | None = None
     ) -> LayerActivations:
-        """Bytes of a layer on an expert rank; on its fullest one where none is named."""
+        """Bytes of a layer on an expert rank; None: on its most-loaded one."""
         return layer_activations(
             self.work,
             self.degrees,
@@ -130,16 +137,18 @@ class CandidateCosts:
         )
 
     def state(self, layer: int) -> State:
-        """Bytes of a layer's parameters and what belongs to them."""
-        return state_of(layer_units(self.work, self.degrees, layer=layer), self.work, self.degrees)
+        """Bytes of a layer's parameters, gradients and optimizer state."""
+        return unit_state(
+            layer_units(self.work, self.degrees, layer=layer), self.work, self.degrees
+        )
 
-    def working(self, layer: int, option: Option) -> int:
-        """Bytes that a layer's backward adds to what is saved, on its fullest rank."""
+    def workspace(self, layer: int, option: Option) -> int:
+        """Bytes that a layer's backward adds to what is saved, on its most-loaded rank."""
         index = self.work.moe_index[layer]
         loads = (
             [0] if index is None else [sum(row) for row in self.work.received(self.degrees, index)]
         )
-        return layer_working(
+        return layer_workspace(
             self.work,
             self.degrees,
             layer=layer,
@@ -149,9 +158,9 @@ class CandidateCosts:
         )
 
     def static_bytes(self, layer: int, *, saved: int) -> int:
-        """Bytes of a layer's state, which beside the least that it ever has saved hold an update.
+        """Bytes of a layer's state, at least what the optimizer step needs less `saved`.
 
-        The optimizer runs when nothing is saved any more.
+        The optimizer runs when no activations are saved.
         """
         units = layer_units(self.work, self.degrees, layer=layer)
         return max(self.state(layer).total, self._updated_bytes(units) - saved)
@@ -159,25 +168,32 @@ class CandidateCosts:
     def fixed_bytes(self, stage: int, *, in_flight: int, least: int) -> int:
         """Bytes of a stage besides its layers.
 
-        The loss, the layers and the sums of gradients take turns; `least` is what a layer's turn
-        takes in any case.
+        The loss, the layers and the gradient reduction run one after the other; `least` is the
+        least workspace of a layer.
         """
-        work, degrees, ends = self.work, self.degrees, self.ends_units(stage)
+        work, degrees, non_layer = self.work, self.degrees, self.non_layer_units(stage)
         layers = range(work.model.num_layers)
-        fixed = max(state_of(ends, work, degrees).total, self._updated_bytes(ends))
-        fixed += self.ends_held_bytes(stage) + gathered_in_turn(work, degrees, layers=layers)
+        fixed = max(unit_state(non_layer, work, degrees).total, self._updated_bytes(non_layer))
+        fixed += self.non_layer_resident_bytes(stage) + zero3_gathered_bytes(
+            work, degrees, layers=layers
+        )
         fixed += boundary_bytes(work, degrees, stage=stage, in_flight=in_flight)
         if degrees.zero_stage == 3:
-            fixed += (work.element_bytes + GRADIENT_BYTES) * sum(unit.parameters for unit in ends)
-        units = [*ends, *(one for at in layers for one in layer_units(work, degrees, layer=at))]
+            fixed += (work.element_bytes + GRADIENT_BYTES) * sum(
+                unit.parameters for unit in non_layer
+            )
+        units = [
+            *non_layer,
+            *(one for at in layers for one in layer_units(work, degrees, layer=at)),
+        ]
         largest = max(units, key=lambda unit: unit.parameters)
-        turns = [reduction_working(largest, work, degrees, has_gradients=True) - least, 0]
+        turns = [reduction_workspace(largest, work, degrees, has_gradients=True) - least, 0]
         if stage == degrees.num_stages - 1:
-            loss = self.ends_transient_bytes(stage) + head_working(work, degrees)
+            loss = self.non_layer_transient_bytes(stage) + head_workspace(work, degrees)
             turns += [head_gradients(work), loss - least]
         return fixed + max(turns)
 
-    def ends_time(self, stage: int) -> PassTime:
+    def non_layer_time(self, stage: int) -> PassTime:
         """Seconds per micro-batch of a stage besides its layers."""
         calls = list(boundary_calls(self.work, self.degrees))
         if stage == 0:
@@ -186,11 +202,11 @@ class CandidateCosts:
             calls += head_calls(self.work, self.degrees)
         return self._corrected(call_time(calls, self.machine.table))
 
-    def ends_update(self, stage: int) -> UpdateTime:
+    def non_layer_update(self, stage: int) -> UpdateTime:
         """Seconds of the state of a stage's embedding and head."""
-        return self._corrected_update(self.ends_units(stage))
+        return self._corrected_update(self.non_layer_units(stage))
 
-    def ends_units(self, stage: int) -> tuple[Unit, ...]:
+    def non_layer_units(self, stage: int) -> tuple[Unit, ...]:
         """Parameter units of a stage besides its layers."""
         units: tuple[Unit, ...] = ()
         if stage == 0:
@@ -199,20 +215,20 @@ class CandidateCosts:
             units += head_units(self.work, self.degrees)
         return units
 
-    def ends_held_bytes(self, stage: int) -> int:
-        """Bytes besides the layers that a stage holds whichever of its layers runs backward.
+    def non_layer_resident_bytes(self, stage: int) -> int:
+        """Bytes besides the layers that are resident while any layer of a stage runs backward.
 
-        Token ids stay until the step ends. Targets and head stay while the loss of another
-        micro-batch waits for its backward, as it does with fewer micro-batches than ranks.
+        Token ids stay until the step ends. Targets and head activations stay while the loss of
+        another micro-batch waits for its backward, as with fewer micro-batches than ranks.
         """
         ids = token_ids_bytes(self.work, self.degrees)
-        held = ids if stage == 0 else 0
+        resident = ids if stage == 0 else 0
         waiting = self.in_flight[stage] - 1
         if stage == self.degrees.num_stages - 1 and waiting:
-            held += ids + waiting * head_saved(self.work, self.degrees)
-        return held
+            resident += ids + waiting * head_saved(self.work, self.degrees)
+        return resident
 
-    def ends_transient_bytes(self, stage: int) -> int:
+    def non_layer_transient_bytes(self, stage: int) -> int:
         """Bytes of the last loss and its head, released before any layer's backward."""
         if stage != self.degrees.num_stages - 1:
             return 0
@@ -230,23 +246,23 @@ class CandidateCosts:
         return self.work.num_microbatches(self.degrees)
 
     @cached_property
-    def turns_ratio(self) -> float:
-        """What computing takes of the time that kernels took while every rank computed.
+    def core_sharing_ratio(self) -> float:
+        """Factor on kernel times that were measured while every rank computed.
 
-        1 unless ranks take turns on cores. Of the ranks of a pipeline m v / (m v + P - 1) compute
-        at a time (Narayanan et al., SC 2021, section 2.2), the others wait and leave their cores to
-        them; nobody is faster than alone.
+        1 unless ranks share cores. Of the ranks of a pipeline m v / (m v + P - 1) compute at a time
+        (Narayanan et al., SC 2021, section 2.2), the others wait and leave them their cores; no
+        rank is faster than with a core of its own.
         """
         if self.machine.cores_per_rank >= 1.0:
             return 1.0
         passes = self.num_microbatches * self.degrees.virtual_pipeline
-        working = passes / (passes + self.degrees.pipeline - 1)
-        return max(working, self.machine.cores_per_rank)
+        workspace = passes / (passes + self.degrees.pipeline - 1)
+        return max(workspace, self.machine.cores_per_rank)
 
     def per_microbatch(self, time: PassTime, update: UpdateTime) -> PartSeconds:
-        """Everything that one micro-batch costs, its share of the step's once-only costs too."""
-        once = scaled(update.once_s, 1.0 / self.num_microbatches)
-        return added((time.by_part(), update.every_microbatch_s, once))
+        """All costs of one micro-batch, with its share of the costs once per step."""
+        once = scale_parts(update.once_s, 1.0 / self.num_microbatches)
+        return sum_parts((time.by_part(), update.every_microbatch_s, once))
 
     @cached_property
     def _times(self) -> dict[tuple[object, Option], PassTime]:
@@ -264,9 +280,9 @@ class CandidateCosts:
 
     def _updated_bytes(self, units: tuple[Unit, ...]) -> int:
         """Bytes of some units' state while the optimizer steps."""
-        state = state_of(units, self.work, self.degrees)
-        # Gradients are summed by then, and as large as the square roots beside them.
-        return state.parameters + state.optimizer + 2 * optimizer_working(units, self.degrees)
+        state = unit_state(units, self.work, self.degrees)
+        # Gradients are reduced by then, and as large as AdamW's square roots.
+        return state.parameters + state.optimizer + 2 * optimizer_workspace(units, self.degrees)
 
     def _signature(self, layer: int) -> object:
         index = self.work.moe_index[layer]
@@ -274,17 +290,17 @@ class CandidateCosts:
 
     def _corrected(self, time: PassTime) -> PassTime:
         return PassTime(
-            forward_s=self._in_turns(time.forward_s),
-            backward_s=self._in_turns(time.backward_s),
-            recompute_s=self._in_turns(time.recompute_s),
+            forward_s=self._with_core_sharing(time.forward_s),
+            backward_s=self._with_core_sharing(time.backward_s),
+            recompute_s=self._with_core_sharing(time.recompute_s),
         )
 
-    def _in_turns(self, seconds: PartSeconds) -> PartSeconds:
+    def _with_core_sharing(self, seconds: PartSeconds) -> PartSeconds:
         corrected = self.machine.residual.applied(seconds)
-        if self.turns_ratio == 1.0:
+        if self.core_sharing_ratio == 1.0:
             return corrected
         return {
-            part: value if part in COMMUNICATION else value * self.turns_ratio
+            part: value if part in COMMUNICATION else value * self.core_sharing_ratio
             for part, value in corrected.items()
         }
 
@@ -302,23 +318,23 @@ def layout_problem(
     *,
     options: Sequence[Option],
     capabilities: Capabilities,
-    chunks_alike: bool = True,
+    uniform_chunks: bool = True,
 ) -> LayoutProblem:
-    """Lay the costs of a candidate out for the layout solvers.
+    """Build the layout problem of a candidate.
 
     Args:
         costs: of the candidate.
-        options: ways to run a layer.
+        options: recomputation options of a layer.
         capabilities: of the targets.
-        chunks_alike: count micro-batches in flight as if all model chunks of a rank kept alike
-            bytes, exact then; otherwise bound them, safe for any layout.
+        uniform_chunks: count micro-batches in flight as if all model chunks of a rank saved equal
+            bytes (exact then); otherwise use an upper bound for any layout.
 
-    Memory is that of the fullest rank of every layer; where different layers have different
-    fullest ranks that is more than any rank holds, never less. So it is where moments differ.
+    Memory is that of the most-loaded rank of every layer: an upper bound where different layers
+    have different most-loaded ranks, or peaks at different moments.
     """
     degrees = costs.degrees
     stages = range(degrees.num_stages)
-    count = in_flight if chunks_alike else most_in_flight
+    count = in_flight if uniform_chunks else most_in_flight
     flying = count(degrees, num_microbatches=costs.num_microbatches)
     # More than any device has; capped so that sums over a whole model stay exact.
     entries = 4 * (costs.work.model.num_layers + len(stages)) * (1 + max(flying))
@@ -329,8 +345,8 @@ def layout_problem(
 
     firsts = [first for first, _ in costs.runs]
     activations = [[costs.activations(first, option) for option in options] for first in firsts]
-    working = [[costs.working(first, option) for option in options] for first in firsts]
-    least = min(min(row) for row in working)
+    workspace = [[costs.workspace(first, option) for option in options] for first in firsts]
+    least = min(min(row) for row in workspace)
     limit_bytes = int(costs.machine.memory_limit_bytes / (1.0 + UNCOUNTED_RATIO))
     return LayoutProblem(
         run_lengths=tuple(length for _, length in costs.runs),
@@ -351,7 +367,11 @@ def layout_problem(
         ),
         fixed_time_s_S=np.array(
             [
-                sum(costs.per_microbatch(costs.ends_time(stage), costs.ends_update(stage)).values())
+                sum(
+                    costs.per_microbatch(
+                        costs.non_layer_time(stage), costs.non_layer_update(stage)
+                    ).values()
+                )
                 for stage in stages
             ]
         ),
@@ -366,7 +386,7 @@ def layout_problem(
         ),
         saved_bytes_RO=capped([[one.saved for one in row] for row in activations]),
         fixed_saved_bytes_S=np.zeros(len(stages), dtype=np.int64),
-        transient_bytes_RO=capped(working),
+        transient_bytes_RO=capped(workspace),
         in_flight_S=flying,
         memory_limit_bytes_D=np.full(degrees.pipeline, limit_bytes),
         num_microbatches=costs.num_microbatches,

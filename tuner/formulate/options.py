@@ -1,7 +1,7 @@
-"""The ways to run a layer: how much is computed again, and in how many chunks.
+"""Recomputation options of a layer: how much is recomputed, and in how many chunks.
 
-`none` keeps everything. `selective/cN` computes dispatch, experts and combine again in N chunks
-(MemFine). `full/cN` computes the whole layer again, inside it the experts in N chunks.
+`none` keeps everything. `selective/cN` recomputes dispatch, experts and combine in N chunks
+(MemFine). `full/cN` recomputes the whole layer, its experts in N chunks.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MEMFINE_CHUNKS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One way to run every layer of a stage."""
+    """One recomputation option for every layer of a stage."""
 
     recompute: Recompute
     chunks: int
@@ -31,7 +31,7 @@ class Option:
 
 
 def options(*, has_experts: bool, capabilities: Capabilities, search: Search) -> tuple[Option, ...]:
-    """List the ways that the target can launch and the user allows, in a fixed order.
+    """List the options that the target can launch and the user allows, in a fixed order.
 
     Raises:
         SpecError: none is left.
@@ -45,16 +45,16 @@ def options(*, has_experts: bool, capabilities: Capabilities, search: Search) ->
     ]
     largest = capabilities.largest_chunks if has_experts else 1
     chunks = sorted({count for count in search.chunks or MEMFINE_CHUNKS if count <= largest})
-    found = tuple(
+    allowed = tuple(
         Option(recompute=level, chunks=count)
         for level in levels
         for count in chunks
         if count == 1 or level in capabilities.chunks_need
     )
-    if not found:
+    if not allowed:
         names = ", ".join(capabilities.names)
         raise SpecError(
-            f"search: no way to run a layer is left by recompute {search.recompute} and "
+            f"search: no recomputation option is left by recompute {search.recompute} and "
             f"chunks {search.chunks} on {names}; chunks above 1 need recompute, 1 always works"
         )
-    return found
+    return allowed

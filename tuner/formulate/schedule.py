@@ -1,4 +1,4 @@
-"""What a pipeline rank holds while its schedule runs: 1F1B, interleaved 1F1B, and GPipe.
+"""Micro-batches in flight on a pipeline rank under 1F1B, interleaved 1F1B and GPipe.
 
 The order of operations is that of PyTorch's Schedule1F1B and ScheduleInterleaved1F1B (Narayanan et
 al., SC 2021, section 2.2), which profilers/steps runs. Of P ranks with v model chunks each, rank r
@@ -19,52 +19,53 @@ from tuner.costs.workload import Degrees
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The moment before a backward: where a rank holds most."""
+    """The moment before a backward, when a rank has the most in flight."""
 
-    held: tuple[int, ...]
-    """Micro-batches held of each of the rank's chunks."""
+    resident: tuple[int, ...]
+    """Micro-batches in flight of each of the rank's chunks."""
     chunk: int
     """The chunk whose backward comes."""
 
 
 def moments(degrees: Degrees, *, num_microbatches: int, rank: int) -> Iterator[Moment]:
-    """Yield what a pipeline rank holds before each of its backwards."""
+    """Yield the micro-batches in flight on a pipeline rank before each of its backwards."""
     ranks, chunks = degrees.pipeline, degrees.virtual_pipeline
     total = num_microbatches * chunks
     ahead = _ahead(degrees, num_microbatches=num_microbatches, rank=rank)
-    held = [0] * chunks
+    resident = [0] * chunks
     forwards = 0
     for backwards in range(total):
         while forwards < min(total, ahead + backwards):
-            held[forwards // ranks % chunks] += 1
+            resident[forwards // ranks % chunks] += 1
             forwards += 1
         chunk = chunks - 1 - backwards // ranks % chunks
-        yield Moment(held=tuple(held), chunk=chunk)
-        held[chunk] -= 1
+        yield Moment(resident=tuple(resident), chunk=chunk)
+        resident[chunk] -= 1
 
 
 def in_flight(degrees: Degrees, *, num_microbatches: int) -> tuple[int, ...]:
-    """Count what each stage holds at the rank's fullest moment, all chunks counted alike.
+    """Count the micro-batches in flight of each stage at the rank's peak, chunks weighted equally.
 
-    Where the chunks of a rank keep different bytes another moment can weigh more;
+    Where the chunks of a rank save different bytes the peak can be at another moment;
     `most_in_flight` bounds every moment.
     """
-    held = [0] * degrees.num_stages
+    resident = [0] * degrees.num_stages
     for rank in range(degrees.pipeline):
         seen = moments(degrees, num_microbatches=num_microbatches, rank=rank)
-        held[rank :: degrees.pipeline] = max((moment.held for moment in seen), key=sum)
-    return tuple(held)
+        resident[rank :: degrees.pipeline] = max((moment.resident for moment in seen), key=sum)
+    return tuple(resident)
 
 
 def most_in_flight(degrees: Degrees, *, num_microbatches: int) -> tuple[int, ...]:
-    """Count the most that each stage ever holds; the stages of a rank need not do so at once."""
-    held = [0] * degrees.num_stages
+    """Count the most micro-batches of each stage; the stages of a rank need not peak together."""
+    resident = [0] * degrees.num_stages
     for rank in range(degrees.pipeline):
         seen = [
-            moment.held for moment in moments(degrees, num_microbatches=num_microbatches, rank=rank)
+            moment.resident
+            for moment in moments(degrees, num_microbatches=num_microbatches, rank=rank)
         ]
-        held[rank :: degrees.pipeline] = [max(counts) for counts in zip(*seen, strict=True)]
-    return tuple(held)
+        resident[rank :: degrees.pipeline] = [max(counts) for counts in zip(*seen, strict=True)]
+    return tuple(resident)
 
 
 def _ahead(degrees: Degrees, *, num_microbatches: int, rank: int) -> int:

@@ -1,12 +1,12 @@
-"""Every combination of degrees that could be launched, and why the others cannot.
+"""Enumerate the combinations of parallel degrees, and count the illegal ones by rule.
 
 The space is the product of all divisors of the device count for the tensor, pipeline and expert
 degrees (the data degree follows), of power-of-two micro-batches, ZeRO stages, model-chunk counts
 (1, and with a pipeline all that leave every chunk a layer) and, where an expert group exceeds a
-node, of flat and hierarchical dispatch. Each combination is either legal or breaks one rule, which
-is counted; nothing is dropped in silence.
+node, of flat and hierarchical dispatch. Each combination is either legal or counted under the first
+rule that it breaks.
 
-Not covered: context parallelism and expert tensor parallelism above 1, pools of unlike devices.
+Not covered: context parallelism and expert tensor parallelism above 1, heterogeneous pools.
 """
 
 import math
@@ -32,7 +32,7 @@ class Enumeration:
     illegal: Mapping[str, int]
     """Combinations by the first rule they break."""
     nearly: tuple[tuple[str, Degrees], ...]
-    """Combinations that break one rule only, with that rule."""
+    """Combinations that break exactly one rule, with that rule."""
 
     @property
     def num_illegal(self) -> int:
@@ -48,7 +48,7 @@ def enumerate_degrees(
     search: Search,
     ranks_per_node: int | None = None,
 ) -> Enumeration:
-    """Sort the whole space into legal combinations and counted refusals.
+    """Split the whole space into legal combinations and counted illegal ones.
 
     Without `ranks_per_node` all devices share a node.
     """

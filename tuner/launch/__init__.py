@@ -1,1 +1,1 @@
-"""A decision as a job: its nodes and what each rank is told; shared by verify and emit."""
+"""A decision as a job: its nodes and every rank's configuration; shared by verify and emit."""

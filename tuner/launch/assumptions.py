@@ -1,13 +1,13 @@
-"""What a prediction takes for granted and an emitted file leaves to the user, a line each.
+"""Assumptions of a prediction that an emitted file leaves to the user, a line each.
 
-Settings that change what is computed (an auxiliary loss, the type gradients are summed in) are
-never written for a user who did not state them, nor is what lives in the user's own program. Each
-line names the assumption, the engine's default where it breaks it, and what to state. Lines stand
-in the plan's notes and on top of the emitted files.
+Settings that change what is computed (an auxiliary loss, the type of gradient reduction) are never
+written for a user who did not state them, nor is what lives in the user's own program. Each line
+names the assumption, the engine's default where it violates it, and what to state. The lines are in
+the plan's notes and on top of the emitted files.
 
 Sources: tuner/launch/priced_settings.py; `torch.chunk` gives at most so many pieces, fewer for
-short inputs, and megatron/core/transformer/transformer_layer.py of core_v0.18.0 cuts the tokens of
-a rank with it, so ranks with fewer tokens than others run fewer rounds of expert collectives.
+short inputs, and megatron/core/transformer/transformer_layer.py of core_v0.18.0 splits the tokens
+of a rank with it, so ranks with fewer tokens than others run fewer rounds of expert collectives.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from tuner.plan import TrainDecision
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
 
-LEAN_LOSS: Final = (
+MIN_MEMORY_LOSS: Final = (
     "assumed: memory for a loss that is compiled, fused or cut into chunks (4 bytes a logit); "
     "PyTorch's plain cross entropy in fp32 holds 14"
 )
@@ -30,14 +30,14 @@ def assumptions(
     target: str, model: ModelSpec, goal: TrainGoal, decision: TrainDecision
 ) -> tuple[str, ...]:
     """Return what the launch files of a target leave to the user."""
-    found = _OF_TARGET.get(target)
-    return () if found is None else tuple(found(model, goal, decision))
+    lines = _OF_TARGET.get(target)
+    return () if lines is None else tuple(lines(model, goal, decision))
 
 
 def plan_assumptions(
     targets: Sequence[str], model: ModelSpec, goal: TrainGoal, decision: TrainDecision
 ) -> tuple[str, ...]:
-    """Return the same of all targets of a plan, each line once, with the targets it is true of."""
+    """Return the same for all targets of a plan, each line once, with its targets."""
     named: dict[str, list[str]] = {}
     for target in targets:
         for line in assumptions(target, model, goal, decision):
@@ -103,7 +103,7 @@ DEADLOCK: Final = (
 
 def _torchtitan(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Iterator[str]:
     yield "assumed: a step between compiled and eager ones; compilation is left to you"
-    yield LEAN_LOSS
+    yield MIN_MEMORY_LOSS
     if _is_balanced_by_assumption(model, goal):
         yield (
             "assumed: balanced routing, which torchtitan's expert bias (load_balance_coeff 0.001 "
@@ -115,12 +115,12 @@ def _torchtitan(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> I
 
 def _deepspeed(model: ModelSpec, goal: TrainGoal, decision: TrainDecision) -> Iterator[str]:
     yield "assumed: attention as one fused kernel, which your model chooses"
-    yield LEAN_LOSS
+    yield MIN_MEMORY_LOSS
     shared = decision.data_parallel_size * decision.context_parallel_size
     if decision.gradient_bytes == 4 and shared > 1 and goal.precision.value != "fp32":
         yield (
-            "assumed: gradients summed in fp32; DeepSpeed sums them in bf16, twice as fast, unless "
-            "communication_data_type says fp32"
+            "assumed: gradients reduced in fp32; DeepSpeed reduces them in bf16, twice as fast, "
+            "unless communication_data_type says fp32"
         )
     if _is_balanced_by_assumption(model, goal):
         stated = goal.moe_aux_loss_coeff

@@ -72,18 +72,18 @@ class PricedSetting:
     """One setting of one engine."""
 
     quantity: str
-    """What the prediction takes for granted, in words."""
+    """What the prediction assumes, in words."""
     name: str
     """The engine's own: a field of its configuration; Megatron-LM's flag has `-` for `_`."""
     priced: Value
     default: Value
     read_from: str
-    """Where the default stands: a class of the engine's package, or its parser's file."""
+    """Source of the default: a class of the engine's package, or its parser's file."""
     applies: Rule = _always
 
     @property
     def is_written(self) -> bool:
-        """Whether the emitted files must say it."""
+        """Whether the emitted files must state it."""
         return self.priced != self.default
 
 
@@ -217,7 +217,7 @@ MEGATRON: Final = (
         read_from=PARSER,
     ),
     PricedSetting(
-        quantity="fp8 products keep bf16 parameters beside them",
+        quantity="fp8 GEMMs keep bf16 parameters beside them",
         name="fp8_param",
         priced=False,
         default=False,
@@ -279,7 +279,7 @@ TORCHTITAN: Final = (
         read_from="TrainingConfig",
     ),
     PricedSetting(
-        quantity="collectives of tensor parallelism are not cut into the products",
+        quantity="collectives of tensor parallelism are not fused into the GEMMs",
         name="enable_async_tensor_parallel",
         priced=False,
         default=False,

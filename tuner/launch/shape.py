@@ -1,8 +1,8 @@
 """How a job of N devices is spread over nodes.
 
-Every node runs the same number of processes, one per device, so the devices that a launcher asks
-for are nodes * devices_per_node = the decision's devices, whatever the pools look like. Where the
-order of nodes matters (links that were measured one by one, several pools) the shape says it.
+Every node runs the same number of processes, one per device, so a launcher requests nodes *
+devices_per_node = the decision's devices, whatever the pools look like. Where the order of nodes
+matters (links that were measured one by one, several pools) the shape has it.
 
 Not covered: several pools with different processes per node; all use the smallest that fits.
 """
@@ -27,7 +27,7 @@ class LaunchShape:
 
     @property
     def num_devices(self) -> int:
-        """Devices asked for."""
+        """Devices requested."""
         return self.nodes * self.devices_per_node
 
 
@@ -50,7 +50,7 @@ def launch_shape(plan: Plan, decision: TrainDecision) -> LaunchShape:
 
 
 def _hosts_in_order(plan: Plan) -> tuple[str, ...]:
-    """The nodes that a plan places, where their order decides anything."""
+    """The nodes that a plan places, where their order matters."""
     placement = plan.placement
     if placement is None:
         return ()

@@ -1,7 +1,7 @@
 """A plan's decision as the configuration of the reference training step.
 
-Verification launches what this function returns, and the reference emitter writes it, so what was
-measured is what is handed over. Routing is forced to the loads that the plan was priced with.
+Verification launches what this function returns, and the reference emitter writes it, so that what
+was measured is what is delivered. Routing is forced to the loads that the plan was priced with.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from tuner.spec.model import ModelSpec
 def step_config(
     plan: Plan, decision: TrainDecision, *, steps: int, warmup_steps: int
 ) -> StepConfig:
-    """Return what every rank of the reference step is told.
+    """Return the configuration of every rank of the reference step.
 
     Raises:
         ValueError: the reference step cannot run the decision; `refusals` says why beforehand.
@@ -71,10 +71,10 @@ def _dispatch(plan: Plan, decision: TrainDecision) -> dict[str, Any]:
 
 
 def training_config(verified: VerifiedPlan, *, steps: int, warmup_steps: int) -> StepConfig:
-    """Return what a real run is told: routing is learned, and may outgrow the planned loads.
+    """Return the configuration of a real run: routing is learned, not forced to the planned loads.
 
     MoE layers that are recomputed choose their chunks at run time then, from the token copies that
-    the plan found room for (MemFine's s'_max). Where there is room for none, the planned chunks
+    the plan has memory for (MemFine's s'_max). Where there is memory for none, the planned chunks
     stay.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Between the solver's numbers and a decision in Megatron's names, both ways."""
+"""Conversion between the solver's numbers and a decision in Megatron's names, both ways."""
 
 from collections.abc import Sequence
 

@@ -1,9 +1,9 @@
-"""Numbers that independent tasks come to, worked out side by side in forked processes.
+"""Results of independent tasks, computed in parallel by forked processes.
 
-Whoever is free takes the next task, this process too, so results do not depend on who worked out
-what. A forked process shares what this one has read and built until then, and answers in plain
-numbers, with a few words where a task has some (`Worded`). Where no process can be forked, and for
-what one that died owes, this process works alone.
+Every process, this one included, takes the next task when it is free, so results do not depend on
+who computed what. A forked process shares what this one has read and built until then. It returns
+plain numbers, with a few words where a task has some (`Worded`). Where no process can be forked,
+and for the tasks of one that died, this process computes alone.
 
 Not covered: systems other than Linux, where forking a process that has loaded numpy is not safe.
 """
@@ -21,7 +21,7 @@ from io import FileIO
 from typing import Final
 
 Task = Callable[[], float | None]
-"""Works out one number; None where there is none."""
+"""Computes one number; None where there is none."""
 
 MOST_TASKS: Final = 256
 """An index is one byte."""
@@ -29,7 +29,7 @@ MOST_TASKS: Final = 256
 MOST_WORDS_BYTES: Final = 247
 """Of UTF-8; what is longer is cut."""
 
-ANSWER: Final = struct.Struct(f"<Bd{MOST_WORDS_BYTES}s")
+RECORD: Final = struct.Struct(f"<Bd{MOST_WORDS_BYTES}s")
 """Index of a task, its number, not-a-number where it has none, and its words: few enough bytes that
 a pipe takes them whole."""
 
@@ -69,21 +69,21 @@ def numbers(
     others = min(processes, len(tasks)) - 1
     if others < 1 or sys.platform != "linux" or len(tasks) > MOST_TASKS:
         return [own(index) for index in range(len(tasks))]
-    found: dict[int, float | None] = {}
-    with _pipe() as (queue, fill), _pipe() as (answers, tell), _workers() as workers:
+    results: dict[int, float | None] = {}
+    with _pipe() as (queue, fill), _pipe() as (read_end, write_end), _workers() as workers:
         fill.write(bytes(range(len(tasks))))
         fill.close()
         for _ in range(others):
-            with contextlib.suppress(OSError):  # no process more: this one works alone
-                workers.append(_forked(tasks, queue=queue, tell=tell))
-        tell.close()
+            with contextlib.suppress(OSError):  # cannot fork: this process works alone
+                workers.append(_forked(tasks, queue=queue, results=write_end))
+        write_end.close()
         for index in _taken(queue):
-            found[index] = own(index)
-        found |= _answered(answers, patience_s=patience_s) if workers else {}
-    return [found[index] if index in found else own(index) for index in range(len(tasks))]
+            results[index] = own(index)
+        results |= _read_results(read_end, patience_s=patience_s) if workers else {}
+    return [results[index] if index in results else own(index) for index in range(len(tasks))]
 
 
-def _forked(tasks: Sequence[Task], *, queue: FileIO, tell: FileIO) -> int:
+def _forked(tasks: Sequence[Task], *, queue: FileIO, results: FileIO) -> int:
     """Start a process that takes tasks from the queue until none is left; return its id."""
     parent = os.getpid()
     with warnings.catch_warnings():
@@ -100,7 +100,7 @@ def _forked(tasks: Sequence[Task], *, queue: FileIO, tell: FileIO) -> int:
             number = tasks[index]()
             words = number.words if isinstance(number, Worded) else ""
             said = words.encode()[:MOST_WORDS_BYTES]
-            tell.write(ANSWER.pack(index, math.nan if number is None else number, said))
+            results.write(RECORD.pack(index, math.nan if number is None else number, said))
             if os.getppid() != parent:
                 break
     finally:
@@ -113,18 +113,18 @@ def _taken(queue: FileIO) -> Iterator[int]:
         yield taken[0]
 
 
-def _answered(answers: FileIO, *, patience_s: float) -> dict[int, float | None]:
-    """Collect what other processes found out, until all have ended or take too long."""
-    told = b""
-    while select.select([answers], [], [], patience_s)[0]:
-        part = answers.read(ANSWER.size * MOST_TASKS)
+def _read_results(results: FileIO, *, patience_s: float) -> dict[int, float | None]:
+    """Collect the results of other processes until all have ended or take too long."""
+    received = b""
+    while select.select([results], [], [], patience_s)[0]:
+        part = results.read(RECORD.size * MOST_TASKS)
         if not part:
             break
-        told += part
-    whole = len(told) - len(told) % ANSWER.size
+        received += part
+    whole = len(received) - len(received) % RECORD.size
     return {
         index: _number(number, said.rstrip(b"\0").decode(errors="ignore"))
-        for index, number, said in ANSWER.iter_unpack(told[:whole])
+        for index, number, said in RECORD.iter_unpack(received[:whole])
     }
 
 

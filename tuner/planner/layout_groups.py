@@ -1,9 +1,9 @@
-"""Runners-up by layout: one for each, and the others that only run a layout differently.
+"""Runner-ups grouped by layout: one for each, the others as its variants.
 
 A layout is how the devices are divided: TP, CP, PP, DP, EP and ETP. Decisions that differ in
 anything else (micro-batch, interleaving, ZeRO, dispatcher, recomputation, overlap ...) are variants
-of it. They are often within a percent of each other, so listed side by side they hide the layouts
-that are really different; a verification still launches them, since measuring tells them apart.
+of it. They are often within a percent of each other, and would hide the layouts that really differ.
+A verification still launches them, since measuring can tell them apart.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,8 +15,8 @@ from tuner.units import format_ratio
 Layout = tuple[int, ...]
 
 MOST_VARIANTS: Final = 3
-"""Rows of a search that are looked through for each layout asked for, on average: variants of a few
-layouts may fill thousands of rows before the next layout comes."""
+"""Rows of a search per requested layout, on average: variants of a few layouts may fill thousands
+of rows before the next layout comes."""
 
 
 def layout_of(decision: TrainDecision) -> Layout:
@@ -72,15 +72,15 @@ def by_layout(
 
 
 def variants_of(layout: Layout, variants: Iterable[Alternative]) -> tuple[Alternative, ...]:
-    """Return those that run one layout."""
+    """Return those of one layout."""
     return tuple(one for one in variants if layout_of(one.decision) == layout)
 
 
 def variants_words(plan: Plan, one: Alternative) -> str:
-    """Say how many variants an alternative has and how far apart they are: `+3 within 0.4 %`."""
+    """Say how many variants an alternative has and their spread: `+3 within 0.4 %`."""
     variants = variants_of(layout_of(one.decision), plan.variants)
     if not variants:
         return ""
     step_s = one.predicted.step_time_s
-    apart = max(abs(other.predicted.step_time_s / step_s - 1.0) for other in variants)
-    return f"+{len(variants)} within {format_ratio(apart)}"
+    spread = max(abs(other.predicted.step_time_s / step_s - 1.0) for other in variants)
+    return f"+{len(variants)} within {format_ratio(spread)}"

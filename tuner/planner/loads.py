@@ -11,7 +11,7 @@ from tuner.spec.routing import LoadRatios, RoutingRecord
 
 
 def load_ratios(model: ModelSpec, record: RoutingRecord, phase: Phase) -> LoadRatios:
-    """Give every MoE layer of the model a row of shares: [MoE layers][experts]."""
+    """Return the expert load shares of every MoE layer: [MoE layers][experts]."""
     recorded = record.of_phase(phase)
     rows = []
     for layer, kind in enumerate(model.layers):

@@ -1,4 +1,4 @@
-"""What a device must have in all where more memory is offered: one wording for every planner."""
+"""What a device must have in total where more memory is offered: one wording for all planners."""
 
 import math
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from tuner.units import format_bytes
 
 
 class MemoryOffer(NamedTuple):
-    """Memory of the devices of a pool, all of it, whatever share a plan may use."""
+    """Total memory of the devices of a pool, whatever share a plan may use."""
 
     needed_bytes: float
     has_bytes: float
@@ -17,7 +17,7 @@ class MemoryOffer(NamedTuple):
 
 
 def memory_words(offers: Iterable[MemoryOffer]) -> str:
-    """Say what a device must have in all, rounded up, so that the printed size is enough."""
+    """Say what a device must have in total, rounded up, so that the printed size suffices."""
     return "; ".join(
         f"{format_bytes(printed_bytes(one.needed_bytes))} per device"
         f"{f' of pool {one.pool!r}' if one.pool else ''} instead of "

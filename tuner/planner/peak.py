@@ -1,19 +1,19 @@
-"""The most bytes that a pipeline rank holds at once, on its fullest device.
+"""The most bytes that a pipeline rank holds at once, on its device of the highest peak.
 
-    moment                state                            beside it
-    model is made         fp32 parameters, whole           the largest unit once more
-    a backward begins     parameters, moments, gradients   activations in flight, the loss
-    ... reaches a layer   the same                         what is not yet released, and what the
-                                                           layer's backward needs for itself
-    gradients are summed  the same                         fp32 gradients of a unit once more
-    optimizer             the rank's own part of it        AdamW's square roots
+    moment                  state                            beside it
+    model is created        fp32 parameters, whole           the largest unit once more
+    a backward begins       parameters, moments, gradients   activations in flight, the loss
+    ... reaches a layer     the same                         what is not yet released, and what the
+                                                             layer's backward needs for itself
+    gradients are reduced   the same                         fp32 gradients of a unit once more
+    optimizer               the rank's own part of it        AdamW's square roots
 
 Saved activations are those of tuner/costs/memory.py, the rest is in tuner/costs/temporaries.py.
-Gradients are there from the start where a step has several micro-batches; the last of them is
-where most is held.
+Gradients exist from the start where a step has several micro-batches; the last of them has the
+peak.
 
-Not covered: that layers which are done give up parameters and gradients on the way, so that a model
-whose first layers weigh much more than its last ones may need less.
+Not covered: layers that are done release parameters and gradients on the way, so that a model whose
+first layers are much larger than its last ones may need less.
 """
 
 import math
@@ -21,17 +21,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profilers.steps.config import LayerKind, Recompute
-from tuner.costs.memory import chunk_bytes, state_of
+from tuner.costs.memory import chunk_bytes, unit_state
 from tuner.costs.temporaries import (
     UNCOUNTED_RATIO,
     boundary_bytes,
-    gathered_in_turn,
     head_gradients,
-    head_working,
-    layer_working,
-    optimizer_working,
-    reduction_working,
+    head_workspace,
+    layer_workspace,
+    optimizer_workspace,
+    reduction_workspace,
     shared_gradients,
+    zero3_gathered_bytes,
 )
 from tuner.costs.update import GRADIENT_BYTES, Unit, layer_units
 from tuner.formulate.layer_costs import CandidateCosts
@@ -47,17 +47,17 @@ def peak_bytes(costs: CandidateCosts, decision: TrainDecision, *, rank: int) -> 
     degrees = costs.degrees
     stages = range(rank, decision.num_stages, degrees.pipeline)
     units = [unit for stage in stages for unit in _units(costs, decision, stage)]
-    state = state_of(units, costs.work, degrees)
+    state = unit_state(units, costs.work, degrees)
     own = state.parameters + state.optimizer
-    summed = GRADIENT_BYTES * sum(unit.sharded(degrees) for unit in units)
-    ids = sum(costs.ends_held_bytes(stage) for stage in stages)
+    reduced = GRADIENT_BYTES * sum(unit.sharded(degrees) for unit in units)
+    ids = sum(costs.non_layer_resident_bytes(stage) for stage in stages)
     made = GRADIENT_BYTES * (sum(one.parameters for one in units) + _largest(units))
-    updated = own + summed + optimizer_working(units, degrees)
+    updated = own + reduced + optimizer_workspace(units, degrees)
     backward = max(
         _backward_bytes(costs, decision, stages, expert_rank=expert_rank)
         for expert_rank in range(degrees.expert)
     )
-    gathered = state.gathered + _gathered_ends(costs, stages)
+    gathered = state.gathered + _gathered_embedding_and_head(costs, stages)
     counted = ids + max(made, updated, own + gathered + backward)
     return math.ceil(counted * (1.0 + UNCOUNTED_RATIO))
 
@@ -66,38 +66,38 @@ def head_peak_bytes(costs: CandidateCosts, stage: int) -> int:
     """Return the most that the loss adds to what the layers of a stage have saved."""
     if stage != costs.degrees.num_stages - 1:
         return 0
-    return costs.ends_transient_bytes(stage) + head_working(costs.work, costs.degrees)
+    return costs.non_layer_transient_bytes(stage) + head_workspace(costs.work, costs.degrees)
 
 
 def _units(costs: CandidateCosts, decision: TrainDecision, stage: int) -> list[Unit]:
-    units = list(_ends(costs, stage))
+    units = list(_embedding_and_head(costs, stage))
     for layer in layers_of(decision)[stage]:
         units += layer_units(costs.work, costs.degrees, layer=layer)
     return units
 
 
-def _ends(costs: CandidateCosts, stage: int) -> tuple[Unit, ...]:
+def _embedding_and_head(costs: CandidateCosts, stage: int) -> tuple[Unit, ...]:
     """Embedding, last norm and head of a stage: one unit of FSDP."""
-    ends = costs.ends_units(stage)
-    if not ends:
+    units = costs.non_layer_units(stage)
+    if not units:
         return ()
-    return (replace(ends[0], parameters=sum(unit.parameters for unit in ends)),)
+    return (replace(units[0], parameters=sum(unit.parameters for unit in units)),)
 
 
 def _largest(units: Sequence[Unit]) -> int:
     return max((unit.parameters for unit in units), default=0)
 
 
-def _gathered_ends(costs: CandidateCosts, stages: range) -> int:
+def _gathered_embedding_and_head(costs: CandidateCosts, stages: range) -> int:
     """What zero_stage 3 keeps gathered throughout."""
     if costs.degrees.zero_stage != 3:
         return 0
-    ends = [unit for stage in stages for unit in _ends(costs, stage)]
-    return costs.work.element_bytes * sum(unit.parameters for unit in ends)
+    units = [unit for stage in stages for unit in _embedding_and_head(costs, stage)]
+    return costs.work.element_bytes * sum(unit.parameters for unit in units)
 
 
-def _waiting_sum(costs: CandidateCosts, units: Sequence[Unit]) -> int:
-    """What zero_stage 3 holds of the gradients summed last, until the next ones are."""
+def _pending_reduction(costs: CandidateCosts, units: Sequence[Unit]) -> int:
+    """Gradients of the last reduction that zero_stage 3 holds until the next one."""
     if costs.degrees.zero_stage != 3:
         return 0
     return GRADIENT_BYTES * _largest(units)
@@ -106,21 +106,22 @@ def _waiting_sum(costs: CandidateCosts, units: Sequence[Unit]) -> int:
 def _backward_bytes(
     costs: CandidateCosts, decision: TrainDecision, stages: range, *, expert_rank: int
 ) -> int:
-    """Gradients, activations and temporaries at the fullest moment of a step's backward."""
+    """Gradients, activations and temporaries at the peak of a step's backward."""
     degrees, work = costs.degrees, costs.work
     saved = {stage: saved_bytes(costs, decision, stage, expert_rank) for stage in stages}
     gradients = {
-        stage: state_of(_units(costs, decision, stage), work, degrees).gradients for stage in stages
+        stage: unit_state(_units(costs, decision, stage), work, degrees).gradients
+        for stage in stages
     }
     largest, begun = 0, set[int]()
     for moment in moments(degrees, num_microbatches=costs.num_microbatches, rank=stages[0]):
-        held = sum(
+        resident = sum(
             count * saved[stage] + boundary_bytes(work, degrees, stage=stage, in_flight=count)
-            for count, stage in zip(moment.held, stages, strict=True)
+            for count, stage in zip(moment.resident, stages, strict=True)
         )
         stage = stages[moment.chunk]
-        way = _way_down(costs, decision, stage, expert_rank, is_first=stage not in begun)
-        largest = max(largest, held + sum(gradients[one] for one in begun) + way)
+        peak = _backward_peak(costs, decision, stage, expert_rank, is_first=stage not in begun)
+        largest = max(largest, resident + sum(gradients[one] for one in begun) + peak)
         begun.add(stage)
     return largest
 
@@ -136,7 +137,7 @@ def saved_bytes(
     )
 
 
-def _way_down(
+def _backward_peak(
     costs: CandidateCosts,
     decision: TrainDecision,
     stage: int,
@@ -146,77 +147,79 @@ def _way_down(
 ) -> int:
     """Most that a stage's backward adds to what its layers have saved, the last layer first.
 
-    The first backward of a stage makes the fp32 gradients, layer by layer.
+    The first backward of a stage creates the fp32 gradients, layer by layer.
     """
     option = options_of(decision)[stage]
     work, degrees = costs.work, costs.degrees
     is_last = stage == degrees.num_stages - 1
-    ends = _ends(costs, stage)
+    end_units = _embedding_and_head(costs, stage)
     adds_in_place = work.element_bytes == GRADIENT_BYTES and not is_first
     firsts = [layer_units(work, degrees, layer=layer)[0] for layer in layers_of(decision)[stage]]
     # Of the micro-batch before.
-    behind = _waiting_sum(costs, ends) if costs.num_microbatches > 1 else 0
+    behind = _pending_reduction(costs, end_units) if costs.num_microbatches > 1 else 0
     peak = behind + head_peak_bytes(costs, stage)
-    behind = max(behind, _waiting_sum(costs, firsts))
-    # A tied table waits for the gradients of both its uses, and then for their sum.
+    behind = max(behind, _pending_reduction(costs, firsts))
+    # A tied table needs the gradients of both its uses, and then their sum.
     is_tied = work.model.tie_word_embeddings
     waiting = head_gradients(work) if is_last and (is_tied or not adds_in_place) else 0
-    turn = gathered_in_turn(work, degrees, layers=layers_of(decision)[stage])
+    turn = zero3_gathered_bytes(work, degrees, layers=layers_of(decision)[stage])
     batches, is_piped = costs.num_microbatches, degrees.pipeline > 1
-    released, summed, given_up = 0, 0, 0
+    released, reduced, released_state = 0, 0, 0
     for layer in reversed(layers_of(decision)[stage]):
         own = layer_units(work, degrees, layer=layer)
         saved = costs.activations(layer, option, expert_rank=expert_rank).saved
-        level = waiting + summed - released + turn
-        # Other micro-batches than the last one give nothing up.
-        working = (
+        level = waiting + reduced - released + turn
+        # Only the last micro-batch releases state.
+        workspace = (
             level
             + behind
             + _working(costs, layer, option, expert_rank, adds_in_place=adds_in_place)
         )
-        peak = max(peak, working - (given_up if batches == 1 else 0))
+        peak = max(peak, workspace - (released_state if batches == 1 else 0))
         if not is_piped:
-            gone = _gone_before_sum(costs, layer, option, expert_rank, saved=saved)
-            summing = behind + _summing(costs, own, is_first=is_first)
-            peak = max(peak, level - given_up - gone + summing)
-            given_up += _given_up(costs, own, is_first=is_first)
-        behind = _waiting_sum(costs, firsts)
+            gone = _released_before_reduction(costs, layer, option, expert_rank, saved=saved)
+            reduction = behind + _reduction_peak(costs, own, is_first=is_first)
+            peak = max(peak, level - released_state - gone + reduction)
+            released_state += _released_state(costs, own, is_first=is_first)
+        behind = _pending_reduction(costs, firsts)
         released += saved
         if is_first:
-            summed += _first_gradients(costs, own)
+            reduced += _first_gradients(costs, own)
     if stage == 0:
         # The embedding's gradient comes last, whole.
-        peak = max(peak, waiting + summed - released + _embedding_gradients(costs))
-    level = summed - released
+        peak = max(peak, waiting + reduced - released + _embedding_gradients(costs))
+    level = reduced - released
     if not is_piped:
-        return max(peak, level - given_up + _summing(costs, ends, is_first=is_first))
+        return max(
+            peak, level - released_state + _reduction_peak(costs, end_units, is_first=is_first)
+        )
     if is_first:
-        level += _first_gradients(costs, ends)
+        level += _first_gradients(costs, end_units)
     layers = [layer_units(work, degrees, layer=layer) for layer in layers_of(decision)[stage]]
-    return max(peak, level + _summing_all(costs, (ends, *layers)))
+    return max(peak, level + _peak_of_reductions(costs, (end_units, *layers)))
 
 
-def _summing_all(costs: CandidateCosts, parts: Sequence[Sequence[Unit]]) -> int:
-    """Most that a pipeline's sums add to its state; they come when all micro-batches are done."""
-    peak, given_up = 0, 0
+def _peak_of_reductions(costs: CandidateCosts, parts: Sequence[Sequence[Unit]]) -> int:
+    """Most that a pipeline's reductions add to its state, after all micro-batches."""
+    peak, released_state = 0, 0
     for units in parts:
         for unit in units:
-            peak = max(peak, _summing(costs, (unit,), is_first=False) - given_up)
-            given_up += _given_up(costs, (unit,), is_first=False)
+            peak = max(peak, _reduction_peak(costs, (unit,), is_first=False) - released_state)
+            released_state += _released_state(costs, (unit,), is_first=False)
     return peak
 
 
 def _first_gradients(costs: CandidateCosts, units: Sequence[Unit]) -> int:
-    """The fp32 gradients that a first backward leaves: summed already where it is the only one."""
+    """The fp32 gradients after a first backward; reduced already where it is the only one."""
     if costs.num_microbatches > 1 or costs.degrees.pipeline > 1:
-        return state_of(units, costs.work, costs.degrees).gradients
+        return unit_state(units, costs.work, costs.degrees).gradients
     return GRADIENT_BYTES * sum(unit.sharded(costs.degrees) for unit in units)
 
 
-def _given_up(costs: CandidateCosts, units: Sequence[Unit], *, is_first: bool) -> int:
-    """What a layer's units let go of once their gradients are summed over ranks."""
+def _released_state(costs: CandidateCosts, units: Sequence[Unit], *, is_first: bool) -> int:
+    """Bytes that a layer's units release once their gradients are reduced over ranks."""
     work, degrees = costs.work, costs.degrees
-    state = state_of(units, work, degrees)
+    state = unit_state(units, work, degrees)
     kept = GRADIENT_BYTES * sum(unit.sharded(degrees) for unit in units)
     return state.gathered + (0 if is_first else state.gradients - kept)
 
@@ -224,7 +227,7 @@ def _given_up(costs: CandidateCosts, units: Sequence[Unit], *, is_first: bool) -
 def _working(
     costs: CandidateCosts, layer: int, option: Option, expert_rank: int, *, adds_in_place: bool
 ) -> int:
-    return layer_working(
+    return layer_workspace(
         costs.work,
         costs.degrees,
         layer=layer,
@@ -235,10 +238,10 @@ def _working(
     )
 
 
-def _gone_before_sum(
+def _released_before_reduction(
     costs: CandidateCosts, layer: int, option: Option, expert_rank: int, *, saved: int
 ) -> int:
-    """Bytes of a layer that are released before the gradients of its largest unit are summed.
+    """Bytes of a layer that are released before the gradients of its largest unit are reduced.
 
     The gradients of its output and input are there, and where it has experts those of its copies.
     """
@@ -252,15 +255,15 @@ def _gone_before_sum(
     inside = chunk_bytes(work, degrees, layer=layer, chunks=chunks, expert_rank=expert_rank)
     if option.recompute is Recompute.NONE:
         return inside - waiting - copies
-    # What was computed again outside of the experts is there, and parts of the input's gradient.
+    # What was recomputed outside of the experts is there, and parts of the input's gradient.
     transient = costs.activations(layer, option, expert_rank=expert_rank).transient
     return min(0, inside - transient) - waiting - 2 * hidden - copies // chunks
 
 
-def _summing(costs: CandidateCosts, units: Sequence[Unit], *, is_first: bool) -> int:
+def _reduction_peak(costs: CandidateCosts, units: Sequence[Unit], *, is_first: bool) -> int:
     return max(
         (
-            reduction_working(unit, costs.work, costs.degrees, has_gradients=not is_first)
+            reduction_workspace(unit, costs.work, costs.degrees, has_gradients=not is_first)
             for unit in units
         ),
         default=0,

@@ -1,7 +1,7 @@
-"""A plan from a spec and a machine: search, predict the best, explain, certify.
+"""A plan from a spec and a profiled machine: search, predict the best, explain, certify.
 
-Further questions are asked as searches of their own, never guessed: what more memory would buy,
-what would fit if nothing fits, what a knob that the targets lack would gain.
+What more memory would gain, what would fit if nothing fits, and what a missing feature would gain
+are searches of their own, never estimates.
 """
 
 import math
@@ -20,8 +20,8 @@ from tuner.planner.predict import predict
 from tuner.planner.reasons import (
     MULTIPLES,
     binding_constraint,
+    blocking_rules,
     needed_memory_bytes,
-    rules_in_the_way,
     unmeasured_links,
     what_is_not_known,
     why_lost,
@@ -42,7 +42,7 @@ WORTH_NAMING_RATIO = 5e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ProfiledProblem:
     """A workload on a machine, under what targets and users allow."""
 
     spec: Spec
@@ -50,8 +50,8 @@ class Question:
     machine: Machine
     capabilities: Capabilities
 
-    def answered(self, settings: Settings) -> SearchResult:
-        """Search."""
+    def search(self, settings: Settings) -> SearchResult:
+        """Run the search."""
         return search(
             self.work,
             self.machine,
@@ -78,20 +78,20 @@ def workload_of(spec: Spec) -> Workload:
 
 def make_plan(spec: Spec, machine: Machine, *, settings: Settings, provenance: Provenance) -> Plan:
     """Plan a training run."""
-    question = Question(
+    problem = ProfiledProblem(
         spec=spec,
         work=workload_of(spec),
         machine=machine,
         capabilities=launchable(spec.emit, precision=spec.goal.precision),
     )
-    result = question.answered(settings)
-    if not result.found:
-        return _without_decision(question, result, settings, provenance)
-    best = result.found[0]
+    result = problem.search(settings)
+    if not result.solved:
+        return _without_decision(problem, result, settings, provenance)
+    best = result.solved[0]
     predicted = predict(best.costs, best.decision)
-    unlimited_s = _objective_with(question, settings, memory_limit_bytes=UNLIMITED_BYTES)
+    unlimited_s = _objective_with(problem, settings, memory_limit_bytes=UNLIMITED_BYTES)
     return _plan(
-        question,
+        problem,
         provenance=_with_extrapolated(provenance, best),
         decision=best.decision,
         predicted=predicted,
@@ -102,12 +102,12 @@ def make_plan(spec: Spec, machine: Machine, *, settings: Settings, provenance: P
             memory_limit_bytes=machine.memory_limit_bytes,
         ),
         **by_layout(best.decision, _runners_up(result, settings)),
-        unlaunchable=_unlaunchable(question, best, settings),
+        unlaunchable=_unlaunchable(problem, best, settings),
     )
 
 
-def _plan(question: Question, **fields: object) -> Plan:
-    spec = question.spec
+def _plan(problem: ProfiledProblem, **fields: object) -> Plan:
+    spec = problem.spec
     return Plan.model_validate(
         {
             "model": spec.model,
@@ -115,19 +115,19 @@ def _plan(question: Question, **fields: object) -> Plan:
             "goal": spec.goal,
             "search": spec.search,
             "emit": spec.emit,
-            "load_ratio": question.work.load_ratio,
+            "load_ratio": problem.work.load_ratio,
             **fields,
         }
     )
 
 
 def _runners_up(result: SearchResult, settings: Settings) -> tuple[Alternative, ...]:
-    best = result.found[0]
+    best = result.solved[0]
     chosen = predict(best.costs, best.decision)
     ties = result.certificate.within_band
-    layouts = [layout_of(one.decision) for one in result.found]
+    layouts = [layout_of(one.decision) for one in result.solved]
     enough = (rows_of_layouts(layouts, top=settings.top) or len(layouts)) - 1
-    wanted = result.found[1 : 1 + max(enough, min(ties, MOST_TIES))]
+    wanted = result.solved[1 : 1 + max(enough, min(ties, MOST_TIES))]
     alternatives = []
     for index, other in enumerate(wanted):
         predicted = predict(other.costs, other.decision)
@@ -143,21 +143,21 @@ def _runners_up(result: SearchResult, settings: Settings) -> tuple[Alternative, 
 
 
 def _objective_with(
-    question: Question, settings: Settings, *, memory_limit_bytes: int
+    problem: ProfiledProblem, settings: Settings, *, memory_limit_bytes: int
 ) -> float | None:
-    machine = replace(question.machine, memory_limit_bytes=memory_limit_bytes)
-    result = replace(question, machine=machine).answered(replace(settings, top=1))
+    machine = replace(problem.machine, memory_limit_bytes=memory_limit_bytes)
+    result = replace(problem, machine=machine).search(replace(settings, top=1))
     return result.certificate.objective
 
 
 def _without_decision(
-    question: Question, result: SearchResult, settings: Settings, provenance: Provenance
+    problem: ProfiledProblem, result: SearchResult, settings: Settings, provenance: Provenance
 ) -> Plan:
-    nearest = _nearest(question, result, settings)
+    nearest = _nearest(problem, result, settings)
     limits = ", ".join(one.limit for one in nearest if one.limit != "nodes")
     not_known = what_is_not_known(result.certificate, time_limit_s=settings.time_limit_s)
     return _plan(
-        question,
+        problem,
         provenance=provenance,
         decision=None,
         predicted=None,
@@ -169,22 +169,20 @@ def _without_decision(
 
 
 def _nearest(
-    question: Question, result: SearchResult, settings: Settings
+    problem: ProfiledProblem, result: SearchResult, settings: Settings
 ) -> tuple[Relaxation, ...]:
-    """What would have to give, and the best plan once it has."""
+    """The relaxations, each with the best plan under it."""
     if not result.infeasible:
         if result.certificate.space.open:
             return ()
-        return rules_in_the_way(
-            result.enumeration, global_batch_size=question.work.global_batch_size
-        )
-    nodes = _more_nodes(question, settings)
+        return blocking_rules(result.enumeration, global_batch_size=problem.work.global_batch_size)
+    nodes = _more_nodes(problem, settings)
     usable = needed_memory_bytes(result.infeasible, time_limit_s=settings.time_limit_s)
     if usable is None:
         return nodes
-    machine = replace(question.machine, memory_limit_bytes=usable)
-    relaxed = replace(question, machine=machine).answered(replace(settings, top=1)).found
-    limit_bytes = question.machine.memory_limit_bytes
+    machine = replace(problem.machine, memory_limit_bytes=usable)
+    relaxed = replace(problem, machine=machine).search(replace(settings, top=1)).solved
+    limit_bytes = problem.machine.memory_limit_bytes
     return (
         *nodes,
         Relaxation(
@@ -200,22 +198,22 @@ def _nearest(
     )
 
 
-def _more_nodes(question: Question, settings: Settings) -> tuple[Relaxation, ...]:
+def _more_nodes(problem: ProfiledProblem, settings: Settings) -> tuple[Relaxation, ...]:
     """Offer the smallest multiple of the nodes on which something fits; none where none does.
 
     All multiples together take no longer than the search itself may.
     """
-    begun_s, machine = settings.clock(), question.machine
-    (pool,) = question.spec.cluster.pools
+    begun_s, machine = settings.clock(), problem.machine
+    (pool,) = problem.spec.cluster.pools
     devices = machine.num_devices // pool.nodes
     for multiple in MULTIPLES:
         left_s = settings.time_limit_s - (settings.clock() - begun_s)
         if left_s <= 0.0:
             return ()
         larger = replace(machine, num_devices=multiple * machine.num_devices)
-        asked = replace(settings, top=1, time_limit_s=left_s)
-        found = replace(question, machine=larger).answered(asked).found
-        if found:
+        limited = replace(settings, top=1, time_limit_s=left_s)
+        solved = replace(problem, machine=larger).search(limited).solved
+        if solved:
             nodes = multiple * pool.nodes
             change = f"{nodes} nodes instead of {pool.nodes}: {nodes * devices} devices"
             unmeasured = unmeasured_links(
@@ -228,26 +226,28 @@ def _more_nodes(question: Question, settings: Settings) -> tuple[Relaxation, ...
                 Relaxation(
                     limit="nodes",
                     change="; ".join((change, *unmeasured)),
-                    decision=found[0].decision,
-                    predicted=predict(found[0].costs, found[0].decision),
+                    decision=solved[0].decision,
+                    predicted=predict(solved[0].costs, solved[0].decision),
                 ),
             )
     return ()
 
 
-def _unlaunchable(question: Question, best: Solved, settings: Settings) -> tuple[Unlaunchable, ...]:
+def _unlaunchable(
+    problem: ProfiledProblem, best: Solved, settings: Settings
+) -> tuple[Unlaunchable, ...]:
     """Price what the targets lack, one feature at a time, by searching with it."""
-    found = []
-    for feature, capable in _missing(question.capabilities).items():
-        result = replace(question, capabilities=capable).answered(replace(settings, top=1))
+    unlaunchable = []
+    for feature, capable in _missing(problem.capabilities).items():
+        result = replace(problem, capabilities=capable).search(replace(settings, top=1))
         objective_s = result.certificate.objective
         if objective_s is None:
             continue
         gain = 1.0 - objective_s / best.objective_s
         if gain > WORTH_NAMING_RATIO:
-            names = ", ".join(question.capabilities.names)
-            found.append(Unlaunchable(target=names, feature=feature, gain_ratio=gain))
-    return tuple(found)
+            names = ", ".join(problem.capabilities.names)
+            unlaunchable.append(Unlaunchable(target=names, feature=feature, gain_ratio=gain))
+    return tuple(unlaunchable)
 
 
 def _missing(capabilities: Capabilities) -> Mapping[str, Capabilities]:
@@ -274,7 +274,9 @@ def _with_extrapolated(provenance: Provenance, best: Solved) -> Provenance:
         for option in set(options_of(best.decision)):
             outside, inside = layer_calls(work, degrees, layer=first, chunks=option.chunks)
             calls += outside + inside
-    units = [unit for stage in range(degrees.num_stages) for unit in best.costs.ends_units(stage)]
+    units = [
+        unit for stage in range(degrees.num_stages) for unit in best.costs.non_layer_units(stage)
+    ]
     for first, _ in best.costs.runs:
         units += layer_units(work, degrees, layer=first)
     priced = (*cases(calls), *update_cases(tuple(units), work, degrees))

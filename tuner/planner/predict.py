@@ -1,4 +1,4 @@
-"""What the model expects of one decision, and what of it is proven about the error.
+"""Prediction of one decision on a profiled machine, with its error band.
 
 The step time is the layout problem's objective (solvers/layout/problem.py) on the same costs, so a
 solved candidate and its prediction agree to rounding. Memory is counted rank by rank, exactly,
@@ -12,12 +12,12 @@ from itertools import pairwise
 
 from profilers.steps.config import Recompute
 from tuner.costs.hierarchical_dispatch import far_rows, row_bytes
-from tuner.costs.layer_time import PartSeconds, added, scaled
+from tuner.costs.layer_time import PartSeconds, scale_parts, sum_parts
 from tuner.costs.memory import (
     State,
     chunk_bytes,
     most_chunk_copies,
-    state_of,
+    unit_state,
 )
 from tuner.costs.operations import COMMUNICATION
 from tuner.costs.update import layer_units
@@ -36,10 +36,10 @@ def predict(costs: CandidateCosts, decision: TrainDecision) -> TrainPrediction:
     """Price a decision whose degrees are those of `costs`."""
     seconds_S = [_stage_seconds(costs, decision, stage) for stage in range(decision.num_stages)]
     ranks = decision.pipeline_model_parallel_size
-    seconds_D = [added(seconds_S[rank::ranks]) for rank in range(ranks)]
+    seconds_D = [sum_parts(seconds_S[rank::ranks]) for rank in range(ranks)]
     slowest = max(seconds_D, key=_total)
-    waiting = (_total(added(seconds_D)) - _total(slowest)) / (decision.num_stages // ranks)
-    busy = scaled(slowest, costs.num_microbatches)
+    waiting = (_total(sum_parts(seconds_D)) - _total(slowest)) / (decision.num_stages // ranks)
+    busy = scale_parts(slowest, costs.num_microbatches)
     step_s = _total(busy) + waiting
     recompute_s = _recompute_seconds(costs, decision, seconds_D.index(slowest))
     tokens = costs.work.global_batch_size * costs.work.sequence_length
@@ -87,18 +87,18 @@ def _stage_seconds(costs: CandidateCosts, decision: TrainDecision, stage: int) -
         costs.per_microbatch(costs.time(layer, option), costs.update(layer))
         for layer in layers_of(decision)[stage]
     ]
-    parts.append(costs.per_microbatch(costs.ends_time(stage), costs.ends_update(stage)))
-    return added(parts)
+    parts.append(costs.per_microbatch(costs.non_layer_time(stage), costs.non_layer_update(stage)))
+    return sum_parts(parts)
 
 
 def _recompute_seconds(costs: CandidateCosts, decision: TrainDecision, rank: int) -> PartSeconds:
-    """Seconds per step that one pipeline rank spends on computing again."""
+    """Seconds per step of recomputation on one pipeline rank."""
     options, layers = options_of(decision), layers_of(decision)
     stages = range(rank, decision.num_stages, decision.pipeline_model_parallel_size)
-    again = added(
+    recomputed = sum_parts(
         costs.time(layer, options[stage]).recompute_s for stage in stages for layer in layers[stage]
     )
-    return scaled(again, costs.num_microbatches)
+    return scale_parts(recomputed, costs.num_microbatches)
 
 
 def _breakdown(busy: PartSeconds, *, waiting: float, recompute_s: PartSeconds) -> dict[str, float]:
@@ -115,7 +115,7 @@ def _communication(
     seconds_D: list[PartSeconds], costs: CandidateCosts, *, waiting_share: float
 ) -> float:
     slowest = max(seconds_D, key=_total)
-    everyone = added(seconds_D)
+    everyone = sum_parts(seconds_D)
     others = _total(everyone) - _total(slowest)
     inside = _communicating(slowest) * costs.num_microbatches
     if others <= 0.0:
@@ -125,7 +125,7 @@ def _communication(
 
 
 def _inter_node_bytes(costs: CandidateCosts, decision: TrainDecision) -> float | None:
-    """What dispatch and combine send from node to node in a step, all devices together."""
+    """Bytes that dispatch and combine send between nodes in a step, over all devices."""
     work, degrees, ranks_per_node = costs.work, costs.degrees, costs.machine.ranks_per_node
     if ranks_per_node is None:
         return None
@@ -159,7 +159,7 @@ def _total(seconds: Mapping[object, float] | PartSeconds) -> float:
 
 def _stage(costs: CandidateCosts, decision: TrainDecision, stage: int) -> StagePrediction:
     option, layers = options_of(decision)[stage], layers_of(decision)[stage]
-    times = [costs.time(layer, option) for layer in layers] + [costs.ends_time(stage)]
+    times = [costs.time(layer, option) for layer in layers] + [costs.non_layer_time(stage)]
     state = _state(costs, decision, stage)
     return StagePrediction(
         layers=len(layers),
@@ -174,17 +174,17 @@ def _stage(costs: CandidateCosts, decision: TrainDecision, stage: int) -> StageP
 
 
 def _state(costs: CandidateCosts, decision: TrainDecision, stage: int) -> State:
-    units = list(costs.ends_units(stage))
+    units = list(costs.non_layer_units(stage))
     for layer in layers_of(decision)[stage]:
         units += layer_units(costs.work, costs.degrees, layer=layer)
-    return state_of(units, costs.work, costs.degrees)
+    return unit_state(units, costs.work, costs.degrees)
 
 
 def _activation_bytes(
     costs: CandidateCosts, decision: TrainDecision, stages: range | tuple[int, ...]
 ) -> int:
-    """Largest live sum of saved storages of these stages of one rank, on its fullest device."""
-    always = sum(costs.ends_held_bytes(stage) for stage in stages)
+    """Largest sum of saved activations of these stages of one rank, on its fullest device."""
+    always = sum(costs.non_layer_resident_bytes(stage) for stage in stages)
     ranks = decision.pipeline_model_parallel_size
     mine = [stage // ranks for stage in stages]
     seen = set(
@@ -195,24 +195,24 @@ def _activation_bytes(
         saved = [saved_bytes(costs, decision, stage, expert_rank) for stage in stages]
         peaks = {
             chunk: max(
-                costs.ends_transient_bytes(stage),
+                costs.non_layer_transient_bytes(stage),
                 _recompute_peak(costs, decision, stage, expert_rank),
             )
             for chunk, stage in zip(mine, stages, strict=True)
         }
-        held = max(
-            sum(moment.held[chunk] * kept for chunk, kept in zip(mine, saved, strict=True))
+        in_flight = max(
+            sum(moment.resident[chunk] * kept for chunk, kept in zip(mine, saved, strict=True))
             + peaks.get(moment.chunk, 0)
             for moment in seen
         )
-        largest = max(largest, held)
+        largest = max(largest, in_flight)
     return always + largest
 
 
 def _max_chunk_tokens(
     costs: CandidateCosts, decision: TrainDecision, stage: int, *, peak_bytes: int
 ) -> int | None:
-    """MemFine's s'_max of a stage: what is left for one chunk beside the most that is ever held."""
+    """MemFine's s'_max of a stage: tokens of one chunk that fit beside the peak of the rest."""
     option = options_of(decision)[stage]
     layers = layers_of(decision)[stage]
     chunked = [layer for layer in layers if costs.work.moe_index[layer] is not None]
@@ -238,13 +238,14 @@ def _held_bytes(
     saved = [saved_bytes(costs, decision, stage, expert_rank) for stage in stages]
     seen = moments(costs.degrees, num_microbatches=costs.num_microbatches, rank=stages[0] % ranks)
     kept = max(
-        sum(count * one for count, one in zip(moment.held, saved, strict=True)) for moment in seen
+        sum(count * one for count, one in zip(moment.resident, saved, strict=True))
+        for moment in seen
     )
-    return kept + sum(costs.ends_held_bytes(stage) for stage in stages)
+    return kept + sum(costs.non_layer_resident_bytes(stage) for stage in stages)
 
 
 def _beside_chunk(costs: CandidateCosts, layer: int, option: Option, expert_rank: int) -> int:
-    """What a layer adds while it is computed again, its chunk of the experts left aside."""
+    """What a layer adds while it is recomputed, without its chunk of the experts."""
     transient = costs.activations(layer, option, expert_rank=expert_rank).transient
     chunk = chunk_bytes(
         costs.work, costs.degrees, layer=layer, chunks=option.chunks, expert_rank=expert_rank

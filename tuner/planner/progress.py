@@ -1,25 +1,23 @@
-"""What a planner tells whoever watches it: the stage it is in, and how far that has come."""
+"""Progress of a planner: its stage, and how far that has come."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """One line about the work at hand."""
+class PlanningEvent:
+    """One line about the current work."""
 
     stage: str
     """One word, e.g. `search`."""
     text: str
-    is_passing: bool = False
-    """Soon out of date; a log does without it."""
 
 
-class Watch(Protocol):
+class ProgressListener(Protocol):
     """Called in order, from the thread that plans."""
 
-    def __call__(self, told: Told, /) -> None: ...
+    def __call__(self, event: PlanningEvent, /) -> None: ...
 
 
-def unwatched(_told: Told, /) -> None:
-    """Watch nothing."""
+def ignore_progress(_event: PlanningEvent, /) -> None:
+    """Ignore the event."""

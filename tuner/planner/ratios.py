@@ -1,14 +1,14 @@
-"""How sure the order of two configurations is: the one place where a tie is judged.
+"""How certain the order of two configurations is; all ties are decided here.
 
 The measured seconds of another configuration over those of the chosen one lie in
 
     predicted ratio * [low, high]
 
-for four pairs of five (tuner/costs/analytic/ratio_bands.py says from which published pairs). Where
-1 lies inside, the model cannot tell the two apart: a tie. Most of what a single time misses is
+for four pairs of five (tuner/costs/analytic/ratio_bands.py says from which published pairs). If 1
+lies inside, the model cannot tell the two apart: a tie. Most of the error of a single time is
 common to both, so this band is narrower than that of either time.
 
-Where no band of ratios is known, that of a single time stands in, as if nothing were common.
+Where no band of ratios is known, that of a single time is used, as if no error were common.
 """
 
 from collections.abc import Sequence
@@ -60,12 +60,12 @@ class Ratios:
 
 
 def is_tie(band: Band) -> bool:
-    """Say whether neither of two configurations is known to be the faster one."""
+    """Whether neither of two configurations is known to be faster."""
     return band[0] <= 1.0 <= band[1]
 
 
 def has_same_kernels(one: TrainDecision, other: TrainDecision) -> bool:
-    """Say whether the layers of two decisions run the same kernels, in another arrangement."""
+    """Whether the layers of two decisions run the same kernels, in another arrangement."""
     return set(one.chunks) == set(other.chunks) and all(
         getattr(one, name) == getattr(other, name) for name in KERNEL_FIELDS
     )
@@ -77,14 +77,14 @@ def ratios_for(
     """Return the bands of ratios of a model on a generation of devices.
 
     Args:
-        residuals: what was fitted; None: the generic constants.
+        residuals: fitted; None: the generic constants.
         generation: of the devices.
         has_experts: whether the model has any.
-        band: of a single time, which stands in where no band of ratios is known.
+        band: of a single time, used where no band of ratios is known.
     """
-    stands_in = ratios_alike(ties_ratio(band))
+    fallback = uniform_ratios(ties_ratio(band))
     if residuals is None or residuals.ratios is None:
-        return stands_in
+        return fallback
     known = residuals.ratios.bands
 
     def among(*, same_kernels: bool) -> Band | None:
@@ -93,13 +93,13 @@ def ratios_for(
         )
 
     return Ratios(
-        same_kernels=among(same_kernels=True) or stands_in.same_kernels,
-        other_kernels=among(same_kernels=False) or stands_in.other_kernels,
+        same_kernels=among(same_kernels=True) or fallback.same_kernels,
+        other_kernels=among(same_kernels=False) or fallback.other_kernels,
     )
 
 
 def turned(band: Band, *, before: float, after: float) -> Band:
-    """Return the band of a pair told the other way round.
+    """Return the band of a pair in the opposite direction.
 
     Args:
         band: of the other's seconds over the chosen one's.
@@ -109,14 +109,14 @@ def turned(band: Band, *, before: float, after: float) -> Band:
     return before / band[1] * after, before / band[0] * after
 
 
-def ratios_alike(slower_ratio: float) -> Ratios:
+def uniform_ratios(slower_ratio: float) -> Ratios:
     """Return bands in which whatever is slower by up to a share is a tie."""
     band = (1.0 / (1.0 + slower_ratio), 1.0 + slower_ratio)
     return Ratios(same_kernels=band, other_kernels=band)
 
 
 def widest(ratios: Sequence[Ratios]) -> Ratios:
-    """Return the bands that hold all of some, for a step over unlike machines."""
+    """Return the bands that contain all of some, for a step over heterogeneous machines."""
     return Ratios(
         same_kernels=_hull([one.same_kernels for one in ratios]),
         other_kernels=_hull([one.other_kernels for one in ratios]),

@@ -1,4 +1,4 @@
-"""Why this plan: what binds it, why the others lost, how far an impossible one is from possible."""
+"""Why this plan: what binds it, why the others lost, how far an infeasible one is from feasible."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ from tuner.planner.search import Candidate
 from tuner.units import format_bytes, format_ratio, format_s
 
 MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-"""Of a pool's nodes, offered where nothing fits on them."""
+"""Multiples of a pool's nodes, offered where nothing fits on them."""
 
 WORTH_NAMING_RATIO = 1e-3
 """A limit that costs less than this share of the step time does not bind."""
@@ -24,8 +24,8 @@ def binding_constraint(
     """Name what keeps the plan from being faster.
 
     Args:
-        predicted: what the fastest decision found is expected to do.
-        unlimited_s: step time of the best decision if memory were unlimited, re-solved.
+        predicted: prediction for the fastest decision.
+        unlimited_s: step time of the best decision if memory were unlimited, from another search.
         memory_limit_bytes: what one device may use.
     """
     step_s = predicted.step_time_s
@@ -42,7 +42,7 @@ def binding_constraint(
 
 
 def what_is_not_known(certificate: Certificate, *, time_limit_s: float) -> str:
-    """Say what a search without a result left undecided, and how to decide it; empty if nothing."""
+    """Say what a search without a result left open, and how to decide it; empty if nothing."""
     if not certificate.space.open:
         return ""
     return (
@@ -55,7 +55,7 @@ def what_is_not_known(certificate: Certificate, *, time_limit_s: float) -> str:
 def unmeasured_links(
     *, measured_ranks: int, measured_nodes: int, devices: int, nodes: int
 ) -> Iterator[str]:
-    """Say which links of so many devices a profile did not measure, and how they are priced."""
+    """Say which links of so many devices a profile lacks, and how they are priced."""
     if measured_ranks < devices:
         yield (
             f"collectives were measured over {measured_ranks} ranks, the plan uses up to "
@@ -82,11 +82,11 @@ def why_lost(chosen: TrainPrediction, other: TrainPrediction) -> str:
         ratio = format_ratio(-slower_s / chosen.step_time_s)
         return f"preference: the plan gives up {format_s(-slower_s)} ({ratio})"
     ratio = format_ratio(slower_s / chosen.step_time_s)
-    return f"{format_s(slower_s)} ({ratio}) slower, of it {format_s(extra_s)} in {cause}"
+    return f"{format_s(slower_s)} ({ratio}) slower; {cause} takes {format_s(extra_s)} more"
 
 
 def needed_memory_bytes(infeasible: Sequence[Candidate], *, time_limit_s: float) -> int | None:
-    """Find the least usable memory per device with which some candidate would fit, in bytes."""
+    """Return the least usable bytes per device with which some candidate would fit."""
     share_s = time_limit_s / max(1, len(infeasible))
     counted = [
         int(candidate.problem.memory_limit_bytes_D[0])
@@ -97,28 +97,28 @@ def needed_memory_bytes(infeasible: Sequence[Candidate], *, time_limit_s: float)
     return math.ceil(min(counted) * (1.0 + UNCOUNTED_RATIO)) if counted else None
 
 
-def rules_in_the_way(
+def blocking_rules(
     enumeration: Enumeration, *, global_batch_size: int, most: int = 3
 ) -> tuple[Relaxation, ...]:
-    """Name the rules that alone keep combinations from being legal, when none is.
+    """Name the rules that alone exclude combinations, when none is legal.
 
     Where no combination is one rule away, the rules that most of them break come first instead.
     """
-    alone = Counter(rule for rule, _ in enumeration.nearly)
-    counts = alone or Counter(enumeration.illegal)
-    found = []
+    single = Counter(rule for rule, _ in enumeration.nearly)
+    counts = single or Counter(enumeration.illegal)
+    relaxations = []
     for rule, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
-        only = "this rule alone excludes" if alone else "this rule excludes"
+        only = "this rule alone excludes" if single else "this rule excludes"
         change = f"{only} {count} of {enumeration.num_illegal} combinations"
-        if rule == BATCH_RULE and alone:
+        if rule == BATCH_RULE and single:
             divisors = {
                 degrees.micro_batch_size * degrees.data
                 for broken, degrees in enumeration.nearly
                 if broken == rule
             }
             change += f"; {_nearest_batch(global_batch_size, divisors)} would do"
-        found.append(Relaxation(limit=rule, change=change))
-    return tuple(found)
+        relaxations.append(Relaxation(limit=rule, change=change))
+    return tuple(relaxations)
 
 
 def _nearest_batch(batch: int, divisors: Collection[int]) -> str:

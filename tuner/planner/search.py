@@ -1,13 +1,13 @@
 """Exact search over all legal degrees: branch and bound outside, an integer program inside.
 
 Each legal combination of degrees is a candidate with its own layout problem. Candidates are solved
-in the order of their lower bounds; once a bound exceeds everything that is still wanted (the K best
-and every tie of the best), the rest is proven worse and left. So
+in the order of their lower bounds. Once a bound exceeds the threshold (the K best and every tie of
+the best), the rest is proven worse and pruned, so that
 
     space = priced (solved, feasible or proven infeasible) + bounded + illegal + open
 
-where `open` is what got no verdict: time ran out, or the method does not cover it. The smallest
-bound of what is open or solved is the bound of the whole search.
+where `open` has no verdict: time ran out, or the method does not cover it. The smallest bound of
+what is open or solved is the bound of the whole search.
 """
 
 import math
@@ -33,7 +33,7 @@ from tuner.spec.capabilities import Capabilities
 from tuner.spec.search import Search
 
 SHORTEST_SOLVE_S = 0.1
-"""The candidate of the best bound is always solved, and one that is solved twice may end late."""
+"""The candidate of the best bound is always solved; one solved twice may exceed the limit."""
 
 MOST_TIGHTENINGS = 8
 """Problems solved in place of one whose layouts need more memory than it counts."""
@@ -74,9 +74,9 @@ class Solved:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SearchResult:
-    """What was found, best first, and what is proven about it."""
+    """Solved candidates, best first, and what is proven about them."""
 
-    found: tuple[Solved, ...]
+    solved: tuple[Solved, ...]
     infeasible: tuple[Candidate, ...]
     """Candidates that fit in no layout."""
     enumeration: Enumeration
@@ -100,19 +100,25 @@ def search(
         search=limits,
         ranks_per_node=machine.ranks_per_node,
     )
-    ways = options(has_experts=work.model.moe is not None, capabilities=capabilities, search=limits)
-    candidates = _candidates(work, machine, enumeration.legal, ways, capabilities)
+    stage_options = options(
+        has_experts=work.model.moe is not None, capabilities=capabilities, search=limits
+    )
+    candidates = _candidates(work, machine, enumeration.legal, stage_options, capabilities)
     run = _BranchAndBound(
-        settings=settings, machine=machine, ways=ways, capabilities=capabilities, start_s=start_s
+        settings=settings,
+        machine=machine,
+        stage_options=stage_options,
+        capabilities=capabilities,
+        start_s=start_s,
     )
     for candidate in candidates:
         run.visit(candidate)
-    found = tuple(sorted(run.found, key=_reproducible_order))
+    solutions = tuple(sorted(run.solved, key=_reproducible_order))
     return SearchResult(
-        found=found,
+        solved=solutions,
         infeasible=tuple(run.infeasible),
         enumeration=enumeration,
-        certificate=run.certificate(found, enumeration),
+        certificate=run.certificate(solutions, enumeration),
     )
 
 
@@ -120,13 +126,13 @@ def _candidates(
     work: Workload,
     machine: Machine,
     legal: Sequence[Degrees],
-    ways: Sequence[Option],
+    stage_options: Sequence[Option],
     capabilities: Capabilities,
 ) -> list[Candidate]:
     candidates = []
     for degrees in legal:
         costs = CandidateCosts(work=work, degrees=degrees, machine=machine)
-        problem = layout_problem(costs, options=ways, capabilities=capabilities)
+        problem = layout_problem(costs, options=stage_options, capabilities=capabilities)
         candidates.append(
             Candidate(costs=costs, problem=problem, bound_s=least_objective_s(problem))
         )
@@ -148,34 +154,34 @@ def _reproducible_order(solved: Solved) -> tuple[float, tuple[int, ...]]:
 
 
 class _BranchAndBound:
-    """The state of one search; lives as long as the call that made it."""
+    """The state of one search; lives for one call."""
 
     def __init__(
         self,
         *,
         settings: Settings,
         machine: Machine,
-        ways: Sequence[Option],
+        stage_options: Sequence[Option],
         capabilities: Capabilities,
         start_s: float,
     ) -> None:
         self._settings = settings
         self._machine = machine
-        self._ways = ways
+        self._stage_options = stage_options
         self._capabilities = capabilities
         self._start_s = start_s
         self._priced_s = settings.clock()
         self._visited = False
-        self.found: list[Solved] = []
+        self.solved: list[Solved] = []
         self.infeasible: list[Candidate] = []
         self._bounded = 0
         self._open = 0
         self._open_bounds_s: list[float] = []
-        """Bounds of what is not proven: left for lack of time, or solved without proof."""
+        """Bounds of what is not proven: out of time, or solved without proof."""
 
     def visit(self, candidate: Candidate) -> None:
-        """Solve a candidate, unless its bound or the clock says otherwise."""
-        if candidate.bound_s > self._wanted_s():
+        """Solve a candidate, unless its bound or the time limit excludes it."""
+        if candidate.bound_s > self._threshold_s():
             self._bounded += 1
             return
         if self._visited and self._left_s() <= 0.0:
@@ -183,15 +189,15 @@ class _BranchAndBound:
             self._open_bounds_s.append(candidate.bound_s)
             return
         self._visited = True
-        outcome = self._solved(candidate.problem)
+        outcome = self._solve(candidate.problem)
         if self._excess_bytes(candidate, outcome) > 0:
-            safe = self._fitting(candidate, self._safe_problem(candidate))
+            safe = self._solve_until_it_fits(candidate, self._safe_problem(candidate))
             outcome = self._bounded_by(safe, outcome)
-        self._keep(candidate, outcome)
+        self._record(candidate, outcome)
 
-    def _fitting(self, candidate: Candidate, problem: LayoutProblem) -> Outcome[Layout]:
+    def _solve_until_it_fits(self, candidate: Candidate, problem: LayoutProblem) -> Outcome[Layout]:
         """Solve with less and less memory, by twice as much each time, until the layout fits."""
-        outcome = self._solved(problem)
+        outcome = self._solve(problem)
         for turn in range(MOST_TIGHTENINGS):
             excess_bytes = self._excess_bytes(candidate, outcome)
             if excess_bytes <= 0:
@@ -199,12 +205,12 @@ class _BranchAndBound:
             # The layout may stay well below the limit of the problem, which counts less.
             tighter_D = np.maximum(problem.memory_limit_bytes_D - (excess_bytes << turn), 0)
             problem = replace(problem, memory_limit_bytes_D=tighter_D)
-            outcome = self._solved(problem)
+            outcome = self._solve(problem)
         if self._excess_bytes(candidate, outcome) > 0:
             return replace(outcome, status=Status.UNKNOWN, solution=None, objective=math.inf)
         return outcome
 
-    def _solved(self, problem: LayoutProblem) -> Outcome[Layout]:
+    def _solve(self, problem: LayoutProblem) -> Outcome[Layout]:
         return LAYOUT.solve(
             problem,
             method=self._settings.method,
@@ -216,53 +222,53 @@ class _BranchAndBound:
         return self._settings.time_limit_s - (self._settings.clock() - self._priced_s)
 
     def _excess_bytes(self, candidate: Candidate, outcome: Outcome[Layout]) -> int:
-        """What a moment that the problem left out, or unlike chunks, need beyond what there is."""
+        """Bytes above the limit, of a moment that the problem left out or of differing chunks."""
         if outcome.solution is None:
             return 0
-        decision = decode(candidate.costs.degrees, outcome.solution, self._ways)
+        decision = decode(candidate.costs.degrees, outcome.solution, self._stage_options)
         peak_bytes = max(predict(candidate.costs, decision).peak_memory_bytes)
         return peak_bytes - self._machine.memory_limit_bytes
 
     def _safe_problem(self, candidate: Candidate) -> LayoutProblem:
         return layout_problem(
             candidate.costs,
-            options=self._ways,
+            options=self._stage_options,
             capabilities=self._capabilities,
-            chunks_alike=False,
+            uniform_chunks=False,
         )
 
     def _bounded_by(self, safe: Outcome[Layout], relaxed: Outcome[Layout]) -> Outcome[Layout]:
-        """Keep the layout that surely fits; the problem that counted less memory bounds it."""
+        """Keep the layout that surely fits, under the bound of the relaxed problem."""
         if safe.solution is None:
             return replace(safe, status=Status.UNKNOWN, bound=relaxed.bound)
         is_proven = safe.objective <= relaxed.bound * (1.0 + 1e-9)
         status = Status.OPTIMAL if is_proven else Status.FEASIBLE
         return replace(safe, status=status, bound=min(relaxed.bound, safe.objective))
 
-    def certificate(self, found: Sequence[Solved], enumeration: Enumeration) -> Certificate:
+    def certificate(self, solutions: Sequence[Solved], enumeration: Enumeration) -> Certificate:
         """State what is proven."""
-        best_s = found[0].objective_s if found else None
-        bound_s = min([*self._open_bounds_s, *(one.bound_s for one in found)], default=None)
+        best_s = solutions[0].objective_s if solutions else None
+        bound_s = min([*self._open_bounds_s, *(one.bound_s for one in solutions)], default=None)
         gap = 0.0 if best_s is None or bound_s is None else max(0.0, 1.0 - bound_s / best_s)
-        proven = gap <= OPTIMALITY_TOLERANCE if found else not self._open_bounds_s
-        unproven_status = "feasible" if found else "unknown"
+        proven = gap <= OPTIMALITY_TOLERANCE if solutions else not self._open_bounds_s
+        unproven_status = "feasible" if solutions else "unknown"
         return Certificate(
-            status=("optimal" if found else "infeasible") if proven else unproven_status,
+            status=("optimal" if solutions else "infeasible") if proven else unproven_status,
             objective=best_s,
             bound=bound_s,
-            gap_ratio=gap if found else (0.0 if proven else 1.0),
+            gap_ratio=gap if solutions else (0.0 if proven else 1.0),
             space=Space(
-                priced=len(self.found) + len(self.infeasible),
+                priced=len(self.solved) + len(self.infeasible),
                 bounded=self._bounded,
                 illegal=enumeration.num_illegal,
                 open=self._open,
             ),
-            within_band=sum(one.objective_s <= self._tie_s() for one in found[1:]),
+            within_band=sum(one.objective_s <= self._tie_s() for one in solutions[1:]),
             solve_s=self._elapsed_s(),
             method=self._settings.method,
         )
 
-    def _keep(self, candidate: Candidate, outcome: Outcome[Layout]) -> None:
+    def _record(self, candidate: Candidate, outcome: Outcome[Layout]) -> None:
         if outcome.status is Status.INFEASIBLE:
             self.infeasible.append(candidate)
             return
@@ -270,8 +276,8 @@ class _BranchAndBound:
             self._open += 1
             self._open_bounds_s.append(max(outcome.bound, candidate.bound_s))
             return
-        decision = decode(candidate.costs.degrees, outcome.solution, self._ways)
-        self.found.append(
+        decision = decode(candidate.costs.degrees, outcome.solution, self._stage_options)
+        self.solved.append(
             Solved(
                 costs=candidate.costs,
                 decision=decision,
@@ -280,15 +286,18 @@ class _BranchAndBound:
             )
         )
 
-    def _wanted_s(self) -> float:
-        """Slower is of no interest: not the best of the K best layouts, and no tie of the best."""
-        best = sorted(self.found, key=lambda one: one.objective_s)
+    def _threshold_s(self) -> float:
+        """Step time above which nothing is of interest.
+
+        The slower one of the K-th best layout and of the ties with the best.
+        """
+        best = sorted(self.solved, key=lambda one: one.objective_s)
         rows = rows_of_layouts((layout_of(one.decision) for one in best), top=self._settings.top)
         return math.inf if rows is None else max(best[rows - 1].objective_s, self._tie_s())
 
     def _tie_s(self) -> float:
         """The upper edge of the error band around the best."""
-        best_s = min(one.objective_s for one in self.found)
+        best_s = min(one.objective_s for one in self.solved)
         return band_around(best_s, ratio=self._machine.residual.band_ratio)[1]
 
     def _elapsed_s(self) -> float:

@@ -7,11 +7,11 @@ percent signs, line ends and, in properties, colons and commas are written as pe
 from tuner.regress.records import FAILING, Check, ScenarioResult, Verdict
 
 LEVELS = {Verdict.DRIFT: "warning", Verdict.BETTER: "notice"}
-"""Of what does not fail; a pass is not annotated."""
+"""Of verdicts that do not fail; a pass is not annotated."""
 
 
 def annotations(check: Check) -> tuple[str, ...]:
-    """Return one line for every scenario that is not just as accepted."""
+    """Return one line for every scenario that does not pass."""
     return tuple(_line(one) for one in check.scenarios if one.verdict is not Verdict.PASS)
 
 

@@ -1,4 +1,4 @@
-"""What is kept of a scenario when its plan is accepted, and how it is read back.
+"""The files that are stored when a scenario's plan is accepted.
 
     plan.json       the accepted plan: whole as `moetune plan` wrote it, or pruned by --update to
                     what is compared, so that a repository of scenarios stays small
@@ -84,7 +84,7 @@ def read_accepted(file: Path) -> Mapping[str, Any] | None:
 
 
 def read_baseline(file: Path) -> Baseline | None:
-    """Read what stands beside an accepted plan; None where there is none.
+    """Read the baseline file beside an accepted plan; None where there is none.
 
     Raises:
         PlanUnreadableError: it is damaged, or of a schema that this version does not read.
@@ -114,7 +114,7 @@ def refuse_newer(values: Mapping[str, Any], *, known: int, file: Path) -> None:
 
 
 def pruned(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep of a plan what is compared, and as many ties as are worth keeping; it stays a plan."""
+    """Reduce a plan to what is compared and a few ties; the result is a valid plan."""
     kept = {name: value for name, value in values.items() if name not in PRUNED}
     for name in ("alternatives", "variants"):
         ties = [one for one in values.get(name, ()) if one.get("within_band")]
@@ -124,7 +124,7 @@ def pruned(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_stages(tie: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop what a training prediction says stage by stage; its sums stay."""
+    """Drop the per-stage part of a training prediction; its sums stay."""
     predicted = tie.get("predicted")
     if not predicted or "stages" not in predicted:
         return dict(tie)

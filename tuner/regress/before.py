@@ -1,4 +1,4 @@
-"""The other side of a comparison: the plan that was accepted, or that another version makes."""
+"""The reference of a comparison: the accepted plan, or the plan of another version."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from typing import Any
 from tuner.regress.baseline import Baseline, read_accepted, read_baseline
 from tuner.regress.records import Effort
 from tuner.regress.scenarios import SPEC_NAME, Scenario, read_checks
-from tuner.regress.versions import Other
-from tuner.regress.workers import Answer, Job
+from tuner.regress.versions import OtherVersion
+from tuner.regress.workers import Job, PlanResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Before:
-    """A plan to compare with, or one line that says why there is none."""
+class Reference:
+    """A plan to compare with, or in one line why there is none."""
 
     name: str
     plan: Mapping[str, Any] | None = None
@@ -22,33 +22,37 @@ class Before:
     error: str = ""
 
 
-def before_of(
-    scenario: Scenario, job: Job, *, plan: Callable[[Job], Answer] | None, other: Other | None
-) -> Before:
-    """Find what a scenario is compared with.
+def find_reference(
+    scenario: Scenario,
+    job: Job,
+    *,
+    plan: Callable[[Job], PlanResult] | None,
+    other: OtherVersion | None,
+) -> Reference:
+    """Find the reference of a scenario.
 
     Args:
         scenario: as it is today.
         job: that plans it.
         plan: plans with the other version; None where accepted plans are compared with.
-        other: the other state; None: what was accepted.
+        other: the other version; None: the accepted plans.
 
     Raises:
         PlanUnreadableError: an accepted plan is damaged or of a newer schema.
     """
     then = scenario_then(scenario, other)
     if then is None:
-        return Before(name=_name(other), error=f"{_name(other)} has no such scenario")
+        return Reference(name=_name(other), error=f"{_name(other)} has no such scenario")
     if plan is None or other is None:
         return _accepted(then)
-    answer = plan(Job(kind=job.kind, spec=then.spec, profiles=then.profiles))
-    if answer.plan is None:
-        return Before(name=other.name, error=f"{other.name} cannot plan it: {answer.error}")
-    return Before(name=other.name, plan=answer.plan, effort=answer.effort)
+    result = plan(Job(kind=job.kind, spec=then.spec, profiles=then.profiles))
+    if result.plan is None:
+        return Reference(name=other.name, error=f"{other.name} cannot plan it: {result.error}")
+    return Reference(name=other.name, plan=result.plan, effort=result.effort)
 
 
-def scenario_then(scenario: Scenario, other: Other | None) -> Scenario | None:
-    """Return a scenario as the other state has it; None where it does not."""
+def scenario_then(scenario: Scenario, other: OtherVersion | None) -> Scenario | None:
+    """Return the scenario of the other version; None where it has none."""
     folder = None if other is None else (other.plans or other.checks)
     if folder is None:
         return scenario
@@ -60,19 +64,19 @@ def scenario_then(scenario: Scenario, other: Other | None) -> Scenario | None:
     return then
 
 
-def _name(other: Other | None) -> str:
+def _name(other: OtherVersion | None) -> str:
     return "" if other is None else other.name
 
 
-def _accepted(scenario: Scenario) -> Before:
+def _accepted(scenario: Scenario) -> Reference:
     file = scenario.plan_file
     accepted = read_accepted(file)
     if accepted is None:
-        return Before(
+        return Reference(
             name=str(file), error=f"no accepted plan ({file.name}); accept today's with --update"
         )
     baseline = read_baseline(scenario.baseline_file)
-    return Before(
+    return Reference(
         name=str(file),
         plan=accepted,
         effort=None if baseline is None else baseline.effort,

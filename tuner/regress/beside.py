@@ -1,7 +1,7 @@
-"""What stands beside a plan: the measurements that it was made from, and the effort of making it.
+"""Findings on what a plan was made from: its measurements, and the effort of planning.
 
-Effort is compared in loops (tuner/regress/worker.py) and over idle memory, with wide limits: it is
-there to notice a search that became many times as long, not to time one.
+Effort is compared in loops (tuner/regress/worker.py) and over idle memory, with wide limits: it
+detects a search that became many times slower, and does not benchmark one.
 """
 
 from collections.abc import Iterator
@@ -18,14 +18,14 @@ from tuner.regress.measurements import (
 )
 from tuner.regress.records import Change, Effort, Verdict
 from tuner.regress.rules import Finding
-from tuner.regress.scenarios import Scenario, measured_on
-from tuner.regress.workers import Answer
+from tuner.regress.scenarios import Scenario, measured_profiles
+from tuner.regress.workers import PlanResult
 
 LOOPS_RATIO: Final = 4.0
 """Processor time, in loops, may grow by this factor: neighbours on a shared machine slow memory
 and arithmetic differently."""
 LEAST_LOOPS: Final = 500.0
-"""Growth below this many loops, about a second, is not told."""
+"""Growth below this many loops, about a second, is not reported."""
 MEMORY_RATIO: Final = 2.0
 """Peak memory, over what is resident before, may grow by this factor."""
 
@@ -34,10 +34,10 @@ MOST_NAMED: Final = 2
 
 
 def measurement_findings(scenario: Scenario, baseline: Baseline | None) -> Iterator[Finding]:
-    """What became of the profiles that the accepted plan was made from."""
+    """Compare the profiles with those that the accepted plan was made from."""
     if baseline is None:
         return
-    for folder in measured_on(scenario):
+    for folder in measured_profiles(scenario):
         before = baseline.profiles.get(folder.name)
         if before is not None and before.sha256 != folder_sha256(folder):
             yield from _profile(folder.name, before, sum_up(folder))
@@ -54,25 +54,27 @@ def _profile(name: str, before: MeasuredBefore, now: MeasuredBefore) -> Iterator
         )
         return
     software = other_software(before.machine, now.machine)
-    told = f" ({', '.join(software[:MOST_NAMED])})" if software else ""
+    software_note = f" ({', '.join(software[:MOST_NAMED])})" if software else ""
     yield Finding(
-        verdict=Verdict.DRIFT, words=f"profile {name!r} was measured anew{told}", changes=(anew,)
+        verdict=Verdict.DRIFT,
+        words=f"profile {name!r} was measured anew{software_note}",
+        changes=(anew,),
     )
-    found = families(before, now)
+    changed = families(before, now)
     for verdict in (Verdict.REGRESSION, Verdict.MISSING, Verdict.BETTER):
-        some = [family for family in found if family.verdict is verdict]
+        some = [family for family in changed if family.verdict is verdict]
         if some:
             more = f" and {len(some) - MOST_NAMED} more" if len(some) > MOST_NAMED else ""
             words = "; ".join(family.words for family in some[:MOST_NAMED])
             yield Finding(
                 verdict=verdict if verdict is Verdict.REGRESSION else Verdict.DRIFT,
-                words=f"profile {name!r}{told}: {words}{more}",
+                words=f"profile {name!r}{software_note}: {words}{more}",
                 changes=tuple(family.change for family in some),
             )
 
 
 def effort_findings(before: Effort | None, now: Effort | None) -> Iterator[Finding]:
-    """Say where planning takes much more than it took."""
+    """Report where planning takes much more time or memory than before."""
     if before is None or now is None:
         return
     if now.loops > LOOPS_RATIO * before.loops and now.loops - before.loops > LEAST_LOOPS:
@@ -91,13 +93,13 @@ def _grown(what: str, before: float, now: float) -> Finding:
     )
 
 
-def is_laborious(before: Effort | None, now: Effort | None) -> bool:
-    """Whether planning seems to take much more than it took, so that it is worth a second try."""
+def took_much_longer(before: Effort | None, now: Effort | None) -> bool:
+    """Whether planning seems to take much more than before, so that a second run is worth it."""
     return any(True for _ in effort_findings(before, now))
 
 
-def lighter(first: Answer, second: Answer) -> Answer:
-    """Return the answer that took less, as a neighbour can only add."""
+def lighter_result(first: PlanResult, second: PlanResult) -> PlanResult:
+    """Return the result that took less: other load on the machine only adds."""
     if first.effort is None or second.effort is None:
         return first
     return min((first, second), key=lambda one: one.effort.loops if one.effort else 0.0)

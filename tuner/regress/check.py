@@ -1,17 +1,17 @@
-"""A whole check as one function: what the command line calls and a notebook can call too."""
+"""A whole check as one function, for the command line and for Python callers."""
 
 import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
-from tuner.paths import AnyPath, paths_of
-from tuner.regress.checks import Manner, check_all, gone
+from tuner.paths import AnyPath, to_paths
+from tuner.regress.checks import Manner, check_all, missing_scenarios
 from tuner.regress.profile_check import check_profile
 from tuner.regress.records import Check, ScenarioResult, Verdict
 from tuner.regress.scenarios import read_checks
 from tuner.regress.update import accept
-from tuner.regress.versions import other_of
+from tuner.regress.versions import find_other_version
 
 
 def check(
@@ -22,19 +22,19 @@ def check(
     update: bool = False,
     only: tuple[str, ...] = (),
     profiles: tuple[AnyPath, AnyPath] | None = None,
-    told: Callable[[ScenarioResult], None] = lambda _: None,
+    on_result: Callable[[ScenarioResult], None] = lambda _: None,
 ) -> Check:
     """Check the scenarios of a folder, and a profile against an earlier one.
 
     Args:
         folder: of the scenarios; None where only profiles are compared.
-        manner: tolerances, limits, how many at a time; None: as they come.
+        manner: tolerances, limits, how many at a time; None: the defaults.
         against: another state to compare with, see tuner/regress/versions.py; empty: the accepted
             plans.
         update: accept what is planned today.
         only: names of scenarios; empty: all.
-        profiles: a stored profile, and the earlier one that it is held against.
-        told: called with each result as it is there, from several threads.
+        profiles: a stored profile, and the earlier one to compare it with.
+        on_result: called with each result once it is known, from several threads.
 
     Raises:
         SpecError: the folder, a name or the other state does not exist.
@@ -44,7 +44,7 @@ def check(
     """
     results: tuple[ScenarioResult, ...] = ()
     if profiles is not None:
-        measured, earlier = paths_of(profiles)
+        measured, earlier = to_paths(profiles)
         results = check_profile(measured, earlier)
     if folder is None:
         return Check(moetune_version=version("moetune"), scenarios=results)
@@ -53,11 +53,17 @@ def check(
     chosen = every.only(only)
     updated: tuple[str, ...] = ()
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
-        other = other_of(against, checks=folder, scratch=Path(scratch)) if against else None
-        checked = check_all(
-            chosen, manner=manner or Manner(), scratch=Path(scratch), other=other, told=told
+        other = (
+            find_other_version(against, checks=folder, scratch=Path(scratch)) if against else None
         )
-        missing = gone(chosen, None if only else other)
+        checked = check_all(
+            chosen,
+            manner=manner or Manner(),
+            scratch=Path(scratch),
+            other=other,
+            on_result=on_result,
+        )
+        missing = missing_scenarios(chosen, None if only else other)
     planned = tuple(one.result for one in checked)
     if update:
         planned, updated = accept(every, checked, keeps_index=bool(only))

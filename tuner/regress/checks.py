@@ -1,6 +1,6 @@
-"""`moetune check`: every scenario planned again and judged, several at a time.
+"""`moetune check`: plans every scenario again and judges it, several at a time.
 
-    scenario --plan--> Observed  --judge(accepted Observed)-->  ScenarioResult
+    scenario --plan--> PlanFacts --judge(accepted PlanFacts)-->  ScenarioResult
                        measurements and effort beside it
 
 A scenario that cannot be read or planned is an `error` of its own; the others go on.
@@ -17,22 +17,27 @@ from typing import Any
 from profilers.errors import ProfilerError
 from tuner.errors import PlanUnreadableError, SpecError, TunerError
 from tuner.regress.baseline import KINDS
-from tuner.regress.before import Before, before_of
-from tuner.regress.beside import effort_findings, is_laborious, lighter, measurement_findings
-from tuner.regress.observed import observed
+from tuner.regress.before import Reference, find_reference
+from tuner.regress.beside import (
+    effort_findings,
+    lighter_result,
+    measurement_findings,
+    took_much_longer,
+)
+from tuner.regress.observed import plan_facts
 from tuner.regress.records import Effort, ScenarioResult, Verdict
-from tuner.regress.reprice import is_worth_repricing, repriced
+from tuner.regress.reprice import is_worth_repricing, reprice_decision
 from tuner.regress.rules import Tolerance, judge
 from tuner.regress.scenarios import Checks, Scenario
-from tuner.regress.versions import Other
-from tuner.regress.workers import OWN_TREE, Answer, Job, Limits, Planner
+from tuner.regress.versions import OtherVersion
+from tuner.regress.workers import OWN_TREE, Job, Limits, Planner, PlanResult
 from tuner.spec.kind import goal_kind
 
 Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
+class CheckedScenario:
     """A result with what an update would store."""
 
     result: ScenarioResult
@@ -43,16 +48,16 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How scenarios are checked."""
+    """Settings of a check: tolerances, limits, parallelism."""
 
     tolerance: Tolerance = field(default_factory=Tolerance)
     limits: Limits = field(default_factory=Limits)
     workers: int = 1
     tree: Path = OWN_TREE
-    """Holds the packages of the moetune that plans; see tuner/regress/workers.py."""
+    """Folder with the packages of the moetune version that plans; see tuner/regress/workers.py."""
 
 
-Plan = Callable[[Job], Answer]
+Plan = Callable[[Job], PlanResult]
 
 
 def check_all(
@@ -60,9 +65,9 @@ def check_all(
     *,
     manner: Manner,
     scratch: Path,
-    other: Other | None = None,
-    told: Callable[[ScenarioResult], None] = lambda _: None,
-) -> tuple[Checked, ...]:
+    other: OtherVersion | None = None,
+    on_result: Callable[[ScenarioResult], None] = lambda _: None,
+) -> tuple[CheckedScenario, ...]:
     """Check every scenario, in the order of their names.
 
     Args:
@@ -70,50 +75,50 @@ def check_all(
         manner: tolerances, limits, and how many at a time.
         scratch: a folder for temporary files.
         other: what to compare with in place of the accepted plans.
-        told: called with each result as it is there, from several threads.
+        on_result: called with each result once it is known, from several threads.
     """
     with ExitStack() as open_planners:
         pairs: SimpleQueue[tuple[Planner, Planner | None]] = SimpleQueue()
         planners: list[Planner] = []
         for _ in range(max(1, min(manner.workers, len(checks.scenarios)))):
-            own = open_planners.enter_context(
+            today = open_planners.enter_context(
                 Planner(scratch=scratch, limits=manner.limits, tree=manner.tree)
             )
-            theirs = None
+            reference = None
             if other is not None and other.plans is None:
-                theirs = open_planners.enter_context(
+                reference = open_planners.enter_context(
                     Planner(scratch=scratch, limits=manner.limits, tree=other.tree)
                 )
-            pairs.put((own, theirs))
-            planners += [own] if theirs is None else [own, theirs]
+            pairs.put((today, reference))
+            planners += [today] if reference is None else [today, reference]
 
-        def check_one(scenario: Scenario) -> Checked:
-            own, theirs = pairs.get()
+        def check_one(scenario: Scenario) -> CheckedScenario:
+            today, reference = pairs.get()
             try:
-                checked = _checked(
+                checked = _check_scenario(
                     scenario,
-                    plan=own.plan,
-                    plan_theirs=None if theirs is None else theirs.plan,
+                    plan=today.plan,
+                    plan_theirs=None if reference is None else reference.plan,
                     other=other,
                     manner=manner,
                 )
             finally:
-                pairs.put((own, theirs))
-            told(checked.result)
+                pairs.put((today, reference))
+            on_result(checked.result)
             return checked
 
         with ThreadPoolExecutor(max_workers=pairs.qsize()) as pool:
             try:
                 return tuple(pool.map(check_one, checks.scenarios))
             finally:
-                # After Ctrl-C threads still wait for plans that nobody wants any more.
+                # After Ctrl-C threads still wait for plans that are no longer needed.
                 for planner in planners:
                     planner.stop()
                 pool.shutdown(wait=True, cancel_futures=True)
 
 
-def gone(checks: Checks, other: Other | None) -> tuple[ScenarioResult, ...]:
-    """Tell of scenarios that ought to be there and are not."""
+def missing_scenarios(checks: Checks, other: OtherVersion | None) -> tuple[ScenarioResult, ...]:
+    """Return results for scenarios that are listed and missing."""
     there = {one.name for one in checks.scenarios}
     listed = dict.fromkeys(checks.gone, "scenarios.json lists it")
     if other is not None and not checks.is_single:
@@ -130,77 +135,86 @@ def gone(checks: Checks, other: Other | None) -> tuple[ScenarioResult, ...]:
     )
 
 
-def _checked(
+def _check_scenario(
     scenario: Scenario,
     *,
     plan: Plan,
     plan_theirs: Plan | None,
-    other: Other | None,
+    other: OtherVersion | None,
     manner: Manner,
-) -> Checked:
-    """Check one scenario; whatever a user can meet becomes its verdict."""
+) -> CheckedScenario:
+    """Check one scenario; a user error becomes its verdict."""
     kind = ""
     try:
         kind = goal_kind(scenario.spec) or ""
         if kind not in KINDS:
             raise SpecError(f"goal.kind {kind!r} is not one of {', '.join(KINDS)}")
         job = Job(kind=kind, spec=scenario.spec, profiles=scenario.profiles)
-        answer = plan(job)
+        plan_result = plan(job)
     except TunerError as error:
-        answer = Answer(error=" ".join(str(error).split()))
-    if answer.plan is None:
-        return Checked(
-            result=_refused(scenario, kind, Verdict.ERROR, answer.error), scenario=scenario
+        plan_result = PlanResult(error=" ".join(str(error).split()))
+    if plan_result.plan is None:
+        return CheckedScenario(
+            result=_failed_result(scenario, kind, Verdict.ERROR, plan_result.error),
+            scenario=scenario,
         )
     try:
-        before = before_of(scenario, job, plan=plan_theirs, other=other)
+        before = find_reference(scenario, job, plan=plan_theirs, other=other)
         if before.plan is None:
             verdict = Verdict.MISSING if other is None else Verdict.INCOMPARABLE
-            result = _refused(scenario, kind, verdict, before.error)
+            result = _failed_result(scenario, kind, verdict, before.error)
         else:
-            if is_laborious(before.effort, answer.effort):
-                answer = lighter(answer, plan(job))
-            result = _compared(scenario, job, before, answer, manner=manner, plan=plan)
+            if took_much_longer(before.effort, plan_result.effort):
+                plan_result = lighter_result(plan_result, plan(job))
+            result = _compare(scenario, job, before, plan_result, manner=manner, plan=plan)
     except (TunerError, ProfilerError) as error:
-        result = _refused(scenario, kind, Verdict.ERROR, " ".join(str(error).split()))
-    return Checked(result=result, scenario=scenario, plan=answer.plan, effort=answer.effort)
+        result = _failed_result(scenario, kind, Verdict.ERROR, " ".join(str(error).split()))
+    return CheckedScenario(
+        result=result, scenario=scenario, plan=plan_result.plan, effort=plan_result.effort
+    )
 
 
-def _compared(
-    scenario: Scenario, job: Job, before: Before, answer: Answer, *, manner: Manner, plan: Plan
+def _compare(
+    scenario: Scenario,
+    job: Job,
+    before: Reference,
+    plan_result: PlanResult,
+    *,
+    manner: Manner,
+    plan: Plan,
 ) -> ScenarioResult:
     assert before.plan is not None
-    assert answer.plan is not None
+    assert plan_result.plan is not None
     try:
-        accepted = observed(before.plan)
+        accepted = plan_facts(before.plan)
     except (KeyError, TypeError, ValueError) as error:
         raise PlanUnreadableError(
             f"{before.name}: its plan lacks what is compared ({error})"
         ) from error
     beside = (
         *measurement_findings(scenario, before.baseline),
-        *effort_findings(before.effort, answer.effort),
+        *effort_findings(before.effort, plan_result.effort),
     )
-    found = observed(answer.plan)
-    judged = judge(accepted, found, tolerance=manner.tolerance, beside=beside)
-    if judged.verdict is Verdict.REGRESSION and is_worth_repricing(accepted, found):
+    current = plan_facts(plan_result.plan)
+    judgement = judge(accepted, current, tolerance=manner.tolerance, beside=beside)
+    if judgement.verdict is Verdict.REGRESSION and is_worth_repricing(accepted, current):
         assert accepted.decision is not None
-        price = repriced(job, accepted.decision, plan=plan)
-        judged = judge(
-            accepted, found, tolerance=manner.tolerance, beside=beside, price_today=price
+        price = reprice_decision(job, accepted.decision, plan=plan)
+        judgement = judge(
+            accepted, current, tolerance=manner.tolerance, beside=beside, price_today=price
         )
     return ScenarioResult(
         name=scenario.name,
         kind=job.kind,
-        verdict=judged.verdict,
-        reason=judged.reason,
-        changes=judged.changes,
-        effort=answer.effort,
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        changes=judgement.changes,
+        effort=plan_result.effort,
         file=str(scenario.spec),
     )
 
 
-def _refused(scenario: Scenario, kind: str, verdict: Verdict, reason: str) -> ScenarioResult:
+def _failed_result(scenario: Scenario, kind: str, verdict: Verdict, reason: str) -> ScenarioResult:
     return ScenarioResult(
         name=scenario.name, kind=kind, verdict=verdict, reason=reason, file=str(scenario.spec)
     )

@@ -1,8 +1,8 @@
-"""A check as JUnit XML, which CI systems show test by test.
+"""A check as JUnit XML, which CI systems display per test.
 
 Format: the `testsuites` of Jenkins' junit-10.xsd, which GitHub actions and GitLab read as well:
 `failure` for what fails the check, `error` for what could not be checked, `system-out` for what
-is only told.
+is only reported.
 """
 
 import re
@@ -17,11 +17,11 @@ _NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ff
 
 def junit_xml(check: Check) -> str:
     """Return the file."""
-    found = [one.verdict for one in check.scenarios]
+    verdicts = [one.verdict for one in check.scenarios]
     counts = {
-        "tests": str(len(found)),
-        "failures": str(sum(one in FAILING and one is not Verdict.ERROR for one in found)),
-        "errors": str(found.count(Verdict.ERROR)),
+        "tests": str(len(verdicts)),
+        "failures": str(sum(one in FAILING and one is not Verdict.ERROR for one in verdicts)),
+        "errors": str(verdicts.count(Verdict.ERROR)),
     }
     suites = ElementTree.Element("testsuites", {"name": "moetune check", **counts})
     suite = ElementTree.SubElement(suites, "testsuite", {"name": "moetune check", **counts})

@@ -17,7 +17,7 @@ LONGEST_CELL: Final = 600
 
 
 def markdown(check: Check) -> str:
-    """Return a headline and a table, what fails first."""
+    """Return a headline and a table, failures first."""
     counts = ", ".join(f"{count} {name}" for name, count in check.counts().items())
     against = f", against {_escaped(check.against)}" if check.against else ""
     lines = [
@@ -28,11 +28,11 @@ def markdown(check: Check) -> str:
         "| scenario | verdict | reason |",
         "|---|---|---|",
     ]
-    lines += [_row(one) for one in sorted(check.scenarios, key=_gravity)]
+    lines += [_row(one) for one in sorted(check.scenarios, key=_severity)]
     return "\n".join(lines) + "\n"
 
 
-def _gravity(result: ScenarioResult) -> tuple[bool, bool]:
+def _severity(result: ScenarioResult) -> tuple[bool, bool]:
     return result.verdict not in FAILING, result.verdict is Verdict.PASS
 
 

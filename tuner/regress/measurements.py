@@ -1,20 +1,21 @@
-"""Measurements at acceptance beside those of today: which kinds of operation became slower.
+"""Compares profiles at acceptance and today: which kinds of operation became slower.
 
-A stored profile is summed up case by case (number of repeats, mean and variance of their
-logarithms), so that the former one need not be kept. A change counts where it is both large and
+A stored profile is summarised case by case (number of repeats, mean and variance of their
+logarithms), so that the earlier one need not be stored. A change counts where it is both large and
 significant, by the two limits of profilers/compare.py:
 
     a case     its repeats then and now, by Welch's test after Holm's correction for all cases
     a family   the logarithms of now over then of all cases of one kind of operation, whose mean is
-               held against none by Student's test after Holm's correction for all families
+               compared with zero by Student's test after Holm's correction for all families
 
-The second finds a link that is 10 % slower at every size, which no case alone could prove from five
-noisy repeats. Source of it: Student, Biometrika 6, 1908.
+The second detects a link that is 10 % slower at every size, which no single case can prove from
+five noisy repeats. Source of it: Student, Biometrika 6, 1908.
 
-Other hardware is not comparable. Another driver, library or clock is: that it made the machine
-slower is what a check is for, so it is compared and named.
+Other hardware is not comparable. Another driver, library or clock is: detecting that it slows the
+machine down is the purpose of the check, so it is compared and named.
 
-Not covered: imported tables and datasheets, which hold no repeats; the plan made from them tells.
+Not covered: imported tables and datasheets, which hold no repeats; the plan made from them shows
+changes.
 """
 
 import hashlib
@@ -41,7 +42,7 @@ from tuner.regress.records import Change, Verdict
 
 HARDWARE: Final = ("device", "device_kind", "threads_per_rank", "world")
 MEMORY_RATIO: Final = 0.02
-"""Of a device's memory: drivers keep a little more or less of it for themselves."""
+"""Of a device's memory: drivers reserve slightly different amounts."""
 MEAN_DIGITS: Final = 5
 """Decimals that a mean logarithm is stored with: a share of a hundred thousandth."""
 VARIANCE_DIGITS: Final = 3
@@ -84,7 +85,7 @@ class Family:
     ratio: float
     """Geometric mean of new over old times of all cases that both have; 1 without any."""
     p_value: float
-    """That they are alike as a whole, corrected for the number of families."""
+    """That there is no change as a whole, corrected for the number of families."""
     slower_ratio: float
     """The same mean of the slower cases."""
     faster_ratio: float
@@ -97,7 +98,7 @@ class Family:
 
     @property
     def verdict(self) -> Verdict:
-        """What the family alone says."""
+        """The verdict of the family."""
         if self.slower or (self.is_shifted and self.ratio > 1.0):
             return Verdict.REGRESSION
         if self.gone:
@@ -161,7 +162,7 @@ def folder_sha256(folder: Path) -> str:
 
 
 def other_hardware(before: Machine, now: Machine) -> str:
-    """Name the first fact that makes two machines incomparable; empty where they are alike."""
+    """Name the first fact that makes two machines incomparable; empty where they are equal."""
     for fact in HARDWARE:
         one, other = getattr(before, fact), getattr(now, fact)
         if one != other:
@@ -213,7 +214,7 @@ def student_p(logs: Sequence[float]) -> float:
 
 
 def _summed(profile: Profile) -> dict[str, dict[str, Summed]]:
-    found: dict[str, dict[str, Summed]] = {}
+    groups: dict[str, dict[str, Summed]] = {}
     for name, (_, times_s) in sorted(slowest_rank(profile).items()):
         logs = LogTimes.of(times_s)
         if logs is None:
@@ -221,8 +222,8 @@ def _summed(profile: Profile) -> dict[str, dict[str, Summed]]:
         group, _, sizes = name.rpartition("/")
         variance = float(f"{logs.variance:.{VARIANCE_DIGITS}g}")
         summed = (logs.repeats, round(logs.mean, MEAN_DIGITS), variance)
-        found.setdefault(group, {})[sizes] = summed
-    return found
+        groups.setdefault(group, {})[sizes] = summed
+    return groups
 
 
 def _log_times(summed: Summed) -> LogTimes:

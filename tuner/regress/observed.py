@@ -1,14 +1,14 @@
-"""A plan of any kind and of any version as the few facts that are compared.
+"""The facts of a plan that are compared, for plans of any kind and version.
 
 The facts are taken from the JSON of a plan, not from its type: another version of moetune writes
 fields that this one may lack.
 
-    train   step time, peak memory of the fullest rank; terms: seconds by cause
-    serve   goodput per device, TTFT, TPOT, memory of the fullest device, cost; seconds by operation
+    train   step time, highest peak memory of a rank; terms: seconds by cause
+    serve   goodput per device, TTFT, TPOT, highest memory of a device, cost; seconds by operation
     place   imbalance and time of the expert layers, by workload
 
-Objectives are minimised by every planner. The question is what the plan answers: model, cluster,
-goal, limits and targets, without paths, which differ between checkouts.
+Every planner minimises its objective. The spec is what the plan was made for: model, cluster, goal,
+limits and targets, without paths, which differ between checkouts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,13 +17,13 @@ from typing import Any, Final, Literal
 
 Json = Mapping[str, Any]
 
-QUESTION: Final = ("model", "cluster", "goal", "search", "emit")
+SPEC_FIELDS: Final = ("model", "cluster", "goal", "search", "emit")
 PATHS: Final = frozenset({"path", "profile", "link_matrix", "current", "trace", "name"})
-"""Fields of a question that hold paths, or names derived from them."""
+"""Fields of a spec that hold paths, or names derived from them."""
 ENGINE: Final = "engine"
-"""The field whose `name` is no label, but what is launched."""
+"""The field whose `name` is not a label but the engine to launch."""
 
-FOUND: Final = ("optimal", "feasible")
+SOLVED: Final = ("optimal", "feasible")
 
 Unit = Literal["s", "bytes", "per_s", "money", "ratio"]
 
@@ -41,48 +41,48 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerUp:
-    """A decision that was priced beside the chosen one."""
+    """An alternative to the chosen decision."""
 
     decision: Json
     price: float | None
     """Its first figure; None where another kind of number was stored."""
     is_tie: bool
-    """The model could not tell it from the chosen one."""
+    """It ties with the chosen one: within the error band."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Observed:
-    """What is compared of a plan."""
+class PlanFacts:
+    """The facts of one plan."""
 
     kind: str
     status: str
     decision: Json | None
     objective: float | None
-    """The less the better: where the most requests a second are the goal, seconds a request."""
+    """Minimised: seconds per request where the goal is the most requests a second."""
     bound: float | None
     gap_ratio: float
     binding: str
     verdict_word: str
-    """Of a placement, whether it is worth it; empty otherwise."""
+    """Verdict of a placement; empty for other kinds."""
     made_for: Mapping[str, Json]
     """Of a placement: the release, nodes and ranks that it was made for, by engine."""
     figures: tuple[Figure, ...]
     terms_s: Mapping[str, float]
     """Seconds by cause."""
     runners_up: tuple[RunnerUp, ...]
-    question: Json
+    spec: Json
     version: str
     inputs: Mapping[str, str]
     """Hashes of profiles and recordings by name."""
 
     @property
-    def is_found(self) -> bool:
+    def has_decision(self) -> bool:
         """Whether there is a decision."""
-        return self.status in FOUND
+        return self.status in SOLVED
 
 
-def observed(plan: Json) -> Observed:
-    """Read the facts off a plan's JSON.
+def plan_facts(plan: Json) -> PlanFacts:
+    """Extract the facts from a plan's JSON.
 
     Raises:
         KeyError: a field is missing that every version has written.
@@ -91,7 +91,7 @@ def observed(plan: Json) -> Observed:
     kind = str(plan["goal"]["kind"])
     provenance = plan["provenance"]
     verdict = plan.get("verdict") or {}
-    return Observed(
+    return PlanFacts(
         kind=kind,
         status=str(certificate["status"]),
         decision=plan["decision"],
@@ -108,7 +108,7 @@ def observed(plan: Json) -> Observed:
             for name in ("alternatives", "variants")
             for one in plan.get(name, ())
         ),
-        question=_question(plan),
+        spec=_planned_spec(plan),
         version=str(provenance.get("moetune_version", "")),
         inputs={
             **provenance.get("profile_sha256", {}),
@@ -118,25 +118,27 @@ def observed(plan: Json) -> Observed:
     )
 
 
-def question_changes(accepted: Any, found: Any, *, at: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yield where two questions differ: field, accepted and found value.
+def spec_differences(
+    accepted: Any, current: Any, *, at: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the differences of two specs: field, accepted and current value.
 
     A field that only one version knows is no difference: it has a default in the other.
     """
-    if isinstance(accepted, Mapping) and isinstance(found, Mapping):
+    if isinstance(accepted, Mapping) and isinstance(current, Mapping):
         own = PATHS if at.rpartition(".")[2] != ENGINE else frozenset()
-        for name in sorted((accepted.keys() & found.keys()) - own):
-            yield from question_changes(
-                accepted[name], found[name], at=f"{at}.{name}" if at else name
+        for name in sorted((accepted.keys() & current.keys()) - own):
+            yield from spec_differences(
+                accepted[name], current[name], at=f"{at}.{name}" if at else name
             )
-    elif isinstance(accepted, list | tuple) and isinstance(found, list | tuple):
-        if len(accepted) != len(found):
-            yield at, f"{len(accepted)} entries", f"{len(found)} entries"
+    elif isinstance(accepted, list | tuple) and isinstance(current, list | tuple):
+        if len(accepted) != len(current):
+            yield at, f"{len(accepted)} entries", f"{len(current)} entries"
             return
-        for number, (one, other) in enumerate(zip(accepted, found, strict=True)):
-            yield from question_changes(one, other, at=f"{at}[{number}]")
-    elif accepted != found:
-        yield at, accepted, found
+        for number, (one, other) in enumerate(zip(accepted, current, strict=True)):
+            yield from spec_differences(one, other, at=f"{at}[{number}]")
+    elif accepted != current:
+        yield at, accepted, current
 
 
 def _runner_up(kind: str, alternative: Json) -> RunnerUp:
@@ -149,7 +151,7 @@ def _runner_up(kind: str, alternative: Json) -> RunnerUp:
 
 
 def _asks_rate(plan: Json) -> bool:
-    """Whether the plan looks for the most requests a second, which it then has as its traffic's."""
+    """Whether the goal is the highest rate, which the plan stores as its traffic's rate."""
     return bool(plan["goal"].get("objective") == "rate")
 
 
@@ -157,12 +159,12 @@ def _least(plan: Json, value: float | None) -> float | None:
     return 1.0 / value if value and _asks_rate(plan) else value
 
 
-def _question(plan: Json) -> Json:
-    question = {name: plan[name] for name in QUESTION if name in plan}
+def _planned_spec(plan: Json) -> Json:
+    spec = {name: plan[name] for name in SPEC_FIELDS if name in plan}
     if _asks_rate(plan):
-        goal = question["goal"]
-        question["goal"] = goal | {"traffic": goal["traffic"] | {"rate": None}}
-    return question
+        goal = spec["goal"]
+        spec["goal"] = goal | {"traffic": goal["traffic"] | {"rate": None}}
+    return spec
 
 
 def _figures(kind: str, predicted: Json) -> Iterator[Figure]:
@@ -180,12 +182,12 @@ def _train_figures(predicted: Json) -> Iterator[Figure]:
     yield _banded(predicted, "step_time_s", unit="s")
     memory = [float(size) for size in predicted["peak_memory_bytes"]]
     bands = predicted.get("peak_memory_bytes_band") or [None] * len(memory)
-    fullest = max(range(len(memory)), key=memory.__getitem__)
+    peak_rank = max(range(len(memory)), key=memory.__getitem__)
     yield Figure(
         name="peak_memory_bytes",
-        value=memory[fullest],
+        value=memory[peak_rank],
         unit="bytes",
-        band=_band(bands[fullest]),
+        band=_band(bands[peak_rank]),
     )
 
 

@@ -1,4 +1,4 @@
-"""`moetune check --profile NEW --baseline OLD`: a stored profile beside an earlier one.
+"""`moetune check --profile NEW --baseline OLD`: compares a stored profile with an earlier one.
 
 One result for each kind of operation: regression where cases are significantly slower, missing
 where cases are no longer measured. Profiles of other hardware are one incomparable result.
@@ -30,10 +30,10 @@ def check_profile(new: Path, old: Path) -> tuple[ScenarioResult, ...]:
                 file=str(new),
             ),
         )
-    found = tuple(_result(family, new) for family in families(before, now))
-    if found:
+    results = tuple(_result(family, new) for family in families(before, now))
+    if results:
         software = other_software(before.machine, now.machine)
-        return tuple(_with_software(one, software) for one in found)
+        return tuple(_with_software(one, software) for one in results)
     return (
         ScenarioResult(
             name=KIND,
@@ -59,7 +59,7 @@ def _result(family: Family, new: Path) -> ScenarioResult:
 
 
 def _with_software(result: ScenarioResult, software: tuple[str, ...]) -> ScenarioResult:
-    """Name what else changed beside what became slower."""
+    """Add the software changes to the reason of a slower operation."""
     if not software or result.verdict is Verdict.PASS:
         return result
     reason = f"{result.reason}; {', '.join(software)}"

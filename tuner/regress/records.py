@@ -1,7 +1,7 @@
-"""What `moetune check` finds and prints: a verdict for every scenario, with its reason.
+"""The results of `moetune check`: a verdict for every scenario, with its reason.
 
-Effort          what planning took, beside a fixed loop timed in the same process
-Change          one thing that is not as it was accepted
+Effort          time and memory of planning, and of a fixed loop in the same process
+Change          one difference from what was accepted
 ScenarioResult  a scenario with its verdict
 Check           all of them: what `--json` prints
 """
@@ -19,7 +19,7 @@ SCHEMA_VERSION = 1
 
 
 class Verdict(StrEnum):
-    """What became of a scenario."""
+    """The result of a scenario."""
 
     PASS = "pass"
     """Planned as accepted."""
@@ -30,9 +30,9 @@ class Verdict(StrEnum):
     REGRESSION = "regression"
     """Worse than accepted."""
     INCOMPARABLE = "incomparable"
-    """Another question, another machine, or nothing on the other side to compare with."""
+    """Another spec, another machine, or no reference to compare with."""
     MISSING = "missing"
-    """The scenario, its accepted plan or what was measured before is not there."""
+    """The scenario, its accepted plan or an earlier measurement is missing."""
     ERROR = "error"
     """It could not be planned or read."""
 
@@ -40,11 +40,11 @@ class Verdict(StrEnum):
 FAILING: Final = frozenset(
     {Verdict.REGRESSION, Verdict.INCOMPARABLE, Verdict.MISSING, Verdict.ERROR}
 )
-"""Verdicts that make the check fail; the other three only tell."""
+"""Verdicts that make the check fail; the other three are only reported."""
 
 
 class Effort(Record):
-    """What planning took, and a fixed loop beside it, so that machines can be compared."""
+    """Time and memory of planning, and the time of a fixed loop, to compare machines."""
 
     cpu_s: Seconds
     """Processor time of planning, child processes included."""
@@ -67,14 +67,14 @@ class Effort(Record):
 
 
 class Change(Record):
-    """One thing that is not as it was accepted."""
+    """One difference from what was accepted."""
 
     what: str
     """Name of the figure or part, e.g. `step_time_s` or `decision`."""
     accepted: float | str | None
     found: float | str | None
     ratio: float | None = None
-    """Found over accepted, where both are numbers."""
+    """Current over accepted, where both are numbers."""
     weight: Literal["worse", "better", "neutral"] = "neutral"
 
 
@@ -90,7 +90,7 @@ class ScenarioResult(Record):
     changes: tuple[Change, ...] = ()
     effort: Effort | None = None
     file: str = ""
-    """Where a reader looks first, as the check was called."""
+    """The file to look at, relative to how the check was called."""
 
 
 class Check(Record):
@@ -111,5 +111,7 @@ class Check(Record):
 
     def counts(self) -> dict[str, int]:
         """How many scenarios have each verdict that occurs, in the order of `Verdict`."""
-        found = [one.verdict for one in self.scenarios]
-        return {verdict.value: found.count(verdict) for verdict in Verdict if verdict in found}
+        verdicts = [one.verdict for one in self.scenarios]
+        return {
+            verdict.value: verdicts.count(verdict) for verdict in Verdict if verdict in verdicts
+        }

@@ -1,8 +1,8 @@
-"""What an accepted training decision costs today, where today's plan has another one.
+"""Today's price of an accepted training decision, where today's plan has another one.
 
-The spec is planned again with its search limited to the accepted degrees. If that costs what it
-cost, the model is as it was and the search lost the decision; otherwise the model changed. Only
-asked where a plan became worse, so it costs nothing in the usual case.
+The spec is planned again with its search limited to the accepted degrees. If the price is the same,
+the cost model is unchanged and the search lost the decision; otherwise the model changed. Only done
+where a plan became worse, so it costs nothing in the usual case.
 """
 
 import tempfile
@@ -12,9 +12,9 @@ from typing import Any, Final
 
 import yaml
 
-from tuner.regress.observed import Observed, observed
+from tuner.regress.observed import PlanFacts, plan_facts
 from tuner.regress.rules import same_decision
-from tuner.regress.workers import Answer, Job
+from tuner.regress.workers import Job, PlanResult
 from tuner.spec.files import read_small_text, shown_path
 from tuner.spec.yaml_text import parse_yaml
 
@@ -35,18 +35,18 @@ PINNED: Final = (
 """Choices that a spec's `search` can limit to one value."""
 
 
-def is_worth_repricing(accepted: Observed, found: Observed) -> bool:
-    """Whether today's price of the accepted decision would tell why a plan became worse."""
+def is_worth_repricing(accepted: PlanFacts, current: PlanFacts) -> bool:
+    """Whether today's price of the accepted decision would explain why a plan became worse."""
     return (
-        accepted.kind == found.kind == "train"
-        and accepted.is_found
-        and found.is_found
-        and not same_decision(accepted.decision, found.decision)
+        accepted.kind == current.kind == "train"
+        and accepted.has_decision
+        and current.has_decision
+        and not same_decision(accepted.decision, current.decision)
     )
 
 
-def repriced(
-    job: Job, decision: Mapping[str, Any], *, plan: Callable[[Job], Answer]
+def reprice_decision(
+    job: Job, decision: Mapping[str, Any], *, plan: Callable[[Job], PlanResult]
 ) -> float | None:
     """Return today's predicted step time of a decision's degrees; None where it has none.
 
@@ -61,15 +61,15 @@ def repriced(
     with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
         file = Path(scratch) / "pinned.yaml"
         file.write_text(yaml.safe_dump(pinned, sort_keys=False), encoding="utf-8")
-        answer = plan(Job(kind=job.kind, spec=file, profiles=job.profiles))
-    if answer.plan is None:
+        result = plan(Job(kind=job.kind, spec=file, profiles=job.profiles))
+    if result.plan is None:
         return None
-    figures = observed(answer.plan).figures
+    figures = plan_facts(result.plan).figures
     return figures[0].value if figures else None
 
 
 def _with_paths_from(folder: Path, raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a training spec whose paths hold wherever it lies."""
+    """Return a training spec with its paths made independent of its folder."""
     made = {**raw, "model": str(folder / raw["model"])}
     cluster = raw["cluster"]
     pools = [

@@ -1,4 +1,4 @@
-"""What lies in a folder of checks, and how it is found.
+"""The layout of a folder of checks, and its scenarios.
 
     CHECKS/scenarios.json       names that must be there, written by --update; optional
     CHECKS/NAME/spec.yaml       the spec; paths relative to it
@@ -9,8 +9,8 @@
     CHECKS/NAME/baseline.json   beside plan.json: effort and profile at acceptance, by --update
 
 So `moetune plan NAME/spec.yaml -o NAME/plan` makes a scenario of a spec. A folder that has a spec
-itself is a single scenario. Names that begin with a dot are left alone, and such as hold line ends
-or control characters are refused.
+itself is a single scenario. Names that begin with a dot are skipped, and names with line ends or
+control characters are refused.
 """
 
 import json
@@ -60,13 +60,13 @@ class Scenario:
 
     @property
     def baseline_file(self) -> Path:
-        """What planning took and what was measured when it was accepted."""
+        """Effort and profile at acceptance."""
         return self.accepted / BASELINE_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checks:
-    """All scenarios of a folder, and the names that ought to be there and are not."""
+    """All scenarios of a folder, and the names that are listed and missing."""
 
     folder: Path
     scenarios: tuple[Scenario, ...]
@@ -114,16 +114,18 @@ def read_checks(folder: Path) -> Checks:
     below = sorted(
         each for each in folder.iterdir() if each.is_dir() and not each.name.startswith(".")
     )
-    found = tuple(_scenario(each, name=each.name) for each in below if (each / SPEC_NAME).is_file())
-    _refuse_unprintable(folder, (one.name for one in found))
-    gone = tuple(sorted(set(_indexed(folder)) - {one.name for one in found}))
-    if not found and not gone:
+    scenarios = tuple(
+        _scenario(each, name=each.name) for each in below if (each / SPEC_NAME).is_file()
+    )
+    _refuse_unprintable(folder, (one.name for one in scenarios))
+    gone = tuple(sorted(set(_indexed(folder)) - {one.name for one in scenarios}))
+    if not scenarios and not gone:
         raise SpecError(
             f"{shown_path(folder)}: no scenario in it; make one with"
             f" `moetune plan SPEC.yaml -o {shown_path(folder)}/NAME/plan`"
             f" and copy the spec to {shown_path(folder)}/NAME/{SPEC_NAME}"
         )
-    return Checks(folder=folder, scenarios=found, gone=gone, is_single=False)
+    return Checks(folder=folder, scenarios=scenarios, gone=gone, is_single=False)
 
 
 def index_json(names: Iterable[str]) -> str:
@@ -131,7 +133,7 @@ def index_json(names: Iterable[str]) -> str:
     return Index(names=tuple(sorted(names))).model_dump_json(indent=2) + "\n"
 
 
-def measured_on(scenario: Scenario) -> tuple[Path, ...]:
+def measured_profiles(scenario: Scenario) -> tuple[Path, ...]:
     """Return the folders of stored profiles that a scenario is planned on.
 
     Raises:
@@ -168,7 +170,7 @@ def _indexed(folder: Path) -> tuple[str, ...]:
 
 
 def _refuse_unprintable(folder: Path, names: Iterable[str]) -> None:
-    """Names stand in tables, logs, XML and commands of CI systems, one to a line."""
+    """Names go into tables, logs, XML and commands of CI systems, one to a line."""
     for name in names:
         if not name.isprintable():
             raise SpecError(

@@ -1,7 +1,7 @@
-"""Accepting today's plans: what `moetune check --update` writes, and what it says of it.
+"""Accepts today's plans: the files and results of `moetune check --update`.
 
 Every file is replaced whole (tuner/output.py), the index of scenarios last. A scenario that passes
-keeps its files as they are, so that an update shows in a diff what it changed and no more.
+keeps its files as they are, so that the diff of an update shows only what changed.
 """
 
 from collections.abc import Sequence
@@ -9,21 +9,21 @@ from importlib.metadata import version
 
 from tuner.output import write_files
 from tuner.regress.baseline import Baseline, baseline_json, plan_json
-from tuner.regress.checks import Checked
+from tuner.regress.checks import CheckedScenario
 from tuner.regress.measurements import sum_up
 from tuner.regress.records import ScenarioResult, Verdict
-from tuner.regress.scenarios import INDEX_NAME, Checks, Scenario, index_json, measured_on
+from tuner.regress.scenarios import INDEX_NAME, Checks, Scenario, index_json, measured_profiles
 
 
 def accept(
-    checks: Checks, checked: Sequence[Checked], *, keeps_index: bool = False
+    checks: Checks, checked: Sequence[CheckedScenario], *, keeps_index: bool = False
 ) -> tuple[tuple[ScenarioResult, ...], tuple[str, ...]]:
-    """Store what is planned today as accepted; return the results as told, and the files written.
+    """Store today's plans as accepted; return the results, and the files written.
 
     Args:
         checks: the scenarios.
-        checked: what became of them.
-        keeps_index: some scenarios were not looked at, so the index stays.
+        checked: their results.
+        keeps_index: some scenarios were not checked, so the index stays.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -58,13 +58,13 @@ def _is_complete(scenario: Scenario) -> bool:
     return scenario.plan_file.is_file() and scenario.baseline_file.is_file()
 
 
-def _files(checked: Checked) -> dict[str, str]:
+def _files(checked: CheckedScenario) -> dict[str, str]:
     assert checked.plan is not None
     scenario = checked.scenario
     baseline = Baseline(
         moetune_version=version("moetune"),
         effort=checked.effort,
-        profiles={folder.name: sum_up(folder) for folder in measured_on(scenario)},
+        profiles={folder.name: sum_up(folder) for folder in measured_profiles(scenario)},
     )
     files = {scenario.baseline_file.name: baseline_json(baseline)}
     if checked.result.verdict is not Verdict.PASS or not scenario.plan_file.is_file():

@@ -1,17 +1,17 @@
-"""Another state to compare with: a folder, or a revision of a git repository.
+"""The other version to compare with: a folder, or a revision of a git repository.
 
     DIR with the package tuner     that version of moetune plans the same scenarios
     DIR with scenarios             the plans that were accepted there
-    git:REV                        the repository that holds the checks, as it was then: where it is
-                                   moetune's own, its version plans the same scenarios; otherwise
-                                   today's version plans the scenarios of then, on their profiles
+    git:REV                        the repository of the checks at REV: if it is moetune's own, that
+                                   version plans the same scenarios; otherwise today's version plans
+                                   the scenarios of REV, on their profiles
 
 A revision is read by `git archive` into a temporary folder: no worktree, no checkout, nothing in
 the repository changes. REV may be anything that `git rev-parse` understands, e.g. origin/main, or
 the merge base: git:$(git merge-base HEAD origin/main).
 
-Scenarios that were there and are not today are named in all three (`Other.names`), so a change that
-drops one together with its line in scenarios.json is noticed.
+In all three cases scenarios that are missing today are reported (`OtherVersion.names`), so a change
+that drops one together with its line in scenarios.json is noticed.
 
 Not covered: submodules, files that git LFS keeps elsewhere, and links that leave the repository.
 """
@@ -39,22 +39,22 @@ LONGEST_TALK_BYTES: Final = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Other:
-    """What a check compares with in place of the accepted plans."""
+class OtherVersion:
+    """The reference of a check in place of the accepted plans."""
 
     name: str
     tree: Path
-    """Holds the packages of the moetune that plans."""
+    """Folder with the packages of the moetune version that plans."""
     checks: Path | None
     """Its scenarios are planned; None: today's."""
     plans: Path | None = None
-    """Its accepted plans are taken as they are, and nothing else is planned."""
+    """Its accepted plans are the reference, and nothing is planned for it."""
     names: frozenset[str] = frozenset()
     """Of the scenarios that it has."""
 
 
-def other_of(text: str, *, checks: Path, scratch: Path) -> Other:
-    """Find what `--against` names.
+def find_other_version(text: str, *, checks: Path, scratch: Path) -> OtherVersion:
+    """Resolve `--against`.
 
     Raises:
         SpecError: there is no such folder, repository or revision, or nothing to compare with.
@@ -64,16 +64,16 @@ def other_of(text: str, *, checks: Path, scratch: Path) -> Other:
         return _revision(text.removeprefix(GIT_PREFIX), checks=checks, scratch=scratch)
     folder = Path(text)
     if _is_moetune(folder):
-        return Other(name=text, tree=folder.resolve(), checks=None)
+        return OtherVersion(name=text, tree=folder.resolve(), checks=None)
     if folder.is_dir() and (names := _names(folder)):
-        return Other(name=text, tree=OWN_TREE, checks=None, plans=folder, names=names)
+        return OtherVersion(name=text, tree=OWN_TREE, checks=None, plans=folder, names=names)
     raise SpecError(
         f"--against {text!r}: neither a checkout of moetune (with {', '.join(PACKAGES)}) nor a"
         " folder of scenarios; name one, or git:REV"
     )
 
 
-def _revision(revision: str, *, checks: Path, scratch: Path) -> Other:
+def _revision(revision: str, *, checks: Path, scratch: Path) -> OtherVersion:
     top = Path(
         _git(checks, "rev-parse", "--show-toplevel", otherwise="keep CHECKS in a git repository")
     )
@@ -86,11 +86,11 @@ def _revision(revision: str, *, checks: Path, scratch: Path) -> Other:
     if set(PACKAGES) <= set(listed):
         _extract(top, commit, PACKAGES, into=tree)
         names = _names_then(top, commit, below=below)
-        return Other(name=name, tree=tree, checks=None, names=names)
+        return OtherVersion(name=name, tree=tree, checks=None, names=names)
     _extract(top, commit, (), into=tree)
     if not (tree / below).is_dir():
         raise SpecError(f"--against git:{revision}: {shown_path(checks)} was not there yet")
-    return Other(name=name, tree=OWN_TREE, checks=tree / below, names=_names(tree / below))
+    return OtherVersion(name=name, tree=OWN_TREE, checks=tree / below, names=_names(tree / below))
 
 
 def _commit(revision: str, *, checks: Path) -> str:
@@ -210,7 +210,7 @@ def _unpack(stream: IO[bytes], *, into: Path) -> bool:
 
 
 def _link(links: Sequence[tuple[Path, str]], *, into: Path) -> None:
-    """Make links, and take those back that lead out or round in circles: what needs one tells."""
+    """Create links, and remove those that leave the tree or form a cycle."""
     for place, target in links:
         place.symlink_to(target)
     home = into.resolve()

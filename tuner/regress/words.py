@@ -3,19 +3,19 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tuner.regress.observed import Figure, Json, Observed, question_changes
+from tuner.regress.observed import Figure, Json, PlanFacts, spec_differences
 from tuner.units import format_bytes, format_s
 
 MOST_FIELDS: Final = 3
 LONGEST_VALUE: Final = 40
 
 
-def figure_words(accepted: Figure, found: Figure) -> str:
+def figure_words(accepted: Figure, current: Figure) -> str:
     """Say how a predicted number changed, and whether it left the accepted band."""
-    name = found.name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
-    words = f"{name} {shown(accepted)} -> {shown(found)}{percent(accepted.value, found.value)}"
-    if accepted.band is not None and not accepted.band[0] <= found.value <= accepted.band[1]:
-        low, high = (Figure(name="", value=edge, unit=found.unit) for edge in accepted.band)
+    name = current.name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
+    words = f"{name} {shown(accepted)} -> {shown(current)}{percent(accepted.value, current.value)}"
+    if accepted.band is not None and not accepted.band[0] <= current.value <= accepted.band[1]:
+        low, high = (Figure(name="", value=edge, unit=current.unit) for edge in accepted.band)
         words += f", outside its band of {shown(low)} to {shown(high)}"
     return words
 
@@ -31,24 +31,24 @@ def shown(figure: Figure) -> str:
     return f"{figure.value:.5g}"
 
 
-def percent(accepted: float, found: float) -> str:
+def percent(accepted: float, current: float) -> str:
     """Return the change as ` (+1.2 %)`; nothing where there is nothing to relate it to."""
-    return f" ({found / accepted - 1.0:+.2%})".replace("%", " %") if accepted else ""
+    return f" ({current / accepted - 1.0:+.2%})".replace("%", " %") if accepted else ""
 
 
-def gap_words(accepted: Observed, found: Observed) -> str:
+def gap_words(accepted: PlanFacts, current: PlanFacts) -> str:
     """Say how the proof changed."""
     status = accepted.status
-    if found.status != accepted.status:
-        status = f"{accepted.status} -> {found.status}"
-    return f"certificate {status}, gap {accepted.gap_ratio:.2%} -> {found.gap_ratio:.2%}"
+    if current.status != accepted.status:
+        status = f"{accepted.status} -> {current.status}"
+    return f"certificate {status}, gap {accepted.gap_ratio:.2%} -> {current.gap_ratio:.2%}"
 
 
-def question_words(differences: Sequence[tuple[str, Any, Any]]) -> str:
-    """Say that another question is asked."""
+def spec_difference_words(differences: Sequence[tuple[str, Any, Any]]) -> str:
+    """Say that the spec differs."""
     more = f" and {len(differences) - 1} more" if len(differences) > 1 else ""
     return (
-        "the spec asks another question than the accepted plan:"
+        "the spec differs from that of the accepted plan:"
         f" {change_words(*differences[0])}{more}; accept the new plan with --update"
     )
 
@@ -58,20 +58,20 @@ def change_words(at: str, before: Any, after: Any) -> str:
     return f"{at} {_short(before)} -> {_short(after)}"
 
 
-def decision_words(accepted: Json, found: Json) -> tuple[str, str, str]:
+def decision_words(accepted: Json, current: Json) -> tuple[str, str, str]:
     """Say which choices changed, and return them before and after."""
-    if "physical_to_logical" in accepted and "physical_to_logical" in found:
+    if "physical_to_logical" in accepted and "physical_to_logical" in current:
         slots = [
             (one, other)
             for row, now in zip(
-                accepted["physical_to_logical"], found["physical_to_logical"], strict=False
+                accepted["physical_to_logical"], current["physical_to_logical"], strict=False
             )
             for one, other in zip(row, now, strict=False)
         ]
         changed = sum(one != other for one, other in slots)
         if changed:
             return f"{changed} of {len(slots)} slots hold another expert", "", f"{changed} slots"
-    differences = list(question_changes(accepted, found))
+    differences = list(spec_differences(accepted, current))
     listed = [change_words(*one) for one in differences]
     more = f" and {len(listed) - MOST_FIELDS} more" if len(listed) > MOST_FIELDS else ""
     before = ", ".join(f"{at}={_short(value)}" for at, value, _ in differences)
@@ -79,16 +79,16 @@ def decision_words(accepted: Json, found: Json) -> tuple[str, str, str]:
     return ", ".join(listed[:MOST_FIELDS]) + more, before, after
 
 
-def moved_words(accepted: Mapping[str, float], found: Mapping[str, float]) -> str:
+def moved_words(accepted: Mapping[str, float], current: Mapping[str, float]) -> str:
     """Name the term of the breakdown that moved most; empty where none did."""
-    shared = accepted.keys() & found.keys()
+    shared = accepted.keys() & current.keys()
     if not shared:
         return ""
-    name = max(sorted(shared), key=lambda term: abs(found[term] - accepted[term]))
-    if found[name] == accepted[name]:
+    name = max(sorted(shared), key=lambda term: abs(current[term] - accepted[term]))
+    if current[name] == accepted[name]:
         return ""
-    change = percent(accepted[name], found[name])
-    return f"most of it in {name} {format_s(accepted[name])} -> {format_s(found[name])}{change}"
+    change = percent(accepted[name], current[name])
+    return f"most of it in {name} {format_s(accepted[name])} -> {format_s(current[name])}{change}"
 
 
 def _short(value: Any) -> str:

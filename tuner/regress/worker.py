@@ -1,19 +1,19 @@
-"""Plans scenarios one after another, each in a process of its own; started by file, not by name.
+"""Plans scenarios one after another, each in its own process; started by file, not by name.
 
-`python -P worker.py` imports whichever moetune lies first on PYTHONPATH, so that an older version
-can be asked the same; therefore this file imports nothing of `tuner.regress` and only calls
+`python -P worker.py` imports the first moetune on PYTHONPATH, so that an older version can plan the
+same scenario; therefore this file imports nothing of `tuner.regress` and only calls
 
     tuner.api.plan    tuner.serve_api.deploy    tuner.place_api.place
 
 The process loads the libraries once and then forks for every job: a job that crashes, or is
-killed for its memory, takes nothing with it, and peak memory is its own.
+killed for its memory, does not affect others, and has its own peak memory.
 
     stdin   one job a line: {kind, spec, profiles, time_limit_s, memory_limit_bytes, reply}
     reply   a file: {plan, cpu_s, loop_s, idle_bytes} or {error}
     stdout  one line a job once it has ended: {status, peak_bytes}, status as os.wait4 says
 
-The loop is a fixed mixture of interpreter and array work; its processor time says how fast this
-machine is at this moment, whatever runs beside.
+The loop is a fixed mixture of interpreter and array work; its processor time measures the speed of
+the machine at that moment, other load included.
 
 Not covered: systems without fork.
 """
@@ -43,7 +43,7 @@ LOADED: Final = (
     "tuner.costs.analytic.calibration",
     "tuner.costs.analytic.measured_profile",
 )
-"""Imported before the first job; what a version lacks is left out and told by the job itself."""
+"""Imported before the first job; modules that a version lacks are skipped; the job reports them."""
 
 LOOP_ROUNDS: Final = 20_000
 LOOP_NUMBERS: Final = 50_000
@@ -55,7 +55,7 @@ KIB: Final = 1 if sys.platform == "darwin" else 1024
 
 
 def main() -> None:
-    """Answer jobs until stdin ends."""
+    """Run jobs until stdin ends."""
     for name in LOADED:
         _import_where_it_exists(name)
     gc.freeze()  # what is loaded is shared with the children and never collected
@@ -63,15 +63,15 @@ def main() -> None:
         job = json.loads(line)
         child = os.fork()
         if child == 0:
-            _answer_and_leave(job)
+            _run_and_exit(job)
         _, status, usage = os.wait4(child, 0)
-        told = {"status": status, "peak_bytes": usage.ru_maxrss * KIB}
-        sys.stdout.write(json.dumps(told) + "\n")
+        status_line = {"status": status, "peak_bytes": usage.ru_maxrss * KIB}
+        sys.stdout.write(json.dumps(status_line) + "\n")
         sys.stdout.flush()
 
 
-def answer(job: Job) -> dict[str, Any]:
-    """Plan one scenario; an input that moetune refuses is an answer too."""
+def run_job(job: Job) -> dict[str, Any]:
+    """Plan one scenario; a refused input is returned as an error."""
     own_errors = _own_errors()
     idle_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIB
     loops_s = [loop_s() for _ in range(LOOP_REPEATS)]
@@ -133,11 +133,11 @@ def _own_errors() -> tuple[type[Exception], ...]:
         ("solvers.errors", "SolverError"),
         ("profilers.errors", "ProfilerError"),
     )
-    found: list[type[Exception]] = [getattr(import_module(at), name) for at, name in names]
-    return tuple(found)
+    errors: list[type[Exception]] = [getattr(import_module(at), name) for at, name in names]
+    return tuple(errors)
 
 
-def _answer_and_leave(job: Job) -> None:
+def _run_and_exit(job: Job) -> None:
     """End this process whatever happens; a defect leaves its traceback on stderr and no reply."""
     code = 70
     try:
@@ -147,7 +147,7 @@ def _answer_and_leave(job: Job) -> None:
         limit = int(job["memory_limit_bytes"])
         if limit:
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        text = json.dumps(answer(job))
+        text = json.dumps(run_job(job))
         Path(job["reply"]).write_text(text, encoding="utf-8")
         code = 0
     finally:
@@ -164,7 +164,7 @@ def _import_where_it_exists(name: str) -> None:
     try:
         import_module(name)
     except ImportError:
-        sys.stderr.write(f"{name} cannot be imported\n")  # whoever needs it tells why
+        sys.stderr.write(f"{name} cannot be imported\n")  # the job that needs it reports why
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""Runs planning in processes of its own: bounded in time and memory, and gone when we are.
+"""Runs planning in worker processes, bounded in time and memory, and ended with this process.
 
 One `Planner` holds one process of tuner/regress/worker.py, which forks for every job. A job that
-crashes costs its own answer; one that is still running when its time is over is killed with the
-whole group of processes, and the next job starts a fresh one.
+crashes loses only its own result; one that exceeds its time is killed with its process group, and
+the next job starts a new process.
 
-    Tree     which moetune plans: the folder that holds the packages tuner, solvers, profilers
-    Job      what to plan
-    Answer   the plan with its effort, or why there is none
+    tree         folder with the packages tuner, solvers, profilers of the version that plans
+    Job          what to plan
+    PlanResult   the plan with its effort, or why there is none
 
-Not covered: another machine. Threads ask; each has a planner for each tree.
+Not covered: other machines. Each thread has a planner for each tree.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ from tuner.regress.records import Effort
 
 WORKER: Final = Path(__file__).with_name("worker.py")
 OWN_TREE: Final = Path(__file__).parents[2]
-LARGEST_ANSWER_BYTES: Final = 64 * 2**20
+LARGEST_REPLY_BYTES: Final = 64 * 2**20
 LARGEST_TALK_BYTES: Final = 2**16
-"""Of what a broken worker said, the end of which is told."""
+"""Of a broken worker's stderr, whose end is reported."""
 NO_THREADS: Final = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What one scenario may take."""
+    """Limits of one scenario."""
 
     solve_s: float = 120.0
     """Given to the planner as its time limit."""
@@ -58,15 +58,15 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """A plan as JSON with what it took, or one line that says why there is none."""
+class PlanResult:
+    """A plan as JSON with its effort, or in one line why there is none."""
 
     plan: Mapping[str, Any] | None = None
     effort: Effort | None = None
     error: str = ""
 
 
-Plan = Callable[[Job], Answer]
+Plan = Callable[[Job], PlanResult]
 
 
 class Planner:
@@ -86,15 +86,15 @@ class Planner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def plan(self, job: Job) -> Answer:
-        """Plan, in a process that may break."""
+    def plan(self, job: Job) -> PlanResult:
+        """Plan a job in the worker process."""
         with self._starting:
             if self._stopped:
-                return Answer(error="stopped")
-            process = self._started()
+                return PlanResult(error="stopped")
+            process = self._running_process()
         reply = self._scratch / "reply.json"
         reply.unlink(missing_ok=True)
-        asked = {
+        request = {
             "kind": job.kind,
             "spec": str(job.spec.absolute()),
             "profiles": [str(each.absolute()) for each in job.profiles],
@@ -102,16 +102,16 @@ class Planner:
             "memory_limit_bytes": self._limits.memory_bytes,
             "reply": str(reply),
         }
-        told = self._told(process, json.dumps(asked).encode() + b"\n")
-        if isinstance(told, str):
+        reply_line = self._send_job(process, json.dumps(request).encode() + b"\n")
+        if isinstance(reply_line, str):
             self.close()
-            return Answer(error=told)
-        if told["status"] != 0 or not reply.is_file():
-            return Answer(error=_broken(int(told["status"]), self._said()))
-        return _answer(reply, peak_bytes=int(told["peak_bytes"]))
+            return PlanResult(error=reply_line)
+        if reply_line["status"] != 0 or not reply.is_file():
+            return PlanResult(error=_broken(int(reply_line["status"]), self._last_stderr_line()))
+        return _read_reply(reply, peak_bytes=int(reply_line["peak_bytes"]))
 
     def stop(self) -> None:
-        """Kill what runs, from whichever thread; the thread that waits for it hears of its end."""
+        """Kill the running job, from any thread; the thread that waits for it is woken."""
         with self._starting:
             self._stopped = True
             self._kill(self._process)
@@ -134,7 +134,7 @@ class Planner:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _running_process(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
             return self._process
         if not hasattr(os, "fork"):
@@ -159,25 +159,25 @@ class Planner:
             )
         return self._process
 
-    def _told(self, process: subprocess.Popen[bytes], line: bytes) -> dict[str, Any] | str:
-        """Return what the worker says of a job, or why it says nothing."""
+    def _send_job(self, process: subprocess.Popen[bytes], line: bytes) -> dict[str, Any] | str:
+        """Send a job; return the worker's status line, or why there is none."""
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             process.stdin.write(line)
             process.stdin.flush()
         except BrokenPipeError:
-            return f"the planning process does not start: {self._said()}"
+            return f"the planning process does not start: {self._last_stderr_line()}"
         ready, _, _ = select.select([process.stdout], [], [], self._limits.wall_s)
         if not ready:
             return f"no plan within {self._limits.wall_s:g} s; allow more with --time-limit"
-        answer = process.stdout.readline()
-        if not answer:
-            return f"the planning process ended early: {self._said()}"
-        told: dict[str, Any] = json.loads(answer)
-        return told
+        line_read = process.stdout.readline()
+        if not line_read:
+            return f"the planning process ended early: {self._last_stderr_line()}"
+        status_line: dict[str, Any] = json.loads(line_read)
+        return status_line
 
-    def _said(self) -> str:
+    def _last_stderr_line(self) -> str:
         """Return the last line on the worker's stderr."""
         data = (self._scratch / "said").read_bytes()[-LARGEST_TALK_BYTES:]
         lines = data.decode(errors="replace").split("\n")
@@ -191,16 +191,16 @@ def _broken(status: int, said: str) -> str:
     return f"planning crashed: {said}"
 
 
-def _answer(reply: Path, *, peak_bytes: int) -> Answer:
-    if reply.stat().st_size > LARGEST_ANSWER_BYTES:
-        return Answer(error=f"the plan is larger than {LARGEST_ANSWER_BYTES} bytes")
-    told = json.loads(reply.read_bytes())
-    if "error" in told:
-        return Answer(error=told["error"])
+def _read_reply(reply: Path, *, peak_bytes: int) -> PlanResult:
+    if reply.stat().st_size > LARGEST_REPLY_BYTES:
+        return PlanResult(error=f"the plan is larger than {LARGEST_REPLY_BYTES} bytes")
+    values = json.loads(reply.read_bytes())
+    if "error" in values:
+        return PlanResult(error=values["error"])
     effort = Effort(
-        cpu_s=told["cpu_s"],
-        loop_s=told["loop_s"],
-        idle_bytes=told["idle_bytes"],
-        peak_bytes=max(peak_bytes, told["idle_bytes"]),
+        cpu_s=values["cpu_s"],
+        loop_s=values["loop_s"],
+        idle_bytes=values["idle_bytes"],
+        peak_bytes=max(peak_bytes, values["idle_bytes"]),
     )
-    return Answer(plan=told["plan"], effort=effort)
+    return PlanResult(plan=values["plan"], effort=effort)

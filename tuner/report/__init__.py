@@ -1,1 +1,1 @@
-"""Pictures and pages about plans, as text."""
+"""Reports on plans: HTML pages, Markdown, CSV and pictures."""

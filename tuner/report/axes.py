@@ -1,4 +1,4 @@
-"""Layouts that every plot shares, in Plotly's terms.
+"""Axes and layouts that all plots share, in Plotly's terms.
 
 Colours of text and grid are not here: page.js takes them from the page's light or dark scheme.
 """
@@ -11,10 +11,10 @@ from tuner.units import format_s
 
 SHORTEST_S: Final = 1e-9
 LONGEST_S: Final = 1e9
-"""Ends of what an axis of seconds shows."""
+"""Limits of an axis of seconds."""
 NARROW_RATIO: Final = 300.0
 NARROWEST_RATIO: Final = 6.0
-"""Of an axis's ends; between fewer decades more steps of each are named."""
+"""Largest over smallest value of an axis; below it more ticks per decade are labelled."""
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -23,14 +23,14 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def time_axis(title: str, **more: Any) -> dict[str, Any]:
-    """Return an axis of seconds whose ticks carry their unit, e.g. `30 ms`."""
+    """Return an axis of seconds whose ticks have a unit, e.g. `30 ms`."""
     return axis(title, tickformat="~s", ticksuffix="s", **more)
 
 
 def seconds_axis(title: str, drawn_s: Sequence[float]) -> dict[str, Any]:
-    """Return an axis for positive seconds: logarithmic, 1, 2 and 5 of every decade named.
+    """Return a logarithmic axis of seconds, with ticks at 1, 2 and 5 of every decade.
 
-    What no logarithm or no plot can show (a band that begins at nothing) sets no end of it.
+    Values outside the limits (a band that begins at zero) do not affect its range.
     """
     shown_s = [each for each in drawn_s if SHORTEST_S <= each <= LONGEST_S] or [1.0]
     low, high = min(shown_s) / 1.15, max(shown_s) * 1.15
@@ -51,7 +51,7 @@ def seconds_axis(title: str, drawn_s: Sequence[float]) -> dict[str, Any]:
 
 
 def _short(tick_s: float) -> str:
-    """Write a tick without zeros that say nothing, e.g. `1.5 s` and `200 ms`."""
+    """Format a tick without trailing zeros, e.g. `1.5 s` and `200 ms`."""
     value, _, unit = format_s(tick_s).partition(" ")
     return f"{float(value):g} {unit}"
 
@@ -90,7 +90,7 @@ def limit_line(value: float, *, is_vertical: bool) -> dict[str, Any]:
 
 
 def limit_text(text: str, value: float, *, is_vertical: bool) -> dict[str, Any]:
-    """Return the name of a limit's line."""
+    """Return the label of a limit's line."""
     along, across = ("x", "y") if is_vertical else ("y", "x")
     return {
         "text": text,

@@ -1,8 +1,7 @@
 """The candidates that a training plan keeps, time against memory.
 
-A search prices or bounds every legal decision and keeps few: the Pareto front of what it priced,
-the runners-up, and the ties. Only those can be drawn; the certificate counts
-the rest, and the text says so.
+A search prices or bounds every legal decision and stores few: the Pareto front of the priced ones,
+the runners-up, and the ties. Only those can be drawn; the certificate counts the rest.
 """
 
 from collections.abc import Iterator
@@ -29,13 +28,13 @@ class _Point(NamedTuple):
 
 
 _CHOSEN: Final = "the plan"
-_TIE: Final = "tie: inside the band of the ratio"
+_TIE: Final = "tie: within the error band"
 _OTHER: Final = "runner-up"
 _FRONT: Final = "Pareto front"
 
 
 def candidates_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
-    """Draw what the plan keeps of its search."""
+    """Draw the candidates that the plan stores."""
     points = list(_points(plan, predicted))
     limit = predicted.memory_limit_bytes
     unit, unit_bytes = memory_unit(max(point.peak_bytes for point in points))
@@ -54,12 +53,12 @@ def candidates_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
         traces=tuple(_traces(points, unit_bytes)),
         layout=layout(
             x=axis(f"{unit} on the device with the highest peak"),
-            y=time_axis("time of a step"),
+            y=time_axis("step time"),
             hovermode="closest",
             **marks,
         ),
         table=Table(
-            caption="Candidates that the plan keeps",
+            caption="Candidates stored in the plan",
             header=("decision", "what it is", "step", "peak memory", "why it lost"),
             rows=tuple(_row(point) for point in points),
         ),
@@ -72,11 +71,11 @@ def _reading(plan: Plan) -> str:
     ties = f"{'at least ' if least else ''}{plan.certificate.within_band}"
     return (
         f"Of the search's candidates, {format_count(space.priced)} were priced and "
-        f"{format_count(space.bounded)} proven slower by their bounds. A plan keeps the Pareto "
+        f"{format_count(space.bounded)} proven slower by their bounds. A plan stores the Pareto "
         "front of those priced, the runners-up, the best of each layout, and listed ties: the "
-        "points here (+N: variants that run a layout otherwise); "
-        f"{ties} combinations of degrees are ties: within the error band of the choice. "
-        "Point at one for its decision."
+        "points here (+N: variants of a layout with other options); "
+        f"{ties} other parallel layouts are ties: within the error band of the choice. "
+        "Hover for the decision."
     )
 
 
@@ -109,13 +108,13 @@ def _points(plan: Plan, predicted: TrainPrediction) -> Iterator[_Point]:
 
 
 def _traces(points: list[_Point], unit_bytes: int) -> Iterator[dict[str, object]]:
-    looks = (
+    styles = (
         (_FRONT, "lines+markers", GREY, "circle-open", 9),
         (_OTHER, "markers", BLUE, "square", 9),
         (_TIE, "markers", SKY, "diamond", 10),
         (_CHOSEN, "markers", VERMILLION, "star", 18),
     )
-    for group, mode, colour, symbol, width in looks:
+    for group, mode, colour, symbol, width in styles:
         own = [point for point in points if point.group == group]
         if not own:
             continue

@@ -1,17 +1,16 @@
-"""What a report says, before it is a page or a Markdown text.
+"""The content of a report, independent of its format.
 
-    Cell      one figure or word; a figure keeps the number behind its text, and where it is in the
-              plan
+    Cell      one number or word; a number keeps its exact value, and its path in the plan
     Table     rows of cells
-    Facts     the few cells that matter, each under its name
-    Figure    a plot, and the table that says the same to those who cannot see it
+    Facts     key figures, each with its name
+    Figure    a plot, and a table with the same data
     Notes     sentences, as a list
     File      a file to be copied
     Section   a heading over blocks
     Report    the headline and the sections
 
-`key` is the path of a number in `plan.json`, e.g. `predicted.stages.0.forward_s`. Not covered:
-anything about looks, which tuner/report/page.py and markdown.py add.
+`key` is the path of a number in `plan.json`, e.g. `predicted.stages.0.forward_s`. Layout and style
+are in tuner/report/page.py and markdown.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,17 +20,17 @@ from typing import Any, Final
 from tuner.units import format_bytes, format_ratio, format_s
 
 MOST_SIGNIFICANT: Final = 1000.0
-"""From here on a number is written without decimals; below to four significant digits."""
+"""From here on numbers have no decimals; below, four significant digits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A text, and the number that it shows."""
+    """A text, and the number behind it."""
 
     text: str
     value: float | None = None
     key: str = ""
-    """Where `plan.json` has the number; empty where it was derived from several."""
+    """Path of the number in `plan.json`; empty if it was derived from several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +48,11 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Names and what they are."""
+    """Names with values."""
 
     facts: tuple[tuple[str, Cell], ...]
     are_large: bool = False
-    """Shown as the numbers to remember."""
+    """Shown large, as headline figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,14 +63,14 @@ class Figure:
     """Unique within the report; letters, digits and hyphens."""
     title: str
     reading: str
-    """One or two sentences: what the plot shows and how it was come by."""
+    """One or two sentences: what the plot shows and where it is from."""
     traces: tuple[Mapping[str, Any], ...]
     layout: Mapping[str, Any]
     table: Table
     height: int = 380
     """Pixels."""
     is_small: bool = False
-    """Two of them fit side by side."""
+    """Two fit side by side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,7 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notes:
-    """Sentences, each of its own."""
+    """A list of sentences."""
 
     notes: tuple[str, ...]
 
@@ -113,7 +112,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Report:
-    """Everything that is said of one plan."""
+    """The report on one plan."""
 
     title: str
     kind: str
@@ -124,10 +123,10 @@ class Report:
     """False where nothing fits."""
     facts: Facts
     proof: str
-    """What is proven and what binds, in a sentence or two."""
+    """The certificate and the binding constraint, in a sentence or two."""
     sections: tuple[Section, ...]
     warning: str = ""
-    """What must be known before the verdict; empty where there is nothing."""
+    """Warning above the verdict, or empty."""
 
     @property
     def figures(self) -> tuple[Figure, ...]:
@@ -175,5 +174,5 @@ def between(band: Sequence[float], *, unit: str = "s") -> Cell:
 
 
 def some(*blocks: Block | None) -> tuple[Block, ...]:
-    """Return the blocks that there are."""
+    """Return the blocks that are not None."""
     return tuple(block for block in blocks if block is not None)

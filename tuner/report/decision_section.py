@@ -17,7 +17,7 @@ def decision_section(plan: Plan, decision: TrainDecision) -> Section:
         ("TP", "tensor_model_parallel_size", d.tensor_model_parallel_size),
         ("CP", "context_parallel_size", d.context_parallel_size),
         ("PP", "pipeline_model_parallel_size", d.pipeline_model_parallel_size),
-        ("chunks a rank", "virtual_pipeline_model_parallel_size", virtual),
+        ("chunks per rank", "virtual_pipeline_model_parallel_size", virtual),
         ("DP", "data_parallel_size", d.data_parallel_size),
         ("EP", "expert_model_parallel_size", d.expert_model_parallel_size),
         ("expert TP", "expert_tensor_parallel_size", d.expert_tensor_parallel_size),
@@ -35,7 +35,7 @@ def decision_section(plan: Plan, decision: TrainDecision) -> Section:
     extras = train_extras(decision)
     facts = (
         ("stages", word(stages_words(decision))),
-        ("micro-batches a step", number(d.num_microbatches(plan.goal.global_batch_size))),
+        ("micro-batches per step", number(d.num_microbatches(plan.goal.global_batch_size))),
         ("with", word(", ".join(extras) or "nothing else")),
         ("rank order", word(d.rank_order)),
         ("launched by", word(", ".join(plan.emit))),
@@ -61,7 +61,7 @@ def _model_facts(plan: Plan) -> Iterator[tuple[str, Cell]]:
 
 
 def _where(plan: Plan) -> Table | None:
-    """Say which pool runs which stage, where pools are unlike."""
+    """Say which pool runs which stage, for heterogeneous pools."""
     if plan.placement is None or not plan.placement.stages:
         return None
     return Table(

@@ -27,15 +27,15 @@ def train_words(decision: TrainDecision) -> str:
 
 
 def train_extras(decision: TrainDecision) -> tuple[str, ...]:
-    """Say what a training decision switches on besides its degrees."""
+    """Name the options of a training decision beyond its degrees."""
     levels = dict.fromkeys(level.value for level in decision.stage_recompute)
     chunks = sorted(set(decision.chunks))
-    is_alike = len(levels) == len(chunks) == 1
+    is_uniform = len(levels) == len(chunks) == 1
     named = {
-        f"recompute {'/'.join(levels) if is_alike else runs(decision.stage_recompute)}": (
+        f"recompute {'/'.join(levels) if is_uniform else runs(decision.stage_recompute)}": (
             list(levels) != ["none"]
         ),
-        f"{chunks[0] if is_alike else runs(decision.chunks)} MemFine chunks": chunks != [1],
+        f"{chunks[0] if is_uniform else runs(decision.chunks)} MemFine chunks": chunks != [1],
         f"stages of {runs(decision.pipeline_layout)} layers": (
             len(set(decision.pipeline_layout)) > 1
         ),
@@ -45,7 +45,7 @@ def train_extras(decision: TrainDecision) -> tuple[str, ...]:
 
 def stages_words(decision: TrainDecision) -> str:
     """Say how many layers the stages have, e.g. `15 x 4 layers, 1 x 1 layers`."""
-    runs = ((layers, len(list(alike))) for layers, alike in groupby(decision.pipeline_layout))
+    runs = ((layers, len(list(run))) for layers, run in groupby(decision.pipeline_layout))
     return ", ".join(f"{count} x {layers} layers" for layers, count in runs)
 
 
@@ -55,5 +55,5 @@ def serve_words(decision: ServeDecision) -> str:
 
 
 def group_words(group: Instances) -> str:
-    """Say how one instance of a group is split."""
+    """Name the degrees of a group's instances."""
     return group_degrees(group)

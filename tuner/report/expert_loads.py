@@ -1,4 +1,4 @@
-"""Loads of a training plan's experts: what it was priced with, and what its trials then met."""
+"""Expert loads of a training plan: assumed by its prices, and measured by its trials."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 def loads_section(
     plan: Plan, trials: Sequence[TrialRecord], winner: TrainDecision | None
 ) -> Section | None:
-    """Draw expert loads by layer; None where routing was assumed balanced and nothing ran."""
+    """Draw expert loads by layer; None if routing was assumed balanced and there were no trials."""
     layers = tuple(
         index for index, kind in enumerate(plan.model.layers) if kind is not LayerKind.DENSE
     )
@@ -40,9 +40,9 @@ def loads_section(
             heat_map_figure(
                 heat,
                 name="expert-loads",
-                title="Loads of the experts",
-                reading="Token copies of every expert over the layer's mean: what the plan was "
-                "priced with, and what the fastest trial met in its last step.",
+                title="Expert loads",
+                reading="Token copies per expert over the layer's mean: as priced in the plan, and "
+                "as measured in the last step of the fastest trial.",
                 across="expert",
             ),
         ),

@@ -1,4 +1,4 @@
-"""Throughput of a device against the speed of one user: the front of every mode, and the plan."""
+"""Throughput per device against speed per user: the Pareto front of every mode, and the plan."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -10,11 +10,11 @@ from tuner.serve_plan import FrontPoint, ServePlan
 from tuner.units import format_s
 
 SHADE: Final = 0.08
-"""Opacity of the region that keeps the target."""
+"""Opacity of the region that meets the SLO."""
 
 
 def front_figure(plan: ServePlan) -> Figure | None:
-    """Draw the front; None where the plan holds none, as those of older versions."""
+    """Draw the front; None if the plan has none (older versions)."""
     if not plan.pareto:
         return None
     target_s = strictest_tpot_s(plan)
@@ -22,19 +22,19 @@ def front_figure(plan: ServePlan) -> Figure | None:
     if target_s is not None:
         speed = 1.0 / target_s
         shapes = [limit_line(speed, is_vertical=True), _region(speed)]
-        said = f"target of {format_s(target_s)} a token"
+        said = f"SLO of {format_s(target_s)} per token"
         notes = [limit_text(said, speed, is_vertical=True)]
     return Figure(
         name="front",
-        title="Throughput of a device against the speed of a user",
-        reading="Output tokens a second over all devices against those of one request, every "
-        "instance full and none waiting; no priced way of a mode beats its line in both. Right of "
-        "the dashed line the time per token keeps its target. The star is the plan under its "
-        "traffic, waiting and idle time included.",
+        title="Throughput per device against speed per user",
+        reading="Output tokens/s per device against tokens/s of one request, with every instance "
+        "at full batch and no queueing; no priced option of a mode beats its line in both. "
+        "Right of the dashed line TPOT meets its SLO. The star is the plan under its traffic, "
+        "queueing and idle time included.",
         traces=tuple(_traces(plan)),
         layout=layout(
-            x=axis("output tokens/s of a user", rangemode="tozero"),
-            y=axis("output tokens/s of a device", rangemode="tozero"),
+            x=axis("output tokens/s per user", rangemode="tozero"),
+            y=axis("output tokens/s per device", rangemode="tozero"),
             shapes=shapes,
             annotations=notes,
             hovermode="closest",
@@ -45,14 +45,14 @@ def front_figure(plan: ServePlan) -> Figure | None:
 
 
 def strictest_tpot_s(plan: ServePlan) -> float | None:
-    """Return the least time per output token that a target allows; None without a target."""
+    """Return the tightest limit on the time per output token; None without an SLO."""
     targets = plan.goal.slo.tpot
     stated = (targets.mean, targets.p50, targets.p90, targets.p99)
     return min((one for one in stated if one is not None), default=None)
 
 
 def _region(speed: float) -> dict[str, Any]:
-    """Return the shaded region of speeds that keep the target."""
+    """Return the shaded region of speeds that meet the SLO."""
     return {
         "type": "rect",
         "x0": speed,
@@ -100,7 +100,7 @@ def _traces(plan: ServePlan) -> Iterator[dict[str, Any]]:
             "x": [own_user],
             "y": [device],
             "marker": {"color": VERMILLION, "symbol": "star", "size": 18},
-            "hovertext": [f"the plan\n{own_user:.4g} tokens/s of a user, {device:.4g} of a device"],
+            "hovertext": [f"the plan\n{own_user:.4g} tokens/s per user, {device:.4g} per device"],
             "hoverinfo": "text",
         }
 
@@ -108,8 +108,8 @@ def _traces(plan: ServePlan) -> Iterator[dict[str, Any]]:
 def _hover(point: FrontPoint) -> str:
     prefill = f"\nprompts: {point.prefill}" if point.prefill else ""
     return (
-        f"{point.tokens_per_s_per_user:.4g} tokens/s of a user,"
-        f" {point.tokens_per_s_per_device:.4g} of a device\n{point.instance}{prefill}"
+        f"{point.tokens_per_s_per_user:.4g} tokens/s per user,"
+        f" {point.tokens_per_s_per_device:.4g} per device\n{point.instance}{prefill}"
     )
 
 
@@ -131,11 +131,11 @@ def _table(plan: ServePlan) -> Table:
         )
 
     return Table(
-        caption="The front of every mode",
+        caption="Pareto front of every mode",
         header=(
-            *("mode", "tokens/s of a user", "tokens/s of a device", "sequences a rank"),
+            *("mode", "tokens/s per user", "tokens/s per device", "sequences per rank"),
             *("prompt alone", "within targets", "best of all modes"),
-            *("instance", "prefill instance", "prefill instances for each"),
+            *("instance", "prefill instance", "prefill instances per decode instance"),
         ),
         rows=tuple(row(at, point) for at, point in enumerate(plan.pareto)),
     )

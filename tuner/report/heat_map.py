@@ -1,11 +1,11 @@
-"""Heat maps of rank loads, as a picture and as numbers: a row a layer, a column a rank.
+"""Heat maps of rank loads, as SVG and as numbers: one row per layer, one column per rank.
 
-    L layers   G ranks   R rows and C columns that are drawn
+    L layers   G ranks   R rows and C columns drawn
 
 A cell is a rank's load over the mean of its layer: 1 is perfect. Panels that are compared, such as
 before and after, share one colour scale: blue below 1, white at 1, red above. A map with more
-layers or ranks than fit is drawn in blocks, each showing its largest load, so that no hot rank
-disappears; the JSON always holds every number.
+layers or ranks than fit is drawn in blocks, each showing its largest load, so that hot ranks stay
+visible; the JSON has every number.
 """
 
 import json
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 MOST_ROWS: Final = 128
 MOST_COLUMNS: Final = 256
-"""Drawn at most, which bounds the picture's size."""
+"""Cells drawn at most, which bounds the picture's size."""
 
 SHADES: Final = 24
 """Steps of colour on each side of 1."""
@@ -30,7 +30,7 @@ SHADES: Final = 24
 _BELOW: Final = (33, 102, 172)
 _EVEN: Final = (247, 247, 247)
 _ABOVE: Final = (178, 24, 43)
-"""Ends and middle of ColorBrewer's RdBu, which the colour-blind can tell apart."""
+"""Ends and middle of ColorBrewer's RdBu, which is colour-blind safe."""
 
 _PANEL_WIDTH: Final = 480.0
 _PANEL_HEIGHT: Final = 420.0
@@ -49,7 +49,7 @@ class HeatMap:
     """
 
     title: str
-    """What the loads are of, e.g. the workload's name."""
+    """Title, e.g. the workload's name."""
     layer_ids: tuple[int, ...]
     """Decoder layer of each row."""
     panels: Mapping[str, Floats]
@@ -82,7 +82,7 @@ def heat_map_json(heat: HeatMap) -> str:
 
 
 def heat_map_svg(heat: HeatMap) -> str:
-    """Return a self-contained picture; nothing in a name can end or add an element."""
+    """Return a self-contained SVG; names are escaped."""
     (layers, ranks) = next(iter(heat.panels.values())).shape
     most_ratio = max(1.0, *(float(panel.max()) for panel in heat.panels.values()))
     rows, columns = min(layers, MOST_ROWS), min(ranks, MOST_COLUMNS)
@@ -140,7 +140,7 @@ def blocks(panel_LG: Floats, rows: int, columns: int) -> Floats:
 
 
 def _cells(blocks_RC: Floats, most_ratio: float) -> Iterator[str]:
-    """Yield one path a shade: its cells, joined to runs along each row."""
+    """Yield one path per shade: its cells, joined to runs along each row."""
     shade_RC = _shade(blocks_RC, most_ratio)
     for shade in np.unique(shade_RC).tolist():
         runs = []
@@ -162,7 +162,7 @@ def _shade(ratio: Floats, most_ratio: float) -> npt.NDArray[np.int64]:
 
 def _colour(shade: int) -> str:
     end = _ABOVE if shade > 0 else _BELOW
-    # The root shows small differences near 1.
+    # The square root makes small differences near 1 visible.
     share = math.sqrt(abs(shade) / SHADES)
     mixed = (round(e + (to - e) * share) for e, to in zip(_EVEN, end, strict=True))
     return "#" + "".join(f"{part:02x}" for part in mixed)
@@ -204,5 +204,5 @@ def _legend(most_ratio: float) -> Iterator[str]:
 
 
 def _text(text: str) -> str:
-    """Return the text for XML; characters that XML or a terminal cannot show become '?'."""
+    """Return the text escaped for XML; unprintable characters become '?'."""
     return escape("".join(letter if letter.isprintable() else "?" for letter in text))

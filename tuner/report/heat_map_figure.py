@@ -1,7 +1,7 @@
-"""Heat maps of loads as plots: a row a layer, a column a rank or an expert, panels side by side.
+"""Heat maps of loads as plots: one row per layer, one column per rank or expert.
 
-Loads are ratios to the mean of their layer. Maps of more layers or columns than a page should hold
-are drawn in blocks that show their largest load (tuner/report/heat_map.py).
+Loads are ratios to the mean of their layer. Larger maps are drawn in blocks that show their largest
+load (tuner/report/heat_map.py).
 """
 
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from tuner.report.heat_map import Floats, HeatMap, blocks
 from tuner.report.palette import DIVERGING
 
 MOST_CELLS: Final = 16_000
-"""Of one panel; a dozen maps of two panels then take about 2 MB of a page."""
+"""Cells of one panel; a dozen maps of two panels then take about 2 MB of a page."""
 MOST_ROWS: Final = 128
 MOST_GAPS: Final = 64
-"""Rows or columns that have thin lines between them."""
+"""Most rows or columns with grid lines."""
 GAP_RATIO: Final = 0.06
-"""Of the width, between two panels."""
+"""Share of the width between two panels."""
 
 HOVER: Final = "layer %{y}, ACROSS %{x}<br>%{z:.3f} of the mean<extra></extra>"
 """Plotly's template; `extra` would repeat the panel's name."""
@@ -31,8 +31,8 @@ def heat_map_figure(heat: HeatMap, *, name: str, title: str, reading: str, acros
         heat: the loads.
         name: of the figure.
         title: of the figure.
-        reading: what its loads are.
-        across: what a column is, e.g. `rank`.
+        reading: caption.
+        across: unit of the columns, e.g. `rank`.
     """
     layers, wide = next(iter(heat.panels.values())).shape
     rows = min(layers, MOST_ROWS)
@@ -72,12 +72,12 @@ def heat_map_figure(heat: HeatMap, *, name: str, title: str, reading: str, acros
 
 
 def _suffix(place: int) -> str:
-    """Return what Plotly appends to the names of a panel's axes."""
+    """Return Plotly's suffix of a panel's axes."""
     return "" if place == 0 else str(place + 1)
 
 
 def _domain(place: int, count: int) -> tuple[float, float]:
-    """Return where a panel starts and ends, in shares of the width."""
+    """Return the start and end of a panel, in shares of the width."""
     width = (1.0 - GAP_RATIO * (count - 1)) / count
     start = place * (width + GAP_RATIO)
     return start, start + width

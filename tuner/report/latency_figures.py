@@ -1,8 +1,8 @@
-"""What requests meet: distributions of latencies, and what other traffic would meet.
+"""Latency distributions of a deployment, and goodput under other traffic.
 
-A plan stores a latency as its mean, P50, P90 and P99 over the requests that were played. Where the
-traffic was played again (tuner/report/replay.py) the whole distribution is drawn beside them;
-otherwise those three quantiles are joined, and nothing is known between or beyond.
+A plan stores a latency as its mean, P50, P90 and P99 over the simulated requests. Where the traffic
+was simulated again (tuner/report/replay.py) the whole distribution is drawn; otherwise those three
+quantiles are joined.
 """
 
 from typing import Final
@@ -10,14 +10,14 @@ from typing import Final
 from tuner.report.axes import axis, layout, limit_line, seconds_axis
 from tuner.report.content import Cell, Figure, Table, number, seconds, share, word
 from tuner.report.palette import BLUE, GREEN, GREY, ORANGE, VERMILLION
-from tuner.report.replay import SHARES, Replay
+from tuner.report.replay import QUANTILES, Replay
 from tuner.serve_plan import Band, Latency
 from tuner.spec.serving.goal import Percentiles
 from tuner.units import format_s
 
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _MEAN_HEIGHT: Final = 0.25
-"""Where the mean stands, which is no quantile."""
+"""Vertical position of the mean, which is no quantile."""
 
 
 def latency_figure(
@@ -27,17 +27,17 @@ def latency_figure(
     targets: Percentiles,
     *,
     key: str,
-    again_s: tuple[float, ...] = (),
+    simulated_s: tuple[float, ...] = (),
 ) -> Figure:
-    """Draw a latency over requests, its mean with its band, and the targets.
+    """Draw a latency over requests, its mean with its band, and the SLO.
 
     Args:
         name: `ttft` or `tpot`.
         latency: as the plan stores it.
         band: of the mean.
-        targets: of the spec.
-        key: where the plan has the latency.
-        again_s: by `SHARES`, where the traffic was played again.
+        targets: the SLO.
+        key: path of the latency in the plan.
+        simulated_s: by `QUANTILES`, if the traffic was simulated again.
     """
     said = "Time to first token" if name == "ttft" else "Time per output token"
     stored = {kind: getattr(latency, kind) for kind in _QUANTILES}
@@ -47,31 +47,35 @@ def latency_figure(
         if (value := getattr(targets, kind)) is not None
     }
     reading = (
-        "The share of requests served by then, all simulated requests; points are the plan's own "
-        "figures."
-        if again_s
-        else "The plan's quantiles over simulated requests, joined; nothing is known beyond P99."
+        "Cumulative distribution over all simulated requests; points are the plan's own figures."
+        if simulated_s
+        else "The plan's quantiles over simulated requests, joined; nothing is stored beyond P99."
     )
     table = Table(
         caption=said,
-        header=("over requests", "predicted", "target", *(("simulated again",) if again_s else ())),
+        header=(
+            "over requests",
+            "predicted",
+            "target",
+            *(("simulated again",) if simulated_s else ()),
+        ),
         rows=tuple(
             (
                 word(kind if kind == "mean" else kind.upper()),
                 seconds(getattr(latency, kind), key=f"{key}.{kind}"),
                 seconds(limits[kind]) if kind in limits else word("-"),
-                *(_again(kind, again_s) if again_s else ()),
+                *(_simulated_cell(kind, simulated_s) if simulated_s else ()),
             )
             for kind in ("mean", *_QUANTILES)
         ),
     )
-    drawn = [*stored.values(), *limits.values(), *band, *(one for one in again_s if one > 0.0)]
+    drawn = [*stored.values(), *limits.values(), *band, *(one for one in simulated_s if one > 0.0)]
     return Figure(
         name=name,
         title=said,
-        reading=f"{reading} A red mark is a target: the point beside it should be left of it.",
+        reading=f"{reading} A red mark is an SLO limit: the point beside it should be left of it.",
         traces=(
-            *_distribution(stored, again_s),
+            *_quantile_traces(stored, simulated_s),
             _mean(latency.mean, band),
             *([_targets(limits)] if limits else []),
         ),
@@ -90,16 +94,18 @@ def latency_figure(
     )
 
 
-def _again(kind: str, again_s: tuple[float, ...]) -> tuple[Cell, ...]:
+def _simulated_cell(kind: str, simulated_s: tuple[float, ...]) -> tuple[Cell, ...]:
     if kind == "mean":
         return (word("-"),)
-    return (seconds(again_s[SHARES.index(_QUANTILES[kind])]),)
+    return (seconds(simulated_s[QUANTILES.index(_QUANTILES[kind])]),)
 
 
-def _distribution(stored: dict[str, float], again_s: tuple[float, ...]) -> list[dict[str, object]]:
+def _quantile_traces(
+    stored: dict[str, float], simulated_s: tuple[float, ...]
+) -> list[dict[str, object]]:
     points: dict[str, object] = {
         "type": "scatter",
-        "mode": "markers" if again_s else "lines+markers",
+        "mode": "markers" if simulated_s else "lines+markers",
         "name": "the plan's quantiles",
         "x": list(stored.values()),
         "y": [_QUANTILES[kind] for kind in stored],
@@ -108,18 +114,18 @@ def _distribution(stored: dict[str, float], again_s: tuple[float, ...]) -> list[
         "hovertext": [f"{kind.upper()}: {format_s(value)}" for kind, value in stored.items()],
         "hoverinfo": "text",
     }
-    if not again_s:
+    if not simulated_s:
         return [points]
     curve: dict[str, object] = {
         "type": "scatter",
         "mode": "lines",
         "name": "all requests, simulated again",
-        "x": list(again_s),
-        "y": list(SHARES),
+        "x": list(simulated_s),
+        "y": list(QUANTILES),
         "line": {"color": BLUE, "width": 2, "shape": "linear"},
         "hovertext": [
             f"{share_:.1%} within {format_s(value)}"
-            for share_, value in zip(SHARES, again_s, strict=True)
+            for share_, value in zip(QUANTILES, simulated_s, strict=True)
         ],
         "hoverinfo": "text",
     }
@@ -152,7 +158,7 @@ def _targets(limits: dict[str, float]) -> dict[str, object]:
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": "target: at most",
+        "name": "SLO limit",
         "x": list(limits.values()),
         "y": [_QUANTILES.get(kind, _MEAN_HEIGHT) for kind in limits],
         "marker": {
@@ -167,20 +173,20 @@ def _targets(limits: dict[str, float]) -> dict[str, object]:
 
 
 def goodput_figure(replay: Replay) -> Figure:
-    """Draw what the same instances serve within every target as the traffic grows."""
+    """Draw the goodput of the same instances as the traffic grows."""
     rates = replay.rates
-    asked = "requests/s offered" if replay.is_open else "requests under way"
-    planned = replay.as_planned.asked
+    load_unit = "requests/s offered" if replay.is_open else "concurrent requests"
+    planned = replay.as_planned.offered
     hover = [
-        f"{one.asked:,.4g} {asked}\n{one.requests_per_s:,.4g} requests/s in all\n"
-        f"{one.good_per_s:,.4g} within every target\nfirst token P90 {format_s(one.ttft_s.p90)}\n"
-        f"per token P90 {format_s(one.tpot_s.p90)}"
+        f"{one.offered:,.4g} {load_unit}\n{one.requests_per_s:,.4g} requests/s in all\n"
+        f"{one.good_per_s:,.4g} within the SLO\nTTFT P90 {format_s(one.ttft_s.p90)}\n"
+        f"TPOT P90 {format_s(one.tpot_s.p90)}"
         for one in rates
     ]
     series = (
         ("all requests", [one.requests_per_s for one in rates], GREY, "dot", "square"),
         (
-            "within every target (goodput)",
+            "within the SLO (goodput)",
             [one.good_per_s for one in rates],
             ORANGE,
             "solid",
@@ -191,14 +197,14 @@ def goodput_figure(replay: Replay) -> Figure:
         name="goodput",
         title="Goodput as the traffic grows",
         reading="The planned instances, unchanged, under the planned traffic at other "
-        f"{'rates' if replay.is_open else 'numbers of requests under way'}, simulated again; the "
-        "dashed line is what was planned for.",
+        f"{'rates' if replay.is_open else 'concurrency'}, simulated again; the "
+        "dashed line is the planned load.",
         traces=tuple(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
                 "name": name,
-                "x": [one.asked for one in rates],
+                "x": [one.offered for one in rates],
                 "y": values,
                 "line": {"color": colour, "dash": dash, "width": 2},
                 "marker": {"color": colour, "symbol": symbol, "size": 9},
@@ -208,25 +214,25 @@ def goodput_figure(replay: Replay) -> Figure:
             for name, values, colour, dash, symbol in series
         ),
         layout=layout(
-            x=axis(asked, rangemode="tozero"),
+            x=axis(load_unit, rangemode="tozero"),
             y=axis("requests/s", rangemode="tozero"),
             shapes=[limit_line(planned, is_vertical=True)],
         ),
         table=Table(
             caption="The same instances under other traffic",
             header=(
-                "times as planned",
-                asked,
+                "load over planned",
+                load_unit,
                 "all, per s",
-                "in time, per s",
-                "of them",
-                "first token, P90",
-                "per token, P90",
+                "within SLO, per s",
+                "share within SLO",
+                "TTFT P90",
+                "TPOT P90",
             ),
             rows=tuple(
                 (
                     word(f"{one.factor:g}"),
-                    number(one.asked),
+                    number(one.offered),
                     number(one.requests_per_s),
                     number(one.good_per_s),
                     share(one.good_per_s / one.requests_per_s if one.requests_per_s else 0.0),

@@ -1,6 +1,6 @@
 """The launch files of a plan's folder, to be read and copied.
 
-Only files that the plan itself names are read, each up to a limit, and none that is no text.
+Only text files that the plan names are read, each up to a limit.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from tuner.report.content import Block, File, Paragraph, Section
 
 MOST_FILES: Final = 40
 MOST_FILE_BYTES: Final = 64 * 1024
-"""Of one file that are shown."""
+"""Shown of one file."""
 MOST_BYTES: Final = 1024 * 1024
-"""Of all of them."""
+"""Shown of all files."""
 
 
 def read_launch_files(folder: Path, names: Sequence[str]) -> tuple[File, ...]:
@@ -36,7 +36,7 @@ def read_launch_files(folder: Path, names: Sequence[str]) -> tuple[File, ...]:
 
 
 def _read(folder: Path, name: str, *, most_bytes: int) -> File | None:
-    """Read a file's beginning; None where it is gone or no text."""
+    """Read a file's beginning; None if it is missing or no text."""
     path = folder / name
     if path.is_symlink() or not path.is_file() or most_bytes <= 0:
         return None
@@ -54,12 +54,10 @@ def _read(folder: Path, name: str, *, most_bytes: int) -> File | None:
 
 
 def launch_section(files: Sequence[File], *, named: int) -> Section:
-    """Say what starts the job."""
-    blocks: list[Block] = [
-        Paragraph(text="Open a file to read it; its button copies the whole of it.")
-    ]
+    """Return the section of launch files."""
+    blocks: list[Block] = [Paragraph(text="Click a file to open it; its button copies all of it.")]
     if named > len(files):
         rest = named - len(files)
-        said = f"Not shown, but in the plan's folder: {rest}, which are no text or beyond a page."
+        said = f"Not shown, but in the plan's folder: {rest}, which are binary or too large."
         blocks.append(Paragraph(text=said))
     return Section(name="launch", heading="Launch files", blocks=(*blocks, *files))

@@ -1,7 +1,7 @@
-"""A report as GitHub-flavoured Markdown, for pull requests: words and tables, no plots.
+"""A report as GitHub-flavoured Markdown, for pull requests: text and tables, no plots.
 
-Text of a user is escaped so that it stays text: backslashes before Markdown's punctuation
-(CommonMark 0.31, 2.4), entities for what HTML would read, and no line breaks inside a cell.
+Text from users is escaped: backslashes before Markdown's punctuation (CommonMark 0.31, 2.4), HTML
+entities, and no line breaks inside a cell.
 """
 
 import re
@@ -29,7 +29,7 @@ MOST_ROWS: Final = 32
 _PUNCTUATION: Final = re.compile(r"([\\`*_\[\]#|~!])")
 
 _NOTHING: Final = "\u2060"
-"""A word joiner after an `@`, so that a name notifies nobody."""
+"""A word joiner after an `@`, so that names send no notification."""
 
 
 def markdown(report: Report) -> str:
@@ -107,6 +107,6 @@ def _rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 def _text(text: str) -> str:
-    """Return text that Markdown and HTML leave as it is, on one line."""
+    """Return text escaped for Markdown and HTML, on one line."""
     flat = " ".join(readable(text).split()).replace("@", f"@{_NOTHING}")
     return _PUNCTUATION.sub(r"\\\1", escape(flat, quote=False))

@@ -1,12 +1,11 @@
-"""HTML from values, so that no text of a user can become markup.
+"""HTML from values; text from users is always escaped.
 
-    Fragment   markup that is known to be well-formed; the only way to one from text is `element`
-    element    one element; children that are plain text are escaped, and so is every attribute
-    data_script  JSON inside a script element that no string of the data can leave
+    Fragment   well-formed markup; made from text by `element` only
+    element    one element; text children and attributes are escaped
+    data_script  JSON inside a script element, escaped so that no string can end it
 
-Characters that a page must not hold (control codes, halves of surrogate pairs) and those that
-reorder what is read (Unicode's bidirectional controls, the "Trojan source" of CVE-2021-42574)
-become U+FFFD.
+Invalid characters (control codes, lone surrogates) and those that reorder text (Unicode's
+bidirectional controls, the "Trojan source" of CVE-2021-42574) become U+FFFD.
 """
 
 import json
@@ -37,7 +36,7 @@ Attributes = Mapping[str, str | bool]
 
 
 def readable(text: str) -> str:
-    """Return the text with what a page must not hold replaced."""
+    """Return the text with invalid characters replaced."""
     return _UNFIT.sub(_REPLACEMENT, text)
 
 
@@ -46,9 +45,9 @@ def element(tag: str, /, *children: Child, **attributes: str | bool) -> Fragment
 
     Args:
         tag: its name.
-        children: fragments as they are, texts escaped.
+        children: fragments unchanged, texts escaped.
         attributes: by name, underscores for hyphens and one at the end dropped (`class_`); True
-            stands alone, False is left out.
+            has no value, False is left out.
     """
     head = tag + "".join(_attribute(name, value) for name, value in attributes.items())
     if tag in VOID:

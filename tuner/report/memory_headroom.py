@@ -1,4 +1,4 @@
-"""Running out of memory in words: the warning, what more room costs, what was given up for it."""
+"""Running out of memory in words: the warning, the cost of more headroom, the preference."""
 
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -10,26 +10,26 @@ from tuner.spec.goal import TrainGoal
 from tuner.units import format_bytes, format_ratio, format_s
 
 HARDLY_ANY: Final = 0.001
-"""Chances below this are not told in figures: published peaks are too few for them."""
+"""Smaller probabilities are not given in figures: there are too few published peaks."""
 
 
 def memory_warning(plan: Plan, *, name: Callable[[TrainDecision], str]) -> str | None:
-    """Say that the plan's decision may run out, and what would not; None where it hardly does."""
+    """Warn that the plan's decision may run out of memory; None if it is unlikely."""
     predicted = plan.predicted
-    if predicted is None or not is_warned_of(predicted):
+    if predicted is None or not needs_memory_warning(predicted):
         return None
-    return f"{chance_sentence(predicted, plan.goal)}. {_way_out(plan, name)}"
+    return f"{chance_sentence(predicted, plan.goal)}. {_relaxation_words(plan, name)}"
 
 
-def is_warned_of(predicted: TrainPrediction) -> bool:
-    """Whether the chance of running out is large enough to be said before anything else."""
+def needs_memory_warning(predicted: TrainPrediction) -> bool:
+    """Whether the probability of running out of memory deserves a warning at the top."""
     return (predicted.out_of_memory_probability or 0.0) > SMALL
 
 
 def chance_sentence(predicted: TrainPrediction, goal: TrainGoal) -> str:
-    """Say how likely it runs out, against all that a device has, and what failed starts cost.
+    """Say how likely the run is out of memory, and what failed starts cost.
 
-    Over pools of unlike devices, against the device that is likeliest to run out.
+    Over heterogeneous pools, of the device that is likeliest to run out.
     """
     chance, against = predicted.out_of_memory_probability or 0.0, _against(predicted)
     if chance < HARDLY_ANY:
@@ -46,11 +46,11 @@ def chance_sentence(predicted: TrainPrediction, goal: TrainGoal) -> str:
 
 
 def lost_starts_words(loss_s: float, *, assumed_run_s: float | None) -> str:
-    """Say what running out of memory costs, the step that the run then goes on with left out.
+    """Say what failed starts cost, without the slower step afterwards.
 
     Args:
         loss_s: seconds of the run.
-        assumed_run_s: seconds that the run is taken to last; None where the goal states its tokens.
+        assumed_run_s: assumed seconds of the run; None if the goal states its tokens.
     """
     run = "the run"
     if assumed_run_s is not None:
@@ -59,7 +59,7 @@ def lost_starts_words(loss_s: float, *, assumed_run_s: float | None) -> str:
 
 
 def _against(predicted: TrainPrediction) -> str:
-    """Say the peak that the chance is of, and what its device has."""
+    """Give the predicted peak and the device's capacity."""
     has, at_risk = predicted.memory_capacity_bytes, predicted.rank_at_risk
     if at_risk is not None:
         peak, capacity = at_risk.peak_memory_bytes, at_risk.memory_capacity_bytes
@@ -74,7 +74,7 @@ def _against(predicted: TrainPrediction) -> str:
 
 
 def peak_band_words(predicted: TrainPrediction) -> str:
-    """Say between what the peak lies that the chance is of."""
+    """Give the band of the peak."""
     at_risk = predicted.rank_at_risk
     bands = predicted.peak_memory_bytes_band
     low, high = (
@@ -85,10 +85,10 @@ def peak_band_words(predicted: TrainPrediction) -> str:
 
 
 def trade_words(plan: Plan) -> Iterator[str]:
-    """Say what the decision and the fastest cost with running out of memory, where these differ.
+    """Compare the decision with the fastest, with running out of memory included.
 
-    Chances that both are small decide nothing, and differences within a step of the order are
-    finer than published peaks can tell.
+    Two small probabilities are not compared, nor differences below the resolution of published
+    peaks.
     """
     one, predicted = plan.preferred, plan.predicted
     if one is None or predicted is None:
@@ -105,12 +105,12 @@ def trade_words(plan: Plan) -> Iterator[str]:
 
 
 def _excluded_words(chance: float, *, tried_first_s: float | None) -> str:
-    """Say why the fastest is left out, and what trying it first would come to."""
+    """Say why the fastest is excluded, and what trying it first would cost."""
     said = f"the fastest is excluded: {format_ratio(chance)} chance of running out of memory"
     if tried_first_s is None:
         return said
     return (
-        f"{said}; tried first, with this plan after it, a step is expected to take "
+        f"{said}; tried first, with this plan as fallback, a step is expected to take "
         f"{format_s(tried_first_s)}"
     )
 
@@ -135,26 +135,26 @@ def _expected_words(one: Preference) -> Iterator[str]:
     )
 
 
-def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
+def _relaxation_words(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
     one = plan.roomier
     if one is None and plan.relaxations:
-        ways = "; ".join(f"{way.limit}: {way.change}" for way in plan.relaxations)
-        return f"Every decision found runs out more likely than not. What makes room: {ways}."
+        options = "; ".join(f"{option.limit}: {option.change}" for option in plan.relaxations)
+        return f"Every decision found is likely to run out of memory. Relaxations: {options}."
     if one is None and plan.no_roomier:
         return (
-            f"No decision found has a chance below {format_ratio(SMALL)}: more nodes, or more "
-            "memory per device, make room."
+            f"No decision found has a chance below {format_ratio(SMALL)}: add nodes or memory "
+            "per device."
         )
     if one is None and plan.roomier_within_ratio is None:
         return (
-            "Decisions with more room were not searched for to the end: more nodes, or a smaller "
-            "usable_memory_ratio of the pool, make room."
+            "The search for decisions with more headroom was not finished: add nodes, or lower "
+            "usable_memory_ratio of the pool."
         )
     if one is None:
         return (
             f"No decision found within {format_ratio(plan.roomier_within_ratio or 0.0)} of its "
-            f"step has a chance below {format_ratio(SMALL)}: more nodes, or a smaller "
-            "usable_memory_ratio of the pool, make room."
+            f"step has a chance below {format_ratio(SMALL)}: add nodes, or lower "
+            "usable_memory_ratio of the pool."
         )
     assert plan.predicted is not None
     lost_s = whole_loss_s(
@@ -170,6 +170,6 @@ def _way_out(plan: Plan, name: Callable[[TrainDecision], str]) -> str:
     return (
         f"{name(one.decision)}{where} has {format_ratio(one.out_of_memory_probability)} "
         f"({peak}) and takes {format_ratio(one.slower_ratio)} "
-        f"longer, {format_s(one.slower_s)} of the run. Running out, and going on with it, is "
-        f"expected to cost {format_s(lost_s)} of the run in all."
+        f"longer, {format_s(one.slower_s)} of the run. Running out of memory and continuing with "
+        f"it is expected to cost {format_s(lost_s)} of the run."
     )

@@ -2,10 +2,10 @@
 
 Plotly's script is inlined once from the installed `plotly` package. A Content-Security-Policy
 (https://www.w3.org/TR/CSP3/) lets only the page's two scripts run, each named by its SHA-256, and
-lets nothing be fetched; styles may be inline because Plotly sets them on what it draws. Every plot
-has a table under it that says the same, for those who cannot see or point.
+fetches nothing; styles may be inline because Plotly sets them on its elements. Every plot has a
+table with the same data, for accessibility.
 
-Looks are in page.css, behaviour in page.js, beside this file.
+Style is in page.css, behaviour in page.js.
 """
 
 import base64
@@ -34,12 +34,12 @@ from tuner.report.markup import Fragment, data_script, element, readable
 from tuner.units import format_bytes
 
 NARROW_HEIGHT: Final = 60
-"""Pixels by which a plot grows on a phone, where its legend takes more lines."""
+"""Pixels added to a plot on a phone, where its legend takes more lines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assets:
-    """What a page brings along."""
+    """Scripts and style of a page."""
 
     plotly: str
     """Plotly's script."""
@@ -48,7 +48,7 @@ class Assets:
 
 
 def own_assets(plotly: str) -> Assets:
-    """Return the page's own script and style beside Plotly's script."""
+    """Return the page's script and style with Plotly's script."""
     folder = resources.files("tuner.report")
     return Assets(
         plotly=plotly,
@@ -130,7 +130,7 @@ def _section(section: Section) -> Fragment:
 
 
 def _blocks(blocks: Sequence[Block]) -> Iterator[Fragment]:
-    """Yield the blocks, small figures that follow one another side by side."""
+    """Yield the blocks; consecutive small figures are side by side."""
     numbered = enumerate(blocks)
     for is_small, run in groupby(numbered, lambda pair: _is_small(pair[1])):
         drawn = [_block(block, number) for number, block in run]
@@ -189,7 +189,7 @@ def _figure(figure: Figure) -> Fragment:
         ),
         element(
             "details",
-            element("summary", f"The numbers of '{figure.title}'"),
+            element("summary", f"Data of '{figure.title}'"),
             _table(figure.table, is_bare=False),
         ),
     )
@@ -229,7 +229,7 @@ def _cells(row: tuple[Cell, ...]) -> Iterator[Fragment]:
 
 
 def _behind(cell: Cell) -> dict[str, str]:
-    """Say which number stands behind a text, and where the plan has it."""
+    """Return the tooltip of a cell: the exact number and its path in the plan."""
     behind = {} if cell.value is None else {"data_value": repr(cell.value)}
     return behind | ({"data_key": cell.key} if cell.key else {})
 
@@ -237,7 +237,7 @@ def _behind(cell: Cell) -> dict[str, str]:
 def _file(file: File, number: int) -> Fragment:
     place = f"file-{number}"
     shown = format_bytes(file.shown_bytes)
-    size = shown if file.is_whole else f"the beginning of {shown}"
+    size = shown if file.is_whole else f"beginning of {shown}"
     button = element(
         "button", "Copy", type="button", data_copies=place, aria_label=f"Copy {file.path}"
     )
@@ -261,11 +261,10 @@ def _drawn(figure: Figure) -> dict[str, object]:
 
 
 def _as_text(value: object) -> object:
-    """Return what Plotly is given, with every text escaped and its line breaks as Plotly's.
+    """Return the data for Plotly, with every text escaped and line breaks in Plotly's form.
 
-    What is no finite number has no place in JSON and is not drawn.
-
-    Plotly reads a little HTML in texts (links, line breaks); a name of a user is no such thing.
+    Non-finite numbers are not valid JSON and are not drawn. Plotly interprets some HTML in texts
+    (links, line breaks), so names from users are escaped.
     """
     if isinstance(value, str):
         return escape(readable(value), quote=False).replace("\n", "<br>")

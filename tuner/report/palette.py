@@ -1,7 +1,7 @@
-"""Colours that the colour-blind can tell apart, one for each thing that is drawn.
+"""A colour-blind safe palette.
 
-Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), which also differs in lightness, so that
-a black-and-white print keeps the order. Plots that stack many parts give each a hatching too.
+Okabe and Ito's palette (https://jfly.uni-koeln.de/color/), which also differs in lightness, for
+black-and-white prints. Stacked plots also use hatching.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ BLUE: Final = "#0072b2"
 VERMILLION: Final = "#d55e00"
 PURPLE: Final = "#cc79a7"
 GREY: Final = "#8c959f"
-"""Readable on white and on near-black; of no meaning of its own."""
+"""Neutral; readable on white and on near-black."""
 
 CYCLE: Final = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW, GREY)
 HATCHING: Final = ("", "/", ".", "x", "\\", "-", "+", "|")
@@ -27,14 +27,14 @@ DIVERGING: Final = ("#2166ac", "#f7f7f7", "#b2182b")
 
 
 def filled(index: int) -> dict[str, object]:
-    """Return Plotly's `marker` of the part of that number in a stack."""
+    """Return Plotly's `marker` of part number `index` in a stack."""
     around = index // len(CYCLE)
-    # A colour that comes again has other lines over it.
+    # A repeated colour gets another hatching.
     return hatched(CYCLE[index % len(CYCLE)], HATCHING[(index + 3 * around) % len(HATCHING)])
 
 
 def hatched(colour: str, shape: str) -> dict[str, object]:
-    """Return Plotly's `marker` of a bar: a colour, and thin lines over it."""
+    """Return Plotly's `marker` of a bar: a colour with hatching."""
     return {
         "color": colour,
         "pattern": {

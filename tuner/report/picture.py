@@ -17,9 +17,9 @@ from tuner.environment import BROWSERS
 from tuner.errors import EnvironmentMissingError
 
 MOST_S: Final = 120.0
-"""That a browser may take for one picture."""
+"""Seconds that a browser may take for one picture."""
 VIRTUAL_S: Final = 5.0
-"""Of the page's own clock, in which plots are drawn."""
+"""Seconds of the page's virtual clock for drawing plots."""
 WIDTH: Final = 1200
 MOST_HEIGHT: Final = 16_000
 """Pixels; Chromium draws no taller texture in software (2 to the 14 less some)."""
@@ -34,13 +34,13 @@ QUIET: Final = (
     "--disable-sync",
     "--hide-scrollbars",
     "--force-color-profile=srgb",
-    # A browser of its own accord asks its maker for updates and the time: no name is found.
+    # Browsers contact their vendor for updates and the time: resolve no names.
     "--host-resolver-rules=MAP * ~NOTFOUND",
 )
 
 
 def browser_path(which: Callable[[str], str | None] = shutil.which) -> str:
-    """Return the first browser that is installed.
+    """Return the first installed browser.
 
     Raises:
         EnvironmentMissingError: there is none.
@@ -58,7 +58,7 @@ def browser_path(which: Callable[[str], str | None] = shutil.which) -> str:
 def command(
     browser: str, page: Path, *, scratch: Path, switches: Sequence[str], is_root: bool
 ) -> list[str]:
-    """Return the command that opens a page; root has no sandbox to run in."""
+    """Return the command that opens a page; root cannot use the sandbox."""
     return [
         browser,
         *QUIET,
@@ -70,13 +70,12 @@ def command(
     ]
 
 
-def picture(page: str, *, width: int = WIDTH, height: int | None = None) -> bytes:
+def picture(page: str, *, width: int = WIDTH) -> bytes:
     """Return the whole page as a PNG.
 
     Args:
         page: the HTML.
         width: of the window, in pixels.
-        height: of the window; None: as long as the page is.
 
     Raises:
         EnvironmentMissingError: there is no Chromium, or it fails.
@@ -87,12 +86,11 @@ def picture(page: str, *, width: int = WIDTH, height: int | None = None) -> byte
         file, out = folder / "report.html", folder / "report.png"
         file.write_text(page, encoding="utf-8")
 
-        def opened(*switches: str) -> str:
+        def run_page(*switches: str) -> str:
             return _run(browser, file, scratch=folder / "profile", switches=switches)
 
-        if height is None:
-            height = _height(opened(f"--window-size={width},1000", "--dump-dom"))
-        opened(f"--window-size={width},{height}", f"--screenshot={out}")
+        height = _height(run_page(f"--window-size={width},1000", "--dump-dom"))
+        run_page(f"--window-size={width},{height}", f"--screenshot={out}")
         if not out.is_file():
             raise EnvironmentMissingError(
                 f"{browser} drew no picture; try it by hand on the page of --format html"
@@ -102,10 +100,12 @@ def picture(page: str, *, width: int = WIDTH, height: int | None = None) -> byte
 
 def _run(browser: str, file: Path, *, scratch: Path, switches: Sequence[str]) -> str:
     """Open the page once and return what the browser prints."""
-    asked = command(browser, file, scratch=scratch, switches=switches, is_root=os.geteuid() == 0)
+    arguments = command(
+        browser, file, scratch=scratch, switches=switches, is_root=os.geteuid() == 0
+    )
     try:
         done = subprocess.run(
-            asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=MOST_S, check=False
+            arguments, stdin=subprocess.DEVNULL, capture_output=True, timeout=MOST_S, check=False
         )
     except subprocess.TimeoutExpired as error:
         raise EnvironmentMissingError(
@@ -119,10 +119,10 @@ def _run(browser: str, file: Path, *, scratch: Path, switches: Sequence[str]) ->
 
 
 def _height(dom: str) -> int:
-    """Return how long the page says it is, in pixels."""
-    found = re.search(r'<html[^>]* data-height="(\d{1,6})"', dom)
-    if found is None:
+    """Return the page's height, in pixels."""
+    match = re.search(r'<html[^>]* data-height="(\d{1,6})"', dom)
+    if match is None:
         raise EnvironmentMissingError(
             "the browser did not draw the page in time; write --format html instead"
         )
-    return min(MOST_HEIGHT, max(400, int(found[1])))
+    return min(MOST_HEIGHT, max(400, int(match[1])))

@@ -11,7 +11,7 @@ from tuner.units import format_s
 
 
 def imbalance_figure(predicted: PlacePrediction) -> Figure:
-    """Draw every workload's imbalance before, by EPLB's rule and after."""
+    """Draw every workload's imbalance: current, EPLB baseline and planned."""
     outcomes = predicted.outcomes
     names = [one.workload for one in outcomes]
     bands = [predicted.imbalance_band.get(one.workload) for one in outcomes]
@@ -47,8 +47,8 @@ def imbalance_figure(predicted: PlacePrediction) -> Figure:
     return Figure(
         name="imbalance",
         title="Imbalance of every workload",
-        reading="Largest rank load over the mean, judged on passes that the plan was not made "
-        "from; 1 is perfect. The line on the plan's bar holds 90 % of the passes.",
+        reading="Largest rank load over the mean on hold-out passes; 1 is perfect. The line on "
+        "the plan's bar covers 90 % of the passes.",
         traces=tuple(traces),
         layout=layout(
             x=axis("", type="category"),
@@ -86,21 +86,21 @@ def imbalance_figure(predicted: PlacePrediction) -> Figure:
 
 
 def left_out_figure(predicted: PlacePrediction) -> Figure | None:
-    """Draw how the plan does on a workload that it has not seen."""
+    """Draw the imbalance on a workload that was left out (leave-one-out)."""
     folds = predicted.left_out
     if not folds:
         return None
     names = [one.workload for one in folds]
     series = (
         ("before", [one.imbalance_before for one in folds], GREY, "circle"),
-        ("EPLB's rule on the others", [one.imbalance_rule for one in folds], ORANGE, "square"),
+        ("EPLB on the others", [one.imbalance_rule for one in folds], ORANGE, "square"),
         ("planned without it", [one.imbalance_after for one in folds], BLUE, "diamond"),
     )
     return Figure(
         name="left-out",
-        title="On a workload that was left out",
-        reading="Planned from the other workloads and judged on the one that was left out: what to "
-        "expect of traffic that nobody has recorded.",
+        title="Leave-one-out",
+        reading="Planned from the other workloads and evaluated on the one left out: what to "
+        "expect on unrecorded traffic.",
         traces=tuple(
             {
                 "type": "scatter",
@@ -118,8 +118,8 @@ def left_out_figure(predicted: PlacePrediction) -> Figure | None:
             x=axis("", type="category"), y=axis("largest load / mean", rangemode="tozero")
         ),
         table=Table(
-            caption="Each workload left out in turn",
-            header=("left out", "before", "EPLB's rule", "planned without it", "its worst layer"),
+            caption="Leave-one-out by workload",
+            header=("left out", "before", "EPLB's rule", "planned without it", "worst layer"),
             rows=tuple(
                 (
                     word(one.workload),
@@ -136,7 +136,7 @@ def left_out_figure(predicted: PlacePrediction) -> Figure | None:
 
 
 def bounds_figure(certificate: PlaceCertificate) -> Figure | None:
-    """Draw each layer's objective against what is proven of it."""
+    """Draw each layer's objective against its proven bound."""
     layers = certificate.layers
     if not layers:
         return None
@@ -144,7 +144,7 @@ def bounds_figure(certificate: PlaceCertificate) -> Figure | None:
     return Figure(
         name="bounds",
         title="Each layer against its bound",
-        reading="What the plan reaches in a layer, and what no placement can go below.",
+        reading="The plan's objective in each layer, and the proven lower bound.",
         traces=(
             {
                 "type": "scatter",
@@ -157,7 +157,7 @@ def bounds_figure(certificate: PlaceCertificate) -> Figure | None:
             {
                 "type": "scatter",
                 "mode": "markers",
-                "name": "nothing is below",
+                "name": "lower bound",
                 "x": names,
                 "y": [one.bound for one in layers],
                 "marker": {
@@ -186,7 +186,7 @@ def bounds_figure(certificate: PlaceCertificate) -> Figure | None:
 
 
 def times_figure(predicted: PlacePrediction) -> Figure | None:
-    """Draw the seconds of the expert layers, where a model and devices were named."""
+    """Draw the seconds of the expert layers, if a model and devices were named."""
     times = predicted.layer_times
     if not times:
         return None
@@ -199,7 +199,7 @@ def times_figure(predicted: PlacePrediction) -> Figure | None:
     return Figure(
         name="layer-times",
         title="Expert layers of one pass",
-        reading="Predicted seconds of all expert layers of one pass, the mean over judged passes.",
+        reading="Predicted seconds of all expert layers of one pass, mean over hold-out passes.",
         traces=tuple(
             {
                 "type": "bar",
@@ -217,7 +217,7 @@ def times_figure(predicted: PlacePrediction) -> Figure | None:
         ),
         table=Table(
             caption="Seconds of the expert layers of one pass",
-            header=("workload", "before", "EPLB's rule", "the plan", "of it exchange"),
+            header=("workload", "before", "EPLB's rule", "the plan", "of it all-to-all"),
             rows=tuple(_times_row(one, at) for at, one in enumerate(times)),
         ),
         height=340,

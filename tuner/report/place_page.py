@@ -1,4 +1,4 @@
-"""The report of a placement: whether it is worth it, what it does to ranks, how sure that is."""
+"""The report on a placement: verdict, rank loads before and after, evidence."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ from tuner.verify.placement_records import PlaceVerified
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlaceEvidence:
-    """What lies beside a placement's plan."""
+    """What accompanies a placement's plan."""
 
     maps: tuple[HeatMap, ...]
     files: tuple[File, ...]
@@ -53,17 +53,17 @@ class PlaceEvidence:
 
 
 def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
-    """Put everything that is known of a placement's plan into words, tables and plots."""
+    """Build the report on a placement's plan."""
     decision, predicted, verdict = plan.decision, plan.predicted, plan.verdict
     if decision is None or predicted is None or verdict is None:
         return Report(
             title=f"Experts on {plan.goal.ranks} ranks",
             kind="Expert placement",
-            verdict="No placement keeps the limits of the spec.",
+            verdict="No placement meets the limits of the spec.",
             is_found=False,
             facts=Facts(facts=(("certificate", word(plan.certificate.status)),), are_large=True),
-            proof=f"Stands in the way: {plan.binding_constraint}.",
-            sections=(*_ways_out(plan), _provenance(plan)),
+            proof=f"Infeasible because of: {plan.binding_constraint}.",
+            sections=(*_relaxations(plan), _provenance(plan)),
         )
     return Report(
         title=f"{decision.num_experts} experts on {decision.ranks} ranks",
@@ -85,7 +85,7 @@ def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
                 ),
             ),
             *_maps(evidence.maps, workloads=len(predicted.outcomes)),
-            *_unseen(predicted),
+            *_left_out_traffic(predicted),
             *_measured(evidence.verified),
             Section(
                 name="choice",
@@ -99,7 +99,7 @@ def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
                 ),
             ),
             *([evidence.what_if] if evidence.what_if else []),
-            *_ways_out(plan),
+            *_relaxations(plan),
             *_move(predicted.migration),
             launch_section(
                 evidence.files, named=sum(name.startswith("launch/") for name in plan.files)
@@ -111,7 +111,7 @@ def place_report(plan: PlacePlan, evidence: PlaceEvidence) -> Report:
 
 def _words(decision: PlaceDecision) -> str:
     return (
-        f"{len(decision.layer_ids)} layers of {decision.num_experts} experts stand in "
+        f"{len(decision.layer_ids)} layers of {decision.num_experts} experts are placed in "
         f"{decision.num_slots} slots on {decision.ranks} ranks, {decision.redundant_experts} of "
         "them redundant."
     )
@@ -121,12 +121,12 @@ def _headline(
     plan: PlacePlan, predicted: PlacePrediction, verdict: Verdict
 ) -> Iterator[tuple[str, Cell]]:
     yield "verdict", word(verdict.word)
-    saved = "saved of traffic" if predicted.traffic else "saved of the largest loads"
-    saved = "saved of expert time" if predicted.layer_times else saved
+    saved = "traffic saved" if predicted.traffic else "peak load saved"
+    saved = "expert time saved" if predicted.layer_times else saved
     yield saved, share(verdict.gain_ratio, key="verdict.gain_ratio")
-    yield "noise of that", share(verdict.noise_ratio, key="verdict.noise_ratio")
+    yield "noise of the saving", share(verdict.noise_ratio, key="verdict.noise_ratio")
     if verdict.step_gain_ratio is not None:
-        yield "saved of a whole pass", share(verdict.step_gain_ratio, key="verdict.step_gain_ratio")
+        yield "pass time saved", share(verdict.step_gain_ratio, key="verdict.step_gain_ratio")
     worst = max(
         range(len(predicted.outcomes)), key=lambda at: predicted.outcomes[at].imbalance_after
     )
@@ -139,7 +139,7 @@ def _headline(
 def _proof(certificate: PlaceCertificate) -> str:
     if certificate.status == "optimal":
         return "Proven optimal under the model."
-    return f"Within {certificate.gap_ratio:.3%} of what no placement can go below."
+    return f"Within {certificate.gap_ratio:.3%} of the proven lower bound."
 
 
 def _certificate(plan: PlacePlan) -> Iterator[tuple[str, Cell]]:
@@ -153,7 +153,7 @@ def _certificate(plan: PlacePlan) -> Iterator[tuple[str, Cell]]:
     if certificate.objective is not None:
         yield "reached", write(certificate.objective, key="certificate.objective")
     if certificate.bound is not None:
-        yield "nothing is below", write(certificate.bound, key="certificate.bound")
+        yield "lower bound", write(certificate.bound, key="certificate.bound")
     yield "method", word(certificate.method.replace("_", " "))
     yield "solved in", seconds(certificate.solve_s, key="certificate.solve_s")
 
@@ -165,7 +165,7 @@ def _traffic(plan: PlacePlan, predicted: PlacePrediction) -> Table | None:
     write = seconds if in_seconds else number
     unit = "" if in_seconds else ", relative to a copy inside a domain"
     return Table(
-        caption=f"Traffic of {plan.goal.traffic_is_of}, all layers{unit}",
+        caption=f"Traffic of {plan.goal.traffic_unit}, all layers{unit}",
         header=("", "before", "EPLB's rule", "the plan"),
         rows=tuple(
             (
@@ -194,9 +194,7 @@ def _traffic_times(predicted: PlacePrediction) -> Table | None:
                 seconds(one.rule_s, key=f"{path}.{at}.rule_s"),
                 seconds(one.after_s, key=f"{path}.{at}.after_s"),
                 word(
-                    f"{one.tokens_judged} later tokens"
-                    if one.tokens_judged
-                    else "what was planned from"
+                    f"{one.tokens_judged} hold-out tokens" if one.tokens_judged else "planned from"
                 ),
             )
             for at, one in enumerate(predicted.traffic_times)
@@ -234,14 +232,14 @@ def _maps(maps: tuple[HeatMap, ...], *, workloads: int) -> Iterator[Section]:
             heat,
             name=f"heat-map-{at}",
             title=f"Rank loads of {heat.title}",
-            reading="Load of every rank in every layer over the layer's mean, on judged passes; "
+            reading="Load of every rank in every layer over the layer's mean, on hold-out passes; "
             "both panels have one scale.",
             across="rank",
         )
         for at, heat in enumerate(maps)
     )
     rest = workloads - len(maps)
-    more = Paragraph(text=f"Maps of {rest} more workloads lie in the plan's folder, in report/.")
+    more = Paragraph(text=f"Maps of {rest} more workloads are in the plan's folder, in report/.")
     yield Section(
         name="loads",
         heading="Loads by layer and rank",
@@ -249,10 +247,10 @@ def _maps(maps: tuple[HeatMap, ...], *, workloads: int) -> Iterator[Section]:
     )
 
 
-def _unseen(predicted: PlacePrediction) -> Iterator[Section]:
+def _left_out_traffic(predicted: PlacePrediction) -> Iterator[Section]:
     figure = left_out_figure(predicted)
     if figure is not None:
-        yield Section(name="unseen", heading="Traffic nobody recorded", blocks=(figure,))
+        yield Section(name="unseen", heading="Unrecorded traffic", blocks=(figure,))
 
 
 def _measured(verified: PlaceVerified | None) -> Iterator[Section]:
@@ -260,7 +258,7 @@ def _measured(verified: PlaceVerified | None) -> Iterator[Section]:
         return
     nothing = word("-")
     table = Table(
-        caption=f"Expert products of the slowest rank, mean of {len(verified.layers)} layers",
+        caption=f"Expert GEMMs of the slowest rank, mean of {len(verified.layers)} layers",
         header=("placement", "status", "predicted", "measured"),
         rows=tuple(
             (
@@ -291,8 +289,8 @@ def _alternatives(plan: PlacePlan) -> Table | None:
     if not plan.alternatives:
         return None
     return Table(
-        caption="Other placements of the same question",
-        header=("placement", "objective", "keeps the limits", "why it lost"),
+        caption="Other placements",
+        header=("placement", "objective", "meets the limits", "why it lost"),
         rows=tuple(
             (
                 word(one.method),
@@ -312,8 +310,8 @@ def _dispatches(predicted: PlacePrediction) -> Table | None:
     what = "token copies" if predicted.dispatches[0].counts_copies else "tokens"
     return Table(
         caption="Dispatch rules of the engine: largest rank load over the mean, expected and with "
-        f"the noise of {tokens:.0f} {what} a rank",
-        header=("rule", "all-to-all backend", "expected", "with noise", "what it costs"),
+        f"the noise of {tokens:.0f} {what} per rank",
+        header=("rule", "all-to-all backend", "expected", "with noise", "cost"),
         rows=tuple(
             (
                 word(one.dispatch),
@@ -338,11 +336,11 @@ def _marks(plan: PlacePlan) -> Notes | None:
     )
 
 
-def _ways_out(plan: PlacePlan) -> Iterator[Section]:
+def _relaxations(plan: PlacePlan) -> Iterator[Section]:
     if plan.relaxations:
         yield Section(
             name="ways-out",
-            heading="What more room would bring",
+            heading="Relaxations",
             blocks=(Notes(notes=plan.relaxations),),
         )
 
@@ -357,8 +355,8 @@ def _move(moved: MigrationCost | None) -> Iterator[Section]:
     if moved.transfer_s is not None:
         facts.append(("transfer", seconds(moved.transfer_s, key=f"{path}.transfer_s")))
     if moved.break_even_s is not None:
-        facts.append(("paid back after", seconds(moved.break_even_s, key=f"{path}.break_even_s")))
-    yield Section(name="move", heading="Getting there", blocks=(Facts(facts=tuple(facts)),))
+        facts.append(("break-even after", seconds(moved.break_even_s, key=f"{path}.break_even_s")))
+    yield Section(name="move", heading="Migration", blocks=(Facts(facts=tuple(facts)),))
 
 
 def _provenance(plan: PlacePlan) -> Section:

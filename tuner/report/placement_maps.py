@@ -1,6 +1,6 @@
 """Heat maps of a placement's plan: load by layer and rank, before and after, for each workload.
 
-Written beside the plan as pictures and numbers, and read back from the numbers.
+Written beside the plan as SVG and JSON, and read back from the JSON.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,33 +12,33 @@ import numpy as np
 from solvers.placement.ranks import Placement
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.place_plan import PlacePlan
-from tuner.planner.place.comparison import judge_workload
-from tuner.planner.place.evidence import evidence_of
-from tuner.planner.place.notes import dispatch_of
+from tuner.planner.place.comparison import evaluate_workload
+from tuner.planner.place.evidence import split_recordings
+from tuner.planner.place.notes import planned_dispatch
 from tuner.report.heat_map import HeatMap, heat_map_json, heat_map_svg
 from tuner.spec.files import read_json_object
 from tuner.spec.place_read import PlaceSpec
 
 MOST_MAPS: Final = 12
-"""That are read back; the rest stays in its files."""
+"""Maps that a report reads back."""
 MOST_MAP_BYTES: Final = 64 * 2**20
 """Of one file."""
 
 
 def heat_maps(spec: PlaceSpec, plan: PlacePlan) -> Mapping[str, str]:
-    """Return one picture and one JSON file a workload, by file name; nothing without a plan.
+    """Return one SVG and one JSON file per workload, by file name; nothing without a plan.
 
-    A cell is the mean over judged passes of a rank's load over the layer's mean.
+    A cell is a rank's load over the layer's mean, averaged over hold-out passes.
     """
     if plan.decision is None:
         return {}
     chosen = Placement(expert_LS=np.array(plan.decision.physical_to_logical, dtype=np.int64))
     compared = () if plan.predicted is None else plan.predicted.dispatches
-    dispatch = compared[0].rule if compared else dispatch_of(spec)
+    dispatch = compared[0].rule if compared else planned_dispatch(spec)
     files = {}
-    for number, one in enumerate(evidence_of(spec)):
+    for number, one in enumerate(split_recordings(spec)):
         maps = {
-            title: judge_workload(spec, one, placement, dispatch).mean_ratio_LG(spec.ranks)
+            title: evaluate_workload(spec, one, placement, dispatch).mean_ratio_LG(spec.ranks)
             for title, placement in (("before", spec.current), ("after", chosen))
         }
         heat = HeatMap(title=one.name, layer_ids=spec.layer_ids, panels=maps)
@@ -78,4 +78,4 @@ def _read(file: Path) -> HeatMap:
             },
         )
     except (SpecError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PlanUnreadableError(f"{file}: holds no heat map; plan anew") from error
+        raise PlanUnreadableError(f"{file}: no heat map in it; plan again") from error

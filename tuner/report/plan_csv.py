@@ -1,8 +1,8 @@
-"""What a plan compares, as one CSV: the front of a deployment, the candidates of a training run.
+"""The candidates of a plan as one CSV.
 
-train   the plan, its runners-up, their variants and the front of time against memory
-serve   the front of tokens a second of a device against those of a user, mode by mode
-place   every workload before and after
+train   the plan, its runners-up, their variants and the Pareto front of time and memory
+serve   the Pareto front of tokens/s per device and per user, by mode
+place   every workload, current and planned
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ PLACE: Final = (
 
 
 def plan_csv(plan: Plan | ServePlan | PlacePlan) -> str:
-    """Return the text of the file; a header alone where nothing was found."""
+    """Return the text of the file; only a header if the plan has no decision."""
     if isinstance(plan, ServePlan):
         header = tuple(FrontPoint.model_fields)
         return csv_text(header, (tuple(dict(point).values()) for point in plan.pareto))

@@ -1,4 +1,4 @@
-"""Plotly's script, from the installed `plotly` package: a page carries it and fetches nothing."""
+"""Plotly's script, from the installed `plotly` package, to be inlined into pages."""
 
 from importlib import resources
 
@@ -9,16 +9,18 @@ def plotly_script() -> str:
     """Return the minified script.
 
     Raises:
-        EnvironmentMissingError: plotly is not installed, or holds no script that a page can carry.
+        EnvironmentMissingError: plotly is not installed, or its script cannot be inlined.
     """
-    way_out = "pip install 'moetune[report]'"
+    install_command = "pip install 'moetune[report]'"
     try:
         file = resources.files("plotly").joinpath("package_data/plotly.min.js")
     except ModuleNotFoundError as error:
-        raise EnvironmentMissingError(f"plotly is not installed; {way_out}") from error
+        raise EnvironmentMissingError(f"plotly is not installed; {install_command}") from error
     if not file.is_file():
-        raise EnvironmentMissingError(f"the installed plotly lacks its script; {way_out}")
+        raise EnvironmentMissingError(f"the installed plotly lacks its script; {install_command}")
     script = file.read_text(encoding="utf-8")
     if "</script" in script.lower():
-        raise EnvironmentMissingError(f"the installed plotly's script cannot be inlined; {way_out}")
+        raise EnvironmentMissingError(
+            f"the installed plotly's script cannot be inlined; {install_command}"
+        )
     return script

@@ -1,11 +1,11 @@
-"""What a plan rests on, as a section."""
+"""The provenance of a plan, as a section."""
 
 from collections.abc import Mapping, Sequence
 
 from tuner.report.content import Cell, Facts, Notes, Section, some, word
 
 SHOWN_DIGITS = 16
-"""Of a SHA-256, which identify it well enough to compare by eye."""
+"""Characters of a SHA-256 that are shown."""
 
 
 def provenance_section(
@@ -30,6 +30,6 @@ def provenance_section(
     ]
     return Section(
         name="provenance",
-        heading="What it rests on",
+        heading="Provenance",
         blocks=some(Facts(facts=tuple(facts)), Notes(notes=tuple(notes)) if notes else None),
     )

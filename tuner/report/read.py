@@ -1,4 +1,4 @@
-"""From a plan's folder to its report: reads what lies there, and prices nothing."""
+"""From a plan's folder to its report; prices nothing."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,11 +9,11 @@ from tuner.plan import Plan
 from tuner.plan_folder import (
     PLAN_NAME,
     TRIALS_NAME,
-    kind_of_plan,
-    parsed_plan,
+    plan_kind,
     read_plan,
+    read_plan_as,
     read_verified,
-    verified_as,
+    read_verified_as,
 )
 from tuner.report.content import Report, Section
 from tuner.report.launch_section import read_launch_files
@@ -31,25 +31,27 @@ from tuner.what_if import Change, WhatIf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Other limits, and the answers."""
+class WhatIfEvidence:
+    """Results under other limits."""
 
     changes: tuple[Change, ...]
-    found: WhatIf
+    result: WhatIf
 
 
-def report_of(folder: Path, *, asked: Asked | None = None, replay: Replay | None = None) -> Report:
-    """Report on the plan of a folder, with its trials where there are any.
+def build_report(
+    folder: Path, *, what_if: WhatIfEvidence | None = None, replay: Replay | None = None
+) -> Report:
+    """Report on the plan of a folder, with its trials if there are any.
 
     Args:
         folder: of the plan.
-        asked: answers to show beside it.
-        replay: what playing a deployment's traffic again has shown.
+        what_if: results under other limits.
+        replay: the repeated simulation of a deployment's traffic.
 
     Raises:
-        PlanUnreadableError: there is no plan, or what lies beside it is damaged.
+        PlanUnreadableError: there is no plan, or a file beside it is damaged.
     """
-    kind = kind_of_plan(folder)
+    kind = plan_kind(folder)
     if kind == "train":
         plan = read_plan(folder)
         _check(folder, plan)
@@ -57,18 +59,18 @@ def report_of(folder: Path, *, asked: Asked | None = None, replay: Replay | None
             verified=read_verified(folder),
             trials=read_trials(folder / TRIALS_NAME),
             files=read_launch_files(folder, plan.files),
-            what_if=_curves(asked, kind="train"),
+            what_if=_curves(what_if, kind="train"),
         )
         return train_report(plan, evidence)
     if kind == "serve":
-        deployment = parsed_plan(folder, ServePlan)
+        deployment = read_plan_as(folder, ServePlan)
         return serve_report(
             deployment,
             ServeEvidence(
                 files=read_launch_files(folder, deployment.files),
                 replay=replay,
-                what_if=_curves(asked, kind="serve"),
-                verified=verified_as(ServeVerified, folder),
+                what_if=_curves(what_if, kind="serve"),
+                verified=read_verified_as(ServeVerified, folder),
             ),
         )
     if kind == "place":
@@ -79,8 +81,8 @@ def report_of(folder: Path, *, asked: Asked | None = None, replay: Replay | None
             PlaceEvidence(
                 maps=read_heat_maps(folder, placement.files),
                 files=read_launch_files(folder, placement.files),
-                verified=verified_as(PlaceVerified, folder),
-                what_if=_curves(asked, kind="place", slots=slots),
+                verified=read_verified_as(PlaceVerified, folder),
+                what_if=_curves(what_if, kind="place", slots=slots),
             ),
         )
     raise PlanUnreadableError(
@@ -89,7 +91,7 @@ def report_of(folder: Path, *, asked: Asked | None = None, replay: Replay | None
 
 
 def _check(folder: Path, plan: Plan) -> None:
-    """Refuse a plan whose decision and prediction speak of other numbers of stages.
+    """Refuse a plan whose decision and prediction have different numbers of stages.
 
     Raises:
         PlanUnreadableError: they do.
@@ -106,11 +108,13 @@ def _check(folder: Path, plan: Plan) -> None:
     if len(predicted.stages) != decision.num_stages or any(len(own) != ranks for own in by_rank):
         raise PlanUnreadableError(
             f"{folder / PLAN_NAME}: predicted: not of the decision's {decision.num_stages} stages "
-            f"on {ranks} pipeline ranks; write it anew"
+            f"on {ranks} pipeline ranks; plan again"
         )
 
 
-def _curves(asked: Asked | None, *, kind: str, slots: int | None = None) -> Section | None:
-    if asked is None:
+def _curves(
+    what_if: WhatIfEvidence | None, *, kind: str, slots: int | None = None
+) -> Section | None:
+    if what_if is None:
         return None
-    return what_if_section(asked.found, asked.changes, kind=kind, slots=slots)
+    return what_if_section(what_if.result, what_if.changes, kind=kind, slots=slots)

@@ -1,4 +1,4 @@
-"""Why this deployment: the certificate, the runners-up, every mode, and what no release has."""
+"""Why this deployment: certificate, runners-up, modes, and unlaunchable options."""
 
 from collections.abc import Iterator
 
@@ -19,20 +19,20 @@ from tuner.report.decisions import serve_words
 from tuner.report.front_figure import front_figure
 from tuner.report.palette import CYCLE, SYMBOLS, VERMILLION
 from tuner.report.serve_figures import alternatives_rows
-from tuner.serve_plan import ServeModeAnswer, ServePlan, ServePrediction
+from tuner.serve_plan import ServeModeResult, ServePlan, ServePrediction
 from tuner.serve_words import gain_words
 from tuner.units import format_s
 
 
 def choice_section(plan: ServePlan) -> Section:
-    """Say what is proven and what came next."""
+    """Return the section on certificate and runners-up."""
     certificate = plan.certificate
     facts: list[tuple[str, Cell]] = [("certificate", word(certificate.status))]
     if certificate.objective is not None:
         said = f"objective ({plan.goal.objective})"
         facts.append((said, number(certificate.objective, key="certificate.objective")))
     if certificate.bound is not None:
-        facts.append(("nothing is beyond", number(certificate.bound, key="certificate.bound")))
+        facts.append(("bound", number(certificate.bound, key="certificate.bound")))
     facts.append(("method", word(certificate.method)))
     facts.append(("solved in", seconds(certificate.solve_s, key="certificate.solve_s")))
     missing = tuple(
@@ -49,20 +49,18 @@ def choice_section(plan: ServePlan) -> Section:
             _candidates(plan),
             front_figure(plan),
             _modes(plan),
-            Notes(notes=tuple(f"Cannot be launched: {one}" for one in missing))
-            if missing
-            else None,
+            Notes(notes=tuple(f"Not launchable: {one}" for one in missing)) if missing else None,
         ),
     )
 
 
 def _modes(plan: ServePlan) -> Table | None:
-    """Say what every mode that was asked for comes to."""
+    """Return the table of requested modes."""
     if not plan.modes:
         return None
     nothing = word("-")
 
-    def row(at: int, one: ServeModeAnswer) -> tuple[Cell, ...]:
+    def row(at: int, one: ServeModeResult) -> tuple[Cell, ...]:
         path = f"modes.{at}"
         return (
             word(one.mode.replace("_", " ")),
@@ -78,7 +76,7 @@ def _modes(plan: ServePlan) -> Table | None:
 
     header = ("mode", "outcome", "devices", "cost per hour", "first token", "per token", "why")
     return Table(
-        caption="Every mode that was asked for, means over requests",
+        caption="Requested modes, means over requests",
         header=header,
         rows=tuple(row(at, one) for at, one in enumerate(plan.modes)),
     )
@@ -91,8 +89,8 @@ def _candidates(plan: ServePlan) -> Figure:
     return Figure(
         name="candidates",
         title="The candidates: latency against devices",
-        reading="The plan and the runners-up that it keeps, each the best of its kind; other "
-        "candidates were priced and are not stored. Point at one for its decision.",
+        reading="The plan and its stored runners-up, each the best of its kind; other "
+        "candidates were priced and are not stored. Hover for the decision.",
         traces=tuple(
             {
                 "type": "scatter",
@@ -106,8 +104,8 @@ def _candidates(plan: ServePlan) -> Figure:
                     "size": 18 if at == 0 else 12,
                 },
                 "hovertext": [
-                    f"{name}\n{serve_words(decision)}\nfirst token P90 "
-                    f"{format_s(one.ttft_s.p90)}, per token P90 {format_s(one.tpot_s.p90)}"
+                    f"{name}\n{serve_words(decision)}\nTTFT P90 "
+                    f"{format_s(one.ttft_s.p90)}, TPOT P90 {format_s(one.tpot_s.p90)}"
                 ],
                 "hoverinfo": "text",
             }
@@ -115,7 +113,7 @@ def _candidates(plan: ServePlan) -> Figure:
         ),
         layout=layout(
             x=axis("devices", rangemode="tozero"),
-            y=time_axis("time per output token, P90", rangemode="tozero"),
+            y=time_axis("TPOT P90", rangemode="tozero"),
             hovermode="closest",
         ),
         table=Table(
@@ -123,9 +121,9 @@ def _candidates(plan: ServePlan) -> Figure:
             header=(
                 "",
                 "devices",
-                "first token, P90",
-                "per token, P90",
-                "good requests/s a device",
+                "TTFT P90",
+                "TPOT P90",
+                "goodput, requests/s per device",
                 *(("cost per hour",) if has_cost else ()),
                 "decision",
                 "why it lost",

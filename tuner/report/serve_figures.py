@@ -1,4 +1,4 @@
-"""Plots of a deployment: where instances stand, how busy they are, where a decode step goes."""
+"""Plots of a deployment: instances on devices, utilisation, breakdown of a decode step."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -11,7 +11,7 @@ from tuner.serve_plan import Instances, ServeDecision, ServePlan, ServePredictio
 from tuner.units import format_bytes, format_ratio, format_s
 
 MOST_ROWS: Final = 48
-"""Instances of one group that have a row of their own; more share one."""
+"""Instances of one group with a row each; more share one row."""
 MOST_SQUARES: Final = 64
 """Devices drawn in one row."""
 
@@ -67,8 +67,8 @@ def instances_figure(plan: ServePlan, decision: ServeDecision) -> Figure:
     return Figure(
         name="instances",
         title="The instances",
-        reading="Every row is one instance, every mark one device. Handovers of KV caches go from "
-        "prefill to decode.",
+        reading="Every row is one instance, every mark one device. KV transfers go from prefill to "
+        "decode.",
         traces=tuple(traces),
         layout=layout(
             x=axis("device", range=[0.3, widest + 0.7], dtick=max(1, widest // 8), showgrid=False),
@@ -111,12 +111,12 @@ def _groups(plan: ServePlan, decision: ServeDecision, free: dict[str, int]) -> T
         (word(f"not used on {pool}"), nothing, number(count), nothing, nothing, nothing)
         for pool, count in free.items()
     ]
-    header = ("group", "instances", "devices each", "split", "sequences a rank", "KV tokens")
+    header = ("group", "instances", "devices each", "split", "sequences per rank", "KV tokens")
     return Table(caption="Groups of equal instances", header=header, rows=tuple(rows))
 
 
 def decode_figure(plan: ServePlan, predicted: ServePrediction) -> Figure:
-    """Draw one decode step of the busiest group, beside those of the runners-up."""
+    """Draw one decode step of the most-loaded group, with those of the runners-up."""
     rows = [("the plan", "predicted", predicted)]
     rows += [
         (f"runner-up {at + 1}", f"alternatives.{at}.predicted", other.predicted)
@@ -127,7 +127,7 @@ def decode_figure(plan: ServePlan, predicted: ServePrediction) -> Figure:
     return Figure(
         name="decode-step",
         title="Where a decode step goes",
-        reading="Predicted seconds of one decode step of the busiest group, by operation.",
+        reading="Predicted seconds of one decode step of the most-loaded group, by operation.",
         traces=tuple(
             {
                 "type": "bar",
@@ -145,7 +145,7 @@ def decode_figure(plan: ServePlan, predicted: ServePrediction) -> Figure:
             for place, part in enumerate(parts)
         ),
         layout=layout(
-            x=time_axis("time of a decode step"),
+            x=time_axis("decode step time"),
             y=axis("", autorange="reversed", type="category"),
             barmode="stack",
         ),
@@ -171,14 +171,14 @@ def decode_figure(plan: ServePlan, predicted: ServePrediction) -> Figure:
 
 
 def use_figure(predicted: ServePrediction) -> Figure:
-    """Draw how busy each group of instances is."""
+    """Draw the utilisation of each group of instances."""
     names = list(predicted.utilisation_ratio)
     values = [predicted.utilisation_ratio[name] for name in names]
     return Figure(
         name="use",
-        title="How busy each group is",
-        reading="Predicted share of the time in which a group's instances work; what is left is "
-        "room for bursts.",
+        title="Utilisation of each group",
+        reading="Predicted share of time in which a group's instances work; the rest is headroom "
+        "for bursts.",
         traces=(
             {
                 "type": "bar",
@@ -190,7 +190,7 @@ def use_figure(predicted: ServePrediction) -> Figure:
                 "textposition": "auto",
                 "hovertext": [
                     f"{name}: {format_ratio(value)} busy, "
-                    f"{format_bytes(predicted.memory_bytes.get(name, 0))} a device"
+                    f"{format_bytes(predicted.memory_bytes.get(name, 0))} per device"
                     for name, value in zip(names, values, strict=True)
                 ],
                 "hoverinfo": "text",
@@ -204,8 +204,8 @@ def use_figure(predicted: ServePrediction) -> Figure:
             showlegend=False,
         ),
         table=Table(
-            caption="Use and memory of each group",
-            header=("group", "busy", "memory of a device"),
+            caption="Utilisation and memory of each group",
+            header=("group", "busy", "memory per device"),
             rows=tuple(
                 (word(name), _use(predicted, name), _memory(predicted, name)) for name in names
             ),
@@ -219,8 +219,10 @@ def _use(predicted: ServePrediction, name: str) -> Cell:
 
 
 def _memory(predicted: ServePrediction, name: str) -> Cell:
-    held = predicted.memory_bytes.get(name)
-    return word("-") if held is None else size(held, key=f"predicted.memory_bytes.{name}")
+    used_bytes = predicted.memory_bytes.get(name)
+    return (
+        word("-") if used_bytes is None else size(used_bytes, key=f"predicted.memory_bytes.{name}")
+    )
 
 
 def alternatives_rows(plan: ServePlan) -> Iterator[tuple[str, str, ServeDecision, ServePrediction]]:

@@ -1,4 +1,4 @@
-"""The report of a deployment: what is launched where, what requests will meet, how sure that is."""
+"""The report on a deployment: instances, latency, goodput, evidence."""
 
 import math
 from collections.abc import Iterator
@@ -43,23 +43,23 @@ from tuner.units import format_s
 from tuner.verify.deployments.records import ServeVerified
 
 SAME_RATIO: Final = 1e-6
-"""Figures that differ by less are the same."""
+"""Smaller differences are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServeEvidence:
-    """What lies beside a deployment's plan."""
+    """What accompanies a deployment's plan."""
 
     files: tuple[File, ...]
     replay: Replay | None
-    """The traffic played again; absent where it was not."""
+    """The repeated simulation, if any."""
     what_if: Section | None
     verified: ServeVerified | None = None
-    """What launches of it came to."""
+    """The verification, if any."""
 
 
 def serve_report(plan: ServePlan, evidence: ServeEvidence) -> Report:
-    """Put everything that is known of a deployment's plan into words, tables and plots."""
+    """Build the report on a deployment's plan."""
     decision, predicted = plan.decision, plan.predicted
     pools = " + ".join(
         f"{pool.num_devices} {pool.device or pool.name}" for pool in plan.cluster.pools
@@ -68,14 +68,14 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence) -> Report:
         return Report(
             title=f"{plan.model.name} on {pools}",
             kind="Deployment",
-            verdict="Nothing meets the targets on these pools.",
+            verdict="Nothing meets the SLO on these pools.",
             is_found=False,
             facts=Facts(facts=(("certificate", word(plan.certificate.status)),), are_large=True),
-            proof=f"Stands in the way: {plan.binding_constraint}.",
-            sections=(*_ways_out(plan), _provenance(plan)),
+            proof=f"Infeasible because of: {plan.binding_constraint}.",
+            sections=(*_relaxations(plan), _provenance(plan)),
         )
     return Report(
-        title=f"{plan.model.name} on {_used(plan, decision)}",
+        title=f"{plan.model.name} on {_devices_used(plan, decision)}",
         kind="Deployment",
         verdict=_verdict(plan, decision, predicted, evidence.verified),
         is_found=True,
@@ -88,7 +88,7 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence) -> Report:
                 blocks=some(
                     Facts(facts=tuple(_traffic(plan))),
                     instances_figure(plan, decision),
-                    _handovers(decision),
+                    _kv_transfers(decision),
                 ),
             ),
             _requests(plan, predicted, evidence.replay),
@@ -100,7 +100,7 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence) -> Report:
             ),
             choice_section(plan),
             *([evidence.what_if] if evidence.what_if else []),
-            *_ways_out(plan),
+            *_relaxations(plan),
             launch_section(
                 evidence.files, named=sum(name.startswith("launch/") for name in plan.files)
             ),
@@ -109,7 +109,7 @@ def serve_report(plan: ServePlan, evidence: ServeEvidence) -> Report:
     )
 
 
-def _used(plan: ServePlan, decision: ServeDecision) -> str:
+def _devices_used(plan: ServePlan, decision: ServeDecision) -> str:
     """Say how many devices of each pool the instances take."""
     devices = {pool.name: pool.device or pool.name for pool in plan.cluster.pools}
     used: dict[str, int] = {}
@@ -127,9 +127,9 @@ def _verdict(
     launched = verdict_words(verified) if verified else "and nothing was launched."
     return (
         f"Launch {serve_words(decision)} with {plan.goal.engine.name}: "
-        f"{predicted.requests_per_s:.4g} requests/s are expected at P90 "
-        f"{format_s(predicted.ttft_s.p90)} to the first token and "
-        f"{format_s(predicted.tpot_s.p90)} per output token. Predicted from simulated traffic"
+        f"{predicted.requests_per_s:.4g} requests/s are expected at P90 TTFT "
+        f"{format_s(predicted.ttft_s.p90)} and P90 TPOT "
+        f"{format_s(predicted.tpot_s.p90)}. Predicted from simulated traffic"
         f"{'. ' if verified else ', '}{launched}"
     )
 
@@ -142,19 +142,19 @@ def _proof(certificate: ServeCertificate) -> str:
         count = certificate.within_band
         others = "other costs" if count == 1 else "others cost"
         ties = f" {least.capitalize()}{count} {others} about as much."
-    counted = f"{space.priced:,} ways to run an instance were priced, {space.illegal:,} are illegal"
+    counted = f"{space.priced:,} instance configurations were priced, {space.illegal:,} are illegal"
     if certificate.status == "optimal":
-        return f"Counts of instances proven optimal under the model: {counted}.{ties}"
+        return f"Instance counts proven optimal under the model: {counted}.{ties}"
     return f"Within {certificate.gap_ratio:.2%} of optimal under the model: {counted}.{ties}"
 
 
 def _headline(
     plan: ServePlan, decision: ServeDecision, predicted: ServePrediction
 ) -> Iterator[tuple[str, Cell]]:
-    yield "first token, P90", seconds(predicted.ttft_s.p90, key="predicted.ttft_s.p90")
-    yield "per output token, P90", seconds(predicted.tpot_s.p90, key="predicted.tpot_s.p90")
+    yield "TTFT P90", seconds(predicted.ttft_s.p90, key="predicted.ttft_s.p90")
+    yield "TPOT P90", seconds(predicted.tpot_s.p90, key="predicted.tpot_s.p90")
     yield (
-        "good requests/s a device",
+        "goodput, requests/s per device",
         number(predicted.goodput_per_device, key="predicted.goodput_per_device"),
     )
     yield (
@@ -170,7 +170,7 @@ def _headline(
         cost = predicted.token_cost
         for name, value in (("input", cost.input_per_million), ("output", cost.output_per_million)):
             key = f"predicted.token_cost.{name}_per_million"
-            yield f"a million {name} tokens", number(value, key=key, unit=cost.currency)
+            yield f"per million {name} tokens", number(value, key=key, unit=cost.currency)
     yield "gap to optimal", share(plan.certificate.gap_ratio, key="certificate.gap_ratio")
 
 
@@ -178,10 +178,10 @@ def _traffic(plan: ServePlan) -> Iterator[tuple[str, Cell]]:
     goal = plan.goal
     traffic = goal.traffic
     if traffic.rate is not None:
-        yield "asked", number(traffic.rate, key="goal.traffic.rate", unit="requests/s")
+        yield "offered load", number(traffic.rate, key="goal.traffic.rate", unit="requests/s")
     if traffic.concurrency is not None:
         key = "goal.traffic.concurrency"
-        yield "asked", number(traffic.concurrency, key=key, unit="requests under way")
+        yield "offered load", number(traffic.concurrency, key=key, unit="concurrent requests")
     if plan.decision is not None:
         yield "mode", word(plan.decision.mode)
         router = plan.decision.router
@@ -197,22 +197,22 @@ def _traffic(plan: ServePlan) -> Iterator[tuple[str, Cell]]:
     yield "KV cache", word(goal.kv_cache_dtype)
 
 
-def _handovers(decision: ServeDecision) -> Table | None:
+def _kv_transfers(decision: ServeDecision) -> Table | None:
     if not decision.handovers:
         return None
     return Table(
-        caption="Handovers of KV caches",
-        header=("from", "to", "connector", "path", "bytes a request", "visible time"),
+        caption="KV transfers",
+        header=("from", "to", "connector", "path", "bytes per request", "exposed time"),
         rows=tuple(
             (
-                word(way.from_pool),
-                word(way.to_pool),
-                word(way.connector),
-                word(way.path),
-                size(way.request_bytes, key=f"decision.handovers.{index}.request_bytes"),
-                seconds(way.seconds, key=f"decision.handovers.{index}.seconds"),
+                word(transfer.from_pool),
+                word(transfer.to_pool),
+                word(transfer.connector),
+                word(transfer.path),
+                size(transfer.request_bytes, key=f"decision.handovers.{index}.request_bytes"),
+                seconds(transfer.seconds, key=f"decision.handovers.{index}.seconds"),
             )
-            for index, way in enumerate(decision.handovers)
+            for index, transfer in enumerate(decision.handovers)
         ),
     )
 
@@ -221,7 +221,7 @@ def _requests(plan: ServePlan, predicted: ServePrediction, replay: Replay | None
     slo = plan.goal.slo
     return Section(
         name="requests",
-        heading="What requests meet",
+        heading="Latency and goodput",
         blocks=some(
             latency_figure(
                 "ttft",
@@ -229,7 +229,7 @@ def _requests(plan: ServePlan, predicted: ServePrediction, replay: Replay | None
                 predicted.ttft_s_band,
                 slo.ttft,
                 key="predicted.ttft_s",
-                again_s=replay.ttft_s if replay else (),
+                simulated_s=replay.ttft_s if replay else (),
             ),
             latency_figure(
                 "tpot",
@@ -237,50 +237,53 @@ def _requests(plan: ServePlan, predicted: ServePrediction, replay: Replay | None
                 predicted.tpot_s_band,
                 slo.tpot,
                 key="predicted.tpot_s",
-                again_s=replay.tpot_s if replay else (),
+                simulated_s=replay.tpot_s if replay else (),
             ),
             goodput_figure(replay) if replay else None,
-            _differs(predicted, replay) if replay else None,
+            _replay_difference(predicted, replay) if replay else None,
         ),
     )
 
 
-def _differs(predicted: ServePrediction, replay: Replay) -> Paragraph | None:
-    """Say so where playing again does not give the plan's own figures."""
-    again = replay.as_planned
-    pairs = ((again.ttft_s.p90, predicted.ttft_s.p90), (again.tpot_s.p90, predicted.tpot_s.p90))
+def _replay_difference(predicted: ServePrediction, replay: Replay) -> Paragraph | None:
+    """Say so if the repeated simulation differs from the plan's figures."""
+    simulated = replay.as_planned
+    pairs = (
+        (simulated.ttft_s.p90, predicted.ttft_s.p90),
+        (simulated.tpot_s.p90, predicted.tpot_s.p90),
+    )
     if all(math.isclose(one, other, rel_tol=SAME_RATIO) for one, other in pairs):
         return None
     (first_s, _), (each_s, _) = pairs
     return Paragraph(
-        text="Played again, this version and these tables give other figures than the plan: P90 "
-        f"{format_s(first_s)} to the first token and {format_s(each_s)} per output token."
+        text="Simulated again, this version and these tables give other figures than the plan: P90 "
+        f"TTFT {format_s(first_s)} and P90 TPOT {format_s(each_s)}."
     )
 
 
-def _ways_out(plan: ServePlan) -> Iterator[Section]:
+def _relaxations(plan: ServePlan) -> Iterator[Section]:
     if plan.relaxations:
         table = Table(
-            caption="Targets that stand in the way",
-            header=("limit", "what moving it buys", "decision"),
+            caption="Limits that make it infeasible",
+            header=("limit", "effect of relaxing it", "decision"),
             rows=tuple(
                 (
-                    word(way.limit),
-                    word(way.change),
-                    word(serve_words(way.decision) if way.decision else "-"),
+                    word(transfer.limit),
+                    word(transfer.change),
+                    word(serve_words(transfer.decision) if transfer.decision else "-"),
                 )
-                for way in plan.relaxations
+                for transfer in plan.relaxations
             ),
         )
-        yield Section(name="ways-out", heading="Ways out", blocks=(table,))
+        yield Section(name="ways-out", heading="Relaxations", blocks=(table,))
 
 
 def _provenance(plan: ServePlan) -> Section:
     own, predicted = plan.provenance, plan.predicted
     more: list[tuple[str, Cell]] = []
     if predicted is not None:
-        more.append(("band of the mean first token", between(predicted.ttft_s_band)))
-        more.append(("band of the mean output token", between(predicted.tpot_s_band)))
+        more.append(("band of mean TTFT", between(predicted.ttft_s_band)))
+        more.append(("band of mean TPOT", between(predicted.tpot_s_band)))
     return provenance_section(
         version=own.moetune_version,
         spec_sha256=own.spec_sha256,

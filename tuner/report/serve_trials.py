@@ -1,4 +1,4 @@
-"""What launches of a deployment's candidates measured, beside what was predicted before any."""
+"""Trials of a deployment's candidates: measured against predicted."""
 
 from typing import Final
 
@@ -22,7 +22,7 @@ NAME: Final = "verified"
 
 
 def serve_trials_section(verified: ServeVerified) -> Section:
-    """Say what the launches show."""
+    """Return the section on the trials."""
     return Section(
         name=NAME,
         heading="Predicted and measured",
@@ -36,14 +36,14 @@ def serve_trials_section(verified: ServeVerified) -> Section:
 
 
 def verdict_words(verified: ServeVerified) -> str:
-    """Say in a sentence what the launches made of the plan."""
+    """Summarise the trials in a sentence."""
     launched = f"{len(verified.trials)} launched"
     if verified.winner is None:
-        return f"Of {launched}, none holds every target."
+        return f"Of {launched}, none meets the SLO."
     won = serve_words(verified.winner)
     if verified.winner == verified.trials[0].decision:
         return f"Measured: the best of {launched}."
-    return f"Measured: of {launched}, {won} is better and stands in the launch files."
+    return f"Measured: of {launched}, {won} is better and is in the launch files."
 
 
 def _facts(verified: ServeVerified) -> list[tuple[str, Cell]]:
@@ -56,16 +56,16 @@ def _facts(verified: ServeVerified) -> list[tuple[str, Cell]]:
         said = f"{format_ratio(verified.regret_ratio)} behind the best"
         facts.append(("the plan's own choice", Cell(text=said, value=verified.regret_ratio)))
     if verified.factors is not None:
-        facts.append(("measured over predicted, first token", number(verified.factors.ttft)))
-        facts.append(("measured over predicted, output token", number(verified.factors.tpot)))
+        facts.append(("measured over predicted TTFT", number(verified.factors.ttft)))
+        facts.append(("measured over predicted TPOT", number(verified.factors.tpot)))
         for name, inside in (
-            ("first tokens within their band", accuracy.ttft_within_band),
-            ("output tokens within their band", accuracy.tpot_within_band),
+            ("TTFT within its band", accuracy.ttft_within_band),
+            ("TPOT within its band", accuracy.tpot_within_band),
         ):
             facts.append((name, word(f"{inside} of {accuracy.num_deployments}")))
     for name, error in (
-        ("median error of the first token", accuracy.ttft_median_ape),
-        ("median error of the output token", accuracy.tpot_median_ape),
+        ("median error of TTFT", accuracy.ttft_median_ape),
+        ("median error of TPOT", accuracy.tpot_median_ape),
     ):
         if error is not None:
             facts.append((name, share(error)))
@@ -74,7 +74,7 @@ def _facts(verified: ServeVerified) -> list[tuple[str, Cell]]:
 
 def _times(verified: ServeVerified) -> Table:
     return Table(
-        caption="Every deployment that was launched, means over requests, medians over runs",
+        caption="Launched deployments, means over requests, medians over runs",
         header=(
             "deployment",
             "runs",

@@ -1,6 +1,6 @@
-"""Where a training step's time and memory go: by cause, by stage, by pipeline rank.
+"""A training step's time and memory by cause, by stage, by pipeline rank.
 
-Every number is the plan's own (`predicted` of tuner/plan.py); nothing is priced here.
+All numbers are the plan's (`predicted` of tuner/plan.py); nothing is priced here.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from tuner.report.palette import BLUE, GREEN, ORANGE, filled, hatched
 from tuner.units import format_bytes, format_s, parse_bytes
 
 MOST_COMPARED: Final = 4
-"""Runners-up beside the plan's decision."""
+"""Runners-up drawn with the plan's decision."""
 
 _PARTS: Final = ("parameter", "gradient", "optimizer", "activation", "other")
 _PART_WORDS: Final = ("parameters", "gradients", "optimizer state", "activations", "buffers")
 
 
 def breakdown_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
-    """Draw the step's seconds by cause, beside those of the runners-up."""
+    """Draw the step's seconds by cause, with those of the runners-up."""
     others = plan.alternatives[:MOST_COMPARED]
     rows = [("the plan", "predicted", predicted)]
     rows += [
@@ -75,12 +75,12 @@ def breakdown_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
     )
     return Figure(
         name="breakdown",
-        title="Where the step's time goes",
-        reading="Predicted seconds of one step by cause, for the plan and what came next. What is "
-        "hidden behind computation is not counted.",
+        title="Step time breakdown",
+        reading="Predicted seconds of one step by cause, for the plan and its runners-up. "
+        "Overlapped communication is not counted.",
         traces=traces,
         layout=layout(
-            x=time_axis("time of a step"),
+            x=time_axis("step time"),
             y=axis("", autorange="reversed", type="category"),
             barmode="stack",
         ),
@@ -90,9 +90,9 @@ def breakdown_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
 
 
 def cause_words(cause: str) -> str:
-    """Return a cause as people say it."""
+    """Return the label of a cause."""
     known = {
-        "once": "once a step (sums, optimizer)",
+        "once": "once per step (gradient reduction, optimizer)",
         "host": "host",
         "tensor": "tensor parallelism",
         "context": "context parallelism",
@@ -128,7 +128,7 @@ def stage_time_figure(predicted: TrainPrediction) -> Figure:
         ),
         layout=layout(
             x=axis("stage", type="category"),
-            y=time_axis("time of a micro-batch", rangemode="tozero"),
+            y=time_axis("micro-batch time", rangemode="tozero"),
             barmode="stack",
         ),
         table=Table(
@@ -150,7 +150,7 @@ def stage_time_figure(predicted: TrainPrediction) -> Figure:
 
 
 def memory_unit(most_bytes: float) -> tuple[str, int]:
-    """Return the unit in which so many bytes are drawn, and its bytes."""
+    """Return the unit for drawing so many bytes, and its bytes."""
     unit = next(
         (unit for unit in ("GiB", "MiB", "KiB") if most_bytes >= parse_bytes(f"1{unit}")), "B"
     )
@@ -158,7 +158,7 @@ def memory_unit(most_bytes: float) -> tuple[str, int]:
 
 
 def stage_memory_figure(predicted: TrainPrediction) -> Figure:
-    """Draw the bytes of each stage by what they hold."""
+    """Draw the bytes of each stage by kind."""
     stages = predicted.stages
     unit, unit_bytes = memory_unit(max(stage.total_bytes for stage in stages))
     names = _stage_names(stages)
@@ -185,7 +185,7 @@ def stage_memory_figure(predicted: TrainPrediction) -> Figure:
         ),
         table=Table(
             caption="Bytes of each stage on its device with the highest peak",
-            header=("stages", *_PART_WORDS, "all of it"),
+            header=("stages", *_PART_WORDS, "total"),
             rows=_equal_rows(
                 [
                     (
@@ -204,7 +204,7 @@ def stage_memory_figure(predicted: TrainPrediction) -> Figure:
 
 
 def peak_figure(predicted: TrainPrediction) -> Figure:
-    """Draw the peak of each pipeline rank with its band, against what may be used."""
+    """Draw the peak of each pipeline rank with its band, against usable memory."""
     peaks, bands = predicted.peak_memory_bytes, predicted.peak_memory_bytes_band
     limit = predicted.memory_limit_bytes
     unit, unit_bytes = memory_unit(max(peaks))
@@ -244,9 +244,9 @@ def peak_figure(predicted: TrainPrediction) -> Figure:
         }
     return Figure(
         name="peak",
-        title="Peak memory against what is usable",
+        title="Peak against usable memory",
         reading="Predicted highest peak of each pipeline rank's devices; the line on top of a bar "
-        "is the band in which published peaks lie.",
+        "is the error band from published peaks.",
         traces=traces,
         layout=layout(
             x=axis("pipeline rank", type="category"),
@@ -256,7 +256,7 @@ def peak_figure(predicted: TrainPrediction) -> Figure:
         ),
         table=Table(
             caption="Peak of each pipeline rank",
-            header=("pipeline rank", "peak", "band", "activations", "of what is usable"),
+            header=("pipeline rank", "peak", "band", "activations", "of usable memory"),
             rows=tuple(
                 (
                     word(name),
@@ -280,7 +280,7 @@ def _bytes(stage: StagePrediction, part: str) -> int:
 
 
 def _equal_rows(rows: Sequence[tuple[Cell, ...]]) -> tuple[tuple[Cell, ...], ...]:
-    """Give a row to each kind of stage, with the numbers of the first one of its kind."""
+    """Yield a row per kind of stage, with the numbers of the first one."""
     printed = [tuple(cell.text for cell in row) for row in rows]
     return tuple((word(one.label), *rows[one.stages[0]]) for one in equal_stages(printed))
 

@@ -1,4 +1,4 @@
-"""Every table of a report as one CSV: a row a cell, so that tables of any shape go together."""
+"""Every table of a report as one CSV, with a row per cell."""
 
 from collections.abc import Iterator
 
@@ -6,11 +6,11 @@ from tuner.csv_text import csv_text
 from tuner.report.content import Facts, Figure, Report, Table
 
 HEADER = ("section", "table", "row", "column", "text", "value", "key")
-"""`row` counts from 1; `value` is the exact number behind a text, `key` its place in plan.json."""
+"""`row` counts from 1; `value` is the exact number behind a text, `key` its path in plan.json."""
 
 
 def report_csv(report: Report) -> str:
-    """Return the text of the file: the headline, then every table and every figure's table."""
+    """Return the text of the file: the headline, then all tables, those of figures included."""
     return csv_text(HEADER, _rows(report))
 
 

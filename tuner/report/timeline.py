@@ -1,21 +1,21 @@
 """One training step, pass by pass: the schedule of tuner/simulate/pipeline.py as a Gantt chart.
 
-A plan holds, of every stage, the seconds of a micro-batch's forward and backward pass; of the
-step's causes (recomputation, exchanges that nothing hides) it holds the seconds of the slowest
-rank, not of each pass. So passes stand where the schedule puts them, and inside a pass the causes
-take the share that they have of the slowest rank's work: with W its seconds in passes,
+A plan stores the seconds of a micro-batch's forward and backward pass for every stage; of the
+step's causes (recomputation, exposed communication) it stores the seconds of the slowest rank, not
+of each pass. Passes are drawn as scheduled, and inside a pass the causes have their share of the
+slowest rank's work: with W its seconds in passes,
 
     communication of a pass   (its seconds) x (exposed communication) / W
     recomputation             (a backward pass's seconds) x (recomputation) / (W's backward part)
 
-What a device does not spend in passes is drawn as waiting. Sends between stages are in the plan's
-step time and not in the chart; what comes once a step (gradient sums, the optimizer) is drawn last,
-and is what the step time leaves after the passes.
+The remaining time of a device is drawn as waiting. Sends between stages are in the plan's step time
+and not in the chart; work once per step (gradient reduction, optimizer) is drawn last, as the rest
+of the step time after the passes.
 
 Letters: P pipeline ranks, S stages.
 
-Not drawn: a zero-bubble schedule, whose weight gradients a plan does not hold apart; the middle of
-a long step, pass by pass.
+Not drawn: zero-bubble schedules, because a plan does not separate weight gradients; the middle of a
+long step.
 """
 
 from collections import defaultdict
@@ -28,19 +28,26 @@ from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import Figure, Table, seconds, word
 from tuner.report.palette import BLUE, GREY, ORANGE, PURPLE, VERMILLION, hatched
-from tuner.simulate.pipeline import FORWARD, Pipeline, Played, TimedPass, passes, play
+from tuner.simulate.pipeline import (
+    FORWARD,
+    Pipeline,
+    SimulatedStep,
+    TimedPass,
+    passes,
+    simulate_step,
+)
 from tuner.units import format_s
 
-MOST_PLAYED: Final = 300_000
-"""Passes of all ranks; playing more takes longer than a page should."""
-MOST_OF_RANK: Final = 72
-"""Passes of one rank that are drawn side by side; more are too thin to see."""
+MAX_SIMULATED_PASSES: Final = 300_000
+"""Passes of all ranks; simulating more takes too long for a report."""
+MAX_PASSES_PER_RANK: Final = 72
+"""Most passes of one rank that are drawn side by side; more are too thin to see."""
 WINDOW: Final = 28
-"""Passes of one rank that each end of a longer step shows."""
-MOST_DRAWN: Final = 1_800
+"""Passes of one rank drawn at each end of a longer step."""
+MAX_PASSES_PER_WINDOW: Final = 1_800
 """Passes of all ranks in one window; a page with more opens slowly."""
 
-LEAST_GAP: Final = 1e-4
+MIN_GAP_RATIO: Final = 1e-4
 """Of a step's time; a shorter wait is not drawn."""
 
 _EXPOSED: Final = ("tensor", "context", "expert", "collectives")
@@ -53,7 +60,7 @@ _KINDS: Final = {
     "recompute": (PURPLE, ""),
     "communication": (VERMILLION, ""),
     "waiting (bubble)": ("rgba(140,149,159,0.22)", ""),
-    "once a step": (GREY, "."),
+    "once per step": (GREY, "."),
 }
 
 
@@ -72,21 +79,21 @@ class _Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Shares:
-    """What of a pass is something else than computing it once."""
+    """Shares of communication and recomputation in a pass."""
 
     communication: float
     recompute: float
 
 
 def timeline_figure(plan: Plan, predicted: TrainPrediction) -> Figure | None:
-    """Draw one step; None where the plan does not hold what its schedule needs."""
+    """Draw one step; None if the plan lacks what its schedule needs."""
     decision = plan.decision
     if decision is None or decision.schedule == "zero_bubble":
         return None
     count = decision.num_microbatches(plan.goal.global_batch_size)
     ranks = decision.pipeline_model_parallel_size
     is_uneven = decision.virtual_pipeline_model_parallel_size > 1 and count % ranks
-    if count < 1 or is_uneven or 2 * len(predicted.stages) * count > MOST_PLAYED:
+    if count < 1 or is_uneven or 2 * len(predicted.stages) * count > MAX_SIMULATED_PASSES:
         return None
     pipeline = Pipeline(
         forward_s_S=tuple(stage.forward_s for stage in predicted.stages),
@@ -94,24 +101,26 @@ def timeline_figure(plan: Plan, predicted: TrainPrediction) -> Figure | None:
         num_devices=ranks,
         num_microbatches=count,
     )
-    played = play(pipeline)
+    simulated = simulate_step(pipeline)
     passes_P = [list(own) for _, own in groupby(passes(pipeline), lambda one: one.device)]
-    windows = _windows(passes_P, end_s=max(predicted.step_time_s, played.step_s))
-    rest_s = predicted.step_time_s - played.step_s
+    windows = _windows(passes_P, end_s=max(predicted.step_time_s, simulated.step_s))
+    rest_s = predicted.step_time_s - simulated.step_s
     shares = _shares(predicted, pipeline)
     bars = [
         *(
             bar
             for own in passes_P
             for one in own
-            if _is_seen(one, windows)
+            if _is_drawn(one, windows)
             for bar in _parts(one, shares)
         ),
-        *_waiting(passes_P, until_s=played.step_s),
+        *_waiting(passes_P, until_s=simulated.step_s),
     ]
     if rest_s > 0.0:
-        said = f"once a step, and sends: {format_s(rest_s)}"
-        bars += [_Bar(rank, "once a step", played.step_s, rest_s, said) for rank in range(ranks)]
+        said = f"once per step, and sends: {format_s(rest_s)}"
+        bars += [
+            _Bar(rank, "once per step", simulated.step_s, rest_s, said) for rank in range(ranks)
+        ]
     return Figure(
         name="timeline",
         title="One step of the pipeline",
@@ -122,16 +131,16 @@ def timeline_figure(plan: Plan, predicted: TrainPrediction) -> Figure | None:
             for trace in _traces(bars, window, place=place)
         ),
         layout=_layout(windows, num_ranks=ranks),
-        table=_table(passes_P, played, rest_s=rest_s),
+        table=_table(passes_P, simulated, rest_s=rest_s),
         height=150 + max(130, min(34 * ranks, 900)),
     )
 
 
 def _windows(passes_P: Sequence[Sequence[TimedPass]], *, end_s: float) -> tuple[_Window, ...]:
-    """Return the spans of time that are drawn: all of a short step, both ends of a long one."""
+    """Return the time windows to draw: all of a short step, both ends of a long one."""
     most = max(map(len, passes_P))
-    each = min(WINDOW, max(1, MOST_DRAWN // (2 * len(passes_P))))
-    if most <= MOST_OF_RANK and most * len(passes_P) <= MOST_DRAWN:
+    each = min(WINDOW, max(1, MAX_PASSES_PER_WINDOW // (2 * len(passes_P))))
+    if most <= MAX_PASSES_PER_RANK and most * len(passes_P) <= MAX_PASSES_PER_WINDOW:
         return (_Window(0.0, end_s),)
     first_s = min(own[min(each, len(own)) - 1].end_s for own in passes_P)
     last_s = max(own[-min(each, len(own))].start_s for own in passes_P)
@@ -140,7 +149,7 @@ def _windows(passes_P: Sequence[Sequence[TimedPass]], *, end_s: float) -> tuple[
     return (_Window(0.0, first_s), _Window(last_s, end_s))
 
 
-def _is_seen(one: TimedPass, windows: Sequence[_Window]) -> bool:
+def _is_drawn(one: TimedPass, windows: Sequence[_Window]) -> bool:
     return any(one.start_s < window.end_s and one.end_s > window.start_s for window in windows)
 
 
@@ -160,7 +169,7 @@ def _layout(windows: Sequence[_Window], *, num_ranks: int) -> dict[str, object]:
     return layout(
         x=time_axis("start of the step", range=list(start), domain=[0.0, 0.485]),
         y=ranks,
-        xaxis2=time_axis("its end", range=list(end), domain=[0.515, 1.0], anchor="y2"),
+        xaxis2=time_axis("end of the step", range=list(end), domain=[0.515, 1.0], anchor="y2"),
         yaxis2={**ranks, "anchor": "x2", "showticklabels": False},
         barmode="overlay",
         bargap=0.25,
@@ -170,18 +179,18 @@ def _layout(windows: Sequence[_Window], *, num_ranks: int) -> dict[str, object]:
 def _reading(decision: TrainDecision, *, count: int, is_whole: bool) -> str:
     ranks, stages = decision.pipeline_model_parallel_size, decision.num_stages
     micro = "micro-batch" if count == 1 else "micro-batches"
-    told = f"{count} {micro} through {stages} stage{'s' * (stages > 1)} on {ranks} pipeline "
-    told += f"rank{'s' * (ranks > 1)}, simulated with the schedule from the plan's stage times. "
-    told += "Inside a pass, recomputation and communication have the step's shares."
+    text = f"{count} {micro} through {stages} stage{'s' * (stages > 1)} on {ranks} pipeline "
+    text += f"rank{'s' * (ranks > 1)}, simulated with the schedule from the plan's stage times. "
+    text += "Inside a pass, recomputation and communication have the step's shares."
     if not is_whole:
-        told += (
+        text += (
             " The step's start and end are drawn; the passes between them repeat the same pattern."
         )
-    return told
+    return text
 
 
 def _shares(predicted: TrainPrediction, pipeline: Pipeline) -> _Shares:
-    """Read the shares off the slowest rank."""
+    """Return the shares of the slowest rank."""
     ranks, count = pipeline.num_devices, pipeline.num_microbatches
     works = [
         (sum(pipeline.forward_s_S[rank::ranks]), sum(pipeline.backward_s_S[rank::ranks]))
@@ -190,25 +199,27 @@ def _shares(predicted: TrainPrediction, pipeline: Pipeline) -> _Shares:
     forward_s, backward_s = (count * part for part in max(works, key=sum))
     causes = predicted.breakdown_s
     exposed_s = sum(causes.get(name, 0.0) for name in (*_EXPOSED, *_EXPOSED_REFERENCE))
-    work_s, again_s = forward_s + backward_s, causes.get("recompute", 0.0)
+    work_s, recompute_s = forward_s + backward_s, causes.get("recompute", 0.0)
     return _Shares(
         communication=min(1.0, exposed_s / work_s) if work_s else 0.0,
-        recompute=min(1.0, again_s / backward_s) if backward_s else 0.0,
+        recompute=min(1.0, recompute_s / backward_s) if backward_s else 0.0,
     )
 
 
 def _parts(one: TimedPass, shares: _Shares) -> Iterator[_Bar]:
     length_s = one.end_s - one.start_s
     is_forward = one.kind == FORWARD
-    again_s = 0.0 if is_forward else length_s * shares.recompute
-    sent_s = length_s * min(shares.communication, 1.0 - again_s / length_s if length_s else 0.0)
+    recompute_s = 0.0 if is_forward else length_s * shares.recompute
+    communication_s = length_s * min(
+        shares.communication, 1.0 - recompute_s / length_s if length_s else 0.0
+    )
     name = "forward" if is_forward else "backward"
     said = f"micro-batch {one.microbatch}, stage {one.stage}, {name}: {format_s(length_s)}"
     now_s = one.start_s
     for kind, part_s in (
-        ("recompute", again_s),
-        (name, length_s - again_s - sent_s),
-        ("communication", sent_s),
+        ("recompute", recompute_s),
+        (name, length_s - recompute_s - communication_s),
+        ("communication", communication_s),
     ):
         if part_s > 0.0:
             yield _Bar(one.device, kind, now_s, part_s, said)
@@ -222,7 +233,7 @@ def _waiting(passes_P: Sequence[Sequence[TimedPass]], *, until_s: float) -> Iter
         spans = [(one.start_s, one.end_s) for one in own]
         for start_s, end_s in (*spans, (until_s, until_s)):
             gap_s = start_s - now_s
-            if gap_s > LEAST_GAP * until_s:
+            if gap_s > MIN_GAP_RATIO * until_s:
                 yield _Bar(rank, "waiting (bubble)", now_s, gap_s, f"waits {format_s(gap_s)}")
             now_s = end_s
 
@@ -241,7 +252,7 @@ def _traces(bars: Sequence[_Bar], window: _Window, *, place: int) -> Iterator[di
             "orientation": "h",
             "name": kind,
             "legendgroup": kind,
-            "showlegend": place == 0 or kind == "once a step",
+            "showlegend": place == 0 or kind == "once per step",
             "y": [f"rank {bar.device}" for bar in own],
             "base": [float(f"{bar.start_s:.6g}") for bar in own],
             "x": [float(f"{bar.length_s:.6g}") for bar in own],
@@ -252,17 +263,26 @@ def _traces(bars: Sequence[_Bar], window: _Window, *, place: int) -> Iterator[di
         }
 
 
-def _table(passes_P: Sequence[Sequence[TimedPass]], played: Played, *, rest_s: float) -> Table:
+def _table(
+    passes_P: Sequence[Sequence[TimedPass]], simulated: SimulatedStep, *, rest_s: float
+) -> Table:
     return Table(
         caption="Seconds of a step by pipeline rank",
-        header=("pipeline rank", "passes", "forward", "backward", "waiting", "once a step, sends"),
+        header=(
+            "pipeline rank",
+            "passes",
+            "forward",
+            "backward",
+            "waiting",
+            "once per step, sends",
+        ),
         rows=tuple(
             (
                 word(f"rank {rank}"),
                 word(len(own)),
-                seconds(_spent_s(own, is_forward=True)),
-                seconds(_spent_s(own, is_forward=False)),
-                seconds(max(0.0, played.idle_s_P[rank])),
+                seconds(_compute_s(own, is_forward=True)),
+                seconds(_compute_s(own, is_forward=False)),
+                seconds(max(0.0, simulated.idle_s_P[rank])),
                 seconds(max(0.0, rest_s)),
             )
             for rank, own in enumerate(passes_P)
@@ -270,5 +290,5 @@ def _table(passes_P: Sequence[Sequence[TimedPass]], played: Played, *, rest_s: f
     )
 
 
-def _spent_s(own: Sequence[TimedPass], *, is_forward: bool) -> float:
+def _compute_s(own: Sequence[TimedPass], *, is_forward: bool) -> float:
     return sum(one.end_s - one.start_s for one in own if (one.kind == FORWARD) == is_forward)

@@ -1,4 +1,4 @@
-"""The report of a training plan: what is launched, what it is expected to do, how sure that is."""
+"""The report on a training plan: decision, step time, memory, evidence."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,18 +50,18 @@ from tuner.verify.records import TrialRecord, Verified
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainEvidence:
-    """What lies beside a training plan."""
+    """What accompanies a training plan."""
 
     verified: Verified | None
     trials: tuple[TrialRecord, ...]
-    """Whole, as they were launched."""
+    """All trials, in launch order."""
     files: tuple[File, ...]
     what_if: Section | None
-    """Absent where nothing was asked."""
+    """Results under other limits, if any."""
 
 
 def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
-    """Put everything that is known of a training plan into words, tables and plots."""
+    """Build the report on a training plan."""
     decision, predicted = plan.decision, plan.predicted
     title = f"{plan.model.name} on {_devices(plan, decision)}"
     if decision is None or predicted is None:
@@ -74,12 +74,12 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
                 else "Nothing fits: no legal configuration meets the limits of the spec."
             ),
             is_found=False,
-            facts=Facts(facts=tuple(_asked(plan)), are_large=True),
+            facts=Facts(facts=tuple(_requested(plan)), are_large=True),
             proof=(
                 f"{'Not decided' if plan.certificate.status == 'unknown' else 'Limit not met'}: "
                 f"{plan.binding_constraint}."
             ),
-            sections=(*_ways_out(plan), _provenance(plan)),
+            sections=(*_relaxations(plan), _provenance(plan)),
         )
     loads = loads_section(
         plan, evidence.trials, evidence.verified.winner if evidence.verified else None
@@ -92,8 +92,8 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
         *([loads] if loads else []),
         _choice(plan, predicted),
         *([evidence.what_if] if evidence.what_if else []),
-        *_ways_out(plan),
-        launch_section(evidence.files, named=_named(plan.files)),
+        *_relaxations(plan),
+        launch_section(evidence.files, named=_num_launch_files(plan.files)),
         _provenance(plan),
     ]
     return Report(
@@ -103,7 +103,7 @@ def train_report(plan: Plan, evidence: TrainEvidence) -> Report:
         verdict=_verdict(plan, decision, predicted, evidence.verified),
         is_found=True,
         facts=Facts(facts=tuple(_headline(plan, decision, predicted)), are_large=True),
-        proof=f"{_proof(plan)} Bound by {plan.binding_constraint}.",
+        proof=f"{_certificate_words(plan)} Bound by {plan.binding_constraint}.",
         sections=tuple(sections),
     )
 
@@ -130,23 +130,23 @@ def _verdict(
         f"{format_s(high)})."
     )
     if verified is None or verified.winner_step_s is None:
-        return f"{said} Nothing was measured yet."
+        return f"{said} Not measured yet."
     is_same = verified.winner == decision
     whose = (
         "This configuration"
         if is_same
-        else f"Another one, {train_words(verified.winner)},"
+        else f"Another configuration, {train_words(verified.winner)},"
         if verified.winner
         else ""
     )
-    found = f"{format_s(verified.winner_step_s)} measured."
+    measured = f"{format_s(verified.winner_step_s)} measured."
     if verified.winner_extrapolated is not None:
         error = format_ratio(verified.winner_extrapolated.error_ratio)
-        found = (
+        measured = (
             f"{format_s(verified.winner_step_s)} ± {error}, extrapolated from smaller jobs; no job "
             "of its own size was launched."
         )
-    return f"{said} {whose} was the fastest of {len(verified.trials)} trials: {found}"
+    return f"{said} {whose} was the fastest of {len(verified.trials)} trials: {measured}"
 
 
 def _headline(
@@ -159,18 +159,19 @@ def _headline(
     )
     peak = max(predicted.peak_memory_bytes)
     rank = predicted.peak_memory_bytes.index(peak)
-    yield "peak memory of a device", size(peak, key=f"predicted.peak_memory_bytes.{rank}")
+    yield "peak memory per device", size(peak, key=f"predicted.peak_memory_bytes.{rank}")
     if predicted.mfu_ratio is not None:
-        yield "model FLOPs used (MFU)", share(predicted.mfu_ratio, key="predicted.mfu_ratio")
+        yield "MFU", share(predicted.mfu_ratio, key="predicted.mfu_ratio")
     yield "devices", number(decision.num_devices)
-    yield "gap to optimal", share(plan.certificate.gap_ratio, key="certificate.gap_ratio")
+    key = "gap_ratio" if plan.certificate.decision_gap_ratio is None else "decision_gap_ratio"
+    yield "gap to optimal", share(getattr(plan.certificate, key), key=f"certificate.{key}")
     run = predicted.run
     if run is not None and run.wall_clock_s is not None:
         yield "whole run", seconds(run.wall_clock_s, key="predicted.run.wall_clock_s")
 
 
-def _proof(plan: Plan) -> str:
-    """Say what is proven; where another than the fastest was preferred, of which of the two."""
+def _certificate_words(plan: Plan) -> str:
+    """Return the certificate in words: of the fastest found, and of the preferred decision."""
     certificate = plan.certificate
     space = certificate.space
     parts = (
@@ -191,20 +192,20 @@ def _proof(plan: Plan) -> str:
 def _step(plan: Plan, predicted: TrainPrediction) -> Section:
     timeline = timeline_figure(plan, predicted)
     missing = Paragraph(
-        text="The schedule is not drawn: the plan does not hold what the simulation needs, or it "
-        "has too many passes."
+        text="The schedule is not drawn: the plan lacks what the simulation needs, or it has too "
+        "many passes."
     )
     facts: list[tuple[str, Cell]] = [
         ("step time", seconds(predicted.step_time_s, key="predicted.step_time_s")),
         ("its band", between(predicted.step_time_s_band)),
         (
-            "in collectives, and waiting",
+            "exposed communication and waiting",
             seconds(predicted.communication_s, key="predicted.communication_s"),
         ),
     ]
     if predicted.played_step_time_s is not None:
-        played = seconds(predicted.played_step_time_s, key="predicted.played_step_time_s")
-        facts.append(("schedule simulated pass by pass", played))
+        simulated = seconds(predicted.played_step_time_s, key="predicted.played_step_time_s")
+        facts.append(("schedule simulated pass by pass", simulated))
     return Section(
         name="step",
         heading="One step",
@@ -226,7 +227,7 @@ def _run(predicted: TrainPrediction, currency: str | None) -> Facts | None:
     if run.effective_time_ratio is not None:
         facts.append(
             (
-                "of the time trains",
+                "of the time training",
                 share(run.effective_time_ratio, key="predicted.run.effective_time_ratio"),
             )
         )
@@ -254,11 +255,11 @@ def _memory(predicted: TrainPrediction, goal: TrainGoal) -> Section:
 
 
 def _room(predicted: TrainPrediction, goal: TrainGoal) -> Paragraph:
-    """Say how likely a rank runs out, and between what its peak is expected."""
-    band = f"By the largest errors of published peaks {peak_band_words(predicted)}"
+    """Say how likely a rank runs out of memory, with the band of its peak."""
+    band = f"With the largest errors of published peaks, {peak_band_words(predicted)}"
     if predicted.out_of_memory_probability is None:
         return Paragraph(
-            text=f"{band}; bytes were counted on the reference step, without a chance."
+            text=f"{band}; bytes were counted on the reference step, without a probability."
         )
     return Paragraph(text=f"{band}: {chance_sentence(predicted, goal)}.")
 
@@ -272,10 +273,12 @@ def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
     ]
     if certificate.objective is not None:
         is_resized = certificate.objective > predicted.step_time_s
-        said = "fastest found, in the engine's buckets" if is_resized else "fastest found"
+        said = (
+            "fastest found, with the engine's gradient buckets" if is_resized else "fastest found"
+        )
         facts.insert(1, (said, seconds(certificate.objective, key="certificate.objective")))
     if certificate.bound is not None:
-        facts.insert(2, ("nothing is below", seconds(certificate.bound, key="certificate.bound")))
+        facts.insert(2, ("lower bound", seconds(certificate.bound, key="certificate.bound")))
     if certificate.decision_gap_ratio is not None:
         gap = share(certificate.decision_gap_ratio, key="certificate.decision_gap_ratio")
         facts.append(("the decision's own gap", gap))
@@ -304,30 +307,33 @@ def _choice(plan: Plan, predicted: TrainPrediction) -> Section:
     )
 
 
-def _asked(plan: Plan) -> Iterator[tuple[str, Cell]]:
-    yield "sequences a step", number(plan.goal.global_batch_size, key="goal.global_batch_size")
-    yield "tokens of a sequence", number(plan.goal.sequence_length, key="goal.sequence_length")
+def _requested(plan: Plan) -> Iterator[tuple[str, Cell]]:
+    yield "sequences per step", number(plan.goal.global_batch_size, key="goal.global_batch_size")
+    yield "sequence length", number(plan.goal.sequence_length, key="goal.sequence_length")
     yield "certificate", word(plan.certificate.status)
 
 
-def _ways_out(plan: Plan) -> Iterator[Section]:
+def _relaxations(plan: Plan) -> Iterator[Section]:
     if plan.relaxations:
         rows = tuple(
             (
-                word(way.limit),
-                word(way.change),
-                word(train_words(way.decision) if way.decision else "-"),
-                seconds(way.predicted.step_time_s, key=f"relaxations.{index}.predicted.step_time_s")
-                if way.predicted
+                word(relaxation.limit),
+                word(relaxation.change),
+                word(train_words(relaxation.decision) if relaxation.decision else "-"),
+                seconds(
+                    relaxation.predicted.step_time_s,
+                    key=f"relaxations.{index}.predicted.step_time_s",
+                )
+                if relaxation.predicted
                 else word("-"),
             )
-            for index, way in enumerate(plan.relaxations)
+            for index, relaxation in enumerate(plan.relaxations)
         )
-        # Beside a decision, relaxations are what lowers its chance of running out of memory.
+        # With a decision, relaxations are changes that lower its risk of running out of memory.
         heading, caption = (
-            ("Ways out", "Changes with which a configuration fits")
+            ("Relaxations", "Changes that make a configuration fit")
             if plan.decision is None
-            else ("More memory room", "Changes with which a configuration has room in memory")
+            else ("More memory headroom", "Changes that give a configuration memory headroom")
         )
         table = Table(
             caption=caption, header=("limit", "change", "configuration", "step"), rows=rows
@@ -335,7 +341,7 @@ def _ways_out(plan: Plan) -> Iterator[Section]:
         yield Section(name="ways-out", heading=heading, blocks=(table,))
 
 
-def _named(files: Sequence[str]) -> int:
+def _num_launch_files(files: Sequence[str]) -> int:
     return sum(name.startswith("launch/") for name in files)
 
 

@@ -1,4 +1,4 @@
-"""What the trials of a plan measured, beside what was predicted before any of them."""
+"""Trials of a training plan: measured against predicted."""
 
 from typing import Final
 
@@ -28,7 +28,7 @@ NAME: Final = "verified"
 
 
 def trials_section(verified: Verified, predicted: TrainPrediction) -> Section:
-    """Say what the trials show."""
+    """Return the section on the trials."""
     ran = [trial for trial in verified.trials if trial.measured_step_s is not None]
     return Section(
         name=NAME,
@@ -67,7 +67,7 @@ def _accuracy(verified: Verified) -> Facts:
 
 
 def _names(trials: tuple[Trial, ...]) -> list[str]:
-    """Name trials by their order; those of smaller jobs by their devices too."""
+    """Name trials by their order, smaller jobs also by their devices."""
     return [
         f"trial {index}" if trial.scale is None else f"trial {index}, {trial.scale.num_devices} dev"
         for index, trial in enumerate(trials)
@@ -124,14 +124,12 @@ def _times(verified: Verified, predicted: TrainPrediction) -> Figure:
     return Figure(
         name="trials",
         title="Step time of every trial",
-        reading="Squares: predicted before anything was launched, with the plan's error band. "
-        "Diamonds: the prediction after the other trials had been seen. Crosses: measured.",
+        reading="Squares: predicted before any launch, with the plan's error band. Diamonds: "
+        "predicted with the other trials as calibration. Crosses: measured.",
         traces=traces,
-        layout=layout(
-            x=axis("", type="category"), y=time_axis("time of a step", rangemode="tozero")
-        ),
+        layout=layout(x=axis("", type="category"), y=time_axis("step time", rangemode="tozero")),
         table=Table(
-            caption="Trials in the order they were launched",
+            caption="Trials in launch order",
             header=("trial", "predicted", "corrected", "measured", "error", "decision"),
             rows=tuple(
                 (
@@ -163,7 +161,7 @@ def _memory(verified: Verified) -> Table | None:
     if not rows:
         return None
     return Table(
-        caption="Activation bytes of the pipeline rank with the most",
+        caption="Activation bytes of the peak-memory pipeline rank",
         header=("trial", "predicted", "measured", "decision"),
         rows=tuple(rows),
     )

@@ -1,12 +1,12 @@
-"""What the plan would be under other limits, as small curves: every point is a solve of its own.
+"""Plans under other limits, as small curves: every point is a separate solve.
 
-One curve for each limit that was moved, over the factor by which it was moved; 1 is the plan's own
-question, solved again in the same way as the others. The figure that is drawn is what the plan was
-made for, in the form that can be compared across the factor: a training run's tokens per second of
-the whole job where its devices change, otherwise per device; the objective elsewhere.
+One curve for each changed limit, over the factor of the change; 1 is the plan's own problem, solved
+again in the same way. The y axis is the plan's objective in a comparable form: tokens per second of
+the whole job where the devices of a training run change, otherwise per device; the objective
+elsewhere.
 
-A point that is proven stands filled, one that is only the best found in time is hollow; a limit
-under which nothing fits has no point and its reason stands in the table.
+Proven points are filled, points that ran out of time are hollow; an infeasible limit has no point,
+and the table gives the reason.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tuner.plan_folder import kind_of_plan, parsed_plan
+from tuner.plan_folder import plan_kind, read_plan_as
 from tuner.report.axes import axis, layout
 from tuner.report.content import Block, Cell, Figure, Paragraph, Section, Table, number, word
 from tuner.report.palette import BLUE, GREY
@@ -23,7 +23,7 @@ from tuner.spec.serving.goal import Percentiles
 from tuner.units import format_s
 from tuner.what_if import Change, Outcome, WhatIf
 
-_QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
+_REQUESTS: Final[Mapping[str, tuple[str, ...]]] = {
     "train": (
         "nodes=x2",
         "sequence-length=x2",
@@ -38,31 +38,31 @@ _QUESTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "place": ("slots=+1", "slots=+2", "slots=+4"),
 }
-"""What is asked of each kind of plan; first what matters most, as time may run out."""
+"""Changes by kind of plan, the most important first, as time may run out."""
 
-_DRAWN: Final = {
+_LABELS: Final = {
     "tokens_per_s": "tokens/s, whole job",
     "tokens_per_s_per_device": "tokens/s per device",
     "num_devices": "devices",
     "cost_per_hour": "cost per hour",
-    "goodput_per_device": "good requests/s per device",
+    "goodput_per_device": "goodput, requests/s per device",
     "requests_per_s": "requests/s",
     "objective": "objective",
-    "busiest_rank_ratio": "busiest rank, share of a layer",
+    "busiest_rank_ratio": "most-loaded rank, share of a layer",
 }
 _TITLES: Final = {
     "nodes": "Other numbers of nodes",
     "sequence-length": "Other sequence lengths",
     "batch": "Other batch sizes",
     "bandwidth": "Other network bandwidth",
-    "memory": "Other memory of a device",
+    "memory": "Other memory per device",
     "rate": "Other request rates",
     "concurrency": "Other concurrency",
-    "input-tokens": "Other prompts",
-    "output-tokens": "Other answers",
-    "ttft": "Other targets of the first token",
-    "tpot": "Other targets per output token",
-    "slots": "More slots a rank",
+    "input-tokens": "Other input lengths",
+    "output-tokens": "Other output lengths",
+    "ttft": "Other TTFT targets",
+    "tpot": "Other TPOT targets",
+    "slots": "More slots per rank",
 }
 
 
@@ -71,16 +71,16 @@ class _Point(NamedTuple):
     outcome: Outcome
 
 
-def questions_of(folder: Path) -> tuple[str, ...]:
-    """Return what is worth asking of the plan of a folder, what matters most first.
+def what_if_requests(folder: Path) -> tuple[str, ...]:
+    """Return the changes to solve for the plan of a folder, the most important first.
 
     Raises:
         PlanUnreadableError: there is no plan.
     """
-    kind = kind_of_plan(folder) or ""
+    kind = plan_kind(folder) or ""
     if kind != "serve":
-        return _QUESTIONS.get(kind, ())
-    goal = parsed_plan(folder, ServePlan).goal
+        return _REQUESTS.get(kind, ())
+    goal = read_plan_as(folder, ServePlan).goal
     loads = ["concurrency" if goal.traffic.is_closed_loop else "rate"]
     targets = [
         name
@@ -96,34 +96,34 @@ def questions_of(folder: Path) -> tuple[str, ...]:
 
 
 def what_if_section(
-    found: WhatIf, changes: Sequence[Change], *, kind: str, slots: int | None = None
+    result: WhatIf, changes: Sequence[Change], *, kind: str, slots: int | None = None
 ) -> Section:
-    """Draw the answers to `changes`, in their order.
+    """Draw the results of `changes`, in their order.
 
     Args:
-        found: the answers.
-        changes: what was asked.
+        result: of the solves.
+        changes: the changed limits.
         kind: of the plan.
         slots: of a rank, where the plan places experts.
     """
     curves: dict[str, list[_Point]] = defaultdict(list)
-    for change, outcome in zip(changes, found.outcomes, strict=True):
+    for change, outcome in zip(changes, result.outcomes, strict=True):
         factor = _factor(change, slots=slots)
         if factor is not None:
             curves[change.key].append(_Point(factor, outcome))
-    figures = (_figure(key, points, found.base, kind=kind) for key, points in curves.items())
+    figures = (_figure(key, points, result.base, kind=kind) for key, points in curves.items())
     said = (
-        f"Every point is a second solve of the plan's own question with one limit moved, "
-        f"{found.time_limit_s:.0f} s for all of them; 1 is the limit of the plan itself."
+        f"Every point is a solve of the plan's problem with one limit changed, "
+        f"{result.time_limit_s:.0f} s for all of them; 1 is the plan's own limit."
     )
     blocks: list[Block] = [Paragraph(text=said)]
     blocks += [figure for figure in figures if figure is not None]
-    blocks.append(_table(found))
+    blocks.append(_table(result))
     return Section(name="what-if", heading="What if", blocks=tuple(blocks))
 
 
 def _factor(change: Change, *, slots: int | None) -> float | None:
-    """Return what a limit is multiplied by; None where only its new value is known."""
+    """Return the factor of a change; None if only its new value is known."""
     sign, rest = change.value[:1], change.value[1:]
     try:
         if rest.endswith("%"):
@@ -142,7 +142,7 @@ def _figure(key: str, points: Sequence[_Point], base: Outcome, *, kind: str) -> 
     solved = [point for point in every if drawn in point.outcome.figures]
     if len(solved) < 2:
         return None
-    said = _DRAWN.get(drawn, drawn.replace("_", " "))
+    said = _LABELS.get(drawn, drawn.replace("_", " "))
     values = [point.outcome.figures[drawn] for point in solved]
     traces: list[dict[str, object]] = []
     if key in ("nodes", "rate", "concurrency") and drawn in ("tokens_per_s", "num_devices"):
@@ -199,7 +199,7 @@ def _figure(key: str, points: Sequence[_Point], base: Outcome, *, kind: str) -> 
         traces=tuple(traces),
         layout=layout(
             x=axis(
-                "times as planned",
+                "factor",
                 type="log",
                 tickvals=factors,
                 ticktext=[f"{factor:.3g}" for factor in factors],
@@ -209,7 +209,7 @@ def _figure(key: str, points: Sequence[_Point], base: Outcome, *, kind: str) -> 
         ),
         table=Table(
             caption=f"{_TITLES[key]}: {said}",
-            header=("times as planned", said, "certificate", "decision"),
+            header=("factor", said, "certificate", "decision"),
             rows=tuple(
                 (
                     word(f"{point.factor:.3g}"),
@@ -238,9 +238,11 @@ def _is_proven(point: _Point) -> bool:
 def _reading(points: Sequence[_Point], drawn: str) -> str:
     lost = [point for point in points if drawn not in point.outcome.figures]
     if not lost:
-        return "Predicted, each with its own decision. Filled: proven; hollow: the best in time."
+        return (
+            "Predicted, each with its own decision. Filled: proven; hollow: best within the time."
+        )
     at = ", ".join(f"{point.factor:.3g}" for point in lost)
-    return f"No answer at {at} times: {lost[0].outcome.reason or lost[0].outcome.status}."
+    return f"No solution at factor {at}: {lost[0].outcome.reason or lost[0].outcome.status}."
 
 
 def _hover(point: _Point, drawn: str, said: str) -> str:
@@ -254,7 +256,7 @@ def _value(outcome: Outcome, drawn: str) -> Cell:
     return word(outcome.reason or "-") if value is None else number(value)
 
 
-def _table(found: WhatIf) -> Table:
+def _table(result: WhatIf) -> Table:
     def row(one: Outcome) -> tuple[Cell, ...]:
         value = one.figures.get(one.objective)
         gain = one.gain_ratio
@@ -267,13 +269,13 @@ def _table(found: WhatIf) -> Table:
         )
 
     return Table(
-        caption="All answers",
-        header=("limit", "certificate", "objective", "better by", "what changes"),
-        rows=tuple(row(one) for one in (found.base, *found.outcomes)),
+        caption="All results",
+        header=("limit", "certificate", "objective", "improvement", "what changes"),
+        rows=tuple(row(one) for one in (result.base, *result.outcomes)),
     )
 
 
 def _objective(name: str, value: float) -> str:
-    said = _DRAWN.get(name, name.removesuffix("_s").replace("_", " "))
+    said = _LABELS.get(name, name.removesuffix("_s").replace("_", " "))
     is_time = name.endswith("_time_s")
     return f"{format_s(value) if is_time else number(value).text} ({said})"

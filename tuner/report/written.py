@@ -1,4 +1,4 @@
-"""A report in the form that was asked for, and what is said of the file."""
+"""A report in the requested format, and the record of the written file."""
 
 from pathlib import Path
 from typing import Literal
@@ -43,8 +43,8 @@ def rendered(report: Report, *, kind: Kind) -> str | bytes:
     return page if kind == "html" else picture(page)
 
 
-def written_of(report: Report, *, kind: Kind, file: Path, content: str | bytes) -> Written:
-    """Say what was written."""
+def describe_file(report: Report, *, kind: Kind, file: Path, content: str | bytes) -> Written:
+    """Return the record of the written file."""
     data = content.encode() if isinstance(content, str) else content
     return Written(
         file=str(file),

@@ -1,1 +1,1 @@
-"""Plays schedules through event by event, where a closed form only estimates."""
+"""Event-by-event simulation, where a closed form only estimates."""

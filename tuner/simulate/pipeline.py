@@ -1,4 +1,4 @@
-"""Plays one step of a pipeline: the forward and backward passes of its micro-batches.
+"""Simulates one step of a pipeline: the forward and backward passes of its micro-batches.
 
 Each device works off a fixed list of passes; a pass starts when the device is free and what it
 needs has arrived from the neighbouring stage. Sending takes `send_s` and occupies no device.
@@ -15,17 +15,17 @@ Stage s runs on device s mod p.
 
 `bound_s` is what no such schedule beats: device d starts when the first micro-batch has passed the
 stages before it, works m D_d seconds, and what it did last still travels back through those stages.
-It equals the played time where all stages are alike.
+It equals the simulated time where all stages are equal.
 
 The closed form of tuner/costs/analytic/step.py, sum D + (m - 1) max D, lies between: it is never
-below a played 1F1B where backward passes are in proportion to forward passes, and always within
+below a simulated 1F1B where backward passes are in proportion to forward passes, and always within
 sum D + (m - 1) (max F + max B), which no 1F1B exceeds. Both are found by trial over random stages
 (the tests repeat it), not proven.
 
-A step of up to `FEW_PASSES` passes is played whole. Of a longer one as many micro-batches are
-played as it takes to reach a cycle (steady_state.py), and the middle is extrapolated, which is
-exact up to rounding. One that reaches none is played whole up to `MOST_PASSES`; beyond it is
-extrapolated all the same, and `most_off_s` says by how much at most that is off. A turn of the
+A step of up to `FEW_PASSES` passes is simulated whole. Of a longer one as many micro-batches are
+simulated as it takes to reach a cycle (steady_state.py), and the middle is extrapolated, which is
+exact up to rounding. One that reaches none is simulated whole up to `MOST_PASSES`; beyond it is
+extrapolated all the same, and `max_error_s` says by how much at most that is off. A turn of the
 cycle is one forward and one backward pass on every device, interleaved those of p micro-batches on
 all its stages; the passes of weight gradients follow backward passes and wait for nothing else.
 
@@ -42,14 +42,14 @@ import numpy.typing as npt
 
 from tuner.costs.analytic.fold import per_device
 from tuner.costs.analytic.shapes import Grid, Numbers, Strategies
-from tuner.simulate.steady_state import Cycle, cycle_of
+from tuner.simulate.steady_state import Cycle, find_cycle
 
 FEW_PASSES: Final = 30_000
-"""Forward and backward passes that are played whole, in some 40 ms."""
+"""Forward and backward passes that are simulated whole, in some 40 ms."""
 MOST_PASSES: Final = 300_000
-"""Those that are played whole, in some 0.4 s, where the schedule reaches no cycle."""
+"""Those that are simulated whole, in some 0.4 s, where the schedule reaches no cycle."""
 MOST_SHORTENED: Final = 1_000_000
-"""Passes after which a pipeline of hundreds of devices may reach a cycle; more is not played."""
+"""Passes after which a pipeline of hundreds of devices may reach a cycle; more is not simulated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +88,17 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class SimulatedStep:
     """What came of it."""
 
     step_s: float
     """Until the last device is done."""
     idle_s_P: tuple[float, ...]
     """Of `step_s`, in which each device waits."""
-    most_held_P: tuple[int, ...]
+    peak_resident_P: tuple[int, ...]
     """Most passes whose activations a device holds at once, counted in stages x micro-batches."""
-    most_off_s: float = 0.0
-    """What `step_s` may be off at most, rounding aside; 0 where all was played or repeats."""
+    max_error_s: float = 0.0
+    """What `step_s` may be off at most, rounding aside; 0 where all was simulated or repeats."""
 
 
 class _Pass(NamedTuple):
@@ -122,31 +122,31 @@ class TimedPass(NamedTuple):
     end_s: float
 
 
-def can_be_played(pipeline: Pipeline) -> bool:
-    """Whether playing takes seconds and some 300 MB at most: not with hundreds of devices."""
+def can_simulate(pipeline: Pipeline) -> bool:
+    """Whether simulation takes seconds and some 300 MB at most: not with hundreds of devices."""
     stages, m = len(pipeline.forward_s_S), pipeline.num_microbatches
     turn, turns = _first_turns(pipeline)
     return 2 * stages * min(m, 2 * turns * turn) <= max(MOST_SHORTENED, MOST_PASSES)
 
 
-def play(pipeline: Pipeline) -> Played:
+def simulate_step(pipeline: Pipeline) -> SimulatedStep:
     """Run the schedule that fits: zero bubble with `weight_s_S`, else 1F1B or interleaved."""
     short, cycles, cycle = _shortened(pipeline)
     orders = _orders(short)
-    ends, _ = _ends(short, orders)
-    step_s = max(ends) + cycles * cycle.mean_s
-    return Played(
+    finish_s, _ = _simulate_orders(short, orders)
+    step_s = max(finish_s) + cycles * cycle.mean_s
+    return SimulatedStep(
         step_s=step_s,
         idle_s_P=tuple(step_s - _work_s(pipeline, device) for device in range(len(orders))),
-        most_held_P=tuple(_most_held(order, last=_last_kind(short)) for order in orders),
-        most_off_s=0.0 if cycle.is_settled else 0.5 * cycles * (cycle.most_s - cycle.least_s),
+        peak_resident_P=tuple(_most_held(order, last=_last_kind(short)) for order in orders),
+        max_error_s=0.0 if cycle.is_settled else 0.5 * cycles * (cycle.most_s - cycle.least_s),
     )
 
 
 def passes(pipeline: Pipeline) -> tuple[TimedPass, ...]:
     """Return every pass of the schedule, however long, device by device in order of time."""
     orders = _orders(pipeline)
-    _, done_s = _ends(pipeline, orders)
+    _, done_s = _simulate_orders(pipeline, orders)
     seconds = _seconds(pipeline)
     return tuple(
         TimedPass(device, kind, stage, j, done_s[kind][stage][j] - seconds[kind][stage], end_s)
@@ -157,18 +157,18 @@ def passes(pipeline: Pipeline) -> tuple[TimedPass, ...]:
 
 
 def _shortened(pipeline: Pipeline) -> tuple[Pipeline, int, Cycle]:
-    """Return what is to be played, and how many cycles of what length it leaves out."""
+    """Return what is to be simulated, and how many cycles of what length it leaves out."""
     passes_each = 2 * len(pipeline.forward_s_S)
     m = pipeline.num_microbatches
     turn, turns = _first_turns(pipeline)
     while passes_each * m > FEW_PASSES and turns * turn < m // 2:
         short = replace(pipeline, num_microbatches=turns * turn + m % turn)
-        cycle = cycle_of(_turns(short, turn=turn))
+        cycle = find_cycle(_turns(short, turn=turn))
         is_last = 2 * passes_each * turns * turn > MOST_PASSES and passes_each * m > MOST_PASSES
         if cycle.is_settled or is_last:
             cycles, rest = divmod(m // turn - turns, cycle.turns)
-            played = short.num_microbatches + rest * turn
-            return replace(pipeline, num_microbatches=played), cycles, cycle
+            num_simulated = short.num_microbatches + rest * turn
+            return replace(pipeline, num_microbatches=num_simulated), cycles, cycle
         turns *= 2
     return pipeline, 0, Cycle(turns=1, least_s=0.0, most_s=0.0)
 
@@ -186,13 +186,13 @@ def _turns(pipeline: Pipeline, *, turn: int) -> npt.NDArray[np.float64]:
     pairs = turn * pipeline.stages_per_device
     turns = (pipeline.num_microbatches // turn * pairs - _warmup(pipeline, 0)) // pairs - 1
     orders = _orders(pipeline)
-    _, done_s = _ends(pipeline, orders)
-    ends = []
+    _, done_s = _simulate_orders(pipeline, orders)
+    finish_s = []
     for device, order in enumerate(orders):
         for kind, first in ((FORWARD, _warmup(pipeline, device)), (BACKWARD, 0)):
             every = [done_s[kind][stage][j] for own, stage, j in order if own == kind]
-            ends.append(np.reshape(every[first : first + turns * pairs], (turns, pairs)))
-    return np.hstack(ends)[turns // 2 :]
+            finish_s.append(np.reshape(every[first : first + turns * pairs], (turns, pairs)))
+    return np.hstack(finish_s)[turns // 2 :]
 
 
 def _orders(pipeline: Pipeline) -> list[list[_Pass]]:
@@ -257,10 +257,10 @@ def _interleaved(pipeline: Pipeline, device: int) -> list[_Pass]:
     return order + backwards[total - warm :]
 
 
-def _ends(
+def _simulate_orders(
     pipeline: Pipeline, orders: Sequence[Sequence[_Pass]]
 ) -> tuple[list[float], list[list[list[float]]]]:
-    """Play all lists; return when each device is done, and each pass by kind and stage."""
+    """Simulate all lists; return when each device is done, and each pass by kind and stage."""
     stages, m, p = len(pipeline.forward_s_S), pipeline.num_microbatches, pipeline.num_devices
     seconds = _seconds(pipeline)
     done_s = [[[-1.0] * m for _ in range(stages)] for _ in range(3)]
@@ -329,10 +329,10 @@ def _last_kind(pipeline: Pipeline) -> int:
 
 
 def _most_held(order: Sequence[_Pass], *, last: int) -> int:
-    held = most = 0
+    resident = most = 0
     for done in order:
-        held += (done.kind == FORWARD) - (done.kind == last)
-        most = max(most, held)
+        resident += (done.kind == FORWARD) - (done.kind == last)
+        most = max(most, resident)
     return most
 
 

@@ -1,4 +1,4 @@
-"""Finds the cycle in which a repeating schedule runs, so that not all of it has to be played.
+"""Finds the cycle in which a repeating schedule runs, so that not all of it has to be simulated.
 
 A schedule whose passes wait for one another and for their devices is linear over (max, +): each
 pass ends at the largest of some earlier ends plus constants. Let row k hold the ends of one turn of
@@ -44,7 +44,7 @@ class Cycle:
         return self.most_s - self.least_s <= SETTLED_RATIO * self.most_s
 
 
-def cycle_of(end_s_KE: npt.NDArray[np.float64]) -> Cycle:
+def find_cycle(end_s_KE: npt.NDArray[np.float64]) -> Cycle:
     """Return the shortest settled cycle that ends with the last turn, else the narrowest.
 
     Args:

@@ -1,1 +1,1 @@
-"""What the user asks for: the model, the cluster, the goal, the limits on the search."""
+"""Specs: the model, the cluster, the goal, the limits on the search."""

@@ -1,17 +1,17 @@
-"""Parameters, arithmetic and cache bytes of a model, part by part, as closed formulas.
+"""Parameters, FLOPs and KV cache bytes of a model, by component, in closed form.
 
     h hidden size      n query heads     g key/value heads   d head width     V vocabulary
     f FFN width        E experts         k experts per token S sequence length
 
-Parameters are what `transformers` builds for the config: every weight and bias, the head apart
-from the embedding unless tied. Two things are not among them: buffers (the score-correction bias of
-DeepSeek-V3 and GLM-4.5) and multi-token-prediction layers, which `mtp_parameters` counts alone.
+Parameters are those that `transformers` builds for the config: every weight and bias; the LM head
+counts in addition to the embedding unless tied. Not included: buffers (the score-correction bias of
+DeepSeek-V3 and GLM-4.5) and multi-token-prediction layers.
 
-Arithmetic counts matrix products only: an [m, k] x [k, n] product is 2 m k n operations; norms,
-rotations, softmax, biases and element-wise products are memory-bound and left out. Attention is
-counted as causal, i.e. only the pairs that are not masked.
+FLOPs are those of matmuls only: an [m, k] x [k, n] matmul is 2 m k n operations; norms, rotary
+embeddings, softmax, biases and element-wise operations are memory-bound and left out. Attention is
+counted as causal: unmasked pairs only.
 
-Not covered: what a kernel really executes (masked blocks, padding, recomputation).
+Not covered: what a kernel executes (masked blocks, padding, recomputation).
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from tuner.spec.model import Attention, ModelSpec, Moe, QkNorm
 
 
 class ForwardFlop(Record):
-    """Operations of one token's forward pass, whole model, by part."""
+    """FLOPs of one token's forward pass, whole model, by component."""
 
     attention_projections: float
     attention_core: float
-    """Scores and weighted values, averaged over the positions of a sequence."""
+    """Q K^T and P V, averaged over the positions of a sequence."""
     dense_ffn: float
     router: float
     routed_experts: float
@@ -36,7 +36,7 @@ class ForwardFlop(Record):
 
     @property
     def total(self) -> float:
-        """All parts."""
+        """Sum of all components."""
         return (
             self.attention_projections
             + self.attention_core
@@ -155,33 +155,21 @@ def layer_parameters(model: ModelSpec, kind: LayerKind) -> int:
 
 
 def num_parameters(model: ModelSpec) -> int:
-    """Count the model as `transformers` builds it, multi-token prediction left out."""
+    """Count the model as `transformers` builds it, without multi-token prediction."""
     layers = sum(layer_parameters(model, kind) for kind in model.layers)
-    ends = embedding_parameters(model) + head_parameters(model) + final_norm_parameters(model)
-    return layers + ends
+    other = embedding_parameters(model) + head_parameters(model) + final_norm_parameters(model)
+    return layers + other
 
 
 def active_parameters(model: ModelSpec) -> int:
-    """Count what one token passes through: all but the experts it does not go to.
+    """Count active parameters: all but those of the experts that a token is not routed to.
 
-    The embedding counts in full, as model cards do.
+    The embedding counts in full, as in model cards.
     """
     if model.moe is None:
         return num_parameters(model)
     idle = model.moe.num_experts - model.moe.top_k
     return num_parameters(model) - model.num_moe_layers * idle * one_expert_parameters(model)
-
-
-def mtp_parameters(model: ModelSpec) -> int:
-    """Count the multi-token-prediction layers; embedding and head are the main model's.
-
-    Each is one layer of the last layer's kind, the 2 h x h projection that joins the hidden state
-    with the next token's embedding, a norm for either and one before the head
-    (DeepSeek-V3, arXiv 2412.19437, section 2.2).
-    """
-    hidden = model.hidden_size
-    extra = 2 * hidden * hidden + 3 * hidden
-    return model.mtp_num_layers * (layer_parameters(model, model.layers[-1]) + extra)
 
 
 def attended_tokens(*, sequence_length: int, window: int | None) -> float:
@@ -197,9 +185,9 @@ def attended_tokens(*, sequence_length: int, window: int | None) -> float:
 def attention_core_flop_per_token(
     model: ModelSpec, *, sequence_length: int, windowed: bool = False
 ) -> float:
-    """Operations of scores and weighted values of one layer: 2 n (d + d_v) x attended tokens.
+    """FLOPs of Q K^T and P V in one layer: 2 n (d + d_v) x attended tokens.
 
-    MLA is counted in its expanded form, as training computes it.
+    MLA is counted in its expanded form, as in training.
     """
     attention = model.attention
     window = attention.sliding_window if windowed else None
@@ -208,7 +196,7 @@ def attention_core_flop_per_token(
 
 
 def forward_flop_per_token(model: ModelSpec, *, sequence_length: int) -> ForwardFlop:
-    """Operations of one token's forward pass, part by part; see the module for what counts."""
+    """FLOPs of one token's forward pass, by component; see the module for what counts."""
     moe, hidden = model.moe, model.hidden_size
     dense_layers = model.num_layers - model.num_moe_layers
     dense_matrices = 3 if model.ffn_is_gated else 2
@@ -234,21 +222,21 @@ def forward_flop_per_token(model: ModelSpec, *, sequence_length: int) -> Forward
 
 
 def training_flop_per_token(model: ModelSpec, *, sequence_length: int) -> float:
-    """Operations of forward and backward pass of one token: three times the forward pass.
+    """FLOPs of forward and backward pass of one token: three times the forward pass.
 
-    The backward pass takes two products for each one forward. This is "model FLOPs": nothing is
-    added for recomputation, masked attention does not count, the head does, and so do the k
-    routed experts but none of the idle ones. Megatron's own figure differs by counting S / 2
-    attended tokens; the 6 N rule differs by the attention core and by counting the embedding.
+    The backward pass has two matmuls for each one forward. These are model FLOPs: recomputation and
+    masked attention do not count, the LM head and the k routed experts do. Megatron's figure
+    differs by counting S / 2 attended tokens; the 6 N rule leaves out core attention and counts the
+    embedding.
     """
     return 3.0 * forward_flop_per_token(model, sequence_length=sequence_length).total
 
 
 def kv_bytes_per_token(model: ModelSpec, *, bytes_per_element: float) -> float:
-    """Bytes that one token adds to the cache of the whole model.
+    """Bytes that one token adds to the KV cache of the whole model.
 
-    GQA: 2 g d per layer. MLA: the latent and the rotary key, c + p per layer. Windowed layers are
-    counted too, although an engine may drop what lies behind the window.
+    GQA: 2 g d per layer. MLA: the latent and the rotary key, c + p per layer. Sliding-window layers
+    count in full, although an engine may evict tokens outside the window.
     """
     attention = model.attention
     if attention.kind == "mla":

@@ -1,9 +1,9 @@
 """Every launch target by the name users type, with what it can express.
 
 A target is a program (`reference`, `megatron-lm`, ...) or a wrapper that starts one (`slurm`). A
-wrapper limits nothing. A knob that a target lacks is not searched for it: `intersection` is what
-all named targets can express, `refusals` (tuner/spec/refusals.py) says which rules a decision
-breaks. A program's plain name is its newest release; older ones carry theirs in the name.
+wrapper limits nothing. A knob that a target lacks is not searched: `intersection` is what all named
+targets can express, `refusals` (tuner/spec/refusals.py) says which rules a decision breaks. A
+program's plain name is its newest release; older ones have theirs in the name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ from typing import Final
 
 from tuner.errors import UnknownTargetError
 from tuner.spec.manifests.deepspeed import DEEPSPEED_0_19
-from tuner.spec.manifests.manifest import Capabilities, joined, with_gradients
+from tuner.spec.manifests.manifest import Capabilities, intersect, with_gradients
 from tuner.spec.manifests.megatron_bridge import BRIDGE_26_02, BRIDGE_26_04, BRIDGE_26_06
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_16, MEGATRON_0_18
 from tuner.spec.manifests.reference import REFERENCE, TORCHRUN
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 DEFAULT_PROGRAM: Final = "reference"
-"""What a wrapper starts when no program is named beside it."""
+"""The program of a wrapper if none is named."""
 
 WRAPPERS: Final = frozenset({"slurm"})
 """Targets that start another target's program."""
@@ -54,7 +54,7 @@ TARGETS: Final[Mapping[str, Capabilities]] = {
 
 
 def programs(targets: Iterable[str]) -> tuple[str, ...]:
-    """Return the targets that are programs, in order; the default one when only wrappers are named.
+    """Return the targets that are programs, in order; the default if only wrappers are named.
 
     Raises:
         UnknownTargetError: a name is not in `TARGETS`.
@@ -62,12 +62,12 @@ def programs(targets: Iterable[str]) -> tuple[str, ...]:
     named = tuple(targets)
     for name in named:
         _target(name)
-    found = tuple(name for name in dict.fromkeys(named) if name not in WRAPPERS)
-    return found or (DEFAULT_PROGRAM,)
+    chosen = tuple(name for name in dict.fromkeys(named) if name not in WRAPPERS)
+    return chosen or (DEFAULT_PROGRAM,)
 
 
 def intersection(targets: Iterable[str]) -> Capabilities:
-    """Return what every one of the targets can express.
+    """Return what all of the targets can express.
 
     Raises:
         UnknownTargetError: a name is not in `TARGETS`.
@@ -75,11 +75,11 @@ def intersection(targets: Iterable[str]) -> Capabilities:
     named = tuple(dict.fromkeys(targets))
     wrappers = (name for name in named if name in WRAPPERS)
     parts = tuple(_target(name) for name in (*programs(named), *wrappers))
-    return parts[0] if len(parts) == 1 else reduce(joined, parts)
+    return parts[0] if len(parts) == 1 else reduce(intersect, parts)
 
 
 def launchable(targets: Iterable[str], *, precision: str, gradient_bytes: int = 4) -> Capabilities:
-    """Return what every one of the targets can express in a precision, with such main gradients.
+    """Return what all of the targets can express, given precision and main gradients.
 
     Raises:
         UnknownTargetError: a name is not in `TARGETS`.

@@ -1,4 +1,4 @@
-"""The machines of a spec: pools of alike devices and the links between pools."""
+"""The machines of a spec: pools of identical devices and the links between pools."""
 
 from typing import Annotated, Self
 
@@ -9,37 +9,37 @@ from tuner.spec.fields import Bytes, BytesPerSecond, Count, FilePath, Name, Numb
 
 
 class Pool(Record):
-    """One kind of machine, several times over."""
+    """Identical machines."""
 
     name: Name
-    """What links and reports call it."""
+    """Name in links and reports."""
     profile: FilePath | None = None
     """Folder of a stored profile that was measured on such a machine."""
     device: Name | None = None
-    """Name of a device description that ships with the product, to plan from the datasheet."""
+    """Name of a datasheet that ships with moetune, instead of a profile."""
     nodes: Annotated[Count, Field(le=100_000)] = 1
     """Machines in the pool."""
     devices_per_node: Annotated[Count, Field(le=1024)]
-    """Accelerators of one machine; processes that it runs where there is none."""
+    """Accelerators of one machine, or processes if it has none."""
     scale_up_domain: Count | None = None
     """Devices that reach each other over NVLink-class links; `devices_per_node` when absent."""
     nics_per_node: Count | None = None
     """NICs of one machine; `devices_per_node` when absent."""
     nic: BytesPerSecond | None = None
-    """Bandwidth of one NIC; absent: what the profile measured, else the datasheet's usual one."""
+    """Bandwidth of one NIC; absent: as measured by the profile, else the datasheet's default."""
     oversubscription: Annotated[Number, Field(ge=1.0)] = 1.0
-    """How many times less the network carries between machines than the NICs could send."""
+    """Oversubscription factor of the network between machines."""
     link_matrix: FilePath | None = None
     """Measured bandwidth between every two machines of the pool: a CSV whose first cell is
     `bytes_per_s`, whose first row and column name the hosts, and whose cells hold bytes per second
     from the row's host to the column's, all NICs together; or a folder of nccl-tests outputs, one
     of `alltoall_perf` or `sendrecv_perf` per pair (profilers/imports/link_matrix.py). A plan then
-    says which host runs which ranks and what the slow links cost. It tells links apart; how fast
-    the usual one is still comes from `nic`, so state no `oversubscription` beside it."""
+    says which host runs which ranks and what the slow links cost. It gives relative speeds; the
+    bandwidth of a normal link still comes from `nic`, so state no `oversubscription` with it."""
     price_per_device_hour: Annotated[Number, Field(ge=0.0)] | None = None
     """Price of a device and hour, in the cluster's currency."""
     memory_per_device: Bytes | None = None
-    """Bytes of one device; overrides what the profile says, as a budget of one's own."""
+    """Bytes of one device; overrides the profile."""
     usable_memory_ratio: Annotated[Number, Field(le=1.0)] = 0.95
     """Share of a device's memory that a plan may use."""
 
@@ -73,17 +73,17 @@ class Pool(Record):
 
     @property
     def domain(self) -> int:
-        """Devices of one scale-up domain, the default filled in."""
+        """Devices of one scale-up domain, default included."""
         return self.scale_up_domain or self.devices_per_node
 
     @property
     def nics(self) -> int:
-        """Network cards of one machine, the default filled in."""
+        """NICs of one machine, default included."""
         return self.nics_per_node or self.devices_per_node
 
 
 class Link(Record):
-    """What joins two pools."""
+    """The network between two pools."""
 
     between: tuple[Name, Name]
     """Names of the two pools."""
@@ -94,12 +94,12 @@ class Link(Record):
 
 
 class Cluster(Record):
-    """Everything that a plan may use."""
+    """All machines that a plan may use."""
 
     pools: Annotated[tuple[Pool, ...], Field(min_length=1)]
     """One entry per kind of machine."""
     links: tuple[Link, ...] = ()
-    """Links between pools; inside a pool the profile and the pool's own fields say it."""
+    """Links between pools; inside a pool the profile and the pool's fields apply."""
     currency: Annotated[str, Field(min_length=1, max_length=12)] | None = None
     """Currency of every price, such as USD; absent: amounts are written without one."""
 
@@ -116,10 +116,10 @@ class Cluster(Record):
             if link.between[0] == link.between[1]:
                 raise ValueError(f"links: {link.between[0]!r} is linked to itself")
         joined = [tuple(sorted(link.between)) for link in self.links]
-        again = sorted({pair for pair in joined if joined.count(pair) > 1})
-        if again:
+        repeated = sorted({pair for pair in joined if joined.count(pair) > 1})
+        if repeated:
             raise ValueError(
-                f"links: {again[0][0]!r} and {again[0][1]!r} are joined twice; keep one"
+                f"links: {repeated[0][0]!r} and {repeated[0][1]!r} are joined twice; keep one"
             )
         return self
 

@@ -12,7 +12,7 @@ from tuner.spec.files import one_line, shown_value
 
 
 def complaint(error: ValidationError, *, model: type[BaseModel]) -> str:
-    """Say what is wrong first, e.g. `goal.globl_batch_size: unknown key; did you mean ...?`.
+    """Describe the first error, e.g. `goal.globl_batch_size: unknown key; did you mean ...?`.
 
     An unknown key comes before everything else, because a misspelt key also counts as missing.
     """
@@ -36,7 +36,7 @@ def field_path(location: Sequence[str | int]) -> str:
 
 
 def _rule(detail: ErrorDetails, model: type[BaseModel]) -> str:
-    """Say it in the words of a YAML file; where pydantic's own will do, with the value in front."""
+    """Describe it in terms of YAML, or with pydantic's message after the value."""
     if detail["type"] == "extra_forbidden":
         return _unknown_key(detail["loc"], model)
     if detail["type"] == "missing":
@@ -73,4 +73,4 @@ def _inner_model(annotation: Any) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     inner = (_inner_model(argument) for argument in typing.get_args(annotation))
-    return next((found for found in inner if found is not None), None)
+    return next((model for model in inner if model is not None), None)

@@ -1,4 +1,4 @@
-"""Reads the placement that runs today: our own `plan.json` or a file of an engine.
+"""Reads the current placement: a `plan.json` or a file of an engine.
 
     plan.json      `decision.physical_to_logical` with `decision.layer_ids`
     SGLang         {"physical_to_logical_map": [all decoder layers][slots]}
@@ -29,16 +29,16 @@ LARGEST_BYTES: Final = 64_000_000
 def read_placement(
     path: Path, *, layer_ids: tuple[int, ...], num_experts: int, ranks: Ranks
 ) -> tuple[Placement, Ranks]:
-    """Read a placement with the ranks that it stands on, held to the layers and experts recorded.
+    """Read a placement with its ranks, checked against the recorded layers and experts.
 
-    Where it has other slots than are planned, every rank holds as many of them: no engine that
-    writes such a file does otherwise.
+    Where its number of slots differs from the planned one, ranks have equally many, as in all
+    engines that write such a file.
 
     Raises:
         SpecError: one line: the file, what was found, the rule.
     """
     source = shown_path(path)
-    rows = _array(path, source) if path.suffix == ".npy" else _rows(_parsed(path, source), source)
+    rows = _array(path, source) if path.suffix == ".npy" else _rows(_parse(path, source), source)
     by_layer = rows if isinstance(rows, dict) else _by_layer(rows, layer_ids, source)
     missing = [layer for layer in layer_ids if layer not in by_layer]
     if missing:
@@ -49,24 +49,26 @@ def read_placement(
             " the placement of the model that was recorded"
         )
     first = by_layer[layer_ids[0]]
-    held = _ranks_of(len(first) if isinstance(first, list) else 0, ranks, source)
-    table = [_checked(by_layer[layer], layer, num_experts, held, source) for layer in layer_ids]
-    return Placement(expert_LS=np.array(table, dtype=np.int64)), held
+    placed_ranks = _placement_ranks(len(first) if isinstance(first, list) else 0, ranks, source)
+    table = [
+        _check_row(by_layer[layer], layer, num_experts, placed_ranks, source) for layer in layer_ids
+    ]
+    return Placement(expert_LS=np.array(table, dtype=np.int64)), placed_ranks
 
 
-def _ranks_of(num_slots: int, ranks: Ranks, source: str) -> Ranks:
+def _placement_ranks(num_slots: int, ranks: Ranks, source: str) -> Ranks:
     if num_slots == ranks.num_slots or not num_slots:
         return ranks
     if num_slots % ranks.num_ranks:
         raise SpecError(
             f"{source}: {num_slots} slots, which the {ranks.num_ranks} ranks of the goal cannot"
-            " share evenly; a running placement must stand on the ranks that are planned"
+            " share evenly; the current placement must have the planned number of ranks"
         )
     each = num_slots // ranks.num_ranks
     return replace(ranks, slots_G=np.full(ranks.num_ranks, each, dtype=np.int64))
 
 
-def _parsed(path: Path, source: str) -> Any:
+def _parse(path: Path, source: str) -> Any:
     text = read_small_text(path, what="placement", most_bytes=LARGEST_BYTES)
     if path.suffix in (".yaml", ".yml"):
         return parse_yaml(text, source=source, has_numbered_keys=True)
@@ -137,7 +139,7 @@ def _by_layer(rows: list[Any], layer_ids: tuple[int, ...], source: str) -> dict[
     )
 
 
-def _checked(row: Any, layer: int, num_experts: int, ranks: Ranks, source: str) -> Ints:
+def _check_row(row: Any, layer: int, num_experts: int, ranks: Ranks, source: str) -> Ints:
     where = f"{source}: layer {layer}"
     if not isinstance(row, list) or not all(type(expert) is int for expert in row):
         raise SpecError(f"{where}: {shown_value(row)} is no row of expert ids")

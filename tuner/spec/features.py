@@ -1,9 +1,10 @@
 """Architectural features that some models have and some launch targets lack.
 
-`features` reads them off a `ModelSpec`; tuner/spec/capabilities.py says which target lacks which.
+`features` derives them from a `ModelSpec`; tuner/spec/capabilities.py says which target lacks
+which.
 
-Not covered: what every target can build (grouped queries, rotary positions, RMS norms, SwiGLU) and
-what only decides the arithmetic's result (rope scaling, routed scaling factors).
+Not covered: what every target can build (GQA, rotary embeddings, RMS norms, SwiGLU) and what only
+affects numerical results (rope scaling, routed scaling factors).
 """
 
 from enum import StrEnum
@@ -13,7 +14,7 @@ from tuner.spec.model import ModelSpec, QkNorm
 
 
 class ModelFeature(StrEnum):
-    """What some models have and some targets lack."""
+    """A feature that some models have and some targets lack."""
 
     MLA = "multi-head latent attention"
     """Compressed queries, keys and values (DeepSeek, Kimi)."""
@@ -59,7 +60,7 @@ def features(model: ModelSpec) -> frozenset[ModelFeature]:
     """Return what the model has that a target may lack."""
     attention, moe = model.attention, model.moe
     mla = attention.kind == "mla"
-    found = {
+    is_present = {
         ModelFeature.MLA: mla,
         ModelFeature.MLA_BIAS: mla and attention.qkv_bias,
         ModelFeature.QKV_BIAS: not mla and attention.qkv_bias,
@@ -73,7 +74,7 @@ def features(model: ModelSpec) -> frozenset[ModelFeature]:
     }
     if moe is not None and model.num_moe_layers:
         softmax = moe.scoring == "softmax"
-        found |= {
+        is_present |= {
             ModelFeature.EXPERT_BIAS: moe.expert_bias,
             ModelFeature.ROUTER_BIAS: moe.router_bias,
             ModelFeature.SHARED_GATE: moe.shared_expert_gate,
@@ -84,4 +85,4 @@ def features(model: ModelSpec) -> frozenset[ModelFeature]:
             ModelFeature.SOFTMAX_CORRECTION: softmax and moe.score_correction_bias,
             ModelFeature.GROUPED_ROUTING: moe.groups_per_token < moe.num_groups,
         }
-    return frozenset(feature for feature, present in found.items() if present)
+    return frozenset(feature for feature, present in is_present.items() if present)

@@ -1,8 +1,8 @@
 """The field types of a spec: quantities with units, paths relative to the file, bounded counts.
 
 A quantity is text with a unit in the file and an SI number in memory. Code may build the records
-with SI numbers directly; a file may not, because a bare `400` says nothing. What tells the two
-apart is the validation context: reading a file passes a `SpecFolder`.
+with SI numbers directly; a file may not, because a bare `400` has no unit. The validation context
+distinguishes the two: reading a file passes a `SpecFolder`.
 """
 
 from collections.abc import Callable
@@ -69,7 +69,7 @@ PositiveSeconds = Annotated[
     BeforeValidator(_quantity(parse_seconds, "10min")),
     _text_schema("10min"),
 ]
-"""Seconds, more than none."""
+"""Seconds, positive."""
 
 BytesPerSecond = Annotated[
     float,
@@ -85,7 +85,7 @@ SharePerSecond = Annotated[
     BeforeValidator(_quantity(parse_share_per_s, "1% per week")),
     _text_schema("1% per week"),
 ]
-"""Share of things that a second takes; in a file a percentage of a period."""
+"""Share per second; in a file a percentage of a period."""
 
 PerSecond = Annotated[
     float,
@@ -109,7 +109,7 @@ def _whole(value: Any) -> Any:
 
 
 Count = Annotated[int, Field(ge=1, le=2**31), BeforeValidator(_whole)]
-"""A whole number of things, at least one."""
+"""A positive integer."""
 
 Number = Annotated[float, Field(gt=0.0, allow_inf_nan=False), BeforeValidator(_no_bool)]
 """A positive finite number."""
@@ -119,7 +119,7 @@ NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False), BeforeValidat
 
 
 def one_or_many(value: Any) -> Any:
-    """Let a single value be written without brackets."""
+    """Accept a single value without brackets."""
     return value if isinstance(value, list | tuple | dict) or value is None else (value,)
 
 

@@ -9,18 +9,18 @@ from profilers.files import NotRegularError, TooLargeError, read_bounded
 from tuner.errors import SpecError
 
 LARGEST_FILE_BYTES: Final = 1_000_000
-"""Specs and model configs are small; a larger file is something else."""
+"""Specs and model configs are smaller."""
 
 _LONGEST_SHOWN: Final = 60
 
 
 def shown_path(path: Path) -> str:
-    """Write a path on one line, whatever characters it holds."""
+    """Format a path on one line, with any characters in it."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(path))
 
 
 def home_expanded(path: str | Path) -> Path:
-    """Expand a leading ~ or ~user; a name that merely begins so stays as it is.
+    """Expand a leading ~ or ~user; other names that begin with ~ stay unchanged.
 
     `Path.expanduser` raises for users that do not exist.
     """
@@ -28,7 +28,7 @@ def home_expanded(path: str | Path) -> Path:
 
 
 def shown_value(value: Any) -> str:
-    """Write a value on one line, cut where it is long."""
+    """Format a value on one line, truncated."""
     if isinstance(value, list | dict):
         return f"a {'list' if isinstance(value, list) else 'mapping'} of {len(value)}"
     if isinstance(value, int) and value.bit_length() > 100:

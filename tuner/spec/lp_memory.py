@@ -1,4 +1,4 @@
-"""Shared memory that SGLang's linear program needs for one layer, and how much it may take.
+"""Shared memory of SGLang's linear program for one layer, and its limits.
 
     NC constraints   NV variables   G ranks
 
@@ -18,11 +18,11 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 BUDGET_BYTES: Final = 223 * 1024
-"""That the engine's check allows."""
+"""Limit of the engine's check."""
 
 BLOCK_BYTES: Final = 227 * 1024
-"""That a thread block can have: compute capabilities 9.0 and 10.x (CUDA C++ Programming Guide,
-technical specifications per compute capability)."""
+"""Limit of a thread block: compute capabilities 9.0 and 10.x (CUDA C++ Programming Guide, technical
+specifications per compute capability)."""
 
 _WORKSPACE_BYTES: Final = 256
 _FLOAT_BYTES: Final = 4
@@ -33,32 +33,32 @@ def program_shape(row: Sequence[int], *, ranks: int) -> tuple[int, int]:
 
     Args:
         row: the expert of each slot.
-        ranks: that hold equally many slots.
+        ranks: with equally many slots.
     """
     replicated = [copies for copies in Counter(row).values() if copies > 1]
     return len(replicated) + ranks, sum(replicated) + ranks + 2
 
 
 def checked_bytes(constraints: int, variables: int) -> int:
-    """Return what the engine's check counts."""
+    """Return the bytes that the engine's check counts."""
     both = constraints * (variables + constraints)
     return _FLOAT_BYTES * (both + 3 * variables + constraints) + _WORKSPACE_BYTES
 
 
 def launched_bytes(constraints: int, variables: int) -> int:
-    """Return what the kernel is launched with: its struct, one float and a padded flag included."""
+    """Return the bytes of the kernel launch: its struct, one float and a padded flag included."""
     both = constraints * (2 * variables + constraints)
     return _FLOAT_BYTES * (both + 2 * constraints + 4 * variables + 2)
 
 
 def lp_misfit(rows: Iterable[Sequence[int]], *, ranks: int) -> str | None:
-    """Return why the program of the largest row cannot be solved; None: all fit."""
+    """Return why the program of the largest row does not fit; None if all fit."""
     largest = max((program_shape(row, ranks=ranks) for row in rows), default=(0, 0))
     return _misfit(*largest)
 
 
 def smallest_lp_misfit(*, num_slots: int, num_experts: int, ranks: int) -> str | None:
-    """Return why no placement of a shape can be solved for; None: some can.
+    """Return why no placement of a shape fits; None if some do.
 
     The fewest constraints and variables are those of one expert that has all redundant slots.
     """

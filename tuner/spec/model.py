@@ -1,8 +1,7 @@
-"""A transformer as the planner sees it: widths, layers, attention, experts.
+"""A transformer model: widths, layers, attention, experts.
 
-`ModelSpec` holds what decides parameters, operations and bytes, and nothing that only decides the
-arithmetic's result. tuner/spec/huggingface/ reads it from a `config.json`; tuner/spec/accounting.py
-counts on it.
+`ModelSpec` has what determines parameters, FLOPs and bytes, and nothing that only affects numerical
+results. tuner/spec/huggingface/ reads it from a `config.json`; tuner/spec/accounting.py counts.
 
 Not covered: encoders, vision towers, attention kinds other than GQA and MLA.
 """
@@ -16,11 +15,11 @@ from profilers.records import Record
 from profilers.steps.config import LayerKind
 
 LARGEST_SIZE = 2**24
-"""Widths and counts above this are refused as slips of the keyboard."""
+"""Widths and counts above this are refused as typos."""
 MOST_LAYERS = 1_000
 """Eight times the deepest published models; planning time grows with the square of the layers."""
 MOST_TOP_K = 1_000
-"""Experts of a token, a hundred times those of published models; each is a step of the price."""
+"""Most experts per token, a hundred times those of published models; bounds the pricing time."""
 LONGEST_POSITION = 2**31
 
 Count = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
@@ -28,10 +27,10 @@ Size = Annotated[int, Field(ge=0, le=LARGEST_SIZE)]
 
 
 class QkNorm(StrEnum):
-    """Where queries and keys are normalised before the rotation."""
+    """Query and key norms before the rotary embedding."""
 
     NONE = "none"
-    """Nowhere."""
+    """None."""
     HEAD = "head"
     """Per head: one weight of head_dim for queries, one for keys (Qwen3, GLM-4.5)."""
     FULL = "full"
@@ -54,7 +53,7 @@ class Attention(Record):
     has_sinks: bool = False
     """One learned logit per head that takes part in the softmax (gpt-oss)."""
     sliding_window: Annotated[int, Field(ge=1, le=LONGEST_POSITION)] | None = None
-    """Tokens that a windowed layer looks back on; `ModelSpec.windowed` says which layers."""
+    """Window size of sliding-window layers, which `ModelSpec.windowed` marks."""
     q_lora_rank: Count | None = None
     """MLA: width of the compressed query; None when queries are projected in one step."""
     kv_lora_rank: Size = 0
@@ -77,12 +76,12 @@ class Attention(Record):
 
     @property
     def value_head_dim(self) -> int:
-        """Width of one value head, whatever the kind."""
+        """Width of one value head, of either kind."""
         return self.v_head_dim if self.kind == "mla" else self.head_dim
 
 
 class Moe(Record):
-    """What follows attention in a MoE layer."""
+    """The MoE block of a layer."""
 
     num_experts: Count
     top_k: Annotated[int, Field(ge=1, le=MOST_TOP_K)]
@@ -100,9 +99,9 @@ class Moe(Record):
     normalise_top_k: bool = True
     """Whether the chosen experts' weights are scaled to sum to one."""
     score_correction_bias: bool = False
-    """A bias that shifts the choice of experts but no output; a buffer, not a parameter."""
+    """A bias on the selection of experts, not on the output; a buffer, not a parameter."""
     num_groups: Count = 1
-    """Groups that experts are divided into for group-limited routing."""
+    """Expert groups of group-limited routing."""
     groups_per_token: Count = 1
 
     @model_validator(mode="after")
@@ -124,12 +123,12 @@ class ModelSpec(Record):
     """A decoder-only transformer."""
 
     name: str
-    """What reports call it: the folder of its config, or its model type."""
+    """Name in reports: the folder of its config, or its model type."""
     architecture: str
-    """The class that transformers would build, e.g. `MixtralForCausalLM`."""
+    """The class in transformers, e.g. `MixtralForCausalLM`."""
     hidden_size: Count
     num_layers: Annotated[int, Field(ge=1, le=MOST_LAYERS)]
-    """Multi-token-prediction layers are not among them."""
+    """Without multi-token-prediction layers."""
     vocab_size: Count
     tie_word_embeddings: bool
     """The head uses the embedding's weights."""

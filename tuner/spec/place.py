@@ -1,4 +1,4 @@
-"""The goal `place`: where experts should stand, for which recorded workloads."""
+"""The goal `place`: an expert placement for recorded workloads."""
 
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -12,39 +12,40 @@ from tuner.spec.place_method import Method, method_refusal
 MOST_RANKS = 4096
 
 Weight = Annotated[Number, Field(ge=1e-6, le=1e6)]
-"""Further apart, a workload or rank counts for nothing beside the rounding of the others."""
+"""Largest ratio of weights or speeds; beyond it the smaller one vanishes in rounding."""
 Speed = Annotated[Number, Field(ge=1e-3, le=1e3)]
 
 
 class Objective(StrEnum):
-    """What is made small; each holds for the runtime that it names."""
+    """The objective to minimise; each suits the runtime that it names."""
 
     BALANCE = "balance"
     """Largest rank load of every layer: runtimes that wait for the slowest rank."""
     CO_ACTIVATION = "co_activation"
-    """Ranks and nodes that a token's experts stand on: dispatches that send a token once to each
-    rank or node (DeepEP, HybridEP)."""
+    """Ranks and nodes of a token's experts: dispatchers that send a token once to each rank or node
+    (DeepEP, HybridEP)."""
     LAYER_CHAIN = "layer_chain"
-    """Way from a token's expert to its expert in the next layer: runtimes that leave a token where
-    its last expert was (MoETuner)."""
+    """Distance from a token's expert to its expert in the next layer: runtimes that leave a token
+    on the rank of its last expert (MoETuner)."""
     LAYER_TIME = "layer_time"
-    """Predicted seconds of the expert layers: products of the busiest rank, weights read by active
-    experts, and the exchange; needs `model` and `cluster`."""
+    """Predicted seconds of the expert layers: GEMMs of the most-loaded rank, weights read by active
+    experts, and the all-to-all; needs `model` and `cluster`."""
 
 
 class Traffic(StrEnum):
-    """What of the traffic is made small, for objectives co_activation and layer_chain."""
+    """Traffic to minimise, for objectives co_activation and layer_chain."""
 
     TOTAL = "total"
-    """Every token copy, at the cost of its way."""
-    BUSIEST = "busiest"
-    """What the others wait for. layer_chain: of every two layers the pair of ranks with the largest
-    flow times cost (MoETuner, arXiv 2502.06643). co_activation: at each level (domain, rank) the
-    group that gets most, to which HierMoE's all-to-all pads the others (arXiv 2508.09591)."""
+    """Every token copy, at the cost of its path."""
+    MOST_LOADED = "busiest"
+    """The bottleneck. layer_chain: for every two consecutive layers, the pair of ranks with the
+    largest flow times cost (MoETuner, arXiv 2502.06643). co_activation: at each level (domain,
+    rank) the group that receives most, to which HierMoE's all-to-all pads the others (arXiv
+    2508.09591)."""
 
 
 class Robustness(StrEnum):
-    """How several workloads become one number."""
+    """How several workloads are aggregated."""
 
     MEAN = "mean"
     """Weighted mean of the workloads' imbalances."""
@@ -55,31 +56,31 @@ class Robustness(StrEnum):
 
 
 class Dispatch(StrEnum):
-    """Which replica of an expert a token copy goes to."""
+    """Dispatch rule: which replica of an expert a token copy goes to."""
 
     EVEN = "even"
     """Each replica gets the same share: EPLB's assumption, true on average."""
     STATIC = "static"
     """Own rank first, then own node, then a fixed choice per source rank (SGLang)."""
     DYNAMIC = "dynamic"
-    """Any replica at random, token by token; beside an all-to-all backend near ones first."""
+    """A random replica per token; with an all-to-all backend near ones first."""
     LP = "lp"
     """Shares that a linear program chooses for each pass (LPLB)."""
     LEAST_LOADED = "least_loaded"
-    """What a rank has beyond the mean goes to idle ranks, with a copy of the expert's weights
-    (LLEP); in no engine that is written for."""
+    """Load above the mean goes to idle ranks, with a copy of the expert's weights (LLEP); not in
+    any supported engine."""
     ACTIVATED = "activated"
-    """All tokens of an expert on one replica, on the rank that reads fewest experts so far (Janus'
-    scheduler, for decode); in no engine that is written for."""
+    """All tokens of an expert on one replica, on the rank with the fewest active experts so far
+    (Janus' scheduler, for decode); not in any supported engine."""
 
 
 class Workload(Record):
     """One recorded workload."""
 
     name: Name
-    """What plans and reports call it."""
+    """Name in plans and reports."""
     path: FilePath
-    """A stored recording, or an engine's own; see `moetune profile import`."""
+    """A stored recording, or that of an engine; see `moetune profile import`."""
     weight: Weight = 1.0
     """Share of the traffic, relative to the others."""
 
@@ -104,75 +105,76 @@ class PlaceGoal(Record):
     """Always `place`."""
     objective: Objective = Objective.BALANCE
     method: Method = Method.AUTO
-    """What chooses the placement; a method that does not serve the objective is refused."""
+    """The algorithm; a method that does not serve the objective is refused."""
     traffic: Traffic | None = None
-    """What objectives co_activation and layer_chain make small. `total`: every token copy at the
-    cost of its way. `busiest`: what the others wait for, of a layer chain the pair of ranks with
-    the largest flow times cost (MoETuner), of co-activation the group that gets most at each level,
-    domains and ranks (HierMoE). Absent: the total. The cost of a way comes from the profile's
-    measured links, else `link_matrix`, else datasheet and `nic`."""
+    """Traffic that objectives co_activation and layer_chain minimise. `total`: every token copy at
+    the cost of its path. `busiest`: the bottleneck, for layer_chain the pair of ranks with the
+    largest flow times cost (MoETuner), for co_activation the group that receives most at each
+    level, domains and ranks (HierMoE). Absent: the total. The cost of a path comes from the
+    profile's measured links, else `link_matrix`, else datasheet and `nic`."""
     ranks: Annotated[Count, Field(le=MOST_RANKS)]
     """Expert-parallel ranks."""
     ranks_per_node: Count | None = None
-    """Ranks of one machine; absent: as many as the first pool's machines have devices, all of them
-    where no cluster is named."""
+    """Ranks of one machine; absent: the devices per machine of the first pool, or all ranks if no
+    cluster is named."""
     slots_per_rank: Slots | None = None
-    """Experts that a rank holds in a layer: one number, or one for each rank."""
+    """Expert slots of a rank in a layer: one number, or one for each rank."""
     redundant_experts: Annotated[int, Field(ge=0, le=100_000)] | None = None
-    """Slots beyond one an expert, over all ranks; another way to say `slots_per_rank`."""
+    """Slots beyond one per expert, over all ranks; an alternative to `slots_per_rank`."""
     rank_speeds: Annotated[tuple[Speed, ...], Field(min_length=1)] | None = None
-    """Relative speed of each rank; absent: all alike."""
+    """Relative speed of each rank; absent: all equal."""
     expert_groups: Count | None = None
-    """Groups of experts that are routed to together (DeepSeek-V3: 8); for EPLB's hierarchical rule
-    and for node-limited routing."""
+    """Expert groups of group-limited routing (DeepSeek-V3: 8); for EPLB's hierarchical policy and
+    for node-limited routing."""
     robust: Robustness = Robustness.MEAN
     tail_ratio: Annotated[float, Field(gt=0.0, le=1.0)] = 0.5
     """Of `robust: cvar`: share of the weight whose worst imbalances are averaged."""
     workloads: Annotated[tuple[Workload, ...], Field(min_length=1), BeforeValidator(_no_list)]
     dispatch: Dispatch | None = None
-    """What the engine does with replicas; absent: of what the first target of `emit` offers beside
-    the backend, the rule of the least expected maximum (`moetune plan` says what others cost)."""
+    """Dispatch rule for replicas; absent: of the rules of the first target of `emit` with the
+    backend, the one with the least expected maximum load (`moetune plan` gives the cost of the
+    others)."""
     a2a_backend: Name | None = None
-    """All-to-all backend of the deployment by the engine's own name, `none` for none: it says which
-    dispatch rules there are (tuner/spec/place_targets.py). Absent: SGLang's `deepep`, or `none`
+    """All-to-all backend of the deployment by the engine's name, `none` for none: it determines the
+    available dispatch rules (tuner/spec/place_targets.py). Absent: SGLang's `deepep`, or `none`
     where `dispatch` is dynamic or even."""
     phase: Literal["prefill", "decode"] = "prefill"
-    """In decode few tokens reach an expert, and reading its weights takes the time."""
+    """In decode, experts get few tokens and are bound by reading weights."""
     tokens_per_pass: Count | None = None
-    """Tokens of one pass over all ranks; absent: as recorded, where passes were."""
+    """Tokens of one pass over all ranks; absent: as recorded, if passes were."""
     context_tokens: Count = 4096
-    """Tokens that a request's attention looks back on, for the experts' share of a whole pass."""
+    """Context length of a request, for the experts' share of a whole pass."""
     quantization: Literal["bf16", "fp8"] = "bf16"
-    """What the experts' GEMMs compute in."""
+    """Precision of the experts' GEMMs."""
     exchange: Literal["plain", "merged"] = "plain"
     """How the all-to-all sends tokens: `plain`, a copy for every expert, or `merged`, once to each
     rank and node (DeepEP), which objective co_activation implies."""
     judge_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.5
-    """Share of the recorded passes, the last ones, that are held out and judge the plan."""
+    """Share of the recorded passes, the last ones, that are held out to evaluate the plan."""
     traffic_slack_ratio: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
-    """How much more than EPLB's rule the largest rank may carry where traffic is the objective."""
+    """How much more load than with EPLB the largest rank may have if traffic is the objective."""
     current: FilePath | None = None
-    """The placement that runs: plan.json, or a file of an engine; absent: experts in order."""
+    """The current placement: plan.json, or a file of an engine; absent: experts in order."""
     max_moved_experts: Annotated[int, Field(ge=0)] | None = None
     """Largest number of experts, over all layers, that ranks may have to load."""
     max_moved_bytes: Bytes | None = None
     """The same as bytes of weights; needs `model`."""
     rebalance_interval: PositiveSeconds | None = None
-    """How long the placement will run, to compare with the break-even time."""
+    """How long the placement will be in use, to compare with the break-even time."""
 
     @property
     def is_merged(self) -> bool:
-        """Tokens travel once to each rank and node, as they do where co-activation counts."""
+        """Tokens are sent once to each rank and node, as objective co_activation implies."""
         return self.exchange == "merged" or self.objective is Objective.CO_ACTIVATION
 
     @property
     def is_about_traffic(self) -> bool:
-        """Whether ways of tokens are made short, rather than loads or times."""
+        """Whether the objective is traffic, rather than load or time."""
         return self.objective in (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
 
     @property
-    def traffic_is_of(self) -> str:
-        """What a cost of traffic is the mean over: a chain follows each copy of a token."""
+    def traffic_unit(self) -> str:
+        """The unit of mean traffic costs: a chain follows each copy of a token."""
         return "a token copy" if self.objective is Objective.LAYER_CHAIN else "a token"
 
     @model_validator(mode="after")
@@ -190,8 +192,8 @@ class PlaceGoal(Record):
             )
         if self.traffic is not None and not self.is_about_traffic:
             raise ValueError(
-                f"traffic {self.traffic.value!r} with objective {self.objective.value!r}, which is"
-                " about no traffic; plan for co_activation or layer_chain, or drop it"
+                f"traffic {self.traffic.value!r} with objective {self.objective.value!r}, which has"
+                " no traffic; plan for co_activation or layer_chain, or drop it"
             )
         if self.slots_per_rank is not None and self.redundant_experts is not None:
             raise ValueError("slots_per_rank and redundant_experts say the same; keep one")
@@ -200,5 +202,5 @@ class PlaceGoal(Record):
             if values is not None and len(values) not in (1, self.ranks):
                 raise ValueError(f"{name}: {len(values)} values for {self.ranks} ranks")
         if self.current is None and (self.max_moved_experts, self.max_moved_bytes) != (None, None):
-            raise ValueError("a limit on moved experts needs 'current', the placement that runs")
+            raise ValueError("a limit on moved experts needs 'current', the current placement")
         return self

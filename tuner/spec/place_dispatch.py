@@ -1,10 +1,10 @@
-"""Dispatch rules that no engine has: what they ask of a goal, and where they may stand in a spec.
+"""Dispatch rules that no engine has: their requirements on a goal, and where a spec may use them.
 
-LLEP (arXiv 2601.17111) and Janus' scheduler (arXiv 2512.13525) change no answer of the model, but
-no release that placements are written for applies them: SGLang 0.5.23, vLLM 0.33.0, vllm-ascend
-182b75e, TensorRT-LLM's ep_load_balancer and Megatron Core d98e8a6 were read. A plan says what a
-runtime with such a rule would gain; it is written for none of them, an array of EPLB apart, which
-is a table and no engine.
+LLEP (arXiv 2601.17111) and Janus' scheduler (arXiv 2512.13525) do not change the model's output,
+but no supported release applies them: SGLang 0.5.23, vLLM 0.33.0, vllm-ascend 182b75e,
+TensorRT-LLM's ep_load_balancer and Megatron Core d98e8a6 were read. A plan says what a runtime with
+such a rule would gain; no engine files are written for it, except EPLB's arrays, which are a table
+and no engine.
 """
 
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from typing import Final
 from tuner.spec.place import Dispatch, Objective, PlaceGoal
 
 UNLAUNCHED: Final = frozenset({Dispatch.LEAST_LOADED, Dispatch.ACTIVATED})
-"""Rules of no engine."""
+"""Rules that no engine has."""
 
 TABLES: Final = frozenset({"eplb"})
-"""Targets that are a table of experts, whatever reads it."""
+"""Targets that are expert tables for any reader."""
 
 
 def unlaunched_refusal(
     goal: PlaceGoal, *, emit: Sequence[str], num_slots: int, num_experts: int
 ) -> str | None:
-    """Say in a line why a goal cannot have a rule that no engine has; None: it can."""
+    """Say in a line why a goal cannot have a rule that no engine has; None if it can."""
     rule = goal.dispatch
     if rule not in UNLAUNCHED or rule is None:
         return None
@@ -41,8 +41,8 @@ def _activated_refusal(goal: PlaceGoal) -> str | None:
     if goal.objective is Objective.LAYER_TIME and goal.phase == "decode":
         return None
     return (
-        "goal.dispatch: activated spreads the experts that are read and not the tokens, which"
-        f" counts in decode only; set objective: layer_time and phase: decode (here"
+        "goal.dispatch: activated balances active experts and not tokens, which"
+        f" matters in decode only; set objective: layer_time and phase: decode (here"
         f" {goal.objective.value}, {goal.phase})"
     )
 
@@ -50,8 +50,8 @@ def _activated_refusal(goal: PlaceGoal) -> str | None:
 def _least_loaded_refusal(goal: PlaceGoal, *, num_slots: int, num_experts: int) -> str | None:
     if goal.objective not in (Objective.BALANCE, Objective.LAYER_TIME):
         return (
-            "goal.dispatch: least_loaded takes tokens away from where their experts stand, which"
-            f" objective {goal.objective.value} is about; plan for balance or layer_time"
+            "goal.dispatch: least_loaded moves tokens away from the ranks of their experts, which"
+            f" objective {goal.objective.value} minimises; plan for balance or layer_time"
         )
     if num_slots != num_experts:
         return (
@@ -60,7 +60,7 @@ def _least_loaded_refusal(goal: PlaceGoal, *, num_slots: int, num_experts: int) 
         )
     if goal.rank_speeds is not None and len(set(goal.rank_speeds)) > 1:
         return (
-            "goal.dispatch: least_loaded takes ranks as alike, and goal.rank_speeds tells them"
-            " apart; drop one of the two"
+            "goal.dispatch: least_loaded assumes equal ranks, and goal.rank_speeds are"
+            " different; drop one of the two"
         )
     return None

@@ -1,4 +1,4 @@
-"""Which algorithm chooses a placement, and which of them serve which objective."""
+"""Placement algorithms, and the objectives that each serves."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -6,12 +6,12 @@ from typing import Final
 
 
 class Method(StrEnum):
-    """What chooses the placement."""
+    """The placement algorithm."""
 
     AUTO = "auto"
-    """What finds the least of the objective in the time limit; the members below name it."""
+    """The best method for the objective within the time limit, as marked below."""
     EPLB = "eplb"
-    """EPLB's rule (DeepSeek), the better of its two policies: what engines do by themselves."""
+    """EPLB (DeepSeek), the better of its two policies: the default of engines."""
     LOCAL_SEARCH = "local_search"
     """Replica counts, then a tabu search of every layer: `auto` of balance and layer_time."""
     CP_SAT = "cp_sat"
@@ -26,7 +26,7 @@ class Method(StrEnum):
     """A dynamic program over the layers, which proves the optimum; few experts. `auto` of
     layer_chain where it is small enough."""
     ANNEALING = "annealing"
-    """Annealed sweeps over the layers: `auto` of layer_chain for many experts."""
+    """Simulated annealing over the layers: `auto` of layer_chain for many experts."""
     MOETUNER = "moetuner"
     """MoETuner's two integer programs, experts to clusters and clusters to ranks, by CBC."""
 
@@ -51,11 +51,11 @@ METHODS: Final[Mapping[str, tuple[Method, ...]]] = {
         Method.MOETUNER,
     ),
 }
-"""By objective, the methods that serve it."""
+"""Methods by objective."""
 
 
 def method_refusal(method: Method, objective: str) -> str | None:
-    """Say in a line why a method does not serve an objective; None: it does."""
+    """Say in a line why a method does not serve an objective; None if it does."""
     legal = METHODS[objective]
     if method in legal:
         return None

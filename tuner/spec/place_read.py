@@ -1,4 +1,4 @@
-"""From the path of a spec whose goal is `place` to a `PlaceSpec`, with what it names loaded."""
+"""From the path of a spec whose goal is `place` to a `PlaceSpec`, with all its files loaded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from tuner.spec.place_targets import (
     program_refusal,
     shape_refusals,
 )
-from tuner.spec.spec_file import parsed_spec, validated_spec
+from tuner.spec.spec_file import read_spec_keys, validate_spec
 
 Targets = Annotated[tuple[Name, ...], BeforeValidator(one_or_many)]
 
@@ -45,17 +45,17 @@ class PlaceSpecFile(Record):
     schema_version: Literal[1]
     """Version of this layout."""
     model: FilePath | None = None
-    """A Hugging Face `config.json`; needed where time is priced."""
+    """A Hugging Face `config.json`; needed to price time."""
     cluster: Cluster | None = None
-    """Needed where time is priced; its first pool holds the ranks."""
+    """Needed to price time; its first pool has the ranks."""
     goal: PlaceGoal
     emit: Targets = ("eplb",)
-    """Names of the engines to write the placement for; an empty list writes the plan alone."""
+    """Names of the engines to write the placement for; an empty list writes the plan only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlaceSpec:
-    """A placement's spec with its model, recordings and running placement loaded."""
+    """A placement's spec with its model, recordings and current placement loaded."""
 
     path: Path
     model_path: Path | None
@@ -65,17 +65,17 @@ class PlaceSpec:
     recordings: Mapping[str, Recording]
     """By workload, in the order of the spec; all of the same layers and experts."""
     num_layers: int | None
-    """Decoder layers of the model, dense ones included; None where nobody says."""
+    """Decoder layers of the model, dense ones included; None if not known."""
     ranks: Ranks
     current: Placement
-    """The placement that runs; experts in order where the spec names none."""
+    """The current placement; experts in order if the spec names none."""
     current_ranks: Ranks
-    """The same ranks with the slots that they hold today."""
+    """The same ranks with their current slots."""
     emit: tuple[str, ...]
 
     @property
     def layer_ids(self) -> tuple[int, ...]:
-        """Absolute decoder layers that are placed."""
+        """Indices of the placed decoder layers."""
         return next(iter(self.recordings.values())).layer_ids
 
     @property
@@ -85,7 +85,7 @@ class PlaceSpec:
 
 
 def read_place_spec(path: Path) -> PlaceSpec:
-    """Read a placement's spec and what it names.
+    """Read a placement's spec and its files.
 
     Raises:
         SpecError: one line: the file, the field's path, its value, the rule.
@@ -93,7 +93,7 @@ def read_place_spec(path: Path) -> PlaceSpec:
         RecordingUnreadableError: a recording is damaged.
     """
     source = shown_path(path)
-    file = validated_spec(parsed_spec(path), path, PlaceSpecFile)
+    file = validate_spec(read_spec_keys(path), path, PlaceSpecFile)
     _refuse_targets(file.emit)
     _refuse_names(file.goal, source)
     goal = _on_machines(file, source)
@@ -149,8 +149,8 @@ def _refuse_other_slots(goal: PlaceGoal, ranks: Ranks, current_ranks: Ranks, sou
     change = f"from {current_ranks.num_slots} slots to {ranks.num_slots}"
     if (goal.max_moved_experts, goal.max_moved_bytes) != (None, None):
         raise SpecError(
-            f"{source}: goal.current: {change}, every rank is filled anew; drop the limit on moved"
-            " experts, or plan for the slots that run"
+            f"{source}: goal.current: {change}, every rank is refilled; drop the limit on moved"
+            " experts, or plan for the current slots"
         )
     if goal.objective in (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN):
         raise SpecError(
@@ -187,11 +187,11 @@ def _refuse_dispatch(file: PlaceSpecFile, model: ModelSpec | None, source: str) 
         )
         if refused is not None:
             raise SpecError(f"{source}: {refused}")
-    asking = [name for name, target in PLACE_TARGETS.items() if target.a2a_backends]
-    if goal.a2a_backend is not None and not set(asking) & set(emit):
+    with_backend = [name for name, target in PLACE_TARGETS.items() if target.a2a_backends]
+    if goal.a2a_backend is not None and not set(with_backend) & set(emit):
         raise SpecError(
             f"{source}: goal.a2a_backend: no engine under emit asks for one"
-            f" ({', '.join(asking)} does); leave it out"
+            f" ({', '.join(with_backend)} does); leave it out"
         )
 
 
@@ -232,13 +232,13 @@ def _refuse_missing_layers(
             continue
         if len(layers) != model.num_moe_layers:
             raise SpecError(
-                f"{source}: emit: {name} wants a row for each of the {model.num_moe_layers} MoE"
+                f"{source}: emit: {name} needs a row for each of the {model.num_moe_layers} MoE"
                 f" layers of {model.name}, the recordings have {len(layers)}; record all of them"
             )
 
 
 def _on_machines(file: PlaceSpecFile, source: str) -> PlaceGoal:
-    """Return the goal with the ranks of a machine as the first pool has them."""
+    """Return the goal with the ranks per machine of the first pool."""
     goal = file.goal
     if file.cluster is None:
         return goal
@@ -246,7 +246,7 @@ def _on_machines(file: PlaceSpecFile, source: str) -> PlaceGoal:
     if goal.ranks > pool.num_devices:
         raise SpecError(
             f"{source}: goal.ranks: {goal.ranks} ranks on the {pool.num_devices} devices of pool"
-            f" {pool.name!r}, the first, which holds them; say {pool.num_devices} ranks or fewer,"
+            f" {pool.name!r}, the first, which has them; say {pool.num_devices} ranks or fewer,"
             " or the pool's true nodes"
         )
     per_node = goal.ranks_per_node or min(goal.ranks, pool.devices_per_node)

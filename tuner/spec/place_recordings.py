@@ -1,4 +1,4 @@
-"""What the recordings of one placement must agree on, with each other and with the model."""
+"""Consistency checks of a placement's recordings, with each other and with the model."""
 
 from collections.abc import Mapping
 
@@ -38,10 +38,10 @@ def common_shape(recordings: Mapping[str, Recording], source: str) -> tuple[tupl
 def decoder_layers(
     model: ModelSpec | None, recordings: Mapping[str, Recording], source: str
 ) -> int | None:
-    """Return how many decoder layers the model has, dense ones included; None: nobody says.
+    """Return the number of decoder layers, dense ones included; None if not known.
 
-    The model says it, or a recording whose source has a row for each. Without either, layers that
-    were recorded from the first on without a gap are taken for all.
+    From the model, or a recording whose source has a row for each layer. Without either, layers
+    recorded from the first on without a gap are assumed to be all.
     """
     stated = {
         name: one.num_decoder_layers
@@ -64,7 +64,7 @@ def decoder_layers(
 
 
 def check_model(model: ModelSpec, *, experts: int, layers: tuple[int, ...], source: str) -> None:
-    """Refuse layers and experts that the model lacks."""
+    """Refuse layers and experts that the model does not have."""
     if model.moe is None:
         raise SpecError(f"{source}: model: {model.name} has no experts to place")
     if model.moe.num_experts != experts:
@@ -88,7 +88,7 @@ def check_model(model: ModelSpec, *, experts: int, layers: tuple[int, ...], sour
 
 
 def check_top_k(model: ModelSpec | None, recordings: Mapping[str, Recording], source: str) -> None:
-    """Refuse recordings of tokens that choose more or fewer experts than the model's, or others."""
+    """Refuse recordings whose top-k differs from the model's or from other recordings'."""
     whose, chosen, rule = "", None, "record this model"
     if model is not None and model.moe is not None:
         whose, chosen = model.name, model.moe.top_k
@@ -108,7 +108,7 @@ def check_top_k(model: ModelSpec | None, recordings: Mapping[str, Recording], so
 def check_passes(
     goal: PlaceGoal, recordings: Mapping[str, Recording], *, is_priced: bool, source: str
 ) -> None:
-    """Refuse what the goal asks of passes and tokens that were not recorded."""
+    """Refuse goals that need passes or tokens that were not recorded."""
     for name, recording in recordings.items():
         where = f"{source}: goal.workloads: {name!r}"
         if goal.tokens_per_pass is not None and recording.top_k is None and not is_priced:
@@ -118,12 +118,12 @@ def check_passes(
             )
         if is_priced and recording.num_passes == 1 and goal.tokens_per_pass is None:
             raise SpecError(
-                f"{where} holds the totals of a recording and no passes; say how many tokens a"
+                f"{where} has the totals of a recording and no passes; say how many tokens a"
                 " pass has in goal.tokens_per_pass"
             )
         if is_priced and goal.is_merged and recording.token_LTK is None:
             raise SpecError(
-                f"{where} holds no sampled tokens, which a merged exchange is priced from; record"
+                f"{where} has no sampled tokens, from which exchange: merged is priced; record"
                 " it with `moetune profile --suite routing`, or price exchange: plain"
             )
 

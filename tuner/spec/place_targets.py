@@ -1,7 +1,7 @@
-"""What each engine can take of a placement, and how far the nearest legal question lies.
+"""What each engine accepts as a placement, and the nearest legal alternative.
 
-Every engine that writes one flat row a layer reads slot p as one of rank p // (slots / ranks), so
-ranks must hold equally many. Read from SGLang 0.5.23, vLLM 0.33.0, vllm-ascend 182b75e,
+Engines with one flat row per layer read slot p as one of rank p // (slots / ranks), so ranks must
+have equally many. Read from SGLang 0.5.23, vLLM 0.33.0, vllm-ascend 182b75e,
 TensorRT-LLM 1.3.0rc27's ep_load_balancer examples, deepseek-ai/EPLB d52c72d and Megatron Core
 d98e8a6.
 """
@@ -16,50 +16,50 @@ from tuner.devices.datasheet import Generation
 from tuner.spec.lp_memory import lp_misfit, smallest_lp_misfit
 
 NO_BACKEND: Final = "none"
-"""Of `--moe-a2a-backend`: every rank gathers all tokens and adds up its part."""
+"""Of `--moe-a2a-backend`: every rank all-gathers the tokens and reduces its part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchOffer:
-    """One dispatch rule of an engine's, with or without an all-to-all backend."""
+    """One dispatch rule of an engine, with or without an all-to-all backend."""
 
     name: str
-    """As `goal.dispatch` and the engine's option have it."""
+    """As in `goal.dispatch` and the engine's option."""
     rule: str
-    """What it does: a line of solvers/placement/dispatch/sampling.py."""
+    """Its model in solvers/placement/dispatch/sampling.py."""
     has_backend: bool
     is_default: bool = False
     architectures: frozenset[str] | None = None
-    """Models that run it; None: all."""
+    """Models that support it; None: all."""
     generations: frozenset[Generation] | None = None
-    """Devices that run it; None: all."""
+    """Devices that support it; None: all."""
     solves_program: bool = False
     """Solves a linear program for each layer, whose size is limited (lp_memory.py)."""
     cost: str = ""
-    """What it takes at run time beyond the loads."""
+    """Its cost at run time beyond the loads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceTarget:
-    """What one engine can take."""
+    """What one engine accepts."""
 
     name: str
     release: str = ""
-    """That its rules and files were read from; empty where it is no one release's."""
+    """Release from which rules and files were read; empty if not of one release."""
     dispatches: frozenset[str] | None = None
-    """Values of `goal.dispatch` that it can run; None: whatever the runtime above it does."""
+    """Supported values of `goal.dispatch`; None: depends on the runtime above it."""
     offers: tuple[DispatchOffer, ...] = ()
-    """Rules that it lets a launch choose among; empty: it has one."""
+    """Rules that a launch can choose from; empty: it has one."""
     a2a_backends: tuple[str, ...] = ()
-    """Values of `goal.a2a_backend`, the default first; empty: its placement asks for none."""
+    """Values of `goal.a2a_backend`, the default first; empty: its placement needs none."""
     all_layers: bool = False
     """Its file has a row for every decoder layer, so their number must be known."""
     every_moe_layer: bool = False
-    """It counts MoE layers, so that all of them must have been recorded."""
+    """It counts MoE layers, so all of them must have been recorded."""
     replicas: bool = True
-    """An expert may stand in several slots."""
+    """An expert may have several slots."""
     twins: bool = True
-    """An expert may stand twice on one rank."""
+    """An expert may be twice on one rank."""
 
 
 _LP_ARCHITECTURES: Final = frozenset(
@@ -73,7 +73,7 @@ _LP_ARCHITECTURES: Final = frozenset(
         "MistralLarge3ForCausalLMEagle",
     }
 )
-"""Whose idle ranks join the all-reduce of counts (sglang/srt/eplb/lplb_solver.py)."""
+"""Models whose idle ranks join the all-reduce of counts (sglang/srt/eplb/lplb_solver.py)."""
 
 _LP_GENERATIONS: Final = frozenset({Generation.HOPPER, Generation.BLACKWELL})
 """Compute capability 9.0 and newer (sglang/kernels/ops/lplb/torch_solver.py)."""
@@ -93,8 +93,8 @@ _SGLANG_OFFERS: Final = (
     DispatchOffer(name="dynamic", rule="dynamic", has_backend=False, is_default=True),
 )
 """Without a backend the engine refuses `static` and `lp` (arg_groups/parallel_hook.py). With one,
-each rank's table holds its near replicas only where it has any, whatever the rule
-(eplb/expert_location.py), so that `lp` steers far sources alone."""
+each rank's table has only its near replicas if there are any, with any rule
+(eplb/expert_location.py), so that `lp` affects far sources only."""
 
 _SGLANG_BACKENDS: Final = (
     "deepep",
@@ -113,7 +113,7 @@ _SGLANG_BACKENDS: Final = (
 """`--moe-a2a-backend` (arg_groups/fields/exec_.py); most wide deployments run DeepEP."""
 
 _IN_TURN: Final = frozenset({"even", "dynamic"})
-"""Engines that take replicas by a token's place: even on average."""
+"""Engines that choose replicas by a token's position: even on average."""
 
 PLACE_TARGETS: Final[Mapping[str, PlaceTarget]] = {
     target.name: target
@@ -150,12 +150,12 @@ def dispatch_refusal(
     architecture: str | None,
     device: str | None,
 ) -> str | None:
-    """Return why the engine cannot run a rule with a backend; None where it can.
+    """Return why the engine cannot run a rule with a backend; None if it can.
 
     Args:
         target: of `PLACE_TARGETS`.
-        dispatch: as the goal says; None: whichever is best.
-        a2a_backend: as the goal says; None: what suits the rule.
+        dispatch: of the goal; None: the best.
+        a2a_backend: of the goal; None: one that suits the rule.
         architecture: of the model; None where none is named.
         device: of the ranks, as a cluster names it; None where none is named.
     """
@@ -168,29 +168,29 @@ def dispatch_refusal(
     if a2a_backend is not None and a2a_backend not in target.a2a_backends:
         said = ", ".join(target.a2a_backends)
         return f"goal.a2a_backend: {target.name} has no {a2a_backend!r}; it has {said}"
-    # `even` stands for the engine's nearest, which either has.
+    # `even` means the engine's nearest rule, which exists with and without a backend.
     if dispatch in (None, "even"):
         return None
-    backend = backend_of(target, dispatch=dispatch, a2a_backend=a2a_backend)
-    offers = offered(target, dispatch, backend)
+    backend = launch_backend(target, dispatch=dispatch, a2a_backend=a2a_backend)
+    offers = dispatch_offers(target, dispatch, backend)
     if not offers:
         return (
-            f"goal.dispatch: {target.name} runs {dispatch!r} beside an all-to-all backend only, not"
+            f"goal.dispatch: {target.name} runs {dispatch!r} with an all-to-all backend only, not"
             f" with goal.a2a_backend none; say {target.a2a_backends[0]}, or dispatch dynamic"
         )
     misfit = launch_misfit(target, offers[0], architecture=architecture, device=device)
     if misfit is None or not misfit.is_known:
-        # Whoever names the rule answers for what the spec leaves open.
+        # A rule named by the user is accepted if the spec leaves model or devices open.
         return None
     return f"goal.dispatch: {misfit.words}; say static or dynamic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchMisfit:
-    """Why a launch cannot run an offer, or cannot be known to."""
+    """Why a launch cannot run an offer, or why that is not known."""
 
     is_known: bool
-    """The spec says what does not fit; else it names no model or no devices."""
+    """True: the spec conflicts with it; False: the spec names no model or no devices."""
     words: str
 
 
@@ -201,7 +201,7 @@ def launch_misfit(
     architecture: str | None,
     device: str | None,
 ) -> LaunchMisfit | None:
-    """Return what of a model or its devices keeps an offer from running; None: nothing."""
+    """Return why a model or its devices cannot run an offer; None if they can."""
     engine = f"{target.name} {target.release}"
     models = offer.architectures
     if models is not None and architecture is not None and architecture not in models:
@@ -225,7 +225,7 @@ def launch_misfit(
 def rows_misfit(
     target: PlaceTarget, offer: DispatchOffer, rows: Iterable[Sequence[int]], *, ranks: int
 ) -> str | None:
-    """Return what of a placement's rows keeps an offer from running; None: nothing."""
+    """Return why a placement's rows cannot run with an offer; None if they can."""
     misfit = lp_misfit(rows, ranks=ranks) if offer.solves_program else None
     return None if misfit is None else f"{target.name} {target.release}: {offer.name!r} {misfit}"
 
@@ -233,7 +233,7 @@ def rows_misfit(
 def program_refusal(
     target: PlaceTarget, *, dispatch: str | None, num_slots: int, num_experts: int, ranks: int
 ) -> str | None:
-    """Return why no placement of a shape can run a rule that the goal names; None: some can."""
+    """Return why no placement of a shape can run the goal's rule; None if some can."""
     if not any(offer.solves_program for offer in target.offers if offer.name == dispatch):
         return None
     misfit = smallest_lp_misfit(num_slots=num_slots, num_experts=num_experts, ranks=ranks)
@@ -241,16 +241,16 @@ def program_refusal(
         return None
     return (
         f"goal.dispatch: {target.name} {target.release}: {dispatch!r} {misfit}, however"
-        f" {num_slots} slots on {ranks} ranks are filled; say static or dynamic"
+        f" the {num_slots} slots on {ranks} ranks are filled; say static or dynamic"
     )
 
 
 def rule_run(target: PlaceTarget, *, dispatch: str, a2a_backend: str) -> str:
-    """Return what an engine started with a rule and a backend does, by the solvers' name.
+    """Return the behaviour of an engine's rule and backend, by the solvers' name.
 
-    Engines that offer no choice take replicas in turn: an even split.
+    Engines without a choice use replicas round-robin: an even split.
     """
-    beside = offered(target, dispatch, a2a_backend) if target.offers else ()
+    beside = dispatch_offers(target, dispatch, a2a_backend) if target.offers else ()
     return beside[0].rule if beside else "even"
 
 
@@ -259,10 +259,10 @@ def same_loads(rule: str, other: str) -> bool:
     return rule == other or {rule, other} <= _IN_TURN
 
 
-def offered(
+def dispatch_offers(
     target: PlaceTarget, dispatch: str | None, a2a_backend: str
 ) -> tuple[DispatchOffer, ...]:
-    """Return the offers of a rule, or of all, beside a backend."""
+    """Return the offers of a rule, or of all, with a backend."""
     has_backend = a2a_backend != NO_BACKEND
     return tuple(
         offer
@@ -271,11 +271,11 @@ def offered(
     )
 
 
-def backend_of(target: PlaceTarget, *, dispatch: str | None, a2a_backend: str | None) -> str:
-    """Return the backend that a launch names.
+def launch_backend(target: PlaceTarget, *, dispatch: str | None, a2a_backend: str | None) -> str:
+    """Return the backend of a launch.
 
-    Where the goal names none, it is the target's default, but `none` for the rules that were judged
-    as an even split before it could be said: `dynamic` and `even`.
+    Where the goal names none, it is the target's default, but `none` for `dynamic` and `even`,
+    which older plans evaluated as an even split.
     """
     if a2a_backend is not None:
         return a2a_backend
@@ -285,13 +285,13 @@ def backend_of(target: PlaceTarget, *, dispatch: str | None, a2a_backend: str | 
 def shape_refusals(
     target: PlaceTarget, *, slots_per_rank: Sequence[int], num_experts: int, num_layers: int | None
 ) -> tuple[str, ...]:
-    """Return what keeps the engine from taking any placement of this shape, a line each.
+    """Return why the engine takes no placement of this shape, a line each.
 
     Args:
         target: of `PLACE_TARGETS`.
         slots_per_rank: of every rank.
         num_experts: logical experts of a layer.
-        num_layers: decoder layers of the model, None where nobody says.
+        num_layers: decoder layers of the model, None if not known.
     """
     refused = []
     ranks, slots = len(slots_per_rank), sum(slots_per_rank)
@@ -321,16 +321,16 @@ def table_refusals(
     layer_ids: Sequence[int],
     slots_per_rank: Sequence[int],
 ) -> tuple[str, ...]:
-    """Return what keeps the engine from taking this very table: the first place of each kind."""
+    """Return why the engine cannot take this table: the first violation of each kind."""
     if target.twins:
         return ()
-    ends = [0]
+    bounds = [0]
     for slots in slots_per_rank:
-        ends.append(ends[-1] + slots)
+        bounds.append(bounds[-1] + slots)
     for layer, row in zip(layer_ids, physical_to_logical, strict=True):
-        for rank, (first, end) in enumerate(pairwise(ends)):
-            held = row[first:end]
-            twin = next((expert for expert in held if held.count(expert) > 1), None)
+        for rank, (first, end) in enumerate(pairwise(bounds)):
+            experts = row[first:end]
+            twin = next((expert for expert in experts if experts.count(expert) > 1), None)
             if twin is not None:
                 return (
                     f"{target.name}: layer {layer} holds expert {twin} twice on rank {rank}, the"
@@ -341,7 +341,7 @@ def table_refusals(
 
 
 def _nearest(ranks: int, slots: int, num_experts: int) -> str:
-    """Name the equal slots just below and above, as far as they hold every expert."""
+    """Name the equal slot counts just below and above that fit every expert."""
     below = slots // ranks
     legal = [each for each in (below, below + 1) if each * ranks >= num_experts]
     return " or ".join(

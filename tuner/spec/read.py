@@ -10,22 +10,22 @@ from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.routing import RoutingRecord, read_routing
 from tuner.spec.spec import Spec, SpecFile
-from tuner.spec.spec_file import parsed_spec, validated_spec
+from tuner.spec.spec_file import read_spec_keys, validate_spec
 
 OTHER_GOALS: Final = ("place", "serve")
-"""What `moetune plan` answers beside training, from specs of their own."""
+"""Goals of `moetune plan` other than training, with specs of their own."""
 
 
 def read_spec(path: Path) -> Spec:
-    """Read a spec file and what it names.
+    """Read a spec file and the files that it names.
 
     Raises:
         SpecError: one line: the file, the field's path, its value, the rule.
     """
     source = shown_path(path)
-    raw = parsed_spec(path)
+    raw = read_spec_keys(path)
     _check_goal_kind(raw, source)
-    file = validated_spec(raw, path, SpecFile)
+    file = validate_spec(raw, path, SpecFile)
     model = read_model(file.model)
     wanted = file.goal.routing
     routing = None if wanted is None else read_routing(wanted.path)
@@ -48,12 +48,12 @@ def read_spec(path: Path) -> Spec:
 
 
 def _check_goal_kind(raw: dict[str, Any], source: str) -> None:
-    """Answer other goals by name, before their fields look unknown."""
+    """Refuse other goals by name, before their fields are reported as unknown."""
     goal = raw.get("goal")
     kind = goal.get("kind") if isinstance(goal, dict) else None
     if kind in OTHER_GOALS:
         raise SpecError(
-            f"{source}: goal.kind: {kind!r} is what `moetune plan` answers; here a 'train' goal is"
+            f"{source}: goal.kind: {kind!r} is a goal of `moetune plan`; here a 'train' goal is"
             " needed"
         )
 

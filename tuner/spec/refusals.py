@@ -1,8 +1,8 @@
 """Why a target cannot launch a decision: one line per broken rule, with the way out.
 
-The rules (tuner/spec/manifests/*_rules.py) read the manifests' fields and nothing else, so that a
-release is described in one place. Two hold everywhere: DeepEP and HybridEP, and the overlap of
-expert communication, need more than one expert rank.
+The rules (tuner/spec/manifests/*_rules.py) read only the manifests' fields, so that a release is
+described in one place. Two hold everywhere: DeepEP and HybridEP, and the overlap of expert
+communication, need more than one expert rank.
 
 Not covered: what no target can do (degrees that do not divide heads, experts, layers or the batch);
 that belongs to the enumeration of candidates.

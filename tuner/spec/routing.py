@@ -1,6 +1,6 @@
-"""Recorded routing: which experts the tokens of a model went to, layer by layer.
+"""Recorded routing: the expert loads of a model, layer by layer.
 
-A JSON file of the project's own layout:
+A JSON file:
 
     model, domain           optional texts
     num_logical_experts     experts of a layer, E
@@ -10,10 +10,9 @@ A JSON file of the project's own layout:
     passes                  optional [P][L][E], the same pass by pass in order of time
 
 Further keys (transitions and the like) are ignored here. Counts become shares of their layer, so
-recordings of different length compare.
+that recordings of different length are comparable.
 
-Whatever is not named .json is a recording that `moetune profile` stored, or an engine's own dump:
-profilers/routing reads it.
+Other files are recordings of `moetune profile` or dumps of an engine: profilers/routing reads them.
 """
 
 import json
@@ -51,10 +50,10 @@ class RoutingRecord(Record):
     load_ratios: LoadRatios
     """Over the whole recording."""
     passes: tuple[LoadRatios, ...] = ()
-    """Pass by pass in order of time; empty when the file holds totals only."""
+    """Pass by pass in order of time; empty if the file has totals only."""
 
     def of_phase(self, phase: Phase) -> LoadRatios:
-        """Mean shares over the passes of a phase; the whole recording when it has no passes."""
+        """Mean shares over the passes of a phase; the whole recording if it has no passes."""
         if not self.passes:
             return self.load_ratios
         if phase is Phase.EARLY:
@@ -74,45 +73,47 @@ def read_routing(path: Path) -> RoutingRecord:
         SpecError: one line that names the file, the field, its value and the rule.
     """
     if path.suffix != JSON:
-        return _of_values(_recorded(path), shown_path(path), name=path.stem)
+        return _parse_record(_record_values(path), shown_path(path), name=path.stem)
     source = shown_path(path)
     values = read_json_object(path, what="routing record", most_bytes=LARGEST_RECORD_BYTES)
-    return _of_values(values, source, name=path.stem)
+    return _parse_record(values, source, name=path.stem)
 
 
 def routing_json(path: Path) -> bytes:
-    """The same recording as a file of the layout above, for a plan that keeps what it used.
+    """Return the recording in the layout above, for a plan that stores its inputs.
 
     Raises:
         SpecError: it cannot be read.
     """
     if path.suffix != JSON:
-        return json.dumps(_recorded(path)).encode()
+        return json.dumps(_record_values(path)).encode()
     return read_bounded(path, most_bytes=LARGEST_RECORD_BYTES)
 
 
-def _recorded(path: Path) -> dict[str, Any]:
-    """A stored recording or an engine's dump in the layout above."""
+def _record_values(path: Path) -> dict[str, Any]:
+    """Return a stored recording or an engine's dump in the layout above."""
     from profilers.routing.store import read_recording
 
     try:
-        found = read_recording(path)
+        recording = read_recording(path)
     except RecordingUnreadableError as error:
         raise SpecError(f"goal.routing.path: {error}") from error
-    several = found.num_passes > 1
+    several = recording.num_passes > 1
     return {
-        "model": found.model,
-        "domain": found.workload,
-        "num_logical_experts": found.num_experts,
-        "top_k": found.top_k,
-        "layer_ids": list(found.layer_ids),
-        "logical_count": found.count_LE.tolist(),
-        # A pass in which a layer had no token says nothing of its shares.
-        "passes": [rows.tolist() for rows in found.count_PLE if several and rows.any(axis=1).all()],
+        "model": recording.model,
+        "domain": recording.workload,
+        "num_logical_experts": recording.num_experts,
+        "top_k": recording.top_k,
+        "layer_ids": list(recording.layer_ids),
+        "logical_count": recording.count_LE.tolist(),
+        # A pass without tokens in a layer has no shares.
+        "passes": [
+            rows.tolist() for rows in recording.count_PLE if several and rows.any(axis=1).all()
+        ],
     }
 
 
-def _of_values(values: dict[str, Any], source: str, *, name: str) -> RoutingRecord:
+def _parse_record(values: dict[str, Any], source: str, *, name: str) -> RoutingRecord:
     num_experts = _count(values, "num_logical_experts", source)
     layer_ids = _layer_ids(values, source)
     shape = (len(layer_ids), num_experts)

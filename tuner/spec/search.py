@@ -1,7 +1,6 @@
-"""Limits on what may be chosen: for each named decision the values that stay allowed.
+"""Limits on the search: the allowed values of each named decision.
 
-A decision that is absent is limited only by what is legal. A single value may be written without
-brackets.
+A decision that is absent is not limited. A single value may be written without brackets.
 """
 
 from typing import Annotated, Any, Literal
@@ -67,7 +66,7 @@ class Search(Record):
     data_parallel_size: Counts | None = None
     """Replicas of the dense layers."""
     expert_model_parallel_size: Counts | None = None
-    """Ranks that the experts are spread over."""
+    """Expert-parallel ranks."""
     expert_tensor_parallel_size: Counts | None = None
     """Ranks that share each expert's matrices."""
     micro_batch_size: Counts | None = None
@@ -75,20 +74,20 @@ class Search(Record):
     zero_stage: Stages | None = None
     """How much of the training state is sharded over the data-parallel ranks."""
     recompute: Recomputes | None = None
-    """What is computed again in the backward pass."""
+    """What is recomputed in the backward pass."""
     chunks: Counts | None = None
-    """Pieces that MemFine cuts an expert layer's tokens into."""
+    """MemFine chunks of an expert layer's tokens."""
     dispatcher: Dispatchers | None = None
-    """What moves token copies between expert-parallel ranks."""
+    """Token dispatcher between expert-parallel ranks."""
     a2a_overlap: Switches | None = None
-    """Whether dispatch and combine run beside another micro-batch's work."""
+    """Whether dispatch and combine overlap with another micro-batch's computation."""
     cuda_graph: Graphs | None = None
-    """How much of a step is replayed as CUDA graphs."""
+    """Scope of CUDA graphs in a step."""
     schedule: Schedules | None = None
-    """Order of passes in the pipeline."""
+    """Pipeline schedule."""
     optimizer_offload: Switches | None = None
-    """Whether the optimizer state lives in host memory."""
+    """Whether the optimizer state is offloaded to host memory."""
     activation_offload: Switches | None = None
-    """Whether saved activations live in host memory."""
+    """Whether saved activations are offloaded to host memory."""
     gradient_bytes: GradientBytes | None = None
-    """Bytes of one main gradient; 4 unless 2 is named, which reduces gradients in bf16."""
+    """Bytes of one main gradient; 4 by default, 2 reduces gradients in bf16."""

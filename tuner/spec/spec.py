@@ -1,7 +1,7 @@
-"""A spec: as it is written (SpecFile) and as it is planned on (Spec, everything loaded)."""
+"""A training spec: the file (SpecFile), and with everything loaded (Spec)."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -30,7 +30,7 @@ class SpecFile(Record):
     goal: TrainGoal
     search: Search = Search()
     emit: Targets = ("reference",)
-    """Names of the targets to write launch files for; they also limit what is searched."""
+    """Names of the targets to write launch files for; they also limit the search."""
 
 
 class Spec(Record):
@@ -43,7 +43,7 @@ class Spec(Record):
     cluster: Cluster
     goal: TrainGoal
     routing: RoutingRecord | None = None
-    """What `goal.routing` names; None plans on balanced experts."""
+    """The recording in `goal.routing`; None assumes balanced experts."""
     search: Search = Search()
     emit: Targets = ("reference",)
 
@@ -51,8 +51,3 @@ class Spec(Record):
     def num_devices(self) -> int:
         """Devices of all pools."""
         return self.cluster.num_devices
-
-
-def spec_json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of the YAML file."""
-    return SpecFile.model_json_schema()

@@ -1,4 +1,4 @@
-"""From a spec's YAML to a validated record, whatever its goal; refusals are one line."""
+"""From a spec's YAML to a validated record, for any goal; refusals are one line."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ File = TypeVar("File", bound=Record)
 Truth = tuple[tuple[str | int, ...], bool]
 
 
-def parsed_spec(path: Path) -> dict[str, Any]:
+def read_spec_keys(path: Path) -> dict[str, Any]:
     """Read the keys of a spec.
 
     Raises:
@@ -26,13 +26,13 @@ def parsed_spec(path: Path) -> dict[str, Any]:
     source = shown_path(path)
     raw = parse_yaml(read_small_text(path, what="spec"), source=source)
     if not isinstance(raw, dict):
-        found = "nothing" if raw is None else shown_value(raw)
-        raise SpecError(f"{source}: {found} at the top, where the keys of a spec belong")
+        shown = "nothing" if raw is None else shown_value(raw)
+        raise SpecError(f"{source}: {shown} at the top, where the keys of a spec belong")
     return raw
 
 
-def validated_spec(raw: dict[str, Any], path: Path, kind: type[File]) -> File:
-    """Hold the keys to one kind of spec; paths become relative to the file's folder.
+def validate_spec(raw: dict[str, Any], path: Path, kind: type[File]) -> File:
+    """Validate the keys against one kind of spec; paths become relative to the file's folder.
 
     Raises:
         SpecError: the file, the field's path, its value, the rule.
@@ -49,7 +49,7 @@ def validated_spec(raw: dict[str, Any], path: Path, kind: type[File]) -> File:
 
 
 def _truths(raw: Any, made: Any, location: tuple[str | int, ...] = ()) -> Iterator[Truth]:
-    """Find where true or false was taken for a number, as pydantic does."""
+    """Find booleans that pydantic accepted as numbers."""
     if isinstance(raw, bool) and isinstance(made, int | float) and not isinstance(made, bool):
         yield location, raw
     elif isinstance(raw, dict):

@@ -1,7 +1,7 @@
-"""Plain YAML: mappings, lists and scalars, and nothing that a reader of the file would not expect.
+"""Plain YAML: mappings, lists and scalars only.
 
-Anchors and aliases are refused (a few lines of them can stand for gigabytes), so are duplicate
-keys (the earlier value would be lost in silence), keys that are not text, tags and deep nesting.
+Anchors and aliases are refused (a few lines of them can stand for gigabytes), so are duplicate keys
+(the earlier value would be lost silently), keys that are not text, tags and deep nesting.
 """
 
 from typing import Any, Final
@@ -46,7 +46,7 @@ class _PlainLoader(yaml.SafeLoader):
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen: set[object] = set()
         for key_node, _ in node.value:
-            # YAML 1.1 reads the bare words on, off, yes and no as truth values; keys are text.
+            # YAML 1.1 reads the bare words on, off, yes and no as booleans; keys are text.
             if key_node.tag == _TRUTH:
                 key_node.tag = _TEXT
             key = self.construct_object(key_node, deep=True)
@@ -83,7 +83,7 @@ def parse_yaml(text: str, *, source: str, has_numbered_keys: bool = False) -> An
         problem = error.problem or error.context or "not valid YAML"
         raise SpecError(one_line(f"{source}: {where}{problem}")) from error
     except (yaml.YAMLError, ValueError) as error:
-        # Dates and numbers that look right and are not raise a bare ValueError.
+        # Invalid dates and numbers raise a bare ValueError.
         raise SpecError(one_line(f"{source}: not valid YAML: {error}")) from error
     except RecursionError as error:
         raise SpecError(f"{source}: nested too deeply") from error

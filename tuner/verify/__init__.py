@@ -1,1 +1,1 @@
-"""Check a plan by short real launches, and let what they measure correct the model."""
+"""Check a plan by short real launches, and recalibrate the model with the measurements."""

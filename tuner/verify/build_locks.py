@@ -1,14 +1,14 @@
-"""Locks on kernels that programs compile when they first need them, left by builds that were ended.
+"""Stale build locks of JIT-compiled kernels, left by builds that were killed.
 
-PyTorch compiles extensions, DeepSpeed's operators among them, into a folder of the user's. While
-somebody builds one, the file `lock` lies beside it, open; whoever comes meanwhile waits until it is
-gone, for ever where the builder was killed (torch 2.13, utils/file_baton.py and cpp_extension.py).
+PyTorch compiles extensions, DeepSpeed's operators among them, into a folder of the user's. During a
+build the file `lock` is open beside it; other processes wait until it is gone, for ever if the
+builder was killed (torch 2.13, utils/file_baton.py and cpp_extension.py).
 
-    released    locks that were made while a trial ran, once all of its processes have ended
-    named       any others, where a trial did not end in time
+    removed     locks that were created while a trial ran, once all of its processes have ended
+    reported    any others, if a trial did not end in time
 
-Not covered: builders on other machines or in containers that share the folder, whose open files
-cannot be seen here; their locks are younger than a trial's start only where they began beside it.
+Not covered: builders on other machines or in containers that share the folder, whose open files are
+not visible here; their locks are removed only if they were created during the trial.
 """
 
 import contextlib
@@ -19,16 +19,16 @@ from typing import Final
 
 MOST_LOCKS: Final = 1000
 CLOCK_S: Final = 0.1
-"""By which the clock of files may be behind."""
+"""Possible lag of the file system's clock."""
 PROCESSES: Final = Path("/proc")
 
 
 def release_builds(environment: Mapping[str, str], *, since_s: float) -> None:
-    """Remove the locks that nobody holds and that were made at a time or later.
+    """Remove the stale locks that were created at a time or later.
 
     Args:
         environment: of the trial.
-        since_s: of the clock of files.
+        since_s: time by the file system's clock.
     """
     for lock in abandoned_locks(environment):
         with contextlib.suppress(OSError):
@@ -37,16 +37,16 @@ def release_builds(environment: Mapping[str, str], *, since_s: float) -> None:
 
 
 def abandoned_locks(environment: Mapping[str, str]) -> tuple[Path, ...]:
-    """Return the locks that no process of this machine holds open; none where that is not known."""
+    """Return the locks that no process of this machine has open; none if that is unknown."""
     if not PROCESSES.is_dir():
         return ()
     root = _build_folder(environment)
     places = itertools.chain(root.glob("*/lock"), root.glob("*/*/lock"))
     try:
-        found = {lock for lock in itertools.islice(places, MOST_LOCKS) if lock.is_file()}
+        locks = {lock for lock in itertools.islice(places, MOST_LOCKS) if lock.is_file()}
     except OSError:
         return ()
-    return tuple(sorted(found - set(_open_files()))) if found else ()
+    return tuple(sorted(locks - set(_open_files()))) if locks else ()
 
 
 def _build_folder(environment: Mapping[str, str]) -> Path:
@@ -58,7 +58,7 @@ def _build_folder(environment: Mapping[str, str]) -> Path:
 
 
 def _open_files() -> Iterator[Path]:
-    """Yield the files that processes have open, as far as this one may see."""
+    """Yield the files that processes have open, as far as visible to this one."""
     for process in PROCESSES.iterdir():
         if not process.name.isdecimal():
             continue

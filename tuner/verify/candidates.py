@@ -1,8 +1,8 @@
-"""What may be launched of a plan whose prices cannot be asked for again: what it names itself.
+"""Launchable decisions of a plan that cannot be priced again: those that it names.
 
-Plans on datasheets or on imported profiles are made for an engine of the user's, and launched by
-the user's own command. Their choice and its alternatives carry their predictions in `plan.json`, so
-no model is run here; options that the plan does not name are not tried.
+Plans on datasheets or imported profiles are made for the user's engine, and launched by the user's
+own command. Their choice and its alternatives have their predictions in `plan.json`, so no model is
+run here; other decisions are not tried.
 """
 
 from collections.abc import Mapping
@@ -16,25 +16,25 @@ from tuner.verify.neighbourhood import PLANNED, Point
 
 @dataclass(frozen=True, kw_only=True)
 class Candidates:
-    """The decisions that a plan names, with the predictions it names them with."""
+    """The decisions that a plan names, with their predictions."""
 
     plan: Plan
 
     @property
     def candidates(self) -> Mapping[str, TrainDecision]:
-        """The plan's choice and its runners-up, best first, by their place in that order."""
+        """The plan's choice and its runners-up by rank, best first."""
         return {f"choice {place}": one for place, one in enumerate(self._predicted())}
 
     @property
     def option_names(self) -> tuple[str, ...]:
-        """The plan's own, and no other."""
+        """Only the plan's own."""
         return (PLANNED,)
 
     def decision_at(self, point: Point) -> TrainDecision | None:
         """Return the decision at a point."""
         return self.candidates[point.degrees]
 
-    def point_of(self, decision: TrainDecision) -> Point | None:
+    def find_point(self, decision: TrainDecision) -> Point | None:
         """Return the point of a decision; None when the plan does not name it."""
         places = (name for name, one in self.candidates.items() if one == decision)
         return next((Point(degrees=name, option=PLANNED) for name in places), None)
@@ -44,10 +44,10 @@ class Candidates:
         return self.predicted(self.candidates[point.degrees]).step_time_s
 
     def predicted(self, decision: TrainDecision) -> TrainPrediction:
-        """Return what the plan says of a decision.
+        """Return the plan's prediction for a decision.
 
         Raises:
-            PlanUnreadableError: the plan does not name it, so it is out of another plan's trials.
+            PlanUnreadableError: the plan does not name it, so the trial is of another plan.
         """
         known = self._predicted().get(decision)
         if known is None:
@@ -58,21 +58,21 @@ class Candidates:
         return known
 
     def excess_bytes(self, decision: TrainDecision) -> int:
-        """How far the decision is over the memory limit; negative when it fits."""
+        """Bytes by which the decision exceeds the memory limit; negative if it fits."""
         predicted = self.predicted(decision)
-        # Where devices are unlike, the plan has held each to its own limit already.
+        # On heterogeneous pools the plan has checked each device against its own limit.
         limit_bytes = predicted.memory_limit_bytes or max(predicted.peak_memory_bytes)
         return max(predicted.peak_memory_bytes) - limit_bytes
 
     def seeds(self) -> tuple[Point, ...]:
-        """All of them, in the plan's order."""
+        """All candidates, in the plan's order."""
         return tuple(Point(degrees=name, option=PLANNED) for name in self.candidates)
 
     def _predicted(self) -> dict[TrainDecision, TrainPrediction]:
         plan = self.plan
-        found: dict[TrainDecision, TrainPrediction] = {}
+        predictions: dict[TrainDecision, TrainPrediction] = {}
         if plan.decision is not None and plan.predicted is not None:
-            found[plan.decision] = plan.predicted
+            predictions[plan.decision] = plan.predicted
         for other in plan.runners_up:
-            found.setdefault(other.decision, other.predicted)
-        return found
+            predictions.setdefault(other.decision, other.predicted)
+        return predictions

@@ -1,33 +1,33 @@
-"""Runs trials by the user's own command: a template, filled in for each decision.
+"""Runs trials by the user's own command: a template that is filled in for each decision.
 
     torchrun --nproc-per-node {world} pretrain_gpt.py {megatron_args} --train-iters {steps}
     bash {launch}/run.sh --training.steps {steps}
     ./train.sh --deepspeed_config {deepspeed_config} --out {metrics}
 
-The template is split into arguments once, as a shell would (shlex), and then filled in argument by
-argument; no shell ever reads it. `{{` and `}}` are braces. Placeholders:
+The template is split into arguments once, as a shell would (shlex), then filled in argument by
+argument; no shell runs it. `{{` and `}}` are braces. Placeholders:
 
     launch             folder with the emitted files of the plan's program, made for this trial
     megatron_args      every argument of Megatron-LM, each an argument of its own
     torchtitan_args    `--module moetune_plan --config plan`; PYTHONPATH leads there
     deepspeed_config   the file deepspeed.json
     world, nodes, devices_per_node, steps (warm-up included), folder, port
-    metrics            a file that the command may write its steps to, else its output is read
+    metrics            a file that the command may write its steps to; otherwise its output is read
 
-Where the plan was priced with recorded routing, trials of Megatron-LM are given a flag that makes
-theirs as uneven (tuner/verify/forced_routing.py), and their records say so; flags of the template
-come after it and win.
+If the plan was priced with recorded routing, trials of Megatron-LM get a flag that makes their
+routing as imbalanced (tuner/verify/forced_routing.py), and their records say so; flags of the
+template come after it and win.
 
-A command that is known to stay on this machine runs in a network of its own, where nothing can be
-reached from outside (tuner/verify/trial_network.py). Files of torchrun go into the trial's folder.
+A command that is known to stay on this machine runs in its own network namespace, unreachable from
+outside (tuner/verify/trial_network.py). Files of torchrun go into the trial's folder.
 
-The trial ends when enough steps were read, when it is hopeless, at its deadline or by itself; all
-of its processes on this machine are gone then. What the command starts elsewhere ends with the
-command that started it, as srun and mpirun do.
+A trial ends once enough steps were read, when it is hopeless, at its deadline or by itself; then
+all of its processes on this machine are gone. Remote processes end with the command that started
+them, as under srun and mpirun.
 
-Not covered: deployments, which tuner/verify/deployments/ launches; several trials at a time, whose
-ports and devices are the user's; a command whose moetune was killed, which goes on until the next
-verification of the plan on this machine ends it (tuner/verify/leftovers.py).
+Not covered: deployments, which tuner/verify/deployments/ launches; several trials in parallel,
+whose ports and devices are the user's; a command whose moetune was killed, which runs on until the
+next verification of the plan on this machine ends it (tuner/verify/leftovers.py).
 """
 
 import shlex
@@ -50,11 +50,11 @@ from tuner.verify.launcher import (
     EngineMetrics,
     Launch,
     LaunchResult,
-    failure,
-    is_of_a_launcher,
+    failure_result,
+    is_launcher_variable,
     log_tail,
     run_command,
-    timed_out,
+    timeout_result,
 )
 from tuner.verify.metrics import LogReader
 from tuner.verify.trial_network import TrialNetwork
@@ -95,7 +95,7 @@ Part = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
-    """A command by its arguments, each a row of parts."""
+    """A command: its arguments, each a sequence of parts."""
 
     arguments: tuple[tuple[Part, ...], ...]
 
@@ -105,20 +105,20 @@ class Template:
         return frozenset(name for parts in self.arguments for _, name in parts if name)
 
 
-def parsed_template(
+def parse_template(
     text: str,
     *,
     option: str = "--command",
     placeholders: Sequence[str] = PLACEHOLDERS,
     example: str = "bash {launch}/run.sh",
 ) -> Template:
-    """Take a template apart.
+    """Parse a template.
 
     Args:
         text: the template.
-        option: by which the user gave it.
-        placeholders: that it may have.
-        example: of such a template.
+        option: the command-line option that holds it.
+        placeholders: the allowed ones.
+        example: for the error message.
 
     Raises:
         SpecError: a quote is open, a placeholder does not exist, or nothing is left to run.
@@ -152,15 +152,15 @@ def _parts(word: str, *, option: str, placeholders: Sequence[str]) -> tuple[Part
     return tuple(parts)
 
 
-def filled(template: Template, values: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+def fill_template(template: Template, values: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Return the arguments of a trial."""
-    found: list[str] = []
+    arguments: list[str] = []
     for parts in template.arguments:
         if len(parts) == 1 and parts[0][1] in LISTS:
-            found += [parts[0][0] + value for value in values[parts[0][1]]]
+            arguments += [parts[0][0] + value for value in values[parts[0][1]]]
         else:
-            found.append("".join(text + "".join(values.get(name, ())) for text, name in parts))
-    return tuple(found)
+            arguments.append("".join(text + "".join(values.get(name, ())) for text, name in parts))
+    return tuple(arguments)
 
 
 class CommandLauncher:
@@ -176,15 +176,15 @@ class CommandLauncher:
         routing: RoutingRecord | None = None,
         network: TrialNetwork | None = None,
     ) -> None:
-        """Say what is run.
+        """Configure the launcher.
 
         Args:
             template: of the command.
             adapter: reads its steps.
             environment: of the command.
             prepare: writes the emitted files of a trial into `launch/` of its folder.
-            routing: that the plan was priced with, reproduced where the engine can.
-            network: decides where trials can be reached from; None: as it does by default.
+            routing: recording that the plan was priced with; reproduced if the engine can.
+            network: decides in which network trials run; None: the default.
         """
         self._template = template
         self._adapter = adapter
@@ -205,9 +205,9 @@ class CommandLauncher:
         forced = forced_routing(launch.plan, launch.decision, self._routing)
         _append(launch.folder, forced.arguments)
         values = trial_values(launch, names=self._template.names)
-        command = filled(self._template, values)
-        told = "metrics" in self._template.names
-        log = launch.folder / (METRICS_NAME if told else LOG_NAME)
+        command = fill_template(self._template, values)
+        writes_metrics = "metrics" in self._template.names
+        log = launch.folder / (METRICS_NAME if writes_metrics else LOG_NAME)
         reader = LogReader(log, adapter=self._adapter, job=_job(launch))
 
         def metrics() -> EngineMetrics:
@@ -239,38 +239,41 @@ class CommandLauncher:
         reader.read_on(to_end=True)
         tail = log_tail(launch.folder / LOG_NAME)
         if ran.exit_code is None and not ran.stopped:
-            return timed_out(
+            return timeout_result(
                 deadline_s,
                 wall_s=ran.wall_s,
                 steps=len(metrics().steps_s),
                 waits_for=abandoned_locks(start.environment),
             )
         if ran.exit_code:
-            return start.explained(failure(ran.exit_code, tail=tail, wall_s=ran.wall_s), tail=tail)
-        found = metrics()
-        if not found.steps_s:
+            return start.explained(
+                failure_result(ran.exit_code, tail=tail, wall_s=ran.wall_s), tail=tail
+            )
+        measured = metrics()
+        if not measured.steps_s:
             reason = (
-                f"the command ended well and told no step after the first {launch.warmup_steps};"
+                f"the command ended with code 0 and reported no step after the first"
+                f" {launch.warmup_steps};"
                 " does --metrics fit its output, and does it log every step (--log-interval 1,"
                 " --metrics.log_freq 1, DeepSpeed's steps_per_print 1 with log_level info)?"
             )
             return LaunchResult(status="crashed", reason=reason, report=None, wall_s=ran.wall_s)
         stopped = "" if ran.stopped == ENOUGH else ran.stopped
-        reason = "; ".join(filter(None, (stopped, forced.told)))
+        reason = "; ".join(filter(None, (stopped, forced.note)))
         return LaunchResult(
             status="ok",
             reason=reason,
             report=None,
             wall_s=ran.wall_s,
-            metrics=_fitting(found, launch),
+            metrics=_fitting(measured, launch),
         )
 
     def stop(self) -> None:
-        """Nothing runs beside the trial that is awaited."""
+        """Nothing to do: no other trial runs."""
 
 
 def trial_values(launch: Launch, *, names: frozenset[str]) -> dict[str, tuple[str, ...]]:
-    """Return what each placeholder stands for in one trial.
+    """Return the values of the placeholders in one trial.
 
     Raises:
         SpecError: a file that a placeholder in use needs was not emitted.
@@ -308,13 +311,13 @@ def trial_values(launch: Launch, *, names: frozenset[str]) -> dict[str, tuple[st
 def _program_folder(
     emitted: Sequence[Path], needed: Mapping[str, Path | None], *, names: frozenset[str]
 ) -> Path:
-    """Return the folder of the engine that the template speaks of, else that of the first one."""
+    """Return the folder of the engine that the template names, else the first one's."""
     spoken_of = (needed[name] for name in needed if name in names)
     return next((file.parent for file in spoken_of if file is not None), emitted[0])
 
 
 def _megatron_args(file: Path | None) -> tuple[str, ...]:
-    """Return the words of the argument file, as its own run.sh does."""
+    """Return the words of the argument file, as the emitted run.sh does."""
     if file is None:
         return ()
     lines = file.read_text(encoding="utf-8").splitlines()
@@ -322,14 +325,14 @@ def _megatron_args(file: Path | None) -> tuple[str, ...]:
 
 
 def _append(folder: Path, arguments: Sequence[str]) -> None:
-    """Add arguments of Megatron-LM to a trial's files; the job's own do not have them."""
+    """Add Megatron-LM arguments to a trial's files; the plan's launch files do not have them."""
     for file in folder.glob(f"launch/*/{FILES['megatron_args']}") if arguments else ():
         with file.open("a", encoding="utf-8") as stream:
             stream.write(" ".join(arguments) + "\n")
 
 
 def _free_port() -> int:
-    """Return a port that nobody listens on now; the command takes it a moment later."""
+    """Return a port that is free now."""
     with socket.socket() as one:
         one.bind(("", 0))
         port: int = one.getsockname()[1]
@@ -337,7 +340,7 @@ def _free_port() -> int:
 
 
 def _environment(environment: Mapping[str, str], emitted: str, *, folder: Path) -> dict[str, str]:
-    kept = {name: value for name, value in environment.items() if not is_of_a_launcher(name)}
+    kept = {name: value for name, value in environment.items() if not is_launcher_variable(name)}
     paths = [emitted, *filter(None, [environment.get("PYTHONPATH")])]
     # torchrun would leave a folder in the temporary one.
     logs = {"PET_LOG_DIR": str(folder.resolve() / "torchrun")}
@@ -353,8 +356,8 @@ def _job(launch: Launch) -> Job:
     )
 
 
-def _fitting(found: EngineMetrics, launch: Launch) -> EngineMetrics:
-    """Leave activations out that are not one number for each pipeline rank."""
-    if len(found.activation_bytes) == launch.decision.pipeline_model_parallel_size:
-        return found
-    return EngineMetrics(steps_s=found.steps_s, peak_bytes=found.peak_bytes)
+def _fitting(measured: EngineMetrics, launch: Launch) -> EngineMetrics:
+    """Drop activation bytes unless there is one number per pipeline rank."""
+    if len(measured.activation_bytes) == launch.decision.pipeline_model_parallel_size:
+        return measured
+    return EngineMetrics(steps_s=measured.steps_s, peak_bytes=measured.peak_bytes)

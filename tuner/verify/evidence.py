@@ -1,4 +1,4 @@
-"""What the steps of trials allow to say: noise, ties, and that a trial need not go on.
+"""Statistics of measured steps: noise, ties, and early termination of trials.
 
     e(x) = 1.2533 * IQR(x) / 1.349 / sqrt(n)      standard error of the median of n steps x
 
@@ -6,10 +6,10 @@
 interquartile range over the standard deviation, both of the normal distribution. Two trials tie
 when their medians differ by at most 2 (e_1 + e_2).
 
-A trial is hopeless when its median so far, less twice its error, is still above the best so far
-plus twice that one's error, by a margin: launches of one decision differ by more than their steps.
+A trial is hopeless if its median so far minus twice its error exceeds the best median plus twice
+its error by a margin: launches of one decision differ by more than the steps within a launch.
 
-Not covered: drifts within a launch, which the interquartile range does not tell from noise.
+Not covered: drift within a launch, which the interquartile range does not separate from noise.
 """
 
 import math
@@ -21,15 +21,15 @@ from tuner.units import format_ratio
 from tuner.verify.records import TrialRecord
 
 HOPELESS_MARGIN_RATIO: Final = 0.10
-"""Twice the 5 % within which a step of one decision repeats from launch to launch
+"""Twice the 5 % by which steps of one decision vary between launches
 (tuner/verify/recalibration.py)."""
 
 HOPELESS_STEPS: Final = 3
-"""Fewer have no interquartile range to speak of."""
+"""Minimum for an interquartile range."""
 
 
 def median_error_s(steps_s: Sequence[float]) -> float:
-    """Return the standard error of the median, in seconds; 0 where one step says nothing."""
+    """Return the standard error of the median, in seconds; 0 for fewer than two steps."""
     if len(steps_s) < 2:
         return 0.0
     low_s, _, high_s = statistics.quantiles(steps_s, n=4)
@@ -37,53 +37,53 @@ def median_error_s(steps_s: Sequence[float]) -> float:
 
 
 def is_tie(first: TrialRecord, second: TrialRecord) -> bool:
-    """Whether two trials differ by less than the standard errors of both, twice over."""
+    """Whether two medians differ by at most twice the sum of their standard errors."""
     noise_s = median_error_s(first.measured_steps_s) + median_error_s(second.measured_steps_s)
     return abs(measured_s(first) - measured_s(second)) <= 2.0 * noise_s
 
 
 def contenders(records: Sequence[TrialRecord]) -> tuple[TrialRecord, TrialRecord] | None:
-    """Return the two fastest trials where only their noise keeps the order open."""
+    """Return the two fastest trials if they are a tie within noise."""
     ran = sorted((one for one in pooled(records) if one.status == "ok"), key=measured_s)
     if len(ran) < 2:
         return None
     best, second = ran[:2]
-    # Without noise a difference of nothing is final, whatever is launched again.
+    # Without noise an exact tie is final; repeats would not change it.
     has_noise = median_error_s(best.measured_steps_s) + median_error_s(second.measured_steps_s) > 0
     return (best, second) if has_noise and is_tie(best, second) else None
 
 
 def pooled(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Join repeats that ran with the first launch of their decision that ran.
+    """Merge successful repeats into the first successful launch of their decision.
 
-    A repeat that failed stays a trial of its own, as does one whose first launch failed.
+    A failed repeat stays a separate trial, as does one whose first launch failed.
     """
-    found: list[TrialRecord] = []
+    trials: list[TrialRecord] = []
     for record in records:
         place = next(
             (
                 index
-                for index, one in enumerate(found)
+                for index, one in enumerate(trials)
                 if one.decision == record.decision and one.status == record.status == "ok"
             ),
             None,
         )
         if record.origin != "repeat" or place is None:
-            found.append(record)
+            trials.append(record)
             continue
-        steps_s = (*found[place].measured_steps_s, *record.measured_steps_s)
-        found[place] = found[place].model_copy(
+        steps_s = (*trials[place].measured_steps_s, *record.measured_steps_s)
+        trials[place] = trials[place].model_copy(
             update={
                 "measured_steps_s": steps_s,
                 "measured_step_s": statistics.median(steps_s),
-                "wall_s": found[place].wall_s + record.wall_s,
+                "wall_s": trials[place].wall_s + record.wall_s,
             }
         )
-    return tuple(found)
+    return tuple(trials)
 
 
 def slower_than(records: Sequence[TrialRecord]) -> Callable[[Sequence[float]], str]:
-    """Return the test that ends a trial which cannot become the fastest any more."""
+    """Return the test that ends a trial which can no longer become the fastest."""
     ran = [one for one in pooled(records) if one.status == "ok"]
     best = min(ran, key=measured_s, default=None)
 

@@ -1,8 +1,8 @@
-"""Launches that are under way: one in this thread, or several in threads of their own.
+"""Running launches: one in this thread, or several in worker threads.
 
-One at a time stays in this thread, where Ctrl-C reaches whatever it waits for. Several are waited
-for in threads; an exception in this thread, Ctrl-C too, tells them to stop and waits until they
-have ended what they started.
+A single launch runs in this thread, where Ctrl-C interrupts its wait. Several run in threads; an
+exception in this thread, Ctrl-C included, tells them to stop and waits until they have ended their
+processes.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,27 +17,27 @@ Run = Callable[[], LaunchResult]
 
 
 class Flights(Protocol):
-    """Launches by their proposals."""
+    """Running launches by proposal."""
 
     def __len__(self) -> int: ...
 
     @property
     def has_room(self) -> bool:
-        """Whether one more may start."""
+        """Whether another launch may start."""
         ...
 
     def start(self, proposal: Proposal, run: Run) -> None:
-        """Start one."""
+        """Start a launch."""
         ...
 
-    def first_ended(self) -> tuple[Proposal, LaunchResult]:
-        """Wait for one to end, and return it."""
+    def wait_for_first(self) -> tuple[Proposal, LaunchResult]:
+        """Wait for a launch to end, and return it."""
         ...
 
 
 @contextmanager
-def in_flight(parallel: int, *, stop: Callable[[], None]) -> Iterator[Flights]:
-    """Keep up to so many launches under way; `stop` ends them when this is left early."""
+def running_launches(parallel: int, *, stop: Callable[[], None]) -> Iterator[Flights]:
+    """Keep up to `parallel` launches running; `stop` ends them if this is left by an exception."""
     if parallel == 1:
         yield _One()
         return
@@ -63,7 +63,7 @@ class _One:
     def start(self, proposal: Proposal, run: Run) -> None:
         self._waiting.append((proposal, run))
 
-    def first_ended(self) -> tuple[Proposal, LaunchResult]:
+    def wait_for_first(self) -> tuple[Proposal, LaunchResult]:
         proposal, run = self._waiting.pop()
         return proposal, run()
 
@@ -84,7 +84,7 @@ class _Several:
     def start(self, proposal: Proposal, run: Run) -> None:
         self._running[self._threads.submit(run)] = proposal
 
-    def first_ended(self) -> tuple[Proposal, LaunchResult]:
+    def wait_for_first(self) -> tuple[Proposal, LaunchResult]:
         ended, _ = wait(self._running, return_when=FIRST_COMPLETED)
         first = min(ended, key=lambda one: self._running[one].number)
         return self._running.pop(first), first.result()

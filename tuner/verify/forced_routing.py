@@ -1,27 +1,27 @@
-"""Recorded routing in trials of Megatron-LM: the flag whose random routing is as uneven.
+"""Recorded routing in trials of Megatron-LM: random routing with the recorded imbalance.
 
-A router that has learned nothing sends tokens anywhere, and data of a few steps trains none, so a
-short trial does not show the imbalance that a plan was priced with. Megatron-LM can make it up:
+An untrained router routes at random, and a few steps do not train it, so a short trial does not
+show the imbalance that a plan was priced with. Megatron-LM can force it:
 
     --moe-router-force-biased=-s        logits n_te + b_e; n ~ N(0, 1) for every token, b ~ N(0, s)
-                                        once a layer, alike on all ranks
+                                        once a layer, the same on all ranks
     --moe-router-force-load-balancing   the same with b = 0
 
-s is chosen so that the busiest expert rank's load over the mean one's, expected over the draws of
-b, is that of the recording at the decision's expert degree. Which experts are hot, how layers
+s is chosen so that the most-loaded expert rank's load over the mean, expected over the draws of b,
+equals that of the recording at the decision's expert degree. Which experts are hot, how layers
 differ and how loads change from pass to pass are not reproduced. (A positive value would draw b
-anew in every forward pass, so that a recomputed one would route otherwise than the first.)
+anew in every forward pass, so that recomputation would route differently from the first pass.)
 
     p_e   expert e is among the k largest: integral over x of phi(x - b_e) P(N_e(x) < k); N_e(x) is
           the number of other experts above x, its mean and variance the sums of Phi(b_j - x) and
           of Phi(b_j - x) Phi(x - b_j), taken for normal with a correction of 1/2 for whole numbers
-    d     expert ranks of E / d consecutive experts;  busiest = d max_r sum_{e on r} p_e / k
+    d     expert ranks of E / d consecutive experts;  most-loaded = d max_r sum_{e on r} p_e / k
 
 Letters: B draws of biases, E experts, X places of the integral, R ranks. Source of the flags:
 TransformerConfig, moe_utils.py (`apply_biased_logits`) and router.py of core_v0.18.0 and
 core_v0.19.0, github.com/NVIDIA/Megatron-LM; arguments of those releases are made from that class.
-They exist from core 0.17 on, so the target `megatron-lm-0.16` gets none. The error of p is held
-against counted draws by tests/tuner/verify/test_forced_routing.py.
+They exist from core 0.17 on, so the target `megatron-lm-0.16` gets none. The error of p is
+compared with counted draws in tests/tuner/verify/test_forced_routing.py.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.routing import busiest_ratios
+from tuner.costs.analytic.routing import expert_imbalances
 from tuner.plan import Plan, TrainDecision
 from tuner.spec.capabilities import programs
 from tuner.spec.routing import RoutingRecord
@@ -46,11 +46,11 @@ DRAWS: Final = 32
 LARGEST_DEVIATION: Final = 8.0
 """Of the biases: at 8 times the spread of the tokens' own logits the same k experts always win."""
 HALVINGS: Final = 14
-"""Of the interval in which the deviation is sought: to 5e-4."""
+"""Bisection steps for the deviation: to 5e-4."""
 GRID: Final = 256
 """Places where the sums over all experts are taken."""
 LEAST_RATIO: Final = 1.005
-"""Below, routing is as good as even."""
+"""Below this, routing counts as balanced."""
 
 _PLACES_X: Final[Floats] = np.linspace(-5.0, 5.0, 65)
 _TABLE: Final[Floats] = np.linspace(-8.0, 8.0, 4097)
@@ -62,49 +62,48 @@ _CUMULATED: Final[Floats] = np.concatenate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedRouting:
-    """What makes a trial's routing uneven, and what is to be said of it."""
+    """Arguments that force a trial's routing, and a note for its record."""
 
     arguments: tuple[str, ...] = ()
-    told: str = ""
+    note: str = ""
 
 
 def forced_routing(
     plan: Plan, decision: TrainDecision, record: RoutingRecord | None
 ) -> ForcedRouting:
-    """Return how a trial of a decision gets the imbalance of the plan's recording.
+    """Return the arguments that give a trial the imbalance of the plan's recording.
 
     Args:
-        plan: with its goal's phase of the recording.
+        plan: whose goal names the phase of the recording.
         decision: to launch.
-        record: that the plan was priced with; None where it assumed balance, and then the trial
-            routes as it will.
+        record: that the plan was priced with; None if it assumed balance, then the router is free.
 
     Raises:
         SpecError: the recording is of another model.
     """
-    moe, asked = plan.model.moe, plan.goal.routing
-    if record is None or moe is None or asked is None:
+    moe, workload_routing = plan.model.moe, plan.goal.routing
+    if record is None or moe is None or workload_routing is None:
         return ForcedRouting()
     if TARGET not in plan.emit:
         engine = programs(plan.emit)[0]
-        said = f"experts are loaded as the router decides: {engine} cannot force recorded loads"
+        note_text = f"expert loads are the router's own: {engine} cannot force recorded loads"
         # The reference step routes as recorded by itself.
-        return ForcedRouting(told="" if engine == REFERENCE else said)
+        return ForcedRouting(note="" if engine == REFERENCE else note_text)
     degree = decision.expert_model_parallel_size
-    wanted, _ = busiest_ratios(plan.model, record, asked.phase).of_degree(degree)
+    wanted, _ = expert_imbalances(plan.model, record, workload_routing.phase).of_degree(degree)
     if wanted < LEAST_RATIO:
         return ForcedRouting(
             arguments=("--moe-router-force-load-balancing",),
-            told=f"even routing forced: {degree} expert ranks are as evenly loaded as recorded",
+            note=f"balanced routing forced: {degree} expert ranks are as balanced as recorded",
         )
     deviation, reached = bias_deviation(
         wanted, num_experts=moe.num_experts, top_k=moe.top_k, degree=degree
     )
     return ForcedRouting(
         arguments=(f"--moe-router-force-biased=-{deviation:.4f}",),
-        told=(
-            f"random routing forced, the busiest of {degree} expert ranks {reached:.2f} times the"
-            f" mean (recorded: {wanted:.2f}); which experts are hot is not as recorded"
+        note=(
+            f"random routing forced, the most-loaded of {degree} expert ranks {reached:.2f} times"
+            f" the mean (recorded: {wanted:.2f}); which experts are hot is not reproduced"
         ),
     )
 
@@ -113,12 +112,12 @@ def forced_routing(
 def bias_deviation(
     wanted: float, *, num_experts: int, top_k: int, degree: int
 ) -> tuple[float, float]:
-    """Return the deviation of the biases, and the busiest ratio that it reaches.
+    """Return the deviation of the biases, and the imbalance that it reaches.
 
     Args:
-        wanted: busiest expert rank's load over the mean's.
+        wanted: most-loaded expert rank's load over the mean.
         num_experts: of a layer.
-        top_k: experts of a token.
+        top_k: experts per token.
         degree: expert ranks; divides the experts.
     """
     draw_BE = np.random.default_rng(0).standard_normal((DRAWS, num_experts))

@@ -1,14 +1,13 @@
-"""Trials that fail for one and the same reason: after two of them no more are begun.
+"""Trials that fail for the same reason: after two of them no more are started.
 
-Two configurations that crash with the same last error, or hang without a step, tell of the
-environment: a module that is missing, a command that does not exist, a port that is taken. All
-further ones would end like them. Running out of memory is no such failure, nor is being slow: that
-is what a trial finds out about its own configuration. Nor is the end of a budget, or of the time
-that Slurm gives: another trial says more of neither. A trial that ran in between shows that the
-environment works, so only failures since the last one count; and those of an earlier call do not,
-whose reason may be mended by now.
+Two configurations that crash with the same last error, or hang before the first step, point to the
+environment: a missing module, a command that does not exist, a port in use. Further trials would
+fail likewise. Running out of memory or being slow does not count: those are results about the
+configuration. Nor does the end of a budget or a Slurm time limit. A successful trial shows that the
+environment works, so only failures since the last success count; failures of an earlier call do
+not, because their cause may be fixed by now.
 
-Reasons are compared without what differs from launch to launch: folders, ports, addresses, dates.
+Reasons are compared without what differs between launches: folders, ports, addresses, dates.
 """
 
 import re
@@ -16,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
-from tuner.verify.deployments.server import NO_ANSWER
+from tuner.verify.deployments.server import NO_RESPONSE
 from tuner.verify.launcher import NO_REPORT
 
 ENOUGH: Final = 2
-"""Failures alike."""
+"""Identical failures."""
 
 FOLDER: Final = re.compile(r"[^\s'\"=:(\[]*/")
 PASSING: Final = (
@@ -30,11 +29,11 @@ PASSING: Final = (
     re.compile(r"(?<=:)\d{4,5}\b"),
     re.compile(r"\brank[ :]?\d+\b", re.IGNORECASE),
 )
-"""Dates, times, addresses, ports, and which of a trial's ranks was the first to fail."""
+"""Dates, times, addresses, ports, and the first rank that failed."""
 
-HUNG: Final = re.compile(rf"{NO_REPORT} \d+ s;|\S+ {NO_ANSWER} \d+ s:")
-"""The reason of a trial that told no step until its own deadline, of a deployment that never
-answered."""
+HUNG: Final = re.compile(rf"{NO_REPORT} \d+ s;|\S+ {NO_RESPONSE} \d+ s:")
+"""The reason of a trial without a step before its deadline, or of a deployment that was never
+ready."""
 
 
 class Outcome(Protocol):
@@ -60,8 +59,8 @@ class Ended(Outcome, Protocol):
 Trial = TypeVar("Trial", bound=Ended)
 
 
-def cause_of(ended: Outcome) -> str:
-    """Return what made a trial fail, alike for trials that failed alike; empty where unknown."""
+def failure_cause(ended: Outcome) -> str:
+    """Return the cause of a failure, equal for identical failures; empty if unknown."""
     if ended.status == "timeout":
         return "timeout" if HUNG.match(ended.reason) else ""
     if ended.status != "crashed" or not ended.reason:
@@ -73,48 +72,48 @@ def cause_of(ended: Outcome) -> str:
 
 
 def identical_failures(records: Sequence[Trial]) -> tuple[Trial, ...]:
-    """Return the failures with one cause since the last trial that ran, where they are enough."""
-    alike: dict[str, list[Trial]] = {}
+    """Return the failures with one cause since the last success, if there are enough."""
+    by_cause: dict[str, list[Trial]] = {}
     for record in records:
         if record.status == "ok":
-            alike.clear()
-        elif cause := cause_of(record):
-            alike.setdefault(cause, []).append(record)
-    return next((tuple(found) for found in alike.values() if len(found) >= ENOUGH), ())
+            by_cause.clear()
+        elif cause := failure_cause(record):
+            by_cause.setdefault(cause, []).append(record)
+    return next((tuple(trials) for trials in by_cause.values() if len(trials) >= ENOUGH), ())
 
 
 @dataclass(kw_only=True, eq=False)
 class FailureWatch:
-    """Says when the trials of one call need not go on, and which of an earlier one to repeat."""
+    """Stops a call's trials after identical failures; names those of earlier calls to retry."""
 
     _earlier: frozenset[int] | None = field(default=None, init=False)
-    """Numbers of trials that had ended before the call."""
+    """Numbers of trials that ended before the call."""
 
     def is_over(self, records: Sequence[Ended]) -> bool:
-        """Whether no more trials need be begun; the first call sees those of earlier calls."""
+        """Whether to start no more trials; the first call notes the trials of earlier calls."""
         if self._earlier is None:
             self._earlier = frozenset(record.number for record in records)
         return bool(identical_failures(self._own(records)))
 
     def to_repeat(self, records: Sequence[Trial]) -> tuple[Trial, ...]:
-        """Return the failures that ended an earlier call: their cause may be mended by now."""
+        """Return the failures that stopped an earlier call: their cause may be fixed by now."""
         own = {record.number for record in self._own(records)}
         return identical_failures([one for one in records if one.number not in own])
 
-    def said(self, records: Sequence[Ended], *, trials: int) -> tuple[str, ...]:
-        """Say why no more trials were begun; nothing where the failures were not the reason.
+    def stop_notes(self, records: Sequence[Ended], *, trials: int) -> tuple[str, ...]:
+        """Say why no more trials were started; nothing if failures were not the reason.
 
         Args:
             records: of all trials.
-            trials: that were asked for.
+            trials: the requested number.
         """
-        alike = identical_failures(self._own(records))
+        failures = identical_failures(self._own(records))
         left = trials - sum(one.origin != "repeat" for one in records)
-        if not alike or left < 1:
+        if not failures or left < 1:
             return ()
         return (
-            f"stopped: {len(alike)} trials failed alike, so {left} of {trials} were not launched;"
-            " mend the cause and verify with --resume, which launches these again first",
+            f"stopped: {len(failures)} trials failed identically, so {left} of {trials} were not"
+            " launched; fix the cause and verify with --resume, which retries these first",
         )
 
     def _own(self, records: Sequence[Trial]) -> list[Trial]:

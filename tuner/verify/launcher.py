@@ -1,15 +1,15 @@
-"""Start one trial on this machine and see to its end: report, failure or hang; nothing is left.
+"""Runs one trial on this machine until its report, failure or hang; no process is left behind.
 
 Whatever ends a trial (its report, a crash, the deadline, Ctrl-C), all of its processes are gone
-before `run_command` returns. Every rank has a session of its own, and those of torchrun outlive a
-torchrun that was killed, so neither process groups nor descent find them all: every process of a
-trial carries the trial's folder in its environment, under `TRIAL_MARK`, or is in the session that
-its command began (tuner/verify/termination.py). Should this process itself
-be killed, ranks notice that and end (`--parent`), at the latest at their `--deadline`.
+before `run_command` returns. Every rank has its own session, and ranks of torchrun outlive a killed
+torchrun, so neither process groups nor parentage find them all: every process of a trial has the
+trial's folder in its environment, under `TRIAL_MARK`, or is in the session that its command began
+(tuner/verify/termination.py). If this process itself is killed, ranks notice it and end
+(`--parent`), at the latest at their `--deadline`.
 
-Verification calls any `TrialLauncher`, so that tests, schedulers and engines bring their own; a
-`Launcher` is the simple one that is given the reference step ready to run. That step tells its
-timed steps as it goes, in the trial's folder, so a trial that is hopeless is ended early.
+Verification calls any `TrialLauncher`, so tests, schedulers and engines bring their own; a
+`Launcher` is the simple one that runs a ready reference step. That step reports its timed steps in
+the trial's folder as it runs, so a hopeless trial is ended early.
 
 Not covered: processes of a trial that clear their environment or belong to another user.
 """
@@ -39,21 +39,21 @@ from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.verify.build_locks import release_builds
 from tuner.verify.progress import PROGRESS_NAME, steps_so_far
 from tuner.verify.records import MAX_RECORD_BYTES, TrialStatus
-from tuner.verify.termination import GRACE_S, ended_at_last, start_marked
+from tuner.verify.termination import GRACE_S, ensure_ended, start_marked
 
 UNBUFFERED: Final = {"PYTHONUNBUFFERED": "1"}
-"""For whoever has not set it: a log that is a file would get Python's lines in blocks, after those
-of its errors, and too late to end a hopeless trial by them."""
+"""Default: Python would otherwise write a log file in blocks, after its errors, and too late to end
+a hopeless trial."""
 
 WATCH_S: Final = 1.0
-"""Between two looks at a trial that tells its steps."""
+"""Polling interval of a trial that reports its steps."""
 
 CONFIG_NAME: Final = "step.json"
 REPORT_NAME: Final = "report.json"
 LOG_NAME: Final = "log.txt"
 
 NO_REPORT: Final = "no report after"
-"""How the reason of a trial begins that missed its deadline."""
+"""Beginning of the reason of a trial that missed its deadline."""
 
 LOG_TAIL_BYTES: Final = 64 * 1024
 LAUNCHER_VARIABLES: Final = frozenset(
@@ -61,16 +61,16 @@ LAUNCHER_VARIABLES: Final = frozenset(
 )
 
 OUT_OF_MEMORY_MARK: Final = "is out of memory"
-"""What profilers/steps prints before it exits for lack of memory."""
+"""Printed by profilers/steps before it exits out of memory."""
 
 ENGINES_OUT_OF_MEMORY: Final = ("CUDA out of memory", "torch.OutOfMemoryError")
-"""What PyTorch says of it in an engine's log."""
+"""PyTorch's messages in an engine's log."""
 
 OUT_OF_MEMORY_EXIT: Final = 77
-"""How it exits then."""
+"""Exit code of profilers/steps then."""
 
 COLOUR: Final = re.compile(r"\x1b\[[0-9;]{0,16}[A-Za-z]")
-"""What colours text on a terminal."""
+"""ANSI colour codes."""
 
 RANK_EXIT_CODE: Final = re.compile(r"exitcode\s*: (-?\d+)")
 """How torchrun and profilers/local_ranks.py report a rank that failed."""
@@ -78,12 +78,12 @@ RANK_EXIT_CODE: Final = re.compile(r"exitcode\s*: (-?\d+)")
 EXCEPTION: Final = re.compile(
     r"(?:^|[\s\]):>-])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)(?::.*|$))"
 )
-"""The last line of a traceback, behind whatever ranks, launchers and loggers put before it."""
+"""The last line of a traceback, after any prefix of ranks, launchers and loggers."""
 
 NO_CAUSE: Final = re.compile(
     r"warn|ChildFailedError|error_file|See root cause above", re.IGNORECASE
 )
-"""What speaks of an error and is none, or not the first one."""
+"""Lines that mention an error but are not its cause."""
 
 RANK_DIED: Final = re.compile(r"^profilers\.local_ranks: (rank \d+ died with \w+)", re.MULTILINE)
 """How profilers/local_ranks.py names a rank whose peers then fail with errors of their own."""
@@ -91,14 +91,14 @@ RANK_DIED: Final = re.compile(r"^profilers\.local_ranks: (rank \d+ died with \w+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMetrics:
-    """What could be read of an engine's run."""
+    """Metrics read from an engine's log."""
 
     steps_s: tuple[float, ...]
     """Timed steps, warm-up excluded."""
     activation_bytes: tuple[int, ...] = ()
-    """Per pipeline rank, the fullest device; empty where the engine does not tell."""
+    """Per pipeline rank, peak over its devices; empty if the engine does not report it."""
     peak_bytes: int | None = None
-    """Largest use of a device's memory that was told."""
+    """Largest reported memory use of a device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +108,14 @@ class LaunchResult:
     status: TrialStatus
     reason: str
     report: StepReport | None
-    """What the reference step told; absent where another engine ran or nothing was told."""
+    """Report of the reference step; None for other engines and where there was none."""
     wall_s: float
     metrics: EngineMetrics | None = None
-    """What the log of another engine told."""
+    """From the log of another engine."""
 
 
 Hopeless = Callable[[Sequence[float]], str]
-"""Says why a trial need not go on, from its timed steps so far; empty while it should."""
+"""Returns why to end a trial early, given its timed steps so far; empty to go on."""
 
 
 def never_hopeless(_steps_s: Sequence[float]) -> str:
@@ -134,17 +134,17 @@ class Launch:
     """Timed steps."""
     warmup_steps: int
     folder: Path
-    """Of this trial alone."""
+    """Of this trial only."""
     deadline_s: float
     latest_s: float = math.inf
-    """When a budget is over; no engine is given longer, however slowly it starts."""
+    """When the budget ends; no engine gets longer, however slowly it starts."""
     hopeless: Hopeless = field(default=never_hopeless)
 
     def step_config(self) -> StepConfig:
         """Return the decision as the reference step runs it.
 
-        Where the spec states how much memory a device has, the trial is held to what of it a plan
-        may use: what would not fit there does not fit here.
+        If the spec states the memory of a device, the trial is limited to the part that a plan may
+        use: what would not fit there must not fit here.
         """
         config = step_config(
             self.plan, self.decision, steps=self.steps, warmup_steps=self.warmup_steps
@@ -158,7 +158,7 @@ class Launch:
 
 
 class TrialLauncher(Protocol):
-    """Runs one trial to its end, whatever that is."""
+    """Runs one trial to its end."""
 
     def __call__(self, launch: Launch) -> LaunchResult: ...
 
@@ -177,13 +177,13 @@ class Launcher(Protocol):
 
 
 def reference_trials(launcher: Launcher) -> TrialLauncher:
-    """Return what runs the reference step of every trial with a launcher."""
+    """Return a launcher of trials that runs their reference step with `launcher`."""
 
     def launched(launch: Launch) -> LaunchResult:
         config = launch.step_config()
 
         def hopeless(steps_s: Sequence[float]) -> str:
-            # What has done all its steps is about to report, and tells more than its steps then.
+            # A trial that has done all steps is about to report, which holds more than its steps.
             return launch.hopeless(steps_s) if len(steps_s) < launch.steps else ""
 
         return launcher(
@@ -241,7 +241,7 @@ def launch_command(
     deadline_s: float,
     hopeless: Hopeless = never_hopeless,
 ) -> LaunchResult:
-    """Run a command that leaves `report.json` in the folder, and judge how it ended."""
+    """Run a command that leaves `report.json` in the folder, and classify its end."""
     report_file = folder / REPORT_NAME
     report_file.unlink(missing_ok=True)
     (folder / PROGRESS_NAME).unlink(missing_ok=True)
@@ -253,28 +253,28 @@ def launch_command(
         watch=lambda: hopeless(steps_so_far(folder)),
     )
     if ran.stopped:
-        return ended_early(folder, reason=ran.stopped, wall_s=ran.wall_s)
+        return early_result(folder, reason=ran.stopped, wall_s=ran.wall_s)
     if ran.exit_code is None:
-        return timed_out(deadline_s, wall_s=ran.wall_s, steps=len(steps_so_far(folder)))
-    return judge(
+        return timeout_result(deadline_s, wall_s=ran.wall_s, steps=len(steps_so_far(folder)))
+    return exit_result(
         ran.exit_code, tail=log_tail(folder / LOG_NAME), report_file=report_file, wall_s=ran.wall_s
     )
 
 
-def ended_early(folder: Path, *, reason: str, wall_s: float) -> LaunchResult:
-    """Return the result of a trial that was ended because it was hopeless: what it had told."""
+def early_result(folder: Path, *, reason: str, wall_s: float) -> LaunchResult:
+    """Return the result of a hopeless trial that was ended: the steps it had reported."""
     metrics = EngineMetrics(steps_s=steps_so_far(folder))
     return LaunchResult(status="ok", reason=reason, report=None, wall_s=wall_s, metrics=metrics)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ran:
+class CommandRun:
     """How a command ended."""
 
     exit_code: int | None
-    """None where it was ended before its time."""
+    """None if it was ended."""
     stopped: str
-    """Why a watch ended it; empty where none did."""
+    """Why `watch` ended it; empty if it did not."""
     wall_s: float
 
 
@@ -285,15 +285,15 @@ def run_command(
     deadline_s: float,
     environment: Mapping[str, str],
     watch: Callable[[], str] | None = None,
-) -> Ran:
-    """Run a command with its output in the folder's log; none of its processes is left.
+) -> CommandRun:
+    """Run a command with its output in the folder's log; leave none of its processes.
 
     Args:
         command: program and arguments; no shell reads them.
         folder: of the trial.
         deadline_s: after which it is ended.
         environment: of the command.
-        watch: asked every second; it ends the command by saying why.
+        watch: called every second; a non-empty reason ends the command.
     """
     mark = str(folder.resolve())
     process: subprocess.Popen[bytes] | None = None
@@ -301,7 +301,7 @@ def run_command(
     start_s, since_s = time.monotonic(), time.time()
     with (folder / LOG_NAME).open("wb") as log:
         try:
-            with ended_at_last(mark):
+            with ensure_ended(mark):
                 process = start_marked(
                     command, folder=folder, log=log, environment={**UNBUFFERED, **environment}
                 )
@@ -316,10 +316,10 @@ def run_command(
             if process is not None:
                 process.wait()
             release_builds(environment, since_s=since_s)
-    return Ran(exit_code=exit_code, stopped=stopped, wall_s=time.monotonic() - start_s)
+    return CommandRun(exit_code=exit_code, stopped=stopped, wall_s=time.monotonic() - start_s)
 
 
-def timed_out(
+def timeout_result(
     deadline_s: float, *, wall_s: float, steps: int, waits_for: Sequence[Path] = ()
 ) -> LaunchResult:
     """Return the result of a trial that was ended at its deadline.
@@ -327,32 +327,29 @@ def timed_out(
     Args:
         deadline_s: after which it was ended.
         wall_s: that it took.
-        steps: timed ones that it told until then.
-        waits_for: locks of builds that nobody holds (tuner/verify/build_locks.py).
+        steps: timed steps that it had reported.
+        waits_for: stale build locks (tuner/verify/build_locks.py).
     """
-    told = f", {steps} timed steps" if steps else ""
-    reason = f"{NO_REPORT} {deadline_s:.0f} s{told}; the trial was ended"
+    steps_text = f", {steps} timed steps" if steps else ""
+    reason = f"{NO_REPORT} {deadline_s:.0f} s{steps_text}; the trial was ended"
     if waits_for:
-        reason += (
-            f"; it may have waited for {waits_for[0]}, which a build that was killed has left:"
-            " remove it"
-        )
+        reason += f"; it may have waited for {waits_for[0]}, left by a killed build: remove it"
     return LaunchResult(status="timeout", reason=reason, report=None, wall_s=wall_s)
 
 
-def is_of_a_launcher(name: str) -> bool:
-    """Whether a variable is what a surrounding launcher may have left for its own ranks."""
+def is_launcher_variable(name: str) -> bool:
+    """Whether a variable may come from a surrounding launcher."""
     return name in LAUNCHER_VARIABLES or name.startswith("TORCHELASTIC_")
 
 
 def trial_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Pin threads, and drop what a surrounding launcher may have left for its own ranks."""
-    kept = {name: value for name, value in environment.items() if not is_of_a_launcher(name)}
+    """Pin threads, and drop variables of a surrounding launcher."""
+    kept = {name: value for name, value in environment.items() if not is_launcher_variable(name)}
     return kept | {"OMP_NUM_THREADS": "1"}
 
 
-def judge(exit_code: int, *, tail: str, report_file: Path, wall_s: float) -> LaunchResult:
-    """Turn an exit code, the end of the log and a report into a result."""
+def exit_result(exit_code: int, *, tail: str, report_file: Path, wall_s: float) -> LaunchResult:
+    """Turn an exit code, the log tail and a report into a result."""
     if exit_code == 0:
         try:
             report = StepReport.model_validate_json(
@@ -362,11 +359,11 @@ def judge(exit_code: int, *, tail: str, report_file: Path, wall_s: float) -> Lau
             reason = "the trial ended without a readable report"
             return LaunchResult(status="crashed", reason=reason, report=None, wall_s=wall_s)
         return LaunchResult(status="ok", reason="", report=report, wall_s=wall_s)
-    return failure(exit_code, tail=tail, wall_s=wall_s)
+    return failure_result(exit_code, tail=tail, wall_s=wall_s)
 
 
-def failure(exit_code: int, *, tail: str, wall_s: float) -> LaunchResult:
-    """Say of a trial that failed why, from the end of its log."""
+def failure_result(exit_code: int, *, tail: str, wall_s: float) -> LaunchResult:
+    """Return the result of a failed trial, with the reason from its log tail."""
     lack = _lack_of_memory(exit_code, tail)
     if lack:
         return LaunchResult(status="out_of_memory", reason=lack, report=None, wall_s=wall_s)
@@ -376,7 +373,7 @@ def failure(exit_code: int, *, tail: str, wall_s: float) -> LaunchResult:
 
 
 def log_tail(file: Path) -> str:
-    """Return the end of a log; nothing where there is none."""
+    """Return the tail of a log; empty if there is none."""
     if not file.is_file():
         return ""
     with open_regular(file) as stream:
@@ -385,39 +382,39 @@ def log_tail(file: Path) -> str:
 
 
 def _lack_of_memory(exit_code: int, tail: str) -> str:
-    """Say how memory ran out; empty when it did not."""
+    """Return the out-of-memory message; empty if memory did not run out."""
     marks = (OUT_OF_MEMORY_MARK, *ENGINES_OUT_OF_MEMORY)
-    said = next((line for line in tail.splitlines() if any(mark in line for mark in marks)), "")
-    if said:
-        return said.strip()[:300]
+    message = next((line for line in tail.splitlines() if any(mark in line for mark in marks)), "")
+    if message:
+        return message.strip()[:300]
     codes = {_signalled(code) for code in (exit_code, *map(int, RANK_EXIT_CODE.findall(tail)))}
     if OUT_OF_MEMORY_EXIT in codes:
         return "a rank ran out of memory"
     if -signal.SIGKILL in codes:
-        # Nobody else kills a process while its trial runs.
+        # Only the OOM killer kills a process while its trial runs.
         return "a process was killed by the system, most likely for lack of memory"
     return ""
 
 
 def _signalled(code: int) -> int:
-    """Return an exit code as Python has it; shells add 128 to the number of a signal."""
+    """Return an exit code in Python's convention; shells add 128 to a signal's number."""
     return 128 - code if 128 < code < 128 + signal.NSIG else code
 
 
 def _last_error(tail: str, exit_code: int) -> str:
     """The rank that was killed, else the last exception, else the last error, else the last line.
 
-    torchrun prints much around them; the last line stands behind the exit code.
+    torchrun prints much around them; the last line is appended to the exit code.
     """
     if died := RANK_DIED.search(tail):
         return died[1]
-    told = [line for line in map(_printable, tail.splitlines()) if line]
-    causes = [line for line in told if not NO_CAUSE.search(line)]
-    raised = [found[1] for line in causes if (found := EXCEPTION.search(line))]
+    lines = [line for line in map(_printable, tail.splitlines()) if line]
+    causes = [line for line in lines if not NO_CAUSE.search(line)]
+    raised = [match[1] for line in causes if (match := EXCEPTION.search(line))]
     errors = raised or [line.split("]: ", 1)[-1] for line in causes if "Error" in line]
     if errors:
         return errors[-1][:300]
-    return ": ".join((_ended_by(exit_code), *told[-1:]))[:300]
+    return ": ".join((_ended_by(exit_code), *lines[-1:]))[:300]
 
 
 def _ended_by(exit_code: int) -> str:

@@ -1,6 +1,6 @@
-"""A proposal as a launch, and what became of it as a record; both of a smaller job where one is.
+"""Turns a proposal into a launch and its result into a record, also for scaled-down jobs.
 
-A trial is ended when it takes ten times what is predicted, or when its budget is over.
+A trial is ended at ten times its predicted time, or when its budget is over.
 """
 
 import statistics
@@ -12,31 +12,31 @@ from typing import Final
 from profilers.steps.config import StepReport
 from tuner.plan import Plan, TrainDecision
 from tuner.spec.capabilities import programs
-from tuner.verify.budget.possible import Option
+from tuner.verify.budget.trial_options import Option
 from tuner.verify.launcher import Launch, LaunchResult, TrialLauncher
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
 
 REFERENCE: Final = "reference"
-"""The engine whose operations the cost model lists."""
+"""The engine that the operation-level cost model describes."""
 
 WARMUP_STEPS: Final = 2
 METERED_STEPS: Final = 2
-"""One step more is metered for its memory, which slows it down: it counts as two."""
+"""One more step meters memory, which slows it down: it counts as two."""
 
 START_UP_S: Final = 90.0
-"""Generous time for processes to start and meet, before a trial counts as hung."""
+"""Generous time for start-up and rendezvous, before a trial counts as hung."""
 
 SLOWER_THAN_PREDICTED: Final = 10.0
-"""Times the predicted step that a trial may take before it counts as hung."""
+"""Ratio to the predicted step beyond which a trial counts as hung."""
 
 
-def steps_of(timed_steps: int) -> int:
-    """Return how many steps' time a launch runs."""
+def total_steps(timed_steps: int) -> int:
+    """Return the steps of a launch: warm-up, timed and metered."""
     return WARMUP_STEPS + timed_steps + METERED_STEPS
 
 
-def launch_of(
+def build_launch(
     option: Option,
     *,
     timed_steps: int,
@@ -50,11 +50,13 @@ def launch_of(
         option: the job.
         timed_steps: warm-up excluded.
         folder: of the trial.
-        latest_s: seconds after which it is over, come what may.
+        latest_s: seconds after which it is ended in any case.
         hopeless: see `Launch`.
     """
     predicted = option.predicted
-    patience_s = START_UP_S + SLOWER_THAN_PREDICTED * steps_of(timed_steps) * predicted.step_time_s
+    patience_s = (
+        START_UP_S + SLOWER_THAN_PREDICTED * total_steps(timed_steps) * predicted.step_time_s
+    )
     return Launch(
         plan=option.plan,
         decision=option.job.decision,
@@ -68,18 +70,18 @@ def launch_of(
     )
 
 
-def launched(launch: TrialLauncher, asked: Launch) -> LaunchResult:
-    """Run a trial, and say of one that ran into the end of the budget that this was why."""
-    result = launch(asked)
-    # The folder goes; its logs are kept under the names that they have in it (kept_logs.py).
-    result = replace(result, reason=result.reason.replace(f"{asked.folder.resolve()}/", ""))
-    if result.status != "timeout" or result.wall_s < asked.latest_s:
+def run_launch(launch: TrialLauncher, request: Launch) -> LaunchResult:
+    """Run a trial; name the budget as the reason if that ended it."""
+    result = launch(request)
+    # The folder is removed; its logs are kept under their relative names (kept_logs.py).
+    result = replace(result, reason=result.reason.replace(f"{request.folder.resolve()}/", ""))
+    if result.status != "timeout" or result.wall_s < request.latest_s:
         return result
     return replace(result, reason="the budget was over while the job ran; it was ended")
 
 
-def record_of(option: Option, proposal: Proposal, result: LaunchResult) -> TrialRecord:
-    """Return what is kept of a launch."""
+def to_record(option: Option, proposal: Proposal, result: LaunchResult) -> TrialRecord:
+    """Return the record of a launch."""
     predicted, report, metrics = option.predicted, result.report, result.metrics
     if report is not None:
         steps_s, activation_bytes = report.step_s, _activations(option.job.decision, report)
@@ -111,14 +113,14 @@ def record_of(option: Option, proposal: Proposal, result: LaunchResult) -> Trial
 
 
 def engine_of(plan: Plan) -> str:
-    """Name the engine that a plan prices."""
+    """Return the engine that a plan was priced for."""
     if plan.provenance.residual is not None:
         return plan.provenance.residual.engine
     return REFERENCE if plan.provenance.device_kind else programs(plan.emit)[0]
 
 
 def _activations(decision: TrainDecision, report: StepReport) -> tuple[int, ...]:
-    """The fullest device of each pipeline rank."""
+    """The peak over the devices of each pipeline rank."""
     per_stage = decision.num_devices // decision.pipeline_model_parallel_size
     by_rank = [memory.activations for memory in sorted(report.memory, key=lambda one: one.rank)]
     return tuple(

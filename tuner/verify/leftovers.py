@@ -1,13 +1,13 @@
-"""What a verification that was killed left running on this machine, the next one of the plan ends.
+"""Ends processes that a killed verification of the same plan left on this machine.
 
     trials/commands.NODE@SCRATCH    holds the folder of a verification's trials; locked (flock)
 
-The lock goes with its holder, however that ends. Processes of a trial carry its folder as their
-mark (tuner/verify/termination.py), so that those of the dead are found and those of verifications
-that go on beside are left alone.
+The lock ends with its holder. Processes of a trial carry its folder as their mark
+(tuner/verify/termination.py), so those of killed verifications are found and those of running ones
+are left alone.
 
-Not covered: file systems without locks, on which everybody counts as alive; what a command has left
-on other machines, or under another user.
+Not covered: file systems without locks, on which every verification counts as running; processes on
+other machines or of another user.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ from typing import Final
 
 from tuner.errors import OutputError
 from tuner.verify.build_locks import release_builds
-from tuner.verify.termination import end_marked, interrupted_once
+from tuner.verify.termination import end_marked, single_interrupt
 
 MOST_PATH_BYTES: Final = 4096
 
 
 @contextmanager
-def found_again(trials: Path, *, scratch: Path) -> Iterator[None]:
-    """Leave word of where this verification's trials have their folders, until none of them runs.
+def register_scratch(trials: Path, *, scratch: Path) -> Iterator[None]:
+    """Register the folder of this verification's trials until none of them runs.
 
     Args:
         trials: folder of the plan's trials.
-        scratch: folder of the trials' folders; its name is nobody else's.
+        scratch: folder of the trials' folders; its name is unique.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -48,29 +48,29 @@ def found_again(trials: Path, *, scratch: Path) -> Iterator[None]:
         try:
             stream.write(os.fsencode(scratch.resolve()))
             stream.flush()
-            # Nobody sees it before it is locked.
+            # Invisible until it is locked.
             with contextlib.suppress(OSError):
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             hidden.rename(own)
             yield
         finally:
-            with interrupted_once() as interruption:
+            with single_interrupt() as interruption:
                 interruption.hold()
                 hidden.unlink(missing_ok=True)
-                # Whatever still runs is found by this file alone.
+                # Processes that still run are found by this file only.
                 if end_marked(str(scratch.resolve())):
                     own.unlink(missing_ok=True)
 
 
-def end_left(trials: Path) -> int:
-    """End what verifications that are dead left running here; return how many there were."""
+def end_leftovers(trials: Path) -> int:
+    """End the processes of killed verifications here; return how many verifications there were."""
     dead = 0
     for file in sorted(trials.glob(f"{glob.escape(_prefix())}*")):
         with contextlib.suppress(OSError), file.open("rb+") as stream:
-            # Whoever is alive holds it.
+            # A running verification holds the lock.
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             scratch = Path(os.fsdecode(stream.read(MOST_PATH_BYTES)))
-            # Its folders may be gone by now; a damaged file names nobody's.
+            # Its folders may be gone by now; a damaged file names none.
             is_named = scratch.is_absolute() and file.name == f"{_prefix()}{scratch.name}"
             began_s = os.fstat(stream.fileno()).st_mtime
             if not is_named or end_marked(str(scratch)):

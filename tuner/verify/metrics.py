@@ -1,7 +1,7 @@
-"""How the steps of an engine are read, by the name users type.
+"""Log parsers of the engines, by the name that users type.
 
 An adapter reads one line of a log at a time: `read(line, job) -> Reading | None`. Lines are cut at
-MAX_LINE characters and logs at MAX_LOG_BYTES, so nothing that a command prints takes long to read.
+MAX_LINE characters and logs at MAX_LOG_BYTES, so no output takes long to read.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ MAX_LOG_BYTES: Final = 256 * 2**20
 CHUNK_BYTES: Final = 2**20
 
 
-def adapter_named(name: str) -> Adapter:
+def find_adapter(name: str) -> Adapter:
     """Return the adapter of a name, or of a regular expression after `regex:`.
 
     Raises:
@@ -44,10 +44,10 @@ def adapter_named(name: str) -> Adapter:
 
 
 class LogReader:
-    """Reads what a log has grown by; a resource with a place in the file."""
+    """Reads a growing log; a resource with a position in the file."""
 
     def __init__(self, file: Path, *, adapter: Adapter, job: Job) -> None:
-        """Begin at the start of a file that need not exist yet."""
+        """Start at the beginning of a file that need not exist yet."""
         self._file = file
         self._adapter = adapter
         self._job = job
@@ -58,10 +58,10 @@ class LogReader:
         self._activation_bytes: tuple[int, ...] = ()
 
     def metrics(self, *, warmup_steps: int, most_steps: int) -> EngineMetrics:
-        """Return what was read so far, without the first steps."""
+        """Return the metrics so far, without the warm-up steps."""
         steps = sorted(self._steps_s)
-        # Who prints every step but none before the third (DeepSpeed) has warmed up for two of them
-        # already; numbers of a resumed job begin anywhere.
+        # An engine that prints every step from the third on (DeepSpeed) has done two warm-up steps
+        # already; step numbers of a resumed job start anywhere.
         is_each = len(steps) < 2 or steps[1] == steps[0] + 1
         unprinted = steps[0] - 1 if steps and is_each and 1 <= steps[0] <= warmup_steps + 1 else 0
         timed = [self._steps_s[step] for step in steps[warmup_steps - unprinted :]]
@@ -72,7 +72,7 @@ class LogReader:
         )
 
     def read_on(self, *, to_end: bool = False) -> None:
-        """Read every line that is complete by now; at the end also the last one."""
+        """Read every complete line; with `to_end` also an unfinished last one."""
         if not self._file.is_file():
             return
         with self._file.open("rb") as stream:
@@ -80,7 +80,7 @@ class LogReader:
             while self._offset < MAX_LOG_BYTES and (chunk := stream.read(CHUNK_BYTES)):
                 self._offset += len(chunk)
                 *whole, begun = (self._begun + chunk).split(b"\n")
-                # The rest of a line that is too long to be looked at is let go.
+                # The rest of an overlong line is dropped.
                 self._begun = begun[: MAX_LINE * 4]
                 for line in whole:
                     self._take(line)
@@ -99,7 +99,7 @@ class LogReader:
             self._job = replace(self._job, samples_per_step=reading.samples_per_step)
         if reading.step_s is not None and reading.step_s > 0.0:
             step = len(self._steps_s) if reading.step is None else reading.step
-            # Several ranks may print one step; what was said first stands.
+            # Several ranks may print a step; the first line counts.
             self._steps_s.setdefault(step, reading.step_s)
         if reading.peak_bytes is not None:
             self._peak_bytes = max(self._peak_bytes or 0, reading.peak_bytes)

@@ -1,8 +1,8 @@
-"""The decisions worth launching: the plan's candidates and what lies one step beside them.
+"""The decisions worth launching: the plan's candidates and their neighbours.
 
-A neighbour keeps a candidate's degrees and layout and runs every stage under one other option; a
-micro-batch of its own makes it another candidate, which the plan has priced already. Only what
-every target can launch is a neighbour.
+A neighbour keeps a candidate's degrees and layout and runs every stage with another option; another
+micro-batch size makes it another candidate, which the plan has priced already. Every target must be
+able to launch a neighbour.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,14 +25,14 @@ PLANNED = "planned"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A place in the neighbourhood, in the words that the sampler uses."""
+    """A point of the search space, as the sampler names it."""
 
     degrees: str
     option: str
 
 
-class Around(Protocol):
-    """What a study needs to know of the decisions that may be launched."""
+class DecisionSpace(Protocol):
+    """The launchable decisions of a study, with their predictions."""
 
     @property
     def plan(self) -> Plan: ...
@@ -45,7 +45,7 @@ class Around(Protocol):
 
     def decision_at(self, point: Point) -> TrainDecision | None: ...
 
-    def point_of(self, decision: TrainDecision) -> Point | None: ...
+    def find_point(self, decision: TrainDecision) -> Point | None: ...
 
     def predicted_step_s(self, point: Point) -> float: ...
 
@@ -58,7 +58,7 @@ class Around(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbourhood:
-    """Every decision around a plan's candidates, priced when asked for."""
+    """Every decision around a plan's candidates, priced on demand."""
 
     plan: Plan
     work: Workload
@@ -84,16 +84,16 @@ class Neighbourhood:
         if point.option == PLANNED:
             return base
         option = next(option for option in self._options() if option.name == point.option)
-        found = decision(
+        neighbour = decision(
             degrees_of(base, ranks_per_node=self.machine.ranks_per_node),
             layers=base.pipeline_layout,
             options=(option,) * base.num_stages,
         )
-        broken = refusals(intersection(self.plan.emit), model=self.plan.model, decision=found)
-        return None if broken else found
+        broken = refusals(intersection(self.plan.emit), model=self.plan.model, decision=neighbour)
+        return None if broken else neighbour
 
-    def point_of(self, decision: TrainDecision) -> Point | None:
-        """Return the point that a decision lies at; None when it lies at none."""
+    def find_point(self, decision: TrainDecision) -> Point | None:
+        """Return the point of a decision; None if it has none."""
         degrees = degrees_name(decision)
         names = (PLANNED, *dict.fromkeys(option.name for option in options_of(decision)))
         points = [
@@ -104,7 +104,7 @@ class Neighbourhood:
         return next((point for point in points if self.decision_at(point) == decision), None)
 
     def predicted_step_s(self, point: Point) -> float:
-        """Predict the step time at a point; infinite where nothing can be launched."""
+        """Predict the step time at a point; infinite if nothing there can be launched."""
         decision = self.decision_at(point)
         return float("inf") if decision is None else self.predicted(decision).step_time_s
 
@@ -121,13 +121,13 @@ class Neighbourhood:
         return known
 
     def excess_bytes(self, decision: TrainDecision) -> int:
-        """How far the decision is over the memory limit; negative when it fits."""
+        """Bytes by which the decision exceeds the memory limit; negative if it fits."""
         return max(self.predicted(decision).peak_memory_bytes) - self.machine.memory_limit_bytes
 
     def seeds(self) -> tuple[Point, ...]:
         """The plan's choice, its nearest chunk counts, one of each kind of parallelism, the ties.
 
-        One launch of every kind tells more about the model's errors than many of one kind.
+        One launch of every kind shows more of the model's errors than many of one kind.
         """
         names = list(self.candidates)
         points = [Point(degrees=names[0], option=PLANNED)] if names else []
@@ -142,9 +142,9 @@ class Neighbourhood:
     def _other_chunks(self, names: Sequence[str]) -> list[str]:
         """Options that differ from a candidate's only in chunks and fit, nearest first.
 
-        Beside a candidate that computes nothing again, those that chunk its experts.
+        For a candidate without recomputation: those that chunk its experts.
         """
-        found: list[tuple[float, str]] = []
+        nearest: list[tuple[float, str]] = []
         for name in names:
             own = options_of(self.candidates[name])[0]
             level = Recompute.SELECTIVE if own.recompute is Recompute.NONE else own.recompute
@@ -153,8 +153,8 @@ class Neighbourhood:
                 same = option.recompute is level and option.chunks != own.chunks
                 if same and near is not None and self.excess_bytes(near) <= 0:
                     ratio = max(option.chunks, own.chunks) / min(option.chunks, own.chunks)
-                    found.append((ratio, option.name))
-        return [name for _, name in sorted(found)][:2]
+                    nearest.append((ratio, option.name))
+        return [name for _, name in sorted(nearest)][:2]
 
     def _options(self) -> tuple[Option, ...]:
         return options(

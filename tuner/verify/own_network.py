@@ -1,15 +1,15 @@
-"""Run a command in a network namespace of its own, where there is loopback and nothing else.
+"""Run a command in its own network namespace, which has loopback only.
 
     python -IS own_network.py PROGRAM ARGUMENT...
 
-What listens on every address there cannot be reached from outside it. With CAP_SYS_ADMIN the
-namespace is made directly, otherwise inside a user namespace in which this user keeps its number
-(namespaces(7), user_namespaces(7)); the command runs without any right it did not have. It takes
-this process's place, so signals and exit codes are its own. Only the standard library is imported,
-because the command's environment decides what else would be found.
+Servers that listen on all addresses there are unreachable from outside. With CAP_SYS_ADMIN the
+namespace is created directly, otherwise inside a user namespace in which this user keeps its id
+(namespaces(7), user_namespaces(7)); the command gains no privileges. It replaces this process
+(exec), so signals and exit codes are its own. Only the standard library is imported, because the
+command's environment decides which other packages would be found.
 
 Not covered: systems other than Linux; those that forbid user namespaces, as many containers and
-Ubuntu's AppArmor profiles do; programs with the setuid bit, which cannot raise their rights there.
+Ubuntu's AppArmor profiles do; setuid programs, which cannot gain privileges there.
 """
 
 import ctypes
@@ -30,15 +30,15 @@ INTERFACE: Final = struct.Struct("16sH22x")
 """struct ifreq of netdevice(7): name and flags."""
 
 NO_NETWORK_EXIT: Final = 125
-"""No namespace could be made; nothing was run."""
+"""No namespace could be created; nothing was run."""
 NO_PROGRAM_EXIT: Final = 127
 
 
 def enter() -> None:
-    """Leave the network of this process for one of its own.
+    """Move this process into its own network namespace.
 
     Raises:
-        OSError: the system does not let this user.
+        OSError: the system does not allow it.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.geteuid(), os.getegid()
@@ -50,13 +50,13 @@ def enter() -> None:
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        found = fcntl.ioctl(any_socket, SIOCGIFFLAGS, INTERFACE.pack(b"lo", 0))
-        _, flags = INTERFACE.unpack(found)
+        reply = fcntl.ioctl(any_socket, SIOCGIFFLAGS, INTERFACE.pack(b"lo", 0))
+        _, flags = INTERFACE.unpack(reply)
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, INTERFACE.pack(b"lo", flags | IFF_UP))
 
 
 def main(command: list[str]) -> int:
-    """Run the command in this process's place; returns only where that fails."""
+    """Replace this process by the command; returns only if that fails."""
     try:
         enter()
     except (OSError, AttributeError) as error:

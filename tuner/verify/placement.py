@@ -1,10 +1,10 @@
-"""Measures placements: expert products at the rows that a recorded pass gives each rank.
+"""Measures placements: expert GEMMs with the rows that a recorded pass gives each rank.
 
     L layers   S slots   G ranks
 
 A layer takes as long as its slowest rank. Of each measured layer the ranks with most rows and the
-one with most experts that any token reaches are run, one after another on the device at hand, and
-the slowest counts. Exchange and the rest of a pass are not measured.
+one with most active experts are run, one after another on the device at hand, and the slowest
+counts. All-to-all and the rest of a pass are not measured.
 """
 
 import statistics
@@ -30,7 +30,7 @@ PriceLoads = Callable[[Floats, Floats], Floats]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Loads:
-    """What one placement asks to be run."""
+    """The loads of one placement to run."""
 
     layer_N: list[int]
     """Index of the layer of each load."""
@@ -44,13 +44,13 @@ def verify_placements(
     time_loads: TimeLoads,
     price_loads: PriceLoads | None,
 ) -> PlaceVerified:
-    """Run every placement and compare.
+    """Run every placement and compare them.
 
     Args:
         decisions: by name; the first is the plan's choice.
         load_LE: token copies of one recorded pass.
-        time_loads: runs expert networks.
-        price_loads: predicts them; None where no model and device were named.
+        time_loads: times expert GEMMs.
+        price_loads: predicts them; None if no model and device were named.
     """
     names = list(decisions)
     layers = _spread(len(load_LE))
@@ -90,17 +90,17 @@ def verify_placements(
 
 
 def rows_LS(decision: PlaceDecision, load_LE: Floats) -> Ints:
-    """Whole rows of every slot: replicas share an expert's evenly, the first take the remainder."""
+    """Rows of every slot: replicas share an expert's rows evenly, the first take the remainder."""
     rows = np.zeros((len(load_LE), decision.num_slots), dtype=np.int64)
     for layer, (load_E, expert_S) in enumerate(
         zip(np.rint(load_LE).astype(np.int64), decision.physical_to_logical, strict=True)
     ):
         slots = np.array(expert_S)
         for expert in range(decision.num_experts):
-            held = np.flatnonzero(slots == expert)
-            share, left = divmod(int(load_E[expert]), len(held))
-            rows[layer, held] = share
-            rows[layer, held[:left]] += 1
+            replicas = np.flatnonzero(slots == expert)
+            share, left = divmod(int(load_E[expert]), len(replicas))
+            rows[layer, replicas] = share
+            rows[layer, replicas[:left]] += 1
     return rows
 
 
@@ -111,10 +111,10 @@ def _spread(num_layers: int) -> list[int]:
 
 def _loads(decision: PlaceDecision, load_LE: Floats, layers: Sequence[int]) -> _Loads:
     slots = rows_LS(decision, load_LE)
-    ends = np.cumsum(decision.slots_per_rank)[:-1]
+    boundaries = np.cumsum(decision.slots_per_rank)[:-1]
     layer_N, rows_NS = [], []
     for layer in layers:
-        ranks = [part.tolist() for part in np.split(slots[layer], ends)]
+        ranks = [part.tolist() for part in np.split(slots[layer], boundaries)]
         by_rows = sorted(range(len(ranks)), key=lambda rank: -sum(ranks[rank]))[:RANKS_TRIED]
         by_active = max(range(len(ranks)), key=lambda rank: sum(map(bool, ranks[rank])))
         for rank in dict.fromkeys((*by_rows, by_active)):
@@ -133,7 +133,7 @@ def _slowest(loads: _Loads, seconds: Sequence[float], layers: Sequence[int]) -> 
 def _recalibrated(
     name: str, measured: Mapping[str, float], predicted: Mapping[str, float]
 ) -> float | None:
-    """Scale a prediction by the median ratio that the other trials showed."""
+    """Scale a prediction by the median ratio of the other trials."""
     others = [measured[other] / predicted[other] for other in predicted if other != name]
     if name not in predicted or not others:
         return None

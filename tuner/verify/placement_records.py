@@ -1,4 +1,4 @@
-"""What is measured of a placement: `verified.json` where the goal is to place experts."""
+"""Measurements of a placement: `verified.json` where the goal is to place experts."""
 
 from typing import Literal
 
@@ -9,17 +9,16 @@ SCHEMA_VERSION = 1
 
 
 class PlaceTrial(Record):
-    """Expert products of the busiest ranks under one placement."""
+    """Expert GEMMs of the most-loaded ranks under one placement."""
 
     decision: str
     """`plan`, or the name of the alternative."""
     status: Literal["ok", "crashed"]
     reason: str = ""
     predicted_layer_time_s: Seconds | None
-    """Products of the busiest rank, mean over layers; absent where no model and device were
-    named."""
+    """GEMMs of the most-loaded rank, mean over layers; absent if no model and device were named."""
     recalibrated_layer_time_s: Seconds | None
-    """Scaled by what the other trials showed."""
+    """Scaled by the median ratio of the other trials."""
     measured_layer_time_s: Seconds | None
     measured_layers_s: tuple[Seconds, ...] = ()
     """Of each measured layer: the slowest of its ranks, median of repeats."""
@@ -30,7 +29,7 @@ class PlaceVerified(Record):
 
     schema_version: Literal[1] = 1
     device: str
-    """That stood for every rank in turn."""
+    """On which every rank was run in turn."""
     layers: tuple[int, ...]
     """Measured decoder layers."""
     trials: tuple[PlaceTrial, ...]

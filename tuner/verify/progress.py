@@ -1,7 +1,7 @@
-"""The timed steps that the reference step tells while it runs, a JSON line each.
+"""Timed steps that the reference step reports while it runs, a JSON line each.
 
-Written by `python -m profilers.steps --progress`, on a disk that the watcher sees too. Warm-up is
-not told.
+Written by `python -m profilers.steps --progress`, on a disk that this process sees too. Warm-up
+steps are not reported.
 """
 
 import json
@@ -15,7 +15,7 @@ MOST_BYTES: Final = 64 * 2**20
 
 
 def steps_so_far(folder: Path) -> tuple[float, ...]:
-    """Return the timed steps of a trial so far, in seconds; a line that is not whole waits."""
+    """Return the timed steps of a trial so far, in seconds; incomplete lines are skipped."""
     try:
         text = read_bounded(folder / PROGRESS_NAME, most_bytes=MOST_BYTES).decode()
         return tuple(float(json.loads(line)["step_s"]) for line in text.split("\n")[:-1])

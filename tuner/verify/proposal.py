@@ -1,4 +1,4 @@
-"""A decision that a study wants launched."""
+"""A decision that a study proposes to launch."""
 
 from typing import Literal
 
@@ -11,12 +11,12 @@ Origin = Literal["plan", "neighbour", "alternative", "sampler", "repeat"]
 
 
 class Proposal(Record):
-    """A decision to launch, and where the study expects the answer."""
+    """A decision to launch, and the trial of the study that expects its result."""
 
     number: Size
     """Of the study's trial."""
     decision: TrainDecision
     """Of the whole job."""
     scale: Scale | None = None
-    """The smaller job to launch in its place."""
+    """The scaled-down job to launch instead."""
     origin: Origin

@@ -1,13 +1,13 @@
-"""Let measured trials correct the model, and say how good the correction is on trials left out.
+"""Recalibrates the model with measured trials; its error is that on held-out trials.
 
-Two factors, one on computation and one on communication, for every configuration alike:
+Two factors, on computation and on communication, common to all configurations:
 
     minimise over a, b   sum_i ((a comp_i + b comm_i) / measured_i - 1)^2
                          + w ((a - s)^2 + (b - s)^2),   s = median of measured_i / predicted_i
 
-The second line pulls both towards one common factor where the trials cannot tell them apart;
+The second line is a ridge towards one common factor, for trials that cannot separate the two;
 w = (0.05 / 0.3)^2: steps repeat within about 5 %, and factors differ by about 30 % (our priors).
-A trial is recalibrated from the others only, never from itself.
+A trial is recalibrated from the others only (leave-one-out).
 """
 
 import statistics
@@ -19,12 +19,12 @@ from tuner.costs.residuals import Residual
 from tuner.verify.records import TrialRecord
 
 MIN_TRIALS = 2
-"""Fewer say nothing about a trial that is left out."""
+"""Minimum for predicting a held-out trial."""
 
 PULL = (0.05 / 0.3) ** 2
 SMALLEST_FACTOR = 1e-3
 MOST_BAND = 10.0
-"""Whoever is wrong by more than this many times has predicted something else."""
+"""Predictions further off than this factor are of something else."""
 
 
 def factors(trials: Sequence[TrialRecord]) -> tuple[float, float]:
@@ -48,13 +48,13 @@ def factors(trials: Sequence[TrialRecord]) -> tuple[float, float]:
     common = statistics.median(_measured(trial) / trial.predicted_step_s for trial in trials)
     rows = np.vstack([parts / measured[:, None], np.sqrt(PULL) * np.eye(2)])
     wanted = np.concatenate([np.ones(len(trials)), np.sqrt(PULL) * np.full(2, common)])
-    found, *_ = np.linalg.lstsq(rows, wanted, rcond=None)
-    computation, communication = np.maximum(found, SMALLEST_FACTOR)
+    solution, *_ = np.linalg.lstsq(rows, wanted, rcond=None)
+    computation, communication = np.maximum(solution, SMALLEST_FACTOR)
     return float(computation), float(communication)
 
 
 def recalibrated_step_s(trial: TrialRecord, others: Sequence[TrialRecord]) -> float | None:
-    """Predict a trial again with factors fitted to other trials; None when there are too few."""
+    """Predict a trial with factors fitted to other trials; None if there are too few."""
     ran = [other for other in others if other.status == "ok" and other.number != trial.number]
     if len(ran) < MIN_TRIALS:
         return None
@@ -62,30 +62,30 @@ def recalibrated_step_s(trial: TrialRecord, others: Sequence[TrialRecord]) -> fl
 
 
 def corrected_step_s(trial: TrialRecord, fitted: tuple[float, float]) -> float:
-    """Predict a trial again with factors of (computation, communication)."""
+    """Predict a trial with factors of (computation, communication)."""
     computation, communication = fitted
     inside = trial.predicted_step_s - trial.predicted_communication_s
     return computation * inside + communication * trial.predicted_communication_s
 
 
 def fitted_residual(trials: Sequence[TrialRecord], *, prior: Residual) -> Residual | None:
-    """State what all trials together say, with a band from leaving each one out.
+    """Fit a residual to all trials, with a leave-one-out error band.
 
-    None where there are too few, or where no factor brings predictions near them.
+    None if there are too few, or if no factor brings predictions near them.
     """
     ran = [trial for trial in trials if trial.status == "ok"]
     if len(ran) <= MIN_TRIALS:
         return None
     computation, communication = factors(ran)
     left_out = [
-        abs(again - _measured(trial)) / _measured(trial)
+        abs(recalibrated_s - _measured(trial)) / _measured(trial)
         for trial in ran
-        if (again := recalibrated_step_s(trial, ran)) is not None
+        if (recalibrated_s := recalibrated_step_s(trial, ran)) is not None
     ]
     band_ratio = max(0.02, float(np.quantile(left_out, 0.9)))
     if band_ratio > MOST_BAND:
         return None
-    # Only the reference step says what it ran on.
+    # Only the reference step reports its device.
     device = f" on {ran[0].device}" if ran[0].device else ""
     return Residual(
         engine=ran[0].engine,

@@ -1,7 +1,7 @@
-"""What is kept of each trial, one file each, and what a verification concludes.
+"""Trial records, one file each, and the conclusion of a verification.
 
-A trial's file is written when the trial has ended and never changed, so whatever kills a
-verification loses at most the trial under way. `verified.json` is derived from the files.
+A trial's file is written when the trial has ended and never changed, so a killed verification loses
+at most the running trial. `verified.json` is derived from the files.
 """
 
 from pathlib import Path
@@ -31,29 +31,29 @@ class TrialRecord(Record):
 
     schema_version: Literal[1] = 1
     number: Size
-    """Of the Optuna trial that asked for it."""
+    """Of the Optuna trial."""
     origin: Origin
-    """Who proposed it; a repeat launches a decision again that ran already."""
+    """Who proposed it; a repeat launches a decision once more."""
     decision: TrainDecision
     """Of the whole job."""
     scale: Scale | None = None
-    """The smaller job that was launched in its place, of which all else speaks."""
+    """The scaled-down job that was launched instead; all other fields are about it."""
     status: TrialStatus
     reason: str = ""
     """One line when the status is not ok."""
     predicted_step_s: Seconds
     predicted_communication_s: Seconds
-    """What of it is communication: the two are what recalibration scales."""
+    """The communication in it; recalibration scales the two parts."""
     predicted_activation_bytes: tuple[Size, ...]
-    """Per pipeline rank, the fullest device."""
+    """Per pipeline rank, peak over its devices."""
     measured_steps_s: tuple[Seconds, ...] = ()
     """Every timed step."""
     measured_step_s: Seconds | None = None
     """Their median."""
     measured_activation_bytes: tuple[Size, ...] = ()
-    """Per pipeline rank, the fullest device."""
+    """Per pipeline rank, peak over its devices."""
     measured_peak_bytes: Size | None = None
-    """Largest use of a device's memory, where an engine tells it."""
+    """Largest memory use of a device, if the engine reports it."""
     measured_loads: tuple[tuple[int, ...], ...] = ()
     """[MoE layers][experts]: token copies of the last step."""
     wall_s: Seconds
@@ -64,15 +64,15 @@ class TrialRecord(Record):
 
 
 class Extrapolated(Record):
-    """What smaller jobs say of the step of a whole job that was not launched."""
+    """Step time of a full-scale job, extrapolated from scaled-down ones."""
 
     step_time_s: Seconds
     step_time_s_band: Band
-    """Nine of ten such statements hold the measured time."""
+    """90 % band: nine of ten contain the measured time."""
     error_ratio: Annotated[float, Field(ge=0.0)]
     """Half of the band over the step."""
     unseen: tuple[str, ...] = ()
-    """What of the whole job no trial has run: the model's own band stands for it."""
+    """Parts of the full-scale job that no trial ran: there the model's own band applies."""
 
 
 class Trial(Record):
@@ -81,19 +81,19 @@ class Trial(Record):
     decision: TrainDecision
     """Of the whole job."""
     scale: Scale | None = None
-    """The smaller job that was launched in its place; times and bytes are of that one."""
+    """The scaled-down job that was launched instead; times and bytes are its own."""
     extrapolated: Extrapolated | None = None
-    """What all trials say of the whole job, where it was not launched itself."""
+    """Estimate of the full-scale job from all trials, if it was not launched itself."""
     origin: str
     status: TrialStatus
     reason: str = ""
     predicted_step_s: Seconds
     recalibrated_step_s: Seconds | None
-    """Corrected by the other trials only; absent when there are too few."""
+    """Recalibrated from the other trials only; absent if there are too few."""
     measured_step_s: Seconds | None
     predicted_activation_bytes: tuple[Size, ...]
     recalibrated_activation_bytes: tuple[Size, ...]
-    """Equal to the predicted ones: they are counted, and nothing is fitted to them."""
+    """Equal to the predicted ones: they are exact counts, not fitted."""
     measured_activation_bytes: tuple[Size, ...]
 
 
@@ -107,7 +107,7 @@ class Accuracy(Record):
     activation_max_ape: float | None
     """Largest relative error of the activation bytes, over all trials and pipeline ranks."""
     rank_of_measured_best: Annotated[int, Field(ge=1)] | None
-    """Place of the fastest measured trial in the order of the predictions."""
+    """Rank of the fastest measured trial by predicted time."""
 
 
 class Verified(Record):
@@ -117,19 +117,19 @@ class Verified(Record):
     trials: tuple[Trial, ...]
     """In the order they were launched."""
     winner: TrainDecision | None
-    """The fastest that ran, or is extrapolated to be from smaller jobs; absent when none ran."""
+    """The fastest decision, measured or extrapolated from scaled-down jobs; absent if none ran."""
     winner_step_s: Seconds | None
-    """Measured, unless the next says otherwise."""
+    """Measured, unless `winner_extrapolated` is set."""
     winner_extrapolated: Extrapolated | None = None
-    """Where the winner was launched smaller only."""
+    """Set if the winner was launched at a smaller scale only."""
     regret_ratio: float | None
-    """Measured time of the model's first choice / measured best - 1, extrapolated where they were
-    launched smaller only; absent if it did not run."""
+    """Measured time of the model's first choice / measured best - 1, extrapolated for scaled-down
+    launches; absent if it did not run."""
     tie: bool
     """The first choice and the winner differ by less than the noise of their steps, or the error
     of their extrapolation."""
     residual: Residual | None
-    """What all trials together say the model's factors should be."""
+    """Residual of the model fitted to all trials."""
     accuracy: Accuracy
     notes: tuple[str, ...] = ()
 

@@ -1,15 +1,15 @@
-"""End every process of a trial, however often whoever waits asks for the end.
+"""Ends every process of a trial, also under repeated signals.
 
 Processes are found by a mark in their environment, the folder of their trial, and by the session
-that their command began: engines that rename their processes (setproctitle) write over what the
-system shows of an environment, but stay in their session, also when the process that started them
-has died. Ranks of torchrun have sessions of their own and keep their environment. Folders inside a
-trial's folder count too. Processes are asked first and killed later. People press Ctrl-C twice, and
-schedulers send SIGINT and SIGTERM together: only the first of them leads out of what runs, and any
-that come while processes are being ended take their patience away and wait for that to be done.
+that their command began: engines that rename their processes (setproctitle) overwrite the visible
+environment, but stay in their session even if their parent has died. Ranks of torchrun have their
+own sessions and keep their environment. Folders inside a trial's folder count too. Processes get
+SIGTERM first, then SIGKILL. Users press Ctrl-C twice, and schedulers send SIGINT and SIGTERM
+together: only the first signal interrupts the program; later ones, during the shutdown, skip the
+grace period and are delivered afterwards.
 
-Signals reach the main thread alone: in other threads nothing of them changes. Not covered: SIGKILL,
-after which the next verification ends what was left (tuner/verify/leftovers.py).
+Signals reach the main thread only; other threads are unaffected. Not covered: SIGKILL, after which
+the next verification ends what was left (tuner/verify/leftovers.py).
 """
 
 import contextlib
@@ -30,65 +30,65 @@ import psutil
 from profilers.files import read_bounded
 
 TRIAL_MARK: Final = "MOETUNE_TRIAL"
-"""Environment variable by which a trial's processes are known."""
+"""Environment variable that marks a trial's processes."""
 
 SESSION_NAME: Final = ".session"
 """In a trial's folder: the session of its command."""
 
 MOST_NESTED: Final = 3
-"""Folders between one that is ended and those of its commands."""
+"""Nesting depth between a folder that is ended and those of its commands."""
 
 MOST_SESSION_BYTES: Final = 256
 
 BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-"""Numbers of processes mean nothing after the next start of the system."""
+"""Process ids are valid within one boot."""
 
 CLOCK_S: Final = 1.0
-"""Two readings of when a process began differ by less."""
+"""Tolerance between two readings of a process's start time."""
 
 GRACE_S: Final = 3.0
-"""Between asking processes to end and killing them."""
+"""Grace period between SIGTERM and SIGKILL."""
 
 KILL_ROUNDS: Final = 5
-"""Times that processes are looked for and killed; one that is being forked escapes the first."""
+"""Rounds of finding and killing; a process that is being forked escapes the first."""
 
 LOOK_S: Final = 0.1
-"""Between two looks at whether patience is at its end."""
+"""Polling interval of the grace period."""
 
 HEEDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """What signals do that ask us to leave while processes run that have to be ended before."""
+    """Handles termination signals while processes run that must be ended first."""
 
     def __init__(self) -> None:
-        """Begin with letting the first one through."""
+        """Start with passing the first signal on."""
         self.came = False
-        """Whether one came that was held."""
+        """Whether a signal was held back."""
         self._is_held = False
         self._is_over = False
         self._let_through = False
         self._kept: int | None = None
         self._former: dict[int, Callable[[int, FrameType | None], Any] | int] = {}
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Heed a signal."""
+    def __call__(self, number: int, stack: FrameType | None) -> None:
+        """Handle a signal."""
         if self._is_held and not self._is_over:
             self.came = True
             self._kept = self._kept or number
             return
         try:
-            self._pass_on(number, frame)
+            self._pass_on(number, stack)
         except BaseException:
             self._is_held = self._let_through = True
             raise
 
     def hold(self) -> None:
-        """Let none through from here on."""
+        """Hold back all signals from here on."""
         self._is_held = True
 
     def begin(self) -> None:
-        """Take the place of whoever heeds the signals; those that are ignored stay so."""
+        """Install this handler; ignored signals stay ignored."""
         for number in HEEDED:
             former = signal.getsignal(number)
             if former not in (None, signal.SIG_IGN):
@@ -96,35 +96,35 @@ class Interruption:
                 signal.signal(number, self)
 
     def end(self) -> None:
-        """Give the places back, and deliver what was held unless one was let through before."""
-        # Should a signal keep us from giving one back: it is passed on from here on.
+        """Restore the handlers, and deliver a held signal unless one was passed on before."""
+        # A signal during the restoration is passed on.
         self._is_over = True
         for number, former in self._former.items():
             signal.signal(number, former)
         if self._kept is not None and not self._let_through:
             signal.raise_signal(self._kept)
 
-    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+    def _pass_on(self, number: int, stack: FrameType | None) -> None:
         former = self._former[number]
         if callable(former):
-            former(number, frame)
+            former(number, stack)
             return
         signal.signal(number, former)
         signal.raise_signal(number)
 
 
 @contextmanager
-def interrupted_once() -> Iterator[Interruption]:
-    """Let the first signal through that makes us leave, and none once they are held."""
-    found = Interruption()
+def single_interrupt() -> Iterator[Interruption]:
+    """Pass the first termination signal on, and none once they are held back."""
+    interruption = Interruption()
     if threading.current_thread() is not threading.main_thread():
-        yield found
+        yield interruption
         return
     try:
-        found.begin()
-        yield found
+        interruption.begin()
+        yield interruption
     finally:
-        found.end()
+        interruption.end()
 
 
 def start_marked(
@@ -135,7 +135,7 @@ def start_marked(
     Args:
         command: program and arguments; no shell reads them.
         folder: of its trial.
-        log: what it prints goes there.
+        log: of its output.
         environment: of the command.
 
     Raises:
@@ -149,7 +149,7 @@ def start_marked(
         env={**environment, TRIAL_MARK: str(folder.resolve())},
         start_new_session=True,
     )
-    # Where it cannot be written the mark remains.
+    # If it cannot be written, the mark remains.
     with contextlib.suppress(OSError, psutil.Error):
         began_s = psutil.Process(process.pid).create_time()
         (folder / SESSION_NAME).write_text(
@@ -166,9 +166,9 @@ def _boot() -> str:
 
 
 @contextmanager
-def ended_at_last(mark: str) -> Iterator[None]:
-    """Run what starts processes of a mark; all of them are ended when this is left."""
-    with interrupted_once() as interruption:
+def ensure_ended(mark: str) -> Iterator[None]:
+    """End all processes of a mark when this block is left."""
+    with single_interrupt() as interruption:
         try:
             yield
         finally:
@@ -177,15 +177,15 @@ def ended_at_last(mark: str) -> Iterator[None]:
 
 
 def end_marked(mark: str) -> bool:
-    """End every process that carries the mark, asking first; return whether none is left.
+    """End every process with the mark, SIGTERM first; return whether none is left.
 
     Args:
         mark: a trial's folder, or one that holds the folders of several.
     """
-    with interrupted_once() as interruption:
+    with single_interrupt() as interruption:
         interruption.hold()
-        asked = _signalled(mark, signal.SIGTERM)
-        _await(asked, hastened=lambda: interruption.came)
+        terminating = _signalled(mark, signal.SIGTERM)
+        _await(terminating, hastened=lambda: interruption.came)
         for _ in range(KILL_ROUNDS):
             killed = _signalled(mark, signal.SIGKILL)
             if not killed:
@@ -195,11 +195,11 @@ def end_marked(mark: str) -> bool:
 
 
 def _signalled(mark: str, number: signal.Signals) -> list[psutil.Process]:
-    found = _marked(mark)
-    for one in found:
+    processes = _marked(mark)
+    for one in processes:
         with contextlib.suppress(psutil.Error):
             one.send_signal(number)
-    return found
+    return processes
 
 
 def _await(processes: list[psutil.Process], *, hastened: Callable[[], bool]) -> None:
@@ -209,15 +209,15 @@ def _await(processes: list[psutil.Process], *, hastened: Callable[[], bool]) -> 
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    found = []
+    marked = []
     sessions = _sessions(Path(mark))
     for process in psutil.process_iter():
-        # Processes of others cannot be read, and those that have ended are no concern.
+        # Processes of other users cannot be read; those that have ended do not matter.
         with contextlib.suppress(psutil.Error, ProcessLookupError, PermissionError):
             is_ours = _is_of(process, sessions) or _has_mark(process, mark)
             if is_ours and process.pid != os.getpid():
-                found.append(process)
-    return found
+                marked.append(process)
+    return marked
 
 
 def _has_mark(process: psutil.Process, mark: str) -> bool:
@@ -235,27 +235,27 @@ def _is_of(process: psutil.Process, sessions: Mapping[int, float]) -> bool:
 def _sessions(folder: Path) -> dict[int, float]:
     """Return the sessions that commands of a folder began, and when.
 
-    A number stays taken while its session has a member. Where another process has it by now, all
-    members had ended.
+    An id stays in use while its session has a member. If another process has it by now, all members
+    had ended.
     """
-    found = {}
+    began_by_session = {}
     for file in _noted(folder, depth=MOST_NESTED):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             noted = json.loads(read_bounded(file, most_bytes=MOST_SESSION_BYTES))
             if noted["boot"] == _boot():
-                found[int(noted["session"])] = float(noted["began_s"])
+                began_by_session[int(noted["session"])] = float(noted["began_s"])
     nobody = {0, 1, os.getsid(0)}
     return {
         session: began_s
-        for session, began_s in found.items()
+        for session, began_s in began_by_session.items()
         if session not in nobody and _began(session, began_s)
     }
 
 
 def _noted(folder: Path, *, depth: int) -> list[Path]:
-    """Return the files that note sessions in a folder and its folders; links are not followed."""
+    """Return the session files in a folder and its subfolders; links are not followed."""
     folders = []
-    # Folders of a trial may come and go while they are looked through.
+    # Folders of a trial may appear and disappear meanwhile.
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         folders = [one.path for one in entries if depth and one.is_dir(follow_symlinks=False)]
     file = folder / SESSION_NAME
@@ -264,7 +264,7 @@ def _noted(folder: Path, *, depth: int) -> list[Path]:
 
 
 def _began(leader: int, began_s: float) -> bool:
-    """Whether the leader of a session is the one that was noted, or has ended."""
+    """Whether the leader of a session is the recorded process, or has ended."""
     try:
         return abs(psutil.Process(leader).create_time() - began_s) <= CLOCK_S
     except psutil.NoSuchProcess:

@@ -1,18 +1,18 @@
-"""Which network a trial by the user's command runs in: one of its own where that is safe.
+"""Chooses the network of a trial by the user's command: its own namespace where that is safe.
 
-Engines that insist on `env://` meet through a TCPStore, which listens on every address of the
+Engines that require `env://` rendezvous through a TCPStore, which listens on every address of the
 machine without authentication (tuner/emit/torchrun.py). A command that is known to stay on this
-machine is therefore run where only loopback exists (tuner/verify/own_network.py):
+machine therefore runs in a namespace with loopback only (tuner/verify/own_network.py):
 
     bash {launch}/run.sh ...    what we emitted, with one node
     torchrun ...                of one node, or `python -m torch.distributed.run ...`
 
-Anything else may well need the network (srun, mpirun, ssh, docker, a script of the user's own) and
-keeps this machine's, as do decisions of several nodes. Then, and where no namespace can be made,
-one line says what listens. A program that loads its data or tokenizer from elsewhere fails without
-a network; `--network host` gives it this machine's.
+Anything else may need the network (srun, mpirun, ssh, docker, a script of the user's) and keeps the
+host's, as do decisions of several nodes. Then, and if no namespace can be created, a message says
+what listens. A program that downloads data or a tokenizer fails without a network; `--network host`
+gives it the host's.
 
-Not covered: deployments, whose clients ask them over loopback from here.
+Not covered: deployments, whose clients connect over loopback from here.
 """
 
 import re
@@ -34,19 +34,19 @@ SHELLS: Final = frozenset({"bash", "sh"})
 PYTHON: Final = re.compile(r"(pypy|python)[0-9.]*")
 TORCHRUN_MODULE: Final = ("-m", "torch.distributed.run")
 PLACES: Final = ("nnodes", "rdzv-endpoint", "master-addr")
-"""Options of torchrun that may name other machines; it takes their beginnings too."""
+"""Options of torchrun that may name other machines; it accepts prefixes of them."""
 SHORTEST: Final = len("nn")
 OPTION: Final = re.compile(r"--([a-z][a-z_-]*)(?:=(.*))?")
 PLACE_VARIABLES: Final = ("PET_NNODES", "PET_RDZV_ENDPOINT", "PET_MASTER_ADDR")
-"""What gives those options where the command does not."""
+"""Environment variables of those options."""
 HERE: Final = re.compile(r"1|(localhost|127\.0\.0\.1)(:\d+)?")
-"""What they say of a job of this one."""
+"""Their values for a job on this machine."""
 PROBE_S: Final = 10.0
 NEEDS_NETWORK: Final = re.compile(
     r"name resolution|Name or service not known|Network is unreachable|No route to host"
     r"|Failed to resolve|Max retries exceeded|EAI_AGAIN"
 )
-"""What programs say that look for something beyond loopback."""
+"""Error messages of programs that need more than loopback."""
 
 DANGER: Final = (
     "while one runs, PyTorch's rendezvous (torchrun, env://) listens on every address of it without"
@@ -56,30 +56,30 @@ DANGER: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """A command as it is really started."""
+    """A command as it is started."""
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     is_own: bool
-    """It has a network of its own."""
+    """Whether it runs in its own network namespace."""
 
     def explained(self, result: LaunchResult, *, tail: str) -> LaunchResult:
-        """Say of a trial that failed for lack of a network how it gets one."""
+        """Add the remedy to the result of a trial that failed for lack of a network."""
         if not self.is_own or result.status != "crashed" or not NEEDS_NETWORK.search(tail):
             return result
-        way_out = "it had no network but loopback: --network host gives it this machine's"
-        return replace(result, reason=f"{result.reason}; {way_out}")
+        remedy = "it had no network but loopback: --network host gives it this machine's"
+        return replace(result, reason=f"{result.reason}; {remedy}")
 
 
 @dataclass(slots=True, kw_only=True)
 class TrialNetwork:
-    """Decides for each trial, and says once where trials can be reached from outside."""
+    """Decides for each trial; prints a message once if trials are reachable from outside."""
 
     choice: Network = "own"
-    told: Callable[[str], None] = field(default=lambda _line: None)
+    on_message: Callable[[str], None] = field(default=lambda _line: None)
     probe: Callable[[], str] = field(default=lambda: obstacle())
     _obstacle: str | None = None
-    _has_told: bool = False
+    _has_reported: bool = False
 
     def start(
         self,
@@ -99,13 +99,13 @@ class TrialNetwork:
         """
         reason = self._reason(command, script=script, nodes=nodes, environment=environment)
         if reason:
-            if not self._has_told:
-                self.told(f"trials share this machine's network, {reason}: {DANGER}")
-            self._has_told = True
+            if not self._has_reported:
+                self.on_message(f"trials share this machine's network, {reason}: {DANGER}")
+            self._has_reported = True
             return Start(command=tuple(command), environment=environment, is_own=False)
         return Start(
             command=(sys.executable, "-IS", own_network.__file__, *command),
-            # No other card exists there, whatever a login script prefers.
+            # No other network interface exists there, whatever a login script sets.
             environment={**environment, **LOOPBACK_ONLY},
             is_own=True,
         )
@@ -113,24 +113,24 @@ class TrialNetwork:
     def _reason(
         self, command: Sequence[str], *, script: Path, nodes: int, environment: Mapping[str, str]
     ) -> str:
-        """Say why a command keeps this machine's network; empty where it does not."""
+        """Return why a command keeps the host's network; empty if it does not."""
         if self.choice == "host":
             return "as --network host says"
         if nodes > 1 or environment.get("NNODES", "1") != "1":
-            return "as their nodes have to reach each other"
+            return "as their nodes must reach each other"
         if any(not HERE.fullmatch(environment.get(name) or "1") for name in PLACE_VARIABLES):
             return "as PET_ variables of torchrun name other machines"
         if not stays_here(command, script=script):
-            return "as only 'bash {launch}/run.sh' and torchrun are known to do without it"
+            return "as only 'bash {launch}/run.sh' and torchrun are known to work without it"
         if self._obstacle is None:
             self._obstacle = self.probe()
         if self._obstacle:
-            return f"as one of their own cannot be made here ({self._obstacle})"
+            return f"as no network namespace can be created here ({self._obstacle})"
         return ""
 
 
 def stays_here(command: Sequence[str], *, script: Path) -> bool:
-    """Whether a command of a decision of one node is known to start nothing on other machines."""
+    """Whether a single-node command is known to start nothing on other machines."""
     program, *words = command
     if shutil.which(program) is None:
         return False
@@ -157,7 +157,7 @@ def _is_place(option: str) -> bool:
 
 
 def obstacle() -> str:
-    """Try to make a network namespace; say what stands in the way, or nothing."""
+    """Try to create a network namespace; return why that fails, or an empty string."""
     try:
         done = subprocess.run(
             [sys.executable, "-IS", own_network.__file__],

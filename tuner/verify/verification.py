@@ -1,15 +1,15 @@
-"""The verification loop: propose, launch, record, and at the end conclude.
+"""The verification loop: propose, launch, record, conclude.
 
-    for each proposal of the study, until enough trials are measured:
+    for each proposal of the study, until there are enough trials:
         launch it; tell the study, which keeps its record
-    when two fail for the same reason, begin no more
-    when nothing is left but what other processes launch, wait for them
-    while noise alone keeps the order of the two fastest open, launch them again
+    after two failures for the same reason, start no more
+    if only other processes still run trials, wait for them
+    while the two fastest are a tie within noise, repeat them
     recalibrate each trial from the others; name the winner and the regret of the first choice
 
-A trial that hangs, runs out of memory or crashes is a result like any other. Everything that
-happens outside enters as an argument: the launcher, and the study. Several processes may run this
-loop on one study: `Effort` counts the trials of all, and each concludes from all records.
+A trial that hangs, runs out of memory or crashes is a result like any other. Side effects enter as
+arguments: the launcher and the study. Several processes may run this loop on one study: `Effort`
+counts the trials of all, and each concludes from all records.
 """
 
 import math
@@ -24,22 +24,22 @@ from tuner.costs.residuals import Residual
 from tuner.errors import StudyError
 from tuner.plan import Plan, TrainDecision, TrialSummary, VerifiedPlan
 from tuner.verify.budget.estimates import estimates, pooled_by_scale
-from tuner.verify.budget.possible import Option, Possible
 from tuner.verify.budget.scheduler import Spending
+from tuner.verify.budget.trial_options import Option, TrialOptions
+from tuner.verify.durable_trials import trial_folder
 from tuner.verify.evidence import contenders, is_tie, measured_s, slower_than
-from tuner.verify.flights import in_flight
+from tuner.verify.flights import running_launches
 from tuner.verify.identical_failures import FailureWatch
 from tuner.verify.launcher import Launch, TrialLauncher, never_hopeless
-from tuner.verify.launches import launch_of, launched, record_of
-from tuner.verify.neighbourhood import Around
+from tuner.verify.launches import build_launch, run_launch, to_record
+from tuner.verify.neighbourhood import DecisionSpace
 from tuner.verify.proposal import Origin, Proposal
 from tuner.verify.recalibration import fitted_residual, recalibrated_step_s
 from tuner.verify.records import Accuracy, Trial, TrialRecord, Verified
-from tuner.verify.under_way import folder_of
 
 if TYPE_CHECKING:
-    # Optuna is imported by whoever makes the study, not by whoever reads records.
-    from tuner.verify.search import StudySearch, Wish
+    # Optuna is imported where a study is opened, not where records are read.
+    from tuner.verify.search import LaunchRequest, StudySearch
     from tuner.verify.study.claims import Progress
 
 
@@ -48,27 +48,27 @@ class Effort:
     """How much to launch."""
 
     trials: int
-    """Launches in all, those of an earlier call included."""
+    """Total launches, those of earlier calls included."""
     steps: int
     """Timed steps of each."""
     parallel: int = 1
-    """Launches at a time."""
+    """Launches in parallel."""
     repeats: int = 0
-    """Rounds in which the two fastest are launched again while their noise overlaps."""
+    """Rounds of repeating the two fastest while they are a tie."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watcher:
-    """Who is told what happens, as it happens."""
+    """Callbacks for the progress of trials."""
 
     started: Callable[[TrainDecision, float], None]
-    """A launch begins: its decision and predicted step seconds."""
+    """Before a launch: its decision and predicted step time in seconds."""
     ended: Callable[[TrialRecord], None]
-    """A launch has ended and its record is written."""
+    """After a launch: its record, already written."""
 
 
 def run_trials(
-    neighbourhood: Around,
+    neighbourhood: DecisionSpace,
     study: "StudySearch",
     *,
     effort: Effort,
@@ -77,80 +77,80 @@ def run_trials(
     watcher: Watcher,
     begin: Callable[[Path, Proposal], None] = lambda _folder, _proposal: None,
     stop: Callable[[], None] = lambda: None,
-    possible: Possible | None = None,
+    possible: TrialOptions | None = None,
     spending: Spending | None = None,
     failures: FailureWatch | None = None,
 ) -> tuple[TrialRecord, ...]:
-    """Launch proposals until there are enough trials or nothing new is left to launch.
+    """Launch proposals until there are enough trials or nothing new is left.
 
     Args:
         neighbourhood: where decisions lie.
-        study: that proposes them, and keeps their records.
+        study: proposes decisions and keeps their records.
         effort: how much to launch.
         launch: runs one trial.
         scratch: folder of the folders of trials.
-        watcher: told about every launch.
+        watcher: called for every launch.
         begin: called before a launch, with the folder of its trial.
-        stop: ends what runs beside, when this is left by an exception.
+        stop: ends parallel launches if this is left by an exception.
         possible: what smaller jobs may be launched; None: whole ones only.
         spending: a budget that decides what is launched; None: `effort` alone does.
-        failures: says when trials fail alike, so that no more are begun.
+        failures: stops the trials after identical failures.
 
     Returns:
         The records of all trials of the study, by number, whichever process launched them.
     """
-    jobs = possible or Possible(around=neighbourhood)
+    jobs = possible or TrialOptions(space=neighbourhood)
     watch = failures or FailureWatch()
-    wanted = partial(_wishes, around=neighbourhood, effort=effort, spending=spending)
+    wanted = partial(_requests, space=neighbourhood, effort=effort, spending=spending)
 
-    def wishes(progress: "Progress") -> list["Wish"]:
+    def requests(progress: "Progress") -> list["LaunchRequest"]:
         if watch.is_over(progress.records):
             return []
-        again = _again(progress, watch, jobs) if _trials_left(progress, effort) else []
-        return [*again, *wanted(progress)]
+        retries = _retries(progress, watch, jobs) if _trials_left(progress, effort) else []
+        return [*retries, *wanted(progress)]
 
-    with in_flight(effort.parallel, stop=stop) as flights:
+    with running_launches(effort.parallel, stop=stop) as flights:
         while True:
-            found = study.next(wishes) if flights.has_room else None
-            if isinstance(found, Proposal):
-                asked = _launch(jobs, found, effort, scratch, study.records, spending)
-                begin(asked.folder, found)
-                watcher.started(asked.decision, asked.predicted.step_time_s)
-                flights.start(found, partial(launched, launch, asked))
+            next_step = study.next(requests) if flights.has_room else None
+            if isinstance(next_step, Proposal):
+                request = _launch(jobs, next_step, effort, scratch, study.records, spending)
+                begin(request.folder, next_step)
+                watcher.started(request.decision, request.predicted.step_time_s)
+                flights.start(next_step, partial(run_launch, launch, request))
             elif len(flights):
-                ended, result = flights.first_ended()
-                record = record_of(_option(jobs, ended), ended, result)
-                if study.tell(ended, record):
+                ended, result = flights.wait_for_first()
+                record = to_record(_option(jobs, ended), ended, result)
+                if study.report(ended, record):
                     watcher.ended(record)
-            elif found is None:
+            elif next_step is None:
                 return study.records
             else:
-                study.wait(found)
+                study.wait(next_step)
 
 
-def _wishes(
-    progress: "Progress", *, around: Around, effort: Effort, spending: Spending | None
-) -> list["Wish"]:
-    """Say what to launch next: new decisions, then the two fastest again."""
-    from tuner.verify.search import Wish
+def _requests(
+    progress: "Progress", *, space: DecisionSpace, effort: Effort, spending: Spending | None
+) -> list["LaunchRequest"]:
+    """Return what to launch next: new decisions, then repeats of the two fastest."""
+    from tuner.verify.search import LaunchRequest
 
     records = progress.records
     trials = _trials_left(progress, effort)
-    under_way = [(one.decision, one.scale) for one in progress.open]
-    wishes = []
+    running = [(one.decision, one.scale) for one in progress.open]
+    requests = []
     if spending is None or spending.holds_everything(records, trials=trials):
-        has_room = spending is None or spending.has_room(under_way)
-        wishes += [Wish()] if trials and has_room else []
+        has_room = spending is None or spending.has_room(running)
+        requests += [LaunchRequest()] if trials and has_room else []
     else:
-        choice = spending.next(records, under_way=under_way, trials=trials)
+        choice = spending.next(records, running=running, trials=trials)
         if choice is not None:
-            origin = _origin(around, choice.job.candidate)
+            origin = _origin(space, choice.job.candidate)
             job = choice.job
-            wishes.append(Wish(decision=job.candidate, scale=job.scale, origin=origin))
-    again = None if progress.open else _repeated(_whole(records), effort)
-    if again is None or (spending is not None and not spending.affords(again, records)):
-        return wishes
-    return [*wishes, Wish(decision=again)]
+            requests.append(LaunchRequest(decision=job.candidate, scale=job.scale, origin=origin))
+    repeat = None if progress.open else _repeat_of_closest(_whole(records), effort)
+    if repeat is None or (spending is not None and not spending.affords(repeat, records)):
+        return requests
+    return [*requests, LaunchRequest(decision=repeat)]
 
 
 def _trials_left(progress: "Progress", effort: Effort) -> int:
@@ -158,64 +158,66 @@ def _trials_left(progress: "Progress", effort: Effort) -> int:
     return max(0, effort.trials - begun)
 
 
-def _again(progress: "Progress", watch: FailureWatch, jobs: Possible) -> list["Wish"]:
-    """Return what failed alike in an earlier call, each once in this one."""
-    from tuner.verify.search import Wish
+def _retries(
+    progress: "Progress", watch: FailureWatch, jobs: TrialOptions
+) -> list["LaunchRequest"]:
+    """Return the identical failures of an earlier call, to retry each once."""
+    from tuner.verify.search import LaunchRequest
 
     failed = watch.to_repeat(progress.records)
     last = max((one.number for one in failed), default=-1)
     begun = [(one.decision, one.scale) for one in progress.records if one.number > last]
     begun += [(one.decision, one.scale) for one in progress.open]
-    found = dict.fromkeys((one.decision, one.scale) for one in failed)
+    failed_jobs = dict.fromkeys((one.decision, one.scale) for one in failed)
     return [
-        Wish(decision=decision, scale=scale, origin="repeat")
-        for decision, scale in found
+        LaunchRequest(decision=decision, scale=scale, origin="repeat")
+        for decision, scale in failed_jobs
         if (decision, scale) not in begun and (scale or decision).num_devices <= jobs.most_devices
     ]
 
 
-def _origin(around: Around, decision: TrainDecision) -> Origin:
-    if decision == around.plan.decision:
+def _origin(space: DecisionSpace, decision: TrainDecision) -> Origin:
+    if decision == space.plan.decision:
         return "plan"
-    return "alternative" if decision in around.candidates.values() else "neighbour"
+    return "alternative" if decision in space.candidates.values() else "neighbour"
 
 
 def _whole(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Return the trials that launched a whole job."""
+    """Return the full-scale trials."""
     return tuple(one for one in records if one.scale is None)
 
 
-def _repeated(records: Sequence[TrialRecord], effort: Effort) -> TrainDecision | None:
-    """Return one of the two fastest while noise alone keeps their order open."""
-    again = [one.decision for one in records if one.origin == "repeat"]
-    found = contenders(records)
-    if found is None or len(again) >= 2 * effort.repeats:
+def _repeat_of_closest(records: Sequence[TrialRecord], effort: Effort) -> TrainDecision | None:
+    """Return the one of the two fastest to repeat while they are a tie within noise."""
+    repeated_decisions = [one.decision for one in records if one.origin == "repeat"]
+    closest = contenders(records)
+    if closest is None or len(repeated_decisions) >= 2 * effort.repeats:
         return None
-    return min(found, key=lambda one: again.count(one.decision)).decision
+    return min(closest, key=lambda one: repeated_decisions.count(one.decision)).decision
 
 
-def _option(jobs: Possible, proposal: Proposal) -> Option:
-    found = jobs.option(proposal.decision, proposal.scale)
-    if found is None:
+def _option(jobs: TrialOptions, proposal: Proposal) -> Option:
+    option = jobs.option(proposal.decision, proposal.scale)
+    if option is None:
         raise StudyError(
-            f"trial {proposal.number} is of a smaller job that this plan cannot price; use one"
+            f"trial {proposal.number} is of a scaled-down job that this plan cannot price; use one"
             " release of moetune everywhere"
         )
-    return found
+    return option
 
 
 def _launch(
-    jobs: Possible,
+    jobs: TrialOptions,
     proposal: Proposal,
     effort: Effort,
     scratch: Path,
     records: Sequence[TrialRecord],
     spending: Spending | None,
 ) -> Launch:
-    return launch_of(
+    return build_launch(
         _option(jobs, proposal),
         timed_steps=effort.steps,
-        folder=folder_of(scratch, proposal.number),
+        folder=trial_folder(scratch, proposal.number),
         latest_s=math.inf if spending is None else spending.latest_s(),
         hopeless=slower_than(_whole(records)) if proposal.scale is None else never_hopeless,
     )
@@ -227,21 +229,21 @@ def conclude(
     *,
     prior: Residual,
     notes: tuple[str, ...] = (),
-    possible: Possible | None = None,
+    possible: TrialOptions | None = None,
 ) -> Verified:
-    """Recalibrate, name the winner, and say how good the predictions were.
+    """Recalibrate, name the winner, and compute the accuracy of the predictions.
 
     Args:
         plan: that was verified.
         records: of all trials.
-        prior: factors that the predictions hold already.
-        notes: to be kept with what is found.
+        prior: residual that the predictions include already.
+        notes: to store with the conclusion.
         possible: the jobs that were launched; needed where smaller ones are among them.
     """
     notes = (*notes, *_open_order(_whole(records)))
     records = sorted(pooled_by_scale(records), key=lambda one: one.number)
     ran = [record for record in records if record.status == "ok"]
-    found = Verified(
+    verified = Verified(
         trials=tuple(_trial(record, records) for record in records),
         winner=None,
         winner_step_s=None,
@@ -252,10 +254,10 @@ def conclude(
         notes=notes,
     )
     if possible is not None and len(_whole(records)) < len(records):
-        return _judged_by_estimates(found, plan, records, possible)
+        return _conclude_from_estimates(verified, plan, records, possible)
     winner = min(ran, key=measured_s, default=None)
     first = next((record for record in ran if record.decision == plan.decision), None)
-    return found.model_copy(
+    return verified.model_copy(
         update={
             "winner": winner.decision if winner else None,
             "winner_step_s": measured_s(winner) if winner else None,
@@ -267,20 +269,20 @@ def conclude(
     )
 
 
-def _judged_by_estimates(
-    found: Verified, plan: Plan, records: Sequence[TrialRecord], possible: Possible
+def _conclude_from_estimates(
+    verified: Verified, plan: Plan, records: Sequence[TrialRecord], possible: TrialOptions
 ) -> Verified:
-    """Compare whole jobs by what smaller ones say of them."""
+    """Compare full-scale jobs by extrapolation from scaled-down ones."""
     known = estimates(possible, records)
     trials = tuple(
         trial.model_copy(update={"extrapolated": known.extrapolated(trial.decision)})
-        for trial in found.trials
+        for trial in verified.trials
     )
     winner, first = known.best, plan.decision
     if winner is None or first is None:
-        return found
+        return verified
     winner_s, first_s = known.step_s(winner), known.step_s(first)
-    return found.model_copy(
+    return verified.model_copy(
         update={
             "trials": trials,
             "winner": winner,
@@ -293,15 +295,15 @@ def _judged_by_estimates(
 
 
 def _open_order(records: Sequence[TrialRecord]) -> tuple[str, ...]:
-    """Say so where repeats did not part the two fastest."""
-    found = contenders(records)
-    if found is None or not any(record.origin == "repeat" for record in records):
+    """Note that the two fastest are still a tie after repeats."""
+    closest = contenders(records)
+    if closest is None or not any(record.origin == "repeat" for record in records):
         return ()
     return ("the two fastest differ by less than the noise of their steps: a tie",)
 
 
-def verified_plan(neighbourhood: Around, verified: Verified) -> VerifiedPlan:
-    """Wrap a plan with its evidence; the winner is what gets launched.
+def verified_plan(neighbourhood: DecisionSpace, verified: Verified) -> VerifiedPlan:
+    """Wrap a plan with its evidence; launch files are for the winner.
 
     Raises:
         ValueError: no trial ran, so there is nothing to launch.
@@ -317,7 +319,7 @@ def verified_plan(neighbourhood: Around, verified: Verified) -> VerifiedPlan:
                 decision=trial.decision,
                 status=trial.status,
                 predicted_step_s=trial.predicted_step_s,
-                # What smaller jobs took is no step of this decision.
+                # The step of a scaled-down job is not one of this decision.
                 measured_step_s=trial.measured_step_s if trial.scale is None else None,
             )
             for trial in verified.trials
@@ -343,7 +345,7 @@ def _trial(record: TrialRecord, records: Sequence[TrialRecord]) -> Trial:
 
 def _accuracy(ran: Sequence[TrialRecord]) -> Accuracy:
     raw = [_ape(record.predicted_step_s, measured_s(record)) for record in ran]
-    again = [
+    recalibrated = [
         _ape(corrected, measured_s(record))
         for record in ran
         if (corrected := recalibrated_step_s(record, ran)) is not None
@@ -351,7 +353,7 @@ def _accuracy(ran: Sequence[TrialRecord]) -> Accuracy:
     memory = [
         _ape(predicted, measured)
         for record in ran
-        # Engines other than the reference step need not tell.
+        # Other engines than the reference step need not report it.
         if record.measured_activation_bytes
         for predicted, measured in zip(
             record.predicted_activation_bytes, record.measured_activation_bytes, strict=True
@@ -359,7 +361,7 @@ def _accuracy(ran: Sequence[TrialRecord]) -> Accuracy:
     ]
     return Accuracy(
         predicted_median_ape=statistics.median(raw) if raw else None,
-        recalibrated_median_ape=statistics.median(again) if again else None,
+        recalibrated_median_ape=statistics.median(recalibrated) if recalibrated else None,
         activation_max_ape=max(memory, default=None),
         rank_of_measured_best=_rank_of_best(ran),
     )

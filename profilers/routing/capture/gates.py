@@ -56,16 +56,16 @@ def gates_of(model: torch.nn.Module, *, model_type: str) -> dict[int, torch.nn.M
         ModelUnreadableError: the model has none.
     """
     gate = GATES[model_type]
-    found = {}
+    by_layer = {}
     for name, module in model.named_modules():
         layer = re.search(r"\blayers\.(\d+)\.", f"{name}.")
         if type(module).__name__ == gate.block and layer is not None:
-            found[int(layer.group(1))] = getattr(module, gate.attribute)
-    if not found:
+            by_layer[int(layer.group(1))] = getattr(module, gate.attribute)
+    if not by_layer:
         raise ModelUnreadableError(
             f"a {model_type} model without {gate.block}: none of its layers has experts"
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(by_layer.items()))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from profilers.clock import HostClock
 from profilers.errors import RecordingUnreadableError
 from profilers.links.team import ConnectedTeam
 from profilers.machine import fingerprint
@@ -34,8 +35,7 @@ from profilers.routing.overrides import Naming
 from profilers.routing.recording import Recording
 from profilers.routing.store import FOLDER, WORKLOAD, write_recording
 from profilers.store import holds_profile, write_header
-from profilers.team import Alone
-from profilers.timing import HostClock
+from profilers.team import SingleRank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ def capture(
     if torch.cuda.is_available():
         device = torch.device("cuda", info.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    team: Alone | ConnectedTeam = Alone()
+    team: SingleRank | ConnectedTeam = SingleRank()
     if info.world > 1:
         team = ConnectedTeam(info, device=device, rendezvous=None)
     try:
@@ -96,15 +96,15 @@ def capture(
         mine = record(
             loaded, reading, device=device, rank=team.rank, world=team.world, progress=progress
         )
-        found = team.gathered(mine)
+        recordings = team.gathered(mine)
         machine = fingerprint(
             device_kind=device.type, world=team.world, local_world=team.local_world
         )
     finally:
         team.close()
-    if not found:
+    if not recordings:
         return None
-    recording = joined(found)
+    recording = joined(recordings)
     created = datetime.now(UTC).isoformat(timespec="seconds")
     if not holds_profile(out):
         header = ProfileHeader(
@@ -167,20 +167,20 @@ def record(
     return replace(recording, num_decoder_layers=loaded.num_layers)
 
 
-def joined(found: Sequence[Recording]) -> Recording:
+def joined(recordings: Sequence[Recording]) -> Recording:
     """The recordings of all ranks, which took the same passes, as one."""
-    first = found[0]
-    if len(found) == 1:
+    first = recordings[0]
+    if len(recordings) == 1:
         # A single source says no more than the counts do.
         return replace(first, source_SLE=None)
     between, together, tokens = (
-        [getattr(each, name) for each in found]
+        [getattr(each, name) for each in recordings]
         for name in ("transition_MEE", "coactivation_LEE", "token_LTK")
     )
     return replace(
         first,
-        count_PLE=np.sum([each.count_PLE for each in found], axis=0),
-        source_SLE=np.stack([each.count_LE for each in found]),
+        count_PLE=np.sum([each.count_PLE for each in recordings], axis=0),
+        source_SLE=np.stack([each.count_LE for each in recordings]),
         transition_MEE=None if between[0] is None else np.sum(between, axis=0),
         coactivation_LEE=None if together[0] is None else np.sum(together, axis=0),
         token_LTK=None if tokens[0] is None else np.concatenate(tokens, axis=1),

@@ -1,11 +1,11 @@
-"""Lower bounds on the time of the busiest rank, per workload and layer, and on the objective.
+"""Lower bounds on the time of the most-loaded rank, per workload and layer, and on the objective.
 
     W workloads   L layers   E experts   G ranks   S slots   r_e copies of expert e, sum_e r_e = S
 
 Write x = max_e load_e / r_e for the largest share of any placement, c for the cost of one replica
 (`problem.py`), which grows with the share, and v for speeds. Three things hold for its time T:
 
- 1. the replica with that share stands somewhere:                 T >= c(x) / max_g v_g
+ 1. the replica with that share is somewhere:                 T >= c(x) / max_g v_g
  2. S slots cannot make the largest share less than x*, which adding copies one by one to the
     largest share reaches (`replicas.py`); x* is the least x with sum_e ceil(load_e / x) <= S.
     With 1:                                                       T >= c(x*) / max_g v_g
@@ -28,8 +28,8 @@ takes everything, 1 - exp(-x) being concave with value 0 at 0: in place of work_
 work >= sum_e load_e + a (1 - exp(-load_e)).
 
 Several workloads share one placement: each is bounded alone, and the objective grows with every
-layer time, so the bounds put into it bound it: mean, worst and CVaR alike. A limit on migration
-only takes placements away. Not used: that workloads share the copies, that a rank has few slots.
+layer time, so inserting the bounds bounds it: mean, worst and CVaR. A limit on migration only
+removes placements. Not used: that workloads share the copies, that a rank has few slots.
 """
 
 import numpy as np
@@ -47,7 +47,7 @@ ROUNDING_RATIO = 1e-12
 
 
 def layer_bounds(problem: BalanceProblem) -> Floats:
-    """Least possible time of the busiest rank, [W][L]."""
+    """Least possible time of the most-loaded rank, [W][L]."""
     num_layers, num_experts = problem.num_layers, problem.num_experts
     load_NE = problem.load_WLE.reshape(-1, num_experts)
     least_share_N = least_largest_shares(load_NE, num_slots=problem.ranks.num_slots)
@@ -81,11 +81,11 @@ def _active_bounds(problem: BalanceProblem, load_NE: Floats, least_share_N: Floa
     best_N = _least_work(problem, load_NE, high_N) / speed
     share_N = low_N
     for _ in range(BISECTIONS):
-        alone_N = cost_of(share_N, problem.active_load) / fastest
-        together_N = _least_work(problem, load_NE, share_N) / speed
-        best_N = np.maximum(best_N, np.minimum(alone_N, together_N))
-        low_N = np.where(alone_N < together_N, share_N, low_N)
-        high_N = np.where(alone_N < together_N, high_N, share_N)
+        largest_share_N = cost_of(share_N, problem.active_load) / fastest
+        total_work_N = _least_work(problem, load_NE, share_N) / speed
+        best_N = np.maximum(best_N, np.minimum(largest_share_N, total_work_N))
+        low_N = np.where(largest_share_N < total_work_N, share_N, low_N)
+        high_N = np.where(largest_share_N < total_work_N, high_N, share_N)
         share_N = 0.5 * (low_N + high_N)
     return best_N
 

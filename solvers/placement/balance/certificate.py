@@ -2,8 +2,8 @@
 
     W workloads   L layers
 
-A layer's share of the objective is the time of its busiest rank, each workload counted by how much
-its imbalance counts in the objective at this placement; the bound of the share uses the same
+A layer's share of the objective is the time of its most-loaded rank, each workload counted by how
+much its imbalance counts in the objective at this placement; the bound of the share uses the same
 counts. For the mean the shares sum to the objective and the bounds to its bound. For worst case and
 CVaR they sum to the objective, and the bounds to a number that may lie below `bound.bound`.
 """

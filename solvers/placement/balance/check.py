@@ -1,8 +1,8 @@
 """Recompute what a placement is worth and name every rule it breaks; trusts no backend.
 
 Plain Python numbers and loops on purpose: the definitions of `problem.py`, read line by line. Only
-the launches of a dispatch that puts near replicas first are arrays; their law is worked out again
-in `dispatch_law.py`, which no backend uses.
+the launches of a dispatch that puts near replicas first are arrays; their distribution is computed
+independently in `dispatch_law.py`, which no backend uses.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
 from solvers.placement.ranks import Floats, Placement, Ranks
 
 LAUNCHES = 32
-"""Draws of static dispatch that a placement is judged by."""
+"""Draws of static dispatch that a placement is evaluated by."""
 
 LAUNCH_SEED = 0
 """Of the launches that a placement is certified by; nothing is chosen by these."""
@@ -36,7 +36,7 @@ def objective(problem: BalanceProblem, placement: Placement, *, seed: int = LAUN
     """The robust imbalance; the formula is in `problem.py`.
 
     Args:
-        problem: what is asked.
+        problem: with loads and ranks.
         placement: of every layer.
         seed: of launches, where dispatch is random; another one to choose a placement by.
     """
@@ -67,7 +67,7 @@ def _of_times(problem: BalanceProblem, time_WL: Floats) -> float:
 def layer_times(
     problem: BalanceProblem, placement: Placement, *, seed: int = LAUNCH_SEED
 ) -> Floats:
-    """Time of the busiest rank, [W][L]; its mean over launches where dispatch is random."""
+    """Time of the most-loaded rank, [W][L]; its mean over launches where dispatch is random."""
     if problem.dispatch.is_near:
         return np.asarray(launch_times(problem, placement, seed=seed).max(axis=3).mean(axis=0))
     return np.asarray(rank_times(problem, placement).max(axis=2))
@@ -133,8 +133,7 @@ def _ratios(
 
 
 MOST_KEPT: Final = 6
-"""Placements whose launches are kept, for they are asked for again and again; of 58 layers of 288
-slots on 32 ranks 20 MB each."""
+"""Placements whose launches are cached; of 58 layers of 288 slots on 32 ranks 20 MB each."""
 
 _KEPT: Final[OrderedDict[bytes, list[tuple[int, int, Floats]]]] = OrderedDict()
 
@@ -147,8 +146,8 @@ def _kept_launches(
         digest.update(np.ascontiguousarray(array).tobytes())
     key = digest.digest()
     if key not in _KEPT:
-        found = launched_ratios(placement, ranks, seed=seed, launches=launches)
-        _KEPT[key] = [(layer, expert, ratio_DG) for layer, expert, ratio_DG in found]
+        drawn = launched_ratios(placement, ranks, seed=seed, launches=launches)
+        _KEPT[key] = [(layer, expert, ratio_DG) for layer, expert, ratio_DG in drawn]
         if len(_KEPT) > MOST_KEPT:
             _KEPT.popitem(last=False)
     return _KEPT[key]
@@ -197,7 +196,7 @@ def _migration_violations(problem: BalanceProblem, placement: Placement) -> Iter
         problem.migration.current.expert_LS.tolist(), placement.expert_LS.tolist(), strict=True
     )
     for before_S, after_S in rows:
-        held = set(zip(rank_S, before_S, strict=True))
-        moved += len(set(zip(rank_S, after_S, strict=True)) - held)
+        resident = set(zip(rank_S, before_S, strict=True))
+        moved += len(set(zip(rank_S, after_S, strict=True)) - resident)
     if moved > problem.migration.most_moved:
         yield f"{moved} experts move to new ranks, at most {problem.migration.most_moved} may"

@@ -3,7 +3,7 @@
 Costs and slopes become multiples of 1e-8, rounded *down*, so that the solver's bound is a valid
 lower bound. An objective is at least 1, so that moves it by about 1e-8 a slot and layer; only where
 64 bits would overflow is the unit of cost coarser. Proves optimality within that, and
-infeasibility. One thread and a fixed seed give the same answer every time, unless the time limit
+infeasibility. One thread and a fixed seed give the same result every time, unless the time limit
 ends the search. For small layers: tens of slots.
 
     L layers   W workloads   E experts   R copies of an expert, at most   G ranks   K slopes
@@ -26,7 +26,7 @@ COST_UNIT = 1e-8
 SLOPES = 10**8
 LARGEST_TIME = 2**34
 """In units; times the slopes it is below 2 ** 62."""
-STOP_AGAIN_AFTER_S = 0.05
+STOP_POLL_S = 0.05
 SEED = 0
 
 STATUS_OF_CP_SAT: Mapping[int, Status] = {
@@ -60,15 +60,15 @@ def _solve_block(block: Block, time_limit_s: float, threads: int) -> Solved:
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.num_workers = threads
     solver.parameters.random_seed = SEED
-    # Left alone, CP-SAT takes Ctrl-C for "stop and report": nobody would learn of the interrupt.
+    # By default CP-SAT treats Ctrl-C as "stop and report", which would hide the interrupt.
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(max_workers=1) as pool:
         search = pool.submit(solver.solve, model)
         try:
             code = search.result()
         except KeyboardInterrupt:
-            # A search that has not begun yet does not hear it: ask until it has ended.
-            while wait([search], timeout=STOP_AGAIN_AFTER_S).not_done:
+            # A search that has not begun ignores the first stop: repeat until it ends.
+            while wait([search], timeout=STOP_POLL_S).not_done:
                 solver.stop_search()
             raise
     status = STATUS_OF_CP_SAT.get(code)
@@ -103,12 +103,12 @@ def _place(model: cp_model.CpModel, block: Block) -> Variables:
             copies = sum(n_LERG[layer, expert, r, rank] for rank in ranks)
             model.add(copies == (r + 1) * y)
     for layer, rank in itertools.product(range(num_layers), ranks):
-        held = sum(
+        copies_held = sum(
             n_LERG[layer, expert, r, rank]
             for expert in range(num_experts)
             for r in range(most_copies)
         )
-        model.add(held == int(block.slots_G[rank]))
+        model.add(copies_held == int(block.slots_G[rank]))
     return n_LERG
 
 
@@ -119,8 +119,8 @@ def _limit_moves(model: cp_model.CpModel, block: Block, n_LERG: Variables) -> No
     moves = []
     for layer, expert, rank in np.argwhere(block.new_LEG).tolist():
         is_new = model.new_bool_var(f"h{layer}_{expert}_{rank}")
-        held = sum(n_LERG[layer, expert, r, rank] for r in range(most_copies))
-        model.add(held <= int(block.slots_G[rank]) * is_new)
+        copies_held = sum(n_LERG[layer, expert, r, rank] for r in range(most_copies))
+        model.add(copies_held <= int(block.slots_G[rank]) * is_new)
         moves.append(is_new)
     model.add(sum(moves) <= block.most_moved)
 
@@ -140,13 +140,13 @@ def _minimise(
     for workload in range(num_workloads):
         times = []
         for layer in range(num_layers):
-            busiest = model.new_int_var(0, most, f"t{workload}_{layer}")
-            times.append(busiest)
+            most_loaded = model.new_int_var(0, most, f"t{workload}_{layer}")
+            times.append(most_loaded)
             for rank, speed in enumerate(block.speed_G.tolist()):
                 cost_ER = np.floor(block.cost_WLER[workload, layer] / speed / unit)
                 cost_X = cost_ER.astype(np.int64).ravel().tolist()
                 n_X = [n_LERG[layer, expert, r, rank] for expert, r in cells]
-                model.add(busiest >= cp_model.LinearExpr.weighted_sum(n_X, cost_X))
+                model.add(most_loaded >= cp_model.LinearExpr.weighted_sum(n_X, cost_X))
         time_W.append(sum(times))
     worst = model.new_int_var(0, most, "z")
     for slope_W in block.slope_KW:

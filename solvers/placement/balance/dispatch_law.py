@@ -1,10 +1,10 @@
-"""What near and far replicas take, worked out again for the checker alone.
+"""What near and far replicas take, computed independently for the checker.
 
     D launches   G ranks, also as sources   R replicas of one expert, in slot order
     V streams: far ranks that took part in the same assignments before   k far ranks
 
-Nothing of `solvers/placement/dispatch/` is used, whose rule (nearest.py, static.py) is read here a
-second time and computed in another way:
+`solvers/placement/dispatch/` is not used; its rule (nearest.py, static.py) is implemented here a
+second time, by another method:
 
     near, and the mean of far ones    exact: a far rank uses each of R replicas with chance 1 / R
     far ones of one launch            counts, not orders: of k far ranks each replica gets k // R,
@@ -13,7 +13,7 @@ second time and computed in another way:
                                       (multivariate hypergeometric), streams independently
 
 With one stream, or as many replicas as far ranks in it, the counts are exact as well. Two streams
-meet again after as many assignments of the same sizes.
+coincide again after as many assignments of the same sizes.
 
 Differs: the engine's streams also meet where other assignments have used up as many numbers. EPLB's
          placements of 58 layers of 256 experts on 8, 32 and 64 ranks are within 0.25 % of their

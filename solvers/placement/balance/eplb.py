@@ -1,4 +1,4 @@
-"""DeepSeek's EPLB rule: what serving engines run today, as the baseline of every other method.
+"""DeepSeek's EPLB: what serving engines run today, the baseline of every other method.
 
     L layers   E experts   M groups of experts   N nodes   G ranks   S slots of a layer
 
@@ -14,7 +14,7 @@ The hierarchical policy is taken when the groups are a multiple of the nodes, as
 Sums are in single precision, ties go to the lowest index, copies of one expert may share a rank:
 all as the original. Several workloads are planned as their weighted mean, as an engine that sums
 its counters would. `solve` is the global policy; ranks may differ in slots there, and their speed
-is not looked at. Proves nothing. Keeps no limit on migration: such problems are answered with
+is ignored. Proves nothing. Keeps no limit on migration: such problems return
 UNKNOWN.
 """
 

@@ -1,4 +1,4 @@
-"""Starts for static dispatch on which little is left to draw: replicas on whole groups of nodes.
+"""Starts for static dispatch with few random assignments: replicas on whole groups of nodes.
 
     L layers   E experts   G ranks   S slots   U units: nodes, or ranks where there is one node
     J groups of units, two
@@ -7,11 +7,11 @@ Cut the units in two groups. An expert with a replica on every unit of one group
 ranks and far from all others. So the ranks of a group draw for the same experts, one after another,
 and share one stream (`dispatch/static.py`): the other group's ranks share one assignment, of
 which the replicas get equal numbers, or numbers that differ by one. Nothing else varies. Such an
-expert takes half the slots of one that stands on every unit.
+expert takes half the slots of one that is on every unit.
 
-Streams part for good where ranks of a group differ in what they draw for, so that no expert may
-have other copies: a `Layout` fills every slot with experts on a group and on all units. There is
-none for some shapes.
+Streams diverge permanently where ranks of a group draw for different experts, so no expert may have
+other copies: a `Layout` fills every slot with experts on a group and on all units. Some shapes have
+none.
 """
 
 import itertools
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.placement.balance.problem import BalanceProblem
-from solvers.placement.balance.state import apart_groups
+from solvers.placement.balance.state import replica_groups
 from solvers.placement.ranks import Floats, Ints, Placement
 
 MOST_EVERYWHERE = 1
@@ -38,7 +38,7 @@ Domain = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How many experts stand where."""
+    """How many experts are on groups and everywhere."""
 
     sizes: tuple[int, ...]
     """Units of each group."""
@@ -50,7 +50,7 @@ class Layout:
 
 def layout_of(problem: BalanceProblem) -> Layout | None:
     """Return the most even layout that fills the slots; None where there is none."""
-    units = int(apart_groups(problem).max()) + 1
+    units = int(replica_groups(problem).max()) + 1
     spare = problem.ranks.num_slots - problem.num_experts
     sizes = tuple(len(part) for part in np.array_split(np.arange(units), GROUPS))[::-1]
     if sizes[0] < 2:
@@ -93,7 +93,7 @@ def group_start(problem: BalanceProblem) -> tuple[Placement, Domain] | None:
         return None
     share_WLE = problem.load_WLE / problem.mean_WL[:, :, None]
     share_LE = np.einsum("w,wle->le", problem.weight_W, share_WLE)
-    unit_G = apart_groups(problem)
+    unit_G = replica_groups(problem)
     rows, domains = [], []
     for share_E in share_LE:
         units_EU, is_many_E = _units(share_E, layout)
@@ -128,7 +128,7 @@ def _packed(
     """Put replicas, then single experts, largest first, on the rank of a unit that has least."""
     ranks = problem.ranks
     time_G, free_G = np.zeros(ranks.num_ranks), ranks.slots_G.copy()
-    held: list[list[int]] = [[] for _ in range(ranks.num_ranks)]
+    experts_on: list[list[int]] = [[] for _ in range(ranks.num_ranks)]
     part_E = share_E / np.where(is_many_E, units_EU.sum(axis=1), 1)
     for expert in np.lexsort((-part_E, ~is_many_E)).tolist():
         units = np.flatnonzero(units_EU[expert])
@@ -140,5 +140,5 @@ def _packed(
             rank = int(np.where(open_G, time_G, np.inf).argmin())
             time_G[rank] += part_E[expert] / ranks.speed_G[rank]
             free_G[rank] -= 1
-            held[rank].append(expert)
-    return np.array([expert for of_rank in held for expert in of_rank], dtype=np.int64)
+            experts_on[rank].append(expert)
+    return np.array([expert for of_rank in experts_on for expert in of_rank], dtype=np.int64)

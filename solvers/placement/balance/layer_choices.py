@@ -1,8 +1,8 @@
-"""What the exact methods share: the choices of one layer, and joining what was solved apart.
+"""What the exact methods share: the choices of one layer, and joining layers solved separately.
 
     L layers   W workloads   E experts   R copies of an expert, at most   G ranks   S slots
 
-Both write the same program, in their own words, for a block of layers:
+Both formulate the same program for a block of layers:
 
     minimise    z
     such that   z >= sum_{w,l} slope[k, w] time[w, l]           for every slope k of the objective
@@ -10,7 +10,7 @@ Both write the same program, in their own words, for a block of layers:
                 sum_r y[l, e, r] = 1,   sum_g n[l, e, r, g] = r y[l, e, r]
                 sum_{e,r} n[l, e, r, g] = slots[g]
 
-y says that expert e has r copies, n how many of them stand on rank g. Costs are relative to the
+y says that expert e has r copies, n how many of them are on rank g. Costs are relative to the
 workload's mean. Where migration is limited, h[l, e, g] is 1 for each expert new to a rank,
 
     sum_r n[l, e, r, g] <= slots[g] h[l, e, g],   sum of all h <= most_moved.
@@ -32,8 +32,8 @@ from solvers.placement.ranks import Floats, Ints, Placement
 from solvers.result import Claim, Status
 
 MOST_WORKLOADS = 6
-"""CVaR has as many slopes as orders of workloads; more are answered with UNKNOWN, and so is any
-dispatch but an even split, whose shares depend on where replicas stand."""
+"""CVaR has as many slopes as orders of workloads; more return UNKNOWN, and so does any dispatch but
+an even split, whose shares depend on where replicas are."""
 
 SHORTEST_RUN_S = 0.05
 """What a block gets even when the others have used up the time."""
@@ -56,7 +56,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Solved:
-    """One block's answer."""
+    """The solution of one block."""
 
     status: Status
     copies_LEG: Ints | None
@@ -67,7 +67,7 @@ class Solved:
 def solve_blocks(
     problem: BalanceProblem, *, time_limit_s: float, solve_block: Callable[[Block, float], Solved]
 ) -> Claim[Placement]:
-    """Solve every block and join the answers."""
+    """Solve every block and join the solutions."""
     deadline_s = time.perf_counter() + time_limit_s
     least = bound(problem)
     many = problem.robust is Robust.CVAR and problem.num_workloads > MOST_WORKLOADS
@@ -98,7 +98,7 @@ def blocks_of(problem: BalanceProblem) -> Sequence[Block]:
     copies_R = np.arange(1, problem.ranks.num_slots - problem.num_experts + 2)
     cost_WLER = cost_of(problem.load_WLE[..., None] / copies_R, problem.active_load)
     cost_WLER = cost_WLER * layer_weights(problem)[:, None, None, None]
-    apart = len(slope_KW) == 1 and problem.migration is None
+    is_separable = len(slope_KW) == 1 and problem.migration is None
     layers = range(problem.num_layers)
     new_LEG, most_moved = None, 0
     if problem.migration is not None:
@@ -117,7 +117,7 @@ def blocks_of(problem: BalanceProblem) -> Sequence[Block]:
             new_LEG=new_LEG,
             most_moved=most_moved,
         )
-        for chosen in ([(layer,) for layer in layers] if apart else [tuple(layers)])
+        for chosen in ([(layer,) for layer in layers] if is_separable else [tuple(layers)])
     ]
 
 

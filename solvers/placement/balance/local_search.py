@@ -4,12 +4,12 @@
 
 Start: copies one by one to the largest share over all workloads (an expert that is hot for one of
 them needs copies, whatever the mean says), packed largest first (`lpt.py`). A step takes, for the
-workloads in turn, the busiest rank of every layer and makes the exchange that leaves the least
+workloads in turn, the most-loaded rank of every layer and makes the swap that leaves the least
 potential (`moves.py`), even if that is more than before; an expert that left a rank may not return
 for some steps (Glover, ORSA J. Computing 1(3), 1989). Every few steps one overwrite is made that
 lowers the potential, which changes how many copies experts have. The best placement seen is kept.
 
-One exchange costs O(W K S) a layer with K slots a rank, a few array operations for all layers
+One swap costs O(W K S) a layer with K slots a rank, a few array operations for all layers
 together. A layer rests when it is within `GOOD_ENOUGH_RATIO` of its bound, or has not improved for
 `PATIENCE_STEPS`. Worst case and CVaR weigh the workloads by the slope of the objective, averaged
 over rounds (the subgradient method), so that layers may be searched one by one.
@@ -32,11 +32,11 @@ import numpy.typing as npt
 
 from solvers.placement.balance.bound import layer_bounds
 from solvers.placement.balance.lpt import packed
-from solvers.placement.balance.moves import best_exchange, best_overwrite
+from solvers.placement.balance.moves import best_overwrite, best_swap
 from solvers.placement.balance.objective import largest_times, layer_weights, robust_slope
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.balance.replicas import greedy_copies
-from solvers.placement.balance.state import HELD, Singles, State
+from solvers.placement.balance.state import NEVER_ENTERS, Singles, State
 from solvers.placement.balance.unseen import with_unseen
 from solvers.placement.ranks import Floats, Ints, Placement
 
@@ -78,7 +78,7 @@ class _Part:
     state: State
     best_LS: Ints
     best_time_LW: Floats
-    """Of the busiest rank, relative to the bound."""
+    """Of the most-loaded rank, relative to the bound."""
     improved_L: Ints
     """Step at which the best was found."""
     jitter_LX: Ints
@@ -87,7 +87,7 @@ class _Part:
 
     def confine(self, domain_LGE: npt.NDArray[np.bool_]) -> None:
         """Let experts enter some ranks alone, and change no number of copies."""
-        self.state.until_LGE[~domain_LGE[self.state.layer_L]] = HELD
+        self.state.until_LGE[~domain_LGE[self.state.layer_L]] = NEVER_ENTERS
         self.keeps_copies = True
 
 
@@ -101,7 +101,7 @@ def search(
     caution: float = 0.0,
     domain_LGE: npt.NDArray[np.bool_] | None = None,
 ) -> Placement:
-    """Search from a start; the limit on migration is not looked at.
+    """Search from a start; the limit on migration is ignored.
 
     Args:
         problem: to be placed.
@@ -109,7 +109,7 @@ def search(
         threads: that search different layers.
         most_steps: of every layer; the same plan comes back when this ends the search.
         start: a legal placement; None takes the largest-first rule's.
-        caution: deviations above the mean at which a rank is looked at, where dispatch is random.
+        caution: deviations above the mean at which a rank is evaluated, where dispatch is random.
         domain_LGE: ranks that experts may enter, the numbers of copies staying as they are; None:
             any, and copies change.
     """
@@ -129,10 +129,10 @@ def search(
             steps = range(step, min(step + ROUND_STEPS, most_steps))
             jobs = [pool.submit(_round, part, weight_WL, steps, deadline_s) for part in parts]
             is_open = max(job.result() for job in jobs)
-            found = _joined(inner, parts)
-            value, slope_now_W = _judged(problem, inner, found)
+            joined = _joined(inner, parts)
+            value, slope_now_W = _value_and_slope(problem, inner, joined)
             if value < best_value:
-                best, best_value = found, value
+                best, best_value = joined, value
             if time.perf_counter() >= deadline_s or not is_open:
                 break
             slope_W += (slope_now_W - slope_W) / (2 + step // ROUND_STEPS)
@@ -218,7 +218,7 @@ def _largest(state: State, chosen_N: Ints) -> Floats:
 
 
 def _step(part: _Part, chosen_N: Ints, workload: int, weight_W: Singles, step: int) -> None:
-    """Relieve the rank that is busiest for one workload, in every chosen layer."""
+    """Relieve the rank that is most loaded for one workload, in every chosen layer."""
     state = part.state
     rank_N = state.peak_NWG(chosen_N)[:, workload].argmax(axis=1)
     limit_NW = (1.0 + LIMIT_RATIO * (part.best_time_LW[chosen_N] - 1.0)).astype(np.float32)
@@ -232,9 +232,7 @@ def _step(part: _Part, chosen_N: Ints, workload: int, weight_W: Singles, step: i
         )
         is_made_N = moves.change_N < 0.0
     else:
-        moves = best_exchange(
-            state, chosen_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, step=step
-        )
+        moves = best_swap(state, chosen_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, step=step)
         is_made_N = np.isfinite(moves.change_N)
     made_N, slot_N, partner_N = (
         array_N[is_made_N] for array_N in (chosen_N, moves.slot_N, moves.partner_N)
@@ -242,7 +240,7 @@ def _step(part: _Part, chosen_N: Ints, workload: int, weight_W: Singles, step: i
     if overwrites:
         state.overwrite(made_N, slot_N, partner_N, until_N[is_made_N])
     else:
-        state.exchange(made_N, slot_N, partner_N, until_N[is_made_N])
+        state.swap(made_N, slot_N, partner_N, until_N[is_made_N])
 
 
 def _joined(problem: BalanceProblem, parts: Iterable[_Part]) -> Placement:
@@ -252,7 +250,7 @@ def _joined(problem: BalanceProblem, parts: Iterable[_Part]) -> Placement:
     return Placement(expert_LS=expert_LS)
 
 
-def _judged(
+def _value_and_slope(
     problem: BalanceProblem, inner: BalanceProblem, placement: Placement
 ) -> tuple[float, Floats]:
     """The objective, the unseen workload by its weight in it, and the slope in each imbalance."""

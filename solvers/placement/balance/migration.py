@@ -1,12 +1,12 @@
-"""What to move when only so many experts may: the layers and exchanges where it pays most.
+"""Placement under a limit on moved experts: the layers and swaps with the largest gain.
 
     L layers   W workloads   G ranks   S slots   B moves allowed   N layers of a batch
 
 A rank moves an expert when it holds one that it lacked before. Three steps:
 
- 1. From the current placement every layer walks downhill: of all exchanges and overwrites that
-    relieve its busiest rank, the one that lowers the potential (`moves.py`) most per moved expert.
-    Every placement on the way is a choice: so many moved, this time.
+ 1. From the current placement every layer walks downhill: of all swaps and overwrites that
+    relieve its most-loaded rank, the one that lowers the potential (`moves.py`) most per moved
+    expert. Every intermediate placement is a choice, with its moves and its time.
  2. The unlimited search gives each layer one more choice. Its ranks are renamed among equals, which
     changes no time, so that as little as possible moves: an assignment problem per group of equal
     ranks (Kuhn 1955, by shortest augmenting paths, O(G^3)).
@@ -23,20 +23,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from solvers.placement.balance.moves import best_exchange, best_overwrite
+from solvers.placement.balance.moves import best_overwrite, best_swap
 from solvers.placement.balance.objective import largest_times, layer_weights, robust_slope
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.balance.state import State
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 
 MOST_CHOICES = 64
-"""Placements on the way of one layer."""
+"""Intermediate placements of one layer."""
 
 OVERWRITES_DRAWN = 128
-"""Candidates looked at in one step downhill."""
+"""Candidates evaluated in one step downhill."""
 
 CAUTION = 2.0
-"""Standard deviations above the mean that the way down looks at, where dispatch is random."""
+"""Standard deviations above the mean of the descent, where dispatch is random."""
 
 SEED = 1
 
@@ -56,7 +56,7 @@ def moved(current: Placement, new: Placement, ranks: Ranks) -> int:
 
 
 def relabelled(
-    current: Placement, new: Placement, ranks: Ranks, *, apart_G: Ints | None = None
+    current: Placement, new: Placement, ranks: Ranks, *, group_G: Ints | None = None
 ) -> Placement:
     """Rename equal ranks of the new placement, layer by layer, so that least must be loaded.
 
@@ -64,13 +64,13 @@ def relabelled(
         current: what runs.
         new: to be renamed.
         ranks: of both.
-        apart_G: nodes of ranks, where they count: ranks are then renamed within their node.
+        group_G: nodes of ranks, where they count: ranks are then renamed within their node.
     """
     expert_LS = new.expert_LS.copy()
-    held_LGE = _held(
+    held_LGE = _experts_of_ranks(
         current.expert_LS, ranks, int(max(current.expert_LS.max(), new.expert_LS.max()))
     )
-    node_G = np.zeros(ranks.num_ranks) if apart_G is None else apart_G
+    node_G = np.zeros(ranks.num_ranks) if group_G is None else group_G
     kinds = np.unique(
         np.stack([ranks.slots_G, ranks.speed_G, node_G]), axis=1, return_inverse=True
     )[1]
@@ -144,7 +144,7 @@ def within_limit(
         current,
         unlimited(0.5 * time_limit_s),
         ranks,
-        apart_G=ranks.node_G if is_local else None,
+        group_G=ranks.node_G if is_local else None,
     )
     if moved(current, free, problem.ranks) <= limit:
         return free
@@ -167,7 +167,7 @@ def within_limit(
 def _downhill(
     problem: BalanceProblem, bound_WL: Floats, weight_W: Floats, deadline_s: float
 ) -> list[list[_Choice]]:
-    """Every placement on each layer's way down, the current one first."""
+    """Every placement of each layer's descent, the current one first."""
     assert problem.migration is not None
     current, limit = problem.migration.current, problem.migration.most_moved
     layers_L = np.arange(problem.num_layers)
@@ -205,7 +205,7 @@ def _step_down(
 ) -> Ints:
     """Make the move that pays most per expert in every layer; return the layers that had one."""
     rank_N = np.einsum("nwg,w->ng", state.peak_NWG(open_N), weight_W).argmax(axis=1)
-    exchange = best_exchange(state, open_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, step=0)
+    swap = best_swap(state, open_N, rank_N, limit_NW=limit_NW, weight_W=weight_W, step=0)
     overwrite = best_overwrite(
         state,
         open_N,
@@ -214,12 +214,12 @@ def _step_down(
         weight_W=weight_W,
         draw_CX=rng.random((OVERWRITES_DRAWN, 3)),
     )
-    # An exchange loads two experts, an overwrite one.
-    is_overwrite_N = overwrite.change_N < 0.5 * exchange.change_N
-    change_N = np.minimum(overwrite.change_N, 0.5 * exchange.change_N)
+    # A swap loads two experts, an overwrite one.
+    is_overwrite_N = overwrite.change_N < 0.5 * swap.change_N
+    change_N = np.minimum(overwrite.change_N, 0.5 * swap.change_N)
     for is_made_N, moves, make in (
         (is_overwrite_N & (change_N < 0.0), overwrite, state.overwrite),
-        (~is_overwrite_N & (change_N < 0.0), exchange, state.exchange),
+        (~is_overwrite_N & (change_N < 0.0), swap, state.swap),
     ):
         make(
             open_N[is_made_N],
@@ -255,24 +255,26 @@ def _knapsack(choices_L: list[list[_Choice]], limit: int) -> list[_Choice]:
 def _moved_L(before_LS: Ints, after_LS: Ints, ranks: Ranks) -> Ints:
     num_experts = int(max(before_LS.max(), after_LS.max()))
     before_LGE, after_LGE = (
-        _held(expert_LS, ranks, num_experts) for expert_LS in (before_LS, after_LS)
+        _experts_of_ranks(expert_LS, ranks, num_experts) for expert_LS in (before_LS, after_LS)
     )
     return np.asarray((after_LGE & ~before_LGE).sum(axis=(1, 2)))
 
 
-def _held(expert_LS: Ints, ranks: Ranks, last_expert: int) -> np.typing.NDArray[np.bool_]:
+def _experts_of_ranks(
+    expert_LS: Ints, ranks: Ranks, last_expert: int
+) -> np.typing.NDArray[np.bool_]:
     held_LGE = np.zeros((len(expert_LS), ranks.num_ranks, last_expert + 1), dtype=bool)
     held_LGE[np.arange(len(expert_LS))[:, None], ranks.rank_S, expert_LS] = True
     return held_LGE
 
 
 def _values(problem: BalanceProblem, placement: Placement, weight_W: Floats) -> Floats:
-    return np.asarray(weight_W @ _busiest(problem, placement))
+    return np.asarray(weight_W @ _peak_times(problem, placement))
 
 
 def _imbalances(problem: BalanceProblem, placement: Placement) -> Floats:
-    return np.asarray(_busiest(problem, placement).sum(axis=1) * layer_weights(problem))
+    return np.asarray(_peak_times(problem, placement).sum(axis=1) * layer_weights(problem))
 
 
-def _busiest(problem: BalanceProblem, placement: Placement) -> Floats:
+def _peak_times(problem: BalanceProblem, placement: Placement) -> Floats:
     return largest_times(problem, placement.expert_LS)

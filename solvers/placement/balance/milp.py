@@ -35,23 +35,23 @@ def solve(problem: BalanceProblem, *, time_limit_s: float, threads: int = 1) -> 
 
 
 def _solve_block(block: Block, time_limit_s: float, threads: int) -> Solved:
-    answer = run_cbc(
+    result = run_cbc(
         executable=pulp_cbc_path,
         write_model=_program(block).writeMPS,
         time_limit_s=time_limit_s,
         threads=threads,
     )
-    bound = answer.bound / SCALE * (1.0 - RELATIVE_TOLERANCE)
-    if not answer.status.has_solution:
-        return Solved(status=answer.status, copies_LEG=None, bound=bound)
+    bound = result.bound / SCALE * (1.0 - RELATIVE_TOLERANCE)
+    if not result.status.has_solution:
+        return Solved(status=result.status, copies_LEG=None, bound=bound)
     _, num_layers, num_experts, most_copies = block.cost_WLER.shape
     copies_LEG = np.zeros((num_layers, num_experts, len(block.slots_G)), dtype=np.int64)
     for layer, expert, rank in np.ndindex(*copies_LEG.shape):
         copies_LEG[layer, expert, rank] = sum(
-            round(answer.value_of_column.get(f"n{layer}_{expert}_{r}_{rank}", 0.0))
+            round(result.value_of_column.get(f"n{layer}_{expert}_{r}_{rank}", 0.0))
             for r in range(most_copies)
         )
-    return Solved(status=answer.status, copies_LEG=copies_LEG, bound=bound)
+    return Solved(status=result.status, copies_LEG=copies_LEG, bound=bound)
 
 
 def _program(block: Block) -> pulp.LpProblem:
@@ -101,8 +101,8 @@ def _program(block: Block) -> pulp.LpProblem:
                 continue
             for expert in np.flatnonzero(block.new_LEG[layer, :, rank]).tolist():
                 is_new = program.add_variable(f"h{layer}_{expert}_{rank}", cat=pulp.LpBinary)
-                held = pulp.lpSum(n_ERG[expert, r, rank] for r in range(most_copies))
-                program += held <= slots * is_new
+                copies_held = pulp.lpSum(n_ERG[expert, r, rank] for r in range(most_copies))
+                program += copies_held <= slots * is_new
                 moves.append(is_new)
     if moves:
         program += pulp.lpSum(moves) <= block.most_moved

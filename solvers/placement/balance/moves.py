@@ -1,15 +1,15 @@
-"""Which change of a layer helps most: exchange two experts, or give a slot to another expert.
+"""The best change of a layer: swap two experts, or give a slot to another expert.
 
     N chosen layers   W workloads   G ranks   K slots of one rank   S slots   C candidates
 
-Moves are judged by the potential of a layer,
+Moves are evaluated by the potential of a layer,
 
     sum_w weight_w sum_g max(0, time_wg - limit_w) ** 2,
 
-which wants every rank of every workload below a limit a little above the bound: unlike the largest
-time alone it tells two moves apart that both leave the busiest rank where it is.
+which penalises every rank of every workload above a limit slightly above the bound: unlike the
+largest time it distinguishes two moves that both leave the most-loaded rank unchanged.
 
- - exchange: any slot of the given rank with any slot of another, K * S of them, all evaluated
+ - swap: any slot of the given rank with any slot of another, K * S of them, all evaluated
  - overwrite: C random ones; a slot of an expert with a spare copy gets an expert of the given rank
    (which then carries less there), or a slot of the given rank with a spare copy gets any expert
 """
@@ -31,12 +31,12 @@ class Moves:
 
     slot_N: Ints
     partner_N: Ints
-    """The other slot of an exchange, the new expert of an overwrite."""
+    """The other slot of a swap, the new expert of an overwrite."""
     change_N: Floats
     """Of the potential."""
 
 
-def best_exchange(
+def best_swap(
     state: State,
     chosen_N: Ints,
     rank_N: Ints,
@@ -45,7 +45,7 @@ def best_exchange(
     weight_W: Singles,
     step: int,
 ) -> Moves:
-    """Return the exchange with the least potential among all that involve the given rank."""
+    """Return the swap with the least potential among all that involve the given rank."""
     ranks = state.problem.ranks
     rank_S, num_layers = ranks.rank_S, len(chosen_N)
     inverse_G = (1.0 / ranks.speed_G).astype(np.float32)
@@ -74,9 +74,7 @@ def best_exchange(
     value_NKS = here_NWKS.sum(axis=1)
     before_NG = np.square(np.maximum(over_NWG, 0.0)).sum(axis=1)
     value_NKS -= before_NG.take(rank_S, axis=1)[:, None, :]
-    value_NKS[~_may_exchange(state, chosen_N, rank_N, slot_NK, is_slot_NK, expert_NS, step)] = (
-        FORBIDDEN
-    )
+    value_NKS[~_may_swap(state, chosen_N, rank_N, slot_NK, is_slot_NK, expert_NS, step)] = FORBIDDEN
     best_N = value_NKS.reshape(num_layers, -1).argmin(axis=1)
     place_N, partner_N = np.divmod(best_N, ranks.num_slots)
     row_N = np.arange(num_layers)
@@ -136,7 +134,7 @@ def best_overwrite(
     is_spare_NC = copies_NE[row_N1, gone_NC] >= 2
     is_new_NC = state.held_LGE[layer_N1, rank_NC, expert_NC] == 0
     if state.noise is not None:
-        group_NC = state.apart_G[rank_NC]
+        group_NC = state.group_G[rank_NC]
         is_new_NC &= state.noise.held_LNE[layer_N1, group_NC, expert_NC] == 0
     change_NC[~(is_spare_NC & is_new_NC & (gone_NC != expert_NC))] = np.inf
     best_N = change_NC.argmin(axis=1)
@@ -151,7 +149,7 @@ def best_overwrite(
 def _cautions(
     state: State, noise: Noise, chosen_N: Ints, rank_N: Ints, slot_NK: Ints
 ) -> tuple[Singles, Singles]:
-    """What caution adds to either rank after each exchange: [N][W][K][S]."""
+    """What caution adds to either rank after each swap: [N][W][K][S]."""
     ranks = state.problem.ranks
     inverse_G = (1.0 / np.square(ranks.speed_G)).astype(np.float32)
     slot_NWS, rank_NWG = noise.slot_LWS[chosen_N], noise.rank_LWG[chosen_N]
@@ -207,7 +205,7 @@ def _slots_of(state: State, rank_N: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
     return np.where(is_slot_NK, slot_NK, ranks.first_slot_G[rank_N][:, None]), is_slot_NK
 
 
-def _may_exchange(
+def _may_swap(
     state: State,
     chosen_N: Ints,
     rank_N: Ints,
@@ -216,7 +214,7 @@ def _may_exchange(
     expert_NS: Ints,
     step: int,
 ) -> npt.NDArray[np.bool_]:
-    """Both experts may enter where the other stands; a rank's own slots are never partners."""
+    """Both experts may enter the other's rank; a rank's own slots are never partners."""
     rank_S, num_ranks = state.problem.ranks.rank_S, state.problem.ranks.num_ranks
     enters_NS = state.until_LGE[chosen_N[:, None], rank_N[:, None], expert_NS] <= step
     expert_NK = np.take_along_axis(expert_NS, slot_NK, axis=1)
@@ -227,11 +225,11 @@ def _may_exchange(
     leaves_NKG &= is_slot_NK[:, :, None]
     if state.noise is not None:
         # An expert may go where its group has no other copy of it; its own one leaves.
-        held_LNE, group_N1 = state.noise.held_LNE, state.apart_G[rank_N][:, None]
-        stays_NS = state.apart_G[rank_S] == group_N1
+        held_LNE, group_N1 = state.noise.held_LNE, state.group_G[rank_N][:, None]
+        stays_NS = state.group_G[rank_S] == group_N1
         enters_NS &= held_LNE[chosen_N[:, None], group_N1, expert_NS] <= stays_NS
-        stays_N1G = (state.apart_G == group_N1)[:, None, :]
-        held_NKG = held_LNE[chosen_N[:, None, None], state.apart_G, expert_NK[:, :, None]]
+        stays_N1G = (state.group_G == group_N1)[:, None, :]
+        held_NKG = held_LNE[chosen_N[:, None, None], state.group_G, expert_NK[:, :, None]]
         leaves_NKG &= held_NKG <= stays_N1G
     return np.asarray(leaves_NKG.take(rank_S, axis=2) & enters_NS[:, None, :])
 

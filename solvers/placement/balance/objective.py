@@ -1,4 +1,4 @@
-"""What the methods of this folder share: costs of replicas, layer times and the robust number.
+"""What the methods of this folder share: costs of replicas, layer times and the robust objective.
 
     W workloads   L layers   E experts   G ranks   S slots of a layer
 
@@ -17,7 +17,7 @@ WIDTH = 5.0
 """Deviations from the mean that a normal number keeps within, for the largest of some."""
 
 POINTS = 33
-"""At which its distribution is looked at."""
+"""At which its distribution is evaluated."""
 
 
 def cost_of(share: Floats, active_load: float) -> Floats:
@@ -69,7 +69,7 @@ def slot_variances(
 
 
 def largest_times(problem: BalanceProblem, expert_LS: Ints) -> Floats:
-    """Time of the busiest rank, [W][L]; its mean over launches where dispatch is random.
+    """Time of the most-loaded rank, [W][L]; its mean over launches where dispatch is random.
 
     Where near replicas come first and the problem says how loads scatter, over these, too. It is a
     guess: ranks are taken as independent and normal, E = lo + integral of 1 - prod_g F_g from lo,
@@ -139,11 +139,11 @@ def slopes(problem: BalanceProblem) -> tuple[Floats, ...]:
     orders = itertools.permutations(range(problem.num_workloads))
     if problem.robust is Robust.WORST:
         return tuple(np.eye(problem.num_workloads))
-    found = {
+    every_slope = {
         tuple(robust_slope(problem, -np.argsort(np.array(order)).astype(float)).tolist())
         for order in orders
     }
-    return tuple(np.array(slope) for slope in sorted(found))
+    return tuple(np.array(slope) for slope in sorted(every_slope))
 
 
 def robust_value(problem: BalanceProblem, imbalance_W: Floats) -> float:
@@ -152,12 +152,12 @@ def robust_value(problem: BalanceProblem, imbalance_W: Floats) -> float:
 
 
 def value_of(problem: BalanceProblem, time_WL: Floats) -> float:
-    """The objective of layers whose busiest ranks take `time_WL`; grows with each of them."""
+    """The objective of layers whose most-loaded ranks take `time_WL`; grows with each of them."""
     return robust_value(problem, time_WL.sum(axis=1) * layer_weights(problem))
 
 
 def planning_loads(problem: BalanceProblem) -> Floats:
-    """The one load that rules for a single workload look at, [L][E]: the weighted mean.
+    """The load for rules that take a single workload, [L][E]: the weighted mean.
 
     Every workload counts by its weight, whatever its number of recorded tokens.
     """

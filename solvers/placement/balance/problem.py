@@ -1,4 +1,4 @@
-"""Balance: the busiest rank of every layer should have as little to do as possible.
+"""Balance: the most-loaded rank of every layer should have as little to do as possible.
 
     W workloads   L layers   E experts   G ranks   S slots of a layer
 
@@ -46,7 +46,7 @@ class Dispatch(StrEnum):
 
     @property
     def is_near(self) -> bool:
-        """Where replicas stand decides how tokens are split."""
+        """Whether the split of tokens depends on where replicas are."""
         return self is not Dispatch.EVEN
 
 
@@ -94,7 +94,7 @@ class BalanceProblem:
     dispatch: Dispatch = Dispatch.EVEN
     part_BWLE: Floats | None = None
     """Loads of parts of the recording, `load_WLE` being their mean: a search that puts whole hot
-    experts on ranks looks at each part, as other passes will differ from the mean as they do. The
+    experts on ranks evaluates each part, as other passes will differ from the mean as they do. The
     objective is that of `load_WLE`. None: not known."""
     variance_WLE: Floats | None = None
     """Of every load on other passes, around `load_WLE`: a search keeps ranks even whose loads will

@@ -1,4 +1,4 @@
-"""Experts repacked under a table of static dispatch that is known, without changing the table.
+"""Repack experts under a known table of static dispatch, without changing the table.
 
     W workloads   L layers   E experts   G ranks   S slots
 
@@ -64,14 +64,14 @@ def repacked(
     deadline_s = time.perf_counter() + time_limit_s
     slots = of_slots(problem, placement, split_LEG)
     domain_LGS = _domain(placement, problem.ranks, num_experts=problem.num_experts)
-    found = [slots_in_order(slots)]
+    candidates = [slots_in_order(slots)]
     is_drawn = slots.scatter_BWLE is not None
-    found.append(
+    candidates.append(
         search(
             slots,
             time_limit_s=time_limit_s * (1.0 - DRAWS_RATIO * is_drawn),
             most_steps=most_steps,
-            start=found[0],
+            start=candidates[0],
             caution=LOADS_CAUTION,
             domain_LGE=domain_LGS,
         )
@@ -79,28 +79,28 @@ def repacked(
     if is_drawn:
         left_s = max(deadline_s - time.perf_counter(), 0.0)
         drawn = with_draws(slots)
-        found.append(
+        candidates.append(
             search(
                 drawn,
                 time_limit_s=left_s,
                 most_steps=most_steps,
-                start=found[-1],
+                start=candidates[-1],
                 domain_LGE=domain_LGS,
             )
         )
-    times = np.stack([drawn_times(slots, one) for one in found])
-    slot_LS = best_layers(slots, found, times).expert_LS
+    times = np.stack([drawn_times(slots, one) for one in candidates])
+    slot_LS = best_layers(slots, candidates, times).expert_LS
     return Placement(expert_LS=np.take_along_axis(placement.expert_LS, slot_LS, axis=1))
 
 
 def table_times(problem: BalanceProblem, placement: Placement, split_LEG: Floats) -> Floats:
-    """Time of the busiest rank under a table, [W][L]; its mean over loads of other passes."""
+    """Time of the most-loaded rank under a table, [W][L]; its mean over loads of other passes."""
     slots = of_slots(problem, placement, split_LEG)
     return drawn_times(slots, slots_in_order(slots))
 
 
 def slots_in_order(slots: BalanceProblem) -> Placement:
-    """Return the placement of `of_slots` that leaves every expert where it stands."""
+    """Return the placement of `of_slots` that moves no expert."""
     order_LS = np.tile(np.arange(slots.ranks.num_slots), (slots.num_layers, 1))
     return Placement(expert_LS=order_LS)
 
@@ -135,10 +135,10 @@ def _domain(placement: Placement, ranks: Ranks, *, num_experts: int) -> npt.NDAr
     held_LNE = np.zeros((len(layer_L1), ranks.num_nodes, num_experts), dtype=np.int64)
     np.add.at(held_LNE, (layer_L1, node_S[None], placement.expert_LS), 1)
     copies_LS = held_LNE.sum(axis=1)[layer_L1, placement.expert_LS]
-    is_apart_LS = (held_LNE.max(axis=1)[layer_L1, placement.expert_LS] == 1) & (copies_LS > 1)
+    is_spread_LS = (held_LNE.max(axis=1)[layer_L1, placement.expert_LS] == 1) & (copies_LS > 1)
     is_own_GS = ranks.rank_S == np.arange(ranks.num_ranks)[:, None]
     is_near_GS = node_S == ranks.node_G[:, None]
-    return np.asarray((copies_LS == 1)[:, None] | is_own_GS | (is_apart_LS[:, None] & is_near_GS))
+    return np.asarray((copies_LS == 1)[:, None] | is_own_GS | (is_spread_LS[:, None] & is_near_GS))
 
 
 def search_on_table(
@@ -171,9 +171,9 @@ def search_on_table(
             tried.append((row_S, split_EG, after))
             if time.perf_counter() >= until_s:
                 break
-        found = Placement(expert_LS=np.stack([row_S for row_S, _, _ in tried]))
+        candidates = Placement(expert_LS=np.stack([row_S for row_S, _, _ in tried]))
         split_TEG = np.stack([split_EG for _, split_EG, _ in tried])
-        best = int(_largest_first(found, split_TEG, load_LE[layer], ranks=ranks).argmin())
+        best = int(_largest_first(candidates, split_TEG, load_LE[layer], ranks=ranks).argmin())
         row_S, split_EG, streams = tried[best]
         rows.append(row_S)
         splits.append(split_EG)
@@ -217,13 +217,15 @@ def _layer_split(expert_S: Ints, num_experts: int, *, ranks: Ranks, streams: Str
     return split_EG
 
 
-def _largest_first(found: Placement, split_TEG: Floats, load_E: Floats, *, ranks: Ranks) -> Floats:
+def _largest_first(
+    candidates: Placement, split_TEG: Floats, load_E: Floats, *, ranks: Ranks
+) -> Floats:
     """Largest rank time of one layer when slots are packed largest first, [T].
 
     Every row of the placement is another try; slots that may go to few ranks are packed first.
     """
-    expert_TS, row_T1 = found.expert_LS, np.arange(len(split_TEG))[:, None]
-    domain_TGS = _domain(found, ranks, num_experts=len(load_E))
+    expert_TS, row_T1 = candidates.expert_LS, np.arange(len(split_TEG))[:, None]
+    domain_TGS = _domain(candidates, ranks, num_experts=len(load_E))
     share_TS = split_TEG[row_T1, expert_TS, ranks.rank_S[None]]
     reach_TS = domain_TGS.sum(axis=1)
     cost_TS = load_E[expert_TS] * share_TS

@@ -14,21 +14,22 @@ where there is one node); hardly any from one that few tokens choose. A start th
 
 and packs them largest first, the copies of an expert on different nodes. The search then changes
 it, on mean + caution * deviation of every rank, and every layer takes the start and caution that
-end with the least expected time of its busiest rank (`objective.largest_times`, a guess). Of that,
-EPLB's placement and the even split's, launches are drawn, and every layer takes the best again.
-Where far ranks draw for each token (`Dispatch.NEAR`), nothing is assigned: starts are copies of the
-largest shares up to one a node, EPLB's placement, one of the above, copies that leave few shares of
-which a rank takes one only (`fitting_copies`), and replicas on groups of nodes (`groups.py`). Under
-static dispatch one more search keeps replicas on whole groups, which leave hardly a draw.
+end with the least expected time of its most-loaded rank (`objective.largest_times`, a guess). Of
+that, EPLB's placement and the even split's, launches are drawn, and every layer takes the best
+again. Where far ranks draw for each token (`Dispatch.NEAR`), nothing is assigned: starts are copies
+of the largest shares up to one a node, EPLB's placement, one of the above, copies that leave few
+shares of which a rank takes one only (`fitting_copies`), and replicas on groups of nodes
+(`groups.py`). Under static dispatch one more search keeps replicas on whole groups, which leave
+hardly a draw.
 
 Loads are counts of some passes, and those of others scatter around them (`variance_WLE`): a rank
 has a deviation of these, too, and last choices draw loads. A placement that is even on the counts
-alone owes that to chance. On synthetic loads of which the search sees 16 or 64 passes this takes
-0 to 0.5 % of the mean off the busiest rank on other passes, of 5 to 6 that counting leaves: what is
-left is in the passes and not in the placement. Experts of one subject rise and fall together; where
-that is known (`scatter_BWLE`), a last search keeps ranks even on the mean of some drawn loads (a
-sample average, Kleywegt, Shapiro and Homem-de-Mello, SIAM J. Optimization 12(2), 2002), and other
-draws say whether it helps.
+alone owes that to chance. On synthetic loads of which the search sees 16 or 64 passes this takes 0
+to 0.5 % of the mean off the most-loaded rank on other passes, of 5 to 6 that counting leaves: what
+is left is in the passes and not in the placement. Experts of one subject rise and fall together;
+where that is known (`scatter_BWLE`), a last search keeps ranks even on the mean of some drawn loads
+(a sample average, Kleywegt, Shapiro and Homem-de-Mello, SIAM J. Optimization 12(2), 2002), and
+other draws say whether it helps.
 
 Proves the bound of `bound.py`. Where migration is limited, `migration.py` picks what to move.
 """
@@ -56,7 +57,7 @@ from solvers.placement.balance.objective import (
     value_of,
 )
 from solvers.placement.balance.problem import BalanceProblem, Dispatch, Robust
-from solvers.placement.balance.state import apart_groups
+from solvers.placement.balance.state import replica_groups
 from solvers.placement.dispatch.launches import expected_shares, targets, users
 from solvers.placement.ranks import Floats, Ints, Placement
 from solvers.result import Claim, Status
@@ -100,11 +101,11 @@ LOADS_STREAM: Final = 1
 """Of the seed: loads and launches are independent."""
 
 CLAIM_SEED: Final = 20_232
-"""Of the launches that say what was found, which the checker compares with its own."""
+"""Of the launches of the claimed objective, which the checker compares with its own."""
 
 LEAST_DISTANCE: Final = 0.05
-"""Share of tokens on other experts in other passes from which on parts are looked at: below it they
-cost the search more time than they tell."""
+"""Share of tokens on other experts in other passes above which parts are evaluated: below it they
+cost more search time than they gain."""
 
 GROUPS_RATIO: Final = 0.2
 """Of the time, for replicas on whole groups of nodes, where dispatch is static."""
@@ -157,7 +158,7 @@ def search_near(
     last_s = time.perf_counter() + SEARCH_RATIO * time_limit_s
     deadline_s = last_s - (SEARCH_RATIO - searched) * time_limit_s
     whole, problem = problem, with_parts(problem)
-    found: list[Placement] = []
+    candidates: list[Placement] = []
     even = search(
         dataclasses.replace(problem, dispatch=Dispatch.EVEN, migration=None),
         time_limit_s=EVEN_RATIO * time_limit_s,
@@ -187,9 +188,9 @@ def search_near(
     runs = [(begin, caution) for caution in cautions for begin in starting]
     for number, (begin, caution) in enumerate(runs):
         left_s = deadline_s - time.perf_counter()
-        if found and left_s <= 0.0:
+        if candidates and left_s <= 0.0:
             break
-        found.append(
+        candidates.append(
             search(
                 problem,
                 time_limit_s=max(left_s, 0.0) / (len(runs) - number),
@@ -205,8 +206,8 @@ def search_near(
         threads=threads,
         most_steps=most_steps,
     )
-    guessed_CWL = np.stack([largest_times(problem, one.expert_LS) for one in found])
-    last = [best_layers(problem, found, guessed_CWL), even, rule]
+    guessed_CWL = np.stack([largest_times(problem, one.expert_LS) for one in candidates])
+    last = [best_layers(problem, candidates, guessed_CWL), even, rule]
     last += grouped
     if is_drawn and problem.num_workloads == whole.num_workloads:
         on_draws = search(
@@ -218,8 +219,8 @@ def search_near(
         )
         last.append(on_draws)
     if problem.ranks.num_nodes == 1:
-        # Ranks that have drawn alike share an assignment, which the guess does not know.
-        last += found
+        # Ranks with the same draws share an assignment, which the estimate ignores.
+        last += candidates
     drawn = [drawn_times(problem, one) for one in last]
     last.append(best_layers(problem, last, np.stack(drawn)))
     drawn.append(drawn_times(problem, last[-1]))
@@ -234,7 +235,7 @@ def _grouped(
     if begin is None:
         return []
     start, domain_LGE = begin
-    found = search(
+    placement = search(
         dataclasses.replace(problem, dispatch=Dispatch.NEAR),
         time_limit_s=time_limit_s,
         threads=threads,
@@ -243,7 +244,7 @@ def _grouped(
         caution=LOADS_CAUTION,
         domain_LGE=domain_LGE,
     )
-    return [found]
+    return [placement]
 
 
 def with_parts(problem: BalanceProblem) -> BalanceProblem:
@@ -253,16 +254,16 @@ def with_parts(problem: BalanceProblem) -> BalanceProblem:
     Worst case and CVaR are about workloads, not about passes, and keep theirs.
     """
     parts = problem.part_BWLE
-    alone = dataclasses.replace(problem, part_BWLE=None)
+    whole_problem = dataclasses.replace(problem, part_BWLE=None)
     if parts is None or not _is_of_means(problem):
-        return alone
+        return whole_problem
     size = parts.sum(axis=3, keepdims=True)
     mean_WLE = problem.load_WLE / problem.load_WLE.sum(axis=2, keepdims=True)
     distance = float(np.abs(parts / size - mean_WLE).sum(axis=3).mean())
     if distance < LEAST_DISTANCE * np.sqrt(len(parts)):
-        return alone
+        return whole_problem
     return dataclasses.replace(
-        alone,
+        whole_problem,
         variance_WLE=None,
         scatter_BWLE=None,
         robust=Robust.MEAN,
@@ -301,8 +302,8 @@ def start_placement(problem: BalanceProblem, *, ceiling: float | None) -> Placem
     """
     share_WLE = problem.load_WLE / problem.mean_WL[:, :, None]
     share_LE = share_WLE.max(axis=0)
-    apart_G = apart_groups(problem)
-    spare, most = problem.ranks.num_slots - problem.num_experts, int(apart_G.max()) + 1
+    group_G = replica_groups(problem)
+    spare, most = problem.ranks.num_slots - problem.num_experts, int(group_G.max()) + 1
     copies_LE = np.stack(
         [
             fitting_copies(share_E, spare=spare, most=most)
@@ -312,14 +313,14 @@ def start_placement(problem: BalanceProblem, *, ceiling: float | None) -> Placem
         ]
     )
     mean_LE = np.einsum("w,wle->le", problem.weight_W, share_WLE)
-    expert_LS = packed(mean_LE / copies_LE, copies_LE, problem.ranks, apart_G=apart_G)
+    expert_LS = packed(mean_LE / copies_LE, copies_LE, problem.ranks, group_G=group_G)
     return Placement(expert_LS=expert_LS)
 
 
 def drawn_times(
     problem: BalanceProblem, placement: Placement, *, seed: int = SEED, draws: int = LAUNCHES
 ) -> Floats:
-    """Time of the busiest rank, [W][L], in the mean of some launches and of some loads.
+    """Time of the most-loaded rank, [W][L], in the mean of some launches and of some loads.
 
     The guess takes ranks and assignments as independent, which few ranks on one node are not.
 
@@ -334,14 +335,14 @@ def drawn_times(
 
 
 def launched_times(problem: BalanceProblem, placement: Placement, *, seed: int) -> Floats:
-    """Time of the busiest rank in each of some launches under the planned loads, [D][W][L]."""
+    """Time of the most-loaded rank in each of some launches under the planned loads, [D][W][L]."""
     return _times(problem, placement, problem.load_WLE[None], seed=seed, launches=LAUNCHES)
 
 
 def _times(
     problem: BalanceProblem, placement: Placement, load_DWLE: Floats, *, seed: int, launches: int
 ) -> Floats:
-    """Time of the busiest rank, [D][W][L], with a launch for each of the loads, or one for all."""
+    """Time of the most-loaded rank, [D][W][L], with a launch for each load, or one for all."""
     ranks = problem.ranks
     is_dealt = problem.dispatch is Dispatch.STATIC
     launches = max(len(load_DWLE), launches if is_dealt else 1)
@@ -382,15 +383,17 @@ def _changes(problem: BalanceProblem, draws: int, rng: np.random.Generator) -> F
     return np.asarray(change_DWLE * np.sqrt(problem.variance_WLE))
 
 
-def best_layers(problem: BalanceProblem, found: list[Placement], time_CWL: Floats) -> Placement:
+def best_layers(
+    problem: BalanceProblem, candidates: list[Placement], time_CWL: Floats
+) -> Placement:
     """Join the placement of least time in each layer; workloads weigh as at the best whole one."""
-    best = min(range(len(found)), key=lambda number: value_of(problem, time_CWL[number]))
+    best = min(range(len(candidates)), key=lambda number: value_of(problem, time_CWL[number]))
     weight_W = layer_weights(problem)
     slope_W = robust_slope(problem, time_CWL[best].sum(axis=1) * weight_W) * weight_W
     chosen_L = np.einsum("w,cwl->cl", slope_W, time_CWL).argmin(axis=0)
     return Placement(
         expert_LS=np.stack(
-            [found[chosen].expert_LS[layer] for layer, chosen in enumerate(chosen_L)]
+            [candidates[chosen].expert_LS[layer] for layer, chosen in enumerate(chosen_L)]
         )
     )
 
@@ -419,7 +422,7 @@ def _copies(share_E: Floats, *, spare: int, most: int, ceiling: float) -> Ints:
 
 
 def fitting_copies(share_E: Floats, *, spare: int, most: int) -> Ints:
-    """Return the copies of every expert of a layer that leave the fewest shares to stand alone.
+    """Return the copies of every expert of a layer that need the fewest ranks for large shares.
 
     With few slots a rank is full of one large share and small ones, and what counts is how many
     large ones there are, not how large the largest is. Of shares above a half no two fit in a
@@ -432,9 +435,9 @@ def fitting_copies(share_E: Floats, *, spare: int, most: int) -> Ints:
     large = np.flatnonzero(share_E > SMALL_SHARE)
     more_XF = np.zeros((len(large), spare + 1), dtype=np.int64)
     for row, share in enumerate(share_E[large].tolist()):
-        found_F = least_F + _alone(share)
+        found_F = least_F + _share_weight(share)
         for more in range(1, min(most - 1, spare) + 1):
-            value_F = least_F[: spare + 1 - more] + (more + 1) * _alone(share / (more + 1))
+            value_F = least_F[: spare + 1 - more] + (more + 1) * _share_weight(share / (more + 1))
             is_less_F = value_F < found_F[more:]
             found_F[more:][is_less_F] = value_F[is_less_F]
             more_XF[row, more:][is_less_F] = more
@@ -451,7 +454,7 @@ def fitting_copies(share_E: Floats, *, spare: int, most: int) -> Ints:
     return copies_E
 
 
-def _alone(share: float) -> float:
+def _share_weight(share: float) -> float:
     """Weight of one share of a rank's mean: how far it keeps others away."""
     if share > 1.0 + SMALL_RATIO:
         return ABOVE_MEAN * share

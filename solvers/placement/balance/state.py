@@ -8,8 +8,8 @@ Work sums drift by rounding (1e-7 a change) and are summed again now and then.
 
 Where near replicas come first, times are means over launches, and every slot and rank has a
 variance beside them (`dispatch/scatter.py`). A search sees peaks, mean + caution * deviation. An
-expert is put on a node once; one that stands there twice from the start is priced as it stands,
-and anew whenever one of its replicas moves.
+expert is put on a node once; one that is there twice from the start is priced as it is, and
+re-priced whenever one of its replicas moves.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ from solvers.placement.ranks import Floats, Ints, Placement
 
 Singles = npt.NDArray[np.float32]
 
-HELD = np.iinfo(np.int32).max
-"""An expert that a rank holds may not enter it again: a second copy there is of no use."""
+NEVER_ENTERS = np.iinfo(np.int32).max
+"""Value of `until_LGE` for an expert that the rank holds: a second copy there is useless."""
 
 
-def apart_groups(problem: BalanceProblem) -> Ints:
-    """Return the group of each rank in which a second copy of an expert is of no use.
+def replica_groups(problem: BalanceProblem) -> Ints:
+    """Return the group of each rank in which a second copy of an expert is useless.
 
     Where near replicas come first, one on a node serves it: a second one would serve its own rank.
     """
@@ -42,7 +42,7 @@ def apart_groups(problem: BalanceProblem) -> Ints:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Noise:
-    """What differs from launch to launch."""
+    """Variances over launches."""
 
     caution: np.float32
     """Standard deviations that a peak lies above the mean."""
@@ -79,7 +79,7 @@ class State:
     """Of every slot at speed 1, relative to the bound."""
     time_LWG: Singles
     """Of every rank, relative to the bound."""
-    apart_G: Ints
+    group_G: Ints
     """Group of each rank in which an expert may have one copy: its node, or the rank itself."""
     noise: Noise | None = None
     """None where nothing is random."""
@@ -108,7 +108,7 @@ class State:
             until_LGE=np.zeros(shape_LGE, dtype=np.int32),
             cost_LWS=np.empty((num_layers, num_workloads, num_slots), dtype=np.float32),
             time_LWG=np.empty((num_layers, num_workloads, ranks.num_ranks), dtype=np.float32),
-            apart_G=apart_groups(problem),
+            group_G=replica_groups(problem),
         )
         if problem.dispatch.is_near:
             state.noise = Noise(
@@ -116,7 +116,7 @@ class State:
                 slot_LWS=np.empty_like(state.cost_LWS),
                 rank_LWG=np.empty_like(state.time_LWG),
                 held_LNE=np.zeros(
-                    (num_layers, int(state.apart_G.max()) + 1, problem.num_experts), dtype=np.int16
+                    (num_layers, int(state.group_G.max()) + 1, problem.num_experts), dtype=np.int16
                 ),
                 crowded_LE=np.zeros((num_layers, problem.num_experts), dtype=np.bool_),
             )
@@ -132,10 +132,10 @@ class State:
         self.held_LGE[chosen_N] = held_NGE
         if self.noise is not None:
             held_NNE = np.zeros((len(chosen_N), *self.noise.held_LNE.shape[1:]), dtype=np.int16)
-            np.add.at(held_NNE, (row_N1, self.apart_G[ranks.rank_S], expert_NS), 1)
+            np.add.at(held_NNE, (row_N1, self.group_G[ranks.rank_S], expert_NS), 1)
             self.noise.held_LNE[chosen_N] = held_NNE
         self.copies_LE[chosen_N] = held_NGE.sum(axis=1)
-        self.until_LGE[chosen_N] = np.where(held_NGE > 0, HELD, 0)
+        self.until_LGE[chosen_N] = np.where(held_NGE > 0, NEVER_ENTERS, 0)
         self.price(chosen_N)
 
     def price(self, chosen_N: Ints) -> None:
@@ -180,7 +180,7 @@ class State:
         return self.noise.peak(time_NWG, self.noise.rank_LWG[chosen_N])
 
     def noise_of_copies(self, chosen_N: Ints, copies_NE: Ints) -> Floats:
-        """Variance of one copy of each expert where it has that many, all apart, [N][W][E]."""
+        """Variance of one of so many copies of each expert on distinct groups, [N][W][E]."""
         problem, layer_N = self.problem, self.layer_L[chosen_N]
         variance_WNE = np.zeros((problem.num_workloads, len(chosen_N), problem.num_experts))
         if problem.dispatch is Dispatch.STATIC:
@@ -199,7 +199,7 @@ class State:
             (cost_WNE / self.scale_WL[:, chosen_N, None]).transpose(1, 0, 2), dtype=np.float64
         )
 
-    def exchange(self, chosen_N: Ints, slot_N: Ints, other_N: Ints, until_N: Ints) -> None:
+    def swap(self, chosen_N: Ints, slot_N: Ints, other_N: Ints, until_N: Ints) -> None:
         """Let two slots of each chosen layer change experts; neither returns before `until_N`."""
         rank_S, speed_G = self.problem.ranks.rank_S, self.problem.ranks.speed_G.astype(np.float32)
         rank_N, other_rank_N = rank_S[slot_N], rank_S[other_N]
@@ -212,12 +212,12 @@ class State:
         expert_N, incoming_N = self.expert_LS[chosen_N, slot_N], self.expert_LS[chosen_N, other_N]
         self.expert_LS[chosen_N, slot_N] = incoming_N
         self.expert_LS[chosen_N, other_N] = expert_N
-        self._hand_over(chosen_N, rank_N, expert_N, incoming_N, until_N)
-        self._hand_over(chosen_N, other_rank_N, incoming_N, expert_N, until_N)
+        self._replace_expert(chosen_N, rank_N, expert_N, incoming_N, until_N)
+        self._replace_expert(chosen_N, other_rank_N, incoming_N, expert_N, until_N)
         if self.noise is not None:
-            self._exchange_noise(self.noise, chosen_N, slot_N, other_N)
+            self._swap_noise(self.noise, chosen_N, slot_N, other_N)
 
-    def _exchange_noise(self, noise: Noise, chosen_N: Ints, slot_N: Ints, other_N: Ints) -> None:
+    def _swap_noise(self, noise: Noise, chosen_N: Ints, slot_N: Ints, other_N: Ints) -> None:
         rank_S, speed_G = self.problem.ranks.rank_S, self.problem.ranks.speed_G.astype(np.float32)
         rank_N, other_rank_N = rank_S[slot_N], rank_S[other_N]
         mine_NW = noise.slot_LWS[chosen_N, :, slot_N]
@@ -241,17 +241,17 @@ class State:
         self.expert_LS[chosen_N, slot_N] = expert_N
         self.copies_LE[chosen_N, gone_N] -= 1
         self.copies_LE[chosen_N, expert_N] += 1
-        self._hand_over(chosen_N, rank_N, gone_N, expert_N, until_N)
+        self._replace_expert(chosen_N, rank_N, gone_N, expert_N, until_N)
         self.price(chosen_N)
 
-    def _hand_over(
+    def _replace_expert(
         self, chosen_N: Ints, rank_N: Ints, gone_N: Ints, come_N: Ints, until_N: Ints
     ) -> None:
         self.held_LGE[chosen_N, rank_N, gone_N] -= 1
         self.held_LGE[chosen_N, rank_N, come_N] += 1
         if self.noise is not None:
-            self.noise.held_LNE[chosen_N, self.apart_G[rank_N], gone_N] -= 1
-            self.noise.held_LNE[chosen_N, self.apart_G[rank_N], come_N] += 1
+            self.noise.held_LNE[chosen_N, self.group_G[rank_N], gone_N] -= 1
+            self.noise.held_LNE[chosen_N, self.group_G[rank_N], come_N] += 1
         is_held_N = self.held_LGE[chosen_N, rank_N, gone_N] > 0
-        self.until_LGE[chosen_N, rank_N, gone_N] = np.where(is_held_N, HELD, until_N)
-        self.until_LGE[chosen_N, rank_N, come_N] = HELD
+        self.until_LGE[chosen_N, rank_N, gone_N] = np.where(is_held_N, NEVER_ENTERS, until_N)
+        self.until_LGE[chosen_N, rank_N, come_N] = NEVER_ENTERS

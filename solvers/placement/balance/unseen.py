@@ -1,4 +1,4 @@
-"""Two more workloads for the search: what an unseen one looks like, as far as the known ones tell.
+"""Two more workloads for the search, estimates of an unseen one from the known ones.
 
     W workloads   L layers   E experts
 
@@ -9,12 +9,11 @@ by what is lasting plus 1/W of what is not; the part that is not lasting,
     chance_ratio = (mean over experts of the variance over workloads / W)
                    / (variance over experts of the mean over workloads),
 
-is how far an unseen workload's expectation shrinks from the mean towards all experts alike (James
-and Stein 1961). The search therefore sees that expectation as a workload, and beside it one in
-which all experts are alike, so that none of a rank's experts that are quiet today are too many
-together; each weighs the ratio, at most a half, where the known ones together weigh the rest of 1.
-One workload shows no variance: nothing is added. Workloads more also make every step dearer and the
-known ones less even, so a small ratio is left out.
+is how far an unseen workload's expectation shrinks from the mean towards uniform experts (James and
+Stein 1961). The search therefore adds that expectation as a workload, and one with uniform experts,
+so that no rank has too many of the experts that are cold today; each weighs the ratio, at most a
+half, and the known ones together the rest of 1. One workload shows no variance: nothing is added.
+More workloads also make every step slower and the known ones less even, so a small ratio adds none.
 
 Measured on three recorded domains of OLMoE, planned on two and tested on the third: 4 and 7 % less
 imbalance than EPLB's rule (8 ranks x 9, 16 x 5 slots; all folds, four starts), where the search

@@ -1,1 +1,1 @@
-"""Short ways between consecutive layers: transitions of tokens from expert to expert."""
+"""Low traffic between consecutive layers, from the transitions of tokens between experts."""

@@ -1,9 +1,9 @@
 """Swaps between pairs of ranks, in every second layer at once, at falling temperature.
 
-    L layers   A layers of one parity   E experts   G ranks   C slots of the fullest rank
+    L layers   A layers of one parity   E experts   G ranks   C slots of the largest rank
     P = G // 2 pairs of ranks   C * C swaps of a pair
 
-A step pairs the ranks off at random, in every layer alike, and makes at most one swap per pair,
+A step pairs the ranks at random, equally in every layer, and makes at most one swap per pair,
 drawn from all C * C and "none" by the heat-bath rule: probability ~ exp(-change / temperature), as
 the largest of the scores plus Gumbel noise. Pairs share no rank and the layers of one parity no
 flow, so all changes of a step are exact and independent, and one step is a dozen operations on
@@ -40,7 +40,7 @@ class Schedule:
     """May be infinite, together with `over_first`."""
 
     def at(self, progress_ratio: float) -> tuple[float, float]:
-        """Temperature and price of load above a limit, both on geometric ways."""
+        """Temperature and price of load above a limit, both geometric."""
         temperature = self.hot * (self.cold / self.hot) ** progress_ratio
         if self.over_last == np.inf:
             return temperature, np.inf
@@ -86,7 +86,7 @@ class Annealer:
         return int(self.parity[0].size * (self.ranks.num_ranks // 2) * self.slot_GC.shape[1] ** 2)
 
     @property
-    def steps_of_a_visit(self) -> int:
+    def steps_of_a_round(self) -> int:
         """Steps in which every pair of ranks meets about once in every layer."""
         return 2 * max(1, self.ranks.num_ranks - 1)
 

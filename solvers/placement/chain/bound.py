@@ -1,14 +1,14 @@
-"""What no chain placement costs less than, pair of layers by pair of layers.
+"""A lower bound on the cost of any chain placement, by pair of layers.
 
     T pairs of layers   E experts   H kinds of groups
 
 With the three costs of `hierarchy.py` a pair costs `other_node` for its whole flow, less what stays
 on nodes and on ranks; `flow_bound.py` says how much of a flow can stay at most. Other costs of
 equal ranks are bounded by the least ones on a rank, inside a node and between nodes, those of
-unequal ranks by two: the least one on a rank and the least between ranks. The busiest pair of ranks
-pays at least the mean over the pairs that have a price; and a flow F that cannot stay on its rank
-puts max_gh cost(g, h) flow(g, h) >= F / sum_gh 1 / cost(g, h) on some pair of ranks. Load limits
-are not used, nor that a layer's placement is the same for the layers before and after it.
+unequal ranks by two: the least one on a rank and the least between ranks. The most-loaded pair of
+ranks pays at least the mean over the pairs that have a price; and a flow F that cannot stay on its
+rank puts max_gh cost(g, h) flow(g, h) >= F / sum_gh 1 / cost(g, h) on some pair of ranks. Load
+limits are not used, nor that a layer's placement is the same for the layers before and after it.
 
 The first pass takes the matching bound alone, milliseconds a pair; later ones cut the flow at
 heights that are multiples of its mean cell, one after the other until time is up. Every pass only
@@ -28,7 +28,7 @@ from solvers.placement.ranks import Floats
 
 HEIGHTS: Final = (8.0, 4.0, 16.0, 6.0, 12.0, 2.0, 32.0)
 """Times the mean cell: where flows are cut; in this order, as cells of gamma(0.5) are bounded best
-at 4 to 16 and others have not been looked at."""
+at 4 to 16 and others were not tried."""
 ROUNDING_RATIO: Final = 1e-12
 """Taken off a pair's cost: sums of E * E numbers in another order."""
 
@@ -60,23 +60,23 @@ def pair_bounds(problem: ChainProblem, *, time_limit_s: float) -> Floats:
     ):
         bound_T = bound_T - group.gain * most_T
     bound_T = np.maximum(bound_T - ROUNDING_RATIO * most_expensive * total_T, 0.0)
-    if problem.measure is Measure.BUSIEST_PAIR:
+    if problem.measure is Measure.MOST_LOADED_PAIR:
         bound_T = bound_T / max(1, int((problem.cost_GG > 0.0).sum()))
         bound_T = np.maximum(bound_T, _leaving_T(problem, total_T, deadline_s))
     return np.asarray(bound_T)
 
 
 def _leaving_T(problem: ChainProblem, total_T: Floats, deadline_s: float) -> Floats:
-    """What the busiest pair costs at least, as some flow cannot stay on its rank."""
+    """What the most-loaded pair costs at least, as some flow cannot stay on its rank."""
     ranks = problem.ranks
     between = problem.cost_GG[~np.eye(ranks.num_ranks, dtype=bool)]
     if not len(between) or (between <= 0.0).any():
         return np.zeros_like(total_T)
-    alike = (ranks.slots_G == ranks.slots_G[0]).all()
+    is_uniform = (ranks.slots_G == ranks.slots_G[0]).all()
     rank = Group(
         gain=1.0,
         size=int(ranks.slots_G.max()),
-        num_groups=ranks.num_ranks if alike else None,
+        num_groups=ranks.num_ranks if is_uniform else None,
     )
     (most_T,) = _most_staying_HT(problem.flow_TEE, (rank,), deadline_s)
     leaving_T = np.maximum(total_T - most_T - ROUNDING_RATIO * total_T, 0.0)
@@ -84,7 +84,7 @@ def _leaving_T(problem: ChainProblem, total_T: Floats, deadline_s: float) -> Flo
 
 
 def _cheapest(problem: ChainProblem) -> ChainProblem:
-    """The problem with the least cost of each kind of way: on a rank, inside a node, between."""
+    """The problem with the least cost of each kind: on a rank, inside a node, between nodes."""
     ranks, cost_GG = problem.ranks, problem.cost_GG
     is_rank = np.eye(ranks.num_ranks, dtype=bool)
     is_node = (ranks.node_G[:, None] == ranks.node_G) & ~is_rank
@@ -129,6 +129,6 @@ def _most_staying_HT(flow_TEE: Floats, groups: tuple[Group, ...], deadline_s: fl
                 if group.num_groups is None or time.perf_counter() >= deadline_s:
                     break
                 cut = height * float(flow_EE.mean())
-                found = most_staying_cut_at(flow_EE, cut, num_groups=group.num_groups)
-                most_T[pair] = min(most_T[pair], found)
+                cut_bound = most_staying_cut_at(flow_EE, cut, num_groups=group.num_groups)
+                most_T[pair] = min(most_T[pair], cut_bound)
     return most_HT

@@ -1,4 +1,4 @@
-"""Clusters of experts that exchange tokens with the same experts, and their way along the chain.
+"""Clusters of experts with the same token transitions, numbered along the chain.
 
     L layers   T = L - 1 pairs of layers   E experts   G ranks, S / G slots each
 
@@ -7,7 +7,7 @@ before anything is placed: the cosine between their rows of in- and outgoing flo
 taken (Hellinger's distance) so that a few heavy cells do not decide, the mean row taken off.
 Clusters of one rank's slots are grown by `greedy_groups.py`. Then each layer's clusters are matched
 to those of the layer before by the flow between them, which numbers them along the chain. Loads,
-costs and nodes are not looked at; annealing is for that.
+costs and nodes are ignored; annealing is for that.
 """
 
 import numpy as np
@@ -18,7 +18,7 @@ from solvers.placement.ranks import Floats, Ints
 
 
 def clusters_along_chain(flow_TEE: Floats, *, num_ranks: int) -> Ints:
-    """Return rank_LE: equal clusters, those that exchange most on ranks of one number."""
+    """Return rank_LE: equal clusters; those with the most flow between them on the same rank."""
     num_layers, num_experts = len(flow_TEE) + 1, flow_TEE.shape[1]
     rank_LE = np.empty((num_layers, num_experts), dtype=np.int64)
     for layer in range(num_layers):

@@ -1,4 +1,4 @@
-"""Who stands together in a layer, ranks and nodes unnamed; and what a pair of layers then costs.
+"""Co-location of experts in a layer up to renaming ranks and nodes, and the cost of a layer pair.
 
     E experts   N nodes   K ranks of a node   S slots of a rank
     R rank sets (S experts)   B node sets (K rank sets)   X states (N node sets)
@@ -25,8 +25,8 @@ Group = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Company:
-    """All states of a layer, with the sets that they are made of."""
+class CoLocationStates:
+    """All states of a layer, with their rank sets and node sets."""
 
     shape: Hierarchy
     in_set_RE: Floats
@@ -93,8 +93,8 @@ def num_states(shape: Hierarchy) -> float:
     return math.exp(min(log, 700.0))
 
 
-def company_of(shape: Hierarchy) -> Company:
-    """Enumerate the states; ask `num_states` first."""
+def enumerate_states(shape: Hierarchy) -> CoLocationStates:
+    """Enumerate the states; check `num_states` first."""
     experts = tuple(range(shape.num_nodes * shape.slots_per_node))
     number_of_set: dict[Group, int] = {}
     number_of_block: dict[tuple[Group, ...], int] = {}
@@ -112,13 +112,13 @@ def company_of(shape: Hierarchy) -> Company:
     in_set_RE = np.zeros((len(number_of_set), len(experts)))
     for members, number in number_of_set.items():
         in_set_RE[number, list(members)] = 1.0
-    return Company(
+    return CoLocationStates(
         shape=shape, in_set_RE=in_set_RE, set_BK=np.array(set_BK), block_XN=np.array(rows)
     )
 
 
 def _groupings(items: Group, size: int) -> Iterator[tuple[Group, ...]]:
-    """Every way to split items into unnamed groups of a size, the lowest item leading each."""
+    """Every split of the items into unnamed groups of a size, the lowest item first in each."""
     if not items:
         yield ()
         return

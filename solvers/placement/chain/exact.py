@@ -2,11 +2,11 @@
 
     f(l + 1, y) = min over x of f(l, x) + cost of the pair (x, y)
 
-A state is what can be known of one layer. Under the three costs of `hierarchy.py` it is who stands
-together (`co_location.py`), and the naming of ranks is an assignment of its own at every pair: 8
+A state describes one layer. Under the three costs of `hierarchy.py` it is which experts are
+co-located (`co_location.py`), and the naming of ranks is a separate assignment at every pair: 8
 experts on 8 ranks of one node are one state, on 2 nodes of 4 they are 35. Otherwise, and for the
-busiest pair of ranks, it is a whole placement of the layer. States that break a load limit are left
-out, so infeasibility is proven too. With O(X^2) a pair of layers for X states; beyond
+most-loaded pair of ranks, it is a whole placement of the layer. States that break a load limit are
+left out, so infeasibility is proven too. With O(X^2) a pair of layers for X states; beyond
 `MOST_STATES`, or out of time, nothing is claimed. For one expert a rank on one node every pair of
 layers is an independent assignment, of any size.
 
@@ -21,13 +21,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from solvers.placement.chain.co_location import company_of
+from solvers.placement.chain.co_location import enumerate_states
 from solvers.placement.chain.co_location import num_states as num_states_of
 from solvers.placement.chain.hierarchy import Hierarchy, hierarchy_of
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Floats, Ints, Placement
-from solvers.placement.single import every_way, placed
-from solvers.placement.start_placement import TOLERANCE_RATIO, num_ways
+from solvers.placement.single import all_assignments, placed
+from solvers.placement.start_placement import TOLERANCE_RATIO, num_assignments
 from solvers.result import Claim, Status
 
 MOST_STATES: Final = 2_600
@@ -49,58 +49,58 @@ def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Cl
     deadline_s = time.perf_counter() + time_limit_s
     shape = _shape(problem)
     if shape is not None and num_states_of(shape) <= MOST_STATES:
-        return _by_company(problem, shape, deadline_s)
-    if num_ways(problem.ranks) <= MOST_STATES:
+        return _by_co_location(problem, shape, deadline_s)
+    if num_assignments(problem.ranks) <= MOST_STATES:
         return _by_placement(problem, deadline_s)
     return NOTHING_KNOWN
 
 
 def num_states(problem: ChainProblem) -> float:
-    """Return how many states of a layer the program looks at."""
+    """Return how many states of a layer the program has."""
     shape = _shape(problem)
-    ways = num_ways(problem.ranks)
-    return ways if shape is None else min(ways, float(num_states_of(shape)))
+    assignments = num_assignments(problem.ranks)
+    return assignments if shape is None else min(assignments, float(num_states_of(shape)))
 
 
 def _shape(problem: ChainProblem) -> Hierarchy | None:
     return hierarchy_of(problem) if problem.measure is Measure.TOTAL else None
 
 
-def _by_company(problem: ChainProblem, shape: Hierarchy, deadline_s: float) -> Claim[Placement]:
-    company = company_of(shape)
-    allowed_LR = _within(problem, problem.load_LE @ company.in_set_RE.T)
-    allowed_LX = np.asarray(allowed_LR[:, company.set_XNK].all(axis=(2, 3)))
+def _by_co_location(problem: ChainProblem, shape: Hierarchy, deadline_s: float) -> Claim[Placement]:
+    states = enumerate_states(shape)
+    allowed_LR = _within(problem, problem.load_LE @ states.in_set_RE.T)
+    allowed_LX = np.asarray(allowed_LR[:, states.set_XNK].all(axis=(2, 3)))
 
-    at_once = max(1, AT_ONCE // len(company.set_BK) ** 2)
+    at_once = max(1, AT_ONCE // len(states.set_BK) ** 2)
 
     def paid_XXT(first: int) -> Floats:
         flow_TEE = problem.flow_TEE[first : first + at_once]
         unsaved_T = shape.other_node * flow_TEE.sum(axis=(1, 2))
-        return np.asarray(unsaved_T - company.savings_XXT(flow_TEE))
+        return np.asarray(unsaved_T - states.savings_XXT(flow_TEE))
 
     return _claimed(
         _shortest(allowed_LX, paid_XXT, deadline_s),
-        lambda state_L: company.named_LE(problem.flow_TEE, state_L),
+        lambda state_L: states.named_LE(problem.flow_TEE, state_L),
     )
 
 
 def _by_placement(problem: ChainProblem, deadline_s: float) -> Claim[Placement]:
-    ways_XE = every_way(tuple(problem.ranks.slots_G.tolist()))
-    on_rank_GXE = (ways_XE == np.arange(problem.ranks.num_ranks)[:, None, None]).astype(np.float64)
+    rank_XE = all_assignments(tuple(problem.ranks.slots_G.tolist()))
+    on_rank_GXE = (rank_XE == np.arange(problem.ranks.num_ranks)[:, None, None]).astype(np.float64)
     load_GXL = on_rank_GXE @ problem.load_LE.T
     allowed_LX = np.asarray(_within(problem, load_GXL.transpose(2, 0, 1)).all(axis=1))
     return _claimed(
         _shortest(
             allowed_LX, lambda pair: _paid_XX(problem, pair, on_rank_GXE)[..., None], deadline_s
         ),
-        lambda state_L: ways_XE[state_L],
+        lambda state_L: rank_XE[state_L],
     )
 
 
 def _claimed(
-    found: tuple[Status, float, Ints], ranks_of: Callable[[Ints], Ints]
+    shortest: tuple[Status, float, Ints], ranks_of: Callable[[Ints], Ints]
 ) -> Claim[Placement]:
-    status, cost, state_L = found
+    status, cost, state_L = shortest
     solution = placed(ranks_of(state_L)) if status is Status.OPTIMAL else None
     return Claim(status=status, solution=solution, bound=cost)
 
@@ -131,7 +131,7 @@ def _paid_XX(problem: ChainProblem, pair: int, on_rank_GXE: Floats) -> Floats:
 def _shortest(
     allowed_LX: Allowed, paid_XXT: Callable[[int], Floats], deadline_s: float
 ) -> tuple[Status, float, Ints]:
-    """The cheapest way through the layers: its cost, and the state of each.
+    """The cheapest path through the layers: its cost, and the state of each.
 
     `paid_XXT` prices one pair of layers or more, from the given one on.
     """

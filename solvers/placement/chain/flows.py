@@ -6,7 +6,7 @@ The cost of a chain is linear in one layer at a time: expert e on rank g pays
 
     price(e, g) = sum_h in(e, h) cost(h, g) + out(e, h) cost(g, h)
 
-with `in` and `out` its flow from and to the experts that stand on rank h in the layers before and
+with `in` and `out` its flow from and to the experts that are on rank h in the layers before and
 after. Layers of equal parity do not meet in any flow, so half of all layers are priced, and moved,
 at once. Single precision, flows and costs scaled to at most 1: the search's own numbers, never the
 ones that are claimed.
@@ -54,14 +54,14 @@ class Flows:
         price_AEG = np.zeros((len(layer_A), num_experts, len(self.cost_GG)), dtype=np.float32)
         for price_EG, layer in zip(price_AEG, layer_A, strict=True):
             if layer > 0:
-                stands_EG = self._stands_EG(rank_LE[layer - 1])
-                price_EG += self.back_TEE[layer - 1] @ stands_EG @ self.cost_GG
+                on_rank_EG = self._on_rank_EG(rank_LE[layer - 1])
+                price_EG += self.back_TEE[layer - 1] @ on_rank_EG @ self.cost_GG
             if layer < num_layers - 1:
-                stands_EG = self._stands_EG(rank_LE[layer + 1])
-                price_EG += self.onward_TEE[layer] @ stands_EG @ self.cost_GG.T
+                on_rank_EG = self._on_rank_EG(rank_LE[layer + 1])
+                price_EG += self.onward_TEE[layer] @ on_rank_EG @ self.cost_GG.T
         return price_AEG
 
-    def _stands_EG(self, rank_E: Ints) -> Singles:
-        stands_EG = np.zeros((len(rank_E), len(self.cost_GG)), dtype=np.float32)
-        stands_EG[np.arange(len(rank_E)), rank_E] = 1.0
-        return stands_EG
+    def _on_rank_EG(self, rank_E: Ints) -> Singles:
+        on_rank_EG = np.zeros((len(rank_E), len(self.cost_GG)), dtype=np.float32)
+        on_rank_EG[np.arange(len(rank_E)), rank_E] = 1.0
+        return on_rank_EG

@@ -1,9 +1,9 @@
-"""Costs with three values: on a rank, inside a node, between nodes; and ranks that are all alike.
+"""Costs with three values (on a rank, inside a node, between nodes) and identical ranks.
 
     E experts   N nodes   K ranks of a node   S slots of a rank
 
 Most clusters are priced so. Then ranks can be renamed inside their node, and nodes among each
-other, without a change of cost: the order of ranks need not be searched, only who stands together,
+other, without a change of cost: the order of ranks need not be searched, only co-location,
 and the cost of a pair of layers is
 
     other_node * flow - (other_node - same_node) * flow inside nodes

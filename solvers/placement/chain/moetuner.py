@@ -37,7 +37,7 @@ import numpy as np
 import pulp
 from pulp.apis.coin_api import pulp_cbc_path
 
-from solvers.cbc import CbcAnswer, run_cbc
+from solvers.cbc import CbcResult, run_cbc
 from solvers.placement.chain import check
 from solvers.placement.chain.bound import lower_bound
 from solvers.placement.chain.problem import ChainProblem, Measure
@@ -61,13 +61,13 @@ Choices = list[list[pulp.LpVariable]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Found:
-    """The answer to one program."""
+class ProgramSolution:
+    """The solution of one program."""
 
     status: Status
     """The worst over the layers."""
     number_LE: Ints | None
-    """Cluster of each expert, or rank of each cluster; None: some layer has no answer."""
+    """Cluster of each expert, or rank of each cluster; None: some layer has no solution."""
     bound: float
     """On the program's own objective."""
 
@@ -101,25 +101,25 @@ def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Cl
 
 def balanced_clusters(
     problem: ChainProblem, *, equal_cluster_size: bool, time_limit_s: float, threads: int = 1
-) -> Found:
+) -> ProgramSolution:
     """Solve the first program: the cluster of each expert, and what its sum is at least."""
     each_s = max(SHORTEST_RUN_S, time_limit_s / problem.num_layers)
     rows, bound, worst = [], 0.0, Status.OPTIMAL
     for layer in range(problem.num_layers):
-        found = _layer_clusters(
+        one_layer = _layer_clusters(
             problem, layer, equal_cluster_size=equal_cluster_size, limit_s=each_s, threads=threads
         )
-        if found.number_LE is None:
-            return found
-        worst = worst if found.status is Status.OPTIMAL else Status.FEASIBLE
-        bound += found.bound
-        rows.append(found.number_LE[0])
-    return Found(status=worst, number_LE=np.array(rows), bound=bound)
+        if one_layer.number_LE is None:
+            return one_layer
+        worst = worst if one_layer.status is Status.OPTIMAL else Status.FEASIBLE
+        bound += one_layer.bound
+        rows.append(one_layer.number_LE[0])
+    return ProgramSolution(status=worst, number_LE=np.array(rows), bound=bound)
 
 
 def clusters_to_ranks(
     problem: ChainProblem, cluster_LE: Ints, *, time_limit_s: float, threads: int = 1
-) -> Found:
+) -> ProgramSolution:
     """Solve the second program: the rank of each cluster, and what its objective is at least."""
     flow_TCC = cluster_flows(problem, cluster_LE)
     most = float(problem.cost_GG.max()) * float(flow_TCC.max(initial=0.0))
@@ -127,14 +127,14 @@ def clusters_to_ranks(
     for spare_experts in (0, SPARE_EXPERTS):
         model, y = _rank_model(problem, cluster_LE, flow_TCC * scale)
         _add_memory(model, problem, cluster_LE, y, spare_experts)
-        answer = _answered(model, time_limit_s, threads)
-        if answer.status is not Status.INFEASIBLE:
+        result = _solve_with_cbc(model, time_limit_s, threads)
+        if result.status is not Status.INFEASIBLE:
             break
-    if not answer.status.has_solution:
-        return Found(status=answer.status, number_LE=None, bound=-math.inf)
-    number_LC = np.array([_chosen(list(zip(*y_CG, strict=True)), answer) for y_CG in y])
-    bound = max(0.0, answer.bound / scale * (1.0 - TOLERANCE_RATIO))
-    return Found(status=answer.status, number_LE=number_LC, bound=bound)
+    if not result.status.has_solution:
+        return ProgramSolution(status=result.status, number_LE=None, bound=-math.inf)
+    number_LC = np.array([_chosen(list(zip(*y_CG, strict=True)), result) for y_CG in y])
+    bound = max(0.0, result.bound / scale * (1.0 - TOLERANCE_RATIO))
+    return ProgramSolution(status=result.status, number_LE=number_LC, bound=bound)
 
 
 def cluster_flows(problem: ChainProblem, cluster_LE: Ints) -> Floats:
@@ -146,7 +146,7 @@ def cluster_flows(problem: ChainProblem, cluster_LE: Ints) -> Floats:
 
 def _layer_clusters(
     problem: ChainProblem, layer: int, *, equal_cluster_size: bool, limit_s: float, threads: int
-) -> Found:
+) -> ProgramSolution:
     """Solve the first program of one layer."""
     load_E = problem.load_LE[layer]
     scale = SCALE / float(load_E.sum()) if load_E.any() else 1.0
@@ -154,20 +154,20 @@ def _layer_clusters(
     if equal_cluster_size and problem.most_load_L is not None:
         limit = float(problem.most_load_L[layer])
     model, x = _cluster_model(problem, layer, scale, equal_cluster_size=equal_cluster_size)
-    answer = _answered(model, limit_s if limit is None else limit_s / 2.0, threads)
-    is_repaired = limit is not None and answer.status is Status.UNKNOWN
+    result = _solve_with_cbc(model, limit_s if limit is None else limit_s / 2.0, threads)
+    is_repaired = limit is not None and result.status is Status.UNKNOWN
     if is_repaired:
         free = replace(problem, most_load_L=None)
         model, x = _cluster_model(free, layer, scale, equal_cluster_size=equal_cluster_size)
-        answer = _answered(model, limit_s / 2.0, threads)
-    if not answer.status.has_solution:
-        return Found(status=answer.status, number_LE=None, bound=-math.inf)
-    cluster_E, status = _chosen(x, answer), answer.status
+        result = _solve_with_cbc(model, limit_s / 2.0, threads)
+    if not result.status.has_solution:
+        return ProgramSolution(status=result.status, number_LE=None, bound=-math.inf)
+    cluster_E, status = _chosen(x, result), result.status
     if is_repaired and limit is not None:
         cluster_E = repaired(load_E, cluster_E, limit, np.random.default_rng(SEED))
         status = Status.FEASIBLE
-    bound = max(0.0, answer.bound / scale * (1.0 - TOLERANCE_RATIO))
-    return Found(status=status, number_LE=cluster_E[None], bound=bound)
+    bound = max(0.0, result.bound / scale * (1.0 - TOLERANCE_RATIO))
+    return ProgramSolution(status=status, number_LE=cluster_E[None], bound=bound)
 
 
 def _cluster_model(
@@ -179,14 +179,14 @@ def _cluster_model(
     experts, clusters = range(problem.num_experts), range(problem.ranks.num_ranks)
     model = pulp.LpProblem("clusters", pulp.LpMinimize)
     x = [[model.add_variable(f"x{c}_{e}", cat=pulp.LpBinary) for e in experts] for c in clusters]
-    apart = [model.add_variable(f"u{c}", lowBound=0.0) for c in clusters]
-    model += pulp.lpSum(apart)
+    deviation = [model.add_variable(f"u{c}", lowBound=0.0) for c in clusters]
+    model += pulp.lpSum(deviation)
     for e in experts:
         model += pulp.lpSum(x[c][e] for c in clusters) == 1
     for c in clusters:
         tokens = pulp.LpAffineExpression(zip(x[c], load_E, strict=True))
-        model += tokens - mean <= apart[c]
-        model += mean - tokens <= apart[c]
+        model += tokens - mean <= deviation[c]
+        model += mean - tokens <= deviation[c]
         if equal_cluster_size:
             model += pulp.lpSum(x[c]) == int(slots_G[c])
         else:
@@ -275,17 +275,17 @@ def _add_memory(
                     model += y_CG[c][g] == 0
         return
     for g in range(count):
-        held = pulp.LpAffineExpression(
+        placed_experts = pulp.LpAffineExpression(
             (y_CG[c][g], int(size_C[c]))
             for y_CG, size_C in zip(y, size_LC, strict=True)
             for c in range(count)
         )
         wanted = int(slots_G[g]) * problem.num_layers
-        model += held >= wanted - spare_experts
-        model += held <= wanted + spare_experts
+        model += placed_experts >= wanted - spare_experts
+        model += placed_experts <= wanted + spare_experts
 
 
-def _answered(model: pulp.LpProblem, time_limit_s: float, threads: int) -> CbcAnswer:
+def _solve_with_cbc(model: pulp.LpProblem, time_limit_s: float, threads: int) -> CbcResult:
     return run_cbc(
         executable=pulp_cbc_path,
         write_model=model.writeMPS,
@@ -294,8 +294,8 @@ def _answered(model: pulp.LpProblem, time_limit_s: float, threads: int) -> CbcAn
     )
 
 
-def _chosen(of_number: Sequence[Sequence[pulp.LpVariable]], answer: CbcAnswer) -> Ints:
+def _chosen(of_number: Sequence[Sequence[pulp.LpVariable]], result: CbcResult) -> Ints:
     """For each column of choices, the row that CBC set to one."""
-    value = answer.value_of_column
+    value = result.value_of_column
     chosen = np.array([[value.get(one.name, 0.0) for one in row] for row in of_number])
     return np.asarray(chosen.argmax(axis=0), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Swaps inside a layer that lower the busiest pairs of ranks beside it, from the best to the best.
+"""Best-improvement swaps inside a layer that lower its most-loaded pairs of ranks.
 
     E experts   G ranks   e on rank a, f on rank b
 
@@ -8,9 +8,10 @@ changes two rows of it, and the cost of the pair becomes
     max(most of the other rows, row(e, f), row(f, e))
     row(e, f) = max_h cost(a, h) * (B(a, h) - out(e, h) + out(f, h))
 
-with out(e, h) what e sends to rank h; in the later layer columns take the place of rows. So all
-E (E - 1) / 2 swaps of a layer are judged exactly, by arrays of E E numbers. Layers take turns until
-none has a swap within the load limits that lowers the sum over pairs of layers: a local optimum.
+with out(e, h) what e sends to rank h; in the later layer columns take the place of rows. So all E
+(E - 1) / 2 swaps of a layer are evaluated exactly, by arrays of E E numbers. Layers take turns
+until none has a swap within the load limits that lowers the sum over pairs of layers: a local
+optimum.
 """
 
 import time
@@ -36,7 +37,7 @@ def descend(problem: ChainProblem, rank_LE: Ints, *, deadline_s: float) -> None:
 
 
 def changes_EE(problem: ChainProblem, rank_LE: Ints, layer: int) -> Floats:
-    """Return by how much each swap in a layer changes the measure, limits not looked at."""
+    """Return by how much each swap in a layer changes the measure, limits ignored."""
     changed_EE = np.zeros((problem.num_experts, problem.num_experts))
     rank_E, cost_GG = rank_LE[layer], problem.cost_GG
     if layer > 0:

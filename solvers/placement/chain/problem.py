@@ -4,11 +4,11 @@
 
 The cost of a placement is
 
-    total          sum_l sum_{e,f} flow(l, e, f) * cost(rank_l(e), rank_{l+1}(f))
-    busiest pair   sum_l max_{g,h} cost(g, h) * flow between g and h        (MoETuner's objective)
+    total              sum_l sum_{e,f} flow(l, e, f) * cost(rank_l(e), rank_{l+1}(f))
+    most-loaded pair   sum_l max_{g,h} cost(g, h) * flow between g and h    (MoETuner's objective)
 
-subject to a largest rank load per layer, so that short ways are not bought with an uneven load.
-Every expert stands in one slot.
+subject to a largest rank load per layer, so that low traffic does not cost balance.
+Every expert is in one slot.
 
 True for runtimes in which a token's state stays on the rank of its last expert: MoETuner's setting
 (arXiv 2502.06643). Engines that combine back to the home rank after every layer gain nothing from
@@ -27,8 +27,8 @@ class Measure(StrEnum):
     """What of the flow counts."""
 
     TOTAL = "total"
-    """Every token, times the cost of its way."""
-    BUSIEST_PAIR = "busiest_pair"
+    """Every token, times the cost of its transition."""
+    MOST_LOADED_PAIR = "busiest_pair"
     """Per pair of layers the largest flow times cost over pairs of ranks."""
 
 

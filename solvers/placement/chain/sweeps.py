@@ -6,8 +6,9 @@ other, then it is forbidden. A layer that is still above its limit is repaired b
 the last, strict turns. The better of the two is claimed, with the bound of `bound.py`.
 
 The number of steps is fixed by the size, so equal inputs give equal placements where time suffices;
-where it does not, both anneals cool faster. For the busiest pair of ranks the total stands in while
-annealing, and `most_loaded_swaps.py` descends on the measure itself from what each anneal gave.
+where it does not, both anneals cool faster. For the most-loaded pair of ranks the total stands in
+while annealing, and `most_loaded_swaps.py` descends on the measure itself from what each anneal
+gave.
 
 Letters: L layers, E experts, G ranks.
 """
@@ -40,15 +41,15 @@ STRICT_RATIO: Final = 0.15
 """Of the steps, at the end and with limits forbidden to pass."""
 SWAPS_WEIGHED: Final = 3e7
 """Of one start, at most: some seconds."""
-MOST_VISITS: Final = 250
+MAX_ROUNDS: Final = 250
 """Times that every pair of ranks meets in every layer, at most; small problems need no more."""
-TURNS_OF_A_VISIT: Final = 4
-"""A visit is made in so many turns per parity, after each of which the layers beside are
+TURNS_OF_A_ROUND: Final = 4
+"""A round has so many turns per parity, after each of which the neighbouring layers are
 re-priced."""
 BOUND_RATIO: Final = 0.3
 """Of the time, for the bound."""
 DESCENT_RATIO: Final = 0.5
-"""Of a start's time, for descending on the busiest pair where that is the measure."""
+"""Of a start's time, for descending on the most-loaded pair where that is the measure."""
 SEARCH_RATIO: Final = 0.95
 """Of the time, when turns end; the rest is for pricing what was found."""
 
@@ -56,21 +57,21 @@ SEARCH_RATIO: Final = 0.95
 def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
     """Return the best placement of the sweeps, with the bound of the pairs of layers."""
     started_s = time.perf_counter()
-    found = fit(problem.load_LE, problem.ranks, problem.most_load_L)
-    if not found.fits:
-        status = Status.INFEASIBLE if found.is_proven else Status.UNKNOWN
-        bound = math.inf if found.is_proven else -math.inf
+    balanced = fit(problem.load_LE, problem.ranks, problem.most_load_L)
+    if not balanced.fits:
+        status = Status.INFEASIBLE if balanced.is_proven else Status.UNKNOWN
+        bound = math.inf if balanced.is_proven else -math.inf
         return Claim(status=status, solution=None, bound=bound)
     bound = lower_bound(problem, time_limit_s=BOUND_RATIO * time_limit_s)
-    best = placed(found.rank_LE)
+    best = placed(balanced.rank_LE)
     value = check.objective(problem, best)
-    starts = list(_starts(problem, found.rank_LE)) if value > bound else []
+    starts = list(_starts(problem, balanced.rank_LE)) if value > bound else []
     for number, (rank_LE, schedule) in enumerate(starts):
         left_s = SEARCH_RATIO * time_limit_s - (time.perf_counter() - started_s)
         if left_s <= 0.0:
             break
         limit_s = left_s / (len(starts) - number)
-        swept = placed(_swept(problem, rank_LE, schedule, found.rank_LE, limit_s=limit_s))
+        swept = placed(_swept(problem, rank_LE, schedule, balanced.rank_LE, limit_s=limit_s))
         swept_value = check.objective(problem, swept)
         if swept_value < value and not check.violations(problem, swept):
             best, value = swept, swept_value
@@ -96,30 +97,30 @@ def _swept(
     rng = np.random.default_rng(SEED)
     annealer = Annealer(Flows.of(problem), problem.load_LE, problem.ranks, problem.most_load_L, rng)
     rank_LE = start_LE.copy()
-    visits = SWAPS_WEIGHED / max(1, annealer.swaps_of_a_step * annealer.steps_of_a_visit)
-    visits = min(visits, float(MOST_VISITS))
+    rounds = SWAPS_WEIGHED / max(1, annealer.swaps_of_a_step * annealer.steps_of_a_round)
+    rounds = min(rounds, float(MAX_ROUNDS))
     strict_s = STRICT_RATIO * limit_s
     is_total = problem.measure is Measure.TOTAL
     deadline_s = time.perf_counter() + limit_s
     annealed_s = deadline_s - (0.0 if is_total else DESCENT_RATIO * limit_s)
-    _anneal(annealer, rank_LE, schedule, visits, deadline_s=annealed_s - strict_s)
+    _anneal(annealer, rank_LE, schedule, rounds, deadline_s=annealed_s - strict_s)
     _settle(problem, rank_LE, balanced_LE, rng)
-    _anneal(annealer, rank_LE, STRICT, STRICT_RATIO * visits, deadline_s=annealed_s)
+    _anneal(annealer, rank_LE, STRICT, STRICT_RATIO * rounds, deadline_s=annealed_s)
     if not is_total:
         descend(problem, rank_LE, deadline_s=deadline_s)
     return rank_LE
 
 
 def _anneal(
-    annealer: Annealer, rank_LE: Ints, schedule: Schedule, visits: float, *, deadline_s: float
+    annealer: Annealer, rank_LE: Ints, schedule: Schedule, rounds: float, *, deadline_s: float
 ) -> None:
     """Turn by turn in place; the clock only hurries what steps would do more slowly."""
     unit = annealer.temperature_unit(rank_LE)
     if unit <= 0.0:
         return
     mean_load = max(float(annealer.load_LE.mean()), np.finfo(float).tiny)
-    steps = max(1, annealer.steps_of_a_visit // (2 * TURNS_OF_A_VISIT))
-    turns = max(2, math.ceil(visits * annealer.steps_of_a_visit / steps))
+    steps = max(1, annealer.steps_of_a_round // (2 * TURNS_OF_A_ROUND))
+    turns = max(2, math.ceil(rounds * annealer.steps_of_a_round / steps))
     started_s = time.perf_counter()
     available_s = max(deadline_s - started_s, 1e-9)
     for turn in range(turns):

@@ -1,1 +1,1 @@
-"""Few ranks and nodes touched by a token: experts that are chosen together stand together."""
+"""Few ranks and nodes touched by a token: experts that are chosen together are co-located."""

@@ -1,8 +1,8 @@
-"""What no co-activation placement costs less than, layer by layer.
+"""A lower bound on the cost of any co-activation placement, layer by layer.
 
     L layers   T tokens   K experts of a token   E experts   J groups of n slots of a level
 
-A token whose K experts stand in j groups has at least
+A token whose K experts are in j groups has at least
 
     pairs(j) = the pairs in one group if K is split over j groups as evenly as can be
 
@@ -48,11 +48,11 @@ def lower_bound_L(problem: CoactivationProblem, *, time_limit_s: float) -> Float
     for level in problem.levels:
         copies_L = fewest_copies_L(problem, level, both_LEE, deadline_s=deadline_s)
         touched_L = cheapest_total_L(copies_L, level.weights_J, problem.expert_LTK.shape[1])
-        busiest_L = copies_L / (1.0 / level.weights_J).sum()
+        peak_L = copies_L / (1.0 / level.weights_J).sum()
         if (level.weights_J == 1.0).all():
-            busiest_L = np.ceil(busiest_L)
+            peak_L = np.ceil(peak_L)
         bound_L += level.total_cost * touched_L
-        bound_L += level.busiest_cost * level.num_groups * busiest_L
+        bound_L += level.peak_cost * level.num_groups * peak_L
     return bound_L
 
 
@@ -79,8 +79,8 @@ def fewest_copies_L(
             for layer, both_EE in enumerate(both_LEE):
                 if time.perf_counter() >= deadline_s:
                     break
-                found = _most_pairs_cut_at(both_EE, height, len(slots_J))
-                most_L[layer] = min(most_L[layer], found)
+                pairs_bound = _most_pairs_cut_at(both_EE, height, len(slots_J))
+                most_L[layer] = min(most_L[layer], pairs_bound)
     saved_L = num_tokens * most_saved(most_L / num_tokens, num_chosen, slots_J)
     return np.asarray(np.ceil(num_tokens * num_chosen - saved_L - ROUNDING_RATIO * num_tokens))
 

@@ -30,7 +30,7 @@ def layer_costs(problem: CoactivationProblem, placement: Placement) -> Floats:
             count_J = touched(problem, placement, level=level, layer=layer)
             weighted_J = level.weights_J * count_J
             cost_L[layer] += level.total_cost * weighted_J.sum()
-            cost_L[layer] += level.busiest_cost * level.num_groups * weighted_J.max()
+            cost_L[layer] += level.peak_cost * level.num_groups * weighted_J.max()
     return cost_L
 
 

@@ -27,23 +27,23 @@ class Layer:
     load_G: Floats
     tables_H: tuple[Tables, ...]
     total_cost_H: Floats
-    busiest_cost_H: Floats
-    """Of one token copy into the busiest group, the number of groups counted in."""
+    peak_cost_H: Floats
+    """Of one token copy into the most-loaded group, the number of groups counted in."""
 
     def cost(self) -> float:
         """What the layer costs."""
         return float(
             sum(
-                total * tables.weighted_J.sum() + busiest * tables.weighted_J.max()
-                for tables, total, busiest in zip(
-                    self.tables_H, self.total_cost_H, self.busiest_cost_H, strict=True
+                total * tables.weighted_J.sum() + peak * tables.weighted_J.max()
+                for tables, total, peak in zip(
+                    self.tables_H, self.total_cost_H, self.peak_cost_H, strict=True
                 )
             )
         )
 
     def allowed_changes_EE(self) -> Floats:
         """By how much each swap changes the cost; infinite where a limit forbids it."""
-        changed_EE = changes_EE(self.tables_H, self.total_cost_H, self.busiest_cost_H)
+        changed_EE = changes_EE(self.tables_H, self.total_cost_H, self.peak_cost_H)
         changed_EE[self.rank_E[:, None] == self.rank_E] = np.inf
         if np.isfinite(self.most_load):
             room_E = self.most_load - self.load_G[self.rank_E]
@@ -52,7 +52,7 @@ class Layer:
         return changed_EE
 
     def swap(self, one: int, two: int) -> None:
-        """Exchange two experts."""
+        """Swap two experts."""
         tokens_N = np.unique(np.concatenate([self._tokens(one), self._tokens(two)]))
         for tables in self.tables_H:
             tables.swap(one, two, self.expert_TK[tokens_N])
@@ -81,7 +81,5 @@ def layer_of(problem: CoactivationProblem, number: int, rank_E: Ints) -> Layer:
             Tables.of(expert_TK, level.group_G[rank_E], level.weights_J) for level in problem.levels
         ),
         total_cost_H=np.array([level.total_cost for level in problem.levels]),
-        busiest_cost_H=np.array(
-            [level.busiest_cost * level.num_groups for level in problem.levels]
-        ),
+        peak_cost_H=np.array([level.peak_cost * level.num_groups for level in problem.levels]),
     )

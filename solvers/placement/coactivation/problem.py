@@ -1,4 +1,4 @@
-"""Co-activation: the experts that a token chooses together should stand on few ranks and nodes.
+"""Co-activation: the experts that a token chooses together should be on few ranks and nodes.
 
     L layers   T sampled tokens   K experts of a token   E experts   G ranks   H levels   S slots
 
@@ -11,7 +11,7 @@ whatever their number there (DeepEP, HierMoE's de-duplication), costs in layer l
 with p_h(j) the tokens that touch group j of level h, and w_h(j) how much more a copy into that
 group costs than the level says: 1, unless the links of groups differ. The first term is traffic in
 all, the second HierMoE's padded all-to-all (arXiv 2508.09591, eq. 1 to 5, one hop a level). Every
-expert stands in one slot, and a largest rank load per layer keeps the balance.
+expert is in one slot, and a largest rank load per layer keeps the balance.
 
 True for runtimes that de-duplicate; a plain all-to-all sends K copies wherever experts stand.
 """
@@ -35,7 +35,7 @@ class Level:
     """Group of each rank, counted from 0."""
     total_cost: float
     """Of one token copy into any group."""
-    busiest_cost: float = 0.0
+    peak_cost: float = 0.0
     """Of one token copy into the group that gets most, times the number of groups."""
     weight_J: Floats | None = None
     """What a copy into each group costs, relative to these; None: 1 for all."""

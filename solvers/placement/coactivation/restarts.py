@@ -71,18 +71,18 @@ def _best_start(
     rng: np.random.Generator,
     until_s: float,
 ) -> Layer:
-    found = []
+    descended = []
     for rank_E in (start_E, *_chosen_together(problem, number, rng)):
         layer = layer_of(problem, number, rank_E)
         descend(layer, deadline_s=until_s)
-        found.append(layer)
-    return min(found, key=Layer.cost)
+        descended.append(layer)
+    return min(descended, key=Layer.cost)
 
 
 def _chosen_together(
     problem: CoactivationProblem, number: int, rng: np.random.Generator
 ) -> Iterator[Ints]:
-    """The start from groups, where ranks are alike and limits can be kept."""
+    """The start from groups, where ranks are equal and limits can be kept."""
     ranks = problem.ranks
     ranks_of_N = np.bincount(ranks.node_G)
     if (ranks.slots_G != ranks.slots_G[0]).any() or (ranks_of_N != ranks_of_N[0]).any():

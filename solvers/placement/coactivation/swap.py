@@ -1,6 +1,6 @@
 """HierMoE's swap of two experts, repeated from the best to the best until none helps.
 
-HierMoE (arXiv 2508.09591) exchanges one pair a planning step, the one that lowers the cost most.
+HierMoE (arXiv 2508.09591) swaps one pair per planning step, the one that lowers the cost most.
 Here it is repeated to a local optimum, layer by layer, with two additions: a swap that takes a rank
 above its load limit is not made, and the start is the placement of the engines (experts in order)
 where that keeps the limits, else one that does. The paper smooths the maximum over groups, as it
@@ -58,15 +58,15 @@ def starting_ranks(problem: CoactivationProblem) -> Ints | None:
     in_order_LE = np.tile(ranks.rank_S, (problem.num_layers, 1))
     if problem.most_load_L is None:
         return in_order_LE
-    found = fit(problem.load_LE, ranks, problem.most_load_L)
-    if not found.fits:
+    fitted = fit(problem.load_LE, ranks, problem.most_load_L)
+    if not fitted.fits:
         return None
     largest_L = rank_loads(problem.load_LE, in_order_LE, ranks.num_ranks).max(axis=1)
-    return np.where((largest_L <= problem.most_load_L)[:, None], in_order_LE, found.rank_LE)
+    return np.where((largest_L <= problem.most_load_L)[:, None], in_order_LE, fitted.rank_LE)
 
 
 def without_start(problem: CoactivationProblem) -> Claim[Placement]:
-    """Return what to say where nothing was found within the limits."""
+    """Return the claim where no start within the limits was found."""
     if fit(problem.load_LE, problem.ranks, problem.most_load_L).is_proven:
         return Claim(status=Status.INFEASIBLE, solution=None, bound=math.inf)
     return Claim(status=Status.UNKNOWN, solution=None, bound=-math.inf)

@@ -1,4 +1,4 @@
-"""What every swap of two experts of one layer would do to the groups that tokens touch.
+"""Effect of every swap of two experts of one layer on the groups that tokens touch.
 
     T tokens   K experts of a token   E experts   J groups of a level
 
@@ -11,7 +11,7 @@ it chose both, or none, nothing changes (HierMoE, arXiv 2508.09591, section IV).
     lost(A, B)    those of them that chose B as well
 
 the count of group b grows by tokens(A) - touch(A, b) - alone(B) + lost(B, A), that of a likewise
-with A and B exchanged: a token of both touches b already, so the first difference needs no
+with A and B swapped: a token of both touches b already, so the first difference needs no
 correction. Where a copy into a group costs w(j) times the usual, counts and growths are taken times
 the weight of their group. Three tables answer for all E (E - 1) / 2 swaps exactly. A swap that is
 made changes them only by the tokens of its two experts, T K / E each on average.
@@ -64,7 +64,7 @@ class Tables:
         return self.weight_J * self.count_J
 
     def swap(self, one: int, two: int, expert_NK: Ints) -> None:
-        """Exchange two experts; `expert_NK` are all tokens that chose one of them."""
+        """Swap two experts; `expert_NK` are all tokens that chose one of them."""
         if self.group_E[one] == self.group_E[two]:
             return
         self._add(expert_NK, sign=-1)
@@ -84,7 +84,7 @@ class Tables:
         num_chosen = expert_NK.shape[1]
         group_NK = self.group_E[expert_NK]
         is_same_NKK = group_NK[:, :, None] == group_NK[:, None, :]
-        is_alone_NK = is_same_NKK.sum(axis=2) == 1
+        is_only_NK = is_same_NKK.sum(axis=2) == 1
         earlier_KK = np.tri(num_chosen, k=-1, dtype=bool)
         is_first_NK = ~(is_same_NKK & earlier_KK).any(axis=2)
         self.count_J += sign * np.bincount(group_NK[is_first_NK], minlength=num_groups)
@@ -92,7 +92,7 @@ class Tables:
         is_counted_NKK = np.broadcast_to(is_first_NK[:, None, :], touch_NKK.shape)
         touch = np.bincount(touch_NKK[is_counted_NKK], minlength=num_experts * num_groups)
         self.touch_EJ += sign * touch.reshape(num_experts, num_groups)
-        row_M, place_M = np.nonzero(is_alone_NK)
+        row_M, place_M = np.nonzero(is_only_NK)
         lost_MK = expert_NK[row_M, place_M][:, None] * num_experts + expert_NK[row_M]
         lost = np.bincount(lost_MK.ravel(), minlength=num_experts**2)
         self.lost_EE += sign * lost.reshape(num_experts, num_experts)
@@ -111,20 +111,20 @@ def largest_without_two(value_J: Floats) -> Floats:
     return np.asarray(rest_JJ, dtype=np.float64)
 
 
-def changes_EE(tables: tuple[Tables, ...], total_cost_H: Floats, busiest_cost_H: Floats) -> Floats:
+def changes_EE(tables: tuple[Tables, ...], total_cost_H: Floats, peak_cost_H: Floats) -> Floats:
     """Return [A][B]: by how much the cost of the layer changes if A and B are swapped.
 
-    `busiest_cost_H` is of one token copy into the busiest group, groups counted in.
+    `peak_cost_H` is of one token copy into the most-loaded group, groups counted in.
     """
     changed_EE = np.zeros(tables[0].lost_EE.shape)
-    for level, total_cost, busiest_cost in zip(tables, total_cost_H, busiest_cost_H, strict=True):
+    for level, total_cost, peak_cost in zip(tables, total_cost_H, peak_cost_H, strict=True):
         grown_EE = level.grown_EE() * level.weight_J[level.group_E]
         if total_cost:
             changed_EE += total_cost * (grown_EE + grown_EE.T)
-        if busiest_cost:
+        if peak_cost:
             group_E, value_J = level.group_E, level.weighted_J
             rest_EE = largest_without_two(value_J)[group_E][:, group_E]
             there_EE = value_J[group_E] + grown_EE
             after_EE = np.maximum(rest_EE, np.maximum(there_EE, there_EE.T))
-            changed_EE += busiest_cost * (after_EE - value_J.max())
+            changed_EE += peak_cost * (after_EE - value_J.max())
     return changed_EE

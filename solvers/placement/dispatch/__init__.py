@@ -1,1 +1,1 @@
-"""What a runtime does with a placement: which replica each token copy goes to."""
+"""Dispatch rules of runtimes: which replica each token copy goes to."""

@@ -1,11 +1,11 @@
-"""What a runtime must share out: token copies of every pass, and the replicas that may take them.
+"""Input of a dispatch rule: token copies of every pass, and the replicas that may take them.
 
     P passes   L layers   E experts   G ranks   S slots of a layer   H source ranks, H = G
 
 A dispatch rule turns a case into loads `[P][L][G]`: token copies that each rank computes. Every
 rule knows one pass and layer at a time, as engines do, and is written for all of them at once.
 
-Not covered: which token goes where, dropped tokens, and traffic; a rule is judged by its loads.
+Not covered: which token goes where, dropped tokens, and traffic; a rule is evaluated by its loads.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class DispatchCase:
     """Token copies by the rank that holds the token, in any unit: only shares are used. None, or an
     expert without any: every rank sends the same."""
     seed: int = 0
-    """Of whatever a rule draws by lot."""
+    """Of a rule's random draws."""
 
     def __post_init__(self) -> None:
         if self.load_PLE.ndim != 3 or 0 in self.load_PLE.shape:

@@ -1,8 +1,8 @@
 """Dynamic dispatch: which replica takes a token copy depends on the token alone, not on loads.
 
-Engines take the replica by lot, or by the token's row modulo the number of replicas; the rows that
-choose an expert are as good as random. So the tokens of an expert with r replicas fall on them as a
-multinomial of r equal chances, and the loads of a pass scatter around the even split by about
+Engines take the replica at random, or by the token's row modulo the number of replicas; the rows
+that choose an expert are as good as random. So the tokens of an expert with r replicas fall on them
+as a multinomial of r equal chances, and the loads of a pass scatter around the even split by about
 sqrt(load / r) a replica: little for a prefill, much for a decode step.
 
 Source:  SGLang 0.5.23, `--ep-dispatch-algorithm dynamic` without an all-to-all backend

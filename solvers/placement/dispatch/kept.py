@@ -1,4 +1,4 @@
-"""Splits that were worked out before, for placements are judged again and again.
+"""A cache of splits, since placements are evaluated many times.
 
     L layers   E experts   G ranks   S slots of a layer   P passes
 
@@ -22,12 +22,12 @@ _KEPT: Final[OrderedDict[bytes, Floats]] = OrderedDict()
 
 
 def key_of(case: DispatchCase, *, of: str, load_LE: Floats | None = None) -> bytes:
-    """Return what tells a split apart from others.
+    """Return the cache key of a split.
 
     Args:
         case: with its placement, ranks and sources.
-        of: the rule, and what else it looks at.
-        load_LE: token copies of the pass, where the rule looks at them.
+        of: the rule, and its other inputs.
+        load_LE: token copies of the pass, where the rule reads them.
     """
     digest = hashlib.blake2b(f"{of} {case.placement.expert_LS.shape} {case.num_experts}".encode())
     arrays = (case.placement.expert_LS, case.ranks.slots_G, case.ranks.node_G, case.ranks.speed_G)
@@ -37,15 +37,15 @@ def key_of(case: DispatchCase, *, of: str, load_LE: Floats | None = None) -> byt
 
 
 def kept(key: bytes) -> Floats | None:
-    """Return what was kept under a key, None if nothing is."""
-    found = _KEPT.get(key)
-    if found is not None:
+    """Return the cached split of a key, None if there is none."""
+    cached = _KEPT.get(key)
+    if cached is not None:
         _KEPT.move_to_end(key)
-    return found
+    return cached
 
 
 def keep(key: bytes, share_LS: Floats) -> Floats:
-    """Keep the shares of slots, and return them."""
+    """Cache the shares of slots, and return them."""
     share_LS.setflags(write=False)
     _KEPT[key] = share_LS
     if len(_KEPT) > MOST_KEPT:
@@ -56,8 +56,8 @@ def keep(key: bytes, share_LS: Floats) -> Floats:
 def by_slot(case: DispatchCase, split_LEG: Floats) -> Floats:
     """Return the share of its expert that the rank of each slot takes, `[L][S]`."""
     layer_L1 = np.arange(case.num_layers)[:, None]
-    found: Floats = split_LEG[layer_L1, case.placement.expert_LS, case.ranks.rank_S[None, :]]
-    return found
+    cached: Floats = split_LEG[layer_L1, case.placement.expert_LS, case.ranks.rank_S[None, :]]
+    return cached
 
 
 def by_rank(case: DispatchCase, share_LS: Floats) -> Floats:

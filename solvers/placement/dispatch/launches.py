@@ -59,7 +59,7 @@ def users(target_DH: Ints, *, ranks: Ranks) -> Floats:
 def expected_shares(placement: Placement, *, ranks: Ranks) -> Iterator[tuple[int, int, Floats]]:
     """Yield layer, expert and the share of its tokens that each rank expects, `[G]`.
 
-    Experts of one replica are left out, and tokens come from all ranks alike.
+    Experts of one replica are left out, and all ranks send equally many tokens.
     """
     for layer, expert, host_R in replicated(placement, ranks=ranks):
         near_H = nearest_H(host_R, ranks=ranks)

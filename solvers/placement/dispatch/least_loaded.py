@@ -1,4 +1,4 @@
-"""Least-loaded dispatch: what a rank has too much goes, weights and tokens, to idle ranks.
+"""Least-loaded dispatch: the excess of a rank goes, weights and tokens, to less loaded ranks.
 
     P passes   L layers   E experts   G ranks   I instances, a pass and layer each
 
@@ -11,8 +11,8 @@
 
 Source:  LLEP, arXiv 2601.17111, algorithm LLA; defaults of its experiments. The gate compares rank
          loads, as its code does; the paper's text compares expert loads.
-Valid:   one replica an expert: copies are made on the fly, not kept. Ranks are taken as alike.
-Not covered: the time that tokens and weights take to move; they are counted, rank by rank.
+Valid:   one replica an expert: copies are made on the fly, not kept. Ranks are taken as equal.
+Not covered: the time that tokens and weights take to move; weights are counted, rank by rank.
 """
 
 from dataclasses import dataclass
@@ -53,17 +53,10 @@ class LeastLoadedPlan:
     load_PLG: Floats
     active_PLG: Ints
     """Experts that a rank computes any tokens of."""
-    moved_tokens_PL: Floats
-    """Token copies computed away from home."""
     sent_PLG: Ints
     """Experts whose weights a rank sends, once for each that gets them."""
     received_PLG: Ints
     """Experts whose weights a rank gets."""
-
-    @property
-    def moved_experts_PL(self) -> Ints:
-        """Expert weights copied to another rank."""
-        return np.asarray(self.received_PLG.sum(axis=2))
 
 
 def rank_loads(case: DispatchCase) -> Floats:
@@ -101,7 +94,6 @@ def plan(case: DispatchCase, *, knobs: LeastLoaded) -> LeastLoadedPlan:
     return LeastLoadedPlan(
         load_PLG=state.taken_IG.reshape(shape),
         active_PLG=state.active_IG.reshape(shape),
-        moved_tokens_PL=state.moved_tokens_I.reshape(passes, layers),
         sent_PLG=state.sent_IG.reshape(shape),
         received_PLG=state.received_IG.reshape(shape),
     )
@@ -117,7 +109,6 @@ class _State:
     """gp: at home on the rank and not yet given away or taken."""
     cap_I: Floats
     """Infinite where the gate keeps everything at home."""
-    moved_tokens_I: Floats
     active_IG: Ints
     sent_IG: Ints
     received_IG: Ints
@@ -132,7 +123,6 @@ def _start(load_IE: Floats, home_IE: Ints, *, ranks: int, knobs: LeastLoaded) ->
         taken_IG=np.zeros_like(pending_IG),
         pending_IG=pending_IG,
         cap_I=np.where(gated_I, np.inf, knobs.capacity_ratio * mean_I),
-        moved_tokens_I=np.zeros(len(load_IE)),
         active_IG=np.zeros(pending_IG.shape, dtype=np.int64),
         sent_IG=np.zeros(pending_IG.shape, dtype=np.int64),
         received_IG=np.zeros(pending_IG.shape, dtype=np.int64),
@@ -150,7 +140,6 @@ def _assign(state: _State, *, amount_I: Floats, home_I: Ints, knobs: LeastLoaded
     rest_I = amount_I - kept_I
     spilling = np.flatnonzero(rest_I > 0.0)
     copied = np.zeros((len(spilling), state.taken_IG.shape[1]), dtype=np.bool_)
-    state.moved_tokens_I[spilling] += rest_I[spilling]
     left = np.arange(len(spilling))
     while len(left):
         instance = spilling[left]

@@ -113,10 +113,10 @@ def _split_of(case: DispatchCase, pool: "_Pool") -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pool:
-    """Instances that are still poured. Rank G stands for padding: its load is infinite."""
+    """Instances that are not done. Rank G is padding: its load is infinite."""
 
     instance_I: Ints
-    """Where they stand among all."""
+    """Their positions among all."""
     fixed_IG: Floats
     """Load of the experts that have one host."""
     load_IG: Floats
@@ -233,7 +233,7 @@ def _sweep(pool: _Pool) -> None:
 
 
 def _bound_I(pool: _Pool) -> Floats:
-    """Return the largest bound that a set of the busiest ranks proves, for each instance."""
+    """Return the largest bound that a set of the most-loaded ranks proves, for each instance."""
     ranks = pool.fixed_IG.shape[1]
     order_IG = np.argsort(-(pool.load_IG / pool.speed_G)[:, :-1], axis=1, kind="stable")
     place_IG = np.full((len(order_IG), ranks + 1), -1, dtype=np.int64)
@@ -241,7 +241,7 @@ def _bound_I(pool: _Pool) -> Floats:
     confined_IG = np.take_along_axis(pool.fixed_IG, order_IG, axis=1)
     row_I = np.arange(len(order_IG))
     for place, hosts_IX in enumerate(pool.hosts_K_IX):
-        # The expert is confined to the busiest ranks from its least busy host on; an absent one
+        # The expert is confined to the most-loaded ranks from its least busy host on; an absent one
         # adds nothing anywhere.
         last_I = np.take_along_axis(place_IG, hosts_IX, axis=1).max(axis=1)
         confined_IG[row_I, last_I] += pool.amount_IK[:, place]

@@ -23,7 +23,7 @@ def nearest_H(host_R: Ints, *, ranks: Ranks) -> Ints:
     """Return, for each source rank, the position in `host_R` of its near replica, or `FAR`.
 
     Args:
-        host_R: ranks of the replicas in slot order; one that holds two stands twice.
+        host_R: ranks of the replicas in slot order; one that holds two occurs twice.
         ranks: all of them, with their nodes.
     """
     if len(host_R) == 1:

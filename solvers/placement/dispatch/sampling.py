@@ -69,14 +69,14 @@ def lp_split(case: DispatchCase) -> Floats:
 def _lp_shares(case: DispatchCase) -> list[Floats]:
     """Return the linear program's shares of each pass by slot, solving those that are not kept."""
     keys = [kept.key_of(case, of="lp", load_LE=load_LE) for load_LE in case.load_PLE]
-    found = [kept.kept(key) for key in keys]
-    missing = [place for place, share_LS in enumerate(found) if share_LS is None]
+    shares_by_pass = [kept.kept(key) for key in keys]
+    missing = [place for place, share_LS in enumerate(shares_by_pass) if share_LS is None]
     for start in range(0, len(missing), BATCH_PASSES):
         places = missing[start : start + BATCH_PASSES]
         solved = lp.slot_splits(replace(case, load_PLE=case.load_PLE[places]))
         for place, share_LS in zip(places, solved, strict=True):
-            found[place] = kept.keep(keys[place], share_LS.copy())
-    return [share_LS for share_LS in found if share_LS is not None]
+            shares_by_pass[place] = kept.keep(keys[place], share_LS.copy())
+    return [share_LS for share_LS in shares_by_pass if share_LS is not None]
 
 
 BATCH_PASSES: Final = 16
@@ -92,9 +92,6 @@ SPLITS: Final[Mapping[str, tuple[Split, Split]]] = {
     "near_lp": (near_lp_split, near_lp_split),
 }
 """By rule: shares that are expected over seeds, and those of the case's own seed."""
-
-UNSAMPLED: Final = frozenset({"even"})
-"""Rules whose tokens take replicas in turn."""
 
 PASS_BY_PASS: Final = frozenset({"lp", "near_lp"})
 """Rules whose shares follow the counts of a pass."""
@@ -112,27 +109,6 @@ def expected_loads(rule: str, case: DispatchCase) -> Floats:
         return split_loads(case, shares(one_pass))
     _lp_shares(case)
     return np.stack([_one_pass(one, shares(one)) for one in _passes(case)])
-
-
-def sampled_loads(rule: str, case: DispatchCase) -> Floats:
-    """Return one draw of the token copies of each rank, `[P][L][G]`.
-
-    Raises:
-        UnknownSolverError: the rule is not one of `SPLITS`.
-        ValueError: a load is no whole number of tokens.
-    """
-    shares = splits_of(rule)[1]
-    if rule in UNSAMPLED:
-        return np.stack([_one_pass(one, shares(one)) for one in _passes(case)])
-    rng = np.random.default_rng(case.seed)
-    found = []
-    split_LEG = np.zeros(0)
-    for number, one in enumerate(_passes(case)):
-        # Only the linear program looks at the pass.
-        if number == 0 or rule in PASS_BY_PASS:
-            split_LEG = shares(one)
-        found.append(draw(one, split_LEG, rng))
-    return np.stack(found)
 
 
 def draw(case: DispatchCase, split_LEG: Floats, rng: np.random.Generator) -> Floats:

@@ -65,9 +65,9 @@ def near_shares(expert_LS: Ints, *, ranks: Ranks, num_experts: int) -> Shares:
     mean_LS = first_of_rank_LS + np.where(is_one_node_LS, 0.0, by_node_LS) + dealt_LS / copies_LS
     far_nodes_LS = len(size_N) - nodes_LS
     far_size_LS = (ranks.num_ranks - near_LS) / np.maximum(far_nodes_LS, 1.0)
-    alone_LS = np.where(is_one_node_LS, size_N[node_S] - holders_LS, 0.0)
+    independent_LS = np.where(is_one_node_LS, size_N[node_S] - holders_LS, 0.0)
     variance_LS = far_nodes_LS * dealt_variance(far_size_LS, dealt_LS, copies_LS)
-    variance_LS += alone_LS * (1.0 - 1.0 / copies_LS) / copies_LS
+    variance_LS += independent_LS * (1.0 - 1.0 / copies_LS) / copies_LS
     is_single_LS = copies_LS == 1.0
     return Shares(
         mean_LS=np.where(is_single_LS, 1.0, mean_LS / ranks.num_ranks),
@@ -107,7 +107,7 @@ def _firsts(expert_LS: Ints, ranks: Ranks) -> tuple[Floats, Floats]:
     """1 where a slot is the first with its expert on its rank, and on its node."""
     order_LS = np.argsort(expert_LS, axis=1, kind="stable")
     expert_sorted = np.take_along_axis(expert_LS, order_LS, axis=1)
-    found = []
+    firsts = []
     for group_S in (ranks.rank_S, ranks.node_G[ranks.rank_S]):
         group_sorted = group_S[order_LS]
         is_first = np.ones(expert_LS.shape, dtype=bool)
@@ -116,5 +116,5 @@ def _firsts(expert_LS: Ints, ranks: Ranks) -> tuple[Floats, Floats]:
         )
         first_LS = np.empty(expert_LS.shape)
         np.put_along_axis(first_LS, order_LS, is_first.astype(np.float64), axis=1)
-        found.append(first_LS)
-    return found[0], found[1]
+        firsts.append(first_LS)
+    return firsts[0], firsts[1]

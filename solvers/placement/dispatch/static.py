@@ -82,10 +82,10 @@ def _replica_H(host_R: Ints, *, ranks: Ranks, streams: "Streams") -> Ints:
 
 def _assigned(replicas: int, *, sources: int, stream: random.Random) -> Sequence[int]:
     each, left = divmod(sources, replicas)
-    found = list(range(replicas)) * each
-    found += stream.sample(range(replicas), k=left)
-    stream.shuffle(found)
-    return found
+    order = list(range(replicas)) * each
+    order += stream.sample(range(replicas), k=left)
+    stream.shuffle(order)
+    return order
 
 
 class Streams:

@@ -83,7 +83,7 @@ def only(found: Imported) -> Measurement:
     return row
 
 
-def test_a_product_becomes_seconds_with_its_origin(systems: Path, write: Write) -> None:
+def test_a_gemm_becomes_seconds_with_its_origin(systems: Path, write: Write) -> None:
     write("gemm/trtllm/1.0/gemm_perf.parquet", [GEMM])
     found = imported(systems)
     row = only(found)
@@ -186,9 +186,9 @@ def test_without_a_framework_every_one_becomes_a_profile_of_its_own(
         for folder in sorted(out.iterdir())
     }
     assert stored == {"trtllm": [4], "vllm": [32]}
-    told = capsys.readouterr().err
-    assert "no table of empty" in told
-    assert "2 profiles in" in told
+    message = capsys.readouterr().err
+    assert "no table of empty" in message
+    assert "2 profiles in" in message
     assert frame.run([*command, "--system", "moon"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -344,7 +344,7 @@ def test_a_machine_that_cannot_exist_is_refused_with_its_file(
         imported(systems)
 
 
-def test_without_a_path_the_installed_package_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_path_the_installed_package_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aiconfigurator_arrays, "PACKAGE", "no_such_package_is_installed")
     with pytest.raises(MissingLibraryError, match=r"pip install 'moetune\[nvidia\]'"):
         import_measurements("aiconfigurator", None, options={}, created="now")

@@ -118,7 +118,7 @@ def test_a_row_says_the_same_in_columns_as_in_records(
     assert found.software == ("" if framework == "nccl" else "vllm")
 
 
-def test_both_halves_of_an_exchange_are_read(systems: Path, write: Write) -> None:
+def test_dispatch_and_combine_are_read(systems: Path, write: Write) -> None:
     axes = {"node_num": 2, "num_token": 64, "hidden_size": 7168, "num_topk": 8, "num_experts": 256}
     times = {"dispatch_avg_t_us": 50.0, "combine_avg_t_us": 70.0}
     row = {"kernel_source": "k", **axes, **times}

@@ -81,7 +81,7 @@ def test_a_table_is_read_in_its_own_order(tmp_path: Path) -> None:
     assert found.bytes_per_s_NN.tolist() == [[np.inf, 3e9], [1e9, np.inf]]
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     found = read_link_matrix(written(tmp_path, TABLE))
     again = read_link_matrix(written(tmp_path, link_matrix_csv(found)))
     assert again.nodes == found.nodes

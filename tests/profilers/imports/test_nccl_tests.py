@@ -75,7 +75,7 @@ def test_in_place_stands_in_where_nothing_else_was_run(tmp_path: Path) -> None:
     assert imported(file).profile.measurements[0].median_s == pytest.approx(21e-6)
 
 
-def test_a_collective_that_nothing_names_is_asked_for(tmp_path: Path) -> None:
+def test_an_unnamed_collective_needs_the_option(tmp_path: Path) -> None:
     file = tmp_path / "run.txt"
     file.write_text(log(name="broadcast"))
     with pytest.raises(UnknownNameError, match=r"'broadcast' is not one of .*say --collective"):

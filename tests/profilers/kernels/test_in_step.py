@@ -8,8 +8,9 @@ import pytest
 
 from profilers.kernels.autograd import Prepared
 from profilers.kernels.suite import measure_kernel
+from profilers.noise.policy import NoisePolicy
 from profilers.records import Measurement, Status
-from profilers.timing import Agreed
+from profilers.team import AllReduceMax
 from tests.profilers.testing import FakeClock, gemm_case
 from tests.rows import each_row
 
@@ -20,24 +21,24 @@ PATIENCE_S = 20.0
 Prepare = Callable[[FakeClock], Prepared]
 
 
-def _agreed() -> Agreed:
-    told: list[Sequence[float]] = []
-    met = threading.Barrier(RANKS, timeout=PATIENCE_S)
+def _all_reduce_max() -> AllReduceMax:
+    sent: list[Sequence[float]] = []
+    barrier = threading.Barrier(RANKS, timeout=PATIENCE_S)
 
-    def agreed(values: Sequence[float]) -> Sequence[float]:
-        told.append(tuple(values))
-        met.wait()
-        found = tuple(map(max, zip(*told[-RANKS:], strict=True)))
-        met.wait()
-        return found
+    def all_reduce_max(values: Sequence[float]) -> Sequence[float]:
+        sent.append(tuple(values))
+        barrier.wait()
+        largest = tuple(map(max, zip(*sent[-RANKS:], strict=True)))
+        barrier.wait()
+        return largest
 
-    return agreed
+    return all_reduce_max
 
 
 def _measured(
     *prepare: Prepare, budget_s: float = 0.0, free_bytes: Sequence[int] = (2**30, 2**30)
 ) -> list[tuple[Measurement, ...]]:
-    agreed = _agreed()
+    all_reduce_max = _all_reduce_max()
 
     def of(rank: int) -> tuple[Measurement, ...]:
         clock = FakeClock()
@@ -48,7 +49,7 @@ def _measured(
             budget_s=budget_s,
             free_bytes=free_bytes[rank],
             rank=rank,
-            agreed=agreed,
+            noise=NoisePolicy(all_reduce_max=all_reduce_max),
         )
 
     with ThreadPoolExecutor(RANKS) as pool:

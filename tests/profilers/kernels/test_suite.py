@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from profilers.benchmark import Setting
+from profilers.clock import HostClock
 from profilers.devices import DTYPES, clock_of, count_accelerators, pick_device
 from profilers.heap import keep_heap
 from profilers.kernels import memory_bound, optimizer
@@ -26,15 +27,14 @@ from profilers.kernels.suite import (
     KERNELS,
     LONG_REPEATS,
     WEIGHTS,
-    benches,
+    benchmarks,
     live_bytes,
     measure_kernel,
 )
 from profilers.records import AXES, Case, Measurement, Status
 from profilers.sampled_sizes import SIZES, lines
 from profilers.schedule import distinct
-from profilers.team import Alone
-from profilers.timing import HostClock
+from profilers.team import SingleRank
 from tests.profilers.testing import UnmappedClock, gemm_case
 from tests.rows import each_row
 
@@ -129,18 +129,22 @@ def test_default_grids_are_distinct_and_have_sizes_in_between(
 
 def test_the_default_grids_are_moderate_on_a_processor() -> None:
     setting = Setting(
-        device="cpu", dtypes=("fp32", "bf16"), team=Alone(), clock=HostClock(), directory=Path()
+        device="cpu",
+        dtypes=("fp32", "bf16"),
+        team=SingleRank(),
+        clock=HostClock(),
+        directory=Path(),
     )
-    assert sum(len(bench.cases()) for bench in benches(setting)) < 500
+    assert sum(len(benchmark.cases()) for benchmark in benchmarks(setting)) < 500
 
 
 def test_the_heap_has_its_pages_before_anything_is_timed() -> None:
     if not keep_heap():
         pytest.skip("this C library has no heap to keep")
     setting = Setting(
-        device="cpu", dtypes=("fp32",), team=Alone(), clock=HostClock(), directory=Path()
+        device="cpu", dtypes=("fp32",), team=SingleRank(), clock=HostClock(), directory=Path()
     )
-    benches(setting)
+    benchmarks(setting)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.empty(2**26, dtype=torch.uint8).fill_(1)
     # 16,384 pages of 4 KiB that would have to be mapped.
@@ -222,7 +226,7 @@ def test_gradients_are_added_in_place_and_in_fp32(dtype: str) -> None:
 
 
 @each_row("dtype", DTYPES)
-def test_parameters_are_converted_to_the_type_asked_for(dtype: str) -> None:
+def test_parameters_are_converted_to_the_requested_type(dtype: str) -> None:
     case = Case(operation="optimizer", kind="convert", dtype=dtype, axes={"parameters": 64})
     target = optimizer.prepare(case, CPU).forward()
     assert isinstance(target, torch.Tensor)
@@ -253,13 +257,13 @@ def test_one_set_of_large_operands_does_where_no_cache_is_to_be_cold() -> None:
     assert next(turns) is next(turns)
 
 
-def test_no_values_come_again_before_as_many_as_were_asked_for() -> None:
+def test_no_values_repeat_before_the_requested_number() -> None:
     numbers = itertools.count()
     turns = in_turns(lambda: (torch.full((10, 10), next(numbers)),), cold_bytes=0, num_values=1000)
     assert [int(next(turns)[0][0, 0]) for _ in range(11)] == [*range(10), 0]
 
 
-def test_sets_that_a_cache_asks_for_have_values_of_their_own_too() -> None:
+def test_sets_that_a_cache_needs_have_values_of_their_own_too() -> None:
     numbers = itertools.count()
     turns = in_turns(
         lambda: (torch.full((100,), float(next(numbers))),), cold_bytes=1000, num_values=300
@@ -269,7 +273,7 @@ def test_sets_that_a_cache_asks_for_have_values_of_their_own_too() -> None:
     assert len({tensor.data_ptr() % 4096 for tensor in handed_out}) > 1
 
 
-def test_routers_never_meet_logits_that_a_processor_could_remember() -> None:
+def test_routers_never_get_logits_that_a_processor_could_remember() -> None:
     # One that has learnt their branches takes a third of the time.
     router = Case(
         operation="memory_bound",

@@ -8,20 +8,20 @@ import pytest
 from profilers.benchmark import Setting
 from profilers.devices import clock_of, count_accelerators, pick_device
 from profilers.kernels.suite import LONG_REPEATS, measure_kernel
-from profilers.kv_transfer.suite import DTYPES, KINDS, ConversionBench, benches, prepare
+from profilers.kv_transfer.suite import DTYPES, KINDS, ConversionBenchmark, benchmarks, prepare
 from profilers.records import Case, Status
 from profilers.schedule import distinct
-from profilers.team import Alone
+from profilers.team import SingleRank
 from profilers.work import work
 from tests.profilers.testing import UnmappedClock
 from tests.rows import each_row
 
 
-def bench() -> ConversionBench:
+def benchmark() -> ConversionBenchmark:
     setting = Setting(
-        device="cpu", dtypes=("fp32",), team=Alone(), clock=UnmappedClock(), directory=Path()
+        device="cpu", dtypes=("fp32",), team=SingleRank(), clock=UnmappedClock(), directory=Path()
     )
-    (found,) = benches(setting)
+    (found,) = benchmarks(setting)
     return found
 
 
@@ -36,8 +36,8 @@ def case(kind: str, dtype: str, **axes: int) -> Case:
 @each_row(("kind", "dtype"), KINDS)
 def test_every_line_of_the_grid_is_measured_with_its_repeats(kind: str, dtype: str) -> None:
     heads = 1 if kind.startswith("latent") else 4
-    asked = case(kind, dtype, heads=heads, tensor_from=2, tensor_to=4)
-    (row,) = bench().measure(asked, budget_s=0.0)
+    requested = case(kind, dtype, heads=heads, tensor_from=2, tensor_to=4)
+    (row,) = benchmark().measure(requested, budget_s=0.0)
     assert row.status is Status.OK, row.error
     assert len(row.times_s) >= LONG_REPEATS
     assert all(time_s > 0.0 for time_s in row.times_s)
@@ -61,7 +61,7 @@ def test_every_line_of_the_grid_runs_on_an_accelerator(kind: str, dtype: str) ->
 
 
 def test_the_grid_is_distinct_and_can_be_refined_along_tokens() -> None:
-    cases = bench().cases()
+    cases = benchmark().cases()
     assert len(distinct(cases)) == len(cases) < 120
     assert {one.dtype for one in cases} <= set(DTYPES)
     for kind, dtype in KINDS:
@@ -70,13 +70,13 @@ def test_the_grid_is_distinct_and_can_be_refined_along_tokens() -> None:
 
 
 def test_a_type_that_no_cache_has_is_recorded() -> None:
-    (row,) = bench().measure(case("nhd_nhd/int3", "bf16"), budget_s=0.0)
+    (row,) = benchmark().measure(case("nhd_nhd/int3", "bf16"), budget_s=0.0)
     assert row.status is Status.FAILED
     assert "int3" in row.error
 
 
 def test_a_request_that_cannot_fit_is_not_tried() -> None:
-    (row,) = bench().measure(case("nhd_nhd", "bf16", tokens=2**45), budget_s=0.0)
+    (row,) = benchmark().measure(case("nhd_nhd", "bf16", tokens=2**45), budget_s=0.0)
     assert row.status is Status.OUT_OF_MEMORY
 
 

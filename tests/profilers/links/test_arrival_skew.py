@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from profilers.benchmark import Setting
+from profilers.clock import HostClock
 from profilers.interpolation import fit_rows
 from profilers.links.arrival_skew import (
     MAX_BLOCKS,
     MIN_BLOCKS,
     SMALLEST_LOSS_S,
     WORK_US,
-    RendezvousBench,
+    ArrivalSkewBenchmark,
     lost_seconds,
     num_blocks,
     positive,
@@ -25,34 +26,33 @@ from profilers.links.groups import shapes
 from profilers.records import Case, Status
 from profilers.series import key_of
 from profilers.store import read_profile
-from profilers.team import Alone
-from profilers.timing import HostClock
+from profilers.team import SingleRank
 from tests.rows import each_row
 
 EXAMPLES = Path(__file__).parents[3] / "examples/profiles"
 
 
-class Four(Alone):
+class Four(SingleRank):
     """One of four ranks that are not connected."""
 
     world = 4
 
 
-def _bench(team: Alone) -> RendezvousBench:
+def _benchmark(team: SingleRank) -> ArrivalSkewBenchmark:
     setting = Setting(
         device="cpu", dtypes=("fp32",), team=team, clock=HostClock(), directory=Path()
     )
-    return RendezvousBench(setting=setting)
+    return ArrivalSkewBenchmark(setting=setting)
 
 
-def test_what_a_meeting_loses_by_hand() -> None:
+def test_arrival_skew_by_hand() -> None:
     # Two ranks, two blocks, 0.1 s and 0.2 s for the same collective alone.
     # First: 1.5 and 1.4 s with work of 1.0 and 1.2: 1.45 - 1.1 - 0.15. Then no loss at all.
     seen = [(0.1, [1.0, 1.0], [1.5, 1.2]), (0.2, [1.2, 1.0], [1.4, 1.1])]
     assert lost_seconds(seen) == pytest.approx([0.2, 0.0])
 
 
-def test_a_late_wake_up_counts_once_whoever_waits_for_it() -> None:
+def test_a_late_wake_up_counts_once_whichever_rank_waits() -> None:
     # Nothing but 1 s of work; once the second rank is woken 0.5 s late, and the first one waits
     # for it at the next meeting.
     first, second = [1.0, 1.5, 1.0, 1.0], [1.5, 1.0, 1.0, 1.0]
@@ -77,7 +77,7 @@ def test_blocks_are_positive_repeats_whose_mean_stays(lost_s: list[float]) -> No
     assert mean_s == pytest.approx(max(0.0, statistics.fmean(lost_s)), abs=2 * SMALLEST_LOSS_S)
 
 
-def test_longer_works_of_stored_profiles_are_foretold_from_the_shorter_ones() -> None:
+def test_longer_works_of_stored_profiles_are_predicted_from_the_shorter_ones() -> None:
     by_model: dict[bool, list[float]] = {False: [], True: []}
     on_a_line: dict[bool, list[float]] = {False: [], True: []}
     profiles = sorted(EXAMPLES.glob("epyc-*/used/profile"))
@@ -95,8 +95,8 @@ def test_longer_works_of_stored_profiles_are_foretold_from_the_shorter_ones() ->
                 rise_s = max(0.0, lost_s[known - 1] - lost_s[known - 2])
                 slope = rise_s / (works_us[known - 1] - works_us[known - 2])
             for place in range(known, len(rows)):
-                _, asked = key_of(rows[place].case)
-                (said_s,), _ = curve.predict(np.array([asked], dtype=np.float64))
+                _, place_of_row = key_of(rows[place].case)
+                (said_s,), _ = curve.predict(np.array([place_of_row], dtype=np.float64))
                 by_model[is_quiet].append(abs(math.log(said_s / lost_s[place])))
                 said_s = lost_s[known - 1] + slope * (works_us[place] - works_us[known - 1])
                 on_a_line[is_quiet].append(abs(math.log(said_s / lost_s[place])))
@@ -108,18 +108,18 @@ def test_longer_works_of_stored_profiles_are_foretold_from_the_shorter_ones() ->
 
 
 @each_row(
-    ("budget_s", "meeting_s", "blocks"),
+    ("budget_s", "interval_s", "blocks"),
     # A block of 8 meetings of 10 ms takes 80 ms; ten of them fit into 0.8 s.
     [(0.801, 0.01, 10), (0.0, 0.01, MIN_BLOCKS), (1e3, 0.01, MAX_BLOCKS), (1.0, 0.0, MAX_BLOCKS)],
 )
 def test_the_budget_decides_how_often_ranks_meet(
-    budget_s: float, meeting_s: float, blocks: int
+    budget_s: float, interval_s: float, blocks: int
 ) -> None:
-    assert num_blocks(budget_s, meeting_s=meeting_s) == blocks
+    assert num_blocks(budget_s, interval_s=interval_s) == blocks
 
 
-def test_every_group_meets_after_little_work_and_much() -> None:
-    cases = _bench(Four()).cases()
+def test_every_group_is_measured_after_little_work_and_much() -> None:
+    cases = _benchmark(Four()).cases()
     assert len({case.id for case in cases}) == len(cases) == len(shapes(4)) * len(WORK_US)
     groups = {(case.axes["ranks"], case.axes["stride"], case.axes["world"]) for case in cases}
     assert groups == {(2, 1, 4), (2, 2, 4), (4, 1, 4)}
@@ -127,14 +127,14 @@ def test_every_group_meets_after_little_work_and_much() -> None:
 
 
 def test_one_rank_waits_for_nobody() -> None:
-    bench = _bench(Alone())
-    assert bench.cases() == ()
-    assert "waits for nobody" in bench.note()
-    assert _bench(Four()).note() == ""
+    benchmark = _benchmark(SingleRank())
+    assert benchmark.cases() == ()
+    assert "waits for nobody" in benchmark.note()
+    assert _benchmark(Four()).note() == ""
 
 
-def test_a_meeting_without_peers_is_recorded() -> None:
+def test_a_group_without_peers_is_recorded() -> None:
     axes = {"work_us": 250, "ranks": 2, "stride": 1, "world": 2}
     case = Case(operation="rendezvous", axes=axes)
-    (row,) = _bench(Alone()).measure(case, budget_s=0.0)
+    (row,) = _benchmark(SingleRank()).measure(case, budget_s=0.0)
     assert (row.status, row.error) == (Status.FAILED, "no such group of ranks here")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from profilers.links.collectives import BUILDERS, uneven_shares
 from profilers.links.groups import Shape
 from profilers.links.suite import TeamClock, kinds_of
-from profilers.team import Alone
+from profilers.team import SingleRank
 from profilers.timing import measure
 from tests.profilers.testing import FakeClock
 
@@ -35,7 +35,7 @@ def test_sending_is_measured_over_the_smallest_rings_only() -> None:
     assert set(kinds_of(Shape(ranks=2, stride=1), world=2, local_world=2)) == set(BUILDERS)
 
 
-class OneSlowPeer(Alone):
+class OneSlowPeer(SingleRank):
     """A team in which somebody else takes three times as long."""
 
     def slowest_s(self, times_s: object) -> tuple[float, ...]:

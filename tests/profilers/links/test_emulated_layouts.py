@@ -13,7 +13,7 @@ import pytest
 
 from profilers.steps.config import StepConfig, StepReport
 from profilers.store import read_profile
-from tests.tuner.planner.testing import LayoutRuns, MeasuredLayouts, judged
+from tests.tuner.planner.testing import LayoutRuns, MeasuredLayouts, compare_predictions
 from tuner.api import machine_of, plan, work_of
 from tuner.launch.step_config import step_config
 from tuner.plan import Plan, TrainDecision
@@ -109,7 +109,7 @@ def _taking_turns(cluster: Any, made: Plan, folder: Path) -> MeasuredLayouts:
     return runs
 
 
-def test_layouts_run_in_the_order_that_the_plan_foretells(
+def test_layouts_run_in_the_order_that_the_plan_predicts(
     emulated_cluster: Callable[..., Any], tmp_path: Path
 ) -> None:
     cluster = emulated_cluster(nodes=2, rate="1gbit", delay_s=DELAY_S)
@@ -121,7 +121,7 @@ def test_layouts_run_in_the_order_that_the_plan_foretells(
     assert made.decision.expert_model_parallel_size > 1
     assert made.predicted.inter_node_bytes == 0.0
     runs = _taking_turns(cluster, made, tmp_path)
-    found = judged(
+    found = compare_predictions(
         runs,
         work=work_of(made),
         machine=machine_of(made.cluster.pools[0], read_profile(profile)),

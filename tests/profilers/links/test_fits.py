@@ -12,7 +12,7 @@ SIZES = [2.0**power for power in range(10, 27, 2)]
 
 @settings(deadline=None, max_examples=60)
 @given(latency_s=st.floats(1e-7, 1e-2), rate=st.floats(1e7, 1e12))
-def test_a_line_is_found_again(latency_s: float, rate: float) -> None:
+def test_a_line_is_recovered(latency_s: float, rate: float) -> None:
     fit = fit_link(SIZES, [latency_s + size / rate for size in SIZES])
     assert fit.residual_ratio < 1e-6
     for size in (1.5e3, 7e5, 5e7):

@@ -64,7 +64,7 @@ class Board:
         self._sent: dict[int, torch.Tensor] = {}
         self._barrier = Barrier(ranks)
 
-    def exchange(self, place: int, received: torch.Tensor, sent: torch.Tensor) -> None:
+    def all_to_all(self, place: int, received: torch.Tensor, sent: torch.Tensor) -> None:
         self._sent[place] = sent
         self._barrier.wait(timeout=60.0)
         shares = [self._sent[peer].chunk(len(self._sent))[place] for peer in sorted(self._sent)]
@@ -72,7 +72,7 @@ class Board:
         self._barrier.wait(timeout=60.0)
 
 
-def test_every_rank_receives_what_the_flat_exchange_brings() -> None:
+def test_every_rank_receives_what_the_flat_all_to_all_delivers() -> None:
     nodes, neighbours, elements = 3, 2, 5
     world = nodes * neighbours
     across = [Board(nodes) for _ in range(neighbours)]
@@ -85,8 +85,8 @@ def test_every_rank_receives_what_the_flat_exchange_brings() -> None:
         prepare(
             nodes=nodes,
             neighbours=neighbours,
-            across=partial(across[place].exchange, node),
-            inside=partial(inside[node].exchange, place),
+            across=partial(across[place].all_to_all, node),
+            inside=partial(inside[node].all_to_all, place),
             sent=sent,
             received=received,
         )()

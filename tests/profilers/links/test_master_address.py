@@ -10,12 +10,12 @@ import pytest
 
 from profilers.errors import RankError
 from profilers.links.master_address import (
-    MetRanks,
+    ConnectedRanks,
     address_of,
-    card,
-    met,
+    nic,
     own_address,
     slurms_address,
+    wait_for_ranks,
 )
 from profilers.links.team import Place, ranks_per_node
 from profilers.ranks import RankInfo
@@ -28,35 +28,35 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def _rank(rank: int, *, world: int, port: int, patience_s: float = 60.0) -> MetRanks:
+def _rank(rank: int, *, world: int, port: int, patience_s: float = 60.0) -> ConnectedRanks:
     info = RankInfo(
         rank=rank, world=world, local_rank=rank, local_world=world, node=0, master_port=port
     )
-    return met(info, patience_s=patience_s)
+    return wait_for_ranks(info, patience_s=patience_s)
 
 
-def test_ranks_meet_and_share_a_store() -> None:
+def test_ranks_connect_and_share_a_store() -> None:
     port = _free_port()
     with ThreadPoolExecutor(3) as threads:
         waiting = [threads.submit(_rank, rank, world=3, port=port) for rank in (1, 2, 0)]
         second, third, first = (each.result(timeout=60.0) for each in waiting)
         second.store.set("said", "by rank 1")
         assert third.store.get("said") == b"by rank 1"
-        assert {first.card, second.card, third.card} == {"lo"}
+        assert {first.nic, second.nic, third.nic} == {"lo"}
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
-    with pytest.raises(RankError, match=r"2 of 3 ranks did not come within 1 s: 1, 2; look for"):
+    with pytest.raises(RankError, match=r"2 of 3 ranks did not connect within 1 s: 1, 2; look for"):
         _rank(0, world=3, port=_free_port(), patience_s=1.0)
 
 
-def test_a_rank_that_finds_nobody_says_where_it_looked() -> None:
+def test_a_rank_that_cannot_connect_names_the_address() -> None:
     port = _free_port()
     with pytest.raises(RankError, match=rf"rank 1 did not reach rank 0 at 127.0.0.1:{port} within"):
         _rank(1, world=2, port=port, patience_s=1.0)
 
 
-def test_a_port_that_is_taken_is_told_from_a_host_that_is_away() -> None:
+def test_a_taken_port_is_distinguished_from_a_missing_host() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -72,7 +72,7 @@ def _scontrol(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
 
 
-def test_a_node_that_is_no_host_is_asked_of_slurm(
+def test_the_address_of_a_node_that_is_no_host_comes_from_slurm(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     says = 'test "$4" = n1.invalid && echo "NodeName=n1 Arch=a NodeAddr=10.1.2.3 Other=x"'
@@ -86,7 +86,7 @@ def test_a_node_that_is_no_host_is_asked_of_slurm(
         address_of("n1.invalid", is_slurms=False)
 
 
-def test_a_rank_on_loopback_takes_the_card_that_leads_outside(
+def test_a_rank_on_loopback_takes_the_nic_that_leads_outside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Address:
@@ -99,10 +99,10 @@ def test_a_rank_on_loopback_takes_the_card_that_leads_outside(
         "profilers.links.master_address.own_address",
         lambda *, towards: {"10.0.0.2": "10.9.9.9"}[towards],
     )
-    assert card(own="127.0.1.1", others=["127.0.1.1", "10.0.0.2"]) == "eth1"
-    assert card(own="127.0.1.1", others=["127.0.1.1", "127.0.1.1"]) == "lo"
-    assert card(own="10.9.9.9", others=["127.0.1.1", "10.9.9.9"]) == "eth1"
-    assert card(own="10.7.7.7", others=["10.0.0.2", "10.7.7.7"]) == ""
+    assert nic(own="127.0.1.1", others=["127.0.1.1", "10.0.0.2"]) == "eth1"
+    assert nic(own="127.0.1.1", others=["127.0.1.1", "127.0.1.1"]) == "lo"
+    assert nic(own="10.9.9.9", others=["127.0.1.1", "10.9.9.9"]) == "eth1"
+    assert nic(own="10.7.7.7", others=["10.0.0.2", "10.7.7.7"]) == ""
 
 
 def test_the_way_to_oneself_is_loopback() -> None:

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from profilers.benchmark import Setting
-from profilers.links.pairs import PairBench, meetings
+from profilers.clock import HostClock
+from profilers.links.pairs import PairBenchmark, link_rounds
 from profilers.records import Status
-from profilers.team import Alone
-from profilers.timing import HostClock
+from profilers.team import SingleRank
 
 
-class Nodes(Alone):
+class Nodes(SingleRank):
     """The first of several ranks that are not connected."""
 
     def __init__(self, *, world: int, local_world: int) -> None:
@@ -17,32 +17,32 @@ class Nodes(Alone):
         self.local_world = local_world
 
 
-def _bench(*, world: int, local_world: int) -> PairBench:
+def _benchmark(*, world: int, local_world: int) -> PairBenchmark:
     team = Nodes(world=world, local_world=local_world)
     setting = Setting(
         device="cpu", dtypes=("fp32",), team=team, clock=HostClock(), directory=Path()
     )
-    return PairBench(setting=setting)
+    return PairBenchmark(setting=setting)
 
 
 def test_64_nodes_of_one_rank_take_63_rounds() -> None:
-    found = meetings(nodes=64, ranks_per_node=1)
-    assert len(found) == 63
-    assert all(len(meeting.pairs) == 32 for meeting in found)
+    schedule = link_rounds(nodes=64, ranks_per_node=1)
+    assert len(schedule) == 63
+    assert all(len(link_round.pairs) == 32 for link_round in schedule)
 
 
 def test_between_nodes_the_first_ranks_send_alone_and_then_all_side_by_side() -> None:
-    found = meetings(nodes=2, ranks_per_node=2)
-    assert [(meeting.lanes, meeting.pairs) for meeting in found] == [
+    schedule = link_rounds(nodes=2, ranks_per_node=2)
+    assert [(link_round.lanes, link_round.pairs) for link_round in schedule] == [
         (1, ((0, 2),)),
         (2, ((0, 2), (1, 3))),
         (1, ((0, 1), (2, 3))),
     ]
 
 
-def test_every_round_is_asked_for_once_a_size() -> None:
-    bench = _bench(world=6, local_world=2)
-    cases = bench.cases()
+def test_every_round_is_measured_once_a_size() -> None:
+    benchmark = _benchmark(world=6, local_world=2)
+    cases = benchmark.cases()
     assert len({case.id for case in cases}) == len(cases)
     trips = [case for case in cases if case.kind == "round_trip"]
     # Three nodes: 3 rounds between them and 1 inside, each measured both ways.
@@ -50,13 +50,13 @@ def test_every_round_is_asked_for_once_a_size() -> None:
 
 
 def test_a_pair_that_is_not_here_is_a_failed_row() -> None:
-    case = _bench(world=4, local_world=2).cases()[0]
-    (row,) = _bench(world=1, local_world=1).measure(case, budget_s=1.0)
+    case = _benchmark(world=4, local_world=2).cases()[0]
+    (row,) = _benchmark(world=1, local_world=1).measure(case, budget_s=1.0)
     assert row.status is Status.FAILED
     assert "no such pair" in row.error
 
 
 def test_one_rank_has_nothing_to_measure() -> None:
-    bench = _bench(world=1, local_world=1)
-    assert bench.cases() == ()
-    assert bench.note()
+    benchmark = _benchmark(world=1, local_world=1)
+    assert benchmark.cases() == ()
+    assert benchmark.note()

@@ -179,7 +179,7 @@ def test_an_ascend_load_that_does_not_fit_its_map_is_refused(
     assert "lacks layer_list" in refusal(tmp_path)
 
 
-def test_a_map_alone_is_a_placement(tmp_path: Path, refusal: Refusal) -> None:
+def test_a_map_without_counts_is_a_placement(tmp_path: Path, refusal: Refusal) -> None:
     (tmp_path / "map.json").write_text(json.dumps(ascend_map()))
     assert "is a placement" in refusal(tmp_path / "map.json")
 

@@ -87,10 +87,10 @@ def stored(folder: Path) -> None:
 def damaged(content: bytes, rng: np.random.Generator) -> bytes:
     """Cut it, change some bytes (mostly early ones, where headers are), or add some."""
     changed = bytearray(content)
-    way = rng.random()
-    if way < 0.3:
+    draw = rng.random()
+    if draw < 0.3:
         return content[: rng.integers(len(content))]
-    if way < 0.9:
+    if draw < 0.9:
         for _ in range(rng.integers(1, 5)):
             end = min(len(changed), int(rng.choice([100, len(changed)])))
             changed[rng.integers(end)] = rng.integers(256)

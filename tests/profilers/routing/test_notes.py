@@ -11,7 +11,7 @@ def of(counts: list[list[list[int]]]) -> Recording:
     return Recording(model="", workload="", layer_ids=ids, top_k=None, count_PLE=array)
 
 
-def test_skew_is_the_fullest_expert_over_the_mean() -> None:
+def test_skew_is_the_most_loaded_expert_over_the_mean() -> None:
     # Layer 0 sums to [400, 400], layer 1 to [600, 200]; its passes are 1.75 and 1.25.
     found = skew(of([[[300, 100], [350, 50]], [[100, 300], [250, 150]]]))
     assert (found.median, found.worst) == (1.25, 1.5)

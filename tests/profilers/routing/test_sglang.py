@@ -115,16 +115,16 @@ class _Evil:
         return os.mkdir, (str(self.mark),)
 
 
-@each_row("way", ["torch", "old torch", "plain pickle"])
+@each_row("writer", ["torch", "old torch", "plain pickle"])
 def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(
-    tmp_path: Path, refusal: Refusal, way: str
+    tmp_path: Path, refusal: Refusal, writer: str
 ) -> None:
     mark, file = tmp_path / "it_ran", tmp_path / "expert_distribution_recorder_1.pt"
     content = {"logical_count": _Evil(mark)}
-    if way == "plain pickle":
+    if writer == "plain pickle":
         file.write_bytes(pickle.dumps(content))
     else:
-        torch.save(content, file, _use_new_zipfile_serialization=way == "torch")
+        torch.save(content, file, _use_new_zipfile_serialization=writer == "torch")
     assert "refused: a pickle" in refusal(file)
     # The same where the folder is named rather than the file.
     assert "refused: a pickle" in refusal(tmp_path)

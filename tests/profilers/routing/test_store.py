@@ -55,7 +55,7 @@ def test_what_was_written_is_read_back_in_full(stored: Path, recording: Recordin
     assert header.passes == 3
 
 
-def test_counts_alone_make_one_table(tmp_path: Path) -> None:
+def test_counts_without_tokens_make_one_table(tmp_path: Path) -> None:
     counts = np.ones((1, 1, 4), dtype=np.int64)
     bare = Recording(model="", workload="", layer_ids=(7,), top_k=None, count_PLE=counts)
     write_recording(tmp_path / "r", bare)

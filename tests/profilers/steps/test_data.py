@@ -5,7 +5,7 @@ import numpy as np
 from profilers.steps.data import read_corpus, sample_sequences
 
 
-def test_a_sequence_does_not_depend_on_who_else_is_sampled() -> None:
+def test_a_sequence_does_not_depend_on_the_others() -> None:
     corpus = read_corpus()
     assert len(corpus) > 500_000
 

@@ -113,7 +113,7 @@ def _error(rounded: torch.Tensor, exact: torch.Tensor) -> float:
     return float((rounded.detach().float() - exact.detach()).norm() / exact.detach().norm())
 
 
-class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
+class _Gemms(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
     """Notes the rows, the inner size and the columns of every matrix product."""
 
     def __init__(self) -> None:
@@ -129,13 +129,13 @@ class _Products(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch
         return func(*args, **(kwargs or {}))  # type: ignore[no-any-return]  # whatever func gives
 
 
-def test_products_of_experts_whose_rows_vary_come_in_few_shapes() -> None:
+def test_gemms_of_experts_whose_rows_vary_come_in_few_shapes() -> None:
     gate_up = torch.randn(3, 16, 8).bfloat16().requires_grad_()
     down = torch.randn(3, 8, 8).bfloat16().requires_grad_()
-    with _Products() as products:
+    with _Gemms() as gemms:
         for more in range(16):
             counts = (33 + more, 40, 48 - more)
             x = torch.randn(sum(counts), 8).bfloat16().requires_grad_()
             torch.autograd.backward(expert_ffn(x, counts, gate_up, down).sum())
-    assert {rows for rows, _, _ in products.shapes if rows > 16} == {32, 48}
-    assert {inner for _, inner, _ in products.shapes if inner > 16} == {48}
+    assert {rows for rows, _, _ in gemms.shapes if rows > 16} == {32, 48}
+    assert {inner for _, inner, _ in gemms.shapes if inner > 16} == {48}

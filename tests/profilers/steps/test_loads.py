@@ -51,7 +51,7 @@ def test_uniform_loads_are_uniform() -> None:
     assert forced_copies((1 / 6,) * 6, tokens=9, top_k=2) == (3,) * 6
 
 
-def test_the_assignment_depends_on_the_seed_alone() -> None:
+def test_the_assignment_depends_only_on_the_seed() -> None:
     first = forced_experts((5, 3, 4), top_k=2, seed=(0, 1, 2))
     assert (first == forced_experts((5, 3, 4), top_k=2, seed=(0, 1, 2))).all()
     assert (first != forced_experts((5, 3, 4), top_k=2, seed=(0, 1, 3))).any()

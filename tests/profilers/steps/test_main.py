@@ -83,6 +83,7 @@ def test_the_report_holds_every_timed_step_and_the_loss_falls(twenty_steps: Path
     assert [path.name for path in sorted(twenty_steps.iterdir())] == files
 
 
+@pytest.mark.slow
 def test_sharding_divides_what_a_rank_owns(
     tmp_path: Path, tiny_config: Callable[..., Fields], run_config: Start
 ) -> None:
@@ -126,6 +127,7 @@ def test_tied_ends_of_a_pipeline_are_refused(
     assert "tie_embeddings needs pipeline 1" in refused(fields)
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_has_an_exit_code_of_its_own(
     tiny_config: Callable[..., Fields], run_config: Start
 ) -> None:
@@ -146,7 +148,7 @@ def test_a_run_past_its_deadline_is_killed(
     assert not (tmp_path / "report.json").exists()
 
 
-def test_steps_are_told_one_by_one_as_they_are_timed(twenty_steps: Path) -> None:
+def test_steps_are_written_one_by_one_as_they_are_timed(twenty_steps: Path) -> None:
     lines = (twenty_steps / "progress.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line)["step_s"] for line in lines] == list(report_of(twenty_steps).step_s)
 
@@ -158,6 +160,7 @@ def test_progress_that_cannot_be_written_is_one_line(
     assert said.endswith("absent/progress: No such file or directory")
 
 
+@pytest.mark.slow
 def test_a_step_that_needs_more_than_its_limit_runs_out_of_memory(
     tiny_config: Callable[..., Fields], run_config: Start
 ) -> None:

@@ -65,6 +65,7 @@ def _held_bytes(observed: Mapping[str, Mapping[str, Any]], name: str) -> int:
     return int(observed[name]["activation_bytes"][0])
 
 
+@pytest.mark.slow
 @each_row("recompute", ["selective", "full"])
 def test_activation_bytes_fall_as_a_constant_plus_a_part_per_chunk(
     observed: Observed, recompute: str
@@ -120,7 +121,7 @@ def test_bytes_are_released_when_the_graph_is() -> None:
     assert meter.peak_bytes == 400
 
 
-def test_gradients_are_asked_for_while_the_backward_runs() -> None:
+def test_gradient_bytes_are_read_while_the_backward_runs() -> None:
     x = torch.ones(100, requires_grad=True)
     meter = ActivationMeter(
         parameters=tuple, gradient_bytes=lambda: 0 if x.grad is None else storage_bytes([x.grad])

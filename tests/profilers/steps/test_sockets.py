@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 LOOK_S = 0.05
 
 
-def test_a_step_of_one_rank_listens_on_loopback_alone(
+@pytest.mark.slow
+def test_a_step_of_one_rank_listens_only_on_loopback(
     tmp_path: Path,
     sockets_of_children: Callable[[], dict[int, set[str]]],
     outside_card: str,

@@ -39,11 +39,11 @@ def plans(problem: InstancesProblem) -> Iterator[InstancePlan]:
     for counts in itertools.product(*every):
         if not _fit(problem, counts):
             continue
-        plan = fullest_plan(problem, counts)
+        plan = max_flow_plan(problem, counts)
         if plan.rate_per_s == 0.0 or plan.rate_per_s < least_per_s(problem):
             continue
         if problem.objective.rate_is_fixed:
-            plan = _slowed(plan, min(1.0, problem.required_per_s / plan.rate_per_s))
+            plan = _at_lower_rate(plan, min(1.0, problem.required_per_s / plan.rate_per_s))
         if not check.violations(problem, plan):
             yield plan
 
@@ -59,7 +59,7 @@ def _fit(problem: InstancesProblem, counts: tuple[int, ...]) -> bool:
     )
 
 
-def fullest_plan(problem: InstancesProblem, counts: tuple[int, ...]) -> InstancePlan:
+def max_flow_plan(problem: InstancesProblem, counts: tuple[int, ...]) -> InstancePlan:
     """What these instances serve at most, the pools and kinds not looked at."""
     capacity_G = [Fraction(0)] * len(problem.groups)
     for count, column in zip(counts, problem.columns, strict=True):
@@ -92,7 +92,7 @@ def fullest_plan(problem: InstancesProblem, counts: tuple[int, ...]) -> Instance
     )
 
 
-def _slowed(plan: InstancePlan, factor: float) -> InstancePlan:
+def _at_lower_rate(plan: InstancePlan, factor: float) -> InstancePlan:
     return InstancePlan(
         count_J=plan.count_J,
         flow_per_s_E=tuple(flow * factor for flow in plan.flow_per_s_E),

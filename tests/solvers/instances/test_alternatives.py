@@ -46,17 +46,17 @@ def test_the_least_rate_follows_the_band() -> None:
     best = solved(problem)
     assert best is not None
     for band_ratio, counts in ((0.0, [(8, 4)]), (0.0203, [(8, 4)]), (0.0205, [(7, 4)])):
-        found = alternatives(
+        actual = alternatives(
             problem, best, band_ratio=band_ratio, most=9, time_limit_s=TIME_LIMIT_S
         )
-        assert [plan.count_J for plan in found.plans] == counts, band_ratio
-        assert found.is_complete, band_ratio
+        assert [plan.count_J for plan in actual.plans] == counts, band_ratio
+        assert actual.is_complete, band_ratio
 
 
 def test_finds_what_trying_everything_finds() -> None:
     objectives = itertools.cycle((Objective.COST, Objective.DEVICES))
-    found = [line for seed in range(12) for line in differences(seed, next(objectives))]
-    assert not found
+    actual = [line for seed in range(12) for line in differences(seed, next(objectives))]
+    assert not actual
 
 
 @pytest.mark.slow
@@ -78,10 +78,10 @@ def differences(seed: int, objective: Objective) -> list[str]:
         for plan in light
         if not any(contains(plan.count_J, other.count_J) for other in light)
     }
-    found = alternatives(problem, best, band_ratio=0.3, most=500, time_limit_s=TIME_LIMIT_S)
-    kept = {plan.count_J for plan in found.plans}
+    actual = alternatives(problem, best, band_ratio=0.3, most=500, time_limit_s=TIME_LIMIT_S)
+    kept = {plan.count_J for plan in actual.plans}
     missed = [each for each in lean - kept if not uses_dominated(problem, each)]
-    wrong = [] if found.is_complete else [f"seed {seed} {objective}: not complete"]
+    wrong = [] if actual.is_complete else [f"seed {seed} {objective}: not complete"]
     wrong += [f"seed {seed} {objective}: {each} is not lean" for each in kept - lean]
     return wrong + [f"seed {seed} {objective}: {each} is missed" for each in missed]
 
@@ -118,19 +118,19 @@ def test_alternatives_of_a_mixed_pool_are_allowed_and_near(objective: Objective)
     problem = mixed_pool(objective=objective)
     best = solved(problem)
     assert best is not None
-    found = alternatives(problem, best, band_ratio=0.02, most=4, time_limit_s=TIME_LIMIT_S)
-    assert found.plans
+    actual = alternatives(problem, best, band_ratio=0.02, most=4, time_limit_s=TIME_LIMIT_S)
+    assert actual.plans
     least = INSTANCES.check.objective(problem, best)
-    for plan in found.plans:
+    for plan in actual.plans:
         assert violations(problem, plan) == ()
         assert INSTANCES.check.objective(problem, plan) <= least * 1.02 * (1.0 + 1e-5)
 
 
-def test_columns_that_are_alike_are_one() -> None:
+def test_identical_columns_count_once() -> None:
     problem = one_pool()
     twin = Column(name="p again", group=0, devices_P=(1,), rate_per_s=5.6, price_per_hour=2.0)
     doubled = dataclasses.replace(problem, columns=(*problem.columns, twin))
     best = solved(doubled)
     assert best is not None
-    found = alternatives(doubled, best, band_ratio=0.0, most=9, time_limit_s=TIME_LIMIT_S)
-    assert len(found.plans) == 1
+    actual = alternatives(doubled, best, band_ratio=0.0, most=9, time_limit_s=TIME_LIMIT_S)
+    assert len(actual.plans) == 1

@@ -58,18 +58,18 @@ def plan(**changes: Any) -> InstancePlan:
 
 
 def test_objectives_by_hand() -> None:
-    for asked, value in (
+    for objective_kind, value in (
         (Objective.COST, 1.0 + 5.0 + 3.0 + 2.0),
         (Objective.DEVICES, 1 + 2 + 2 + 2),
         (Objective.RATE, 1.25 / 5.0),
         (Objective.DEVICE_TIME, 7 * 1.25 / 5.0),
         (Objective.SPENDING, 11.0 / 3600.0 * 1.25 / 5.0),
     ):
-        assert objective(problem(objective=asked), plan()) == pytest.approx(value)
-        weighed = sum(problem(objective=asked).weight_J)
-        if asked in (Objective.COST, Objective.DEVICES):
+        assert objective(problem(objective=objective_kind), plan()) == pytest.approx(value)
+        weighed = sum(problem(objective=objective_kind).weight_J)
+        if objective_kind in (Objective.COST, Objective.DEVICES):
             assert weighed == pytest.approx(value)
-        elif asked is not Objective.RATE:
+        elif objective_kind is not Objective.RATE:
             assert weighed / 5.0 == pytest.approx(value)
 
 

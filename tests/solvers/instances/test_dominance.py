@@ -48,10 +48,10 @@ def lost(seed: int, objective: Objective) -> list[tuple[int, Objective, float, f
 def test_no_optimum_is_lost() -> None:
     # Each objective on seeds of its own.
     objectives = itertools.cycle(Objective)
-    assert not [found for seed in range(12) for found in lost(seed, next(objectives))]
+    assert not [actual for seed in range(12) for actual in lost(seed, next(objectives))]
 
 
 @pytest.mark.slow
 def test_no_optimum_of_any_objective_is_lost() -> None:
     every = itertools.product(range(12), Objective)
-    assert not [found for seed, objective in every for found in lost(seed, objective)]
+    assert not [actual for seed, objective in every for actual in lost(seed, objective)]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from solvers.instances.check import violations
-from solvers.instances.flows import first_cuts, fullest, slowed
+from solvers.instances.flows import at_lower_rate, first_cuts, max_flow_plan
 from solvers.instances.problem import InstancesProblem, Objective
 from tests.solvers.instances import brute_force
 from tests.solvers.instances.testing import tiny_problem
@@ -22,8 +22,8 @@ def test_serves_as_much_as_exact_fractions_say() -> None:
     for seed in SEEDS:
         problem, counts = drawn(seed)
         for count_J in counts:
-            exact_per_s = brute_force.fullest_plan(problem, count_J).rate_per_s
-            found_per_s = fullest(problem, count_J).plan.rate_per_s
+            exact_per_s = brute_force.max_flow_plan(problem, count_J).rate_per_s
+            found_per_s = max_flow_plan(problem, count_J).plan.rate_per_s
             if found_per_s != pytest.approx(exact_per_s):
                 off.append((seed, count_J, found_per_s, exact_per_s))
     assert not off
@@ -33,9 +33,9 @@ def test_a_cut_holds_for_all_counts_and_is_met_by_its_own() -> None:
     off = []
     for seed in SEEDS:
         problem, counts = drawn(seed)
-        cuts = [fullest(problem, count_J).cut for count_J in counts]
+        cuts = [max_flow_plan(problem, count_J).cut for count_J in counts]
         for own, count_J in enumerate(counts):
-            most_per_s = brute_force.fullest_plan(problem, count_J).rate_per_s
+            most_per_s = brute_force.max_flow_plan(problem, count_J).rate_per_s
             for number, cut in enumerate((*cuts, *first_cuts(problem))):
                 allowed = np.dot(cut.slope_J, count_J) + cut.constant
                 is_met = number != own or allowed == pytest.approx(most_per_s)
@@ -50,10 +50,10 @@ def test_flows_are_allowed_at_any_lower_rate() -> None:
     for seed in SEEDS:
         problem, counts = drawn(seed)
         for count_J in counts:
-            plan = fullest(problem, count_J).plan
+            plan = max_flow_plan(problem, count_J).plan
             if plan.rate_per_s == 0.0:
                 continue
-            slower = slowed(plan, 0.3 * plan.rate_per_s)
+            slower = at_lower_rate(plan, 0.3 * plan.rate_per_s)
             lines = (*violations(problem, plan), *violations(problem, slower))
             broken = [line for line in lines if line.startswith(about_flows)]
             if broken or slower.rate_per_s != pytest.approx(0.3 * plan.rate_per_s):

@@ -140,7 +140,7 @@ SIZE_EXPONENT = 1.15
 REQUEST_BYTES = 2.0e9
 """KV cache of one request: about 12k tokens of 160 kB."""
 LINK_BYTES_PER_S = 12.5e9
-"""Between two pools, each direction: one 100 Gbit/s card."""
+"""Between two pools, each direction: one 100 Gbit/s NIC."""
 
 
 def mixed_pool(seed: int = 0, **changes: Any) -> InstancesProblem:
@@ -159,19 +159,19 @@ def mixed_pool(seed: int = 0, **changes: Any) -> InstancesProblem:
         for number, group in enumerate(groups)
         for _ in range(COLUMNS_PER_GROUP)
     ]
-    apart = len(groups)
+    disaggregated = len(groups)
     groups.append(Group(name="h100 attention, h20 experts", role=Role.DECODE))
     columns += [
         Column(
             name=f"attention x{attention}, experts x{experts}",
-            group=apart,
+            group=disaggregated,
             devices_P=(attention, 0, experts),
             rate_per_s=1.8 * attention**0.6 * experts**0.55,
             price_per_hour=KINDS[0][4] * attention + KINDS[2][4] * experts,
         )
         for attention, experts in itertools.product(range(1, 7), range(1, 7))
     ]
-    links, routes = _links_and_routes(groups, pool_of_apart=0)
+    links, routes = _links_and_routes(groups, disaggregated_pool=0)
     given: dict[str, Any] = {
         "pools": tuple(Pool(name=name, devices=devices) for name, devices, *_ in KINDS),
         "groups": tuple(groups),
@@ -205,14 +205,14 @@ def _random_column(rng: np.random.Generator, group: int, role: Role) -> Column:
 
 
 def _links_and_routes(
-    groups: list[Group], *, pool_of_apart: int
+    groups: list[Group], *, disaggregated_pool: int
 ) -> tuple[tuple[Link, ...], tuple[Route, ...]]:
     """A link between every two pools each way; the last group takes over in its own pool."""
     pairs = list(itertools.permutations(range(len(KINDS)), 2))
     links = tuple(
         Link(name=f"{KINDS[a][0]} to {KINDS[b][0]}", bytes_per_s=LINK_BYTES_PER_S) for a, b in pairs
     )
-    pool_of = [*(number // len(Role) for number in range(len(groups) - 1)), pool_of_apart]
+    pool_of = [*(number // len(Role) for number in range(len(groups) - 1)), disaggregated_pool]
     routes = tuple(
         Route(
             sender=sender,

@@ -28,12 +28,12 @@ def test_an_interrupt_stops_the_search_and_is_raised() -> None:
 def test_an_interrupt_that_meets_a_starting_search_stops_it_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[bool] = []
+    stops: list[bool] = []
     stop_search = cp_model.CpSolver.stop_search
 
     def first_one_is_lost(solver: cp_model.CpSolver) -> None:
-        asked.append(True)
-        if len(asked) > 1:
+        stops.append(True)
+        if len(stops) > 1:
             stop_search(solver)
 
     def interrupted(_search: Future[object]) -> object:
@@ -43,7 +43,7 @@ def test_an_interrupt_that_meets_a_starting_search_stops_it_too(
     monkeypatch.setattr(Future, "result", interrupted)
     with pytest.raises(KeyboardInterrupt):
         cp_sat.solve(interleaved_problem(), time_limit_s=250.0)
-    assert len(asked) > 1
+    assert len(stops) > 1
 
 
 def test_one_thread_gives_the_same_layout_every_time() -> None:

@@ -1,4 +1,4 @@
-"""Instances for tests: tiny random ones, and a model of 61 layers over two unlike pools.
+"""Instances for tests: tiny random ones, and a model of 61 layers over two heterogeneous pools.
 
 Letters: P pools, L layers.
 """

@@ -11,12 +11,12 @@ from solvers.placement.flow_bound import (
     most_staying_cut_at,
 )
 from solvers.placement.ranks import Floats
-from solvers.placement.single import every_way
+from solvers.placement.single import all_assignments
 
 
 def most_kept(flow_EE: Floats, slots_G: tuple[int, ...]) -> float:
-    ways_XE = every_way(slots_G)
-    is_on_GXE = ways_XE == np.arange(len(slots_G))[:, None, None]
+    rank_XE = all_assignments(slots_G)
+    is_on_GXE = rank_XE == np.arange(len(slots_G))[:, None, None]
     kept_XX = sum(on_XE @ flow_EE @ on_XE.T for on_XE in is_on_GXE.astype(np.float64))
     return float(np.max(kept_XX))
 

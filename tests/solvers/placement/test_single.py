@@ -1,7 +1,8 @@
 import numpy as np
 
 from solvers.placement.ranks import Ranks
-from solvers.placement.single import every_way, placed, rank_of_expert
+from solvers.placement.single import all_assignments, placed
+from tests.solvers.placement.testing import rank_of_expert
 
 
 def test_slots_follow_ranks_with_experts_ascending() -> None:
@@ -15,12 +16,12 @@ def test_ranks_are_read_back() -> None:
     assert (rank_of_expert(placed(rank_LE), ranks) == rank_LE).all()
 
 
-def test_every_way_is_met_once() -> None:
+def test_every_assignment_is_listed_once() -> None:
     for slots_G, ways in (
         ((2, 2), 6),
         ((1, 1, 1), 6),
         ((2, 1, 2), 30),
     ):
-        ways_XE = every_way(slots_G)
-        assert len(np.unique(ways_XE, axis=0)) == len(ways_XE) == ways
-        assert all((np.bincount(row_E) == slots_G).all() for row_E in ways_XE)
+        rank_XE = all_assignments(slots_G)
+        assert len(np.unique(rank_XE, axis=0)) == len(rank_XE) == ways
+        assert all((np.bincount(row_E) == slots_G).all() for row_E in rank_XE)

@@ -2,10 +2,16 @@ import numpy as np
 import pytest
 
 from solvers.placement.ranks import Ranks
-from solvers.placement.single import every_way
-from solvers.placement.start_placement import fit, longest_first, num_ways, rank_loads, repaired
+from solvers.placement.single import all_assignments
+from solvers.placement.start_placement import (
+    fit,
+    longest_first,
+    num_assignments,
+    rank_loads,
+    repaired,
+)
 
-TWO = Ranks.alike(ranks=2, slots_per_rank=2)
+TWO = Ranks.uniform(ranks=2, slots_per_rank=2)
 
 
 def test_the_longest_goes_first_to_the_least_loaded_rank() -> None:
@@ -15,23 +21,23 @@ def test_the_longest_goes_first_to_the_least_loaded_rank() -> None:
 
 def test_a_layer_within_its_limit_is_left_as_it_is() -> None:
     load_LE = np.array([[4.0, 3.0, 2.0, 1.0]])
-    found = fit(load_LE, TWO, np.array([5.0]))
-    assert found.fits
-    assert rank_loads(load_LE, found.rank_LE, 2).tolist() == [[5.0, 5.0]]
+    actual = fit(load_LE, TWO, np.array([5.0]))
+    assert actual.fits
+    assert rank_loads(load_LE, actual.rank_LE, 2).tolist() == [[5.0, 5.0]]
 
 
-def test_what_cannot_fit_is_proven_where_all_ways_are_few() -> None:
-    found = fit(np.array([[4.0, 3.0, 2.0, 1.0]]), TWO, np.array([4.9]))
-    assert not found.fits
-    assert found.is_proven
+def test_what_cannot_fit_is_proven_where_assignments_are_few() -> None:
+    actual = fit(np.array([[4.0, 3.0, 2.0, 1.0]]), TWO, np.array([4.9]))
+    assert not actual.fits
+    assert actual.is_proven
 
 
-def test_what_was_not_found_among_many_ways_is_not_called_impossible() -> None:
-    ranks = Ranks.alike(ranks=4, slots_per_rank=8)
+def test_what_was_not_found_among_many_assignments_is_not_called_impossible() -> None:
+    ranks = Ranks.uniform(ranks=4, slots_per_rank=8)
     load_LE = np.random.default_rng(0).gamma(1.0, size=(1, 32))
-    found = fit(load_LE, ranks, load_LE.sum(axis=1) / 4 * 0.99)
-    assert not found.fits
-    assert not found.is_proven
+    actual = fit(load_LE, ranks, load_LE.sum(axis=1) / 4 * 0.99)
+    assert not actual.fits
+    assert not actual.is_proven
 
 
 def test_unequal_slots_are_kept() -> None:
@@ -43,7 +49,7 @@ def test_unequal_slots_are_kept() -> None:
 def test_repairing_meets_a_limit_that_longest_first_misses() -> None:
     rng = np.random.default_rng(2)
     load_LE = rng.gamma(2.0, size=(6, 64))
-    ranks = Ranks.alike(ranks=8, slots_per_rank=8)
+    ranks = Ranks.uniform(ranks=8, slots_per_rank=8)
     rank_LE = longest_first(load_LE, ranks)
     largest_L = rank_loads(load_LE, rank_LE, 8).max(axis=1)
     mean_L = load_LE.sum(axis=1) / 8
@@ -54,7 +60,7 @@ def test_repairing_meets_a_limit_that_longest_first_misses() -> None:
     assert rank_loads(load_LE[:1], row_E[None], 8).max() <= limit_L[0]
 
 
-def test_ways_are_counted() -> None:
+def test_assignments_are_counted() -> None:
     for slots_G in (
         (2, 2),
         (1, 2, 2),
@@ -65,4 +71,4 @@ def test_ways_are_counted() -> None:
             node_G=np.zeros(len(slots_G), dtype=int),
             speed_G=np.ones(len(slots_G)),
         )
-        assert num_ways(ranks) == pytest.approx(len(every_way(slots_G)))
+        assert num_assignments(ranks) == pytest.approx(len(all_assignments(slots_G)))

@@ -14,14 +14,14 @@ from tests.solvers.rank_placement.testing import racks, tiny_problem
 
 
 def _features(problem: RankPlacementProblem, best: Outcome[RankPlacement]) -> Iterable[str]:
-    exchanges = problem.block > 1 and bool(problem.exchanged_S.any())
+    has_all_to_all = problem.block > 1 and bool(problem.all_to_all_S.any())
     shown = {
         "several pipelines": problem.pipelines > 1,
         "several stages": problem.stages > 1,
         "both": problem.pipelines > 1 < problem.stages,
-        "a spare node": problem.num_nodes > problem.num_cells,
-        "blocks that exchange": exchanges,
-        "several blocks that do": exchanges and problem.block < problem.pipelines,
+        "a spare node": problem.num_nodes > problem.num_used_nodes,
+        "blocks with all-to-all": has_all_to_all,
+        "several blocks that do": has_all_to_all and problem.block < problem.pipelines,
         "one way slower": bool((problem.bytes_per_s_NN != problem.bytes_per_s_NN.T).any()),
     }
     return (feature for feature, is_shown in shown.items() if is_shown)
@@ -42,7 +42,7 @@ RANK_PLACEMENT = Contract(
     expected=frozenset(
         {
             *("several pipelines", "several stages", "both", "a spare node", "one way slower"),
-            *("blocks that exchange", "several blocks that do", "optimal", "infeasible"),
+            *("blocks with all-to-all", "several blocks that do", "optimal", "infeasible"),
         }
     ),
     often=3,

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from solvers.rank_placement.check import exchange_s, gradient_s, objective, pipeline_s, violations
+from solvers.rank_placement.check import all_to_all_s, gradient_s, objective, pipeline_s, violations
 from solvers.rank_placement.problem import RankPlacement, RankPlacementProblem
 from tests.solvers.refusals import unrefused
 
@@ -51,20 +51,20 @@ def test_one_pipeline_sums_no_gradients(make: Make) -> None:
     assert gradient_s(make(pipelines=1), RankPlacement(node_RS=((0, 1),))) == (0.0, 0.0)
 
 
-def test_blocks_exchange_and_sum_by_hand(make: Make) -> None:
+def test_block_all_to_all_and_reduction_by_hand(make: Make) -> None:
     exchanging = make(
         pipelines=4,
         stages=1,
         block=2,
-        exchange_bytes_S=[20.0],
+        all_to_all_bytes_S=[20.0],
         gradient_bytes_S=[30.0],
         block_gradient_bytes_S=[50.0],
         stage_bytes_S=[1],
     )
     placement = RankPlacement(node_RS=((0,), (1,), (2,), (3,)))
     # Nodes 0 and 1 send each other 20 bytes at 5 and at 2 bytes/s, nodes 2 and 3 at 10.
-    assert [*exchange_s(exchanging, placement, 1)] == pytest.approx([10.0])
-    assert [*exchange_s(exchanging, placement, 2)] == pytest.approx([2.0])
+    assert [*all_to_all_s(exchanging, placement, 1)] == pytest.approx([10.0])
+    assert [*all_to_all_s(exchanging, placement, 2)] == pytest.approx([2.0])
     # 6 micro-batches of 1 s and 10 s, of 2 s and 10 s, of 1 s and 2 s
     assert pipeline_s(exchanging, placement) == pytest.approx((66.0, 72.0, 18.0, 18.0))
     # 2 * 3/4 * 30 bytes over 5 bytes/s, then 2 * 1/2 * 50 over the 10 between 0 and 2, 1 and 3
@@ -107,7 +107,7 @@ def test_an_impossible_problem_cannot_be_made(make: Make) -> None:
         ({"pipelines": 3}, "3 pipelines of 2 stages need 6 nodes, there are 5"),
         ({"stages": 0}, "must be at least 1"),
         ({"block": 3}, "blocks of 3 do not divide 2 pipelines"),
-        ({"exchange_bytes_S": [1.0]}, "exchange_bytes_S must be 2 numbers"),
+        ({"all_to_all_bytes_S": [1.0]}, "all_to_all_bytes_S must be 2 numbers"),
         ({"bytes_per_s_NN": [[1.0]]}, r"must be \[5, 5\]"),
         ({"bytes_per_s_NN": [[0.0] * 5] * 5}, "must be positive between every two nodes"),
         ({"hop_bytes": -1.0}, "hop_bytes -1.0 must be at least 0"),

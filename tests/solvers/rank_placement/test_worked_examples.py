@@ -23,7 +23,7 @@ def test_no_placement_beats_the_bound() -> None:
     assert not beaten
 
 
-def test_racks_are_found_again_among_shuffled_nodes() -> None:
+def test_racks_are_recovered_from_shuffled_nodes() -> None:
     problem = racks(np.random.default_rng(1), num_racks=4, nodes_per_rack=4, pipelines=4)
     as_numbered = RankPlacement(node_RS=tuple(tuple(range(4 * r, 4 * r + 4)) for r in range(4)))
     outcome = RANK_PLACEMENT.solve(problem, time_limit_s=TIME_LIMIT_S)
@@ -70,7 +70,7 @@ def test_slow_nodes_are_left_as_spares() -> None:
     assert outcome.status is Status.OPTIMAL
 
 
-def test_a_slow_link_lies_between_blocks_that_do_not_exchange() -> None:
+def test_a_slow_link_lies_between_blocks_without_all_to_all() -> None:
     rates_NN = np.full((4, 4), 5e10)
     rates_NN[0, 1] = rates_NN[1, 0] = 5e9
     problem = RankPlacementProblem(
@@ -84,7 +84,7 @@ def test_a_slow_link_lies_between_blocks_that_do_not_exchange() -> None:
         stage_bytes_S=np.ones(1, dtype=np.int64),
         memory_limit_bytes_N=np.ones(4, dtype=np.int64),
         block=2,
-        exchange_bytes_S=np.full(1, 1e9),
+        all_to_all_bytes_S=np.full(1, 1e9),
     )
     outcome = RANK_PLACEMENT.solve(problem, time_limit_s=TIME_LIMIT_S)
     assert outcome.solution is not None

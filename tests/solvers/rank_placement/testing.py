@@ -31,7 +31,7 @@ def tiny_problem(rng: np.random.Generator) -> RankPlacementProblem:
         stage_bytes_S=rng.integers(1, 9, size=stages),
         memory_limit_bytes_N=rng.integers(4, 12, size=nodes) if is_tight else np.full(nodes, 9),
         block=block,
-        exchange_bytes_S=1e6 * rng.integers(0, 5, size=stages).astype(np.float64),
+        all_to_all_bytes_S=1e6 * rng.integers(0, 5, size=stages).astype(np.float64),
         block_gradient_bytes_S=1e6 * rng.integers(0, 20, size=stages).astype(np.float64),
     )
 

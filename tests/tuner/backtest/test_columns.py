@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.backtest.columns import batch_of, run_of, runs_of
+from tuner.backtest.columns import build_run, build_runs, stack_runs
 from tuner.backtest.engines import OF_RELEASE, OF_SOURCE
 from tuner.backtest.rows import Row, read_rows
 from tuner.costs.analytic.constants import Precision, Software
@@ -25,7 +25,7 @@ def _with(row: Row, **numbers: float) -> Row:
 
 
 def test_every_row_is_a_column_or_has_a_reason(rows: dict[str, Row]) -> None:
-    runs, reasons = runs_of(tuple(rows.values()))
+    runs, reasons = build_runs(tuple(rows.values()))
     assert [run.row.id for run in runs] == [
         "dense-a",
         "dense-b",
@@ -46,7 +46,7 @@ def test_every_row_is_a_column_or_has_a_reason(rows: dict[str, Row]) -> None:
 
 
 def test_data_parallelism_is_what_the_devices_leave(rows: dict[str, Row]) -> None:
-    run = run_of(rows["dense-b"])
+    run = build_run(rows["dense-b"])
     # 8 devices / (TP 2 * PP 2) = 2 replicas, 128 sequences / (2 * 1) = 64 micro-batches.
     assert run.strategy.data == 2.0
     assert run.strategy.num_microbatches == 64.0
@@ -55,9 +55,9 @@ def test_data_parallelism_is_what_the_devices_leave(rows: dict[str, Row]) -> Non
 
 
 def test_seconds_come_from_what_was_printed(rows: dict[str, Row]) -> None:
-    assert run_of(rows["dense-a"]).measured_s == 14.0
+    assert build_run(rows["dense-a"]).measured_s == 14.0
     # 128 * 8192 tokens / 8 devices / 9000 tokens per second and device.
-    assert run_of(rows["dense-b"]).measured_s == pytest.approx(128 * 8192 / 8 / 9000)
+    assert build_run(rows["dense-b"]).measured_s == pytest.approx(128 * 8192 / 8 / 9000)
 
 
 def test_seconds_from_flop_count_the_full_square_of_attention(rows: dict[str, Row]) -> None:
@@ -66,17 +66,17 @@ def test_seconds_from_flop_count_the_full_square_of_attention(rows: dict[str, Ro
     layer = 2 * (4096 * (4096 + 2048 + 4096) + 3 * 4096 * 14336) + 2 * 8192 * 32 * 256
     flop_per_token = 3 * (32 * layer + 2 * 4096 * 128256)
     expected_s = flop_per_token * 128 * 8192 / 8 / 420e12
-    assert run_of(rows["dense-c"]).measured_s == pytest.approx(expected_s)
+    assert build_run(rows["dense-c"]).measured_s == pytest.approx(expected_s)
 
 
 def test_what_ran_out_of_memory_needs_no_time(rows: dict[str, Row]) -> None:
-    assert run_of(rows["too-big"]).measured_s is None
+    assert build_run(rows["too-big"]).measured_s is None
 
 
 def test_flags_of_a_known_recipe_are_taken_and_others_follow_the_majority(
     rows: dict[str, Row],
 ) -> None:
-    known, guessed = run_of(rows["moe-a"]), run_of(rows["moe-b"])
+    known, guessed = build_run(rows["moe-a"]), build_run(rows["moe-b"])
     for run in (known, guessed):
         assert run.strategy.is_hybridep == 1.0
         assert run.strategy.partial_graph == 1.0
@@ -87,7 +87,7 @@ def test_flags_of_a_known_recipe_are_taken_and_others_follow_the_majority(
 
 
 def test_release_and_precision_choose_software_and_peak(rows: dict[str, Row]) -> None:
-    run = run_of(rows["moe-a"])
+    run = build_run(rows["moe-a"])
     assert (run.family, run.release) == ("nemo", "26.04")
     assert run.software is Software.MEGATRON_2026
     assert run.precision is Precision.MXFP8
@@ -99,7 +99,7 @@ def test_times_put_together_from_a_trace_are_not_taken_for_runs_on_several_nodes
 ) -> None:
     row = rows["dense-a"]
     one, several = (
-        run_of(replace(row, texts={**row.texts, "source": source, "release": ""}))
+        build_run(replace(row, texts={**row.texts, "source": source, "release": ""}))
         for source in ("vtrain-single", "vtrain-multi")
     )
     assert one.software is several.software is Software.MEGATRON_2021
@@ -109,22 +109,22 @@ def test_times_put_together_from_a_trace_are_not_taken_for_runs_on_several_nodes
 
 def test_degrees_that_cannot_be_are_refused(rows: dict[str, Row]) -> None:
     with pytest.raises(ValueError, match="ep 5 does not divide 128 experts"):
-        run_of(_with(rows["moe-a"], ep=5.0))
+        build_run(_with(rows["moe-a"], ep=5.0))
     with pytest.raises(ValueError, match="ep 16 \\* etp 1 does not divide the 8 ranks"):
-        run_of(_with(rows["moe-a"], ep=16.0))
+        build_run(_with(rows["moe-a"], ep=16.0))
     with pytest.raises(ValueError, match=r"64 stages \(pp \* vpp\) exceed 32 layers"):
-        run_of(_with(rows["dense-b"], vpp=32.0))
+        build_run(_with(rows["dense-b"], vpp=32.0))
 
 
 def test_context_parallelism_fills_what_the_printed_degrees_leave(rows: dict[str, Row]) -> None:
-    run = run_of(_with(rows["dense-a"], dp=2.0))
+    run = build_run(_with(rows["dense-a"], dp=2.0))
     assert run.strategy.context == 4.0
     assert "cp" in run.assumed
 
 
 def test_columns_keep_the_order_of_the_runs(rows: dict[str, Row]) -> None:
-    runs, _ = runs_of(tuple(rows.values()))
-    batch = batch_of(runs)
+    runs, _ = build_runs(tuple(rows.values()))
+    batch = stack_runs(runs)
     assert batch.strategy.tensor.tolist() == [1.0, 2.0, 4.0, 1.0, 1.0, 8.0]  # type: ignore[union-attr]  # an array here
     assert batch.stages.dense_SC.shape == (2, 6)
     assert batch.stages.dense_SC[:, 1].tolist() == [16.0, 16.0]
@@ -138,7 +138,7 @@ def test_torchtitan_of_2024_cut_a_batch_into_as_many_micro_batches_as_ranks(
         url = f"https://github.com/pytorch/torchtitan/benchmarks/llama3_h100_{month}_torchtitan.md"
         texts = {**rows["dense-a"].texts, "source": "torchtitan", "release": ""}
         row = replace(rows["dense-a"], texts={**texts, "url": url, "notes": notes})
-        at = run_of(_with(row, pp=4.0, dp=2.0, mbs=local, gbs=2.0 * local)).strategy
+        at = build_run(_with(row, pp=4.0, dp=2.0, mbs=local, gbs=2.0 * local)).strategy
         fields = (at.micro_batch, at.num_microbatches, at.virtual_pipeline)
         return tuple(float(field) for field in fields)
 
@@ -154,7 +154,7 @@ def test_pages_that_start_torchrun_themselves_leave_the_allocator_as_it_is(
     def family(page: str) -> str:
         texts = {"source": "torchtitan", "release": "", "notes": "torch.compile", "url": page}
         row = replace(rows["dense-a"], texts={**rows["dense-a"].texts, **texts})
-        return run_of(row).memory_family
+        return build_run(row).memory_family
 
     assert (
         family("llama3-8b_h200_202506_trainy-whitefiber.md") == "torchtitan-2025-compiled-segments"
@@ -168,7 +168,7 @@ def test_memory_of_torchtitan_goes_by_month_or_version_and_an_unknown_one_is_nam
 ) -> None:
     def family(release: str) -> tuple[str, bool]:
         texts = {**rows["dense-a"].texts, "source": "torchtitan", "release": release}
-        run = run_of(replace(rows["dense-a"], texts={**texts, "url": "", "notes": ""}))
+        run = build_run(replace(rows["dense-a"], texts={**texts, "url": "", "notes": ""}))
         return run.memory_family, "release" in run.assumed
 
     assert {
@@ -191,7 +191,7 @@ def test_memory_of_torchtitan_goes_by_month_or_version_and_an_unknown_one_is_nam
     def by_page(month: str) -> str:
         texts = {**rows["dense-a"].texts, "source": "torchtitan", "release": "", "notes": ""}
         url = f"llama3_h100_{month}_torchtitan.md"
-        return run_of(replace(rows["dense-a"], texts={**texts, "url": url})).memory_family
+        return build_run(replace(rows["dense-a"], texts={**texts, "url": url})).memory_family
 
     assert [by_page(month) for month in ("202412", "202505", "202506", "202510", "202511")] == [
         "torchtitan-2024",

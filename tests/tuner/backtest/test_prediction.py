@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tuner.backtest.assumptions import with_assumptions
-from tuner.backtest.columns import Run, run_of
-from tuner.backtest.prediction import Knowledge, backtest, predictions
+from tuner.backtest.columns import Run, build_run
+from tuner.backtest.prediction import ResidualSet, backtest, predictions
 from tuner.backtest.rows import Row, read_rows
 from tuner.costs.analytic.calibration import Band, Correction, Residuals, Where
 
@@ -37,34 +37,34 @@ def _residuals(**factors: float) -> Residuals:
 
 
 def test_all_rows_are_counted_and_none_is_dropped(rows: tuple[Row, ...]) -> None:
-    found = backtest(rows, knowledge=Knowledge())
-    assert len(found.rows) == len(rows) == found.total.rows
-    assert found.total.predicted == 6
-    assert sum(row.reason is not None for row in found.rows) == 8
-    assert all((row.predicted is None) == (row.reason is not None) for row in found.rows)
-    assert found.moe_total.rows == 2
-    assert set(found.moe_only) == {"bridge"}
-    assert set(found.generations) == {"hopper", "blackwell"}
+    result = backtest(rows, residual_set=ResidualSet())
+    assert len(result.rows) == len(rows) == result.total.rows
+    assert result.total.predicted == 6
+    assert sum(row.reason is not None for row in result.rows) == 8
+    assert all((row.predicted is None) == (row.reason is not None) for row in result.rows)
+    assert result.moe_total.rows == 2
+    assert set(result.moe_only) == {"bridge"}
+    assert set(result.generations) == {"hopper", "blackwell"}
 
 
 def test_predictions_are_of_the_right_size(rows: tuple[Row, ...]) -> None:
-    found = backtest(rows, knowledge=Knowledge())
-    for row in found.rows:
+    result = backtest(rows, residual_set=ResidualSet())
+    for row in result.rows:
         if row.predicted is not None and row.measured is not None:
             assert 0.4 < row.predicted / row.measured < 2.5
 
 
 def test_what_ran_out_of_memory_is_said_not_to_fit(rows: tuple[Row, ...]) -> None:
-    found = backtest(rows, knowledge=Knowledge())
-    (too_big,) = [row for row in found.rows if row.id == "too-big"]
+    result = backtest(rows, residual_set=ResidualSet())
+    (too_big,) = [row for row in result.rows if row.id == "too-big"]
     assert too_big.fits is False
-    assert found.sources["lab"].false_fits == 0
-    assert found.total.false_misfits == 0
+    assert result.sources["lab"].false_fits == 0
+    assert result.total.false_misfits == 0
 
 
 def test_corrections_and_bands_hold_where_they_say(rows: tuple[Row, ...]) -> None:
-    plain = backtest(rows, knowledge=Knowledge()).rows
-    slower = backtest(rows, knowledge=Knowledge(usual=_residuals(matmul_ratio=0.5))).rows
+    plain = backtest(rows, residual_set=ResidualSet()).rows
+    slower = backtest(rows, residual_set=ResidualSet(default=_residuals(matmul_ratio=0.5))).rows
     for before, after in zip(plain, slower, strict=True):
         if before.predicted is None or after.predicted is None or after.band is None:
             continue
@@ -77,18 +77,18 @@ def test_corrections_and_bands_hold_where_they_say(rows: tuple[Row, ...]) -> Non
 
 
 def test_a_profiles_residuals_hold_for_its_device_alone(rows: tuple[Row, ...]) -> None:
-    own = Knowledge(of_device={"h100-sxm": _residuals(matmul_ratio=0.5)})
-    plain = {row.id: row.predicted for row in backtest(rows, knowledge=Knowledge()).rows}
-    found = {row.id: row.predicted for row in backtest(rows, knowledge=own).rows}
-    assert found["moe-a"] == plain["moe-a"]
-    assert (found["dense-a"] or 0.0) > (plain["dense-a"] or math.inf)
+    own = ResidualSet(by_device={"h100-sxm": _residuals(matmul_ratio=0.5)})
+    plain = {row.id: row.predicted for row in backtest(rows, residual_set=ResidualSet()).rows}
+    result = {row.id: row.predicted for row in backtest(rows, residual_set=own).rows}
+    assert result["moe-a"] == plain["moe-a"]
+    assert (result["dense-a"] or 0.0) > (plain["dense-a"] or math.inf)
 
 
 def _unknown(rows: tuple[Row, ...], *, release: str, **numbers: float) -> Run:
     """Return the run of a row that does not say what it recomputes."""
     row = next(row for row in rows if row.id == "dense-c")
     texts = {name: text for name, text in row.texts.items() if name != "recompute"}
-    return run_of(
+    return build_run(
         replace(row, texts={**texts, "release": release}, numbers={**row.numbers, **numbers})
     )
 
@@ -144,5 +144,5 @@ def test_what_is_too_large_is_sharded_before_it_recomputes(rows: tuple[Row, ...]
 
 
 def test_nothing_to_predict_is_nothing_predicted() -> None:
-    assert predictions((), knowledge=Knowledge()) == ()
-    assert backtest((), knowledge=Knowledge()).total.predicted == 0
+    assert predictions((), residual_set=ResidualSet()) == ()
+    assert backtest((), residual_set=ResidualSet()).total.predicted == 0

@@ -1,4 +1,4 @@
-"""Scatter of one recipe between releases, apart from errors of the model."""
+"""Scatter of one recipe between releases, separated from errors of the model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.backtest.columns import Run, run_of
+from tuner.backtest.columns import Run, build_run
 from tuner.backtest.releases import recipes_of, release_scatter
 from tuner.backtest.rows import read_rows
 
@@ -17,7 +17,7 @@ def _run(release: str, seconds: float, **numbers: float) -> Run:
     (base,) = (row for row in read_rows(RUNS) if row.id == "dense-a")
     texts = {**base.texts, "release": release}
     numbers = {**base.numbers, "step_time_s": seconds, **numbers}
-    return run_of(replace(base, texts=texts, numbers=numbers))
+    return build_run(replace(base, texts=texts, numbers=numbers))
 
 
 def test_runs_that_differ_in_the_release_alone_are_one_recipe() -> None:
@@ -32,16 +32,16 @@ def test_runs_that_differ_in_the_release_alone_are_one_recipe() -> None:
     assert release_scatter(runs[1:], np.ones(3)) is None
 
 
-def test_scatter_and_missing_terms_come_apart() -> None:
+def test_scatter_and_missing_terms_are_separated() -> None:
     # Times 1 and 4, mean 2: one number is off by 100 and 50 %. Predictions of 1.1 times the mean
     # whatever the release err by 10 % on it.
     runs = [_run("nemo-26.02", 1.0), _run("nemo-26.04", 4.0)]
-    found = release_scatter(runs, np.array([2.2, 2.2]))
-    assert found is not None
-    assert (found.recipes, found.rows) == (1, 2)
-    assert found.spread_median == pytest.approx(4.0)
-    assert found.far_ratio == 1.0
-    assert found.one_number_p90_ape == pytest.approx(0.95)
-    assert found.means_p90_ape == pytest.approx(0.10)
+    result = release_scatter(runs, np.array([2.2, 2.2]))
+    assert result is not None
+    assert (result.recipes, result.rows) == (1, 2)
+    assert result.spread_median == pytest.approx(4.0)
+    assert result.far_ratio == 1.0
+    assert result.one_number_p90_ape == pytest.approx(0.95)
+    assert result.means_p90_ape == pytest.approx(0.10)
     # 1.2 and 0.45, the share 0.9 of the way between.
-    assert found.p90_ape == pytest.approx(0.45 + 0.9 * 0.75)
+    assert result.p90_ape == pytest.approx(0.45 + 0.9 * 0.75)

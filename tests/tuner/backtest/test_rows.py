@@ -62,7 +62,7 @@ def test_a_deeply_nested_architecture_is_no_crash(tmp_path: Path) -> None:
     [
         ("", "names none of the columns"),
         ("a,b\n1,2\n", "names none of the columns"),
-        ("tp,tp\n1,2\n", "column 'tp' stands twice"),
+        ("tp,tp\n1,2\n", "column 'tp' appears twice"),
         ("tp,pp\n\n", "no rows below the header; add one line per measured run"),
         (b"tp\n\xff\n", "byte 3 is not UTF-8"),
         ('tp\n"1\n', "unexpected end of data"),
@@ -91,6 +91,6 @@ def test_a_missing_file_is_one_error(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=50)
 def test_no_cell_makes_the_reader_fail(text: str) -> None:
     for column in COLUMNS:
-        row = module.row_of([column], [text], number=1)
+        row = module.parse_row([column], [text], number=1)
         assert "\n" not in row.reason
         assert all(value > 0.0 or name in OPTIONAL_COUNTS for name, value in row.numbers.items())

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from tuner.calibrate.bands import bands_of, covered_ratio
-from tuner.costs.analytic.calibration import GENERIC_BAND, Regime, band_among
+from tuner.calibrate.bands import covered_ratio, error_bands
+from tuner.costs.analytic.calibration import GENERIC_BAND, Regime, narrowest_band
 from tuner.costs.analytic.constants import Precision, Software
 from tuner.devices.datasheet import Generation
 
@@ -29,28 +29,28 @@ def test_a_band_is_the_conformal_quantile_of_what_was_held_out() -> None:
     size_C = np.arange(1, 20) / 100.0
     regimes = [_regime("nemo", "26.04")] * 19
     groups = [f"g{place}" for place in range(19)]
-    bands = bands_of(regimes, groups, dict.fromkeys(KEYS, size_C))
-    low, high = band_among(_regime("nemo", "26.04"), bands)
+    bands = error_bands(regimes, groups, dict.fromkeys(KEYS, size_C))
+    low, high = narrowest_band(_regime("nemo", "26.04"), bands)
     assert high == pytest.approx(math.exp(0.18), abs=1e-4)
     assert low == pytest.approx(math.exp(-0.18), abs=1e-4)
 
 
-def test_recipes_count_alike_however_many_runs_they_have() -> None:
+def test_recipes_have_equal_weight_however_many_runs_they_have() -> None:
     # One recipe with a thousand bad runs is one of twenty.
     sizes = [0.01] * 19 + [0.9] * 1000
     groups = [f"g{place}" for place in range(19)] + ["big"] * 1000
-    bands = bands_of([_regime("nemo")] * 1019, groups, dict.fromkeys(KEYS, np.array(sizes)))
-    assert band_among(_regime("nemo"), bands)[1] == pytest.approx(math.exp(0.01), abs=1e-4)
+    bands = error_bands([_regime("nemo")] * 1019, groups, dict.fromkeys(KEYS, np.array(sizes)))
+    assert narrowest_band(_regime("nemo"), bands)[1] == pytest.approx(math.exp(0.01), abs=1e-4)
 
 
 def test_the_less_is_known_the_wider_the_band() -> None:
     regimes = [_regime("nemo", "26.04")] * 20 + [_regime("lab", "1.0", "blackwell")] * 20
     groups = [f"g{place}" for place in range(40)]
     by = {"group": 0.05, "release": 0.1, "generation": 0.2, "family": 0.4}
-    bands = bands_of(regimes, groups, {key: np.full(40, size) for key, size in by.items()})
+    bands = error_bands(regimes, groups, {key: np.full(40, size) for key, size in by.items()})
 
     def high(regime: Regime) -> float:
-        return math.log(band_among(regime, bands)[1])
+        return math.log(narrowest_band(regime, bands)[1])
 
     assert high(_regime("nemo", "26.04")) == pytest.approx(0.05, abs=1e-4)
     assert high(_regime("nemo", "27.01")) == pytest.approx(0.1, abs=1e-4)
@@ -60,14 +60,16 @@ def test_the_less_is_known_the_wider_the_band() -> None:
 
 
 def test_too_few_recipes_make_no_band() -> None:
-    bands = bands_of([_regime("nemo")] * 5, list("abcde"), dict.fromkeys(KEYS, np.zeros(5)))
+    bands = error_bands([_regime("nemo")] * 5, list("abcde"), dict.fromkeys(KEYS, np.zeros(5)))
     assert bands == ()
-    assert band_among(_regime("nemo"), bands) == GENERIC_BAND
+    assert narrowest_band(_regime("nemo"), bands) == GENERIC_BAND
 
 
 def test_coverage_is_counted_by_recipe() -> None:
     residual_C = np.array([0.0, 0.5, np.nan, 0.05])
     regimes = [_regime("nemo")] * 20
-    bands = bands_of(regimes, [f"g{i}" for i in range(20)], dict.fromkeys(KEYS, np.full(20, 0.1)))
+    bands = error_bands(
+        regimes, [f"g{i}" for i in range(20)], dict.fromkeys(KEYS, np.full(20, 0.1))
+    )
     shares = covered_ratio(regimes[:4], ["a", "a", "b", "c"], residual_C, bands)
     assert shares == {"a": 0.5, "c": 1.0}

@@ -9,12 +9,12 @@ import pytest
 
 from tests.rows import each_row
 from tuner.backtest.assumptions import with_assumptions
-from tuner.backtest.columns import run_of, runs_of
-from tuner.backtest.prices import pricer_of, regime_of
+from tuner.backtest.columns import build_run, build_runs
+from tuner.backtest.prices import build_pricer, run_regime
 from tuner.backtest.rows import Row, read_rows
-from tuner.calibrate.calibration import Calibration, calibrate, problem_of
+from tuner.calibrate.calibration import Calibration, build_problem, calibrate
 from tuner.calibrate.fit import slopes
-from tuner.calibrate.report import report_of
+from tuner.calibrate.report import build_report
 from tuner.calibrate.terms import TERMS, Level
 from tuner.costs.analytic.calibration import (
     Correction,
@@ -48,7 +48,7 @@ def _planted() -> tuple[Row, ...]:
                         texts={**base.texts, "id": name, "group": name},
                     )
                 )
-    runs = [run_of(row) for row in variants]
+    runs = [build_run(row) for row in variants]
     planted = Residuals(
         origin="planted",
         data_sha256="",
@@ -59,7 +59,7 @@ def _planted() -> tuple[Row, ...]:
         corrections=(Correction(where=Where(), factors=PLANTED),),
         bands=(),
     )
-    seconds = pricer_of(runs).step_s(constants_of([regime_of(run) for run in runs], planted))
+    seconds = build_pricer(runs).step_s(constants_of([run_regime(run) for run in runs], planted))
     return tuple(
         replace(row, numbers={**row.numbers, "step_time_s": float(step_s)})
         for row, step_s in zip(variants, seconds, strict=True)
@@ -92,13 +92,14 @@ def test_held_out_runs_are_predicted_as_well_as_seen_ones(made: Calibration) -> 
 
 
 def test_the_report_counts_what_was_left_out(rows: tuple[Row, ...], made: Calibration) -> None:
-    report = report_of(made, num_rows=len(rows) + 3)
+    report = build_report(made, num_rows=len(rows) + 3)
     assert report.skipped == 3
-    found = report.cross_validation["group"].sources["lab"]
-    assert found.rows == len(rows)
-    assert (found.median_ape or 0.0) < 0.02
+    result = report.cross_validation["group"].sources["lab"]
+    assert result.rows == len(rows)
+    assert (result.median_ape or 0.0) < 0.02
 
 
+@pytest.mark.slow
 def test_the_same_rows_give_the_same_residuals(rows: tuple[Row, ...]) -> None:
     few = rows[::3]
     first = calibrate(few, origin="test", data_sha256="0").residuals
@@ -107,9 +108,9 @@ def test_the_same_rows_give_the_same_residuals(rows: tuple[Row, ...]) -> None:
 
 
 def test_derivatives_are_the_same_priced_side_by_side_and_one_by_one() -> None:
-    read = with_assumptions(runs_of(read_rows(RUNS))[0])
+    read = with_assumptions(build_runs(read_rows(RUNS))[0])
     runs = tuple(run for run in read if run.measured_s is not None)
-    problem, offsets = problem_of(runs, tuple(map(regime_of, runs)), TERMS)
+    problem, offsets = build_problem(runs, tuple(map(run_regime, runs)), TERMS)
     assert problem.price_side_by_side is not None
     alone = replace(problem, price_side_by_side=None)
     offset_P = np.random.default_rng(7).normal(0.0, 0.1, len(offsets))
@@ -152,9 +153,9 @@ def test_one_recipe_alone_sets_no_constant(rows: tuple[Row, ...]) -> None:
     made = calibrate((*rows[:2], other), origin="test", data_sha256="0")
     alone = made.regimes[-1].family
     assert alone != made.regimes[0].family
-    found = {offset.where.family for offset in made.offsets}
-    assert made.regimes[0].family in found
-    assert alone not in found
+    result = {offset.where.family for offset in made.offsets}
+    assert made.regimes[0].family in result
+    assert alone not in result
 
 
 def test_rows_of_one_recipe_are_one_error(rows: tuple[Row, ...]) -> None:

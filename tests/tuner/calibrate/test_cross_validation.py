@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.calibrate.cross_validation import folds_of, held_out
-from tuner.calibrate.fit import Problem, blocks_of, fit
+from tuner.calibrate.cross_validation import assign_folds, held_out
+from tuner.calibrate.fit import Problem, fit, group_blocks
 
 
 @given(st.lists(st.sampled_from("abcdefghij"), min_size=1, max_size=60), st.integers(1, 12))
 @settings(deadline=None, max_examples=100)
 def test_no_key_is_ever_on_both_sides(keys: list[str], most: int) -> None:
-    fold_C = folds_of(keys, most=most)
+    fold_C = assign_folds(keys, most=most)
     for key in set(keys):
         assert len({int(fold) for fold, own in zip(fold_C, keys, strict=True) if own == key}) == 1
     assert len(set(fold_C.tolist())) == min(most, len(set(keys)))
@@ -31,7 +31,7 @@ def _problem() -> Problem:
         constant_P=np.array([0], dtype=np.intp),
         holds_PC=holds_PC,
         spread_P=np.array([10.0]),
-        blocks=blocks_of(holds_PC),
+        blocks=group_blocks(holds_PC),
     )
 
 
@@ -42,7 +42,7 @@ def test_what_is_held_out_is_predicted_by_the_rest() -> None:
     assert residual_C == pytest.approx([np.log(2.0)] * 3 + [-np.log(2.0)] * 3, abs=0.02)
 
 
-def test_runs_that_are_in_no_fit_are_not_judged() -> None:
+def test_runs_that_are_in_no_fit_have_no_residual() -> None:
     problem = _problem()
     used_C = np.array([True, True, False, False, False, False])
     residual_C = held_out(problem, fit(problem), np.array([0, 1, 0, 0, 0, 0]), used_C=used_C)

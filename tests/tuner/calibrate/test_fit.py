@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.calibrate.fit import Floats, Problem, blocks_of, fit, loss, refit, slopes
+from tuner.calibrate.fit import Floats, Problem, fit, group_blocks, loss, refit, slopes
 
 WORK_CK = np.array([[1.0, 0.1], [2.0, 3.0], [0.5, 4.0], [3.0, 1.0], [1.0, 1.0], [0.2, 2.0]])
 
@@ -32,37 +32,37 @@ def _problem(
         constant_P=np.array(constant_P, dtype=np.intp),
         holds_PC=holds_PC,
         spread_P=np.full(len(constant_P), spread),
-        blocks=blocks_of(holds_PC),
+        blocks=group_blocks(holds_PC),
     )
 
 
 @given(st.floats(0.2, 5.0), st.floats(0.2, 5.0))
 @settings(deadline=None, max_examples=30)
 def test_planted_constants_are_found(first: float, second: float) -> None:
-    found = fit(_problem(WORK_CK @ np.array([first, second])))
-    assert np.exp(found.offset_P) == pytest.approx([first, second], rel=2e-3)
+    result = fit(_problem(WORK_CK @ np.array([first, second])))
+    assert np.exp(result.offset_P) == pytest.approx([first, second], rel=2e-3)
 
 
-def test_offsets_of_parts_are_told_apart() -> None:
+def test_offsets_of_parts_are_identified() -> None:
     # The second constant is 2 for the first half of the runs and 3 for the rest.
     holds_PC = np.array([[1.0] * 6, [1, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 1]])
     second_C = np.array([2.0] * 3 + [3.0] * 3)
     measured_C = WORK_CK[:, 0] * 1.5 + WORK_CK[:, 1] * second_C
-    found = fit(_problem(measured_C, holds_PC=holds_PC, constant_P=(0, 1, 1)))
-    assert np.exp(found.offset_P) == pytest.approx([1.5, 2.0, 3.0], rel=5e-3)
+    result = fit(_problem(measured_C, holds_PC=holds_PC, constant_P=(0, 1, 1)))
+    assert np.exp(result.offset_P) == pytest.approx([1.5, 2.0, 3.0], rel=5e-3)
 
 
 def test_a_strong_prior_holds_the_generic_values() -> None:
-    found = fit(_problem(WORK_CK @ np.array([2.0, 2.0]), spread=1e-4))
-    assert np.abs(found.offset_P).max() < 1e-3
+    result = fit(_problem(WORK_CK @ np.array([2.0, 2.0]), spread=1e-4))
+    assert np.abs(result.offset_P).max() < 1e-3
 
 
 def test_an_outlier_pulls_little() -> None:
     measured_C = WORK_CK @ np.array([1.0, 1.0])
     measured_C[0] *= 3.0
-    found = fit(_problem(measured_C))
+    result = fit(_problem(measured_C))
     # Least squares would move the others by a third of log(3).
-    assert np.abs(found.residual_C[1:]).max() < 0.15
+    assert np.abs(result.residual_C[1:]).max() < 0.15
 
 
 def test_constants_stay_inside_their_bounds() -> None:
@@ -93,5 +93,5 @@ def test_leaving_runs_out_forgets_them() -> None:
 def test_a_fit_never_ends_worse_than_it_began() -> None:
     problem = _problem(np.array([5.0, 0.1, 7.0, 0.3, 9.0, 0.01]))
     start = loss(problem, np.zeros(2), problem.residuals(np.zeros(2)), problem.weight_C)
-    found = fit(problem)
-    assert loss(problem, found.offset_P, found.residual_C, problem.weight_C) < start
+    result = fit(problem)
+    assert loss(problem, result.offset_P, result.residual_C, problem.weight_C) < start

@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.backtest.columns import Run, run_of
+from tuner.backtest.columns import Run, build_run
 from tuner.backtest.rows import read_rows
 from tuner.calibrate.ratio_bands import (
     Kind,
     Pairs,
+    band_width,
+    build_pairs,
+    build_ratio_bands,
     is_covered,
-    pairs_of,
-    ratio_bands_of,
-    size_of,
-    weights_of,
+    pair_weights,
 )
 
 RUNS = Path(__file__).parents[1] / "backtest" / "runs.csv"
@@ -25,7 +25,7 @@ OTHER = Kind(generation="ampere", has_experts=False, same_kernels=False)
 
 
 def _pairs(errors: list[list[float]], kinds: list[Kind], *, apart: bool = True) -> Pairs:
-    """Pairs of as many settings as lists, each pair of recipes of its own unless not apart."""
+    """Pairs of one setting per list, each of two distinct recipes unless stated."""
     rows = sorted(
         (error, number, number if not apart else 100 * number + place)
         for number, own in enumerate(errors)
@@ -45,32 +45,32 @@ def _pairs(errors: list[list[float]], kinds: list[Kind], *, apart: bool = True) 
 
 def test_a_setting_weighs_the_root_of_its_pairs_of_recipes() -> None:
     pairs = _pairs([[0.1, 0.2, 0.3, 0.4], [0.5]], [KIND, KIND])
-    weight = weights_of(pairs)
+    weight = pair_weights(pairs)
     by_setting = [weight[pairs.setting_P == number].sum() for number in (0, 1)]
     assert by_setting == pytest.approx([2.0, 1.0])
     # Four pairs of the same two recipes are one piece of evidence.
     again = _pairs([[0.1, 0.2, 0.3, 0.4], [0.5]], [KIND, KIND], apart=False)
-    assert weights_of(again) == pytest.approx([0.25] * 4 + [1.0])
+    assert pair_weights(again) == pytest.approx([0.25] * 4 + [1.0])
 
 
 def test_too_few_settings_give_no_band() -> None:
-    assert size_of(_pairs([[0.1]] * 11, [KIND] * 11), KIND) is None
-    assert ratio_bands_of(_pairs([[0.1]] * 11, [KIND] * 11)) is None
-    assert ratio_bands_of(_pairs([[0.1]] * 12, [KIND] * 12)) is not None
+    assert band_width(_pairs([[0.1]] * 11, [KIND] * 11), KIND) is None
+    assert build_ratio_bands(_pairs([[0.1]] * 11, [KIND] * 11)) is None
+    assert build_ratio_bands(_pairs([[0.1]] * 12, [KIND] * 12)) is not None
 
 
 def test_the_band_holds_the_stated_share_of_settings_and_of_one_more() -> None:
     pairs = _pairs([[0.01 * number] for number in range(1, 21)], [KIND] * 20)
     # ceil((20 + 1) 0.8) = 17 of 20.
-    assert size_of(pairs, KIND) == pytest.approx(0.17)
+    assert band_width(pairs, KIND) == pytest.approx(0.17)
 
 
 def test_a_kind_with_few_settings_is_drawn_to_the_others_and_one_with_many_is_not() -> None:
     def size(num_own: int) -> float:
         kinds = [KIND] * num_own + [OTHER] * 40
-        found = size_of(_pairs([[0.5]] * num_own + [[0.1]] * 40, kinds), KIND)
-        assert found is not None
-        return found
+        result = band_width(_pairs([[0.5]] * num_own + [[0.1]] * 40, kinds), KIND)
+        assert result is not None
+        return result
 
     assert size(1) == 0.1
     assert size(40) == 0.5
@@ -81,7 +81,7 @@ def test_coverage_is_of_settings_that_the_band_was_made_without() -> None:
     inside = is_covered(pairs)
     assert inside[pairs.setting_P != 19].all()
     assert not inside[pairs.setting_P == 19].any()
-    bands = ratio_bands_of(pairs)
+    bands = build_ratio_bands(pairs)
     assert bands is not None
     # 19 settings of weight 1 of 19 + sqrt(2)
     assert bands.covered_ratio == pytest.approx(19 / (19 + math.sqrt(2)))
@@ -92,13 +92,13 @@ def test_runs_pair_inside_one_setting_only() -> None:
 
     def run(group: str, model: str = "Small", **numbers: float) -> Run:
         texts = {**base.texts, "id": group, "group": group, "model": model}
-        return run_of(replace(base, texts=texts, numbers={**base.numbers, **numbers}))
+        return build_run(replace(base, texts=texts, numbers={**base.numbers, **numbers}))
 
     plain, wider, elsewhere = run("a"), run("b", mbs=4.0), run("c", model="Other")
     runs = (plain, plain, wider, elsewhere)
-    pairs = pairs_of(runs, np.array([0.1, 0.12, -0.2, 9.0]))
+    pairs = build_pairs(runs, np.array([0.1, 0.12, -0.2, 9.0]))
     assert pairs.error_P == pytest.approx([0.02, 0.3, 0.32])
     assert [pairs.kinds[kind].same_kernels for kind in pairs.kind_P] == [True, False, False]
     assert len(set(pairs.recipes_P)) == 2
-    nothing = pairs_of(runs, np.full(len(runs), np.nan))
+    nothing = build_pairs(runs, np.full(len(runs), np.nan))
     assert len(nothing.error_P) == 0

@@ -22,7 +22,7 @@ def test_the_help_lists_every_column() -> None:
 
 def test_json_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
     backtest.command(RUNS, uncalibrated=True, as_json=True)
-    found = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     names = {
         "rows",
         "predicted",
@@ -36,10 +36,10 @@ def test_json_keeps_its_contract(capsys: pytest.CaptureFixture[str]) -> None:
         "false_misfits",
     }
     for part in ("sources", "moe_only"):
-        assert found[part]
-        assert all(names <= set(errors) for errors in found[part].values())
-    assert len(found["rows"]) == 14
-    assert all({"id", "predicted", "measured", "reason"} <= set(row) for row in found["rows"])
+        assert result[part]
+        assert all(names <= set(errors) for errors in result[part].values())
+    assert len(result["rows"]) == 14
+    assert all({"id", "predicted", "measured", "reason"} <= set(row) for row in result["rows"])
 
 
 def test_text_names_what_was_not_predicted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,9 +79,9 @@ def test_a_calibration_is_written_and_used(
     assert report["residuals"]["rows"] == 5
     assert report["skipped"] == 9
     backtest.command(RUNS, profile=[out], as_json=True)
-    found = json.loads(capsys.readouterr().out)
-    assert found["residuals"].startswith("fitted to runs.csv: bridge, lab")
-    assert found["is_in_sample"]
+    result = json.loads(capsys.readouterr().out)
+    assert result["residuals"].startswith("fitted to runs.csv: bridge, lab")
+    assert result["is_in_sample"]
 
 
 def test_a_profile_that_is_none_is_one_error(tmp_path: Path) -> None:

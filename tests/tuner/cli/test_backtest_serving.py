@@ -36,14 +36,14 @@ def runs(tmp_path: Path) -> Path:
 
 def test_json_keeps_its_contract(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     backtest.command(runs, as_json=True)
-    found = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out)
     names = {"rows", "predicted", "median_ape", "mean_ape", "p90_ape", "bias"}
     names |= {"rank_correlation", "choice_regret"}
     for part in ("ttft", "tpot"):
-        assert names <= set(found[part])
-        assert found[part]["rows"] == 3
-        assert names <= set(found[part]["sources"]["h200_sxm|vllm|agg"])
-    assert [row["id"] for row in found["rows"]] == ["a", "b", "c"]
+        assert names <= set(result[part])
+        assert result[part]["rows"] == 3
+        assert names <= set(result[part]["sources"]["h200_sxm|vllm|agg"])
+    assert [row["id"] for row in result["rows"]] == ["a", "b", "c"]
 
 
 def test_the_help_lists_every_column() -> None:

@@ -220,8 +220,8 @@ def _awaited(look: Callable[[], list[psutil.Process]]) -> list[psutil.Process]:
     """Look until there is something to see."""
     end_s = time.monotonic() + 60.0
     while time.monotonic() < end_s:
-        found = look()
-        if found:
-            return found
+        result = look()
+        if result:
+            return result
         time.sleep(0.02)
     raise AssertionError("no process was started")

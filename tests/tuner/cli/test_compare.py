@@ -29,8 +29,8 @@ def test_it_prints_differences_figures_and_the_verdict(capsys: Captured, tmp_pat
 def test_json_is_of_its_schema(capsys: Captured) -> None:
     names = [str(CHECKS / name) for name in ("train-mixtral", "train-qwen3")]
     assert run(["compare", *names, "--json"]) == 0
-    found = Comparison.model_validate_json(capsys.readouterr().out)
-    assert found.goal == "train"
+    result = Comparison.model_validate_json(capsys.readouterr().out)
+    assert result.goal == "train"
 
 
 def test_two_goals_are_one_line_and_2(capsys: Captured) -> None:

@@ -12,7 +12,7 @@ from tests.rows import each_row
 from tuner.cli import app as frame
 
 
-def asked(typed: str, *, word: int) -> dict[str, str]:
+def requested(typed: str, *, word: int) -> dict[str, str]:
     """What bash puts into the environment of the command that it asks."""
     return {
         "COMP_WORDS": typed,
@@ -24,7 +24,7 @@ def asked(typed: str, *, word: int) -> dict[str, str]:
 def test_the_command_completes_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tuner"],
-        env=os.environ | asked("moetune exp", word=1),
+        env=os.environ | requested("moetune exp", word=1),
         capture_output=True,
         text=True,
         check=True,
@@ -48,7 +48,7 @@ def test_names_are_completed(
     word: int,
     expected: list[str],
 ) -> None:
-    for name, value in asked(typed, word=word).items():
+    for name, value in requested(typed, word=word).items():
         monkeypatch.setenv(name, value)
     assert frame.run([]) == 0
     assert capsys.readouterr().out.split() == expected

@@ -68,17 +68,17 @@ def test_a_person_reads_time_utilisation_memory_and_what_to_change(
 
 def test_a_change_that_ties_is_not_said_to_beat_the_launch(spec: Path, capsys: Captured) -> None:
     assert run(spec, "--launch", LAUNCHES / "mixtral.sh", "--json") == 0
-    found = Estimate.model_validate(json.loads(capsys.readouterr().out))
-    assert found.smallest_change is not None
+    result = Estimate.model_validate(json.loads(capsys.readouterr().out))
+    assert result.smallest_change is not None
     for what, ties, begins in (
         (("PP 4",), False, "smallest change that beats it: PP 4"),
         (("PP 4",), True, "best single change (a tie): PP 4"),
         (("PP 4", "TP 2"), True, "best two changes (a tie): PP 4 and TP 2"),
     ):
-        own = found.smallest_change.model_copy(update={"what": what, "within_band": ties})
+        own = result.smallest_change.model_copy(update={"what": what, "within_band": ties})
         pair = own.model_copy(update={"what": ("PP 8", "TP 4")})
         lines = estimate_text(
-            found.model_copy(update={"smallest_change": own, "best_pair": pair})
+            result.model_copy(update={"smallest_change": own, "best_pair": pair})
         ).splitlines()
         assert any(line.startswith(begins) for line in lines), begins
         more = "two changes may bring more (a tie): " if ties else "two changes bring more: "
@@ -90,9 +90,9 @@ def test_a_change_that_ties_is_not_said_to_beat_the_launch(spec: Path, capsys: C
 def test_json_holds_the_same_as_a_record(spec: Path, capsys: Captured) -> None:
     assert run(spec, "--launch", LAUNCHES / "mixtral.sh", "--json") == 0
 
-    found = Estimate.model_validate(json.loads(capsys.readouterr().out))
-    assert found.devices == 64
-    assert found.decision.pipeline_model_parallel_size == 4
+    result = Estimate.model_validate(json.loads(capsys.readouterr().out))
+    assert result.devices == 64
+    assert result.decision.pipeline_model_parallel_size == 4
 
 
 def test_a_pasted_command_is_priced(spec: Path, capsys: Captured) -> None:

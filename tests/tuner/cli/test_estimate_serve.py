@@ -26,11 +26,11 @@ def test_a_person_reads_latency_memory_and_what_to_change(capsys: Captured) -> N
     shown = capsys.readouterr().out
     for part in (
         "the command: deepseek-v3 with sglang 0.5.23 on h200-sxm",
-        "4 x aggregated of 8 on h200: TP 8, DP 1, EP 8; 64 sequences, 8192 tokens a step and rank",
+        "4 x aggregated of 8 on h200: TP 8, DP 1, EP 8; 64 sequences, 8192 batched tokens per rank",
         "ttft           mean ",
         "tpot           mean ",
         "(mean between ",
-        "good requests/s a device",
+        "requests/s per device",
         "memory         ",
         "KV cache       ",
         "FALLS BEHIND   the traffic",
@@ -48,11 +48,11 @@ def test_a_person_reads_latency_memory_and_what_to_change(capsys: Captured) -> N
 def test_json_holds_the_same_as_a_record(capsys: Captured) -> None:
     launch = f"{SERVER} --tp 8 --dp 8 --enable-dp-attention --ep 8"
     assert run(V3, "--launch", launch, "--instances", "4", "--json") == 0
-    found = ServingEstimate.model_validate_json(capsys.readouterr().out)
-    assert found.schema_version == 1
-    assert found.instance.devices == 8
-    assert found.load is not None
-    assert found.load.keeps_up
+    result = ServingEstimate.model_validate_json(capsys.readouterr().out)
+    assert result.schema_version == 1
+    assert result.instance.devices == 8
+    assert result.load is not None
+    assert result.load.keeps_up
 
 
 def test_a_launch_that_falls_behind_is_a_negative_result(capsys: Captured) -> None:
@@ -66,7 +66,7 @@ def test_a_launch_that_falls_behind_is_a_negative_result(capsys: Captured) -> No
 def test_a_launch_that_does_not_fit_is_a_negative_result(capsys: Captured) -> None:
     assert run(V3, "--launch", f"{SERVER} --tp 2") == 1
     shown = capsys.readouterr().out
-    assert "DOES NOT FIT   the share of memory that the engine takes leaves no cache" in shown
+    assert "DOES NOT FIT   the engine's share of memory leaves no KV cache beside the" in shown
     assert "ttft  " not in shown.split("smallest change")[0]
 
 

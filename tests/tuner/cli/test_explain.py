@@ -32,7 +32,7 @@ def test_it_breaks_time_and_memory_down_by_stage_and_says_why_others_lost(
         assert short_decision(other.decision) in text
         assert other.lost_by in text
     ties = plan.certificate.within_band
-    assert f"why not the others ({ties} combinations of degrees are within the " in text
+    assert f"why not the others ({ties} parallel layouts are within the " in text
 
 
 def test_no_empty_table_of_others_is_printed(bound_plan: Path) -> None:
@@ -68,7 +68,7 @@ def test_what_would_change_it_is_solved_anew(bound_plan: Path, capsys: Captured)
         frame.run(["explain", str(bound_plan), "--what-if", "memory=x4,memory=-20%,rate=x2"]) == 0
     )
     text = capsys.readouterr().out
-    assert "under other limits: 3 cases solved again" in text
+    assert "what-if: 3 cases solved again" in text
     row = next(line for line in text.splitlines() if line.startswith("  memory=x4 "))
     assert " better " in row
     assert "\n  memory=-20%" in text
@@ -76,7 +76,7 @@ def test_what_would_change_it_is_solved_anew(bound_plan: Path, capsys: Captured)
 
 
 @each_row(
-    ("asked", "said"),
+    ("requested", "said"),
     [
         ("nodes", "is no change; write one like"),
         ("colour=+1", "'colour' cannot be changed; what can: nodes, memory"),
@@ -84,9 +84,9 @@ def test_what_would_change_it_is_solved_anew(bound_plan: Path, capsys: Captured)
     ],
 )
 def test_an_unreadable_change_is_one_line(
-    bound_plan: Path, capsys: Captured, asked: str, said: str
+    bound_plan: Path, capsys: Captured, requested: str, said: str
 ) -> None:
-    assert frame.run(["explain", str(bound_plan), "--what-if", asked]) == 2
+    assert frame.run(["explain", str(bound_plan), "--what-if", requested]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
     (line,) = printed.err.splitlines()
@@ -109,7 +109,7 @@ def test_it_says_what_the_trials_said_once_there_are_any(capsys: Captured, tmp_p
     stored = Path(__file__).parents[3] / "examples/profiles/epyc-2-ranks"
     assert frame.run(["explain", str(stored), "--what-if", "none"]) == 0
     text = capsys.readouterr().out
-    assert "\nwhat the trials say\nwinner         tp1 pp2x2 " in text
+    assert "\nverification\nwinner         tp1 pp2x2 " in text
     # 4 layers x (8 experts x 3 x 256 x 512 + 196,608 + 2,048 + 512) + 2 x 65,536 + 256
     assert text.startswith("tiny-moe: 13.5M parameters, ")
     for name in (PLAN_NAME, "verified.json"):

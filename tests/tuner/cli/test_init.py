@@ -111,11 +111,11 @@ def test_a_placement_is_asked_for_by_its_recordings(tmp_path: Path, capsys: Capt
 
 
 def test_a_plan_from_flags_holds_the_spec_that_it_used(tmp_path: Path, capsys: Captured) -> None:
-    first, again = tmp_path / "first", tmp_path / "again"
+    first, repeated = tmp_path / "first", tmp_path / "again"
     assert frame.run(["plan", *FLAGS, "--sequence-length", "256", "-o", str(first)]) == 0
-    assert "taken as default: --precision bf16" in capsys.readouterr().err
-    assert frame.run(["plan", str(first / "used" / "spec.yaml"), "-o", str(again)]) == 0
-    one, other = read_plan(first), read_plan(again)
+    assert "defaults used: --precision bf16" in capsys.readouterr().err
+    assert frame.run(["plan", str(first / "used" / "spec.yaml"), "-o", str(repeated)]) == 0
+    one, other = read_plan(first), read_plan(repeated)
     assert one.decision == other.decision
     assert one.provenance.spec_sha256 == other.provenance.spec_sha256
 
@@ -124,8 +124,8 @@ def test_a_deployment_is_planned_from_flags(tmp_path: Path) -> None:
     model = str(ROOT / "examples" / "models" / "mixtral-8x7b")
     flags = ("--goal", "serve", "--model", model, "--device", "h100-sxm", "--devices", "8")
     out = tmp_path / "plan"
-    asked = ["plan", *flags, "--rate", "2/s", "--engine", "vllm", "--objective", "devices"]
-    assert frame.run([*asked, "-o", str(out)]) == 0
+    requested = ["plan", *flags, "--rate", "2/s", "--engine", "vllm", "--objective", "devices"]
+    assert frame.run([*requested, "-o", str(out)]) == 0
     assert json.loads((out / "plan.json").read_text())["goal"]["engine"]["name"] == "vllm"
 
 
@@ -134,8 +134,8 @@ def test_a_deployment_is_planned_from_flags(tmp_path: Path) -> None:
     [
         ([], "nothing to plan: name a SPEC"),
         (["--batch", "4"], "--model, --device, --devices missing"),
-        (["spec.yaml", "--batch", "4"], "--batch: the spec spec.yaml says it already"),
-        (["spec.yaml", "--goal", "serve"], "--goal: the spec spec.yaml says it already"),
+        (["spec.yaml", "--batch", "4"], "--batch: the spec spec.yaml sets it already"),
+        (["spec.yaml", "--goal", "serve"], "--goal: the spec spec.yaml sets it already"),
         (["--goal", "cook"], "--goal: 'cook' is not one of"),
     ],
 )

@@ -21,7 +21,7 @@ DEPLOYED = ROOT / "examples" / "serving" / "deepseek-v3-32-h200.yaml"
 SERVER = "vllm serve M --tensor-parallel-size 4"
 RUNS = ROOT / "tests" / "tuner" / "backtest" / "runs.csv"
 MODEL = ROOT / "examples" / "models" / "tiny-moe"
-ASKED = ("--what-if", "nodes=+1", "--time-limit", "4s", "--json")
+REQUESTED = ("--what-if", "nodes=+1", "--time-limit", "4s", "--json")
 Captured = pytest.CaptureFixture[str]
 
 BY_COMMAND = {
@@ -91,8 +91,8 @@ def test_a_shown_profile_and_a_difference_are_of_their_schemas(capsys: Captured)
 def test_estimates_are_of_their_schemas(capsys: Captured) -> None:
     spec, launch = MIXTRAL / "spec.yaml", MIXTRAL / "public.sh"
     of_schema("estimate", printed(capsys, "estimate", spec, "--launch", launch, "--json"))
-    asked = ("estimate", SERVING, "--launch", SERVER, "--pool", "h100", "--json")
-    of_schema("serving-estimate", printed(capsys, *asked))
+    requested = ("estimate", SERVING, "--launch", SERVER, "--pool", "h100", "--json")
+    of_schema("serving-estimate", printed(capsys, *requested))
 
 
 def test_plans_and_their_explanations_are_of_their_schemas(
@@ -103,15 +103,16 @@ def test_plans_and_their_explanations_are_of_their_schemas(
     of_schema("plan", printed(capsys, "plan", *flags, "-o", train, "--json"))
     placing = ("plan", ROOT / "examples" / "placement" / "balance.yaml", "--time-limit", "2s")
     of_schema("place-plan", printed(capsys, *placing, "-o", place, "--json"))
-    of_schema("explained-plan", printed(capsys, "explain", train, *ASKED))
-    of_schema("explained-place-plan", printed(capsys, "explain", place, *ASKED))
+    of_schema("explained-plan", printed(capsys, "explain", train, *REQUESTED))
+    of_schema("explained-place-plan", printed(capsys, "explain", place, *REQUESTED))
 
 
+@pytest.mark.slow
 def test_a_deployment_and_its_explanation_are_of_their_schemas(
     capsys: Captured, tmp_path: Path
 ) -> None:
     of_schema("serve-plan", printed(capsys, "plan", DEPLOYED, "-o", tmp_path / "plan", "--json"))
-    of_schema("explained-serve-plan", printed(capsys, "explain", tmp_path / "plan", *ASKED))
+    of_schema("explained-serve-plan", printed(capsys, "explain", tmp_path / "plan", *REQUESTED))
 
 
 def test_a_backtest_is_of_its_schema(capsys: Captured) -> None:

@@ -25,10 +25,10 @@ def test_a_table_with_a_reason_per_row_stays_short() -> None:
 
 
 def test_no_id_breaks_a_line_or_a_terminal() -> None:
-    found = left_out_text([LeftOut(id="x\n\x1b[2J" + "y" * 500, source="lab", reason="blank")])
-    assert len(found.splitlines()) == 2
-    assert "\x1b" not in found
-    assert len(found.splitlines()[1]) < LONGEST_ID + 40
+    result = left_out_text([LeftOut(id="x\n\x1b[2J" + "y" * 500, source="lab", reason="blank")])
+    assert len(result.splitlines()) == 2
+    assert "\x1b" not in result
+    assert len(result.splitlines()[1]) < LONGEST_ID + 40
 
 
 def test_nothing_is_said_where_nothing_is_left_out() -> None:

@@ -87,8 +87,8 @@ def test_a_move_is_told_of_without_a_price_too(
     spec.write_text(text.replace("name: chat", f"name: {long_name}"))
     assert run(["plan", str(spec), "-o", str(tmp_path / "out"), "--time-limit", "1s"]) == 0
     shown = capsys.readouterr().out
-    assert "\nto load: 2 experts\n" in shown
-    assert "EPLB's rule, moving what it likes, would save" in shown
+    assert "\nmigration: 2 experts\n" in shown
+    assert "EPLB's rule, without the migration limit, would save" in shown
     assert f"  {long_name[:37]}...  " in shown
     assert "  code     " in shown
 
@@ -171,11 +171,12 @@ def test_explain_tells_layers_and_folds(tmp_path: Path, capsys: pytest.CaptureFi
     assert run(["explain", str(tmp_path / "out"), "--what-if", "none"]) == 0
     shown = capsys.readouterr().out
     assert "planned without the workload" in shown
-    assert "layers that gain most on chat" in shown
-    assert "layers with the largest distance to their bound" in shown
+    assert "layers with the largest gain on chat" in shown
+    assert "layers with the largest gap to their bound" in shown
 
 
 # Seconds, of importing torch: the experts are real.
+@pytest.mark.slow
 def test_verify_runs_the_experts_of_every_placement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,7 +227,7 @@ def test_commands_about_training_say_what_answers_a_placement(
     launch = tmp_path / "run.sh"
     launch.write_text("pretrain_gpt.py --num-layers 2\n")
     assert run(["estimate", str(spec), "--launch", str(launch)]) == 2
-    assert "'place' is what `moetune plan` answers" in capsys.readouterr().err
+    assert "'place' is a goal of `moetune plan`" in capsys.readouterr().err
 
 
 @each_row("damage", ["[]", "{", '{"goal": {"kind": "place"}}'])

@@ -17,7 +17,7 @@ from tuner import api
 from tuner.cli import app as frame
 from tuner.plan import Plan
 from tuner.plan_folder import PLAN_NAME, read_plan
-from tuner.planner.progress import Told
+from tuner.planner.progress import PlanningEvent
 from tuner.units import format_ratio
 
 SHEET_SPEC = (
@@ -105,13 +105,13 @@ def test_what_does_not_fit_is_exit_code_1_with_the_nearest_way_out(
     printed = capsys.readouterr().out
     assert printed.startswith("no plan: infeasible (")
     assert "limit not met: memory_per_device" in printed
-    assert "nearest way out: memory_per_device: " in printed
+    assert "to make it fit:  memory_per_device: " in printed
     assert " more per device" in printed
     assert not (tmp_path / "plan" / "launch").exists()
     assert frame.run(["explain", str(tmp_path / "plan"), "--what-if", "none"]) == 1
-    assert "nearest way out: memory_per_device" in capsys.readouterr().out
+    assert "to make it fit:  memory_per_device" in capsys.readouterr().out
     assert frame.run(["verify", str(tmp_path / "plan")]) == 2
-    assert "the plan found nothing to launch" in capsys.readouterr().err
+    assert "the plan has nothing to launch" in capsys.readouterr().err
 
 
 @each_row(
@@ -181,14 +181,14 @@ def test_what_was_preferred_and_what_room_is_left_in_memory_is_said(
 def test_a_search_tells_its_stages_and_json_stays_alone_on_stdout(
     sheet_spec: Spec, tmp_path: Path, capsys: Captured
 ) -> None:
-    told: list[Told] = []
+    events: list[PlanningEvent] = []
     spec = sheet_spec(
         tensor_model_parallel_size=[1], pipeline_model_parallel_size=[2], zero_stage=[1]
     )
-    api.plan(spec, watch=told.append)
-    stages = list(dict.fromkeys(one.stage for one in told))
+    api.plan(spec, watch=events.append)
+    stages = list(dict.fromkeys(one.stage for one in events))
     assert stages == ["space", "bounds", "search", "choice", "memory", "targets"]
-    assert any("gap" in one.text for one in told)
+    assert any("gap" in one.text for one in events)
     assert frame.run(["plan", str(spec), "-o", str(tmp_path / "plan"), "--json"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""

@@ -52,7 +52,7 @@ def test_nothing_that_fits_is_exit_code_1_with_ways_out(
     shown = capsys.readouterr().out
     assert shown.startswith("no plan: infeasible (")
     assert "limit not met: memory_per_device: of 4 layers, pool 'new' has room" in shown
-    assert "nearest way out: memory_per_device: " in shown
+    assert "to make it fit:  memory_per_device: " in shown
     assert "  it would allow tp1 " in shown
     plan = read_plan(tmp_path / "plan")
     assert plan.decision is None

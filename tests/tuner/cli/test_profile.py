@@ -97,6 +97,7 @@ def test_different_machines_are_compared_on_request_and_what_differs_is_said(
     assert len(json.loads(capsys.readouterr().out)["differing"]) == 1
 
 
+@pytest.mark.slow
 def test_a_profile_is_measured_in_silence_where_nobody_watches(
     tmp_path: Path, capsys: Captured
 ) -> None:

@@ -7,9 +7,9 @@ from tuner.cli.profile import summary
 
 def test_the_error_at_sizes_left_out_is_printed_beside_its_table() -> None:
     header = fake_profile([gemm_row(64, 1.0)]).header
-    assert "in between:" not in summary(header)
-    found = Checked(sizes=40, median_ratio=0.0312, p90_ratio=0.1049)
-    table = TableInfo(rows=300, complete=True, seconds=9.0, checked=found)
+    assert "interpolation:" not in summary(header)
+    result = Checked(sizes=40, median_ratio=0.0312, p90_ratio=0.1049)
+    table = TableInfo(rows=300, complete=True, seconds=9.0, checked=result)
     text = summary(header.model_copy(update={"tables": {"gemm": table}}))
     assert "3.1% / 10.5% of 40" in text
-    assert "in between: error of sizes drawn at random" in text
+    assert "interpolation: error on random held-out sizes" in text

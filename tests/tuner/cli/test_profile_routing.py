@@ -56,7 +56,7 @@ def test_a_recording_is_put_beside_the_tables_of_a_profile(
     out = tmp_path / "profile"
     write_profile(out, fake_profile([gemm_row(4, 1e-5)]))
     wanted = ["profile", "import", "routing", str(dump), "-o", str(out)]
-    assert "say --workload" in complaint(capsys, *wanted)
+    assert "give --workload" in complaint(capsys, *wanted)
     assert frame.run([*wanted, "--workload", "chat"]) == 0
     capsys.readouterr()
     assert frame.run(["profile", "show", str(out)]) == 0
@@ -77,8 +77,8 @@ def test_a_stored_recording_can_be_named_anew(tmp_path: Path, dump: Path, capsys
     said = ["--workload", "code", "--layer-ids", "7,9"]
     assert frame.run(["profile", "import", "routing", str(first), "-o", str(second), *said]) == 0
     capsys.readouterr()
-    found = read_recording(second)
-    assert (found.workload, found.layer_ids) == ("code", (7, 9))
+    result = read_recording(second)
+    assert (result.workload, result.layer_ids) == ("code", (7, 9))
     found_line = complaint(
         capsys, "profile", "import", "routing", first, "-o", second, "--experts", 4
     )
@@ -160,13 +160,13 @@ def test_the_suite_records_a_model_on_text(tmp_path: Path, model: Path, capsys: 
 def test_what_cannot_be_recorded_is_one_line(tmp_path: Path, model: Path, capsys: Captured) -> None:
     start = ("profile", "-o", tmp_path / "out", "--suite")
     assert "--model and --text" in complaint(capsys, *start, "routing")
-    asked = ("--model", model, "--text", tmp_path / "none.txt", "--sequence", 8)
-    assert "No such file" in complaint(capsys, *start, "routing", *asked)
-    assert "recorded by itself" in complaint(capsys, *start, "routing,storage", *asked)
-    assert "not asked for" in complaint(capsys, *start, "storage", *asked)
-    line = complaint(capsys, *start, "routing", *asked, "--sequence", 33)
+    requested = ("--model", model, "--text", tmp_path / "none.txt", "--sequence", 8)
+    assert "No such file" in complaint(capsys, *start, "routing", *requested)
+    assert "recorded by itself" in complaint(capsys, *start, "routing,storage", *requested)
+    assert "not selected" in complaint(capsys, *start, "storage", *requested)
+    line = complaint(capsys, *start, "routing", *requested, "--sequence", 33)
     assert "takes 32 at most" in line
-    line = complaint(capsys, *start, "routing", *asked, "--workload", "a/b")
+    line = complaint(capsys, *start, "routing", *requested, "--workload", "a/b")
     assert "names a folder" in line
-    line = complaint(capsys, *start, "routing", "--model", tmp_path, *asked[2:4])
+    line = complaint(capsys, *start, "routing", "--model", tmp_path, *requested[2:4])
     assert "config.json" in line

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.rows import each_row
 from tuner.cli.progress import passed
 
@@ -37,6 +39,7 @@ def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, bytes, byte
     return started.returncode, out, shown
 
 
+@pytest.mark.slow
 def test_a_terminal_is_shown_the_stage_and_the_time_left(tmp_path: Path) -> None:
     code, out, shown = on_a_terminal(*LONG, "-o", str(tmp_path / "plan"))
     assert code == 0

@@ -67,6 +67,7 @@ def _mooncake(number: int, at_s: float, tokens: int) -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's account")
 @pytest.mark.parametrize(

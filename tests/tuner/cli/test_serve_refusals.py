@@ -83,7 +83,7 @@ def mooncake(*rows: tuple[object, object, object]) -> str:
         (traced(AZURE + "2023-11-16 18:17:05,10,0\n" * 9), "a load has two or more"),
         (traced(AZURE), "no request"),
         (traced(""), "the first line is of no known trace"),
-        (traced(mooncake((0, 10, 10), (0, 10, 10))), "all requests come at once"),
+        (traced(mooncake((0, 10, 10), (0, 10, 10))), "come at once"),
         ({"more": "routing: {path: nowhere.json}"}, "nowhere.json"),
         ({"more": "placement: nowhere.json"}, "placement"),
         (
@@ -102,7 +102,7 @@ def mooncake(*rows: tuple[object, object, object]) -> str:
         ({"more": "max_model_len: 100"}, "max_model_len is 100"),
         ({"engine": "{name: vllm, version: '99.9'}"}, "no vllm '99.9' is described"),
         ({"engine": "{name: tgi}"}, "'tgi' should be"),
-        ({"emit": "[helm]"}, "'helm' serves nothing"),
+        ({"emit": "[helm]"}, "'helm' is no serving target"),
         ({"emit": "[sglang]"}, "the deployment is for vllm, not sglang"),
         ({"model": "/nowhere"}, "cannot read the model config"),
         ({"more": f"objective: devices\n  # {'x' * 1_000_001}"}, "larger than 1000000 bytes"),
@@ -127,6 +127,7 @@ def test_wrong_input_is_one_line_and_no_plan(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @each_row(
     ("changes", "binding"),
     [
@@ -150,13 +151,14 @@ def test_a_question_without_a_good_answer_ends_with_1_and_says_what_binds(
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     assert run(["plan", str(write(**changes)), "-o", str(tmp_path / "out")]) == 1
     first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith(f"nothing meets the targets: {binding}")
+    assert first.startswith(f"no deployment meets the SLO: {binding}")
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert plan["decision"] is None
     assert plan["binding_constraint"].startswith(binding)
     assert not (tmp_path / "out" / "launch").exists()
 
 
+@pytest.mark.slow
 @each_row(
     "changes",
     [

@@ -14,7 +14,7 @@ Captured = pytest.CaptureFixture[str]
 
 def test_lines_stay_and_signs_that_steer_are_spelled_out(capsys: Captured) -> None:
     text.print_text(f"one\n{FOUL}")
-    text.tell(FOUL)
+    text.print_stderr(FOUL)
     printed = capsys.readouterr()
     spelled = r"a\x1b[31m\t\u202e\x9b\u2066\x07\rb"
     assert printed.out == f"one\n{spelled}\n"

@@ -53,23 +53,23 @@ def test_each_trial_is_told_on_stderr_as_it_runs(
 def test_resumed_trials_are_concluded_without_launching(
     planned: Path, capsys: Captured, hidden_launcher: Launcher
 ) -> None:
-    found = _verify(planned, hidden_launcher(planned), trials=4)
+    result = _verify(planned, hidden_launcher(planned), trials=4)
     capsys.readouterr()
     assert frame.run(["verify", str(planned), "--resume", "--trials", "4"]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
-    assert found.winner is not None
-    assert f"winner         {short_decision(found.winner)}: " in printed.out
+    assert result.winner is not None
+    assert f"winner         {short_decision(result.winner)}: " in printed.out
     assert "first choice   " in printed.out
     assert "recalibrated from the others" in printed.out
     assert "activations    largest error 0.0 %" in printed.out
-    assert "in the model's order" in printed.out
+    assert " by the model" in printed.out
     assert "note           the profile describes another machine" in printed.out
     assert printed.out.rstrip().endswith(f"launch files: {planned / 'launch'}")
     assert frame.run(["verify", str(planned), "--resume", "--trials", "4", "--json"]) == 0
     text = capsys.readouterr().out
     assert text == (planned / VERIFIED_NAME).read_text()
-    assert Verified.model_validate_json(text) == found
+    assert Verified.model_validate_json(text) == result
 
 
 def test_trials_that_all_failed_are_exit_code_1(
@@ -88,7 +88,7 @@ def test_existing_trials_are_exit_code_2_without_resume(
     capsys.readouterr()
     assert frame.run(["verify", str(planned)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "holds 1 trials already: add --resume to go on, or plan anew" in line
+    assert "holds 1 trials already: add --resume to continue, or plan anew" in line
 
 
 def test_a_damaged_record_is_one_line_that_names_it(
@@ -106,8 +106,8 @@ def test_a_damaged_record_is_one_line_that_names_it(
 def test_a_slower_first_choice_is_said_with_its_regret(
     planned: Path, hidden_launcher: Launcher
 ) -> None:
-    found = _verify(planned, hidden_launcher(planned), trials=2)
-    slower = found.model_copy(update={"regret_ratio": 0.125, "tie": False})
+    result = _verify(planned, hidden_launcher(planned), trials=2)
+    slower = result.model_copy(update={"regret_ratio": 0.125, "tie": False})
     assert "first choice   12.5 % slower than the winner\n" in verified_text(slower, folder=planned)
     tied = slower.model_copy(update={"tie": True})
     assert "slower than the winner (a tie: less than the noise)" in verified_text(
@@ -158,18 +158,18 @@ def test_help_lists_every_option(capsys: Captured) -> None:
     text = capsys.readouterr().out
     for option in ("--trials", "--steps", "--launcher", "--resume", "--storage", "--json"):
         assert option in text
-    for group in ("Options:", "Budget:", "Launchers:", "Again, or several at a time:"):
+    for group in ("Options:", "Budget:", "Launchers:", "Resume and parallel workers:"):
         assert f"\n{group}\n" in text
 
 
 @pytest.mark.slow
 def test_real_launches_measure_and_leave_a_verified_plan(planned: Path, capsys: Captured) -> None:
     assert frame.run(["verify", str(planned), "--trials", "2", "--steps", "3", "--json"]) == 0
-    found = Verified.model_validate(json.loads(capsys.readouterr().out))
-    assert [trial.status for trial in found.trials] == ["ok", "ok"]
-    assert all(len(trial.measured_activation_bytes) for trial in found.trials)
-    assert found.accuracy.activation_max_ape is not None
-    assert found.accuracy.activation_max_ape < 0.05
+    result = Verified.model_validate(json.loads(capsys.readouterr().out))
+    assert [trial.status for trial in result.trials] == ["ok", "ok"]
+    assert all(len(trial.measured_activation_bytes) for trial in result.trials)
+    assert result.accuracy.activation_max_ape is not None
+    assert result.accuracy.activation_max_ape < 0.05
     assert "NOT VERIFIED" not in (planned / "launch/reference/run.sh").read_text()
 
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from tuner.compare.comparison import compare, compared
+from tuner.compare.comparison import compare, compare_stored
 from tuner.compare.table import comparison_csv
 from tuner.errors import TunerError
 from tuner.explain.planned_spec import read_any_plan
-from tuner.explain.rivals import rivals_of
+from tuner.explain.rivals import to_rivals
 from tuner.plan import Plan, TrainPrediction
 from tuner.train_words import train_changes
 
@@ -36,16 +36,16 @@ def test_plans_of_every_goal_are_compared() -> None:
         ("serve-mixed-pool", "serve-aggregated", "serve-disaggregated", "serve-infeasible"),
         ("place-balance", "place-layer-chain"),
     ):
-        found = compare([CHECKS / name for name in names])
-        assert found.goal == names[0].partition("-")[0]
-        assert [Path(plan.plan).name for plan in found.plans] == list(names)
-        assert found.best is not None
-        assert found.plans[found.best].against_best is None
-        assert found.plans[0].question_changes == found.plans[0].decision_changes == ()
-        assert all(plan.question_changes for plan in found.plans[1:])
-        for plan in found.plans:
+        result = compare([CHECKS / name for name in names])
+        assert result.goal == names[0].partition("-")[0]
+        assert [Path(plan.plan).name for plan in result.plans] == list(names)
+        assert result.best is not None
+        assert result.plans[result.best].against_best is None
+        assert result.plans[0].question_changes == result.plans[0].decision_changes == ()
+        assert all(plan.question_changes for plan in result.plans[1:])
+        for plan in result.plans:
             assert bool(plan.decision) == (plan.status in ("optimal", "feasible"))
-        assert len({line.count(",") for line in comparison_csv(found).splitlines()}) == 1
+        assert len({line.count(",") for line in comparison_csv(result).splitlines()}) == 1
 
 
 def test_a_runner_up_is_compared_as_the_plan_explains_it() -> None:
@@ -54,41 +54,41 @@ def test_a_runner_up_is_compared_as_the_plan_explains_it() -> None:
     assert plan.decision is not None
     other = plan.alternatives[0]
     as_plan = plan.model_copy(update={"decision": other.decision, "predicted": other.predicted})
-    found = compared([plan, as_plan], names=["plan", "other"])
-    rival = rivals_of(plan)[0]
-    assert found.plans[1].terms_s == rival.terms_s
+    result = compare_stored([plan, as_plan], names=["plan", "other"])
+    rival = to_rivals(plan)[0]
+    assert result.plans[1].terms_s == rival.terms_s
     assert sum(rival.terms_s.values()) == pytest.approx(
-        found.plans[1].figures["step_time_s"] - found.plans[0].figures["step_time_s"]
+        result.plans[1].figures["step_time_s"] - result.plans[0].figures["step_time_s"]
     )
-    assert found.plans[1].decision_changes == train_changes(plan.decision, other.decision)
-    assert found.plans[1].question_changes == ()
-    band = found.plans[1].ratios["step_time_s"].band
+    assert result.plans[1].decision_changes == train_changes(plan.decision, other.decision)
+    assert result.plans[1].question_changes == ()
+    band = result.plans[1].ratios["step_time_s"].band
     assert band == pytest.approx(other.ratio_band)
-    assert any(one.is_tie for one in found.plans) == other.within_band
+    assert any(one.is_tie for one in result.plans) == other.within_band
 
 
 def test_only_beyond_the_band_is_a_plan_worse() -> None:
     plan = read_any_plan(CHECKS / "train-mixtral")
     assert isinstance(plan, Plan)
     near, far = _slower(plan, 1.01), _slower(plan, 3.0)
-    found = compared([far, plan, near], names=["far", "plan", "near"])
-    assert found.best == 1
-    assert [one.is_tie for one in found.plans] == [False, False, True]
-    assert found.verdict == (
+    result = compare_stored([far, plan, near], names=["far", "plan", "near"])
+    assert result.best == 1
+    assert [one.is_tie for one in result.plans] == [False, False, True]
+    assert result.verdict == (
         "best by tokens_per_s: plan; tied with it, within the band of the ratio: near;"
         " worse beyond the band: far"
     )
-    against = found.plans[0].against_best
+    against = result.plans[0].against_best
     assert against is not None
     assert against.ratio == pytest.approx(1.0 / 3.0)
 
 
-def test_two_engines_are_another_question() -> None:
+def test_two_engines_are_different_specs() -> None:
     plan = read_any_plan(CHECKS / "serve-aggregated")
     engine = plan.goal.engine.model_copy(update={"name": "trtllm"})  # type: ignore[union-attr]
     other = plan.model_copy(update={"goal": plan.goal.model_copy(update={"engine": engine})})
-    found = compared([plan, other], names=["one", "other"])
-    assert any("goal.engine.name" in change for change in found.plans[1].question_changes)
+    result = compare_stored([plan, other], names=["one", "other"])
+    assert any("goal.engine.name" in change for change in result.plans[1].question_changes)
 
 
 def test_plans_of_two_goals_and_a_single_one_are_refused() -> None:
@@ -99,5 +99,5 @@ def test_plans_of_two_goals_and_a_single_one_are_refused() -> None:
 
 
 def test_plans_of_the_reference_step_have_bands_of_single_times() -> None:
-    found = compare([STORED / "epyc-quickstart-1", STORED / "epyc-quickstart-2"])
-    assert found.plans[1].ratios["tokens_per_s"].band is not None
+    result = compare([STORED / "epyc-quickstart-1", STORED / "epyc-quickstart-2"])
+    assert result.plans[1].ratios["tokens_per_s"].band is not None

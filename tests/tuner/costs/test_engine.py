@@ -1,4 +1,4 @@
-"""The cost model against the reference step itself: bytes it keeps and products it computes."""
+"""The cost model against the reference step itself: bytes it keeps and GEMMs it computes."""
 
 import json
 import os
@@ -101,7 +101,7 @@ def _small(tiny_work: Make, *, precision: str = "bf16", load: tuple[float, ...] 
     return tiny_work(
         layers="dmm" if not load else "mm",
         hidden_size=32,
-        vocab_size=16,  # or the head would be the peak, whatever is computed again
+        vocab_size=16,  # or the head would be the peak, whatever is recomputed
         dense_ffn_size=80,
         moe={"expert_ffn_size": 48, "shared_ffn_size": 40},
         batch={"precision": precision, "load_ratio": (load,) * 2 if load else ()},
@@ -135,7 +135,7 @@ def _measured(folder: Path, settings: Mapping[str, Setting], *, ranks: int) -> d
     return {name: observed[name]["activation_bytes"] for name in settings}
 
 
-def _fullest(bytes_by_rank: list[int], *, stages: int) -> list[int]:
+def _most_loaded(bytes_by_rank: list[int], *, stages: int) -> list[int]:
     per_stage = len(bytes_by_rank) // stages
     return [
         max(bytes_by_rank[first : first + per_stage])
@@ -188,7 +188,7 @@ def test_two_ranks_keep_the_bytes_that_are_predicted(
     }
     measured = _measured(tmp_path, settings, ranks=2)
     for name, one in settings.items():
-        seen = _fullest(measured[name], stages=len(one.predicted))
+        seen = _most_loaded(measured[name], stages=len(one.predicted))
         assert one.predicted == pytest.approx(seen, rel=1e-3), name
 
 
@@ -217,7 +217,7 @@ def test_four_ranks_on_two_nodes_keep_and_send_what_is_predicted(
     observed = _observed(tmp_path, settings, ranks=4)
     kept, sent = {}, {}
     for name, one in settings.items():
-        seen = _fullest(observed[name]["activation_bytes"], stages=len(one.predicted))
+        seen = _most_loaded(observed[name]["activation_bytes"], stages=len(one.predicted))
         kept[name] = [round(a / b - 1.0, 4) for a, b in zip(one.predicted, seen, strict=True)]
         # Only nodes of two ranks were counted.
         if one.config.parallelism.ranks_per_node == 2:
@@ -237,7 +237,7 @@ def alone() -> Iterator[Layout]:
 
 
 def _attention_flop(query: Any, _: Any, value: Any, *__: Any, **___: Any) -> int:
-    """Count causal attention on a CPU, which the counter leaves out: half of both products."""
+    """Count causal attention on a CPU, which the counter leaves out: half of both GEMMs."""
     batch, heads, sequence, head_dim = query
     return int(batch * heads * sequence**2 * (head_dim + value[-1]))
 
@@ -258,7 +258,7 @@ def _flop(case: Case) -> float:
     ("option", "precision"),
     [(NONE, "bf16"), (SELECTIVE_2, "fp32"), (FULL_1, "bf16"), (FULL_4, "fp32")],
 )
-def test_the_step_computes_the_products_that_are_priced(
+def test_the_step_computes_the_gemms_that_are_priced(
     alone: Layout,
     tiny_work: Make,
     cut: Cut,

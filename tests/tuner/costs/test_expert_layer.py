@@ -10,7 +10,7 @@ from tests.rows import each_row
 from tuner.costs.analytic.columns_of import PRECISION_OF, hardware_of_pool
 from tuner.costs.analytic.constants import Software, uncalibrated
 from tuner.costs.analytic.kernels import DatasheetKernels
-from tuner.costs.expert_layer import ExpertMachine, Reach, layer_seconds, products_s, rest_s
+from tuner.costs.expert_layer import ExpertMachine, Reach, grouped_gemms_s, layer_seconds, rest_s
 from tuner.devices.catalogue import find_device
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
@@ -41,7 +41,7 @@ def seconds(made: ExpertMachine, copies_G: list[float], *, reach: Reach | None =
     return float(priced.pass_P[0])
 
 
-def test_many_tokens_take_what_their_products_take() -> None:
+def test_many_tokens_take_what_their_gemms_take() -> None:
     made = machine(ranks=1)
     # 6 h f operations a copy at 989 TFLOP/s, half to all of the peak, and what moves on top.
     at_peak_s = 65_536 * 6 * 4096 * 14336 / 989e12
@@ -56,7 +56,7 @@ def test_few_tokens_take_what_reading_the_weights_takes() -> None:
     assert read_s < seconds(made, [4.0]) < 3.0 * read_s
 
 
-def test_the_busiest_rank_sets_the_time() -> None:
+def test_the_most_loaded_rank_sets_the_time() -> None:
     made = machine()
     even = seconds(made, [4096.0] * 8)
     uneven = seconds(made, [8192.0, *[3510.857] * 7])
@@ -84,7 +84,7 @@ def test_sending_a_token_once_costs_less_than_once_an_expert() -> None:
 def test_one_rank_exchanges_nothing() -> None:
     made = machine(ranks=1)
     priced = layer_seconds(made, copies_PLG=np.array([[[64.0]]]), active_PLG=np.array([[[8.0]]]))
-    assert priced.exchange_PL[0, 0] == 0.0
+    assert priced.all_to_all_PL[0, 0] == 0.0
 
 
 @each_row("name", ["mixtral-8x7b", "deepseek-v3", "gpt-oss-20b"])
@@ -107,7 +107,7 @@ def test_a_rank_can_be_the_slowest_with_neither_most_copies_nor_most_experts() -
     made = machine(name="qwen3-30b-a3b")
     copies_PLG = np.array([[[9000.0, 8000.0, 40.0]]])
     active_PLG = np.array([[[1.0, 30.0, 32.0]]])
-    alone = [
+    isolated = [
         layer_seconds(
             made,
             copies_PLG=copies_PLG[:, :, rank : rank + 1],
@@ -116,11 +116,11 @@ def test_a_rank_can_be_the_slowest_with_neither_most_copies_nor_most_experts() -
         for rank in range(3)
     ]
     together = layer_seconds(made, copies_PLG=copies_PLG, active_PLG=active_PLG)
-    assert alone[1] == max(alone)
-    assert together.experts_PL[0, 0] == pytest.approx(alone[1])
+    assert isolated[1] == max(isolated)
+    assert together.experts_PL[0, 0] == pytest.approx(isolated[1])
 
 
-def test_half_a_rank_takes_twice_as_long_for_its_products_and_no_longer_to_send() -> None:
+def test_half_a_rank_takes_twice_as_long_for_its_gemms_and_no_longer_to_send() -> None:
     made = machine()
     copies_PLG, active_PLG = np.full((1, 1, 8), 4096.0), np.ones((1, 1, 8))
     even, halved = (
@@ -128,14 +128,14 @@ def test_half_a_rank_takes_twice_as_long_for_its_products_and_no_longer_to_send(
         for speed_G in (None, np.array([0.5, *[1.0] * 7]))
     )
     assert halved.experts_PL[0, 0] == pytest.approx(2.0 * even.experts_PL[0, 0])
-    assert halved.exchange_PL[0, 0] == even.exchange_PL[0, 0]
+    assert halved.all_to_all_PL[0, 0] == even.all_to_all_PL[0, 0]
 
 
 def test_an_average_of_active_experts_is_priced_between_whole_ones() -> None:
     made = machine(name="olmoe-1b-7b")
     for copies in (20.0, 300.0, 2000.0):
         two, mean, three = (
-            products_s(made, copies=np.array([copies]), active=np.array([active]))[0]
+            grouped_gemms_s(made, copies=np.array([copies]), active=np.array([active]))[0]
             for active in (2.0, 2.25, 3.0)
         )
         assert mean == pytest.approx(0.75 * two + 0.25 * three)

@@ -18,7 +18,6 @@ from tuner.costs.hierarchical_a2a import (
     Levels,
     best_depth,
     dispatch_s,
-    duplicate_ratio,
     two_levels,
 )
 
@@ -51,17 +50,22 @@ def balanced_reach(levels: Levels, *, experts: float, top_k: float) -> tuple[Num
     return tuple(distinct_places(places, experts, top_k) for places in levels.places)
 
 
+def duplicate_ratio(*, places: float, experts: float, top_k: float) -> float:
+    """Share of the k copies of a token that a link to `places` would carry twice."""
+    return 1.0 - float(distinct_places(places, experts, top_k)) / top_k
+
+
 @each_row(("places", "top_k"), PUBLISHED_PERCENT)
 def test_duplicates_are_within_1_6_points_of_the_published_table(places: int, top_k: int) -> None:
-    found = 100.0 * float(duplicate_ratio(places=float(places), experts=128.0, top_k=float(top_k)))
-    assert found == pytest.approx(PUBLISHED_PERCENT[places, top_k], abs=1.6)
+    actual = 100.0 * duplicate_ratio(places=float(places), experts=128.0, top_k=float(top_k))
+    assert actual == pytest.approx(PUBLISHED_PERCENT[places, top_k], abs=1.6)
 
 
 def test_duplicates_of_two_of_four_experts_by_hand() -> None:
     # Two places of two experts: of the 6 pairs 2 lie in one place, so a token needs 5/3 places
     # and 1 - (5/3) / 2 = 1/6 of its copies are double.
-    found = duplicate_ratio(places=2.0, experts=4.0, top_k=2.0)
-    assert found == pytest.approx(1 / 6)
+    actual = duplicate_ratio(places=2.0, experts=4.0, top_k=2.0)
+    assert actual == pytest.approx(1 / 6)
 
 
 def test_every_depth_by_hand_on_the_published_fit() -> None:
@@ -185,7 +189,7 @@ def test_without_duplicates_one_hop_is_the_analytic_model_s_all_to_all(
 ) -> None:
     group, copies = Group(ranks=ranks, inside=inside), 1e9
     levels = two_levels(group, hardware=HARDWARE, constants=Constants())
-    found = dispatch_s(levels, reached=(1.0, 1.0), tokens=1.0, row_bytes=copies)[0, 0]
+    actual = dispatch_s(levels, reached=(1.0, 1.0), tokens=1.0, row_bytes=copies)[0, 0]
     expected = all_to_all_s(
         copies * (inside - 1.0) / ranks,
         copies * (ranks - inside) / ranks,
@@ -193,7 +197,7 @@ def test_without_duplicates_one_hop_is_the_analytic_model_s_all_to_all(
         HARDWARE,
         Constants(),
     )
-    assert found == pytest.approx(float(expected))
+    assert actual == pytest.approx(float(expected))
 
 
 @given(

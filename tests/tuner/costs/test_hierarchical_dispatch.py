@@ -29,10 +29,10 @@ SLOPE = (0.3, 0.25, 0.15, 0.1, 0.1, 0.05, 0.05, 0.0)
 
 
 def test_rows_of_even_loads_by_hand(tiny_work: Make, cut: Cut) -> None:
-    found = rows_by_node(tiny_work(layers="m"), cut(**ON_TWO_NODES), moe_layer=0, chunks=1)
+    actual = rows_by_node(tiny_work(layers="m"), cut(**ON_TWO_NODES), moe_layer=0, chunks=1)
     # 64 tokens choose 2 of 8 experts: 64 copies for each node, so all 64 tokens need both nodes.
     # A rank holds 2 sequences: 2 * (64 + 64) rows go across, 2 * 2 * 64 come, each for one copy.
-    assert found == (Rows(sent=256, received=256, copies=256),) * 2
+    assert actual == (Rows(sent=256, received=256, copies=256),) * 2
 
 
 def test_a_node_with_most_of_the_load_gets_a_token_once(tiny_work: Make, cut: Cut) -> None:
@@ -63,7 +63,7 @@ def test_what_is_kept_by_hand(tiny_work: Make, cut: Cut) -> None:
 def test_hops_are_priced_by_the_groups_that_meet(tiny_work: Make, cut: Cut) -> None:
     work = tiny_work(layers="m")
     calls = expert_calls(work, cut(**ON_TWO_NODES), moe_layer=0, chunks=1)
-    (exchange,) = [call for call in calls if call.part is Part.EXPERT_COMMUNICATION]
+    (a2a,) = [call for call in calls if call.part is Part.EXPERT_COMMUNICATION]
 
     def across(size: int) -> str:
         return f"collective/all_to_all/bytes{size}-ranks2-stride2-world4"
@@ -73,7 +73,7 @@ def test_hops_are_priced_by_the_groups_that_meet(tiny_work: Make, cut: Cut) -> N
 
     # Two counts; 256 rows with two expert numbers, and with 64 columns and two gates; inside the
     # node counts of four experts and 256 copies there and back; 256 sums back across.
-    assert [case.id for case in exchange.forward] == [
+    assert [case.id for case in a2a.forward] == [
         across(16),
         across(256 * 2 * 4),
         across(256 * 66 * 2),
@@ -82,25 +82,25 @@ def test_hops_are_priced_by_the_groups_that_meet(tiny_work: Make, cut: Cut) -> N
         within(256 * 128),
         across(256 * 128),
     ]
-    assert [case.id for case in exchange.backward] == [
+    assert [case.id for case in a2a.backward] == [
         across(256 * 128),
         within(256 * 128),
         within(256 * 128),
         across(256 * 66 * 2),
     ]
     flat = expert_calls(work, cut(data=4, expert=4), moe_layer=0, chunks=1)
-    (products,), (same,) = (
+    (gemms,), (same,) = (
         [case.id for case in cases(one) if case.id.startswith("grouped_gemm/bf16/forward")]
         for one in (calls, flat)
     )
-    assert products == same
+    assert gemms == same
 
 
 def test_one_rank_a_node_has_no_second_hop(tiny_work: Make, cut: Cut) -> None:
     degrees = cut(data=4, expert=4, ranks_per_node=1)
     calls = expert_calls(tiny_work(layers="m"), degrees, moe_layer=0, chunks=1)
-    meetings = [case for case in cases(calls) if case.operation == "collective"]
-    assert {(case.axes["ranks"], case.axes["stride"]) for case in meetings} == {(4, 1)}
+    collectives = [case for case in cases(calls) if case.operation == "collective"]
+    assert {(case.axes["ranks"], case.axes["stride"]) for case in collectives} == {(4, 1)}
 
 
 @given(
@@ -161,7 +161,7 @@ def test_the_plan_counts_what_the_step_says_that_it_sends_between_nodes(
     assert predicted.inter_node_bytes == pytest.approx(counted, rel=1e-9)
 
 
-def test_a_row_carries_its_gates_both_ways_and_its_experts_forwards(
+def test_a_row_carries_its_gates_in_both_directions_and_its_experts_forwards(
     tiny_work: Make, cut: Cut
 ) -> None:
     work = tiny_work(layers="m")

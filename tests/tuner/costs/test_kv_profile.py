@@ -34,9 +34,9 @@ def test_the_device_s_own_table_is_found_among_others(tmp_path: Path) -> None:
         stored(tmp_path / "other", device="NVIDIA L40S"),
         stored(tmp_path / "own", device="NVIDIA H200"),
     ]
-    found = kv_table(paths, device="h200-sxm")
-    assert found is not None
-    assert [series.kind for series in found.curves] == ["nhd_hnd"]
+    actual = kv_table(paths, device="h200-sxm")
+    assert actual is not None
+    assert [series.kind for series in actual.curves] == ["nhd_hnd"]
     assert kv_table(paths[:3], device="h200-sxm") is None
 
 

@@ -1,4 +1,4 @@
-"""Bytes and seconds of a KV hand-over: by hand."""
+"""Bytes and seconds of a KV transfer, computed by hand."""
 
 from pathlib import Path
 
@@ -14,10 +14,10 @@ from tuner.costs.kv_transfer import (
     cache_shape,
     conversion_bytes_per_s,
     rank_kv_bytes,
-    request_kv_bytes,
     whole_s,
 )
 from tuner.errors import OutsideProfileError
+from tuner.spec.accounting import kv_bytes_per_token
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
@@ -31,9 +31,10 @@ def model(name: str) -> ModelSpec:
 
 def test_deepseek_keeps_576_elements_a_token_and_layer() -> None:
     # 61 layers x 576 x 2 bytes; 4096 tokens are 288 MB
-    found = request_kv_bytes(model("deepseek-v3"), tokens=4096, bytes_per_element=2.0)
-    assert found == 61 * 576 * 2 * 4096
-    assert cache_shape(model("deepseek-v3")).is_latent
+    spec = model("deepseek-v3")
+    actual = rank_kv_bytes(spec, prefill=ONE, decode=ONE, tokens=4096, bytes_per_element=2.0)
+    assert actual.whole == 61 * 576 * 2 * 4096
+    assert cache_shape(spec).is_latent
 
 
 def test_windowed_layers_keep_their_window_only() -> None:
@@ -44,9 +45,8 @@ def test_windowed_layers_keep_their_window_only() -> None:
     assert window is not None
     each = 2 * spec.attention.num_kv_heads * spec.attention.head_dim
     kept = windowed * window + (spec.num_layers - windowed) * 5000
-    assert request_kv_bytes(spec, tokens=5000, bytes_per_element=1.0) == each * kept
     whole = rank_kv_bytes(spec, prefill=ONE, decode=ONE, tokens=5000, bytes_per_element=1.0)
-    assert whole.busiest == pytest.approx(each * kept)
+    assert whole.peak_rank == pytest.approx(each * kept)
 
 
 @each_row(
@@ -61,43 +61,43 @@ def test_windowed_layers_keep_their_window_only() -> None:
         (8, 16, 0.25, 0.125),
     ],
 )
-def test_the_busiest_ranks_of_a_grouped_cache(
+def test_the_most_loaded_ranks_of_a_gqa_cache(
     prefill: int, decode: int, sent: float, received: float
 ) -> None:
     spec = model("mixtral-8x7b")
-    whole = request_kv_bytes(spec, tokens=100, bytes_per_element=2.0)
-    found = rank_kv_bytes(
+    whole = 100 * kv_bytes_per_token(spec, bytes_per_element=2.0)
+    actual = rank_kv_bytes(
         spec,
         prefill=Degrees(tensor=prefill),
         decode=Degrees(tensor=decode),
         tokens=100,
         bytes_per_element=2.0,
     )
-    assert found.sent == pytest.approx(sent * whole)
-    assert found.received == pytest.approx(received * whole)
+    assert actual.sent == pytest.approx(sent * whole)
+    assert actual.received == pytest.approx(received * whole)
 
 
 def test_every_decode_rank_receives_a_whole_latent() -> None:
     spec = model("deepseek-v3")
-    whole = request_kv_bytes(spec, tokens=128, bytes_per_element=1.0)
-    found = rank_kv_bytes(
+    whole = 128 * kv_bytes_per_token(spec, bytes_per_element=1.0)
+    actual = rank_kv_bytes(
         spec,
         prefill=Degrees(tensor=8),
         decode=Degrees(tensor=4),
         tokens=128,
         bytes_per_element=1.0,
     )
-    assert found.received == pytest.approx(whole)
-    assert found.sent == pytest.approx(4 * whole / 8)
-    assert found.whole == pytest.approx(4 * whole)
+    assert actual.received == pytest.approx(whole)
+    assert actual.sent == pytest.approx(4 * whole / 8)
+    assert actual.whole == pytest.approx(4 * whole)
 
 
 def test_a_pipeline_shares_layers() -> None:
     spec = model("mixtral-8x7b")
-    found = rank_kv_bytes(
+    actual = rank_kv_bytes(
         spec, prefill=Degrees(pipeline=2), decode=ONE, tokens=10, bytes_per_element=2.0
     )
-    assert found.sent == pytest.approx(found.received / 2)
+    assert actual.sent == pytest.approx(actual.received / 2)
 
 
 def test_seconds_by_hand() -> None:

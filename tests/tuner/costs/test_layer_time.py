@@ -6,7 +6,7 @@ from profilers.records import Case
 from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tuner.costs.kernel_table import KernelTable
-from tuner.costs.layer_time import added, call_time, layer_time, scaled
+from tuner.costs.layer_time import call_time, layer_time, scale_parts, sum_parts
 from tuner.costs.operations import COMMUNICATION, Part, boundary_calls, layer_calls
 from tuner.costs.workload import Degrees, Workload
 
@@ -55,7 +55,7 @@ def test_a_dense_layer_repeats_all_or_nothing(
 
 
 def test_one_product_by_hand(tiny_work: Make, cut: Cut, table_of: TableOf) -> None:
-    # Only dense products cost anything, one second each: qkv, output, router; 3 forward, 3 back.
+    # Only dense GEMMs cost anything, one second each: qkv, output, router; 3 forward, 3 back.
     table = table_of(lambda case: 1.0 if case.operation == "gemm" else 0.0)
     time = layer_time(
         tiny_work(layers="m"), cut(), table, layer=0, recompute=Recompute.FULL, chunks=2
@@ -90,10 +90,10 @@ def test_more_chunks_never_take_less_time(tiny_work: Make, cut: Cut, table: Kern
         assert seconds == sorted(seconds)
 
 
-def test_ranks_wait_at_every_meeting_for_the_work_before_it(
+def test_every_collective_pays_the_arrival_skew_of_the_compute_before_it(
     tiny_work: Make, cut: Cut, table_of: TableOf
 ) -> None:
-    # Two ranks of experts. Forward, 30 s of products, and the counts, dispatch and combine meet:
+    # Two ranks of experts. Forward, 30 s of GEMMs, and skew at the counts, dispatch and combine:
     # 10 s of work before each. Backward, dispatch and combine only: 15 s.
     waited: list[Case] = []
 
@@ -132,26 +132,26 @@ def test_a_share_lost_of_the_work_is_lost_however_often_ranks_meet(
     assert time.by_part()[Part.EXPERT_COMMUNICATION] == pytest.approx(0.1 * 2 * 30.0)
 
 
-def test_nobody_waits_without_a_meeting_or_without_work(
+def test_no_arrival_skew_without_collectives_or_compute(
     tiny_work: Make, cut: Cut, table_of: TableOf
 ) -> None:
     def only(operation: str) -> KernelTable:
         known = {"rendezvous": 1e9, operation: 1.0}
         return table_of(lambda case: known.get(case.operation, 0.0))
 
-    alone = layer_calls(tiny_work(layers="m"), cut(), layer=0, chunks=1)
-    for calls in alone:
+    isolated = layer_calls(tiny_work(layers="m"), cut(), layer=0, chunks=1)
+    for calls in isolated:
         assert not set(call_time(calls, only("gemm")).by_part()) & COMMUNICATION
     # Sends between stages are no meetings: a pipeline's slack absorbs them.
     sends = boundary_calls(tiny_work(), cut(pipeline=2))
     assert call_time(sends, only("collective")).total_s == 2.0
-    # Where only the exchange itself takes time, nobody is late: three there, two back.
+    # Where only the all-to-all takes time, there is no skew: three there, two back.
     _, inside = layer_calls(tiny_work(layers="m"), cut(data=2, expert=2), layer=0, chunks=1)
     assert call_time(inside, only("collective")).total_s == 5.0
 
 
 def test_parts_add_up_and_scale() -> None:
     one, other = {Part.HEAD: 1.0}, {Part.HEAD: 2.0, Part.FFN: 4.0}
-    assert added((one, other)) == {Part.HEAD: 3.0, Part.FFN: 4.0}
-    assert scaled(other, 0.5) == {Part.HEAD: 1.0, Part.FFN: 2.0}
-    assert added(()) == {}
+    assert sum_parts((one, other)) == {Part.HEAD: 3.0, Part.FFN: 4.0}
+    assert scale_parts(other, 0.5) == {Part.HEAD: 1.0, Part.FFN: 2.0}
+    assert sum_parts(()) == {}

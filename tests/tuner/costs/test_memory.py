@@ -28,8 +28,8 @@ from tuner.costs.memory import (
     head_saved,
     layer_activations,
     most_chunk_copies,
-    state_of,
     token_ids_bytes,
+    unit_state,
 )
 from tuner.costs.update import Unit, layer_units
 from tuner.costs.workload import Degrees, Workload
@@ -52,29 +52,29 @@ def _counted(work: Workload, degrees: Degrees, level: Recompute, chunks: int) ->
 
 
 def test_without_recomputation_everything_is_kept(tiny_work: Make, cut: Cut) -> None:
-    found = _counted(tiny_work(layers="m"), cut(), Recompute.NONE, 1)
-    assert found == LayerActivations(saved=OUTSIDE + EXPERTS, transient=0)
+    actual = _counted(tiny_work(layers="m"), cut(), Recompute.NONE, 1)
+    assert actual == LayerActivations(saved=OUTSIDE + EXPERTS, transient=0)
 
 
 @each_row("chunks", [1, 2, 4, 8])
 def test_selective_recomputation_holds_one_chunk_of_the_experts(
     tiny_work: Make, cut: Cut, chunks: int
 ) -> None:
-    found = _counted(tiny_work(layers="m"), cut(), Recompute.SELECTIVE, chunks)
-    assert found.saved == OUTSIDE + SCALED_WEIGHTS
-    assert found.transient == EXPERTS // chunks
+    actual = _counted(tiny_work(layers="m"), cut(), Recompute.SELECTIVE, chunks)
+    assert actual.saved == OUTSIDE + SCALED_WEIGHTS
+    assert actual.transient == EXPERTS // chunks
 
 
 @each_row("chunks", [2, 4, 8])
 def test_full_recomputation_keeps_the_input_and_the_routes(
     tiny_work: Make, cut: Cut, chunks: int
 ) -> None:
-    found = _counted(tiny_work(layers="m"), cut(), Recompute.FULL, chunks)
-    assert found.saved == INPUT + IDS
-    assert found.saved + found.transient == OUTSIDE + SCALED_WEIGHTS + EXPERTS // chunks
+    actual = _counted(tiny_work(layers="m"), cut(), Recompute.FULL, chunks)
+    assert actual.saved == INPUT + IDS
+    assert actual.saved + actual.transient == OUTSIDE + SCALED_WEIGHTS + EXPERTS // chunks
 
 
-def test_full_recomputation_in_one_chunk_builds_the_plain_layer_again(
+def test_full_recomputation_in_one_chunk_recomputes_the_plain_layer(
     tiny_work: Make, cut: Cut
 ) -> None:
     full = _counted(tiny_work(layers="m"), cut(), Recompute.FULL, 1)
@@ -82,10 +82,10 @@ def test_full_recomputation_in_one_chunk_builds_the_plain_layer_again(
     assert full.saved + full.transient == none.saved
 
 
-def test_a_shared_expert_is_released_before_the_experts_are_computed_again(
+def test_a_shared_expert_is_released_before_the_experts_are_recomputed(
     tiny_work: Make, cut: Cut
 ) -> None:
-    # Width 32: 3 * 32 products of each of 128 tokens, 2 bytes each; its input is kept anyway.
+    # Width 32: 3 * 32 activations of each of 128 tokens, 2 bytes each; its input is kept anyway.
     shared = 128 * 3 * 32 * 2
     work = tiny_work(layers="m", moe={"shared_ffn_size": 32})
     selective = _counted(work, cut(), Recompute.SELECTIVE, 1)
@@ -100,12 +100,12 @@ def test_a_shared_expert_is_released_before_the_experts_are_computed_again(
 
 def test_in_fp32_the_router_weights_need_no_cast_copy(tiny_work: Make, cut: Cut) -> None:
     work = tiny_work(layers="m", batch={"precision": "fp32"})
-    found = _counted(work, cut(), Recompute.SELECTIVE, 1)
+    actual = _counted(work, cut(), Recompute.SELECTIVE, 1)
     # M (H 4 + 8) + R (H + 3 F) 4, and no 2 M.
-    assert found.transient == 256 * (4 * 64 + 8) + 256 * 448 * 4
+    assert actual.transient == 256 * (4 * 64 + 8) + 256 * 448 * 4
 
 
-def test_ranks_that_sort_rows_again_keep_two_orders(tiny_work: Make, cut: Cut) -> None:
+def test_ranks_that_re_sort_rows_keep_two_orders(tiny_work: Make, cut: Cut) -> None:
     # Two ranks of 4 experts: 16 R more. Eight ranks of one expert: nothing to sort.
     balanced = _counted(tiny_work(layers="m"), cut(data=2, expert=2), Recompute.NONE, 1)
     assert balanced.saved == OUTSIDE + EXPERTS + 16 * 256
@@ -113,7 +113,9 @@ def test_ranks_that_sort_rows_again_keep_two_orders(tiny_work: Make, cut: Cut) -
     assert one_each.saved == OUTSIDE + EXPERTS
 
 
-def test_the_fullest_expert_rank_is_counted_unless_one_is_named(tiny_work: Make, cut: Cut) -> None:
+def test_the_most_loaded_expert_rank_is_counted_unless_one_is_named(
+    tiny_work: Make, cut: Cut
+) -> None:
     work = tiny_work(layers="m", batch={"load_ratio": ((0.3, 0.3, 0.1, 0.1, 0.05, 0.05, 0.1, 0),)})
     degrees = cut(data=2, expert=2)
     by_rank = [
@@ -130,8 +132,8 @@ def test_the_fullest_expert_rank_is_counted_unless_one_is_named(tiny_work: Make,
 
 @each_row("chunks", [1, 2, 8])
 def test_a_chunk_keeps_its_share_of_the_experts(tiny_work: Make, cut: Cut, chunks: int) -> None:
-    found = chunk_bytes(tiny_work(layers="m"), cut(), layer=0, chunks=chunks)
-    assert found == EXPERTS // chunks
+    actual = chunk_bytes(tiny_work(layers="m"), cut(), layer=0, chunks=chunks)
+    assert actual == EXPERTS // chunks
 
 
 def test_as_many_copies_fit_as_their_bytes_allow(tiny_work: Make, cut: Cut) -> None:
@@ -169,7 +171,7 @@ def test_a_dense_layer_by_hand(tiny_work: Make, cut: Cut) -> None:
     assert (full.saved, full.saved + full.transient) == (INPUT, kept.saved)
 
 
-def test_the_ends_hold_tokens_and_log_probabilities(tiny_work: Make, cut: Cut) -> None:
+def test_embedding_and_head_hold_tokens_and_log_probabilities(tiny_work: Make, cut: Cut) -> None:
     # 8 sequences of 64 ids of 8 bytes; 2 n H D + 4 n + 4 n V with V = 256.
     assert token_ids_bytes(tiny_work(), cut()) == 8 * 64 * 8
     assert token_ids_bytes(tiny_work(), cut(data=2, tensor=2)) == 8 * 64 * 8 // 4
@@ -190,21 +192,23 @@ def test_state_is_sharded_as_far_as_the_stage_says(
     tiny_work: Make, cut: Cut, zero_stage: int, expected: tuple[int, ...]
 ) -> None:
     units = [Unit(parameters=1000, ranks=4, stride=1)]
-    state = state_of(units, tiny_work(), cut(data=4, zero_stage=zero_stage))
-    found = (state.parameters, state.gradients, state.optimizer, state.gathered)
-    assert found == expected
+    state = unit_state(units, tiny_work(), cut(data=4, zero_stage=zero_stage))
+    actual = (state.parameters, state.gradients, state.optimizer, state.gathered)
+    assert actual == expected
     assert state.total == sum(expected)
 
 
 def test_twice_the_expert_ranks_halve_the_experts_state(tiny_work: Make, cut: Cut) -> None:
     work = tiny_work(layers="m")
-    alone, shared = (
-        state_of(layer_units(work, cut(data=2, expert=e), layer=0)[1:], work, cut(data=2, expert=e))
+    isolated, shared = (
+        unit_state(
+            layer_units(work, cut(data=2, expert=e), layer=0)[1:], work, cut(data=2, expert=e)
+        )
         for e in (1, 2)
     )
     # 8 experts of 3 * 64 * 128 weights: 4 + 4 + 8 bytes in fp32 and 2 in bf16 of each.
-    assert alone.total == 8 * 3 * 64 * 128 * 18
-    assert 2 * shared.total == alone.total
+    assert isolated.total == 8 * 3 * 64 * 128 * 18
+    assert 2 * shared.total == isolated.total
 
 
 @given(

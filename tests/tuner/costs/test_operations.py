@@ -40,12 +40,12 @@ def _collectives(calls: Iterable[Call]) -> list[tuple[str, str]]:
     ]
 
 
-def _only_collective(found: tuple[Case, ...]) -> str:
-    (one,) = [case.id for case in found if case.operation == "collective"]
+def _only_collective(actual: tuple[Case, ...]) -> str:
+    (one,) = [case.id for case in actual if case.operation == "collective"]
     return one
 
 
-def test_one_device_runs_the_products_of_the_layer(tiny_work: Make, cut: Cut) -> None:
+def test_one_device_runs_the_gemms_of_the_layer(tiny_work: Make, cut: Cut) -> None:
     outside, inside = layer_calls(tiny_work(layers="m"), cut(), layer=0, chunks=1)
     # qkv: (4 + 2 * 2) * 16 = 128 outputs; output: 4 * 16 = 64 inputs; router: 8 outputs.
     assert _ids(outside, "gemm") == [
@@ -74,7 +74,7 @@ def test_every_product_also_runs_backward(tiny_work: Make, cut: Cut) -> None:
             assert back == there.model_copy(update={"direction": "backward"})
 
 
-def test_tensor_ranks_share_heads_and_exchange_the_sequence(tiny_work: Make, cut: Cut) -> None:
+def test_tensor_ranks_share_heads_and_gather_the_sequence(tiny_work: Make, cut: Cut) -> None:
     work, degrees = tiny_work(layers="m"), cut(tensor=2)
     outside, _ = layer_calls(work, degrees, layer=0, chunks=1)
     # Products see all 128 tokens and half of the heads; the router sees its own 64 tokens.
@@ -92,7 +92,7 @@ def test_tensor_ranks_share_heads_and_exchange_the_sequence(tiny_work: Make, cut
     assert copies == ["copy/device/bytes16384"] * 4
 
 
-def test_expert_ranks_exchange_counts_and_rows(tiny_work: Make, cut: Cut) -> None:
+def test_expert_ranks_send_counts_and_rows(tiny_work: Make, cut: Cut) -> None:
     work, degrees = tiny_work(layers="m"), cut(data=2, expert=2)
     _, inside = layer_calls(work, degrees, layer=0, chunks=1)
     # Two ranks of 256 copies each hold 4 experts each: 512 / 2 = 256 rows arrive.
@@ -109,7 +109,7 @@ def test_expert_ranks_exchange_counts_and_rows(tiny_work: Make, cut: Cut) -> Non
     assert len(permutes) == 3  # into copies, then by expert and back by source
 
 
-def test_the_busiest_rank_is_priced(tiny_work: Make, cut: Cut) -> None:
+def test_the_most_loaded_rank_is_priced(tiny_work: Make, cut: Cut) -> None:
     # Expert 0 gets 40 % of 128 copies a sequence: 51; all others 60 / 7 % each: 11.
     load = ((0.4, *(0.6 / 7,) * 7),)
     work = tiny_work(layers="m", batch={"load_ratio": load})
@@ -132,7 +132,7 @@ def test_stages_send_what_a_micro_batch_holds_between_layers(tiny_work: Make, cu
     assert call.backward == call.forward
 
 
-def test_ends_embed_and_predict_tokens(tiny_work: Make, cut: Cut) -> None:
+def test_embedding_and_head_embed_and_predict_tokens(tiny_work: Make, cut: Cut) -> None:
     assert _ids(embedding_calls(tiny_work(), cut()), "memory_bound") == [
         "memory_bound/embedding/bf16/forward/rows128-width64"
     ]
@@ -188,7 +188,7 @@ def test_chunks_divide_the_rows_and_multiply_the_calls(
     data_=st.data(),
 )
 @settings(deadline=None, max_examples=50)
-def test_busiest_rows_are_at_least_the_mean_and_no_row_is_lost(
+def test_most_loaded_rows_are_at_least_the_mean_and_no_row_is_lost(
     tiny_work: Make,
     cut: Cut,
     tensor: int,

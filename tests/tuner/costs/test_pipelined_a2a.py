@@ -18,9 +18,11 @@ from tuner.costs.pipelined_a2a import (
 )
 
 
-def _layer(*, exchange: float, inside: float, experts: float, start: float = 0.0) -> PipelinedLayer:
+def _layer(
+    *, all_to_all: float, inside: float, experts: float, start: float = 0.0
+) -> PipelinedLayer:
     return PipelinedLayer(
-        exchange=Part(start_s=start, work_s=exchange),
+        all_to_all=Part(start_s=start, work_s=all_to_all),
         gather=Part(start_s=start, work_s=inside),
         scatter=Part(start_s=start, work_s=inside),
         experts=Part(start_s=start, work_s=experts),
@@ -30,11 +32,11 @@ def _layer(*, exchange: float, inside: float, experts: float, start: float = 0.0
 # Worked by hand with two pieces and no start-up, each part halved, so that A, G = S, X are:
 BY_HAND = {
     # A 1, G 2, X 10: 2*1 + 4 + 2*10 = 26 against 4+4 = 8, 2+2*4 = 10.
-    2: (_layer(exchange=2.0, inside=4.0, experts=20.0), 26.0),
+    2: (_layer(all_to_all=2.0, inside=4.0, experts=20.0), 26.0),
     # A 8, G 2, X 3: 2*2*8 + 4 = 36 against 16+4+6 = 26, 16+2*4 = 24.
-    3: (_layer(exchange=16.0, inside=4.0, experts=6.0), 36.0),
+    3: (_layer(all_to_all=16.0, inside=4.0, experts=6.0), 36.0),
     # A 1, G 8, X 2: 2*1 + 2*16 = 34 against 2+16+4 = 22, 4+16 = 20.
-    4: (_layer(exchange=2.0, inside=16.0, experts=4.0), 34.0),
+    4: (_layer(all_to_all=2.0, inside=16.0, experts=4.0), 34.0),
 }
 
 
@@ -63,7 +65,7 @@ def test_the_hand_worked_layers_replay_to_the_same_time(case: int) -> None:
         # Experts: 2 A + G + S + r X = ... + r start + (2*8 + 2*4)/r: sqrt(24 / 0.5) = 6.9.
         (
             PipelinedLayer(
-                exchange=Part(start_s=0.0, work_s=8.0),
+                all_to_all=Part(start_s=0.0, work_s=8.0),
                 gather=Part(start_s=0.0, work_s=4.0),
                 scatter=Part(start_s=0.0, work_s=4.0),
                 experts=Part(start_s=0.5, work_s=100.0),
@@ -73,7 +75,7 @@ def test_the_hand_worked_layers_replay_to_the_same_time(case: int) -> None:
         # Node links: 2 A + r (G + S): sqrt(2*9 / (0.25 + 0.25)) = 6.
         (
             PipelinedLayer(
-                exchange=Part(start_s=0.0, work_s=9.0),
+                all_to_all=Part(start_s=0.0, work_s=9.0),
                 gather=Part(start_s=0.25, work_s=50.0),
                 scatter=Part(start_s=0.25, work_s=50.0),
                 experts=Part(start_s=0.0, work_s=1.0),
@@ -83,7 +85,7 @@ def test_the_hand_worked_layers_replay_to_the_same_time(case: int) -> None:
         # Network: 2 r A + G + S: sqrt((16 + 16) / (2 * 1)) = 4.
         (
             PipelinedLayer(
-                exchange=Part(start_s=1.0, work_s=90.0),
+                all_to_all=Part(start_s=1.0, work_s=90.0),
                 gather=Part(start_s=0.0, work_s=16.0),
                 scatter=Part(start_s=0.0, work_s=16.0),
                 experts=Part(start_s=0.0, work_s=1.0),
@@ -93,8 +95,8 @@ def test_the_hand_worked_layers_replay_to_the_same_time(case: int) -> None:
     ],
 )
 def test_the_best_degree_is_where_the_case_says(layer: PipelinedLayer, pieces: int) -> None:
-    found, time_s = best_degree(layer)
-    assert found.tolist() == [pieces]
+    actual, time_s = best_degree(layer)
+    assert actual.tolist() == [pieces]
     assert time_s == overlapped_moe_s(layer, pieces=float(pieces))
 
 
@@ -102,7 +104,7 @@ nothing_or = st.just(0.0) | st.floats(1e-3, 10.0)
 parts = st.builds(Part, start_s=nothing_or.map(lambda s: s / 20), work_s=nothing_or)
 layers = st.builds(
     PipelinedLayer,
-    exchange=parts,
+    all_to_all=parts,
     gather=parts,
     scatter=parts,
     experts=parts,
@@ -124,7 +126,7 @@ def test_columns_choose_their_own_degrees() -> None:
     def part() -> Part:
         return Part(start_s=rng.lognormal(-3.0, 1.0, 50), work_s=rng.lognormal(0.0, 1.0, 50))
 
-    layer = PipelinedLayer(exchange=part(), gather=part(), scatter=part(), experts=part())
+    layer = PipelinedLayer(all_to_all=part(), gather=part(), scatter=part(), experts=part())
     pieces, time_s = best_degree(layer)
     every = np.stack([overlapped_moe_s(layer, pieces=float(r)) for r in range(1, 65)])
     assert pieces.tolist() == (every.argmin(axis=0) + 1).tolist()
@@ -137,7 +139,7 @@ def test_columns_choose_their_own_degrees() -> None:
 def test_one_piece_is_the_plain_sequence(layer: PipelinedLayer) -> None:
     parts_s = [
         float(part.piece_s(1.0))
-        for part in (layer.exchange, layer.gather, layer.scatter, layer.experts, layer.exchange)
+        for part in (layer.all_to_all, layer.gather, layer.scatter, layer.experts, layer.all_to_all)
     ]
     assert float(overlapped_moe_s(layer, pieces=1.0)[0]) == pytest.approx(sum(parts_s))
 
@@ -147,25 +149,28 @@ def test_one_piece_is_the_plain_sequence(layer: PipelinedLayer) -> None:
 def test_a_faster_network_never_makes_the_layer_slower(
     layer: PipelinedLayer, pieces: int, faster: float
 ) -> None:
-    quick = Part(start_s=layer.exchange.start_s, work_s=layer.exchange.work_s / faster)
+    quick = Part(start_s=layer.all_to_all.start_s, work_s=layer.all_to_all.work_s / faster)
     at = float(pieces)
     before = overlapped_moe_s(layer, pieces=at)
-    assert np.all(overlapped_moe_s(replace(layer, exchange=quick), pieces=at) <= before)
-    best_before, best_after = best_degree(layer)[1], best_degree(replace(layer, exchange=quick))[1]
+    assert np.all(overlapped_moe_s(replace(layer, all_to_all=quick), pieces=at) <= before)
+    best_before, best_after = (
+        best_degree(layer)[1],
+        best_degree(replace(layer, all_to_all=quick))[1],
+    )
     assert np.all(best_after <= best_before * (1 + 1e-12))
 
 
 @given(
-    exchange=st.floats(0.01, 10.0),
+    all_to_all=st.floats(0.01, 10.0),
     inside=st.floats(0.01, 10.0),
     experts=st.floats(0.01, 10.0),
     pieces=st.integers(1, 12),
 )
 @settings(deadline=None, max_examples=300)
 def test_the_streams_take_what_the_largest_case_says(
-    exchange: float, inside: float, experts: float, pieces: int
+    all_to_all: float, inside: float, experts: float, pieces: int
 ) -> None:
-    layer = _layer(exchange=exchange, inside=inside, experts=experts, start=0.01)
+    layer = _layer(all_to_all=all_to_all, inside=inside, experts=experts, start=0.01)
     times = case_times_s(layer, pieces=float(pieces))[:, 0]
     replayed = _replayed_s(layer, pieces=pieces)
     gap = 0.0
@@ -175,18 +180,18 @@ def test_the_streams_take_what_the_largest_case_says(
 
 
 def _replayed_s(layer: PipelinedLayer, *, pieces: int) -> float:
-    """Play three streams event by event: network, node links, products.
+    """Simulate three streams event by event: network, node links, GEMMs.
 
     The network sends every dispatch, then combines as pieces are ready; the node links prefer the
-    next gather to a scatter, which keeps the products busy.
+    next gather to a scatter, which keeps the GEMMs busy.
     """
-    exchange_s, gather_s, scatter_s, experts_s = (
+    all_to_all_s, gather_s, scatter_s, experts_s = (
         float(part.piece_s(float(pieces)))
-        for part in (layer.exchange, layer.gather, layer.scatter, layer.experts)
+        for part in (layer.all_to_all, layer.gather, layer.scatter, layer.experts)
     )
-    arrived = [(piece + 1) * exchange_s for piece in range(pieces)]
+    arrived = [(piece + 1) * all_to_all_s for piece in range(pieces)]
     computed: list[float] = []
-    links_s = products_s = 0.0
+    links_s = grouped_gemms_s = 0.0
     scattered: list[float] = []
     while len(scattered) < pieces:
         gathers, waiting = len(computed), len(scattered)
@@ -194,12 +199,12 @@ def _replayed_s(layer: PipelinedLayer, *, pieces: int) -> float:
         next_scatter = computed[waiting] if waiting < gathers else np.inf
         if max(links_s, next_gather) <= max(links_s, next_scatter):
             links_s = max(links_s, next_gather) + gather_s
-            products_s = max(products_s, links_s) + experts_s
-            computed.append(products_s)
+            grouped_gemms_s = max(grouped_gemms_s, links_s) + experts_s
+            computed.append(grouped_gemms_s)
         else:
             links_s = max(links_s, next_scatter) + scatter_s
             scattered.append(links_s)
     network_s = arrived[-1]
     for ready_s in scattered:
-        network_s = max(network_s, ready_s) + exchange_s
+        network_s = max(network_s, ready_s) + all_to_all_s
     return network_s

@@ -76,11 +76,13 @@ def test_the_stage_says_what_is_communicated_and_how_often(
     assert set(time.every_microbatch_s) <= {Part.DATA_COMMUNICATION}
 
 
-def test_a_rank_alone_communicates_nothing(tiny_work: Make, cut: Cut, table_of: TableOf) -> None:
-    alone = Unit(parameters=1000, ranks=1, stride=1)
+def test_a_group_of_one_rank_communicates_nothing(
+    tiny_work: Make, cut: Cut, table_of: TableOf
+) -> None:
+    isolated = Unit(parameters=1000, ranks=1, stride=1)
     for zero_stage in (0, 1, 3):
         time = update_time(
-            (alone,), tiny_work(), cut(zero_stage=zero_stage), table_of(_bytes_moved)
+            (isolated,), tiny_work(), cut(zero_stage=zero_stage), table_of(_bytes_moved)
         )
         assert sum(time.once_s.values()) == sum(time.every_microbatch_s.values()) == 0.0
 

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.rows import each_row
-from tuner.draft.questions import GOALS, questions_of, workloads_of
-from tuner.draft.spec_file import answered, draft, drafted
+from tuner.draft.spec_fields import GOALS, parse_workloads, spec_fields
+from tuner.draft.spec_file import draft_spec, fill_values, temporary_spec
 from tuner.draft.text import spec_text
 from tuner.errors import SpecError
 from tuner.spec.files import home_expanded
@@ -22,8 +22,8 @@ MACHINES = {"model": MODEL, "device": "H100 SXM", "devices": "64"}
 
 
 def test_a_training_spec_says_what_was_answered() -> None:
-    answers = answered("train", {**MACHINES, "batch": "512", "emit": "megatron-lm,slurm"})
-    with drafted("train", answers) as path:
+    values = fill_values("train", {**MACHINES, "batch": "512", "emit": "megatron-lm,slurm"})
+    with temporary_spec("train", values) as path:
         spec = read_spec(path)
     (pool,) = spec.cluster.pools
     assert (pool.device, pool.nodes, pool.devices_per_node) == ("h100-sxm", 8, 8)
@@ -33,10 +33,10 @@ def test_a_training_spec_says_what_was_answered() -> None:
 
 
 def test_a_deployment_spec_says_what_was_answered() -> None:
-    answers = answered(
+    values = fill_values(
         "serve", {**MACHINES, "engine": "vllm", "concurrency": "64", "ttft": "1s", "emit": "none"}
     )
-    with drafted("serve", answers) as path:
+    with temporary_spec("serve", values) as path:
         spec = read_serve_spec(path)
     assert spec.goal.traffic.concurrency == 64
     assert spec.goal.slo.ttft.p90 == 1.0
@@ -52,26 +52,26 @@ def test_a_deployment_takes_the_released_type_and_the_named_engine() -> None:
         ("mixtral-8x7b", "bf16"),
     ):
         given_answers = {**MACHINES, "model": str(models / model), "rate": "2/s"}
-        found = answered("serve", {**given_answers, "emit": "vllm,slurm"})
-        assert (found["quantization"], found["engine"]) == (quantization, "vllm")
-        with drafted("serve", found) as path:
+        result = fill_values("serve", {**given_answers, "emit": "vllm,slurm"})
+        assert (result["quantization"], result["engine"]) == (quantization, "vllm")
+        with temporary_spec("serve", result) as path:
             assert read_serve_spec(path).goal.quantization == quantization
     stated = {**given_answers, "engine": "vllm@0.33.0", "quantization": "fp8"}
-    with drafted("serve", answered("serve", stated)) as path:
+    with temporary_spec("serve", fill_values("serve", stated)) as path:
         goal = read_serve_spec(path).goal
     assert (goal.engine.name, goal.engine.version, goal.quantization) == ("vllm", "0.33.0", "fp8")
 
 
 def test_fewer_devices_than_a_server_has_are_one_machine() -> None:
-    with drafted("train", answered("train", {**MACHINES, "devices": "2"})) as path:
+    with temporary_spec("train", fill_values("train", {**MACHINES, "devices": "2"})) as path:
         (pool,) = read_spec(path).cluster.pools
     assert (pool.nodes, pool.devices_per_node) == (1, 2)
 
 
 def test_paths_are_relative_to_the_file_or_absolute(tmp_path: Path) -> None:
-    text = draft("train", answered("train", MACHINES), folder=ROOT / "examples" / "new")
+    text = draft_spec("train", fill_values("train", MACHINES), folder=ROOT / "examples" / "new")
     assert yaml.safe_load(text)["model"] == "../models/mixtral-8x7b"
-    text = draft("train", answered("train", MACHINES), folder=None)
+    text = draft_spec("train", fill_values("train", MACHINES), folder=None)
     assert yaml.safe_load(text)["model"] == MODEL
     del tmp_path
 
@@ -80,7 +80,7 @@ def test_paths_are_relative_to_the_file_or_absolute(tmp_path: Path) -> None:
     ("goal", "given_answers", "said"),
     [
         ("train", {}, "--model, --device, --devices missing; a 'train' spec needs"),
-        ("train", {**MACHINES, "rate": "2/s"}, "--rate says nothing about a 'train' goal"),
+        ("train", {**MACHINES, "rate": "2/s"}, "--rate does not apply to a 'train' goal"),
         ("train", {**MACHINES, "model": "/nowhere"}, "--model: "),
         ("train", {**MACHINES, "device": "h1"}, "--device: no device description is named 'h1'"),
         ("train", {**MACHINES, "devices": "12"}, "the nearest that do: 8 and 16"),
@@ -110,15 +110,15 @@ def test_an_answer_that_cannot_be_is_one_line(
 ) -> None:
     (kind,) = (one for one in GOALS if one == goal)
     with pytest.raises(SpecError) as refused:
-        answered(kind, given_answers)
+        fill_values(kind, given_answers)
     assert said in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
 
 
 def test_what_a_target_cannot_launch_is_refused_before_anything_is_written() -> None:
-    answers = answered("train", {**MACHINES, "emit": "torchtitan", "precision": "nvfp4"})
+    values = fill_values("train", {**MACHINES, "emit": "torchtitan", "precision": "nvfp4"})
     with pytest.raises(SpecError, match="torchtitan has no precision 'nvfp4'"):
-        draft("train", answers, folder=None)
+        draft_spec("train", values, folder=None)
 
 
 @settings(max_examples=60, deadline=None)
@@ -129,7 +129,7 @@ def test_names_and_paths_read_back_as_they_were_typed(name: str) -> None:
     workload = name.replace(",", "").replace("=", "").strip()
     if not workload or "/" in workload or not workload.isprintable():
         return
-    answers = {
+    values = {
         "objective": "balance",
         "ranks": "8",
         "ranks-per-node": "",
@@ -138,18 +138,18 @@ def test_names_and_paths_read_back_as_they_were_typed(name: str) -> None:
         "emit": "eplb",
     }
     try:
-        asked = workloads_of(answers["workload"])
+        requested = parse_workloads(values["workload"])
     except SpecError:
         return
-    (written,) = yaml.safe_load(spec_text("place", answers, folder=None))["goal"]["workloads"]
+    (written,) = yaml.safe_load(spec_text("place", values, folder=None))["goal"]["workloads"]
     assert {written["name"]: Path(written["path"]).name} == {
-        key: home_expanded(path).absolute().name for key, path in asked.items()
+        key: home_expanded(path).absolute().name for key, path in requested.items()
     }
 
 
 def test_every_default_is_acceptable() -> None:
     for goal in GOALS:
-        for question in questions_of(goal):
-            if question.default and question.key != "devices":
-                answers = {"engine": "sglang", "model": MODEL, "input-tokens": "4000"}
-                question.check(question.default, answers)
+        for field in spec_fields(goal):
+            if field.default and field.key != "devices":
+                values = {"engine": "sglang", "model": MODEL, "input-tokens": "4000"}
+                field.check(field.default, values)

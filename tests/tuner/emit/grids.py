@@ -14,13 +14,13 @@ def pairs(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     Greedy, and the same in every run: the point with the most new pairs comes next.
     """
     grid = list(itertools.product(*(range(len(axis)) for axis in axes)))
-    held = {point: set(itertools.combinations(enumerate(point), 2)) for point in grid}
-    missing = set().union(*held.values())
+    kept = {point: set(itertools.combinations(enumerate(point), 2)) for point in grid}
+    missing = set().union(*kept.values())
     chosen = []
     while missing:
-        best = max(grid, key=lambda point: len(held[point] & missing))
+        best = max(grid, key=lambda point: len(kept[point] & missing))
         chosen.append(best)
-        missing -= held[best]
+        missing -= kept[best]
     return [tuple(axis[at] for axis, at in zip(axes, point, strict=True)) for point in chosen]
 
 

@@ -10,7 +10,7 @@ from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified
 from tuner.emit.hosts import HOSTS_NAME
 from tuner.emit.registry import emit, emit_all
 from tuner.launch.shape import launch_shape
-from tuner.placement import NodeOrder, Placement, StagePlacement
+from tuner.placement import NodeOrder, StageDevices, StagePlacement
 from tuner.plan import VerifiedPlan
 from tuner.spec.huggingface.read import read_model
 
@@ -50,9 +50,9 @@ def placed(program: str, *, hosts: tuple[str, ...] = ORDER, pools: int = 1) -> V
         step_time_after_s=2.0,
         bound_s=2.0,
     )
-    placement = Placement(
+    placement = StagePlacement(
         stages=tuple(
-            StagePlacement(pool="pool" if stage < 2 / pools else "old", layers=16, devices=16)
+            StageDevices(pool="pool" if stage < 2 / pools else "old", layers=16, devices=16)
             for stage in range(2)
         ),
         hosts=hosts,
@@ -166,7 +166,7 @@ def test_nodes_without_a_name_are_left_to_the_reader(tmp_path: Path) -> None:
     assert lines == ["node3", "node1", "old-rm--0", "old-rm--1"]
     job = (tmp_path / "slurm" / "job.sbatch").read_text()
     assert "--nodelist" not in job
-    assert "# Lines like old-rm--0 stand for nodes of that pool" in job
+    assert "# Lines like old-rm--0 are placeholders for nodes of that pool" in job
     assert "$(rm)" not in job + (tmp_path / "megatron-lm" / "run.sh").read_text()
 
 

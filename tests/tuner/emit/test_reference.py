@@ -51,7 +51,7 @@ def test_the_training_run_learns_its_routing_within_the_memory_planned() -> None
     assert stage.max_chunk_tokens == predicted.max_chunk_tokens is not None
 
 
-def test_the_script_starts_the_training_run_when_asked(tmp_path: Path) -> None:
+def test_the_script_starts_the_training_run_on_request(tmp_path: Path) -> None:
     write_emitted(tmp_path, emit("reference", _two_ranks()))
     ran = Recorders(tmp_path / "recorders").run(
         tmp_path / "run.sh", cwd=Path("/"), CONFIG="train.json"
@@ -66,8 +66,8 @@ def test_the_script_starts_the_step_with_our_packages_first(tmp_path: Path) -> N
     python = tmp_path / "py thon" / "python"
     python.parent.mkdir()
     shutil.copy(tmp_path / "recorders" / "programs" / "python", python)
-    asked = {"PYTHON": str(python), "REPORT": "-r"}
-    ran = recorders.run(tmp_path / "run.sh", "--deadline", "9", cwd=Path("/"), **asked)
+    arguments = {"PYTHON": str(python), "REPORT": "-r"}
+    ran = recorders.run(tmp_path / "run.sh", "--deadline", "9", cwd=Path("/"), **arguments)
     assert ran.code == 0, ran.stderr
     (call,) = ran.calls
     assert call["environment"]["OMP_NUM_THREADS"] == "1"
@@ -75,7 +75,9 @@ def test_the_script_starts_the_step_with_our_packages_first(tmp_path: Path) -> N
     assert ran.only("python") == ["-P", "-m", "profilers.local_ranks", "--ranks=2", *step]
     # Ranks of two nodes meet at the first one, and torchrun starts them.
     spread = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "head"}
-    ran = recorders.run(tmp_path / "run.sh", "--deadline", "9", cwd=Path("/"), **asked, **spread)
+    ran = recorders.run(
+        tmp_path / "run.sh", "--deadline", "9", cwd=Path("/"), **arguments, **spread
+    )
     assert ran.only("torchrun") == [
         "--nnodes=2",
         "--nproc-per-node=1",

@@ -151,7 +151,7 @@ def test_every_file_says_what_was_measured_or_that_nothing_was(mixtral: ModelSpe
 
 
 @pytest.mark.parametrize("points", grid(tuple(EMITTERS), (1, 4, 8), tuple(DECISIONS)))
-def test_the_devices_asked_for_are_those_of_the_plan(
+def test_the_requested_devices_are_those_of_the_plan(
     points: list[tuple[str, int, str]], mixtral: ModelSpec, tmp_path: Path
 ) -> None:
     failures = Failures()
@@ -166,12 +166,12 @@ def test_the_devices_asked_for_are_those_of_the_plan(
         with failures.of(target, devices_per_node, name):
             for each, files in emit_all(verified).items():
                 write_emitted(launch / each, files)
-            asked = _devices_asked(launch, recorders, target=target)
-            assert asked == decision.num_devices
+            requested = _requested_devices(launch, recorders, target=target)
+            assert requested == decision.num_devices
     failures.check()
 
 
-def _devices_asked(launch: Path, recorders: Recorders, *, target: str) -> int:
+def _requested_devices(launch: Path, recorders: Recorders, *, target: str) -> int:
     """Return nodes times processes, as Slurm's directives or the call that starts ranks say."""
     if target == "slurm":
         text = (launch / "slurm" / "job.sbatch").read_text()

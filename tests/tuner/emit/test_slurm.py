@@ -25,7 +25,7 @@ def _directives(text: str) -> dict[str, str]:
     return dict(line.removeprefix("#SBATCH --").split("=", 1) for line in lines)
 
 
-def test_processors_are_asked_for_where_there_are_no_accelerators() -> None:
+def test_cpus_are_requested_without_accelerators() -> None:
     verified = sample_verified(
         read_model(MIXTRAL), sample_decision(), emit=("slurm",), device_kind="cpu"
     )
@@ -88,12 +88,12 @@ def test_a_job_starts_any_program_on_the_devices_of_the_plan(tmp_path: Path) -> 
             argv = ran.only("torchrun")
             assert started in argv
             assert argv[:2] == ["--nnodes=2", "--nproc-per-node=8"]
-            asked = int(directives["nodes"]) * int(directives["gpus-per-node"])
-            assert asked == decision.num_devices
+            requested = int(directives["nodes"]) * int(directives["gpus-per-node"])
+            assert requested == decision.num_devices
     failures.check()
 
 
-def test_a_wrapper_alone_brings_the_reference_step() -> None:
+def test_a_wrapper_without_program_starts_the_reference_step() -> None:
     verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=("slurm",))
     assert list(emit_all(verified)) == ["reference", "slurm"]
 

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.tuner.emit.testing import sample_decision, sample_verified, write_emitted
 from tuner.emit.registry import emit
 from tuner.spec.huggingface.read import read_model
@@ -31,6 +33,7 @@ dist.destroy_process_group()
 
 
 # Worth its seconds: every other test has a stand-in for torchrun.
+@pytest.mark.slow
 def test_one_node_meets_on_loopback_as_far_as_torchrun_goes_and_leaves_nothing_behind(
     tmp_path: Path,
 ) -> None:

@@ -87,15 +87,15 @@ def test_the_degrees_multiply_to_the_devices() -> None:
     for case, changes in CASES.items():
         verified = _verified(**changes)
         degrees = _toml(verified)["parallelism"]
-        asked = (
+        required = (
             degrees["data_parallel_replicate_degree"]
             * degrees["data_parallel_shard_degree"]
             * degrees["context_parallel_degree"]
             * degrees["tensor_parallel_degree"]
             * degrees["pipeline_parallel_degree"]
         )
-        if asked != verified.decision.num_devices:
-            wrong.append((case, asked))
+        if required != verified.decision.num_devices:
+            wrong.append((case, required))
     assert not wrong
 
 
@@ -133,7 +133,7 @@ def test_zero_stages_are_fsdp() -> None:
     assert found == expected
 
 
-def test_a_shipped_model_is_named_and_another_one_asked_for(tmp_path: Path) -> None:
+def test_a_shipped_model_is_named_and_another_one_required(tmp_path: Path) -> None:
     model = _toml(_verified(dispatcher="deepep"))["model"]
     assert model["module"] == "qwen3"
     assert model["flavor"] == "30B-A3B"
@@ -192,6 +192,7 @@ print(json.dumps([made, found]))
 """Every plan in one process, because importing torchtitan takes seconds."""
 
 
+@pytest.mark.slow
 def test_torchtitan_itself_takes_the_plan_and_says_which_torch_it_needs(tmp_path: Path) -> None:
     write_emitted(tmp_path, emit(_verified(dispatcher="deepep")))
     (tmp_path / "own.py").write_text(OWN)

@@ -18,14 +18,14 @@ def spec_of() -> Callable[..., Spec]:
     """Make a spec of a model on servers of eight devices."""
 
     def make(model: str, *, nodes: int, device: str = "h100-sxm", **goal: Any) -> Spec:
-        asked = {"sequence_length": 4096, "global_batch_size": 256} | goal
+        arguments = {"sequence_length": 4096, "global_batch_size": 256} | goal
         pool = Pool(name="pool", device=device, nodes=nodes, devices_per_node=8, nic=50e9)
         return Spec(
             path=Path("spec.yaml"),
             model_path=MODELS / model,
             model=read_model(MODELS / model),
             cluster=Cluster(pools=(pool,)),
-            goal=TrainGoal(kind="train", **asked),
+            goal=TrainGoal(kind="train", **arguments),
             emit=("megatron-lm",),
         )
 

@@ -24,15 +24,15 @@ BUDGET = settings(
 def outcome(spec: Spec, format_name: str, text: str) -> str:
     """Return the refusal, or nothing where there is an estimate that makes sense."""
     try:
-        found = estimate(spec, read_text(text, format_name=format_name, source="launch"))
+        result = estimate(spec, read_text(text, format_name=format_name, source="launch"))
     except SpecError as error:
         return str(error)
-    assert math.isfinite(found.step_time_s)
-    assert found.step_time_s > 0.0
-    assert 0.0 < found.utilisation.mfu_ratio < 1.0
-    assert all(0.0 <= share <= 1.0 for share in found.exposed.model_dump().values())
-    assert found.decision.num_devices == found.devices
-    assert sum(found.decision.pipeline_layout) == spec.model.num_layers
+    assert math.isfinite(result.step_time_s)
+    assert result.step_time_s > 0.0
+    assert 0.0 < result.utilisation.mfu_ratio < 1.0
+    assert all(0.0 <= share <= 1.0 for share in result.exposed.model_dump().values())
+    assert result.decision.num_devices == result.devices
+    assert sum(result.decision.pipeline_layout) == spec.model.num_layers
     return ""
 
 

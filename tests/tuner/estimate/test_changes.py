@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tuner.errors import SpecError
-from tuner.estimate.configuration import configuration_of
-from tuner.estimate.decision import decision_of
-from tuner.estimate.estimate import bench_of, estimate
+from tuner.estimate.configuration import build_configuration
+from tuner.estimate.decision import to_decision
+from tuner.estimate.estimate import estimate, pricing_setup
 from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.legality import broken_rules
-from tuner.estimate.prices import priced
+from tuner.estimate.prices import price_configurations
 from tuner.estimate.readers import megatron
 from tuner.estimate.records import Change, Estimate
 from tuner.spec.spec import Spec
@@ -65,20 +65,20 @@ def read_and_estimate(flags: Flags, spec: Spec) -> Estimate:
 
 def changed(flags: Flags, lines: Iterable[str]) -> Flags:
     """Edit a launch as the lines say."""
-    found = dict(flags)
+    result = dict(flags)
     for line in lines:
         first, *rest = shlex.split(line)
         if first == "remove":
-            del found[rest[0]]
+            del result[rest[0]]
             continue
         value = " ".join(rest)
-        found[first] = f"'{value}'" if "|" in value or "(" in value else value
-    return found
+        result[first] = f"'{value}'" if "|" in value or "(" in value else value
+    return result
 
 
-def all_changes(found: Estimate) -> list[Change]:
-    single = [found.smallest_change] if found.smallest_change else []
-    return [*found.changes, *single, *([found.best_pair] if found.best_pair else [])]
+def all_changes(result: Estimate) -> list[Change]:
+    single = [result.smallest_change] if result.smallest_change else []
+    return [*result.changes, *single, *([result.best_pair] if result.best_pair else [])]
 
 
 @given(flags=LAUNCHES)
@@ -97,19 +97,19 @@ def test_every_change_is_launched_by_its_lines_and_brings_what_it_promised(
     if "--moe-enable-deepep" in flags:
         launch["--moe-token-dispatcher-type"] = "flex"
     try:
-        found = read_and_estimate(launch, spec)
+        result = read_and_estimate(launch, spec)
     except SpecError:
         return
-    bench = bench_of(spec, None)
-    for change in all_changes(found):
+    setup = pricing_setup(spec, None)
+    for change in all_changes(result):
         settings_again = read(changed(launch, change.lines))
-        own, _ = configuration_of(settings_again, spec)
+        own, _ = build_configuration(settings_again, spec)
         assert next(broken_rules(own, spec.model, name=settings_again.name), None) is None
-        assert decision_of(own, spec.model) == change.decision, change
-        (again,) = priced((own,), bench)
+        assert to_decision(own, spec.model) == change.decision, change
+        (again,) = price_configurations((own,), setup)
         assert again.step_s == pytest.approx(change.step_time_s, rel=1e-9)
         assert again.peak_bytes_P.max() == pytest.approx(change.peak_memory_bytes, rel=1e-9)
-        assert change.peak_memory_bytes <= found.memory_limit_bytes
+        assert change.peak_memory_bytes <= result.memory_limit_bytes
 
 
 def test_deepep_is_not_proposed_where_it_does_not_run(spec_of: MakeSpec) -> None:
@@ -125,23 +125,23 @@ def test_what_the_manifest_refuses_is_not_proposed(spec_of: MakeSpec) -> None:
         "--expert-model-parallel-size": "8",
         "--use-distributed-optimizer": "",
     }
-    found = read_and_estimate(flags, spec_of("mixtral-8x7b", nodes=8))
+    result = read_and_estimate(flags, spec_of("mixtral-8x7b", nodes=8))
 
-    for change in all_changes(found):
+    for change in all_changes(result):
         decision = change.decision
         # Overlap in a pipeline needs interleaving, in the engine and so in every proposal.
         overlaps = decision.a2a_overlap and decision.pipeline_model_parallel_size > 1
         assert not overlaps or decision.virtual_pipeline_model_parallel_size > 1
 
 
-def test_a_hopeless_launch_is_told_that_nothing_small_helps(spec_of: MakeSpec) -> None:
+def test_a_hopeless_launch_reports_that_no_small_change_helps(spec_of: MakeSpec) -> None:
     flags = COMMON | {"--micro-batch-size": "8", "--global-batch-size": "64"}
-    found = read_and_estimate(flags, spec_of("llama-3.1-405b", nodes=1))
+    result = read_and_estimate(flags, spec_of("llama-3.1-405b", nodes=1))
 
-    assert not found.fits
-    assert found.smallest_change is None
-    assert found.changes == ()
-    assert found.num_tried > 10
+    assert not result.fits
+    assert result.smallest_change is None
+    assert result.changes == ()
+    assert result.num_tried > 10
 
 
 def test_the_same_launch_gives_the_same_estimate(spec_of: MakeSpec) -> None:
@@ -159,7 +159,7 @@ def test_examples_in_the_tree_are_launches(spec_of: MakeSpec) -> None:
     }
     for name, (model, nodes, device) in names.items():
         text = (folder / name / "public.sh").read_text()
-        found = estimate(
+        result = estimate(
             spec_of(model, nodes=nodes, device=device), megatron.read(text, source="public.sh")
         )
-        assert found.devices == 8 * nodes
+        assert result.devices == 8 * nodes

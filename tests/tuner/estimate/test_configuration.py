@@ -5,7 +5,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import SpecError
-from tuner.estimate.configuration import configuration_of, rearranged
+from tuner.estimate.configuration import build_configuration, with_degrees
 from tuner.estimate.division import balanced
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.nearest import nearest_divisor, nearest_multiple
@@ -26,7 +26,7 @@ def refusal(flags: str, spec: Spec, *, launch: str = LAUNCH) -> str:
     """Return the one line that a launch is refused with."""
     settings = megatron.read(launch + flags, source="run.sh")
     try:
-        configuration, _ = configuration_of(settings, spec)
+        configuration, _ = build_configuration(settings, spec)
     except SpecError as error:
         message = str(error)
     else:
@@ -38,7 +38,7 @@ def refusal(flags: str, spec: Spec, *, launch: str = LAUNCH) -> str:
 
 def test_a_script_becomes_one_setting_of_every_knob(spec_of: MakeSpec) -> None:
     launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
-    own, notes = configuration_of(launch, spec_of("mixtral-8x7b", nodes=8))
+    own, notes = build_configuration(launch, spec_of("mixtral-8x7b", nodes=8))
 
     assert (own.devices, own.data, own.expert_data, own.num_microbatches) == (64, 16, 2, 16)
     assert [stage.layers for stage in own.stages] == [8, 8, 8, 8]
@@ -49,7 +49,7 @@ def test_a_script_becomes_one_setting_of_every_knob(spec_of: MakeSpec) -> None:
 def test_what_the_launch_says_replaces_the_spec_and_that_is_said(spec_of: MakeSpec) -> None:
     launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
     spec = spec_of("mixtral-8x7b", nodes=16, sequence_length=8192, global_batch_size=512)
-    _, notes = configuration_of(launch, spec)
+    _, notes = build_configuration(launch, spec)
 
     assert "--seq-length 4096 replaces the spec's 8192" in notes
     assert "a global batch of 256 replaces the spec's 512" in notes
@@ -58,7 +58,7 @@ def test_what_the_launch_says_replaces_the_spec_and_that_is_said(spec_of: MakeSp
 
 def test_ends_that_count_as_layers_make_126_layers_divide_by_64(spec_of: MakeSpec) -> None:
     launch = megatron.read_yaml((LAUNCHES / "llama.yaml").read_text(), source="llama.yaml")
-    own, _ = configuration_of(launch, spec_of("llama-3.1-405b", nodes=128))
+    own, _ = build_configuration(launch, spec_of("llama-3.1-405b", nodes=128))
 
     # 128 with the ends, two for each of 64 stages.
     assert [stage.layers for stage in own.stages] == [1, *[2] * 62, 1]
@@ -69,7 +69,7 @@ def test_torchtitan_gives_the_rest_to_earlier_stages_and_flushes_each_local_batc
     spec_of: MakeSpec,
 ) -> None:
     launch = torchtitan.read((LAUNCHES / "deepseek-16b.toml").read_text(), source="d.toml")
-    own, _ = configuration_of(launch, spec_of("deepseek-v2-lite", nodes=2))
+    own, _ = build_configuration(launch, spec_of("deepseek-v2-lite", nodes=2))
 
     # 27 layers and both ends are 29: 8, 7, 7, 7, less one at either end.
     assert [stage.layers for stage in own.stages] == [7, 7, 7, 6]
@@ -80,14 +80,14 @@ def test_torchtitan_gives_the_rest_to_earlier_stages_and_flushes_each_local_batc
 
 def test_deepspeed_accumulates_what_the_devices_leave(spec_of: MakeSpec) -> None:
     launch = deepspeed.read((LAUNCHES / "zero3.json").read_text(), source="ds.json")
-    own, _ = configuration_of(launch, spec_of("llama-3.1-8b", nodes=8))
+    own, _ = build_configuration(launch, spec_of("llama-3.1-8b", nodes=8))
 
     assert (own.data, own.num_microbatches, own.zero_stage) == (64, 4, 3)
 
 
 def test_a_launch_that_leaves_the_devices_open_uses_those_of_the_spec(spec_of: MakeSpec) -> None:
     launch = megatron.read("--micro-batch-size 1 --global-batch-size 64", source="args")
-    own, notes = configuration_of(launch, spec_of("llama-3.1-8b", nodes=2))
+    own, notes = build_configuration(launch, spec_of("llama-3.1-8b", nodes=2))
 
     assert own.data == 16
     assert "the launch leaves the number of devices open: the spec's 16 count" in notes
@@ -95,7 +95,7 @@ def test_a_launch_that_leaves_the_devices_open_uses_those_of_the_spec(spec_of: M
 
 def test_sequence_parallelism_without_tensor_parallelism_is_noted(spec_of: MakeSpec) -> None:
     launch = megatron.read(LAUNCH + "--sequence-parallel", source="run.sh")
-    own, notes = configuration_of(launch, spec_of("llama-3.1-8b", nodes=8))
+    own, notes = build_configuration(launch, spec_of("llama-3.1-8b", nodes=8))
 
     assert not own.sequence_parallel
     assert "--sequence-parallel has no effect: tensor parallelism is 1" in notes
@@ -254,7 +254,7 @@ def test_sequence_parallelism_without_tensor_parallelism_is_noted(spec_of: MakeS
         ),
     ],
 )
-def test_refuses_with_value_rule_and_nearest_way_out(
+def test_refuses_with_value_rule_and_nearest_legal_value(
     spec_of: MakeSpec, model: str, flags: str, parts: tuple[str, ...]
 ) -> None:
     message = refusal(flags, spec_of(model, nodes=8))
@@ -272,7 +272,7 @@ def test_more_processes_than_devices_are_refused(spec_of: MakeSpec) -> None:
 def test_torchtitan_degrees_must_make_the_devices(spec_of: MakeSpec) -> None:
     launch = torchtitan.read("[parallelism]\ndata_parallel_shard_degree = 6", source="t.toml")
     with pytest.raises(SpecError, match="are 6 devices, not 16; the nearest is 16"):
-        configuration_of(launch, spec_of("llama-3.1-8b", nodes=2))
+        build_configuration(launch, spec_of("llama-3.1-8b", nodes=2))
 
 
 def test_deepspeed_batches_must_agree(spec_of: MakeSpec) -> None:
@@ -282,20 +282,20 @@ def test_deepspeed_batches_must_agree(spec_of: MakeSpec) -> None:
     )
     launch = deepspeed.read(text, source="ds.json")
     with pytest.raises(SpecError, match=r"= 128; write 128, or 2 micro-batches"):
-        configuration_of(launch, spec_of("llama-3.1-8b", nodes=2))
+        build_configuration(launch, spec_of("llama-3.1-8b", nodes=2))
 
 
 def test_a_padded_vocabulary_is_a_note(spec_of: MakeSpec) -> None:
     launch = megatron.read(LAUNCH + "--vocab-size 31999", source="run.sh")
-    _, notes = configuration_of(launch, spec_of("mixtral-8x7b", nodes=8))
+    _, notes = build_configuration(launch, spec_of("mixtral-8x7b", nodes=8))
 
     assert "--vocab-size 31999: priced with the model's vocabulary of 32000" in notes
 
 
 def test_other_degrees_take_their_devices_from_data_parallelism(spec_of: MakeSpec) -> None:
     launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
-    own, _ = configuration_of(launch, spec_of("mixtral-8x7b", nodes=8))
-    other = rearranged(own, tensor=2, pipeline=8)
+    own, _ = build_configuration(launch, spec_of("mixtral-8x7b", nodes=8))
+    other = with_degrees(own, tensor=2, pipeline=8)
 
     assert (other.data, other.sequence_parallel, len(other.stages)) == (4, True, 8)
     assert other.devices == own.devices

@@ -4,10 +4,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tuner.estimate.configuration import configuration_of
-from tuner.estimate.decision import decision_of
-from tuner.estimate.estimate import bench_of, estimate
-from tuner.estimate.prices import priced
+from tuner.estimate.configuration import build_configuration
+from tuner.estimate.decision import to_decision
+from tuner.estimate.estimate import estimate, pricing_setup
+from tuner.estimate.prices import price_configurations
 from tuner.estimate.registry import read_launch, read_text
 from tuner.spec.spec import Spec
 
@@ -33,11 +33,11 @@ def test_copies_of_hsdp_reach_the_decision_and_the_price(spec_of: Callable[..., 
     for copies in (1, 4):
         text = HSDP.format(copies=copies, shard=32 // copies)
         launch = read_text(text, format_name="torchtitan", source="hsdp.toml")
-        own, _ = configuration_of(launch, spec)
-        decision = decision_of(own, spec.model)
+        own, _ = build_configuration(launch, spec)
+        decision = to_decision(own, spec.model)
         assert decision.num_state_copies == copies
         assert decision.shard_ranks == (None if copies == 1 else 8)
-        (price,) = priced((own,), bench_of(spec, None))
+        (price,) = price_configurations((own,), pricing_setup(spec, None))
         steps[copies] = price.peak_bytes_P.max()
     # Four copies of the state take more memory than one.
     assert steps[4] > steps[1]
@@ -52,26 +52,26 @@ def test_mics_is_held_against_the_manifest(tmp_path: Path, spec_of: Callable[...
         "zero_optimization": {"stage": 3, "mics_shard_size": 8},
     }
     path.write_text(json.dumps(settings))
-    found = estimate(spec_of("llama-3.1-8b", nodes=4), read_launch(str(path)))
-    assert found.decision.shard_ranks == 8
-    assert any("shard_ranks" in refusal for refusal in found.refused_by)
+    result = estimate(spec_of("llama-3.1-8b", nodes=4), read_launch(str(path)))
+    assert result.decision.shard_ranks == 8
+    assert any("shard_ranks" in refusal for refusal in result.refused_by)
 
 
 def test_megatrons_copies_and_order_of_ranks_are_read(spec_of: Callable[..., Spec]) -> None:
     spec = spec_of("qwen3-30b-a3b", nodes=4)
-    found = {}
+    result = {}
     for more, copies, order in (
         ("", 1, "tp-cp-ep-dp-pp"),
         ("--num-distributed-optimizer-instances 4", 4, "tp-cp-ep-dp-pp"),
         ("--use-tp-pp-dp-mapping", 1, "tp-cp-ep-pp-dp"),
     ):
-        own, _ = configuration_of(read_launch(MEGATRON + more), spec)
-        decision = decision_of(own, spec.model)
+        own, _ = build_configuration(read_launch(MEGATRON + more), spec)
+        decision = to_decision(own, spec.model)
         assert (decision.num_state_copies, decision.rank_order) == (copies, order), more
-        (price,) = priced((own,), bench_of(spec, None))
-        found[more] = price.step_s
+        (price,) = price_configurations((own,), pricing_setup(spec, None))
+        result[more] = price.step_s
     # With pipeline ranks inside, data-parallel groups span servers: the order has a price.
-    assert len(set(found.values())) == 3
+    assert len(set(result.values())) == 3
 
 
 def test_block_recomputation_counts_the_layers_of_every_model_chunk(
@@ -83,6 +83,6 @@ def test_block_recomputation_counts_the_layers_of_every_model_chunk(
         " --recompute-method block --recompute-num-layers 3"
     )
     spec = spec_of("qwen3-30b-a3b", nodes=4)
-    own, _ = configuration_of(read_launch(MEGATRON + more), spec)
+    own, _ = build_configuration(read_launch(MEGATRON + more), spec)
     assert own.recompute_ratio == 0.25
-    assert decision_of(own, spec.model).recompute_num_layers == 3
+    assert to_decision(own, spec.model).recompute_num_layers == 3

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import SpecError
-from tuner.estimate.configuration import configuration_of
+from tuner.estimate.configuration import build_configuration
 from tuner.estimate.environment import lines_to_set
-from tuner.estimate.estimate import bench_of, estimate, shipped_residuals
-from tuner.estimate.knobs import turns
+from tuner.estimate.estimate import estimate, pricing_setup, shipped_residuals
+from tuner.estimate.knobs import knob_changes
 from tuner.estimate.records import Change, Estimate
 from tuner.estimate.registry import read_launch
 from tuner.spec.spec import Spec
@@ -43,8 +43,8 @@ def _found(
     return estimate(spec, read_launch(str(path)), residuals=shipped_residuals())
 
 
-def _overlaps(found: Estimate) -> list[Change]:
-    every = [*found.changes, found.smallest_change, found.best_pair]
+def _overlaps(result: Estimate) -> list[Change]:
+    every = [*result.changes, result.smallest_change, result.best_pair]
     return [one for one in every if one is not None and "overlap the all-to-all" in one.what]
 
 
@@ -53,39 +53,39 @@ def test_an_overlap_that_one_queue_hinders_says_what_must_change(
 ) -> None:
     # Hopper with TP 2 in one hardware queue, as Megatron-LM asserts: the overlap wants 32.
     export = "export CUDA_DEVICE_MAX_CONNECTIONS=1"
-    found = _overlaps(_found(tmp_path, spec_of, export, tensor=2))
-    assert found, "the overlap is not offered, so this test says nothing"
-    for change in found:
+    result = _overlaps(_found(tmp_path, spec_of, export, tensor=2))
+    assert result, "the overlap is not offered, so this test says nothing"
+    for change in result:
         (line,) = change.environment
         assert line.startswith("export CUDA_DEVICE_MAX_CONNECTIONS=32  # ")
-        assert "tensor and context parallelism, which want 1, then hide less" in line
+        assert "tensor and context parallelism, which want 1, then overlap less" in line
 
 
 def test_without_tensor_parallelism_nothing_is_lost_by_more_queues(
     tmp_path: Path, spec_of: Callable[..., Spec]
 ) -> None:
     for export in ("export CUDA_DEVICE_MAX_CONNECTIONS=1", "CUDA_DEVICE_MAX_CONNECTIONS=1 \\"):
-        found = _overlaps(_found(tmp_path, spec_of, export))
-        assert found
-        for change in found:
+        result = _overlaps(_found(tmp_path, spec_of, export))
+        assert result
+        for change in result:
             (line,) = change.environment
             assert line.startswith("export CUDA_DEVICE_MAX_CONNECTIONS=32")
-            assert "hide less" not in line
+            assert "overlap less" not in line
 
 
-def test_nothing_is_asked_of_an_environment_that_has_it_already(
+def test_an_environment_that_has_the_value_needs_no_change(
     tmp_path: Path, spec_of: Callable[..., Spec]
 ) -> None:
     for environment in ("", "export CUDA_DEVICE_MAX_CONNECTIONS=${CONNECTIONS:-32}"):
-        found = _overlaps(_found(tmp_path, spec_of, environment))
-        assert found
-        assert {change.environment for change in found} == {()}
+        result = _overlaps(_found(tmp_path, spec_of, environment))
+        assert result
+        assert {change.environment for change in result} == {()}
 
 
-def test_tensor_parallelism_before_blackwell_asks_for_one_queue(
+def test_tensor_parallelism_before_blackwell_needs_one_queue(
     tmp_path: Path, spec_of: Callable[..., Spec]
 ) -> None:
-    for device, environment, asked in (
+    for device, environment, arguments in (
         ("h100-sxm", "", True),
         ("h100-sxm", "export CUDA_DEVICE_MAX_CONNECTIONS=8", True),
         ("h100-sxm", "export CUDA_DEVICE_MAX_CONNECTIONS=1", False),
@@ -96,14 +96,15 @@ def test_tensor_parallelism_before_blackwell_asks_for_one_queue(
         path.write_text(LAUNCH.format(environment=environment, tensor=1, more=""))
         spec = spec_of("qwen3-30b-a3b", nodes=4, device=device)
         launch = read_launch(str(path))
-        own, _ = configuration_of(launch, spec)
-        bench = bench_of(spec, None, measured=None)
+        own, _ = build_configuration(launch, spec)
+        setup = pricing_setup(spec, None, measured=None)
         turned = {
-            turn.what: turn.apply(own) for turn in turns(own, spec.model, bench.sheet.generation)
+            knob_change.what: knob_change.apply(own)
+            for knob_change in knob_changes(own, spec.model, setup.sheet.generation)
         }
         after = turned["tensor parallelism 2 instead of 1"]
-        lines = lines_to_set(own, after, launch.environment, bench.sheet.generation)
-        expected = ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if asked else []
+        lines = lines_to_set(own, after, launch.environment, setup.sheet.generation)
+        expected = ["export CUDA_DEVICE_MAX_CONNECTIONS=1"] if arguments else []
         assert [line.partition("  #")[0] for line in lines] == expected, (device, environment)
 
 
@@ -137,8 +138,8 @@ def test_an_overlap_in_one_queue_is_noted_beside_its_price(
     tmp_path: Path, spec_of: Callable[..., Spec]
 ) -> None:
     overlap = "--overlap-moe-expert-parallel-comm"
-    found = _found(tmp_path, spec_of, "export CUDA_DEVICE_MAX_CONNECTIONS=1", more=overlap)
-    assert any(note.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1, but") for note in found.notes)
+    result = _found(tmp_path, spec_of, "export CUDA_DEVICE_MAX_CONNECTIONS=1", more=overlap)
+    assert any(note.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1, but") for note in result.notes)
     assert not any(
         "CUDA_DEVICE" in note for note in _found(tmp_path, spec_of, "", more=overlap).notes
     )

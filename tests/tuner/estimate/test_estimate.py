@@ -43,14 +43,14 @@ def test_time_and_tokens_are_two_views_of_one_number(mixtral: Estimate) -> None:
     assert slow < mixtral.tokens_per_s_per_device < fast
 
 
-def test_the_played_schedule_agrees_with_the_closed_form(mixtral: Estimate) -> None:
+def test_the_simulated_schedule_agrees_with_the_closed_form(mixtral: Estimate) -> None:
     assert mixtral.played_step_time_s == pytest.approx(mixtral.step_time_s, rel=0.03)
 
 
 def test_without_a_pipeline_there_is_nothing_to_play(spec_of: MakeSpec) -> None:
-    found = estimated("", spec_of("llama-3.1-8b", nodes=1))
+    result = estimated("", spec_of("llama-3.1-8b", nodes=1))
 
-    assert found.played_step_time_s == pytest.approx(found.step_time_s, rel=1e-9)
+    assert result.played_step_time_s == pytest.approx(result.step_time_s, rel=1e-9)
 
 
 def test_utilisation_follows_from_the_named_convention(mixtral: Estimate) -> None:
@@ -77,7 +77,7 @@ def test_shares_stay_inside_the_step(mixtral: Estimate) -> None:
     assert mixtral.exposed.all_to_all_ratio > 0.0
 
 
-def test_memory_is_stated_by_rank_and_the_fullest_is_named(mixtral: Estimate) -> None:
+def test_memory_is_stated_by_rank_and_the_highest_is_named(mixtral: Estimate) -> None:
     totals = [rank.total_bytes for rank in mixtral.memory]
 
     assert len(totals) == 4
@@ -136,12 +136,12 @@ def test_recomputation_costs_time_saves_memory_and_counts_in_hfu_only(spec_of: M
     assert 1.25 < use.hfu_ratio / use.mfu_ratio < 4 / 3
 
 
-def test_a_launch_that_recomputes_in_vain_is_told_so(spec_of: MakeSpec) -> None:
+def test_a_launch_that_recomputes_in_vain_gets_a_note(spec_of: MakeSpec) -> None:
     full = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-    found = estimated(f"{full} --seq-length 2048", spec_of("llama-3.1-8b", nodes=1))
+    result = estimated(f"{full} --seq-length 2048", spec_of("llama-3.1-8b", nodes=1))
 
-    assert found.smallest_change is not None
-    assert found.smallest_change.lines == (
+    assert result.smallest_change is not None
+    assert result.smallest_change.lines == (
         "remove --recompute-granularity",
         "remove --recompute-method",
         "remove --recompute-num-layers",
@@ -149,30 +149,30 @@ def test_a_launch_that_recomputes_in_vain_is_told_so(spec_of: MakeSpec) -> None:
 
 
 def test_what_does_not_fit_gets_the_change_that_makes_it_fit(spec_of: MakeSpec) -> None:
-    found = estimated("--micro-batch-size 8", spec_of("llama-3.1-8b", nodes=1))
+    result = estimated("--micro-batch-size 8", spec_of("llama-3.1-8b", nodes=1))
 
-    assert not found.fits
-    assert found.peak_memory_bytes > found.memory_limit_bytes
-    assert found.smallest_change is not None
-    assert found.smallest_change.peak_memory_bytes <= found.memory_limit_bytes
+    assert not result.fits
+    assert result.peak_memory_bytes > result.memory_limit_bytes
+    assert result.smallest_change is not None
+    assert result.smallest_change.peak_memory_bytes <= result.memory_limit_bytes
 
 
-def test_the_chance_of_running_out_is_judged_by_all_that_a_device_has(spec_of: MakeSpec) -> None:
+def test_the_risk_of_running_out_uses_the_whole_device_memory(spec_of: MakeSpec) -> None:
     """What a plan may use is its own limit and changes no chance; what there is does."""
     spec = spec_of("mixtral-8x7b", nodes=8)
     launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
     (pool,) = spec.cluster.pools
 
-    def found(**changes: float) -> Estimate:
+    def result(**changes: float) -> Estimate:
         cluster = Cluster(pools=(pool.model_copy(update=changes),))
         return estimate(spec.model_copy(update={"cluster": cluster}), launch)
 
-    usual, careful = found(), found(usable_memory_ratio=0.5)
+    usual, careful = result(), result(usable_memory_ratio=0.5)
     peak = usual.peak_memory_bytes
     assert careful.out_of_memory_probability == usual.out_of_memory_probability
     assert careful.memory_limit_bytes < careful.memory_capacity_bytes == usual.memory_capacity_bytes
     chances = [
-        found(memory_per_device=int(share * peak)).out_of_memory_probability
+        result(memory_per_device=int(share * peak)).out_of_memory_probability
         for share in (0.8, 1.0, 1.2, 2.0)
     ]
     assert chances == sorted(chances, reverse=True)
@@ -185,8 +185,8 @@ def test_limits_of_the_spec_hold_for_changes_too(spec_of: MakeSpec, mixtral: Est
     spec = spec_of("mixtral-8x7b", nodes=8)
     limits = Search(virtual_pipeline_model_parallel_size=(1,), pipeline_model_parallel_size=(4,))
     launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
-    found = estimate(spec.model_copy(update={"search": limits}), launch)
-    changes = [*found.changes, *([found.best_pair] if found.best_pair else [])]
+    result = estimate(spec.model_copy(update={"search": limits}), launch)
+    changes = [*result.changes, *([result.best_pair] if result.best_pair else [])]
 
     assert all(one.decision.virtual_pipeline_model_parallel_size == 1 for one in changes)
     assert all(one.decision.pipeline_model_parallel_size == 4 for one in changes)
@@ -212,10 +212,10 @@ def test_recorded_imbalance_makes_a_step_longer(spec_of: MakeSpec, mixtral: Esti
         name="uneven", num_experts=8, top_k=2, layer_ids=(0,), load_ratios=(uneven,)
     )
     launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
-    found = estimate(spec.model_copy(update={"routing": record}), launch)
+    result = estimate(spec.model_copy(update={"routing": record}), launch)
 
-    assert found.step_time_s > mixtral.step_time_s
-    assert not any("balanced" in note for note in found.notes)
+    assert result.step_time_s > mixtral.step_time_s
+    assert not any("balanced" in note for note in result.notes)
     assert any("balanced" in note for note in mixtral.notes)
 
 
@@ -227,9 +227,9 @@ def test_a_link_matrix_changes_no_price_and_that_is_said(
     named = pool.model_copy(update={"link_matrix": Path("links.csv")})
     spec = spec.model_copy(update={"cluster": Cluster(pools=(named,))})
     launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="mixtral.sh")
-    found = estimate(spec, launch)
-    assert found.step_time_s == mixtral.step_time_s
-    assert any(note.startswith("link_matrix changes nothing here") for note in found.notes)
+    result = estimate(spec, launch)
+    assert result.step_time_s == mixtral.step_time_s
+    assert any(note.startswith("link_matrix has no effect here") for note in result.notes)
 
 
 def test_every_engine_is_priced(spec_of: MakeSpec) -> None:
@@ -246,11 +246,11 @@ def test_every_engine_is_priced(spec_of: MakeSpec) -> None:
         (bridge, spec_of("llama-3.1-405b", nodes=128)),
         (deepseek, spec_of("deepseek-v3", nodes=128)),
     ):
-        found = estimate(spec, launch)
-        assert 0.01 < found.utilisation.mfu_ratio < 0.9
-        assert found.engine == launch.engine
-        assert found.decision.num_devices == found.devices
-        assert Estimate.model_validate_json(found.model_dump_json()) == found
+        result = estimate(spec, launch)
+        assert 0.01 < result.utilisation.mfu_ratio < 0.9
+        assert result.engine == launch.engine
+        assert result.decision.num_devices == result.devices
+        assert Estimate.model_validate_json(result.model_dump_json()) == result
 
 
 def test_a_pipeline_that_runs_empty_more_often_waits_more(spec_of: MakeSpec) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
-from tuner.estimate.configuration import configuration_of, rearranged
+from tuner.estimate.configuration import build_configuration, with_degrees
 from tuner.estimate.division import balanced
 from tuner.estimate.flag_lines import flag_lines
 from tuner.estimate.launch import Dispatcher, StageContent
@@ -20,14 +20,14 @@ MakeSpec = Callable[..., Spec]
 
 def test_nothing_changed_is_no_line(spec_of: MakeSpec) -> None:
     launch = megatron.read((LAUNCHES / "mixtral.sh").read_text(), source="m")
-    own, _ = configuration_of(launch, spec_of("mixtral-8x7b", nodes=8))
+    own, _ = build_configuration(launch, spec_of("mixtral-8x7b", nodes=8))
 
     assert flag_lines(launch, own, own) == ()
 
 
 def test_dropped_flags_are_taken_out_and_new_ones_written(spec_of: MakeSpec) -> None:
     launch = megatron.read((LAUNCHES / "deepseek-v3.sh").read_text(), source="m")
-    own, _ = configuration_of(launch, spec_of("deepseek-v3", nodes=128))
+    own, _ = build_configuration(launch, spec_of("deepseek-v3", nodes=128))
     after = replace(
         own,
         recompute=Recompute.NONE,
@@ -48,7 +48,7 @@ def test_dropped_flags_are_taken_out_and_new_ones_written(spec_of: MakeSpec) -> 
 def test_a_shorthand_is_written_out_when_part_of_it_changes(spec_of: MakeSpec) -> None:
     text = "--micro-batch-size 1 --global-batch-size 64 --bf16 --recompute-activations"
     launch = megatron.read(text, source="args")
-    own, _ = configuration_of(launch, spec_of("mixtral-8x7b", nodes=2))
+    own, _ = build_configuration(launch, spec_of("mixtral-8x7b", nodes=2))
 
     assert flag_lines(launch, own, replace(own, recompute_modules=("moe_act",))) == (
         "--recompute-granularity selective",
@@ -59,8 +59,8 @@ def test_a_shorthand_is_written_out_when_part_of_it_changes(spec_of: MakeSpec) -
 
 def test_other_stages_replace_the_layout(spec_of: MakeSpec) -> None:
     launch = megatron.read((LAUNCHES / "deepseek-v3.sh").read_text(), source="m")
-    own, _ = configuration_of(launch, spec_of("deepseek-v3", nodes=128))
-    after = rearranged(own, virtual_pipeline=1)
+    own, _ = build_configuration(launch, spec_of("deepseek-v3", nodes=128))
+    after = with_degrees(own, virtual_pipeline=1)
 
     assert flag_lines(launch, own, after) == (
         '--pipeline-model-parallel-layout "Et*7|(t*8|)*4t*8|t*7|t*7mL"'.replace(
@@ -74,9 +74,9 @@ def test_expert_tensor_parallelism_is_pinned_when_the_engine_would_follow(
 ) -> None:
     text = "--micro-batch-size 1 --global-batch-size 64 --bf16"
     launch = megatron.read(text, source="args")
-    own, _ = configuration_of(launch, spec_of("mixtral-8x7b", nodes=2))
+    own, _ = build_configuration(launch, spec_of("mixtral-8x7b", nodes=2))
 
-    assert flag_lines(launch, own, rearranged(own, tensor=2)) == (
+    assert flag_lines(launch, own, with_degrees(own, tensor=2)) == (
         "--tensor-model-parallel-size 2",
         "--sequence-parallel",
         "--expert-tensor-parallel-size 1",
@@ -85,7 +85,7 @@ def test_expert_tensor_parallelism_is_pinned_when_the_engine_would_follow(
 
 def test_toml_and_json_have_words_of_their_own(spec_of: MakeSpec) -> None:
     titan = torchtitan.read((LAUNCHES / "deepseek-16b.toml").read_text(), source="t")
-    own, _ = configuration_of(titan, spec_of("deepseek-v2-lite", nodes=2))
+    own, _ = build_configuration(titan, spec_of("deepseek-v2-lite", nodes=2))
     plain = replace(own, recompute=Recompute.NONE, recompute_ratio=0.0, micro_batch=2)
     assert flag_lines(titan, own, plain) == (
         'activation_checkpoint.mode = "none"',
@@ -94,7 +94,7 @@ def test_toml_and_json_have_words_of_their_own(spec_of: MakeSpec) -> None:
     )
 
     zero = deepspeed.read((LAUNCHES / "zero3.json").read_text(), source="d")
-    own, _ = configuration_of(zero, spec_of("llama-3.1-8b", nodes=8))
+    own, _ = build_configuration(zero, spec_of("llama-3.1-8b", nodes=8))
     assert flag_lines(zero, own, replace(own, micro_batch=4, zero_stage=2)) == (
         '"train_micro_batch_size_per_gpu": 4',
         '"gradient_accumulation_steps": 2',

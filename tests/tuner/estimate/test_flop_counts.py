@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from profilers.steps.config import Recompute
-from tuner.estimate.configuration import Configuration, configuration_of
+from tuner.estimate.configuration import Configuration, build_configuration
 from tuner.estimate.flop_counts import megatron_flop, model_flop, recomputed_flop
 from tuner.estimate.readers import megatron
 from tuner.spec.spec import Spec
@@ -14,7 +14,7 @@ MakeSpec = Callable[..., Spec]
 
 def configuration(spec: Spec, flags: str = "") -> Configuration:
     text = f"--micro-batch-size 1 --global-batch-size 16 --seq-length 4096 {flags}"
-    return configuration_of(megatron.read(text, source="args"), spec)[0]
+    return build_configuration(megatron.read(text, source="args"), spec)[0]
 
 
 def test_megatron_counts_a_dense_model_as_its_papers_do(spec_of: MakeSpec) -> None:
@@ -35,8 +35,8 @@ def test_multi_token_prediction_counts_where_it_is_trained(spec_of: MakeSpec) ->
     without = configuration(spec)
     with_mtp = configuration(spec, "--mtp-num-layers 1")
     tokens = 16 * 4096
-    # A further layer (one of 58 alike), its joining projection and a second head. Megatron-Bridge
-    # prints about 260 GFLOP a token with and 250 without it.
+    # A further layer (one of 58 identical ones), its joining projection and a second head.
+    # Megatron-Bridge prints about 260 GFLOP a token with and 250 without it.
     added = (model_flop(with_mtp, spec.model) - model_flop(without, spec.model)) / tokens
 
     assert model_flop(without, spec.model) / tokens == pytest.approx(250e9, rel=0.02)
@@ -58,7 +58,7 @@ def test_recomputed_operations_are_those_of_the_modules(spec_of: MakeSpec) -> No
     assert again("layernorm", "moe_act") == 0.0
     assert 0.0 < again("core_attn") < again("moe") < full
     assert again("moe", "shared_experts") == again("moe")
-    by_operation = replace(own, recompute=Recompute.SELECTIVE, recompute_products=True)
+    by_operation = replace(own, recompute=Recompute.SELECTIVE, recompute_by_op=True)
     assert 0.0 < recomputed_flop(by_operation, spec.model) < full / 2
     half = replace(own, recompute=Recompute.FULL, recompute_ratio=0.5)
     assert recomputed_flop(half, spec.model) == pytest.approx(full / 2)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
-from tuner.estimate.configuration import configuration_of
-from tuner.estimate.decision import decision_of
-from tuner.estimate.estimate import bench_of, estimate
+from tuner.estimate.configuration import build_configuration
+from tuner.estimate.decision import to_decision
+from tuner.estimate.estimate import estimate, pricing_setup
 from tuner.estimate.launch import LaunchSettings
-from tuner.estimate.prices import priced
+from tuner.estimate.prices import price_configurations
 from tuner.estimate.readers import deepspeed, torchtitan
 from tuner.estimate.records import Change, Estimate
 from tuner.spec.spec import Spec
@@ -23,9 +23,9 @@ MakeSpec = Callable[..., Spec]
 Nested = dict[str, Any]
 
 
-def all_changes(found: Estimate) -> list[Change]:
-    single = [found.smallest_change] if found.smallest_change else []
-    return [*found.changes, *single, *([found.best_pair] if found.best_pair else [])]
+def all_changes(result: Estimate) -> list[Change]:
+    single = [result.smallest_change] if result.smallest_change else []
+    return [*result.changes, *single, *([result.best_pair] if result.best_pair else [])]
 
 
 def merged(values: Nested, more: Nested) -> Nested:
@@ -52,13 +52,13 @@ def toml_lines(values: Nested, prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key} = {json.dumps(value)}"
 
 
-def check(found: Estimate, spec: Spec, relaunch: Callable[[Change], LaunchSettings]) -> None:
-    assert all_changes(found)
-    bench = bench_of(spec, None)
-    for change in all_changes(found):
-        own, _ = configuration_of(relaunch(change), spec)
-        assert decision_of(own, spec.model) == change.decision
-        (again,) = priced((own,), bench)
+def check(result: Estimate, spec: Spec, relaunch: Callable[[Change], LaunchSettings]) -> None:
+    assert all_changes(result)
+    setup = pricing_setup(spec, None)
+    for change in all_changes(result):
+        own, _ = build_configuration(relaunch(change), spec)
+        assert to_decision(own, spec.model) == change.decision
+        (again,) = price_configurations((own,), setup)
         assert again.step_s == pytest.approx(change.step_time_s, rel=1e-9)
 
 

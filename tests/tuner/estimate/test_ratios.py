@@ -21,23 +21,23 @@ def _estimated(spec: Spec) -> Estimate:
     return estimate(spec, launch, residuals=shipped_residuals())
 
 
-def _changes(found: Estimate) -> list[Change]:
-    both = [one for one in (found.smallest_change, found.best_pair) if one is not None]
-    return [*found.changes, *both]
+def _changes(result: Estimate) -> list[Change]:
+    both = [one for one in (result.smallest_change, result.best_pair) if one is not None]
+    return [*result.changes, *both]
 
 
 def test_every_change_has_a_band_of_its_ratio_narrower_than_a_time_s(spec_of: MakeSpec) -> None:
-    found = _estimated(spec_of("mixtral-8x7b", nodes=8))
-    low, high = found.step_time_s_band
+    result = _estimated(spec_of("mixtral-8x7b", nodes=8))
+    low, high = result.step_time_s_band
     wrong = []
-    for one in _changes(found):
+    for one in _changes(result):
         lowest, highest = one.ratio_band
         holds = lowest < 1.0 - one.gain_ratio < highest
         is_narrow = highest / lowest < (high / low) ** 0.5
-        is_judged = one.within_band == (lowest <= 1.0 <= highest)
-        if not (holds and is_narrow and is_judged):
+        is_tuned = one.within_band == (lowest <= 1.0 <= highest)
+        if not (holds and is_narrow and is_tuned):
             wrong.append(one)
-    assert found.changes
+    assert result.changes
     assert not wrong
 
 

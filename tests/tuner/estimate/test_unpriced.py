@@ -9,7 +9,7 @@ from tests.rows import each_row
 from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.emit.registry import emit
 from tuner.errors import SpecError
-from tuner.estimate.configuration import configuration_of
+from tuner.estimate.configuration import build_configuration
 from tuner.estimate.readers import megatron
 from tuner.estimate.unpriced import unpriced_notes
 from tuner.launch.assumptions import DEADLOCK
@@ -32,7 +32,7 @@ PRICED = (
 
 def _notes(flags: str, spec: Spec) -> str:
     launch = megatron.read(MIXTRAL + flags, source="run.sh")
-    return "\n".join(unpriced_notes(launch, configuration_of(launch, spec)[0], spec))
+    return "\n".join(unpriced_notes(launch, build_configuration(launch, spec)[0], spec))
 
 
 @each_row(
@@ -61,7 +61,7 @@ def test_a_coefficient_that_is_no_number_is_refused(spec_of: MakeSpec) -> None:
         _notes("--moe-aux-loss-coeff much", spec_of("mixtral-8x7b", nodes=2))
 
 
-def test_settings_unlike_the_priced_ones_are_named(spec_of: MakeSpec) -> None:
+def test_settings_that_differ_from_the_priced_ones_are_named(spec_of: MakeSpec) -> None:
     spec = spec_of("mixtral-8x7b", nodes=2)
     bare = _notes("", spec)
     for flag in ("moe-permute-fusion", "cross-entropy-loss-fusion", "manual-gc"):
@@ -77,7 +77,7 @@ def test_settings_unlike_the_priced_ones_are_named(spec_of: MakeSpec) -> None:
 def test_a_recipe_of_megatron_bridge_has_the_priced_settings(spec_of: MakeSpec) -> None:
     text = "model: {tensor_model_parallel_size: 1}\ntrain: {micro_batch_size: 1}\n"
     launch = megatron.read_yaml(text, source="recipe.yaml")
-    assert launch.unlike_priced == {}
+    assert launch.differing_settings == {}
     assert launch.balance == "the recipe"
 
 
@@ -95,7 +95,7 @@ def test_emitted_arguments_set_nothing_otherwise_than_priced() -> None:
     files = emit("megatron-lm", sample_verified(model, sample_decision(), emit=("megatron-lm",)))
     launch = megatron.read(files[0].text, source="megatron_args.txt")
     # No overlap is decided, so that no weight gradient is delayed.
-    assert set(launch.unlike_priced) == {"delay_wgrad_compute"}
+    assert set(launch.differing_settings) == {"delay_wgrad_compute"}
 
 
 def test_the_size_of_buckets_is_read_and_priced_where_gradients_overlap(spec_of: MakeSpec) -> None:
@@ -107,7 +107,7 @@ def test_the_size_of_buckets_is_read_and_priced_where_gradients_overlap(spec_of:
         ("--overlap-grad-reduce", None),
     ):
         launch = megatron.read(MIXTRAL + flags, source="run.sh")
-        assert configuration_of(launch, spec)[0].ddp_bucket_size == size
+        assert build_configuration(launch, spec)[0].ddp_bucket_size == size
     launch = megatron.read(f"{MIXTRAL}--ddp-bucket-size 80000000", source="run.sh")
     assert any("has no effect without --overlap-grad-reduce" in note for note in launch.notes)
     text = "model: {tensor_model_parallel_size: 1}\ntrain: {micro_batch_size: 1}\n"

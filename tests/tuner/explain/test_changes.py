@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tuner.errors import TunerError
-from tuner.explain.changes import changed
-from tuner.explain.planned_spec import Question
+from tuner.explain.changes import apply_change
+from tuner.explain.planned_spec import PlannedSpec
 from tuner.spec.cluster import Cluster
 from tuner.spec.fields import SpecFolder
 from tuner.what_if import Change, moved, parse_changes
@@ -34,14 +34,14 @@ SERVE = {
 PLACE = {"kind": "place", "ranks": 8, "ranks_per_node": 4, "slots_per_rank": 5}
 
 
-def question(goal: dict[str, Any], *, is_reference: bool = False) -> Question:
+def stored_spec(goal: dict[str, Any], *, is_reference: bool = False) -> PlannedSpec:
     keys = {
         "schema_version": 1,
         "cluster": {"pools": POOLS, "links": LINKS},
         "goal": goal,
     }
     folder = SpecFolder(folder=Path())
-    return Question(
+    return PlannedSpec(
         kind=goal["kind"],
         keys=yaml.safe_load(yaml.safe_dump(keys)),
         cluster=Cluster.model_validate(keys["cluster"], context=folder),
@@ -52,7 +52,7 @@ def question(goal: dict[str, Any], *, is_reference: bool = False) -> Question:
 
 def after(goal: dict[str, Any], text: str) -> tuple[dict[str, Any], str]:
     (change,) = parse_changes(text)
-    return changed(question(goal), change)
+    return apply_change(stored_spec(goal), change)
 
 
 def test_nodes_change_in_every_pool_or_in_the_one_named() -> None:
@@ -159,14 +159,14 @@ def test_a_change_that_says_nothing_here_is_refused(
 def test_measured_links_are_not_moved() -> None:
     (change,) = parse_changes("bandwidth=x2")
     with pytest.raises(TunerError, match="measured with the profile"):
-        changed(question(TRAIN, is_reference=True), change)
+        apply_change(stored_spec(TRAIN, is_reference=True), change)
 
 
-def test_the_question_itself_stays_as_it_was() -> None:
-    asked = question(TRAIN)
+def test_the_planned_spec_is_not_changed() -> None:
+    changed_spec = stored_spec(TRAIN)
     for change in parse_changes("nodes=+1,memory=-20%,bandwidth=x2,batch=x2"):
-        changed(asked, change)
-    assert asked.keys == question(TRAIN).keys
+        apply_change(changed_spec, change)
+    assert changed_spec.keys == stored_spec(TRAIN).keys
 
 
 @settings(max_examples=50, deadline=None)

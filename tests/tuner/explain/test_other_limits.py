@@ -11,7 +11,7 @@ from tuner import api
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.explain.explanation import explain, usual_changes
 from tuner.explain.other_limits import what_if, what_ifs
-from tuner.explain.outcomes import outcome_of
+from tuner.explain.outcomes import to_outcome
 from tuner.place_api import place
 from tuner.place_folder import write_place_plan
 from tuner.plan import Preference
@@ -48,7 +48,7 @@ def datasheet_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "plan"
 
 
-def test_the_answer_is_that_of_planning_the_changed_spec(
+def test_the_outcome_is_that_of_planning_the_changed_spec(
     datasheet_plan: Path, tmp_path: Path
 ) -> None:
     found = what_ifs(datasheet_plan, parse_changes("nodes=x2"))
@@ -81,12 +81,12 @@ def test_nothing_is_better_whose_own_numbers_are_worse(datasheet_plan: Path) -> 
             ),
         }
     )
-    found = outcome_of(other, change="nodes=+1", says="", base=base, solve_s=0.0)
+    found = to_outcome(other, change="nodes=+1", says="", base=base, solve_s=0.0)
     assert found.figures["fastest_step_time_s"] == base.predicted.step_time_s / 2.0
     assert found.gain_ratio == pytest.approx(1.0 / 1.01 - 1.0)
 
 
-def test_the_plans_own_question_has_its_own_answer(datasheet_plan: Path) -> None:
+def test_the_unchanged_spec_is_solved_too(datasheet_plan: Path) -> None:
     stored = read_plan(datasheet_plan).predicted
     found = what_ifs(datasheet_plan, ())
     assert stored is not None
@@ -94,6 +94,7 @@ def test_the_plans_own_question_has_its_own_answer(datasheet_plan: Path) -> None
     assert found.outcomes == ()
 
 
+@pytest.mark.slow
 def test_less_memory_is_never_faster_and_none_fits_nothing(datasheet_plan: Path) -> None:
     found = what_ifs(datasheet_plan, parse_changes("memory=x2,memory=-50%,memory=1MiB"))
     more, less, nothing = found.outcomes
@@ -105,14 +106,14 @@ def test_less_memory_is_never_faster_and_none_fits_nothing(datasheet_plan: Path)
     assert "memory" in nothing.reason
 
 
-def test_an_illegal_change_is_an_answer_that_says_why(datasheet_plan: Path) -> None:
+def test_an_illegal_change_is_an_outcome_with_the_reason(datasheet_plan: Path) -> None:
     outcome = what_if(datasheet_plan, Change(key="nodes", value="200000"))
     assert outcome.status == "refused"
     assert "nodes" in outcome.reason
     assert "spec.yaml" not in outcome.reason
 
 
-def test_what_comes_after_the_time_is_not_asked(datasheet_plan: Path) -> None:
+def test_changes_after_the_time_limit_are_not_solved(datasheet_plan: Path) -> None:
     times = iter([0.0, 0.0, 0.0, 0.0, *[100.0] * 20])
     found = what_ifs(
         datasheet_plan,
@@ -233,7 +234,7 @@ def test_runners_up_are_explained_by_terms_that_add_up(datasheet_plan: Path) -> 
         assert rival.slower_s == pytest.approx(sum(rival.terms_s.values()), abs=1e-6)
 
 
-def test_usual_questions_fit_the_plan(datasheet_plan: Path, planned: Path) -> None:
+def test_default_changes_fit_the_plan(datasheet_plan: Path, planned: Path) -> None:
     asked = [str(one) for one in usual_changes(read_plan(datasheet_plan))]
     assert asked == ["nodes=+1", "memory=-20%", "bandwidth=x2", "batch=x2"]
     assert "bandwidth=x2" not in [str(one) for one in usual_changes(read_plan(planned))]

@@ -30,53 +30,57 @@ RUN = Run(
 
 
 def test_the_run_of_a_real_model_adds_up() -> None:
-    found = forecast(RUN, jobs=JOBS, reliability=RELIABILITY)
+    run_forecast = forecast(RUN, jobs=JOBS, reliability=RELIABILITY)
     # 14.8e12 / 62,914,560 = 235,239.8 steps.
-    assert found.steps == 235_240
-    assert found.effective_step_s is not None
-    assert found.wall_clock_s is not None
-    assert found.device_hours is not None
-    assert found.checkpoint_interval_s is not None
-    assert found.wall_clock_s == pytest.approx(235_240 * found.effective_step_s)
-    assert found.effective_time_ratio == pytest.approx(10.0 / found.effective_step_s)
-    assert sum(found.time_ratios.values()) == pytest.approx(1.0, abs=1e-12)
-    assert found.failure_interval_s == pytest.approx(50_000 * HOUR / 2048)
+    assert run_forecast.steps == 235_240
+    assert run_forecast.effective_step_s is not None
+    assert run_forecast.wall_clock_s is not None
+    assert run_forecast.device_hours is not None
+    assert run_forecast.checkpoint_interval_s is not None
+    assert run_forecast.wall_clock_s == pytest.approx(235_240 * run_forecast.effective_step_s)
+    assert run_forecast.effective_time_ratio == pytest.approx(10.0 / run_forecast.effective_step_s)
+    assert sum(run_forecast.time_ratios.values()) == pytest.approx(1.0, abs=1e-12)
+    assert run_forecast.failure_interval_s == pytest.approx(50_000 * HOUR / 2048)
     # 2048 devices train and 4 * 8 stand by.
-    assert found.device_hours == pytest.approx(2080 * found.wall_clock_s / HOUR)
-    assert found.cost == pytest.approx(2 * found.device_hours)
-    running_s = found.wall_clock_s * (1 - found.time_ratios["waiting"])
-    assert found.expected_failures == pytest.approx(running_s * 2048 / (50_000 * HOUR))
-    assert found.goodput_tokens_per_s == pytest.approx(62_914_560 / found.effective_step_s)
+    assert run_forecast.device_hours == pytest.approx(2080 * run_forecast.wall_clock_s / HOUR)
+    assert run_forecast.cost == pytest.approx(2 * run_forecast.device_hours)
+    running_s = run_forecast.wall_clock_s * (1 - run_forecast.time_ratios["waiting"])
+    assert run_forecast.expected_failures == pytest.approx(running_s * 2048 / (50_000 * HOUR))
+    assert run_forecast.goodput_tokens_per_s == pytest.approx(
+        62_914_560 / run_forecast.effective_step_s
+    )
     # Young's sqrt(2 * 235.18 / 1.1378e-5) = 6429.6 s, less 2 c / 3 = 156.8 s to second order.
-    assert found.checkpoint_interval_s == pytest.approx(6272.8, abs=2.0)
-    assert found.checkpoint_interval_steps == round(found.checkpoint_interval_s / 10.0)
+    assert run_forecast.checkpoint_interval_s == pytest.approx(6272.8, abs=2.0)
+    assert run_forecast.checkpoint_interval_steps == round(
+        run_forecast.checkpoint_interval_s / 10.0
+    )
 
 
 def test_the_plan_s_objective_and_its_forecast_agree() -> None:
     objective = float(goodput_step_s(RUN.step_s, jobs=JOBS, reliability=RELIABILITY))
-    found = forecast(RUN, jobs=JOBS, reliability=RELIABILITY)
-    assert found.effective_step_s == pytest.approx(objective, rel=1e-14)
+    run_forecast = forecast(RUN, jobs=JOBS, reliability=RELIABILITY)
+    assert run_forecast.effective_step_s == pytest.approx(objective, rel=1e-14)
 
 
 def test_without_reliability_the_run_is_its_steps() -> None:
-    found = forecast(RUN, jobs=JOBS, reliability=None)
-    assert found.wall_clock_s == 2_352_400.0
-    assert found.wall_clock_s_band == (2_352_400.0, 2_352_400.0)
-    assert (found.expected_failures, found.checkpoint_interval_s) == (0.0, None)
-    assert found.effective_time_ratio == 1.0
+    run_forecast = forecast(RUN, jobs=JOBS, reliability=None)
+    assert run_forecast.wall_clock_s == 2_352_400.0
+    assert run_forecast.wall_clock_s_band == (2_352_400.0, 2_352_400.0)
+    assert (run_forecast.expected_failures, run_forecast.checkpoint_interval_s) == (0.0, None)
+    assert run_forecast.effective_time_ratio == 1.0
 
 
 def test_without_tokens_only_rates_are_stated() -> None:
-    found = forecast(replace(RUN, tokens=None), jobs=JOBS, reliability=RELIABILITY)
-    assert found.goodput_tokens_per_s > 0
-    assert (found.steps, found.wall_clock_s, found.cost) == (None, None, None)
+    run_forecast = forecast(replace(RUN, tokens=None), jobs=JOBS, reliability=RELIABILITY)
+    assert run_forecast.goodput_tokens_per_s > 0
+    assert (run_forecast.steps, run_forecast.wall_clock_s, run_forecast.cost) == (None, None, None)
 
 
 def test_without_a_price_there_are_hours_and_no_bill() -> None:
     free = replace(RUN, price_per_device_hour=None)
-    found = forecast(free, jobs=JOBS, reliability=RELIABILITY)
-    assert found.device_hours is not None
-    assert found.cost is None
+    run_forecast = forecast(free, jobs=JOBS, reliability=RELIABILITY)
+    assert run_forecast.device_hours is not None
+    assert run_forecast.cost is None
 
 
 def test_a_run_that_never_finishes_says_why() -> None:
@@ -88,20 +92,24 @@ def test_a_run_that_never_finishes_says_why() -> None:
     for changed, said in cases:
         values = {"device_mtbf_s": 1e9, "restart_s": 60.0} | changed
         hopeless = Reliability(storage=STORAGE, **values)
-        found = forecast(RUN, jobs=JOBS, reliability=hopeless)
-        assert not found.finishes
-        assert said in found.reason
-        assert "use fewer devices" in found.reason
-        assert (found.effective_step_s, found.wall_clock_s, found.cost) == (None, None, None)
-        assert found.goodput_tokens_per_s == 0.0
+        run_forecast = forecast(RUN, jobs=JOBS, reliability=hopeless)
+        assert not run_forecast.finishes
+        assert said in run_forecast.reason
+        assert "use fewer devices" in run_forecast.reason
+        assert (run_forecast.effective_step_s, run_forecast.wall_clock_s, run_forecast.cost) == (
+            None,
+            None,
+            None,
+        )
+        assert run_forecast.goodput_tokens_per_s == 0.0
 
 
 def test_a_run_that_waits_for_ever_says_so() -> None:
     # One failure a day and 200 days of repair: all but one day of 201.
     broken = replace(RELIABILITY, repair_s=200 * 24 * HOUR)
-    found = forecast(RUN, jobs=replace(JOBS, spare_nodes=0.0), reliability=broken)
-    assert not found.finishes
-    assert "waits for repairs" in found.reason
+    run_forecast = forecast(RUN, jobs=replace(JOBS, spare_nodes=0.0), reliability=broken)
+    assert not run_forecast.finishes
+    assert "waits for repairs" in run_forecast.reason
 
 
 @given(
@@ -130,11 +138,11 @@ def test_every_forecast_is_valid_json_without_nan_or_infinity(
         storage=replace(STORAGE, asynchronous=asynchronous),
     )
     jobs = replace(JOBS, checkpoint_bytes=size, spare_nodes=float(spares))
-    found = forecast(replace(RUN, step_s=step), jobs=jobs, reliability=reliability)
-    text = found.model_dump_json()
+    run_forecast = forecast(replace(RUN, step_s=step), jobs=jobs, reliability=reliability)
+    text = run_forecast.model_dump_json()
     json.loads(text, parse_constant=_refuse)
-    assert RunForecast.model_validate_json(text) == found
-    assert found.finishes != bool(found.reason)
+    assert RunForecast.model_validate_json(text) == run_forecast
+    assert run_forecast.finishes != bool(run_forecast.reason)
 
 
 def _refuse(constant: str) -> None:
@@ -163,28 +171,30 @@ def test_shares_failures_and_band_are_those_of_simulated_runs() -> None:
     )
     jobs = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=15e12, writers=64.0, spare_nodes=1.0)
     run = Run(step_s=10.0, tokens_per_step=1, tokens=180 * 400.0, devices_per_node=8)
-    found = forecast(run, jobs=jobs, reliability=reliability)
+    run_forecast = forecast(run, jobs=jobs, reliability=reliability)
     rng = np.random.default_rng(7)
     lives = [lived(HABITS, segments=400, rng=rng) for _ in range(600)]
     wall_s = np.array([life.wall_s for life in lives])
-    assert found.wall_clock_s is not None
-    assert found.wall_clock_s_band is not None
-    assert found.wall_clock_s == pytest.approx(float(wall_s.mean()), rel=0.005)
+    assert run_forecast.wall_clock_s is not None
+    assert run_forecast.wall_clock_s_band is not None
+    assert run_forecast.wall_clock_s == pytest.approx(float(wall_s.mean()), rel=0.005)
     failures = float(np.mean([life.failures for life in lives]))
-    assert found.expected_failures == pytest.approx(failures, rel=0.03)
+    assert run_forecast.expected_failures == pytest.approx(failures, rel=0.03)
     for name, spent in (
         ("waiting", [life.waiting_s for life in lives]),
         ("restarting", [life.restarting_s for life in lives]),
         ("checkpoints", [life.checkpoints_s for life in lives]),
     ):
         share = float(np.sum(spent)) / float(wall_s.sum())
-        assert found.time_ratios[name] == pytest.approx(share, rel=0.05)
-    low, high = found.wall_clock_s_band
+        assert run_forecast.time_ratios[name] == pytest.approx(share, rel=0.05)
+    low, high = run_forecast.wall_clock_s_band
     # A tenth of the lives lies on either side; 600 lives scatter by 1.2 points, the normal
     # approximation is allowed as much again.
     assert float(np.mean(wall_s < low)) == pytest.approx(0.1, abs=0.04)
     assert float(np.mean(wall_s > high)) == pytest.approx(0.1, abs=0.04)
-    assert math.isclose(found.time_ratios["training"], 720_000 / found.wall_clock_s, rel_tol=1e-12)
+    assert math.isclose(
+        run_forecast.time_ratios["training"], 720_000 / run_forecast.wall_clock_s, rel_tol=1e-12
+    )
 
 
 def test_the_band_follows_the_work_that_failures_take_away() -> None:
@@ -195,12 +205,12 @@ def test_the_band_follows_the_work_that_failures_take_away() -> None:
     )
     jobs = Jobs(devices=64.0, nodes=8.0, checkpoint_bytes=15e12, writers=64.0)
     run = Run(step_s=10.0, tokens_per_step=1, tokens=720 * 200.0, devices_per_node=8)
-    found = forecast(run, jobs=jobs, reliability=reliability)
+    run_forecast = forecast(run, jobs=jobs, reliability=reliability)
     habits = Habits(failures_per_s=1 / (8 * HOUR), work_s=2 * HOUR, stall_s=60.0, restart_s=60.0)
     rng = np.random.default_rng(8)
     wall_s = np.array([lived(habits, segments=200, rng=rng).wall_s for _ in range(1000)])
-    assert found.wall_clock_s_band is not None
-    low, high = found.wall_clock_s_band
+    assert run_forecast.wall_clock_s_band is not None
+    low, high = run_forecast.wall_clock_s_band
     # A thousand lives know the width between P10 and P90 to about 4 %.
     width = float(np.subtract(*np.percentile(wall_s, [90, 10])))
     assert high - low == pytest.approx(width, rel=0.15)
@@ -224,10 +234,10 @@ def test_the_largest_published_run_keeps_more_than_nine_tenths_of_its_time() -> 
         tokens=16 * 2**20 * fifty_four_days_s / step_s,
         devices_per_node=8,
     )
-    found = forecast(run, jobs=jobs, reliability=reliability)
-    assert 0.90 < found.effective_time_ratio < 0.97
-    assert found.expected_failures is not None
-    assert found.wall_clock_s is not None
+    run_forecast = forecast(run, jobs=jobs, reliability=reliability)
+    assert 0.90 < run_forecast.effective_time_ratio < 0.97
+    assert run_forecast.expected_failures is not None
+    assert run_forecast.wall_clock_s is not None
     # 419 in 54 days of wall clock, and a little more until as much training is done.
-    per_54_days = found.expected_failures * fifty_four_days_s / found.wall_clock_s
+    per_54_days = run_forecast.expected_failures * fifty_four_days_s / run_forecast.wall_clock_s
     assert per_54_days == pytest.approx(419, rel=1e-9)

@@ -50,14 +50,14 @@ def test_columns_differ_in_everything_a_configuration_decides() -> None:
     reliability = replace(RELIABILITY, repair_s=24 * HOUR, node_mtbf_s=5000 * HOUR)
     together = goodput_step_s(step_s, jobs=jobs, reliability=reliability)
     for column in range(3):
-        alone = Jobs(
+        single = Jobs(
             devices=float(np.asarray(jobs.devices)[column]),
             nodes=float(np.asarray(jobs.nodes)[column]),
             checkpoint_bytes=float(np.asarray(jobs.checkpoint_bytes)[column]),
             writers=float(np.asarray(jobs.writers)[column]),
             spare_nodes=float(np.asarray(jobs.spare_nodes)[column]),
         )
-        assert _one(float(step_s[column]), alone, reliability) == together[column]
+        assert _one(float(step_s[column]), single, reliability) == together[column]
 
 
 def test_a_slower_step_on_fewer_devices_can_be_the_better_run() -> None:
@@ -73,9 +73,9 @@ def test_a_slower_step_on_fewer_devices_can_be_the_better_run() -> None:
 def test_a_run_that_cannot_finish_is_infinitely_long_beside_ones_that_can() -> None:
     jobs = replace(JOBS, checkpoint_bytes=np.array([1e12, 1e15]))
     hopeless = replace(RELIABILITY, device_mtbf_s=20 * HOUR)  # a failure every 19 minutes
-    found = goodput_step_s(np.array([1.0, 1.0]), jobs=jobs, reliability=hopeless)
-    assert np.isfinite(found[0])
-    assert np.isinf(found[1])
+    steps_s = goodput_step_s(np.array([1.0, 1.0]), jobs=jobs, reliability=hopeless)
+    assert np.isfinite(steps_s[0])
+    assert np.isinf(steps_s[1])
 
 
 def test_a_checkpoint_holds_14_bytes_a_parameter() -> None:
@@ -101,7 +101,7 @@ reliabilities = st.builds(
     ),
     interval_s=st.none() | st.floats(60.0, 24 * HOUR),
 )
-jobs_of = st.builds(
+jobs_on_pool = st.builds(
     Jobs,
     devices=st.integers(1, 4096).map(float),
     nodes=st.integers(1, 512).map(float),
@@ -113,7 +113,10 @@ ROUNDING = 1 + 1e-9
 
 
 @given(
-    reliability=reliabilities, jobs=jobs_of, step=st.floats(0.1, 100.0), more=st.floats(1.0, 3.0)
+    reliability=reliabilities,
+    jobs=jobs_on_pool,
+    step=st.floats(0.1, 100.0),
+    more=st.floats(1.0, 3.0),
 )
 @settings(deadline=None, max_examples=60)
 def test_what_is_worse_never_makes_the_run_shorter(
@@ -134,7 +137,7 @@ def test_what_is_worse_never_makes_the_run_shorter(
     assert _one(step, more_spares, reliability) <= now * ROUNDING
 
 
-@given(reliability=reliabilities, jobs=jobs_of, more=st.floats(1.0, 3.0))
+@given(reliability=reliabilities, jobs=jobs_on_pool, more=st.floats(1.0, 3.0))
 @settings(deadline=None, max_examples=60)
 def test_slower_storage_never_helps_when_the_interval_is_free(
     reliability: Reliability, jobs: Jobs, more: float
@@ -170,7 +173,7 @@ OVERWHELMED = (
 )
 
 
-@given(reliability=reliabilities, jobs=jobs_of)
+@given(reliability=reliabilities, jobs=jobs_on_pool)
 @example(*OVERWHELMED)
 @settings(deadline=None, max_examples=40)
 def test_writing_beside_the_training_never_costs_more_than_waiting_for_it(

@@ -130,9 +130,9 @@ def test_the_share_follows_from_the_equation_by_hand() -> None:
 def test_asynchronous_writing_counts_the_write_once_per_restart() -> None:
     # exp(lambda w) with lambda w = 400 / 7200 beside the synchronous share of the same stall.
     habits = GRID["asynchronous"]
-    alone = _cycle(replace(habits, background_s=0.0)).effective_ratio
+    synchronous = _cycle(replace(habits, background_s=0.0)).effective_ratio
     both = _cycle(habits).effective_ratio
-    assert both == pytest.approx(alone * math.exp(-400 / 7200), rel=1e-12)
+    assert both == pytest.approx(synchronous * math.exp(-400 / 7200), rel=1e-12)
 
 
 def test_waiting_is_erlangs_loss_by_hand() -> None:
@@ -179,11 +179,11 @@ def test_the_best_interval_lies_where_daly_puts_it() -> None:
 def test_columns_are_worked_out_like_numbers() -> None:
     rates, stalls = np.array([1e-6, 1e-4, 1e-3]), np.array([5.0, 60.0, 900.0])
     together = np.asarray(best_work_s(failures_per_s=rates, stall_s=stalls))
-    alone = [
+    synchronous = [
         best_work_s(failures_per_s=float(rate), stall_s=float(stall))
         for rate, stall in zip(rates, stalls, strict=True)
     ]
-    assert together.tolist() == alone
+    assert together.tolist() == synchronous
 
 
 def _whole(**changes: float | bool | None) -> Reliability:
@@ -217,8 +217,8 @@ def test_an_asynchronous_write_is_done_before_the_next_begins() -> None:
     # The best interval would be sqrt(2 * 0.18 * 24.4 h) = 180 s, the write takes 235 s.
     found = cycle(BIG, _whole(asynchronous=True), step_s=10.0)
     assert found.work_s == pytest.approx(235.0)
-    asked = cycle(BIG, _whole(asynchronous=True, interval_s=60.0), step_s=10.0)
-    assert asked.work_s == pytest.approx(235.0)
+    with_interval = cycle(BIG, _whole(asynchronous=True, interval_s=60.0), step_s=10.0)
+    assert with_interval.work_s == pytest.approx(235.0)
 
 
 def test_a_checkpoint_follows_a_whole_step() -> None:

@@ -71,13 +71,13 @@ def test_waiting_with_spares_is_the_chain_s_or_a_little_more() -> None:
         assert exact <= found <= 1.2 * exact, spares
 
 
-def test_one_kind_alone_is_what_it_was() -> None:
-    alone = job(256, spares=2)
-    together = jobs_together([alone], checkpoint_bytes=0.0)
-    ratios = [cycle(one, RELIABILITY, step_s=3.0).effective_ratio for one in (together, alone)]
+def test_a_single_kind_equals_the_plain_job() -> None:
+    single = job(256, spares=2)
+    together = jobs_together([single], checkpoint_bytes=0.0)
+    ratios = [cycle(one, RELIABILITY, step_s=3.0).effective_ratio for one in (together, single)]
     assert ratios[0] == pytest.approx(ratios[1])
-    assert waiting_ratio(together, RELIABILITY) == pytest.approx(waiting_ratio(alone, RELIABILITY))
-    assert longest_wait_s(together, RELIABILITY) == longest_wait_s(alone, RELIABILITY)
+    assert waiting_ratio(together, RELIABILITY) == pytest.approx(waiting_ratio(single, RELIABILITY))
+    assert longest_wait_s(together, RELIABILITY) == longest_wait_s(single, RELIABILITY)
 
 
 def test_spares_of_one_kind_do_not_help_the_other() -> None:

@@ -70,7 +70,7 @@ def test_a_stated_rate_survives_the_file_of_a_plan() -> None:
     assert Reliability.model_validate_json(one.model_dump_json()) == one
 
 
-def test_an_assumed_checkpoint_bandwidth_is_said_once(tmp_path: Path) -> None:
+def test_an_assumed_checkpoint_bandwidth_is_noted_once(tmp_path: Path) -> None:
     file = tmp_path / "spec.yaml"
     file.write_text(
         SPEC.format(model=MODEL, reliability="{nodes_lost: 1% per week, restart: 10min}")

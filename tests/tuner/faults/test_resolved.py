@@ -8,7 +8,7 @@ import pytest
 from profilers.records import Case, Machine, Measurement, Profile, ProfileHeader
 from tuner.costs.analytic.shapes import Strategies
 from tuner.faults.reliability import read_s, write_s
-from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S, jobs_of, resolved
+from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S, jobs_on_pool, resolved
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import Checkpoint
 from tuner.spec.goal import Reliability as Stated
@@ -77,7 +77,7 @@ def test_columns_say_who_writes_and_how_many_machines_they_fill() -> None:
         expert=[1.0, 32.0, 1.0],
         zero_stage=[1.0, 0.0, 1.0],
     )
-    jobs = jobs_of(strategies, parameters=1e10, pool=POOL, stated=STATED)
+    jobs = jobs_on_pool(strategies, parameters=1e10, pool=POOL, stated=STATED)
     assert np.asarray(jobs.devices).tolist() == [128.0, 128.0, 120.0]
     assert np.asarray(jobs.nodes).tolist() == [16.0, 16.0, 15.0]
     assert np.asarray(jobs.writers).tolist() == [128.0, 64.0, 120.0]
@@ -88,7 +88,7 @@ def test_columns_say_who_writes_and_how_many_machines_they_fill() -> None:
 def test_unused_machines_stand_by_once_repairs_are_priced() -> None:
     strategies = _strategies(data=[256.0, 128.0])
     stated = STATED.model_copy(update={"repair": 86400.0})
-    jobs = jobs_of(strategies, parameters=1e10, pool=POOL, stated=stated)
+    jobs = jobs_on_pool(strategies, parameters=1e10, pool=POOL, stated=stated)
     assert np.asarray(jobs.spare_nodes).tolist() == [0.0, 16.0]
 
 
@@ -96,6 +96,6 @@ def test_the_usual_rate_of_all_machines_writes_and_reads_a_checkpoint() -> None:
     # 140 GB over 16 machines of 2 GB/s: 4.375 s; the copy of 140 GB / 128 at 50 GB/s: 0.021875 s.
     found = resolved(STATED, host_bytes_per_s=5e10, profile=None)
     strategies = _strategies(data=[128.0])
-    jobs = jobs_of(strategies, parameters=1e10, pool=POOL, stated=STATED)
+    jobs = jobs_on_pool(strategies, parameters=1e10, pool=POOL, stated=STATED)
     assert np.asarray(write_s(jobs, found.storage)).tolist() == pytest.approx([4.375])
     assert np.asarray(read_s(jobs, found.storage)).tolist() == pytest.approx([4.396875])

@@ -8,7 +8,7 @@ from solvers.result import Status
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.formulate.heterogeneous import (
     PoolPrices,
-    card_bytes_per_s,
+    nic_bytes_per_s,
     partition_problem,
 )
 from tuner.spec.cluster import Cluster, Link, Pool
@@ -34,7 +34,7 @@ def prices(layer_s: float, **changes: Any) -> PoolPrices:
         "static_bytes_L": np.full(LAYERS, 6e9),
         "saved_bytes_L": np.full(LAYERS, 0.5e9),
         "memory_limit_bytes": 80 * 10**9,
-        "card_bytes_per_s": 40e9,
+        "nic_bytes_per_s": 40e9,
     }
     return PoolPrices(**(given | changes))
 
@@ -47,19 +47,19 @@ def cluster(*, links: tuple[Link, ...] | None = None, **second: Any) -> Cluster:
 
 
 def test_a_card_is_shared_by_the_devices_behind_it() -> None:
-    assert card_bytes_per_s(pool("p")) == 40e9
-    # 4 cards of 40 GB/s for 8 devices, two to one above them
-    assert card_bytes_per_s(pool("p", nics_per_node=4, oversubscription=2.0)) == 10e9
+    assert nic_bytes_per_s(pool("p")) == 40e9
+    # 4 NICs of 40 GB/s for 8 devices, two to one above them
+    assert nic_bytes_per_s(pool("p", nics_per_node=4, oversubscription=2.0)) == 10e9
 
 
 def test_a_device_description_states_the_card_where_the_spec_does_not() -> None:
-    assert card_bytes_per_s(pool("p", nic=None)) == 50e9
-    # two cards of 50 GB/s for 8 devices
-    assert card_bytes_per_s(pool("p", nic=None, nics_per_node=2)) == 12.5e9
+    assert nic_bytes_per_s(pool("p", nic=None)) == 50e9
+    # two NICs of 50 GB/s for 8 devices
+    assert nic_bytes_per_s(pool("p", nic=None, nics_per_node=2)) == 12.5e9
     with pytest.raises(UnknownDeviceError, match="'h1000'"):
-        card_bytes_per_s(pool("p", nic=None, device="h1000"))
+        nic_bytes_per_s(pool("p", nic=None, device="h1000"))
     with pytest.raises(SpecError, match="pool 'p' states no 'nic'"):
-        card_bytes_per_s(pool("p", nic=None, device=None, profile="profiles/p"))
+        nic_bytes_per_s(pool("p", nic=None, device=None, profile="profiles/p"))
 
 
 def test_hops_by_hand() -> None:
@@ -68,15 +68,15 @@ def test_hops_by_hand() -> None:
     )
     assert problem.pools == ("new", "old")
     assert problem.max_stages_P == (2, 2)  # 32 devices, 16 to a stage
-    # 16 cards of 40 GB/s carry 6.4 GB in 10 ms; the link of 20 GB/s in 320 ms and its latency.
+    # 16 NICs of 40 GB/s carry 6.4 GB in 10 ms; the link of 20 GB/s in 320 ms and its latency.
     assert problem.hop_s_PP.ravel() == pytest.approx([0.01, 0.3201, 0.3201, 0.01])
 
 
-def test_a_link_is_no_faster_than_the_cards_at_its_ends() -> None:
+def test_a_link_is_no_faster_than_its_nics() -> None:
     wide = Link(between=("old", "new"), bandwidth=1e15, latency=0.0)
     problem = partition_problem(
         cluster(links=(wide,)),
-        [prices(0.01), prices(0.02, card_bytes_per_s=1e9)],
+        [prices(0.01), prices(0.02, nic_bytes_per_s=1e9)],
         boundary_bytes=6.4e9,
         num_microbatches=16,
     )
@@ -101,8 +101,8 @@ def test_the_slower_pool_holds_fewer_layers_of_one_run() -> None:
     assert outcome.status is Status.OPTIMAL
     assert outcome.solution is not None
     # 4 + 4 layers at 10 ms and 2 + 2 at 20 ms: every stage takes 40 ms.
-    found = sorted((stage.pool, stage.layers) for stage in outcome.solution.stages)
-    assert found == [(0, 4), (0, 4), (1, 2), (1, 2)]
+    actual = sorted((stage.pool, stage.layers) for stage in outcome.solution.stages)
+    assert actual == [(0, 4), (0, 4), (1, 2), (1, 2)]
 
 
 def test_a_stage_that_no_pool_can_hold_is_said() -> None:

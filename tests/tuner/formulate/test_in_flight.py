@@ -31,24 +31,24 @@ def _interleaved(ranks: int, chunks: int, rank: int, batches: int) -> Iterator[t
     """What each chunk of the rank holds after each operation."""
     total = batches * chunks
     warm_up = min((chunks - 1) * ranks + 2 * (ranks - 1 - rank), total)
-    held = [0] * chunks
+    resident = [0] * chunks
     forwards = backwards = 0
     while backwards < total:
         if forwards < total and forwards <= warm_up + backwards:
-            held[forwards // ranks % chunks] += 1
+            resident[forwards // ranks % chunks] += 1
             forwards += 1
         else:
-            held[chunks - 1 - backwards // ranks % chunks] -= 1
+            resident[chunks - 1 - backwards // ranks % chunks] -= 1
             backwards += 1
-        yield tuple(held)
+        yield tuple(resident)
 
 
 def test_plain_stages_hold_what_the_schedule_runs_ahead(cut: Cut) -> None:
     wrong = []
     for ranks, batches in itertools.product((1, 2, 3, 4, 8), (1, 2, 3, 4, 7, 8, 32)):
-        held = in_flight(cut(pipeline=ranks), num_microbatches=batches)
-        if held != tuple(max(_plain(ranks, rank, batches))[0] for rank in range(ranks)):
-            wrong.append((ranks, batches, held))
+        resident = in_flight(cut(pipeline=ranks), num_microbatches=batches)
+        if resident != tuple(max(_plain(ranks, rank, batches))[0] for rank in range(ranks)):
+            wrong.append((ranks, batches, resident))
     assert not wrong
 
 
@@ -56,13 +56,13 @@ def test_interleaved_ranks_hold_what_the_schedule_runs_ahead(cut: Cut) -> None:
     wrong = []
     for ranks, chunks, rounds in itertools.product((2, 3, 4), (2, 3, 4), (1, 2, 3, 5)):
         batches = rounds * ranks
-        held = in_flight(cut(pipeline=ranks, virtual_pipeline=chunks), num_microbatches=batches)
+        resident = in_flight(cut(pipeline=ranks, virtual_pipeline=chunks), num_microbatches=batches)
         for rank in range(ranks):
             states = list(_interleaved(ranks, chunks, rank, batches))
             assert not any(states[-1])
             # A state that really occurs, and none holds more in all. Where the chunks of a rank
             # keep different bytes, another state can weigh more.
-            mine = held[rank::ranks]
+            mine = resident[rank::ranks]
             if mine not in states or sum(mine) != max(map(sum, states)):
                 wrong.append((ranks, chunks, rounds, rank, mine))
     assert not wrong

@@ -26,7 +26,7 @@ Make = Callable[..., Workload]
 Cut = Callable[..., Degrees]
 MakeMachine = Callable[..., Machine]
 
-WAYS = (
+OPTIONS = (
     Option(recompute=Recompute.NONE, chunks=1),
     Option(recompute=Recompute.SELECTIVE, chunks=4),
     Option(recompute=Recompute.FULL, chunks=1),
@@ -36,8 +36,10 @@ SKEWED = (0.4, *(0.6 / 7,) * 7)
 EVEN = (0.125,) * 8
 
 
-def _problem(costs: CandidateCosts, *, chunks_alike: bool = True) -> LayoutProblem:
-    return layout_problem(costs, options=WAYS, capabilities=REFERENCE, chunks_alike=chunks_alike)
+def _problem(costs: CandidateCosts, *, uniform_chunks: bool = True) -> LayoutProblem:
+    return layout_problem(
+        costs, options=OPTIONS, capabilities=REFERENCE, uniform_chunks=uniform_chunks
+    )
 
 
 @st.composite
@@ -97,13 +99,13 @@ def test_any_layout_is_worth_to_the_solver_what_the_plan_predicts(
     costs = CandidateCosts(work=tiny_work(**model), degrees=cut(**degrees), machine=machine)
     problem = _problem(costs)
     layout = _random_layout(problem, d)
-    predicted = predict(costs, decode(costs.degrees, layout, WAYS))
+    predicted = predict(costs, decode(costs.degrees, layout, OPTIONS))
     objective = check.objective(problem, layout)
     assert predicted.step_time_s == pytest.approx(objective, rel=1e-9)
     assert sum(predicted.breakdown_s.values()) == pytest.approx(objective, rel=1e-9)
     assert 0.0 <= predicted.communication_s <= predicted.step_time_s
     assert least_objective_s(problem) <= objective * (1 + 1e-12)
-    bound_D = check.memory_bytes_D(_problem(costs, chunks_alike=False), layout)
+    bound_D = check.memory_bytes_D(_problem(costs, uniform_chunks=False), layout)
     assert all(
         needed <= bound * (1.0 + UNCOUNTED_RATIO) + 1
         for needed, bound in zip(predicted.peak_memory_bytes, bound_D, strict=True)
@@ -114,7 +116,7 @@ def test_one_stage_s_objective_by_hand(
     tiny_work: Make, cut: Cut, formula_machine: MakeMachine
 ) -> None:
     # One device, four micro-batches, one second for every dense product and nothing else: 4 layers
-    # of 3 products forward and 6 backward cases (counted as 3), and the head's 1 + 1.
+    # of 3 GEMMs forward and 6 backward cases (counted as 3), and the head's 1 + 1.
     machine = formula_machine(seconds=lambda case: 1.0 if case.operation == "gemm" else 0.0)
     costs = CandidateCosts(work=tiny_work(), degrees=cut(), machine=machine)
     problem = _problem(costs)
@@ -167,7 +169,7 @@ def test_a_target_of_one_setting_for_all_stages_gets_one_option(
 ) -> None:
     costs = CandidateCosts(work=tiny_work(), degrees=cut(pipeline=2), machine=formula_machine())
     megatron = intersection(["megatron-lm"])
-    assert layout_problem(costs, options=WAYS, capabilities=megatron).uniform_option
+    assert layout_problem(costs, options=OPTIONS, capabilities=megatron).uniform_option
     assert not _problem(costs).uniform_option
 
 
@@ -179,11 +181,11 @@ def test_waiting_losses_are_held_where_micro_batches_are_few(
     few = CandidateCosts(work=work, degrees=cut(pipeline=4), machine=formula_machine())
     many = CandidateCosts(work=tiny_work(), degrees=cut(pipeline=4), machine=formula_machine())
     head = 2 * 16384 + 512 + 4 * 128 * 256
-    assert few.ends_held_bytes(3) == head + 4 * 64 * 8
-    assert few.ends_transient_bytes(3) == head
-    assert many.ends_held_bytes(3) == 0
-    assert many.ends_transient_bytes(3) == head + 8 * 64 * 8
-    assert np.all(np.array([few.ends_transient_bytes(stage) for stage in range(3)]) == 0)
+    assert few.non_layer_resident_bytes(3) == head + 4 * 64 * 8
+    assert few.non_layer_transient_bytes(3) == head
+    assert many.non_layer_resident_bytes(3) == 0
+    assert many.non_layer_transient_bytes(3) == head + 8 * 64 * 8
+    assert np.all(np.array([few.non_layer_transient_bytes(stage) for stage in range(3)]) == 0)
 
 
 def test_ranks_that_wait_in_a_pipeline_leave_their_cores_to_the_others(
@@ -191,7 +193,9 @@ def test_ranks_that_wait_in_a_pipeline_leave_their_cores_to_the_others(
 ) -> None:
     def ratio(cores_per_rank: float, **degrees: int) -> float:
         machine = formula_machine(cores_per_rank=cores_per_rank)
-        return CandidateCosts(work=tiny_work(), degrees=cut(**degrees), machine=machine).turns_ratio
+        return CandidateCosts(
+            work=tiny_work(), degrees=cut(**degrees), machine=machine
+        ).core_sharing_ratio
 
     # 8 sequences in micro-batches of 2: with 2 stages 4 of 5 turns are work, with 4 chunks 8 of 9.
     assert ratio(0.5, pipeline=2) == pytest.approx(4 / 5)
@@ -205,16 +209,16 @@ def test_ranks_that_wait_in_a_pipeline_leave_their_cores_to_the_others(
 def test_only_computing_is_faster_while_others_wait(
     tiny_work: Make, cut: Cut, formula_machine: MakeMachine
 ) -> None:
-    alone, shared = (
+    isolated, shared = (
         CandidateCosts(
             work=tiny_work(),
             degrees=cut(pipeline=2, data=2, expert=2),
             machine=formula_machine(cores_per_rank=cores, ranks_per_node=2),
-        ).time(0, WAYS[0])
+        ).time(0, OPTIONS[0])
         for cores in (1.0, 0.5)
     )
     # 8 / (2 * 2) = 2 micro-batches: 2 of 3 turns.
-    for part, seconds in alone.by_part().items():
+    for part, seconds in isolated.by_part().items():
         is_computed = part is not Part.EXPERT_COMMUNICATION
         expected = seconds * (2 / 3 if is_computed else 1.0)
         assert shared.by_part()[part] == pytest.approx(expected)

@@ -10,12 +10,12 @@ from tuner.spec.search import Search
 def _names(
     target: str = "reference", *, has_experts: bool = True, search: Search | None = None
 ) -> list[str]:
-    found = options(
+    actual = options(
         has_experts=has_experts,
         capabilities=intersection([target]),
         search=search or Search(),
     )
-    return [option.name for option in found]
+    return [option.name for option in actual]
 
 
 def test_the_reference_step_runs_every_level_in_every_bin_of_the_paper() -> None:
@@ -28,9 +28,9 @@ def test_the_reference_step_runs_every_level_in_every_bin_of_the_paper() -> None
 
 
 def test_megatron_chunks_only_what_it_recomputes_selectively() -> None:
-    found = _names("megatron-lm")
-    assert [name for name in found if name.startswith("full")] == ["full/c1"]
-    assert "selective/c8" in found
+    actual = _names("megatron-lm")
+    assert [name for name in actual if name.startswith("full")] == ["full/c1"]
+    assert "selective/c8" in actual
 
 
 def test_an_older_release_has_no_chunks() -> None:
@@ -54,7 +54,7 @@ def test_nothing_left_is_an_error_that_says_what_would_do() -> None:
         _names(search=Search(recompute=(Recompute.NONE,), chunks=(2,)))
 
 
-def test_a_target_without_a_level_is_not_asked_for_it() -> None:
+def test_a_level_that_the_target_lacks_is_not_an_option() -> None:
     lacking = Capabilities(names=("imaginary",), recompute=frozenset({Recompute.NONE}))
     assert options(has_experts=True, capabilities=lacking, search=Search()) == (
         Option(recompute=Recompute.NONE, chunks=1),

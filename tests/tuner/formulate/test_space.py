@@ -26,7 +26,7 @@ REFERENCE = intersection(["reference"])
 
 def _size_of_the_product(*, devices: int, layers: int, batch: int) -> int:
     """The whole space by counting up every factor, without asking which divide."""
-    found = 0
+    actual = 0
     for tensor in range(1, devices + 1):
         for pipeline in range(1, devices + 1):
             for data in range(1, devices + 1):
@@ -35,21 +35,21 @@ def _size_of_the_product(*, devices: int, layers: int, batch: int) -> int:
                 experts = sum((tensor * data) % e == 0 for e in range(1, tensor * data + 1))
                 virtual = 1 if pipeline == 1 else max(1, layers // pipeline)
                 micro = sum(1 << bit <= batch for bit in range(batch + 1))
-                found += experts * virtual * micro * 4  # ZeRO stages 0 to 3
-    return found
+                actual += experts * virtual * micro * 4  # ZeRO stages 0 to 3
+    return actual
 
 
 def test_legal_and_illegal_add_up_to_the_whole_product(tiny_work: Make) -> None:
     failures = Failures()
     for devices, (layers, batch) in itertools.product((1, 2, 4, 6, 8), ((4, 8), (3, 6))):
         work = tiny_work(layers="m" * layers, batch={"global_batch_size": batch})
-        found = enumerate_degrees(
+        actual = enumerate_degrees(
             work, num_devices=devices, capabilities=REFERENCE, search=Search()
         )
         with failures.of(devices, layers, batch):
             whole = _size_of_the_product(devices=devices, layers=layers, batch=batch)
-            assert len(found.legal) + found.num_illegal == whole
-            assert len(set(found.legal)) == len(found.legal)
+            assert len(actual.legal) + actual.num_illegal == whole
+            assert len(set(actual.legal)) == len(actual.legal)
     failures.check()
 
 
@@ -78,8 +78,8 @@ def _assert_launchable(work: Workload, *, devices: int) -> None:
             work.model.num_layers // stages + (stage < work.model.num_layers % stages)
             for stage in range(stages)
         )
-        ways = [Option(recompute=Recompute.SELECTIVE, chunks=2)] * stages
-        chosen = decision(degrees, layers=layers, options=ways)
+        expected = [Option(recompute=Recompute.SELECTIVE, chunks=2)] * stages
+        chosen = decision(degrees, layers=layers, options=expected)
         assert refusals(REFERENCE, model=work.model, decision=chosen) == ()
         plan = sample_verified(work.model, chosen, devices_per_node=devices, device_kind="cpu").plan
         plan = plan.model_copy(update={"goal": goal})
@@ -119,11 +119,11 @@ def test_each_rule_has_its_count(tiny_work: Make, cut: Callable[..., Degrees]) -
             micro_batch_size=(wanted.micro_batch_size,),
             zero_stage=(wanted.zero_stage,),
         )
-        found = enumerate_degrees(
+        actual = enumerate_degrees(
             tiny_work(**changes), num_devices=wanted.world, capabilities=REFERENCE, search=limits
         )
-        if wanted in found.legal or not any(rule in broken for broken in found.illegal):
-            wrong.append((rule, found.illegal))
+        if wanted in actual.legal or not any(rule in broken for broken in actual.illegal):
+            wrong.append((rule, actual.illegal))
     assert not wrong
 
 
@@ -181,42 +181,44 @@ def test_a_target_without_folding_keeps_expert_groups_inside_the_data_ranks(
 
 def test_what_the_reference_step_lacks_leaves_nothing(tiny_work: Make) -> None:
     for limits in (Search(context_parallel_size=(2,)), Search(expert_tensor_parallel_size=(2,))):
-        found = enumerate_degrees(tiny_work(), num_devices=4, capabilities=REFERENCE, search=limits)
-        assert found.legal == ()
-        assert any("leaves it out" in rule for rule in found.illegal)
+        actual = enumerate_degrees(
+            tiny_work(), num_devices=4, capabilities=REFERENCE, search=limits
+        )
+        assert actual.legal == ()
+        assert any("leaves it out" in rule for rule in actual.illegal)
 
 
 def test_expert_groups_that_exceed_a_node_can_be_served_hop_by_hop(tiny_work: Make) -> None:
     def legal(ranks_per_node: int | None, **limits: object) -> list[Degrees]:
-        found = enumerate_degrees(
+        actual = enumerate_degrees(
             tiny_work(),
             num_devices=8,
             capabilities=REFERENCE,
             search=Search.model_validate(limits),
             ranks_per_node=ranks_per_node,
         )
-        return [one for one in found.legal if one.ranks_per_node is not None]
+        return [one for one in actual.legal if one.ranks_per_node is not None]
 
     assert legal(None) == legal(8) == []
-    found = legal(2)
-    assert {one.expert for one in found} == {4, 8}
-    assert {one.ranks_per_node for one in found} == {2}
+    actual = legal(2)
+    assert {one.expert for one in actual} == {4, 8}
+    assert {one.ranks_per_node for one in actual} == {2}
     assert legal(2, dispatcher="alltoall") == []
-    assert legal(2, dispatcher="hierarchical") == found
+    assert legal(2, dispatcher="hierarchical") == actual
 
 
 def test_hops_need_nodes_that_fill_expert_groups_and_a_target_that_has_them(
     tiny_work: Make,
 ) -> None:
-    found = enumerate_degrees(
+    actual = enumerate_degrees(
         tiny_work(),
         num_devices=8,
         capabilities=REFERENCE,
         search=Search(dispatcher=("hierarchical",)),
         ranks_per_node=3,
     )
-    assert found.legal == ()
-    assert found.illegal["hierarchical dispatch needs expert groups that fill their nodes"] > 0
+    assert actual.legal == ()
+    assert actual.illegal["hierarchical dispatch needs expert groups that fill their nodes"] > 0
     others = enumerate_degrees(
         tiny_work(),
         num_devices=8,

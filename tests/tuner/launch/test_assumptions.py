@@ -96,4 +96,4 @@ def test_a_plan_names_the_target_of_each_assumption(mixtral: ModelSpec) -> None:
     both = plan.model_copy(update={"emit": ("megatron-lm", "deepspeed", "slurm")})
     notes = with_assumptions(both).provenance.notes
     assert any(note.startswith("megatron-lm: assumed: balanced routing") for note in notes)
-    assert any(note.startswith("deepspeed: assumed: gradients summed in fp32") for note in notes)
+    assert any(note.startswith("deepspeed: assumed: gradients reduced in fp32") for note in notes)

@@ -40,7 +40,7 @@ def test_routing_reproduces_the_loads_that_were_priced(tiny: ModelSpec) -> None:
 
 
 def _trained(tiny: ModelSpec, *, max_chunk_tokens: int | None, **changes: object) -> StepConfig:
-    """What a real run is told when every stage has this much room for a chunk."""
+    """Configuration of a real run when every stage has this much memory for a chunk."""
     verified = sample_verified(tiny, sample_decision(pipeline_layout=(2, 2), **changes))
     room = {"max_chunk_tokens": max_chunk_tokens}
     stages = tuple(stage.model_copy(update=room) for stage in verified.predicted.stages)
@@ -61,7 +61,7 @@ def test_a_real_run_learns_its_routing_and_chooses_its_chunks(tiny: ModelSpec) -
     assert (config.steps, config.warmup_steps) == (5, 1)
 
 
-def test_without_room_for_a_copy_the_planned_chunks_stay(tiny: ModelSpec) -> None:
+def test_without_memory_for_a_copy_the_planned_chunks_stay(tiny: ModelSpec) -> None:
     for room in (0, None):
         config = _trained(tiny, max_chunk_tokens=room)
         assert [stage.max_chunk_tokens for stage in config.stages] == [None, None]
@@ -109,7 +109,7 @@ def test_a_pool_without_accelerators_runs_on_processors(tiny: ModelSpec) -> None
     assert launch_shape(sample_verified(tiny, decision).plan, decision).device_kind == "cuda"
 
 
-def test_hierarchical_dispatch_is_told_what_a_node_is(tiny: ModelSpec) -> None:
+def test_hierarchical_dispatch_knows_the_size_of_a_node(tiny: ModelSpec) -> None:
     decision = sample_decision(pipeline_layout=(2, 2), dispatcher="hierarchical")
     plan = sample_verified(tiny, decision, devices_per_node=2).plan
     parallelism = step_config(plan, decision, steps=1, warmup_steps=0).parallelism

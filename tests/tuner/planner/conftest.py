@@ -10,26 +10,26 @@ import pytest
 
 from tuner.formulate.layer_costs import Machine
 from tuner.plan import Plan, Provenance
-from tuner.planner.plan_profiled import Question, make_plan, workload_of
+from tuner.planner.plan_profiled import ProfiledProblem, make_plan, workload_of
 from tuner.planner.search import SearchResult, Settings
 from tuner.spec.capabilities import intersection
 from tuner.spec.read import read_spec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A question and how to search for its answer."""
+class SearchCase:
+    """A problem with the settings of its search."""
 
-    question: Question
+    problem: ProfiledProblem
     settings: Settings
 
-    def searched(self) -> SearchResult:
-        return self.question.answered(self.settings)
+    def search(self) -> SearchResult:
+        return self.problem.search(self.settings)
 
-    def planned(self) -> Plan:
+    def plan(self) -> Plan:
         return make_plan(
-            self.question.spec,
-            self.question.machine,
+            self.problem.spec,
+            self.problem.machine,
             settings=self.settings,
             provenance=Provenance(
                 moetune_version="0.1.0",
@@ -42,10 +42,10 @@ class Asked:
 
 
 @pytest.fixture
-def ask(
+def make_case(
     tiny_spec: Callable[..., Path], formula_machine: Callable[..., Machine]
-) -> Callable[..., Asked]:
-    """ask(machine={...}, settings={...}, **changes of the spec) -> Asked; two devices by default.
+) -> Callable[..., SearchCase]:
+    """make_case(machine={...}, settings={...}, **changes of the spec); two devices by default.
 
     A small space: micro-batches of 2 sequences, no ZeRO stage 3, two chunk counts.
     """
@@ -55,7 +55,7 @@ def ask(
         machine: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
         **changes: Any,
-    ) -> Asked:
+    ) -> SearchCase:
         limits = {"micro_batch_size": [2], "zero_stage": [0, 1], "chunks": [1, 4]}
         spec = {"pool": {"devices_per_node": 2}, "search": limits} | changes
         read = read_spec(tiny_spec(**spec))
@@ -66,8 +66,8 @@ def ask(
             "method": "exact",
             "clock": time.perf_counter,
         }
-        return Asked(
-            question=Question(
+        return SearchCase(
+            problem=ProfiledProblem(
                 spec=read,
                 work=workload_of(read),
                 machine=devices,

@@ -11,7 +11,7 @@ import pytest
 
 from profilers.store import read_profile
 from tests.profilers.steps.crossing import inter_node_bytes
-from tests.tuner.planner.testing import Judged, MeasuredLayouts, judged
+from tests.tuner.planner.testing import Comparison, MeasuredLayouts, compare_predictions
 from tuner.api import machine_of, plan, work_of
 from tuner.launch.step_config import step_config
 from tuner.plan import Plan
@@ -30,9 +30,9 @@ def runs() -> MeasuredLayouts:
 
 
 @pytest.fixture(scope="module")
-def found(made: Plan, runs: MeasuredLayouts) -> Judged:
+def comparison(made: Plan, runs: MeasuredLayouts) -> Comparison:
     machine = machine_of(made.cluster.pools[0], read_profile(EXAMPLE / "profile"))
-    return judged(runs, work=work_of(made), machine=machine)
+    return compare_predictions(runs, work=work_of(made), machine=machine)
 
 
 def test_the_plan_keeps_exchanges_of_tokens_inside_nodes(made: Plan) -> None:
@@ -42,25 +42,25 @@ def test_the_plan_keeps_exchanges_of_tokens_inside_nodes(made: Plan) -> None:
     assert made.predicted.inter_node_bytes == 0.0
 
 
-def test_layouts_are_foretold_in_the_order_in_which_they_ran(
-    runs: MeasuredLayouts, found: Judged
+def test_layouts_are_predicted_in_the_order_in_which_they_ran(
+    runs: MeasuredLayouts, comparison: Comparison
 ) -> None:
     assert len(runs.layouts) >= 6
     assert {one.decision.dispatcher for one in runs.layouts} == {"alltoall", "hierarchical"}
-    assert found.rank_correlation >= 0.9
+    assert comparison.rank_correlation >= 0.9
 
 
 def test_the_first_choice_is_within_5_percent_of_the_best(
-    made: Plan, runs: MeasuredLayouts, found: Judged
+    made: Plan, runs: MeasuredLayouts, comparison: Comparison
 ) -> None:
-    assert found.regret_ratio <= 0.05
+    assert comparison.regret_ratio <= 0.05
     assert made.decision in [one.decision for one in runs.layouts]
 
 
-def test_bytes_between_nodes_were_counted_as_they_were_foretold(
-    made: Plan, runs: MeasuredLayouts, found: Judged
+def test_bytes_between_nodes_were_counted_as_predicted(
+    made: Plan, runs: MeasuredLayouts, comparison: Comparison
 ) -> None:
-    for one, said in zip(runs.layouts, found.predicted, strict=True):
+    for one, said in zip(runs.layouts, comparison.predicted, strict=True):
         config = step_config(made, one.decision, steps=1, warmup_steps=0)
         assert said.inter_node_bytes == inter_node_bytes(config, ranks_per_node=2)
         assert said.inter_node_bytes == pytest.approx(one.inter_node_bytes, rel=0.05)

@@ -41,16 +41,16 @@ def test_words_beside_a_number_come_along_cut_where_they_are_long() -> None:
         time.sleep(0.02)
         return Worded(0.5, "é" * 400)
 
-    found = numbers([worded] * 8, processes=2, patience_s=10.0)
-    assert found == [0.5] * 8
-    lengths = {len(one.words) for one in found if isinstance(one, Worded)}
+    results = numbers([worded] * 8, processes=2, patience_s=10.0)
+    assert results == [0.5] * 8
+    lengths = {len(one.words) for one in results if isinstance(one, Worded)}
     assert lengths == {400, 123}
 
 
 def test_several_processes_share_the_work(tmp_path: Path) -> None:
     task = recorded(tmp_path, 0.05)
-    found = numbers([task(n) for n in range(6)], processes=2, patience_s=10.0)
-    assert found == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    results = numbers([task(n) for n in range(6)], processes=2, patience_s=10.0)
+    assert results == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     workers = {int(path.read_text(encoding="ascii")) for path in tmp_path.iterdir()}
     assert len(workers) == 2
     assert os.getpid() in workers
@@ -91,7 +91,7 @@ def test_an_error_of_a_task_is_raised_here_once() -> None:
         numbers([broken] * 4, processes=2, patience_s=10.0)
 
 
-def test_only_tasks_that_begin_here_are_told() -> None:
+def test_only_tasks_that_begin_here_are_reported() -> None:
     begun: list[int] = []
     numbers(squares(5), processes=1, patience_s=1.0, starting=begun.append)
     assert begun == [0, 1, 2, 3, 4]

@@ -11,6 +11,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 PROFILE = EXAMPLES / "profiles" / "epyc-quickstart-1" / "used" / "profile"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "limits", ["{micro_batch_size: [1, 4]}", pytest.param("{}", marks=pytest.mark.slow)]
 )

@@ -50,15 +50,15 @@ def test_alternatives_are_one_for_each_other_layout() -> None:
         runner_up(decided(**SPLIT, micro_batch_size=2), step_s=2.008),
         runner_up(decided(**SPLIT, zero_stage=0), step_s=1.996),
     ]
-    found = by_layout(own, ranked)
-    (other,) = found["alternatives"]
+    groups = by_layout(own, ranked)
+    (other,) = groups["alternatives"]
     # Rows are ranked by a closed form; played, a later one may be the fastest of its layout.
     assert other.decision == ranked[3].decision
     assert other.num_variants == 2
-    assert [one.decision for one in found["variants"]] == [
+    assert [one.decision for one in groups["variants"]] == [
         ranked[place].decision for place in (1, 2, 0)
     ]
-    plan: Plan = sample_verified(read_model(MODEL), own).plan.model_copy(update=found)
+    plan: Plan = sample_verified(read_model(MODEL), own).plan.model_copy(update=groups)
     assert variants_words(plan, other) == "+2 within 0.6 %"
     assert [one.decision for one in variants_of(layout_of(own), plan.variants)] == [
         ranked[0].decision
@@ -81,13 +81,13 @@ def test_alternatives_are_the_fastest_of_their_layouts_in_order(
         for context, step_s in rows
     ]
     own = decided()
-    found = by_layout(own, ranked)
+    groups = by_layout(own, ranked)
     fastest_s: dict[Layout, float] = {}
     for one in ranked:
         layout, step_s = layout_of(one.decision), one.predicted.step_time_s
         if layout != layout_of(own):
             fastest_s[layout] = min(step_s, fastest_s.get(layout, step_s))
-    shown = [(layout_of(one.decision), one.predicted.step_time_s) for one in found["alternatives"]]
+    shown = [(layout_of(one.decision), one.predicted.step_time_s) for one in groups["alternatives"]]
     assert dict(shown) == fastest_s
     assert [step_s for _, step_s in shown] == sorted(fastest_s.values())
 
@@ -96,7 +96,7 @@ def test_alternatives_are_the_fastest_of_their_layouts_in_order(
     layouts=st.lists(st.tuples(st.integers(1, 6)), max_size=60),
     top=st.integers(1, 8),
 )
-def test_rows_hold_as_many_layouts_as_asked_for(layouts: list[tuple[int]], top: int) -> None:
+def test_rows_hold_as_many_layouts_as_requested(layouts: list[tuple[int]], top: int) -> None:
     rows = rows_of_layouts(layouts, top=top)
     if rows is None:
         assert len(set(layouts)) < top

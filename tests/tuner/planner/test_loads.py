@@ -42,8 +42,8 @@ def test_a_layer_takes_the_loads_of_the_nearest_recorded_one(
     recorded: tuple[int, ...],
     taken: tuple[int, ...],
 ) -> None:
-    found = load_ratios(tiny_model(layers=layers), _record(*recorded), Phase.STEADY)
-    assert found == tuple(_one_hot(expert) for expert in taken)
+    filled = load_ratios(tiny_model(layers=layers), _record(*recorded), Phase.STEADY)
+    assert filled == tuple(_one_hot(expert) for expert in taken)
 
 
 def test_the_phase_chooses_among_the_passes(tiny_model: Callable[..., ModelSpec]) -> None:

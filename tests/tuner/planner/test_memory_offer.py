@@ -8,7 +8,7 @@ from tuner.units import format_bytes
 UNITS = {"B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 
 
-def test_the_printed_size_is_enough_and_hardly_more() -> None:
+def test_the_printed_size_is_enough_and_little_more() -> None:
     draw, wrong = random.Random(5), []
     for _ in range(2000):
         needed = 2.0 ** draw.uniform(20.0, 43.0)

@@ -7,7 +7,7 @@ import pytest
 
 from profilers.steps.config import Recompute
 from tests.rows import each_row
-from tuner.costs.temporaries import UNCOUNTED_RATIO, head_working, reduction_working
+from tuner.costs.temporaries import UNCOUNTED_RATIO, head_workspace, reduction_workspace
 from tuner.costs.update import Unit
 from tuner.costs.workload import Degrees, Workload
 from tuner.formulate.layer_costs import CandidateCosts, Machine
@@ -24,14 +24,14 @@ MakeMachine = Callable[..., Machine]
 def peak(tiny_work: Make, cut: Cut, formula_machine: MakeMachine) -> Callable[..., int]:
     """The peak of the first rank: peak(option, work={...}, **degrees)."""
 
-    def found(option: Option, *, work: dict[str, Any], **degrees: int) -> int:
+    def bytes_of(option: Option, *, work: dict[str, Any], **degrees: int) -> int:
         cut_up = cut(**degrees)
         costs = CandidateCosts(work=tiny_work(**work), degrees=cut_up, machine=formula_machine())
         layers = (len(work.get("layers", "mmmm")) // cut_up.num_stages,) * cut_up.num_stages
-        asked = decision(cut_up, layers=layers, options=(option,) * cut_up.num_stages)
-        return peak_bytes(costs, asked, rank=0)
+        requested = decision(cut_up, layers=layers, options=(option,) * cut_up.num_stages)
+        return peak_bytes(costs, requested, rank=0)
 
-    return found
+    return bytes_of
 
 
 NONE = Option(recompute=Recompute.NONE, chunks=1)
@@ -41,7 +41,7 @@ def test_the_loss_holds_two_fp32_gradients_beside_its_log_probabilities(
     tiny_work: Make, cut: Cut
 ) -> None:
     # 128 tokens of a micro-batch, 256 words: 8 bytes each.
-    assert head_working(tiny_work(), cut()) >= 8 * 128 * 256
+    assert head_workspace(tiny_work(), cut()) >= 8 * 128 * 256
 
 
 @each_row(
@@ -62,8 +62,8 @@ def test_a_sum_of_gradients_by_hand(
     work = tiny_work(batch={"precision": "fp32"})
     unit = Unit(parameters=1000, ranks=ranks, stride=1)
     degrees = cut(data=ranks, zero_stage=zero_stage)
-    found = reduction_working(unit, work, degrees, has_gradients=has_gradients)
-    assert found == copies * 4000
+    bytes_of = reduction_workspace(unit, work, degrees, has_gradients=has_gradients)
+    assert bytes_of == copies * 4000
 
 
 def test_more_tokens_need_more_and_recomputation_needs_less(peak: Callable[..., int]) -> None:

@@ -8,7 +8,7 @@ from tuner.plan import Plan
 from tuner.planner.plan_profiled import certificate_line
 from tuner.units import format_ratio
 
-Ask = Callable[..., Any]
+MakeCase = Callable[..., Any]
 
 PLAIN: dict[str, Any] = {
     "search": {
@@ -20,14 +20,14 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def _with_memory(ask: Ask, memory_bytes: int, **changes: Any) -> Plan:
-    asked = ask(machine={"memory_limit_bytes": memory_bytes}, **(PLAIN | changes))
-    plan: Plan = asked.planned()
+def _with_memory(make_case: MakeCase, memory_bytes: int, **changes: Any) -> Plan:
+    case = make_case(machine={"memory_limit_bytes": memory_bytes}, **(PLAIN | changes))
+    plan: Plan = case.plan()
     return plan
 
 
-def test_ample_memory_does_not_bind(ask: Ask) -> None:
-    plan = _with_memory(ask, 2**40)
+def test_ample_memory_does_not_bind(make_case: MakeCase) -> None:
+    plan = _with_memory(make_case, 2**40)
     assert plan.certificate.status == "optimal"
     assert plan.binding_constraint.endswith("memory does not bind")
     assert plan.predicted is not None
@@ -38,8 +38,8 @@ def test_ample_memory_does_not_bind(ask: Ask) -> None:
     assert plan.binding_constraint.startswith(f"{cause}:")
 
 
-def test_too_little_memory_names_the_least_that_would_do(ask: Ask) -> None:
-    plan = _with_memory(ask, 500_000)
+def test_too_little_memory_names_the_least_that_suffices(make_case: MakeCase) -> None:
+    plan = _with_memory(make_case, 500_000)
     assert plan.certificate.status == "infeasible"
     assert plan.decision is None
     assert plan.binding_constraint == "memory_per_device"
@@ -51,17 +51,17 @@ def test_too_little_memory_names_the_least_that_would_do(ask: Ask) -> None:
     assert stated is not None
     needed = int(stated.group(1))
     assert max(relaxation.predicted.peak_memory_bytes) <= needed
-    enough = _with_memory(ask, needed)
+    enough = _with_memory(make_case, needed)
     assert enough.certificate.status == "optimal"
     assert enough.decision == relaxation.decision
     for less in (needed - 1, int(needed * 0.99)):
-        assert _with_memory(ask, less).certificate.status == "infeasible"
+        assert _with_memory(make_case, less).certificate.status == "infeasible"
 
 
-def test_more_nodes_are_offered_before_more_memory(ask: Ask) -> None:
-    usable = _with_memory(ask, 500_000).relaxations[-1].predicted
+def test_more_nodes_are_offered_before_more_memory(make_case: MakeCase) -> None:
+    usable = _with_memory(make_case, 500_000).relaxations[-1].predicted
     assert usable is not None
-    plan = _with_memory(ask, int(0.8 * max(usable.peak_memory_bytes)))
+    plan = _with_memory(make_case, int(0.8 * max(usable.peak_memory_bytes)))
     assert plan.decision is None
     nodes, memory = plan.relaxations
     assert (nodes.limit, memory.limit) == ("nodes", "memory_per_device")
@@ -75,12 +75,12 @@ def test_more_nodes_are_offered_before_more_memory(ask: Ask) -> None:
     assert nodes.decision.num_devices == int(stated[3])
 
 
-def test_more_nodes_say_which_links_the_profile_did_not_measure(ask: Ask) -> None:
-    usable = _with_memory(ask, 500_000).relaxations[-1].predicted
+def test_more_nodes_say_which_links_the_profile_did_not_measure(make_case: MakeCase) -> None:
+    usable = _with_memory(make_case, 500_000).relaxations[-1].predicted
     assert usable is not None
     limit = {"memory_limit_bytes": int(0.8 * max(usable.peak_memory_bytes))}
     changes = [
-        ask(machine=limit | measured, **PLAIN).planned().relaxations[0].change
+        make_case(machine=limit | measured, **PLAIN).plan().relaxations[0].change
         for measured in (
             {"measured_ranks": 2, "measured_nodes": 1},
             {"measured_ranks": 512, "measured_nodes": 64},
@@ -100,12 +100,12 @@ def test_more_nodes_say_which_links_the_profile_did_not_measure(ask: Ask) -> Non
     assert re.fullmatch(r"(\d+) nodes instead of 1: (\d+) devices", changes[1])
 
 
-def test_memory_that_costs_time_is_what_binds(ask: Ask) -> None:
-    infeasible = _with_memory(ask, 500_000)
+def test_memory_that_costs_time_is_what_binds(make_case: MakeCase) -> None:
+    infeasible = _with_memory(make_case, 500_000)
     stated = re.search(r"\((\d+) B\)", infeasible.relaxations[-1].change)
     assert stated is not None
-    tight = _with_memory(ask, int(stated.group(1)))
-    ample = _with_memory(ask, 2**40)
+    tight = _with_memory(make_case, int(stated.group(1)))
+    ample = _with_memory(make_case, 2**40)
     assert tight.certificate.objective is not None
     assert ample.certificate.objective is not None
     assert tight.certificate.objective > ample.certificate.objective
@@ -114,8 +114,8 @@ def test_memory_that_costs_time_is_what_binds(ask: Ask) -> None:
     assert f"{format_ratio(gain)} less" in tight.binding_constraint
 
 
-def test_ties_are_listed_as_ties_and_others_say_why_they_lost(ask: Ask) -> None:
-    plan = ask(machine={"band_ratio": 0.05}, settings={"top": 6}, **PLAIN).planned()
+def test_ties_are_listed_as_ties_and_others_say_why_they_lost(make_case: MakeCase) -> None:
+    plan = make_case(machine={"band_ratio": 0.05}, settings={"top": 6}, **PLAIN).plan()
     assert plan.predicted is not None
     within = [one for one in plan.runners_up if one.within_band]
     assert len(within) == plan.certificate.within_band > 0
@@ -127,10 +127,10 @@ def test_ties_are_listed_as_ties_and_others_say_why_they_lost(ask: Ask) -> None:
     assert len(plan.runners_up) >= 5
 
 
-def test_a_search_without_verdict_has_no_plan_and_no_made_up_reason(ask: Ask) -> None:
+def test_a_search_without_verdict_has_no_plan_and_no_made_up_reason(make_case: MakeCase) -> None:
     # The exact method leaves interleaved pipelines with free cuts open.
     limits = {"pipeline_model_parallel_size": [2], "virtual_pipeline_model_parallel_size": [2]}
-    plan = ask(settings={"method": "exact"}, search=limits).planned()
+    plan = make_case(settings={"method": "exact"}, search=limits).plan()
     assert plan.certificate.status == "unknown"
     assert plan.decision is None
     space = plan.certificate.space
@@ -145,8 +145,8 @@ def test_a_search_without_verdict_has_no_plan_and_no_made_up_reason(ask: Ask) ->
     assert certificate_line(plan.certificate).startswith("unknown: nothing was found")
 
 
-def test_a_space_without_legal_combinations_names_the_commonest_rules(ask: Ask) -> None:
-    plan = ask(search={"context_parallel_size": [2]}).planned()
+def test_a_space_without_legal_combinations_names_the_commonest_rules(make_case: MakeCase) -> None:
+    plan = make_case(search={"context_parallel_size": [2]}).plan()
     assert plan.certificate.status == "infeasible"
     assert 0 < len(plan.relaxations) <= 3
     assert plan.relaxations[0].limit == "search.context_parallel_size leaves it out"
@@ -154,13 +154,13 @@ def test_a_space_without_legal_combinations_names_the_commonest_rules(ask: Ask) 
     assert all(one.limit in plan.binding_constraint for one in plan.relaxations)
 
 
-def test_what_a_target_lacks_is_priced_by_searching_with_it(ask: Ask) -> None:
+def test_what_a_target_lacks_is_priced_by_searching_with_it(make_case: MakeCase) -> None:
     # Two stages share a budget that lets one of them keep more than the other, or not.
     limits = {"search": PLAIN["search"] | {"pipeline_model_parallel_size": [2]}}
     gains = []
     for memory in (10_600_000, 10_800_000, 11_300_000, 12_000_000):
-        plan = _with_memory(ask, memory, **limits, emit=["megatron-lm"])
-        free = _with_memory(ask, memory, **limits)
+        plan = _with_memory(make_case, memory, **limits, emit=["megatron-lm"])
+        free = _with_memory(make_case, memory, **limits)
         assert plan.decision is not None
         assert plan.certificate.objective is not None
         assert free.certificate.objective is not None
@@ -176,19 +176,21 @@ def test_what_a_target_lacks_is_priced_by_searching_with_it(ask: Ask) -> None:
     assert max(gains) > 0.01
 
 
-def test_the_reference_step_lacks_nothing_that_is_priced(ask: Ask) -> None:
-    assert _with_memory(ask, 2**40).unlaunchable == ()
+def test_the_reference_step_lacks_nothing_that_is_priced(make_case: MakeCase) -> None:
+    assert _with_memory(make_case, 2**40).unlaunchable == ()
 
 
-def test_two_runs_make_the_same_plan(ask: Ask) -> None:
+def test_two_runs_make_the_same_plan(make_case: MakeCase) -> None:
     texts = []
     for _ in range(2):
-        plan = ask(settings={"method": "milp"}, machine={"memory_limit_bytes": 9_000_000}).planned()
+        plan = make_case(
+            settings={"method": "milp"}, machine={"memory_limit_bytes": 9_000_000}
+        ).plan()
         same = plan.certificate.model_copy(update={"solve_s": 0.0})
         texts.append(plan.model_copy(update={"certificate": same}).model_dump_json())
     assert texts[0] == texts[1]
 
 
-def test_a_plan_survives_being_stored(ask: Ask) -> None:
-    plan = _with_memory(ask, 2**40)
+def test_a_plan_survives_being_stored(make_case: MakeCase) -> None:
+    plan = _with_memory(make_case, 2**40)
     assert Plan.model_validate_json(plan.model_dump_json()) == plan

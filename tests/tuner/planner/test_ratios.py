@@ -1,4 +1,4 @@
-"""Whether two configurations can be told apart: by the band of their ratio, not of either time."""
+"""Two configurations are distinguished by the band of their ratio, not of either time."""
 
 import pytest
 
@@ -9,9 +9,9 @@ from tuner.planner.ratios import (
     Ratios,
     has_same_kernels,
     is_tie,
-    ratios_alike,
     ratios_for,
     turned,
+    uniform_ratios,
     widest,
 )
 
@@ -97,7 +97,7 @@ def test_the_same_step_ties_or_not_by_what_differs() -> None:
     assert is_tie(other)
 
 
-def test_the_narrowest_band_that_is_about_the_pair_is_told() -> None:
+def test_the_narrowest_band_about_the_pair_is_returned() -> None:
     residuals = _residuals(
         _band(0.8, same_kernels=False),
         _band(0.85, same_kernels=False, generation="hopper", has_experts=True),
@@ -113,21 +113,21 @@ def test_the_narrowest_band_that_is_about_the_pair_is_told() -> None:
     assert told("hopper").farthest == pytest.approx(1 / 0.85)
 
 
-def test_where_no_pairs_were_seen_the_band_of_a_single_time_stands_in() -> None:
+def test_without_pairs_the_band_of_a_single_time_is_used() -> None:
     for residuals in (None, _residuals().model_copy(update={"ratios": None}), _residuals()):
         found = ratios_for(residuals, generation="hopper", has_experts=True, band=SINGLE)
-        assert found == ratios_alike(1.0)
+        assert found == uniform_ratios(1.0)
 
 
-def test_a_pair_told_the_other_way_round_says_the_same() -> None:
+def test_a_pair_in_the_other_direction_is_the_same() -> None:
     plain, other = _decision(), _decision(micro_batch_size=2)
     band = RATIOS.between(plain, other, ratio=1.1)
     back = turned(band, before=1.1, after=1 / 1.1)
     assert back == pytest.approx((1 / band[1], 1 / band[0]))
 
 
-def test_unlike_machines_are_told_the_widest_of_their_bands() -> None:
-    narrow = ratios_alike(0.02)
+def test_heterogeneous_machines_have_the_widest_of_their_bands() -> None:
+    narrow = uniform_ratios(0.02)
     both = widest([RATIOS, narrow])
     assert both.other_kernels == RATIOS.other_kernels
     assert both.same_kernels == (0.96, 1.05)

@@ -7,8 +7,8 @@ from tuner.formulate.space import BATCH_RULE, Enumeration
 from tuner.plan import TrainPrediction
 from tuner.planner.reasons import (
     binding_constraint,
+    blocking_rules,
     needed_memory_bytes,
-    rules_in_the_way,
     why_lost,
 )
 
@@ -48,21 +48,21 @@ CHOSEN = _prediction({"experts": 3.0, "attention": 1.0})
 def test_memory_binds_only_where_more_of_it_would_help(
     unlimited_s: float | None, start: str
 ) -> None:
-    found = binding_constraint(CHOSEN, unlimited_s=unlimited_s, memory_limit_bytes=1024)
-    assert found.startswith(start)
+    named = binding_constraint(CHOSEN, unlimited_s=unlimited_s, memory_limit_bytes=1024)
+    assert named.startswith(start)
 
 
 def test_a_runner_up_lost_by_what_grew_most() -> None:
     other = _prediction({"experts": 2.5, "attention": 1.0, "bubble": 1.5})
-    assert why_lost(CHOSEN, other) == "1.00 s (25.0 %) slower, of it 1.50 s in bubble"
+    assert why_lost(CHOSEN, other) == "1.00 s (25.0 %) slower; bubble takes 1.50 s more"
     faster = _prediction({"experts": 2.9, "attention": 1.0})
     assert why_lost(CHOSEN, faster) == "preference: the plan gives up 100 ms (2.5 %)"
     assert why_lost(CHOSEN, CHOSEN) == "nothing: the model predicts the same time"
 
 
-def test_rules_that_alone_stand_in_the_way_come_first(cut: Callable[..., Degrees]) -> None:
+def test_rules_that_alone_block_come_first(cut: Callable[..., Degrees]) -> None:
     # Seven combinations are illegal; three of them break one rule only.
-    found = rules_in_the_way(
+    named = blocking_rules(
         Enumeration(
             legal=(),
             illegal={"a": 5, "b": 2},
@@ -74,26 +74,26 @@ def test_rules_that_alone_stand_in_the_way_come_first(cut: Callable[..., Degrees
         ),
         global_batch_size=31,
     )
-    assert [one.limit for one in found] == [BATCH_RULE, "b"]
+    assert [one.limit for one in named] == [BATCH_RULE, "b"]
     # Micro-batches of 2 over 2 or 4 replicas need multiples of 4 or 8: 28 is three away, 32 one.
-    assert found[0].change == (
+    assert named[0].change == (
         "this rule alone excludes 2 of 7 combinations; global_batch_size 32 instead of 31 would do"
     )
 
 
 def test_where_nothing_is_one_rule_away_the_commonest_rules_come_first() -> None:
     illegal = {"b": 2, "a": 2, "c": 5, "d": 1}
-    found = rules_in_the_way(Enumeration(legal=(), illegal=illegal, nearly=()), global_batch_size=8)
-    assert [one.limit for one in found] == ["c", "a", "b"]
-    assert found[0].change == "this rule excludes 5 of 10 combinations"
+    named = blocking_rules(Enumeration(legal=(), illegal=illegal, nearly=()), global_batch_size=8)
+    assert [one.limit for one in named] == ["c", "a", "b"]
+    assert named[0].change == "this rule excludes 5 of 10 combinations"
 
 
-def test_the_least_memory_is_that_of_the_leanest_candidate(ask: Callable[..., Any]) -> None:
+def test_the_least_memory_is_that_of_the_leanest_candidate(make_case: Callable[..., Any]) -> None:
     limit = 1_000_000
-    result = ask(
+    result = make_case(
         machine={"memory_limit_bytes": limit},
         search={"micro_batch_size": [2], "virtual_pipeline_model_parallel_size": [1]},
-    ).searched()
+    ).search()
     assert len(result.infeasible) > 1
     least = needed_memory_bytes(result.infeasible, time_limit_s=10.0)
     alone = [needed_memory_bytes([one], time_limit_s=10.0) for one in result.infeasible]

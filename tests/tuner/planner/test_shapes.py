@@ -2,19 +2,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from profilers.records import Case
 from tests.rows import each_row
 from tuner.planner.shapes import cases_for
 from tuner.spec.read import read_spec
 
-Ask = Callable[..., Any]
+MakeCase = Callable[..., Any]
 
 
+@pytest.mark.slow
 @each_row(
     "changes",
     [{}, {"goal": {"precision": "fp32"}}, {"search": {"recompute": ["full"], "chunks": [2]}}],
 )
-def test_planning_asks_no_price_that_is_not_listed(ask: Ask, changes: dict[str, Any]) -> None:
+def test_planning_needs_no_price_that_is_not_listed(
+    make_case: MakeCase, changes: dict[str, Any]
+) -> None:
     asked_for: set[str] = set()
     meeting: set[tuple[int, ...]] = set()
 
@@ -27,9 +32,9 @@ def test_planning_asks_no_price_that_is_not_listed(ask: Ask, changes: dict[str, 
         return 1e-3
 
     machine = {"seconds": note, "num_devices": 4}
-    asked = ask(machine=machine, pool={"devices_per_node": 4}, **({"search": {}} | changes))
-    asked.planned()
-    listed = cases_for(asked.question.spec)
+    case = make_case(machine=machine, pool={"devices_per_node": 4}, **({"search": {}} | changes))
+    case.plan()
+    listed = cases_for(case.problem.spec)
     assert asked_for
     assert asked_for <= {case.id for case in listed}
     assert meeting

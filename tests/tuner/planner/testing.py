@@ -1,4 +1,4 @@
-"""For tests: layouts that were really run, beside what the planner predicts of them.
+"""For tests: layouts that were really run, and their predictions.
 
 A file of runs names decisions and the step times of every round in which they took turns, so that
 drift of the machine falls on all alike. The measured time of a layout is the median of all steps,
@@ -58,8 +58,8 @@ class MeasuredLayouts(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """How well the predictions order what was measured."""
+class Comparison:
+    """How well the predictions order the measurements."""
 
     predicted: tuple[TrainPrediction, ...]
     """In the order of the layouts."""
@@ -69,13 +69,13 @@ class Judged:
     """Measured time of the first choice over the measured best, less one."""
 
 
-def judged(runs: MeasuredLayouts, *, work: Workload, machine: Machine) -> Judged:
+def compare_predictions(runs: MeasuredLayouts, *, work: Workload, machine: Machine) -> Comparison:
     """Predict every layout as today's model does, and compare."""
     predicted = tuple(_predicted(one.decision, work, machine) for one in runs.layouts)
     predicted_s = [one.step_time_s for one in predicted]
     measured_s = [one.median_s for one in runs.layouts]
     first = predicted_s.index(min(predicted_s))
-    return Judged(
+    return Comparison(
         predicted=predicted,
         rank_correlation=float(np.corrcoef(_ranks(predicted_s), _ranks(measured_s))[0, 1]),
         regret_ratio=measured_s[first] / min(measured_s) - 1.0,

@@ -9,7 +9,7 @@ import pytest
 
 from tuner.regress.check import check
 from tuner.regress.checks import Manner
-from tuner.regress.observed import Observed, observed
+from tuner.regress.observed import PlanFacts, plan_facts
 
 FIXTURES = Path(__file__).parent / "fixtures"
 QUICK_SPEC = """\
@@ -52,9 +52,9 @@ def raw_plan(**changes: Any) -> Fields:
 
 
 @pytest.fixture(scope="session")
-def seen() -> Callable[..., Observed]:
+def seen() -> Callable[..., PlanFacts]:
     """What is compared of such a plan: seen(predicted__step_time_s=11.0) -> Observed."""
-    return lambda **changes: observed(raw_plan(**changes))
+    return lambda **changes: plan_facts(raw_plan(**changes))
 
 
 @pytest.fixture(scope="session")

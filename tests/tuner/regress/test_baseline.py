@@ -21,7 +21,7 @@ from tuner.regress.baseline import (
     read_baseline,
 )
 from tuner.regress.measurements import sum_up
-from tuner.regress.observed import observed
+from tuner.regress.observed import plan_facts
 from tuner.regress.records import Effort
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -35,7 +35,7 @@ def test_plans_of_every_released_schema_are_read(kind: str, version: int) -> Non
     file = FIXTURES / f"plan-{version}-{kind}.json"
     values = read_accepted(file)
     assert values is not None
-    assert observed(values).kind == kind
+    assert plan_facts(values).kind == kind
     assert max(VERSIONS["plan"]) == KINDS[kind][1], "keep a fixture of the new schema version"
 
 

@@ -25,8 +25,8 @@ def run(acting: Path) -> Run:
     return check_it
 
 
-def verdicts(found: Check) -> dict[str, str]:
-    return {one.name: one.verdict.value for one in found.scenarios}
+def verdicts(result: Check) -> dict[str, str]:
+    return {one.name: one.verdict.value for one in result.scenarios}
 
 
 def changed(folder: Path, old: str, new: str) -> None:
@@ -47,8 +47,8 @@ def test_every_verdict_is_given_where_it_belongs(checks: Path, run: Run) -> None
     changed(checks / "crashes", 'does: ""', "does: crash")
     shutil.copytree(checks / "quick", checks / "new")
     (checks / "new" / "plan.json").unlink()
-    found = run(checks)
-    assert verdicts(found) == {
+    result = run(checks)
+    assert verdicts(result) == {
         "asks": "incomparable",
         "better": "better",
         "crashes": "error",
@@ -57,8 +57,8 @@ def test_every_verdict_is_given_where_it_belongs(checks: Path, run: Run) -> None
         "quick": "pass",
         "worse": "regression",
     }
-    assert found.failed
-    reasons = {one.name: one.reason for one in found.scenarios}
+    assert result.failed
+    reasons = {one.name: one.reason for one in result.scenarios}
     assert "goal.global_batch_size 256 -> 512" in reasons["asks"]
     assert "(+10.00 %)" in reasons["worse"]
     assert reasons["crashes"] == "planning crashed: ValueError: a defect"
@@ -86,9 +86,9 @@ def test_a_removed_scenario_is_missing_until_it_is_dropped(checks: Path, run: Ru
     shutil.copytree(checks / "quick", checks / "other")
     run(checks, update=True)
     shutil.rmtree(checks / "other")
-    found = run(checks)
-    assert found.failed
-    (gone,) = (one for one in found.scenarios if one.name == "other")
+    result = run(checks)
+    assert result.failed
+    (gone,) = (one for one in result.scenarios if one.name == "other")
     assert gone.verdict is Verdict.MISSING
     assert "the scenario is gone, and scenarios.json lists it" in gone.reason
     assert not run(checks, update=True).failed
@@ -99,21 +99,21 @@ def test_a_spec_that_cannot_be_read_is_an_error_of_its_own(checks: Path, run: Ru
     for name, text in (("flies", "goal: {kind: fly}\n"), ("no-yaml", "{"), ("empty", "")):
         (checks / name).mkdir()
         (checks / name / "spec.yaml").write_text(text)
-    found = run(checks)
-    assert verdicts(found) == {
+    result = run(checks)
+    assert verdicts(result) == {
         "empty": "error",
         "flies": "error",
         "no-yaml": "error",
         "quick": "pass",
     }
-    assert "goal.kind 'fly' is not one of train, serve, place" in found.scenarios[1].reason
+    assert "goal.kind 'fly' is not one of train, serve, place" in result.scenarios[1].reason
 
 
 def test_an_unreadable_accepted_plan_can_be_accepted_anew(checks: Path, run: Run) -> None:
     (checks / "quick" / "plan.json").write_text('{"goal": {"kind": "train"}}')
-    (found,) = run(checks).scenarios
-    assert found.verdict is Verdict.ERROR
-    assert "accept a new one with --update" in found.reason
+    (result,) = run(checks).scenarios
+    assert result.verdict is Verdict.ERROR
+    assert "accept a new one with --update" in result.reason
     run(checks, update=True)
     assert verdicts(run(checks)) == {"quick": "pass"}
 
@@ -125,10 +125,10 @@ def test_accepted_plans_of_another_folder_can_be_compared_with(
     shutil.copytree(checks / "quick", other / "former")
     shutil.copytree(checks / "quick", checks / "new")
     changed(checks / "quick", "step_ratio: 1.0", "step_ratio: 1.1")
-    found = run(checks, against=str(other))
-    assert found.against == str(other)
-    assert verdicts(found) == {"former": "missing", "new": "incomparable", "quick": "regression"}
-    reasons = [one.reason for one in found.scenarios]
+    result = run(checks, against=str(other))
+    assert result.against == str(other)
+    assert verdicts(result) == {"former": "missing", "new": "incomparable", "quick": "regression"}
+    reasons = [one.reason for one in result.scenarios]
     assert f"the scenario is gone, and {other} has it" in reasons[0]
     assert "has no such scenario" in reasons[1]
 
@@ -138,46 +138,46 @@ def test_another_version_plans_the_same_scenarios(
 ) -> None:
     former = Path(shutil.copytree(acting, tmp_path / "former"))
     api = former / "tuner" / "api.py"
-    api.write_text(api.read_text().replace("ratio = asked", "ratio = 0.5 * asked"))
+    api.write_text(api.read_text().replace("ratio = arguments", "ratio = 0.5 * arguments"))
     (checks / "quick" / "plan.json").unlink()
-    (found,) = run(checks, against=str(former)).scenarios
-    assert found.verdict is Verdict.REGRESSION
-    assert "(+100.00 %)" in found.reason
+    (result,) = run(checks, against=str(former)).scenarios
+    assert result.verdict is Verdict.REGRESSION
+    assert "(+100.00 %)" in result.reason
     (former / "tuner" / "api.py").write_text("")
-    (found,) = run(checks, against=str(former)).scenarios
-    assert found.verdict is Verdict.INCOMPARABLE
-    assert "cannot plan it" in found.reason
+    (result,) = run(checks, against=str(former)).scenarios
+    assert result.verdict is Verdict.INCOMPARABLE
+    assert "cannot plan it" in result.reason
 
 
-def test_a_search_that_takes_many_times_as_long_is_told(checks: Path, run: Run) -> None:
+def test_a_search_that_takes_many_times_as_long_is_reported(checks: Path, run: Run) -> None:
     changed(checks / "quick", 'does: ""', "does: work")
     baseline = checks / "quick" / "baseline.json"
     assert "loop_s" in baseline.read_text()
-    (found,) = run(checks).scenarios
+    (result,) = run(checks).scenarios
     # Thirty million additions are some 700 loops, where there was next to nothing.
-    assert found.effort is not None
-    assert found.effort.loops > 100.0
-    assert ("solve effort, in loops" in found.reason) == (found.effort.loops > 500.0)
+    assert result.effort is not None
+    assert result.effort.loops > 100.0
+    assert ("solve effort, in loops" in result.reason) == (result.effort.loops > 500.0)
 
 
 def test_a_single_scenario_needs_no_index(checks: Path, run: Run) -> None:
     (checks / "quick" / "plan.json").unlink()
-    found = run(checks / "quick", update=True)
-    assert verdicts(found) == {"quick": "pass"}
-    assert found.updated == ("baseline.json", "plan.json")
+    result = run(checks / "quick", update=True)
+    assert verdicts(result) == {"quick": "pass"}
+    assert result.updated == ("baseline.json", "plan.json")
 
 
 def test_only_the_named_scenario_is_planned_and_the_index_is_kept(checks: Path, run: Run) -> None:
     shutil.copytree(checks / "quick", checks / "other")
     (checks / "other" / "plan.json").unlink()
-    found = run(checks, only=("quick",), update=True)
-    assert verdicts(found) == {"quick": "pass"}
-    assert found.updated == ()
+    result = run(checks, only=("quick",), update=True)
+    assert verdicts(result) == {"quick": "pass"}
+    assert result.updated == ()
     with pytest.raises(TunerError, match="--only 'x' is no scenario"):
         run(checks, only=("x",))
 
 
-def test_results_are_told_as_they_come(checks: Path, run: Run) -> None:
-    told: list[ScenarioResult] = []
-    run(checks, told=told.append)
-    assert [one.name for one in told] == ["quick"]
+def test_results_are_reported_as_they_come(checks: Path, run: Run) -> None:
+    results: list[ScenarioResult] = []
+    run(checks, on_result=results.append)
+    assert [one.name for one in results] == ["quick"]

@@ -85,7 +85,7 @@ def test_what_is_only_measured_now_says_nothing() -> None:
     assert [family.verdict for family in families(measured(), now)] == [Verdict.PASS] * 2
 
 
-def test_hardware_is_told_from_software() -> None:
+def test_hardware_and_software_changes_are_distinguished() -> None:
     here = fake_machine(world=2)
     driver = here.model_copy(update={"driver": "550.54"})
     assert other_hardware(here, driver) == ""

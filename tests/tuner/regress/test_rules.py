@@ -1,28 +1,28 @@
 from collections.abc import Callable
 
 from tests.rows import each_row
-from tuner.regress.observed import Observed
+from tuner.regress.observed import PlanFacts
 from tuner.regress.records import Change, Verdict
-from tuner.regress.rules import Finding, Judged, Tolerance, judge
+from tuner.regress.rules import Finding, Judgement, Tolerance, judge
 
-Seen = Callable[..., Observed]
+Seen = Callable[..., PlanFacts]
 
 OTHER = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 8}
 
 
-def judged(accepted: Observed, found: Observed, **options: object) -> Judged:
-    return judge(accepted, found, tolerance=Tolerance(), **options)  # type: ignore[arg-type]
+def judged(accepted: PlanFacts, result: PlanFacts, **options: object) -> Judgement:
+    return judge(accepted, result, tolerance=Tolerance(), **options)  # type: ignore[arg-type]
 
 
-def slower(seen: Seen, step_s: float, **changes: object) -> Observed:
+def slower(seen: Seen, step_s: float, **changes: object) -> PlanFacts:
     return seen(predicted__step_time_s=step_s, certificate__objective=step_s, **changes)
 
 
 def test_the_same_plan_passes(seen: Seen) -> None:
-    found = judged(seen(), seen())
-    assert found.verdict is Verdict.PASS
-    assert found.changes == ()
-    assert "optimal" in found.reason
+    result = judged(seen(), seen())
+    assert result.verdict is Verdict.PASS
+    assert result.changes == ()
+    assert "optimal" in result.reason
 
 
 def test_sums_in_another_order_pass(seen: Seen) -> None:
@@ -30,14 +30,14 @@ def test_sums_in_another_order_pass(seen: Seen) -> None:
 
 
 def test_a_step_beyond_the_tolerance_is_a_regression_with_numbers(seen: Seen) -> None:
-    found = judged(
+    result = judged(
         seen(), slower(seen, 11.0, predicted__breakdown_s={"computation": 8.0, "expert": 3.0})
     )
-    assert found.verdict is Verdict.REGRESSION
-    assert "10.0 s -> 11.0 s (+10.00 %)" in found.reason
-    assert "the same decision is priced differently, on the same inputs" in found.reason
-    assert "most of it in expert 2.00 s -> 3.00 s (+50.00 %)" in found.reason
-    (step,) = (change for change in found.changes if change.what == "step_time_s")
+    assert result.verdict is Verdict.REGRESSION
+    assert "10.0 s -> 11.0 s (+10.00 %)" in result.reason
+    assert "the same decision is priced differently, on the same inputs" in result.reason
+    assert "most of it in expert 2.00 s -> 3.00 s (+50.00 %)" in result.reason
+    (step,) = (change for change in result.changes if change.what == "step_time_s")
     assert (step.accepted, step.found, step.ratio) == (10.0, 11.0, 1.1)
 
 
@@ -46,9 +46,9 @@ def test_a_step_inside_the_tolerance_drifts(seen: Seen) -> None:
 
 
 def test_a_faster_step_is_better_and_offers_to_accept_it(seen: Seen) -> None:
-    found = judged(seen(), slower(seen, 9.0, certificate__bound=8.99))
-    assert found.verdict is Verdict.BETTER
-    assert found.reason.endswith("accept it with --update")
+    result = judged(seen(), slower(seen, 9.0, certificate__bound=8.99))
+    assert result.verdict is Verdict.BETTER
+    assert result.reason.endswith("accept it with --update")
 
 
 def test_a_step_outside_the_accepted_band_says_so(seen: Seen) -> None:
@@ -57,15 +57,15 @@ def test_a_step_outside_the_accepted_band_says_so(seen: Seen) -> None:
 
 def test_another_decision_of_the_tie_set_drifts(seen: Seen) -> None:
     tie = {"decision": OTHER, "predicted": {}, "within_band": True}
-    found = judged(seen(alternatives=[tie]), slower(seen, 10.005, decision=OTHER))
-    assert found.verdict is Verdict.DRIFT
-    assert "of the tie set: pipeline_model_parallel_size 4 -> 8" in found.reason
+    result = judged(seen(alternatives=[tie]), slower(seen, 10.005, decision=OTHER))
+    assert result.verdict is Verdict.DRIFT
+    assert "of the tie set: pipeline_model_parallel_size 4 -> 8" in result.reason
 
 
-def test_another_decision_may_take_what_the_planner_cannot_tell_apart(seen: Seen) -> None:
+def test_another_decision_is_allowed_the_tie_tolerance(seen: Seen) -> None:
     # 1.5 % is beyond the tolerance of one decision and inside the planner's own 2 %.
-    found = judged(seen(), seen(predicted__step_time_s=10.15, decision=OTHER))
-    assert found.verdict is Verdict.DRIFT
+    result = judged(seen(), seen(predicted__step_time_s=10.15, decision=OTHER))
+    assert result.verdict is Verdict.DRIFT
     beyond = judged(seen(), seen(predicted__step_time_s=10.25, decision=OTHER))
     assert beyond.verdict is Verdict.REGRESSION
 
@@ -77,7 +77,7 @@ def test_more_memory_for_the_same_decision_is_a_regression(seen: Seen) -> None:
     assert judged(seen(), seen(decision=OTHER, **fuller)).verdict is Verdict.DRIFT
 
 
-def infeasible(seen: Seen, status: str = "infeasible") -> Observed:
+def infeasible(seen: Seen, status: str = "infeasible") -> PlanFacts:
     return seen(
         decision=None,
         predicted=None,
@@ -89,9 +89,9 @@ def infeasible(seen: Seen, status: str = "infeasible") -> Observed:
 
 
 def test_a_plan_that_is_gone_is_a_regression(seen: Seen) -> None:
-    found = judged(seen(), infeasible(seen))
-    assert found.verdict is Verdict.REGRESSION
-    assert "was optimal, now infeasible: memory_per_device" in found.reason
+    result = judged(seen(), infeasible(seen))
+    assert result.verdict is Verdict.REGRESSION
+    assert "was optimal, now infeasible: memory_per_device" in result.reason
 
 
 def test_a_plan_where_none_was_is_better(seen: Seen) -> None:
@@ -104,28 +104,28 @@ def test_what_stays_infeasible_passes_and_no_longer_proven_fails(seen: Seen) -> 
 
 
 def test_a_bound_above_its_own_objective_is_called_broken(seen: Seen) -> None:
-    found = judged(seen(), seen(certificate__bound=10.5))
-    assert found.verdict is Verdict.REGRESSION
-    assert "the solver's bound is broken" in found.reason
+    result = judged(seen(), seen(certificate__bound=10.5))
+    assert result.verdict is Verdict.REGRESSION
+    assert "the solver's bound is broken" in result.reason
 
 
 def test_a_bound_that_the_accepted_decision_refutes_is_called_broken(seen: Seen) -> None:
     # The search found 11 s and claims that nothing is below 10.9, but the accepted decision is
     # still priced at 10.
-    found = judged(
+    result = judged(
         seen(), slower(seen, 11.0, certificate__bound=10.9, decision=OTHER), price_today=10.0
     )
-    assert found.verdict is Verdict.REGRESSION
-    assert "nothing is below 10.9, but the accepted decision still costs 10" in found.reason
-    assert "the search lost it" in found.reason
+    assert result.verdict is Verdict.REGRESSION
+    assert "nothing is below 10.9, but the accepted decision still costs 10" in result.reason
+    assert "the search lost it" in result.reason
 
 
-def test_costs_that_rose_are_told_from_a_search_that_lost_the_decision(seen: Seen) -> None:
-    found = judged(
+def test_higher_costs_and_a_lost_decision_are_distinguished(seen: Seen) -> None:
+    result = judged(
         seen(), slower(seen, 11.0, certificate__bound=10.9, decision=OTHER), price_today=12.0
     )
-    assert "the accepted decision would now cost +20.00 %" in found.reason
-    assert "broken" not in found.reason
+    assert "the accepted decision would now cost +20.00 %" in result.reason
+    assert "broken" not in result.reason
 
 
 @each_row(
@@ -139,32 +139,32 @@ def test_costs_that_rose_are_told_from_a_search_that_lost_the_decision(seen: See
 def test_a_wider_gap_is_a_weaker_proof(
     seen: Seen, status: str, gap: float, verdict: Verdict
 ) -> None:
-    found = judged(seen(), seen(certificate__status=status, certificate__gap_ratio=gap))
-    assert found.verdict is verdict
-    assert f"-> {gap:.2%}" in found.reason
+    result = judged(seen(), seen(certificate__status=status, certificate__gap_ratio=gap))
+    assert result.verdict is verdict
+    assert f"-> {gap:.2%}" in result.reason
 
 
 def test_a_much_wider_band_drifts(seen: Seen) -> None:
-    found = judged(seen(), seen(predicted__step_time_s_band=[5.0, 15.0]))
-    assert found.verdict is Verdict.DRIFT
-    assert "the band of step_time_s is x2.50 as wide" in found.reason
+    result = judged(seen(), seen(predicted__step_time_s_band=[5.0, 15.0]))
+    assert result.verdict is Verdict.DRIFT
+    assert "the band of step_time_s is x2.50 as wide" in result.reason
 
 
-def test_another_question_is_incomparable_whatever_the_plan(seen: Seen) -> None:
-    found = judged(seen(), slower(seen, 5.0, goal__global_batch_size=256))
-    assert found.verdict is Verdict.INCOMPARABLE
-    assert "goal.global_batch_size 128 -> 256" in found.reason
+def test_another_spec_is_incomparable_whatever_the_plan(seen: Seen) -> None:
+    result = judged(seen(), slower(seen, 5.0, goal__global_batch_size=256))
+    assert result.verdict is Verdict.INCOMPARABLE
+    assert "goal.global_batch_size 128 -> 256" in result.reason
 
 
-def test_a_field_that_one_version_lacks_asks_no_other_question(seen: Seen) -> None:
+def test_a_field_that_one_version_lacks_is_no_difference(seen: Seen) -> None:
     newer = seen(goal={"kind": "train", "global_batch_size": 128, "seed": 3})
     assert judged(seen(), newer).verdict is Verdict.PASS
 
 
-def test_other_numbers_in_the_same_words_bind_alike(seen: Seen) -> None:
+def test_other_numbers_in_the_same_constraint_are_no_change(seen: Seen) -> None:
     assert judged(seen(), seen(binding_constraint="memory_per_device: 70 GiB")).changes == ()
-    found = judged(seen(), seen(binding_constraint="computation: 8 s"))
-    assert found.verdict is Verdict.DRIFT
+    result = judged(seen(), seen(binding_constraint="computation: 8 s"))
+    assert result.verdict is Verdict.DRIFT
 
 
 def test_what_is_known_beside_the_plan_counts(seen: Seen) -> None:
@@ -173,16 +173,16 @@ def test_what_is_known_beside_the_plan_counts(seen: Seen) -> None:
         words="links are slower",
         changes=(Change(what="profile", accepted="a", found="b"),),
     )
-    found = judged(seen(), seen(), beside=[beside])
-    assert (found.verdict, found.reason) == (Verdict.REGRESSION, "links are slower")
+    result = judged(seen(), seen(), beside=[beside])
+    assert (result.verdict, result.reason) == (Verdict.REGRESSION, "links are slower")
 
 
 def test_a_changed_profile_is_named_as_the_cause(seen: Seen) -> None:
-    found = judged(seen(), slower(seen, 11.0, provenance__profile_sha256={"h100": "b"}))
-    assert "measurements of 'h100' changed" in found.reason
+    result = judged(seen(), slower(seen, 11.0, provenance__profile_sha256={"h100": "b"}))
+    assert "measurements of 'h100' changed" in result.reason
 
 
-def test_a_placement_that_was_made_for_another_launch_is_told(seen: Seen) -> None:
+def test_a_placement_made_for_another_launch_is_reported(seen: Seen) -> None:
     mark = {
         "engine": "sglang",
         "release": "0.5.23",
@@ -192,7 +192,7 @@ def test_a_placement_that_was_made_for_another_launch_is_told(seen: Seen) -> Non
         "a2a_backend": "deepep",
     }
 
-    def made_for(**changes: object) -> Observed:
+    def made_for(**changes: object) -> PlanFacts:
         return seen(made_for=[mark | changes])
 
     assert judged(made_for(), made_for()).verdict is Verdict.PASS

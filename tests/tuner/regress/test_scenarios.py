@@ -5,7 +5,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import SpecError, TunerError
-from tuner.regress.scenarios import index_json, measured_on, read_checks
+from tuner.regress.scenarios import index_json, measured_profiles, read_checks
 
 
 def scenario(folder: Path, *below: str, spec: str = "goal: {kind: train}\n") -> Path:
@@ -73,11 +73,11 @@ def test_only_named_scenarios_are_kept(tmp_path: Path) -> None:
 def test_profiles_that_the_spec_names_are_measured_on(tmp_path: Path) -> None:
     spec = "cluster: {pools: [{profile: p}, {profile: absent}, {device: h100}, 3]}\n"
     (only,) = read_checks(scenario(tmp_path / "a", "p/profile.json", spec=spec)).scenarios
-    assert measured_on(only) == (tmp_path / "a" / "p",)
+    assert measured_profiles(only) == (tmp_path / "a" / "p",)
     (none,) = read_checks(scenario(tmp_path / "b", spec="[]\n")).scenarios
-    assert measured_on(none) == ()
+    assert measured_profiles(none) == ()
     (own,) = read_checks(scenario(tmp_path / "c", "profile/profile.json", spec=spec)).scenarios
-    assert measured_on(own) == (tmp_path / "c" / "profile",)
+    assert measured_profiles(own) == (tmp_path / "c" / "profile",)
 
 
 @each_row("name", ["x\n::error::y", "a\x1b[31m", "byte\udcff", "turned\u202eround"])

@@ -82,23 +82,23 @@ def checked_by(tree: Path, checks: Path) -> Check:
         check=False,
     )
     assert done.returncode in (0, 1), done.stderr
-    found = Check.model_validate_json(done.stdout)
-    assert done.returncode == found.failed
-    return found
+    result = Check.model_validate_json(done.stdout)
+    assert done.returncode == result.failed
+    return result
 
 
-# Seconds: the one fault that is looked for by the command itself in every run.
+# Takes seconds: the one fault that every run checks by the command itself.
 def test_a_bug_in_the_cost_model_is_named_as_changed_costs(cheap: Path, faulty: Faulty) -> None:
     tree = faulty(
         "tuner/costs/analytic/experts.py",
-        "forward_s=pieces * found.forward_s",
-        "forward_s=1.2 * pieces * found.forward_s",
+        "forward_s=pieces * priced.forward_s",
+        "forward_s=1.2 * pieces * priced.forward_s",
     )
-    (found,) = checked_by(tree, cheap).scenarios
-    assert found.verdict is Verdict.REGRESSION
-    assert "fastest step" in found.reason
-    assert "the same decision is priced differently, on the same inputs" in found.reason
-    assert "most of it in computation" in found.reason
+    (result,) = checked_by(tree, cheap).scenarios
+    assert result.verdict is Verdict.REGRESSION
+    assert "fastest step" in result.reason
+    assert "the same decision is priced differently, on the same inputs" in result.reason
+    assert "most of it in computation" in result.reason
 
 
 @pytest.mark.slow
@@ -106,13 +106,14 @@ def test_a_broken_bound_is_named_as_one(cheap: Path, faulty: Faulty) -> None:
     # Devices that share no tensors are said to be a third slower than they are.
     tree = faulty(
         "tuner/planner/analytic/bounds.py",
-        "least = strategies.num_microbatches * peak_s + way_s",
-        "least = strategies.num_microbatches * peak_s * (1 + (strategies.tensor == 1) / 3) + way_s",
+        "least = strategies.num_microbatches * peak_s + bubble_s",
+        "least = strategies.num_microbatches * peak_s * (1 + (strategies.tensor == 1) / 3)"
+        " + bubble_s",
     )
-    (found,) = checked_by(tree, cheap).scenarios
-    assert found.verdict is Verdict.REGRESSION
-    assert "the solver's bound is broken" in found.reason
-    assert "the search lost it" in found.reason
+    (result,) = checked_by(tree, cheap).scenarios
+    assert result.verdict is Verdict.REGRESSION
+    assert "the solver's bound is broken" in result.reason
+    assert "the search lost it" in result.reason
 
 
 def test_a_field_that_plans_no_longer_have_is_named_as_a_changed_schema(
@@ -122,19 +123,19 @@ def test_a_field_that_plans_no_longer_have_is_named_as_a_changed_schema(
     values = json.loads(file.read_text(encoding="utf-8"))
     values["certificate"]["proof"] = "by a field that this version has dropped"
     file.write_text(json.dumps(values), encoding="utf-8")
-    (found,) = check(checks, manner=Manner(tree=acting)).scenarios
-    assert found.verdict is Verdict.ERROR
-    assert "certificate.proof: Extra inputs are not permitted" in found.reason
-    assert "the schema of plans changed" in found.reason
+    (result,) = check(checks, manner=Manner(tree=acting)).scenarios
+    assert result.verdict is Verdict.ERROR
+    assert "certificate.proof: Extra inputs are not permitted" in result.reason
+    assert "the schema of plans changed" in result.reason
 
 
 @pytest.mark.slow
 def test_a_planner_that_no_longer_fits_its_schema_is_an_error(cheap: Path, faulty: Faulty) -> None:
     tree = faulty("tuner/plan.py", "    decision_gap_ratio:", "    gap_of_decision_ratio:")
-    (found,) = checked_by(tree, cheap).scenarios
-    assert found.verdict is Verdict.ERROR
-    assert "planning crashed: ValidationError" in found.reason
-    assert "decision_gap_ratio" in found.reason
+    (result,) = checked_by(tree, cheap).scenarios
+    assert result.verdict is Verdict.ERROR
+    assert "planning crashed: ValidationError" in result.reason
+    assert "decision_gap_ratio" in result.reason
 
 
 def test_a_slower_link_in_the_profile_is_named_with_its_operation(
@@ -158,21 +159,21 @@ def test_a_slower_link_in_the_profile_is_named_with_its_operation(
     write_table(profile, slower, operation="collective")
     write_header(profile, stored.header)
 
-    (found,) = check(checks, manner=manner).scenarios
-    assert found.verdict is Verdict.REGRESSION
-    assert "collective all_reduce: 10 % slower over its 27 cases, significantly" in found.reason
+    (result,) = check(checks, manner=manner).scenarios
+    assert result.verdict is Verdict.REGRESSION
+    assert "collective all_reduce: 10 % slower over its 27 cases, significantly" in result.reason
 
 
 @pytest.mark.slow
-def test_the_version_before_the_fault_is_held_against_it(cheap: Path, faulty: Faulty) -> None:
+def test_the_version_before_the_fault_is_the_reference(cheap: Path, faulty: Faulty) -> None:
     tree = faulty(
         "tuner/costs/analytic/experts.py",
-        "forward_s=pieces * found.forward_s",
-        "forward_s=0.8 * pieces * found.forward_s",
+        "forward_s=pieces * priced.forward_s",
+        "forward_s=0.8 * pieces * priced.forward_s",
     )
-    (found,) = check(cheap, against=str(tree)).scenarios
-    assert found.verdict is Verdict.REGRESSION
-    assert "the same decision is priced differently" in found.reason
+    (result,) = check(cheap, against=str(tree)).scenarios
+    assert result.verdict is Verdict.REGRESSION
+    assert "the same decision is priced differently" in result.reason
 
 
 def test_unchanged_inputs_pass(cheap: Path) -> None:

@@ -8,7 +8,7 @@ from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.regress.before import scenario_then
 from tuner.regress.scenarios import read_checks
-from tuner.regress.versions import other_of
+from tuner.regress.versions import find_other_version
 from tuner.regress.workers import OWN_TREE
 
 PACKAGES = ("tuner", "solvers", "profilers")
@@ -49,7 +49,7 @@ def users(tmp_path: Path) -> Path:
 def test_a_revision_of_the_user_s_repository_brings_its_scenarios(
     users: Path, tmp_path: Path
 ) -> None:
-    other = other_of("git:HEAD~1", checks=users / "checks", scratch=tmp_path)
+    other = find_other_version("git:HEAD~1", checks=users / "checks", scratch=tmp_path)
     assert other.checks is not None
     assert (other.checks / "a" / "spec.yaml").read_text() == "first\n"
     assert (other.checks.parent / "models" / "config.json").is_file()
@@ -63,7 +63,7 @@ def test_a_revision_of_moetune_itself_plans_today_s_scenarios(tmp_path: Path) ->
     repository.mkdir()
     files = {f"{package}/__init__.py": "old" for package in PACKAGES}
     committed(repository, {**files, "checks/a/spec.yaml": "a", "big/file": "left out"})
-    other = other_of("git:HEAD", checks=repository / "checks", scratch=tmp_path)
+    other = find_other_version("git:HEAD", checks=repository / "checks", scratch=tmp_path)
     assert other.checks is None
     assert sorted(each.name for each in other.tree.iterdir()) == sorted(PACKAGES)
     assert (other.tree / "tuner/__init__.py").read_text() == "old"
@@ -75,25 +75,25 @@ def test_what_is_no_revision_is_refused_in_one_line(
     revision: str, users: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(SpecError, match=f"{re.escape(repr(revision))} is no revision of this"):
-        other_of(f"git:{revision}", checks=users / "checks", scratch=tmp_path)
+        find_other_version(f"git:{revision}", checks=users / "checks", scratch=tmp_path)
 
 
 def test_checks_that_were_not_there_yet_are_said_to_be_so(users: Path, tmp_path: Path) -> None:
     committed(users, {"later/a/spec.yaml": "a"})
     with pytest.raises(SpecError, match="was not there yet"):
-        other_of("git:HEAD~1", checks=users / "later", scratch=tmp_path)
+        find_other_version("git:HEAD~1", checks=users / "later", scratch=tmp_path)
 
 
 def test_folders_are_a_version_or_accepted_plans(users: Path, tmp_path: Path) -> None:
-    other = other_of(str(users / "checks"), checks=users / "checks", scratch=tmp_path)
+    other = find_other_version(str(users / "checks"), checks=users / "checks", scratch=tmp_path)
     assert other.plans == users / "checks"
     for package in PACKAGES:
         (tmp_path / "v" / package).mkdir(parents=True)
         (tmp_path / "v" / package / "__init__.py").write_text("")
-    version = other_of(str(tmp_path / "v"), checks=users / "checks", scratch=tmp_path)
+    version = find_other_version(str(tmp_path / "v"), checks=users / "checks", scratch=tmp_path)
     assert (version.tree, version.plans) == (tmp_path / "v", None)
     with pytest.raises(SpecError, match="neither a checkout of moetune"):
-        other_of(str(tmp_path / "v" / "tuner"), checks=users / "checks", scratch=tmp_path)
+        find_other_version(str(tmp_path / "v" / "tuner"), checks=users / "checks", scratch=tmp_path)
 
 
 def test_a_folder_without_a_repository_is_refused(
@@ -101,7 +101,7 @@ def test_a_folder_without_a_repository_is_refused(
 ) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     with pytest.raises(SpecError, match="not a git repository"):
-        other_of("git:HEAD", checks=tmp_path, scratch=tmp_path)
+        find_other_version("git:HEAD", checks=tmp_path, scratch=tmp_path)
 
 
 def test_a_link_that_leaves_the_repository_is_left_out(users: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_link_that_leaves_the_repository_is_left_out(users: Path, tmp_path: Pa
     (users / "up").symlink_to("../..")
     (users / "inside").symlink_to("checks")
     committed(users, {"x": "y"})
-    other = other_of("git:HEAD", checks=users / "checks", scratch=tmp_path)
+    other = find_other_version("git:HEAD", checks=users / "checks", scratch=tmp_path)
     assert other.checks is not None
     top = other.checks.parent
     assert sorted(each.name for each in top.iterdir()) == ["checks", "inside", "models", "x"]
@@ -118,7 +118,7 @@ def test_a_link_that_leaves_the_repository_is_left_out(users: Path, tmp_path: Pa
 def test_a_history_that_was_cut_off_is_said_to_be_so(users: Path, tmp_path: Path) -> None:
     git(tmp_path, "clone", "-q", "--depth", "1", users.as_uri(), "clone")
     with pytest.raises(SpecError, match=r"cut off: fetch it with .*fetch-depth: 0 on GitHub"):
-        other_of("git:HEAD~1", checks=tmp_path / "clone" / "checks", scratch=tmp_path)
+        find_other_version("git:HEAD~1", checks=tmp_path / "clone" / "checks", scratch=tmp_path)
 
 
 def test_files_that_a_partial_clone_lacks_are_said_to_be_missing(
@@ -128,12 +128,12 @@ def test_files_that_a_partial_clone_lacks_are_said_to_be_missing(
     git(tmp_path, "clone", "-q", "--filter=blob:none", users.as_uri(), "clone")
     users.rename(tmp_path / "away")
     with pytest.raises(SpecError, match="are not all there: fetch them first"):
-        other_of("git:HEAD~1", checks=tmp_path / "clone" / "checks", scratch=tmp_path)
+        find_other_version("git:HEAD~1", checks=tmp_path / "clone" / "checks", scratch=tmp_path)
 
 
 def test_a_single_scenario_is_found_in_a_revision(users: Path, tmp_path: Path) -> None:
     single = users / "checks" / "a"
-    other = other_of("git:HEAD~1", checks=single, scratch=tmp_path)
+    other = find_other_version("git:HEAD~1", checks=single, scratch=tmp_path)
     (scenario,) = read_checks(single).scenarios
     then = scenario_then(scenario, other)
     assert then is not None

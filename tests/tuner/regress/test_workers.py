@@ -6,33 +6,33 @@ import threading
 from pathlib import Path
 
 from tests.rows import each_row
-from tuner.regress.worker import answer as answer_here
-from tuner.regress.workers import Answer, Job, Limits, Planner
+from tuner.regress.worker import run_job as answer_here
+from tuner.regress.workers import Job, Limits, Planner, PlanResult
 
 
-def asked(planner: Planner, folder: Path, text: str, *, kind: str = "train") -> Answer:
+def arguments(planner: Planner, folder: Path, text: str, *, kind: str = "train") -> PlanResult:
     spec = folder / "spec.yaml"
     spec.write_text(f"does: {text}\n")
     return planner.plan(Job(kind=kind, spec=spec, profiles=()))
 
 
-def said(answer: Answer) -> str:
-    assert answer.plan is not None, answer.error
-    return str(answer.plan["binding_constraint"])
+def said(run_job: PlanResult) -> str:
+    assert run_job.plan is not None, run_job.error
+    return str(run_job.plan["binding_constraint"])
 
 
 def test_plans_come_back_with_their_effort(acting: Path, tmp_path: Path) -> None:
     with Planner(scratch=tmp_path, limits=Limits(solve_s=7.0), tree=acting) as planner:
-        found = asked(planner, tmp_path, "hello")
-        assert said(found).startswith("hello within 7 s")
-        assert found.effort is not None
-        assert found.effort.loop_s > 0.0
-        assert found.effort.peak_bytes >= found.effort.idle_bytes > 2**20
+        result = arguments(planner, tmp_path, "hello")
+        assert said(result).startswith("hello within 7 s")
+        assert result.effort is not None
+        assert result.effort.loop_s > 0.0
+        assert result.effort.peak_bytes >= result.effort.idle_bytes > 2**20
 
 
 def test_every_plan_has_a_process_of_its_own(acting: Path, tmp_path: Path) -> None:
     with Planner(scratch=tmp_path, limits=Limits(), tree=acting) as planner:
-        processes = {said(asked(planner, tmp_path, "hello")) for _ in range(3)}
+        processes = {said(arguments(planner, tmp_path, "hello")) for _ in range(3)}
     assert len(processes) == 3
 
 
@@ -49,39 +49,39 @@ def test_every_plan_has_a_process_of_its_own(acting: Path, tmp_path: Path) -> No
 def test_what_breaks_costs_one_answer(text: str, words: str, acting: Path, tmp_path: Path) -> None:
     limits = Limits(memory_bytes=8 * 2**30)
     with Planner(scratch=tmp_path, limits=limits, tree=acting) as planner:
-        broken = asked(planner, tmp_path, text)
+        broken = arguments(planner, tmp_path, text)
         assert broken.plan is None
         assert words in broken.error
-        assert said(asked(planner, tmp_path, "after")).startswith("after")
+        assert said(arguments(planner, tmp_path, "after")).startswith("after")
 
 
 def test_what_hangs_is_killed(acting: Path, tmp_path: Path) -> None:
     with Planner(scratch=tmp_path, limits=Limits(wall_s=0.5), tree=acting) as planner:
-        assert "no plan within 0.5 s" in asked(planner, tmp_path, "hang").error
+        assert "no plan within 0.5 s" in arguments(planner, tmp_path, "hang").error
 
 
 def test_what_solvers_print_is_no_answer(acting: Path, tmp_path: Path) -> None:
     with Planner(scratch=tmp_path, limits=Limits(), tree=acting) as planner:
-        assert said(asked(planner, tmp_path, "print")).startswith("print")
+        assert said(arguments(planner, tmp_path, "print")).startswith("print")
 
 
 def test_a_version_that_lacks_a_planner_says_so(acting: Path, tmp_path: Path) -> None:
     with Planner(scratch=tmp_path, limits=Limits(), tree=acting) as planner:
-        found = asked(planner, tmp_path, "hello", kind="serve")
-    assert "this version of moetune lacks what the scenario needs" in found.error
+        result = arguments(planner, tmp_path, "hello", kind="serve")
+    assert "this version of moetune lacks what the scenario needs" in result.error
 
 
 def test_a_version_that_cannot_start_says_why(acting: Path, tmp_path: Path) -> None:
     broken = Path(shutil.copytree(acting, tmp_path / "broken"))
     (broken / "tuner" / "api.py").write_text("import what_nobody_has\n")
     with Planner(scratch=tmp_path, limits=Limits(), tree=broken) as planner:
-        assert "what_nobody_has" in asked(planner, tmp_path, "hello").error
+        assert "what_nobody_has" in arguments(planner, tmp_path, "hello").error
 
 
 def test_stopping_ends_a_plan_that_another_thread_waits_for(acting: Path, tmp_path: Path) -> None:
-    answers: list[Answer] = []
+    answers: list[PlanResult] = []
     with Planner(scratch=tmp_path, limits=Limits(), tree=acting) as planner:
-        said(asked(planner, tmp_path, "hello"))
+        said(arguments(planner, tmp_path, "hello"))
         (tmp_path / "hang.yaml").write_text("does: hang")
         job = Job(kind="train", spec=tmp_path / "hang.yaml", profiles=())
         waiting = threading.Thread(target=lambda: answers.append(planner.plan(job)))
@@ -90,10 +90,10 @@ def test_stopping_ends_a_plan_that_another_thread_waits_for(acting: Path, tmp_pa
         waiting.join(timeout=60.0)
         assert not waiting.is_alive()
         assert answers[0].plan is None
-        assert asked(planner, tmp_path, "hello").error == "stopped"
+        assert arguments(planner, tmp_path, "hello").error == "stopped"
 
 
-def test_the_worker_answers_in_process_too(tmp_path: Path) -> None:
+def test_the_worker_runs_jobs_in_process_too(tmp_path: Path) -> None:
     spec = tmp_path / "spec.yaml"
     spec.write_text("goal: {kind: train}")
     here = Path.cwd()

@@ -33,7 +33,7 @@ def checked(**reasons: str) -> Check:
     )
 
 
-def test_junit_counts_failures_and_errors_apart() -> None:
+def test_junit_counts_failures_and_errors_separately() -> None:
     suites = ElementTree.fromstring(junit_xml(checked()))
     assert (suites.get("tests"), suites.get("failures"), suites.get("errors")) == ("7", "3", "1")
     (suite,) = suites

@@ -20,16 +20,16 @@ from tuner.plan_folder import write_plan
 from tuner.report.content import Report
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import browser_path
-from tuner.report.read import report_of
+from tuner.report.read import build_report
 from tuner.serve_plan import (
-    Handover,
     Instances,
     Latency,
+    PlannedKvTransfer,
     Role,
     ServeAlternative,
     ServeCertificate,
     ServeDecision,
-    ServeModeAnswer,
+    ServeModeResult,
     ServePlan,
     ServePrediction,
     ServeProvenance,
@@ -187,11 +187,11 @@ def serve_plan() -> ServePlan:
         max_batched_tokens=8192,
         kv_tokens=585_997,
     )
-    apart = ServeDecision(
+    disaggregated = ServeDecision(
         mode="disaggregated",
         instances=(prefill, decode),
         handovers=(
-            Handover(
+            PlannedKvTransfer(
                 from_pool="h100",
                 to_pool="h20",
                 connector="nixl",
@@ -223,7 +223,7 @@ def serve_plan() -> ServePlan:
         cluster=spec.cluster,
         goal=spec.goal,
         emit=("vllm",),
-        decision=apart,
+        decision=disaggregated,
         predicted=predicted,
         certificate=ServeCertificate(
             status="optimal",
@@ -242,7 +242,7 @@ def serve_plan() -> ServePlan:
             ),
         ),
         modes=(
-            ServeModeAnswer(
+            ServeModeResult(
                 mode="disaggregated",
                 status="chosen",
                 devices=10,
@@ -250,7 +250,7 @@ def serve_plan() -> ServePlan:
                 ttft_s=0.33,
                 tpot_s=0.031,
             ),
-            ServeModeAnswer(mode="attention_expert", status="none", told="no room"),
+            ServeModeResult(mode="attention_expert", status="none", told="no room"),
         ),
         unlaunchable=(ServeUnlaunchable(feature="experts apart", gain_ratio=0.1),),
         provenance=ServeProvenance(
@@ -301,7 +301,7 @@ def shown(
     @cache
     def of_kind(kind: str) -> Shown:
         folder = folders[kind]
-        report = report_of(folder)
+        report = build_report(folder)
         html = page_of(report)
         plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         return Shown(folder=folder, plan=plan, report=report, html=html, page=parsed(html))

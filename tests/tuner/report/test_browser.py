@@ -12,7 +12,7 @@ from tests.rows import each_row
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import command
 from tuner.report.plotly_script import plotly_script
-from tuner.report.read import report_of
+from tuner.report.read import build_report
 
 Parsed = Callable[[str], Any]
 Shown = Callable[[str], Any]
@@ -27,7 +27,7 @@ def opened(
 ) -> tuple[str, list[str], set[str]]:
     """Return the drawn document, what the console said, and the hosts that the page asked."""
     log = scratch / "net.json"
-    asked = command(
+    browser_command = command(
         browser,
         page,
         scratch=scratch / "profile",
@@ -40,7 +40,7 @@ def opened(
         ),
         is_root=os.geteuid() == 0,
     )
-    done = subprocess.run(asked, capture_output=True, timeout=QUIET_S, check=True)
+    done = subprocess.run(browser_command, capture_output=True, timeout=QUIET_S, check=True)
     said = [line for line in done.stderr.decode().splitlines() if ":CONSOLE" in line]
     text = log.read_text(encoding="utf-8")
     hosts = set(re.findall(r'"url":"(?:https?|wss?|ftp)://([^/"]*)', text))
@@ -49,7 +49,7 @@ def opened(
 
 def write_page(folder: Path, out: Path) -> int:
     """Write the page of a plan and return how many plots it has."""
-    report = report_of(folder)
+    report = build_report(folder)
     out.write_text(page_html(report, own_assets(plotly_script())), encoding="utf-8")
     return len(report.figures)
 
@@ -140,14 +140,14 @@ def test_a_dark_page_is_drawn_in_its_own_ink(
 def test_a_page_is_printed(train_folder: Path, browser: str, tmp_path: Path) -> None:
     file, out = tmp_path / "report.html", tmp_path / "report.pdf"
     write_page(train_folder, file)
-    asked = command(
+    browser_command = command(
         browser,
         file,
         scratch=tmp_path / "printing",
         switches=(f"--print-to-pdf={out}", "--no-pdf-header-footer"),
         is_root=os.geteuid() == 0,
     )
-    subprocess.run(asked, capture_output=True, timeout=QUIET_S, check=True)
+    subprocess.run(browser_command, capture_output=True, timeout=QUIET_S, check=True)
     assert out.read_bytes().startswith(b"%PDF")
 
 

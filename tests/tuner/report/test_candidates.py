@@ -13,7 +13,7 @@ def test_every_stored_candidate_is_drawn_once_in_its_group(train_folder: Path) -
     points = {trace["name"]: len(trace["x"]) for trace in figure.traces}
     ties = sum(one.within_band for one in plan.alternatives)
     assert points["the plan"] == 1
-    assert points.get("tie: inside the band of the ratio", 0) == ties
+    assert points.get("tie: within the error band", 0) == ties
     assert points.get("runner-up", 0) == len(plan.alternatives) - ties
     assert points["Pareto front"] == len(plan.pareto)
     chosen = next(trace for trace in figure.traces if trace["name"] == "the plan")
@@ -22,7 +22,7 @@ def test_every_stored_candidate_is_drawn_once_in_its_group(train_folder: Path) -
         assert part in chosen["hovertext"][0]
 
 
-def test_the_front_is_a_staircase_from_lean_to_fast(train_folder: Path) -> None:
+def test_the_front_trades_memory_for_time(train_folder: Path) -> None:
     plan = read_plan(train_folder)
     assert plan.predicted is not None
     figure = candidates_figure(plan, plan.predicted)

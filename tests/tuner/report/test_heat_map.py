@@ -60,7 +60,7 @@ def test_the_json_holds_every_number_and_the_largest() -> None:
     assert before["mean_of_largest_ratio"] == 1.75
 
 
-def test_every_cell_is_painted_once_and_equal_loads_alike_in_all_panels() -> None:
+def test_every_cell_is_painted_once_and_equal_loads_have_one_colour() -> None:
     before, after = _painted(_heat())
     assert set(before) == set(after) == {(row, column) for row in range(2) for column in range(3)}
     assert before[0, 2] == before[1, 2] == after[0, 0] == after[1, 2] == "#f7f7f7"

@@ -44,7 +44,7 @@ def test_an_attribute_cannot_be_left() -> None:
     assert page.attributes == [("title", HOSTILE)]
 
 
-def test_flags_stand_alone_or_not_at_all() -> None:
+def test_boolean_attributes_have_no_value() -> None:
     assert element("details", open=True, hidden=False).html == "<details open></details>"
     assert element("meta", http_equiv="x").html == '<meta http-equiv="x">'
 

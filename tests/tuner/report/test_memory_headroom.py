@@ -12,7 +12,7 @@ from tests.rows import each_row
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.plan import Plan, Preference, Roomier
 from tuner.report.memory_headroom import chance_sentence, memory_warning, trade_words
-from tuner.report.read import report_of
+from tuner.report.read import build_report
 from tuner.train_words import short_decision
 
 Page = Callable[[Any], str]
@@ -62,7 +62,7 @@ def test_a_page_begins_with_the_warning_where_the_chance_is_not_small(
     own_folder: Path, page_of: Page, parsed: Parsed, chance: float
 ) -> None:
     plan = with_chance(own_folder, chance)
-    page = parsed(page_of(report_of(own_folder)))
+    page = parsed(page_of(build_report(own_folder)))
     warnings = [node for node in page.all("p") if node.attributes.get("class") == "warning"]
     first = plan_text(plan, folder=own_folder).splitlines()[0]
     assert [node.attributes.get("role") for node in warnings] == ["alert"] * (chance > 0.05)
@@ -80,12 +80,12 @@ def test_the_warning_names_the_roomier_decision_and_what_it_costs(own_folder: Pa
     said = memory_warning(with_chance(own_folder, 0.34, is_roomier_found=True), name=str)
     assert said is not None
     # Of the run: 1.5 h of failed starts and restarts, and 0.34 of 3.4 h.
-    in_all = "expected to cost 2.66 h of the run in all"
+    in_all = "expected to cost 2.66 h of the run"
     for words in ("34.0 %", "17.0 %", "1.50 h", "66.0 GiB", "0.4 %", "1.4 %", "3.40 h", in_all):
         assert words in said, (words, said)
     alone = memory_warning(with_chance(own_folder, 0.34), name=str)
     assert alone is not None
-    assert "were not searched for to the end: more nodes" in alone
+    assert "The search for decisions with more headroom was not finished" in alone
 
 
 def test_that_nothing_was_found_is_said_only_where_it_was_searched_for(own_folder: Path) -> None:
@@ -94,13 +94,12 @@ def test_that_nothing_was_found_is_said_only_where_it_was_searched_for(own_folde
         said = memory_warning(plan.model_copy(update={"roomier_within_ratio": ratio}), name=str)
         assert said is not None
         assert ("No decision found within 7.0 %" in said) == is_said, said
-        assert ("not searched for to the end" in said) != is_said, said
-        assert "ore nodes, or a smaller usable_memory_ratio" in said
+        assert ("was not finished" in said) != is_said, said
+        assert "add nodes, or lower usable_memory_ratio" in said
     nowhere = memory_warning(plan.model_copy(update={"no_roomier": True}), name=str)
     assert nowhere is not None
     assert nowhere.endswith(
-        "No decision found has a chance below 5.0 %: more nodes, or more memory per device, make"
-        " room."
+        "No decision found has a chance below 5.0 %: add nodes or memory per device."
     )
 
 
@@ -113,7 +112,7 @@ def test_the_chance_is_said_once_and_without_figures_where_there_is_hardly_any(
         assert ("hardly any chance of running out of memory" in text) == (chance < 0.001), text
         assert text.count("failed starts and restarts are") == (chance > 0.001), text
         assert "expected to cost" not in text, text
-        assert ("memory room    see the warning" in text) == (chance > 0.05), text
+        assert ("OOM risk       see the warning" in text) == (chance > 0.05), text
 
 
 def test_the_length_of_a_run_is_said_where_it_is_assumed(own_folder: Path) -> None:
@@ -195,7 +194,7 @@ def test_of_a_fastest_that_is_excluded_only_that_is_said(own_folder: Path) -> No
         said = list(trade_words(plan))
         excluded = (
             f"the fastest is excluded: {other:.1%} chance of running out of memory; tried first, "
-            "with this plan after it, a step is expected to take 3.62 min"
+            "with this plan as fallback, a step is expected to take 3.62 min"
         ).replace("%", " %")
         assert (said == [excluded]) == is_said, said
         older = preferring(own_folder, own, **chances)
@@ -224,7 +223,7 @@ def test_the_preferred_line_is_short_and_explain_names_the_fastest_in_full(
     assert lines[at : at + 2] == [
         "preferred      2.5 % slower than the fastest found (ZeRO 1 -> 3, 7.18 s), within 1.8 % of "
         "optimal",
-        "because of     fewer pipeline stages (8 instead of 16)",
+        "reason         fewer pipeline stages (8 instead of 16)",
     ]
     assert short_decision(plan.preferred.fastest) in explanation(plan)
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
-from tuner.report.read import report_of
+from tuner.report.read import build_report
 
 Page = Callable[[Any], str]
 Parsed = Callable[[str], Any]
@@ -154,7 +154,7 @@ def test_trials_are_shown_beside_what_was_predicted(verified_folder: Path, shown
     assert "fastest of 8 trials" in page.all("header")[0].text
 
 
-def test_a_plan_that_found_nothing_says_what_stands_in_the_way(
+def test_an_infeasible_plan_names_the_binding_constraint(
     train_folder: Path, page_of: Page, parsed: Parsed, copied: Callable[[Path], Path]
 ) -> None:
     folder = copied(train_folder)
@@ -163,7 +163,7 @@ def test_a_plan_that_found_nothing_says_what_stands_in_the_way(
     plan["certificate"] |= {"status": "infeasible", "objective": None, "bound": None}
     plan["binding_constraint"] = "memory_per_device: 3 GiB short"
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    page = parsed(page_of(report_of(folder)))
+    page = parsed(page_of(build_report(folder)))
     (header,) = page.all("header", class_="nothing")
     assert "memory_per_device: 3 GiB short" in header.text
     assert not page.all("div", class_="plot")
@@ -172,7 +172,7 @@ def test_a_plan_that_found_nothing_says_what_stands_in_the_way(
 def test_a_plan_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"goal": {"kind": "dance"}}', encoding="utf-8")
     with pytest.raises(PlanUnreadableError, match="'dance' has no report; known: train, serve"):
-        report_of(tmp_path)
+        build_report(tmp_path)
 
 
 def test_a_plan_that_disagrees_with_itself_is_refused(
@@ -183,7 +183,7 @@ def test_a_plan_that_disagrees_with_itself_is_refused(
     plan["predicted"]["stages"].pop()
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     with pytest.raises(PlanUnreadableError, match=r"predicted: not of the decision's .* stages"):
-        report_of(folder)
+        build_report(folder)
 
 
 def test_a_number_that_json_lacks_is_not_drawn(
@@ -194,7 +194,7 @@ def test_a_number_that_json_lacks_is_not_drawn(
     plan = json.loads(text)
     plan["predicted"]["peak_memory_bytes_band"][0][1] = float("inf")
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    page = parsed(page_of(report_of(folder)))
+    page = parsed(page_of(build_report(folder)))
     figures = {
         one["name"]: one for one in json.loads(page.all("script", type="application/json")[0].text)
     }

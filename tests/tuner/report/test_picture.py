@@ -7,7 +7,7 @@ from tuner.errors import EnvironmentMissingError
 from tuner.report.picture import browser_path, command, picture
 
 
-def test_without_a_browser_the_way_out_is_said() -> None:
+def test_without_a_browser_the_message_says_what_to_do() -> None:
     with pytest.raises(EnvironmentMissingError, match="apt-get install chromium") as raised:
         browser_path(lambda _: None)
     assert raised.value.exit_code == 3

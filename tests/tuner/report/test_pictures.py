@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.rows import each_row
-from tuner.plan_folder import kind_of_plan
+from tuner.plan_folder import plan_kind
 
 PICTURES = Path(__file__).parents[3] / "examples" / "pictures"
 MOST_BYTES = 200_000
@@ -32,6 +32,6 @@ def test_what_is_drawn_is_in_the_reports(shown: Callable[[str], Any], kind: str)
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    drawn = set(module.SHOWN[kind_of_plan(shown(kind).folder)])
+    drawn = set(module.SHOWN[plan_kind(shown(kind).folder)])
     # Goodput is played, which reading a folder does not.
     assert drawn - {"goodput"} <= {figure.name for figure in shown(kind).report.figures}

@@ -32,11 +32,11 @@ def test_maps_are_read_back_in_the_order_of_the_workloads(place_folder: Path) ->
 def test_a_damaged_map_is_named(text: str, place_folder: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(place_folder, tmp_path / f"{len(text)} characters"))
     (folder / "report" / "heat_map_0.json").write_text(text, encoding="utf-8")
-    with pytest.raises(PlanUnreadableError, match=r"heat_map_0\.json: holds no heat map"):
+    with pytest.raises(PlanUnreadableError, match=r"heat_map_0\.json: no heat map in it"):
         read_heat_maps(folder, ("report/heat_map_0.json",))
 
 
-def test_names_that_are_no_maps_are_left_alone(place_folder: Path) -> None:
+def test_names_that_are_no_maps_are_ignored(place_folder: Path) -> None:
     names = ("report/heat_map_x.json", "report/heat_map_0.svg", "launch/heat_map_0.json")
     assert read_heat_maps(place_folder, names) == ()
 

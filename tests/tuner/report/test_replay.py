@@ -6,8 +6,8 @@ import pytest
 
 from tests.rows import each_row
 from tuner.report.latency_figures import goodput_figure, latency_figure
-from tuner.report.replay import SHARES, Replay, at_planned_rate, replayed
-from tuner.serve_api import deploy, site_of
+from tuner.report.replay import QUANTILES, Replay, at_planned_rate, replayed
+from tuner.serve_api import deploy, price_serving_pool
 from tuner.serve_plan import Island, Latency, ServePlan
 from tuner.spec.serving.goal import Percentiles
 from tuner.spec.serving.read import ServeSpec
@@ -37,10 +37,10 @@ def planned(folder: Path, traffic: str) -> tuple[ServePlan, ServeSpec]:
     return made.plan, made.spec
 
 
-def again(plan: ServePlan, spec: ServeSpec) -> Replay | None:
+def simulated(plan: ServePlan, spec: ServeSpec) -> Replay | None:
     assert plan.decision is not None
-    sites = [site_of(pool, ()) for pool in spec.cluster.pools]
-    return replayed(spec, sites, plan.decision)
+    priced_pools = [price_serving_pool(pool, ()) for pool in spec.cluster.pools]
+    return replayed(spec, priced_pools, plan.decision)
 
 
 @each_row(
@@ -52,7 +52,7 @@ def again(plan: ServePlan, spec: ServeSpec) -> Replay | None:
 )
 def test_the_planned_traffic_gives_the_plans_own_figures(tmp_path: Path, traffic: str) -> None:
     plan, spec = planned(tmp_path, traffic)
-    replay = again(plan, spec)
+    replay = simulated(plan, spec)
     assert plan.predicted is not None
     assert replay is not None
     assert replay.is_open == ("rate" in traffic)
@@ -61,29 +61,31 @@ def test_the_planned_traffic_gives_the_plans_own_figures(tmp_path: Path, traffic
         (replay.as_planned.tpot_s, plan.predicted.tpot_s),
     ):
         assert own.model_dump() == pytest.approx(stored.model_dump())
-    assert replay.ttft_s[SHARES.index(0.9)] == pytest.approx(plan.predicted.ttft_s.p90, rel=0.05)
+    assert replay.ttft_s[QUANTILES.index(0.9)] == pytest.approx(plan.predicted.ttft_s.p90, rel=0.05)
     assert list(replay.ttft_s) == sorted(replay.ttft_s)
     assert all(one.good_per_s <= one.requests_per_s + 1e-9 for one in replay.rates)
 
 
-def test_instances_that_are_not_found_again_are_not_played(tmp_path: Path) -> None:
+def test_instances_without_a_priced_match_are_not_simulated(tmp_path: Path) -> None:
     plan, spec = planned(tmp_path, "{rate: 6/s, input_tokens: 1000, output_tokens: 200}")
     assert plan.decision is not None
     (group, *_) = plan.decision.instances
     other = plan.decision.model_copy(
         update={"instances": (group.model_copy(update={"kv_tokens": 12}),)}
     )
-    assert replayed(spec, [site_of(pool, ()) for pool in spec.cluster.pools], other) is None
+    assert (
+        replayed(spec, [price_serving_pool(pool, ()) for pool in spec.cluster.pools], other) is None
+    )
 
 
-def test_islands_are_found_again_and_played_with_their_shares(tmp_path: Path) -> None:
+def test_islands_are_simulated_with_their_shares(tmp_path: Path) -> None:
     plan, spec = planned(tmp_path, "{rate: 6/s, input_tokens: 1000, output_tokens: 200}")
     assert plan.decision is not None
     (group, *_) = plan.decision.instances
     own = tuple(group.model_copy(update={"island": name, "count": 1}) for name in ("x", "y"))
     shares = tuple(Island(name=name, share_ratio=0.5) for name in ("x", "y"))
     decision = plan.decision.model_copy(update={"instances": own, "islands": shares})
-    replay = again(plan.model_copy(update={"decision": decision}), spec)
+    replay = simulated(plan.model_copy(update={"decision": decision}), spec)
     assert replay is not None
     assert replay.as_planned.requests_per_s == pytest.approx(6.0)
 
@@ -96,7 +98,7 @@ def test_the_rate_that_was_found_is_the_planned_one(tmp_path: Path) -> None:
     assert at_planned_rate(spec, plan.goal) is spec
 
 
-def test_a_plan_without_replay_draws_its_quantiles_alone() -> None:
+def test_a_plan_without_replay_draws_its_quantiles_only() -> None:
     latency = Latency(mean=0.3, p50=0.1, p90=0.6, p99=4.0)
     figure = latency_figure(
         "ttft", latency, (0.2, 0.5), Percentiles(p90=1.0), key="predicted.ttft_s"
@@ -109,12 +111,12 @@ def test_a_plan_without_replay_draws_its_quantiles_alone() -> None:
     assert figure.table.header == ("over requests", "predicted", "target")
 
 
-def test_goodput_is_drawn_over_what_was_asked(tmp_path: Path) -> None:
+def test_goodput_is_drawn_over_the_offered_load(tmp_path: Path) -> None:
     plan, spec = planned(tmp_path, "{rate: 6/s, input_tokens: 1000, output_tokens: 200}")
-    replay = again(plan, spec)
+    replay = simulated(plan, spec)
     assert replay is not None
     figure = goodput_figure(replay)
     _, good = figure.traces
-    assert good["x"] == [one.asked for one in replay.rates]
+    assert good["x"] == [one.offered for one in replay.rates]
     assert good["y"] == [one.good_per_s for one in replay.rates]
     assert figure.layout["shapes"][0]["x0"] == 6.0

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tuner.report.markdown import markdown
-from tuner.report.read import report_of
+from tuner.report.read import build_report
 from tuner.serve_plan import ServePlan
 from tuner.verify.deployments.conclusion import conclude
-from tuner.verify.deployments.records import BenchRun, ServeTrialRecord, Spread
+from tuner.verify.deployments.records import BenchmarkRun, ServeTrialRecord, Spread
 
 
-def record(plan: ServePlan, number: int, *runs: BenchRun, reason: str = "") -> ServeTrialRecord:
+def record(plan: ServePlan, number: int, *runs: BenchmarkRun, reason: str = "") -> ServeTrialRecord:
     decisions = [plan.decision, *(other.decision for other in plan.alternatives)]
     decision = decisions[number]
     assert decision is not None
@@ -29,9 +29,9 @@ def record(plan: ServePlan, number: int, *runs: BenchRun, reason: str = "") -> S
     )
 
 
-def run(time_s: float) -> BenchRun:
+def run(time_s: float) -> BenchmarkRun:
     spread = Spread(mean=time_s, p50=time_s, p90=time_s, p99=time_s)
-    return BenchRun(
+    return BenchmarkRun(
         completed=98,
         failed=0,
         duration_s=10.0,
@@ -46,14 +46,14 @@ def test_a_report_says_what_launches_measured(
     serve_folder: Path, serve_plan: ServePlan, copied: Callable[[Path], Path]
 ) -> None:
     folder = copied(serve_folder)
-    before = markdown(report_of(folder))
+    before = markdown(build_report(folder))
     assert "nothing was launched" in before
     records = [record(serve_plan, 0, run(0.0125))]
     if serve_plan.alternatives:
         records.append(record(serve_plan, 1, reason="the server ended <b>at once</b>"))
     verified = conclude(serve_plan, records)
     (folder / "verified.json").write_text(verified.model_dump_json())
-    after = markdown(report_of(folder))
+    after = markdown(build_report(folder))
     assert "nothing was launched" not in after
     assert f"Measured: the best of {len(records)} launched." in after
     assert "Predicted and measured" in after
@@ -68,6 +68,6 @@ def test_a_report_says_that_no_launch_held_the_targets(
     folder = copied(serve_folder)
     verified = conclude(serve_plan, [record(serve_plan, 0, run(1000.0))])
     (folder / "verified.json").write_text(verified.model_dump_json())
-    text = markdown(report_of(folder))
-    assert "Of 1 launched, none holds every target." in text
+    text = markdown(build_report(folder))
+    assert "Of 1 launched, none meets the SLO." in text
     assert "TPOT" in text

@@ -10,7 +10,7 @@ from tuner.explain.planned_spec import read_any_plan
 from tuner.report.content import Figure, Table
 from tuner.report.front_figure import front_figure
 from tuner.report.plan_csv import plan_csv
-from tuner.report.read import report_of
+from tuner.report.read import build_report
 from tuner.report.tables_csv import report_csv
 from tuner.serve_plan import FrontPoint, ServePlan
 
@@ -41,7 +41,7 @@ def _with_front() -> ServePlan:
 
 def test_every_cell_of_every_table_of_a_report_is_a_row() -> None:
     for name in ("train-mixtral", "serve-mixed-pool", "serve-infeasible", "place-balance"):
-        report = report_of(CHECKS / name)
+        report = build_report(CHECKS / name)
         tables = [
             block.table if isinstance(block, Figure) else block
             for section in report.sections

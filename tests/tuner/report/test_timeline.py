@@ -8,7 +8,7 @@ import pytest
 from tests.rows import each_row
 from tuner.plan import Plan, StagePrediction, TrainPrediction
 from tuner.plan_folder import read_plan
-from tuner.report.timeline import MOST_OF_RANK, timeline_figure
+from tuner.report.timeline import MAX_PASSES_PER_RANK, timeline_figure
 
 
 def stage(forward_s: float, backward_s: float) -> StagePrediction:
@@ -81,7 +81,7 @@ def test_two_micro_batches_through_two_stages_by_hand(train_folder: Path) -> Non
         ("rank 1", 0.0, 1.0),
         ("rank 1", 7.0, 2.0),
     ]
-    assert bars["once a step"] == [("rank 0", 9.0, 0.5), ("rank 1", 9.0, 0.5)]
+    assert bars["once per step"] == [("rank 0", 9.0, 0.5), ("rank 1", 9.0, 0.5)]
 
 
 def test_causes_take_their_share_of_every_pass(train_folder: Path) -> None:
@@ -92,12 +92,12 @@ def test_causes_take_their_share_of_every_pass(train_folder: Path) -> None:
     assert spent["communication"] == pytest.approx(2 * 0.6)
     assert spent["recompute"] == pytest.approx(2 * 1.0)
     assert spent["forward"] + spent["backward"] == pytest.approx(2 * (6.0 - 0.6 - 1.0))
-    assert "once a step" not in bars
+    assert "once per step" not in bars
     assert ("rank 0", 4.0, 0.5) in bars["recompute"]
 
 
-def test_a_long_step_is_drawn_at_both_ends(train_folder: Path) -> None:
-    plan = plan_of(train_folder, microbatches=MOST_OF_RANK, step_s=1000.0)
+def test_start_and_end_of_a_long_step_are_drawn(train_folder: Path) -> None:
+    plan = plan_of(train_folder, microbatches=MAX_PASSES_PER_RANK, step_s=1000.0)
     assert plan.predicted is not None
     figure = timeline_figure(plan, plan.predicted)
     assert figure is not None
@@ -107,9 +107,9 @@ def test_a_long_step_is_drawn_at_both_ends(train_folder: Path) -> None:
     assert start[1] < end[0]
     assert end[1] == 1000.0
     bars = sum(len(trace["x"]) for trace in figure.traces)
-    assert bars < 8 * MOST_OF_RANK
+    assert bars < 8 * MAX_PASSES_PER_RANK
     busy = {row[0].text: [cell.value for cell in row[2:4]] for row in figure.table.rows}
-    assert busy["rank 1"] == pytest.approx([MOST_OF_RANK * 1.0, MOST_OF_RANK * 2.0])
+    assert busy["rank 1"] == pytest.approx([MAX_PASSES_PER_RANK * 1.0, MAX_PASSES_PER_RANK * 2.0])
 
 
 def test_windows_never_overlap(train_folder: Path) -> None:
@@ -138,7 +138,7 @@ def test_windows_never_overlap(train_folder: Path) -> None:
         {"virtual_pipeline_model_parallel_size": 2, "micro_batch_size": 1},
     ],
 )
-def test_what_cannot_be_played_is_not_drawn(train_folder: Path, changes: dict[str, Any]) -> None:
+def test_what_cannot_be_simulated_is_not_drawn(train_folder: Path, changes: dict[str, Any]) -> None:
     plan = plan_of(train_folder, microbatches=3, step_s=9.0)
     assert plan.decision is not None
     assert plan.predicted is not None

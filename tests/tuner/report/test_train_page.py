@@ -63,29 +63,29 @@ def test_changes_are_captioned_by_what_they_would_bring(
     train_folder: Path, page_of: Page, parsed: Parsed
 ) -> None:
     plan = read_plan(train_folder)
-    ways = (
+    relaxations = (
         Relaxation(limit="nodes", change="4 nodes instead of 2: 32 devices"),
         Relaxation(limit="memory_per_device", change="90.0 GiB usable instead of 76.0 GiB"),
     )
-    with_decision = plan.model_copy(update={"relaxations": ways})
+    with_decision = plan.model_copy(update={"relaxations": relaxations})
     certificate = plan.certificate.model_copy(update={"status": "infeasible"})
     nothing = {"decision": None, "predicted": None, "alternatives": (), "variants": ()}
     without = with_decision.model_copy(update={**nothing, "certificate": certificate})
     for one, heading, caption in (
         (
             with_decision,
-            "More memory room",
-            "Changes with which a configuration has room in memory",
+            "More memory headroom",
+            "Changes that give a configuration memory headroom",
         ),
-        (without, "Ways out", "Changes with which a configuration fits"),
+        (without, "Relaxations", "Changes that make a configuration fit"),
     ):
         page = parsed(page_of(_page(one)))
         headings = [node.text for node in page.all("h2")]
         captions = [node.text for node in page.all("caption")]
         assert heading in headings, headings
         assert caption in captions, captions
-        assert all(way.change in page_of(_page(one)) for way in ways)
-    both = {"More memory room", "Ways out"}
+        assert all(relaxation.change in page_of(_page(one)) for relaxation in relaxations)
+    both = {"More memory headroom", "Relaxations"}
     plain = parsed(page_of(_page(plan.model_copy(update={"relaxations": ()}))))
     assert not both & {node.text for node in plain.all("h2")}
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.report.content import Figure, Section
-from tuner.report.what_if_curves import questions_of, what_if_section
+from tuner.report.what_if_curves import what_if_requests, what_if_section
 from tuner.what_if import Outcome, WhatIf, parse_changes
 
 
@@ -35,7 +35,7 @@ def figures(section: Section) -> dict[str, Figure]:
     return {block.name: block for block in section.blocks if isinstance(block, Figure)}
 
 
-def test_a_curve_goes_through_every_answer_in_order_of_the_factor() -> None:
+def test_a_curve_goes_through_every_solution_in_order_of_the_factor() -> None:
     section = drawn("nodes=x2,nodes=/2", outcome("nodes=x2", 190.0), outcome("nodes=/2", 51.0))
     own = figures(section)["what-if-nodes"]
     line = own.traces[-1]
@@ -68,15 +68,15 @@ def test_slots_are_added_to_those_of_a_rank() -> None:
     assert figures(section)["what-if-slots"].traces[-1]["x"] == [1.0, 1.25]
 
 
-def test_a_question_without_answer_says_why() -> None:
+def test_an_infeasible_change_says_why() -> None:
     refused = outcome("nodes=/2", None, status="refused", reason="3 nodes cannot be halved")
     section = drawn("nodes=x2,nodes=/2", outcome("nodes=x2", 190.0), refused)
     own = figures(section)["what-if-nodes"]
-    assert "No answer at 0.5 times: 3 nodes cannot be halved" in own.reading
+    assert "No solution at factor 0.5: 3 nodes cannot be halved" in own.reading
     assert own.traces[-1]["x"] == [1.0, 2.0]
 
 
-def test_a_limit_without_any_answer_has_no_curve_but_a_row() -> None:
+def test_a_limit_without_any_solution_has_no_curve_but_a_row() -> None:
     refused = outcome("nodes=/2", None, status="refused", reason="3 nodes cannot be halved")
     section = drawn("nodes=/2", refused)
     assert not figures(section)
@@ -84,15 +84,14 @@ def test_a_limit_without_any_answer_has_no_curve_but_a_row() -> None:
     assert "3 nodes cannot be halved" in str(table)
 
 
+@pytest.mark.slow
 @each_row("kind", ["verified", "train", "serve", "place"])
-def test_what_is_asked_can_be_read_and_is_about_the_plan(
-    shown: Callable[[str], Any], kind: str
-) -> None:
-    asked = questions_of(shown(kind).folder)
-    assert len(set(asked)) == len(asked) >= 3
-    assert len(parse_changes(",".join(asked))) == len(asked)
+def test_what_if_requests_parse_and_match_the_plan(shown: Callable[[str], Any], kind: str) -> None:
+    requests = what_if_requests(shown(kind).folder)
+    assert len(set(requests)) == len(requests) >= 3
+    assert len(parse_changes(",".join(requests))) == len(requests)
 
 
-def test_a_deployment_is_asked_about_its_own_traffic_and_targets(serve_folder: Path) -> None:
-    keys = {question.split("=")[0] for question in questions_of(serve_folder)}
+def test_what_if_requests_of_a_deployment_match_its_traffic_and_slo(serve_folder: Path) -> None:
+    keys = {request.split("=")[0] for request in what_if_requests(serve_folder)}
     assert keys == {"rate", "tpot", "ttft", "nodes", "bandwidth"}

@@ -14,9 +14,9 @@ from tuner.simulate.pipeline import (
     FORWARD,
     Pipeline,
     bound_s,
-    can_be_played,
+    can_simulate,
     passes,
-    play,
+    simulate_step,
 )
 
 seconds = st.floats(0.05, 4.0)
@@ -77,33 +77,33 @@ def devices_s(pipeline: Pipeline) -> list[float]:
 
 def test_equal_stages_take_m_plus_p_minus_one_slots() -> None:
     for devices, microbatches in ((1, 5), (4, 8), (8, 16), (4, 2)):
-        played = play(equal(devices, microbatches))
+        played = simulate_step(equal(devices, microbatches))
         assert played.step_s == pytest.approx(3.0 * (microbatches + devices - 1))
         assert played.idle_s_P == pytest.approx((3.0 * (devices - 1),) * devices)
 
 
 def test_device_d_of_1f1b_holds_p_minus_d_micro_batches() -> None:
-    assert play(equal(4, 8)).most_held_P == (4, 3, 2, 1)
+    assert simulate_step(equal(4, 8)).peak_resident_P == (4, 3, 2, 1)
 
 
 def test_interleaving_divides_the_bubble_by_the_chunks() -> None:
     for chunks in (2, 4):
         # 8 micro-batches of 3 s on each of `chunks` stages, bubble 3 x 3 s of one chunk
-        played = play(equal(4, 8, chunks=chunks))
+        played = simulate_step(equal(4, 8, chunks=chunks))
         assert played.step_s == pytest.approx(3.0 * 8 * chunks + 3.0 * 3)
         # Device 0 warms up 2 (p - 1) + (v - 1) p passes and holds one more.
-        assert played.most_held_P[0] == 2 * 3 + (chunks - 1) * 4 + 1
+        assert played.peak_resident_P[0] == 2 * 3 + (chunks - 1) * 4 + 1
 
 
 def test_zero_bubble_leaves_forward_plus_backward_minus_weight_per_device() -> None:
     # Passes of 1 s each: (p - 1) (F + B - W) = 3 s in place of 1F1B's 9 s, at its memory.
-    played = play(equal(4, 8, weight_s=1.0))
+    played = simulate_step(equal(4, 8, weight_s=1.0))
     assert played.step_s == pytest.approx(3.0 * 8 + 3.0)
-    assert max(played.most_held_P) == 4
+    assert max(played.peak_resident_P) == 4
 
 
-def test_the_last_micro_batches_of_an_uneven_group_are_played_too() -> None:
-    played = play(equal(4, 6, chunks=2))
+def test_the_last_micro_batches_of_an_uneven_group_are_simulated_too() -> None:
+    played = simulate_step(equal(4, 6, chunks=2))
     assert played.step_s >= 3.0 * 6 * 2 + 3.0 * 3
 
 
@@ -115,29 +115,31 @@ def test_sending_delays_the_first_and_the_last_micro_batch() -> None:
         num_microbatches=1,
         send_s=0.5,
     )
-    assert play(one).step_s == pytest.approx(4.0 + 2 * 0.5)
+    assert simulate_step(one).step_s == pytest.approx(4.0 + 2 * 0.5)
 
 
 @settings(deadline=None, max_examples=60)
 @given(pipelines())
-def test_nothing_played_as_1f1b_beats_the_bound_or_exceeds_the_ceiling(pipeline: Pipeline) -> None:
-    played_s = play(pipeline).step_s
-    assert bound(pipeline) <= played_s * (1 + 1e-9)
+def test_nothing_simulated_as_1f1b_beats_the_bound_or_exceeds_the_ceiling(
+    pipeline: Pipeline,
+) -> None:
+    simulated_s = simulate_step(pipeline).step_s
+    assert bound(pipeline) <= simulated_s * (1 + 1e-9)
     if pipeline.send_s == 0.0:
         slot_s = max(pipeline.forward_s_S) + max(pipeline.backward_s_S)
         ceiling_s = sum(devices_s(pipeline)) + (pipeline.num_microbatches - 1) * slot_s
-        assert played_s <= ceiling_s * (1 + 1e-9)
+        assert simulated_s <= ceiling_s * (1 + 1e-9)
 
 
 @settings(deadline=None, max_examples=40)
 @given(pipelines(chunks=3))
 def test_nothing_interleaved_beats_the_bound(pipeline: Pipeline) -> None:
-    assert bound(pipeline) <= play(pipeline).step_s * (1 + 1e-9)
+    assert bound(pipeline) <= simulate_step(pipeline).step_s * (1 + 1e-9)
 
 
 @settings(deadline=None, max_examples=40)
 @given(pipelines(), st.floats(0.1, 0.9))
-def test_nothing_played_as_zero_bubble_beats_the_bound(base: Pipeline, share: float) -> None:
+def test_nothing_simulated_as_zero_bubble_beats_the_bound(base: Pipeline, share: float) -> None:
     pipeline = Pipeline(
         forward_s_S=base.forward_s_S,
         backward_s_S=base.backward_s_S,
@@ -146,7 +148,7 @@ def test_nothing_played_as_zero_bubble_beats_the_bound(base: Pipeline, share: fl
         num_microbatches=base.num_microbatches,
         send_s=base.send_s,
     )
-    assert bound(pipeline) <= play(pipeline).step_s * (1 + 1e-9)
+    assert bound(pipeline) <= simulate_step(pipeline).step_s * (1 + 1e-9)
 
 
 @settings(deadline=None, max_examples=60)
@@ -162,13 +164,13 @@ def test_the_closed_form_holds_where_backward_is_in_proportion_to_forward(
     )
     own = devices_s(pipeline)
     closed_s = sum(own) + (pipeline.num_microbatches - 1) * max(own)
-    assert play(pipeline).step_s <= closed_s * (1 + 1e-9)
+    assert simulate_step(pipeline).step_s <= closed_s * (1 + 1e-9)
 
 
 def test_the_bound_is_exact_for_equal_stages() -> None:
     for chunks in (1, 2, 3):
         pipeline = equal(4, 8, chunks=chunks)
-        assert bound(pipeline) == pytest.approx(play(pipeline).step_s)
+        assert bound(pipeline) == pytest.approx(simulate_step(pipeline).step_s)
 
 
 def test_refuses_what_is_no_pipeline() -> None:
@@ -198,7 +200,7 @@ def test_every_cut_has_a_send_of_its_own() -> None:
         sends_s=(0.5, 2.0),
     )
     # One micro-batch passes every stage and every cut there and back.
-    assert play(unlike).step_s == pytest.approx(3 * 3.0 + 2 * (0.5 + 2.0))
+    assert simulate_step(unlike).step_s == pytest.approx(3 * 3.0 + 2 * (0.5 + 2.0))
     with pytest.raises(ValueError, match="3 stages need 2 sends, not 1"):
         Pipeline(
             forward_s_S=base.forward_s_S,
@@ -211,11 +213,11 @@ def test_every_cut_has_a_send_of_its_own() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(pipeline=pipelines() | pipelines(chunks=2))
-def test_passes_are_those_of_the_played_step(pipeline: Pipeline) -> None:
+def test_passes_are_those_of_the_simulated_step(pipeline: Pipeline) -> None:
     every = passes(pipeline)
     m, stages = pipeline.num_microbatches, len(pipeline.forward_s_S)
     assert len({(one.kind, one.stage, one.microbatch) for one in every}) == 2 * m * stages
-    assert max(one.end_s for one in every) == pytest.approx(play(pipeline).step_s)
+    assert max(one.end_s for one in every) == pytest.approx(simulate_step(pipeline).step_s)
     for before, after in pairwise(every):
         if before.device == after.device:
             assert after.start_s >= before.end_s - 1e-9
@@ -272,44 +274,44 @@ def test_what_is_extrapolated_ends_when_the_whole_schedule_does(
         pipeline = _varied(rng)
         monkeypatch.setattr("tuner.simulate.pipeline.FEW_PASSES", 10**9)
         try:
-            whole = play(pipeline)
+            whole = simulate_step(pipeline)
         except ValueError:
             # Groups of unequal size may wait for one another.
             continue
         monkeypatch.setattr("tuner.simulate.pipeline.FEW_PASSES", 100)
         monkeypatch.setattr("tuner.simulate.pipeline.MOST_PASSES", rng.choice((100, 2_000)))
-        short = play(pipeline)
+        short = simulate_step(pipeline)
         off_s = abs(short.step_s - whole.step_s)
-        exact += short.most_off_s == 0.0
-        bounded += short.most_off_s > 0.0
-        if off_s > short.most_off_s + 1e-12 * whole.step_s:
+        exact += short.max_error_s == 0.0
+        bounded += short.max_error_s > 0.0
+        if off_s > short.max_error_s + 1e-12 * whole.step_s:
             wrong.append((pipeline, short.step_s, whole.step_s))
-        if short.most_held_P != whole.most_held_P:
-            wrong.append((pipeline, short.most_held_P, whole.most_held_P))
-        if short.most_off_s > 0.05 * whole.step_s:
-            wrong.append((pipeline, short.most_off_s, whole.step_s))
+        if short.peak_resident_P != whole.peak_resident_P:
+            wrong.append((pipeline, short.peak_resident_P, whole.peak_resident_P))
+        if short.max_error_s > 0.05 * whole.step_s:
+            wrong.append((pipeline, short.max_error_s, whole.step_s))
     assert not wrong
     assert exact > 5 * bounded > 0
 
 
-def test_a_step_of_billions_of_micro_batches_is_played_in_bounded_time_and_memory() -> None:
+def test_a_step_of_billions_of_micro_batches_is_simulated_in_bounded_time_and_memory() -> None:
     count = 2**31
     tracemalloc.start()
     try:
         for pipeline in (equal(8, count), equal(8, count, chunks=2), equal(1, 10**15)):
             begun_s = time.process_time()
-            played = play(pipeline)
+            played = simulate_step(pipeline)
             assert time.process_time() - begun_s < 10.0
             m, p, v = pipeline.num_microbatches, pipeline.num_devices, pipeline.stages_per_device
             assert played.step_s == pytest.approx(3.0 * (m * v + p - 1), rel=1e-12)
-            assert played.most_off_s == 0.0
+            assert played.max_error_s == 0.0
         assert tracemalloc.get_traced_memory()[1] < 300e6
     finally:
         tracemalloc.stop()
 
 
 def test_a_pipeline_of_thousands_is_said_not_to_be_playable() -> None:
-    assert can_be_played(equal(64, 2**31))
-    assert can_be_played(equal(1_000, 100))
-    assert not can_be_played(equal(1_000, 6_000))
-    assert not can_be_played(equal(10_000, 2**31))
+    assert can_simulate(equal(64, 2**31))
+    assert can_simulate(equal(1_000, 100))
+    assert not can_simulate(equal(1_000, 6_000))
+    assert not can_simulate(equal(10_000, 2**31))

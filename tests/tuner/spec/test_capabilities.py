@@ -338,12 +338,12 @@ def test_every_feature_outside_the_reference_step_is_refused_by_name() -> None:
 def test_what_of_public_models_a_target_builds(target: str, name: str, rule: str) -> None:
     model = _model(name)
     decision = _decision(pipeline_layout=(model.num_layers,), zero_stage=3)
-    found = refusals(TARGETS[target], model=model, decision=decision)
-    assert bool(found) == bool(rule)
-    assert rule in "".join(found)
+    broken_rules = refusals(TARGETS[target], model=model, decision=decision)
+    assert bool(broken_rules) == bool(rule)
+    assert rule in "".join(broken_rules)
 
 
-def test_biases_of_some_products_only_have_no_switch() -> None:
+def test_biases_of_some_projections_only_have_no_switch() -> None:
     model = _model("gpt-oss-20b")
     attention = model.attention.model_copy(update={"output_bias": False})
     some = model.model_copy(update={"attention": attention})

@@ -84,7 +84,7 @@ def test_nodes_follow_ranks_per_node(tmp_path: Path) -> None:
     assert spec.ranks.node_G.tolist() == [0, 0, 1, 1]
 
 
-def test_the_kind_is_told_before_the_rest_is_read(tmp_path: Path) -> None:
+def test_the_kind_is_read_first(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text("goal: {kind: place, nonsense: 1}\n")
     assert goal_kind(path) == "place"
@@ -150,7 +150,7 @@ def priced_file(folder: Path, goal: str, *, top_k: int = 2) -> Path:
     [
         (
             "  ranks: 16\n",
-            "16 ranks on the 8 devices of pool 'h', the first, which holds them; say 8 ",
+            "16 ranks on the 8 devices of pool 'h', the first, which has them; say 8 ",
         ),
         ("  ranks: 8\n  ranks_per_node: 2\n", "do not go on 2 nodes of 4 devices"),
         ("  ranks: 8\n  ranks_per_node: 8\n", "do not go on 2 nodes of 4 devices"),

@@ -11,7 +11,7 @@ from tuner.errors import SpecError
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import Phase, Precision
 from tuner.spec.read import read_spec
-from tuner.spec.spec import Spec, spec_json_schema
+from tuner.spec.spec import Spec, SpecFile
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 
@@ -232,9 +232,9 @@ def test_an_unknown_key_is_answered_with_the_near_one(
         (
             "kind: train",
             "kind: serve",
-            "goal.kind: 'serve' is what `moetune plan` answers",
+            "goal.kind: 'serve' is a goal of `moetune plan`",
         ),
-        ("kind: train", "kind: place", "goal.kind: 'place' is what `moetune plan` answers"),
+        ("kind: train", "kind: place", "goal.kind: 'place' is a goal of `moetune plan`"),
         ("[1, 2]", "[]", "search.tensor_model_parallel_size: an empty list; name at least one"),
         ("[1, 2]", "[0]", "search.tensor_model_parallel_size[0]: 0 should be greater than"),
         ("recompute: full", "recompute: ful", "search.recompute[0]: 'ful' should be 'none', "),
@@ -335,7 +335,7 @@ def test_any_slip_of_the_keyboard_is_read_or_refused_in_one_line(
 
 
 def test_the_schema_describes_every_field_of_the_file() -> None:
-    schema = spec_json_schema()
+    schema = SpecFile.model_json_schema()
     assert set(schema["required"]) == {"schema_version", "model", "cluster", "goal"}
     pool = schema["$defs"]["Pool"]["properties"]
     assert pool["nic"]["anyOf"][0]["examples"] == ["400Gbit/s"]

@@ -23,14 +23,14 @@ from tuner.plan_folder import (
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, Verified
-from tuner.verify.search import StudySearch, studying
-from tuner.verify.study.claims import Outside
+from tuner.verify.search import StudySearch, join_study
+from tuner.verify.study.claims import StudyCallbacks
 from tuner.verify.study.journal import JournalStore
-from tuner.verify.study.membership import Left
+from tuner.verify.study.membership import EarlierTrials
 from tuner.verify.study.worker import Worker, this_worker
 from tuner.verify.verification import Effort, Watcher
 
-Around = Callable[..., Neighbourhood]
+DecisionSpace = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]
 Verify = Callable[..., Verified]
 Join = Callable[..., StudySearch]
@@ -60,8 +60,8 @@ def datasheet_plan(datasheet_folder: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def around() -> Around:
-    """The neighbourhood of a plan's folder: around(folder, emit=...)."""
+def space() -> DecisionSpace:
+    """The neighbourhood of a plan's folder: space(folder, emit=...)."""
 
     def neighbourhood(folder: Path, **changes: Any) -> Neighbourhood:
         plan = read_plan(folder).model_copy(update=changes)
@@ -140,7 +140,7 @@ def ghost() -> Callable[[], Worker]:
 
 @pytest.fixture
 def join(ghost: Callable[[], Worker]) -> Iterator[Join]:
-    """Join a folder's journal as a worker that others take for killed: join(around, folder)."""
+    """Join a folder's journal as a worker that others take for killed: join(space, folder)."""
     with ExitStack() as left_at_the_end:
 
         def joined(
@@ -149,20 +149,23 @@ def join(ghost: Callable[[], Worker]) -> Iterator[Join]:
             finished: Sequence[TrialRecord] = (),
             *,
             write: Callable[[TrialRecord], None] | None = None,
-            told: Callable[[str], None] = lambda _line: None,
+            on_message: Callable[[str], None] = lambda _line: None,
             adopt: Callable[[Proposal], bool] = lambda _proposal: False,
             **how: Any,
         ) -> StudySearch:
             journal = folder / TRIALS_NAME / JOURNAL_NAME
-            outside = Outside(
+            outside = StudyCallbacks(
                 write=write or (lambda record: write_trial(folder, record)),
                 is_written=lambda number: trial_file(folder, number).is_file(),
                 adopt=adopt,
-                told=told,
+                on_message=on_message,
             )
-            what: dict[str, Any] = {"worker": ghost(), "left": Left(finished=finished)} | how
-            store = JournalStore(journal, study_name="test", told=told)
-            context = studying(neighbourhood, store=store, outside=outside, **what)
+            what: dict[str, Any] = {
+                "worker": ghost(),
+                "left": EarlierTrials(finished=finished),
+            } | how
+            store = JournalStore(journal, study_name="test", on_message=on_message)
+            context = join_study(neighbourhood, store=store, outside=outside, **what)
             return left_at_the_end.enter_context(context)
 
         yield joined

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from tuner.verify.build_locks import abandoned_locks, release_builds
-from tuner.verify.launcher import run_command, timed_out
+from tuner.verify.launcher import run_command, timeout_result
 
 BUILDS = """
 import os, sys, time
@@ -53,6 +53,6 @@ def test_locks_that_are_held_or_older_than_the_trial_stay_and_are_named(tmp_path
     assert set(abandoned_locks(environment)) == {held, old}
     release_builds(environment, since_s=since_s)
     assert (held.exists(), old.exists()) == (False, True)
-    result = timed_out(9.0, wall_s=9.0, steps=0, waits_for=abandoned_locks(environment))
-    assert result.reason.endswith(f"{old}, which a build that was killed has left: remove it")
+    result = timeout_result(9.0, wall_s=9.0, steps=0, waits_for=abandoned_locks(environment))
+    assert result.reason.endswith(f"{old}, left by a killed build: remove it")
     assert abandoned_locks({"TORCH_EXTENSIONS_DIR": str(tmp_path / "none")}) == ()

@@ -19,9 +19,9 @@ from tuner import api
 from tuner.cli import app as frame
 from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError
 from tuner.plan_folder import TRIALS_NAME, read_plan, write_plan
-from tuner.verify.command import CommandLauncher, filled, parsed_template
+from tuner.verify.command import CommandLauncher, fill_template, parse_template
 from tuner.verify.launcher import Launch
-from tuner.verify.metrics import adapter_named
+from tuner.verify.metrics import find_adapter
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.termination import TRIAL_MARK
 from tuner.verify.verification import Effort, Watcher
@@ -69,28 +69,28 @@ def _command(engine: Path, rest: str = "{megatron_args} --train-iters {steps}") 
 def test_a_plan_on_datasheets_is_verified_by_its_own_engine(
     datasheet_plan: Path, engine: Path
 ) -> None:
-    found = _verify(datasheet_plan, _command(engine))
+    outcome = _verify(datasheet_plan, _command(engine))
     plan = read_plan(datasheet_plan)
-    assert [trial.status for trial in found.trials] == ["ok"] * 3
-    assert found.trials[0].decision == plan.decision
-    for trial in found.trials:
+    assert [trial.status for trial in outcome.trials] == ["ok"] * 3
+    assert outcome.trials[0].decision == plan.decision
+    for trial in outcome.trials:
         # 100 ms over the micro-batch; steps 3 to 6 are timed, median of .03 .04 .05 .06 ms more.
         size = trial.decision.micro_batch_size
         assert trial.measured_step_s == pytest.approx((100.0 / size + 0.045) / 1000.0)
         assert trial.measured_activation_bytes == ()
         assert trial.predicted_step_s > 0.0
-    assert found.winner is not None
-    assert found.winner.micro_batch_size == max(
-        trial.decision.micro_batch_size for trial in found.trials
+    assert outcome.winner is not None
+    assert outcome.winner.micro_batch_size == max(
+        trial.decision.micro_batch_size for trial in outcome.trials
     )
-    assert found.accuracy.activation_max_ape is None
-    assert found.accuracy.predicted_median_ape is not None
-    assert found.residual is not None
-    assert found.residual.engine == "megatron-lm"
+    assert outcome.accuracy.activation_max_ape is None
+    assert outcome.accuracy.predicted_median_ape is not None
+    assert outcome.residual is not None
+    assert outcome.residual.engine == "megatron-lm"
     records = read_trials(datasheet_plan / TRIALS_NAME)
     assert {record.measured_peak_bytes for record in records} == {2 * 2**20}
     text = (datasheet_plan / "launch/megatron-lm/megatron_args.txt").read_text()
-    assert f"--micro-batch-size {found.winner.micro_batch_size}\n" in text
+    assert f"--micro-batch-size {outcome.winner.micro_batch_size}\n" in text
     assert "NOT VERIFIED" not in text
 
 
@@ -109,8 +109,8 @@ def test_numbers_that_cannot_be_spoil_their_own_trial_alone(
         "begun.touch()\n"
         "print(*[line] * 9, sep='\\n')\n"
     )
-    found = _verify(folder, f"{sys.executable} -S {program}", metrics="jsonl")
-    assert [trial.status for trial in found.trials] == ["crashed", "ok", "ok"]
+    outcome = _verify(folder, f"{sys.executable} -S {program}", metrics="jsonl")
+    assert [trial.status for trial in outcome.trials] == ["crashed", "ok", "ok"]
     program.with_suffix(".begun").unlink()
 
 
@@ -145,10 +145,10 @@ def test_each_engine_finds_its_files(
         "assert str(file.parent) in os.environ['PYTHONPATH'].split(':'), 'Error: no path'\n"
         "print('{\"step_s\": 1.0}\\n' * 6)\n"
     )
-    found = _verify(
+    outcome = _verify(
         folder, f"{sys.executable} -S {program} {placeholder}", metrics="jsonl", trials=1
     )
-    assert [(trial.status, trial.reason) for trial in found.trials] == [("ok", "")]
+    assert [(trial.status, trial.reason) for trial in outcome.trials] == [("ok", "")]
 
 
 def test_recorded_routing_is_forced_in_trials_and_in_no_file_of_the_job(
@@ -171,8 +171,8 @@ def test_recorded_routing_is_forced_in_trials_and_in_no_file_of_the_job(
         program.write(
             "assert any('--moe-router-force-' in word for word in words), 'Error: free'\n"
         )
-    found = _verify(folder, _command(engine), trials=1)
-    (trial,) = found.trials
+    outcome = _verify(folder, _command(engine), trials=1)
+    (trial,) = outcome.trials
     assert trial.status == "ok"
     assert "forced" in trial.reason
     text = (folder / "launch/megatron-lm/megatron_args.txt").read_text()
@@ -180,11 +180,11 @@ def test_recorded_routing_is_forced_in_trials_and_in_no_file_of_the_job(
 
 
 def test_nothing_but_what_the_plan_names_is_launched(datasheet_plan: Path, engine: Path) -> None:
-    found = _verify(datasheet_plan, _command(engine), trials=60)
+    outcome = _verify(datasheet_plan, _command(engine), trials=60)
     plan = read_plan(datasheet_plan)
     named = {plan.decision, *(other.decision for other in plan.runners_up)}
-    assert {trial.decision for trial in found.trials} == named
-    assert len(found.trials) == len(named)
+    assert {trial.decision for trial in outcome.trials} == named
+    assert len(outcome.trials) == len(named)
 
 
 def test_decisions_that_the_targets_refuse_are_one_line(datasheet_plan: Path, engine: Path) -> None:
@@ -238,13 +238,13 @@ def test_options_that_do_not_fit_are_one_line(
 
 
 def test_templates_are_split_like_a_shell_and_filled_argument_by_argument() -> None:
-    template = parsed_template("run 'two words' --out={folder}/x {megatron_args} '{{}}' {port}")
+    template = parse_template("run 'two words' --out={folder}/x {megatron_args} '{{}}' {port}")
     values = {
         "folder": ("/tmp/a b; rm -rf $HOME",),
         "megatron_args": ("--bf16", "--seq-length", "64"),
         "port": ("1",),
     }
-    assert filled(template, values) == (
+    assert fill_template(template, values) == (
         "run",
         "two words",
         "--out=/tmp/a b; rm -rf $HOME/x",
@@ -271,7 +271,7 @@ def test_templates_are_split_like_a_shell_and_filled_argument_by_argument() -> N
 )
 def test_a_template_that_cannot_be_filled_is_refused(text: str, said: str) -> None:
     with pytest.raises(SpecError) as raised:
-        parsed_template(text)
+        parse_template(text)
     assert said in str(raised.value)
 
 
@@ -294,8 +294,8 @@ def launch(planned: Path, tmp_path: Path) -> Launch:
 def _launcher(text: str, metrics: str = "jsonl") -> CommandLauncher:
     code = shlex.quote(text.replace("{", "{{").replace("}", "}}"))
     return CommandLauncher(
-        template=parsed_template(f"{sys.executable} -S -u -c {code} " + "{metrics}"),
-        adapter=adapter_named(metrics),
+        template=parse_template(f"{sys.executable} -S -u -c {code} " + "{metrics}"),
+        adapter=find_adapter(metrics),
         environment=os.environ | {"RANK": "3", "WORLD_SIZE": "9", RENDEZVOUS: "/stray/meet"},
         prepare=lambda _launch: None,
     )
@@ -313,14 +313,14 @@ time.sleep(600)
 
 
 def _left(folder: Path) -> list[int]:
-    found = []
+    outcome = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(TRIAL_MARK) == str(folder.resolve()):
-                found.append(process.pid)
+                outcome.append(process.pid)
         except psutil.Error:
             continue
-    return found
+    return outcome
 
 
 def test_a_command_that_goes_on_is_ended_when_enough_steps_are_known(launch: Launch) -> None:
@@ -352,8 +352,8 @@ def test_what_a_failed_trial_printed_is_kept(datasheet_plan: Path, tmp_path: Pat
         "raise RuntimeError(f'see {log}')\n"
     )
     command = f"{shlex.quote(sys.executable)} {shlex.quote(str(program))} {{folder}}"
-    found = _verify(datasheet_plan, command, trials=1)
-    assert [trial.reason for trial in found.trials] == ["RuntimeError: see logs/rank.log"]
+    outcome = _verify(datasheet_plan, command, trials=1)
+    assert [trial.reason for trial in outcome.trials] == ["RuntimeError: see logs/rank.log"]
     kept = (datasheet_plan / TRIALS_NAME / "0000.log").read_text()
     assert "== logs/rank.log\nthe cause" in kept
     assert "== log.txt\nTraceback" in kept
@@ -374,13 +374,13 @@ def test_ranks_of_a_surrounding_launcher_are_not_handed_on(launch: Launch) -> No
         f"import os; assert not {{'RANK', {RENDEZVOUS!r}}} & {{*os.environ}}, 'Error: has a rank'"
     )
     result = _launcher(code)(launch)
-    assert "told no step" in result.reason
+    assert "reported no step" in result.reason
 
 
 def test_a_program_that_does_not_exist_is_named(launch: Launch) -> None:
     launcher = CommandLauncher(
-        template=parsed_template("no-such-program"),
-        adapter=adapter_named("jsonl"),
+        template=parse_template("no-such-program"),
+        adapter=find_adapter("jsonl"),
         environment=os.environ,
         prepare=lambda _launch: None,
     )
@@ -390,8 +390,8 @@ def test_a_program_that_does_not_exist_is_named(launch: Launch) -> None:
 
 def test_an_engine_that_the_plan_is_not_for_is_said(launch: Launch) -> None:
     launcher = CommandLauncher(
-        template=parsed_template("run {deepspeed_config}"),
-        adapter=adapter_named("jsonl"),
+        template=parse_template("run {deepspeed_config}"),
+        adapter=find_adapter("jsonl"),
         environment=os.environ,
         prepare=lambda _launch: None,
     )

@@ -40,9 +40,9 @@ def test_nothing_is_hopeless_before_anything_ran(record: Record) -> None:
 
 
 def test_repeats_join_the_trial_that_they_repeat(record: Record) -> None:
-    again = record(1, origin="repeat", measured_s=2.2, measured_steps_s=(2.2,) * 6)
+    repeated = record(1, origin="repeat", measured_s=2.2, measured_steps_s=(2.2,) * 6)
     failed = record(2, origin="repeat", measured_s=None)
-    first, alone = pooled([record(0), again, failed])
+    first, alone = pooled([record(0), repeated, failed])
     # Five steps of 2.0 s and six of 2.2 s.
     assert len(first.measured_steps_s) == 11
     assert first.measured_step_s == 2.2
@@ -77,19 +77,19 @@ def test_a_tie_is_launched_again_in_bounds_and_said(
 ) -> None:
     # Noise of half a step hides every difference between the candidates.
     launcher = hidden_launcher(planned, noise_ratio=0.5)
-    found = _verify(planned, launcher)
+    result = _verify(planned, launcher)
     records = read_trials(planned / TRIALS_NAME)
     repeats = [record for record in records if record.origin == "repeat"]
     assert len([record for record in records if record.origin != "repeat"]) == 4
     assert 1 <= len(repeats) <= 4
-    assert len(found.trials) == 4
+    assert len(result.trials) == 4
     assert len(launcher.launched) == len(records)
     is_open = contenders(records) is not None
-    assert any("less than the noise" in note for note in found.notes) == is_open
+    assert any("less than the noise" in note for note in result.notes) == is_open
     assert is_open <= (len(repeats) == 4)
     idle = hidden_launcher(planned)
     if is_open:
-        assert _verify(planned, idle, resume=True) == found
+        assert _verify(planned, idle, resume=True) == result
         assert not idle.launched
 
 

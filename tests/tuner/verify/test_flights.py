@@ -13,7 +13,7 @@ from tests.tuner.verify.testing import FakeLauncher, decision_of
 from tuner import api
 from tuner.plan import TrainDecision
 from tuner.plan_folder import read_plan
-from tuner.verify.flights import in_flight
+from tuner.verify.flights import running_launches
 from tuner.verify.launcher import Hopeless, LaunchResult, never_hopeless
 from tuner.verify.proposal import Proposal
 from tuner.verify.verification import Effort, Watcher
@@ -39,14 +39,14 @@ def test_two_launches_meet_and_no_decision_is_launched_twice(planned: Path) -> N
         meeting.wait()
         return CRASHED
 
-    found = api.verify(
+    result = api.verify(
         planned,
         effort=Effort(trials=6, steps=3, parallel=2),
         resume=False,
         watcher=Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None),
         launch=launch,
     )
-    assert len(found.trials) == 6
+    assert len(result.trials) == 6
     assert max(Counter(launched).values()) == 1
 
 
@@ -66,7 +66,7 @@ def test_what_flies_is_told_to_stop_when_the_loop_is_left(
     proposal = Proposal(number=0, decision=decision, origin="plan")
 
     def loop() -> None:
-        with in_flight(2, stop=stopped.set) as flights:
+        with running_launches(2, stop=stopped.set) as flights:
             flights.start(proposal, run)
             raise error
 
@@ -85,10 +85,10 @@ def test_an_error_of_one_launch_is_raised_where_its_end_is_awaited(planned: Path
     proposal = Proposal(number=0, decision=decision, origin="plan")
 
     def loop(parallel: int) -> None:
-        with in_flight(parallel, stop=lambda: None) as flights:
+        with running_launches(parallel, stop=lambda: None) as flights:
             flights.start(proposal, run)
             assert len(flights) == 1
-            flights.first_ended()
+            flights.wait_for_first()
 
     for parallel in (1, 2):
         with pytest.raises(ValueError, match="refused"):

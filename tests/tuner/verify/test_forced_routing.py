@@ -38,9 +38,9 @@ def test_a_deviation_reaches_what_is_wanted_in_fresh_draws() -> None:
     assert reached == pytest.approx(1.5, rel=0.01)
     fresh_BE = deviation * np.random.default_rng(3).standard_normal((200, 64))
     load_BR = expert_shares(fresh_BE, top_k=6).reshape(200, 8, 8).sum(axis=2)
-    busiest_B = 8 * load_BR.max(axis=1)
+    most_loaded_B = 8 * load_BR.max(axis=1)
     # Mean of 200 draws, and of the 32 that the deviation was found with.
-    assert busiest_B.mean() == pytest.approx(1.5, abs=4.0 * busiest_B.std() / np.sqrt(32))
+    assert most_loaded_B.mean() == pytest.approx(1.5, abs=4.0 * most_loaded_B.std() / np.sqrt(32))
 
 
 @settings(deadline=None, max_examples=25)
@@ -48,11 +48,11 @@ def test_a_deviation_reaches_what_is_wanted_in_fresh_draws() -> None:
 def test_larger_biases_are_never_more_even(one: float, other: float, top_k: int) -> None:
     low, high = sorted((one, other))
     draw_BE = np.random.default_rng(1).standard_normal((4, EXPERTS))
-    busiest = [
+    imbalances = [
         expert_shares(deviation * draw_BE, top_k=top_k).max(axis=1).mean()
         for deviation in (low, high)
     ]
-    assert busiest[0] <= busiest[1] + 1e-3
+    assert imbalances[0] <= imbalances[1] + 1e-3
 
 
 def test_where_every_expert_is_chosen_all_are_even() -> None:
@@ -92,10 +92,10 @@ def test_a_trial_is_as_uneven_as_the_recording(
     decision = plan.decision.model_copy(
         update={"expert_model_parallel_size": 4, "expert_data_parallel_size": 1}
     )
-    found = forced_routing(plan, decision, record)
-    # Ranks hold 0.5, 0.2, 0.2 and 0.1: the busiest has twice the mean of 0.25.
-    assert "4 expert ranks 2.00 times the mean (recorded: 2.00)" in found.told
-    (argument,) = found.arguments
+    result = forced_routing(plan, decision, record)
+    # Ranks hold 0.5, 0.2, 0.2 and 0.1: the most-loaded one has twice the mean of 0.25.
+    assert "4 expert ranks 2.00 times the mean (recorded: 2.00)" in result.note
+    (argument,) = result.arguments
     name, _, value = argument.partition("=")
     assert name == "--moe-router-force-biased"
     # Negative: drawn once a layer.
@@ -108,9 +108,9 @@ def test_even_ranks_are_forced_to_be_even(
     plan, record = planned
     assert plan.decision is not None
     alone = plan.decision.model_copy(update={"expert_model_parallel_size": 1})
-    found = forced_routing(plan, alone, record)
-    assert found.arguments == ("--moe-router-force-load-balancing",)
-    assert "1 expert ranks are as evenly loaded as recorded" in found.told
+    result = forced_routing(plan, alone, record)
+    assert result.arguments == ("--moe-router-force-load-balancing",)
+    assert "1 expert ranks are as balanced as recorded" in result.note
 
 
 def test_nothing_is_forced_where_nothing_was_recorded_or_no_flag_exists(
@@ -121,10 +121,10 @@ def test_nothing_is_forced_where_nothing_was_recorded_or_no_flag_exists(
     assert forced_routing(plan, plan.decision, None).arguments == ()
     for engine in ("megatron-lm-0.16", "torchtitan"):
         other = plan.model_copy(update={"emit": (engine,)})
-        found = forced_routing(other, plan.decision, record)
-        assert found.arguments == ()
-        assert found.told == (
-            f"experts are loaded as the router decides: {engine} cannot force recorded loads"
+        result = forced_routing(other, plan.decision, record)
+        assert result.arguments == ()
+        assert result.note == (
+            f"expert loads are the router's own: {engine} cannot force recorded loads"
         )
     reference = plan.model_copy(update={"emit": ("reference",)})
-    assert forced_routing(reference, plan.decision, record).told == ""
+    assert forced_routing(reference, plan.decision, record).note == ""

@@ -64,11 +64,11 @@ def test_a_journal_that_optuna_cannot_follow_is_begun_anew(folder: Path) -> None
         at = 0 if "ob" in name or "max" in name else 1
         journal.write_text("\n".join((*lines[:at], line, *lines[at + 1 :])) + "\n")
         try:
-            found = _verify(folder, resume=True)
+            result = _verify(folder, resume=True)
         except Exception as error:
             failures.append(f"{name}: {error!r}")
             continue
-        if found.winner != first.winner:
+        if result.winner != first.winner:
             failures.append(f"{name}: another winner")
         if name not in ("ended twice", "huge") and not list(journal.parent.glob("*.damaged*")):
             failures.append(f"{name}: taken for a journal of this study")

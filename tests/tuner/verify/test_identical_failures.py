@@ -14,8 +14,8 @@ from tuner.cli import app as frame
 from tuner.cli.trials import live_table
 from tuner.cli.verify_text import verified_text
 from tuner.plan_folder import TRIALS_NAME, read_plan
-from tuner.verify.identical_failures import FailureWatch, cause_of, identical_failures
-from tuner.verify.launcher import LaunchResult, timed_out
+from tuner.verify.identical_failures import FailureWatch, failure_cause, identical_failures
+from tuner.verify.launcher import LaunchResult, timeout_result
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.verification import Effort
 
@@ -42,8 +42,8 @@ LACK = ("crashed", "ModuleNotFoundError: No module named 'megatron'")
 OTHER = ("crashed", "RuntimeError: shapes 4 and 8 do not match")
 OOM = ("out_of_memory", "rank 0 is out of memory")
 RAN = ("ok", "")
-HUNG = ("timeout", timed_out(90.0, wall_s=90.0, steps=0).reason)
-SLOW = ("timeout", timed_out(90.0, wall_s=90.0, steps=3).reason)
+HUNG = ("timeout", timeout_result(90.0, wall_s=90.0, steps=0).reason)
+SLOW = ("timeout", timeout_result(90.0, wall_s=90.0, steps=3).reason)
 LATE = ("timeout", "the budget was over while the job ran; it was ended")
 
 
@@ -61,14 +61,14 @@ def test_causes_are_compared_without_what_differs_from_launch_to_launch() -> Non
         ("[rank3] Error: no device", "[rank0] Error: no device"),
     ]
     for one, other in alike:
-        assert cause_of(One(0, "crashed", one)) == cause_of(One(1, "crashed", other))
+        assert failure_cause(One(0, "crashed", one)) == failure_cause(One(1, "crashed", other))
     apart = [
         ("No module named 'megatron'", "No module named 'deep_ep'"),
         ("shapes 4 and 8 do not match", "shapes 2 and 8 do not match"),
         ("exit code 1", "exit code 127"),
     ]
     for one, other in apart:
-        assert cause_of(One(0, "crashed", one)) != cause_of(One(1, "crashed", other))
+        assert failure_cause(One(0, "crashed", one)) != failure_cause(One(1, "crashed", other))
 
 
 def test_only_identical_failures_since_the_last_trial_that_ran_count() -> None:
@@ -81,13 +81,13 @@ def test_only_identical_failures_since_the_last_trial_that_ran_count() -> None:
         ([LACK, RAN, LACK], 0),
         ([RAN, LACK, LACK], 2),
         ([OOM, OOM, OOM], 0),
-        ([HUNG, ("timeout", timed_out(120.0, wall_s=120.0, steps=0).reason)], 2),
+        ([HUNG, ("timeout", timeout_result(120.0, wall_s=120.0, steps=0).reason)], 2),
         ([SLOW, SLOW], 0),
         ([LATE, LATE], 0),
         ([("timeout", "no report when Slurm ended the job at its time limit")] * 2, 0),
     ]
-    found = [len(identical_failures(ended(*statuses))) for statuses, _ in cases]
-    assert found == [count for _, count in cases]
+    result = [len(identical_failures(ended(*statuses))) for statuses, _ in cases]
+    assert result == [count for _, count in cases]
 
 
 def test_failures_of_an_earlier_call_do_not_count_and_are_to_be_repeated() -> None:
@@ -97,21 +97,23 @@ def test_failures_of_an_earlier_call_do_not_count_and_are_to_be_repeated() -> No
     assert [one.number for one in watch.to_repeat(earlier)] == [0, 1]
     assert not watch.is_over(ended(LACK, LACK, LACK))
     assert watch.is_over(ended(LACK, LACK, LACK, LACK))
-    (line,) = watch.said(ended(LACK, LACK, LACK, LACK), trials=8)
-    assert line.startswith("stopped: 2 trials failed alike, so 4 of 8 were not launched")
-    assert watch.said(ended(LACK, LACK, RAN, RAN), trials=8) == ()
+    (line,) = watch.stop_notes(ended(LACK, LACK, LACK, LACK), trials=8)
+    assert line.startswith("stopped: 2 trials failed identically, so 4 of 8 were not launched")
+    assert watch.stop_notes(ended(LACK, LACK, RAN, RAN), trials=8) == ()
 
 
 def test_verification_stops_after_two_identical_crashes(
     planned: Path, verify: Verify, hidden_launcher: Launcher
 ) -> None:
     launcher = hidden_launcher(planned, otherwise="crashed")
-    found = verify(planned, launcher, trials=8)
+    result = verify(planned, launcher, trials=8)
     assert len(launcher.launched) == 2
     assert launcher.launched[0] == read_plan(planned).decision
-    assert found.winner is None
-    assert any("2 trials failed alike, so 6 of 8 were not launched" in one for one in found.notes)
-    text = verified_text(found, folder=planned)
+    assert result.winner is None
+    assert any(
+        "2 trials failed identically, so 6 of 8 were not launched" in one for one in result.notes
+    )
+    text = verified_text(result, folder=planned)
     assert text.count("fake crashed") == 1
     assert "failed         2 trials crashed: fake crashed" in text
 
@@ -120,9 +122,9 @@ def test_running_out_of_memory_ends_nothing(
     planned: Path, verify: Verify, hidden_launcher: Launcher
 ) -> None:
     launcher = hidden_launcher(planned, otherwise="out_of_memory")
-    found = verify(planned, launcher, trials=6)
+    result = verify(planned, launcher, trials=6)
     assert len(launcher.launched) == 6
-    assert not any("stopped" in note for note in found.notes)
+    assert not any("stopped" in note for note in result.notes)
 
 
 def test_the_cause_is_told_once_while_trials_run(
@@ -136,9 +138,9 @@ def test_the_cause_is_told_once_while_trials_run(
             watcher=watcher,
             launch=hidden_launcher(planned, otherwise="crashed"),
         )
-    told = capsys.readouterr().err
-    assert told.count("fake crashed") == 1
-    assert "  crashed like the one before: not measured" in told
+    lines = capsys.readouterr().err
+    assert lines.count("fake crashed") == 1
+    assert "  crashed like the one before: not measured" in lines
 
 
 def test_what_failed_is_launched_again_first_once_its_cause_is_mended(
@@ -147,22 +149,22 @@ def test_what_failed_is_launched_again_first_once_its_cause_is_mended(
     broken = hidden_launcher(planned, otherwise="crashed")
     verify(planned, broken, trials=8)
     mended = hidden_launcher(planned)
-    found = verify(planned, mended, trials=8, resume=True)
+    result = verify(planned, mended, trials=8, resume=True)
     assert mended.launched[:2] == broken.launched
     assert len(mended.launched) == 8
-    assert found.winner is not None
+    assert result.winner is not None
     # The plan's own choice was measured after all.
-    assert found.regret_ratio is not None
+    assert result.regret_ratio is not None
 
 
 def test_a_cause_that_was_not_mended_ends_the_next_call_as_soon(
     planned: Path, verify: Verify, hidden_launcher: Launcher
 ) -> None:
     verify(planned, hidden_launcher(planned, otherwise="crashed"), trials=8)
-    again = hidden_launcher(planned, otherwise="crashed")
-    found = verify(planned, again, trials=8, resume=True)
-    assert len(again.launched) == 2
-    assert found.winner is None
+    repeated = hidden_launcher(planned, otherwise="crashed")
+    result = verify(planned, repeated, trials=8, resume=True)
+    assert len(repeated.launched) == 2
+    assert result.winner is None
 
 
 def test_a_reason_that_names_the_trial_folder_is_the_same_cause(

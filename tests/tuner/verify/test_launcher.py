@@ -18,7 +18,7 @@ from tuner.verify.launcher import (
     REPORT_NAME,
     Launch,
     LaunchResult,
-    judge,
+    exit_result,
     launch_command,
     trial_command,
     trial_environment,
@@ -65,14 +65,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def _left(folder: Path) -> list[psutil.Process]:
-    found = []
+    outcome = []
     for process in psutil.process_iter():
         try:
             if process.environ().get(TRIAL_MARK) == str(folder.resolve()):
-                found.append(process)
+                outcome.append(process)
         except psutil.Error:
             continue
-    return found
+    return outcome
 
 
 def test_a_report_is_read_back_and_the_log_kept(run: Run, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_ctrl_c_leaves_no_process_behind(
 
 
 def test_the_environment_of_another_launcher_is_dropped_and_threads_are_pinned() -> None:
-    found = trial_environment(
+    outcome = trial_environment(
         {
             "RANK": "3",
             "LOCAL_RANK": "1",
@@ -211,7 +211,7 @@ def test_the_environment_of_another_launcher_is_dropped_and_threads_are_pinned()
             "PATH": "/bin",
         }
     )
-    assert found == {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
+    assert outcome == {"PATH": "/bin", "OMP_NUM_THREADS": "1"}
 
 
 def test_ranks_are_told_when_to_end_by_themselves(planned: Path, tmp_path: Path) -> None:
@@ -231,8 +231,8 @@ def test_ranks_are_told_when_to_end_by_themselves(planned: Path, tmp_path: Path)
 def test_only_a_clean_exit_asks_for_the_report(tmp_path: Path) -> None:
     file = tmp_path / REPORT_NAME
     file.write_text(json.dumps(json.loads(REPORT.model_dump_json())))
-    assert judge(1, tail="", report_file=file, wall_s=1.0).status == "crashed"
-    assert judge(0, tail="", report_file=file, wall_s=1.0).status == "ok"
+    assert exit_result(1, tail="", report_file=file, wall_s=1.0).status == "crashed"
+    assert exit_result(0, tail="", report_file=file, wall_s=1.0).status == "ok"
 
 
 SLOW = """

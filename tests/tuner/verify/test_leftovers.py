@@ -15,7 +15,7 @@ import pytest
 from tuner import api
 from tuner.plan_folder import TRIALS_NAME
 from tuner.verify import leftovers
-from tuner.verify.leftovers import end_left, found_again
+from tuner.verify.leftovers import end_leftovers, register_scratch
 from tuner.verify.termination import TRIAL_MARK
 from tuner.verify.verification import Effort, Watcher
 from tuner.verify_api import command_trials
@@ -61,8 +61,8 @@ def _await(holds: Callable[[], bool]) -> None:
 def test_those_who_are_alive_keep_what_they_run(tmp_path: Path, sleeper: Sleeper) -> None:
     trials, scratch = tmp_path / "trials", tmp_path / "moetune-alive"
     running = sleeper(scratch / "0000")
-    with found_again(trials, scratch=scratch):
-        assert end_left(trials) == 0
+    with register_scratch(trials, scratch=scratch):
+        assert end_leftovers(trials) == 0
         assert running.poll() is None
     assert list(trials.iterdir()) == []
 
@@ -72,17 +72,17 @@ def test_what_the_dead_left_is_ended_and_what_others_run_is_not(
 ) -> None:
     trials, scratch = tmp_path / "trials", tmp_path / "moetune-dead"
     left, other = sleeper(scratch / "0003"), sleeper(tmp_path / "moetune-other/0003")
-    with found_again(trials, scratch=scratch):
+    with register_scratch(trials, scratch=scratch):
         (file,) = trials.iterdir()
         text = file.read_bytes()
     # As a kill leaves it: there, and locked by nobody.
     file.write_bytes(text)
     (trials / file.name.replace(os.uname().nodename, "elsewhere")).write_bytes(text)
-    assert end_left(trials) == 1
+    assert end_leftovers(trials) == 1
     assert left.poll() is not None
     assert other.poll() is None
     assert [one.name.partition("@")[0] for one in trials.iterdir()] == ["commands.elsewhere"]
-    assert end_left(trials) == 0
+    assert end_leftovers(trials) == 0
 
 
 def test_word_of_what_could_not_be_ended_stays_for_the_next_one(
@@ -92,13 +92,13 @@ def test_word_of_what_could_not_be_ended_stays_for_the_next_one(
     left = sleeper(scratch / "0003")
     with monkeypatch.context() as stuck:
         stuck.setattr(leftovers, "end_marked", lambda _mark: False)
-        with found_again(trials, scratch=scratch):
+        with register_scratch(trials, scratch=scratch):
             pass
-        assert end_left(trials) == 0
+        assert end_leftovers(trials) == 0
     # The folders of a verification that has ended are gone.
     (scratch / "0003").rmdir()
     scratch.rmdir()
-    assert end_left(trials) == 1
+    assert end_leftovers(trials) == 1
     assert left.poll() is not None
     assert list(trials.iterdir()) == []
 
@@ -106,11 +106,11 @@ def test_word_of_what_could_not_be_ended_stays_for_the_next_one(
 def test_a_damaged_note_ends_nothing(tmp_path: Path, sleeper: Sleeper) -> None:
     trials, scratch = tmp_path / "trials", tmp_path / "moetune-other"
     other = sleeper(scratch / "0003")
-    with found_again(trials, scratch=tmp_path / "moetune-dead"):
+    with register_scratch(trials, scratch=tmp_path / "moetune-dead"):
         (file,) = trials.iterdir()
     for text in (b"", b"/", os.fsencode(tmp_path), b"\xff\x00"):
         file.write_bytes(text)
-        assert end_left(trials) == 1
+        assert end_leftovers(trials) == 1
     assert other.poll() is None
 
 
@@ -164,18 +164,18 @@ def test_a_killed_verification_leaves_a_command_that_the_next_one_ends(
     try:
         assert left.is_running()
         lines: list[str] = []
-        found = api.verify(
+        result = api.verify(
             folder,
             effort=Effort(trials=1, steps=3),
             resume=True,
             watcher=SILENT,
             by=command_trials(command="echo", metrics="megatron", folder=folder),
-            told=lines.append,
+            on_message=lines.append,
         )
-        assert [trial.status for trial in found.trials] == ["crashed"]
+        assert [trial.status for trial in result.trials] == ["crashed"]
         psutil.wait_procs([left], timeout=5.0)
         assert not left.is_running()
-        assert any("was killed; what it left running here is ended" in line for line in lines)
+        assert any("was killed; its processes here are ended" in line for line in lines)
     finally:
         with contextlib.suppress(psutil.Error):
             left.kill()

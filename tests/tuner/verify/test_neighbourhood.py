@@ -6,7 +6,7 @@ from pathlib import Path
 from tuner.spec.capabilities import intersection, refusals
 from tuner.verify.neighbourhood import PLANNED, Neighbourhood, Point
 
-Around = Callable[..., Neighbourhood]
+DecisionSpace = Callable[..., Neighbourhood]
 
 
 def _points(neighbourhood: Neighbourhood) -> list[Point]:
@@ -17,15 +17,15 @@ def _points(neighbourhood: Neighbourhood) -> list[Point]:
     ]
 
 
-def test_the_first_seed_is_the_plans_own_decision(bound_plan: Path, around: Around) -> None:
-    one = around(bound_plan)
+def test_the_first_seed_is_the_plans_own_decision(bound_plan: Path, space: DecisionSpace) -> None:
+    one = space(bound_plan)
     assert one.decision_at(one.seeds()[0]) == one.plan.decision
 
 
 def test_the_first_eight_seeds_span_chunks_and_kinds_of_parallelism(
-    bound_plan: Path, around: Around
+    bound_plan: Path, space: DecisionSpace
 ) -> None:
-    one = around(bound_plan)
+    one = space(bound_plan)
     assert "memory_per_device" in one.plan.binding_constraint
     first = [one.decision_at(seed) for seed in one.seeds()[:8]]
     launched = [decision for decision in first if decision is not None]
@@ -35,8 +35,8 @@ def test_the_first_eight_seeds_span_chunks_and_kinds_of_parallelism(
     assert any(decision.pipeline_model_parallel_size == 2 for decision in launched)
 
 
-def test_every_seed_fits_and_can_be_launched(bound_plan: Path, around: Around) -> None:
-    one = around(bound_plan)
+def test_every_seed_fits_and_can_be_launched(bound_plan: Path, space: DecisionSpace) -> None:
+    one = space(bound_plan)
     seeds = one.seeds()
     assert len(set(seeds)) == len(seeds)
     for seed in seeds:
@@ -46,9 +46,9 @@ def test_every_seed_fits_and_can_be_launched(bound_plan: Path, around: Around) -
 
 
 def test_the_plans_candidates_are_priced_as_the_plan_priced_them(
-    bound_plan: Path, around: Around
+    bound_plan: Path, space: DecisionSpace
 ) -> None:
-    one = around(bound_plan)
+    one = space(bound_plan)
     plan = one.plan
     assert plan.decision is not None
     assert one.predicted(plan.decision) == plan.predicted
@@ -57,25 +57,25 @@ def test_the_plans_candidates_are_priced_as_the_plan_priced_them(
         assert one.excess_bytes(other.decision) <= 0
 
 
-def test_a_decision_finds_back_to_its_point(bound_plan: Path, around: Around) -> None:
-    one = around(bound_plan)
-    found = 0
+def test_a_decision_finds_back_to_its_point(bound_plan: Path, space: DecisionSpace) -> None:
+    one = space(bound_plan)
+    result = 0
     for point in _points(one):
         decision = one.decision_at(point)
         if decision is not None:
-            back = one.point_of(decision)
+            back = one.find_point(decision)
             assert back is not None
             assert one.decision_at(back) == decision
-            found += 1
-    assert found > 0
+            result += 1
+    assert result > 0
     strange = one.plan.decision
     assert strange is not None
-    assert one.point_of(strange.model_copy(update={"micro_batch_size": 64})) is None
-    assert one.point_of(strange.model_copy(update={"fp8_recipe": "x"})) is None
+    assert one.find_point(strange.model_copy(update={"micro_batch_size": 64})) is None
+    assert one.find_point(strange.model_copy(update={"fp8_recipe": "x"})) is None
 
 
-def test_what_a_target_cannot_launch_is_at_no_point(bound_plan: Path, around: Around) -> None:
-    one = around(bound_plan)
+def test_what_a_target_cannot_launch_is_at_no_point(bound_plan: Path, space: DecisionSpace) -> None:
+    one = space(bound_plan)
     assert "megatron-lm" in one.plan.emit
     capable = intersection(one.plan.emit)
     for point in _points(one):
@@ -83,17 +83,19 @@ def test_what_a_target_cannot_launch_is_at_no_point(bound_plan: Path, around: Ar
         if point.option != PLANNED and decision is not None:
             assert not refusals(capable, model=one.plan.model, decision=decision)
     # Megatron-LM 0.16 has no chunks; the options that need them are not even listed.
-    older = around(bound_plan, emit=("reference", "megatron-lm-0.16"))
+    older = space(bound_plan, emit=("reference", "megatron-lm-0.16"))
     assert "selective/c1" in older.option_names
     assert "selective/c2" not in older.option_names
 
 
-def test_degrees_that_a_target_lacks_make_no_neighbour(bound_plan: Path, around: Around) -> None:
-    one = around(bound_plan)
+def test_degrees_that_a_target_lacks_make_no_neighbour(
+    bound_plan: Path, space: DecisionSpace
+) -> None:
+    one = space(bound_plan)
     decision = one.plan.decision
     assert decision is not None
     sharded = decision.model_copy(update={"zero_stage": 2})
-    other = around(bound_plan, decision=sharded)
+    other = space(bound_plan, decision=sharded)
     (name,) = (name for name, kept in other.candidates.items() if kept == sharded)
     assert other.decision_at(Point(degrees=name, option="none")) is None
     assert other.predicted_step_s(Point(degrees=name, option="none")) == float("inf")

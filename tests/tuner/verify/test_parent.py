@@ -5,12 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tuner.launch.step_config import step_config
 from tuner.plan import TrainDecision
 from tuner.plan_folder import read_plan
 
 
 # Seconds, of importing torch: only a rank of the engine itself looks for its parent.
+@pytest.mark.slow
 def test_a_rank_ends_soon_after_the_process_that_wanted_its_report(
     planned: Path, tmp_path: Path
 ) -> None:

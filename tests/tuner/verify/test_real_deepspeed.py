@@ -66,7 +66,7 @@ def test_deepspeed_trains_what_is_emitted(
     ):
         folder = tmp_path / f"a plan {len(list(tmp_path.iterdir()))}"
         api.write(folder, api.plan(_spec(tmp_path, search)))
-        found = api.verify(
+        result = api.verify(
             folder,
             effort=Effort(trials=1, steps=2, repeats=0),
             resume=False,
@@ -77,7 +77,7 @@ def test_deepspeed_trains_what_is_emitted(
                 folder=folder,
             ),
         )
-        (trial,) = found.trials
+        (trial,) = result.trials
         if trial.status != "ok" or not trial.measured_step_s:
             failures.append(f"{search}: {trial.status}: {trial.reason}")
     assert not failures

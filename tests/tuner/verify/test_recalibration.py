@@ -103,10 +103,10 @@ def test_the_fitted_residual_corrects_the_one_that_the_plan_was_made_with(record
     seconds = [(1.0, 0.1), (1.0, 1.0), (0.2, 1.0), (2.0, 0.5)]
     trials = _trials(record, seconds, a=1.2, b=1.2)
     prior = PRIOR.model_copy(update={"computation": 2.0, "communication": 0.5})
-    found = fitted_residual(trials, prior=prior)
-    assert found is not None
-    assert (found.computation, found.communication) == pytest.approx((2.4, 0.6))
-    assert (found.engine, found.release, found.device_kind) == ("reference", "2.0", "cpu")
-    assert found.num_runs == 4
+    result = fitted_residual(trials, prior=prior)
+    assert result is not None
+    assert (result.computation, result.communication) == pytest.approx((2.4, 0.6))
+    assert (result.engine, result.release, result.device_kind) == ("reference", "2.0", "cpu")
+    assert result.num_runs == 4
     # Nothing is left over, but nobody believes a band of nothing.
-    assert found.band_ratio == 0.02
+    assert result.band_ratio == 0.02

@@ -16,10 +16,10 @@ from tuner.spec.search import Search
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
-from tuner.verify.search import StudySearch, Waiting, Wish
+from tuner.verify.search import LaunchRequest, StudySearch, Waiting
 from tuner.verify.study.claims import Progress
 
-Around = Callable[..., Neighbourhood]
+DecisionSpace = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]
 Join = Callable[..., StudySearch]
 
@@ -31,14 +31,14 @@ NARROW = Search(
 )
 
 
-def _anything(_progress: Progress) -> list[Wish]:
-    return [Wish()]
+def _anything(_progress: Progress) -> list[LaunchRequest]:
+    return [LaunchRequest()]
 
 
 def _next(study: StudySearch) -> Proposal | None:
-    found = study.next(_anything)
-    assert not isinstance(found, Waiting)
-    return found
+    result = study.next(_anything)
+    assert not isinstance(result, Waiting)
+    return result
 
 
 def _run(
@@ -50,15 +50,15 @@ def _run(
         if proposal is None:
             return
         number = proposal.number
-        answer = record(number, measured_s=1.0 + number, decision=proposal.decision)
-        study.tell(proposal, answer)
-        yield proposal, answer
+        reply = record(number, measured_s=1.0 + number, decision=proposal.decision)
+        study.report(proposal, reply)
+        yield proposal, reply
 
 
 def test_the_seeds_come_first_and_in_order(
-    planned: Path, around: Around, record: Record, join: Join
+    planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
-    one = around(planned)
+    one = space(planned)
     proposed = [proposal for proposal, _ in _run(join(one, planned), record, 8)]
     wanted = list(dict.fromkeys(one.decision_at(seed) for seed in one.seeds()))[:8]
     assert [proposal.decision for proposal in proposed] == wanted
@@ -69,9 +69,9 @@ def test_the_seeds_come_first_and_in_order(
 
 
 def test_the_sampler_never_repeats_nor_exceeds_memory(
-    planned: Path, around: Around, record: Record, join: Join
+    planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
-    one = around(planned)
+    one = space(planned)
     proposed = [proposal.decision for proposal, _ in _run(join(one, planned), record, 24)]
     assert len(proposed) == 24
     assert len(set(proposed)) == 24
@@ -80,10 +80,10 @@ def test_the_sampler_never_repeats_nor_exceeds_memory(
 
 
 def test_it_stops_when_everything_that_fits_was_launched(
-    planned: Path, around: Around, record: Record, join: Join
+    planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
-    plan = around(planned).plan
-    one = around(planned, search=NARROW, alternatives=plan.runners_up[:2], variants=())
+    plan = space(planned).plan
+    one = space(planned, search=NARROW, alternatives=plan.runners_up[:2], variants=())
     points = {(degrees, option) for degrees in one.candidates for option in one.option_names}
     assert len(points) == 9
     fit: set[TrainDecision] = set()
@@ -99,19 +99,21 @@ def test_it_stops_when_everything_that_fits_was_launched(
 
 
 def test_a_killed_trial_of_the_plan_itself_is_the_first_to_be_launched_again(
-    planned: Path, around: Around, join: Join
+    planned: Path, space: DecisionSpace, join: Join
 ) -> None:
-    one = around(planned)
+    one = space(planned)
     lost = _next(join(one, planned))
-    again = _next(join(one, planned))
+    repeated = _next(join(one, planned))
     assert lost is not None
-    assert again is not None
-    assert again.decision == lost.decision == one.plan.decision
-    assert again.number > lost.number
+    assert repeated is not None
+    assert repeated.decision == lost.decision == one.plan.decision
+    assert repeated.number > lost.number
 
 
-def test_many_kills_do_not_use_the_seeds_up(planned: Path, around: Around, join: Join) -> None:
-    one = around(planned)
+def test_many_kills_do_not_use_the_seeds_up(
+    planned: Path, space: DecisionSpace, join: Join
+) -> None:
+    one = space(planned)
     for _ in range(4):
         proposal = _next(join(one, planned))
         assert proposal is not None
@@ -119,16 +121,16 @@ def test_many_kills_do_not_use_the_seeds_up(planned: Path, around: Around, join:
 
 
 def test_a_record_that_was_not_told_any_more_counts(
-    planned: Path, around: Around, record: Record, join: Join
+    planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
-    one = around(planned)
+    one = space(planned)
     proposal = _next(join(one, planned))
     assert proposal is not None
     written = record(proposal.number, decision=proposal.decision)
-    again = _next(join(one, planned, [written]))
-    assert again is not None
-    assert again.decision != proposal.decision
-    assert again.number != written.number
+    repeated = _next(join(one, planned, [written]))
+    assert repeated is not None
+    assert repeated.decision != proposal.decision
+    assert repeated.number != written.number
 
 
 def _journal(planned: Path) -> Path:
@@ -183,35 +185,35 @@ def _nothing(_data: bytes) -> bytes:
 def test_a_damaged_journal_is_rebuilt_from_the_records(
     bound_plan: Path,
     tmp_path: Path,
-    around: Around,
+    space: DecisionSpace,
     record: Record,
     damage: Callable[[bytes], bytes],
     join: Join,
 ) -> None:
     planned = Path(shutil.copytree(bound_plan, tmp_path / damage.__name__))
-    one = around(planned)
-    finished = [answer for _, answer in _run(join(one, planned), record, 5)]
+    one = space(planned)
+    finished = [reply for _, reply in _run(join(one, planned), record, 5)]
     journal = _journal(planned)
     before = damage(journal.read_bytes())
     journal.write_bytes(before)
     more = list(_run(join(one, planned, finished), record, 3))
-    launched = [answer.decision for answer in finished]
+    launched = [reply.decision for reply in finished]
     assert len({*launched, *(proposal.decision for proposal, _ in more)}) == 8
-    numbers = {answer.number for answer in finished}
+    numbers = {reply.number for reply in finished}
     assert not numbers & {proposal.number for proposal, _ in more}
     # Optuna reads these two without complaint; only what they lack is told again.
     if damage not in (_nothing, _no_beginning):
         assert journal.with_name(f"{JOURNAL_NAME}.damaged").read_bytes() == before
     # What was rebuilt is whole, and goes on.
-    everything = [*finished, *(answer for _, answer in more)]
+    everything = [*finished, *(reply for _, reply in more)]
     assert len(list(_run(join(one, planned, everything), record, 1))) == 1
 
 
 def test_every_damaged_journal_is_kept(
-    planned: Path, around: Around, record: Record, join: Join
+    planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
-    one = around(planned)
-    finished = [answer for _, answer in _run(join(one, planned), record, 2)]
+    one = space(planned)
+    finished = [reply for _, reply in _run(join(one, planned), record, 2)]
     journal = _journal(planned)
     for written in (b"first", b"second", b"third"):
         journal.write_bytes(written)
@@ -222,24 +224,24 @@ def test_every_damaged_journal_is_kept(
 
 
 def test_a_journal_cut_at_any_byte_is_survived(
-    planned: Path, around: Around, record: Record, join: Join
+    planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
-    one = around(planned)
-    finished = [answer for _, answer in _run(join(one, planned), record, 2)]
+    one = space(planned)
+    finished = [reply for _, reply in _run(join(one, planned), record, 2)]
     journal = _journal(planned)
     data = journal.read_bytes()
     for end in range(0, len(data), 97):
         journal.write_bytes(data[:end])
         proposal = _next(join(one, planned, finished))
         assert proposal is not None
-        assert proposal.decision not in {answer.decision for answer in finished}
-        assert proposal.number not in {answer.number for answer in finished}
+        assert proposal.decision not in {reply.decision for reply in finished}
+        assert proposal.number not in {reply.number for reply in finished}
 
 
 def test_records_with_gaps_keep_their_numbers(
-    planned: Path, around: Around, record: Record, join: Join
+    planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
-    one = around(planned)
+    one = space(planned)
     decisions = [one.decision_at(seed) for seed in one.seeds()]
     finished = [record(3, decision=decisions[0]), record(9, decision=decisions[4])]
     proposal = _next(join(one, planned, finished))
@@ -249,9 +251,9 @@ def test_records_with_gaps_keep_their_numbers(
 
 
 def test_a_record_of_no_known_point_keeps_its_number_and_is_not_repeated(
-    planned: Path, around: Around, record: Record, join: Join
+    planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
-    one = around(planned)
+    one = space(planned)
     assert one.plan.decision is not None
     strange = one.plan.decision.model_copy(update={"fp8_recipe": "of another release"})
     proposal = _next(join(one, planned, [record(0, decision=strange)]))
@@ -260,24 +262,28 @@ def test_a_record_of_no_known_point_keeps_its_number_and_is_not_repeated(
 
 
 def test_a_study_of_other_choices_is_begun_anew(
-    planned: Path, around: Around, record: Record, join: Join
+    planned: Path, space: DecisionSpace, record: Record, join: Join
 ) -> None:
-    one = around(planned)
-    finished = [answer for _, answer in _run(join(one, planned), record, 2)]
-    other = around(planned, search=NARROW)
+    one = space(planned)
+    finished = [reply for _, reply in _run(join(one, planned), record, 2)]
+    other = space(planned, search=NARROW)
     proposal = _next(join(other, planned, finished))
     assert proposal is not None
-    assert proposal.decision not in {answer.decision for answer in finished}
+    assert proposal.decision not in {reply.decision for reply in finished}
 
 
 def test_a_lock_that_a_killed_process_left_blocks_nobody(
-    planned: Path, around: Around, record: Record, monkeypatch: pytest.MonkeyPatch, join: Join
+    planned: Path,
+    space: DecisionSpace,
+    record: Record,
+    monkeypatch: pytest.MonkeyPatch,
+    join: Join,
 ) -> None:
     # Optuna's own lock would be waited for without end here: the path is relative.
     monkeypatch.chdir(planned.parent)
     folder = Path(planned.name)
-    one = around(folder)
-    finished = [answer for _, answer in _run(join(one, folder), record, 1)]
+    one = space(folder)
+    finished = [reply for _, reply in _run(join(one, folder), record, 1)]
     lock = folder / TRIALS_NAME / f"{JOURNAL_NAME}.lock"
     assert lock.is_file()
     child = os.fork()

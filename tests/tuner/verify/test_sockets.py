@@ -16,6 +16,7 @@ LOOK_S = 0.3
 
 
 # Seconds, of importing torch twice: the one trial here whose ranks are real.
+@pytest.mark.slow
 def test_a_trial_of_verify_listens_on_loopback_alone(
     planned: Path,
     tmp_path: Path,
@@ -47,11 +48,11 @@ def test_a_trial_of_verify_listens_on_loopback_alone(
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        found = api.verify(planned, effort=Effort(trials=1, steps=3), resume=False, watcher=SILENT)
+        result = api.verify(planned, effort=Effort(trials=1, steps=3), resume=False, watcher=SILENT)
     finally:
         is_over.set()
         looking.join()
-    (trial,) = found.trials
+    (trial,) = result.trials
     assert (trial.status, trial.reason) == ("ok", "")
     assert trial.decision.num_devices == 2
     # Both ranks lived and listened for each other while they were looked at.

@@ -20,7 +20,7 @@ from tuner.verify.termination import (
     SESSION_NAME,
     TRIAL_MARK,
     end_marked,
-    ended_at_last,
+    ensure_ended,
     start_marked,
 )
 
@@ -36,7 +36,7 @@ while True:
 """
 
 
-def _leave(_number: int, _frame: object) -> None:
+def _leave(_number: int, _stack: object) -> None:
     raise SystemExit(143)
 
 
@@ -56,7 +56,7 @@ def deaf() -> Iterator[Deaf]:
     with contextlib.ExitStack() as started:
 
         def start(
-            mark: Path, *, when_asked: Callable[[], None] = lambda: None
+            mark: Path, *, on_sigterm: Callable[[], None] = lambda: None
         ) -> subprocess.Popen[str]:
             process = subprocess.Popen(
                 [sys.executable, "-S", "-c", DEAF],
@@ -71,7 +71,7 @@ def deaf() -> Iterator[Deaf]:
 
             def listen() -> None:
                 if heard.readline() == "asked\n":
-                    when_asked()
+                    on_sigterm()
 
             listener = threading.Thread(target=listen)
             listener.start()
@@ -103,9 +103,9 @@ def test_a_second_signal_shortens_the_grace_and_not_the_ending(
     raised: type[BaseException],
     second: signal.Signals,
 ) -> None:
-    left = deaf(tmp_path, when_asked=_send(second))
+    left = deaf(tmp_path, on_sigterm=_send(second))
     begin_s = time.monotonic()
-    with pytest.raises(raised), ended_at_last(str(tmp_path.resolve())):
+    with pytest.raises(raised), ensure_ended(str(tmp_path.resolve())):
         signal.raise_signal(first)
     assert left.poll() is not None
     assert time.monotonic() - begin_s < LONG_S / 2
@@ -114,8 +114,8 @@ def test_a_second_signal_shortens_the_grace_and_not_the_ending(
 
 
 def test_signals_that_come_together_leave_nothing(tmp_path: Path, deaf: Deaf) -> None:
-    left = deaf(tmp_path, when_asked=_send(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt), ended_at_last(str(tmp_path.resolve())):
+    left = deaf(tmp_path, on_sigterm=_send(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt), ensure_ended(str(tmp_path.resolve())):
         _send_together()
     assert left.poll() is not None
 
@@ -123,7 +123,7 @@ def test_signals_that_come_together_leave_nothing(tmp_path: Path, deaf: Deaf) ->
 def test_a_signal_that_comes_while_processes_are_ended_is_heeded_afterwards(
     tmp_path: Path, deaf: Deaf
 ) -> None:
-    left = deaf(tmp_path, when_asked=_send(signal.SIGINT))
+    left = deaf(tmp_path, on_sigterm=_send(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         end_marked(str(tmp_path.resolve()))
     assert left.poll() is not None
@@ -136,7 +136,7 @@ def test_processes_are_ended_from_another_thread_too(
     left, ended = deaf(tmp_path), []
 
     def run() -> None:
-        with ended_at_last(str(tmp_path.resolve())):
+        with ensure_ended(str(tmp_path.resolve())):
             pass
         ended.append(end_marked(str(tmp_path.resolve())))
 

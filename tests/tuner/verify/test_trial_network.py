@@ -12,9 +12,9 @@ import pytest
 
 from tuner.plan_folder import read_plan
 from tuner.verify import own_network
-from tuner.verify.command import CommandLauncher, parsed_template
+from tuner.verify.command import CommandLauncher, parse_template
 from tuner.verify.launcher import LOG_NAME, Launch, LaunchResult
-from tuner.verify.metrics import adapter_named
+from tuner.verify.metrics import find_adapter
 from tuner.verify.trial_network import Start, TrialNetwork, obstacle, stays_here
 
 ROOT = Path(__file__).parents[3]
@@ -83,8 +83,8 @@ def _launcher(
         script.write_text(f'{text} "$@"\n', encoding="utf-8")
 
     return CommandLauncher(
-        template=parsed_template(command),
-        adapter=adapter_named("jsonl"),
+        template=parse_template(command),
+        adapter=find_adapter("jsonl"),
         environment={**os.environ, "PYTHONPATH": str(ROOT), **environment},
         prepare=prepare,
         network=network,
@@ -100,18 +100,18 @@ def test_a_launched_command_has_a_network_of_its_own(
     lines: list[str] = []
     launcher = _launcher(
         f"bash {{launch}}/run.sh {program}",
-        TrialNetwork(told=lines.append),
+        TrialNetwork(on_message=lines.append),
         options="-S",
         SEEN=str(seen),
         GLOO_SOCKET_IFNAME=outside_card,
     )
     result = launcher(launch)
     assert (result.status, result.reason, lines) == ("ok", "", [])
-    found = json.loads(seen.read_text(encoding="utf-8"))
-    assert found.pop("namespace") != str(Path("/proc/self/ns/net").readlink())
+    outcome = json.loads(seen.read_text(encoding="utf-8"))
+    assert outcome.pop("namespace") != str(Path("/proc/self/ns/net").readlink())
     # Of torchrun, which would leave a folder in the temporary one.
-    assert found.pop("logs") == str(launch.folder.resolve() / "torchrun")
-    assert found == {"cards": ["lo"], "user": os.geteuid(), "gloo": "lo"}
+    assert outcome.pop("logs") == str(launch.folder.resolve() / "torchrun")
+    assert outcome == {"cards": ["lo"], "user": os.geteuid(), "gloo": "lo"}
 
 
 @pytest.mark.slow
@@ -125,7 +125,7 @@ def test_what_listens_on_every_address_is_out_of_reach_and_leaves_nothing(
     lines: list[str] = []
     launcher = _launcher(
         f"bash {{launch}}/run.sh {program}",
-        TrialNetwork(told=lines.append),
+        TrialNetwork(on_message=lines.append),
         options="-m torch.distributed.run --standalone --nproc-per-node=2",
         SEEN=str(seen),
         TMPDIR=str(scratch),
@@ -136,12 +136,12 @@ def test_what_listens_on_every_address_is_out_of_reach_and_leaves_nothing(
     assert (result.status, result.reason, lines) == ("ok", "", []), (
         launch.folder / LOG_NAME
     ).read_text()
-    found = json.loads(seen.read_text(encoding="utf-8"))
+    outcome = json.loads(seen.read_text(encoding="utf-8"))
     # torchrun's store does listen on every address, of which there is one.
-    assert found["listening"] in (["127.0.0.1", "::"], ["0.0.0.0", "127.0.0.1"])
-    assert found["cards"] == ["lo"]
-    assert found["namespace"] != str(Path("/proc/self/ns/net").readlink())
-    assert found["user"] == os.geteuid()
+    assert outcome["listening"] in (["127.0.0.1", "::"], ["0.0.0.0", "127.0.0.1"])
+    assert outcome["cards"] == ["lo"]
+    assert outcome["namespace"] != str(Path("/proc/self/ns/net").readlink())
+    assert outcome["user"] == os.geteuid()
     assert [file for file in scratch.iterdir() if "torchinductor" not in file.name] == []
     assert (launch.folder / "torchrun").is_dir()
 
@@ -183,10 +183,10 @@ def test_whoever_shares_the_machines_network_is_told_once_and_why(tmp_path: Path
     script = tmp_path / "run.sh"
     here = {"command": ("bash", str(script)), "nodes": 1, "environment": {}}
     cases = (
-        (TrialNetwork(probe=lambda: "not permitted"), here, "cannot be made here (not permitted)"),
+        (TrialNetwork(probe=lambda: "not permitted"), here, "can be created here (not permitted)"),
         (TrialNetwork(choice="host", probe=str), here, "as --network host says"),
-        (TrialNetwork(probe=str), here | {"nodes": 2}, "nodes have to reach each other"),
-        (TrialNetwork(probe=str), here | {"environment": {"NNODES": "2"}}, "nodes have to reach"),
+        (TrialNetwork(probe=str), here | {"nodes": 2}, "nodes must reach each other"),
+        (TrialNetwork(probe=str), here | {"environment": {"NNODES": "2"}}, "nodes must reach"),
         (TrialNetwork(probe=str), here | {"environment": {"PET_NNODES": "2"}}, "PET_ variables"),
         (
             TrialNetwork(probe=str),
@@ -195,16 +195,16 @@ def test_whoever_shares_the_machines_network_is_told_once_and_why(tmp_path: Path
         ),
         (TrialNetwork(probe=str), here | {"command": ("srun", "x")}, "only 'bash {launch}/run.sh'"),
     )
-    for network, asked, words in cases:
+    for network, requested, words in cases:
         lines: list[str] = []
-        network.told = lines.append
+        network.on_message = lines.append
         for _ in range(2):
-            start = network.start(script=script, **asked)  # type: ignore[arg-type]  # a table
-            assert (start.is_own, start.command) == (False, asked["command"])
+            start = network.start(script=script, **requested)  # type: ignore[arg-type]  # a table
+            assert (start.is_own, start.command) == (False, requested["command"])
         (line,) = lines
         assert words in line
         assert "listens on every address" in line
-    own = TrialNetwork(told=lines.append, probe=str).start(script=script, **here)  # type: ignore[arg-type]  # a table
+    own = TrialNetwork(on_message=lines.append, probe=str).start(script=script, **here)  # type: ignore[arg-type]  # a table
     assert own.is_own
     assert own.environment["NCCL_SOCKET_IFNAME"] == "=lo"
     assert len(lines) == 1

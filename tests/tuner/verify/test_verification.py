@@ -23,7 +23,7 @@ from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.search import StudySearch
 from tuner.verify.verification import Effort, Watcher, conclude, run_trials, verified_plan
 
-Around = Callable[..., Neighbourhood]
+DecisionSpace = Callable[..., Neighbourhood]
 Launcher = Callable[..., FakeLauncher]
 Record = Callable[..., TrialRecord]
 Verify = Callable[..., Verified]
@@ -43,40 +43,42 @@ def test_the_winner_is_the_fastest_measured_and_recalibration_helps(
     planned: Path, verify: Verify, hidden_launcher: Launcher
 ) -> None:
     launcher = hidden_launcher(planned, computation=1.4, communication=0.5, noise_ratio=0.01)
-    found = verify(planned, launcher, trials=8)
-    assert [trial.status for trial in found.trials] == ["ok"] * 8
-    assert found.winner == min(launcher.launched, key=launcher.true_s)
-    measured = [trial.measured_step_s for trial in found.trials if trial.measured_step_s]
-    assert found.winner_step_s == min(measured)
-    first = found.trials[0]
+    result = verify(planned, launcher, trials=8)
+    assert [trial.status for trial in result.trials] == ["ok"] * 8
+    assert result.winner == min(launcher.launched, key=launcher.true_s)
+    measured = [trial.measured_step_s for trial in result.trials if trial.measured_step_s]
+    assert result.winner_step_s == min(measured)
+    first = result.trials[0]
     assert first.decision == read_plan(planned).decision
     assert first.measured_step_s is not None
-    assert found.regret_ratio == pytest.approx(first.measured_step_s / min(measured) - 1.0)
-    accuracy = found.accuracy
+    assert result.regret_ratio == pytest.approx(first.measured_step_s / min(measured) - 1.0)
+    accuracy = result.accuracy
     assert accuracy.predicted_median_ape is not None
     assert accuracy.recalibrated_median_ape is not None
     # The truth is a combination of the two factors, up to the noise and who is slowest.
     assert accuracy.recalibrated_median_ape < 0.05 < accuracy.predicted_median_ape
     assert accuracy.activation_max_ape == 0.0
-    assert found.residual is not None
-    assert found.residual.num_runs == 8
+    assert result.residual is not None
+    assert result.residual.num_runs == 8
     # Shares of communication from 9 to 17 % tell which part was dearer, not by how much.
-    assert found.residual.communication < found.residual.computation < 1.45
-    assert found.residual.computation > 1.2
-    assert found.residual.release == "0.fake"
+    assert result.residual.communication < result.residual.computation < 1.45
+    assert result.residual.computation > 1.2
+    assert result.residual.release == "0.fake"
 
 
 def test_what_is_launched_is_the_winner_with_what_was_expected_of_it(
-    planned: Path, around: Around, verify: Verify, hidden_launcher: Launcher
+    planned: Path, space: DecisionSpace, verify: Verify, hidden_launcher: Launcher
 ) -> None:
     # Everything but one neighbour crashes, so the winner is not what the plan chose.
-    neighbourhood = around(planned)
-    found = verify(planned, hidden_launcher(planned, ends={1: "ok"}, otherwise="crashed"), trials=4)
-    made = verified_plan(neighbourhood, found)
-    assert made.decision == found.winner != made.plan.decision
+    neighbourhood = space(planned)
+    result = verify(
+        planned, hidden_launcher(planned, ends={1: "ok"}, otherwise="crashed"), trials=4
+    )
+    made = verified_plan(neighbourhood, result)
+    assert made.decision == result.winner != made.plan.decision
     assert made.predicted == neighbourhood.predicted(made.decision)
     assert made.predicted != made.plan.predicted
-    assert [trial.status for trial in made.trials] == [trial.status for trial in found.trials]
+    assert [trial.status for trial in made.trials] == [trial.status for trial in result.trials]
     assert not made.waived
 
 
@@ -94,11 +96,11 @@ def test_no_decision_is_launched_twice_and_each_has_a_folder_of_its_own(
 def test_the_same_plan_and_machine_give_the_same_verification(
     bound_plan: Path, tmp_path: Path, verify: Verify, hidden_launcher: Launcher
 ) -> None:
-    found = []
+    result = []
     for name in ("one", "two"):
         folder = Path(shutil.copytree(bound_plan, tmp_path / name))
-        found.append(verify(folder, hidden_launcher(folder, noise_ratio=0.02), trials=12))
-    assert found[0] == found[1]
+        result.append(verify(folder, hidden_launcher(folder, noise_ratio=0.02), trials=12))
+    assert result[0] == result[1]
 
 
 def test_trials_that_fail_are_recorded_and_the_study_goes_on(
@@ -107,35 +109,35 @@ def test_trials_that_fail_are_recorded_and_the_study_goes_on(
     launcher = hidden_launcher(
         planned, ends={0: "timeout", 2: "crashed", 3: "out_of_memory"}, computation=1.0
     )
-    found = verify(planned, launcher, trials=8)
-    statuses = [trial.status for trial in found.trials]
+    result = verify(planned, launcher, trials=8)
+    statuses = [trial.status for trial in result.trials]
     assert statuses == ["timeout", "ok", "crashed", "out_of_memory", *["ok"] * 4]
-    for trial in found.trials:
+    for trial in result.trials:
         assert trial.reason == ("" if trial.status == "ok" else f"fake {trial.status}")
         assert (trial.measured_step_s is None) == (trial.status != "ok")
-    assert found.winner in [trial.decision for trial in found.trials if trial.status == "ok"]
+    assert result.winner in [trial.decision for trial in result.trials if trial.status == "ok"]
     # The first choice hung, so nothing can be said about its regret.
-    assert found.regret_ratio is None
-    assert not found.tie
-    assert found.residual is not None
-    assert found.residual.num_runs == 5
+    assert result.regret_ratio is None
+    assert not result.tie
+    assert result.residual is not None
+    assert result.residual.num_runs == 5
 
 
 def test_when_every_trial_fails_there_is_no_winner_and_it_is_written_down(
-    planned: Path, around: Around, verify: Verify, hidden_launcher: Launcher
+    planned: Path, space: DecisionSpace, verify: Verify, hidden_launcher: Launcher
 ) -> None:
     before = {file: file.read_bytes() for file in (planned / "launch").rglob("*") if file.is_file()}
-    found = verify(planned, hidden_launcher(planned, otherwise="crashed"), trials=3)
-    assert found.winner is None
-    assert found.winner_step_s is None
-    assert found.regret_ratio is None
-    assert found.residual is None
-    assert found.accuracy.rank_of_measured_best is None
-    assert Verified.model_validate_json((planned / VERIFIED_NAME).read_bytes()) == found
+    result = verify(planned, hidden_launcher(planned, otherwise="crashed"), trials=3)
+    assert result.winner is None
+    assert result.winner_step_s is None
+    assert result.regret_ratio is None
+    assert result.residual is None
+    assert result.accuracy.rank_of_measured_best is None
+    assert Verified.model_validate_json((planned / VERIFIED_NAME).read_bytes()) == result
     # The launch files stay what they were: not verified, and saying so.
     assert {file: file.read_bytes() for file in before} == before
     with pytest.raises(ValueError, match="no trial ran"):
-        verified_plan(around(planned), found)
+        verified_plan(space(planned), result)
 
 
 @each_row("killed_at", [0, 1, 3])
@@ -149,19 +151,19 @@ def test_ctrl_c_during_a_launch_loses_that_launch_only(
     assert not (planned / VERIFIED_NAME).exists()
     assert _launched_ok(planned) == killed.launched[:killed_at]
     written = _times(planned)
-    again = hidden_launcher(planned)
-    found = verify(planned, again, trials=6, resume=True)
-    assert len(found.trials) == 6
-    assert not set(again.launched) & set(killed.launched[:killed_at])
-    assert len(again.launched) == 6 - killed_at
+    repeated = hidden_launcher(planned)
+    result = verify(planned, repeated, trials=6, resume=True)
+    assert len(result.trials) == 6
+    assert not set(repeated.launched) & set(killed.launched[:killed_at])
+    assert len(repeated.launched) == 6 - killed_at
     assert _times(planned).items() >= written.items()
     # The plan's own choice is among the trials, whatever was lost.
-    assert found.regret_ratio is not None
+    assert result.regret_ratio is not None
 
 
 def test_death_after_the_record_and_before_the_study_is_told_repeats_nothing(
     planned: Path,
-    around: Around,
+    space: DecisionSpace,
     verify: Verify,
     hidden_launcher: Launcher,
     tmp_path: Path,
@@ -172,7 +174,7 @@ def test_death_after_the_record_and_before_the_study_is_told_repeats_nothing(
         if len(_launched_ok(planned)) == 2:
             raise KeyboardInterrupt
 
-    neighbourhood = around(planned)
+    neighbourhood = space(planned)
     killed = hidden_launcher(planned)
     with pytest.raises(KeyboardInterrupt):
         run_trials(
@@ -184,10 +186,10 @@ def test_death_after_the_record_and_before_the_study_is_told_repeats_nothing(
             watcher=Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None),
         )
     assert len(_launched_ok(planned)) == 2
-    again = hidden_launcher(planned)
-    found = verify(planned, again, trials=5, resume=True)
-    assert not set(again.launched) & set(killed.launched)
-    assert len(found.trials) == 5
+    repeated = hidden_launcher(planned)
+    result = verify(planned, repeated, trials=5, resume=True)
+    assert not set(repeated.launched) & set(killed.launched)
+    assert len(result.trials) == 5
 
 
 def test_death_after_the_study_was_told_repeats_nothing(
@@ -200,9 +202,9 @@ def test_death_after_the_study_was_told_repeats_nothing(
     with pytest.raises(KeyboardInterrupt):
         verify(planned, killed, trials=4, ended=die)
     assert len(_launched_ok(planned)) == 1
-    again = hidden_launcher(planned)
-    assert len(verify(planned, again, trials=4, resume=True).trials) == 4
-    assert not set(again.launched) & set(killed.launched)
+    repeated = hidden_launcher(planned)
+    assert len(verify(planned, repeated, trials=4, resume=True).trials) == 4
+    assert not set(repeated.launched) & set(killed.launched)
 
 
 KILL_ME = """
@@ -250,10 +252,10 @@ def test_a_killed_process_is_resumed_without_repeating_a_finished_trial(
         assert process.wait() == -signal.SIGKILL
     finished = _launched_ok(planned)
     assert len(finished) == 2
-    again = hidden_launcher(planned)
-    found = verify(planned, again, trials=6, resume=True)
-    assert [trial.decision for trial in found.trials] == [*finished, *again.launched]
-    assert not set(again.launched) & set(finished)
+    repeated = hidden_launcher(planned)
+    result = verify(planned, repeated, trials=6, resume=True)
+    assert [trial.decision for trial in result.trials] == [*finished, *repeated.launched]
+    assert not set(repeated.launched) & set(finished)
     # Journals never end in a trial that still runs.
     lines = (planned / TRIALS_NAME / JOURNAL_NAME).read_text().splitlines()
     assert all(isinstance(json.loads(line), dict) for line in lines)
@@ -288,10 +290,10 @@ def test_deleting_a_damaged_record_is_the_way_out_it_names(
     with pytest.raises(PlanUnreadableError, match=r"0000\.json"):
         verify(planned, hidden_launcher(planned), trials=3, resume=True)
     damaged.unlink()
-    again = hidden_launcher(planned)
-    found = verify(planned, again, trials=3, resume=True)
-    assert again.launched == [read_plan(planned).decision]
-    assert len(found.trials) == 3
+    repeated = hidden_launcher(planned)
+    result = verify(planned, repeated, trials=3, resume=True)
+    assert repeated.launched == [read_plan(planned).decision]
+    assert len(result.trials) == 3
 
 
 def _concluded(planned: Path, records: list[TrialRecord]) -> Verified:
@@ -310,7 +312,7 @@ def _others(planned: Path) -> list[TrainDecision]:
 
 def test_regret_and_rank_by_hand(planned: Path, record: Record) -> None:
     fast, middle = _others(planned)[:2]
-    found = _concluded(
+    result = _concluded(
         planned,
         [
             record(0, measured_s=2.4, predicted_step_s=1.0, predicted_communication_s=0.1),
@@ -319,14 +321,14 @@ def test_regret_and_rank_by_hand(planned: Path, record: Record) -> None:
             record(3, measured_s=None, predicted_step_s=0.5, decision=_others(planned)[2]),
         ],
     )
-    assert found.winner == fast
-    assert found.winner_step_s == 2.0
+    assert result.winner == fast
+    assert result.winner_step_s == 2.0
     # 2.4 / 2.0 - 1.
-    assert found.regret_ratio == pytest.approx(0.2)
+    assert result.regret_ratio == pytest.approx(0.2)
     # Two that ran were predicted faster, 1.0 and 1.2; what never ran does not count.
-    assert found.accuracy.rank_of_measured_best == 3
+    assert result.accuracy.rank_of_measured_best == 3
     # |1.0/2.4 - 1|, |1.5/2 - 1|, |1.2/2.2 - 1| = 0.583, 0.25, 0.4545.
-    assert found.accuracy.predicted_median_ape == pytest.approx(1.0 / 2.2)
+    assert result.accuracy.predicted_median_ape == pytest.approx(1.0 / 2.2)
 
 
 def test_a_difference_inside_the_noise_is_a_tie(planned: Path, record: Record) -> None:
@@ -357,7 +359,7 @@ def test_single_steps_have_no_noise_to_hide_in(planned: Path, record: Record) ->
 def test_activation_error_is_the_largest_over_trials_and_ranks(
     planned: Path, record: Record
 ) -> None:
-    found = _concluded(
+    result = _concluded(
         planned,
         [
             record(0, predicted_activation_bytes=(1000,), measured_activation_bytes=(990,)),
@@ -369,5 +371,5 @@ def test_activation_error_is_the_largest_over_trials_and_ranks(
             ),
         ],
     )
-    assert found.accuracy.activation_max_ape == pytest.approx(40 / 1040)
-    assert found.trials[1].recalibrated_activation_bytes == (1000, 1000)
+    assert result.accuracy.activation_max_ape == pytest.approx(40 / 1040)
+    assert result.trials[1].recalibrated_activation_bytes == (1000, 1000)

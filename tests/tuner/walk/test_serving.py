@@ -23,15 +23,15 @@ from tuner.emit.serving.scripts import emit
 from tuner.emit.serving.shape import GroupShape, group_shapes
 from tuner.errors import SpecError, UnknownTargetError
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
-from tuner.estimate.serving.objects import commands_of_objects
+from tuner.estimate.serving.objects import object_commands
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.estimate.serving.router_launch import read_router
 from tuner.explain.words import differences, words
 from tuner.report.decisions import serve_words
 from tuner.serve_plan import (
-    Handover,
     Instances,
     Island,
+    PlannedKvTransfer,
     ServeAlternative,
     ServeDecision,
     ServePlan,
@@ -101,8 +101,8 @@ DECISIONS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
 ROUTERS: Final[Mapping[str, tuple[ServeDecision, ServeDecision]]] = {
     "policy": (routed(policy="round_robin"), routed(policy="least_requests")),
     "decode_policy": (
-        routed(apart=True, policy="least_requests", decode_policy="least_requests"),
-        routed(apart=True, policy="least_requests", decode_policy="round_robin"),
+        routed(by_role=True, policy="least_requests", decode_policy="least_requests"),
+        routed(by_role=True, policy="least_requests", decode_policy="round_robin"),
     ),
     "cache_threshold": (
         routed(policy="cache_aware", cache_threshold=0.3),
@@ -171,7 +171,7 @@ def test_every_field_has_a_pair_of_deployments() -> None:
     walked: Mapping[type, Mapping[str, Any]] = {
         Instances: INSTANCES,
         ServeDecision: DECISIONS,
-        Handover: HANDOVERS,
+        PlannedKvTransfer: HANDOVERS,
         ServeRouter: ROUTERS,
         Island: ISLANDS,
     }
@@ -424,7 +424,7 @@ def test_every_emitted_router_reads_back_to_its_policies(none_of: Any, *, every:
                     decode_policy=policy if apart else None,
                     cache_threshold=threshold,
                 )
-                decision = routed(apart=apart, **wanted.model_dump())
+                decision = routed(by_role=apart, **wanted.model_dump())
                 verified = _verified(decision, engine)
                 for target in _targets(engine, number, every=every):
                     name = ROUTER_FILES[target]
@@ -433,7 +433,7 @@ def test_every_emitted_router_reads_back_to_its_policies(none_of: Any, *, every:
                     text = _emitted(target, verified).get(name)
                     if text is None:
                         continue
-                    texts = commands_of_objects(text, source=name)
+                    texts = object_commands(text, source=name)
                     read = [
                         found
                         for one in ([text] if texts is None else [each.text for each in texts])

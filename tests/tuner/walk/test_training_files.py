@@ -14,8 +14,8 @@ import pytest
 from tests.tuner.emit.testing import sample_verified, write_emitted
 from tuner.emit.registry import EMITTERS, broken_rules, emit
 from tuner.errors import SpecError
-from tuner.estimate.configuration import configuration_of
-from tuner.estimate.decision import decision_of
+from tuner.estimate.configuration import build_configuration
+from tuner.estimate.decision import to_decision
 from tuner.estimate.registry import read_launch
 from tuner.plan import TrainDecision, VerifiedPlan
 from tuner.spec.capabilities import TARGETS, WRAPPERS
@@ -200,8 +200,8 @@ def test_every_emitted_file_reads_back_to_its_decision(
             at = f"{target}/{path.name} ({pair.field}, {name})"
             try:
                 launch = read_launch(str(path))
-                own, _ = configuration_of(launch, _spec(pair, decision))
-                found = same_launch(pair.model, decision_of(own, pair.model))
+                own, _ = build_configuration(launch, _spec(pair, decision))
+                found = same_launch(pair.model, to_decision(own, pair.model))
             except SpecError as error:
                 failures.append(f"{at}: {error}")
                 continue

@@ -1,6 +1,6 @@
 """Every field of a training decision through the translators into columns, and the builders.
 
-    planner/analytic/candidates   degrees and ways of a search -> columns
+    planner/analytic/candidates   degrees and options of a search -> columns
     estimate/pricing              a launch -> columns
     verify/budget/production      a decision -> columns
     backtest/strategy             a published row -> columns
@@ -22,19 +22,19 @@ from typing import Any, Final
 import numpy as np
 
 from tests.tuner.emit.testing import sample_verified, write_emitted
-from tuner.backtest.columns import run_of
+from tuner.backtest.columns import build_run
 from tuner.backtest.rows import read_rows
 from tuner.costs.analytic.shapes import Strategies
 from tuner.emit.registry import emit
 from tuner.estimate import decision as estimated
-from tuner.estimate.configuration import Configuration, configuration_of
-from tuner.estimate.estimate import bench_of
-from tuner.estimate.prices import strategies_of
+from tuner.estimate.configuration import Configuration, build_configuration
+from tuner.estimate.estimate import pricing_setup
+from tuner.estimate.prices import to_strategies
 from tuner.estimate.registry import read_launch
 from tuner.plan import TrainDecision
 from tuner.planner import decisions as of_the_reference_step
-from tuner.planner.analytic import options as ways
-from tuner.planner.analytic import search_result as answer
+from tuner.planner.analytic import options as option_axes
+from tuner.planner.analytic import search_result
 from tuner.planner.analytic.axes import COLUMN_OF_MODULE
 from tuner.spec.capabilities import intersection
 from tuner.spec.cluster import Cluster, Pool
@@ -126,7 +126,7 @@ def _launched(folder: Path, pair: Any, decision: TrainDecision) -> Configuration
     verified = sample_verified(pair.model, decision, emit=("megatron-lm",))
     write_emitted(folder, emit("megatron-lm", verified))
     launch = read_launch(str(folder / "run.sh"))
-    return configuration_of(launch, _spec(pair, decision))[0]
+    return build_configuration(launch, _spec(pair, decision))[0]
 
 
 def test_a_launch_and_its_decision_are_the_same_columns(
@@ -142,8 +142,8 @@ def test_a_launch_and_its_decision_are_the_same_columns(
             continue
         own = _launched(tmp_path / str(number), pair, decision)
         spec = _spec(pair, decision)
-        found = _columns(strategies_of(own, bench_of(spec, None)))
-        wanted = _of_decision(pair, estimated.decision_of(own, pair.model))
+        found = _columns(to_strategies(own, pricing_setup(spec, None)))
+        wanted = _of_decision(pair, estimated.to_decision(own, pair.model))
         direct = _of_decision(pair, decision)
         compared += 1
         for column, value in found.items():
@@ -180,9 +180,12 @@ def test_every_builder_of_decisions_says_every_field(
         degrees, layers=pair.before.pipeline_layout, options=options
     )
     said = {
-        "estimate": estimated.decision_of(own, pair.model).model_fields_set,
+        "estimate": estimated.to_decision(own, pair.model).model_fields_set,
         "the reference step": reference.model_fields_set,
-        "the search": {*_dict_keys(answer.named), *_dict_keys(ways.ways_of)},
+        "the search": {
+            *_dict_keys(search_result.decision_fields),
+            *_dict_keys(option_axes.option_space),
+        },
     }
     assert set(said) == set(UNMENTIONED)
     every = set(TrainDecision.model_fields)
@@ -298,7 +301,7 @@ def test_a_published_row_and_a_decision_are_the_same_columns(
             writer.writeheader()
             writer.writerow(cells)
         (row,) = read_rows(path)
-        found = _columns(run_of(row).strategy)
+        found = _columns(build_run(row).strategy)
         wanted = _of_decision(pair, decision)
         compared.add(pair.field)
         failures += [

@@ -1,1 +1,1 @@
-"""Published TTFT and TPOT beside what the serving model says of the same launches."""
+"""Published TTFT and TPOT compared with the serving model's predictions."""

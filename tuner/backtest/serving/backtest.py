@@ -1,20 +1,20 @@
-"""From a table of measured serving runs to errors of TTFT and TPOT.
+"""Errors of predicted TTFT and TPOT over a table of measured serving runs.
 
-Rows are read as launches (launches.py), those that repeat a measurement are set aside, the rest are
-predicted (prediction.py) and scored (scores.py). A measurement that one row states without what is
-needed and another with it counts as the latter.
+Rows are read as launches (launches.py); repeated measurements are dropped, the rest is predicted
+(prediction.py) and scored (scores.py). Of rows with the same measurement, one that can be predicted
+is used.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.backtest.serving.launches import Cells, Launch, MissingError, OddError, launch_of
+from tuner.backtest.serving.launches import Cells, Launch, MissingError, OddError, parse_launch
 from tuner.backtest.serving.prediction import Latency, Predictor
-from tuner.backtest.serving.records import JudgedLaunch, ServingBacktest
-from tuner.backtest.serving.residuals import calibrated, read_serving_residuals
-from tuner.backtest.serving.scores import Pair, metric_of, tpot, ttft
-from tuner.backtest.serving.tables import machines_of
+from tuner.backtest.serving.records import ServingBacktest, ServingBacktestRow
+from tuner.backtest.serving.residuals import apply_residuals, read_serving_residuals
+from tuner.backtest.serving.scores import Pair, summarise_metric, tpot, ttft
+from tuner.backtest.serving.tables import build_machines
 from tuner.costs.serving.bands import bands_of
 
 UNCALIBRATED = "uncalibrated"
@@ -24,7 +24,7 @@ DIGITS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predicted:
-    """Every distinct measurement that was predicted, and what became of the rows."""
+    """Every distinct measurement that was predicted, and the result of every row."""
 
     pairs: tuple[Pair, ...]
     refused: tuple[str, ...]
@@ -33,10 +33,10 @@ class Predicted:
     """Distinct measurements all of whose columns are known, whether an engine runs them or not."""
     tables: dict[str, str]
     residuals: str
-    rows: tuple[JudgedLaunch, ...]
+    rows: tuple[ServingBacktestRow, ...]
 
 
-def pairs_of(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> Predicted:
+def predict_pairs(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> Predicted:
     """Predict every distinct measurement that can be read.
 
     Args:
@@ -51,16 +51,16 @@ def pairs_of(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> Predict
     launches = {n: launch for n in chosen if isinstance(launch := read[n], Launch)}
     folders = [path for path in profiles if path.suffix != ".json"]
     latencies, origins = _latencies(launches, folders)
-    judged: list[JudgedLaunch] = []
+    result_rows: list[ServingBacktestRow] = []
     pairs: list[Pair] = []
     for number, (cells, launch) in enumerate(zip(rows, read, strict=True)):
         latency, copy_of = None, None
         if first[number] != number:
             copy_of = _id(rows[first[number]], first[number])
         elif number in launches:
-            latency = calibrated(latencies[number], launches[number], residuals)
+            latency = apply_residuals(latencies[number], launches[number], residuals)
             pairs.append(Pair(launch=launches[number], latency=latency))
-        judged.append(_judged(cells, launch, number=number, latency=latency, copy_of=copy_of))
+        result_rows.append(_to_row(cells, launch, number=number, latency=latency, copy_of=copy_of))
     refused = [number for number in chosen if number not in launches]
     return Predicted(
         pairs=tuple(pairs),
@@ -68,18 +68,18 @@ def pairs_of(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> Predict
         eligible=len(pairs) + sum(isinstance(read[number], OddError) for number in refused),
         tables=origins,
         residuals=residuals.origin if residuals else UNCALIBRATED,
-        rows=tuple(judged),
+        rows=tuple(result_rows),
     )
 
 
 def _latencies(
     launches: Mapping[int, Launch], folders: Sequence[Path]
 ) -> tuple[dict[int, Latency], dict[str, str]]:
-    """Predict system by system, so that the tables of one are in memory at a time."""
+    """Predict system by system, so that only one system's tables are in memory."""
     latencies: dict[int, Latency] = {}
     origins: dict[str, str] = {}
     for system in sorted({launch.system for launch in launches.values()}):
-        machines, origin = machines_of([system], folders)
+        machines, origin = build_machines([system], folders)
         origins |= origin
         predictor = Predictor(machines=machines)
         for number, launch in launches.items():
@@ -89,18 +89,22 @@ def _latencies(
 
 
 def backtest_serving(rows: Sequence[Cells], *, profiles: Sequence[Path] = ()) -> ServingBacktest:
-    """Predict every distinct measurement that can be read, and judge it."""
-    found = pairs_of(rows, profiles=profiles)
+    """Predict every distinct measurement that can be read, and compute the errors."""
+    predicted = predict_pairs(rows, profiles=profiles)
     return ServingBacktest(
-        tables=found.tables,
-        residuals=found.residuals,
+        tables=predicted.tables,
+        residuals=predicted.residuals,
         table_rows=len(rows),
-        copies=sum(row.copy_of is not None for row in found.rows),
-        ttft=metric_of(found.pairs, read=ttft, refused=found.refused),
-        tpot=metric_of(found.pairs, read=tpot, refused=found.refused),
-        ttft_coverage_ratio=_inside([(row.ttft_band, row.measured_ttft_s) for row in found.rows]),
-        tpot_coverage_ratio=_inside([(row.tpot_band, row.measured_tpot_s) for row in found.rows]),
-        rows=found.rows,
+        copies=sum(row.copy_of is not None for row in predicted.rows),
+        ttft=summarise_metric(predicted.pairs, read=ttft, refused=predicted.refused),
+        tpot=summarise_metric(predicted.pairs, read=tpot, refused=predicted.refused),
+        ttft_coverage_ratio=_inside(
+            [(row.ttft_band, row.measured_ttft_s) for row in predicted.rows]
+        ),
+        tpot_coverage_ratio=_inside(
+            [(row.tpot_band, row.measured_tpot_s) for row in predicted.rows]
+        ),
+        rows=predicted.rows,
     )
 
 
@@ -116,7 +120,7 @@ def _inside(rows: Sequence[tuple[tuple[float, float] | None, float | None]]) -> 
 
 def _read(cells: Cells, number: int) -> Launch | MissingError:
     try:
-        return launch_of(cells, number=number)
+        return parse_launch(cells, number=number)
     except MissingError as error:
         return error
 
@@ -134,7 +138,7 @@ def _digits(text: str) -> str:
 
 
 def _first_of(rows: Sequence[Cells], read: Sequence[Launch | MissingError]) -> list[int]:
-    """Of every row the one that stands for its measurement: the first that can be read."""
+    """For every row, the first readable row with the same measurement."""
     first: dict[tuple[str, str], int] = {}
     for number, (cells, launch) in enumerate(zip(rows, read, strict=True)):
         known = first.setdefault(_measured(cells), number)
@@ -154,14 +158,14 @@ def _source(cells: Cells) -> str:
     return "|".join(cells.get(name, "")[:40] for name in ("system", "backend", "mode"))
 
 
-def _judged(
+def _to_row(
     cells: Cells,
     launch: Launch | MissingError,
     *,
     number: int,
     latency: Latency | None = None,
     copy_of: str | None = None,
-) -> JudgedLaunch:
+) -> ServingBacktestRow:
     is_read = isinstance(launch, Launch)
     ttft_band = tpot_band = None
     is_new = False
@@ -176,7 +180,7 @@ def _judged(
         is_new = around.is_new
         ttft_band = around.ttft.around(latency.ttft_s)
         tpot_band = around.tpot.around(latency.tpot_s)
-    return JudgedLaunch(
+    return ServingBacktestRow(
         id=_id(cells, number),
         source=launch.source if isinstance(launch, Launch) else _source(cells),
         reason=None if is_read else str(launch),

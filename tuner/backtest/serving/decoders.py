@@ -232,14 +232,14 @@ _BY_WORD: Final[Mapping[str, Decoder]] = MappingProxyType(
 )
 
 
-def decoder_named(path: str) -> Decoder | None:
+def find_decoder(path: str) -> Decoder | None:
     """The model that a path means, None where it is not known."""
     name = path.rsplit("/", 1)[-1].lower()
-    found = [word for word in _BY_WORD if word in name]
-    return _BY_WORD[max(found, key=len)] if found else None
+    words = [word for word in _BY_WORD if word in name]
+    return _BY_WORD[max(words, key=len)] if words else None
 
 
-def formats_of(
+def checkpoint_formats(
     decoder: Decoder, *, precision: str, engine: str, is_blackwell: bool
 ) -> Formats | None:
     """Formats of a checkpoint; None where the precision is not known.

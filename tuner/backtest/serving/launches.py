@@ -1,14 +1,14 @@
-"""A row of published serving measurements, read as the launch that it was.
+"""Parses a row of published serving measurements into its launch.
 
-The columns state what a recipe asked for, and some recipes write them in ways that no engine runs.
-What is read otherwise than it is written:
+The columns state what a recipe requested; some recipes state combinations that no engine runs.
+These are corrected:
 
     TP or DP 16 or 64 with experts split 4 x 4 or 8 x 8   4 or 8 devices, EP 4 or 8 (the product of
-                                                          both is written)
+                                                          both is stated)
     vLLM TP = DP = t, EP = t^2                            t devices, EP t
-    vLLM MiniMax; TensorRT-LLM R1 on H200                 every rank has whole experts
-    attention data parallelism                            every rank has whole experts
-    blank degrees of experts                              sliced over all tensor ranks
+    vLLM MiniMax; TensorRT-LLM R1 on H200                 EP over all ranks
+    attention data parallelism                            EP over all ranks
+    blank degrees of experts                              MoE-TP over all tensor ranks
     blank attention data parallelism                      ranks of experts over tensor ranks
 
 The load is a closed loop at the concurrency that `silicon_data_source` names. Rows of dated tables
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tuner.backtest.serving.decoders import decoder_named, formats_of
+from tuner.backtest.serving.decoders import checkpoint_formats, find_decoder
 from tuner.costs.serving.bands import Load
 from tuner.costs.serving.decoder import Decoder, Formats
 from tuner.costs.serving.engine import Degrees, Engine
@@ -46,15 +46,15 @@ SYSTEMS: Final[Mapping[str, str]] = {
     "a100_sxm": "a100-80gb-sxm",
     "l40s": "l40s",
 }
-"""Names of systems for those of our device descriptions."""
+"""Device descriptions by system name."""
 
 MOST_CONCURRENCY: Final = 65_536
 LONGEST_TOKENS: Final = 1_048_576
 MOST_DRAFTS: Final = 16
 ROUND_TOKENS: Final = 1000
-"""Prompts of multiples of this tell two undocumented drivers apart."""
+"""Prompts of multiples of this distinguish two undocumented load drivers."""
 BLANK: Final = ("", "0", "0.0")
-"""How a degree is written that a launch does not have."""
+"""Cells that mean a degree is not set."""
 _CONCURRENCY: Final = re.compile(r"silicon_concurrency=(\d{1,7})\b")
 _INFERENCEX: Final = re.compile(r"^(db-dump|source_file=(\d{4}-\d\d-\d\d|kimi|qwen3\.5)[^/]*\.csv)")
 
@@ -109,7 +109,7 @@ class Launch:
 
     @property
     def is_disaggregated(self) -> bool:
-        """Prefill and decode run apart."""
+        """Prefill and decode run on different workers."""
         return len(self.sides) == 2
 
     @property
@@ -150,7 +150,7 @@ class OddError(MissingError):
 Cells = Mapping[str, str]
 
 
-def launch_of(cells: Cells, *, number: int) -> Launch:
+def parse_launch(cells: Cells, *, number: int) -> Launch:
     """Read one row.
 
     Raises:
@@ -164,11 +164,11 @@ def launch_of(cells: Cells, *, number: int) -> Launch:
     if system not in SYSTEMS:
         raise MissingError(f"system {system[:40]!r} is not known")
     path = _text(cells, "model_path")
-    decoder = decoder_named(path)
+    decoder = find_decoder(path)
     if decoder is None:
         raise MissingError(f"model_path {path[:60]!r} is not known")
     precision = cells.get("precision", "").strip().lower()
-    formats = formats_of(
+    formats = checkpoint_formats(
         decoder,
         precision=precision,
         engine=engine.value,
@@ -177,8 +177,8 @@ def launch_of(cells: Cells, *, number: int) -> Launch:
     if formats is None:
         raise MissingError(f"precision {precision[:20]!r} is not known")
     provenance = cells.get("silicon_data_source", "")
-    found = _CONCURRENCY.search(provenance)
-    if found is None or not 1 <= int(found.group(1)) <= MOST_CONCURRENCY:
+    stated_concurrency = _CONCURRENCY.search(provenance)
+    if stated_concurrency is None or not 1 <= int(stated_concurrency.group(1)) <= MOST_CONCURRENCY:
         raise MissingError(
             f"silicon_data_source states no silicon_concurrency of 1 to {MOST_CONCURRENCY}"
         )
@@ -194,7 +194,7 @@ def launch_of(cells: Cells, *, number: int) -> Launch:
         formats=formats,
         input_tokens=_length(cells, "isl"),
         output_tokens=_length(cells, "osl"),
-        concurrency=int(found.group(1)),
+        concurrency=int(stated_concurrency.group(1)),
         harness=_harness(provenance, input_tokens=_length(cells, "isl")),
         sides=sides,
         ttft_s=_number(cells, "silicon_ttft_ms") * 1e-3,
@@ -255,7 +255,7 @@ def _side(cells: Cells, role: str, decoder: Decoder, engine: Engine) -> Side:
     elif _splits_experts_whole(decoder, engine, system, is_worker=bool(role)):
         moe_tensor, expert = 1, ranks
     elif data > 1:
-        # Ranks that attend to different sequences share experts whole.
+        # Under attention data parallelism experts are split by EP.
         moe_tensor, expert = 1, ranks
     elif moe_tensor * expert != ranks:
         # Copies of one measurement disagree; experts are spread over all ranks of the worker.
@@ -296,7 +296,7 @@ def _check_weights(
     """Refuse a row that no device of the system holds.
 
     Raises:
-        OddError: the weights alone are larger than a device's memory.
+        OddError: the weights are larger than a device's memory.
     """
     memory = find_device(SYSTEMS[system]).memory_bytes
     for side in sides:
@@ -311,7 +311,7 @@ def _check_weights(
 def _splits_experts_whole(
     decoder: Decoder, engine: Engine, system: str, *, is_worker: bool
 ) -> bool:
-    """Recipes that give every rank whole experts, whatever the columns say."""
+    """Whether the recipe splits experts by EP whatever the columns say."""
     if engine is Engine.VLLM:
         return decoder.name == "minimax-m2"
     is_recipe = engine is Engine.TRTLLM and decoder.name == "deepseek-v3" and not is_worker

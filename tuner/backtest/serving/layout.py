@@ -5,7 +5,7 @@ from typing import Final
 
 COLUMNS: Final[Mapping[str, str]] = {
     "id": "name of the row",
-    "silicon_data_source": "provenance; states silicon_concurrency=N, requests under way at a time",
+    "silicon_data_source": "provenance; states silicon_concurrency=N, concurrent requests",
     "backend": "vllm, sglang or trtllm",
     "backend_version": "release of the engine",
     "model_path": "name of the model",
@@ -13,7 +13,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "precision": "fp8, fp4, int4 or bf16; blank: bf16",
     "mode": "agg or disagg",
     "isl": "tokens of a prompt",
-    "osl": "tokens of an answer",
+    "osl": "output tokens",
     "tp_size": "attention tensor parallelism",
     "pp_size": "pipeline parallelism",
     "attention_dp_size": "attention data parallelism",
@@ -22,7 +22,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "prefill_*, decode_*": "the degrees of either side of a disaggregated launch, and num_workers",
     "prefix_hit": "optional: share of every prompt that is in the prefix cache",
     "draft_tokens": "optional: tokens drafted before each step; blank: none",
-    "draft_acceptance": "share of drafts kept where all before them were, with draft_tokens",
+    "draft_acceptance": "conditional acceptance rate of a draft token, with draft_tokens",
     "draft_method": "mtp or eagle; blank: mtp",
     "silicon_ttft_ms": "measured mean time to the first token, milliseconds",
     "silicon_tpot_ms": "measured mean time per further token, milliseconds",

@@ -1,12 +1,14 @@
-"""TTFT and TPOT of a launch: its steps priced, its load played.
+"""TTFT and TPOT of a launch: prices its steps and simulates its load.
 
-Both are means over requests as clients see them (tuner/simulate/serving/client.py), with what a
-launch's recipe says of polling and streaming (recipes.py beside this).
+Both are means over requests as seen by clients (tuner/simulate/serving/client.py), with the polling
+and streaming of the launch's recipe (recipes.py).
 
-Disaggregated launches: prompts wait for a prefill rank, are handed over and join the decode ranks.
+Disaggregated launches: prompts wait for a prefill rank, their KV cache is transferred, and they
+join the decode ranks.
 
 Load: a closed loop of C requests, 10 C in all, of lengths even between a share of the nominal and
-the nominal. Attention-data ranks are taken to share requests evenly, so that one stands for all.
+the nominal. Attention-data ranks are assumed to share requests evenly, so that one
+is simulated.
 """
 
 from dataclasses import dataclass, field, replace
@@ -15,22 +17,28 @@ from typing import Final
 import numpy as np
 
 from tuner.backtest.serving.launches import Launch, Side
-from tuner.backtest.serving.recipes import Recipe, recipe_of
-from tuner.costs.kv_transfer import CARD_RATIO, HAND_OVER_S, KvPath, whole_s
+from tuner.backtest.serving.recipes import Recipe, find_recipe
+from tuner.costs.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO, KvPath, whole_s
 from tuner.costs.serving.capacity import cache_tokens
 from tuner.costs.serving.engine import TRAITS, Batching, Degrees
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
 from tuner.costs.serving.memory import kv_bytes_per_token
 from tuner.simulate.serving.batching import Rules, simulate
-from tuner.simulate.serving.client import ROUNDS, Client, engine_rules, reading_s, seen_ttft_s
+from tuner.simulate.serving.client import (
+    ROUNDS,
+    Client,
+    client_observed_ttft_s,
+    engine_rules,
+    prefill_step_seconds,
+)
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Served, uniform_requests
 from tuner.simulate.serving.steps import StepTimes, step_times
 
 UNNAMED_RELEASE: Final = "0"
-"""Of rows that name none, or a nightly one: they are of 2025 and early 2026, before the newest rule
-of memory."""
+"""For rows without a release, or with a nightly one: they are of 2025 and early 2026, before the
+newest memory rule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +48,12 @@ class Latency:
     ttft_s: float
     tpot_s: float
     estimated: tuple[str, ...] = ()
-    """Operations that no table held."""
+    """Operations without a measured table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Priced:
-    """Steps of one side of a launch, and which of their operations no table held."""
+    """Steps of one side of a launch, and their operations without a measured table."""
 
     times: StepTimes
     estimated: frozenset[str]
@@ -53,12 +61,12 @@ class Priced:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictor:
-    """Machines by system; prices that several rows share are kept."""
+    """Machines by system; prices that several rows share are cached."""
 
     machines: dict[str, ServingMachine]
     steps: dict[tuple[object, ...], Priced] = field(default_factory=dict)
     is_unseen: bool = False
-    """Predict every launch as if no row of its model and engine had been looked at."""
+    """Predict every launch as if no row of its model and engine were known."""
 
     def latency(self, launch: Launch) -> Latency:
         """Predict one launch."""
@@ -79,7 +87,7 @@ class Predictor:
         )
 
     def _disaggregated(self, launch: Launch) -> Latency:
-        recipe = recipe_of(launch, is_unseen=self.is_unseen)
+        recipe = find_recipe(launch, is_unseen=self.is_unseen)
         prefill, decode = launch.sides
         reading = self._iteration(launch, prefill, recipe)
         writing = self._iteration(launch, decode, recipe)
@@ -90,23 +98,25 @@ class Predictor:
         shared = replace(rules, step_tokens=launch.input_tokens)
         prompts = self._times(launch, reading, 1, shared)
         full = prompts.times
-        alone = self._times(launch, replace(reading, busy_ratio=0.0), 1, shared).times
+        isolated = self._times(launch, replace(reading, busy_ratio=0.0), 1, shared).times
         most_busy = prefill.degrees.attention_data
         each = kv_bytes_per_token(launch.decoder, launch.formats, Degrees())
-        card_bytes_per_s = reading.machine.sheet.scale_out_bytes_per_s
-        path = KvPath(network_bytes_per_s=CARD_RATIO * card_bytes_per_s, latency_s=HAND_OVER_S)
+        nic_bytes_per_s = reading.machine.sheet.scale_out_bytes_per_s
+        path = KvPath(
+            network_bytes_per_s=NIC_RATIO * nic_bytes_per_s, latency_s=KV_TRANSFER_LATENCY_S
+        )
         stations = Stations(
             prefill_workers=prefill.workers,
             prefill_ranks=most_busy,
-            prompt_s=reading_s(
+            prompt_s=prefill_step_seconds(
                 full,
-                alone,
+                isolated,
                 ranks=most_busy,
                 step_tokens=launch.input_tokens,
                 computed_ratio=1.0 - launch.prefix_ratio,
             ),
             prefill_slot_ratio=reading.slot_ratio,
-            handover_s=lambda tokens: whole_s(each * tokens, path=path),
+            kv_transfer_s=lambda tokens: whole_s(each * tokens, path=path),
             decode_ranks=ranks,
             decode=decoding.times,
             kv_tokens=rules.kv_tokens,
@@ -120,11 +130,11 @@ class Predictor:
         )
         served = simulate_disaggregated(requests, stations=stations, concurrency=launch.concurrency)
         estimated = prompts.estimated | decoding.estimated
-        return latency_of(served, recipe, estimated=tuple(sorted(estimated)))
+        return mean_latency(served, recipe, estimated=tuple(sorted(estimated)))
 
     def _aggregated(self, launch: Launch) -> Latency:
         side = launch.sides[0]
-        recipe = recipe_of(launch, is_unseen=self.is_unseen)
+        recipe = find_recipe(launch, is_unseen=self.is_unseen)
         iteration = self._iteration(launch, side, recipe)
         data = side.degrees.attention_data
         concurrency = max(-(-launch.concurrency // data), 1)
@@ -142,7 +152,7 @@ class Predictor:
             cached_R = np.floor(launch.prefix_ratio * requests.input_R).astype(np.int64)
             requests = replace(requests, cached_R=np.minimum(cached_R, requests.input_R - 1))
         served = simulate(requests, times=priced.times, rules=rules, concurrency=concurrency)
-        return latency_of(served, recipe, estimated=tuple(sorted(priced.estimated)))
+        return mean_latency(served, recipe, estimated=tuple(sorted(priced.estimated)))
 
     def _rules(
         self, launch: Launch, iteration: Iteration, recipe: Recipe, concurrency: int
@@ -188,7 +198,7 @@ class Predictor:
             tokens,
         )
         if key not in self.steps:
-            # Marks of this launch alone: the machine's are of all that were priced on it.
+            # A separate set: the machine's own collects all launches priced on it.
             machine = replace(iteration.machine, estimated=set())
             times = step_times(
                 replace(iteration, machine=machine),
@@ -200,9 +210,9 @@ class Predictor:
         return self.steps[key]
 
 
-def latency_of(served: Served, recipe: Recipe, *, estimated: tuple[str, ...]) -> Latency:
-    """Means, as a client sees them."""
+def mean_latency(served: Served, recipe: Recipe, *, estimated: tuple[str, ...]) -> Latency:
+    """Means, as seen by a client."""
     tpot_s = float(np.mean(served.tpot_s_R)) if (served.output_R > 1).any() else 0.0
     client = Client(overhead_s=recipe.client_s, stream_steps=recipe.stream_steps)
-    ttft_s = float(np.mean(seen_ttft_s(served, client=client)))
+    ttft_s = float(np.mean(client_observed_ttft_s(served, client=client)))
     return Latency(ttft_s=ttft_s, tpot_s=tpot_s, estimated=estimated)

@@ -1,29 +1,29 @@
-"""How a published launch was driven and set up beyond what its columns say.
+"""Load and settings of a published launch beyond what its columns state.
 
 InferenceX rows follow its recipes (github.com/SemiAnalysisAI/InferenceX, benchmarks/single_node):
 10 C requests, of lengths even in 0.8 to 1 of the nominal; SGLang on Blackwell looks for requests
 every 10 steps below 16 requests and every 30 from there on (`--scheduler-recv-interval`);
-TensorRT-LLM hands tokens of models with experts out ten at a time (`stream_interval: 10`), and for
+TensorRT-LLM streams tokens of models with experts ten at a time (`stream_interval: 10`), and for
 Llama-70B with 1,024 tokens in and out on fewer than eight devices it waits up to 20 iterations for
 more prompts (`batch_wait_timeout_iters: 20`, benchmarks/70b_*_trt_slurm.sh until October 2025).
-Scripts are facts of a launch, as its degrees are: no measured row decides them.
+These scripts are facts of a launch, as its degrees are, and not derived from measured rows.
 
-Other rows come from drivers that are not documented. What their load is like was read off rows:
+Other rows come from undocumented drivers. Their load was inferred from the rows:
 
-    prompts of powers of two      answers of 0.95 to 1 of the nominal length (vLLM, TensorRT-LLM),
+    prompts of powers of two      outputs of 0.95 to 1 of the nominal length (vLLM, TensorRT-LLM),
                                   of exactly that length with SGLang (Qwen3-32B)
-    prompts of round thousands    answers of 0.95 to 1 of the nominal length
+    prompts of round thousands    outputs of 0.95 to 1 of the nominal length
 
-Equal answers keep SGLang in lock-step: prompts go first, so that all sequences of a burst run from
-the same step on, end at the same step and send the next burst, whose prompts then wait for each
-other in every round. With unequal answers a prompt meets the few that arrive near it: with 8,000
-tokens in and 64 requests of Llama-8B that is 0.85 instead of 4.8 s, and 1.1 s were measured. Only
-one pair (model, engine) shows lock-step. A rule that rests on one pair is not known to whoever has
-not measured that pair: `is_unseen` predicts without it.
+Equal output lengths keep SGLang in lock-step: prompts go first, so all sequences of a burst start
+and end at the same step and send the next burst, whose prompts then queue behind each other in
+every round. With different lengths a prompt queues only behind those that arrive near it: with
+8,000 tokens in and 64 requests of Llama-8B that is 0.85 instead of 4.8 s, and 1.1 s were measured.
+Only one pair (model, engine) shows lock-step. A rule derived from one pair is not available to a
+prediction of an unseen pair: `is_unseen` predicts without it.
 
 Host work per sequence and step is paid by engines whose scheduler waits for each step: vLLM before
-asynchronous scheduling became its default (0.14), and engines that hand every token out one by one
-from the process that schedules, as the undocumented driver makes them.
+asynchronous scheduling became its default (0.14), and engines that stream every token from the
+scheduling process, as under the undocumented driver.
 """
 
 import re
@@ -32,7 +32,7 @@ from typing import Final
 
 from tuner.backtest.serving.launches import Harness, Launch
 from tuner.costs.serving.engine import Engine
-from tuner.simulate.serving.client import CLIENT_S, DELAY_S, client_of
+from tuner.simulate.serving.client import CLIENT_S, DELAY_S, engine_client
 
 STREAM_STEPS: Final = 10.0
 BALANCE_STEPS: Final = 45.0
@@ -56,30 +56,29 @@ all of it, those that come meanwhile half."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """What columns do not say."""
+    """Settings that the columns do not state."""
 
     least_ratio: float
     """Shortest length, of the nominal one."""
     delay_s: float = 0.0
-    """Mean from the end of an answer until the client has sent the next request."""
+    """Mean time from the end of a response to the client's next request."""
     poll_steps: int = 1
     stream_steps: float = 0.0
-    """Steps that a token waits to be handed out."""
+    """Steps that a token waits to be streamed."""
     client_s: float = CLIENT_S
     sequence_s: float = 0.0
     step_tokens: int | None = None
     """Token budget of a step; None: the engine's usual one."""
     experts_table: str = ""
-    """Whose measured experts count; empty: the engine's newest."""
+    """Table of the measured expert kernels; empty: the engine's newest."""
 
 
-def recipe_of(launch: Launch, *, is_unseen: bool = False) -> Recipe:
+def find_recipe(launch: Launch, *, is_unseen: bool = False) -> Recipe:
     """Look up what is known of a launch.
 
     Args:
         launch: that was measured.
-        is_unseen: no row of its model and engine has been looked at, so that what such rows alone
-            have shown is not known.
+        is_unseen: ignore what only rows of its model and engine have shown.
     """
     is_known = launch.harness is Harness.INFERENCEX
     has_waves = launch.engine is Engine.SGLANG and launch.harness is Harness.OTHER
@@ -90,7 +89,7 @@ def recipe_of(launch: Launch, *, is_unseen: bool = False) -> Recipe:
         delay_s=DELAY_S,
         poll_steps=_poll_steps(launch) if is_known else 1,
         stream_steps=_stream_steps(launch) if is_known else 0.0,
-        client_s=client_of(launch.engine).overhead_s,
+        client_s=engine_client(launch.engine).overhead_s,
         sequence_s=SEQUENCE_S if _waits(launch) else 0.0,
         step_tokens=_step_tokens(launch) if is_known else None,
         experts_table=_experts_table(launch),
@@ -109,7 +108,7 @@ def _poll_steps(launch: Launch) -> int:
 
 def _stream_steps(launch: Launch) -> float:
     if launch.engine is not Engine.TRTLLM or launch.is_disaggregated:
-        # The first token comes from the prefill side, which hands it over at once.
+        # The first token comes from the prefill side, which streams it at once.
         return 0.0
     if launch.decoder.experts is None:
         is_short = launch.input_tokens == launch.output_tokens == 1024
@@ -144,7 +143,7 @@ def _waits(launch: Launch) -> bool:
 
 
 def _version(release: str) -> tuple[int, ...]:
-    """Numbers of a release; nightly builds count as new, a release that is not said as old."""
+    """Version numbers of a release; nightly builds count as new, an unstated release as old."""
     if release.startswith("nightly"):
         return (999,)
     return tuple(int(word) for word in re.findall(r"\d+", release)[:2])

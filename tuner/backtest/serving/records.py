@@ -1,4 +1,4 @@
-"""What `moetune backtest --json` prints of serving runs; shares are ratios, times seconds."""
+"""The output of `moetune backtest --json` for serving runs; shares are ratios, times seconds."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ Count = Annotated[int, Field(ge=0)]
 
 
 class Order(Record):
-    """Pairs of strategies at equal load that were measured more than 10 % apart."""
+    """Pairs of strategies at equal load whose measurements differ by more than 10 %."""
 
     pairs: Count
     ordered_ratio: float | None
@@ -38,7 +38,7 @@ class Metric(Errors):
     """By generation."""
 
 
-class JudgedLaunch(Record):
+class ServingBacktestRow(Record):
     """One row of the table."""
 
     id: str
@@ -47,7 +47,7 @@ class JudgedLaunch(Record):
     reason: str | None
     """Why nothing is predicted."""
     copy_of: str | None
-    """The row whose measurement this one repeats; it is judged there."""
+    """The row whose measurement this one repeats; the errors count there."""
     predicted_ttft_s: float | None
     ttft_band: tuple[float, float] | None
     """Seconds within which four launches of five are measured."""
@@ -58,11 +58,11 @@ class JudgedLaunch(Record):
     is_new_pair: bool = False
     """No calibration row shares its model and engine: the bands are those of pairs left out."""
     estimated: tuple[str, ...]
-    """Operations that no table held, priced from the datasheet."""
+    """Operations without a measured table, priced from the datasheet."""
 
 
 class ServingBacktest(Record):
-    """Predicted latencies beside measured ones."""
+    """Predicted and measured latencies."""
 
     schema_version: int = SCHEMA_VERSION
     tables: dict[str, str]
@@ -77,4 +77,4 @@ class ServingBacktest(Record):
     ttft_coverage_ratio: float | None
     """Share of predicted rows whose measured latency lies inside its band."""
     tpot_coverage_ratio: float | None
-    rows: tuple[JudgedLaunch, ...]
+    rows: tuple[ServingBacktestRow, ...]

@@ -1,4 +1,4 @@
-"""Few factors on predicted latencies, by engine and harness, fitted to measured runs.
+"""Factors on predicted latencies, by engine and harness, fitted to measured runs.
 
 A factor multiplies a prediction. Where the file names no factor for a launch, the prediction stays.
 """
@@ -23,7 +23,7 @@ Factor = Annotated[float, Field(gt=0.0, lt=100.0, allow_inf_nan=False)]
 
 
 class ServingFactors(Record):
-    """What one engine under one harness takes, over what is predicted."""
+    """Measured over predicted latency of one engine under one harness."""
 
     tpot: Factor
     ttft: Factor
@@ -43,24 +43,26 @@ class ServingResiduals(Record):
     """By engine|harness."""
 
 
-def key_of(launch: Launch) -> str:
-    """The factors that a launch is under."""
+def factor_key(launch: Launch) -> str:
+    """Key of a launch's factors."""
     return f"{launch.engine.value}|{launch.harness.value}"
 
 
-def scaled(latency: Latency, *, tpot: float, ttft: float) -> Latency:
+def scale_latency(latency: Latency, *, tpot: float, ttft: float) -> Latency:
     """The same prediction, each latency times its factor."""
     return Latency(
         ttft_s=latency.ttft_s * ttft, tpot_s=latency.tpot_s * tpot, estimated=latency.estimated
     )
 
 
-def calibrated(latency: Latency, launch: Launch, residuals: ServingResiduals | None) -> Latency:
-    """Apply the factors that a launch is under."""
-    factors = residuals.factors.get(key_of(launch)) if residuals is not None else None
+def apply_residuals(
+    latency: Latency, launch: Launch, residuals: ServingResiduals | None
+) -> Latency:
+    """Apply a launch's factors."""
+    factors = residuals.factors.get(factor_key(launch)) if residuals is not None else None
     if factors is None:
         return latency
-    return scaled(latency, tpot=factors.tpot, ttft=factors.ttft)
+    return scale_latency(latency, tpot=factors.tpot, ttft=factors.ttft)
 
 
 def read_serving_residuals(path: Path) -> ServingResiduals:

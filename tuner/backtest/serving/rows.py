@@ -1,7 +1,7 @@
 """A table of measured serving runs, line by line, as untrusted text.
 
-A serving table is told from one of training runs by its columns of measured latencies. Cells stay
-text here; launches.py reads them and names what is missing, row by row.
+A serving table is recognised by its columns of measured latencies. Cells stay text here;
+launches.py parses them and names what is missing, row by row.
 """
 
 import csv

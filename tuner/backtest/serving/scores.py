@@ -2,7 +2,7 @@
 
 Measurements count once, however many rows repeat them. Strategies are compared at equal load: rows
 equal in system, engine, model, precision, lengths and concurrency; several measurements of one
-strategy stand for their median. A pair is clear when it was measured more than 10 % apart.
+strategy count as their median. A pair is clear when its measurements differ by more than 10 %.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tuner.backtest.errors import Scored, errors_of
+from tuner.backtest.errors import ScoredRow, summarise_errors
 from tuner.backtest.records import Errors
 from tuner.backtest.serving.launches import Launch
 from tuner.backtest.serving.prediction import Latency
@@ -31,7 +31,7 @@ CHOICES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """One measurement and what is predicted for it; one of them is None where nothing is."""
+    """One measurement and its prediction."""
 
     launch: Launch
     latency: Latency
@@ -51,7 +51,7 @@ def tpot(pair: Pair) -> tuple[float, float]:
     return pair.latency.tpot_s, pair.launch.tpot_s
 
 
-def metric_of(pairs: Sequence[Pair], *, read: Read, refused: Sequence[str]) -> Metric:
+def summarise_metric(pairs: Sequence[Pair], *, read: Read, refused: Sequence[str]) -> Metric:
     """Summarise one latency; `refused` names the source of every row that was not predicted."""
     sources = sorted({pair.launch.source for pair in pairs} | {name for name in refused if name})
     by_source = {
@@ -82,12 +82,14 @@ def _harnesses(pairs: Sequence[Pair], *, read: Read) -> dict[str, Errors]:
 
 def _errors(pairs: Sequence[Pair], *, read: Read, refused: int) -> Errors:
     scored = [
-        Scored(predicted_s=read(pair)[0], measured_s=read(pair)[1], tokens=1.0, case=(str(number),))
+        ScoredRow(
+            predicted_s=read(pair)[0], measured_s=read(pair)[1], tokens=1.0, case=(str(number),)
+        )
         for number, pair in enumerate(pairs)
     ]
-    nothing = Scored(predicted_s=None, measured_s=None, tokens=1.0, case=())
-    plain = errors_of([*scored, *([nothing] * refused)])
-    choice = errors_of(_strategies(pairs, read=read))
+    nothing = ScoredRow(predicted_s=None, measured_s=None, tokens=1.0, case=())
+    plain = summarise_errors([*scored, *([nothing] * refused)])
+    choice = summarise_errors(_strategies(pairs, read=read))
     return plain.model_copy(update={name: getattr(choice, name) for name in CHOICES})
 
 
@@ -111,11 +113,11 @@ def _medians(
     return cases
 
 
-def _strategies(pairs: Sequence[Pair], *, read: Read) -> list[Scored]:
+def _strategies(pairs: Sequence[Pair], *, read: Read) -> list[ScoredRow]:
     return [
-        Scored(predicted_s=predicted_s, measured_s=measured_s, tokens=1.0, case=case)
-        for case, found in _medians(pairs, read=read).items()
-        for _, predicted_s, measured_s in found
+        ScoredRow(predicted_s=predicted_s, measured_s=measured_s, tokens=1.0, case=case)
+        for case, strategies in _medians(pairs, read=read).items()
+        for _, predicted_s, measured_s in strategies
     ]
 
 
@@ -130,8 +132,10 @@ def _orders(pairs: Sequence[Pair], *, read: Read) -> dict[str, Order]:
 def _order(pairs: Sequence[Pair], *, read: Read) -> Order:
     every: list[bool] = []
     equal: list[bool] = []
-    for found in _medians(pairs, read=read).values():
-        for (devices, mine, my_s), (others, theirs, their_s) in itertools.combinations(found, 2):
+    for strategies in _medians(pairs, read=read).values():
+        for (devices, mine, my_s), (others, theirs, their_s) in itertools.combinations(
+            strategies, 2
+        ):
             if max(my_s, their_s) <= (1.0 + CLEAR_RATIO) * min(my_s, their_s):
                 continue
             is_right = (mine < theirs) == (my_s < their_s)

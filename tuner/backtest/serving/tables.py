@@ -1,8 +1,8 @@
-"""Where the kernels of each system come from: profiles, a folder of tables, a package, a datasheet.
+"""Source of each system's kernel times: profiles, a folder of tables, a package, or the datasheet.
 
-A profile speaks for its device; profiles of several engines on one device are read together. A
-folder with `<system>.yaml` files is aiconfigurator's and is read as it lies. What neither covers
-comes from an installed aiconfigurator-core, and what that lacks from the datasheet.
+A profile covers its device; profiles of several engines on one device are read together. A folder
+with `<system>.yaml` files is aiconfigurator's and is read directly. What neither covers comes from
+an installed aiconfigurator-core, and what that lacks from the datasheet.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ from tuner.errors import SpecError, UnknownDeviceError
 
 DATASHEET = "datasheet"
 PRODUCT = "gemm"
-"""What every profile of kernels holds."""
+"""Table that every kernel profile has."""
 
 
-def machines_of(
+def build_machines(
     systems: Sequence[str], profiles: Sequence[Path]
 ) -> tuple[dict[str, ServingMachine], dict[str, str]]:
     """Return a machine per system, and what its kernels were read from.
@@ -43,7 +43,7 @@ def machines_of(
     machines, origins = {}, {}
     for system in systems:
         sheet = find_device(SYSTEMS[system])
-        # A profile of caches, links or storage alone leaves kernels to whoever has them.
+        # A profile with only caches, links or storage is no source of kernels.
         own = [
             path
             for path, device in stored.items()
@@ -67,7 +67,7 @@ def _device(profile: Path) -> str:
 def _reader(
     system: str, profiles: Sequence[Path], folders: Sequence[Path]
 ) -> tuple[Callable[[str], Sequence[Arrays]] | None, str]:
-    """What reads the tables of an operation, and where from."""
+    """Return the reader of an operation's tables, and their origin."""
     if profiles:
         return partial(_stored, profiles), "profile"
     installed = installed_systems()

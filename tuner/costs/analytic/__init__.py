@@ -1,1 +1,1 @@
-"""The step of production engines as closed formulas over arrays of strategies."""
+"""Closed formulas for the training step of production engines, over arrays of strategies."""

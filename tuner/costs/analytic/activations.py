@@ -11,41 +11,41 @@ input (but D for the norm's output before experts, which the router reads too):
     MLA           n (2 r_q + 2 r_kv + rope) D   low ranks before and after their norms, on top
     output in fp8 N a v B / T                where B < D: what the output projection reads
     q, k norm     N (a + g) d D / T          where there is one: q and k before it
-    dense FFN     N F (2 D + B) / T          gate and up, their product; N F (D + B) / T ungated
+    dense FFN     N F (2 D + B) / T          gate, up and gate * up; N F (D + B) / T ungated
     router        4 n E + 8 n k              fp32 probabilities, the map of copies
     shared        N F_s (2 D + B) / T
-    experts       R (h B + F_e (2 D + B) / ETP)   a copy, gate and up, their product
+    experts       R (h B + F_e (2 D + B) / ETP)   a copy, gate, up and gate * up
     no flash      N a s (2 + 3 dropout) / T   softmax; its mask and output under dropout (D = 2)
     dropout       2 N h                      masks of both residual branches, one byte each
 
-and of the ends 2 n h D for the last norm and N V / T logits. R is n k ETP times the load of the
-busiest rank in one of a hundred passes. A module that is computed again keeps its input alone:
+and, after the last layer, 2 n h D for the final norm and N V / T logits. R is n k ETP times the P99
+imbalance over passes. A recomputed module keeps only its input:
 
     core_attention    drops softmax, masks and log-sum-exp     layernorm      drops norm outputs
-    mlp               drops the dense network and its input    moe_act        drops the product
+    mlp               drops the dense network and its input    moe_act        drops gate * up
     moe, chunks > 1   drops router, shared and experts         shared_experts drops them
-    mla_up_proj       drops q, k, v                            full           keeps n h D alone
-    products          keeps n h D, q, v, the core's output; of a dense network gate or up and,
-                      in eager mode, the last product; of experts the copies that arrived
+    mla_up_proj       drops q, k, v                            full           keeps only n h D
+    by op             keeps n h D, q, v, the core's output; of a dense network gate or up and,
+                      in eager mode, the output of the last GEMM; of experts the received copies
 
-What is dropped comes back, one layer at a time, during its backward pass: `again`.
+Dropped activations are recomputed, one layer at a time, in its backward pass: `recomputed`.
 
-Where every second product is kept, PyTorch in eager mode keeps the listed ones whether or not the
-backward pass reads them (torch/utils/checkpoint.py, a cache of outputs by operation). A compiled
-layer keeps those alone that its backward graph reads (torch/_functorch/partitioners.py), so not the
-last product, which is only added to the residual.
+Selective checkpointing by operation keeps every second GEMM's output. PyTorch in eager mode keeps
+it whether or not the backward pass reads it (torch/utils/checkpoint.py, a cache of outputs by
+operation). A compiled layer keeps only what its backward graph reads
+(torch/_functorch/partitioners.py), so not the last GEMM's output, which is added to the residual.
 
 Letters as in state.py. Sources: Korthikanti et al., arXiv 2205.05198, section 4 (34 s b h + 5 a s^2
 b); FlashAttention, arXiv 2205.14135 (log-sum-exp in place of the scores); Megatron-LM's MoE layer,
 which multiplies by the router's weights inside the experts; MemFine, arXiv 2511.21431 (chunks);
-torchtitan, torchtitan/distributed/activation_checkpoint.py (products).
+torchtitan, torchtitan/distributed/activation_checkpoint.py (by operation).
 
-Megatron's tensor parallelism keeps the rank's part of what a linear layer reads, and gathers it
-again in the backward pass. PyTorch's gathers it by an operation of its own, whose result the
-backward pass reads (PrepareModuleInput in torchtitan's parallelize_llama): (N - n) h B more before
-attention, and as much before a dense network. There gate and up each return a gradient of the whole
-input, N h D, and their sum is laid out once more for the reduce-scatter, which splits dimension 0
-alone (torch/distributed/_functional_collectives.py).
+Megatron's tensor parallelism keeps the rank's shard of a linear layer's input and repeats the
+all-gather in the backward pass. PyTorch's all-gather is an operation of its own, whose result is
+saved for the backward pass (PrepareModuleInput in torchtitan's parallelize_llama): (N - n) h B more
+before attention, and as much before a dense network. There gate and up each return a gradient of
+the whole input, N h D, and their sum is copied once more for the reduce-scatter, which splits only
+dimension 0 (torch/distributed/_functional_collectives.py).
 
 Not covered: capacity limits, attention sinks, scales of fp8 blocks; that PyTorch's tensor
 parallelism gathers what experts read, and torchao's in fp8.
@@ -74,10 +74,10 @@ class LayerBytes:
 
     saved: Numbers
     """Kept from forward to backward."""
-    again: Numbers
-    """Held on top while this layer is computed again."""
+    recomputed: Numbers
+    """Added while this layer is recomputed."""
     gradients: Numbers
-    """Held on top while its largest network passes gradients back."""
+    """Added while the backward pass of its largest network runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,30 +102,30 @@ def activation_bytes(
     model: ModelShape,
     strategies: Strategies,
     *,
-    exchanged_ratio: Numbers,
-    last_product_ratio: Numbers = 1.0,
+    cp_output_copy_ratio: Numbers,
+    last_gemm_ratio: Numbers = 1.0,
     gathers_inputs: Numbers = 0.0,
 ) -> ActivationBytes:
     """Count what one layer of each kind keeps.
 
-    Under context parallelism `exchanged_ratio` of attention's output is kept a second time, as it
-    lay before the exchange that gives every rank its own tokens back. Where every second product is
-    kept, `last_product_ratio` of the dense network's last one is: 1 in eager mode, 0 compiled. With
-    1 for `gathers_inputs` tensor parallelism is PyTorch's.
+    Under context parallelism `cp_output_copy_ratio` of attention's output is kept twice: in the
+    order before and after tokens are redistributed to their ranks. Under checkpointing by operation
+    `last_gemm_ratio` of the dense network's last GEMM output is kept: 1 in eager mode, 0 compiled.
+    `gathers_inputs` of 1 means PyTorch's tensor parallelism.
     """
     width = strategies.element_bytes
     group = strategies.tokens
     own = group / np.where(np.asarray(strategies.sequence_parallel) > 0.0, strategies.tensor, 1.0)
     hidden = own * model.hidden * width
     whole = group * model.hidden * width
-    attention = _attention(model, strategies, own, exchanged_ratio)
+    attention = _attention(model, strategies, own, cp_output_copy_ratio)
     norm_input = own * model.hidden * _linear_bytes(strategies)
     dense = _dense(
         model,
         strategies,
         attention,
         norm_input=norm_input,
-        last_product=last_product_ratio * hidden,
+        last_gemm_output=last_gemm_ratio * hidden,
     )
     moe = _moe(model, strategies, own, attention)
     others = gathers_inputs * (group - own) * model.hidden * _linear_bytes(strategies)
@@ -148,18 +148,18 @@ class _Part:
     """One part of a layer, in bytes."""
 
     whole: Numbers
-    """Kept where nothing is computed again."""
-    products: Numbers
-    """Kept where every second product is."""
+    """Kept without recomputation."""
+    by_op_saved: Numbers
+    """Kept under checkpointing by operation."""
     dropped: Numbers
-    """Not kept, by the modules that are computed again."""
-    again: Numbers
-    """Of `dropped`, held at once when it comes back."""
+    """Dropped by the recomputed modules."""
+    recomputed: Numbers
+    """Of `dropped`, resident at once when recomputed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Layer:
-    """What makes up a layer beside its residuals and the norm before attention."""
+    """Parts of a layer besides its residuals and the norm before attention."""
 
     attention: _Part
     network: _Part
@@ -167,7 +167,7 @@ class _Layer:
     drops_network_input: Numbers
     gradients: Numbers
     later: Numbers
-    """Of the network, chunks that come back after others are gone."""
+    """Of the network, chunks that are recomputed after others are released."""
 
 
 def _layer(
@@ -191,15 +191,15 @@ def _layer(
         + np.maximum(drops_norm, parts.drops_network_input) * parts.network_input
     )
     dropped = dropped_norms + attention.dropped + network.dropped
-    full, by_products = strategies.recompute_full, strategies.recompute_products
-    products = hidden + attention.products + network.products
+    full, by_op = strategies.recompute_full, strategies.recompute_by_op
+    by_op_saved = hidden + attention.by_op_saved + network.by_op_saved
     everything = whole - hidden - parts.later
     return LayerBytes(
-        saved=(1.0 - full - by_products) * (whole - dropped)
-        + full * hidden
-        + by_products * products,
-        again=np.where(
-            full + by_products > 0.0, everything, np.maximum(attention.again, network.again)
+        saved=(1.0 - full - by_op) * (whole - dropped) + full * hidden + by_op * by_op_saved,
+        recomputed=np.where(
+            full + by_op > 0.0,
+            everything,
+            np.maximum(attention.recomputed, network.recomputed),
         ),
         gradients=parts.gradients + hidden + partial,
     )
@@ -211,7 +211,7 @@ def _linear_bytes(strategies: Strategies) -> Numbers:
 
 
 def _attention(
-    model: ModelShape, strategies: Strategies, own: Numbers, exchanged_ratio: Numbers
+    model: ModelShape, strategies: Strategies, own: Numbers, cp_output_copy_ratio: Numbers
 ) -> _Part:
     width = strategies.element_bytes
     tokens = strategies.tokens / strategies.tensor
@@ -232,14 +232,18 @@ def _attention(
     scores = tokens * model.heads * SCORE_BYTES * flash
     square = tokens * model.heads * strategies.sequence
     scores = scores + (1.0 - flash) * square * (width + strategies.dropout * (width + MASK_BYTES))
-    exchanged = np.where(np.asarray(strategies.context) > 1.0, exchanged_ratio, 0.0) * output
+    redistributed = (
+        np.where(np.asarray(strategies.context) > 1.0, cp_output_copy_ratio, 0.0) * output
+    )
     dropped = (
         strategies.recompute_core_attention * scores
         + strategies.recompute_mla_up_proj * model.is_mla * projected
     )
-    whole = projected + normed + output + quantised + exchanged + low_ranks + scores
-    products = tokens * (model.heads * model.head_dim + key_heads * model.value_dim) * width
-    return _Part(whole=whole, products=products + output + scores, dropped=dropped, again=dropped)
+    whole = projected + normed + output + quantised + redistributed + low_ranks + scores
+    by_op_saved = tokens * (model.heads * model.head_dim + key_heads * model.value_dim) * width
+    return _Part(
+        whole=whole, by_op_saved=by_op_saved + output + scores, dropped=dropped, recomputed=dropped
+    )
 
 
 def _dense(
@@ -248,23 +252,23 @@ def _dense(
     attention: _Part,
     *,
     norm_input: Numbers,
-    last_product: Numbers,
+    last_gemm_output: Numbers,
 ) -> _Layer:
     width = strategies.element_bytes
-    product = strategies.tokens * model.dense_ffn / strategies.tensor
-    whole = product * ((1.0 + model.is_gated) * width + _linear_bytes(strategies))
+    intermediate = strategies.tokens * model.dense_ffn / strategies.tensor
+    whole = intermediate * ((1.0 + model.is_gated) * width + _linear_bytes(strategies))
     dropped = strategies.recompute_mlp * whole
     return _Layer(
         attention=attention,
         network=_Part(
             whole=whole,
-            products=product * width + model.is_gated * last_product,
+            by_op_saved=intermediate * width + model.is_gated * last_gemm_output,
             dropped=dropped,
-            again=dropped,
+            recomputed=dropped,
         ),
         network_input=norm_input,
         drops_network_input=strategies.recompute_mlp,
-        gradients=(1.0 + model.is_gated) * product * width,
+        gradients=(1.0 + model.is_gated) * intermediate * width,
         later=0.0,
     )
 
@@ -272,33 +276,33 @@ def _dense(
 def _moe(model: ModelShape, strategies: Strategies, own: Numbers, attention: _Part) -> _Layer:
     width = strategies.element_bytes
     sent = own * model.top_k
-    received = sent * strategies.expert_tensor * strategies.busiest_ratio_p99
+    received = sent * strategies.expert_tensor * strategies.expert_imbalance_p99
     linear = _linear_bytes(strategies)
     copies = received * model.hidden
-    product = received * model.moe_ffn / strategies.expert_tensor
+    intermediate = received * model.moe_ffn / strategies.expert_tensor
     gates = (1.0 + model.is_gated) * width
-    routed = copies * linear + product * (gates + linear)
+    routed = copies * linear + intermediate * (gates + linear)
     router = own * model.experts * SCORE_BYTES + sent * MAP_BYTES
     shared = strategies.tokens * model.shared_ffn / strategies.tensor * (gates + linear)
-    whole_again = strategies.recompute_moe
-    routed_again = np.maximum(whole_again, strategies.chunks > 1.0)
-    dropped_routed = routed_again * routed + (1.0 - routed_again) * (
-        strategies.recompute_moe_act * product * linear
+    recompute_whole = strategies.recompute_moe
+    recompute_routed = np.maximum(recompute_whole, strategies.chunks > 1.0)
+    dropped_routed = recompute_routed * routed + (1.0 - recompute_routed) * (
+        strategies.recompute_moe_act * intermediate * linear
     )
-    dropped_others = whole_again * router + shared * np.maximum(
-        whole_again, strategies.recompute_shared_experts
+    dropped_others = recompute_whole * router + shared * np.maximum(
+        recompute_whole, strategies.recompute_shared_experts
     )
     at_once = 1.0 / strategies.chunks
     return _Layer(
         attention=attention,
         network=_Part(
             whole=router + shared + routed,
-            products=router + copies * width,
+            by_op_saved=router + copies * width,
             dropped=dropped_routed + dropped_others,
-            again=dropped_routed * at_once + dropped_others,
+            recomputed=dropped_routed * at_once + dropped_others,
         ),
         network_input=own * model.hidden * width,
         drops_network_input=0.0,
-        gradients=(gates * product + (copies + sent * model.hidden) * width) * at_once,
+        gradients=(gates * intermediate + (copies + sent * model.hidden) * width) * at_once,
         later=routed * (1.0 - at_once),
     )

@@ -1,16 +1,16 @@
-"""Seconds of attention: projections, scores and values, exchange over context-parallel ranks.
+"""Seconds of attention: projections, core, and the ring of context parallelism.
 
     b s        sequences of the micro-batch, tokens of one     a, g  query and key-value heads
     T          tokens of one tensor-parallel group, b s / CP   d     width of a head
     e          bytes of an element
 
-Flash attention computes the unmasked pairs alone and keeps no scores. Without it, as Megatron did
-until 2022, two batched products cover all pairs and 9 (forward) and 13 (backward) bytes per score
-move for mask, softmax and dropout. Attention stays in bf16 under every recipe. Rotation moves
-2 e (a + g) d bytes per token. Keys and values of other context-parallel ranks pass by in a ring
-beside the computation.
+Flash attention computes only the unmasked pairs and keeps no scores. Without it, as in Megatron
+until 2022, two batched GEMMs cover all pairs, and mask, softmax and dropout move 9 (forward) and 13
+(backward) bytes per score. Attention stays in bf16 under every recipe. Rotary embedding moves
+2 e (a + g) d bytes per token. Context parallelism passes keys and values around a ring, overlapped
+with the computation.
 
-Not covered: exchange by all-to-all over heads (Ulysses), attention biases.
+Not covered: all-to-all over heads (Ulysses), attention biases.
 """
 
 from dataclasses import replace
@@ -23,10 +23,10 @@ from tuner.costs.analytic.parts import (
     BACKWARD_BYTES,
     Block,
     Setting,
-    around,
-    chosen,
+    gemm,
     is_any,
-    product,
+    norm_and_residual,
+    select_block,
 )
 from tuner.costs.analytic.shapes import ModelShape, Numbers, Strategies
 
@@ -40,9 +40,9 @@ def attention_block(setting: Setting) -> Block:
     grouped = _gqa_projections(setting)
     if projections is not None:
         is_mla = np.greater(setting.model.is_mla, 0.0)
-        grouped = chosen(is_mla, projections, grouped)
+        grouped = select_block(is_mla, projections, grouped)
     core = _attention_core(setting)
-    return grouped + core + around(setting, overlapped=True)
+    return grouped + core + norm_and_residual(setting, overlapped=True)
 
 
 def _gqa_projections(setting: Setting) -> Block:
@@ -50,12 +50,12 @@ def _gqa_projections(setting: Setting) -> Block:
     # With fewer key-value heads than tensor ranks, every rank still computes one.
     kv_heads = np.maximum(m.kv_heads / s.tensor, 1.0)
     wide = m.heads / s.tensor * m.head_dim + kv_heads * (m.head_dim + m.value_dim)
-    inputs = product(setting, s.tokens, wide, m.hidden)
-    outputs = product(setting, s.tokens, m.hidden, m.heads / s.tensor * m.value_dim)
+    inputs = gemm(setting, s.tokens, wide, m.hidden)
+    outputs = gemm(setting, s.tokens, m.hidden, m.heads / s.tensor * m.value_dim)
     # Rotation, or with learned positions the split of queries, keys and values.
-    turned = 2.0 * s.element_bytes * s.tokens * (m.heads / s.tensor + kv_heads) * m.head_dim
-    turn_s = setting.kernels.memory_bound_s(turned)
-    return inputs + outputs + Block(forward_s=turn_s, backward_s=turn_s)
+    rotary = 2.0 * s.element_bytes * s.tokens * (m.heads / s.tensor + kv_heads) * m.head_dim
+    rotary_s = setting.kernels.memory_bound_s(rotary)
+    return inputs + outputs + Block(forward_s=rotary_s, backward_s=rotary_s)
 
 
 def _mla_projections(setting: Setting) -> Block:
@@ -65,21 +65,21 @@ def _mla_projections(setting: Setting) -> Block:
     down_rows = rows * setting.norm_share
     has_rank = np.greater(m.q_lora_rank, 0.0)
     queries_in = np.where(has_rank, m.q_lora_rank, m.hidden)
-    down_q = product(setting, down_rows, np.maximum(m.q_lora_rank, 1.0), m.hidden)
-    down_q = chosen(has_rank, down_q, Block())
-    down_kv = product(setting, down_rows, m.kv_lora_rank + m.rope_dim, m.hidden)
+    down_q = gemm(setting, down_rows, np.maximum(m.q_lora_rank, 1.0), m.hidden)
+    down_q = select_block(has_rank, down_q, Block())
+    down_kv = gemm(setting, down_rows, m.kv_lora_rank + m.rope_dim, m.hidden)
     nope = m.head_dim - m.rope_dim
-    up_q = product(setting, rows, heads * m.head_dim, queries_in)
-    up_kv = product(setting, rows, heads * (nope + m.value_dim), np.maximum(m.kv_lora_rank, 1.0))
-    outputs = product(setting, rows, m.hidden, heads * m.value_dim)
+    up_q = gemm(setting, rows, heads * m.head_dim, queries_in)
+    up_kv = gemm(setting, rows, heads * (nope + m.value_dim), np.maximum(m.kv_lora_rank, 1.0))
+    outputs = gemm(setting, rows, m.hidden, heads * m.value_dim)
     # Norms of the latents, rotation and concatenation of queries, keys and values.
     moved = 2.0 * s.element_bytes * rows * (heads * (2.0 * m.head_dim + m.value_dim))
     moved = moved + 2.0 * s.element_bytes * down_rows * (m.q_lora_rank + m.kv_lora_rank)
-    turn_s = setting.kernels.memory_bound_s(moved)
-    turned = Block(forward_s=turn_s, backward_s=BACKWARD_BYTES * turn_s)
-    again_s = s.recompute_mla_up_proj * (up_q.forward_s + up_kv.forward_s + turn_s)
-    block = down_q + down_kv + up_q + up_kv + outputs + turned
-    return replace(block, again_s=again_s)
+    rotary_s = setting.kernels.memory_bound_s(moved)
+    rotary = Block(forward_s=rotary_s, backward_s=BACKWARD_BYTES * rotary_s)
+    recomputed_s = s.recompute_mla_up_proj * (up_q.forward_s + up_kv.forward_s + rotary_s)
+    block = down_q + down_kv + up_q + up_kv + outputs + rotary
+    return replace(block, recomputed_s=recomputed_s)
 
 
 def _attention_core(setting: Setting) -> Block:
@@ -109,14 +109,14 @@ def _attention_core(setting: Setting) -> Block:
         more = np.where(has_flash, 0.0, plain.launches)
         forward_s = np.where(has_flash, forward_s, plain.forward_s)
         backward_s = np.where(has_flash, backward_s, plain.backward_s)
-    exchange_s = _ring_s(setting)
+    ring_s = _ring_s(setting)
     exposed = own.context_exposed_ratio
     return Block(
         forward_s=forward_s,
         backward_s=backward_s,
-        again_s=s.recompute_core_attention * forward_s,
-        context_s=_visible_s(exchange_s, forward_s, exposed),
-        context_backward_s=_visible_s(2.0 * exchange_s, backward_s, exposed),
+        recomputed_s=s.recompute_core_attention * forward_s,
+        context_s=_visible_s(ring_s, forward_s, exposed),
+        context_backward_s=_visible_s(2.0 * ring_s, backward_s, exposed),
         launches=own.dense_launches * 0.5 + more,
     )
 
@@ -124,7 +124,7 @@ def _attention_core(setting: Setting) -> Block:
 def _mean_pairs(m: ModelShape, s: Strategies) -> Numbers:
     """Pairs that are computed per sequence and head, averaged over windowed and other layers.
 
-    A window is as good as wider by a tile, since a tile of queries needs all keys of each.
+    A window counts one tile wider, since a tile of queries reads the keys of all of them.
     """
     every = s.sequence * (s.sequence + 1.0) / 2.0
     window = np.minimum(m.window + TILE, s.sequence)
@@ -133,10 +133,10 @@ def _mean_pairs(m: ModelShape, s: Strategies) -> Numbers:
 
 
 def _plain_attention(setting: Setting) -> Block:
-    """Scores and weighted values as two batched products, all pairs, softmax between.
+    """Scores and weighted values as two batched GEMMs over all pairs, softmax between.
 
-    Megatron's kernel for scale, mask and softmax wants a multiple of four matrices
-    (megatron/model/fused_softmax.py, `is_kernel_available`); else PyTorch's single steps run, in
+    Megatron's fused kernel for scale, mask and softmax needs a multiple of four matrices
+    (megatron/model/fused_softmax.py, `is_kernel_available`); else unfused PyTorch operations run in
     fp32: scale 4, mask 5, cast 6, softmax 8, cast 6, dropout 5 bytes per score and as many back.
     """
     m, s, own = setting.model, setting.strategies, setting.constants
@@ -157,7 +157,7 @@ def _plain_attention(setting: Setting) -> Block:
 
 
 def _ring_s(setting: Setting) -> Numbers:
-    """Keys and values of the other ranks pass by: (CP - 1)/CP of the sequence."""
+    """Seconds of the ring that passes the other ranks' keys and values: (CP - 1)/CP of them."""
     m, s = setting.model, setting.strategies
     group = setting.groups.context
     kv_heads = np.maximum(m.kv_heads / s.tensor, 1.0)
@@ -167,5 +167,5 @@ def _ring_s(setting: Setting) -> Numbers:
 
 
 def _visible_s(moved_s: Numbers, work_s: Numbers, exposed: Numbers) -> Numbers:
-    """Visible part of communication beside work: what does not fit, and interference."""
+    """Exposed part of communication that overlaps computation: the excess, and interference."""
     return np.maximum(moved_s - work_s, 0.0) + exposed * np.minimum(moved_s, work_s)

@@ -1,6 +1,6 @@
 """Seconds of a transformer's other blocks: dense network, embedding, head, what MTP adds.
 
-Letters: see tuner/costs/analytic/parts.py. The head's product stays in bf16 under every recipe.
+Letters: see tuner/costs/analytic/parts.py. The head's GEMM stays in bf16 under every recipe.
 
 Not covered: chunked or fused losses.
 """
@@ -13,9 +13,9 @@ from tuner.costs.analytic.parts import (
     BACKWARD_BYTES,
     Block,
     Setting,
-    around,
-    network,
-    product,
+    feed_forward,
+    gemm,
+    norm_and_residual,
     tensor_pass_s,
 )
 
@@ -23,9 +23,9 @@ from tuner.costs.analytic.parts import (
 def dense_block(setting: Setting) -> Block:
     """Norm, feed-forward network, residual addition."""
     m, s = setting.model, setting.strategies
-    inner = network(setting, rows=s.tokens, width=m.dense_ffn / s.tensor)
-    block = replace(inner, again_s=s.recompute_mlp * inner.forward_s)
-    return block + around(setting, overlapped=True)
+    inner = feed_forward(setting, rows=s.tokens, width=m.dense_ffn / s.tensor)
+    block = replace(inner, recomputed_s=s.recompute_mlp * inner.forward_s)
+    return block + norm_and_residual(setting, overlapped=True)
 
 
 def embedding_block(setting: Setting) -> Block:
@@ -45,7 +45,7 @@ def embedding_block(setting: Setting) -> Block:
 def head_block(setting: Setting) -> Block:
     """Final norm, logits over the vocabulary's shard, cross entropy."""
     m, s = setting.model, setting.strategies
-    logits = product(setting, s.tokens, m.vocab / s.tensor, m.hidden, in_head=True)
+    logits = gemm(setting, s.tokens, m.vocab / s.tensor, m.hidden, in_head=True)
     loss_bytes = setting.constants.loss_bytes * s.tokens * m.vocab / s.tensor
     loss_s = setting.kernels.memory_bound_s(loss_bytes)
     norm_s = setting.kernels.memory_bound_s(setting.hidden_bytes(2.0))
@@ -59,10 +59,10 @@ def head_block(setting: Setting) -> Block:
     )
 
 
-def joining_block(setting: Setting) -> Block:
-    """What a multi-token-prediction layer has on top: two norms and the 2 h x h projection."""
+def mtp_projection_block(setting: Setting) -> Block:
+    """The input of a multi-token-prediction layer: two norms and the 2 h x h projection."""
     m, s = setting.model, setting.strategies
-    joined = product(setting, s.tokens, m.hidden / s.tensor, 2.0 * m.hidden)
+    joined = gemm(setting, s.tokens, m.hidden / s.tensor, 2.0 * m.hidden)
     norms_s = setting.kernels.memory_bound_s(setting.hidden_bytes(6.0))
     pass_s = 0.5 * tensor_pass_s(setting)
     return joined + Block(

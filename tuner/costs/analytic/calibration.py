@@ -1,16 +1,16 @@
 """Fitted corrections to the generic constants, and the error band of a prediction, per regime.
 
 A regime is what kernels and hosts depend on: device, precision, software and its release. A
-correction multiplies one constant by a factor wherever its `where` holds; several may hold at once
-(a generation's, and on top of it a release's), and their factors multiply. So a regime that was
-never seen gets what is known of its family, else of its device's generation, else the generic
-constants, with nothing invented. The band comes from the narrowest `where` that holds.
+correction multiplies one constant by a factor wherever its `where` matches; several may match (a
+generation's and a release's), and their factors multiply. A regime without published runs gets the
+corrections of its family, else of its device's generation, else the generic constants. The band
+comes from the narrowest `where` that matches.
 
 The corrections that ship, `residuals.json`, were written by
 
     moetune calibrate datasheets RUNS.csv -o tuner/costs/analytic/residuals.json
 
-over published runs; each states how many it rests on.
+over published runs; each states its number of runs.
 """
 
 import json
@@ -71,7 +71,7 @@ class Regime:
 
 
 class Where(Record):
-    """The regimes that something holds for; what is empty holds for any."""
+    """The regimes that an entry applies to; an empty field matches any."""
 
     device: str = ""
     generation: str = ""
@@ -80,20 +80,20 @@ class Where(Record):
     release: str = ""
 
     def holds(self, regime: Regime) -> bool:
-        """Say whether every named fact is the regime's."""
+        """Whether every named field equals the regime's."""
         return all(
-            not (asked := getattr(self, name)) or asked == str(getattr(regime, name))
+            not (required := getattr(self, name)) or required == str(getattr(regime, name))
             for name in type(self).model_fields
         )
 
     @property
     def narrowness(self) -> int:
-        """How many facts are named."""
+        """How many fields are named."""
         return sum(bool(getattr(self, name)) for name in type(self).model_fields)
 
 
 class Correction(Record):
-    """Factors on constants, wherever `where` holds."""
+    """Factors on constants, wherever `where` matches."""
 
     where: Where
     factors: dict[str, Factor]
@@ -181,11 +181,11 @@ def as_constants(values_KC: Factors) -> Constants:
 
 def band_of(regime: Regime, residuals: Residuals | None) -> tuple[float, float]:
     """Return measured over predicted seconds, lowest and highest, that a prediction allows for."""
-    return band_among(regime, residuals.bands if residuals is not None else ())
+    return narrowest_band(regime, residuals.bands if residuals is not None else ())
 
 
-def band_among(regime: Regime, bands: Sequence[Band]) -> tuple[float, float]:
-    """Return the band with the narrowest `where` that holds; of two, the first."""
+def narrowest_band(regime: Regime, bands: Sequence[Band]) -> tuple[float, float]:
+    """Return the band with the narrowest matching `where`; of two, the first."""
     holding = [band for band in bands if band.where.holds(regime)]
     if not holding:
         return GENERIC_BAND

@@ -1,15 +1,15 @@
-"""What a profile says of collectives: measured over formula seconds, by size and group.
+"""Measured over predicted seconds of collectives, by size and group.
 
-The formulas of tuner/costs/analytic/links.py stay; a profile corrects them. Of every measured group
-the ratio of its times to the formula's is kept over the sizes, and a price is
+A profile corrects the formulas of tuner/costs/analytic/links.py. For every measured group the ratio
+of measured to predicted time is stored by size, and a price is
 
     t(V, group) = formula(V, group) * ratio(V)
 
 with the ratio of the measured group of as many ranks, equally many of them inside a domain. A group
-that was not measured takes that of the nearest number of ranks which lies alike, inside one domain
-or across several, and counts as extrapolated; so do sizes beyond the measured ones. Where nothing
-alike was measured the formula stands alone. Ratios are piecewise linear in logarithms, constant
-beyond both ends.
+that was not measured takes the ratio of the nearest number of ranks with the same placement (inside
+one domain, or across several) and counts as extrapolated, as do sizes outside the measured range.
+Without such a group the formula is not corrected. Ratios are piecewise linear in logarithms and
+constant outside the measured range.
 
 Letters: N prices, M measured sizes.
 """
@@ -51,9 +51,9 @@ class CollectiveRatios:
 
     groups: Mapping[str, tuple[GroupRatios, ...]]
     stretch: float = 1.0
-    """Factor on what is extrapolated, to see what it weighs."""
+    """Factor on extrapolated times, for a sensitivity test."""
     outside: dict[str, str] = field(default_factory=dict)
-    """Filled while pricing: what was extrapolated, by kind, in words."""
+    """Filled while pricing: what was extrapolated, by kind, as text."""
 
     def corrected(
         self, kind: str, formula_s: Numbers, *, size: Numbers, ranks: Numbers, inside: Numbers
@@ -62,11 +62,11 @@ class CollectiveRatios:
         measured = self.groups.get(kind, ())
         if not measured or not np.any(np.greater(ranks, 1.0)):
             return formula_s
-        asked = (formula_s, size, ranks, inside)
-        columns = np.broadcast_arrays(*(np.asarray(one, dtype=np.float64) for one in asked))
+        inputs = (formula_s, size, ranks, inside)
+        columns = np.broadcast_arrays(*(np.asarray(one, dtype=np.float64) for one in inputs))
         seconds_N, log_N, ranks_N, inside_N = (column.ravel() for column in columns)
         log_N = np.log(np.maximum(log_N, 1.0))
-        found_N = seconds_N.copy()
+        corrected_N = seconds_N.copy()
         code_N = ranks_N * 2.0**24 + inside_N
         for code in np.unique(code_N):
             here = np.flatnonzero((code_N == code) & (ranks_N > 1.0))
@@ -84,10 +84,10 @@ class CollectiveRatios:
             beyond |= is_other
             factor = np.where(beyond, factor * self.stretch, factor)
             if beyond.any():
-                asked_ranks = f"{ranks_N[here[0]]:.0f} ranks, measured {group.ranks}"
-                self.outside[kind] = asked_ranks if is_other else "size"
-            found_N[here] = seconds_N[here] * factor
-        return found_N.reshape(columns[0].shape)
+                extrapolation = f"{ranks_N[here[0]]:.0f} ranks, measured {group.ranks}"
+                self.outside[kind] = extrapolation if is_other else "size"
+            corrected_N[here] = seconds_N[here] * factor
+        return corrected_N.reshape(columns[0].shape)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,10 +100,10 @@ class MeasuredHardware(Hardware):
 def _nearest(
     measured: tuple[GroupRatios, ...], *, ranks: float, inside: float
 ) -> GroupRatios | None:
-    """Return the measured group most like the asked one; None where none lies like it."""
-    alike = [group for group in measured if group.is_inside == (inside >= ranks)]
+    """Return the closest measured group of the same placement; None where there is none."""
+    candidates = [group for group in measured if group.is_inside == (inside >= ranks)]
     return min(
-        alike,
+        candidates,
         key=lambda group: (
             abs(np.log2(group.ranks / ranks)),
             abs(np.log2(group.inside / inside)),

@@ -1,4 +1,4 @@
-"""From a spec's model, pool and layouts to the columns that the analytic formulas read.
+"""Convert a spec's model, pool and layouts to the columns that the analytic formulas read.
 
 One model gives one `ModelShape` of plain numbers, one pool one `Hardware`; layouts become `Stages`
 with one column each, shorter ones padded with empty stages.
@@ -37,7 +37,7 @@ PRECISION_OF: Final[Mapping[str, Precision]] = {
     "nvfp4": Precision.NVFP4,
 }
 """How a precision of tuner/spec/goal.py is priced. Block scales are priced as MXFP8, whose kernels
-also scale inside the product; fp32 has no constants of its own and is priced as bf16."""
+also scale inside the GEMM; fp32 has no constants of its own and is priced as bf16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,7 @@ class StageLayers:
 def shape_of_model(model: ModelSpec, *, mtp_layers: int) -> ModelShape:
     """Return a model as numbers, trained with `mtp_layers` multi-token-prediction layers.
 
-    The columns know leading layers without experts only; a model that mixes them in otherwise is
-    priced as if they came first.
+    Dense layers are priced as if they came first, also where a model interleaves them.
     """
     attention, moe = model.attention, model.moe
     is_mla = attention.kind == "mla"
@@ -90,7 +89,7 @@ def shape_of_model(model: ModelSpec, *, mtp_layers: int) -> ModelShape:
 
 
 def matmul_peak(sheet: Datasheet, precision: Precision) -> float:
-    """Return the peak of products in FLOP/s, that of the next wider type where there is none.
+    """Return the peak of GEMMs in FLOP/s, that of the next wider type where there is none.
 
     In fp4 it is at most twice that of fp8: B300 and GB300 multiply fp4 three times as fast by their
     datasheets, but feed the units no faster, and published NVFP4 runs on GB300 are about a tenth
@@ -104,9 +103,9 @@ def matmul_peak(sheet: Datasheet, precision: Precision) -> float:
 def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: Precision) -> Hardware:
     """Return a pool as numbers: the datasheet, and what the spec says instead of it.
 
-    Network cards of a machine are shared evenly by its devices; oversubscription comes off.
+    NICs of a machine are shared evenly by its devices; divided by the oversubscription.
     """
-    card = sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic
+    nic = sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic
     return Hardware(
         matmul_flop_per_s=matmul_peak(sheet, precision),
         attention_flop_per_s=sheet.flop_per_s["bf16"],
@@ -116,7 +115,7 @@ def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: Precision) -> H
         scale_up_bytes_per_s=sheet.scale_up_bytes_per_s,
         domain=float(pool.domain),
         devices_per_node=float(pool.devices_per_node),
-        scale_out_bytes_per_s=card * pool.nics / pool.devices_per_node / pool.oversubscription,
+        scale_out_bytes_per_s=nic * pool.nics / pool.devices_per_node / pool.oversubscription,
         host_bytes_per_s=sheet.host_bytes_per_s,
     )
 

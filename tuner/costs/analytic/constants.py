@@ -1,10 +1,9 @@
-"""The few numbers that no datasheet states and that decide how long a step takes.
+"""Efficiency constants of the analytic model: what decides a step's time and no datasheet states.
 
-Each is one physical residual: what share of a peak a kernel reaches, what a launch costs the host,
-how much of a collective stays visible. A set of them belongs to a device generation, a precision
-and a generation of training software, never to one run. `uncalibrated` gives generic values known
-before any run of the user's; `tuner/calibrate` replaces chosen ones by fitted values inside the
-bounds of `FITTED`.
+Each is one physical residual: the share of a peak that a kernel reaches, the host's cost per
+launch, the exposed share of a collective. A set belongs to a device generation, a precision and a
+generation of training software, never to one run. `uncalibrated` gives generic values;
+`tuner/calibrate` replaces some by fitted values inside the bounds of `FITTED`.
 
 Origins of the defaults: [P] public measurements of the kernel or link named; [M] Megatron-LM's and
 PyTorch's source, counted by hand; [T] typical of published training runs, i.e. a prior that a
@@ -34,7 +33,7 @@ class Precision(StrEnum):
 
 
 class Software(StrEnum):
-    """Generations of training software whose hosts and kernels behave alike."""
+    """Generations of training software with the same host and kernel behaviour."""
 
     MEGATRON_2021 = "megatron-2021"
     """Megatron-LM and Megatron-DeepSpeed of 2021 and 2022: own fused kernels, no flash attention,
@@ -67,19 +66,19 @@ class Constants:
     """Residuals of one device, precision and software, or one set per column."""
 
     matmul_ratio: Numbers = 0.80
-    """Share of the linear layers' peak that a large matrix product reaches."""
+    """Share of the linear layers' peak that a large GEMM reaches."""
     head_ratio: Numbers = 0.80
     """The same for the head, which stays in bf16."""
     grouped_ratio: Numbers = 0.90
-    """What grouped products reach of `matmul_ratio`. [T]"""
+    """Of `matmul_ratio`, what grouped GEMMs reach. [T]"""
     extra_depth: Numbers = 256.0
-    """Elements of the inner dimension that starting and ending one tile costs. [T]"""
+    """Elements of k that the prologue and epilogue of one tile cost. [T]"""
     attention_ratio: Numbers = 0.40
     """Share of the bf16 peak that causal flash attention reaches in the forward pass."""
     attention_backward_ratio: Numbers = 0.80
     """What its backward pass reaches of `attention_ratio`. [P] FlashAttention-2, fig. 4 to 6."""
     softmax_width: Numbers = 48.0
-    """Width of a head whose products take as long as its exponentials, which run beside neither.
+    """Head width at which the GEMMs take as long as the exponentials; the two do not overlap.
     [P] FlashAttention-2 and 3 at widths 64 and 128: 16 on A100, 64 on H100."""
     sink_ratio: Numbers = 0.3
     """What attention with sinks reaches of `attention_ratio`. [T]"""
@@ -102,7 +101,7 @@ class Constants:
     dense_launches: Numbers = 34.0
     """Kernels of one dense layer's forward pass. [M]"""
     moe_launches: Numbers = 70.0
-    """Kernels of one MoE layer's forward pass, those per expert apart. [T]"""
+    """Kernels of one MoE layer's forward pass, without those per expert. [T]"""
     expert_launches: Numbers = 9.0
     """Per local expert on top. [T]"""
     single_step_launches: Numbers = 8.0
@@ -116,7 +115,7 @@ class Constants:
     scale_up_ratio: Numbers = 0.75
     """Share of the scale-up bandwidth that a ring reaches. [P] NCCL tests, 8 A100: 227 of 300."""
     scale_out_ratio: Numbers = 0.85
-    """Share of the cards' bandwidth that a ring reaches. [P] NCCL tests between nodes"""
+    """Share of the NICs' bandwidth that a ring reaches. [P] NCCL tests between nodes"""
     all_to_all_ratio: Numbers = 1.0
     """What an all-to-all reaches of a ring's bandwidth inside a domain. [T]"""
     far_all_to_all_ratio: Numbers = 0.6
@@ -133,15 +132,15 @@ class Constants:
     tensor_overlapped_ratio: Numbers = 0.5
     """The same with `overlap_tensor`. [T]"""
     context_exposed_ratio: Numbers = 0.3
-    """Of the smaller of ring exchange and attention. [T]"""
+    """Of the smaller of ring transfer and attention. [T]"""
     expert_overlapped_ratio: Numbers = 0.5
     """Of dispatch and combine with `a2a_overlap`; 1 without. [T]"""
     gradient_exposed_ratio: Numbers = 0.6
-    """Of gradient sums with `overlap_gradients`; 1 without. [T]"""
+    """Exposed share of gradient reduction with `overlap_gradients`; 1 without. [T]"""
     parameter_exposed_ratio: Numbers = 0.4
-    """Of parameter gathers with `overlap_parameters`; 1 without. [T]"""
+    """Exposed share of parameter all-gather with `overlap_parameters`; 1 without. [T]"""
     fsdp_exposed_ratio: Numbers = 0.4
-    """Of FSDP's gathers and sums per micro-batch, what interference leaves visible. [T]"""
+    """Exposed share of FSDP's all-gathers and reduce-scatters, by interference. [T]"""
     boundary_exposed_ratio: Numbers = 1.0
     """Of sending activations between stages."""
     optimizer_bytes: Numbers = 45.0
@@ -150,7 +149,7 @@ class Constants:
     step_fixed_s: Numbers = 4e-3
     """Once a step: gradient norm, loss reduction, data, synchronisation. [T]"""
     straggler_factor: Numbers = 1.0
-    """Of the slowest device's compute time over the typical one's."""
+    """The slowest device's compute time over the typical one's."""
 
 
 class Prior(NamedTuple):
@@ -222,7 +221,7 @@ _MATMUL: Final = {
     Generation.ASCEND: {Precision.BF16: 0.70},
 }
 """Share of the dense datasheet peak. It falls with every generation and with the width of the
-type, since clocks drop under load and the casts around a product do not shrink. [P] A100 and
+type, since clocks drop under load and the casts around a GEMM do not shrink. [P] A100 and
 H100: cuBLAS figures of FlashAttention-3 (arXiv:2407.08608) and of the Megatron-LM README;
 others [T]."""
 

@@ -1,4 +1,4 @@
-"""Sums over stages and over pipeline devices: counts of layers times what one layer costs.
+"""Sum layer counts times unit costs, by stage and by pipeline device.
 
 Stage s runs on device s mod p. Most stages hold no embedding, head or multi-token prediction, so
 rows without any are left out of the sums; stages are folded onto devices as counts, before they
@@ -18,7 +18,7 @@ from tuner.costs.analytic.shapes import Grid, Stages, Strategies
 from tuner.costs.analytic.units import UnitCosts
 
 
-class Held(NamedTuple):
+class LayerCounts(NamedTuple):
     """How many layers of one kind each row (a stage or a device) holds."""
 
     rows: npt.NDArray[np.intp]
@@ -27,23 +27,23 @@ class Held(NamedTuple):
     """[len(rows), C], or [len(rows), 1] where all columns agree."""
 
 
-def held_by_stage(stages: Stages) -> Mapping[str, Held]:
+def layers_by_stage(stages: Stages) -> Mapping[str, LayerCounts]:
     """Count layers by kind and stage."""
-    return {kind: _held(count_SC) for kind, count_SC in _counts(stages).items()}
+    return {kind: _nonempty_rows(count_SC) for kind, count_SC in _counts(stages).items()}
 
 
-def held_by_device(stages: Stages, strategies: Strategies) -> Mapping[str, Held]:
+def layers_by_device(stages: Stages, strategies: Strategies) -> Mapping[str, LayerCounts]:
     """Count layers by kind and device."""
     counts = _counts(stages)
-    return {kind: _held(per_device(count, strategies)) for kind, count in counts.items()}
+    return {kind: _nonempty_rows(per_device(count, strategies)) for kind, count in counts.items()}
 
 
-def weighed(
-    held: Mapping[str, Held], units: UnitCosts, name: str, *, shape: tuple[int, int]
+def weighted_sum(
+    layer_counts: Mapping[str, LayerCounts], units: UnitCosts, name: str, *, shape: tuple[int, int]
 ) -> Grid:
     """Sum count times a field of the unit costs over the kinds, per row."""
     total: Grid = np.zeros(shape)
-    for kind, (rows, count_RC) in held.items():
+    for kind, (rows, count_RC) in layer_counts.items():
         value = getattr(getattr(units, kind), name)
         if not len(rows) or not is_any(value):
             continue
@@ -83,9 +83,9 @@ def _folded(stage_SC: Grid, degree: int) -> Grid:
     return folded
 
 
-def _held(count: Grid) -> Held:
+def _nonempty_rows(count: Grid) -> LayerCounts:
     rows = np.flatnonzero(count.any(axis=1))
-    return Held(rows=rows, count_RC=count if len(rows) == len(count) else count[rows])
+    return LayerCounts(rows=rows, count_RC=count if len(rows) == len(count) else count[rows])
 
 
 def _counts(stages: Stages) -> dict[str, Grid]:

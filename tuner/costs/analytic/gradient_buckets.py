@@ -1,30 +1,29 @@
-"""How much of the gradient reduction stays visible, by the size of its buckets.
+"""How much of the gradient reduction is exposed, by bucket size.
 
-Megatron-Core sums gradients bucket by bucket while the backward pass of the last micro-batch still
-runs. With P parameters in buckets of B there are n = ceil(P / B) of them; each takes t(B), its own
-start-up included, and all take S = n t. Gradients become ready evenly over the T seconds of
-that pass, so the last bucket is ready at its end and
+Megatron-Core reduces gradients bucket by bucket during the backward pass of the last micro-batch.
+P parameters in buckets of B make n = ceil(P / B) buckets; each takes t(B), start-up included, and
+all take S = n t. Gradients become ready evenly over the T seconds of that pass, so the last bucket
+is ready at its end and
 
     exposed(B) = max(t(B), S - T (1 - 1/n))      visible(B) = exposed + r (S - exposed)
 
-with r what interference with the pass costs of the hidden rest. One bucket hides nothing; many
-small ones pay many start-ups. Dense parameters and experts have buckets of the same size, on groups
-and of counts of their own.
+with r the share of the hidden rest that interference costs. One bucket hides nothing; many small
+ones pay many start-ups. Dense parameters and experts have buckets of the same size, but their own
+groups and counts.
 
-The engine's own size is B0 = max(40e6, 1e6 DP CP). What the model has for it, v, was fitted to
-published runs and stands for more than this formula. A stated size therefore gains no more than the
-formula's difference in seconds, and no larger share than the formula's:
+The engine's default size is B0 = max(40e6, 1e6 DP CP). Its exposed time v was fitted to published
+runs and covers more than this formula. A stated size therefore gains at most the formula's
+difference in seconds, and at most the formula's share:
 
     v(B) = max(v + visible(B) - visible(B0), v visible(B) / visible(B0))
 
-and every price at the engine's own size stays what it was.
+and the price at the default size does not change.
 
-Sources: FSMoE, arXiv 2501.10714, section on gradient partitioning, for the choice of how many bytes
-ride in which window; buckets, B0 and which of them are cut from core_v0.18.0 of
-github.com/NVIDIA/Megatron-LM (distributed_data_parallel.py, training.py): only the first model
+Sources: FSMoE, arXiv 2501.10714, section on gradient partitioning; buckets and B0 from core_v0.18.0
+of github.com/NVIDIA/Megatron-LM (distributed_data_parallel.py, training.py): only the first model
 chunk of the first pipeline rank has buckets, because no other chunk's reduction ends the step.
 
-Not covered: padding of buckets to equal shards, gathers of parameters (which use the same buckets).
+Not covered: padding of buckets to equal shards, the parameter all-gather (in the same buckets).
 """
 
 from collections.abc import Callable
@@ -35,20 +34,19 @@ import numpy as np
 
 from tuner.costs.analytic.shapes import Numbers
 
-LEAST_DEFAULT: Final = 40e6
+MIN_DEFAULT_BUCKET: Final = 40e6
 """Parameters of one bucket on few ranks."""
-DEFAULT_PER_RANK: Final = 1e6
+DEFAULT_BUCKET_PER_RANK: Final = 1e6
 """On many ranks, per data-parallel one."""
 
 
 INTERFERENCE_RATIO: Final = 0.3
-"""Of reductions that are hidden, what they cost the pass beside them: the exposure that 159
-published steps of Megatron-Bridge show when it is the constant that is fitted. An upper bound,
-since it holds the last bucket as well."""
+"""Share of hidden reductions that slows the overlapping pass: the exposure fitted to 159 published
+steps of Megatron-Bridge. An upper bound, since the last bucket is included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Reduced:
+class ReducedGradients:
     """Gradients of one kind that one device reduces."""
 
     parameters: Numbers
@@ -58,12 +56,12 @@ class Reduced:
 
 def default_bucket(shared_ranks: Numbers) -> Numbers:
     """Parameters of one bucket where the launch states none, by data times context ranks."""
-    return np.maximum(LEAST_DEFAULT, DEFAULT_PER_RANK * shared_ranks)
+    return np.maximum(MIN_DEFAULT_BUCKET, DEFAULT_BUCKET_PER_RANK * shared_ranks)
 
 
-def resized_s(
-    usual_s: Numbers,
-    kinds: tuple[Reduced, ...],
+def bucketed_reduction_s(
+    default_s: Numbers,
+    kinds: tuple[ReducedGradients, ...],
     *,
     bucket: Numbers,
     default: Numbers,
@@ -72,26 +70,28 @@ def resized_s(
     """Return v(B), the visible seconds of a reduction in buckets of a stated size.
 
     Args:
-        usual_s: v, with the engine's own size.
+        default_s: v, at the engine's default size.
         kinds: dense parameters, and experts where there are any.
         bucket: B, in parameters.
         default: B0.
         backward_s: T.
     """
-    own_s = visible_s(kinds, bucket=bucket, backward_s=backward_s)
-    other_s = visible_s(kinds, bucket=default, backward_s=backward_s)
-    ratio = np.where(np.greater(other_s, 0.0), own_s / np.maximum(other_s, 1e-30), 1.0)
-    return np.maximum(usual_s + (own_s - other_s), usual_s * ratio)
+    stated_size_s = visible_s(kinds, bucket=bucket, backward_s=backward_s)
+    default_size_s = visible_s(kinds, bucket=default, backward_s=backward_s)
+    ratio = np.where(
+        np.greater(default_size_s, 0.0), stated_size_s / np.maximum(default_size_s, 1e-30), 1.0
+    )
+    return np.maximum(default_s + (stated_size_s - default_size_s), default_s * ratio)
 
 
 def visible_s(
-    kinds: tuple[Reduced, ...],
+    kinds: tuple[ReducedGradients, ...],
     *,
     bucket: Numbers,
     backward_s: Numbers,
     interference: float = INTERFERENCE_RATIO,
 ) -> Numbers:
-    """Seconds that a reduction in such buckets adds to the step by the formula alone."""
+    """Exposed seconds of a reduction in such buckets, by the formula alone."""
     last_s: Numbers = 0.0
     total_s: Numbers = 0.0
     most: Numbers = 1.0

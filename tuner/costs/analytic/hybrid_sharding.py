@@ -4,10 +4,10 @@
 there are data x context / shard_ranks copies. Experts have as many copies on their own ranks, each
 on expert_data / copies of them: both Megatron-Core (`--num-distributed-optimizer-instances`,
 megatron/core/parallel_state.py) and torchtitan (`data_parallel_replicate_degree`) put whole copies
-of the model side by side. Gradients are summed inside a copy, each rank its own part, and then
-between the ranks that hold the same part.
+of the model side by side. Gradients are reduce-scattered inside a copy, and then all-reduced over
+the ranks that hold the same shard.
 
-Letters: none. Not covered: copies whose optimizer state is sharded again between them.
+Letters: none. Not covered: copies whose optimizer state is also sharded between them.
 """
 
 import numpy as np
@@ -32,6 +32,6 @@ def of_one_copy(group: Group, copies: Numbers) -> Group:
 
 
 def between_copies(group: Group, copies: Numbers) -> Group:
-    """Ranks of the group that hold the same part, one of each copy."""
+    """Ranks of the group that hold the same shard, one of each copy."""
     ranks = np.maximum(group.ranks / copies, 1.0)
     return Group(ranks=copies, inside=np.maximum(np.minimum(group.inside / ranks, copies), 1.0))

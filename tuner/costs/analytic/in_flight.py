@@ -1,17 +1,17 @@
-"""How many micro-batches each model chunk of a pipeline rank holds, and the most bytes they keep.
+"""Micro-batches in flight of each model chunk of a pipeline rank, and their peak bytes.
 
 Of P ranks with v chunks each and m micro-batches, rank r runs ahead of its first backward by
 
     v = 1    min(m, P - r) forwards                             1F1B
     v > 1    min(m v, (v - 1) P + 2 (P - 1 - r) + 1) of them    interleaved; P of each chunk in turn
 
-and then alternates; backwards take the chunks in reverse. Where chunks keep different bytes a later
-moment can weigh more than the first. Between two changes of chunk, of the forwards or of the
-backwards, what is held moves along a line, so the 2 v moments before such changes within one round
-of P v backwards include the fullest.
+and then alternates; backwards take the chunks in reverse. Where chunks keep different bytes, the
+peak can come after the first backward. Between two changes of chunk, of the forwards or of the
+backwards, the bytes change linearly, so the peak is at one of the 2 v moments before such changes
+within one round of P v backwards.
 
-Zero-bubble schedules put off weight gradients, which need the same activations: every rank holds
-what rank 0 of 1F1B does, min(m, P) micro-batches of all its chunks.
+Zero-bubble schedules delay weight gradients, which need the same activations: every rank keeps as
+many micro-batches in flight as rank 0 of 1F1B, min(m, P) of each of its chunks.
 
 Sources: Narayanan et al., SC 2021, section 2.2, in the order of PyTorch's schedules; Qi et al.,
 ICLR 2024 (ZB-H1: the memory of 1F1B's first stage). tuner/formulate/schedule.py counts every moment
@@ -27,33 +27,35 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 
-def held(ranks: int, chunks: int, *, microbatches: Floats, zero_bubble: Floats) -> Floats:
-    """Micro-batches held of each chunk before the first backward, [V, P, C]."""
-    return _held(ranks, chunks, microbatches, zero_bubble, done=np.zeros((1, 1)))
+def warmup_in_flight(
+    ranks: int, chunks: int, *, microbatches: Floats, zero_bubble: Floats
+) -> Floats:
+    """Micro-batches in flight of each chunk before the first backward, [V, P, C]."""
+    return _in_flight_after(ranks, chunks, microbatches, zero_bubble, done=np.zeros((1, 1)))
 
 
-def most_bytes(
+def peak_bytes(
     parts_KVPC: Floats, saved_KC: Floats, *, microbatches: Floats, zero_bubble: Floats
 ) -> Floats:
-    """Bytes kept at every rank's fullest moment, [P, C].
+    """Peak bytes of saved activations on every rank, [P, C].
 
     `parts_KVPC` counts what each chunk has of each kind, `saved_KC` is what one of the kind keeps
     of a micro-batch.
     """
     _, chunks, ranks, _ = parts_KVPC.shape
     if (parts_KVPC == parts_KVPC[:, :1]).all():
-        first = held(ranks, chunks, microbatches=microbatches, zero_bubble=zero_bubble)
-        alike: Floats = first.sum(axis=0) * summed(parts_KVPC[:, 0], saved_KC)
-        return alike
+        first = warmup_in_flight(ranks, chunks, microbatches=microbatches, zero_bubble=zero_bubble)
+        uniform: Floats = first.sum(axis=0) * summed(parts_KVPC[:, 0], saved_KC)
+        return uniform
     if parts_KVPC.shape[-1] == 1:
-        return _most_of_shared(parts_KVPC, saved_KC, microbatches, zero_bubble)
+        return _peak_of_shared_stages(parts_KVPC, saved_KC, microbatches, zero_bubble)
     chunk_VPC = summed(parts_KVPC, saved_KC)
     counts = _moments(ranks, chunks, microbatches, zero_bubble)
     most: Floats = np.stack([(count * chunk_VPC).sum(axis=0) for count in counts]).max(axis=0)
     return most
 
 
-def _most_of_shared(
+def _peak_of_shared_stages(
     parts_KVPC: Floats, saved_KC: Floats, microbatches: Floats, zero_bubble: Floats
 ) -> Floats:
     """Count once for each number of micro-batches where columns share their stages.
@@ -75,7 +77,7 @@ def _most_of_shared(
 
 
 def summed(counts: Floats, bytes_KC: Floats) -> Floats:
-    """Sum counts [K, ..., C] times bytes, as a matrix product where columns share the counts."""
+    """Sum counts [K, ..., C] times bytes, by one tensordot where columns share the counts."""
     if counts.shape[-1] == 1:
         shared: Floats = np.tensordot(counts[..., 0], bytes_KC, axes=(0, 0))
         return shared
@@ -86,12 +88,12 @@ def summed(counts: Floats, bytes_KC: Floats) -> Floats:
 
 
 def _moments(ranks: int, chunks: int, microbatches: Floats, zero_bubble: Floats) -> list[Floats]:
-    """Count what is held before changes of chunk, [V, P, C] each."""
+    """Count micro-batches in flight before changes of chunk, [V, P, C] each."""
     ahead = _ahead(ranks, chunks, microbatches)
     done = [np.zeros((1, 1))]
     for rounds in range(1, chunks + 1):
         done += [rounds * ranks - np.mod(ahead, ranks), np.full((1, 1), float(rounds * ranks))]
-    return [_held(ranks, chunks, microbatches, zero_bubble, done=one) for one in done]
+    return [_in_flight_after(ranks, chunks, microbatches, zero_bubble, done=one) for one in done]
 
 
 def _ahead(ranks: int, chunks: int, microbatches: Floats) -> Floats:
@@ -103,10 +105,10 @@ def _ahead(ranks: int, chunks: int, microbatches: Floats) -> Floats:
     return least
 
 
-def _held(
+def _in_flight_after(
     ranks: int, chunks: int, microbatches: Floats, zero_bubble: Floats, *, done: Floats
 ) -> Floats:
-    """Micro-batches held after `done` backwards, of which there may not be so many."""
+    """Micro-batches in flight after `done` backwards, or after all where there are fewer."""
     ahead = _ahead(ranks, chunks, microbatches)
     if chunks == 1:
         counted = ahead[None]

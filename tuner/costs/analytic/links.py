@@ -1,15 +1,15 @@
-"""Seconds of a collective, and where each group of ranks lies on the machine.
+"""Seconds of a collective, and how each group of ranks maps to scale-up domains.
 
 A group is its number of ranks and how many of them share one scale-up domain. Inside a domain a
-ring runs at the domain's bandwidth. Across domains every rank of the group inside a domain has its
-own network card, and a collective uses all of them (rails), so that
+ring runs at the domain's bandwidth. Across domains every rank of the group inside a domain uses its
+own NIC (rails), so that
 
     bus bandwidth = min(scale-up, members inside one domain x network bandwidth per device)
 
 With V bytes in all and n ranks: all-gather and reduce-scatter take (n - 1)/n V / bus, all-reduce
 twice that (NVIDIA, nccl-tests, "Performance reported by NCCL tests"), each plus a fixed cost, one
 hop per further rank of the domain and one far hop per doubling of the domains (tree). An all-to-all
-sends a share (g - 1)/n inside the domain and (n - g)/n over the rank's own card, both at once.
+sends a share (g - 1)/n inside the domain and (n - g)/n over the rank's own NIC, at the same time.
 
 Ranks are numbered with the first dimension of the order innermost. Megatron-Core's default is
 tp-cp-ep-dp-pp, from which it makes two grids (megatron/core/parallel_state.py, `RankGenerator`):
@@ -34,7 +34,7 @@ MEGATRON_ORDER: Final = ("tp", "cp", "ep", "dp", "pp")
 """Innermost first."""
 
 MERGED: Final = "expert_all_to_all"
-"""What a profile's ratios call the exchange of DeepEP and HybridEP."""
+"""Name of DeepEP's and HybridEP's all-to-all in a profile's ratios."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -65,7 +65,7 @@ class Groups:
 def groups(
     strategies: Strategies, hardware: Hardware, *, order: tuple[str, ...] = MEGATRON_ORDER
 ) -> Groups:
-    """Lay the ranks on the machine in the given order, innermost dimension first.
+    """Map the ranks to the machine in the given order, innermost dimension first.
 
     Raises:
         ValueError: the order is not a permutation of tp, cp, ep, dp, pp.
@@ -82,8 +82,8 @@ def groups(
         "dp": s.expert_data,
         "pp": s.pipeline,
     }
-    dense = _laid(dense_degrees, order, hardware.domain)
-    expert = _laid(expert_degrees, order, hardware.domain)
+    dense = _placed_groups(dense_degrees, order, hardware.domain)
+    expert = _placed_groups(expert_degrees, order, hardware.domain)
     return Groups(
         tensor=dense["tp"],
         context=dense["cp"],
@@ -96,16 +96,18 @@ def groups(
     )
 
 
-def _laid(degrees: dict[str, Numbers], order: tuple[str, ...], domain: Numbers) -> dict[str, Group]:
+def _placed_groups(
+    degrees: dict[str, Numbers], order: tuple[str, ...], domain: Numbers
+) -> dict[str, Group]:
     stride: Numbers = 1.0
-    laid = {}
+    placed = {}
     for name in order:
         if name in degrees:
             ranks = degrees[name]
             inside = np.clip(np.floor(domain / stride), 1.0, ranks)
-            laid[name] = Group(ranks=ranks, inside=inside)
+            placed[name] = Group(ranks=ranks, inside=inside)
             stride = stride * ranks
-    return laid
+    return placed
 
 
 def bus_bytes_per_s(group: Group, hardware: Hardware, constants: Constants) -> Numbers:
@@ -129,7 +131,7 @@ def all_gather_s(
     share = (group.ranks - 1.0) / group.ranks
     moved = share * total_bytes / bus_bytes_per_s(group, hardware, constants)
     seconds = moved + latency_s(group, constants)
-    return _as_measured("all_gather", seconds, total_bytes, group, hardware)
+    return _corrected_by_profile("all_gather", seconds, total_bytes, group, hardware)
 
 
 def all_reduce_s(
@@ -139,7 +141,7 @@ def all_reduce_s(
     share = 2.0 * (group.ranks - 1.0) / group.ranks
     moved = share * total_bytes / bus_bytes_per_s(group, hardware, constants)
     seconds = moved + latency_s(group, constants)
-    return _as_measured("all_reduce", seconds, total_bytes, group, hardware)
+    return _corrected_by_profile("all_reduce", seconds, total_bytes, group, hardware)
 
 
 def all_to_all_s(
@@ -153,7 +155,7 @@ def all_to_all_s(
 ) -> Numbers:
     """One rank sends so many bytes to others of its domain, and so many to other domains.
 
-    A merged exchange (DeepEP, HybridEP) sends large messages between domains.
+    A merged all-to-all (DeepEP, HybridEP) sends large messages between domains.
     """
     own = constants
     up = hardware.scale_up_bytes_per_s * own.scale_up_ratio * own.all_to_all_ratio
@@ -166,8 +168,8 @@ def all_to_all_s(
     sent = inside_bytes + outside_bytes
     # nccl-tests count what a rank keeps too.
     size = sent * group.ranks / np.maximum(group.ranks - 1.0, 1.0)
-    plain = _as_measured("all_to_all", seconds, size, group, hardware)
-    merged = _as_measured(MERGED, seconds, sent, group, hardware)
+    plain = _corrected_by_profile("all_to_all", seconds, size, group, hardware)
+    merged = _corrected_by_profile(MERGED, seconds, sent, group, hardware)
     return np.where(np.greater(is_merged, 0.0), merged, plain)
 
 
@@ -177,10 +179,10 @@ def send_s(sent_bytes: Numbers, group: Group, hardware: Hardware, constants: Con
     out = hardware.scale_out_bytes_per_s * constants.scale_out_ratio
     bandwidth = np.where(group.inside >= group.ranks, up, out)
     seconds = np.where(group.ranks > 1.0, sent_bytes / bandwidth + constants.collective_s, 0.0)
-    return _as_measured("send_recv", seconds, sent_bytes, group, hardware)
+    return _corrected_by_profile("send_recv", seconds, sent_bytes, group, hardware)
 
 
-def _as_measured(
+def _corrected_by_profile(
     kind: str, seconds: Numbers, size: Numbers, group: Group, hardware: Hardware
 ) -> Numbers:
     """Correct a formula by what was measured of such collectives, where anything was."""

@@ -1,23 +1,23 @@
 """Kernels from a stored profile's measurements, in place of a datasheet's formulas.
 
 Each operation that the profile measured is interpolated (profilers/interpolation.py), once per
-distinct shape, which `known` keeps; every other one comes from the datasheet, and `missing` names
-it. Shapes beyond what was measured are extrapolated, and `outside` says what share of an
-operation's shapes was:
+distinct shape (cached in `known`); every other one comes from the datasheet and is named in
+`missing`. Shapes outside the measured range are extrapolated; `outside` gives their share by
+operation:
 
-    product         gemm(m, n, k), forward; gradients are products of their own shapes
+    GEMM            gemm(m, n, k), forward; gradients are GEMMs of their own shapes
     experts         grouped_gemm(experts, tokens, largest, hidden, ffn): a gated network as a whole,
                     forward and backward; half of the backward pass is for weights
     attention       attention(batch, sequence, heads, kv_heads, head_dim), scaled by the pairs that
                     are computed and by the mean of key and value width
     memory-bound    residual_add(rows, width) of 3 passes at bf16, taken as a rate of bytes
 
-The memory-bound curve is read at sizes a quarter octave apart and made to grow between them: it is
-asked for more sizes than any other.
+The memory-bound curve is tabulated a quarter octave apart and made monotonic: it is evaluated at
+more sizes than any other.
 
 Letters: N prices, D distinct shapes of them, A axes, T tabulated sizes. Not covered: measured
-collectives (tuner/costs/analytic/measured_links.py), networks of experts without a gate, the two
-batched products of old attention.
+collectives (tuner/costs/analytic/measured_links.py), experts without a gate, the two batched GEMMs
+of attention without FlashAttention.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,22 +45,22 @@ Key = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredKernels:
-    """Curves of one profile, and the datasheet's formulas for the rest."""
+    """Curves of one profile, and the datasheet's formulas for other operations."""
 
     curves: Mapping[Series, Curve]
     fallback: Kernels
     dtype: str = "bf16"
     """Of the linear layers, as the profile names it."""
     stretch: float = 1.0
-    """Factor on extrapolated seconds, to see what they weigh."""
-    asked: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Filled while pricing: shapes of an operation beyond what was measured, and all of them."""
+    """Factor on extrapolated seconds, for a sensitivity test."""
+    extrapolation_counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Filled while pricing, by operation: extrapolated shapes, and all shapes."""
     known: dict[Series, dict[Key, tuple[float, bool]]] = field(default_factory=dict)
-    """Filled while pricing: seconds of every shape that was asked for, and whether beyond."""
+    """Filled while pricing: seconds of every shape, and whether extrapolated."""
     tables: dict[Series, tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]] = field(
         default_factory=dict
     )
-    """Filled while pricing: logarithms of seconds at `LOG_ROWS_T`, and whether beyond."""
+    """Filled while pricing: logarithms of seconds at `LOG_ROWS_T`, and whether extrapolated."""
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -77,16 +77,17 @@ class MeasuredKernels:
 
     @property
     def outside(self) -> Mapping[str, float]:
-        """Share of the shapes asked for beyond what was measured, by operation."""
-        return {name: beyond / asked for name, (beyond, asked) in self.asked.items() if beyond}
+        """Share of extrapolated shapes, by operation."""
+        counts = self.extrapolation_counts.items()
+        return {name: beyond / total for name, (beyond, total) in counts if beyond}
 
     def gemm_s(self, m: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False) -> Numbers:
-        """One product; the head's stay in bf16."""
+        """One GEMM; the head's stay in bf16."""
         series = _series("gemm", dtype="bf16" if in_head else self.dtype)
         if series not in self.curves:
             return self.fallback.gemm_s(m, n, k, in_head=in_head)
         if not np.any(np.minimum(np.minimum(m, n), k) > 0.0):
-            # A model all of whose layers have experts asks for a dense network of no width.
+            # A model whose layers all have experts has dense networks of width 0.
             return 0.0
         return self._read(series, m, n, k)
 
@@ -106,7 +107,7 @@ class MeasuredKernels:
         )
 
     def batched_gemm_s(self, batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
-        """Independent products: from the datasheet."""
+        """Independent GEMMs: from the datasheet."""
         return self.fallback.batched_gemm_s(batches, m, n, k)
 
     def attention_s(self, shape: AttentionShape) -> Numbers:
@@ -134,9 +135,9 @@ class MeasuredKernels:
         seconds = np.exp(np.interp(log_rows, LOG_ROWS_T, log_s_T))
         # A quarter octave to either side of a size that is inside counts as inside.
         is_beyond = np.interp(log_rows, LOG_ROWS_T, beyond_T.astype(np.float64)) >= 1.0
-        asked = rows > 0.0
-        self._note(series, is_beyond[asked])
-        return np.where(asked, np.where(is_beyond, seconds * self.stretch, seconds), 0.0)
+        is_nonempty = rows > 0.0
+        self._note(series, is_beyond[is_nonempty])
+        return np.where(is_nonempty, np.where(is_beyond, seconds * self.stretch, seconds), 0.0)
 
     def _table(self, series: Series) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
         if series not in self.tables:
@@ -162,8 +163,8 @@ class MeasuredKernels:
         unknown = [key for key in keys if key not in known]
         if unknown:
             seconds_D, beyond_D = self.curves[series].predict(np.array(unknown))
-            found = zip(seconds_D.tolist(), beyond_D.tolist(), strict=True)
-            known.update(zip(unknown, found, strict=True))
+            priced = zip(seconds_D.tolist(), beyond_D.tolist(), strict=True)
+            known.update(zip(unknown, priced, strict=True))
         pairs = [known[key] for key in keys]
         seconds_D = np.array([pair[0] for pair in pairs])
         beyond_D = np.array([pair[1] for pair in pairs])
@@ -174,8 +175,8 @@ class MeasuredKernels:
 
     def _note(self, series: Series, beyond_D: npt.NDArray[np.bool_]) -> None:
         name = f"{series.operation} {series.dtype} {series.direction}".strip()
-        beyond, asked = self.asked.get(name, (0, 0))
-        self.asked[name] = beyond + int(beyond_D.sum()), asked + beyond_D.size
+        beyond, total = self.extrapolation_counts.get(name, (0, 0))
+        self.extrapolation_counts[name] = beyond + int(beyond_D.sum()), total + beyond_D.size
 
 
 def _distinct(

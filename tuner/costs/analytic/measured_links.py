@@ -1,13 +1,13 @@
-"""From the collectives of a profile to ratios over the formulas of tuner/costs/analytic/links.py.
+"""Ratios of a profile's collectives over the formulas of tuner/costs/analytic/links.py.
 
-A message counts as nccl-tests do: the larger buffer of a rank. Times are made to grow with the size
-first, since a search rests on it. Of groups with as many ranks, placed alike, that of the largest
-job counts, in which the most groups run at once.
+Message sizes are those of nccl-tests: the larger buffer of a rank. Times are first made monotonic
+in the size, which a search relies on. Of groups with as many ranks and the same placement, that of
+the largest job is used, in which the most groups run concurrently.
 
-Exchanges of experts by DeepEP are measured in tokens; what a rank sends of them is counted as in
-tuner/costs/analytic/experts.py (a token once per rank of its own domain and once per other domain),
-the mean of dispatch and combine is set against the formula of a merged exchange, and of several
-numbers of multiprocessors the fastest counts. Low-latency kernels are for inference and left out.
+DeepEP's dispatch and combine are measured in tokens; their bytes are counted as in
+tuner/costs/analytic/experts.py (a token once per rank of its own domain and once per other domain).
+The mean of dispatch and combine is compared with the formula of a merged all-to-all; of several
+numbers of SMs the fastest is used. Low-latency kernels are for inference and left out.
 
 Not covered: several libraries for one collective; NCCL's counts.
 """
@@ -57,12 +57,12 @@ def with_measured_links(
         hardware: of the pool, numbers alone.
         constants: numbers alone.
         curves: of the profile.
-        rows: its measurements, of which the exchanges of experts are read.
+        rows: its measurements, of which the expert all-to-all is read.
     """
     groups = {
-        kind: found
+        kind: ratios
         for kind in KINDS
-        if (found := _groups(kind, _curve(curves, kind), hardware, constants))
+        if (ratios := _groups(kind, _curve(curves, kind), hardware, constants))
     }
     if merged := _merged(rows, hardware, constants):
         groups[MERGED] = merged
@@ -76,9 +76,9 @@ def _curve(curves: Mapping[Series, Curve], kind: str) -> CollectiveCurve | None:
     """The measured curve; a reduce-scatter moves as many bytes as an all-gather."""
     for name in (kind, "reduce_scatter") if kind == "all_gather" else (kind,):
         for dtype in TWO_BYTES:
-            found = curves.get(Series("collective", name, dtype, ""))
-            if isinstance(found, CollectiveCurve):
-                return found
+            curve = curves.get(Series("collective", name, dtype, ""))
+            if isinstance(curve, CollectiveCurve):
+                return curve
     return None
 
 
@@ -87,7 +87,7 @@ def _groups(
 ) -> tuple[GroupRatios, ...]:
     if curve is None:
         return ()
-    found: dict[tuple[int, int], GroupRatios] = {}
+    by_group: dict[tuple[int, int], GroupRatios] = {}
     for (ranks, stride, _), (log_bytes, log_s) in sorted(
         curve.log_times.items(), key=lambda item: item[0][2]
     ):
@@ -96,13 +96,13 @@ def _groups(
             continue
         group = Group(ranks=float(ranks), inside=float(inside))
         formula = _formula_s(kind, np.exp(log_bytes), group, hardware, constants)
-        found[ranks, inside] = GroupRatios(
+        by_group[ranks, inside] = GroupRatios(
             ranks=ranks,
             inside=inside,
             log_bytes_M=log_bytes,
             log_ratio_M=np.maximum.accumulate(log_s) - np.log(formula),
         )
-    return tuple(found.values())
+    return tuple(by_group.values())
 
 
 def _formula_s(

@@ -1,9 +1,9 @@
-"""A stored profile of accelerators, as the analytic model asks it.
+"""A stored profile of accelerators, for the analytic model.
 
-What was measured replaces the formulas: kernels (measured_kernels.py), collectives
-(measured_links.py), memory. The datasheet is that of the pool's device, else of the one that the
-profile names. Profiles of `moetune profile` and imported ones are read alike; tables of inference
-alone are left unread.
+Measurements replace the formulas: kernels (measured_kernels.py), collectives (measured_links.py),
+memory. The datasheet is that of the pool's device, else of the device that the profile names.
+Profiles of `moetune profile` and imported ones are read the same way; tables that only inference
+uses are skipped.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
 from tuner.spec.cluster import Pool
 
-ASKED: Final = frozenset(
+READ_OPERATIONS: Final = frozenset(
     {
         "gemm",
         "grouped_gemm",
@@ -47,7 +47,7 @@ DTYPE_OF: Final[Mapping[str, str]] = {
     "mxfp8": "mxfp8",
     "nvfp4": "nvfp4",
 }
-"""How a profile calls the products of a precision of tuner/spec/goal.py."""
+"""The GEMM dtype of a profile for each precision of tuner/spec/goal.py."""
 
 RESIDUALS_NAME: Final = "residuals.json"
 """Beside the tables of a profile that `moetune calibrate` has fitted to runs."""
@@ -71,8 +71,8 @@ class MeasuredProfile:
     @property
     def source(self) -> str:
         """`measured`, `imported` or both."""
-        found = sorted({row.source.value for row in self.profile.measurements})
-        return "+".join(found) or Source.DATASHEET.value
+        sources = sorted({row.source.value for row in self.profile.measurements})
+        return "+".join(sources) or Source.DATASHEET.value
 
     def sheet(self, pool: Pool) -> Datasheet:
         """Return the description of the device, for what was not measured.
@@ -85,7 +85,7 @@ class MeasuredProfile:
     def kernels(
         self, hardware: Hardware, constants: Constants, *, precision: str
     ) -> MeasuredKernels:
-        """Return kernels that are measured where they can be; all arguments of one column."""
+        """Return measured kernels with the datasheet as fallback; all arguments of one column."""
         return MeasuredKernels(
             curves=self.curves,
             fallback=DatasheetKernels(hardware=hardware, constants=constants),
@@ -106,7 +106,7 @@ def read_measured(path: Path, *, calibrated: bool = True) -> MeasuredProfile:
         ProfileUnreadableError: it is missing or damaged.
         SpecError: its residuals are damaged.
     """
-    profile = read_profile(path, operations=ASKED)
+    profile = read_profile(path, operations=READ_OPERATIONS)
     has_own = calibrated and (path / RESIDUALS_NAME).is_file()
     return MeasuredProfile(
         path=path,

@@ -1,30 +1,30 @@
-"""Peak bytes of every pipeline rank's fullest device, for columns of strategies or published runs.
+"""Peak bytes of the most-loaded device of every pipeline rank, by column.
 
-    peak = state + kept activations + the larger of two moments + what software sets aside
+    peak = state + kept activations + the larger of two moments + reserve of the software
 
     state       layers on the rank times the bytes of a layer's parameters (state.py)
-    kept        over the rank's chunks, micro-batches held (in_flight.py) times what the chunk's
-                layers save (activations.py), less the share that is offloaded
+    kept        over the rank's chunks, micro-batches in flight (in_flight.py) times what the
+                chunk's layers save (activations.py), less the offloaded share
     moments     the head's backward: the last norm, L bytes a logit, the head's gradients;
-                a layer's backward: what is computed again, gradients on their way back
-    always      temporary weight gradients; under ZeRO 3 gathered weights of two layers, or, in a
-                pipeline, of all of a stage, gathered once for all micro-batches, the whole
-                gradients of its chunks between their first and last backward pass, and of one layer
-                what is on its way in and out
-    boundary    one micro-batch received ahead where there is a pipeline; PyTorch's stages have a
-                buffer for what they receive of every micro-batch of a step, activations and
-                gradients, and once kept what they made of it, too
+                a layer's backward: what is recomputed, and activation gradients
+    always      temporary weight gradients; under ZeRO 3 the all-gathered weights of two layers, or,
+                in a pipeline, of the whole stage, gathered once for all micro-batches, the full
+                gradients of its chunks between their first and last backward pass, and the buffers
+                of one layer
+    boundary    with a pipeline, one micro-batch received ahead; PyTorch's stages have a receive
+                buffer for every micro-batch of a step, for activations and gradients, and older
+                releases also kept the outputs
     dispatch    DeepEP's and HybridEP's own buffers
-    set aside   pools of partial CUDA graphs, blocks that the allocator cannot use, the context
+    reserve     pools of partial CUDA graphs, fragmentation of the allocator, the CUDA context
 
-What a layer weighs comes from memory_units.py; `assemble_memory` reads `pipeline`,
+The bytes of a layer come from memory_units.py; `assemble_memory` reads `pipeline`,
 `virtual_pipeline`, `num_microbatches`, `zero_bubble` and the stages, multiplies and adds. It is
 fastest in blocks of about a thousand columns that share pipeline and stages.
 
 Letters: S stages in execution order, stage s on rank s % P as chunk s // P; V chunks of a rank, P
 ranks, C columns; K parts as in memory_units.py.
-Not covered: the optimizer's temporaries; that uneven routing differs from layer to layer;
-temporaries of context parallelism.
+Not covered: the optimizer's temporaries; different imbalance by layer; temporaries of context
+parallelism.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ from dataclasses import fields
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.in_flight import held, most_bytes, summed
+from tuner.costs.analytic.in_flight import peak_bytes, summed, warmup_in_flight
 from tuner.costs.analytic.memory_constants import MemoryConstants
 from tuner.costs.analytic.memory_units import MemoryUnits, column, unit_bytes
 from tuner.costs.analytic.prices import MemoryPrice
@@ -50,7 +50,7 @@ def price_memory(
     *,
     constants: MemoryConstants,
 ) -> MemoryPrice:
-    """Bytes on the fullest device of every pipeline rank."""
+    """Bytes on the most-loaded device of every pipeline rank."""
     units = unit_bytes(model, strategies, hardware, constants=constants)
     return assemble_memory(units, strategies, stages)
 
@@ -104,7 +104,7 @@ def _price(
     vocab = reads_words + head - units.is_tied_C * np.minimum(reads_words, head)
     parts = _stacked(dense, moe, vocab, mtp)
     weight, gradient, optimizer = (summed(parts, state) for state in units.state_BKC[:3])
-    kept = most_bytes(
+    kept = peak_bytes(
         _stacked(dense_VPC, moe_VPC, embedding_VPC, mtp_VPC),
         units.saved_KC,
         microbatches=microbatches,
@@ -130,7 +130,9 @@ def _price(
             )
         always = always + units.boundary_C
         if any(waiting.any() for waiting in _waiting_units(units)):
-            counts = held(size, depth, microbatches=microbatches, zero_bubble=zero_bubble)
+            counts = warmup_in_flight(
+                size, depth, microbatches=microbatches, zero_bubble=zero_bubble
+            )
             always = always + _waiting(units, counts, microbatches)
     activations = kept + np.where(head_is_fuller, logits, 0.0)
     buffers = (
@@ -153,35 +155,35 @@ def _price(
 
 
 def _unreduced(counts_KVPC: Floats, gradient_KC: Floats, microbatches: Floats) -> Floats:
-    """Whole gradients that micro-batches are summed in, [P, C].
+    """Full gradients that micro-batches are accumulated in, [P, C].
 
-    A chunk's are there from its first backward pass to its last. Backward passes take each chunk P
-    times in turn, so with no more than P micro-batches one chunk is done before the next begins.
+    A chunk's exist from its first backward pass to its last. Backward passes take each chunk P
+    times in turn, so with at most P micro-batches one chunk ends before the next begins.
     """
     ranks = counts_KVPC.shape[2]
     own = summed(counts_KVPC, gradient_KC)
-    found: Floats = np.where(microbatches > ranks, own.sum(axis=0), own.max(axis=0))
-    return found
+    total: Floats = np.where(microbatches > ranks, own.sum(axis=0), own.max(axis=0))
+    return total
 
 
-def _waiting(units: MemoryUnits, held_VPC: Floats, microbatches: Floats) -> Floats:
-    """Bytes of micro-batches that wait in a stage's buffers, [P, C].
+def _waiting(units: MemoryUnits, in_flight_VPC: Floats, microbatches: Floats) -> Floats:
+    """Bytes of micro-batches in a stage's send and receive buffers, [P, C].
 
-    The first layer's input is what was received, so of activations only those not held count here.
+    The first layer's input is the receive buffer, so activations in flight are not counted twice.
     """
-    has_former, has_next = np.ones(held_VPC.shape[:2]), np.ones(held_VPC.shape[:2])
+    has_former, has_next = np.ones(in_flight_VPC.shape[:2]), np.ones(in_flight_VPC.shape[:2])
     has_former[0, 0] = has_next[-1, -1] = 0.0
-    idle = microbatches - np.minimum(held_VPC, microbatches)
+    idle = microbatches - np.minimum(in_flight_VPC, microbatches)
     received = (has_former[..., None] * idle + has_next[..., None] * microbatches).sum(axis=0)
     outputs = has_next.sum(axis=0)[:, None] * microbatches
     input_gradients = has_former.sum(axis=0)[:, None] * microbatches
     logits = (1.0 - has_next[-1])[:, None] * (microbatches - 1.0)
     counts = (received, outputs, input_gradients, logits)
-    found: Floats = sum(
+    total: Floats = sum(
         (count * unit for count, unit in zip(counts, _waiting_units(units), strict=True)),
         np.zeros(1),
     )
-    return found
+    return total
 
 
 def _waiting_units(units: MemoryUnits) -> tuple[Floats, Floats, Floats, Floats]:

@@ -1,4 +1,4 @@
-"""The few numbers of a training software that decide its memory and that no shape gives.
+"""Memory constants of a training software, which no tensor shape gives.
 
 The defaults are those of Megatron-Core with the transformer engine. A calibration may move those in
 `FITTED`, for all runs of one software together, never for one run.
@@ -39,33 +39,33 @@ class MemoryConstants:
     """Saved activations over those that activations.py counts."""
     weight_gradient_ratio: Numbers = 1.0
     """Temporary weight gradients over one per shape of weight."""
-    exchanged_ratio: Numbers = 1.0
-    """Of attention's output under context parallelism, kept as it lay before the exchange."""
-    last_product_ratio: Numbers = 1.0
-    """Of a dense network's last product, where every second product is kept; 0 where layers are
-    compiled (activations.py)."""
+    cp_output_copy_ratio: Numbers = 1.0
+    """Of attention's output under context parallelism, kept before tokens are redistributed."""
+    last_gemm_ratio: Numbers = 1.0
+    """Of the output of a dense network's last GEMM, kept under checkpointing by operation; 0 where
+    layers are compiled (activations.py)."""
     gathers_inputs: Numbers = 0.0
-    """1 where tensor parallelism is PyTorch's: gathered inputs wait for the backward pass
+    """1 for PyTorch's tensor parallelism: gathered inputs are saved for the backward pass
     (activations.py)."""
-    gathers_apart: Numbers = 0.0
-    """1 where a layer is gathered to a buffer of its own before its parameters are copied out, and
-    a layer's gradients lie beside the fp32 sums that they are added to: PyTorch's FSDP2
+    has_gather_buffer: Numbers = 0.0
+    """1 where a layer is all-gathered into a separate buffer before its parameters are copied out,
+    and its gradients exist beside the fp32 accumulators: PyTorch's FSDP2
     (torch/distributed/fsdp/_fully_shard: foreach_all_gather, to_accumulated_grad_if_needed)."""
     receives_ahead: Numbers = 0.0
     """1 where every micro-batch of a step has buffers of its own for what a stage receives, and
     keeps them from step to step: torch.distributed.pipelining (PipelineStage, args_recv_info and
     grad_recv_info)."""
     keeps_outputs: Numbers = 0.0
-    """1 where a stage holds what it sent on of every micro-batch until the step ends."""
+    """1 where a stage keeps the outputs of every micro-batch until the step ends."""
     keeps_input_gradients: Numbers = 0.0
-    """1 where a stage holds the gradients that it sent back of every micro-batch until then."""
+    """1 where a stage keeps the input gradients of every micro-batch until the step ends."""
     keeps_logits: Numbers = 0.0
-    """1 where the last stage holds the logits of every micro-batch until then."""
+    """1 where the last stage keeps the logits of every micro-batch until the step ends."""
     live_bytes: Numbers = 2.0 * WORKSPACE_BYTES
-    """In the allocator whatever the model."""
+    """In the allocator, whatever the model."""
     unused_ratio: Numbers = 0.03
-    """Of activations and buffers: blocks that the allocator holds and cannot use. Prior; sizes that
-    repeat from step to step leave little."""
+    """Of activations and buffers: fragmentation of the allocator. Prior; sizes that repeat from
+    step to step leave little."""
     context_bytes: Numbers = 2.0 * GIB
     """Outside the allocator: the device's context, loaded kernels, collectives' buffers. Prior:
     half a GiB for context and kernels, the rest for a few communicators; no run states it."""
@@ -82,15 +82,15 @@ full recomputation 5 to 20 % (tests/tuner/costs/analytic/test_segments.py)."""
 _EAGER_LOSS: Final = MemoryConstants(
     logit_bytes=14.0,
     split_logit_bytes=4.0,
-    exchanged_ratio=0.0,
-    gathers_apart=1.0,
+    cp_output_copy_ratio=0.0,
+    has_gather_buffer=1.0,
     unused_ratio=0.02,
 )
 """PyTorch's cross entropy of logits cast to fp32: its output, the gradient of that and of its
-input, 12 bytes a logit; where the vocabulary is split a product of them
-(torch/distributed/tensor/parallel/loss.py). 2 more for the bf16 logits: until the loss is known
-they lie beside their fp32 copy, and then stay alive or leave a hole that is too small for the last
-fp32 tensor, so that the allocator grows by one more (tests/tuner/costs/analytic/test_memory.py).
+input, 12 bytes a logit; where the vocabulary is split also a product of them
+(torch/distributed/tensor/parallel/loss.py). 2 more for the bf16 logits: until the loss is computed
+they exist beside their fp32 copy, and then stay alive or leave a hole that is too small for the
+last fp32 tensor, so that the allocator grows (tests/tuner/costs/analytic/test_memory.py).
 Expandable segments leave little unused (torchtitan's run_train.sh)."""
 
 _FUSED_LOSS: Final = replace(_EAGER_LOSS, logit_bytes=4.0, split_logit_bytes=0.0)
@@ -137,12 +137,12 @@ OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
     "torchtitan-2025": _TITAN_2025,
     "torchtitan-2024": _TITAN_2024,
     # Runs that say that their layers were compiled.
-    "torchtitan-compiled": replace(_TITAN, last_product_ratio=0.0),
-    "torchtitan-2025-compiled": replace(_TITAN_2025, last_product_ratio=0.0),
-    "torchtitan-2024-compiled": replace(_TITAN_2024, last_product_ratio=0.0),
+    "torchtitan-compiled": replace(_TITAN, last_gemm_ratio=0.0),
+    "torchtitan-2025-compiled": replace(_TITAN_2025, last_gemm_ratio=0.0),
+    "torchtitan-2024-compiled": replace(_TITAN_2024, last_gemm_ratio=0.0),
     # Runs whose launch leaves the allocator as it is.
     "torchtitan-2025-compiled-segments": replace(
-        _TITAN_2025, last_product_ratio=0.0, unused_ratio=IN_SEGMENTS_RATIO
+        _TITAN_2025, last_gemm_ratio=0.0, unused_ratio=IN_SEGMENTS_RATIO
     ),
     # bf16 parameters and moments under torch.optim.Adam, loss in bf16
     # (examples/benchmark/configs/*.yaml).
@@ -174,7 +174,7 @@ BY_GENERATION: Final = frozenset(
 
 
 def constants_of_family(software: Software, family: str) -> MemoryConstants:
-    """Return what is known of one family; an empty name asks for the generation alone.
+    """Return what is known of one family; an empty name returns the generation's.
 
     Raises:
         ValueError: the family is in neither table.

@@ -1,16 +1,16 @@
-"""Bytes of one layer, one end and one micro-batch, which a search prices once and counts often.
+"""Bytes of one layer, the embedding, the head and one micro-batch, priced once per candidate.
 
 `unit_bytes` depends on model, hardware, constants and every field of the strategies but `pipeline`,
-`virtual_pipeline`, `num_microbatches`, `zero_bubble` and those of time alone: one column for each
-different (TP, CP, DP, EP, ETP, micro-batch, ZeRO, recompute, chunks, dispatcher).
+`virtual_pipeline`, `num_microbatches`, `zero_bubble` and those that affect only time: one column
+for each distinct (TP, CP, DP, EP, ETP, micro-batch, ZeRO, recompute, chunks, dispatcher).
 
     head moment    gradients of the head's input and of its weights
-    layer moment   what is computed again, gradients on their way back; where activations are
-                   offloaded, those of the layer at work, which are on their way or back
+    layer moment   what is recomputed, and activation gradients; with offloading, the activations of
+                   the running layer, which are in transfer or fetched back
     always         one temporary weight gradient per shape of weight, which Transformer Engine keeps
                    (get_dummy_wgrad in transformer_engine/pytorch/module/base.py); under ZeRO 3 the
-                   gathered weights of two layers, and one layer's whole gradients in both types
-    dispatch       DeepEP's queues; HybridEP's room for the tokens of every expert rank
+                   all-gathered weights of two layers, and one layer's full gradients in both types
+    dispatch       DeepEP's queues; HybridEP's buffer for the tokens of every expert rank
 
 Letters: C columns; B bytes: weights, gradients, optimizer, gathered weights, whole gradients; K
 parts: dense layers, layers with experts, vocabulary matrices, multi-token-prediction layers.
@@ -40,7 +40,7 @@ DEEPEP_NODE_TOKENS = 2.0 * 128.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryUnits:
-    """Bytes of one layer, end or micro-batch; every array ends in columns, or in 1."""
+    """Bytes by part; the last axis of every array is columns, or 1."""
 
     state_BKC: Floats
     saved_KC: Floats
@@ -52,7 +52,7 @@ class MemoryUnits:
     dense_moment_C: Floats
     moe_moment_C: Floats
     always_layer_C: Floats
-    """Throughout, where a rank has layers."""
+    """Allocated throughout, where a rank has layers."""
     always_dense_C: Floats
     always_moe_C: Floats
     dispatch_C: Floats
@@ -61,15 +61,15 @@ class MemoryUnits:
     received_C: Floats
     """A buffer that each micro-batch has for activations or gradients of another stage."""
     output_C: Floats
-    """A stage's output of one micro-batch, where it waits for the step's end."""
+    """A stage's output of one micro-batch, where it is kept until the step ends."""
     input_gradient_C: Floats
-    """Gradients of a stage's input of one micro-batch, where they wait for it, too."""
+    """Gradients of a stage's input of one micro-batch, where they are kept until the step ends."""
     logits_C: Floats
-    """Logits of one micro-batch that wait for it, too."""
+    """Logits of one micro-batch, where they are kept until the step ends."""
     is_gathered_C: Floats
     """ZeRO 3: layers read gathered parameters."""
     staged_ratio_C: Floats
-    """Of what is there throughout under ZeRO 3, what a pipeline has beside its gathered stage."""
+    """Of `always` under ZeRO 3, the share that a pipeline adds to its gathered stage."""
     is_tied_C: Floats
     live_C: Floats
     unused_ratio_C: Floats
@@ -84,13 +84,13 @@ def unit_bytes(
     *,
     constants: MemoryConstants,
 ) -> MemoryUnits:
-    """Price what a column has regardless of its pipeline; see the module for the fields read."""
+    """Price what does not depend on the pipeline; see the module for the fields read."""
     count = parameters(model, strategies)
     kept = activation_bytes(
         model,
         strategies,
-        exchanged_ratio=constants.exchanged_ratio,
-        last_product_ratio=constants.last_product_ratio,
+        cp_output_copy_ratio=constants.cp_output_copy_ratio,
+        last_gemm_ratio=constants.last_gemm_ratio,
         gathers_inputs=constants.gathers_inputs,
     )
     moe = np.where(np.asarray(model.moe_layers) > 0.0, 1.0, 0.0)
@@ -132,7 +132,7 @@ def unit_bytes(
         input_gradient_C=column(kept.boundary * constants.keeps_input_gradients),
         logits_C=column(kept.logit * strategies.element_bytes * constants.keeps_logits),
         is_gathered_C=column(gathered),
-        staged_ratio_C=column(gathered * constants.gathers_apart * _staged_ratio(strategies)),
+        staged_ratio_C=column(gathered * constants.has_gather_buffer * _staged_ratio(strategies)),
         is_tied_C=column(model.is_tied),
         live_C=column(constants.live_bytes),
         unused_ratio_C=column(constants.unused_ratio),
@@ -147,7 +147,7 @@ def _logit_bytes(strategies: Strategies, constants: MemoryConstants) -> Numbers:
 
 
 def _moment(layer: LayerBytes, strategies: Strategies) -> Numbers:
-    return layer.again + layer.gradients + strategies.activation_offload * layer.saved
+    return layer.recomputed + layer.gradients + strategies.activation_offload * layer.saved
 
 
 def _state(
@@ -193,7 +193,7 @@ def _state(
 def _always(
     count: Parameters, strategies: Strategies, constants: MemoryConstants, gathered: Numbers
 ) -> Numbers:
-    """Bytes per parameter of the layer that is worked on."""
+    """Bytes per parameter of the running layer."""
     temporary = constants.weight_gradient_ratio * strategies.element_bytes
     fetched = 3.0 * strategies.weight_bytes + strategies.gradient_bytes
     return temporary + gathered * (fetched - temporary)

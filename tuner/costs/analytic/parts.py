@@ -1,20 +1,20 @@
-"""What the blocks of a transformer share: their parts, products, norms and collectives.
+"""What the blocks of a transformer share: the cost record, GEMMs, norms and collectives.
 
     T          tokens of one tensor-parallel group, b s / CP   t   tensor-parallel degree
     h          hidden size                                     f   width of a network
     e          bytes of an element
 
-A block is a piece of a layer whose kernels and collectives run one after the other. Its parts are
-kept apart because they follow different rules: kernels, exposed collectives of each dimension, work
-done again in the backward pass, and launches by the host.
+A block is a piece of a layer whose kernels and collectives run one after the other. Its costs are
+kept by kind, because they follow different rules: kernels, exposed collectives of each dimension,
+recomputation in the backward pass, and launches by the host.
 
-Matrix products: forward [T, k] x [k, n]; backward one for the input, [T, n] x [n, k], and one for
+GEMMs: forward [T, k] x [k, n]; backward one for the input, [T, n] x [n, k], and one for
 the weights, [n, T] x [T, k]. Memory-bound bytes are counted kernel by kernel as Megatron-Core
 fuses them: norm 2 e h, residual addition 3 e h, gate and activation 3 e f. Backward passes of
 memory-bound kernels move 1.6 times their forward bytes (5 against 3 vectors for a gated
 activation, 3 against 2 for a norm).
 
-Collectives of tensor parallelism are two per block and pass: gather and reduce-scatter with
+Tensor parallelism has two collectives per block and pass: all-gather and reduce-scatter with
 sequence parallelism, which together move what one all-reduce moves without it (Korthikanti et al.,
 arXiv:2205.05198, section 4.2.2).
 
@@ -45,8 +45,8 @@ class Block:
     """Kernels, those of weight gradients included."""
     weight_s: Numbers = 0.0
     """Of the backward kernels, those for weight gradients."""
-    again_s: Numbers = 0.0
-    """Kernels and collectives of modules that are computed again, unless the whole layer is."""
+    recomputed_s: Numbers = 0.0
+    """Kernels and collectives of recomputed modules, unless the whole layer is recomputed."""
     tensor_s: Numbers = 0.0
     """Exposed collectives of tensor parallelism in a forward pass."""
     tensor_backward_s: Numbers = 0.0
@@ -57,7 +57,7 @@ class Block:
     launches: Numbers = 0.0
     """Of a forward pass."""
     expert_launches: Numbers = 0.0
-    """Those on top that grow with the local experts; partial graphs do not cover them."""
+    """Additional ones, by local experts; partial graphs do not cover them."""
 
     def __add__(self, other: "Block") -> "Block":
         return Block(
@@ -70,7 +70,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Setting:
-    """What every block of one question shares."""
+    """Inputs that every block of one pricing shares."""
 
     model: ModelShape
     strategies: Strategies
@@ -91,10 +91,10 @@ class Setting:
         return vectors * s.element_bytes * s.tokens * self.model.hidden * self.norm_share
 
 
-def product(
+def gemm(
     setting: Setting, rows: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False
 ) -> Block:
-    """[rows, k] x [k, n], and both products of its backward pass."""
+    """[rows, k] x [k, n], and both GEMMs of its backward pass."""
     gemm_s = setting.kernels.gemm_s
     weight_s = gemm_s(n, k, rows, in_head=in_head)
     return Block(
@@ -104,18 +104,18 @@ def product(
     )
 
 
-def network(setting: Setting, *, rows: Numbers, width: Numbers) -> Block:
-    """Feed-forward network of one rank: two or three products and the activation."""
+def feed_forward(setting: Setting, *, rows: Numbers, width: Numbers) -> Block:
+    """Feed-forward network of one rank: two or three GEMMs and the activation."""
     m, s = setting.model, setting.strategies
     inner = np.where(np.greater(m.is_gated, 0.0), 2.0, 1.0)
-    up = product(setting, rows, inner * width, m.hidden)
-    down = product(setting, rows, m.hidden, width)
+    up = gemm(setting, rows, inner * width, m.hidden)
+    down = gemm(setting, rows, m.hidden, width)
     act_s = setting.kernels.memory_bound_s((inner + 1.0) * s.element_bytes * rows * width)
     block = up + down + Block(forward_s=act_s, backward_s=BACKWARD_BYTES * act_s)
     return replace(block, launches=setting.constants.dense_launches * 0.5)
 
 
-def around(setting: Setting, *, overlapped: bool) -> Block:
+def norm_and_residual(setting: Setting, *, overlapped: bool) -> Block:
     """Norm before a block, residual addition after it, and its tensor-parallel collectives."""
     s = setting.strategies
     norm_s = setting.kernels.memory_bound_s(setting.hidden_bytes(2.0))
@@ -125,7 +125,7 @@ def around(setting: Setting, *, overlapped: bool) -> Block:
     return Block(
         forward_s=norm_s + add_s,
         backward_s=BACKWARD_BYTES * (norm_s + add_s),
-        again_s=s.recompute_layernorm * norm_s,
+        recomputed_s=s.recompute_layernorm * norm_s,
         tensor_s=pass_s,
         tensor_backward_s=pass_s,
     )
@@ -145,7 +145,7 @@ def tensor_pass_s(setting: Setting) -> Numbers:
     return exposed * whole_s
 
 
-def chosen(condition: bool | npt.NDArray[np.bool_], yes: Block, no: Block) -> Block:
+def select_block(condition: bool | npt.NDArray[np.bool_], yes: Block, no: Block) -> Block:
     """Pick a block per column."""
     return Block(
         **{

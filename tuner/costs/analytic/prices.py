@@ -1,4 +1,4 @@
-"""What the analytic model answers: seconds and bytes per column, and what they are made of."""
+"""Results of the analytic model: seconds and bytes per column, with their breakdown."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ class StepPrice:
     step_s: Numbers
     """From the closed form of the pipeline."""
     forward_s_SC: Grid
-    """Of one micro-batch on each stage, exposed communication included; empty where a search left
-    it out."""
+    """Of one micro-batch on each stage, exposed communication included; empty where a search
+    skipped it."""
     backward_s_SC: Grid
     """The same, recomputation included."""
     boundary_s: Numbers
     """Sending one micro-batch from a stage to the next."""
     once_s: Numbers
-    """Paid once a step by the slowest rank: exposed gradient sums and gathers, optimizer."""
+    """Once a step on the slowest rank: exposed gradient reduction and all-gather, optimizer."""
     bubble_s: Numbers
     """Of `step_s`: waiting for other stages."""
     tensor_s: Numbers
@@ -29,24 +29,24 @@ class StepPrice:
     expert_s: Numbers
     """Of `step_s`: exposed dispatch and combine."""
     recompute_s: Numbers
-    """Of `step_s`: forward passes that are run again."""
+    """Of `step_s`: recomputed forward passes."""
     host_s: Numbers
-    """Of `step_s`: what the host's launches cost beyond the device's work."""
+    """Of `step_s`: waiting for the host's kernel launches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryPrice:
-    """Bytes on the fullest device of every pipeline rank, [P, C]."""
+    """Bytes on the most-loaded device of every pipeline rank, [P, C]."""
 
     weights_PC: Grid
     gradients_PC: Grid
     optimizer_PC: Grid
     activations_PC: Grid
-    """What is saved for backward at the fullest moment, logits and loss included."""
+    """Saved for backward at the peak, logits and loss included."""
     buffers_PC: Grid
     """Dispatch buffers at the routed load, communication buffers, temporaries of one layer."""
     reserve_PC: Grid
-    """Graphs' private pools, what the allocator holds and cannot give back."""
+    """Private pools of CUDA graphs, fragmentation of the allocator."""
     context_PC: Grid
     """Outside of the allocator: the device's context, kernels, collectives' buffers."""
 
@@ -68,5 +68,5 @@ class MemoryPrice:
 
     @property
     def total_PC(self) -> Grid:
-        """All of it, to be compared with the device's memory."""
+        """All of it; compare with the device's memory."""
         return self.reserved_PC + self.context_PC

@@ -1,7 +1,7 @@
-"""How far the ratio of two step times may be off: less than either time, as errors are shared.
+"""Error bands of the ratio of two step times: narrower than of either time, as errors are shared.
 
-Two configurations of one model on one machine under one release share most of what a prediction
-misses: the clocks, the host, the kernels of that release. What is left is told apart by
+Two configurations of one model on one machine under one release share most of the prediction error:
+the clocks, the host, the kernels of that release. The remaining error is classified by
 
     same kernels   equal TP, CP, EP, ETP, micro-batch, recomputation and dispatch: the layers' unit
                    costs are equal, the pipeline and the data ranks differ
@@ -49,7 +49,7 @@ class RatioBand(Record):
 
 
 class RatioBands(Record):
-    """Bands of ratios, and how well they held pairs that nothing was made from."""
+    """Bands of ratios, and their coverage of held-out pairs."""
 
     stated_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] = STATED_RATIO
     covered_ratio: float | None

@@ -1,18 +1,18 @@
-"""How uneven recorded routing leaves expert-parallel ranks: mean for time, P99 for memory.
+"""Imbalance of expert-parallel ranks under recorded routing: mean for time, P99 for memory.
 
 Rank r of an expert degree d holds the experts r E / d .. (r + 1) E / d of every layer. Its load in
-one pass is the sum of their shares of the layer's token copies; the busiest rank over the mean rank
-is the ratio by which its products, its part of the all-to-all and its buffers exceed balance.
+one pass is the sum of their shares of the layer's token copies; the most-loaded rank over the mean
+rank is the ratio by which its GEMMs, its part of the all-to-all and its buffers exceed balance.
 
-    busiest_PL = d * max_r sum_{e on r} share_PLe
+    imbalance_PL = d * max_r sum_{e on r} share_PLe
 
-Time adds up over passes and layers, so it takes the mean of each layer over the passes; a buffer
-must hold the worst moment, so it takes the pass that one in a hundred exceeds (the largest where
-fewer are recorded) on the layer where that is largest. Layers that were not recorded take the
-ratios of the nearest recorded one, the earlier on ties.
+Time adds up over passes and layers, so it uses the mean of each layer over the passes. A buffer
+must hold the peak, so it uses the P99 over passes (the largest of fewer than 100) on the layer
+where that is largest. Layers that were not recorded use the nearest recorded one, the earlier on
+ties.
 
 Letters: P passes, L recorded layers, M the model's MoE layers, E experts, R ranks. Not covered:
-placements other than blocks of consecutive experts; a recording without passes knows no spread, its
+placements other than blocks of consecutive experts. A recording without passes has no spread: its
 P99 is its mean.
 """
 
@@ -34,8 +34,8 @@ BUFFER_QUANTILE = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BusiestRatios:
-    """Copies on the busiest expert rank over the mean rank's, by expert degree."""
+class ExpertImbalance:
+    """Copies on the most-loaded expert rank over the mean rank's, by expert degree."""
 
     degrees: tuple[int, ...]
     """Every divisor of the number of experts, ascending."""
@@ -56,12 +56,12 @@ class BusiestRatios:
         return float(self.mean_DM[index].mean()), float(self.p99_D[index])
 
     def columns(self, expert: Floats | npt.NDArray[np.int64]) -> tuple[Floats, Floats]:
-        """Return `busiest_ratio` and `busiest_ratio_p99` for columns of expert degrees."""
+        """Return `expert_imbalance` and `expert_imbalance_p99` for columns of expert degrees."""
         index = np.searchsorted(np.array(self.degrees), expert)
         return self.mean_DM.mean(axis=1)[index], self.p99_D[index]
 
 
-def busiest_ratios(model: ModelSpec, record: RoutingRecord, phase: Phase) -> BusiestRatios:
+def expert_imbalances(model: ModelSpec, record: RoutingRecord, phase: Phase) -> ExpertImbalance:
     """Read the ratios of every expert degree off a recording.
 
     Raises:
@@ -73,21 +73,21 @@ def busiest_ratios(model: ModelSpec, record: RoutingRecord, phase: Phase) -> Bus
             f"goal.routing: {record.name!r} was recorded with {record.num_experts} experts, "
             f"{model.name!r} has {has}; record this model or leave routing out"
         )
-    share_PLE = _passes_of(record, phase)
+    share_PLE = _pass_shares(record, phase)
     recorded_M = _nearest_recorded(model, record)
     degrees = tuple(d for d in range(1, record.num_experts + 1) if record.num_experts % d == 0)
     mean_DM = np.empty((len(degrees), len(recorded_M)))
     p99_D = np.empty(len(degrees))
     for index, degree in enumerate(degrees):
         load_PLR = share_PLE.reshape(*share_PLE.shape[:2], degree, -1).sum(axis=3)
-        busiest_PL = degree * load_PLR.max(axis=2)
-        mean_DM[index] = busiest_PL.mean(axis=0)[recorded_M]
-        worst_L = np.quantile(busiest_PL, BUFFER_QUANTILE, axis=0, method="higher")
+        imbalance_PL = degree * load_PLR.max(axis=2)
+        mean_DM[index] = imbalance_PL.mean(axis=0)[recorded_M]
+        worst_L = np.quantile(imbalance_PL, BUFFER_QUANTILE, axis=0, method="higher")
         p99_D[index] = worst_L[recorded_M].max()
-    return BusiestRatios(degrees=degrees, mean_DM=mean_DM, p99_D=p99_D)
+    return ExpertImbalance(degrees=degrees, mean_DM=mean_DM, p99_D=p99_D)
 
 
-def _passes_of(record: RoutingRecord, phase: Phase) -> Floats:
+def _pass_shares(record: RoutingRecord, phase: Phase) -> Floats:
     """Shares pass by pass; as for means, `early` is the first quarter, `steady` the second half."""
     if not record.passes:
         return np.array(record.load_ratios)[None]

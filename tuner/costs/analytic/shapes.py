@@ -1,8 +1,8 @@
-"""What the analytic model is asked about, as columns: models, strategies, machines, stages.
+"""Inputs of the analytic model, as columns: models, strategies, machines, stages.
 
-Every field is a number or an array with one entry per column, and numpy's broadcasting does the
-rest: the planner prices many strategies of one model on one machine, a backtest prices many runs,
-each of its own model and machine, with the same formulas. Yes/no fields are 0.0 and 1.0.
+Every field is a number or an array with one entry per column, combined by numpy's broadcasting: the
+planner prices many strategies of one model on one machine, a backtest prices many runs, each of its
+own model and machine, with the same formulas. Yes/no fields are 0.0 and 1.0.
 
 Letters: C columns (strategies or runs), S pipeline stages in execution order.
 """
@@ -50,7 +50,7 @@ class ModelShape:
     has_qk_norm: Numbers = 0.0
     """Every head's query and key are normalised, as in Qwen3."""
     window: Numbers = 0.0
-    """Tokens that a windowed layer looks back on; 0: none is windowed."""
+    """Sliding-window size of a windowed layer; 0: none is windowed."""
     windowed_ratio: Numbers = 0.0
     """Share of the layers that are windowed."""
     dense_ffn: Numbers = 0.0
@@ -100,29 +100,29 @@ class Strategies:
     element_bytes: Numbers = 2.0
     """Of an activation."""
     linear_bytes: Numbers = 0.0
-    """Of an input that a linear layer keeps for its weight gradient: 1 where products run in fp8;
+    """Of an input that a linear layer keeps for its weight gradient: 1 where GEMMs run in fp8;
     0: as `element_bytes`."""
     gradient_bytes: Numbers = 4.0
     """Of a main gradient."""
     weight_bytes: Numbers = 2.0
     """Of a parameter as the layers read it, low-precision copies included."""
     recompute_full: Numbers = 0.0
-    """Share of every stage's layers that are computed again as a whole."""
-    recompute_products: Numbers = 0.0
-    """Torchtitan's selective checkpoints by operation: attention and every second product of each
-    layer are kept, the rest is computed again."""
+    """Share of every stage's layers that are fully recomputed."""
+    recompute_by_op: Numbers = 0.0
+    """Torchtitan's selective checkpointing by operation: attention and every second GEMM of each
+    layer are kept, the rest is recomputed."""
     recompute_core_attention: Numbers = 0.0
     recompute_mlp: Numbers = 0.0
     """Dense feed-forward networks."""
     recompute_moe: Numbers = 0.0
     """Dispatch, experts and combine."""
     recompute_moe_act: Numbers = 0.0
-    """The product of gate and up inside the experts."""
+    """The activation function inside the experts."""
     recompute_layernorm: Numbers = 0.0
     recompute_mla_up_proj: Numbers = 0.0
     recompute_shared_experts: Numbers = 0.0
     chunks: Numbers = 1.0
-    """MemFine: pieces of a MoE layer's tokens that are computed again one by one."""
+    """MemFine: pieces of a MoE layer's tokens that are recomputed one by one."""
     has_flash_attention: Numbers = 1.0
     dropout: Numbers = 0.0
     """Masks are kept (GPT-3 style training)."""
@@ -133,32 +133,33 @@ class Strategies:
     is_hybridep: Numbers = 0.0
     """Dispatcher HybridEP, the same over a rack-wide scale-up domain."""
     overlap_gradients: Numbers = 1.0
-    """Gradient sums of data parallelism run beside the backward pass."""
+    """Data-parallel gradient reduction overlaps the backward pass."""
     bucket_parameters: Numbers = 0.0
-    """Of one bucket of gradients where they are reduced beside the backward pass; 0: the engine's
-    own size."""
+    """Of one gradient bucket where the reduction overlaps the backward pass; 0: the engine's
+    default."""
     overlap_parameters: Numbers = 1.0
-    """Parameter gathers of the sharded optimizer run beside the forward pass."""
+    """The sharded optimizer's parameter all-gather overlaps the forward pass."""
     overlap_tensor: Numbers = 0.0
-    """Collectives of tensor parallelism run beside its products (userbuffers)."""
+    """Collectives of tensor parallelism overlap its GEMMs (userbuffers)."""
     partial_graph: Numbers = 0.0
     """CUDA graphs of parts of a layer."""
     full_graph: Numbers = 0.0
     """One CUDA graph of a whole step."""
     fused_grouped_mlp: Numbers = 0.0
-    """One kernel for the experts' products and activation."""
+    """One kernel for the experts' grouped GEMMs and activation."""
     ends_as_layers: Numbers = 0.0
     """Embedding and loss count as layers when stages are balanced."""
     zero_bubble: Numbers = 0.0
-    """Weight gradients are computed apart and fill the bubble."""
+    """Weight gradients are computed separately and fill the bubble."""
     optimizer_offload: Numbers = 0.0
     """Share of the optimizer state that lives in host memory."""
     activation_offload: Numbers = 0.0
     """Share of the saved activations that lives in host memory."""
-    busiest_ratio: Numbers = 1.0
-    """Copies on the busiest expert rank over their mean, averaged over layers and passes."""
-    busiest_ratio_p99: Numbers = 1.0
-    """The same in one of a hundred passes, on the layer where it is largest; sizes buffers."""
+    expert_imbalance: Numbers = 1.0
+    """Token copies on the most-loaded expert rank over the mean, averaged over layers and
+    passes."""
+    expert_imbalance_p99: Numbers = 1.0
+    """The P99 over passes on the layer where it is largest; sizes buffers."""
 
     @property
     def world(self) -> Numbers:
@@ -183,7 +184,7 @@ class Strategies:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Hardware:
-    """One device and what joins it to others; bandwidths per device and direction."""
+    """One device and its links; bandwidths per device and direction."""
 
     matmul_flop_per_s: Numbers
     """Peak of the linear layers' precision, dense."""
@@ -197,8 +198,8 @@ class Hardware:
     """Devices of one scale-up domain."""
     devices_per_node: Numbers
     scale_out_bytes_per_s: Numbers
-    """Network bandwidth of one device: cards of a node over its devices, oversubscription taken
-    off."""
+    """Network bandwidth of one device: NICs of a node over its devices and the
+    oversubscription."""
     host_bytes_per_s: Numbers = 50e9
 
 
@@ -217,7 +218,7 @@ class Stages:
     mtp_SC: Grid
     """Multi-token-prediction layers."""
     load_SC: Grid | None = None
-    """Sum of busiest ratios over the stage's MoE layers; None: `busiest_ratio` for each."""
+    """Sum of the imbalances of the stage's MoE layers; None: `expert_imbalance` for each."""
 
 
 def stacked(parts: Sequence[Columns]) -> Columns:

@@ -8,12 +8,13 @@ Counts are of one device, tensor parallelism taken off. Of a layer, in parameter
     MoE           h E + 3 h F_s / T         router and shared experts
                   3 h F_e E / (EP ETP)      experts
 
-and of the ends h V / T each. Bytes of one parameter, with S the ranks it is sharded over:
+and h V / T each for embedding and head. Bytes of one parameter, with S the ranks it is sharded
+over:
 
     ZeRO 0        w + G + O                 w weight, G gradient, O fp32 master and two moments
     ZeRO 1        w + G + O / S             Megatron's distributed optimizer
     ZeRO 2        w + (G + O) / S
-    ZeRO 3        (G + O) / S               the master is the parameter; layers read gathered ones
+    ZeRO 3        (G + O) / S               the master is the parameter; layers read gathered copies
 
 S is DP CP for dense parameters and EDP for experts, over the number of copies (hybrid_sharding.py).
 
@@ -53,7 +54,7 @@ class Parameters:
     vocab: Numbers
     """Embedding or head."""
     mtp_projection: Numbers
-    """What joins a multi-token-prediction layer to the model."""
+    """The projection at the input of a multi-token-prediction layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,21 +1,22 @@
-"""What one layer of each kind costs on one device per micro-batch, before stages are drawn up.
+"""Cost of one layer of each kind on one device per micro-batch, independent of the stages.
 
-These are the expensive half of a price: products by tile, collectives by group. They depend on the
+These are the expensive half of a price: GEMMs by tile, collectives by group. They depend on the
 model, the machine, the constants, and of a strategy on
 
     sequence, micro_batch, tensor, context, expert, expert_tensor, sequence_parallel, element_bytes,
     every recompute_* field, chunks, has_flash_attention, dropout, a2a_overlap, is_deepep,
-    is_hybridep, overlap_tensor, partial_graph, full_graph, fused_grouped_mlp, busiest_ratio
+    is_hybridep, overlap_tensor, partial_graph, full_graph, fused_grouped_mlp,
+    expert_imbalance
 
 but not on pipeline, virtual_pipeline, data, num_microbatches, zero_stage or the layout. (Groups of
 tensor, context and expert parallelism lie inside those of data and pipeline parallelism in
 Megatron's order; with another order, `order`, the outer degrees count too.) A search prices the
 distinct combinations once and gathers with `UnitCosts.taken`.
 
-The host launches every kernel; a device whose kernels are shorter than that waits. Seconds of a
-pass are the smooth maximum (d^4 + l^4)^(1/4) of the device's kernels d and the launches l, since
-queues absorb part of the difference. Exposed collectives come on top: they wait for the latest of
-several hosts, so that none runs ahead under them. The exponent is ours.
+The host launches every kernel; a device with shorter kernels waits. Seconds of a pass are the
+smooth maximum (d^4 + l^4)^(1/4) of the device's kernels d and the launches l, since queues absorb
+part of the difference. Exposed collectives are added: they wait for the slowest host, so no host
+runs ahead during them. The exponent is ours.
 
 Letters: C columns. Not covered: hosts that are slower on some ranks.
 """
@@ -26,7 +27,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.costs.analytic.attention import attention_block
-from tuner.costs.analytic.blocks import dense_block, embedding_block, head_block, joining_block
+from tuner.costs.analytic.blocks import (
+    dense_block,
+    embedding_block,
+    head_block,
+    mtp_projection_block,
+)
 from tuner.costs.analytic.constants import Constants
 from tuner.costs.analytic.experts import moe_blocks
 from tuner.costs.analytic.kernels import DatasheetKernels, Kernels
@@ -46,16 +52,16 @@ class LayerCost:
     backward_s: Numbers = 0.0
     """The same, recomputation included."""
     weight_s: Numbers = 0.0
-    """Of the backward pass: products for weight gradients, which may be put off."""
+    """Of the backward pass: GEMMs for weight gradients, which may be delayed."""
     tensor_s: Numbers = 0.0
-    """Of both passes: exposed collectives of tensor parallelism, those done again included."""
+    """Of both passes: exposed collectives of tensor parallelism, recomputed ones included."""
     context_s: Numbers = 0.0
     expert_s: Numbers = 0.0
     recompute_s: Numbers = 0.0
     host_s: Numbers = 0.0
     """Of both passes: waiting for launches."""
     parameters: Numbers = 0.0
-    """Of one device, experts apart."""
+    """Of one device, without experts."""
     expert_parameters: Numbers = 0.0
     """Of one device."""
 
@@ -74,7 +80,7 @@ class UnitCosts:
     embedding: LayerCost
     head: LayerCost
     load_forward_s: Numbers
-    """What a MoE layer's forward pass gains per unit of busiest ratio."""
+    """Additional seconds of a MoE layer's forward pass per unit of imbalance."""
     load_backward_s: Numbers
 
     def taken(self, chosen: npt.NDArray[np.intp]) -> "UnitCosts":
@@ -112,7 +118,7 @@ def unit_costs(
     attention = attention_block(setting)
     has_moe = is_any(model.moe_layers)
     dense = _layer(setting, attention + dense_block(setting))
-    head = _end(setting, head_block(setting))
+    head = _embedding_or_head(setting, head_block(setting))
     moe = dense
     slopes: tuple[Numbers, Numbers] = (0.0, 0.0)
     if has_moe:
@@ -120,7 +126,7 @@ def unit_costs(
         moe, slopes = _moe_layer(setting, attention + fixed, routed)
     mtp = LayerCost()
     if is_any(model.mtp_layers):
-        joined = _layer(setting, joining_block(setting))
+        joined = _layer(setting, mtp_projection_block(setting))
         mtp = _sum(_where(np.greater(model.moe_layers, 0.0), moe, dense), joined, head)
     counted = _counted_parameters(model, strategies)
     return UnitCosts(
@@ -131,7 +137,9 @@ def unit_costs(
             parameters=counted["mtp"],
             expert_parameters=np.where(np.greater(model.moe_layers, 0.0), counted["experts"], 0.0),
         ),
-        embedding=replace(_end(setting, embedding_block(setting)), parameters=counted["table"]),
+        embedding=replace(
+            _embedding_or_head(setting, embedding_block(setting)), parameters=counted["table"]
+        ),
         head=replace(head, parameters=counted["table"]),
         load_forward_s=slopes[0],
         load_backward_s=slopes[1],
@@ -139,20 +147,20 @@ def unit_costs(
 
 
 def _layer(setting: Setting, block: Block) -> LayerCost:
-    """A layer that full recomputation runs again as a whole."""
-    return _cost(setting, block, full=_whole_again(setting.strategies))
+    """A layer to which full recomputation applies."""
+    return _cost(setting, block, full=_recomputed_share(setting.strategies))
 
 
-def _whole_again(s: Strategies) -> Numbers:
-    """Share of a layer's forward pass that runs again.
+def _recomputed_share(s: Strategies) -> Numbers:
+    """Share of a layer's forward pass that is recomputed.
 
-    By products: about half of the products and all memory-bound kernels, but not attention.
+    By operation: about half of the GEMMs and all memory-bound kernels, but not attention.
     """
-    return np.maximum(s.recompute_full, 0.5 * s.recompute_products)
+    return np.maximum(s.recompute_full, 0.5 * s.recompute_by_op)
 
 
-def _end(setting: Setting, block: Block) -> LayerCost:
-    """Embedding and head are never computed again."""
+def _embedding_or_head(setting: Setting, block: Block) -> LayerCost:
+    """Embedding and head are never recomputed."""
     return _cost(setting, block, full=0.0)
 
 
@@ -163,7 +171,7 @@ def _cost(setting: Setting, block: Block, *, full: Numbers) -> LayerCost:
     visible_back_s = block.tensor_backward_s + block.context_backward_s + block.expert_s
     visible_back_s = (visible_back_s + full * once_s) * slower
     kernels_s = block.forward_s * slower
-    repeated_s = (full * block.forward_s + (1.0 - full) * block.again_s) * slower
+    repeated_s = (full * block.forward_s + (1.0 - full) * block.recomputed_s) * slower
     kernels_back_s = block.backward_s * slower + repeated_s
     launched_s = _launched_s(setting, block)
     repeated = repeated_s / np.maximum(kernels_s, 1e-30)
@@ -185,14 +193,14 @@ def _cost(setting: Setting, block: Block, *, full: Numbers) -> LayerCost:
 def _moe_layer(
     setting: Setting, fixed: Block, routed: Block
 ) -> tuple[LayerCost, tuple[Numbers, Numbers]]:
-    """A MoE layer at `busiest_ratio`, and the slopes of its passes by that ratio."""
+    """A MoE layer at `expert_imbalance`, and the slopes of its passes in it."""
     s, own = setting.strategies, setting.constants
     cost = _layer(setting, fixed + routed)
-    full = _whole_again(s)
+    full = _recomputed_share(s)
     device_s = routed.forward_s + routed.expert_s
-    again_s = full * device_s + (1.0 - full) * routed.again_s
-    device_back_s = routed.backward_s + routed.expert_s + again_s
-    per_unit = own.straggler_factor / s.busiest_ratio
+    recomputed_s = full * device_s + (1.0 - full) * routed.recomputed_s
+    device_back_s = routed.backward_s + routed.expert_s + recomputed_s
+    per_unit = own.straggler_factor / s.expert_imbalance
     return cost, (device_s * per_unit, device_back_s * per_unit)
 
 

@@ -1,13 +1,13 @@
-"""Decode with attention and experts on devices of their own: what few closed forms say.
+"""AFD (attention-FFN disaggregation) of decode: closed forms.
 
 An expert device is bound by memory in decode, so a layer waits for the device that must read the
-most distinct experts. Routing of recorded traffic decides (solvers/placement/dispatch/activated.py
+most distinct experts. Recorded routing decides (solvers/placement/dispatch/activated.py
 counts it for a placement); the forms here are for uniform routing, for pruning before that.
 
-Source: Janus (arXiv:2512.13525), its performance model; the residual of the steady state and the
-bound on the busiest device are as third parties report them.
+Source: Janus (arXiv:2512.13525), its performance model; the residual of the steady state is as
+reported by third parties.
 
-Letters: Q questions, J distinct experts read, 0 to all slots.
+Letters: Q query points, J distinct experts read, 0 to all slots.
 """
 
 import math
@@ -21,55 +21,31 @@ STEADY_TOLERANCE = 1e-9
 """Relative width at which the bisection of the steady state ends."""
 
 
-def mean_activated(*, slots: int, experts: int, top_k: int, batch_tokens: float) -> float:
-    """Distinct experts that a device of so many slots reads on average in one layer.
-
-    Model:   C (1 - (1 - k / E)^B): a token leaves an expert alone with probability 1 - k / E
-    Valid:   uniform and independent routing, each expert on one device.
-    """
-    _check(slots, experts, top_k, batch_tokens)
-    return slots * -math.expm1(batch_tokens * _log_left_alone(experts, top_k))
-
-
-def most_activated(
-    *, slots: int, experts: int, top_k: int, batch_tokens: float, devices: int
-) -> float:
-    """Bound on the mean of the busiest device's distinct experts in one layer.
-
-    Model:   min(C, a + sqrt(2 a ln n) + 1), a the mean of one device
-    Valid:   as `mean_activated`; loose by a third where few tokens meet many experts.
-    """
-    if devices < 1:
-        raise ValueError(f"devices {devices} must be at least 1")
-    mean = mean_activated(slots=slots, experts=experts, top_k=top_k, batch_tokens=batch_tokens)
-    return min(float(slots), mean + math.sqrt(2.0 * mean * math.log(devices)) + 1.0)
-
-
-def busiest_activated(
+def most_loaded_activated(
     *, slots: int, experts: int, top_k: int, tokens_Q: Floats, devices: int
 ) -> Floats:
-    """Mean of the busiest device's distinct experts in one layer, for a decision.
+    """Mean of the most-loaded device's distinct experts in one layer, for a decision.
 
     Model:   sum over j < C of 1 - F(j)^n, F of Binomial(C, 1 - (1 - k / E)^B): the mean of the
              largest of n counts, with experts and devices taken as independent of each other
-    Valid:   as `mean_activated`. Choosing k of E without repetition ties experts slightly to each
-             other, which only narrows the counts.
-    Error:   below 5 % against drawn routing, tests/tuner/costs/serving/test_apart.py.
+    Valid:   uniform and independent routing, each expert on one device. Choosing k of E without
+             repetition ties experts slightly to each other, which only narrows the counts.
+    Error:   below 5 % against drawn routing, tests/tuner/costs/serving/test_afd.py.
     """
     if devices < 1:
         raise ValueError(f"devices {devices} must be at least 1")
     _check(slots, experts, top_k, float(np.min(tokens_Q)))
     if top_k == experts:
         return np.full_like(tokens_Q, slots)
-    log_idle_Q = tokens_Q * _log_left_alone(experts, top_k)
+    log_idle_Q = tokens_Q * _log_unread(experts, top_k)
     log_read_Q = np.log(-np.expm1(log_idle_Q))
-    ways_J = [
+    log_binomial_J = [
         math.lgamma(slots + 1.0) - math.lgamma(j + 1.0) - math.lgamma(slots - j + 1.0)
         for j in range(slots + 1)
     ]
     read_J = np.arange(slots + 1.0)
     log_share_JQ = (
-        np.array(ways_J)[:, None]
+        np.array(log_binomial_J)[:, None]
         + read_J[:, None] * log_read_Q
         + (slots - read_J)[:, None] * log_idle_Q
     )
@@ -98,7 +74,7 @@ def steady_batch(
     return high
 
 
-def _log_left_alone(experts: int, top_k: int) -> float:
+def _log_unread(experts: int, top_k: int) -> float:
     return -math.inf if top_k == experts else math.log1p(-top_k / experts)
 
 

@@ -1,12 +1,12 @@
-"""One decode step where attention and experts stand on devices of their own.
+"""One decode step of AFD (attention-FFN disaggregation).
 
     T(B) = head(b) + scheduler + sum over layers [ attention(b) + small(b) ]
-         + sum over layers with experts [ max(shared(b), exchange(B)) + router(B) + experts(B) ]
+         + sum over layers with experts [ max(shared(b), all_to_all(B)) + router(B) + experts(B) ]
     experts(B) = max(measured or rated kernel(B), a(n_e, B) w / (0.8 W) + launch)
 
 B requests run on n_a attention devices, b = B / n_a on each, and n_e devices hold the experts. In
 decode an expert device is bound by memory: it reads the w bytes of each of the a distinct experts
-that its busiest peer is asked for. Shared experts run on attention devices while activations
+that the most-loaded device needs. Shared experts run on attention devices while activations
 travel.
 
 Source: Janus (arXiv:2512.13525), its performance model, TPOT = sum over layers of attention,
@@ -16,8 +16,8 @@ attention device has all heads; nothing is split over tensor ranks.
 Memory: an attention device holds everything but routed experts, and the cache of its requests; an
 expert device holds C experts of every layer, C = floor((0.95 M - reserve) / (layers w)).
 
-Letters: Q questions. Not covered: two half batches that take turns (MegaScale-Infer), replicas of
-experts, which lower the busiest device's load.
+Letters: Q query points. Not covered: two half batches that take turns (MegaScale-Infer), replicas
+of experts, which lower the most-loaded device's load.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.costs.serving.afd import busiest_activated
+from tuner.costs.serving.afd import most_loaded_activated
 from tuner.costs.serving.all_to_all import ELEMENT_BYTES
 from tuner.costs.serving.capacity import FULL_RATIO
 from tuner.costs.serving.curves import Floats
@@ -36,12 +36,12 @@ from tuner.costs.serving.machine import LAUNCH_S, STREAM_RATIO, MoeShape, Servin
 from tuner.costs.serving.memory import RESERVE_BYTES, kv_tokens
 
 Activated = Callable[[Experts, Floats, int], Floats]
-"""Distinct experts that the busiest of so many devices reads, for tokens of one layer."""
+"""Distinct experts that the most-loaded of so many devices reads, for tokens of one layer."""
 
 
 def uniform_activated(experts: Experts, tokens_Q: Floats, devices: int) -> Floats:
-    """Under uniform routing, experts dealt out evenly."""
-    return busiest_activated(
+    """Under uniform routing, experts distributed evenly."""
+    return most_loaded_activated(
         slots=-(-experts.num // devices),
         experts=experts.num,
         top_k=experts.top_k,
@@ -82,7 +82,7 @@ def expert_seconds(
     engine: Engine,
     activated: Activated = uniform_activated,
 ) -> Floats:
-    """Price router and routed experts of all layers on the busiest of so many expert devices."""
+    """Price router and routed experts of all layers on the most-loaded expert device."""
     own = experts_of(decoder)
     shape = MoeShape(
         hidden=decoder.hidden,
@@ -96,7 +96,7 @@ def expert_seconds(
     kernel_Q = machine.moe_s(tokens_Q, shape, software=engine.value)
     rate = STREAM_RATIO * machine.sheet.memory_bytes_per_s
     read_Q = activated(own, tokens_Q, devices) * expert_bytes(decoder, formats) / rate + LAUNCH_S
-    router_Q = machine.product_s(
+    router_Q = machine.gemm_s(
         tokens_Q, n=own.num, k=decoder.hidden, dtype="bf16", software=engine.value
     )
     each_Q = (router_Q + np.maximum(kernel_Q, read_Q)) * sustained_factor(tokens_Q / devices)
@@ -104,10 +104,10 @@ def expert_seconds(
 
 
 def step_seconds(
-    attention: AttentionSeconds, experts_Q: Floats, exchange_Q: Floats, *, layers: int
+    attention: AttentionSeconds, experts_Q: Floats, all_to_all_Q: Floats, *, layers: int
 ) -> Floats:
-    """Add up a step; `exchange_Q` is of one layer, the rest of all."""
-    return attention.plain_Q + np.maximum(attention.shared_Q, layers * exchange_Q) + experts_Q
+    """Add up a step; `all_to_all_Q` is of one layer, the rest of all."""
+    return attention.plain_Q + np.maximum(attention.shared_Q, layers * all_to_all_Q) + experts_Q
 
 
 def attention_cache_tokens(iteration: Iteration, *, memory_bytes: float) -> float:
@@ -134,12 +134,12 @@ def expert_slots(decoder: Decoder, formats: Formats, *, memory_bytes: float) -> 
 
 
 def expert_bytes(decoder: Decoder, formats: Formats) -> float:
-    """Of one expert of one layer: three gated products."""
+    """Of one expert of one layer: three gated GEMMs."""
     return 3.0 * decoder.hidden * experts_of(decoder).ffn * BYTES[formats.experts]
 
 
 def activation_bytes(decoder: Decoder) -> float:
-    """Of one token that travels."""
+    """Of one token's activations."""
     return ELEMENT_BYTES * decoder.hidden
 
 
@@ -155,5 +155,5 @@ def experts_of(decoder: Decoder) -> Experts:
         ValueError: it is dense.
     """
     if decoder.experts is None:
-        raise ValueError(f"{decoder.name}: a dense model has no experts to stand apart")
+        raise ValueError(f"{decoder.name}: a dense model has no experts to disaggregate")
     return decoder.experts

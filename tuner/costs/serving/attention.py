@@ -9,9 +9,9 @@ that pick what they look at (DSA), or keep a state, are taken to look q times.
 
 Projections are not part of it, except where only whole modules were measured: sparse compressed
 attention (DSA). A module of compressed attention (MLA) counts where it is faster than kernel,
-batched products and projections one by one.
+batched GEMMs and projections one by one.
 
-Letters: Q questions.
+Letters: Q query points.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class AttentionLayer:
         return max(self.attention.kv_heads // self.tensor, 1)
 
     @property
-    def products(self) -> tuple[tuple[float, float, str], ...]:
+    def projection_gemms(self) -> tuple[tuple[float, float, str], ...]:
         """Projections as (outputs, inputs, format)."""
         own, hidden = self.attention, self.hidden
         inner, outer = self.formats.attention, self.formats.output
@@ -78,12 +78,12 @@ class AttentionLayer:
     def projections_s(self, m_Q: Floats) -> Floats:
         """All of them for m tokens."""
         total_Q = np.zeros_like(m_Q)
-        for n, k, dtype in self.products:
-            total_Q = total_Q + self._product_s(m_Q, n=n, k=k, dtype=dtype)
+        for n, k, dtype in self.projection_gemms:
+            total_Q = total_Q + self._gemm_s(m_Q, n=n, k=k, dtype=dtype)
         return total_Q
 
-    def _product_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
-        return self.machine.product_s(m_Q, n=n, k=k, dtype=dtype, software=self.software)
+    def _gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
+        return self.machine.gemm_s(m_Q, n=n, k=k, dtype=dtype, software=self.software)
 
     def decode_s(self, n_Q: Floats, past_Q: Floats, *, checked: int = 1) -> Floats:
         """So many new tokens for each of n sequences."""
@@ -95,7 +95,7 @@ class AttentionLayer:
             case AttentionKind.LATENT:
                 core_Q = self._latent_core_s(n_Q, past_Q)
                 more_Q = core_Q * (self._grown(n_Q, past_Q, checked) - 1.0)
-                around_Q = self._latent_products_s(n_Q * checked) - self._latent_products_s(n_Q)
+                around_Q = self._absorbed_gemms_s(n_Q * checked) - self._absorbed_gemms_s(n_Q)
                 return self._one_token_s(n_Q, past_Q) + more_Q + around_Q
             case _:
                 return self._one_token_s(n_Q * checked, past_Q)
@@ -106,7 +106,7 @@ class AttentionLayer:
         return np.asarray(several_Q / one_Q)
 
     def _core_rated_s(self, n_Q: Floats, past_Q: Floats, checked: int = 1) -> Floats:
-        """The datasheet's answer: the past is read once, whatever the tokens that look at it."""
+        """Roofline time: the past is read once, whatever the number of query tokens."""
         own, width = self.attention, 1.0 if self.formats.kv == "fp8" else 2.0
         if own.kind is AttentionKind.GROUPED:
             seen_Q = np.minimum(past_Q, own.window) if own.window else past_Q
@@ -166,9 +166,9 @@ class AttentionLayer:
         for software in self._softwares("decode_attention"):
             for kind in dict.fromkeys((self._kv, "")):
                 keys: list[Key] = [(software, kind, "bf16", *own, 0)]
-                found = self._planes_s("decode_attention", keys, n_Q, past_Q)
-                if found:
-                    return found[0]
+                measured = self._planes_s("decode_attention", keys, n_Q, past_Q)
+                if measured:
+                    return measured[0]
         self.machine.estimated.add("decode_attention")
         return self._core_rated_s(n_Q, past_Q)
 
@@ -191,8 +191,8 @@ class AttentionLayer:
         flop = 2.0 * s_Q * s_Q * own[0] * own[2]
         return self.machine.roofline_s(flop, 2.0 * s_Q * own[0] * own[2], dtype="bf16")
 
-    def _latent_products_s(self, n_Q: Floats) -> Floats:
-        """The two batched products that absorb the up-projections."""
+    def _absorbed_gemms_s(self, n_Q: Floats) -> Floats:
+        """The two batched GEMMs that absorb the up-projections."""
         total_Q = np.zeros_like(n_Q)
         for kind in ("pre", "post"):
             names = self._softwares("latent_product")
@@ -214,8 +214,8 @@ class AttentionLayer:
         return total_Q
 
     def _module_kind(self) -> str:
-        product = "fp8_block" if self.formats.attention.startswith("fp8") else "bf16"
-        return "/".join(word for word in ("module", self._kv, f"gemm_{product}") if word)
+        gemm = "fp8_block" if self.formats.attention.startswith("fp8") else "bf16"
+        return "/".join(word for word in ("module", self._kv, f"gemm_{gemm}") if word)
 
     def _latent_core_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
         core = "/".join(word for word in ("core", self._kv) if word)
@@ -235,7 +235,7 @@ class AttentionLayer:
             for name in self._softwares("latent_decode")
         ]
         modules = self._planes_s("latent_decode", keys, n_Q, past_Q)
-        best_Q = core_Q + self._latent_products_s(n_Q)
+        best_Q = core_Q + self._absorbed_gemms_s(n_Q)
         if modules:
             rest_Q = np.min(modules, axis=0) - self.projections_s(n_Q)
             best_Q = np.minimum(best_Q, np.maximum(rest_Q, core_Q))
@@ -247,26 +247,26 @@ class AttentionLayer:
         core = "/".join(word for word in ("core", self._kv) if word)
         nope = own.head_dim - own.rope_dim
         width = self.heads * (nope + own.value_dim)
-        up_Q = self._product_s(s_Q, n=width, k=own.kv_rank, dtype=self.formats.attention)
+        up_Q = self._gemm_s(s_Q, n=width, k=own.kv_rank, dtype=self.formats.attention)
         curves = [
             self.machine.curve("latent_attention", [(name, core, "bf16", self.heads)])
             for name in names
         ]
-        found = [
+        measured = [
             curve.seconds(s_Q) * np.maximum(s_Q / curve.largest, 1.0)
             for curve in curves
             if curve is not None
         ]
-        if not found:
+        if not measured:
             self.machine.estimated.add("latent_attention")
             flop = s_Q * s_Q * self.heads * (own.head_dim + own.value_dim)
-            found = [self.machine.roofline_s(flop, 0.0 * s_Q, dtype="bf16")]
-        return np.asarray(np.min(found, axis=0) + up_Q)
+            measured = [self.machine.roofline_s(flop, 0.0 * s_Q, dtype="bf16")]
+        return np.asarray(np.min(measured, axis=0) + up_Q)
 
     def _sparse_kinds(self) -> list[str]:
-        product = "fp8_block" if self.formats.attention.startswith("fp8") else "bf16"
+        gemm = "fp8_block" if self.formats.attention.startswith("fp8") else "bf16"
         kinds = [
-            "/".join(word for word in (self.attention.architecture, kv, f"gemm_{product}") if word)
+            "/".join(word for word in (self.attention.architecture, kv, f"gemm_{gemm}") if word)
             for kv in (self._kv, "", "kv_fp8")
         ]
         return list(dict.fromkeys(kinds))
@@ -275,9 +275,9 @@ class AttentionLayer:
         for software in self._softwares("sparse_latent_decode"):
             for kind in self._sparse_kinds():
                 keys: list[Key] = [(software, kind, "bf16", self.heads)]
-                found = self._planes_s("sparse_latent_decode", keys, n_Q, past_Q)
-                if found:
-                    return found[0]
+                measured = self._planes_s("sparse_latent_decode", keys, n_Q, past_Q)
+                if measured:
+                    return measured[0]
         self.machine.estimated.add("sparse_latent_decode")
         return self._sparse_estimate_s(n_Q)
 

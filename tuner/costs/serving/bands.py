@@ -21,9 +21,8 @@ Ratios of two layouts of one model, engine, system and release at equal load hav
 own, narrower than either latency's: most of what a prediction misses is in both.
 
 Nothing published covers other modes. Offloaded prompts pass prefill and decode instances: the band
-of disaggregated launches is the nearest. Requests whose experts stand apart in decode have that one
-twice as wide in ratio on both sides, shared devices that of aggregated ones likewise. All are
-guesses.
+of disaggregated launches is the nearest. AFD has that band twice as wide in ratio on both sides,
+multiplexed devices that of aggregated launches likewise. All are guesses.
 """
 
 import json
@@ -83,7 +82,7 @@ class StoredBand(Record):
     """Of the pair, or where it is new of the engine's pairs, in this regime."""
 
 
-class Held(Record):
+class Coverage(Record):
     """How well the bands of new pairs hold the rows of a pair that was left out."""
 
     mode: PublishedMode
@@ -115,7 +114,7 @@ class StoredBands(Record):
     data_sha256: str
     stated_ratio: float
     """Share of launches that a band is to hold."""
-    held: tuple[Held, ...]
+    held: tuple[Coverage, ...]
     bands: tuple[StoredBand, ...]
     ratios: RatioBand
 
@@ -169,11 +168,11 @@ def bands_of(
     kernels: Kernels = "tables" if has_kernels else "datasheet"
     by_network = _by_network()[kept, kernels, load, engine]
     network = "" if decoder is None else decoder.network
-    found = by_network.get(network, by_network[""])
-    ttft, tpot = _band(found.ttft), _band(found.tpot)
+    stored = by_network.get(network, by_network[""])
+    ttft, tpot = _band(stored.ttft), _band(stored.tpot)
     if mode in ("shared_device", "attention_expert"):
         ttft, tpot = ttft.doubled, tpot.doubled
-    return Bands(ttft=ttft, tpot=tpot, is_new=not found.network)
+    return Bands(ttft=ttft, tpot=tpot, is_new=not stored.network)
 
 
 def joined(bands: Sequence[Bands]) -> Bands:
@@ -192,8 +191,8 @@ def joined(bands: Sequence[Bands]) -> Bands:
 
 def ratio_bands() -> tuple[Band, Band]:
     """Return the bands of ratios of TTFT and TPOT between two layouts at equal load."""
-    found = shipped().ratios
-    return _band(found.ttft), _band(found.tpot)
+    stored = shipped().ratios
+    return _band(stored.ttft), _band(stored.tpot)
 
 
 @cache
@@ -205,11 +204,11 @@ def shipped() -> StoredBands:
 
 @cache
 def _by_network() -> Mapping[tuple[str, str, Load, Engine], Mapping[str, StoredBand]]:
-    found: dict[tuple[str, str, Load, Engine], dict[str, StoredBand]] = {}
+    stored: dict[tuple[str, str, Load, Engine], dict[str, StoredBand]] = {}
     for band in shipped().bands:
         regime = (band.mode, band.kernels, band.load, band.engine)
-        found.setdefault(regime, {})[band.network] = band
-    return found
+        stored.setdefault(regime, {})[band.network] = band
+    return stored
 
 
 def _band(edges: Edges) -> Band:

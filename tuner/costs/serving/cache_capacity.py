@@ -1,6 +1,6 @@
-"""Bytes that an engine makes its cache of on one device, and whether steps fit beside them.
+"""Bytes of KV cache that an engine allocates on one device, and whether steps fit beside them.
 
-The rule of each engine stands in memory_rules.py. SGLang states no share of its own: where a launch
+The rule of each engine is in memory_rules.py. SGLang states no share of its own: where a launch
 has none it sets
 
     reserve = max(10 GiB, 512 MiB + 1.5 MiB T + 1 GiB N / 8 + graphs) + 2 GiB with DeepEP

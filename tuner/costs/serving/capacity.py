@@ -1,4 +1,4 @@
-"""What one device of an instance holds: weights, the drafter's, spare copies of experts, caches."""
+"""What one device of an instance holds: weights, the drafter, redundant experts, KV cache."""
 
 import math
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from tuner.costs.serving.decoder import BYTES
 from tuner.costs.serving.engine import Engine
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.memory import kv_bytes_per_token, weight_bytes
-from tuner.costs.serving.memory_rules import rule_of
-from tuner.costs.serving.reserve import reserve_of
+from tuner.costs.serving.memory_rules import memory_rule
+from tuner.costs.serving.reserve import step_reserve
 
 FULL_RATIO: Final = 0.95
 """The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""
@@ -23,7 +23,7 @@ ALIGNED: Final[Mapping[Engine, tuple[int, int]]] = MappingProxyType(
 `fused_moe/oracle/mxfp4.py`, Marlin and TRT-LLM kernels; SGLang 0.5.23 `quantization/mxfp4.py`)."""
 
 
-def held_weight_bytes(iteration: Iteration) -> float:
+def instance_weight_bytes(iteration: Iteration) -> float:
     """Of one device, the drafter and spare copies of experts included."""
     return weight_bytes(
         iteration.decoder, iteration.formats, iteration.degrees
@@ -58,16 +58,18 @@ def padding_factor(iteration: Iteration) -> float:
     return padded / (hidden * ffn)
 
 
-def held_kv_bytes_per_token(iteration: Iteration, *, request_tokens: float | None = None) -> float:
+def instance_kv_bytes_per_token(
+    iteration: Iteration, *, request_tokens: float | None = None
+) -> float:
     """Of one device, the drafter's cache included; windows count for requests of that length."""
     decoder, formats, degrees = iteration.decoder, iteration.formats, iteration.degrees
-    pool = None if request_tokens is None else rule_of(iteration.engine).window_pool_ratio
+    pool = None if request_tokens is None else memory_rule(iteration.engine).window_pool_ratio
     total = kv_bytes_per_token(
         decoder, formats, degrees, request_tokens=request_tokens, window_pool_ratio=pool
     )
     if iteration.drafter is not None:
-        own, alone = iteration.drafter.decoder, iteration.drafter.degrees
-        total += kv_bytes_per_token(own, formats, alone, request_tokens=request_tokens)
+        own, isolated = iteration.drafter.decoder, iteration.drafter.degrees
+        total += kv_bytes_per_token(own, formats, isolated, request_tokens=request_tokens)
     return total
 
 
@@ -96,11 +98,11 @@ def cache_tokens(
             no room for them it was given more: 0.95 of the memory and half the reserve.
         release: of the engine; empty: the newest.
     """
-    rule = rule_of(iteration.engine, release)
-    reserve = reserve_of(iteration, step_tokens=step_tokens, running=running, rule=rule)
-    weights = held_weight_bytes(iteration)
+    rule = memory_rule(iteration.engine, release)
+    reserve = step_reserve(iteration, step_tokens=step_tokens, running=running, rule=rule)
+    weights = instance_weight_bytes(iteration)
     room = room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)
-    each = max(held_kv_bytes_per_token(iteration, request_tokens=request_tokens), 1e-9)
+    each = max(instance_kv_bytes_per_token(iteration, request_tokens=request_tokens), 1e-9)
     usual = room.safe_bytes / each
     if usual >= least:
         return usual
@@ -111,9 +113,9 @@ def stated_ratio(
     iteration: Iteration, *, memory_bytes: float, step_tokens: int, running: int
 ) -> float | None:
     """The share of memory that a plan's launch must state for its cache; None: the engine's own."""
-    rule = rule_of(iteration.engine)
+    rule = memory_rule(iteration.engine)
     if rule.ratio is not None:
         return None
-    reserve = reserve_of(iteration, step_tokens=step_tokens, running=running, rule=rule)
-    weights = held_weight_bytes(iteration)
+    reserve = step_reserve(iteration, step_tokens=step_tokens, running=running, rule=rule)
+    weights = instance_weight_bytes(iteration)
     return room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes).ratio

@@ -1,11 +1,11 @@
-"""Measured points turned into curves, planes and grids that answer between and beyond them.
+"""Measured points turned into curves, planes and grids that interpolate and extrapolate.
 
 Times of kernels are close to powers of their sizes, piece by piece, so everything is interpolated
 linearly in logarithms. Below the smallest measured size the time is that of the smallest: launches
 and weights dominate there. Beyond the largest it goes on in proportion to the size, which is how a
 saturated device behaves.
 
-Letters: N points, Q questions, X and Y axes of a plane, A B M axes of a grid.
+Letters: N points, Q query points, X and Y axes of a plane, A B M axes of a grid.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ class Curve:
         return float(np.exp(self.log_x_N[-1]))
 
 
-def curve_of(x_N: npt.NDArray[np.generic], time_s_N: Floats) -> Curve:
+def build_curve(x_N: npt.NDArray[np.generic], time_s_N: Floats) -> Curve:
     """Make a curve of points in any order; of several at one size the fastest counts."""
     size_N = np.maximum(np.asarray(x_N, dtype=np.float64), 0.5)
     unique_U, code_N = np.unique(size_N, return_inverse=True)
@@ -71,7 +71,7 @@ class Plane:
 
 
 def _places(axis_N: Floats, at_Q: Floats) -> tuple[npt.NDArray[np.intp], Floats, Floats]:
-    """The point below each question, the share of the way to the next, and what lies beyond."""
+    """The point below each query, the share of the way to the next, and what lies beyond."""
     inside_Q = np.clip(at_Q, axis_N[0], axis_N[-1])
     low_Q = np.clip(np.searchsorted(axis_N, inside_Q, side="right") - 1, 0, len(axis_N) - 1)
     next_Q = np.minimum(low_Q + 1, len(axis_N) - 1)
@@ -80,7 +80,9 @@ def _places(axis_N: Floats, at_Q: Floats) -> tuple[npt.NDArray[np.intp], Floats,
     return low_Q, share_Q, np.maximum(at_Q - axis_N[-1], 0.0)
 
 
-def plane_of(x_N: npt.NDArray[np.generic], y_N: npt.NDArray[np.generic], time_s_N: Floats) -> Plane:
+def build_plane(
+    x_N: npt.NDArray[np.generic], y_N: npt.NDArray[np.generic], time_s_N: Floats
+) -> Plane:
     """Make a plane of points in any order.
 
     Some sizes were measured for few partners: gaps along y are interpolated. Corners are often
@@ -109,7 +111,7 @@ def plane_of(x_N: npt.NDArray[np.generic], y_N: npt.NDArray[np.generic], time_s_
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Grid:
-    """Seconds of matrix products over their widths and rows."""
+    """Seconds of GEMMs over their widths and rows."""
 
     log_a_A: Floats
     log_b_B: Floats
@@ -117,7 +119,7 @@ class Grid:
     log_s_ABM: Floats
 
     def curve(self, *, a: float, b: float) -> Curve:
-        """The curve over rows of a product of these widths.
+        """The curve over rows of a GEMM of these widths.
 
         Between measured widths the logarithm of the time is interpolated, beyond them the time
         grows in proportion to the width.

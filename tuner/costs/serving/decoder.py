@@ -139,7 +139,7 @@ class Formats:
 
 
 def decoder_of(model: ModelSpec) -> Decoder:
-    """Describe a model that was read from its `config.json`; layers alike are put together."""
+    """Describe a model that was read from its `config.json`; equal layers are grouped."""
     attention = _attention_of(model.attention)
     counted = Counter(zip(model.layers, model.windowed, strict=True))
     groups = (

@@ -1,4 +1,4 @@
-"""What an engine does beside its kernels: how it batches, what its scheduler and cache take.
+"""What an engine does beside its kernels: batching, scheduler time, admission.
 
 The seconds of the scheduler and the small kernels are the ones that measured steps show beyond the
 sum of their kernels on public benchmarks; they belong to releases of 2025 and early 2026.
@@ -30,7 +30,7 @@ class Batching(StrEnum):
     """While prompts wait, nothing else runs (SGLang)."""
 
 
-class Exchange(StrEnum):
+class A2aBackend(StrEnum):
     """How tokens of attention-data ranks reach their experts."""
 
     LEAST = "least"
@@ -54,10 +54,10 @@ class EngineTraits:
     """Between two steps."""
     prompt_scheduler_ratio: float = 2.0
     """Factor on it where a step holds prompts, which no CUDA graph covers."""
-    reserves_answers: bool = True
-    """A request is let in where its whole answer has room too, beside those of all that run. Else
-    pages are taken as answers grow, and where there are none left the newest request is preempted
-    and read again."""
+    reserves_output: bool = True
+    """A request is admitted where its whole output has room too, beside all that run. Else
+    pages are taken as outputs grow, and where there are none left the newest request is preempted
+    and recomputed."""
 
 
 TRAITS: Final[Mapping[Engine, EngineTraits]] = MappingProxyType(
@@ -66,7 +66,7 @@ TRAITS: Final[Mapping[Engine, EngineTraits]] = MappingProxyType(
             batching=Batching.CHUNKED,
             step_tokens=8192,
             scheduler_s=1.0e-3,
-            reserves_answers=False,
+            reserves_output=False,
         ),
         Engine.SGLANG: EngineTraits(
             batching=Batching.PREFILL_FIRST, step_tokens=16384, scheduler_s=0.5e-3
@@ -81,7 +81,7 @@ TRAITS: Final[Mapping[Engine, EngineTraits]] = MappingProxyType(
 """Budgets are those of the InferenceX recipes (github.com/SemiAnalysisAI/InferenceX,
 benchmarks/). Admission: vLLM 0.33.0 `v1/core/sched/scheduler.py` (allocate_slots for the tokens of
 a step, `_preempt_request`); TensorRT-LLM's default policy GUARANTEED_NO_EVICT; SGLang 0.5.23
-`managers/schedule_policy.py` sets `new_token_ratio` of what answers may still grow by aside, which
+`managers/schedule_policy.py` sets `new_token_ratio` of what outputs may still grow by aside, which
 is taken as all of it."""
 
 

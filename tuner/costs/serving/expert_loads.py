@@ -1,16 +1,16 @@
-"""Recorded shares of experts, and what they make of the busiest rank under a placement.
+"""Recorded shares of experts, and the load of the most-loaded rank under a placement.
 
     p_e = min(1, k share_e / c_e)   a token's chance to reach one of the c_e copies of expert e
-    busiest(R)      = mean over layers of R times the largest rank's share of token copies
+    max_load(R)     = mean over layers of R times the largest rank's share of token copies
     activated(m, R) = mean over layers of the largest over ranks of sum over its slots of
                       1 - (1 - p_e)^m     distinct experts that m tokens make a rank read
 
 A replica takes an equal part of its expert's tokens. Layers that were not recorded are taken to be
 like the mean of those that were.
 
-    kernel(m) = balanced(m') rated(activated(m), m') / rated(even(m'), m')     m' = busiest m
+    kernel(m) = balanced(m') rated(activated(m), m') / rated(even(m'), m')     m' = max_load(R) m
 
-The kernel is the measured one of evenly loaded experts at the tokens of the busiest rank, times
+The kernel is the measured one of evenly loaded experts at the tokens of the most-loaded rank, times
 what the datasheet says of reading other experts than those tokens would reach under equal shares,
 even(m') = E / R (1 - (1 - k / E)^m'). Equal shares in order of ids give the balanced kernel itself.
 Even loads cannot take longer than uneven ones; where a table says so all the same (SGLang's and
@@ -60,10 +60,10 @@ class ExpertLoads:
     """Expert of each slot, rank by rank; None: in order of ids, one slot each."""
     slots_R: tuple[int, ...] = ()
     """Slots of each rank of `expert_LS`; empty: equally many."""
-    counted: dict[int, Floats] = field(default_factory=dict)
-    """By ranks: logarithms of activated experts at `LOG_TOKENS`; filled while asked."""
-    busiest: dict[int, float] = field(default_factory=dict)
-    """By ranks: tokens of the most-loaded over those of the mean; filled while asked."""
+    known_activated: dict[int, Floats] = field(default_factory=dict)
+    """By ranks: logarithms of activated experts at `LOG_TOKENS`; filled on use."""
+    known_ratios: dict[int, float] = field(default_factory=dict)
+    """By ranks: tokens of the most-loaded over those of the mean; filled on use."""
 
     def __post_init__(self) -> None:
         share = self.share_LE
@@ -97,32 +97,32 @@ class ExpertLoads:
         return ExpertLoads(share_LE=self.share_LE, top_k=self.top_k, expert_LS=expert_LS)
 
     def fits(self, ranks: int) -> bool:
-        """Whether slots are dealt out to so many ranks."""
+        """Whether slots are distributed to so many ranks."""
         if self.slots_R:
             return ranks in (1, len(self.slots_R))
         return self.num_slots % ranks == 0
 
-    def busiest_ratio(self, ranks: int) -> float:
-        """Tokens of the busiest rank over those of the mean, averaged over layers."""
-        if ranks not in self.busiest:
+    def expert_imbalance(self, ranks: int) -> float:
+        """Tokens of the most-loaded rank over those of the mean, averaged over layers."""
+        if ranks not in self.known_ratios:
             load_LR = self._by_rank(self._slot_share_LS(), ranks)
-            self.busiest[ranks] = float(np.mean(load_LR.max(axis=1)) * ranks)
-        return self.busiest[ranks]
+            self.known_ratios[ranks] = float(np.mean(load_LR.max(axis=1)) * ranks)
+        return self.known_ratios[ranks]
 
     def activated(self, tokens_Q: Floats, ranks: int) -> Floats:
-        """Distinct experts that so many tokens make the busiest rank read, averaged over layers."""
-        if ranks not in self.counted:
+        """Distinct experts that the most-loaded rank reads for so many tokens, mean of layers."""
+        if ranks not in self.known_activated:
             reach_LS = np.minimum(self.top_k * self._slot_share_LS(), 1.0)
             with np.errstate(divide="ignore"):
-                alone_LS = np.log1p(-reach_LS)
-            self.counted[ranks] = np.log(
+                log_unread_LS = np.log1p(-reach_LS)
+            self.known_activated[ranks] = np.log(
                 [
-                    self._by_rank(-np.expm1(tokens * alone_LS), ranks).max(axis=1).mean()
+                    self._by_rank(-np.expm1(tokens * log_unread_LS), ranks).max(axis=1).mean()
                     for tokens in np.exp(LOG_TOKENS)
                 ]
             )
         log_tokens_Q = np.log(np.maximum(tokens_Q, 1.0))
-        return np.asarray(np.exp(np.interp(log_tokens_Q, LOG_TOKENS, self.counted[ranks])))
+        return np.asarray(np.exp(np.interp(log_tokens_Q, LOG_TOKENS, self.known_activated[ranks])))
 
     def _slot_share_LS(self) -> Floats:
         if self.expert_LS is None:
@@ -150,14 +150,16 @@ def loaded_experts_s(
     loads: ExpertLoads,
     software: str,
 ) -> Floats:
-    """Routed experts on the busiest rank, for `tokens` over all ranks that share them."""
-    crowd_Q = np.asarray(tokens_Q * loads.busiest_ratio(shape.expert))
+    """Routed experts on the most-loaded rank, for `tokens` over all ranks that share them."""
+    most_loaded_Q = np.asarray(tokens_Q * loads.expert_imbalance(shape.expert))
     even = replace(shape, load=BALANCED)
     kernel_Q = np.minimum(
-        machine.moe_s(crowd_Q, even, software=software),
-        machine.moe_s(crowd_Q, replace(shape, load=LOAD), software=software),
+        machine.moe_s(most_loaded_Q, even, software=software),
+        machine.moe_s(most_loaded_Q, replace(shape, load=LOAD), software=software),
     )
     read_Q = loads.activated(tokens_Q, shape.expert)
-    alike_Q = even_activated(crowd_Q, shape)
-    rated_Q = machine.moe_rated_s(crowd_Q, even, reached_Q=read_Q)
-    return np.asarray(kernel_Q * rated_Q / machine.moe_rated_s(crowd_Q, even, reached_Q=alike_Q))
+    uniform_Q = even_activated(most_loaded_Q, shape)
+    rated_Q = machine.moe_rated_s(most_loaded_Q, even, reached_Q=read_Q)
+    return np.asarray(
+        kernel_Q * rated_Q / machine.moe_rated_s(most_loaded_Q, even, reached_Q=uniform_Q)
+    )

@@ -1,12 +1,12 @@
 """One step of a serving engine as a sum of operations, for m tokens and n running sequences.
 
-    T(m, n, s) = sum over layers [ products(m) + attention + experts(m d) + exchange(m) + small(m) ]
+    T(m, n, s) = sum over layers [ GEMMs(m) + attention + experts(m d) + comm(m) + small(m) ]
                  + head(n) + scheduler
 
-d is the number of attention-data ranks with tokens: they run alike steps and share the experts, so
-that a layer's experts see m d tokens. Exchange is two all-reduces of m h per layer under tensor
-parallelism; under data parallelism a gather and a scatter of m d h around the experts or an
-all-to-all of the copies, as the engine is told, or the faster where nothing is known.
+d is the number of attention-data ranks with tokens: they run equal steps and share the experts, so
+that a layer's experts see m d tokens. Communication is two all-reduces of m h per layer under
+tensor parallelism; under data parallelism an all-gather and a reduce-scatter of m d h around the
+experts or an all-to-all of the copies, as configured, or the faster where nothing is stated.
 
 Small kernels: 3 per dense layer (two norms with residuals, an activation), 5 per layer with experts
 (routing and the weighted sum besides), each 1.5 us plus its bytes at 0.7 of the memory bandwidth,
@@ -16,7 +16,7 @@ With drafts a running sequence brings k + 1 tokens to a step; callers count them
 experts that were recorded replace those of the tables. How the parts become a whole step, beside
 drafting, in two halves or through the stages of a pipeline, is whole_step.py's business.
 
-Letters: Q questions. h hidden size.
+Letters: Q query points. h hidden size.
 """
 
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ from tuner.costs.serving.all_to_all import ELEMENT_BYTES, ExpertTraffic
 from tuner.costs.serving.attention import AttentionLayer
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.engine import TRAITS, Degrees, Engine, EngineTraits, Exchange
+from tuner.costs.serving.engine import TRAITS, A2aBackend, Degrees, Engine, EngineTraits
 from tuner.costs.serving.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serving.machine import (
     BALANCED,
@@ -52,7 +52,7 @@ SUSTAINED_FACTOR: Final = 1.1
 """Seconds of a saturated device over those of one kernel timed alone: power limits lower the
 clocks. Published prompts take 5 to 20 % longer than their kernels."""
 FULL_TOKENS: Final = 1024.0
-"""From here on products keep the whole device busy."""
+"""From here on GEMMs keep the whole device busy."""
 IDLE_TOKENS: Final = 128.0
 """Up to here memory is the limit, and clocks stay up."""
 
@@ -67,11 +67,11 @@ def sustained_factor(m_Q: Floats) -> Floats:
 class Split:
     """Seconds of everything that depends on the tokens of a step alone, by what may overlap."""
 
-    alone_Q: Floats
+    dense_Q: Floats
     """Layers without experts."""
     compute_Q: Floats
-    """Layers with experts, but for exchange."""
-    exchange_Q: Floats
+    """Layers with experts, without the all-to-all."""
+    all_to_all_Q: Floats
     """Of layers with experts."""
 
 
@@ -87,13 +87,13 @@ class Iteration:
     sequence_s: float = 0.0
     """What the host takes per running sequence and step."""
     busy_ratio: float = 1.0
-    """Share of the attention-data ranks that have tokens; the others only serve their experts."""
+    """Share of the attention-data ranks that have tokens; the others only run their experts."""
     experts_table: str = ""
     """Whose measured experts count, as `software@version`; empty: the engine's newest."""
     drafting: Drafting | None = None
     two_batch_overlap: bool = False
-    """Steps run as two halves, one's exchange behind the other's products."""
-    exchange: Exchange = Exchange.LEAST
+    """Steps run as two halves, one's all-to-all behind the other's GEMMs."""
+    a2a_backend: A2aBackend = A2aBackend.LEAST
     loads: ExpertLoads | None = None
     """Recorded; None: those of the kernel tables."""
     redundant_experts: int = 0
@@ -123,7 +123,7 @@ class Iteration:
 
     @cached_property
     def drafter(self) -> "Iteration | None":
-        """One pass of what drafts; all of its layer stands on every rank of the last stage."""
+        """One pass of the drafter; its whole layer is on every rank of the last stage."""
         if self.drafting is None:
             return None
         return replace(
@@ -187,24 +187,26 @@ class Iteration:
 
     def linear_split(self, m_Q: Floats) -> Split:
         """The same seconds by what two halves of a step may hide of each other."""
-        alone_Q, compute_Q, exchange_Q = (np.zeros_like(m_Q) for _ in range(3))
+        dense_Q, compute_Q, all_to_all_Q = (np.zeros_like(m_Q) for _ in range(3))
         for group, (count, layer) in zip(self.decoder.layers, self.attention_layers, strict=True):
             parts = self._network(m_Q, dense_ffn=group.dense_ffn)
             passed_Q = count * parts.pop("exchange")
-            products_Q = count * (layer.projections_s(m_Q) + np.sum(list(parts.values()), axis=0))
+            compute_part_Q = count * (
+                layer.projections_s(m_Q) + np.sum(list(parts.values()), axis=0)
+            )
             if group.dense_ffn:
-                alone_Q = alone_Q + products_Q + passed_Q
+                dense_Q = dense_Q + compute_part_Q + passed_Q
             else:
-                compute_Q, exchange_Q = compute_Q + products_Q, exchange_Q + passed_Q
+                compute_Q, all_to_all_Q = compute_Q + compute_part_Q, all_to_all_Q + passed_Q
         factor_Q = sustained_factor(m_Q)
         return Split(
-            alone_Q=alone_Q * factor_Q,
+            dense_Q=dense_Q * factor_Q,
             compute_Q=compute_Q * factor_Q,
-            exchange_Q=exchange_Q * factor_Q,
+            all_to_all_Q=all_to_all_Q * factor_Q,
         )
 
     def _network(self, m_Q: Floats, *, dense_ffn: int) -> dict[str, Floats]:
-        """What follows attention in one layer, the exchanges of both halves included."""
+        """What follows attention in one layer, its communication included."""
         ranks = self.degrees.attention_tensor
         if dense_ffn:
             # With data-parallel attention every rank holds the whole dense network.
@@ -226,25 +228,25 @@ class Iteration:
             # Second copies are placed where loads are uneven, to level them.
             load=BALANCED if self.redundant_experts else LOAD,
         )
-        found = {
+        seconds_by_part = {
             "experts": self._experts_s(m_Q, shape),
-            "router": self._product_s(m_Q, n=experts.num, k=self.decoder.hidden, dtype="bf16"),
-            "exchange": self._moe_exchange_s(m_Q),
+            "router": self._gemm_s(m_Q, n=experts.num, k=self.decoder.hidden, dtype="bf16"),
+            "exchange": self._moe_all_to_all_s(m_Q),
             "small": self._small_s(m_Q, SMALL_MOE),
         }
         if experts.shared_ffn:
-            found["shared"] = self._gated_s(m_Q, width=experts.shared_ffn / ranks)
-        return found
+            seconds_by_part["shared"] = self._gated_s(m_Q, width=experts.shared_ffn / ranks)
+        return seconds_by_part
 
     def _experts_s(self, m_Q: Floats, shape: MoeShape) -> Floats:
         """Routed experts by the kernels that fit how tokens reach them."""
-        if self.degrees.attention_data == 1 or self.exchange in (
-            Exchange.LEAST,
-            Exchange.ALLGATHER,
+        if self.degrees.attention_data == 1 or self.a2a_backend in (
+            A2aBackend.LEAST,
+            A2aBackend.ALLGATHER,
         ):
             return self._kernel_s(m_Q, shape)
         many_Q = self._kernel_s(m_Q, replace(shape, dispatched="context"))
-        if self.exchange is Exchange.NORMAL:
+        if self.a2a_backend is A2aBackend.NORMAL:
             return many_Q
         few_Q = self._kernel_s(m_Q, replace(shape, dispatched="generation"))
         return np.where(m_Q <= LARGEST_DISPATCH_TOKENS, few_Q, many_Q)
@@ -260,11 +262,11 @@ class Iteration:
 
     def _gated_s(self, m_Q: Floats, *, width: float) -> Floats:
         hidden, dtype = self.decoder.hidden, self.formats.ffn
-        up_Q = self._product_s(m_Q, n=2.0 * width, k=hidden, dtype=dtype)
-        return up_Q + self._product_s(m_Q, n=hidden, k=width, dtype=dtype)
+        up_Q = self._gemm_s(m_Q, n=2.0 * width, k=hidden, dtype=dtype)
+        return up_Q + self._gemm_s(m_Q, n=hidden, k=width, dtype=dtype)
 
-    def _product_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
-        return self.machine.product_s(m_Q, n=n, k=k, dtype=dtype, software=self.engine.value)
+    def _gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
+        return self.machine.gemm_s(m_Q, n=n, k=k, dtype=dtype, software=self.engine.value)
 
     def _small_s(self, m_Q: Floats, count: int) -> Floats:
         moved_Q = 2.0 * ELEMENT_BYTES * m_Q * self.decoder.hidden
@@ -274,7 +276,7 @@ class Iteration:
         """One all-reduce of the step's hidden states."""
         return self._collective_s("all_reduce", m_Q, self.degrees.attention_tensor)
 
-    def _moe_exchange_s(self, m_Q: Floats) -> Floats:
+    def _moe_all_to_all_s(self, m_Q: Floats) -> Floats:
         if self.degrees.attention_data == 1:
             return 2.0 * self._reduced_s(m_Q)
         traffic = ExpertTraffic(
@@ -282,7 +284,7 @@ class Iteration:
             hidden=self.decoder.hidden,
             top_k=self.decoder.experts.top_k if self.decoder.experts else 0,
             ranks=self.degrees.attention_tensor * self.degrees.attention_data,
-            exchange=self.exchange,
+            a2a_backend=self.a2a_backend,
             software=self.engine.value,
         )
         return self._reduced_s(m_Q) + traffic.seconds(m_Q, together_Q=m_Q * self.busy_ranks)
@@ -297,14 +299,14 @@ class Iteration:
         """The head for n sequences, the gathering of its logits, and the host's work on them."""
         ranks = self.degrees.attention_tensor
         rows_Q = n_Q * self.checked_tokens
-        product_Q = self._product_s(
+        gemm_Q = self._gemm_s(
             rows_Q, n=self.decoder.vocab / ranks, k=self.decoder.hidden, dtype=self.formats.head
         )
         logits_Q = ELEMENT_BYTES * rows_Q * self.decoder.vocab
         host_Q = self.sequence_s * n_Q
         return (
             host_Q
-            + product_Q
+            + gemm_Q
             + self.machine.collective_s(
                 logits_Q, kind="all_gather", ranks=ranks, software=self.engine.value
             )
@@ -333,14 +335,12 @@ class Iteration:
         return total_Q * SUSTAINED_FACTOR
 
     def joined_s(self, m_Q: Floats) -> Floats:
-        """The product that joins hidden states and embeddings before a drafting layer."""
+        """The GEMM that joins hidden states and embeddings before a drafting layer."""
         hidden = self.decoder.hidden
-        return self._product_s(
-            m_Q, n=hidden, k=JOINED_INPUTS * hidden, dtype=self.formats.attention
-        )
+        return self._gemm_s(m_Q, n=hidden, k=JOINED_INPUTS * hidden, dtype=self.formats.attention)
 
     def passed_s(self, m_Q: Floats) -> Floats:
-        """Handing a step's hidden states from stage to stage, all of them together.
+        """Sends of hidden states from stage to stage in a step, all of them together.
 
         Each tensor rank sends its part (vLLM, `send_tensor_dict` with an all-gather behind it).
         """

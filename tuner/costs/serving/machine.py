@@ -4,11 +4,11 @@
     measured
 
 0.8 is the share of the memory bandwidth that aiconfigurator's system files state; 0.7 of the peak
-is what large products of its H100 and H200 tables reach, and 5 us is what their smallest products
+is what large GEMMs of its H100 and H200 tables reach, and 5 us is what their smallest GEMMs
 take beyond their bytes. Whatever came from the datasheet is named in `estimated`, so that a
 prediction can be marked.
 
-Letters: Q questions.
+Letters: Q query points.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ import numpy as np
 
 from tuner.costs.serving.curves import Curve, Floats
 from tuner.costs.serving.decoder import BYTES
-from tuner.costs.serving.tables import Exchanges, KernelTables, Key
+from tuner.costs.serving.tables import A2aCurves, KernelTables, Key
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.spec.serving.manifests.manifest import LARGEST_DISPATCH_TOKENS
 
@@ -62,7 +62,7 @@ SIMILAR: Final = {
 }
 """Formats that stand in where a format was not measured."""
 UNPACKED: Final = {"nvfp4": ("int4_wo",)}
-"""The same on devices without units for fp4, where other unpacked weights are alike."""
+"""The same on devices without units for fp4, where other unpacked weights are similar."""
 WRITTEN: Final = {"mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4")}
 """What tables call a format together with its activations. An engine's table holds those that it
 runs; where it holds both, fp8 activations are what it runs by default (TensorRT-LLM's deployment
@@ -98,19 +98,19 @@ class ServingMachine:
     sheet: Datasheet
     tables: KernelTables | None
     estimated: set[str] = field(default_factory=set)
-    """Filled while asked: operations that came from the datasheet."""
+    """Filled on use: operations that came from the datasheet."""
 
-    def product_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
-        """One product [m, k] x [k, n]."""
+    def gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
+        """One GEMM [m, k] x [k, n]."""
         if self.tables is not None:
-            curve = self.tables.product(dtype=dtype, n=n, k=k, software=software)
+            curve = self.tables.gemm(dtype=dtype, n=n, k=k, software=software)
             if curve is not None:
                 return curve.seconds(m_Q)
         self.estimated.add(f"gemm {dtype}")
-        return self.roofline_s(*product_work(m_Q, n=n, k=k, dtype=dtype), dtype=dtype)
+        return self.roofline_s(*gemm_work(m_Q, n=n, k=k, dtype=dtype), dtype=dtype)
 
     def roofline_s(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> Floats:
-        """The datasheet's answer."""
+        """Roofline time from the datasheet."""
         compute_s, memory_s = self.bounds_s(flop_Q, bytes_Q, dtype=dtype)
         return np.asarray(np.maximum(compute_s, memory_s) + LAUNCH_S)
 
@@ -127,11 +127,13 @@ class ServingMachine:
         return next((c for key in keys if (c := self.tables.curve(operation, key))), None)
 
     def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
-        """Routed experts on the busiest rank, for `tokens` over all ranks that share them."""
+        """Routed experts on the most-loaded rank, for `tokens` over all ranks that share them."""
         for dtype in (shape.dtype, *self._similar(shape.dtype)):
             for names in self._moe_choices(shape, dtype, software):
-                found = [self._moe_measured_s(tokens_Q, shape, name, dtype) for name in names]
-                known = [seconds_Q for seconds_Q in found if seconds_Q is not None]
+                known_seconds = [
+                    self._moe_measured_s(tokens_Q, shape, name, dtype) for name in names
+                ]
+                known = [seconds_Q for seconds_Q in known_seconds if seconds_Q is not None]
                 if known:
                     return np.asarray(np.min(known, axis=0))
         if shape.dispatched:
@@ -152,7 +154,7 @@ class ServingMachine:
         """Whose tables count together, the first that measured anything.
 
         Dispatched copies are what TensorRT-LLM's kernels see in any case; those of the others were
-        timed over every token, so that the fastest of all stands in for copies alone.
+        timed over every token, so that the fastest of all stands in for dispatched copies.
         """
         if shape.dispatched or software == ANY:
             return (self._moe_softwares(),)
@@ -188,24 +190,24 @@ class ServingMachine:
             kind = f"wideep_{shape.dispatched}/{DISPATCHED_LOAD.get(kind, kind)}"
         for written in WRITTEN.get(dtype, (dtype,)):
             beginning: Key = (software, kind, written, *wanted)
-            degrees = self.tables.ends("moe", beginning)
+            degrees = self.tables.last_values("moe", beginning)
             low = [degree for degree in degrees if degree <= shape.expert]
             high = [degree for degree in degrees if degree >= shape.expert]
-            found = [
+            curves = [
                 (degree, curve)
                 for degree in sorted({*low[-1:], *high[:1]})
                 if (curve := self.tables.curve("moe", (*beginning, degree))) is not None
             ]
-            if found:
-                return found
+            if curves:
+                return curves
         return []
 
     def _moe_estimate_s(self, tokens_Q: Floats, shape: MoeShape) -> Floats:
-        """Weights of the experts that are reached, and the products of the rank's share."""
+        """Weights of the experts that are reached, and the GEMMs of the rank's share."""
         return self.moe_rated_s(tokens_Q, shape, reached_Q=even_activated(tokens_Q, shape))
 
     def moe_rated_s(self, tokens_Q: Floats, shape: MoeShape, *, reached_Q: Floats) -> Floats:
-        """The datasheet's answer where a rank reads so many distinct experts."""
+        """Roofline time from the datasheet where a rank reads so many distinct experts."""
         flop_Q, bytes_Q = moe_work(tokens_Q, shape, reached_Q=reached_Q)
         return self.roofline_s(flop_Q, bytes_Q, dtype=shape.dtype) + LAUNCH_S
 
@@ -213,10 +215,12 @@ class ServingMachine:
         """A small kernel that reads and writes so many bytes."""
         return launch_s + bytes_Q / (ratio * self.sheet.memory_bytes_per_s)
 
-    def exchange_s(self, tokens_Q: Floats, *, hidden: int, top_k: int, ranks: int) -> Floats | None:
-        """Dispatch and combine by DeepEP's faster kernels; None where nobody measured them."""
-        found = self.deepep_s(tokens_Q, hidden=hidden, top_k=top_k, ranks=ranks)
-        known = [seconds_Q for seconds_Q in found if seconds_Q is not None]
+    def all_to_all_s(
+        self, tokens_Q: Floats, *, hidden: int, top_k: int, ranks: int
+    ) -> Floats | None:
+        """Dispatch and combine by DeepEP's faster kernels; None where no table has them."""
+        known_seconds = self.deepep_s(tokens_Q, hidden=hidden, top_k=top_k, ranks=ranks)
+        known = [seconds_Q for seconds_Q in known_seconds if seconds_Q is not None]
         if not known:
             return None
         best_Q = np.min(known, axis=0)
@@ -233,7 +237,7 @@ class ServingMachine:
         Ranks that were not measured take what the next larger number takes, or up to twice the
         largest what that takes.
         """
-        measured = self._exchanges(hidden=hidden, top_k=top_k, ranks=ranks)
+        measured = self._a2a_curves(hidden=hidden, top_k=top_k, ranks=ranks)
         halves: dict[tuple[str, str], Floats] = {}
         for (mode, half), curves in measured.items():
             fastest_Q = np.min([curve.seconds(tokens_Q) for curve in curves], axis=0)
@@ -248,13 +252,13 @@ class ServingMachine:
         )
         return normal, low
 
-    def _exchanges(
+    def _a2a_curves(
         self, *, hidden: int, top_k: int, ranks: int
     ) -> Mapping[tuple[str, str], tuple[Curve, ...]]:
-        """What was measured of the number of ranks that stands for so many."""
+        """Measured curves of the number of ranks that stands for this one."""
         if self.tables is None:
             return {}
-        measured: Exchanges = self.tables.exchanges(hidden=hidden, top_k=top_k)
+        measured: A2aCurves = self.tables.a2a_curves(hidden=hidden, top_k=top_k)
         if not measured or not min(measured) <= ranks <= 2 * max(measured):
             return {}
         return measured[min((each for each in measured if each >= ranks), default=max(measured))]
@@ -311,12 +315,12 @@ class ServingMachine:
                 for library in self.tables.softwares("collective")
                 for graph in ("_graph", "")
             ]
-        found = [self.tables.curve("collective", name) for name in names]
-        return [curve for curve in found if curve is not None]
+        curves = [self.tables.curve("collective", name) for name in names]
+        return [curve for curve in curves if curve is not None]
 
 
-def product_work(m_Q: Floats, *, n: float, k: float, dtype: str) -> tuple[Floats, Floats]:
-    """Operations and bytes of a product; rows are bf16."""
+def gemm_work(m_Q: Floats, *, n: float, k: float, dtype: str) -> tuple[Floats, Floats]:
+    """Operations and bytes of a GEMM; rows are bf16."""
     return 2.0 * m_Q * n * k, BYTES[dtype] * n * k + 2.0 * m_Q * (n + k)
 
 
@@ -329,12 +333,12 @@ def moe_work(tokens_Q: Floats, shape: MoeShape, *, reached_Q: Floats) -> tuple[F
 
 
 def even_activated(tokens_Q: Floats, shape: MoeShape) -> Floats:
-    """Distinct experts that a rank reads on average where all are chosen alike.
+    """Distinct experts that a rank reads on average under uniform routing.
 
     Model:   E / R (1 - (1 - k / E)^m)
     Source:  Janus (arXiv:2512.13525)
     """
-    left_alone = 1.0 - shape.top_k / shape.experts
+    unread_share = 1.0 - shape.top_k / shape.experts
     return np.asarray(
-        shape.experts / shape.expert * (1.0 - left_alone ** np.maximum(tokens_Q, 1.0))
+        shape.experts / shape.expert * (1.0 - unread_share ** np.maximum(tokens_Q, 1.0))
     )

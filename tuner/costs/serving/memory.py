@@ -18,7 +18,7 @@ from tuner.costs.serving.engine import Degrees
 
 RESERVE_BYTES: Final = 4.0e9
 DEVICE_RATIO: Final = 0.88
-"""Of a device's memory, where no engine's rule is known (attention apart from experts)."""
+"""Of a device's memory, where no engine's rule is known (AFD)."""
 STATE_BYTES: Final = 4.0
 """Of an element of a state (`mamba_ssm_dtype: float32` in Qwen3-Next's config.json)."""
 FULL_RATIO: Final = 0.95
@@ -28,7 +28,7 @@ FULL_RATIO: Final = 0.95
 def weight_bytes(decoder: Decoder, formats: Formats, degrees: Degrees) -> float:
     """Of one device."""
     ranks, hidden = degrees.attention_tensor, decoder.hidden
-    ends = 2.0 * decoder.vocab * hidden * BYTES[formats.head] / ranks
+    embedding_and_head = 2.0 * decoder.vocab * hidden * BYTES[formats.head] / ranks
     total = 0.0
     for group in decoder.layers:
         layer = _attention_bytes(group.attention, hidden, formats, ranks)
@@ -42,8 +42,8 @@ def weight_bytes(decoder: Decoder, formats: Formats, degrees: Degrees) -> float:
             layer += hidden * own.num * BYTES["bf16"]
         total += group.count * layer
     if degrees.pipeline == 1:
-        return ends + total
-    return 0.5 * ends + total * stage_ratio(decoder, degrees)
+        return embedding_and_head + total
+    return 0.5 * embedding_and_head + total * stage_ratio(decoder, degrees)
 
 
 def attention_weight_bytes(decoder: Decoder, formats: Formats, degrees: Degrees) -> float:

@@ -1,4 +1,4 @@
-"""What each engine makes its KV cache of, by release.
+"""How each engine sizes its KV cache, by release.
 
     V memory that CUDA shows    W weights    S what steps take: activations, graphs, buffers
     C context and communicators    r the share that a launch states, or the engine's own
@@ -109,7 +109,7 @@ RULES: Final[Mapping[Engine, tuple[MemoryRule, ...]]] = MappingProxyType(
 - TensorRT-LLM: logits, as fp32, probabilities, sorted, order (2 + 4 + 4 + 4 + 8)."""
 
 
-def rule_of(engine: Engine, release: str = "") -> MemoryRule:
+def memory_rule(engine: Engine, release: str = "") -> MemoryRule:
     """Return the rule of a release; of the newest where none or no number is named."""
     rules = RULES[engine]
     number = _numbers(release)
@@ -120,10 +120,10 @@ def rule_of(engine: Engine, release: str = "") -> MemoryRule:
 
 def _numbers(release: str) -> tuple[int, ...]:
     """Leading numbers of a release: `0.10.1rc2` is 0, 10, 1."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in release.strip().lstrip("v").split(".")[:3]:
         digits = part[: next((at for at, sign in enumerate(part) if not sign.isdigit()), len(part))]
         if not digits:
             break
-        found.append(int(digits[:6]))
-    return tuple(found)
+        numbers.append(int(digits[:6]))
+    return tuple(numbers)

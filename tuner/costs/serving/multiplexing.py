@@ -1,6 +1,6 @@
-"""Prefill and decode side by side on shares of one device's multiprocessors.
+"""Intra-GPU multiplexing: prefill and decode on shares of one device's SMs.
 
-    x, 1 - x   shares of the multiprocessors that prefill and decode have while both have work
+    x, 1 - x   shares of the SMs that prefill and decode have while both have work
     t          seconds of an operation on the whole device, F its operations, B its bytes
     c, m       seconds that F takes at the attained peak, B at the attained memory bandwidth
 
@@ -19,20 +19,20 @@ beta = 1, the most that it can take. When one phase has nothing to do the other 
 device.
 
 s_sat: a multiprocessor draws 67 GB/s at most: 5,120 bytes a clock from the L2 cache at 1.41 GHz
-over 108 multiprocessors (NVIDIA A100 whitepaper); Hopper's are taken to be alike.
+over 108 multiprocessors (NVIDIA A100 whitepaper); Hopper's are assumed equal.
 
-    steady state of n running sequences, O tokens of an answer, P(x) seconds of a prompt, T(1)
+    steady state of n running sequences, O output tokens, P(x) seconds of a prompt, T(1)
     seconds of a step alone and T(y) beside a prompt; rho = r P(x) is prefill's busy share:
     n = r O TPOT,  1 / TPOT = rho / T(y) + (1 - rho) / T(1)
     =>  r = (n / T(1)) / (O + n P(x) (1 / T(1) - 1 / T(y))),  at most 1 / P(x)
 
 Evidence: no measurement of ours. semi-PD's fit of Llama3-8B on A100s, TPOT(y) = 0.6284 / y + 0.3818
 of its time alone, lies between this model's curves of few and of many running sequences
-(tests/tuner/costs/serving/test_sharing.py).
+(tests/tuner/costs/serving/test_multiplexing.py).
 
-Letters: Q questions. Not covered: exchanges between devices, which take the time that they take
-alone; attention-data ranks, which would have to agree on when prompts run; activations of both
-phases held at once; power, which two busy phases share.
+Letters: Q query points. Not covered: collectives, which take as long as without multiplexing;
+attention-data ranks, which would have to agree on when prompts run; activations of both phases
+resident at once; power, which two busy phases share.
 """
 
 from dataclasses import dataclass, fields
@@ -48,8 +48,8 @@ from tuner.costs.serving.machine import (
     MoeShape,
     ServingMachine,
     even_activated,
+    gemm_work,
     moe_work,
-    product_work,
 )
 
 PORT_BYTES_PER_S: Final = 67e9
@@ -90,13 +90,13 @@ class SharedMachine(ServingMachine):
         ports = self.sheet.compute_units * PORT_BYTES_PER_S
         return min(1.0, self.sheet.memory_bytes_per_s / ports)
 
-    def product_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
-        """One product [m, k] x [k, n]."""
-        whole_Q = super().product_s(m_Q, n=n, k=k, dtype=dtype, software=software)
-        return whole_Q * self.stretch(*product_work(m_Q, n=n, k=k, dtype=dtype), dtype=dtype)
+    def gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
+        """One GEMM [m, k] x [k, n]."""
+        whole_Q = super().gemm_s(m_Q, n=n, k=k, dtype=dtype, software=software)
+        return whole_Q * self.stretch(*gemm_work(m_Q, n=n, k=k, dtype=dtype), dtype=dtype)
 
     def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
-        """Routed experts on the busiest rank."""
+        """Routed experts on the most-loaded rank."""
         whole_Q = super().moe_s(tokens_Q, shape, software=software)
         return whole_Q * self.stretch(*_even_work(tokens_Q, shape), dtype=shape.dtype)
 
@@ -177,8 +177,8 @@ def drawn_ratio(iteration: Iteration, *, tokens: float, seconds: float) -> float
 class _Traffic(ServingMachine):
     """Prices the bytes of every operation alone, so that steps become seconds of memory."""
 
-    def product_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
-        _, bytes_Q = product_work(m_Q, n=n, k=k, dtype=dtype)
+    def gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
+        _, bytes_Q = gemm_work(m_Q, n=n, k=k, dtype=dtype)
         return bytes_Q / self.sheet.memory_bytes_per_s
 
     def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
@@ -195,8 +195,8 @@ class _Traffic(ServingMachine):
 def steady_rate_per_s(
     running_N: Floats,
     *,
-    alone_s_N: Floats,
-    beside_s_N: Floats,
+    isolated_s_N: Floats,
+    multiplexed_s_N: Floats,
     prompt_s: float,
     output_tokens: float,
 ) -> tuple[Floats, Floats]:
@@ -204,8 +204,8 @@ def steady_rate_per_s(
 
     Model:   the module's steady state; where prefill is always busy, 1 / P(x) and T(y)
     """
-    gained_N = 1.0 / alone_s_N - 1.0 / beside_s_N
-    free_N = (running_N / alone_s_N) / (output_tokens + running_N * prompt_s * gained_N)
+    gained_N = 1.0 / isolated_s_N - 1.0 / multiplexed_s_N
+    free_N = (running_N / isolated_s_N) / (output_tokens + running_N * prompt_s * gained_N)
     rate_N = np.minimum(free_N, 1.0 / prompt_s)
     busy_N = rate_N * prompt_s
-    return rate_N, 1.0 / (busy_N / beside_s_N + (1.0 - busy_N) / alone_s_N)
+    return rate_N, 1.0 / (busy_N / multiplexed_s_N + (1.0 - busy_N) / isolated_s_N)

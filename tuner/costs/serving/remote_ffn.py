@@ -1,9 +1,9 @@
-"""A decode step whose networks run on an FFN server of their own, as vLLM's plugin does it.
+"""A decode step of AFD (attention-FFN disaggregation), as vLLM's plugin runs it.
 
     A attention ranks of m tokens each, F ranks of the FFN server, r = A / F, h hidden size
     own(m)        projections, attention, two norms a layer, head, scheduler
     remote(m)     the FFN block of every layer on a server of F data ranks with r m tokens each:
-                  dense network or router, experts, shared experts, and the server's own exchange
+                  dense network or router, experts, shared experts, and the server's own all-to-all
     passed(m)     2 k (a + 2 m h / W): k messages one after the other, to the FFN rank and back;
                   k = r where r >= 1; where r < 1, 1 / r messages of r m tokens
 
@@ -22,11 +22,11 @@ concatenates, `send_ffn_output` splits), v1/worker/ffn_model_runner.py (`_ffn_fo
 all halves in turn), model_executor/remote_moe.py (`remote_ffn_forward`: send, yield, receive),
 model_executor/models/{deepseek_v2,qwen3_moe}.py (weights by role). Messages are Hockney's latency
 and bandwidth, as between pipeline stages (`Iteration.passed_s`); the FFN block is that of an
-instance that has attention too (iteration.py), so that modes compare alike.
+instance that has attention too (iteration.py), so that modes are comparable.
 
-Valid: decode steps that CUDA graphs of both roles hold. No run of the plugin was compared.
-Letters: Q questions. Not covered: the control message before each step and the synchronisation of
-the FFN worker behind it; steps without graphs; FFN ranks that get unequal numbers of peers.
+Valid: decode steps that CUDA graphs of both roles hold. No run of the plugin was compared. Letters:
+Q query points. Not covered: the control message before each step and the synchronisation of the FFN
+worker behind it; steps without graphs; FFN ranks that get unequal numbers of peers.
 """
 
 from dataclasses import dataclass, replace
@@ -42,8 +42,8 @@ from tuner.costs.serving.decoder import Decoder, Experts
 from tuner.costs.serving.iteration import Iteration, Split, sustained_factor
 from tuner.costs.serving.machine import LAUNCH_S, NODE_LATENCY_S, STREAM_RATIO
 from tuner.costs.serving.memory import attention_weight_bytes, weight_bytes
-from tuner.costs.serving.memory_rules import rule_of
-from tuner.costs.serving.reserve import reserve_of
+from tuner.costs.serving.memory_rules import memory_rule
+from tuner.costs.serving.reserve import step_reserve
 
 NORMS: Final = 2
 """Small kernels of a layer that stay with attention. As many that concatenate and split tokens join
@@ -62,9 +62,9 @@ class PeerLink:
         return np.asarray(self.latency_s + moved_Q / self.bytes_per_s)
 
 
-def peer_link(*, inside_bytes_per_s: float, card_bytes_per_s: float, is_inside: bool) -> PeerLink:
-    """Return the link inside a scale-up domain, or over a device's share of the network cards."""
-    rate = inside_bytes_per_s if is_inside else card_bytes_per_s
+def peer_link(*, inside_bytes_per_s: float, nic_bytes_per_s: float, is_inside: bool) -> PeerLink:
+    """Return the link inside a scale-up domain, or over a device's share of the NICs."""
+    rate = inside_bytes_per_s if is_inside else nic_bytes_per_s
     latency_s = LAUNCH_S if is_inside else LAUNCH_S + NODE_LATENCY_S
     return PeerLink(latency_s=latency_s, bytes_per_s=STREAM_RATIO * rate)
 
@@ -91,7 +91,7 @@ class RemoteFfnIteration(Iteration):
     def linear_s(self, m_Q: Floats) -> Floats:
         """Their sum, at the clocks that the devices of each role keep."""
         split = self.linear_split(m_Q)
-        return np.asarray(split.compute_Q + split.exchange_Q)
+        return np.asarray(split.compute_Q + split.all_to_all_Q)
 
     def linear_split(self, m_Q: Floats) -> Split:
         """What attention devices compute, and what is away meanwhile: the FFN block and the way."""
@@ -99,9 +99,9 @@ class RemoteFfnIteration(Iteration):
         at_ffn_Q = self._ffn_tokens(m_Q)
         remote_Q = np.sum(list(self._remote_parts(m_Q).values()), axis=0)
         return Split(
-            alone_Q=np.zeros_like(m_Q),
+            dense_Q=np.zeros_like(m_Q),
             compute_Q=np.asarray(own_Q),
-            exchange_Q=np.asarray(remote_Q * sustained_factor(at_ffn_Q)),
+            all_to_all_Q=np.asarray(remote_Q * sustained_factor(at_ffn_Q)),
         )
 
     def _ffn_tokens(self, m_Q: Floats) -> Floats:
@@ -154,14 +154,14 @@ def ffn_bytes(ffn: Iteration, *, step_tokens: int, running: int) -> float:
         step_tokens: of one of its data ranks at most: those of all its peers.
         running: likewise sequences.
     """
-    reserve = reserve_of(ffn, step_tokens=step_tokens, running=running)
+    reserve = step_reserve(ffn, step_tokens=step_tokens, running=running)
     return ffn_weight_bytes(ffn) + reserve.steps
 
 
 def ffn_fits(ffn: Iteration, *, memory_bytes: float, step_tokens: int, running: int) -> bool:
     """Whether a device of the FFN server holds its weights beside its steps; it has no cache."""
-    rule = rule_of(ffn.engine)
-    reserve = reserve_of(ffn, step_tokens=step_tokens, running=running, rule=rule)
+    rule = memory_rule(ffn.engine)
+    reserve = step_reserve(ffn, step_tokens=step_tokens, running=running, rule=rule)
     weights = ffn_weight_bytes(ffn)
     room = room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)
     return room.left_bytes >= 0.0

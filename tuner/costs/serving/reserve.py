@@ -2,11 +2,11 @@
 
     T tokens of a step of one rank, n running sequences, k + 1 tokens of each (drafts included)
     reserve      = context + communicators + workspaces + activations + graphs
-                   + buffers of the exchange
+                   + all-to-all buffers
     activations  = 2 residual streams + max(attention, dense network, experts), or the sampler
     attention    = T (queries + keys + values + outputs) of the rank
     dense        = 3 T f                              gate, up and their product
-    experts      = c (max(2 f, h) + f)                c copies of tokens on the rank; the products
+    experts      = c (max(2 f, h) + f)                c copies of tokens on the rank; the GEMMs
                                                       before and behind, one of them reused
     sampler      = n (k + 1) V b                      every rank gathers the logits of the whole
                                                       vocabulary; b by engine (memory_rules.py)
@@ -37,10 +37,10 @@ from typing import Final
 
 from tuner.costs.serving.all_to_all import ELEMENT_BYTES
 from tuner.costs.serving.decoder import AttentionKind
-from tuner.costs.serving.engine import Degrees, Exchange
+from tuner.costs.serving.engine import A2aBackend, Degrees
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.memory import stage_ratio
-from tuner.costs.serving.memory_rules import MemoryRule, rule_of
+from tuner.costs.serving.memory_rules import MemoryRule, memory_rule
 
 MIB: Final = 2.0**20
 CONTEXT_BYTES: Final = 512.0 * MIB
@@ -76,7 +76,7 @@ class Reserve:
     activations: float
     graphs: float
     buffers: float
-    """Of the exchange around experts."""
+    """Of the all-to-all around experts."""
     workspaces: float = 0.0
     """Of the libraries that run the kernels."""
 
@@ -91,7 +91,7 @@ class Reserve:
         return self.context + self.communicators + self.steps
 
 
-def reserve_of(
+def step_reserve(
     iteration: Iteration,
     *,
     step_tokens: int,
@@ -108,7 +108,7 @@ def reserve_of(
         captured: sequences of the largest CUDA graph, 0 without any; None: as the engine does.
         rule: of the engine's release; None: of the newest.
     """
-    rule = rule or rule_of(iteration.engine)
+    rule = rule or memory_rule(iteration.engine)
     most = min(running, MOST_CAPTURED) if captured is None else min(captured, running)
     checked = iteration.checked_tokens
     activations = activation_bytes(
@@ -122,7 +122,7 @@ def reserve_of(
         communicators=_communicator_bytes(iteration),
         activations=activations,
         graphs=rule.graphs_per_size * graph_bytes(iteration, sequences=most),
-        buffers=exchange_buffer_bytes(iteration, tokens=(most or running) * checked),
+        buffers=all_to_all_buffer_bytes(iteration, tokens=(most or running) * checked),
         workspaces=WORKSPACE_BYTES,
     )
 
@@ -185,7 +185,7 @@ def _expert_bytes(iteration: Iteration, tokens: float) -> float:
     return ELEMENT_BYTES * (gathered + copies * (max(2.0 * ffn, hidden) + ffn))
 
 
-def exchange_buffer_bytes(iteration: Iteration, *, tokens: int) -> float:
+def all_to_all_buffer_bytes(iteration: Iteration, *, tokens: int) -> float:
     """Buffers of DeepEP for steps of at most so many tokens of a rank, drafts included."""
     own, degrees = iteration.decoder.experts, iteration.degrees
     if own is None or degrees.attention_data == 1 or not _is_dispatched(iteration):
@@ -193,7 +193,7 @@ def exchange_buffer_bytes(iteration: Iteration, *, tokens: int) -> float:
     slots = iteration.num_slots
     hidden = iteration.decoder.hidden
     total = _normal_bytes(hidden, degrees)
-    if iteration.exchange is Exchange.LOW_LATENCY:
+    if iteration.a2a_backend is A2aBackend.LOW_LATENCY:
         total += low_latency_bytes(hidden=hidden, experts=slots, tokens=dispatch_cap(tokens))
     return total
 
@@ -223,4 +223,4 @@ def _normal_bytes(hidden: int, degrees: Degrees) -> float:
 
 
 def _is_dispatched(iteration: Iteration) -> bool:
-    return iteration.exchange in (Exchange.NORMAL, Exchange.LOW_LATENCY)
+    return iteration.a2a_backend in (A2aBackend.NORMAL, A2aBackend.LOW_LATENCY)

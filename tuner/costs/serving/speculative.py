@@ -66,7 +66,7 @@ class Drafting:
 
     @property
     def overshoot_tokens(self) -> float:
-        """Tokens that the last step of a long answer yields beyond its end, on average.
+        """Tokens that the last step of a long output yields beyond its end, on average.
 
         Model:   (E[X^2] / E[X] - 1) / 2, X the tokens of a step: mean residual life of a renewal
                  process of whole steps (Feller, An Introduction to Probability Theory, vol. 2, XI)

@@ -1,15 +1,15 @@
 """Measured kernels of one system, every engine's, by operation, shape and software.
 
 Of several versions of one software the newest that measured a shape counts; experts of a stated
-version stay under `software@version`. An engine's products come
+version stay under `software@version`. An engine's GEMMs come
 from its own table, but for those whose timing holds more than the kernel: vLLM's block-scaled
-products carry the host's launch (58 to 280 us at few rows, where the others read 8 to 27) and its
-fp8 products at single sizes twice what their neighbours read, TensorRT-LLM's fp8 and nvfp4 products
+GEMMs carry the host's launch (58 to 280 us at few rows, where the others read 8 to 27) and its
+fp8 GEMMs at single sizes twice what their neighbours read, TensorRT-LLM's fp8 and nvfp4 GEMMs
 a quantisation that static checkpoints do not run (6 to 9 us). There the fastest of all tables
 counts.
 
-Tables of an operation are read when it is first asked for: those of a system hold a million rows,
-of which one model meets a few operations.
+Tables of an operation are read on first use: those of a system hold a million rows,
+of which one model needs a few operations.
 
 A shape that no table holds gives None; the caller falls back to the datasheet and says so.
 """
@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from profilers.arrays import Arrays
 from profilers.imports.releases import release_order
-from tuner.costs.serving.curves import Curve, Floats, Grid, Plane, curve_of, plane_of
+from tuner.costs.serving.curves import Curve, Floats, Grid, Plane, build_curve, build_plane
 
 FREE_AXES: Final[Mapping[str, tuple[str, ...]]] = {
     "attention": ("batch", "sequence"),
@@ -38,17 +38,17 @@ FREE_AXES: Final[Mapping[str, tuple[str, ...]]] = {
     "collective": ("bytes",),
     "expert_all_to_all": ("tokens",),
 }
-"""Axes that are interpolated over; all others must be met."""
+"""Axes that are interpolated over; all others must match exactly."""
 
 SPOILT: Final = frozenset(
     {("vllm", "fp8_block"), ("vllm", "fp8"), ("trtllm", "fp8"), ("trtllm", "nvfp4")}
 )
-"""Products whose timing holds more than the kernel; see above."""
+"""GEMMs whose timing holds more than the kernel; see above."""
 FASTEST: Final = ""
 """Stands for all engines together."""
 
 Key = tuple[str | int, ...]
-Exchanges = Mapping[int, Mapping[tuple[str, str], tuple[Curve, ...]]]
+A2aCurves = Mapping[int, Mapping[tuple[str, str], tuple[Curve, ...]]]
 """Curves over tokens by ranks, then by mode and half."""
 
 
@@ -68,15 +68,15 @@ class KernelTables:
     read: Callable[[str], Sequence[Arrays]]
     """Every table of an operation."""
     grids: dict[tuple[str, str], Grid] = field(default_factory=dict)
-    """Products by software and dtype; the empty software is the fastest at each size. Filled when
-    first asked for, as is all that follows."""
+    """GEMMs by software and dtype; the empty software is the fastest at each size. Filled when
+    first used, as is all that follows."""
     groups: dict[str, Mapping[Key, _Group]] = field(default_factory=dict)
-    """By operation: rows by (software, kind, dtype, the axes that must be met)."""
+    """By operation: rows by (software, kind, dtype, the axes that must match)."""
     curves: dict[Key, Curve | None] = field(default_factory=dict)
     planes: dict[Key, Plane | None] = field(default_factory=dict)
     named: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    ended: dict[str, Mapping[Key, tuple[int, ...]]] = field(default_factory=dict)
-    exchanged: dict[tuple[int, int], Exchanges] = field(default_factory=dict)
+    known_last_values: dict[str, Mapping[Key, tuple[int, ...]]] = field(default_factory=dict)
+    known_a2a_curves: dict[tuple[int, int], A2aCurves] = field(default_factory=dict)
 
     def softwares(self, operation: str) -> tuple[str, ...]:
         """Engines whose kernels of an operation were measured."""
@@ -85,21 +85,23 @@ class KernelTables:
             self.named[operation] = tuple(sorted(names))
         return self.named[operation]
 
-    def ends(self, operation: str, beginning: Key) -> tuple[int, ...]:
+    def last_values(self, operation: str, beginning: Key) -> tuple[int, ...]:
         """Values of the last axis of the measured shapes that begin so, ascending."""
-        if operation not in self.ended:
-            found: dict[Key, list[int]] = {}
+        if operation not in self.known_last_values:
+            by_key: dict[Key, list[int]] = {}
             for *first, last in self._rows(operation):
-                found.setdefault(tuple(first), []).append(int(last))
-            self.ended[operation] = {key: tuple(sorted(ends)) for key, ends in found.items()}
-        return self.ended[operation].get(beginning, ())
+                by_key.setdefault(tuple(first), []).append(int(last))
+            self.known_last_values[operation] = {
+                key: tuple(sorted(last_values)) for key, last_values in by_key.items()
+            }
+        return self.known_last_values[operation].get(beginning, ())
 
-    def product(self, *, dtype: str, n: float, k: float, software: str) -> Curve | None:
-        """Seconds over rows of a product [rows, k] x [k, n]."""
+    def gemm(self, *, dtype: str, n: float, k: float, software: str) -> Curve | None:
+        """Seconds over rows of a GEMM [rows, k] x [k, n]."""
         own = FASTEST if (software, dtype) in SPOILT else software
         key: Key = ("gemm", own, dtype, int(n), int(k))
         if key not in self.curves:
-            grids = self._products()
+            grids = self._gemm_grids()
             grid = grids.get((own, dtype)) or grids.get((FASTEST, dtype))
             self.curves[key] = None if grid is None else grid.curve(a=n, b=k)
         return self.curves[key]
@@ -120,22 +122,22 @@ class KernelTables:
             self.planes[full] = None
             if group is not None:
                 x_N, y_N = group.free
-                self.planes[full] = plane_of(x_N, y_N, group.time_s_N)
+                self.planes[full] = build_plane(x_N, y_N, group.time_s_N)
         return self.planes[full]
 
-    def exchanges(self, *, hidden: int, top_k: int) -> Exchanges:
+    def a2a_curves(self, *, hidden: int, top_k: int) -> A2aCurves:
         """Every measured exchange of copies so wide, whatever experts and share of the device."""
         wanted = (hidden, top_k)
-        if wanted not in self.exchanged:
-            found: dict[int, dict[tuple[str, str], tuple[Curve, ...]]] = {}
+        if wanted not in self.known_a2a_curves:
+            by_key: dict[int, dict[tuple[str, str], tuple[Curve, ...]]] = {}
             for key, group in self._rows("expert_all_to_all").items():
                 if (key[3], key[4]) == wanted:
                     mode, _, half = str(key[1]).rpartition("_")
-                    of_ranks = found.setdefault(int(key[6]), {})
-                    curve = curve_of(group.free[0], group.time_s_N)
+                    of_ranks = by_key.setdefault(int(key[6]), {})
+                    curve = build_curve(group.free[0], group.time_s_N)
                     of_ranks[mode, half] = (*of_ranks.get((mode, half), ()), curve)
-            self.exchanged[wanted] = found
-        return self.exchanged[wanted]
+            self.known_a2a_curves[wanted] = by_key
+        return self.known_a2a_curves[wanted]
 
     def shapes(self, operation: str) -> Iterable[Key]:
         """Every measured shape."""
@@ -146,7 +148,7 @@ class KernelTables:
             self.groups[operation] = _groups(_by_version(self.read(operation)))
         return self.groups[operation]
 
-    def _products(self) -> Mapping[tuple[str, str], Grid]:
+    def _gemm_grids(self) -> Mapping[tuple[str, str], Grid]:
         if not self.grids:
             self.grids.update(_grids(_by_version(self.read("gemm"))))
         return self.grids
@@ -160,35 +162,27 @@ def _one_sequence(group: _Group, operation: str) -> Curve:
         keep_N &= values_N == (0 if axis == "past" else 1)
     if not keep_N.any():
         keep_N[:] = True
-    return curve_of(last_N[keep_N], group.time_s_N[keep_N])
-
-
-def kernel_tables(system: str, arrays: Sequence[Arrays]) -> KernelTables:
-    """Index tables of one system that are in memory already."""
-    return KernelTables(
-        system=system,
-        read=lambda operation: [table for table in arrays if table.operation == operation],
-    )
+    return build_curve(last_N[keep_N], group.time_s_N[keep_N])
 
 
 def _groups(tables: Sequence[Arrays]) -> dict[Key, _Group]:
     """Rows of one operation by shape; later tables count."""
     kept: dict[Key, _Group] = {}
     for table in tables:
-        found = _grouped(table)
-        kept.update(found)
+        by_key = _grouped(table)
+        kept.update(by_key)
         if table.operation == "moe":
-            kept.update({(f"{key[0]}@{table.version}", *key[1:]): found[key] for key in found})
+            kept.update({(f"{key[0]}@{table.version}", *key[1:]): by_key[key] for key in by_key})
     return kept
 
 
-def _grids(products: Sequence[Arrays]) -> dict[tuple[str, str], Grid]:
-    dtypes = sorted({str(name) for table in products for name in set(table.dtype_N.tolist())})
-    softwares = sorted({table.software for table in products})
+def _grids(gemm_tables: Sequence[Arrays]) -> dict[tuple[str, str], Grid]:
+    dtypes = sorted({str(name) for table in gemm_tables for name in set(table.dtype_N.tolist())})
+    softwares = sorted({table.software for table in gemm_tables})
     grids: dict[tuple[str, str], Grid] = {}
     for dtype in dtypes:
         for software in (FASTEST, *softwares):
-            own = [table for table in products if software in (FASTEST, table.software)]
+            own = [table for table in gemm_tables if software in (FASTEST, table.software)]
             grid = _grid(own, dtype)
             if grid is not None:
                 grids[software, dtype] = grid
@@ -209,28 +203,28 @@ def _grouped(table: Arrays) -> dict[Key, _Group]:
     is_new_N = np.concatenate(([True], (np.diff(stacked, axis=1) != 0).any(axis=0)))
     start_G = np.flatnonzero(is_new_N)
     end_G = np.append(start_G[1:], len(order_N))
-    found: dict[Key, _Group] = {}
+    by_key: dict[Key, _Group] = {}
     for start, end in zip(start_G, end_G, strict=True):
         first, rows = stacked[:, start], order_N[start:end]
         labels = [str(names[code]) for (names, _), code in zip(coded, first[:2], strict=True)]
         key: Key = (table.software, *labels, *(int(value) for value in first[2:]))
-        found[key] = _Group(
+        by_key[key] = _Group(
             free=tuple(table.axes_N[axis][rows] for axis in free), time_s_N=table.time_s_N[rows]
         )
-    return found
+    return by_key
 
 
 def _coded(texts_N: npt.NDArray[np.object_]) -> tuple[list[str], npt.NDArray[np.int64]]:
-    """Words in order, and which of them stands in each row."""
+    """Distinct words in order, and the code of each row."""
     texts = texts_N.tolist()
     words = sorted(set(texts))
     place = {word: at for at, word in enumerate(words)}
     return words, np.array([place[text] for text in texts], dtype=np.int64)
 
 
-def _grid(products: Sequence[Arrays], dtype: str) -> Grid | None:
+def _grid(gemm_tables: Sequence[Arrays], dtype: str) -> Grid | None:
     """Fill every engine's grid between its points, then take the fastest at each."""
-    parts = [(table, np.flatnonzero(table.dtype_N == dtype)) for table in products]
+    parts = [(table, np.flatnonzero(table.dtype_N == dtype)) for table in gemm_tables]
     newest = {table.software: (table, rows) for table, rows in parts if len(rows)}
     if not newest:
         return None

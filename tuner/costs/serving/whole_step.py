@@ -5,24 +5,24 @@
     drafting    m = n (k + 1); beside the step the drafter passes those m tokens once and n tokens
                 k - 1 times, each pass with the head
     halves      two of m / 2 tokens: T = c + a + e_1 + max(0, e - c - a, s e)
-                c products, a attention, e exchange of both halves over the layers with experts,
-                e_1 the first exchange, which nothing hides; layers without experts run whole
+                c GEMMs, a attention, e all-to-all of both halves over the layers with experts,
+                e_1 the first all-to-all, which nothing hides; layers without experts run whole
     stages      p micro-batches of n / p sequences are under way, so that a round takes
                 max(all stages, p times the slowest), and gives each sequence one step's tokens
 
 The order of halves follows SGLang's `--enable-two-batch-overlap` and vLLM's `--enable-dbo`: while
-one half is exchanged the other computes. s is the share of multiprocessors that normal DeepEP
-kernels hold meanwhile, 20 of a device's (deep_ep/buffer.py, `Buffer.num_sms`); low-latency ones
-hold none (DeepEP's README, receive hooks). Two halves are less efficient than one whole: the sum
-may be longer, and nothing here chooses. The overlap is ideal: SGLang reports up to 35 % more tokens
-from halves on 32 and 72 H100 (lmsys.org, 2025-05-05, large-scale EP), where this gives 60 %.
+one half is in the all-to-all the other computes. s is the share of multiprocessors that normal
+DeepEP kernels hold meanwhile, 20 of a device's (deep_ep/buffer.py, `Buffer.num_sms`); low-latency
+ones hold none (DeepEP's README, receive hooks). Two halves are less efficient than one whole: the
+sum may be longer, and nothing here chooses. The overlap is ideal: SGLang reports up to 35 % more
+tokens from halves on 32 and 72 H100 (lmsys.org, 2025-05-05, large-scale EP), where this gives 60 %.
 
 Passes of a drafter: the first reads what the step has checked, the others what they wrote (vLLM,
-`vllm/v1/spec_decode/eagle.py`). Stages are as in Megatron's even split; the head, and what drafts,
-stand on the last stage. The bound of a round is that of a permutation flow shop of equal jobs.
+`vllm/v1/spec_decode/eagle.py`). Stages are as in Megatron's even split; the head, and the drafter,
+are on the last stage. The bound of a round is that of a permutation flow shop of equal jobs.
 
-Letters: Q questions. Not covered: host work between the passes of a drafter, bubbles of prompts of
-unlike length in a pipeline, a gathering of logits over the drafter's smaller vocabulary.
+Letters: Q query points. Not covered: host work between the passes of a drafter, bubbles of prompts
+of different lengths in a pipeline, a gathering of logits over the drafter's smaller vocabulary.
 """
 
 from typing import Final
@@ -30,7 +30,7 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.engine import Exchange
+from tuner.costs.serving.engine import A2aBackend
 from tuner.costs.serving.iteration import Iteration
 from tuner.spec.serving.manifests.manifest import LARGEST_DISPATCH_TOKENS
 
@@ -107,26 +107,26 @@ def through_s(iteration: Iteration, m_Q: Floats, attention_Q: Floats) -> Floats:
 
 
 def halves_share(iteration: Iteration) -> float:
-    """Share of the layers whose exchange may hide."""
+    """Share of the layers whose all-to-all may be hidden."""
     return iteration.moe_layers / iteration.decoder.num_layers
 
 
 def halves_s(iteration: Iteration, m_Q: Floats) -> dict[str, Floats]:
-    """Seconds of two half steps of m tokens together, attention apart.
+    """Seconds of two half steps of m tokens together, without attention.
 
-    `open` is paid in any case, `hidden` is exchange that `cover` and attention may hide, `held` the
-    least that it costs where it does. A step that cannot be halved has nothing to hide.
+    `open` is paid in any case, `hidden` is all-to-all that `cover` and attention may hide, `held`
+    the least that it costs where it does. A step that cannot be halved has nothing to hide.
     """
     whole, half = iteration.linear_split(m_Q), iteration.linear_split(np.maximum(0.5 * m_Q, 1.0))
     layers = max(iteration.moe_layers, 1)
-    first_Q = half.exchange_Q / layers
-    hidden_Q = 2.0 * half.exchange_Q - first_Q
+    first_Q = half.all_to_all_Q / layers
+    hidden_Q = 2.0 * half.all_to_all_Q - first_Q
     held_Q = hidden_Q * HELD_UNITS / iteration.machine.sheet.compute_units
-    if iteration.exchange is not Exchange.NORMAL:
+    if iteration.a2a_backend is not A2aBackend.NORMAL:
         held_Q = np.where(m_Q > 2.0 * LARGEST_DISPATCH_TOKENS, held_Q, 0.0)
     can_halve_Q = (m_Q >= 2.0) & (iteration.degrees.attention_data > 1)
-    plain_Q = whole.alone_Q + whole.compute_Q + whole.exchange_Q
-    split_Q = whole.alone_Q + 2.0 * half.compute_Q + first_Q
+    plain_Q = whole.dense_Q + whole.compute_Q + whole.all_to_all_Q
+    split_Q = whole.dense_Q + 2.0 * half.compute_Q + first_Q
     none_Q = np.zeros_like(m_Q)
     return {
         "open": np.where(can_halve_Q, split_Q, plain_Q),

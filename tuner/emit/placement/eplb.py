@@ -32,7 +32,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         *statement(verified),
         "",
         f"Rows are MoE layers; in the model these are decoder layers {spans(decision.layer_ids)}.",
-        f"Slot p stands on rank p // {decision.slots_per_rank[0]}.",
+        f"Slot p is on rank p // {decision.slots_per_rank[0]}.",
         "Read an array with torch.from_numpy(numpy.load(FILE, allow_pickle=False)).",
     )
     return (

@@ -4,8 +4,8 @@
                     expert, or all experts in one tensor
     Megatron Core   sequential and grouped (Transformer Engine) experts, router and its expert bias
 
-Names of experts that are not recognised are refused, so that no part of an expert stays behind.
-Layers outside the main stack (draft models, `mtp.`) are none of a placement's.
+Unknown expert tensors are refused, so that no part of an expert is missed. Layers outside the main
+stack (draft models, `mtp.`) are ignored.
 """
 
 import re
@@ -43,23 +43,23 @@ class Part:
     """Of a tensor that belongs to one expert."""
     head: str = ""
     tail: str = ""
-    """What stands before and after the expert's number."""
+    """Text before and after the expert's number."""
 
-    def renamed(self, expert: int) -> str:
-        """Return the name that the tensor has as another expert's."""
+    def name_for(self, expert: int) -> str:
+        """Return the tensor's name for another expert."""
         return f"{self.head}{expert}{self.tail}"
 
 
-def part_of(name: str) -> Part | None:
-    """Return what the tensor is; None where it belongs to no expert and no router.
+def parse_name(name: str) -> Part | None:
+    """Return what the tensor is; None where it is neither of an expert nor of a router.
 
     Raises:
         ValueError: the tensor belongs to experts, but its layout is not known.
     """
-    found = _LAYER.fullmatch(name)
-    if found is None:
+    match = _LAYER.fullmatch(name)
+    if match is None:
         return None
-    layer, rest = int(found["layer"]), found["rest"]
+    layer, rest = int(match["layer"]), match["rest"]
     if _ROUTER.fullmatch(rest):
         return Part(layer=layer, kind="router")
     if _ALL.fullmatch(rest):
@@ -75,5 +75,5 @@ def part_of(name: str) -> Part | None:
             tail=one["tail"],
         )
     if _EXPERTS.match(rest) and not rest.endswith("_extra_state"):
-        raise ValueError(f"{name!r} is no layout of experts that can be renumbered")
+        raise ValueError(f"{name!r} is not an expert layout that can be renumbered")
     return None

@@ -1,8 +1,7 @@
 """The shell script that starts an engine with an emitted placement.
 
-The script finds its own folder, wherever it is called from, and passes what the user adds on to the
-engine. On several nodes it runs once on each, told apart by NODE_RANK, unless the engine has a
-launcher of its own.
+The script finds its own folder and passes the user's arguments on to the engine. On several nodes
+it runs once on each, with NODE_RANK set, unless the engine has a launcher of its own.
 """
 
 from collections.abc import Iterable
@@ -29,8 +28,8 @@ def run_script(
     Args:
         verified: what is started.
         usage: lines for people.
-        command: words of the command as bash reads them, quoted where they must be; `"$@"` stands
-            where the user's own arguments belong.
+        command: words of the command as bash reads them, quoted where they must be; `"$@"` marks
+            the place of the user's arguments.
     """
     words = tuple(command)
     lines = [*statement(verified), "", *usage]
@@ -52,5 +51,5 @@ def run_script(
 
 
 def num_nodes(verified: VerifiedPlacement) -> int:
-    """Return the machines that the ranks stand on."""
+    """Return the number of machines."""
     return -(-verified.decision.num_devices // verified.decision.ranks_per_node)

@@ -1,9 +1,9 @@
-"""Emits the permutation of experts that brings a placement into Megatron, and a script to apply it.
+"""Emits the expert permutation that applies a placement to Megatron, and a script to apply it.
 
-Megatron keeps no table of experts: local expert i of rank r is expert r * E / EP + i. Which expert
-stands where can only be said by renumbering them in the checkpoint: expert p of the new one is
-expert `permutation[layer][p]` of the old one, in the experts' weights and in the router's rows
-alike, so that the model computes the same. Read from Megatron Core d98e8a6.
+Megatron has no expert table: local expert i of rank r is expert r * E / EP + i. A placement is
+therefore applied by renumbering the checkpoint: expert p of the new one is expert
+`permutation[layer][p]` of the old one, in the experts' weights and in the router's rows, so that
+the model computes the same. Read from Megatron Core d98e8a6.
 """
 
 import json

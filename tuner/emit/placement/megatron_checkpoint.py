@@ -1,14 +1,14 @@
 """Renumbers the experts of a safetensors checkpoint, a layer at a time, without loading it.
 
-An expert's tensors get another name and keep their bytes; a router's rows, and tensors that hold
-all experts, are written row by row in the new order. Number types do not matter, and memory is
-bounded by one row or `PIECE_BYTES`. The new checkpoint appears whole or not at all.
+An expert's tensors are renamed and keep their bytes; a router's rows, and tensors with all experts,
+are written row by row in the new order. Any dtype works, and memory is bounded by one row or
+`PIECE_BYTES`. The new checkpoint is written atomically.
 
 Group-limited routing (DeepSeek) chooses among groups of neighbouring experts: a permutation that
-takes a group apart would change what the model computes, and is refused.
+splits a group would change what the model computes, and is refused.
 
 Format: https://github.com/huggingface/safetensors#format (8 bytes of length, a JSON header, data).
-Not covered: Megatron's distributed checkpoints, which are no safetensors.
+Not covered: Megatron's distributed checkpoints, which are not safetensors.
 """
 
 import json
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from profilers.files import open_regular
-from tuner.emit.placement.expert_names import Part, part_of
+from tuner.emit.placement.expert_names import Part, parse_name
 from tuner.errors import OutputError, SpecError
 from tuner.spec.files import one_line, read_json_object, read_small_text, shown_path
 
@@ -37,7 +37,7 @@ _LARGEST_TEXT_BYTES: Final = 64_000_000
 _INDEX: Final = ".safetensors.index.json"
 
 _WEIGHTS: Final = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"})
-"""Weights in other formats would keep the old numbers, so they are left behind."""
+"""Weights in other formats would keep the old numbers, so they are not copied."""
 
 Permutation = Mapping[int, tuple[int, ...]]
 """By decoder layer: the old expert that becomes expert 0, 1, ..."""
@@ -67,7 +67,7 @@ def permute_checkpoint(source: Path, target: Path, *, permutation: Permutation) 
     """Write a copy of the checkpoint with its experts renumbered.
 
     Args:
-        source: a folder with `.safetensors` files, their index and whatever lies beside.
+        source: a folder with `.safetensors` files, their index and other files.
         target: a folder that does not exist.
         permutation: of the layers to be renumbered; others stay as they are.
 
@@ -160,20 +160,20 @@ def _tensor(name: str, entry: Mapping[str, Any]) -> _Tensor:
     if not 0 <= first <= end:
         raise ValueError(f"{name!r} lies from byte {first} to {end}")
     shape = tuple(int(size) for size in entry["shape"])
-    return _Tensor(name=name, shape=shape, first=first, end=end, part=part_of(name))
+    return _Tensor(name=name, shape=shape, first=first, end=end, part=parse_name(name))
 
 
 def _check_complete(shards: Iterable[_Shard], permutation: Permutation) -> None:
     """Refuse a checkpoint that lacks a router or an expert of a layer to be renumbered."""
     routers: set[int] = set()
-    held: dict[int, set[int]] = {layer: set() for layer in permutation}
+    seen: dict[int, set[int]] = {layer: set() for layer in permutation}
     for tensor in (tensor for shard in shards for tensor in shard.tensors):
         part = tensor.part
         if part is None or part.layer not in permutation:
             continue
         experts = len(permutation[part.layer])
         if part.kind == "expert" and part.expert is not None:
-            held[part.layer].add(part.expert)
+            seen[part.layer].add(part.expert)
             continue
         if not tensor.shape or tensor.shape[0] != experts:
             raise SpecError(
@@ -182,19 +182,19 @@ def _check_complete(shards: Iterable[_Shard], permutation: Permutation) -> None:
         if part.kind == "router":
             routers.add(part.layer)
         else:
-            held[part.layer] |= set(range(experts))
+            seen[part.layer] |= set(range(experts))
     for layer, row in permutation.items():
         if layer not in routers:
             raise SpecError(f"layer {layer}: the checkpoint has no router there")
-        if held[layer] != set(range(len(row))):
+        if seen[layer] != set(range(len(row))):
             raise SpecError(
-                f"layer {layer}: the checkpoint has {len(held[layer])} experts, the permutation"
+                f"layer {layer}: the checkpoint has {len(seen[layer])} experts, the permutation"
                 f" {len(row)}"
             )
 
 
 def _check_groups(source: Path, permutation: Permutation) -> None:
-    """Refuse to take apart groups that routing chooses among."""
+    """Refuse permutations that split groups of group-limited routing."""
     path = source / "config.json"
     if not path.exists():
         return
@@ -211,19 +211,19 @@ def _check_groups(source: Path, permutation: Permutation) -> None:
             if len({expert // size for expert in row[first : first + size]}) > 1:
                 raise SpecError(
                     f"layer {layer}: the router chooses {chosen} of {groups} groups of {size}"
-                    " experts, and the placement takes a group apart; place whole groups, or serve"
-                    " with an engine that keeps a table"
+                    " experts, and the placement splits a group; place whole groups, or serve"
+                    " with an engine that has an expert table"
                 )
 
 
 def _new_name(name: str, part: Part | None, permutation: Permutation) -> str:
     if part is None or part.expert is None or part.layer not in permutation:
         return name
-    return part.renamed(permutation[part.layer].index(part.expert))
+    return part.name_for(permutation[part.layer].index(part.expert))
 
 
 def _indices(source: Path, permutation: Permutation) -> dict[str, str]:
-    """Return the indices of shards, their names renumbered as the tensors are."""
+    """Return the shard indices with renumbered tensor names."""
     texts = {}
     for path in sorted(source.glob(f"*{_INDEX}")):
         index = read_json_object(path, what="index", most_bytes=_LARGEST_TEXT_BYTES)
@@ -240,13 +240,13 @@ def _indices(source: Path, permutation: Permutation) -> dict[str, str]:
 
 def _part(name: str, path: Path) -> Part | None:
     try:
-        return part_of(name)
+        return parse_name(name)
     except ValueError as error:
         raise SpecError(f"{shown_path(path)}: {error}") from error
 
 
 def _rest(source: Path) -> list[Path]:
-    """Return what is copied as it is: configuration, tokenizer, notes."""
+    """Return the files to copy unchanged: configuration, tokenizer, notes."""
     return [
         path
         for path in sorted(source.iterdir())
@@ -255,10 +255,10 @@ def _rest(source: Path) -> list[Path]:
 
 
 def _write_shard(shard: _Shard, target: Path, permutation: Permutation) -> None:
-    renamed = {
+    name_for = {
         tensor.name: _new_name(tensor.name, tensor.part, permutation) for tensor in shard.tensors
     }
-    header = {renamed.get(name, name): entry for name, entry in shard.header.items()}
+    header = {name_for.get(name, name): entry for name, entry in shard.header.items()}
     encoded = json.dumps(header, separators=(",", ":")).encode()
     # The format pads the header with spaces so that data starts at a multiple of 8.
     encoded += b" " * (-len(encoded) % 8)

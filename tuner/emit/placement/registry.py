@@ -1,6 +1,6 @@
-"""Every engine that takes a placement, and the one function that runs its emitter.
+"""Every engine that takes a placement, and the function that runs its emitter.
 
-An emitter is `emit(verified) -> tuple[EmittedFile, ...]`, pure.
+An emitter is a pure function `emit(verified) -> tuple[EmittedFile, ...]`.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ class PlaceEmitter(Protocol):
 
 
 def refusals(target: str, decision: PlaceDecision) -> tuple[str, ...]:
-    """Return what keeps the engine from taking the placement, a line each; empty: it can.
+    """Return why the engine cannot take the placement, a line each; empty if it can.
 
     Raises:
         UnknownTargetError: no engine has this name.
@@ -69,7 +69,7 @@ def emit_placement(target: str, verified: VerifiedPlacement) -> tuple[EmittedFil
 
 
 def _marked_for(target: str, verified: VerifiedPlacement) -> VerifiedPlacement:
-    """Return the placement with what it was made for as far as this engine is concerned."""
+    """Return the placement with the `made_for` entries of this engine only."""
     marks = tuple(mark for mark in verified.plan.made_for if mark.engine == target)
     plan = verified.plan.model_copy(update={"made_for": marks})
     return verified.model_copy(update={"plan": plan})

@@ -1,9 +1,9 @@
 """Emits SGLang's `init_expert_location.json` and a `run.sh` with the flags that must agree with it.
 
-The file holds one key, `physical_to_logical_map`, since the engine hands every other key on as an
+The file has one key, `physical_to_logical_map`, because the engine passes every other key on as an
 argument. It has a row for each decoder layer. A layer without planned experts (dense, or not
-recorded) holds them in order; under `lp`, whose solvers are built for every row and limited in
-size, it holds those of the planned layer that needs the smallest one. Read from SGLang 0.5.23:
+recorded) has them in order; under `lp`, whose solvers are built for every row and limited in size,
+it repeats the planned layer with the smallest program. Read from SGLang 0.5.23:
 sglang/srt/eplb/expert_location.py and sglang/srt/arg_groups (`static` and `lp` need an all-to-all
 backend, `dynamic` runs with and without).
 """
@@ -19,7 +19,7 @@ from tuner.errors import UnsuitedPlacementError
 from tuner.place_plan import MadeFor, PlaceDecision, PlacePlan, VerifiedPlacement
 from tuner.spec.lp_memory import program_shape
 from tuner.spec.place import Dispatch
-from tuner.spec.place_targets import PLACE_TARGETS, offered, rows_misfit
+from tuner.spec.place_targets import PLACE_TARGETS, dispatch_offers, rows_misfit
 
 _TARGET: Final = PLACE_TARGETS["sglang"]
 _LOCATION: Final = "init_expert_location.json"
@@ -31,7 +31,7 @@ _FORMER: Final[Mapping[Dispatch | None, tuple[str, str]]] = {
     Dispatch.DYNAMIC: ("dynamic", "none"),
     Dispatch.EVEN: ("dynamic", "none"),
 }
-"""Dispatch rule and backend of plans that were made before they said so themselves."""
+"""Dispatch rule and backend of older plans, which do not store them."""
 
 
 def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
@@ -44,7 +44,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
     decision = verified.decision
     mark = sglang_mark(verified.plan)
     rows = _rows(decision, solves_program=mark.dispatch == Dispatch.LP.value)
-    for offer in offered(_TARGET, mark.dispatch, mark.a2a_backend):
+    for offer in dispatch_offers(_TARGET, mark.dispatch, mark.a2a_backend):
         misfit = rows_misfit(_TARGET, offer, rows, ranks=decision.num_devices)
         if misfit is not None:
             raise UnsuitedPlacementError(f"{misfit}; plan again without dispatch lp")
@@ -72,11 +72,11 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
 
 
 def sglang_mark(plan: PlacePlan) -> MadeFor:
-    """Return what the plan's placement for SGLang is tied to, also of plans without marks."""
+    """Return what the plan's placement for SGLang was made for, also if it is not stored."""
     for mark in plan.made_for:
         if mark.engine == "sglang":
             return mark
-    # A rule that the engine lacks was judged for another one.
+    # A rule that the engine lacks was evaluated for another engine.
     dispatch, backend = _FORMER.get(plan.goal.dispatch, _FORMER[None])
     ranks = plan.goal.ranks
     return MadeFor(

@@ -1,4 +1,4 @@
-"""What stands in every emitted placement, or beside it: what it is and what supports it."""
+"""The header of every emitted placement, or its README: what it is and the evidence for it."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,10 @@ from tuner.place_plan import VerifiedPlacement
 
 
 def statement(verified: VerifiedPlacement) -> tuple[str, ...]:
-    """Return the lines; a placement that nobody measured says so.
+    """Return the lines; an unmeasured placement says so.
 
-    Verdict and expected loads are left out where they were judged under another dispatch rule than
-    the engine's.
+    Verdict and expected loads are left out where they were evaluated under another dispatch rule
+    than the engine's.
     """
     decision, plan = verified.decision, verified.plan
     slots = sorted(set(decision.slots_per_rank))
@@ -25,7 +25,7 @@ def statement(verified: VerifiedPlacement) -> tuple[str, ...]:
         lines.append(f"NOT VERIFIED: {verified.waived}")
     if not all(mark.is_judged for mark in plan.made_for):
         lines.append(
-            "NOT JUDGED for this engine: the plan's verdict and expected loads hold under another"
+            "NOT EVALUATED for this engine: the plan's verdict and expected loads are for another"
             " dispatch rule than the one it runs."
         )
         return tuple(lines)
@@ -40,7 +40,7 @@ def statement(verified: VerifiedPlacement) -> tuple[str, ...]:
 
 
 def spans(layer_ids: Iterable[int]) -> str:
-    """Return ascending numbers in words, neighbours joined: `0, 3-60`."""
+    """Return ascending numbers as ranges: `0, 3-60`."""
     joined: list[list[int]] = []
     for layer in layer_ids:
         if joined and layer == joined[-1][-1] + 1:

@@ -31,7 +31,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         + rows
         + "layer_updates_per_iter: 0\n"
     )
-    # The engine opens the path as it stands, from where it was started.
+    # The engine opens the path relative to its current folder.
     options = (
         comment(statement(verified))
         + f"tensor_parallel_size: {decision.num_devices}\n"

@@ -1,14 +1,14 @@
 """Emits a vLLM plugin that returns the planned table, and a `run.sh` with the flags that match it.
 
 vLLM reads no placement file: it starts with experts in order and moves them when its expert load
-balancer rearranges. The plugin puts a policy in `EPLB_POLICIES["default"]` that answers with the
-table whatever the loads are. It is installed as a package, since vLLM loads plugins by the entry
-point `vllm.general_plugins` in each of its processes. Models of another shape, such as the draft
-model of speculative decoding, keep vLLM's own rule.
+balancer rearranges. The plugin sets a policy in `EPLB_POLICIES["default"]` that returns the table
+for any loads. It is installed as a package, since vLLM loads plugins by the entry point
+`vllm.general_plugins` in each of its processes. Models of another shape, such as the draft model of
+speculative decoding, keep vLLM's policy.
 
 Read from vLLM 0.33.0: vllm/distributed/eplb/{policy,eplb_state.py}, vllm/config/parallel.py. The
-policy is asked once while memory is profiled, which is where a wrong number of ranks stops the
-start, and again after `step_interval` / 4 passes, when the table takes effect.
+policy is called during memory profiling, where a wrong number of ranks aborts the start, and again
+after `step_interval` / 4 passes, when the table takes effect.
 """
 
 import json
@@ -34,7 +34,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
     config = {
         "num_redundant_experts": decision.redundant_experts,
         "step_interval": STEP_INTERVAL,
-        # Loads are recorded and not used.
+        # Recorded loads are not used.
         "window_size": 1,
     }
     return (
@@ -45,7 +45,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
             usage=(
                 "Once, on every node: pip install --no-deps .   (in this folder)",
                 "Usage: ./run.sh MODEL [more flags of the engine]",
-                f"Experts stand as planned after {STEP_INTERVAL // 4} passes.",
+                f"The placement takes effect after {STEP_INTERVAL // 4} passes.",
                 whole_model(decision),
             ),
             command=(
@@ -59,14 +59,12 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
 
 
 def whole_model(decision: PlaceDecision) -> str:
-    """Return what must hold of the model where an engine counts MoE layers and not all layers."""
-    return (
-        f"MODEL must have MoE layers {spans(decision.layer_ids)} and no others: rows are counted."
-    )
+    """Return the requirement on the model where an engine counts MoE layers only."""
+    return f"MODEL must have MoE layers {spans(decision.layer_ids)} and no others, one per row."
 
 
 def parallel_flags(verified: VerifiedPlacement) -> tuple[str, ...]:
-    """Return vLLM's flags for one data-parallel rank, hence one expert-parallel rank, a device."""
+    """Return vLLM's flags for one data-parallel, hence one expert-parallel, rank per device."""
     decision, nodes = verified.decision, num_nodes(verified)
     flags = (
         "--tensor-parallel-size 1",
@@ -107,7 +105,7 @@ def _module(verified: VerifiedPlacement, decision: PlaceDecision) -> str:
     rows = "".join(f"    {tuple(row)!r},\n" for row in decision.physical_to_logical)
     return (
         comment(statement(verified))
-        + '"""Places experts as planned, whatever the loads are."""\n\n'
+        + '"""Places experts as planned, for any loads."""\n\n'
         + "import logging\n\n"
         + f"NUM_EXPERTS = {decision.num_experts}\n"
         + f"NUM_RANKS = {decision.num_devices}\n"
@@ -125,7 +123,7 @@ def register() -> None:
     from vllm.distributed.eplb.policy import EPLB_POLICIES, DefaultEplbPolicy
 
     class PlannedPlacement(DefaultEplbPolicy):
-        """Answers with the planned table."""
+        """Returns the planned table."""
 
         @classmethod
         def rebalance_experts(
@@ -140,7 +138,7 @@ def register() -> None:
             planned = (len(PHYSICAL_TO_LOGICAL), NUM_EXPERTS)
             if tuple(weight.shape) != planned:
                 logging.getLogger(__name__).warning(
-                    "%s layers and experts are not the planned %s: vLLM's own rule places them",
+                    "%s layers and experts are not the planned %s: vLLM's policy places them",
                     tuple(weight.shape),
                     planned,
                 )

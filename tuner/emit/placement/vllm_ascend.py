@@ -1,8 +1,8 @@
 """Emits vLLM-Ascend's expert map and a `run.sh` that names it in `--additional-config`.
 
 `layer_id` counts MoE layers from 0, `device_expert` lists logical experts in slot order, and the
-engine infers the redundant experts. A map that is only read needs no environment variable. Read
-from vllm-project/vllm-ascend, vllm_ascend/eplb; model runner V1.
+engine infers the redundant experts. A read-only map needs no environment variable. Read from
+vllm-project/vllm-ascend, vllm_ascend/eplb; model runner V1.
 """
 
 import json
@@ -42,8 +42,8 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
 
 
 def _map(decision: PlaceDecision) -> dict[str, object]:
-    ends = list(accumulate(decision.slots_per_rank))
-    spans = list(zip([0, *ends], ends, strict=False))
+    bounds = list(accumulate(decision.slots_per_rank))
+    spans = list(zip([0, *bounds], bounds, strict=False))
     return {
         "moe_layer_count": len(decision.layer_ids),
         "layer_list": [

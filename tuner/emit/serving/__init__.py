@@ -1,1 +1,1 @@
-"""Launch files of deployments that serve, by target."""
+"""Launch files of serving deployments, by target."""

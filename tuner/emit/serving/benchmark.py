@@ -1,13 +1,13 @@
 """The benchmark of a deployment: `vllm bench serve` and AIPerf, with the numbers to expect.
 
-    bench_vllm.sh     random prompts, or a trace with hashes of prompts, from vLLM 0.33.0's client
+    bench_vllm.sh     random prompts, or a trace with prompt hashes, from vLLM 0.33.0's client
     bench_aiperf.sh   synthetic prompts, or a trace, from AIPerf 0.13.0
     expected.json     what the plan predicts, in seconds
 
-Lengths: vLLM's client draws evenly from mean * (1 - r) to mean * (1 + r), AIPerf from a normal law
-of the mean and deviation; a law that neither has is run at its mean, which leaves its tail out, and
-the script says so. Gamma arrivals are `--burstiness` / `--arrival-smoothness` 1 / cv^2 (shape of
-the gamma law). Goodput counts requests within the largest time that each target allows any request.
+Lengths: vLLM's client draws uniformly from mean * (1 - r) to mean * (1 + r), AIPerf from a normal
+distribution of the mean and deviation; any other distribution is run at its mean, without its tail,
+and the script says so. Gamma arrivals are `--burstiness` / `--arrival-smoothness` 1 / cv^2 (the
+gamma shape). Goodput counts requests within the largest limit of each SLO.
 """
 
 import json
@@ -26,7 +26,7 @@ from tuner.spec.serving.lengths import LengthKind, LengthLaw, mean_tokens
 from tuner.spec.serving.traffic import ArrivalKind, Traffic
 
 _REQUESTS_PER_SLOT: Final = 10
-"""Requests of a closed loop over its concurrency: enough that start and end weigh little."""
+"""Requests of a closed loop over its concurrency: enough to amortise ramp-up and drain."""
 _OPEN_S: Final = 300
 """Length of an open run, seconds."""
 _FEWEST: Final = 100
@@ -37,11 +37,11 @@ TRACE_FORM: Final = (
 """AIPerf's `mooncake_trace`."""
 
 
-def bench_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
-    """Return the scripts and what they should find."""
+def benchmark_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
+    """Return the scripts and the expected results."""
     scripts = {
-        "bench_aiperf.sh": bench_aiperf_bash(verified),
-        "bench_vllm.sh": bench_vllm_bash(verified),
+        "bench_aiperf.sh": benchmark_aiperf_bash(verified),
+        "bench_vllm.sh": benchmark_vllm_bash(verified),
     }
     heads = comment((*statement(verified), "", *_notes(verified)))
     return (
@@ -57,9 +57,9 @@ def bench_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
     )
 
 
-def bench_vllm_bash(verified: VerifiedServing) -> str:
-    """Return bash that becomes vLLM's client."""
-    traffic = offered(verified)
+def benchmark_vllm_bash(verified: VerifiedServing) -> str:
+    """Return bash that executes vLLM's client."""
+    traffic = offered_traffic(verified)
     targets = _goodput(verified, names=("ttft", "tpot"))
     words = [
         "vllm bench serve",
@@ -76,20 +76,20 @@ def bench_vllm_bash(verified: VerifiedServing) -> str:
 
 
 _LOCAL_TOKENIZER: Final = """\
-# Told that it is offline, AIPerf takes a folder's path for the name of a repository.
+# In offline mode, AIPerf reads a folder's path as a repository name.
 if [[ -d "$MODEL" ]]; then unset HF_HUB_OFFLINE TRANSFORMERS_OFFLINE; fi
 """
 _NEEDS_TRACE: Final = ': "${TRACE:?set TRACE to the recorded requests as Mooncake JSONL}"\n'
 _NEEDS_HASHES: Final = """\
 if ! head -n 1 -- "$TRACE" | grep -q '"hash_ids"'; then
-  echo "$TRACE has no hash_ids, by which vLLM's client makes up prompts: use bench_aiperf.sh" >&2
+  echo "$TRACE has no hash_ids, which vLLM's client needs: use bench_aiperf.sh" >&2
   exit 2
 fi
 """
 
 
-def offered(verified: VerifiedServing) -> Traffic:
-    """Return the traffic to send: where the most of it is the goal, what this deployment serves."""
+def offered_traffic(verified: VerifiedServing) -> Traffic:
+    """Return the traffic to send: where the rate is the objective, what this deployment serves."""
     goal = verified.plan.goal
     if goal.objective != "rate":
         return goal.traffic
@@ -113,19 +113,19 @@ def _vllm_prompts(traffic: Traffic) -> Iterator[str]:
         yield f"--random-prefix-len {cached}"
 
 
-def bench_aiperf_bash(verified: VerifiedServing) -> str:
-    """Return bash that becomes AIPerf."""
-    traffic = offered(verified)
+def benchmark_aiperf_bash(verified: VerifiedServing) -> str:
+    """Return bash that executes AIPerf."""
+    traffic = offered_traffic(verified)
     targets = _goodput(verified, names=("time_to_first_token", "inter_token_latency"))
     words = [
         "aiperf profile",
         '--model "$MODEL" --tokenizer "$MODEL" --url "$BASE_URL"',
         "--endpoint-type completions --streaming --extra-inputs ignore_eos:true",
-        # Random text is other tokens once it has been through a tokenizer again.
+        # Random text has another number of tokens when the server tokenizes it.
         "--use-server-token-count",
         *_aiperf_prompts(traffic),
         *_aiperf_load(traffic),
-        # One word for both, unlike vLLM's client.
+        # One argument for both, unlike vLLM's client.
         *((f"--goodput '{' '.join(targets)}'",) if targets else ()),
     ]
     if not traffic.is_replayed:
@@ -136,8 +136,8 @@ def bench_aiperf_bash(verified: VerifiedServing) -> str:
 
 
 def num_requests(verified: VerifiedServing) -> int:
-    """Return how many requests a run takes."""
-    traffic = offered(verified)
+    """Return how many requests a run sends."""
+    traffic = offered_traffic(verified)
     if traffic.concurrency is not None:
         return max(_FEWEST, _REQUESTS_PER_SLOT * traffic.concurrency)
     rate = traffic.rate or verified.predicted.requests_per_s
@@ -199,7 +199,7 @@ def _aiperf_prompts(traffic: Traffic) -> Iterator[str]:
 
 
 def _range_ratio(law: LengthLaw) -> float:
-    """Half the width of the drawn range over its middle; 0 draws the mean alone."""
+    """Half the width of the drawn range over its middle; 0 draws the mean only."""
     if law.kind is not LengthKind.UNIFORM or law.low is None or law.high is None:
         return 0.0
     return round((law.high - law.low) / (law.high + law.low), 6)
@@ -208,7 +208,7 @@ def _range_ratio(law: LengthLaw) -> float:
 def _deviation(law: LengthLaw) -> float:
     """Return the standard deviation, in tokens, of the laws that have one in closed form."""
     if law.kind is LengthKind.UNIFORM and law.low is not None and law.high is not None:
-        # Of whole numbers of a range alike: sqrt((n^2 - 1) / 12).
+        # Discrete uniform distribution: sqrt((n^2 - 1) / 12).
         return math.sqrt(((law.high - law.low + 1) ** 2 - 1) / 12.0)
     if law.kind is LengthKind.LOGNORMAL and law.mean is not None and law.cv is not None:
         return law.mean * law.cv
@@ -216,7 +216,7 @@ def _deviation(law: LengthLaw) -> float:
 
 
 def _goodput(verified: VerifiedServing, *, names: tuple[str, str]) -> tuple[str, ...]:
-    """Return the targets in milliseconds, as both tools read them."""
+    """Return the SLO limits in milliseconds, as both tools read them."""
     slo = verified.plan.goal.slo
     return tuple(
         f"{name}:{limit_s * 1000.0:.6g}"
@@ -235,32 +235,32 @@ def _limit_s(targets: Percentiles) -> float | None:
 
 
 def _notes(verified: VerifiedServing) -> Iterator[str]:
-    traffic = offered(verified)
+    traffic = offered_traffic(verified)
     trace = "" if traffic.trace is None else "TRACE=FILE "
     yield f"Usage: MODEL=... {trace}[BASE_URL=http://host:port] ./bench_aiperf.sh or bench_vllm.sh"
     if traffic.trace is not None:
         yield TRACE_FORM
-        yield 'vLLM\'s client needs "hash_ids" too, one for every 512 tokens of the prompt.'
+        yield 'vLLM\'s client also needs "hash_ids", one for every 512 tokens of the prompt.'
     if any(group.draft_tokens for group in verified.decision.instances):
-        yield "Random prompts are drafted unlike texts: to compare TPOT, send texts of your own."
+        yield "Random prompts are drafted worse than text: to compare TPOT, send texts of your own."
     plain = (LengthKind.FIXED, LengthKind.UNIFORM)
     laws = (traffic.input_tokens, traffic.output_tokens)
     if any(law is not None and law.kind not in plain for law in laws):
-        yield "The lengths' own law is not drawn here: its tail is missing, so expect lower times."
+        yield "Lengths are drawn without the tail of their distribution, so expect lower latency."
     if traffic.arrival is not None and traffic.arrival.kind is ArrivalKind.ON_OFF:
-        yield "Neither tool turns arrivals on and off: both send Poisson arrivals of the mean rate."
+        yield "Neither tool has on/off arrivals: both send Poisson arrivals of the mean rate."
     if traffic.arrival is not None and traffic.arrival.kind is ArrivalKind.CONSTANT:
         yield "vLLM's client sends Poisson arrivals here; AIPerf sends constant ones."
     if traffic.is_replayed and traffic.rate is not None:
         yield (
-            f"The plan stretches the trace to {traffic.rate:.4g} requests/s: stretch TRACE alike,"
+            f"The plan stretches the trace to {traffic.rate:.4g} requests/s: stretch TRACE, too,"
             " or set SECONDS_EACH for bench_vllm.sh."
         )
 
 
 def _expected(verified: VerifiedServing) -> str:
     predicted = verified.predicted
-    found = {
+    expected = {
         "ttft_s": predicted.ttft_s.model_dump(),
         "ttft_s_band": predicted.ttft_s_band,
         "tpot_s": predicted.tpot_s.model_dump(),
@@ -271,4 +271,4 @@ def _expected(verified: VerifiedServing) -> str:
         "num_devices": verified.decision.num_devices,
         "statement": statement(verified),
     }
-    return json.dumps(found, indent=2) + "\n"
+    return json.dumps(expected, indent=2) + "\n"

@@ -1,14 +1,14 @@
 """The command of an engine's server as bash, and the variables that it reads.
 
     MODEL        path or name of the weights
-    DRAFT_MODEL  likewise of a draft layer, where one is trained apart from the model
-    PORT         of its HTTP server; the next 199 belong to the instance too, and SGLang takes a few
-                 from PORT + 233 on for itself (ZMQ_TCP_PORT_DELTA), clear of the next instance's
-    NNODES       machines of the instance; NODE_RANK this one's number; MASTER_ADDR the first one
+    DRAFT_MODEL  the same of a draft layer that is trained separately
+    PORT         of its HTTP server; the next 199 belong to the instance, too, and SGLang uses a few
+                 from PORT + 233 on (ZMQ_TCP_PORT_DELTA), clear of the next instance's
+    NNODES       machines of the instance; NODE_RANK: this machine; MASTER_ADDR: the first one
     HOST_IP      address under which other instances reach this machine
-    PLACEMENT    folder of a placement of experts, where one is served
+    PLACEMENT    folder of an expert placement, where one is served
 
-Words are bash as it stands: whatever is not written here passes through `shlex.quote` first.
+Words are literal bash: text from elsewhere passes through `shlex.quote` first.
 """
 
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ PORTS_PER_INSTANCE = 200
 FIRST_PORT = 30_000
 
 RENDEZVOUS = '"$((PORT + 100))"'
-"""Port where the machines of an instance meet; SGLang takes those after it too."""
+"""Rendezvous port of an instance's machines; SGLang also uses the ports after it."""
 BOOTSTRAP_OFFSET = 10
 BOOTSTRAP = f'"$((PORT + {BOOTSTRAP_OFFSET}))"'
-"""Port where decode instances ask a prefill instance for KV caches."""
+"""Port at which decode instances request KV caches from a prefill instance."""
 SIDE_CHANNEL_OFFSET = 20
 SIDE_CHANNEL = f'"$((PORT + {SIDE_CHANNEL_OFFSET}))"'
-"""First of the ports where workers introduce themselves, one per data-parallel rank."""
+"""First of the side-channel ports (worker handshake), one per data-parallel rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class ServerCommand:
 
     @property
     def bash(self) -> str:
-        """The lines that end in the server."""
+        """The lines that start the server."""
         exports = "".join(f"export {name}={value}\n" for name, value in self.environment.items())
         return f"{exports}{self.before}exec " + " \\\n  ".join(self.words) + "\n"
 
@@ -51,17 +51,17 @@ DRAFT_CHECK = ': "${DRAFT_MODEL:?set DRAFT_MODEL to the path or name of the EAGL
 
 
 def checks(*, draft_model: bool) -> str:
-    """Return bash that stops where weights are not named."""
+    """Return bash that fails if no weights are named."""
     return MODEL_CHECK + (DRAFT_CHECK if draft_model else "")
 
 
-def variables(shape: GroupShape, *, meets_by_address: bool, draft_model: bool = False) -> str:
-    """Return bash that fills the variables and refuses another number of machines.
+def variables(shape: GroupShape, *, has_rendezvous: bool, draft_model: bool = False) -> str:
+    """Return bash that sets the variables and refuses another number of machines.
 
     Args:
         shape: what is started.
-        meets_by_address: the machines of an instance find each other by the address of the first;
-            else a launcher such as MPI brings them together.
+        has_rendezvous: the machines of an instance rendezvous at the address of the first;
+            otherwise a launcher such as MPI connects them.
         draft_model: DRAFT_MODEL is read.
     """
     lines = [
@@ -78,7 +78,7 @@ def variables(shape: GroupShape, *, meets_by_address: bool, draft_model: bool = 
             "  exit 2 ;;",
             "esac",
         ]
-    if shape.nodes > 1 and meets_by_address:
+    if shape.nodes > 1 and has_rendezvous:
         lines += [
             "if (( NNODES > 1 )); then",
             '  : "${NODE_RANK:?set NODE_RANK and MASTER_ADDR}"',

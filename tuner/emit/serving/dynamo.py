@@ -1,10 +1,10 @@
 """Emits a `DynamoGraphDeployment` (nvidia.com/v1beta1) for NVIDIA Dynamo's operator.
 
-Every group is a component of the graph; where an instance spans machines the operator tells its
-pods apart and adds the flags of the rendezvous, so ours are left out. Dynamo's runtime images carry
-releases of the engines of their own. Sources: docs.nvidia.com/dynamo v1.5.0 and
-deploy/operator/api/v1beta1 of github.com/ai-dynamo/dynamo for the fields,
-examples/backends/*/deploy/v1beta1 and the wheel of 1.6.1 for the commands.
+Every group is a component of the graph; where an instance spans machines, the operator numbers its
+pods and adds the rendezvous flags, so they are left out here. Dynamo's runtime images contain their
+own releases of the engines. Sources: docs.nvidia.com/dynamo v1.5.0 and deploy/operator/api/v1beta1
+of github.com/ai-dynamo/dynamo for the fields, examples/backends/*/deploy/v1beta1 and the wheel of
+1.6.1 for the commands.
 """
 
 import json
@@ -18,7 +18,7 @@ from tuner.devices.datasheet import Vendor
 from tuner.emit.files import EmittedFile
 from tuner.emit.serving.command import BOOTSTRAP, BOOTSTRAP_OFFSET, FIRST_PORT, ServerCommand
 from tuner.emit.serving.engines import engine_files, server_command
-from tuner.emit.serving.kubernetes import bench_job, bench_notes
+from tuner.emit.serving.kubernetes import benchmark_job, benchmark_notes
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement, placement_notes
 from tuner.emit.serving.pods import (
     MOUNT,
@@ -35,11 +35,11 @@ from tuner.emit.serving.pods import (
 from tuner.emit.serving.router import ROUTER_PORT
 from tuner.emit.serving.shape import (
     GroupShape,
-    are_unlike,
+    are_heterogeneous,
+    group_release,
     group_shapes,
-    is_apart,
-    release_of,
-    traits_of,
+    is_disaggregated,
+    vendor_traits,
     vendors,
 )
 from tuner.emit.serving.trtllm import options_name
@@ -70,13 +70,13 @@ _CACHE_EVENTS: Final[Mapping[str, str]] = {
     "topic": "kv-events",
     "endpoint": "tcp://*:20080",
 }
-"""Where vLLM's and SGLang's workers publish blocks; data-parallel ranks take the ports after it."""
+"""Where vLLM and SGLang workers publish KV events; data-parallel ranks use the ports after it."""
 _OWN_EVENTS: Final[Mapping[str, dict[str, Any]]] = {
     "vllm": {"enable_kv_cache_events": True},
     "sglang": {"format": "dynamo"},
 }
 _OURS: Final = ("--host", "--port", "--model-path", "--config", "--backend")
-"""Options that Dynamo sets itself, or that are given in its own words."""
+"""Options that Dynamo sets itself or that have another name there."""
 
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
@@ -117,14 +117,14 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         "Then: kubectl apply -f graph.yaml",
         *(
             (
-                "The frontend has no weights: each worker of a role gets as many outstanding"
-                " requests, so watch whether small ones wait.",
+                "The frontend has no weights: it ignores the size of a worker, so watch small"
+                " ones for overload.",
             )
-            if are_unlike(verified)
+            if are_heterogeneous(verified)
             else ()
         ),
-        f"The engine is the one inside Dynamo {RELEASE}; the plan is for"
-        f" {release_of(verified, verified.decision.instances[0]).title}.",
+        f"The engine is that of the Dynamo {RELEASE} image; the plan is for"
+        f" {group_release(verified, verified.decision.instances[0]).title}.",
     )
     configs = (config_map(f"{app}-files", files=files),) if files else ()
     return (
@@ -136,8 +136,8 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             path=PurePosixPath("bench-job.yaml"),
             text=yaml_text(
                 verified,
-                notes=bench_notes(verified, once="the graph"),
-                objects=[bench_job(verified, url=f"http://{app}-frontend:{ROUTER_PORT}")],
+                notes=benchmark_notes(verified, once="the graph"),
+                objects=[benchmark_job(verified, url=f"http://{app}-frontend:{ROUTER_PORT}")],
             ),
         ),
     )
@@ -192,7 +192,7 @@ def _component(
     spec = pod(
         container,
         devices=shape.devices_per_node,
-        resource=traits_of(verified, shape.group).resource,
+        resource=vendor_traits(verified, shape.group).resource,
         files=f"{app}-files" if listed else None,
         items=_items(listed),
     ) | placed_on(verified, shape.group.pool)
@@ -200,7 +200,7 @@ def _component(
         "name": shape.name,
         "type": _TYPE[shape.group.role],
         "replicas": shape.group.count,
-        # The pod brings its own /dev/shm; the operator's would be mounted at the same place.
+        # The pod has its own /dev/shm; the operator's would be mounted at the same path.
         "sharedMemorySize": "0",
     }
     if shape.nodes > 1:
@@ -220,16 +220,16 @@ def _model(engine: str) -> tuple[str, ...]:
 
 def _role(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]:
     engine = verified.plan.goal.engine.name
-    found: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     if engine == "trtllm":
-        found = ("--extra-engine-args", f"{MOUNT}/{options_name(shape)}")
+        options = ("--extra-engine-args", f"{MOUNT}/{options_name(shape)}")
     if engine != "sglang" and shape.group.role is not Role.AGGREGATED:
-        found += ("--disaggregation-mode", shape.group.role.value)
-    return found
+        options += ("--disaggregation-mode", shape.group.role.value)
+    return options
 
 
 def _cache_events(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]:
-    """Return the words under which prefill tells the frontend what its cache holds."""
+    """Return the options with which prefill publishes its cache contents to the frontend."""
     if not _routes_by_cache(verified) or shape.group.role is Role.DECODE:
         return ()
     if verified.plan.goal.engine.name == "trtllm":
@@ -239,22 +239,24 @@ def _cache_events(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ..
 
 
 def _router_mode(verified: VerifiedServing) -> str:
-    """Return the frontend's policy, which holds for both roles.
+    """Return the frontend's policy, one for both roles.
 
     Raises:
         UnknownTargetError: it lacks the plan's policy.
     """
     router = verified.decision.router
     if router is None:
-        # One instance of each role, or a plan from before routers were planned.
-        policy = RouterPolicy.LEAST_REQUESTS if are_unlike(verified) else RouterPolicy.ROUND_ROBIN
+        # One instance of each role, or a plan without a router (older versions).
+        policy = (
+            RouterPolicy.LEAST_REQUESTS if are_heterogeneous(verified) else RouterPolicy.ROUND_ROBIN
+        )
         if verified.plan.goal.traffic.prefix_hit > 0.0:
             policy = RouterPolicy.CACHE_AWARE
     else:
-        # A role of one instance needs none.
+        # A role with one instance needs no policy.
         own = (router.policy, router.decode_policy or router.policy)
         policy = next((one for one in own if one is not RouterPolicy.ROUND_ROBIN), own[0])
-    names = DYNAMO_FRONTEND.policies(is_apart=is_apart(verified))
+    names = DYNAMO_FRONTEND.policies(is_disaggregated=is_disaggregated(verified))
     if policy not in names:
         raise UnknownTargetError(
             f"emit: dynamo {RELEASE} routes by none of {policy.value}, only by"
@@ -268,7 +270,7 @@ def _routes_by_cache(verified: VerifiedServing) -> bool:
 
 
 def _arguments(command: ServerCommand) -> list[str]:
-    """Return the command's options as words, without the ones that Dynamo gives itself."""
+    """Return the command's options as words, without those that Dynamo sets itself."""
     known = (
         " ".join(word for word in command.words if "--" in word)
         .replace('"$PORT"', str(FIRST_PORT))
@@ -278,35 +280,35 @@ def _arguments(command: ServerCommand) -> list[str]:
         .replace("$FILES", MOUNT)
     )
     words = shlex.split(known)
-    found: list[str] = []
+    kept: list[str] = []
     for option, values in _options(words):
         if option not in _OURS:
-            found += [option, *map(_symmetric, values)]
-    unknown = next((word for word in found if "$" in word and word != "$(DRAFT_MODEL)"), None)
+            kept += [option, *map(_symmetric, values)]
+    unknown = next((word for word in kept if "$" in word and word != "$(DRAFT_MODEL)"), None)
     if unknown is not None:
-        raise ValueError(f"{unknown!r} has a variable that only a shell knows")
-    return found
+        raise ValueError(f"{unknown!r} has a shell variable")
+    return kept
 
 
 def _options(words: list[str]) -> list[tuple[str, list[str]]]:
-    found: list[tuple[str, list[str]]] = []
+    options: list[tuple[str, list[str]]] = []
     for word in words:
         if re.fullmatch(r"--[a-z0-9-]+", word):
-            found.append((word, []))
-        elif found:
-            found[-1][1].append(word)
-    return found
+            options.append((word, []))
+        elif options:
+            options[-1][1].append(word)
+    return options
 
 
 def _symmetric(word: str) -> str:
-    """Return a connector's configuration with the role that Dynamo's handlers expect of all."""
+    """Return a connector's configuration with role `kv_both`, which Dynamo expects."""
     if '"kv_role"' not in word:
         return word
     return json.dumps(json.loads(word) | {"kv_role": "kv_both"})
 
 
 def _items(files: list[EmittedFile]) -> list[Object]:
-    """Return where each file lies under the mount; a distribution's own lie in its folder."""
+    """Return the path of each file under the mount; a distribution's files are in its folder."""
     if not any(file.path.name == PLACEMENT_FILE["vllm"] for file in files):
         return []
     folder = "moetune_placement-1.dist-info/"

@@ -1,4 +1,4 @@
-"""What the engines' own modules offer, by engine: the server of an instance and its files."""
+"""The server command of an instance and its files, by engine."""
 
 from collections.abc import Mapping
 from typing import Final, Protocol
@@ -27,7 +27,7 @@ SERVERS: Final[Mapping[str, Server]] = {
 }
 
 MPI_ENGINES: Final = frozenset({"trtllm"})
-"""Whose instances on several machines are MPI jobs of one task a device."""
+"""Engines whose multi-node instances are MPI jobs with one task per device."""
 
 
 def server_command(
@@ -40,16 +40,16 @@ def server_command(
 def server_bash(
     verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
 ) -> str:
-    """Return bash that fills the variables of the command and becomes the server."""
-    meets = verified.plan.goal.engine.name not in MPI_ENGINES
-    read = variables(shape, meets_by_address=meets, draft_model=needs_draft_model(verified))
+    """Return bash that sets the variables of the command and executes the server."""
+    rendezvous = verified.plan.goal.engine.name not in MPI_ENGINES
+    read = variables(shape, has_rendezvous=rendezvous, draft_model=needs_draft_model(verified))
     return read + server_command(verified, shape, placement).bash
 
 
 def engine_files(
     verified: VerifiedServing, placement: ServedPlacement | None
 ) -> tuple[EmittedFile, ...]:
-    """Return the files that the commands read, all of which lie in the folder FILES."""
+    """Return the files that the commands read, all in the folder FILES."""
     placed = () if placement is None else placement.files
     shapes = group_shapes(verified)
     if verified.plan.goal.engine.name == "trtllm":

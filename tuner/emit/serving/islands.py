@@ -1,8 +1,8 @@
-"""A deployment of islands as one deployment each, and the router in front of them.
+"""A deployment of islands as one deployment per island, and the router in front of them.
 
-Each island is emitted into a folder of its own, as if it were the whole plan with its share of the
-requests. `front/front.sh` starts nginx, which gives each island's router its share of the requests
-by weights (`upstream`, nginx documents, ngx_http_upstream_module).
+Each island is emitted into a folder of its own, as a plan with its share of the requests.
+`front/front.sh` starts nginx, which splits requests over the islands' routers by weight
+(`upstream`, nginx documents, ngx_http_upstream_module).
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ from tuner.spec.serving.routers import RouterPolicy
 FRONT: Final = "front"
 """Folder of the router in front."""
 WHOLE: Final = 1000
-"""Weights of all islands together."""
+"""Sum of the islands' weights."""
 
 
 def island_parts(verified: VerifiedServing) -> Iterator[tuple[str, VerifiedServing]]:
@@ -42,11 +42,11 @@ def island_parts(verified: VerifiedServing) -> Iterator[tuple[str, VerifiedServi
             }
         )
         pools = {group.pool for group in decision.instances}
-        handovers = tuple(
+        transfers = tuple(
             one for one in verified.decision.handovers if {one.from_pool, one.to_pool} <= pools
         )
         router = _router(verified.decision.router, decision)
-        decision = decision.model_copy(update={"handovers": handovers, "router": router})
+        decision = decision.model_copy(update={"handovers": transfers, "router": router})
         predicted = _share(verified.predicted, island)
         plan = verified.plan.model_copy(
             update={
@@ -64,7 +64,7 @@ def island_parts(verified: VerifiedServing) -> Iterator[tuple[str, VerifiedServi
 
 
 def of_pools_used(verified: VerifiedServing) -> VerifiedServing:
-    """Return the deployment as if planned on its own pools, with their engine as the goal's.
+    """Return the deployment reduced to the pools that it uses, with their engine as the goal's.
 
     Targets that name one of the plan's engines then name that one.
     """
@@ -104,7 +104,7 @@ def front_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
                 *statement(verified),
                 "",
                 f"Usage: {' '.join(f'{name}=http://host:port' for name in names)} ./front.sh",
-                "Each is the router of an island, or its one instance; start them first.",
+                "Each is the router of an island, or its only instance; start them first.",
             )
         )
         + "set -euo pipefail\n"
@@ -120,7 +120,7 @@ def _variable(island: Island) -> str:
 
 
 def _router(router: ServeRouter | None, own: ServeDecision) -> ServeRouter | None:
-    """Return the router of one island, which has no choice in a role of one instance."""
+    """Return the router of one island; a role with one instance is round-robin."""
     if router is None:
         return None
     last = sum(one.count for one in own.instances if one.role is Role.DECODE)
@@ -144,7 +144,7 @@ def _goal(goal: ServeGoal, island: Island) -> ServeGoal:
 
 
 def _share(predicted: ServePrediction, island: Island) -> ServePrediction:
-    """Return what one island is expected to serve; times are those of all islands together."""
+    """Return the throughput of one island; latency is that of all islands together."""
     share = island.share_ratio
     return predicted.model_copy(
         update={

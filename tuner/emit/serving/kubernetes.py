@@ -1,15 +1,15 @@
 """Emits plain Kubernetes objects: `deployment.yaml` and `bench-job.yaml`.
 
-    instance on one machine       Deployment, one replica an instance, replaced and never doubled
-    instance on several machines  LeaderWorkerSet (leaderworkerset.x-k8s.io/v1), a pod a machine
-    router                        Deployment that finds the leaders' pods by label, with the right
-                                  to list pods; TensorRT-LLM's reaches the instances by Service
+    instance on one machine       Deployment, one replica per instance, strategy Recreate
+    instance on several machines  LeaderWorkerSet (leaderworkerset.x-k8s.io/v1), one pod per machine
+    router                        Deployment that finds the leaders' pods by label, with a role that
+                                  may list pods; TensorRT-LLM's uses a Service per group
 
-Devices are asked for as their vendor's plugin names them (tuner/spec/serving/manifests/vendors.py).
-Sources: Kubernetes apps/v1, the LeaderWorkerSet resource definition and labels of
-kubernetes-sigs/lws, docs.sglang.io (service discovery of the gateway).
+Devices are requested by the name of their vendor's plugin
+(tuner/spec/serving/manifests/vendors.py). Sources: Kubernetes apps/v1, the LeaderWorkerSet resource
+definition and labels of kubernetes-sigs/lws, docs.sglang.io (service discovery of the gateway).
 
-Not covered: TensorRT-LLM over several machines, whose ranks MPI starts: `slurm` or `dynamo` do.
+Not covered: TensorRT-LLM over several machines, whose ranks MPI starts; use `slurm` or `dynamo`.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from tuner.emit.files import EmittedFile
-from tuner.emit.serving.benchmark import TRACE_FORM, bench_aiperf_bash, bench_vllm_bash
+from tuner.emit.serving.benchmark import TRACE_FORM, benchmark_aiperf_bash, benchmark_vllm_bash
 from tuner.emit.serving.command import BOOTSTRAP_OFFSET, FIRST_PORT
 from tuner.emit.serving.engines import MPI_ENGINES, engine_files, server_bash
 from tuner.emit.serving.placement import ServedPlacement, placement_notes
@@ -43,7 +43,7 @@ from tuner.emit.serving.router import (
     needs_router,
     router_bash,
 )
-from tuner.emit.serving.shape import GroupShape, group_shapes, release_of, traits_of
+from tuner.emit.serving.shape import GroupShape, group_release, group_shapes, vendor_traits
 from tuner.errors import UnknownTargetError
 from tuner.serve_plan import Role, VerifiedServing
 from tuner.spec.serving.manifests.vllm import VLLM_0_33
@@ -62,7 +62,7 @@ _ANNOTATION: Final = {
     "sglang": "sglang.ai/bootstrap-port",
     "vllm": "vllm.ai/bootstrap-port",
 }
-"""Where a gateway finds the port at which a prefill pod hands KV caches over."""
+"""Annotation in which a gateway finds the bootstrap port of a prefill pod's KV transfers."""
 
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
@@ -101,25 +101,25 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             path=PurePosixPath("bench-job.yaml"),
             text=yaml_text(
                 verified,
-                notes=bench_notes(verified, once="the deployment"),
-                objects=[bench_job(verified, url=f"http://{_entrance(verified)}")],
+                notes=benchmark_notes(verified, once="the deployment"),
+                objects=[benchmark_job(verified, url=f"http://{_entrance(verified)}")],
             ),
         ),
     )
 
 
-def bench_notes(verified: VerifiedServing, *, once: str) -> tuple[str, ...]:
-    """Return what the reader of the benchmark's job should do."""
+def benchmark_notes(verified: VerifiedServing, *, once: str) -> tuple[str, ...]:
+    """Return the instructions for the benchmark's job."""
     notes = ["Put the path or name of the weights into MODEL, for their tokenizer."]
     if verified.plan.goal.traffic.trace is not None:
         notes += [f"Mount the recorded requests as {_TRACE} into the container.", TRACE_FORM]
-    return (*notes, f"kubectl apply -f bench-job.yaml once {once} answers.")
+    return (*notes, f"kubectl apply -f bench-job.yaml once {once} is ready.")
 
 
-def bench_job(verified: VerifiedServing, *, url: str) -> Object:
+def benchmark_job(verified: VerifiedServing, *, url: str) -> Object:
     """Return the Job that runs a benchmark against the address."""
     is_trace = verified.plan.goal.traffic.trace is not None
-    script = bench_aiperf_bash(verified) if is_trace else bench_vllm_bash(verified)
+    script = benchmark_aiperf_bash(verified) if is_trace else benchmark_vllm_bash(verified)
     values: dict[str, str | Object] = {
         "MODEL": literal(verified.plan.model.name),
         "BASE_URL": url,
@@ -157,7 +157,7 @@ def _instances(
     spec = pod(
         container,
         devices=shape.devices_per_node,
-        resource=traits_of(verified, shape.group).resource,
+        resource=vendor_traits(verified, shape.group).resource,
         files=f"{app}-files" if files else None,
     ) | placed_on(verified, shape.group.pool)
     metadata: Object = {"labels": labels} | _annotations(verified, shape)
@@ -168,10 +168,10 @@ def _instances(
             "metadata": {"name": name, "labels": labels},
             "spec": {
                 "replicas": shape.group.count,
-                # A rolling update would ask for more devices than the plan.
+                # A rolling update would request more devices than the plan has.
                 "strategy": {"type": "Recreate"},
                 "selector": {"matchLabels": labels},
-                "template": {"metadata": metadata, "spec": _answering(spec)},
+                "template": {"metadata": metadata, "spec": _with_readiness_probe(spec)},
             },
         }
     return {
@@ -183,8 +183,8 @@ def _instances(
             "leaderWorkerTemplate": {
                 "size": shape.nodes,
                 "restartPolicy": "RecreateGroupOnPodRestart",
-                # Only leaders carry the labels that router and Service look for.
-                "leaderTemplate": {"metadata": metadata, "spec": _answering(spec)},
+                # Only leaders have the labels that router and Service select.
+                "leaderTemplate": {"metadata": metadata, "spec": _with_readiness_probe(spec)},
                 "workerTemplate": {"spec": spec},
             },
         },
@@ -205,15 +205,15 @@ def _container(
     )
     return {
         "name": "engine",
-        "image": release_of(verified, shape.group).image,
+        "image": group_release(verified, shape.group).image,
         "command": ["bash", "-c", script],
         "env": variables(values),
         "ports": [{"containerPort": FIRST_PORT}],
     }
 
 
-def _answering(spec: Object) -> Object:
-    """Return the pod with a probe of its server's health."""
+def _with_readiness_probe(spec: Object) -> Object:
+    """Return the pod with a readiness probe of its server."""
     probe: dict[str, Any] = {
         "httpGet": {"path": "/health", "port": FIRST_PORT},
         "periodSeconds": 10,
@@ -231,16 +231,16 @@ def _annotations(verified: VerifiedServing, shape: GroupShape) -> Object:
 
 
 def _service(verified: VerifiedServing, shape: GroupShape, *, app: str) -> Object:
-    """Return the Service of a group; behind nginx its name stands for every pod's address."""
-    found = _service_of(
+    """Return the Service of a group; behind nginx it is headless and resolves to every pod."""
+    service = _service_object(
         f"{app}-{shape.name}", selector={"app": app, "group": shape.name}, port=FIRST_PORT
     )
     if needs_router(verified) and by_nginx(verified):
-        found["spec"]["clusterIP"] = "None"
-    return found
+        service["spec"]["clusterIP"] = "None"
+    return service
 
 
-def _service_of(name: str, *, selector: dict[str, str], port: int) -> Object:
+def _service_object(name: str, *, selector: dict[str, str], port: int) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -295,17 +295,17 @@ def _router(verified: VerifiedServing, *, app: str) -> Iterator[Object]:
             },
         },
     }
-    yield _service_of(app, selector=labels, port=ROUTER_PORT)
+    yield _service_object(app, selector=labels, port=ROUTER_PORT)
 
 
 def _router_image(verified: VerifiedServing) -> str:
     group = verified.decision.instances[0]
-    return "nginx:1.29" if by_nginx(verified) else release_of(verified, group).image
+    return "nginx:1.29" if by_nginx(verified) else group_release(verified, group).image
 
 
 def _router_script(verified: VerifiedServing, *, app: str, engine: str) -> str:
     if not _discovers(verified):
-        # A Service's name stands for all instances of a group.
+        # A Service's name resolves to all instances of a group.
         return router_bash(verified, counts=_services(verified))
     words = discovering_words(verified, app=app, port=FIRST_PORT)
     return _ROUTER_INSTALL.get(engine, "") + "exec " + " \\\n  ".join(words) + "\n"
@@ -318,18 +318,20 @@ def _discovers(verified: VerifiedServing) -> bool:
 
 
 def _services(verified: VerifiedServing) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for shape in group_shapes(verified):
         name = "WORKER" if shape.group.role is Role.AGGREGATED else shape.group.role.name
-        found[name] = found.get(name, 0) + 1
-    return found
+        counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def _addresses(verified: VerifiedServing, *, app: str) -> dict[str, str | Object]:
     if _discovers(verified):
         return {}
-    found: dict[str, list[str]] = {}
+    urls_by_role: dict[str, list[str]] = {}
     for shape in group_shapes(verified):
         name = "WORKER" if shape.group.role is Role.AGGREGATED else shape.group.role.name
-        found.setdefault(f"{name}_URLS", []).append(f"http://{app}-{shape.name}:{FIRST_PORT}")
-    return {name: " ".join(urls) for name, urls in found.items()}
+        urls_by_role.setdefault(f"{name}_URLS", []).append(
+            f"http://{app}-{shape.name}:{FIRST_PORT}"
+        )
+    return {name: " ".join(urls) for name, urls in urls_by_role.items()}

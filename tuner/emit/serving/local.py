@@ -1,24 +1,24 @@
 """Emits `local.sh`, which starts every instance and the router on one machine.
 
-Devices are dealt out in order, so that an instance's devices are neighbours; the script refuses a
-machine with fewer than the plan's. It starts the scripts of the engine's folder beside it, and
-stops everything when one process stops.
+Devices are assigned in order, so that an instance's devices are neighbours; the script refuses a
+machine with fewer devices than the plan. It starts the scripts of the engine's folder beside it,
+and stops everything when one process stops.
 """
 
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from tuner.emit.files import EmittedFile, comment
-from tuner.emit.serving.afd import has_cells
-from tuner.emit.serving.benchmark import bench_files
+from tuner.emit.serving.afd import has_afd_units
+from tuner.emit.serving.benchmark import benchmark_files
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE, checks
 from tuner.emit.serving.placement import ServedPlacement, placement_notes
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
 from tuner.emit.serving.shape import (
     group_shapes,
     needs_draft_model,
-    traits_of,
     url_list,
+    vendor_traits,
     vendors,
 )
 from tuner.emit.serving.statement import statement
@@ -32,25 +32,27 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
     Raises:
         UnknownTargetError: devices are of several vendors, which no machine holds.
     """
-    found = vendors(verified)
-    if len(found) > 1:
+    names = vendors(verified)
+    if len(names) > 1:
         raise UnknownTargetError(
-            f"emit: no machine holds devices of {' and '.join(found)}, which local would start"
+            f"emit: no machine holds devices of {' and '.join(names)}, which local would start"
             " together; emit slurm or kubernetes"
         )
-    traits = traits_of(verified, verified.decision.instances[0])
+    traits = vendor_traits(verified, verified.decision.instances[0])
     engine = verified.plan.goal.engine.name
     pools = sorted({group.pool for group in verified.decision.instances})
     lines = [
         *statement(verified),
         "",
         "Usage: MODEL=... ./local.sh [flags of every engine, such as --load-format dummy]",
-        "Logs lie in the folder LOGS, by default ./logs.",
+        "Logs are written to the folder LOGS, by default ./logs.",
         f"Requests go to http://127.0.0.1:{ROUTER_PORT if needs_router(verified) else FIRST_PORT}.",
         *placement_notes(verified, placement),
     ]
     if len(pools) > 1:
-        lines.append(f"The plan is for unlike machines ({', '.join(pools)}); here they are one.")
+        lines.append(
+            f"The plan is for several pools ({', '.join(pools)}); here they are one machine."
+        )
     text = (
         "#!/usr/bin/env bash\n"
         + comment(lines)
@@ -61,12 +63,12 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
             visible_devices=traits.visible_devices,
             checks=checks(draft_model=needs_draft_model(verified)),
         )
-        + ("export AFD_HOST=127.0.0.1\n" if has_cells(verified) else "")
+        + ("export AFD_HOST=127.0.0.1\n" if has_afd_units(verified) else "")
         + "".join(_starts(verified))
         + _tail(verified, engine=engine)
     )
     script = EmittedFile(path=PurePosixPath("local.sh"), text=text, executable=True)
-    return (script, *bench_files(verified))
+    return (script, *benchmark_files(verified))
 
 
 _HEAD = """\
@@ -94,7 +96,7 @@ trap 'jobs -p | xargs --no-run-if-empty kill 2> /dev/null || true' EXIT
 FLAGS=("$@")
 
 start() {{
-  # Of which group, on which port, on which devices.
+  # Arguments: group, port, devices.
   {visible_devices}="$3" PORT="$2" NNODES=1 HOST_IP=127.0.0.1 \\
     bash "$ENGINE/$1.sh" ${{FLAGS[@]+"${{FLAGS[@]}}"}} > "$LOGS/$1-$2.log" 2>&1 &
 }}
@@ -125,5 +127,5 @@ def _tail(verified: VerifiedServing, *, engine: str) -> str:
         urls.setdefault(f"{name}_URLS", []).extend(
             f"http://127.0.0.1:{_port(shape.first + index)}" for index in range(shape.group.count)
         )
-    lists = " ".join(f'{name}="{" ".join(found)}"' for name, found in urls.items())
+    lists = " ".join(f'{name}="{" ".join(addresses)}"' for name, addresses in urls.items())
     return f'{lists} bash "$ENGINE/router.sh" > "$LOGS/router.log" 2>&1 &\nwait -n\n'

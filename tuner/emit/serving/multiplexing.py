@@ -1,11 +1,11 @@
-"""How a device's multiprocessors are shared between prefill and decode: SGLang's options file.
+"""SM partitioning between prefill and decode on one GPU: SGLang's PD-Multiplexing options file.
 
-    manual_divisions   [multiprocessors of prefill, of decode, requests from which it holds]
+    manual_divisions   [multiprocessors of prefill, of decode, least requests for this division]
     sm_group_num       3: all for prefill, that division, all for decode
 
 Green contexts on Hopper hold multiples of 8 multiprocessors, 8 at least (get_arch_constraints,
-sglang 0.5.23, srt/multiplex/pdmux_context.py), which suits older devices too. Whichever phase is
-alone has the whole device.
+sglang 0.5.23, srt/multiplex/pdmux_context.py), which suits older devices, too. A phase that runs
+without the other has the whole device.
 """
 
 from pathlib import PurePosixPath
@@ -36,7 +36,7 @@ def division(*, compute_units: int, prefill_share_ratio: float) -> tuple[int, in
 
 
 def shares_file(verified: VerifiedServing, shape: GroupShape) -> EmittedFile:
-    """Return the file of a group that shares its devices."""
+    """Return the file of a group that multiplexes prefill and decode."""
     share = shape.group.prefill_share_ratio
     assert share is not None
     pools = verified.plan.cluster.pools

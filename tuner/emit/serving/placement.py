@@ -1,7 +1,7 @@
-"""A planned placement of experts, served by the groups whose expert ranks it was planned for.
+"""A planned expert placement, served by the groups that have its number of expert ranks.
 
-The file that an engine reads is the one that the placement's own emitter writes
-(tuner/emit/placement/); its script and its options are left to the deployment's.
+The engine's placement file is that of the placement's emitter (tuner/emit/placement/); script and
+options are the deployment's.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,20 +12,20 @@ from typing import Final
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.registry import emit_placement
 from tuner.emit.placement.sglang import sglang_mark
-from tuner.emit.serving.shape import GroupShape, group_shapes, release_of
+from tuner.emit.serving.shape import GroupShape, group_release, group_shapes
 from tuner.errors import UnsuitedPlacementError
 from tuner.place_plan import MadeFor, VerifiedPlacement
 from tuner.serve_plan import Instances, VerifiedServing
 from tuner.spec.place_targets import NO_BACKEND
 from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
-from tuner.spec.serving.manifests.rules import nodes_of
+from tuner.spec.serving.manifests.rules import nodes_needed
 
 PLACEMENT_FILE: Final[Mapping[str, str]] = {
     "sglang": "init_expert_location.json",
     "vllm": "moetune_placement.py",
     "trtllm": "moe_load_balancer.yaml",
 }
-"""What each engine reads."""
+"""The placement file of each engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,22 +35,22 @@ class ServedPlacement:
     verified: VerifiedPlacement
     files: tuple[EmittedFile, ...]
     marks: tuple[MadeFor, ...] = ()
-    """What the placement was planned for, of this engine; of others where it names this one not."""
+    """What the placement was planned for on this engine, or on others if this one is not named."""
 
     def suits(self, group: Instances) -> bool:
         """Say whether the group has the ranks and slots that the placement was planned for.
 
-        A group that counts no copies of experts takes those of the placement.
+        A group without redundant experts takes those of the placement.
         """
         own = self.verified.decision
         copies = group.redundant_experts in (0, own.redundant_experts)
         return group.moe_tp == 1 and group.ep == own.ranks and copies
 
 
-def served(
+def served_placement_for(
     engine: str, placement: VerifiedPlacement | None, groups: Iterable[Instances]
 ) -> ServedPlacement | None:
-    """Return the placement with its files, or nothing where none is asked for.
+    """Return the placement with its files, or nothing if none is requested.
 
     Raises:
         UnsuitedPlacementError: the engine cannot take it, or no group has its number of expert
@@ -62,30 +62,32 @@ def served(
     files = tuple(file for file in emit_placement(engine, placement) if file.path == read)
     all_marks = placement.plan.made_for
     marks = tuple(mark for mark in all_marks if mark.engine == engine) or all_marks
-    found = ServedPlacement(verified=placement, files=files, marks=marks)
+    served_placement = ServedPlacement(verified=placement, files=files, marks=marks)
     sizes = sorted({f"ep {group.ep} with {group.redundant_experts}" for group in groups})
-    if not any(found.suits(group) for group in groups):
+    if not any(served_placement.suits(group) for group in groups):
         raise UnsuitedPlacementError(
             f"the placement is for {placement.decision.ranks} expert ranks with"
             f" {placement.decision.redundant_experts} redundant experts, the instances have"
             f" {', '.join(sizes)}"
         )
-    return found
+    return served_placement
 
 
-def as_served(mark: MadeFor, shape: GroupShape, *, engine: ServingCapabilities) -> MadeFor:
-    """Return what a placement would be planned for, to be served by the instances of a group.
+def served_mark(mark: MadeFor, shape: GroupShape, *, engine: ServingCapabilities) -> MadeFor:
+    """Return the settings for which a placement of this group's instances would be planned.
 
     Nodes are those of one stage's expert ranks. SGLang's dispatch rule is the planned one where the
-    instance has an all-to-all as planned, or none as planned, and `dynamic` elsewhere: without one
-    the engine runs no other, and beside one it comes nearest to an even split.
+    instance has an all-to-all backend exactly if the plan does, otherwise `dynamic`: the only rule
+    without a backend, and with one the nearest to an even split.
     """
     group = shape.group
     served_here = mark.model_copy(
         update={
             "engine": engine.name,
             "release": engine.release if mark.release else "",
-            "nodes": nodes_of(group.devices // group.pp, devices_per_node=shape.devices_per_node),
+            "nodes": nodes_needed(
+                group.devices // group.pp, devices_per_node=shape.devices_per_node
+            ),
             "ep_size": group.ep,
         }
     )
@@ -101,29 +103,26 @@ def as_served(mark: MadeFor, shape: GroupShape, *, engine: ServingCapabilities) 
     )
 
 
-def placed_for(
+def placement_lines(
     verified: VerifiedServing, placement: ServedPlacement | None, shape: GroupShape
 ) -> tuple[str, ...]:
-    """Return what the placement that a group serves is tied to, a line for people.
-
-    Instances that differ from what it was planned for are told apart from those that do not.
-    """
+    """Return notes on what a group's placement was planned for, and whether the group differs."""
     if placement is None or not placement.suits(shape.group):
         return ()
-    lines, engine = [], release_of(verified, shape.group)
+    lines, engine = [], group_release(verified, shape.group)
     for mark in placement.marks:
-        # SGLang's script follows a mark of its own, also where the plan was for another engine.
+        # SGLang's script uses SGLang's settings, also where the plan was for another engine.
         is_foreign = engine.name == "sglang" and mark.engine != engine.name
         followed = sglang_mark(placement.verified.plan) if is_foreign else mark
-        here = as_served(followed, shape, engine=engine)
+        here = served_mark(followed, shape, engine=engine)
         if here == mark:
             lines.append(
-                f"Experts stand as planned for {mark.words}: plan again when one of these changes."
+                f"Experts are placed for {mark.words}: plan again when one of these changes."
             )
         else:
             lines.append(
-                f"NOT AS PLANNED: experts stand as planned for {mark.words}, and these instances"
-                f" run {here.words}: their ranks get other loads than the placement's plan says."
+                f"NOT AS PLANNED: experts are placed for {mark.words}, and these instances"
+                f" run {here.words}: their rank loads differ from the placement's plan."
                 " Plan the placement again for them."
             )
     return tuple(lines)
@@ -136,5 +135,5 @@ def placement_notes(
     return tuple(
         f"{shape.name}: {line}"
         for shape in group_shapes(verified)
-        for line in placed_for(verified, placement, shape)
+        for line in placement_lines(verified, placement, shape)
     )

@@ -1,7 +1,7 @@
-"""What the Kubernetes targets share: a pod that serves, its files, and the names of its parts.
+"""What the Kubernetes targets share: the pod of a server, its files, and names.
 
-Kubernetes replaces `$(NAME)` in a container's words where NAME is one of its variables; no command
-substitution of ours is of that form, and text of users has its `$` doubled (`literal`).
+Kubernetes replaces `$(NAME)` in a container's command where NAME is one of its variables; no
+emitted command substitution has that form, and `$` in text from users is doubled (`literal`).
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.shape import (
     dns_label,
     group_shapes,
-    is_apart,
+    is_disaggregated,
     needs_draft_model,
     pool_labels,
 )
@@ -35,29 +35,29 @@ def app_name(verified: VerifiedServing) -> str:
 
 
 def literal(text: str) -> str:
-    """Return text that Kubernetes hands on as it stands."""
+    """Return text with `$` escaped for Kubernetes."""
     return text.replace("$", "$$")
 
 
 def weights(verified: VerifiedServing) -> dict[str, str | Object]:
-    """Return the variables that name weights; a draft layer's is empty until somebody fills it."""
-    found: dict[str, str | Object] = {"MODEL": literal(verified.plan.model.name)}
-    return found | ({"DRAFT_MODEL": ""} if needs_draft_model(verified) else {})
+    """Return the variables that name weights; DRAFT_MODEL is empty for the user to fill in."""
+    weight_variables: dict[str, str | Object] = {"MODEL": literal(verified.plan.model.name)}
+    return weight_variables | ({"DRAFT_MODEL": ""} if needs_draft_model(verified) else {})
 
 
 def placed_on(verified: VerifiedServing, pool: str) -> Object:
-    """Return what keeps a pod on its pool's machines, where the plan tells pools apart."""
+    """Return the node selector of a pod, where the plan has several pools."""
     labels = pool_labels(verified)
     return {"nodeSelector": {POOL_LABEL: labels[pool]}} if _is_labelled(verified) else {}
 
 
 def _is_labelled(verified: VerifiedServing) -> bool:
-    """Whether the cluster has machines of several pools, which pods must not mix up."""
+    """Whether pods must be bound to the machines of their pool."""
     return len(pool_labels(verified)) > 1 or verified.is_part
 
 
 def pod_notes(verified: VerifiedServing) -> tuple[str, ...]:
-    """Return what the cluster must have, for people."""
+    """Return the requirements on the cluster, as notes for the user."""
     named = "MODEL and DRAFT_MODEL" if needs_draft_model(verified) else "MODEL"
     notes = [
         f"Put the path or name of the weights into {named}, and a volume or token that reaches them"
@@ -67,13 +67,13 @@ def pod_notes(verified: VerifiedServing) -> tuple[str, ...]:
     if _is_labelled(verified):
         each = ", ".join(f"{label} for {pool}" for pool, label in labels.items())
         notes.append(
-            f"Tell the pools' machines apart: kubectl label node NODE {POOL_LABEL}=POOL, where POOL"
-            f" is {each}."
+            f"Label the machines with their pool: kubectl label node NODE {POOL_LABEL}=POOL,"
+            f" where POOL is {each}."
         )
-    if is_apart(verified) or any(shape.nodes > 1 for shape in group_shapes(verified)):
+    if is_disaggregated(verified) or any(shape.nodes > 1 for shape in group_shapes(verified)):
         notes.append(
-            "KV caches and exchanges between machines want the network cards: add the cluster's"
-            " RDMA resource and the capability IPC_LOCK to the engines' containers."
+            "KV transfers and all-to-all between machines need the NICs: add the cluster's RDMA"
+            " resource and the capability IPC_LOCK to the engines' containers."
         )
     return tuple(notes)
 
@@ -136,7 +136,7 @@ def yaml_text(verified: VerifiedServing, *, notes: Iterable[str], objects: Itera
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes every value out where it stands, and texts of several lines as they are."""
+    """Writes no anchors or aliases, and multi-line text as literal blocks."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

@@ -1,7 +1,7 @@
-"""Every target of a deployment that serves, and the one function that runs its emitter.
+"""Every target of a serving deployment, and the function that runs its emitter.
 
 `sglang`, `vllm` and `trtllm` are programs: one must be the plan's engine. The others start the
-plan's engine; `slurm` and `local` do it by the scripts of its folder, which comes along.
+plan's engine; `slurm` and `local` use the scripts of its folder, which is emitted with them.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Final, Protocol, cast
 from tuner.devices.catalogue import find_device
 from tuner.emit.files import EmittedFile
 from tuner.emit.serving.islands import FRONT, front_files, island_parts, of_pools_used
-from tuner.emit.serving.placement import ServedPlacement, served
+from tuner.emit.serving.placement import ServedPlacement, served_placement_for
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
 from tuner.place_plan import VerifiedPlacement
 from tuner.serve_plan import VerifiedServing
@@ -66,7 +66,7 @@ def unlaunchable(verified: VerifiedServing) -> tuple[str, ...]:
             releases=releases_by_pool(plan.goal, pools),
         ),
         *(
-            f"pool {name}: to share a device its multiprocessors must be known; state 'device'"
+            f"pool {name}: to multiplex a device its number of SMs must be known; state 'device'"
             for name in unknown
         ),
     )
@@ -91,7 +91,7 @@ def emit_serving(
     """
     if target not in SERVE_EMITTERS:
         raise UnknownTargetError(
-            f"emit: {target!r} serves nothing; there are {', '.join(SERVE_EMITTERS)}"
+            f"emit: {target!r} is no serving target; there are {', '.join(SERVE_EMITTERS)}"
         )
     engine = verified.plan.goal.engine.name
     if target in ENGINES and target != engine:
@@ -109,17 +109,17 @@ def emit_serving(
             f"goal.placement: the deployment counts on {verified.plan.goal.placement}; emit that"
             " placement with it, or plan without"
         )
-    found = served(engine, placement, verified.decision.instances)
+    served_placement = served_placement_for(engine, placement, verified.decision.instances)
     module, _, name = SERVE_EMITTERS[target].partition(":")
-    return cast(ServeEmitter, getattr(import_module(module), name))(verified, found)
+    return cast(ServeEmitter, getattr(import_module(module), name))(verified, served_placement)
 
 
 def emit_all_serving(
     verified: VerifiedServing, *, placement: VerifiedPlacement | None = None
 ) -> dict[str, tuple[EmittedFile, ...]]:
-    """Return the files of every target of the plan; a launcher brings the scripts that it starts.
+    """Return the files of every target of the plan; launchers include their scripts.
 
-    Of islands each has a folder of its own with all targets, beside the router in front.
+    Each island has a folder of its own with all targets, beside the router in front.
 
     Raises:
         UnknownTargetError: the plan names a target that does not exist or is another engine.
@@ -145,8 +145,8 @@ def _emit_islands(
     broken = unlaunchable(verified)
     if broken:
         raise ValueError("; ".join(broken))
-    found: dict[str, tuple[EmittedFile, ...]] = {}
+    emitted_files: dict[str, tuple[EmittedFile, ...]] = {}
     for name, part in island_parts(verified):
         files = emit_all_serving(part, placement=placement)
-        found |= {f"{name}/{target}": emitted for target, emitted in files.items()}
-    return found | ({FRONT: front_files(verified)} if found else {})
+        emitted_files |= {f"{name}/{target}": emitted for target, emitted in files.items()}
+    return emitted_files | ({FRONT: front_files(verified)} if emitted_files else {})

@@ -1,16 +1,16 @@
-"""The process in front of the instances, which sends each request where the plan counts on it.
+"""The router in front of the instances.
 
     sglang   sglang_router (SGLang Model Gateway)       both modes
     vllm     vllm-router, a fork of it                  both modes
     trtllm   trtllm-serve disaggregated                 prefill and decode
              nginx                                      aggregated
-    any      nginx, least connections over weights      aggregated, instances of several kinds
+    any      nginx, weighted least connections          aggregated, instances of several kinds
     vllm     vllm-ascend's example proxy                prefill and decode on Ascend
 
 The policy is the decision's; tuner/spec/serving/manifests/routers.py has each router's name for it.
-nginx's `least_conn` divides requests under way by a server's weight: the requests that the instance
-may run at once. Plans from before routers were planned follow prefixes where the traffic has any,
-and load where instances are of several kinds.
+nginx's `least_conn` divides active requests by a server's weight: the requests that the instance
+may run at once. Older plans without a router follow prefixes where the traffic has any, and load
+where instances are of several kinds.
 
 Sources: docs.sglang.io (SGLang Model Gateway), the option parsers of sglang-router 0.3.2 and
 vllm-router 0.1.17, TensorRT-LLM's examples/disaggregated, vllm-ascend releases/v0.23.0
@@ -23,9 +23,9 @@ from typing import Final
 
 from tuner.emit.serving.command import BOOTSTRAP_OFFSET
 from tuner.emit.serving.shape import (
-    are_unlike,
+    are_heterogeneous,
     group_shapes,
-    is_apart,
+    is_disaggregated,
     transfer,
     url_list,
 )
@@ -47,23 +47,23 @@ _DISAGGREGATED: Final = {"sglang": "--pd-disaggregation", "vllm": "--vllm-pd-dis
 
 
 def by_ascend_proxy(verified: VerifiedServing) -> bool:
-    """Say whether vllm-ascend's own proxy pairs prefill and decode."""
-    handover = transfer(verified)
-    is_ascend = handover is not None and handover.connector == "ascend"
+    """Say whether vllm-ascend's example proxy pairs prefill and decode."""
+    kv_transfer = transfer(verified)
+    is_ascend = kv_transfer is not None and kv_transfer.connector == "ascend"
     return is_ascend and verified.plan.goal.engine.name == "vllm"
 
 
 def needs_router(verified: VerifiedServing) -> bool:
-    """Say whether requests must be spread."""
+    """Say whether there is more than one instance."""
     return sum(group.count for group in verified.decision.instances) > 1
 
 
 def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None = None) -> str:
-    """Return bash that becomes the router of the instances whose addresses it is given.
+    """Return bash that executes the router of the given instances.
 
     Args:
         verified: the deployment.
-        counts: addresses of each list, where one may stand for several instances.
+        counts: addresses in each list, where one may resolve to several instances.
     """
     engine = verified.plan.goal.engine.name
     lists = _lists(verified) if counts is None else counts
@@ -73,7 +73,7 @@ def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None =
         f"check {count} {name}\n"
         for name, count in lists.items()
     )
-    if engine == "trtllm" and is_apart(verified):
+    if engine == "trtllm" and is_disaggregated(verified):
         body = _disaggregated_server(verified)
     elif by_ascend_proxy(verified):
         body = _ASCEND_PROXY
@@ -84,36 +84,36 @@ def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None =
     return f"{_PORT}{_CHECK}{read}{body}"
 
 
-def router_of(verified: VerifiedServing) -> ServeRouter:
-    """Return how requests are spread; of older plans as their files did it."""
+def planned_router(verified: VerifiedServing) -> ServeRouter:
+    """Return the plan's router; older plans get the one that their files had."""
     if verified.decision.router is not None:
         return verified.decision.router
     is_theirs = verified.plan.goal.engine.name in _PROGRAM
     policy = RouterPolicy.ROUND_ROBIN
-    if not is_apart(verified) and (are_unlike(verified) or not is_theirs):
+    if not is_disaggregated(verified) and (are_heterogeneous(verified) or not is_theirs):
         policy = RouterPolicy.WEIGHTED_LEAST_REQUESTS
-    elif are_unlike(verified):
+    elif are_heterogeneous(verified):
         policy = RouterPolicy.LEAST_REQUESTS
     elif verified.plan.goal.traffic.prefix_hit and is_theirs:
         policy = RouterPolicy.CACHE_AWARE
-    return ServeRouter(policy=policy, decode_policy=policy if is_apart(verified) else None)
+    return ServeRouter(policy=policy, decode_policy=policy if is_disaggregated(verified) else None)
 
 
 def by_nginx(verified: VerifiedServing) -> bool:
-    """Say whether nginx stands before the instances."""
-    return not is_apart(verified) and _router(verified) is NGINX
+    """Say whether the router is nginx."""
+    return not is_disaggregated(verified) and _router(verified) is NGINX
 
 
 def _router(verified: VerifiedServing) -> RouterCapabilities:
-    """Return the engine's router that has the policy, its first there where none has."""
+    """Return the engine's router that has the policy, or else its first router for the mode."""
     routers = ROUTERS[verified.plan.goal.engine.name]
-    policy, apart = router_of(verified).policy, is_apart(verified)
-    there = next(one for one in routers if one.policies(is_apart=apart))
-    return router_with(routers, policy, is_apart=apart) or there
+    policy, by_role = planned_router(verified).policy, is_disaggregated(verified)
+    there = next(one for one in routers if one.policies(is_disaggregated=by_role))
+    return router_with(routers, policy, is_disaggregated=by_role) or there
 
 
 def discovering_words(verified: VerifiedServing, *, app: str, port: int) -> tuple[str, ...]:
-    """Return the words of a router that finds the pods of the instances by their labels."""
+    """Return the command of a router that discovers the instances' pods by label."""
     engine = verified.plan.goal.engine.name
     common = (
         _PROGRAM[engine],
@@ -122,7 +122,7 @@ def discovering_words(verified: VerifiedServing, *, app: str, port: int) -> tupl
         f"--service-discovery --service-discovery-port {port}",
         '--service-discovery-namespace "$NAMESPACE"',
     )
-    if not is_apart(verified):
+    if not is_disaggregated(verified):
         return (*common, f"--selector app={app} role=aggregated")
     return (
         *common,
@@ -151,39 +151,39 @@ check() {
 
 
 def _lists(verified: VerifiedServing) -> dict[str, int]:
-    found: dict[str, int] = {}
+    num_instances: dict[str, int] = {}
     for shape in group_shapes(verified):
         name = url_list(shape.group.role)
         if name is not None:
-            found[name] = found.get(name, 0) + shape.group.count
-    return found
+            num_instances[name] = num_instances.get(name, 0) + shape.group.count
+    return num_instances
 
 
 def _policy(verified: VerifiedServing) -> Iterator[str]:
-    """Return the gateway's words of the policies."""
-    first, last = _named(verified)
+    """Return the gateway's options for the policies."""
+    first, last = _policy_names(verified)
     if first == last:
         yield f"--policy {first}"
     else:
         yield f"--policy {first} --prefill-policy {first}"
         yield f"--decode-policy {last}"
-    own = router_of(verified)
+    own = planned_router(verified)
     policies = (own.policy, own.decode_policy)
     if RouterPolicy.CACHE_AWARE in policies and own.cache_threshold is not None:
         yield f"--cache-threshold {own.cache_threshold:g}"
     elif RouterPolicy.LEAST_REQUESTS in policies:
-        # No prompt matches by more, so that all go where the fewest requests are outstanding.
+        # No prompt matches by more, so that requests go to the fewest outstanding requests.
         yield f"--cache-threshold {LEAST_THRESHOLD:g}"
 
 
-def _named(verified: VerifiedServing) -> tuple[str, str]:
-    """Return the router's own names of the policies: of the first role, and of decode instances.
+def _policy_names(verified: VerifiedServing) -> tuple[str, str]:
+    """Return the router's names of the policies: of the first role, and of decode instances.
 
     Raises:
         UnknownTargetError: it lacks one.
     """
-    own, router = router_of(verified), _router(verified)
-    names = router.policies(is_apart=is_apart(verified))
+    own, router = planned_router(verified), _router(verified)
+    names = router.policies(is_disaggregated=is_disaggregated(verified))
     policies = (own.policy, own.decode_policy or own.policy)
     missing = next((one for one in policies if one not in names), None)
     if missing is not None:
@@ -195,11 +195,11 @@ def _named(verified: VerifiedServing) -> tuple[str, str]:
 
 
 def _disaggregated(verified: VerifiedServing, *, engine: str) -> tuple[str, ...]:
-    handover = transfer(verified)
-    names_connector = engine == "vllm" and handover is not None
+    kv_transfer = transfer(verified)
+    names_connector = engine == "vllm" and kv_transfer is not None
     return (
         _DISAGGREGATED[engine],
-        *((f"--kv-connector {handover.connector}",) if handover and names_connector else ()),
+        *((f"--kv-connector {kv_transfer.connector}",) if kv_transfer and names_connector else ()),
     )
 
 
@@ -222,25 +222,25 @@ def _gateway(verified: VerifiedServing, *, engine: str, disaggregated: bool) -> 
 
 
 def _asks_bootstrap(verified: VerifiedServing, engine: str) -> bool:
-    handover = transfer(verified)
-    return engine == "sglang" or (handover is not None and handover.connector == "mooncake")
+    kv_transfer = transfer(verified)
+    return engine == "sglang" or (kv_transfer is not None and kv_transfer.connector == "mooncake")
 
 
 def _nginx(verified: VerifiedServing, *, by_service: bool) -> str:
-    own = router_of(verified)
+    own = planned_router(verified)
     weights = []
     for shape in group_shapes(verified):
         places = shape.group.max_batch * shape.group.attention_dp
         weight = places if own.policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS else 1
-        # A Service's name stands for the addresses of all its pods, each a server of that weight.
+        # A Service's name resolves to all its pods, each a server of that weight.
         weights += [weight] * (1 if by_service else shape.group.count)
-    directive, _ = _named(verified)
+    directive, _ = _policy_names(verified)
     text = _nginx_text(directive, by_service=by_service)
     return f"WEIGHTS=({' '.join(map(str, weights))})\n{_DNS if by_service else ''}{text}"
 
 
 def _disaggregated_server(verified: VerifiedServing) -> str:
-    first, last = _named(verified)
+    first, last = _policy_names(verified)
     return _TRTLLM_DISAGGREGATED.replace("@CONTEXT@", first).replace("@GENERATION@", last)
 
 
@@ -255,14 +255,14 @@ CONFIG="$(mktemp --suffix=.yaml)"
   printf '  num_instances: %s\\n  urls:\\n' "${#DECODE[@]}"
   printf '    - "%s"\\n' "${DECODE[@]#http://}"
 } > "$CONFIG"
-# Both limits are seconds: until the instances answer, and of one request.
+# Both limits are seconds: until the instances are ready, and of one request.
 exec trtllm-serve disaggregated -c "$CONFIG" -t 3600 -r 3600 "$@"
 """
 
 _DNS: Final = """\
 DNS="$(awk '/^nameserver/ {print $2; exit}' /etc/resolv.conf)"
 if [[ "$DNS" == *:* ]]; then DNS="[$DNS]"; fi
-# nginx looks names up in no search list.
+# nginx does not apply the DNS search list.
 DOMAIN="$(awk '/^search/ {for (i = 2; i <= NF; i++) if ($i ~ /^svc[.]/) {print $i; exit}}' \\
   /etc/resolv.conf)"
 for index in "${!WORKER[@]}"; do
@@ -274,14 +274,14 @@ _BY_NAME: Final = {
     "@ZONE@": " zone workers 256k;",
     "@RESOLVE@": " resolve",
 }
-"""Directives under which nginx follows the addresses behind a name (open source since 1.27.3)."""
+"""Directives with which nginx re-resolves a name (open source since 1.27.3)."""
 
 _ASCEND_PROXY: Final = """\
 PROXY="${PROXY:-/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/\
 load_balance_proxy_server_example.py}"
 hosts() { local url; for url in "$@"; do url="${url#http://}"; printf '%s ' "${url%%:*}"; done; }
 ports() { local url; for url in "$@"; do printf '%s ' "${url##*:}"; done; }
-# Words without quotes: one host or port each.
+# Unquoted: one word per host or port.
 exec python "$PROXY" --host 0.0.0.0 --port "$ROUTER_PORT" \\
   --prefiller-hosts $(hosts "${PREFILL[@]}") --prefiller-ports $(ports "${PREFILL[@]}") \\
   --decoder-hosts $(hosts "${DECODE[@]}") --decoder-ports $(ports "${DECODE[@]}") "$@"
@@ -290,7 +290,7 @@ exec python "$PROXY" --host 0.0.0.0 --port "$ROUTER_PORT" \\
 _NGINX: Final = """\
 CONFIG="$(mktemp)"
 {
-  # Two connections a request under way; prompts may be long.
+  # Two connections per active request; prompts may be long.
   echo 'worker_rlimit_nofile 65536; events { worker_connections 32768; }'
   echo 'http { client_max_body_size 0;@RESOLVER@ upstream workers {@ZONE@@POLICY@'
   for index in "${!WORKER[@]}"; do
@@ -314,4 +314,4 @@ def _nginx_text(directive: str, *, by_service: bool) -> str:
 
 
 FRONT_NGINX: Final = _PORT + _nginx_text("", by_service=False)
-"""By weights alone: each island spreads its requests itself."""
+"""By weight only: each island balances its own requests."""

@@ -1,24 +1,24 @@
 """Emits one script per group, a router and a benchmark: the targets `sglang`, `vllm`, `trtllm`.
 
-A group's script starts one machine of one of its instances; whoever runs it chooses the machines.
+A group's script starts one machine of one of its instances; the user chooses the machines.
 """
 
 from pathlib import PurePosixPath
 from typing import Final
 
 from tuner.emit.files import EmittedFile, comment
-from tuner.emit.serving.afd import cell_notes, cell_scripts, has_cells
-from tuner.emit.serving.benchmark import bench_files
+from tuner.emit.serving.afd import afd_notes, afd_unit_scripts, has_afd_units
+from tuner.emit.serving.benchmark import benchmark_files
 from tuner.emit.serving.command import PORTS_PER_INSTANCE
 from tuner.emit.serving.engines import MPI_ENGINES, engine_files, server_bash
-from tuner.emit.serving.placement import ServedPlacement, placed_for
+from tuner.emit.serving.placement import ServedPlacement, placement_lines
 from tuner.emit.serving.router import by_nginx, needs_router, router_bash
 from tuner.emit.serving.shape import (
     GroupShape,
     group_shapes,
-    is_apart,
+    is_disaggregated,
     needs_draft_model,
-    traits_of,
+    vendor_traits,
 )
 from tuner.emit.serving.statement import group_notes, statement
 from tuner.serve_plan import VerifiedServing
@@ -27,13 +27,13 @@ _OWN_FOLDER: Final = 'FILES="${FILES:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")
 
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
-    """Return the scripts and what they read."""
+    """Return the scripts and the files that they read."""
     return (
         *(_script(verified, shape, placement) for shape in group_shapes(verified)),
-        *cell_scripts(verified),
+        *afd_unit_scripts(verified),
         *engine_files(verified, placement),
         *((_router(verified),) if needs_router(verified) else ()),
-        *bench_files(verified),
+        *benchmark_files(verified),
     )
 
 
@@ -47,11 +47,11 @@ def _script(
         "",
         f"Usage: MODEL=... {draft}[PORT=...] ./{shape.name}.sh [more flags of the engine]",
         *group_notes(verified, shape),
-        *cell_notes(verified, shape),
-        *placed_for(verified, placement, shape),
-        f"Instances to start: {group.count}. Those that share a machine need PORTs"
+        *afd_notes(verified, shape),
+        *placement_lines(verified, placement, shape),
+        f"Instances to start: {group.count}. Instances on one machine need PORTs"
         f" {PORTS_PER_INSTANCE} apart and devices of their own"
-        f" ({traits_of(verified, group).visible_devices}).",
+        f" ({vendor_traits(verified, group).visible_devices}).",
     ]
     if shape.nodes > 1 and verified.plan.goal.engine.name in MPI_ENGINES:
         lines.append(
@@ -60,8 +60,8 @@ def _script(
         )
     elif shape.nodes > 1:
         lines.append(
-            f"Each time on {shape.nodes} machines, with NODE_RANK 0 to {shape.nodes - 1} and"
-            " MASTER_ADDR of the first; the first answers requests."
+            f"Run it on {shape.nodes} machines each, with NODE_RANK 0 to {shape.nodes - 1} and"
+            " MASTER_ADDR of the first; the first takes the requests."
         )
     text = (
         "#!/usr/bin/env bash\n"
@@ -74,22 +74,26 @@ def _script(
 
 
 def _router(verified: VerifiedServing) -> EmittedFile:
-    named = "PREFILL_URLS and DECODE_URLS" if is_apart(verified) else "WORKER_URLS"
+    named = "PREFILL_URLS and DECODE_URLS" if is_disaggregated(verified) else "WORKER_URLS"
     text = (
         "#!/usr/bin/env bash\n"
         + comment(
             (
                 *statement(verified),
                 "",
-                f"Usage: set {named} to addresses such as http://host:30000, with blanks between,"
+                f"Usage: set {named} to addresses such as http://host:30000, separated by spaces,"
                 " one per instance in the order above, and run ./router.sh [more flags of the"
                 " router]",
                 *(
                     ("DECODE_URLS are those of attention servers; FFN servers take no requests.",)
-                    if has_cells(verified)
+                    if has_afd_units(verified)
                     else ()
                 ),
-                *(("It is nginx, which must be installed here.",) if by_nginx(verified) else ()),
+                *(
+                    ("The router is nginx, which must be installed here.",)
+                    if by_nginx(verified)
+                    else ()
+                ),
             )
         )
         + "set -euo pipefail\n"

@@ -1,8 +1,8 @@
 """SGLang's server of one instance: `python -m sglang.launch_server`.
 
 tp_size = attention_tp x attention_dp; sizes that the engine divides by the attention-DP size are
-multiplied by it. A shared device is split in one place, so that prefill has its share whenever
-anything is decoded beside it. Facts and their source: tuner/spec/serving/manifests/sglang.py.
+multiplied by it. A multiplexed device has one division, so that prefill has its share whenever
+decode runs beside it. Facts and their source: tuner/spec/serving/manifests/sglang.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -11,9 +11,9 @@ from typing import Final
 from tuner.emit.placement.sglang import sglang_mark
 from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
 from tuner.emit.serving.multiplexing import shares_name
-from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement, as_served
-from tuner.emit.serving.shape import GroupShape, drafted, release_of, transfer
-from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
+from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement, served_mark
+from tuner.emit.serving.shape import GroupShape, draft_tokens_for, group_release, transfer
+from tuner.serve_plan import Instances, PlannedKvTransfer, Role, VerifiedServing
 from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
 from tuner.spec.serving.manifests.steps import dispatch_tokens
 
@@ -22,7 +22,7 @@ _MEMFABRIC: Final[Mapping[str, str]] = {
     ' first prefill instance, the same everywhere}"',
     "ASCEND_MF_TRANSFER_PROTOCOL": "device_rdma",
 }
-"""What Ascend's transfers need on Atlas A2 servers (docs.sglang.io, Ascend NPUs, installation)."""
+"""For KV transfers on Atlas A2 servers (docs.sglang.io, Ascend NPUs, installation)."""
 
 _LOCATION: Final = PLACEMENT_FILE["sglang"]
 
@@ -32,7 +32,7 @@ def server(
 ) -> ServerCommand:
     """Return the command of one machine of one instance."""
     group, goal = shape.group, verified.plan.goal
-    manifest = release_of(verified, group)
+    manifest = group_release(verified, group)
     quantization = manifest.quantization[goal.quantization]
     kv_cache_dtype = manifest.kv_cache_dtype[goal.kv_cache_dtype]
     words = (
@@ -85,7 +85,7 @@ def _degrees(group: Instances) -> Iterator[str]:
 def _deepep_mode(group: Instances) -> str:
     if group.a2a_backend == "deepep_normal":
         return "normal"
-    # Prompts of an instance that decodes too go through the normal kernels.
+    # Prompts of an aggregated instance go through the normal kernels.
     return "auto" if group.role is Role.AGGREGATED else "low_latency"
 
 
@@ -102,13 +102,13 @@ def _batches(group: Instances) -> Iterator[str]:
 def _drafting(
     verified: VerifiedServing, group: Instances, *, manifest: ServingCapabilities
 ) -> Iterator[str]:
-    speculative, tokens = verified.plan.goal.speculative, drafted(verified, group)
+    speculative, tokens = verified.plan.goal.speculative, draft_tokens_for(verified, group)
     if speculative is None or not tokens:
         return
     yield f"--speculative-algorithm {manifest.drafting[speculative.method]}"
     if speculative.method == "eagle":
         yield '--speculative-draft-model-path "$DRAFT_MODEL"'
-    # One candidate a step: the chain and the token that follows it are checked.
+    # One candidate per step: the draft chain and the token after it are verified.
     yield f"--speculative-num-steps {tokens} --speculative-eagle-topk 1"
     yield f"--speculative-num-draft-tokens {tokens + 1}"
 
@@ -120,9 +120,9 @@ def _sharing(shape: GroupShape) -> Iterator[str]:
 
 
 def _environment(
-    group: Instances, handover: Handover | None, *, manifest: ServingCapabilities
+    group: Instances, kv_transfer: PlannedKvTransfer | None, *, manifest: ServingCapabilities
 ) -> Mapping[str, str]:
-    if handover is not None and handover.connector == "ascend":
+    if kv_transfer is not None and kv_transfer.connector == "ascend":
         return _MEMFABRIC
     if group.a2a_backend != "deepep_low_latency":
         return {}
@@ -133,11 +133,11 @@ def _environment(
 def _disaggregation(
     verified: VerifiedServing, group: Instances, *, manifest: ServingCapabilities
 ) -> Iterator[str]:
-    handover = transfer(verified)
-    if handover is None or group.role is Role.AGGREGATED:
+    kv_transfer = transfer(verified)
+    if kv_transfer is None or group.role is Role.AGGREGATED:
         return
     yield f"--disaggregation-mode {group.role.value}"
-    yield f"--disaggregation-transfer-backend {manifest.connectors[handover.connector]}"
+    yield f"--disaggregation-transfer-backend {manifest.connectors[kv_transfer.connector]}"
     if group.role is Role.PREFILL:
         yield f"--disaggregation-bootstrap-port {BOOTSTRAP}"
 
@@ -147,11 +147,14 @@ def _placement(
 ) -> Iterator[str]:
     if placement is None or not placement.suits(shape.group):
         if shape.group.redundant_experts:
-            # By the loads that the engine records: copies that stay are of the first experts.
+            # EPLB places copies by the recorded loads; without it they would be of the first
+            # experts.
             yield f"--ep-num-redundant-experts {shape.group.redundant_experts} --enable-eplb"
         return
     planned = placement.verified
     yield f'--init-expert-location "$FILES/{_LOCATION}"'
     yield f"--ep-num-redundant-experts {planned.decision.redundant_experts}"
-    served = as_served(sglang_mark(planned.plan), shape, engine=release_of(verified, shape.group))
-    yield f"--ep-dispatch-algorithm {served.dispatch}"
+    served_placement_for = served_mark(
+        sglang_mark(planned.plan), shape, engine=group_release(verified, shape.group)
+    )
+    yield f"--ep-dispatch-algorithm {served_placement_for.dispatch}"

@@ -1,7 +1,7 @@
-"""How the groups of a deployment are laid on machines, and what their files are called.
+"""How the groups of a deployment map to machines, and the names of their files.
 
 A group's name is its role, with its pool where several pools have that role and with a number where
-that is not enough: `prefill`, `decode-h100`, `decode-h100-2`. It serves as a file's name, a
+that is ambiguous: `prefill`, `decode-h100`, `decode-h100-2`. It serves as a file's name, a
 Kubernetes name and a label.
 """
 
@@ -10,11 +10,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tuner.devices.datasheet import Vendor
-from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
+from tuner.serve_plan import Instances, PlannedKvTransfer, Role, VerifiedServing
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
-from tuner.spec.serving.manifests.registry import release_on, vendor_of
-from tuner.spec.serving.manifests.rules import nodes_of
+from tuner.spec.serving.manifests.registry import pool_vendor, release_on
+from tuner.spec.serving.manifests.rules import nodes_needed
 from tuner.spec.serving.manifests.steps import cache_kind
 from tuner.spec.serving.manifests.vendor_pairs import portable_backend
 from tuner.spec.serving.manifests.vendors import TRAITS, VendorTraits
@@ -33,7 +33,7 @@ class GroupShape:
 
     @property
     def devices_per_node(self) -> int:
-        """Devices that one instance takes on each of its machines."""
+        """Devices of one instance on each of its machines."""
         return self.group.devices // self.nodes
 
 
@@ -43,36 +43,36 @@ def group_shapes(verified: VerifiedServing) -> tuple[GroupShape, ...]:
     sizes = {pool.name: pool.devices_per_node for pool in verified.plan.cluster.pools}
     shapes, first = [], 0
     for group, name in zip(groups, _names(groups), strict=True):
-        nodes = nodes_of(group.devices, devices_per_node=sizes[group.pool])
+        nodes = nodes_needed(group.devices, devices_per_node=sizes[group.pool])
         shapes.append(GroupShape(name=name, group=group, nodes=nodes, first=first))
         first += group.count
     return tuple(shapes)
 
 
-def release_of(verified: VerifiedServing, group: Instances) -> ServingCapabilities:
+def group_release(verified: VerifiedServing, group: Instances) -> ServingCapabilities:
     """Return the engine's release on a group's devices."""
     return release_on(verified.plan.goal, _pool(verified, group.pool))
 
 
-def traits_of(verified: VerifiedServing, group: Instances) -> VendorTraits:
-    """Return what launchers must know of a group's devices."""
-    return TRAITS[vendor_of(_pool(verified, group.pool))]
+def vendor_traits(verified: VerifiedServing, group: Instances) -> VendorTraits:
+    """Return the vendor's settings for launchers."""
+    return TRAITS[pool_vendor(_pool(verified, group.pool))]
 
 
 def vendors(verified: VerifiedServing) -> tuple[Vendor, ...]:
     """Return the vendors of the devices, in the order of the decision."""
-    found = (vendor_of(_pool(verified, group.pool)) for group in verified.decision.instances)
-    return tuple(dict.fromkeys(found))
+    per_group = (pool_vendor(_pool(verified, group.pool)) for group in verified.decision.instances)
+    return tuple(dict.fromkeys(per_group))
 
 
-def portable(verified: VerifiedServing, handover: Handover) -> str | None:
-    """Return the attention backend that both ends must run, where their vendors differ."""
-    named = (handover.from_pool, handover.to_pool)
+def portable(verified: VerifiedServing, kv_transfer: PlannedKvTransfer) -> str | None:
+    """Return the attention backend that both sides must run, where their vendors differ."""
+    named = (kv_transfer.from_pool, kv_transfer.to_pool)
     known = {pool.name: pool for pool in verified.plan.cluster.pools}
-    ends = [release_on(verified.plan.goal, known[name]) for name in named if name in known]
-    if len({end.vendor for end in ends}) < 2:
+    releases = [release_on(verified.plan.goal, known[name]) for name in named if name in known]
+    if len({end.vendor for end in releases}) < 2:
         return None
-    return portable_backend(ends[0], ends[1], cache=cache_kind(verified.plan.model))
+    return portable_backend(releases[0], releases[1], cache=cache_kind(verified.plan.model))
 
 
 def _pool(verified: VerifiedServing, name: str) -> Pool:
@@ -80,37 +80,37 @@ def _pool(verified: VerifiedServing, name: str) -> Pool:
 
 
 def url_list(role: Role) -> str | None:
-    """Return the router's list that instances of a role join; None where requests never go there.
+    """Return the router's list for a role; None where the router sends no requests.
 
-    An attention server of a cell decodes, its FFN server takes no requests.
+    With AFD, attention servers decode and FFN servers take no requests.
     """
     if role is Role.EXPERT:
         return None
     return {Role.AGGREGATED: "WORKER", Role.ATTENTION: "DECODE"}.get(role, role.name)
 
 
-def transfer(verified: VerifiedServing) -> Handover | None:
-    """Return how KV caches get from prefill to decode; all handovers of a decision agree."""
+def transfer(verified: VerifiedServing) -> PlannedKvTransfer | None:
+    """Return the KV transfer from prefill to decode; all of a decision have the same form."""
     return next(iter(verified.decision.handovers), None)
 
 
-def is_apart(verified: VerifiedServing) -> bool:
-    """Say whether prompts and answers stand on instances of their own."""
+def is_disaggregated(verified: VerifiedServing) -> bool:
+    """Say whether prefill and decode run on separate instances."""
     return any(group.role is Role.PREFILL for group in verified.decision.instances)
 
 
-def are_unlike(verified: VerifiedServing) -> bool:
-    """Say whether some role is played by instances of several kinds."""
+def are_heterogeneous(verified: VerifiedServing) -> bool:
+    """Say whether some role has instances of several kinds."""
     kinds = {
         (group.role, group.model_copy(update={"count": 1})) for group in verified.decision.instances
     }
     return len(kinds) > len({role for role, _ in kinds})
 
 
-def drafted(verified: VerifiedServing, group: Instances) -> int:
-    """Return the tokens that an instance is told to draft.
+def draft_tokens_for(verified: VerifiedServing, group: Instances) -> int:
+    """Return the draft tokens of an instance.
 
-    A prefill instance drafts nothing, but fills the draft layer's cache, which it hands over.
+    A prefill instance drafts nothing, but fills and transfers the draft layer's KV cache.
     """
     if group.role is not Role.PREFILL:
         return group.draft_tokens
@@ -118,7 +118,7 @@ def drafted(verified: VerifiedServing, group: Instances) -> int:
 
 
 def needs_draft_model(verified: VerifiedServing) -> bool:
-    """Say whether the weights of a draft layer come from elsewhere than the model's."""
+    """Say whether the weights of the draft layer are a separate checkpoint."""
     speculative = verified.plan.goal.speculative
     drafts = any(group.draft_tokens for group in verified.decision.instances)
     return drafts and speculative is not None and speculative.method == "eagle"
@@ -130,14 +130,14 @@ def dns_label(text: str, *, longest: int = 40) -> str:
 
 
 def pool_labels(verified: VerifiedServing) -> dict[str, str]:
-    """Return a label for each pool that instances stand on; no two have the same."""
-    found: dict[str, str] = {}
+    """Return a unique label for each pool in use."""
+    labels: dict[str, str] = {}
     for pool in sorted({group.pool for group in verified.decision.instances}):
-        found[pool] = _untaken(dns_label(pool), taken=found.values())
-    return found
+        labels[pool] = _unique_name(dns_label(pool), taken=labels.values())
+    return labels
 
 
-def _untaken(name: str, *, taken: Collection[str]) -> str:
+def _unique_name(name: str, *, taken: Collection[str]) -> str:
     numbered = (name, *(f"{name}-{number}" for number in range(2, len(taken) + 3)))
     return next(each for each in numbered if each not in taken)
 
@@ -148,7 +148,7 @@ def _names(groups: tuple[Instances, ...]) -> tuple[str, ...]:
         role if roles.count(role) == 1 else f"{role}-{dns_label(group.pool, longest=12)}"
         for role, group in zip(roles, groups, strict=True)
     ]
-    found: list[str] = []
+    names: list[str] = []
     for name in pooled:
-        found.append(_untaken(name, taken=found))
-    return tuple(found)
+        names.append(_unique_name(name, taken=names))
+    return tuple(names)

@@ -1,4 +1,4 @@
-"""What stands at the top of every emitted file of a deployment: what it is, what to expect."""
+"""The header of every emitted file of a deployment: the decision and the expected figures."""
 
 from collections.abc import Iterator
 
@@ -7,10 +7,10 @@ from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Vendor
 from tuner.emit.serving.shape import (
     GroupShape,
-    are_unlike,
+    are_heterogeneous,
+    group_release,
     group_shapes,
-    is_apart,
-    release_of,
+    is_disaggregated,
     transfer,
 )
 from tuner.serve_plan import PUBLISHED_MODES, Instances, Latency, Role, VerifiedServing
@@ -20,7 +20,7 @@ from tuner.units import format_s
 
 
 def statement(verified: VerifiedServing) -> tuple[str, ...]:
-    """Return the lines that say what is started and what supports it."""
+    """Return the header's lines."""
     plan = verified.plan
     lines = [
         f"Written by moetune {plan.provenance.moetune_version} for the model {plan.model.name}.",
@@ -39,16 +39,16 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
     speculative = plan.goal.speculative
     if speculative is not None and any(each.draft_tokens for each in verified.decision.instances):
         lines.append(
-            f"Expected where {speculative.acceptance:.0%} of the tokens drafted by"
-            f" {speculative.method} are kept, which depends on the texts."
+            f"Expected if {speculative.acceptance:.0%} of the tokens drafted by"
+            f" {speculative.method} are accepted, which depends on the texts."
         )
     if verified.decision.router is not None:
         words = router_words(verified.decision.router)
         lines.append(f"{words[0].upper()}{words[1:]}.")
-    if is_apart(verified) and are_unlike(verified):
+    if is_disaggregated(verified) and are_heterogeneous(verified):
         lines.append(
-            "No router for prefill and decode has weights: instances of one role get as many"
-            " outstanding requests each, whatever their size; watch small ones for overload."
+            "Routers for prefill and decode have no weights: they balance outstanding requests"
+            " and ignore the size of an instance; watch small ones for overload."
         )
     return (*lines, *expectation(verified))
 
@@ -57,21 +57,21 @@ def _experiment(verified: VerifiedServing) -> Iterator[str]:
     releases = {
         release.title: release
         for group in verified.decision.instances
-        if (release := release_of(verified, group)).afd is not None
+        if (release := group_release(verified, group)).afd is not None
     }
     for engine in releases.values() if verified.decision.mode == "attention_expert" else ():
         assert engine.afd is not None
         version = engine.release.partition("+")[0]
         yield (
-            f"EXPERIMENTAL: attention and experts apart need {engine.afd.plugin} at commit"
-            f" {engine.afd.commit} with {engine.name} {version} and no other; install both first."
+            f"EXPERIMENTAL: AFD needs exactly {engine.afd.plugin} at commit {engine.afd.commit}"
+            f" with {engine.name} {version}; install both first."
         )
 
 
 def expectation(verified: VerifiedServing) -> tuple[str, ...]:
     """Return what the plan predicts, for people."""
     predicted, mode = verified.predicted, verified.decision.mode
-    guessed = (f"No published run stands behind the bands of {mode}: they are a guess.",)
+    guessed = (f"No published run supports the bands of {mode}: they are a guess.",)
     return (
         _latency("TTFT", predicted.ttft_s, band=predicted.ttft_s_band),
         _latency("TPOT", predicted.tpot_s, band=predicted.tpot_s_band),
@@ -84,7 +84,7 @@ def expectation(verified: VerifiedServing) -> tuple[str, ...]:
 
 
 def group_notes(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]:
-    """Return what the reader of one group's file should know of it."""
+    """Return the notes on one group."""
     quantization = verified.plan.goal.quantization
     notes = []
     if shape.group.kv_tokens:
@@ -94,22 +94,22 @@ def group_notes(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]
     pools = verified.plan.cluster.pools
     device = next(pool.device for pool in pools if pool.name == shape.group.pool)
     known = None if device is None else find_device(device)
-    release = release_of(verified, shape.group)
+    release = group_release(verified, shape.group)
     if release.vendor is not Vendor.NVIDIA:
         notes.append(
             f"Container: {release.image} ({release.title})"
             + (f"; {release.image_note}." if release.image_note else ".")
         )
-    handover = transfer(verified)
-    if handover is not None and handover.path == "host":
+    kv_transfer = transfer(verified)
+    if kv_transfer is not None and kv_transfer.path == "host":
         notes.append(
-            "Caches pass through host memory to devices of another vendor. Both sides must be given"
-            " the same MODEL, release and attention backend, which the connector compares."
+            "KV caches pass through host memory to devices of another vendor. Both sides need the"
+            " same MODEL, release and attention backend, which the connector compares."
         )
     if known is not None and lacks_units(quantization, generation=known.generation):
         notes.append(
-            f"{known.name} has no units for {quantization}: the engine unpacks weights as it reads"
-            " them (Marlin), so prompts are slower than where it multiplies them as they are."
+            f"{known.name} has no tensor cores for {quantization}: the engine dequantizes weights"
+            " on the fly (Marlin), so prefill is slower than with native GEMMs."
         )
     return tuple(notes)
 
@@ -134,7 +134,7 @@ def _line(shape: GroupShape) -> str:
     return (
         f"{shape.name}: {group.count} x {devices} of {group.pool}, each on"
         f" {machines}; {layout};"
-        f" {requests} and {tokens} a rank at most{extras}."
+        f" {requests} and {tokens} per rank at most{extras}."
     )
 
 
@@ -142,13 +142,13 @@ def _extras(group: Instances) -> Iterator[str]:
     if group.page_size is not None:
         yield f"pages of {group.page_size} tokens"
     if group.draft_tokens:
-        yield f"{group.draft_tokens} tokens drafted a step"
+        yield f"{group.draft_tokens} tokens drafted per step"
     if group.redundant_experts:
-        yield f"{_several(group.redundant_experts, 'redundant expert')} a layer"
+        yield f"{_several(group.redundant_experts, 'redundant expert')} per layer"
     if group.two_batch_overlap:
         yield "two-batch overlap"
     if group.prefill_share_ratio is not None:
-        yield f"{group.prefill_share_ratio:.0%} of each device for prefill"
+        yield f"{group.prefill_share_ratio:.0%} of the SMs for prefill"
 
 
 def _rate(per_s: float) -> str:

@@ -1,7 +1,7 @@
 """TensorRT-LLM's server of one instance: `trtllm-serve` with a file of options.
 
-Instances on several machines are MPI jobs of one task a device, which `trtllm-llmapi-launch` turns
-into a server. Facts and their source: tuner/spec/serving/manifests/trtllm.py.
+Multi-node instances are MPI jobs with one task per device, which `trtllm-llmapi-launch` turns into
+a server. Facts and their source: tuner/spec/serving/manifests/trtllm.py.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ import yaml
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.command import ServerCommand
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
-from tuner.emit.serving.shape import GroupShape, drafted, release_of, transfer
+from tuner.emit.serving.shape import GroupShape, draft_tokens_for, group_release, transfer
 from tuner.emit.serving.statement import group_notes, statement
 from tuner.serve_plan import Instances, Role, VerifiedServing
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
@@ -44,8 +44,8 @@ def server(
             f'--config "$FILES/{options_name(shape)}"',
             '"$@"',
         ),
-        environment=_environment(shape.group, manifest=release_of(verified, shape.group)),
-        # The engine opens the balancer's path from where it was started.
+        environment=_environment(shape.group, manifest=group_release(verified, shape.group)),
+        # The engine opens the balancer's file relative to its current folder.
         before='cd -- "$FILES"\n' if is_placed else "",
     )
 
@@ -68,11 +68,11 @@ def options_file(
 def options(
     verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
 ) -> dict[str, Any]:
-    """Return the options of one group as the engine's file has them."""
+    """Return the options of one group in the form of the engine's file."""
     group, goal = shape.group, verified.plan.goal
-    manifest = release_of(verified, group)
-    handover = transfer(verified)
-    found: dict[str, Any] = {
+    manifest = group_release(verified, group)
+    kv_transfer = transfer(verified)
+    config: dict[str, Any] = {
         "tensor_parallel_size": group.attention_tp * group.attention_dp,
         "pipeline_parallel_size": group.pp,
         "moe_tensor_parallel_size": group.moe_tp,
@@ -83,41 +83,41 @@ def options(
         "max_num_tokens": max(group.max_batched_tokens, step_tokens(group)),
     }
     if goal.max_model_len is not None:
-        found["max_seq_len"] = goal.max_model_len
-    found["enable_chunked_prefill"] = group.chunked_prefill
-    found["disable_overlap_scheduler"] = group.role is Role.PREFILL
+        config["max_seq_len"] = goal.max_model_len
+    config["enable_chunked_prefill"] = group.chunked_prefill
+    config["disable_overlap_scheduler"] = group.role is Role.PREFILL
     pages = {} if group.page_size is None else {"tokens_per_block": group.page_size}
-    found["kv_cache_config"] = {"dtype": manifest.kv_cache_dtype[goal.kv_cache_dtype], **pages}
+    config["kv_cache_config"] = {"dtype": manifest.kv_cache_dtype[goal.kv_cache_dtype], **pages}
     if group.memory_ratio is not None:
-        found["kv_cache_config"]["free_gpu_memory_fraction"] = group.memory_ratio
-    tokens = drafted(verified, group)
+        config["kv_cache_config"]["free_gpu_memory_fraction"] = group.memory_ratio
+    tokens = draft_tokens_for(verified, group)
     if goal.speculative is not None and tokens:
-        found["speculative_config"] = {
+        config["speculative_config"] = {
             "decoding_type": manifest.drafting[goal.speculative.method],
             "max_draft_len": tokens,
         }
     if group.role is Role.PREFILL or group.a2a_backend == "deepep_normal":
-        found["cuda_graph_config"] = None
+        config["cuda_graph_config"] = None
     else:
-        found["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": group.max_batch}
-    if handover is not None:
-        found["cache_transceiver_config"] = {"backend": manifest.connectors[handover.connector]}
+        config["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": group.max_batch}
+    if kv_transfer is not None:
+        config["cache_transceiver_config"] = {"backend": manifest.connectors[kv_transfer.connector]}
     if placement is not None and placement.suits(group):
-        found["moe_config"] = {"load_balancer": f"./{_BALANCER}"}
+        config["moe_config"] = {"load_balancer": f"./{_BALANCER}"}
     elif group.redundant_experts and verified.plan.model.moe is not None:
         slots = verified.plan.model.moe.num_experts + group.redundant_experts
-        # Moved by the loads that the engine records, a layer in each step.
-        found["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": 1}}
-    return found
+        # Rebalanced by recorded loads, one layer per step.
+        config["moe_config"] = {"load_balancer": {"num_slots": slots, "layer_updates_per_iter": 1}}
+    return config
 
 
 def _environment(group: Instances, *, manifest: ServingCapabilities) -> Mapping[str, str]:
     if group.a2a_backend == "none":
         return {}
-    found = {"TRTLLM_FORCE_COMM_METHOD": _METHOD[group.a2a_backend]}
+    variables = {"TRTLLM_FORCE_COMM_METHOD": _METHOD[group.a2a_backend]}
     if group.a2a_backend == "allgather":
-        return found
-    found["TRTLLM_CAN_USE_DEEP_EP"] = "1"
+        return variables
+    variables["TRTLLM_CAN_USE_DEEP_EP"] = "1"
     if group.a2a_backend == "deepep_low_latency":
-        found["TRTLLM_DEEP_EP_TOKEN_LIMIT"] = str(dispatch_tokens(manifest, group))
-    return found
+        variables["TRTLLM_DEEP_EP_TOKEN_LIMIT"] = str(dispatch_tokens(manifest, group))
+    return variables

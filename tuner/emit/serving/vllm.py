@@ -1,10 +1,11 @@
 """vLLM's server of one instance: `vllm serve`.
 
-Experts are whole on TP x DP ranks under --enable-expert-parallel, else sliced over them. Under
-low-latency DeepEP the batch's token budget is the size of the dispatch buffers, so a decode
-instance gets its batch, drafts included. Decode graphs are captured at 1, 2, 4, multiples of 8
-below 256 and of 16 from there on, and rounded up to whole requests where drafts are checked, so the
-largest is asked for on that grid. Facts and their source: tuner/spec/serving/manifests/vllm.py.
+TP x DP ranks form the expert-parallel group under --enable-expert-parallel, otherwise each expert
+is split over them. Under low-latency DeepEP the token budget is the size of the dispatch buffers,
+so a decode instance gets its batch, drafts included. Decode graphs are captured at 1, 2, 4,
+multiples of 8 below 256 and of 16 from there on, and rounded up to whole requests with speculative
+decoding, so the largest size is set on that grid. Facts and their source:
+tuner/spec/serving/manifests/vllm.py.
 """
 
 import json
@@ -13,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from tuner.emit.placement.vllm import STEP_INTERVAL
-from tuner.emit.serving.afd import SERVERS as CELL_SERVERS
-from tuner.emit.serving.afd import cell_address, cell_words, has_cells
+from tuner.emit.serving.afd import SERVERS as AFD_ROLES
+from tuner.emit.serving.afd import afd_address, afd_flags, has_afd_units
 from tuner.emit.serving.command import (
     BOOTSTRAP,
     RENDEZVOUS,
@@ -23,8 +24,8 @@ from tuner.emit.serving.command import (
     ServerCommand,
 )
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
-from tuner.emit.serving.shape import GroupShape, drafted, portable, release_of, transfer
-from tuner.serve_plan import Handover, Instances, Role, VerifiedServing
+from tuner.emit.serving.shape import GroupShape, draft_tokens_for, group_release, portable, transfer
+from tuner.serve_plan import Instances, PlannedKvTransfer, Role, VerifiedServing
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.steps import dispatch_tokens, step_tokens
 
@@ -34,7 +35,7 @@ _KV_PORT: Final = "KV_PORT"
 """Variable of the first port of the side channel."""
 
 _LEAST_HALVED: Final = 32
-"""Tokens of a decode step above which vLLM overlaps halves by default."""
+"""Tokens of a decode step from which vLLM uses dual-batch overlap by default."""
 
 _ALL2ALL: Final[Mapping[str, str]] = {
     "none": "allgather_reducescatter",
@@ -49,17 +50,17 @@ def server(
 ) -> ServerCommand:
     """Return the command of one machine of one instance."""
     group, goal = shape.group, verified.plan.goal
-    manifest = release_of(verified, group)
+    manifest = group_release(verified, group)
     quantization = manifest.quantization[goal.quantization]
     kv_cache_dtype = manifest.kv_cache_dtype[goal.kv_cache_dtype]
     is_placed = placement is not None and placement.suits(group)
-    is_cell = group.role in CELL_SERVERS
-    handover = None if group.role is Role.EXPERT else transfer(verified)
+    is_afd = group.role in AFD_ROLES
+    kv_transfer = None if group.role is Role.EXPERT else transfer(verified)
     words = (
         'vllm serve "$MODEL"',
         '--host 0.0.0.0 --port "$PORT"',
         *_degrees(group, manifest=manifest),
-        *(cell_words(verified, shape) if is_cell else ()),
+        *(afd_flags(verified, shape) if is_afd else ()),
         *((f"--quantization {quantization}",) if quantization else ()),
         *((f"--kv-cache-dtype {kv_cache_dtype}",) if kv_cache_dtype else ()),
         *((f"--max-model-len {goal.max_model_len}",) if goal.max_model_len else ()),
@@ -67,7 +68,11 @@ def server(
         *((f"--gpu-memory-utilization {group.memory_ratio:g}",) if group.memory_ratio else ()),
         *_batches(group, manifest=manifest),
         *_drafting(verified, group, manifest=manifest),
-        *(() if handover is None else _transfer(verified, group, handover, manifest=manifest)),
+        *(
+            ()
+            if kv_transfer is None
+            else _transfer(verified, group, kv_transfer, manifest=manifest)
+        ),
         *_copies(group, placement if is_placed else None),
         *(('"${SPREAD[@]}"',) if shape.nodes > 1 else ()),
         '"$@"',
@@ -75,12 +80,12 @@ def server(
     return ServerCommand(
         words=words,
         environment={
-            **({"VLLM_USE_V2_MODEL_RUNNER": "0"} if has_cells(verified) else {}),
-            **({} if handover is None else _environment(group, handover)),
+            **({"VLLM_USE_V2_MODEL_RUNNER": "0"} if has_afd_units(verified) else {}),
+            **({} if kv_transfer is None else _environment(group, kv_transfer)),
         },
-        before=_kv_port(handover)
+        before=_kv_port(kv_transfer)
         + _spread(shape)
-        + (cell_address(verified, shape) if is_cell else "")
+        + (afd_address(verified, shape) if is_afd else "")
         + (_PLUGIN_ON_PATH if is_placed else ""),
     )
 
@@ -108,7 +113,7 @@ fi
 }
 
 _PLUGIN_ON_PATH: Final = f"""\
-# vLLM finds the plugin by its entry point, as if it were installed.
+# vLLM finds the plugin by its entry point, as if installed.
 PLUGIN="$(mktemp -d)"
 mkdir -- "$PLUGIN/moetune_placement-1.dist-info"
 cp -- "$FILES/{_PLUGIN}" "$PLUGIN"
@@ -134,14 +139,14 @@ def _degrees(group: Instances, *, manifest: ServingCapabilities) -> Iterator[str
         yield f"--pipeline-parallel-size {group.pp}"
     if group.attention_dp > 1:
         yield f"--data-parallel-size {group.attention_dp}"
-    if group.ep > 1 or group.role in CELL_SERVERS:
+    if group.ep > 1 or group.role in AFD_ROLES:
         yield "--enable-expert-parallel"
-        if group.attention_dp > 1 and manifest.exchange_option:
+        if group.attention_dp > 1 and manifest.has_a2a_option:
             yield f"--all2all-backend {_ALL2ALL[group.a2a_backend]}"
     if group.two_batch_overlap:
         yield "--enable-dbo"
     if group.two_batch_overlap and group.role is not Role.PREFILL:
-        # A full batch is halved however small; two tokens are the least that has halves.
+        # A full batch is always split; two tokens are the least that can be.
         yield f"--dbo-decode-token-threshold {max(2, min(_LEAST_HALVED, step_tokens(group)))}"
 
 
@@ -161,15 +166,15 @@ def _batches(group: Instances, *, manifest: ServingCapabilities) -> Iterator[str
 
 
 def _graph_tokens(group: Instances) -> int:
-    """Return the captured size that holds a decode step of the whole batch."""
+    """Return the CUDA graph size that fits a decode step of the whole batch."""
     if group.a2a_backend == "deepep_low_latency" and group.role is Role.DECODE:
         return step_tokens(group)  # The token budget, which is always captured.
     each = group.draft_tokens + 1
-    whole = -(-_captured(step_tokens(group)) // each) * each
-    return _captured(whole)
+    whole = -(-_capture_size(step_tokens(group)) // each) * each
+    return _capture_size(whole)
 
 
-def _captured(tokens: int) -> int:
+def _capture_size(tokens: int) -> int:
     if tokens <= 4:
         return (1, 2, 4, 4)[tokens - 1]
     grain = 8 if tokens <= 248 else 16
@@ -179,7 +184,7 @@ def _captured(tokens: int) -> int:
 def _drafting(
     verified: VerifiedServing, group: Instances, *, manifest: ServingCapabilities
 ) -> Iterator[str]:
-    speculative, tokens = verified.plan.goal.speculative, drafted(verified, group)
+    speculative, tokens = verified.plan.goal.speculative, draft_tokens_for(verified, group)
     if speculative is None or not tokens:
         return
     config = {"method": manifest.drafting[speculative.method], "num_speculative_tokens": tokens}
@@ -191,64 +196,64 @@ def _drafting(
 def _transfer(
     verified: VerifiedServing,
     group: Instances,
-    handover: Handover,
+    kv_transfer: PlannedKvTransfer,
     *,
     manifest: ServingCapabilities,
 ) -> Iterator[str]:
     config: dict[str, object] = {
-        "kv_connector": manifest.connectors[handover.connector],
+        "kv_connector": manifest.connectors[kv_transfer.connector],
         "kv_role": "kv_producer" if group.role is Role.PREFILL else "kv_consumer",
     }
-    if handover.path == "host":
+    if kv_transfer.path == "host":
         config["kv_buffer_device"] = "cpu"
-    if handover.connector == "ascend":
+    if kv_transfer.connector == "ascend":
         config["kv_port"] = _KV_PORT
         config["kv_connector_extra_config"] = _ascend_degrees(verified)
-    # The port is the shell's to fill in, between the quotes of the rest.
+    # The shell expands the port, so it is outside the quotes.
     quoted = shlex.quote(json.dumps(config)).replace(_KV_PORT, f"'\"${_KV_PORT}\"'")
     yield f"--kv-transfer-config {quoted}"
-    backend = portable(verified, handover)
+    backend = portable(verified, kv_transfer)
     if backend is not None:
         yield f"--attention-backend {backend}"
 
 
-def _kv_port(handover: Handover | None) -> str:
-    if handover is None or handover.connector != "ascend":
+def _kv_port(kv_transfer: PlannedKvTransfer | None) -> str:
+    if kv_transfer is None or kv_transfer.connector != "ascend":
         return ""
-    # Written so that estimate's reader of shell text can compute it.
+    # In a form that `moetune estimate` can evaluate.
     return f'{_KV_PORT}="$(($PORT+{SIDE_CHANNEL_OFFSET}))"\n'
 
 
 def _ascend_degrees(verified: VerifiedServing) -> dict[str, dict[str, int]]:
-    """Return the degrees of both sides, which each side must know."""
-    found = {}
+    """Return the degrees of prefill and decode, which each side needs."""
+    degrees = {}
     for role in (Role.PREFILL, Role.DECODE):
         group = next(each for each in verified.decision.instances if each.role is role)
-        found[role.value] = {"dp_size": group.attention_dp, "tp_size": group.attention_tp}
+        degrees[role.value] = {"dp_size": group.attention_dp, "tp_size": group.attention_tp}
         if group.pp > 1:
-            found[role.value]["pp_size"] = group.pp
-    return found
+            degrees[role.value]["pp_size"] = group.pp
+    return degrees
 
 
-def _environment(group: Instances, handover: Handover) -> Mapping[str, str]:
-    if handover.connector == "nixl":
+def _environment(group: Instances, kv_transfer: PlannedKvTransfer) -> Mapping[str, str]:
+    if kv_transfer.connector == "nixl":
         return {
             "VLLM_NIXL_SIDE_CHANNEL_HOST": '"$HOST_IP"',
             "VLLM_NIXL_SIDE_CHANNEL_PORT": SIDE_CHANNEL,
         }
-    if handover.connector == "mooncake" and group.role is Role.PREFILL:
+    if kv_transfer.connector == "mooncake" and group.role is Role.PREFILL:
         return {"VLLM_MOONCAKE_BOOTSTRAP_PORT": BOOTSTRAP}
     return {}
 
 
 def _copies(group: Instances, placement: ServedPlacement | None) -> Iterator[str]:
-    """Yield how many copies of experts there are, and who places them."""
+    """Yield the options of redundant experts and their placement."""
     config = {"num_redundant_experts": group.redundant_experts}
     if placement is not None:
         config = {
             "num_redundant_experts": placement.verified.decision.redundant_experts,
             "step_interval": STEP_INTERVAL,
-            # Loads are recorded and not used.
+            # Recorded loads are not used.
             "window_size": 1,
         }
     elif not group.redundant_experts:

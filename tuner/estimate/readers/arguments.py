@@ -1,8 +1,8 @@
 """A command line as flags with their values: from shell words to `--flag` and what follows it.
 
 `--flag value`, `--flag=value` and flags with several values are read; a flag that is given twice
-counts as it was given last, as argparse does. What stands before the training script belongs to
-the launcher (`torchrun`, `srun`, `deepspeed`), which says how many devices there are.
+counts as it was given last, as argparse does. Words before the training script belong to the
+launcher (`torchrun`, `srun`, `deepspeed`), which says how many devices there are.
 """
 
 import re
@@ -27,7 +27,7 @@ _RENDEZVOUS: Final = re.compile(
     r"--?(node|machine)-rank|--?rdzv-(backend|endpoint|id|conf)|--?(master|main-process)-(addr|ip|port)"
     r"|--?local-addr"
 )
-"""How processes find each other, which changes no time; `_` written as `-`."""
+"""Rendezvous options, which change no time; `_` written as `-`."""
 _SCRIPT: Final = re.compile(r"[^\s=]*\.py|[\w.]+\.pretrain_gpt|pretrain_gpt")
 
 
@@ -112,8 +112,8 @@ class Flags:
             return None
         words = self.words(name)
         if len(words) != 1:
-            found = f"{len(words)} values" if words else "no value"
-            raise SpecError(f"{self.source}: --{name} has {found}; it takes one")
+            count = f"{len(words)} values" if words else "no value"
+            raise SpecError(f"{self.source}: --{name} has {count}; it takes one")
         return words[0]
 
     def words(self, name: str) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class Flags:
         raise SpecError(f"{self.source}: {shown_value(self.said(name))}: a switch takes no value")
 
 
-def flags_of_text(
+def training_flags(
     text: str,
     *,
     source: str,
@@ -160,7 +160,7 @@ def flags_of_text(
         source: what messages call it.
         known: names of the program's flags; the command with most of them is the training run.
         switches: those of them that take no value.
-        environment: variables that whoever starts the script has set.
+        environment: variables that are set when the script starts.
         beside: the text of a file that the script reads.
 
     Raises:
@@ -209,13 +209,13 @@ def flags_of_text(
 
 
 def _is_rendezvous(assignment: str) -> bool:
-    """Say whether an assignment only states how the processes of a launch find each other."""
+    """Say whether an assignment only states rendezvous options."""
     name, _, value = assignment.partition("=")
     if name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"):
         return True
     # What a default or a message holds may have spaces.
-    for held in (r"\$\(\([^()]*\)\)", r"\$\{[^{}]*\}"):
-        value = re.sub(held, "$", value)
+    for pattern in (r"\$\(\([^()]*\)\)", r"\$\{[^{}]*\}"):
+        value = re.sub(pattern, "$", value)
     words = value.split()
     takes_value = False
     for word in words:
@@ -265,18 +265,18 @@ def _script_index(words: Sequence[str]) -> int:
 
 def _parsed(words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Group words by the flag before them; words before the first flag belong to none."""
-    found: dict[str, tuple[str, ...]] = {}
+    values: dict[str, tuple[str, ...]] = {}
     name = ""
     for word in words:
         # Also a single dash with letters, as srun's -N; but not a negative number.
         match = re.fullmatch(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", word, re.DOTALL)
         if match:
             name = match.group(1).replace("_", "-")
-            found.pop(name, None)
-            found[name] = () if match.group(2) is None else (match.group(2),)
+            values.pop(name, None)
+            values[name] = () if match.group(2) is None else (match.group(2),)
         elif name:
-            found[name] += (word,)
-    return found
+            values[name] += (word,)
+    return values
 
 
 def _count(parsed: Iterable[Mapping[str, tuple[str, ...]]], names: Sequence[str]) -> int | None:
@@ -302,4 +302,4 @@ def _notes(
     if others:
         yield f"{others + 1} of {len(commands)} commands train; read the one with most flags"
     if chosen.is_conditional:
-        yield "the training command stands inside a condition; it was read as if that held"
+        yield "the training command is inside a condition; it was read as if that held"

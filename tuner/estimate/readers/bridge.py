@@ -1,8 +1,8 @@
 """Megatron-Bridge's overrides as `LaunchSettings`: lines `section.field=value`, and the precision.
 
-The precision is no override but what the program beside them asks for: a line with
-`get_mixed_precision_config("bf16_with_mxfp8_mixed")` in the Python file. What neither says is the
-recipe's, of which only what the price depends on is known: no dropout, bf16.
+The precision is no override; the Python program beside them sets it in a line with
+`get_mixed_precision_config("bf16_with_mxfp8_mixed")`. What neither says is the recipe's, of which
+only what the price depends on is known: no dropout, bf16.
 
 Not covered: recipes themselves, which are programs.
 """
@@ -28,7 +28,7 @@ _RECIPES: Final = {
     "bf16_with_fp8_subchannel_scaling_mixed": "blockwise",
     "bf16_with_mxfp8_mixed": "mxfp8",
 }
-"""Bridge's precisions with 8-bit products: Megatron-LM's name of the recipe."""
+"""Bridge's precisions with 8-bit GEMMs: Megatron-LM's name of the recipe."""
 _RENAMED: Final = {"gated-linear-unit": "swiglu"}
 """Fields that are flags of another name, without being the same for every engine."""
 
@@ -75,37 +75,37 @@ def _words(value: str) -> tuple[str, ...]:
 
 
 def _implied(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """Say what fields say in one word and flags in two, and what every recipe leaves off."""
-    found: dict[str, tuple[str, ...]] = {}
+    """Return the flags that a field implies, and the defaults that all recipes share."""
+    implied: dict[str, tuple[str, ...]] = {}
     if "num-query-groups" in values:
-        found["group-query-attention"] = ()
+        implied["group-query-attention"] = ()
     if "share-embeddings-and-output-weights" in values:
         shared = values["share-embeddings-and-output-weights"] == ("true",)
-        found["untie-embeddings-and-output-weights"] = ("false",) if shared else ()
+        implied["untie-embeddings-and-output-weights"] = ("false",) if shared else ()
     if len(values.get("moe-layer-freq", ())) > 1:
-        found["moe-layer-freq"] = (f"[{','.join(values['moe-layer-freq'])}]",)
+        implied["moe-layer-freq"] = (f"[{','.join(values['moe-layer-freq'])}]",)
     if "pipeline-model-parallel-layout" in values:
         # Bridge takes both; the layout says how many stages a rank has.
         values.pop("virtual-pipeline-model-parallel-size", None)
     for name in ("hidden-dropout", "attention-dropout"):
-        found[name] = values.get(name, ("0.0",))
-    return found
+        implied[name] = values.get(name, ("0.0",))
+    return implied
 
 
 def _precision(program: str) -> dict[str, tuple[str, ...]]:
-    found: dict[str, tuple[str, ...]] = {"bf16": ()}
+    flags: dict[str, tuple[str, ...]] = {"bf16": ()}
     named = _PRECISION.search(program)
     if named and named.group(1) in _RECIPES:
-        found |= {"fp8-format": ("hybrid",), "fp8-recipe": (_RECIPES[named.group(1)],)}
+        flags |= {"fp8-format": ("hybrid",), "fp8-recipe": (_RECIPES[named.group(1)],)}
     if named and "nvfp4" in named.group(1):
-        found["fp4-format"] = ("e2m1",)
+        flags["fp4-format"] = ("e2m1",)
     gradients = _GRADIENTS.search(program)
     if gradients and gradients.group(1) == "False":
-        found["grad-reduce-in-bf16"] = ()
-    return found
+        flags["grad-reduce-in-bf16"] = ()
+    return flags
 
 
 def _notes(program: str) -> tuple[str, ...]:
     if _PRECISION.search(program):
         return ()
-    return ("the overrides say no precision, and no program beside them does: bf16 counts",)
+    return ("neither the overrides nor a program beside them set a precision: bf16 is assumed",)

@@ -120,27 +120,27 @@ def _stage(given: Sections) -> Literal[0, 1, 2, 3]:
 def _batch(given: Sections) -> dict[str, Any]:
     """Return the two of three numbers that DeepSpeed needs; the third follows from the devices."""
     names = ("global_batch", "micro_batch", "accumulation")
-    found = {name: given.number(SPELLED[name], default=0) for name in names}
-    if not found["global_batch"] and not found["micro_batch"]:
+    numbers = {name: given.number(SPELLED[name], default=0) for name in names}
+    if not numbers["global_batch"] and not numbers["micro_batch"]:
         raise SpecError(
             f"{given.source}: neither train_batch_size nor train_micro_batch_size_per_gpu; "
             "write one of them"
         )
-    if not found["micro_batch"] and not found["accumulation"]:
+    if not numbers["micro_batch"] and not numbers["accumulation"]:
         # DeepSpeed then divides the whole batch at once.
-        found["accumulation"] = 1
-    if not found["global_batch"] and not found["accumulation"]:
-        found["accumulation"] = 1
+        numbers["accumulation"] = 1
+    if not numbers["global_batch"] and not numbers["accumulation"]:
+        numbers["accumulation"] = 1
     return {
-        "global_batch": found["global_batch"] or None,
-        "micro_batch": found["micro_batch"] or 1,
-        "accumulation": found["accumulation"] or None,
-        "micro_batch_follows": not found["micro_batch"],
+        "global_batch": numbers["global_batch"] or None,
+        "micro_batch": numbers["micro_batch"] or 1,
+        "accumulation": numbers["accumulation"] or None,
+        "micro_batch_follows": not numbers["micro_batch"],
     }
 
 
 def _precision(given: Sections) -> dict[str, Any]:
-    """Find the type of products; `auto` leaves it to the trainer and counts as bf16."""
+    """Find the GEMM precision; `auto` leaves it to the trainer and counts as bf16."""
     is_brain = _enabled(given, "bf16") or _enabled(given, "bfloat16")
     is_half = _enabled(given, "fp16")
     if is_brain and is_half:

@@ -25,7 +25,7 @@ def layer_pattern(text: str, *, num_layers: int, said: str) -> tuple[int, ...]:
         return tuple(int(layer % int(plain) == 0) for layer in range(num_layers))
     while plain.startswith("(") and plain.endswith(")") and _is_whole(plain):
         plain = plain[1:-1]
-    found: list[int] = []
+    pattern: list[int] = []
     for part in plain.split("+"):
         match = _RUN.fullmatch(part)
         if match is None:
@@ -33,14 +33,14 @@ def layer_pattern(text: str, *, num_layers: int, said: str) -> tuple[int, ...]:
                 f"{said} {shown_value(text)} is no pattern of layers; write a number, or lists of "
                 "0 and 1 such as ([0]*3+[1]*58)"
             )
-        found += [int(kind) for kind in match.group(1).split(",")] * int(match.group(2) or 1)
-        if len(found) > MOST_LAYERS:
+        pattern += [int(kind) for kind in match.group(1).split(",")] * int(match.group(2) or 1)
+        if len(pattern) > MOST_LAYERS:
             raise SpecError(f"{said} {shown_value(text)}: more than {MOST_LAYERS} layers")
-    if len(found) != num_layers:
+    if len(pattern) != num_layers:
         raise SpecError(
-            f"{said} {shown_value(text)} names {len(found)} layers, --num-layers {num_layers}"
+            f"{said} {shown_value(text)} names {len(pattern)} layers, --num-layers {num_layers}"
         )
-    return tuple(found)
+    return tuple(pattern)
 
 
 def _is_whole(text: str) -> bool:

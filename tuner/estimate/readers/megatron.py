@@ -18,9 +18,9 @@ from tuner.errors import SpecError
 from tuner.estimate.environment import read_variables
 from tuner.estimate.launch import Dispatcher, Engine, Graphs, LaunchSettings, StatedSize
 from tuner.estimate.readers import megatron_flags as table
-from tuner.estimate.readers.arguments import Flags, flags_of_text
+from tuner.estimate.readers.arguments import Flags, training_flags
 from tuner.estimate.readers.layer_pattern import layer_pattern
-from tuner.estimate.readers.megatron_unpriced import balance, unlike_priced
+from tuner.estimate.readers.megatron_unpriced import balance, differing_settings
 from tuner.estimate.readers.pipeline_layout import pipeline_layout
 from tuner.estimate.readers.sections import SLIP_RATIO
 from tuner.spec.files import shown_value
@@ -58,14 +58,14 @@ def read(
     Args:
         text: the script, command or arguments.
         source: what messages call it.
-        environment: variables that whoever starts the script has set.
+        environment: variables that are set when the script starts.
         beside: the text of a file that the script reads.
 
     Raises:
-        SpecError: one line: what cannot be read, and the way out.
+        SpecError: one line: what cannot be read, and what to write instead.
     """
     return settings_of(
-        flags_of_text(
+        training_flags(
             text,
             source=source,
             known=table.KNOWN,
@@ -118,7 +118,7 @@ def _word(value: Any) -> str:
 
 
 def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
-    """Turn flags into settings; what a recipe sets besides is priced as the recipes set it.
+    """Turn flags into settings; settings that only a recipe has are priced as recipes set them.
 
     Raises:
         SpecError: a flag holds no value of its kind, or the engine no longer reads it.
@@ -185,7 +185,7 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
         activation_offload=flags.is_on("fine-grained-activation-offloading"),
         mtp_layers=flags.number("mtp-num-layers", least=0) or 0,
         balance="the recipe" if has_recipe and not balance(flags) else balance(flags),
-        unlike_priced=dict(unlike_priced(flags, has_recipe=has_recipe)),
+        differing_settings=dict(differing_settings(flags, has_recipe=has_recipe)),
         stated=tuple(_stated(flags)),
         spelled={field: f"--{name}" for field, name in table.SPELLED.items()},
         understood=tuple(flags.said(name) for name in flags.values if name in table.UNDERSTOOD),
@@ -200,11 +200,11 @@ def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
 
 
 def _check_spelling(flags: Flags, unread: Sequence[str]) -> None:
-    """Refuse a slip of the keyboard, which the engine would refuse too, rather than ignore it."""
+    """Refuse a misspelled flag, as the engine would, rather than ignore it."""
     for name in unread:
         near = difflib.get_close_matches(name, table.UNDERSTOOD, n=1, cutoff=SLIP_RATIO)
         is_longer = bool(near) and name.startswith(f"{near[0]}-")
-        if near and not is_longer and name not in (table.KNOWN | table.ALIKE):
+        if near and not is_longer and name not in (table.KNOWN | table.CONFUSABLE):
             raise SpecError(
                 f"{flags.source}: --{shown_value(name)[1:-1]} is no flag of Megatron-LM; did you "
                 f"mean --{near[0]}?"
@@ -237,7 +237,7 @@ def _remarks(flags: Flags) -> Iterator[str]:
 
 
 def _renamed(given: Flags) -> Flags:
-    """Put the engine's own names in place of those that config files use."""
+    """Replace the names of config files by the engine's own."""
     values: dict[str, tuple[str, ...]] = {}
     for name, words in given.values.items():
         if name in table.REMOVED:
@@ -386,7 +386,7 @@ def _offload(flags: Flags) -> float:
 
 
 def _stated(flags: Flags) -> Iterator[StatedSize]:
-    """Yield the sizes of the model; what an absent flag means counts where layers are stated."""
+    """Yield the model's sizes; where layers are stated, absent flags count by their default."""
     numbers = {size: flags.number(name, least=0) for size, name in table.SIZES.items()}
     for size, value in numbers.items():
         if value:

@@ -1,4 +1,4 @@
-"""Megatron-LM's flags that an estimate depends on, and what became of the old ones.
+"""Megatron-LM's flags that an estimate depends on, with deprecated and removed ones.
 
 Read from `megatron/training/arguments.py` and the config classes of core_v0.16.1 to core_v0.19.0
 of github.com/NVIDIA/Megatron-LM; flags of classes are their fields with `-` for `_`.
@@ -174,7 +174,7 @@ SHORTHANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "--enable-cuda-graph": ("--cuda-graph-impl",),
     "--external-cuda-graph": ("--cuda-graph-impl",),
 }
-"""Flags that overrule others: what they stand for."""
+"""Shorthand flags: the flags that they set."""
 
 REMOVED: Final[Mapping[str, str]] = {
     "batch-size": "--micro-batch-size",
@@ -197,13 +197,13 @@ ALIASES: Final[Mapping[str, str]] = {
 }
 """Names that config files use for the same settings."""
 
-ALIKE: Final = frozenset({"decoder-seq-length", "mtp-hybrid-override-pattern"})
-"""Flags of the engine that look like slips in writing one that is understood."""
+CONFUSABLE: Final = frozenset({"decoder-seq-length", "mtp-hybrid-override-pattern"})
+"""Flags of the engine that resemble an understood one, and are no misspellings."""
 
 KNOWN: Final = frozenset(
     (*SPELLED.values(), *SIZES.values(), *OTHERS, *ALIASES, *DEPRECATED, *REMOVED)
 ) - frozenset({"fp8", "fp4"})
-"""Everything that this reader has an opinion on."""
+"""Every flag that this reader handles."""
 
 UNDERSTOOD: Final = frozenset((*SPELLED.values(), *SIZES.values(), *OTHERS))
 """What the price depends on, or what is compared with the model."""

@@ -1,8 +1,8 @@
-"""Megatron-LM's settings beside the priced ones: what balances experts, what the price leaves out.
+"""Megatron-LM's settings that are not priced: expert load balancing, and values that differ.
 
-The rows of tuner/launch/priced_settings.py are held against the flags of a launch. A launch that
-starts from a recipe of Megatron-Bridge has the recipe's values where it says nothing, which are the
-priced ones.
+The rows of tuner/launch/priced_settings.py are compared with the flags of a launch. A launch that
+starts from a recipe of Megatron-Bridge has the recipe's values, which are the priced ones, where it
+says nothing.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _OFF: Final = {
     "apply_rope_fusion": "no-rope-fusion",
     "bias_swiglu_fusion": "no-bias-swiglu-fusion",
 }
-"""Switches that take away what is on."""
+"""Flags that turn a default off."""
 
 _READ_ELSEWHERE: Final = frozenset({"tp_comm_overlap", "attention_backend", "bucket_size"})
 """Priced as they are set (tuner/estimate/readers/megatron.py)."""
@@ -82,8 +82,8 @@ def _number(flags: Flags, word: str) -> float:
         ) from None
 
 
-def unlike_priced(flags: Flags, *, has_recipe: bool) -> Iterator[tuple[str, str]]:
-    """Yield the rows that a launch sets otherwise than the price, by name, as it says them.
+def differing_settings(flags: Flags, *, has_recipe: bool) -> Iterator[tuple[str, str]]:
+    """Yield the rows that a launch sets to another value than the priced one: name and flag.
 
     Raises:
         SpecError: a switch has a value.
@@ -103,5 +103,5 @@ def unlike_priced(flags: Flags, *, has_recipe: bool) -> Iterator[tuple[str, str]
 
 
 def _shortened(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Return values in the words of the table; the parser says `fp32` for `float32`."""
+    """Return values with the table's names; the parser writes `fp32` for `float32`."""
     return tuple(word.replace("fp32", "float32") for word in words)

@@ -16,7 +16,7 @@ from tuner.estimate.launch import StageContent
 from tuner.spec.files import shown_value
 
 MOST_LETTERS: Final = 100_000
-"""Of a layout written out; more is a slip of the keyboard."""
+"""Of an expanded layout; more is a typing error."""
 _LETTERS: Final = {"E": "embedding", "t": "transformer layer", "m": "MTP layer", "L": "loss"}
 _GROUP: Final = re.compile(r"\(([^()]*)\)\*(\d{1,6})")
 _LETTER: Final = re.compile(r"([A-Za-z|])\*(\d{1,6})")
@@ -59,7 +59,7 @@ def pipeline_layout(text: str, *, said: str) -> tuple[StageContent, ...]:
 
 
 def layout_text(stages: tuple[StageContent, ...]) -> str:
-    """Write stages as Megatron reads them, alike neighbours folded, e.g. `Et*3|(tt|)*29m|L`."""
+    """Write stages as Megatron reads them, repeats folded, e.g. `Et*3|(tt|)*29m|L`."""
     written = [
         "E" * stage.embedding
         + _times("t", stage.layers)
@@ -73,9 +73,9 @@ def layout_text(stages: tuple[StageContent, ...]) -> str:
         end = start
         while end < len(written) - 1 and written[end] == written[start]:
             end += 1
-        alike = end - start
+        repeats = end - start
         plain = "t" * stages[start].layers if written[start].startswith("t") else written[start]
-        parts.append(f"({plain}|)*{alike}" if alike > 2 else f"{written[start]}|" * alike)
+        parts.append(f"({plain}|)*{repeats}" if repeats > 2 else f"{written[start]}|" * repeats)
         start = end
     return "".join(parts) + written[-1]
 
@@ -89,7 +89,7 @@ def _unrolled(text: str, *, said: str) -> str:
         length = sum(len(m.group(1)) * int(m.group(2)) for m in pattern.finditer(text))
         if length > MOST_LETTERS:
             raise SpecError(
-                f"{said} {shown_value(text)}: stands for more than {MOST_LETTERS} parts"
+                f"{said} {shown_value(text)}: expands to more than {MOST_LETTERS} parts"
             )
         text = pattern.sub(lambda m: m.group(1) * int(m.group(2)), text)
     return text

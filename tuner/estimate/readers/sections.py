@@ -1,6 +1,6 @@
-"""Typed access to a parsed TOML or JSON file: every value that is asked for counts as understood.
+"""Typed access to a parsed TOML or JSON file: every value that is read counts as understood.
 
-What nobody asked for is what the estimate ignores, and `left` lists it.
+Keys that are never read are ignored by the estimate, and `left` lists them.
 """
 
 import difflib
@@ -12,36 +12,36 @@ from tuner.spec.files import shown_value
 
 LARGEST_NUMBER: Final = 2**31
 SLIP_RATIO: Final = 0.92
-"""Likeness of two names (difflib) from which on one is taken for a slip of the other."""
+"""Similarity (difflib) from which on one name counts as a misspelling of another."""
 _DEEPEST: Final = 12
 
 
 class Sections:
-    """A nested mapping that remembers what was read of it; names are `section.key`."""
+    """A nested mapping that records which keys were read; names are `section.key`."""
 
     def __init__(self, values: Mapping[str, Any], *, source: str) -> None:
         self.source = source
         self._values = values
         self._read: dict[str, str] = {}
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
 
     def value(self, name: str) -> Any:
-        """Return what stands at a name; None where nothing does, or a section is missing."""
-        self._asked.add(name)
-        found: Any = self._values
+        """Return the value of a name; None where the key or a section is missing."""
+        self._requested.add(name)
+        current: Any = self._values
         for key in name.split("."):
-            if not isinstance(found, dict) or key not in found:
+            if not isinstance(current, dict) or key not in current:
                 return None
-            found = found[key]
-        if not (isinstance(found, dict) and found):
-            self._read[name] = f"{name} = {shown_value(found)}"
-        return found
+            current = current[key]
+        if not (isinstance(current, dict) and current):
+            self._read[name] = f"{name} = {shown_value(current)}"
+        return current
 
     def number(self, name: str, *, default: int, least: int = 1) -> int:
         """Return a whole number.
 
         Raises:
-            SpecError: something else stands there, or a number below `least`.
+            SpecError: the value is of another type, or below `least`.
         """
         value = self.value(name)
         if value is None:
@@ -62,7 +62,7 @@ class Sections:
         """Return a yes or no.
 
         Raises:
-            SpecError: something else stands there.
+            SpecError: the value is of another type.
         """
         value = self.value(name)
         if value is None:
@@ -75,7 +75,7 @@ class Sections:
         """Return a text, one of `choices` where there are any.
 
         Raises:
-            SpecError: something else stands there.
+            SpecError: the value is of another type.
         """
         value = self.value(name)
         if value is None:
@@ -86,20 +86,20 @@ class Sections:
         return value
 
     def check_spelling(self) -> None:
-        """Refuse a key that is a slip in writing one that was asked for, once all were.
+        """Refuse a key that misspells one that was read; call it after all reads.
 
         Raises:
             SpecError: there is one; the message names the key that was likely meant.
         """
         for name, _ in _leaves(self._values, "", depth=0):
             section, _, key = name.rpartition(".")
-            alike = {
+            siblings = {
                 other.rpartition(".")[2]
-                for other in self._asked
+                for other in self._requested
                 if other.rpartition(".")[0] == section
             }
-            near = difflib.get_close_matches(key, alike, n=1, cutoff=SLIP_RATIO)
-            if near and name not in self._asked and not self._holds(section, near[0]):
+            near = difflib.get_close_matches(key, siblings, n=1, cutoff=SLIP_RATIO)
+            if near and name not in self._requested and not self._holds(section, near[0]):
                 raise SpecError(
                     f"{self.source}: {name} is no setting; did you mean "
                     f"{f'{section}.' if section else ''}{near[0]}?"
@@ -110,12 +110,12 @@ class Sections:
 
     @property
     def read(self) -> tuple[str, ...]:
-        """Everything that was asked for and found."""
+        """Every setting that was read and is present."""
         return tuple(self._read.values())
 
     @property
     def left(self) -> tuple[str, ...]:
-        """Everything that nobody asked for."""
+        """Every setting that was never read."""
         return tuple(
             f"{name} = {shown_value(value)}"
             for name, value in _leaves(self._values, "", depth=0)

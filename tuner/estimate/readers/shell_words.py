@@ -1,16 +1,17 @@
 """The words of a launch command, out of a shell script or a pasted command that is never run.
 
-The text is split by `shlex`. Assignments that are written out (`TP=8`, `ARGS=( ... )`, `ARGS+=`)
-are put in where `$TP`, `${TP}`, `${ARGS[@]}` or `${NNODES:-1}` stands; a default counts where the
-file assigns nothing; `$((8*2))` is one operation on two whole numbers; the script's own folder
+The text is split by `shlex`. Literal assignments (`TP=8`, `ARGS=( ... )`, `ARGS+=`) are
+substituted for `$TP`, `${TP}`, `${ARGS[@]}` or `${NNODES:-1}`; a default counts where the file
+assigns nothing; `$((8*2))` is one operation on two whole numbers; the script's own folder
 (`$(dirname "$0")`) is `.`. An `if [ A = B ]` whose sides are known takes its branch. Everything
 else that a shell would do (commands in `$( )`, other tests, loops, sourced files) is left as it
-stands: a word that still holds a `$` has no value here, and what an undecided `if` or a loop would
+is: a word that still holds a `$` has no value here, and what an undecided `if` or a loop would
 add is named rather than guessed.
 An array that `mapfile` fills from a file beside the script holds that file's words, comment lines
 left out.
 
-A comment starts at a `#` that begins a word outside quotes. `#SBATCH` lines are kept apart.
+A comment starts at a `#` that begins a word outside quotes. `#SBATCH` lines are collected
+separately.
 """
 
 import itertools
@@ -25,7 +26,7 @@ from tuner.errors import SpecError
 from tuner.spec.files import shown_value
 
 MOST_CHARACTERS: Final = 2_000_000
-"""What all variables together may put in; more is a runaway expansion."""
+"""Of all expanded variables together; more is a runaway expansion."""
 _DEEPEST: Final = 8
 """Assignments that refer to assignments."""
 
@@ -61,9 +62,9 @@ _NUMERIC_TEST: Final[Mapping[str, Callable[[int, int], bool]]] = {
     "-ne": operator.ne,
 }
 _UNDECIDED: Final = re.compile(r"[$`*?\[\]]")
-"""In a side of a test: what a running shell would put in, or a pattern."""
+"""In an operand of a test: what only a running shell expands, or a pattern."""
 _FROM_SCHEDULER: Final = ("SLURM_", "PBS_", "LSB_")
-"""How the variables begin that a job has and a script does not set."""
+"""Prefixes of variables that the scheduler sets."""
 _REDIRECTION: Final = re.compile(r"(\d|&)?>.*|<.*")
 _OPENERS: Final = frozenset({"if", "for", "while", "until", "case", "select"})
 _CLOSERS: Final = frozenset({"fi", "done", "esac"})
@@ -74,7 +75,7 @@ _SEPARATORS: Final = frozenset({";", "&&", "||", "|", "&"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """One command of the text, its variables put in where they are known."""
+    """One command of the text, known variables expanded."""
 
     words: tuple[str, ...]
     is_conditional: bool
@@ -93,7 +94,7 @@ class ShellText:
     defaults: tuple[str, ...]
     """Variables whose default was taken, as `NAME=value`."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What the text exports, as far as it writes it out."""
+    """What the text exports with a literal value."""
 
 
 def shell_text(
@@ -108,7 +109,7 @@ def shell_text(
     Args:
         text: the script or command.
         source: what messages call it.
-        environment: variables that whoever starts it has set.
+        environment: variables that are set when it starts.
         beside: the text of a file that the script reads, None where there is none.
 
     Raises:
@@ -163,7 +164,7 @@ def shell_text(
 
 
 def _exported(words: Sequence[str], assigned: Sequence[str], left: Sequence[str]) -> set[str]:
-    """Return the variables that a statement hands on: exported, or set for its one command."""
+    """Return the variables that a statement exports, or sets for its one command."""
     if "export" in words[: len(words) - len(left)]:
         return {*assigned, *left}
     return set(assigned) if left else set()
@@ -225,9 +226,9 @@ def _statements(words: Iterator[str], *, source: str) -> Iterator[list[str]]:
             continue
         if open_parentheses or re.match(r"[A-Za-z_]\w*\+?=\(", word):
             open_parentheses = max(0, open_parentheses + word.count("(") - word.count(")"))
-        ends = word.endswith(";") and not open_parentheses
-        statement.append(word.rstrip(";") if ends else word)
-        if ends:
+        is_end = word.endswith(";") and not open_parentheses
+        statement.append(word.rstrip(";") if is_end else word)
+        if is_end:
             yield statement
             statement = []
     if open_parentheses:
@@ -248,20 +249,20 @@ def _leading_assignments(words: list[str]) -> list[tuple[str, bool, tuple[str, .
 
     `words` is shortened in place so that each assignment takes exactly one word of it.
     """
-    found: list[tuple[str, bool, tuple[str, ...]]] = []
-    while len(found) < len(words):
-        match = _ASSIGNED.fullmatch(words[len(found)])
-        if match is None or words[len(found)].startswith("-"):
+    assignments: list[tuple[str, bool, tuple[str, ...]]] = []
+    while len(assignments) < len(words):
+        match = _ASSIGNED.fullmatch(words[len(assignments)])
+        if match is None or words[len(assignments)].startswith("-"):
             break
         name, adds, value = match.groups()
         values: tuple[str, ...] = (value,) if value else ()
         if value.startswith("("):
-            inner = [value[1:], *words[len(found) + 1 :]]
+            inner = [value[1:], *words[len(assignments) + 1 :]]
             end = _closing(inner)
             values = tuple(word for word in (*inner[:end], inner[end][:-1]) if word)
-            del words[len(found) + 1 : len(found) + 1 + end]
-        found.append((name, bool(adds), values))
-    return found
+            del words[len(assignments) + 1 : len(assignments) + 1 + end]
+        assignments.append((name, bool(adds), values))
+    return assignments
 
 
 def _closing(words: Sequence[str]) -> int:
@@ -287,11 +288,11 @@ class _Variables:
         self._is_all_doubted = False
 
     def doubt(self, names: Iterable[str]) -> None:
-        """Take it that only a running shell knows the values of these from here on."""
+        """Mark these variables as known only to a running shell from here on."""
         self._doubted |= set(names)
 
     def doubt_all(self) -> None:
-        """Take it so of every variable."""
+        """Mark every variable so."""
         self._is_all_doubted = True
 
     def decided(self, word: str) -> str | None:
@@ -307,15 +308,17 @@ class _Variables:
 
     def written_out(self, names: Iterable[str]) -> dict[str, str]:
         """Return the values of those variables that need no running shell."""
-        found = {name: " ".join(self._words[name]) for name in sorted(names) if name in self._words}
-        return {name: value for name, value in found.items() if "$" not in value}
+        values = {
+            name: " ".join(self._words[name]) for name in sorted(names) if name in self._words
+        }
+        return {name: value for name, value in values.items() if "$" not in value}
 
     def assign(self, name: str, values: Sequence[str], *, adds: bool) -> None:
         words = tuple(self.filled(values))
         self._words[name] = (*self._words.get(name, ()), *words) if adds else words
 
     def filled(self, words: Sequence[str]) -> Iterator[str]:
-        """Put variables in; what comes out of one is split at spaces, as without quotes."""
+        """Expand variables; each value is split at spaces, as without quotes."""
         for word in words:
             if "$" not in word:
                 yield from word.split() if word.startswith("--") else (word,)
@@ -347,7 +350,7 @@ class _Variables:
 
 
 class _Blocks:
-    """Which `if`, loops and `case` a statement stands in, and whether they run."""
+    """The open `if`, loops and `case` of a statement, and whether they run."""
 
     def __init__(self, variables: _Variables) -> None:
         self._variables = variables
@@ -364,7 +367,7 @@ class _Blocks:
         return any(block.runs is False for block in self._open)
 
     def enter(self, words: Sequence[str]) -> None:
-        """Take note of what a statement opens, goes on with or closes."""
+        """Track the blocks that a statement opens, continues or closes."""
         first = words[0] if words else ""
         if self._open and self._open[-1].is_test and first != "then":
             # `if [ A = B ] && ...`: more of a condition than is read.
@@ -406,7 +409,7 @@ class _Block:
     """One `if`, loop or `case` that is open."""
 
     runs: bool | None
-    """Its branch of now; None where a running shell decides."""
+    """Whether its current branch runs; None where a running shell decides."""
     is_test: bool
     """Its condition is being read."""
     was_taken: bool = False

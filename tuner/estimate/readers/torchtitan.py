@@ -6,7 +6,7 @@ sections that moetune writes (tuner/emit/torchtitan.py). Batches are counted dif
 `local_batch_size` is what one data-parallel rank works on at once, cut into micro-batches only by
 the pipeline.
 
-Priced as the nearest thing that the model knows: selective checkpointing of every n-th layer as
+Priced as the nearest modelled setting: selective checkpointing of every n-th layer as
 full recomputation of 1/n of them, a memory budget b as 1 - b of them.
 """
 
@@ -26,7 +26,7 @@ from tuner.estimate.launch import (
 )
 from tuner.estimate.nearest import nearest_divisor
 from tuner.estimate.readers.sections import Sections
-from tuner.estimate.readers.torchtitan_command import command_of
+from tuner.estimate.readers.torchtitan_command import read_training_command
 from tuner.spec.files import one_line, shown_value
 
 SPELLED: Final[Mapping[str, str]] = {
@@ -67,7 +67,7 @@ def read(text: str, *, source: str) -> LaunchSettings:
     Raises:
         SpecError: neither, or a setting that torchtitan refuses.
     """
-    command = None if _is_toml(text) else command_of(text, source=source)
+    command = None if _is_toml(text) else read_training_command(text, source=source)
     if command is None:
         return _settings(Sections(_toml(text, source=source), source=source), {}, notes=())
     given = Sections(command.sections, source=source)
@@ -127,7 +127,7 @@ def _settings(
         **_recompute(given),
         **_precision(given),
         "dispatcher": _dispatcher(given),
-        # Release 0.3 captures a whole step unless told not to; without the key it is an older one.
+        # Release 0.3 captures a whole step by default; without the key it is an older release.
         "graphs": Graphs.NONE
         if given.is_on("training.disable_cuda_graphs", default=True)
         else Graphs.FULL,
@@ -160,7 +160,7 @@ def _settings(
 
 
 def _dispatcher(given: Sections) -> Dispatcher:
-    """Read who moves tokens; release 0.3 says it with the model."""
+    """Read the dispatcher, which release 0.3 states with the model."""
     own = given.word(
         "model.moe_comm_backend", default="standard", choices=("standard", "deepep", "hybridep")
     )
@@ -204,7 +204,7 @@ def _global_batch(given: Sections) -> int | None:
 def _zero_stage(
     given: Sections, *, shard: int | None, context: int, pipeline: int
 ) -> Literal[0, 2, 3]:
-    """FSDP gathers parameters again for backward unless told, or left to a pipeline, not to."""
+    """FSDP gathers parameters again for backward, except by option or under a pipeline."""
     policy = given.word(
         "parallelism.fsdp_reshard_after_forward",
         default="default",
@@ -216,7 +216,7 @@ def _zero_stage(
 
 
 def _stages(given: Sections, *, pipeline: int, schedule: str) -> dict[str, Any]:
-    """Say how the layers are cut; earlier stages get the rest of the division."""
+    """Return how layers are divided; earlier stages get the remainder."""
     if pipeline == 1:
         return {}
     parts = given.value(SPELLED["layout"])
@@ -224,20 +224,20 @@ def _stages(given: Sections, *, pipeline: int, schedule: str) -> dict[str, Any]:
         "parallelism.pipeline_parallel_first_stage_less_layers", default=1, least=0
     )
     last = given.number("parallelism.pipeline_parallel_last_stage_less_layers", default=1, least=0)
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "zero_bubble": schedule in _ZERO_BUBBLE,
         "embedding_as_layers": first,
         "loss_as_layers": last,
         "uneven_division": True,
     }
     if parts is not None:
-        # Written out, nothing is left to divide.
-        ends = {"embedding_as_layers": 0, "loss_as_layers": 0}
-        return found | ends | {"layout": _parts(given, parts)}
+        # An explicit layout leaves nothing to divide.
+        undivided = {"embedding_as_layers": 0, "loss_as_layers": 0}
+        return settings | undivided | {"layout": _parts(given, parts)}
     layers = given.number(SPELLED["layers_per_virtual_stage"], default=0, least=0)
     if layers:
-        return found | {"layers_per_virtual_stage": layers}
-    return found | {"virtual_pipeline": 1 if schedule in _SINGLE_STAGE else 2}
+        return settings | {"layers_per_virtual_stage": layers}
+    return settings | {"virtual_pipeline": 1 if schedule in _SINGLE_STAGE else 2}
 
 
 def _parts(given: Sections, parts: Any) -> tuple[StageContent, ...]:
@@ -278,7 +278,7 @@ def _recompute(given: Sections) -> dict[str, Any]:
         return {"recompute": Recompute.FULL, "recompute_ratio": 1.0 - float(budget)}
     option = given.word("activation_checkpoint.selective_ac_option", default="2")
     if option == "op":
-        return {"recompute": Recompute.SELECTIVE, "recompute_products": True}
+        return {"recompute": Recompute.SELECTIVE, "recompute_by_op": True}
     if not (option.isdecimal() and option.isascii() and len(option) < 6 and int(option)):
         raise SpecError(
             f"{given.source}: activation_checkpoint.selective_ac_option {shown_value(option)} is "
@@ -288,7 +288,7 @@ def _recompute(given: Sections) -> dict[str, Any]:
 
 
 def _precision(given: Sections) -> dict[str, Any]:
-    """Find the type of products; converters switch the sections of [quantize] on."""
+    """Find the GEMM precision; converters switch the sections of [quantize] on."""
     converters = given.value("model.converters") or []
     if not isinstance(converters, list) or not all(isinstance(name, str) for name in converters):
         raise SpecError(f"{given.source}: model.converters is no list of names")
@@ -330,7 +330,7 @@ FLAVORS: Final[Mapping[tuple[str, str], tuple[int, int, int]]] = {
     ("qwen3", "30B-A3B"): (48, 2048, 128),
     ("qwen3", "235B-A22B"): (94, 4096, 128),
 }
-"""Layers, hidden size and experts of what [model] names; others are taken on trust."""
+"""Layers, hidden size and experts of what [model] names; others are not checked."""
 
 
 def _notes(given: Sections) -> tuple[str, ...]:

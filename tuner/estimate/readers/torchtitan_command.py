@@ -1,9 +1,9 @@
 """torchtitan 0.3's command, `-m torchtitan.train --module M --config C`, as sections of its TOML.
 
-C is a Python function of M that returns a configuration; what `CONFIGS` knows of those that the
-release ships stands before the command's own `--section.key value`. Values are written as its
-parser (tyro) takes them: hyphens for underscores, switches without a value and with `no-` before
-their name, `activation-checkpoint:full` for a choice.
+C is a Python function of M that returns a configuration. The command's own `--section.key value`
+override what `CONFIGS` knows of the configurations that the release ships. Values are written as
+its parser (tyro) takes them: hyphens for underscores, switches without a value and with `no-`
+before their name, `activation-checkpoint:full` for a choice.
 
 Read from the package torchtitan 0.3.0, config/manager.py and the models' config_registry.py.
 """
@@ -56,11 +56,11 @@ def _config(
 
 
 def _in_8_bits(plain: Mapping[str, Keys], converter: str) -> Mapping[str, Keys]:
-    """Return a configuration with its products in 8 bits; float8 has the one recipe by rows."""
-    found = {**plain, "model": plain["model"] | {"converters": [converter]}}
+    """Return a configuration with 8-bit GEMMs; float8 has the one recipe, by rows."""
+    sections = {**plain, "model": plain["model"] | {"converters": [converter]}}
     if converter == "float8":
-        found["quantize"] = {"linear": {"float8": {"recipe_name": "rowwise"}}}
-    return found
+        sections["quantize"] = {"linear": {"float8": {"recipe_name": "rowwise"}}}
+    return sections
 
 
 _DEEPSEEK: Final[Keys] = {"local_batch_size": 4, "seq_len": 4096}
@@ -129,7 +129,7 @@ CONFIGS: Final[Mapping[str, Mapping[str, Keys]]] = {
         "gpt_oss", "120b", checkpoint=_FULL, training={"local_batch_size": 1, "seq_len": 8192}
     ),
 }
-"""By function: what differs from the defaults of the release, of what a prediction rests on."""
+"""By function: the keys that a prediction uses and that differ from the release's defaults."""
 _UNKNOWN: Final[Mapping[str, Keys]] = {
     "model": {},
     "training": {"disable_cuda_graphs": False},
@@ -155,7 +155,7 @@ def is_training_command(words: Sequence[str]) -> bool:
     return ("-m", PROGRAM) in starts and not any(word.startswith("--job.config") for word in words)
 
 
-def command_of(text: str, *, source: str) -> TrainingCommand | None:
+def read_training_command(text: str, *, source: str) -> TrainingCommand | None:
     """Read the command of a text that starts torchtitan; None where none does.
 
     Raises:
@@ -164,31 +164,33 @@ def command_of(text: str, *, source: str) -> TrainingCommand | None:
     if _SAID.search(text) is None:
         return None
     shell = shell_text(text, source=source)
-    found = [command for command in shell.commands if is_training_command(command.words)]
-    if not found:
+    commands = [command for command in shell.commands if is_training_command(command.words)]
+    if not commands:
         return None
-    if len(found) > 1:
-        raise SpecError(f"{source}: starts torchtitan {len(found)} times; estimate one at a time")
-    nodes, per_node = launched_devices(found[0].words, shell.scheduler)
+    if len(commands) > 1:
+        raise SpecError(
+            f"{source}: starts torchtitan {len(commands)} times; estimate one at a time"
+        )
+    nodes, per_node = launched_devices(commands[0].words, shell.scheduler)
     devices = {}
     if nodes and per_node:
         devices = {"devices": nodes * per_node, "devices_per_node": per_node}
-    sections, notes = _stated(found[0], source=source)
+    sections, notes = _stated(commands[0], source=source)
     return TrainingCommand(
-        sections=sections, devices=devices, notes=(*notes, *notes_of(shell, found[0]))
+        sections=sections, devices=devices, notes=(*notes, *command_notes(shell, commands[0]))
     )
 
 
-def notes_of(shell: ShellText, command: Command) -> tuple[str, ...]:
-    """Return what of a command only a running shell knows."""
-    found = [
+def command_notes(shell: ShellText, command: Command) -> tuple[str, ...]:
+    """Return notes on what only a running shell knows of a command."""
+    notes = [
         f"not set in the file, so its default counts: {default[:80]}"
         for default in shell.defaults
         if default.partition("=")[2] in command.words
     ]
     if command.is_conditional:
-        found.append("torchtitan starts inside a condition; it was read as if that held")
-    return tuple(found)
+        notes.append("torchtitan starts inside a condition; it was read as if that held")
+    return tuple(notes)
 
 
 def _stated(command: Command, *, source: str) -> tuple[Mapping[str, Keys], tuple[str, ...]]:
@@ -202,7 +204,7 @@ def _stated(command: Command, *, source: str) -> tuple[Mapping[str, Keys], tuple
             " --module llama3 --config llama3_8b"
         )
     base = CONFIGS.get(config)
-    found = copy.deepcopy(dict(base or _UNKNOWN))
+    sections = copy.deepcopy(dict(base or _UNKNOWN))
     for word in words:
         if match := _CHECKPOINT.fullmatch(word):
             if match[1] not in _MODES:
@@ -210,21 +212,21 @@ def _stated(command: Command, *, source: str) -> tuple[Mapping[str, Keys], tuple
                     f"{source}: {shown_value(word)} is none of"
                     f" {', '.join(f'activation-checkpoint:{mode}' for mode in _MODES)}"
                 )
-            found["activation_checkpoint"] = dict(_MODES[match[1]])
+            sections["activation_checkpoint"] = dict(_MODES[match[1]])
     for name, text in flags:
         section, _, key = name.replace("-", "_").rpartition(".")
         if not section:
             continue
         is_on = not (text is None and key.startswith("no_"))
         key = key if is_on or text is not None else key.removeprefix("no_")
-        keys: Keys = found
+        keys: Keys = sections
         for part in section.split("."):
             keys = keys.setdefault(part, {})
             if not isinstance(keys, dict):
                 raise SpecError(f"{source}: --{name}: {part} is no section")
         keys[key] = is_on if text is None else _value(text)
     unknown = f"what {shown_value(config)} sets is not known here: torchtitan's defaults count"
-    written = {section: keys for section, keys in found.items() if keys}
+    written = {section: keys for section, keys in sections.items() if keys}
     return written, () if base is not None else (unknown,)
 
 

@@ -1,4 +1,4 @@
-"""From a serving launch and a spec to what it will do: read, priced, played, changed."""
+"""Predicts a serving launch under a spec: price it, simulate the traffic, try changes."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
@@ -6,22 +6,22 @@ from typing import Final
 from tuner.costs.serving.bands import NEW_PAIR, Band, bands_of
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
-from tuner.estimate.serving.changes import changes_of, refused
+from tuner.estimate.serving.changes import manifest_refusals, price_changes
 from tuner.estimate.serving.instance import (
-    Asked,
-    asked_of,
-    instance_of,
+    EstimateInputs,
+    build_inputs,
+    device_memory,
     instances_needed,
-    load_of,
     logged_tokens,
-    memory_of_device,
-    misfit_of,
-    option_of,
+    misfit_reason,
+    price_option,
+    simulate_load,
+    to_plan_instances,
 )
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
 from tuner.estimate.serving.records import ServingEstimate, ServingLoad
 from tuner.planner.serve.demand import MOST_RUNNING
-from tuner.planner.serve.options import Option, PoolSite
+from tuner.planner.serve.options import Option, ServingPool
 from tuner.planner.serve.to_plan import tie_ratio
 from tuner.serve_plan import Latency, Role
 from tuner.spec.cluster import Pool
@@ -33,7 +33,7 @@ _MODE: Final[Mapping[Role, Mode]] = {
     Role.AGGREGATED: "aggregated",
     Role.ATTENTION: "attention_expert",
 }
-"""Whose bands count, by role; of others those of prefill and decode apart."""
+"""The mode whose error bands apply, by role; other roles take those of disaggregated mode."""
 
 
 def pool_named(spec: ServeSpec, name: str | None) -> Pool:
@@ -58,55 +58,57 @@ def estimate_serving(
     spec: ServeSpec,
     launch: ServingLaunch,
     *,
-    site: PoolSite,
+    serving_pool: ServingPool,
     instances: int = 1,
     release: str = "",
 ) -> ServingEstimate:
-    """Say what a launch does under the spec's traffic, and what would beat it.
+    """Predict a launch under the spec's traffic, and find changes that beat it.
 
     Args:
-        spec: with model, traffic and targets.
+        spec: with model, traffic and SLO.
         launch: read with the spec's model and pool.
-        site: the pool, priced.
+        serving_pool: the priced pool.
         instances: equal launches that share the traffic.
         release: of the engine, whose memory rule counts; empty: the newest.
 
     Raises:
         SpecError: the traffic cannot be read, or there are fewer devices than instances take.
     """
-    _check_instances(launch, site.pool, instances=instances)
-    asked = asked_of(launch, spec=spec, site=site, instances=instances, release=release)
-    option = option_of(asked, launch.setting)
-    misfit = misfit_of(asked, option, launch.setting)
+    _check_instances(launch, serving_pool.pool, instances=instances)
+    inputs = build_inputs(
+        launch, spec=spec, serving_pool=serving_pool, instances=instances, release=release
+    )
+    option = price_option(inputs, launch.setting)
+    misfit = misfit_reason(inputs, option, launch.setting)
     has_room = not misfit
-    load = load_of(asked, option) if has_room else None
-    changes = changes_of(asked, load)
+    load = simulate_load(inputs, option) if has_room else None
+    changes = price_changes(inputs, load)
     around = bands_of(
         launch.engine,
         mode=_MODE.get(launch.role, "disaggregated"),
-        has_kernels=not site.machine.estimated,
-        decoder=asked.decoder,
+        has_kernels=not serving_pool.machine.estimated,
+        decoder=inputs.decoder,
     )
     return ServingEstimate(
         source=launch.source,
         engine=launch.engine.value,
-        release=release_on(asked.goal, site.pool).release,
+        release=release_on(inputs.goal, serving_pool.pool).release,
         model=spec.model.name,
-        device=site.machine.sheet.name,
-        kernels=site.source,
-        quantization=asked.goal.quantization,
-        kv_cache_dtype=asked.goal.kv_cache_dtype,
-        instance=instance_of(asked, option, launch.setting),
+        device=serving_pool.machine.sheet.name,
+        kernels=serving_pool.source,
+        quantization=inputs.goal.quantization,
+        kv_cache_dtype=inputs.goal.kv_cache_dtype,
+        instance=to_plan_instances(inputs, option, launch.setting),
         load=load,
         ttft_s_band=_band(load.ttft_s if load else None, around.ttft),
         tpot_s_band=_band(load.tpot_s if load else None, around.tpot),
-        memory=memory_of_device(asked, option, launch.setting),
+        memory=device_memory(inputs, option, launch.setting),
         kv_tokens=int(max(option.kv_tokens, 0.0) * option.degrees.attention_data),
-        longest_tokens=asked.longest_tokens,
-        logged_kv_tokens=logged_tokens(asked, option, launch.setting),
+        longest_tokens=inputs.longest_tokens,
+        logged_kv_tokens=logged_tokens(inputs, option, launch.setting),
         fits=has_room,
         misfit=misfit,
-        instances_needed=instances_needed(asked, option) if has_room else 0,
+        instances_needed=instances_needed(inputs, option) if has_room else 0,
         smallest_change=next((change for change in changes if change.beats), None),
         changes=changes,
         least_gain_ratio=tie_ratio(),
@@ -115,18 +117,18 @@ def estimate_serving(
         flags_ignored=launch.flags.ignored,
         flags_unpriced=launch.flags.unpriced,
         flags_timeless=launch.flags.timeless,
-        refused_by=refused(asked, option, launch.setting),
+        refused_by=manifest_refusals(inputs, option, launch.setting),
         is_new_pair=around.is_new,
         notes=(
             *launch.notes,
-            *_notes(asked, option, load, spec=spec),
+            *_notes(inputs, option, load, spec=spec),
             *((f"{NEW_PAIR}: bands are wider",) if around.is_new else ()),
         ),
     )
 
 
 def surroundings(spec: ServeSpec, pool: Pool) -> Surroundings:
-    """Return what a launch's flags are held against."""
+    """Return the model and pool that a launch's flags are checked against."""
     own = pool.memory_per_device
     if own is None and pool.device is not None:
         own = find_device(pool.device).memory_bytes
@@ -149,53 +151,54 @@ def _band(value: Latency | None, band: Band) -> tuple[float, float] | None:
 
 
 def _notes(
-    asked: Asked, option: Option, load: ServingLoad | None, *, spec: ServeSpec
+    inputs: EstimateInputs, option: Option, load: ServingLoad | None, *, spec: ServeSpec
 ) -> Iterator[str]:
-    launch, goal = asked.launch, spec.goal
+    launch, goal = inputs.launch, spec.goal
     if goal.engine.name != launch.engine.value:
         yield f"the spec serves with {goal.engine.name}; the launch's {launch.engine.value} counts"
-    if asked.goal.quantization != goal.quantization:
+    if inputs.goal.quantization != goal.quantization:
         yield f"the spec has {goal.quantization} weights; the launch's {launch.quantization} count"
     if launch.kv_cache_dtype != goal.kv_cache_dtype:
         yield (
             f"the spec has a {goal.kv_cache_dtype} cache; the launch's {launch.kv_cache_dtype}"
             " counts"
         )
-    if launch.setting.draft_tokens and asked.drafting(launch.setting) is None:
+    if launch.setting.draft_tokens and inputs.drafting(launch.setting) is None:
         yield (
             f"{launch.setting.draft_tokens} drafted tokens a step have no price: the spec does not"
-            " say how many are kept; add 'speculative: {draft_tokens: ..., acceptance: ...}'"
+            " state their acceptance; add 'speculative: {draft_tokens: ..., acceptance: ...}'"
         )
     if not launch.has_prefix_cache and goal.traffic.prefix_hit:
-        yield "the launch keeps no prefixes, so that every prompt is computed whole"
+        yield "the launch has no prefix cache, so every prompt is computed in full"
     if launch.setting.running > MOST_RUNNING:
         yield f"{MOST_RUNNING} sequences a rank are priced, not {launch.setting.running}"
-    yield from _beside(asked, load, goal=goal)
-    if option.site.machine.estimated:
-        yield f"from the datasheet: {', '.join(sorted(option.site.machine.estimated))}"
+    yield from _beside(inputs, load, goal=goal)
+    if option.serving_pool.machine.estimated:
+        yield f"from the datasheet: {', '.join(sorted(option.serving_pool.machine.estimated))}"
 
 
-def _beside(asked: Asked, load: ServingLoad | None, *, goal: ServeGoal) -> Iterator[str]:
-    """Say what of other servers the prediction rests on."""
-    launch = asked.launch
+def _beside(inputs: EstimateInputs, load: ServingLoad | None, *, goal: ServeGoal) -> Iterator[str]:
+    """Yield notes on the other servers that the prediction assumes."""
+    launch = inputs.launch
     if launch.ffn_devices:
         yield (
             f"its FFN server of {launch.ffn_devices} devices is priced with it and counts as part"
-            " of the instance; changes of a cell are not tried, `moetune plan` chooses its sizes"
+            " of the instance; changes of an AFD unit are not tried, `moetune plan` sizes it"
         )
     if launch.role is not Role.AGGREGATED:
-        yield "the other half is not part of the launch; it is taken to be as fast as this one asks"
+        yield "the other half is not part of the launch; it is assumed never to be the bottleneck"
         if goal.traffic.is_closed_loop and load is not None:
             yield (
-                f"a closed loop of {goal.traffic.concurrency} within its targets asks for"
-                f" {asked.demand.rate_per_s:.3g} requests/s, which are played"
+                f"a closed loop of {goal.traffic.concurrency} within its SLO needs"
+                f" {inputs.demand.rate_per_s:.3g} requests/s, which are simulated"
             )
-    yield from _rate_note(asked)
+    yield from _rate_note(inputs)
 
 
-def _rate_note(asked: Asked) -> Iterator[str]:
-    if asked.goal.objective == "rate":
+def _rate_note(inputs: EstimateInputs) -> Iterator[str]:
+    if inputs.goal.objective == "rate":
         yield (
-            f"the goal is the most requests/s; {asked.demand.rate_per_s:.4g} of them are simulated,"
+            f"the goal is the most requests/s; {inputs.demand.rate_per_s:.4g} of them are "
+            "simulated,"
             " the rate of the spec's traffic: state the one that this launch is to serve"
         )

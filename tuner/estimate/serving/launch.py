@@ -1,4 +1,4 @@
-"""A launch of a serving engine in the words of a plan, whatever its flags were called."""
+"""A launch of a serving engine, independent of the engine's flag names."""
 
 from dataclasses import dataclass, field
 
@@ -13,36 +13,36 @@ from tuner.spec.model import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the flags of a launch are held against."""
+    """The model and pool that the flags of a launch are checked against."""
 
     model: ModelSpec
     pool: Pool
     memory_bytes: float = 80 * GIB
-    """Of a device; engines choose batches by it."""
+    """Of a device; engines choose default batch sizes by it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What may be changed: how an instance is split, and how many sequences it runs."""
+    """The knobs of an instance: its parallel degrees, batch and features."""
 
     degrees: Degrees
     running: int
-    """Sequences of one attention-data rank at most."""
+    """Most sequences of one attention-data rank."""
     step_tokens: int
-    """Tokens of one step of one attention-data rank at most."""
+    """Most tokens of one step of one attention-data rank."""
     is_chunked: bool = True
-    """Prompts are parted to fill it."""
+    """Chunked prefill."""
     page_tokens: int | None = None
-    """Of a page of cache; None: the engine's own."""
+    """KV cache page size; None: the engine's own."""
     draft_tokens: int = 0
     """Drafted ahead for each step."""
     two_batch_overlap: bool = False
     a2a_backend: str = "none"
-    """Between the experts of data ranks, in a plan's words."""
+    """All-to-all backend of the experts, by a plan's names."""
     graph_sequences: int | None = None
     """Of the largest CUDA graph of a rank, 0 without any; None: as the engine does."""
     redundant_experts: int = 0
-    """Second copies of experts in every layer."""
+    """Redundant experts in every layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +55,24 @@ class ServingLaunch:
     role: Role
     setting: Setting
     copies: int = 1
-    """Equal instances behind the one command that share nothing but its port."""
+    """Identical independent instances behind the one command."""
     ffn_devices: int = 0
-    """Of the FFN server that an attention server sends to; 0: it has its networks itself."""
+    """Of the FFN server of an attention server (AFD); 0: no disaggregation."""
     replicas: int = 1
-    """Equal launches that the file itself asks for."""
+    """Identical launches that the file states."""
     draft_method: Method = Method.MTP
-    """Of drafts, where there are any."""
+    """How drafts are made, where there are any."""
     has_prefix_cache: bool = True
     memory_ratio: float | None = None
     """Share of memory that the command gives the engine; None: the engine's own."""
     cache_bytes: int | None = None
-    """Of a device's cache, where the command states it: the share counts no more then."""
+    """KV cache bytes of a device, where the command states them; overrides the share."""
     most_cached_tokens: int | None = None
-    """Of a rank, where the command caps its cache."""
+    """Cap on the cached tokens of a rank, where the command states one."""
     max_model_len: int | None = None
     quantization: str = ""
-    """Of the weights, in the words of a spec; empty: what the checkpoint has."""
+    """Of the weights, by a spec's names; empty: the checkpoint's."""
     kv_cache_dtype: str = "bf16"
     flags: SortedFlags = field(default=SortedFlags())
-    """By what they are to the prediction."""
+    """The flags, by their effect on the prediction."""
     notes: tuple[str, ...] = field(default=())

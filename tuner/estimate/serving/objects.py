@@ -1,12 +1,12 @@
-"""The servers that a file of Kubernetes objects starts, each with the name of its group.
+"""The servers that a file of Kubernetes objects starts, each with its group name.
 
     Deployment, StatefulSet          the containers of its pods, `replicas` times
-    LeaderWorkerSet                  those of the leader: machines of an instance run one command
-    DynamoGraphDeployment            those of every component, `replicas` times
+    LeaderWorkerSet                  the leader's: machines of an instance run one command
+    DynamoGraphDeployment            every component's, `replicas` times
 
-A group is named by the label `group`, as moetune writes it, else by the object's own name. Command
-and arguments are put together as a shell would see them; values of `env` stand before them. Files
-of ConfigMaps are what commands may name.
+A group is named by the label `group`, as moetune writes it, else by the object's name. Command and
+arguments are joined as shell text, after the `env` values as exports. Commands may name files of
+ConfigMaps.
 
 Not covered: Helm and Kustomize, whose values are elsewhere; Dynamo's `services` of v1alpha1.
 """
@@ -31,16 +31,16 @@ class ServerText:
     """A command that may start a server."""
 
     name: str
-    """Of its group; empty where the text is a script of its own."""
+    """Of its group; empty for a plain script."""
     text: str
-    """As a shell would read it."""
+    """As shell text."""
     replicas: int = 1
     """Equal instances."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """That lie beside it, by name."""
+    """Files beside it, by name."""
 
 
-def commands_of_objects(text: str, *, source: str) -> tuple[ServerText, ...] | None:
+def object_commands(text: str, *, source: str) -> tuple[ServerText, ...] | None:
     """Return the commands of all containers; None where the text holds no objects.
 
     Raises:
@@ -99,13 +99,13 @@ def _as_shell(container: Mapping[str, Any]) -> str:
     ]
     if len(words) >= 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc"):
         return values + words[2]
-    # A pod's $(NAME) is its variable, no command's output.
+    # A pod's $(NAME) is a variable, not a command's output.
     return values + shlex.join(re.sub(r"\$\((\w+)\)", r"$\1", word) for word in words)
 
 
 def _text(whole: Mapping[str, Any], name: str) -> str:
-    found = whole.get(name)
-    return found if isinstance(found, str) else ""
+    text = whole.get(name)
+    return text if isinstance(text, str) else ""
 
 
 def _is_name(name: Any) -> bool:
@@ -118,10 +118,10 @@ def _count(spec: Mapping[str, Any]) -> int:
 
 
 def _mapping(whole: Mapping[str, Any], *names: str) -> Mapping[str, Any]:
-    found: Any = whole
+    inner: Any = whole
     for name in names:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found if isinstance(found, dict) else {}
+        inner = inner.get(name) if isinstance(inner, dict) else None
+    return inner if isinstance(inner, dict) else {}
 
 
 def _sequence(whole: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

@@ -1,9 +1,8 @@
-"""Options of a server that stand in a file beside its command, as flags.
+"""A server's options file, as flags.
 
-A mapping inside another one is joined by dots: `kv_cache_config: {dtype: fp8}` becomes
-`kv-cache-config.dtype`. What the file says counts, whatever the command says beside it, as
-`trtllm-serve` has it. A path is looked for by its last part, because scripts and pods put folders
-before it that only they know.
+Keys of nested mappings are joined by dots: `kv_cache_config: {dtype: fp8}` becomes
+`kv-cache-config.dtype`. The file overrides the command, as in `trtllm-serve`. A path is looked up
+by its file name, because its folder is known only to the script or pod.
 """
 
 import re
@@ -26,7 +25,7 @@ _MOST: Final = 10_000
 """Options of one file."""
 _TOP: Final = re.compile(r"^([A-Za-z_]+):", re.MULTILINE)
 _FEWEST: Final = 2
-"""Known options from which on a file is taken for a server's."""
+"""Least number of known options for a file to count as a server's."""
 
 
 def with_options(flags: Flags, names: tuple[str, ...], beside: Beside) -> Flags:
@@ -35,7 +34,7 @@ def with_options(flags: Flags, names: tuple[str, ...], beside: Beside) -> Flags:
     Raises:
         SpecError: the file is not there, or holds no options.
     """
-    # Of a folder that a command would print, the last word has the name.
+    # Where a command would print the folder, the last word has the file name.
     named = next((flags.values[name][-1] for name in names if flags.values.get(name)), None)
     if named is None:
         return flags
@@ -45,53 +44,53 @@ def with_options(flags: Flags, names: tuple[str, ...], beside: Beside) -> Flags:
             f"{flags.source}: the options file {shown_value(last_part(named))} is not beside it;"
             " estimate the script where it was written, or name the file itself"
         )
-    found = _mapping(text)
-    if found is None:
+    mapping = _mapping(text)
+    if mapping is None:
         raise SpecError(
             f"{flags.source}: the options file {shown_value(last_part(named))} holds no options"
         )
-    return replace(flags, values={**flags.values, **dict(_flat(found))})
+    return replace(flags, values={**flags.values, **dict(_flat(mapping))})
 
 
 def with_further(
     flags: Flags, names: tuple[str, ...], beside: Beside, *, known: frozenset[str]
 ) -> Flags:
-    """Return flags with the known options of files that others name, such as a load balancer's."""
+    """Return flags with the known options of further files that options name."""
     values = dict(flags.values)
     for name in names:
         text = beside(flags.values[name][0]) if flags.values.get(name) else None
-        found = None if text is None else _mapping(text)
-        if found is not None:
-            flat = dict(_flat(found, before=f"{name}."))
+        mapping = None if text is None else _mapping(text)
+        if mapping is not None:
+            flat = dict(_flat(mapping, before=f"{name}."))
             values |= {key: value for key, value in flat.items() if key in known}
     return replace(flags, values=values)
 
 
-def flags_of_options(text: str, *, source: str, known: frozenset[str]) -> Flags | None:
-    """Return the options of a file that holds nothing else; None where it holds other things."""
+def options_file_flags(text: str, *, source: str, known: frozenset[str]) -> Flags | None:
+    """Return the options of a pure options file; None for any other text."""
     named = {name.replace("_", "-") for name in _TOP.findall(text)}
-    found = _mapping(text) if len(known & named) >= _FEWEST else None
-    values = {} if found is None else dict(_flat(found))
+    mapping = _mapping(text) if len(known & named) >= _FEWEST else None
+    values = {} if mapping is None else dict(_flat(mapping))
     if len(known & set(values)) < _FEWEST:
         return None
     return Flags(source=source, values=values, notes=())
 
 
 def last_part(word: str) -> str:
-    """Return the name of a file, whatever folder stands before it."""
+    """Return the name of a file without its folder."""
     return PurePosixPath(word).name
 
 
 def _mapping(text: str) -> Mapping[str, Any] | None:
     try:
-        found = yaml.safe_load(text)
+        mapping = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return mapping if isinstance(mapping, dict) else None
 
 
 def _flat(options: Mapping[Any, Any], *, before: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    # Aliases can make a short text a tree without end.
+    # YAML aliases can expand a short text without bound.
     return islice(_all_flat(options, before=before), _MOST)
 
 

@@ -1,4 +1,4 @@
-"""What `moetune estimate` answers of a serving launch: the values behind its text and `--json`."""
+"""The output of `moetune estimate` for a serving launch: the values of its text and `--json`."""
 
 from typing import Annotated, Literal
 
@@ -19,39 +19,39 @@ class ServingMemory(Record):
 
     weight_bytes: Size
     cache_bytes: Size
-    """Keys and values that there is room for beside the weights."""
+    """KV cache that fits beside the weights."""
     reserve_bytes: Size
     """Activations, CUDA graphs, communication buffers."""
     device_bytes: Size
-    """What there is."""
+    """Total memory."""
     limit_ratio: Ratio
-    """The engine's share, of what its rule says (tuner/costs/serving/memory_rules.py)."""
+    """The engine's share, by its memory rule (tuner/costs/serving/memory_rules.py)."""
 
 
 class ServingLoad(Record):
-    """What the traffic meets, and what that takes."""
+    """Latency and throughput under the traffic."""
 
     devices: Count
     ttft_s: Latency | None
-    """Absent of a decode instance, which gives no first token."""
+    """Absent for a decode instance, which emits no first token."""
     tpot_s: Latency | None
-    """Absent of a prefill instance."""
+    """Absent for a prefill instance."""
     requests_per_s: Ratio
     """Served in the long run."""
     output_tokens_per_s: Ratio
-    """0 of a prefill instance."""
+    """0 for a prefill instance."""
     goodput_per_device: Ratio
-    """Requests a second that meet every target, over devices."""
+    """Requests a second that meet every SLO target, over devices."""
     capacity_per_s: Ratio
-    """Requests a second that the launch can serve at most."""
+    """Most requests a second that the launch can serve."""
     keeps_up: bool
-    """Requests are served as fast as they come."""
+    """Requests are served as fast as they arrive."""
     missed: tuple[str, ...]
-    """Targets that do not hold, e.g. `ttft p90`."""
+    """SLO targets that are missed, e.g. `ttft p90`."""
 
 
 class ServingChange(Record):
-    """One thing at another setting, and what that is predicted to bring."""
+    """One knob at another setting, and the predicted effect."""
 
     what: str
     lines: tuple[str, ...]
@@ -59,13 +59,13 @@ class ServingChange(Record):
     instance: Instances
     load: ServingLoad
     gain_ratio: float
-    """More goodput per device, as a share of the launch's; 0 where that has none."""
+    """Gain in goodput per device, as a share of the launch's; 0 where that has none."""
     ttft_ratio_band: Band | None = None
-    """Of its mean over the launch's, where the degrees alone differ (tuner/costs/serving/bands.py);
-    absent where nothing published compares such launches."""
+    """Band of its mean over the launch's, where only the degrees differ
+    (tuner/costs/serving/bands.py); absent where no published runs compare such launches."""
     tpot_ratio_band: Band | None = None
     beats: bool
-    """It misses fewer targets, has more goodput per device, or as much with shorter requests."""
+    """It misses fewer SLO targets, has more goodput per device, or equal with shorter requests."""
 
 
 class ServingEstimate(Record):
@@ -76,16 +76,16 @@ class ServingEstimate(Record):
     """File or command."""
     engine: str
     release: str
-    """Whose rules were applied."""
+    """Engine release whose rules were applied."""
     model: str
     device: str
     """Name of the datasheet."""
     kernels: str
-    """`measured`, `imported` or `datasheet`: where their times are from."""
+    """`measured`, `imported` or `datasheet`: the source of kernel times."""
     quantization: str
     kv_cache_dtype: str
     instance: Instances
-    """The launch in the words of a plan; its count is the instances that share the traffic."""
+    """The launch as a plan stores it; its count is the instances that share the traffic."""
     load: ServingLoad | None
     """Absent where the launch does not fit."""
     ttft_s_band: Band | None
@@ -95,19 +95,19 @@ class ServingEstimate(Record):
     """No calibration row shares the model and the engine: the bands are those of pairs left out."""
     memory: ServingMemory
     kv_tokens: Size
-    """That one instance holds."""
+    """KV cache tokens of one instance."""
     longest_tokens: Size
     """Of the longest request but one in a hundred."""
     logged_kv_tokens: Size = 0
-    """Of one rank, as the engine's log counts them: for requests of the longest length."""
+    """Of one rank, as the engine logs them: for requests of the longest length."""
     fits: bool
     """There is room for the weights, for steps and for the longest request."""
     misfit: str = ""
     """Why it does not fit; empty where it does."""
     instances_needed: Size
-    """Instances like this one that the traffic takes; 0 where none fits."""
+    """Instances like this one that the traffic needs; 0 where it does not fit."""
     smallest_change: ServingChange | None
-    """The best change of one thing; absent when nothing in reach is better."""
+    """The best single change; absent when none is better."""
     changes: tuple[ServingChange, ...]
     """Every one that was priced, best first."""
     least_gain_ratio: Ratio
@@ -116,9 +116,9 @@ class ServingEstimate(Record):
     flags_ignored: tuple[str, ...]
     """Change nothing in the prediction."""
     flags_unpriced: tuple[str, ...]
-    """Change the launch's speed, and are not part of the prediction."""
+    """Affect the launch's speed, and are not modelled."""
     flags_timeless: tuple[str, ...] = ()
-    """Say what is served, where and by which machines: without effect on times."""
+    """State what is served, where and on which machines: no effect on times."""
     refused_by: tuple[str, ...]
-    """What the release's manifest says against the launch as it stands."""
+    """Refusals of the release's manifest for the launch as it is."""
     notes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Serving engines by name: how their servers' commands look, and who reads them."""
+"""Serving engines by name: their server commands and readers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,17 +10,17 @@ from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import Flags
 from tuner.estimate.registry import is_command
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
-from tuner.estimate.serving.objects import ServerText, commands_of_objects
+from tuner.estimate.serving.objects import ServerText, object_commands
 from tuner.estimate.serving.options_file import (
     Beside,
-    flags_of_options,
     last_part,
+    options_file_flags,
     with_further,
     with_options,
 )
 from tuner.estimate.serving.readers import sglang, trtllm, vllm
 from tuner.estimate.serving.router_launch import RouterLaunch, read_router
-from tuner.estimate.serving.words import Server, flags_of_server
+from tuner.estimate.serving.words import Server, server_flags
 from tuner.estimate.started import LONGEST_BYTES
 from tuner.spec.files import read_small_text, shown_path, shown_value
 
@@ -32,25 +32,25 @@ class Reader:
     server: Server
     read: Callable[[Flags, Surroundings], ServingLaunch]
     options: tuple[str, ...] = ()
-    """Flags that name a file of options; none: all stand in the command."""
+    """Flags that name an options file; empty: all options are in the command."""
     further: tuple[str, ...] = ()
     """Options that may name a further file."""
 
     def flags(self, text: str, *, source: str, beside: Beside) -> Flags | None:
-        """Return what a text says of the engine's server; None where it starts none.
+        """Return the flags of the engine's server in a text; None where it starts none.
 
         Raises:
-            SpecError: it starts several, or a file that it names is not there.
+            SpecError: it starts several, or a file that it names is missing.
         """
         known = self.server.read
-        found = None
+        flags = None
         if self.options:
-            found = flags_of_options(text, source=source, known=known)
-        if found is None:
-            found = flags_of_server(text, source=source, server=self.server)
-            if found is not None:
-                found = with_options(found, self.options, beside)
-        return None if found is None else with_further(found, self.further, beside, known=known)
+            flags = options_file_flags(text, source=source, known=known)
+        if flags is None:
+            flags = server_flags(text, source=source, server=self.server)
+            if flags is not None:
+                flags = with_options(flags, self.options, beside)
+        return None if flags is None else with_further(flags, self.further, beside, known=known)
 
 
 READERS: Final[Mapping[str, Reader]] = {
@@ -77,7 +77,7 @@ def read_serving_launch(
 
     Args:
         launch: path of a file, or a command or its arguments as text.
-        around: what the flags are held against.
+        around: what the flags are checked against.
         engine: of the spec, whose flags a text without a program is read as.
         format_name: the launch's engine, where it is stated.
         role: of the group that is meant, or its name, where a file starts several.
@@ -124,7 +124,7 @@ def read_serving_text(
 
     Args:
         text: of a script, a command, a file of options or of Kubernetes objects.
-        around: what its flags are held against.
+        around: what its flags are checked against.
         engine: of the spec, whose flags a text without a program is read as.
         source: what messages call it.
         format_name: the launch's engine, where it is stated.
@@ -136,19 +136,20 @@ def read_serving_text(
     """
     if format_name is not None and format_name not in READERS:
         raise SpecError(f"--format {shown_value(format_name)} is none of {', '.join(READERS)}")
-    # The spec's engine first, so that flags alone are read as its.
+    # The spec's engine first, so that bare flags are read as its.
     names = [format_name] if format_name else sorted(READERS, key=lambda name: name != engine)
-    commands = commands_of_objects(text, source=source)
+    commands = object_commands(text, source=source)
     texts = commands if commands is not None else (ServerText(name="", text=text),)
-    found = [
+    launches = [
         (one.name, replace(launch, replicas=one.replicas))
         for one in texts
         if (launch := _launch(one, around, names=names, source=source, beside=beside)) is not None
     ]
-    if not found:
+    if not launches:
         if router := _router(texts, source=source, beside=beside):
             raise SpecError(
-                f"{source}: starts a router, {router}, which answers no requests; estimate the"
+                f"{source}: starts a router, {router}, which serves no requests itself; estimate "
+                "the"
                 " launch of one of its instances, and say with --instances how many there are"
             )
         raise SpecError(
@@ -156,7 +157,7 @@ def read_serving_text(
             " `vllm serve`, `python -m sglang.launch_server` or `trtllm-serve serve`, or paste the"
             " command"
         )
-    launch = _chosen(found, role=role, source=source)
+    launch = _chosen(launches, role=role, source=source)
     try:
         router = _router(texts, source=source, beside=beside)
     except SpecError as error:
@@ -170,14 +171,14 @@ def read_serving_text(
 def _router(texts: Sequence[ServerText], *, source: str, beside: Beside) -> RouterLaunch | None:
     """Return the first router that is started; None where there is none."""
     for one in texts:
-        found = read_router(one.text, source=source, beside=partial(_file_of, one, beside))
-        if found is not None:
-            return found
+        router = read_router(one.text, source=source, beside=partial(_read_named_file, one, beside))
+        if router is not None:
+            return router
     return None
 
 
-def _file_of(server: ServerText, beside: Beside, word: str) -> str | None:
-    """Return a file that a command names: one that comes with it, or one beside."""
+def _read_named_file(server: ServerText, beside: Beside, word: str) -> str | None:
+    """Return a file that a command names: one of its object, or one beside it."""
     return server.files.get(last_part(word)) or beside(word)
 
 
@@ -189,8 +190,8 @@ def _launch(
     source: str,
     beside: Beside,
 ) -> ServingLaunch | None:
-    """Read a command as the first engine's whose server it starts."""
-    named = partial(_file_of, server, beside)
+    """Read a command by the first engine whose server it starts."""
+    named = partial(_read_named_file, server, beside)
     for name in names:
         reader = READERS[name]
         flags = reader.flags(server.text, source=source, beside=named)
@@ -200,14 +201,14 @@ def _launch(
 
 
 def _chosen(
-    found: Sequence[tuple[str, ServingLaunch]], *, role: str | None, source: str
+    launches: Sequence[tuple[str, ServingLaunch]], *, role: str | None, source: str
 ) -> ServingLaunch:
     """Return the launch of a group, or of the only group with a role."""
-    named = [launch for name, launch in found if name and name == role]
-    matching = named or [launch for _, launch in found if role in (None, launch.role.value)]
+    named = [launch for name, launch in launches if name and name == role]
+    matching = named or [launch for _, launch in launches if role in (None, launch.role.value)]
     if len(matching) == 1:
         return matching[0]
-    known = ", ".join(name or launch.role.value for name, launch in found)
+    known = ", ".join(name or launch.role.value for name, launch in launches)
     if not matching:
         raise SpecError(f"{source}: --role {shown_value(str(role))} is none of {known}")
     raise SpecError(

@@ -6,8 +6,8 @@
     nginx                                       the directive of `upstream`, weights of its servers
     vllm-ascend's example proxy                 it has one policy
 
-A router answers no requests: what is read of it is said beside an instance's prediction, which
-counts an even share for each. Names are those of tuner/spec/serving/manifests/routers.py.
+A router serves no requests itself: its policy is noted beside an instance's prediction, which
+assumes an even share for each. Names are those of tuner/spec/serving/manifests/routers.py.
 
 Not covered: gateways of Kubernetes (endpoint pickers), whose policies lie in other objects.
 """
@@ -22,7 +22,7 @@ import yaml
 from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import Flags
 from tuner.estimate.serving.options_file import Beside
-from tuner.estimate.serving.words import Server, flags_of_server
+from tuner.estimate.serving.words import Server, server_flags
 from tuner.serve_plan import ServeRouter
 from tuner.spec.files import shown_value
 from tuner.spec.serving.manifests.routers import (
@@ -78,7 +78,7 @@ class RouterLaunch:
     name: str
     """Of the program."""
     router: ServeRouter | None
-    """None: its policy is none of those that are modelled, or stands where it was not read."""
+    """None: its policy is not modelled, or is set where it was not read."""
 
     def __str__(self) -> str:
         """Return the program and its policies."""
@@ -106,7 +106,7 @@ def read_router(text: str, *, source: str, beside: Beside = lambda _: None) -> R
     for capabilities, server in _GATEWAYS:
         flags = _flags(text, server, source=source, is_nginx=bool(upstreams))
         if flags is not None:
-            return _of_gateway(flags, capabilities)
+            return _read_gateway(flags, capabilities)
     frontend = _flags(text, _FRONTEND, source=source, is_nginx=bool(upstreams))
     if frontend is not None:
         stated = frontend.environment.get("DYN_ROUTER_MODE", "round-robin")
@@ -115,23 +115,23 @@ def read_router(text: str, *, source: str, beside: Beside = lambda _: None) -> R
         return _launch(DYNAMO_FRONTEND, policy, policy)
     trtllm = _flags(text, _TRTLLM, source=source, is_nginx=bool(upstreams))
     if trtllm is not None:
-        return _of_trtllm(trtllm, text, beside)
+        return _read_trtllm(trtllm, text, beside)
     if _flags(text, _PROXY, source=source, is_nginx=bool(upstreams)) is not None:
         return _launch(ASCEND_PROXY, RouterPolicy.LEAST_REQUESTS, RouterPolicy.LEAST_REQUESTS)
-    return _of_nginx(upstreams, text) if upstreams else None
+    return _read_nginx(upstreams, text) if upstreams else None
 
 
 def _flags(text: str, server: Server, *, source: str, is_nginx: bool) -> Flags | None:
     try:
-        return flags_of_server(text, source=source, server=server)
+        return server_flags(text, source=source, server=server)
     except SpecError:
         if is_nginx:
             return None  # A configuration need not be shell text.
         raise
 
 
-def _of_trtllm(flags: Flags, text: str, beside: Beside) -> RouterLaunch:
-    """Read the types of both roles, out of the script that writes the file or out of the file."""
+def _read_trtllm(flags: Flags, text: str, beside: Beside) -> RouterLaunch:
+    """Read the router types of both roles from the file or the script that writes it."""
     types = dict(_ROLES.findall(text))
     named = flags.values.get("config", ())
     written = beside(named[0]) if len(named) == 1 and not types else None
@@ -157,17 +157,17 @@ def _types(written: str, *, source: str) -> dict[str, str]:
     except (yaml.YAMLError, RecursionError) as error:
         line = str(error).partition("\n")[0]
         raise SpecError(f"{source}: no YAML of the router: {line:.120}") from error
-    found = {}
+    types = {}
     for role in ("context", "generation"):
         servers = whole.get(f"{role}_servers") if isinstance(whole, dict) else None
         router = servers.get("router") if isinstance(servers, dict) else None
         kind = router.get("type") if isinstance(router, dict) else None
         if isinstance(kind, str):
-            found[role] = kind
-    return found
+            types[role] = kind
+    return types
 
 
-def _of_gateway(flags: Flags, capabilities: RouterCapabilities) -> RouterLaunch:
+def _read_gateway(flags: Flags, capabilities: RouterCapabilities) -> RouterLaunch:
     disaggregated = bool(_DISAGGREGATED_FLAGS & set(flags.values))
     common = flags.word("policy") or "cache_aware"
     threshold = flags.share("cache-threshold")
@@ -192,22 +192,22 @@ def _policy(
     source: str,
     threshold: float = CACHE_THRESHOLD,
 ) -> RouterPolicy:
-    """Return the policy that a router calls so."""
-    names = capabilities.policies(is_apart=disaggregated)
-    found = [policy for policy, name in names.items() if name == word]
-    if not found:
+    """Return the policy of a router's name for it."""
+    names = capabilities.policies(is_disaggregated=disaggregated)
+    policies = [policy for policy, name in names.items() if name == word]
+    if not policies:
         raise SpecError(
             f"{source}: policy {shown_value(word)} of {capabilities.name} is not modelled; those"
             f" that are: {', '.join(dict.fromkeys(names.values()))}"
         )
-    if len(found) > 1 and capabilities.threshold:
+    if len(policies) > 1 and capabilities.threshold:
         follows_load = threshold >= LEAST_THRESHOLD
         return RouterPolicy.LEAST_REQUESTS if follows_load else RouterPolicy.CACHE_AWARE
-    return found[0]
+    return policies[0]
 
 
-def _of_nginx(upstreams: Sequence[str], text: str) -> RouterLaunch:
-    """Read the one group of servers that nginx balances."""
+def _read_nginx(upstreams: Sequence[str], text: str) -> RouterLaunch:
+    """Read the policy of nginx's single upstream group."""
     if len(upstreams) > 1:
         return RouterLaunch(name=NGINX.name, router=None)
     (group,) = upstreams

@@ -1,6 +1,6 @@
-"""How flags split an instance: contradictions, each as one line with the nearest legal value.
+"""Checks of the parallel degrees in flags, each error in one line with the nearest legal value.
 
-Only what no release launches is refused here; what one release lacks is told by its manifest
+Only what no release can launch is refused here; each release's manifest refuses what it lacks
 (tuner/spec/serving/manifests/rules.py).
 """
 
@@ -13,7 +13,7 @@ from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 
 
-def stages_of(flags: Flags, name: str, *, around: Surroundings) -> int:
+def pipeline_stages(flags: Flags, name: str, *, around: Surroundings) -> int:
     """Return the stages of the pipeline inside an instance.
 
     Raises:
@@ -29,7 +29,7 @@ def stages_of(flags: Flags, name: str, *, around: Surroundings) -> int:
 
 
 def check_heads(flags: Flags, name: str, *, ranks: int, model_heads: int, factor: int) -> None:
-    """Refuse heads that cannot be dealt out.
+    """Refuse attention heads that do not divide over ranks.
 
     Args:
         flags: of the launch.
@@ -60,7 +60,7 @@ def check_experts(
     redundant_flag: str = "",
     advice: str = "",
 ) -> None:
-    """Refuse experts that cannot be dealt out or sliced evenly, redundant ones among them.
+    """Refuse experts that do not divide over EP or MoE-TP ranks, redundant ones included.
 
     Args:
         flags: of the launch.
@@ -69,8 +69,8 @@ def check_experts(
         around: with the model.
         engine: whose models may have copies of experts.
         redundant: copies of experts in every layer.
-        redundant_flag: that states them; empty: experts are sliced.
-        advice: after the number of ranks that divides.
+        redundant_flag: that states them; empty: experts are split by MoE-TP.
+        advice: appended to the number of ranks that divides.
 
     Raises:
         SpecError: they do not divide.
@@ -95,7 +95,7 @@ def check_experts(
     if moe.expert_ffn_size % degrees.moe_tensor:
         width = nearest_divisor(moe.expert_ffn_size, degrees.moe_tensor)
         raise SpecError(
-            f"{flags.source}: --{name} slices experts of width {moe.expert_ffn_size} into"
+            f"{flags.source}: --{name} splits experts of width {moe.expert_ffn_size} into"
             f" {degrees.moe_tensor}; the nearest that divides is {width}"
         )
 
@@ -142,8 +142,8 @@ def memory_share(flags: Flags, name: str) -> float | None:
     return share
 
 
-def format_named(flags: Flags, name: str, formats: dict[str, str], default: str) -> str:
-    """Return a spec's word for the format that a flag names.
+def weight_format(flags: Flags, name: str, formats: dict[str, str], default: str) -> str:
+    """Return the spec's name of the format that a flag sets.
 
     Raises:
         SpecError: it is not one that can be priced.

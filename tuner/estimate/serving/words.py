@@ -1,8 +1,8 @@
 """The flags of a server's command, out of a script or a pasted command that is never run.
 
-What stands before the server (`docker run`, `srun`, `exec`) belongs to its launcher; words without
-a value, such as `"$@"`, are set aside. A flag has several spellings (`-tp`, `--tp-size`); the same
-one twice counts as it was given last, as argparse does, two spellings with unlike values are
+Words before the server (`docker run`, `srun`, `exec`) belong to its launcher; words without a
+value, such as `"$@"`, are set aside. A flag has several spellings (`-tp`, `--tp-size`). Of a
+repeated spelling the last one counts, as in argparse; two spellings with different values are
 refused.
 """
 
@@ -19,7 +19,7 @@ from tuner.spec.files import shown_value
 
 _FLAG: Final = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _PRINTERS: Final = ("echo", "printf")
-"""Commands that only show a server's."""
+"""Commands that only print a server's command."""
 _KEYWORDS: Final = frozenset({"if", "elif", "while", "until", "then", "else", "do", "!", "{"})
 _OTHERS: Final = frozenset(
     {
@@ -52,60 +52,60 @@ MOST_BYTES: Final = 2**50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """How a server's command is told from others."""
+    """How a server's command is recognised, and its flags."""
 
     starts: tuple[tuple[str, ...], ...]
     """Words that a command's flags follow, without folders and tags: a module, program and verb, or
     a container image that starts the server by itself."""
     spellings: Mapping[str, str]
-    """A flag's other names, without dashes, and the one that counts."""
+    """Alternative names of a flag, without dashes, and its canonical one."""
     switches: frozenset[str]
-    """Flags that take no value, so that what follows is none of theirs."""
+    """Flags that take no value."""
     read: frozenset[str]
-    """Flags that the prediction rests on."""
+    """Flags that the prediction uses."""
     unpriced: frozenset[str]
-    """Flags that change the launch's speed, and are not part of the prediction."""
+    """Flags that affect the launch's speed, and are not modelled."""
     timeless: frozenset[str]
-    """Flags that say what is served, where and by which machines, whatever its times."""
+    """Flags that state what is served, where and on which machines: no effect on times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortedFlags:
-    """Flags as typed, by what they are to the prediction."""
+    """Flags as typed, by their effect on the prediction."""
 
     understood: tuple[str, ...] = ()
-    """It rests on them."""
+    """The prediction uses them."""
     ignored: tuple[str, ...] = ()
-    """Not known here; they change nothing in it."""
+    """Not known here; no effect on the prediction."""
     unpriced: tuple[str, ...] = ()
-    """They change the launch's speed, and are not part of it."""
+    """They affect the launch's speed, and are not modelled."""
     timeless: tuple[str, ...] = ()
-    """Without effect on times: what is served, where, by which machines."""
+    """No effect on times: what is served, where, on which machines."""
 
 
-def flags_of_server(text: str, *, source: str, server: Server) -> Flags | None:
+def server_flags(text: str, *, source: str, server: Server) -> Flags | None:
     """Return the flags of the one server that a text starts; None where it starts none.
 
-    A text that holds flags alone, on one line or several, is read as a server's if it has one of
-    those that the prediction rests on.
+    A text of flags only, on one line or several, is read as a server's if it has one that the
+    prediction uses.
 
     Raises:
         SpecError: no shell text, two servers, or two spellings that disagree.
     """
     shell = shell_text(text, source=source)
-    found = [
+    starts = [
         (command, rest)
         for command in _with_inner(shell.commands, source=source)
         if (rest := _after_start(command, server)) is not None
     ]
-    if not found:
+    if not starts:
         return _listed_flags(shell.commands, source=source, server=server)
-    if len(found) > 1:
+    if len(starts) > 1:
         raise SpecError(
-            f"{source}: starts {len(found)} servers; estimate one at a time, each from its own"
+            f"{source}: starts {len(starts)} servers; estimate one at a time, each from its own"
             " command"
         )
-    command, words = found[0]
+    command, words = starts[0]
     kept, aside = _without_unset(words, server)
     notes = [f"not read, because the text does not set it: {word}" for word in aside]
     if command.is_conditional:
@@ -122,7 +122,7 @@ def flags_of_server(text: str, *, source: str, server: Server) -> Flags | None:
 
 
 def _with_inner(commands: Sequence[Command], *, source: str) -> Iterator[Command]:
-    """Yield commands, and those that a shell is given as one word (`bash -c "..."`)."""
+    """Yield commands, and the inner ones of `bash -c "..."`."""
     for command in commands:
         words = command.words
         inner = [
@@ -183,7 +183,7 @@ def _scaled(flags: Flags, name: str, *, unit: str, example: int, most: int) -> i
 
 
 def sorted_flags(flags: Flags, server: Server) -> SortedFlags:
-    """Split flags as typed by what they are to the prediction."""
+    """Sort flags as typed by their effect on the prediction."""
     understood, ignored, left, timeless = [], [], [], []
     for name in sorted(flags.values):
         said = _said(flags, name)
@@ -209,12 +209,12 @@ def _said(flags: Flags, name: str) -> str:
 
 
 def _after_start(command: Command, server: Server) -> list[str] | None:
-    """Return the words behind the server's start; None where the command starts another."""
+    """Return the words after the server's start; None where the command does not start it."""
     words = command.words
     if _starts_nothing(words):
         return None
     if words[:1] and words[0] in _PRINTERS:
-        # What is printed inside `$( )` ends where that does.
+        # The printed text ends where `$( )` closes.
         closed = next((at for at, word in enumerate(words) if word.endswith(")")), len(words))
         words = words[closed + 1 :]
     names = [word.rpartition("/")[2].partition(":")[0] for word in words]
@@ -226,19 +226,19 @@ def _after_start(command: Command, server: Server) -> list[str] | None:
 
 
 def _starts_nothing(words: Sequence[str]) -> bool:
-    own = list(itertools.dropwhile(lambda word: word in _KEYWORDS, words))
-    program = own[0].rpartition("/")[2] if own else ""
+    command = list(itertools.dropwhile(lambda word: word in _KEYWORDS, words))
+    program = command[0].rpartition("/")[2] if command else ""
     return (
         program in _OTHERS
-        or tuple(own[:2]) in _OTHER_VERBS
-        or (program.startswith("python") and own[1:3] == ["-m", "pip"])
+        or tuple(command[:2]) in _OTHER_VERBS
+        or (program.startswith("python") and command[1:3] == ["-m", "pip"])
     )
 
 
 def _without_unset(words: Sequence[str], server: Server) -> tuple[list[str], list[str]]:
-    """Set aside variables that nothing sets and that are no flag's value, and name them.
+    """Set aside unset variables that are no flag's value, and list them.
 
-    The script's own arguments and a model that stands before the flags are not worth a word.
+    The script's own arguments and a model before the flags are not listed.
     """
     kept: list[str] = []
     aside: list[str] = []
@@ -258,7 +258,7 @@ def _takes_value(word: str, server: Server) -> bool:
 
 
 def _parsed(words: Sequence[str], *, source: str, server: Server) -> dict[str, tuple[str, ...]]:
-    """Group words by the flag before them, under the name that counts."""
+    """Group words by the flag before them, under its canonical name."""
     given: list[tuple[str, list[str]]] = []
     takes_more = False
     for word in words:
@@ -272,18 +272,18 @@ def _parsed(words: Sequence[str], *, source: str, server: Server) -> dict[str, t
             takes_more = not is_switch and (value is None or _is_open(value))
         elif takes_more:
             given[-1][1].append(word)
-    found: dict[str, tuple[str, ...]] = {}
+    values_of: dict[str, tuple[str, ...]] = {}
     spelled_as: dict[str, str] = {}
     for spelled, values in given:
         name = server.spellings.get(spelled, spelled)
         then = spelled_as.get(name, spelled)
-        if then != spelled and found[name] != tuple(values):
+        if then != spelled and values_of[name] != tuple(values):
             raise SpecError(
-                f"{source}: {_typed(then)} {' '.join(found[name])} and {_typed(spelled)}"
+                f"{source}: {_typed(then)} {' '.join(values_of[name])} and {_typed(spelled)}"
                 f" {' '.join(values)} are one flag; keep one of them"
             )
-        found[name], spelled_as[name] = tuple(values), spelled
-    return found
+        values_of[name], spelled_as[name] = tuple(values), spelled
+    return values_of
 
 
 def _is_switch(spelled: str, server: Server) -> bool:

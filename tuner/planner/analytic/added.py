@@ -1,9 +1,9 @@
 """What a feature adds to a space that was searched before: decisions that are illegal without it.
 
-A search that ended has shown that no decision of its space is faster than its best. With one more
-feature the same decisions cost the same, as long as the feature only lifts rules, so whoever asks
-what the feature would gain need look at none of them again: of degrees that were legal before only
-at the ways that were not, of new degrees at all ways.
+A completed search has shown that no decision of its space is faster than its best. If a feature
+only lifts rules, the same decisions cost the same with it. A search for the gain of the feature
+therefore skips them: of degrees that were legal before it visits the options that were not, of new
+degrees all options.
 
 Not covered: features that change how layers are laid out over stages, and with that prices.
 """
@@ -16,9 +16,9 @@ import numpy as np
 
 from tuner.planner.analytic.axes import Facts
 from tuner.planner.analytic.degrees import Table, state_copies
-from tuner.planner.analytic.option_table import WayTable, way_table
-from tuner.planner.analytic.options import Ways
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.option_table import OptionTable, build_option_table
+from tuner.planner.analytic.options import OptionSpace
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.rules import (
     Ints,
     Mask,
@@ -33,41 +33,41 @@ PRICED: Final = ("uneven_layout", "empty_stages", "sequence_parallel")
 """Fields of a manifest that prices depend on; all others make rules."""
 
 
-def only_adds(question: Question, known: Question) -> bool:
-    """Whether the targets of two questions differ in rules alone, so that prices are the same."""
-    one, other = question.capabilities, known.capabilities
+def only_adds(problem: TrainProblem, known: TrainProblem) -> bool:
+    """Whether the targets of two problems differ in rules alone, so that prices are equal."""
+    one, other = problem.capabilities, known.capabilities
     return all(getattr(one, name) == getattr(other, name) for name in PRICED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Known:
+class SearchedSpace:
     """A space that was searched before."""
 
-    question: Question
-    ways: Ways
+    problem: TrainProblem
+    options: OptionSpace
     _legal: dict[Facts, Ints] = field(default_factory=dict, init=False)
 
     def legal(self, facts: Facts) -> Ints:
-        """List the legal ways of degrees with these facts, once for all who ask."""
+        """List the legal options of degrees with these facts; the list is cached."""
         if facts not in self._legal:
-            self._legal[facts] = self.ways.legal(facts)
+            self._legal[facts] = self.options.legal(facts)
         return self._legal[facts]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Kinds:
-    """Rows sorted by the ways that they allow, without what is legal in a space known before."""
+class OptionTables:
+    """Tables of the options that rows allow, without those of a space searched before."""
 
-    ways: Ways
-    known: Known | None = None
+    options: OptionSpace
+    known: SearchedSpace | None = None
     """None: no space was searched before."""
-    _tables: dict[tuple[Facts, Facts | None], WayTable] = field(default_factory=dict, init=False)
+    _tables: dict[tuple[Facts, Facts | None], OptionTable] = field(default_factory=dict, init=False)
 
-    def sorted(self, rows: Table) -> Iterator[tuple[WayTable, Ints]]:
-        """Yield each kind's table of ways with the indices of its rows; none without ways."""
+    def by_kind(self, rows: Table) -> Iterator[tuple[OptionTable, Ints]]:
+        """Yield each table with the indices of its rows; tables without options are left out."""
         for facts, before, chosen in self._facts(rows):
             table = self._table(facts, before)
-            if len(table.ways_TA):
+            if len(table.options_TA):
                 yield table, chosen
 
     def _facts(self, rows: Table) -> Iterator[tuple[Facts, Facts | None, Ints]]:
@@ -75,8 +75,8 @@ class Kinds:
             for facts, chosen in by_facts(rows):
                 yield facts, None, chosen
             return
-        was_legal = _legal(self.known.question, rows)
-        rows_before = {**rows, "copies": state_copies(self.known.question, rows)}
+        was_legal = _legal(self.known.problem, rows)
+        rows_before = {**rows, "copies": state_copies(self.known.problem, rows)}
         for facts, chosen in by_facts(rows):
             new, old = chosen[~was_legal[chosen]], chosen[was_legal[chosen]]
             if len(new):
@@ -84,18 +84,18 @@ class Kinds:
             for before, at in by_facts({name: column[old] for name, column in rows_before.items()}):
                 yield facts, before, old[at]
 
-    def _table(self, facts: Facts, before: Facts | None) -> WayTable:
+    def _table(self, facts: Facts, before: Facts | None) -> OptionTable:
         key = (facts, before)
         if key not in self._tables:
             known = None
             if self.known is not None and before is not None:
                 known = self.known.legal(before)
-            self._tables[key] = way_table(self.ways, facts, without_TA=known)
+            self._tables[key] = build_option_table(self.options, facts, without_TA=known)
         return self._tables[key]
 
 
-def _legal(question: Question, rows: Table) -> Mask:
-    """Which rows a question allows."""
-    rules = [*dense_rules(question), *schedule_rules(question), *expert_rules(question)]
-    found: Mask = np.asarray(first_broken(rules, rows) < 0)
-    return found
+def _legal(problem: TrainProblem, rows: Table) -> Mask:
+    """Which rows a problem allows."""
+    rules = [*dense_rules(problem), *schedule_rules(problem), *expert_rules(problem)]
+    is_legal: Mask = np.asarray(first_broken(rules, rows) < 0)
+    return is_legal

@@ -1,4 +1,4 @@
-"""The choices on every axis of a way to run given degrees, and what a rule between them is."""
+"""The choices on every axis of an execution option, and what a rule between axes is."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ COLUMN_OF_MODULE: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recomputed:
-    """One choice of what is computed again."""
+class RecomputeChoice:
+    """What is recomputed: one choice of that axis."""
 
     level: Recompute
     modules: frozenset[str] = frozenset()
@@ -37,18 +37,18 @@ class Recomputed:
     """Of full recomputation: layers of every stage."""
 
 
-Choice = int | float | str | bool | Recomputed
+Choice = int | float | str | bool | RecomputeChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the ways' rules ask of degrees."""
+    """What the option rules read of the degrees."""
 
     has_pipeline: bool
     has_virtual: bool
     is_sharded: bool
     """Several ranks hold the same dense parameters."""
-    has_experts_apart: bool
+    has_expert_parallel: bool
     """Expert parallelism above 1."""
     has_tensor: bool = False
     """Tensor parallelism above 1."""
@@ -59,11 +59,11 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayRule:
-    """One reason why a way cannot be launched."""
+class OptionRule:
+    """One reason why an option cannot be launched."""
 
     text: str
     axes: tuple[str, ...]
-    """What it ties together."""
+    """Axes that the rule reads."""
     is_broken: Callable[..., bool]
     """Called with the facts and one choice per axis."""

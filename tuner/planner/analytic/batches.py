@@ -1,6 +1,6 @@
-"""How a search cuts its work into batches that grow, so that the threshold falls early.
+"""Batches of a search that grow, so that the threshold falls early.
 
-Letters: N cells.
+Letters: N partial rows.
 """
 
 from collections.abc import Iterator
@@ -26,18 +26,18 @@ def rank_within(group: Ints) -> Ints:
 
 
 def batches(order: Ints, rows_N: Ints, *, first: int = FIRST_ROWS) -> Iterator[Ints]:
-    """Cut cells, best first, into batches of so many rows; `first` limits the first batch."""
+    """Cut work, best first, into batches of rows; `first` limits the first batch."""
     most, start = first, 0
-    ends = np.cumsum(rows_N[order])
+    cumulative_rows = np.cumsum(rows_N[order])
     while start < len(order):
-        done = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(np.searchsorted(ends, done + most, side="right")))
+        done = int(cumulative_rows[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(cumulative_rows, done + most, side="right")))
         yield order[start:stop]
         start, most = stop, min(2 * most, MOST_ROWS)
 
 
-def unfolded(count: Ints, start: Ints) -> tuple[Ints, Ints]:
-    """Of runs of a list, which run each entry is of, and its place in the list."""
+def expand_runs(count: Ints, start: Ints) -> tuple[Ints, Ints]:
+    """For runs of a list: the run of each entry, and its place in the list."""
     run = np.repeat(np.arange(len(count)), count)
     within = np.arange(len(run)) - np.repeat(np.cumsum(count) - count, count)
     return run, start[run] + within

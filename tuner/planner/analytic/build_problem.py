@@ -1,7 +1,8 @@
-"""From a spec and what is known of its machines to the question that is searched.
+"""From a spec and the data of its machines to the problem that is searched.
 
-What no published run prices (offloading, with experts graphs of a whole iteration) is left out
-unless the spec names it; what no device or target can do is refused in one line.
+Options that no published run prices (offloading; CUDA graphs of a whole iteration in models with
+experts) are left out unless the spec names them. What no device or target can do is refused in one
+line.
 """
 
 from collections.abc import Mapping
@@ -14,13 +15,13 @@ from tuner.costs.analytic.constants import Precision
 from tuner.costs.analytic.kernels import Kernels
 from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.costs.analytic.memory_constants import memory_constants
-from tuner.costs.analytic.routing import busiest_ratios
+from tuner.costs.analytic.routing import expert_imbalances
 from tuner.costs.analytic.shapes import single
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import SpecError
 from tuner.planner.analytic.axes import DISPATCHERS
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.regimes import regime_of
 from tuner.planner.analytic.releases import priced_release
 from tuner.spec.capabilities import intersection, launchable
@@ -37,8 +38,8 @@ UNPRICED: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Site:
-    """What the plan rests on beside the spec."""
+class PricedPool:
+    """A pool with the data that prices it."""
 
     pool: Pool
     sheet: Datasheet
@@ -54,19 +55,19 @@ class Site:
         return stated * self.pool.usable_memory_ratio
 
 
-def site_of(
+def price_pool(
     pool: Pool, *, residuals: Residuals | None, measured: MeasuredProfile | None = None
-) -> Site:
-    """Describe a pool from its datasheet, and from what was measured there.
+) -> PricedPool:
+    """Describe a pool by its datasheet and its measured profile.
 
-    Residuals that were fitted on the machine itself go before those given.
+    Residuals fitted on the machine itself go before those given.
 
     Raises:
         UnknownDeviceError: no description of the pool's device.
     """
     if measured is None:
-        return Site(pool=pool, sheet=find_device(pool.device or ""), residuals=residuals)
-    return Site(
+        return PricedPool(pool=pool, sheet=find_device(pool.device or ""), residuals=residuals)
+    return PricedPool(
         pool=pool,
         sheet=measured.sheet(pool),
         residuals=measured.own_residuals or residuals,
@@ -74,8 +75,8 @@ def site_of(
     )
 
 
-def question_of(spec: Spec, site: Site) -> Question:
-    """State what is searched.
+def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
+    """Build the problem to search.
 
     Raises:
         SpecError: spare nodes leave none, or the routing is of another model.
@@ -85,20 +86,24 @@ def question_of(spec: Spec, site: Site) -> Question:
         spec.emit, precision=spec.goal.precision, gradient_bytes=gradient_bytes
     )
     precision = PRECISION_OF[spec.goal.precision.value]
-    release = priced_release(spec.emit, spec.goal.engine, site.residuals).release
-    regime = regime_of(spec.emit, site.sheet, precision=spec.goal.precision.value, release=release)
+    release = priced_release(spec.emit, spec.goal.engine, priced_pool.residuals).release
+    regime = regime_of(
+        spec.emit, priced_pool.sheet, precision=spec.goal.precision.value, release=release
+    )
     routing, record = spec.goal.routing, spec.routing
     is_low = precision is not Precision.BF16
     mtp = spec.model.mtp_num_layers if capabilities.mtp else 0
-    _refuse_precision(spec, site.sheet)
+    _refuse_precision(spec, priced_pool.sheet)
     _refuse_dispatcher(spec)
-    hardware = hardware_of_pool(site.sheet, site.pool, precision=precision)
-    constants = single(constants_of([regime], site.residuals))
+    hardware = hardware_of_pool(priced_pool.sheet, priced_pool.pool, precision=precision)
+    constants = single(constants_of([regime], priced_pool.residuals))
     kernels: Kernels | None = None
-    if site.measured is not None:
-        kernels = site.measured.kernels(hardware, constants, precision=spec.goal.precision.value)
-        hardware = site.measured.linked(hardware, constants)
-    return Question(
+    if priced_pool.measured is not None:
+        kernels = priced_pool.measured.kernels(
+            hardware, constants, precision=spec.goal.precision.value
+        )
+        hardware = priced_pool.measured.linked(hardware, constants)
+    return TrainProblem(
         model=spec.model,
         shape=shape_of_model(spec.model, mtp_layers=mtp),
         hardware=hardware,
@@ -106,9 +111,9 @@ def question_of(spec: Spec, site: Site) -> Question:
         software=regime.software,
         memory_constants=single(memory_constants([regime.software], [regime.family])),
         kernels=kernels,
-        num_devices=_num_devices(spec, site.pool),
-        memory_limit_bytes=site.memory_limit_bytes,
-        usable_memory_ratio=site.pool.usable_memory_ratio,
+        num_devices=_num_devices(spec, priced_pool.pool),
+        memory_limit_bytes=priced_pool.memory_limit_bytes,
+        usable_memory_ratio=priced_pool.pool.usable_memory_ratio,
         sequence_length=spec.goal.sequence_length,
         global_batch_size=spec.goal.global_batch_size,
         capabilities=capabilities,
@@ -117,20 +122,20 @@ def question_of(spec: Spec, site: Site) -> Question:
         element_bytes=4.0 if spec.goal.precision.value == "fp32" else 2.0,
         linear_bytes=1.0 if is_low else 0.0,
         gradient_bytes=float(gradient_bytes),
-        busiest=(
+        expert_imbalance=(
             None
             if routing is None or record is None
-            else busiest_ratios(spec.model, record, routing.phase)
+            else expert_imbalances(spec.model, record, routing.phase)
         ),
-        price_per_device_hour=site.pool.price_per_device_hour,
+        price_per_device_hour=priced_pool.pool.price_per_device_hour,
     )
 
 
 def _refuse_precision(spec: Spec, sheet: Datasheet) -> None:
-    """Refuse products that the device has no units for.
+    """Refuse a precision that the device has no units for.
 
-    fp8 needs fp8 units, block scales of 32 values (MXFP8) and fp4 those of Blackwell. fp32 runs on
-    units that no published run tells the reached share of.
+    fp8 needs fp8 units; block scales of 32 values (MXFP8) and fp4 need those of Blackwell. fp32
+    runs on units whose efficiency no published run shows.
     """
     name = spec.goal.precision.value
     if name == "fp32":
@@ -149,36 +154,36 @@ def _refuse_precision(spec: Spec, sheet: Datasheet) -> None:
 def _refuse_dispatcher(spec: Spec) -> None:
     """Refuse dispatchers of which none can be both priced here and launched.
 
-    Without this the search would end empty, and the rules that it counts would take the blame.
+    Otherwise the search would end empty, and its rule counts would name the wrong reason.
     """
-    asked = spec.search.dispatcher
+    requested = spec.search.dispatcher
     able = intersection(spec.emit).dispatchers
     usable = [one for one in DISPATCHERS if one in able] if spec.model.moe else ["alltoall"]
-    if asked is None or set(asked) & set(usable):
+    if requested is None or set(requested) & set(usable):
         return
     if spec.model.moe is None:
         reasons = ["a model without experts has nothing to dispatch"]
     else:
         engines = ", ".join(intersection(spec.emit).names)
         reasons = [
-            f"{one!r} {UNPRICED.get(one, f'cannot be launched by {engines}')}" for one in asked
+            f"{one!r} {UNPRICED.get(one, f'cannot be launched by {engines}')}" for one in requested
         ]
     works = ", ".join(map(repr, usable))
     raise SpecError(f"search.dispatcher: {'; '.join(reasons)}; {works} would do")
 
 
 def _gradient_bytes(spec: Spec) -> int:
-    """Return 4 unless the user names 2, the faster and leaner of the two.
+    """Return 4 unless the user names 2, which is faster and takes less memory.
 
     Raises:
         SpecError: the targets have none of those named.
     """
-    asked = spec.search.gradient_bytes or (4,)
+    requested = spec.search.gradient_bytes or (4,)
     able = intersection(spec.emit).gradient_bytes
-    launchable = sorted(set(asked) & able)
+    launchable = sorted(set(requested) & able)
     if not launchable:
         raise SpecError(
-            f"search.gradient_bytes: {', '.join(map(str, asked))} cannot be launched by"
+            f"search.gradient_bytes: {', '.join(map(str, requested))} cannot be launched by"
             f" {', '.join(spec.emit)}; {', '.join(map(str, sorted(able))) or 'nothing'} can"
         )
     return launchable[0]
@@ -187,18 +192,18 @@ def _gradient_bytes(spec: Spec) -> int:
 def _limits(spec: Spec) -> Limits:
     """Leave out what no published run prices, unless the user names it.
 
-    Offloading to host memory, and with experts graphs of a whole iteration, which need a capacity
-    that may drop tokens.
+    That is offloading to host memory, and in models with experts CUDA graphs of a whole iteration,
+    which need a capacity factor that may drop tokens.
     """
-    asked = spec.search
-    unasked: dict[str, object] = {
+    requested = spec.search
+    defaults: dict[str, object] = {
         name: (False,)
         for name in ("optimizer_offload", "activation_offload")
-        if getattr(asked, name) is None
+        if getattr(requested, name) is None
     }
-    if spec.model.moe is not None and asked.cuda_graph is None:
-        unasked["cuda_graph"] = ("none", "partial")
-    return asked.model_copy(update=unasked)
+    if spec.model.moe is not None and requested.cuda_graph is None:
+        defaults["cuda_graph"] = ("none", "partial")
+    return requested.model_copy(update=defaults)
 
 
 def _num_devices(spec: Spec, pool: Pool) -> int:

@@ -1,23 +1,23 @@
-"""All degrees and schedules of a number of devices: legal ones listed, the others counted by rule.
+"""All parallel degrees and schedules of a number of devices: legal ones listed, others counted.
 
-The box of all combinations is
+The space of all combinations is
 
     tensor * context * pipeline * data = devices            every ordered factorisation
     virtual_pipeline = 1, or with a pipeline 2 .. layers // pipeline
     micro_batch | global batch
     expert * expert_tensor | tensor * context * data        Megatron's parallel folding
 
-It is unfolded in that order. A combination that breaks a rule takes everything below it along,
-which is counted and never listed, so the work is in proportion to what is legal. The last two are
-kept apart from the experts: a legal combination is a cell (degrees and schedule) with one of the
-expert pairs of its degrees. `copies` says how many copies the training state has where each stays
-in one scale-up domain; it follows from the degrees:
+It is expanded in that order. A combination that breaks a rule excludes everything below it, which
+is counted and never listed, so that the work is in proportion to what is legal. The expert degrees
+stay separate from the others: a legal combination is a partial row (dense degrees and schedule)
+with one of the expert pairs of its dense degrees. `copies` says how many copies of the training
+state there are where each stays in one scale-up domain. It follows from the degrees:
 
     gcd(data, data * context / ranks of one domain, expert data)
 
 so that every copy is whole, experts included (tuner/costs/analytic/hybrid_sharding.py).
 
-Letters: D dense degrees, N cells, E expert pairs, ordered by their dense degrees.
+Letters: D dense degrees, N partial rows, E expert pairs, ordered by their dense degrees.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.rules import (
     Ints,
     Rule,
@@ -48,7 +48,7 @@ class Degrees:
 
     dense_D: Table
     """Columns tensor, context, pipeline, data."""
-    cells_N: Table
+    partials_N: Table
     """Columns dense (index into D), virtual_pipeline, micro_batch."""
     pairs_E: Table
     """Columns dense (index into D, ascending), expert, expert_tensor, copies."""
@@ -56,18 +56,18 @@ class Degrees:
     """Combinations by the first rule they break."""
 
     @property
-    def num_cells(self) -> int:
+    def num_partials(self) -> int:
         """N."""
-        return len(self.cells_N["dense"])
+        return len(self.partials_N["dense"])
 
     @property
     def num_pairs_N(self) -> Ints:
-        """Expert pairs of each cell."""
-        return self._num_pairs_D[self.cells_N["dense"]]
+        """Expert pairs of each partial row."""
+        return self._num_pairs_D[self.partials_N["dense"]]
 
     @property
     def num_legal(self) -> int:
-        """Cells times the expert pairs of their degrees."""
+        """Partial rows times the expert pairs of their degrees."""
         return int(self.num_pairs_N.sum())
 
     @property
@@ -75,16 +75,18 @@ class Degrees:
         """Combinations that break a rule."""
         return sum(self.illegal.values())
 
-    def rows(self, cells: Ints) -> Table:
-        """List the combinations of some cells: every expert pair of each, in order of cells."""
-        dense = self.cells_N["dense"][cells]
+    def rows(self, partials: Ints) -> Table:
+        """List the rows of some partial rows: every expert pair of each, in their order."""
+        dense = self.partials_N["dense"][partials]
         repeats = self._num_pairs_D[dense]
         first = np.searchsorted(self.pairs_E["dense"], dense)
-        cell, pair = _unfolded(repeats, first)
+        partial, pair = _expand_runs(repeats, first)
         dense_rows = self.dense_rows(dense)
-        schedule = {name: self.cells_N[name][cells] for name in ("virtual_pipeline", "micro_batch")}
+        schedule = {
+            name: self.partials_N[name][partials] for name in ("virtual_pipeline", "micro_batch")
+        }
         return {
-            **_at(dense_rows | schedule, cell),
+            **_at(dense_rows | schedule, partial),
             "expert": self.pairs_E["expert"][pair],
             "expert_tensor": self.pairs_E["expert_tensor"][pair],
             "copies": self.pairs_E["copies"][pair],
@@ -99,65 +101,67 @@ class Degrees:
         return np.bincount(self.pairs_E["dense"], minlength=len(self.dense_D["tensor"]))
 
 
-def legal_degrees(question: Question, *, without: frozenset[str] = frozenset()) -> Degrees:
-    """Sort the box into legal combinations and counted refusals.
+def legal_degrees(problem: TrainProblem, *, without: frozenset[str] = frozenset()) -> Degrees:
+    """List the legal combinations and count the others by rule.
 
     Args:
-        question: the model, batch, devices, targets and limits.
+        problem: the model, batch, devices, targets and limits.
         without: texts of rules that are not applied.
     """
     illegal: Counter[str] = Counter()
-    micro_batches = divisors(question.global_batch_size)
-    dense = _factorisations(question.num_devices)
-    virtual_D = _num_virtual(question, dense["pipeline"])
+    micro_batches = divisors(problem.global_batch_size)
+    dense = _factorisations(problem.num_devices)
+    virtual_D = _num_virtual(problem, dense["pipeline"])
     pairs_of_ranks = {
         int(ranks): _expert_pairs(int(ranks))
-        for ranks in np.unique(question.num_devices // dense["pipeline"])
+        for ranks in np.unique(problem.num_devices // dense["pipeline"])
     }
     all_pairs_D = np.array(
         [
             len(pairs_of_ranks[int(ranks)]["expert"])
-            for ranks in question.num_devices // dense["pipeline"]
+            for ranks in problem.num_devices // dense["pipeline"]
         ]
     )
-    legal = _sifted(
+    legal = _filter_legal(
         dense,
         weight=virtual_D * len(micro_batches) * all_pairs_D,
-        rules=_kept(dense_rules(question), without),
+        rules=_without_rules(dense_rules(problem), without),
         illegal=illegal,
     )
     dense, virtual_D, all_pairs_D = _at(dense, legal), virtual_D[legal], all_pairs_D[legal]
-    cells = _all_cells(dense, virtual_D, micro_batches)
-    legal = _sifted(
-        cells,
-        weight=all_pairs_D[cells["dense"]],
-        rules=_kept(schedule_rules(question), without),
+    partials = _all_partials(dense, virtual_D, micro_batches)
+    legal = _filter_legal(
+        partials,
+        weight=all_pairs_D[partials["dense"]],
+        rules=_without_rules(schedule_rules(problem), without),
         illegal=illegal,
     )
-    cells = _at({name: cells[name] for name in ("dense", "virtual_pipeline", "micro_batch")}, legal)
-    pairs = _all_pairs(dense, pairs_of_ranks, question.num_devices)
-    cells_D = np.bincount(cells["dense"], minlength=len(virtual_D))
-    legal = _sifted(
+    partials = _at(
+        {name: partials[name] for name in ("dense", "virtual_pipeline", "micro_batch")}, legal
+    )
+    pairs = _all_pairs(dense, pairs_of_ranks, problem.num_devices)
+    partials_D = np.bincount(partials["dense"], minlength=len(virtual_D))
+    legal = _filter_legal(
         pairs,
-        weight=cells_D[pairs["dense"]],
-        rules=_kept(expert_rules(question), without),
+        weight=partials_D[pairs["dense"]],
+        rules=_without_rules(expert_rules(problem), without),
         illegal=illegal,
     )
     pairs = _at(pairs, legal)
     kept = {name: pairs[name] for name in ("dense", "expert", "expert_tensor")}
     return Degrees(
         dense_D=dense,
-        cells_N=cells,
-        pairs_E=kept | {"copies": state_copies(question, pairs)},
+        partials_N=partials,
+        pairs_E=kept | {"copies": state_copies(problem, pairs)},
         illegal=dict(sorted(illegal.items())),
     )
 
 
-def _kept(rules: Iterable[Rule], without: frozenset[str]) -> list[Rule]:
+def _without_rules(rules: Iterable[Rule], without: frozenset[str]) -> list[Rule]:
     return [rule for rule in rules if rule.text not in without]
 
 
-def _sifted(table: Table, *, weight: Ints, rules: list[Rule], illegal: Counter[str]) -> Ints:
+def _filter_legal(table: Table, *, weight: Ints, rules: list[Rule], illegal: Counter[str]) -> Ints:
     """Return the indices of what is legal; what is not is counted with its weight."""
     broken = first_broken(rules, table)
     for index, rule in enumerate(rules):
@@ -179,9 +183,9 @@ def _factorisations(num_devices: int) -> dict[str, Ints]:
     return {"tensor": tensor, "context": context, "pipeline": pipeline, "data": data}
 
 
-def _num_virtual(question: Question, pipeline: Ints) -> Ints:
-    """Choices of virtual stages: 1, and with a pipeline all that leave every chunk a layer."""
-    most = np.maximum(1, question.model.num_layers // pipeline)
+def _num_virtual(problem: TrainProblem, pipeline: Ints) -> Ints:
+    """Choices of virtual stages: 1, and with a pipeline all that leave every stage a layer."""
+    most = np.maximum(1, problem.model.num_layers // pipeline)
     return np.where(pipeline > 1, most, 1)
 
 
@@ -192,9 +196,9 @@ def _expert_pairs(ranks: int) -> dict[str, Ints]:
     return {"expert": expert[whole], "expert_tensor": expert_tensor[whole]}
 
 
-def _all_cells(dense: Table, virtual_D: Ints, micro_batches: Ints) -> dict[str, Ints]:
+def _all_partials(dense: Table, virtual_D: Ints, micro_batches: Ints) -> dict[str, Ints]:
     repeats = virtual_D * len(micro_batches)
-    index, within = _unfolded(repeats, np.zeros(len(repeats), dtype=np.int64))
+    index, within = _expand_runs(repeats, np.zeros(len(repeats), dtype=np.int64))
     virtual, micro = np.divmod(within, len(micro_batches))
     chosen = {"virtual_pipeline": virtual + 1, "micro_batch": micro_batches[micro]}
     return _at(dense, index) | chosen | {"dense": index}
@@ -214,22 +218,22 @@ def _all_pairs(
     return _at(dense, index) | pairs | {"dense": index}
 
 
-def state_copies(question: Question, pairs: Table) -> Ints:
-    """Copies of the training state when one lies in each scale-up domain, if the targets can."""
-    target = question.capabilities
+def state_copies(problem: TrainProblem, pairs: Table) -> Ints:
+    """Copies of the training state, one per scale-up domain, if the targets support it."""
+    target = problem.capabilities
     # Stages of ZeRO that can have copies which save bytes, with a pipeline and in general.
     able = target.shard_ranks_zero_stages & target.zero_stages & {2, 3}
     in_pipeline = able & target.zero_stages_with_pipeline
     shared = pairs["data"] * pairs["context"]
-    inside = np.clip(int(np.max(question.hardware.domain)) // pairs["tensor"], 1, shared)
-    apart = pairs["tensor"] * shared // (pairs["expert"] * pairs["expert_tensor"])
-    copies = np.gcd(np.gcd(pairs["data"], shared // inside), apart)
+    inside = np.clip(int(np.max(problem.hardware.domain)) // pairs["tensor"], 1, shared)
+    expert_data = pairs["tensor"] * shared // (pairs["expert"] * pairs["expert_tensor"])
+    copies = np.gcd(np.gcd(pairs["data"], shared // inside), expert_data)
     is_able = np.where(pairs["pipeline"] > 1, bool(in_pipeline), bool(able))
-    found: Ints = np.where(is_able, copies, 1)
-    return found
+    copies_E: Ints = np.where(is_able, copies, 1)
+    return copies_E
 
 
-def _unfolded(repeats: Ints, first: Ints) -> tuple[Ints, Ints]:
+def _expand_runs(repeats: Ints, first: Ints) -> tuple[Ints, Ints]:
     """Indices of the repeated entries, and first, first + 1, ... within each."""
     index = np.repeat(np.arange(len(repeats)), repeats)
     start = np.cumsum(repeats) - repeats

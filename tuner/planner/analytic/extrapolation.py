@@ -1,14 +1,14 @@
-"""What a plan on a profile rests on that was not measured, and how far that widens its error band.
+"""What a plan from a profile rests on that was not measured, and the wider error band.
 
-The chosen decision is priced three times over:
+The chosen decision is priced three times:
 
-    as found        which shapes and collectives lay beyond what was measured
-    stretched       everything extrapolated takes `EXTRAPOLATED_FACTOR` as long: what it weighs
+    as planned      which shapes and collectives lay outside the measured range
+    stretched       everything extrapolated takes `EXTRAPOLATED_FACTOR` as long
     on datasheets   as if nothing had been measured
 
-The band of a regime (calibration.py) was found on published runs, by datasheets. Measured kernels
-were never compared with whole runs there, so the band is that of both predictions together, wider
-by what is extrapolated.
+The band of a regime (calibration.py) was fitted on published runs priced by datasheets. Measured
+kernels were never compared with whole runs there. The band therefore covers both predictions, and
+is wider by what is extrapolated.
 """
 
 from collections.abc import Mapping
@@ -23,19 +23,19 @@ from tuner.costs.analytic.measured_kernels import MeasuredKernels
 from tuner.costs.analytic.shapes import Hardware, Stages
 from tuner.plan import Band, Provenance
 from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.incumbents import Search
-from tuner.planner.analytic.problem import Question
-from tuner.planner.analytic.search_result import detailed
+from tuner.planner.analytic.incumbents import SearchOutcome
+from tuner.planner.analytic.problem import TrainProblem
+from tuner.planner.analytic.search_result import price_in_layout
 from tuner.units import format_ratio, format_s
 
 EXTRAPOLATED_FACTOR: Final = 1.4
-"""Of products and attention on H200, a curve that has not seen the largest sizes (one to three
+"""Of GEMMs and attention on H200, a curve that has not seen the largest sizes (one to three
 octaves) predicts nine of ten of them within this factor (aiconfigurator's tables, vLLM 0.24)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weighed:
-    """What is said of a plan's measured prices."""
+class ExtrapolationWeight:
+    """How much of a plan's price was extrapolated."""
 
     outside: tuple[str, ...]
     """Operations and collectives of the decision beyond what was measured."""
@@ -51,53 +51,55 @@ class Weighed:
         return band[0] * min(1.0, other) / self.stretch, band[1] * max(1.0, other) * self.stretch
 
 
-def weighed(search: Search, candidate: Candidates, stages: Stages) -> Weighed | None:
-    """Say what of a decision's price was extrapolated; None where nothing was measured."""
-    question = search.question
-    kernels, hardware = question.kernels, question.hardware
+def weigh_extrapolation(
+    search: SearchOutcome, candidate: Candidates, stages: Stages
+) -> ExtrapolationWeight | None:
+    """Measure how much of a decision's price was extrapolated; None without a profile."""
+    problem = search.problem
+    kernels, hardware = problem.kernels, problem.hardware
     if not isinstance(kernels, MeasuredKernels):
         return None
 
-    def step_s(asked: Question) -> float:
-        found = detailed(replace(search, question=asked), candidate, stages)
-        return float(np.asarray(found.step.step_s).ravel()[0])
+    def step_s(variant: TrainProblem) -> float:
+        detail = price_in_layout(replace(search, problem=variant), candidate, stages)
+        return float(np.asarray(detail.step.step_s).ravel()[0])
 
-    def stretched(factor: float) -> tuple[Question, MeasuredKernels, dict[str, str]]:
-        own = replace(kernels, stretch=factor, asked={})
+    def stretched(factor: float) -> tuple[TrainProblem, MeasuredKernels, dict[str, str]]:
+        own = replace(kernels, stretch=factor, extrapolation_counts={})
         links: dict[str, str] = {}
         machine = hardware
         if isinstance(hardware, MeasuredHardware):
             ratios = replace(hardware.collectives, stretch=factor, outside=links)
             machine = replace(hardware, collectives=ratios)
-        return replace(question, kernels=own, hardware=machine), own, links
+        return replace(problem, kernels=own, hardware=machine), own, links
 
     as_found, own, links = stretched(1.0)
     measured_s = step_s(as_found)
     longer_s = step_s(stretched(EXTRAPOLATED_FACTOR)[0])
-    sheet_s = step_s(replace(question, kernels=None, hardware=plain(hardware)))
-    return Weighed(
-        outside=outside_of(own, links),
+    sheet_s = step_s(replace(problem, kernels=None, hardware=plain(hardware)))
+    return ExtrapolationWeight(
+        outside=list_extrapolated(own, links),
         stretch=longer_s / measured_s,
         datasheet_s=sheet_s,
         measured_s=measured_s,
     )
 
 
-def outside_of(kernels: MeasuredKernels, links: Mapping[str, str]) -> tuple[str, ...]:
-    """Name what was asked for beyond what was measured."""
+def list_extrapolated(kernels: MeasuredKernels, links: Mapping[str, str]) -> tuple[str, ...]:
+    """Name the operations outside the measured range."""
     return (
         *(f"{name} ({format_ratio(share)} of shapes)" for name, share in kernels.outside.items()),
         *(f"{kind} ({reason})" for kind, reason in links.items()),
     )
 
 
-def asked_beyond(question: Question) -> tuple[str, ...]:
-    """Name whatever a search has asked for beyond what was measured."""
-    if not isinstance(question.kernels, MeasuredKernels):
+def extrapolated_by_search(problem: TrainProblem) -> tuple[str, ...]:
+    """Name the operations outside the measured range in a whole search."""
+    if not isinstance(problem.kernels, MeasuredKernels):
         return ()
-    hardware = question.hardware
+    hardware = problem.hardware
     links = hardware.collectives.outside if isinstance(hardware, MeasuredHardware) else {}
-    return outside_of(question.kernels, links)
+    return list_extrapolated(problem.kernels, links)
 
 
 def plain(hardware: Hardware) -> Hardware:
@@ -110,7 +112,7 @@ def plain(hardware: Hardware) -> Hardware:
 def from_datasheet(
     kernels: MeasuredKernels, hardware: Hardware, *, is_moe: bool, num_devices: int
 ) -> tuple[str, ...]:
-    """Operations that the profile lacks; collectives are named by how they lie."""
+    """Operations that the profile lacks; collectives are named by where they run."""
     lacking = [name for name in kernels.missing if is_moe or not name.startswith("grouped_gemm")]
     ratios = CollectiveRatios(groups={})
     if isinstance(hardware, MeasuredHardware):
@@ -129,36 +131,40 @@ def from_datasheet(
     return (*lacking, *collectives)
 
 
-def notes_of(lacking: tuple[str, ...], found: Weighed | None) -> tuple[str, ...]:
+def extrapolation_notes(
+    lacking: tuple[str, ...], weight: ExtrapolationWeight | None
+) -> tuple[str, ...]:
     """Say what a price rests on, and how it differs from the datasheet's."""
     notes = []
     if lacking:
-        notes.append(f"the profile lacks, and the datasheet stands in for: {', '.join(lacking)}")
-    if found is not None:
-        ratio = format_ratio(found.measured_s / found.datasheet_s)
+        notes.append(f"the profile lacks, and the datasheet prices: {', '.join(lacking)}")
+    if weight is not None:
+        ratio = format_ratio(weight.measured_s / weight.datasheet_s)
         notes.append(
-            f"on the datasheet alone the same decision takes {format_s(found.datasheet_s)}; with "
+            f"on the datasheet alone the same decision takes {format_s(weight.datasheet_s)}; with "
             f"the profile {ratio} of that, and the error band covers both"
         )
-        if found.stretch > 1.0005:
-            wider = format_ratio(found.stretch - 1.0)
+        if weight.stretch > 1.0005:
+            wider = format_ratio(weight.stretch - 1.0)
             notes.append(f"the error band is wider by {wider} for what is extrapolated")
     return tuple(notes)
 
 
-def provenance_of(provenance: Provenance, question: Question, found: Weighed | None) -> Provenance:
+def with_extrapolation_notes(
+    provenance: Provenance, problem: TrainProblem, weight: ExtrapolationWeight | None
+) -> Provenance:
     """Add what the profile lacks and what was extrapolated."""
-    if not isinstance(question.kernels, MeasuredKernels):
+    if not isinstance(problem.kernels, MeasuredKernels):
         return provenance
     lacking = from_datasheet(
-        question.kernels,
-        question.hardware,
-        is_moe=question.model.moe is not None,
-        num_devices=question.num_devices,
+        problem.kernels,
+        problem.hardware,
+        is_moe=problem.model.moe is not None,
+        num_devices=problem.num_devices,
     )
     return provenance.model_copy(
         update={
-            "notes": provenance.notes + notes_of(lacking, found),
-            "extrapolated": provenance.extrapolated + (found.outside if found else ()),
+            "notes": provenance.notes + extrapolation_notes(lacking, weight),
+            "extrapolated": provenance.extrapolated + (weight.outside if weight else ()),
         }
     )

@@ -1,20 +1,19 @@
-"""The integer program of layout, recomputation and chunks for the best rows, and their play.
+"""Integer program for layout, recomputation and chunks of the best rows, and their simulation.
 
-The search draws one layout for every decision; that of interleaved stages is the only one. For a
-row that came out best, `layout_problem` puts all layouts under all levels of recomputation and
-chunk counts that could still be faster into the form of solvers/layout, with the analytic units of
-time and bytes:
+The search uses one layout per decision. Interleaved stages have only one. For a row that came out
+best, `layout_problem` states all layouts under all recomputation levels and chunk counts that could
+still be faster as a problem of solvers/layout, with the analytic unit costs:
 
     resident      a layer's state; embedding, head, workspaces, weight gradients, context
     saved         per layer and micro-batch in flight, pools and unusable blocks included
-    transient     the moment of one layer's backward pass
+    transient     the peak within one layer's backward pass
 
-What the program says is priced again in full; only what fits there and is faster replaces the
-search's own. `played_s` plays the schedule pass by pass (tuner/simulate/pipeline.py), which the
-closed form overestimates where stages are unlike.
+The solution is priced again in full; only one that fits and is faster replaces that of the search.
+`simulated_s` simulates the schedule pass by pass (tuner/simulate/pipeline.py); the closed form is
+too long where stages differ.
 
-Letters: S stages, R runs of alike layers, O options. Not covered: levels that differ between
-stages, which the columns of the analytic model cannot say.
+Letters: S stages, R runs of identical layers, O variants (recomputation and chunks). Not covered:
+recomputation that differs between stages, which the analytic formulas cannot express.
 """
 
 from collections.abc import Callable
@@ -28,139 +27,143 @@ import numpy.typing as npt
 from profilers.steps.config import LayerKind
 from solvers.layout.problem import LayoutProblem
 from solvers.registry import LAYOUT
-from tuner.costs.analytic.in_flight import held
+from tuner.costs.analytic.in_flight import warmup_in_flight
 from tuner.costs.analytic.memory_units import MemoryUnits
 from tuner.planner.analytic.candidate_prices import (
     balanced_layers,
-    batch_of,
-    least_s,
+    candidate_bound_s,
+    price_batch,
     time_pieces,
     times_of_kinds,
 )
-from tuner.planner.analytic.candidates import Candidates, strategies_of
-from tuner.planner.analytic.incumbents import Search
-from tuner.planner.analytic.layouts import PassTimes, layers_of_stages, stages_of
-from tuner.planner.analytic.memory import taken_bytes, unit_memory
-from tuner.planner.analytic.option_table import AGAIN_AXES
-from tuner.planner.analytic.search_result import Detail, detail_of, detailed, stage_layers
+from tuner.planner.analytic.candidates import Candidates, to_strategies
+from tuner.planner.analytic.incumbents import SearchOutcome
+from tuner.planner.analytic.layouts import PassTimes, layers_of_stages, to_stages
+from tuner.planner.analytic.memory import take_units, unit_memory
+from tuner.planner.analytic.option_table import RECOMPUTE_AXES
+from tuner.planner.analytic.search_result import (
+    Detail,
+    price_in_layout,
+    price_solution,
+    stage_layers,
+)
 from tuner.planner.analytic.space_size import by_facts
-from tuner.simulate.pipeline import Pipeline, can_be_played, play
+from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
 from tuner.units import format_ratio, format_s
 
 Floats = npt.NDArray[np.float64]
 
 MOST_OPTIONS = 12
-"""Levels of recomputation that one program chooses from, the most promising."""
+"""Variants that one program chooses from, those of the lowest bounds."""
 
 
 NEGLIGIBLE_RATIO: Final = 1e-3
-"""Of a step; what an extrapolated schedule may be off by less is not said."""
+"""Of a step; a smaller error of an extrapolated schedule is not reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ranking:
-    """Found rows by the seconds of a played step, best first."""
+    """Rows of a search by the seconds of their simulated steps, best first."""
 
     order: tuple[int, ...]
-    """Indices of the search's rows; those that were not played come last, in its order."""
+    """Indices of the search's rows; those not simulated come last, in its order."""
     objective_s: tuple[float, ...]
-    """Of each played row: the larger of closed form and play."""
+    """Of each simulated row: the larger of closed form and simulation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Finalist:
-    """A row under the level and in the layout of the integer program."""
+    """A row with the integer program's layout, recomputation and chunks."""
 
     candidate: Candidates
-    """One column."""
+    """A single one."""
     layers_S: tuple[int, ...]
     detail: Detail
     step_s: float
-    played_s: float
-    is_moved: bool
-    """The program found something faster than the search had."""
+    simulated_s: float
     gap_ratio: float
-    """Of the program; 1 where it found nothing in time."""
+    """Of the program; 1 without a solution in time."""
 
 
-def ranked(search: Search, *, time_limit_s: float, clock: Callable[[], float]) -> Ranking:
-    """Play the found rows in the order of their closed forms until these alone rule out the rest.
+def rank_by_simulation(
+    search: SearchOutcome, *, time_limit_s: float, clock: Callable[[], float]
+) -> Ranking:
+    """Simulate rows in the order of their closed forms until those rule out the rest.
 
     The objective of a row is the larger of the two, so that every bound on the closed form bounds
-    it; unlike stages of an interleaved schedule make the played step the longer one.
+    it; stages that differ make the simulated step of an interleaved schedule the longer one.
     """
-    if search.found is None:
+    if search.solutions is None:
         return Ranking(order=(), objective_s=())
-    start_s, played = clock(), dict[int, float]()
+    start_s, simulated = clock(), dict[int, float]()
     best_s = np.inf
-    for index, step_s in enumerate(search.found.step_s):
-        if step_s >= best_s or (played and clock() - start_s > time_limit_s):
+    for index, step_s in enumerate(search.solutions.step_s):
+        if step_s >= best_s or (simulated and clock() - start_s > time_limit_s):
             break
-        played[index] = max(float(step_s), played_s(detail_of(search, index)))
-        best_s = min(best_s, played[index])
-    order = sorted(played, key=lambda index: (played[index], index))
-    rest = range(len(played), len(search.found))
-    return Ranking(order=(*order, *rest), objective_s=tuple(played[index] for index in order))
+        simulated[index] = max(float(step_s), simulated_s(price_solution(search, index)))
+        best_s = min(best_s, simulated[index])
+    order = sorted(simulated, key=lambda index: (simulated[index], index))
+    rest = range(len(simulated), len(search.solutions))
+    return Ranking(order=(*order, *rest), objective_s=tuple(simulated[index] for index in order))
 
 
-def finalist(search: Search, index: int, *, time_limit_s: float) -> Finalist:
-    """Solve the layout of one found row and play its schedule."""
-    if search.found is None:
+def refine_finalist(search: SearchOutcome, index: int, *, time_limit_s: float) -> Finalist:
+    """Solve the layout of one row of the search and simulate its schedule."""
+    if search.solutions is None:
         raise ValueError("the search found nothing that fits")
-    model, limit = search.question.model, search.question.memory_limit_bytes
-    one = search.found.candidates.taken(np.array([index]))
-    layers, moved = stage_layers(search, index), False
-    detail = detailed(search, one, stages_of(model, np.array(layers)[:, None]))
-    options = options_of(search, one, step_s=_step_s(detail))
-    problem = layout_problem(search, options)
-    outcome = LAYOUT.solve(problem, method="exact", time_limit_s=time_limit_s)
+    model, limit = search.problem.model, search.problem.memory_limit_bytes
+    one = search.solutions.candidates.taken(np.array([index]))
+    layers = stage_layers(search, index)
+    detail = price_in_layout(search, one, to_stages(model, np.array(layers)[:, None]))
+    variants = recompute_variants(search, one, step_s=_step_s(detail))
+    program = layout_problem(search, variants)
+    outcome = LAYOUT.solve(program, method="exact", time_limit_s=time_limit_s)
     if outcome.solution is not None:
-        chosen = options.taken(np.array([outcome.solution.option_S[0]]))
+        chosen = variants.taken(np.array([outcome.solution.option_S[0]]))
         solved = tuple(sum(layers_R) for layers_R in outcome.solution.layers_SR)
-        other = detailed(search, chosen, stages_of(model, np.array(solved)[:, None]))
+        other = price_in_layout(search, chosen, to_stages(model, np.array(solved)[:, None]))
         fits = float(other.memory.total_PC.max()) <= limit
         if fits and _step_s(other) < _step_s(detail):
-            one, layers, detail, moved = chosen, solved, other, True
+            one, layers, detail = chosen, solved, other
     return Finalist(
         candidate=one,
         layers_S=layers,
         detail=detail,
         step_s=_step_s(detail),
-        played_s=played_s(detail),
-        is_moved=moved,
+        simulated_s=simulated_s(detail),
         gap_ratio=outcome.gap_ratio,
     )
 
 
-def options_of(search: Search, one: Candidates, *, step_s: float) -> Candidates:
-    """The legal levels and chunk counts of a row's way that may be no slower, its own first."""
-    axes = tuple(search.ways.choices)
-    table = search.ways.legal(next(by_facts(one.rows))[0])
+def recompute_variants(search: SearchOutcome, one: Candidates, *, step_s: float) -> Candidates:
+    """Legal recomputation and chunk counts that may be no slower, the row's own first."""
+    axes = tuple(search.options.choices)
+    table = search.options.legal(next(by_facts(one.rows))[0])
     same = np.ones(len(table), dtype=np.bool_)
     for at, axis in enumerate(axes):
-        if axis not in AGAIN_AXES:
-            same &= table[:, at] == one.ways[axis][0]
-    ways = table[same]
+        if axis not in RECOMPUTE_AXES:
+            same &= table[:, at] == one.options[axis][0]
+    options = table[same]
     every = Candidates(
-        rows={name: np.repeat(column, len(ways)) for name, column in one.rows.items()},
-        ways={axis: ways[:, at] for at, axis in enumerate(axes)},
+        rows={name: np.repeat(column, len(options)) for name, column in one.rows.items()},
+        options={axis: options[:, at] for at, axis in enumerate(axes)},
     )
-    bound_s = least_s(search.question, search.ways, every)
+    bound_s = candidate_bound_s(search.problem, search.options, every)
     order = np.argsort(bound_s, kind="stable")
     kept = order[bound_s[order] <= step_s][:MOST_OPTIONS]
-    return one.joined(every.taken(kept))
+    return one.concat(every.taken(kept))
 
 
-def layout_problem(search: Search, options: Candidates) -> LayoutProblem:
-    """State all layouts of one row under some levels of recomputation, one for all stages."""
-    question = search.question
-    model, target = question.model, question.capabilities
-    pipeline = int(options.rows["pipeline"][0])
-    stages = pipeline * int(options.rows["virtual_pipeline"][0])
-    batch = batch_of(question, search.ways, options)
-    piece = next(time_pieces(search.ways, batch))
-    times = times_of_kinds(question, piece)
-    units = _units(search, options)
+def layout_problem(search: SearchOutcome, variants: Candidates) -> LayoutProblem:
+    """State all layouts of one row under several variants, one variant for all stages."""
+    problem = search.problem
+    model, target = problem.model, problem.capabilities
+    pipeline = int(variants.rows["pipeline"][0])
+    stages = pipeline * int(variants.rows["virtual_pipeline"][0])
+    batch = price_batch(problem, search.options, variants)
+    piece = next(time_pieces(search.options, batch))
+    times = times_of_kinds(problem, piece)
+    units = _units(search, variants)
     runs = [(kind, len(list(layers))) for kind, layers in groupby(model.layers)]
     kinds = [0 if kind is LayerKind.DENSE else 1 for kind, _ in runs]
     pools_O = 1.0 + units.unused_ratio_C + units.pool_ratio_C
@@ -173,20 +176,20 @@ def layout_problem(search: Search, options: Candidates) -> LayoutProblem:
     return LayoutProblem(
         run_lengths=tuple(length for _, length in runs),
         device_of_stage=tuple(stage % pipeline for stage in range(stages)),
-        options=tuple(f"option {index}" for index in range(len(options))),
+        options=tuple(f"option {index}" for index in range(len(variants))),
         time_s_RO=np.stack([(times.dense_s, times.moe_s)[kind] for kind in kinds]),
         fixed_time_s_S=_end_times(times, stages),
         static_bytes_R=_whole(np.array([state_K[kind] for kind in kinds])),
         fixed_bytes_S=_whole(_resident(search, units, pipeline, stages)),
         saved_bytes_RO=_whole(
-            np.stack([np.broadcast_to(units.saved_KC[k] * pools_O, len(options)) for k in kinds])
+            np.stack([np.broadcast_to(units.saved_KC[k] * pools_O, len(variants)) for k in kinds])
         ),
         fixed_saved_bytes_S=_whole(np.zeros(stages)),
         transient_bytes_RO=_whole(
-            np.stack([np.broadcast_to(moments_O[kind], len(options)) for kind in kinds])
+            np.stack([np.broadcast_to(moments_O[kind], len(variants)) for kind in kinds])
         ),
-        in_flight_S=_in_flight(search, options, pipeline, stages // pipeline),
-        memory_limit_bytes_D=np.full(pipeline, int(question.memory_limit_bytes), dtype=np.int64),
+        in_flight_S=_in_flight(search, variants, pipeline, stages // pipeline),
+        memory_limit_bytes_D=np.full(pipeline, int(problem.memory_limit_bytes), dtype=np.int64),
         num_microbatches=int(np.asarray(piece.strategies.num_microbatches).ravel()[0]),
         uniform_option=True,
         fixed_layout=None if is_free else layers_S,
@@ -194,37 +197,38 @@ def layout_problem(search: Search, options: Candidates) -> LayoutProblem:
     )
 
 
-def played_s(detail: Detail) -> float:
-    """Play the schedule of a priced decision, if it can be; what is paid once comes on top."""
+def simulated_s(detail: Detail) -> float:
+    """Simulate the schedule of a decision, if possible; costs once per step come on top."""
     pipeline = _pipeline(detail)
     if pipeline is None:
         return _step_s(detail)
-    return play(pipeline).step_s + float(np.max(detail.step.once_s))
+    return simulate_step(pipeline).step_s + float(np.max(detail.step.once_s))
 
 
 def unsettled_notes(detail: Detail) -> tuple[str, ...]:
-    """Say by how much at most the played step is off, where that is more than is negligible.
+    """State the largest error of an extrapolated schedule, unless it is negligible.
 
-    A schedule too long to be played whole is extrapolated from its first cycles, which it may not
-    yet repeat exactly.
+    A schedule too long to simulate whole is extrapolated from its first cycles, which may not have
+    settled yet.
     """
     pipeline = _pipeline(detail)
     if pipeline is None:
         return ()
-    played = play(pipeline)
-    if played.most_off_s <= NEGLIGIBLE_RATIO * played.step_s:
+    simulated = simulate_step(pipeline)
+    if simulated.max_error_s <= NEGLIGIBLE_RATIO * simulated.step_s:
         return ()
     return (
         f"the schedule is extrapolated from its first micro-batches: the step may be off by "
-        f"{format_s(played.most_off_s)} ({format_ratio(played.most_off_s / played.step_s)})",
+        f"{format_s(simulated.max_error_s)} "
+        f"({format_ratio(simulated.max_error_s / simulated.step_s)})",
     )
 
 
 def _pipeline(detail: Detail) -> Pipeline | None:
-    """What is played of a priced decision; None where it cannot be."""
+    """The pipeline to simulate; None if the simulation does not cover it."""
     step, s = detail.step, detail.strategies
     if np.any(np.asarray(s.zero_bubble) > 0.0):
-        # Which weight gradients fill which bubble is the closed form's to say.
+        # Only the closed form covers weight gradients in the bubble.
         return None
     devices = int(np.max(s.pipeline))
     pipeline = Pipeline(
@@ -234,13 +238,13 @@ def _pipeline(detail: Detail) -> Pipeline | None:
         num_microbatches=int(np.max(s.num_microbatches)),
         send_s=float(np.max(step.boundary_s)) if devices > 1 else 0.0,
     )
-    return pipeline if can_be_played(pipeline) else None
+    return pipeline if can_simulate(pipeline) else None
 
 
-def _units(search: Search, options: Candidates) -> MemoryUnits:
-    strategies = strategies_of(search.question, search.ways, options)
-    units, unit_of = unit_memory(search.question, strategies, options)
-    return taken_bytes(units, unit_of)
+def _units(search: SearchOutcome, variants: Candidates) -> MemoryUnits:
+    strategies = to_strategies(search.problem, search.options, variants)
+    units, unit_of = unit_memory(search.problem, strategies, variants)
+    return take_units(units, unit_of)
 
 
 def _end_times(times: PassTimes, stages: int) -> Floats:
@@ -250,28 +254,30 @@ def _end_times(times: PassTimes, stages: int) -> Floats:
     return fixed_s
 
 
-def _resident(search: Search, units: MemoryUnits, pipeline: int, stages: int) -> Floats:
-    """Bytes of every stage beside its layers; what a device has once lies on its first stage."""
-    mtp = search.question.shape.mtp_layers
+def _resident(search: SearchOutcome, units: MemoryUnits, pipeline: int, stages: int) -> Floats:
+    """Bytes of every stage besides its layers; what a device has once is on its first stage."""
+    mtp = search.problem.shape.mtp_layers
     state_K = units.state_BKC[:3, :, 0].sum(axis=0)
     unused = 1.0 + units.unused_ratio_C[0]
     always = units.always_layer_C + np.maximum(units.always_dense_C, units.always_moe_C)
     once = always[0] + units.live_C[0] + units.dispatch_C.max() + units.boundary_C[0]
-    found = np.zeros(stages)
-    found[:pipeline] += unused * once + units.context_C[0]
-    found[0] += state_K[2]
-    found[-1] += state_K[2] * (2.0 if mtp else 1.0) + mtp * state_K[3]
-    found[-1] += unused * (1.0 + mtp) * units.head_saved_C[0]
-    found[-1] += mtp * unused * units.saved_KC[3].max()
-    return found
+    resident_S = np.zeros(stages)
+    resident_S[:pipeline] += unused * once + units.context_C[0]
+    resident_S[0] += state_K[2]
+    resident_S[-1] += state_K[2] * (2.0 if mtp else 1.0) + mtp * state_K[3]
+    resident_S[-1] += unused * (1.0 + mtp) * units.head_saved_C[0]
+    resident_S[-1] += mtp * unused * units.saved_KC[3].max()
+    return resident_S
 
 
-def _in_flight(search: Search, options: Candidates, pipeline: int, virtual: int) -> tuple[int, ...]:
+def _in_flight(
+    search: SearchOutcome, variants: Candidates, pipeline: int, virtual: int
+) -> tuple[int, ...]:
     """Micro-batches that every stage keeps before its device's first backward pass."""
-    strategies = strategies_of(search.question, search.ways, options)
+    strategies = to_strategies(search.problem, search.options, variants)
     one = np.atleast_1d(strategies.num_microbatches)[:1]
     zero_bubble = np.atleast_1d(strategies.zero_bubble)[:1]
-    kept = held(pipeline, virtual, microbatches=one, zero_bubble=zero_bubble)
+    kept = warmup_in_flight(pipeline, virtual, microbatches=one, zero_bubble=zero_bubble)
     return tuple(int(n) for n in kept.reshape(-1))
 
 

@@ -1,9 +1,9 @@
-"""The size of gradient buckets for a decision that was found, where another than the engine's pays.
+"""The gradient bucket size of a planned decision, where another size than the engine's pays off.
 
-Every size of a short menu is priced at once (tuner/costs/analytic/gradient_buckets.py); the fastest
-is taken where it saves more of a step than two runs of one launch differ by. The search itself
-prices the engine's own size and so does the certificate; only the plan's decision and its
-runners-up are predicted with buckets of their own, which does not put them in another order.
+Every size of a short menu is priced at once (tuner/costs/analytic/gradient_buckets.py). The fastest
+is taken if it saves more of a step than two runs of one launch differ by. The search and its
+certificate price the engine's own size. Only the plan's decision and its runners-up are predicted
+with their own buckets, which does not change their order.
 """
 
 from dataclasses import replace
@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from tuner.costs.analytic.shapes import Numbers, number
-from tuner.planner.analytic.candidate_prices import TimePiece, assembled
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.candidate_prices import TimePiece, assemble_step
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.search_result import Detail
 from tuner.units import format_count, format_ratio, format_s
 
@@ -26,10 +26,10 @@ MENU: Final = tuple(
 """Parameters of one bucket."""
 
 
-def with_best_bucket(question: Question, detail: Detail) -> tuple[int | None, Detail]:
+def with_best_bucket(problem: TrainProblem, detail: Detail) -> tuple[int | None, Detail]:
     """Return the size to state, None for the engine's own, and the decision priced with it."""
     piece = detail.piece
-    if piece is None or not question.capabilities.ddp_bucket_size:
+    if piece is None or not problem.capabilities.ddp_bucket_size:
         return None, detail
     s = piece.strategies
     if not np.any(s.overlap_gradients):
@@ -37,7 +37,7 @@ def with_best_bucket(question: Question, detail: Detail) -> tuple[int | None, De
     if np.all(s.data * s.context <= 1.0) or np.any(s.zero_stage > 1.0):
         return None, detail
     sizes = np.array((0, *MENU), dtype=np.float64)
-    steps = assembled(question, _with_bucket(piece, sizes), detail.stages)
+    steps = assemble_step(problem, _with_bucket(piece, sizes), detail.stages)
     step_s = np.ravel(steps.step_s)
     index = int(step_s.argmin())
     if step_s[index] > step_s[0] * (1.0 - LEAST_GAIN_RATIO):
@@ -47,7 +47,7 @@ def with_best_bucket(question: Question, detail: Detail) -> tuple[int | None, De
     return int(size), replace(
         detail,
         piece=sized,
-        step=assembled(question, sized, detail.stages),
+        step=assemble_step(problem, sized, detail.stages),
         strategies=replace(detail.strategies, bucket_parameters=size),
     )
 

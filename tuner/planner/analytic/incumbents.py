@@ -1,4 +1,4 @@
-"""What a search found and what it proves: rows at their best, counts of the space, a bound."""
+"""The result of a search: solutions, counts of the space, a proven bound."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from tuner.planner.analytic.candidates import DEGREES, Candidates
 from tuner.planner.analytic.degrees import Degrees
-from tuner.planner.analytic.options import Ways
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.options import OptionSpace
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.rules import Ints
 from tuner.planner.layout_groups import Layout
 
@@ -20,12 +20,12 @@ LAYOUT: Final = ("tensor", "context", "pipeline", "data", "expert", "expert_tens
 """Columns of a row that make its layout, as tuner/planner/layout_groups.py lists them."""
 
 MOST_KEPT = 65_536
-"""Rows that are remembered."""
+"""Rows that a search keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counts:
-    """Where every decision of the space went, and how many rows did."""
+    """Decisions of the space by outcome, and the number of rows."""
 
     priced: int
     bounded: int
@@ -42,8 +42,8 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Found:
-    """Rows that fit, each at its best way, best first."""
+class Solutions:
+    """Rows that fit in memory, each at its best option, best first."""
 
     candidates: Candidates
     step_s: Floats
@@ -51,26 +51,26 @@ class Found:
     layers_PC: Ints
     """Layers of every device of the pipeline."""
 
-    def joined(self, other: "Found") -> "Found":
-        """Both, every row at the better of its ways, up to `MOST_KEPT` of them."""
-        both = self.beside(other)
+    def concat_best(self, other: "Solutions") -> "Solutions":
+        """Concatenate, each row at its better option, best first, up to `MOST_KEPT` rows."""
+        both = self.concat(other)
         order = np.argsort(both.step_s, kind="stable")
         _, row = both.candidates.same(DEGREES)
         _, first = np.unique(row[order], return_index=True)
         return both.taken(order[np.sort(first)][:MOST_KEPT])
 
-    def beside(self, other: "Found") -> "Found":
-        """Both as they are, one after the other."""
-        return Found(
-            candidates=self.candidates.joined(other.candidates),
+    def concat(self, other: "Solutions") -> "Solutions":
+        """Concatenate as they are."""
+        return Solutions(
+            candidates=self.candidates.concat(other.candidates),
             step_s=np.concatenate((self.step_s, other.step_s)),
             peak_bytes=np.concatenate((self.peak_bytes, other.peak_bytes)),
             layers_PC=_side_by_side(self.layers_PC, other.layers_PC),
         )
 
-    def taken(self, chosen: Ints) -> "Found":
-        """Some of them."""
-        return Found(
+    def taken(self, chosen: Ints) -> "Solutions":
+        """Select some of them."""
+        return Solutions(
             candidates=self.candidates.taken(chosen),
             step_s=self.step_s[chosen],
             peak_bytes=self.peak_bytes[chosen],
@@ -88,17 +88,17 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Search:
-    """What a search found: each row at its best, best first."""
+class SearchOutcome:
+    """The solutions of a search and what it proves."""
 
-    question: Question
-    ways: Ways
+    problem: TrainProblem
+    options: OptionSpace
     degrees: Degrees
-    found: Found | None
+    solutions: Solutions | None
     bound_s: float
     """No decision of the space is faster; infinite when nothing fits."""
     complete_s: float
-    """Every row whose best way is no slower than this is among those found."""
+    """Every row whose best option is no slower than this is among the solutions."""
     counts: Counts
     solve_s: float
 

@@ -1,9 +1,9 @@
-"""Kernels that no real ones beat, for the bound of an imagined expert on a measured device.
+"""Kernels that no real ones beat, to bound a single imagined expert on a measured device.
 
-A cell is bounded by one expert in place of all (bounds.py). What was measured says little of such
-shapes, and an extrapolated curve may be slower there than for real experts, so that the bound would
-not hold. Here its products run at the device's peak, and products with a side of one element, which
-are its router's, are free. Everything else has the shapes of the real model.
+A partial row is bounded with one expert in place of all (bounds.py). Measurements say little about
+such shapes, and an extrapolated curve may be slower there than for real experts, so that the bound
+would not hold. Here its GEMMs run at the device's peak, and GEMMs with a side of one element (those
+of its router) are free. Everything else has the shapes of the real model.
 """
 
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ import numpy as np
 from tuner.costs.analytic.kernels import AttentionShape, ExpertSeconds, Kernels
 from tuner.costs.analytic.measured_kernels import MeasuredKernels
 from tuner.costs.analytic.shapes import Numbers
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.problem import TrainProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LeastKernels:
-    """Measured kernels, but for the experts and the router."""
+class LowerBoundKernels:
+    """Measured kernels, except for the experts and the router."""
 
     own: Kernels
     peak_flop_per_s: Numbers
 
     def gemm_s(self, m: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False) -> Numbers:
-        """One product; free where a side is one element."""
+        """One GEMM; free where a side is one element."""
         if np.all(np.minimum(np.minimum(m, n), k) <= 1.0):
             return 0.0
         return self.own.gemm_s(m, n, k, in_head=in_head)
@@ -53,9 +53,9 @@ class LeastKernels:
         return self.own.memory_bound_s(moved_bytes)
 
 
-def least_kernels(question: Question) -> Kernels | None:
-    """Return what bounds of cells are priced with; None: the datasheet's formulas."""
-    own = question.kernels
+def lower_bound_kernels(problem: TrainProblem) -> Kernels | None:
+    """Return the kernels that bound partial rows; None: the datasheet's formulas."""
+    own = problem.kernels
     if not isinstance(own, MeasuredKernels):
         return own
-    return LeastKernels(own=own, peak_flop_per_s=question.hardware.matmul_flop_per_s)
+    return LowerBoundKernels(own=own, peak_flop_per_s=problem.hardware.matmul_flop_per_s)

@@ -1,24 +1,25 @@
-"""How likely a decision runs out of memory, and what that is expected to cost beside a slower step.
+"""Probability that a decision runs out of memory (OOM), and what that is expected to cost.
 
     at start   the peak was predicted too low (peak_errors.py): the job dies in its first steps
     later      it started, but its peak grows: by GROWTH_RATIO on average, and where no routing was
-               recorded by UNEVEN_RATIO of what the busiest expert rank's load decides
+               recorded by UNEVEN_RATIO of what the most-loaded expert rank decides
 
     loss       at start * failed start + later * (CRASHES * crash + failed start)      seconds
     expected   (1 - ever) * step + ever * (expected of what is run next) + loss / steps of the run
 
-A decision that runs out never delivers its own step: the job is planned anew, with the decision of
-less chance and longer step from which on the least is expected. Predictions of one job's peaks err
-alike, so what is run next runs out with the share of chances `ever(next) / ever`. The last is the
-fallback, the fastest that hardly runs out; without one nothing is expected, as the run may never
-end. One that dies late is first started again CRASHES times; what it did until then is not counted
-for it, since nothing tells when it dies. So late crashes cost rather too much.
+A decision that runs out never delivers its own step: the job is planned again, with the safer and
+slower decision from which on the least time is expected. Predictions of one job's peaks err alike,
+so the next decision runs out with probability `ever(next) / ever`. The last one is the fallback,
+the fastest safe decision (OOM probability at most SMALL). Without a fallback there is no expected
+time, as the run may never end. A job that dies late is first restarted CRASHES times. Its progress
+until then is not credited, since the time of death is unknown; late crashes therefore cost somewhat
+too much.
 
 `expected` is seconds a step, spread over the run: the steps that `goal.tokens` take, or as many as
 the fastest decision does in USUAL_RUN_S.
 
-Judged against all that a device has, not what a plan may use of it (`usable_memory_ratio`, a limit
-on the predicted peak). Ranks of one job err alike, so the fullest one decides.
+The limit is all the memory of a device, not what a plan may use of it (`usable_memory_ratio`, a
+limit on the predicted peak). Ranks of one job err alike, so the rank of the highest peak decides.
 
 Letters: C candidates, P devices of a pipeline.
 """
@@ -34,7 +35,7 @@ from tuner.costs.analytic.constants import Software
 from tuner.costs.analytic.memory import price_memory
 from tuner.costs.analytic.memory_constants import MemoryConstants
 from tuner.costs.analytic.shapes import Hardware, ModelShape, Stages, Strategies
-from tuner.planner.analytic.peak_errors import kind_of, published
+from tuner.planner.analytic.peak_errors import error_kind, published_errors
 from tuner.spec.goal import TrainGoal
 
 Floats = npt.NDArray[np.float64]
@@ -44,16 +45,16 @@ HOUR_S: Final = 3600.0
 
 FAILED_START_S: Final = 4.0 * HOUR_S
 """From a start that runs out of memory to the first step of the next: somebody reads the log, plans
-anew and queues again, half a working day. Prior; `goal.failed_start` states one's own."""
+again and queues, half a working day. Prior; `goal.failed_start` overrides it."""
 
 CRASHES: Final = 2.0
-"""Late crashes until somebody plans anew: the first is taken for a fault and restarted. Prior."""
+"""Late crashes until somebody plans again: the first looks like a fault and is restarted. Prior."""
 
 RESTART_S: Final = 0.5 * HOUR_S
-"""From a crash to the next step; `goal.reliability.restart` states one's own. Prior."""
+"""From a crash to the next step; `goal.reliability.restart` overrides it. Prior."""
 
 CHECKPOINT_INTERVAL_S: Final = HOUR_S
-"""Half of it is lost in a crash; `goal.reliability.checkpoint.interval` states one's own. Prior."""
+"""Half of it is lost in a crash; `goal.reliability.checkpoint.interval` overrides it. Prior."""
 
 USUAL_RUN_S: Final = 7.0 * 24.0 * HOUR_S
 """Length of a run whose spec states no tokens. Prior."""
@@ -63,20 +64,20 @@ GROWTH_RATIO: Final = 0.005
 Prior; no published run states it."""
 
 UNEVEN_RATIO: Final = 0.1
-"""By how much the busiest expert rank's load exceeds balance at its worst, on average, where the
+"""By how much the most-loaded expert rank exceeds balance at its worst, on average, where the
 routing is assumed balanced. Prior: recordings of Mixtral and OLMoE on C4 over 8 expert ranks have
 1.12 and 1.20 in one pass of a hundred, and trained with a balancing loss less. Where a recording is
 given its P99 is in the peak already."""
 
 SMALL: Final = 0.05
-"""Up to this probability a decision is called roomy."""
+"""OOM probability up to which a decision is called safe."""
 
 PEAKS: Final = 2048
-"""Shares of a device's memory that are tried as a limit of predicted peaks."""
+"""Candidates for the limit of predicted peaks, as shares of a device's memory."""
 
 LIKELY: Final = 0.5
-"""Beyond this probability a decision is taken not to fit: the median of what its peak may be is
-more than the device has. It is planned only where no other found is less likely to run out."""
+"""OOM probability above which a decision counts as not fitting: the median of its peak exceeds the
+device. It is planned only where no other decision is less likely to run out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -93,7 +94,7 @@ class Chances:
         return self.ever_C - self.at_start_C
 
     def of_likeliest_rank(self) -> tuple["Chances", Ints]:
-        """Those of the device that is likeliest to run out, and which one that is.
+        """Probabilities of the device most likely to run out, and its index.
 
         For chances of the devices of every decision's pipeline, [P, C].
         """
@@ -108,7 +109,7 @@ class Chances:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPrices:
-    """Seconds that running out of memory costs, and what they are a share of."""
+    """Seconds lost when a run goes out of memory, and the length of the run."""
 
     failed_start_s: float = FAILED_START_S
     crash_s: float = RESTART_S + CHECKPOINT_INTERVAL_S / 2.0
@@ -118,22 +119,22 @@ class LossPrices:
     def loss_s(self, chances: Chances) -> Floats:
         """Seconds of the run that failed starts and restarts are expected to take."""
         late_s = CRASHES * self.crash_s + self.failed_start_s
-        found: Floats = chances.at_start_C * self.failed_start_s + chances.later_C * late_s
-        return found
+        total_s: Floats = chances.at_start_C * self.failed_start_s + chances.later_C * late_s
+        return total_s
 
     def run_s(self, step_s: float) -> float:
-        """Seconds of the run, which has one step at least."""
+        """Seconds of the run, which has at least one step."""
         return max(USUAL_RUN_S, step_s) if self.run_steps is None else self.run_steps * step_s
 
     def assumed_run_s(self, step_s: float) -> float | None:
-        """Seconds of the run where its length is not stated."""
+        """Seconds of the run where its length is assumed; None where it is stated."""
         return self.run_s(step_s) if self.run_steps is None else None
 
     def expected_s(self, step_s_C: Floats, chances: Chances) -> Floats:
-        """Seconds a step with what running out is expected to cost.
+        """Seconds a step, with the expected cost of running out of memory.
 
-        One that hardly runs out, or has none that is roomier and slower beside it, goes on as it is
-        after it ran out.
+        A safe decision, and one with no safer and slower decision to fall back on, is run again as
+        it is.
 
         Args:
             step_s_C: of the decisions.
@@ -146,18 +147,18 @@ class LossPrices:
         lost_s_C = self.loss_s(chances) * fastest_s / self.run_s(fastest_s)
         later_s_C = np.full(len(step_s_C), np.inf)
         longest_s = np.inf
-        # Of decisions alike in chance the fastest comes first; whoever is slower is no way on.
+        # Of equal probabilities the fastest comes first; slower ones cannot follow it.
         for j in np.lexsort((step_s_C, np.maximum(ever_C, SMALL))):
             if step_s_C[j] >= longest_s:
                 continue
             longest_s = step_s_C[j]
             later_s = ever_C[j] * longest_s if np.isinf(later_s_C[j]) else later_s_C[j]
             from_j_s_C = (ever_C - ever_C[j]) * longest_s + lost_s_C[j] + later_s
-            is_way_on_C = (ever_C > max(SMALL, ever_C[j])) & (step_s_C <= longest_s)
-            later_s_C = np.where(is_way_on_C, np.minimum(later_s_C, from_j_s_C), later_s_C)
+            may_follow_C = (ever_C > max(SMALL, ever_C[j])) & (step_s_C <= longest_s)
+            later_s_C = np.where(may_follow_C, np.minimum(later_s_C, from_j_s_C), later_s_C)
         later_s_C = np.where(np.isinf(later_s_C), ever_C * step_s_C, later_s_C)
-        found: Floats = (1.0 - ever_C) * step_s_C + later_s_C + lost_s_C
-        return found
+        expected: Floats = (1.0 - ever_C) * step_s_C + later_s_C + lost_s_C
+        return expected
 
 
 def whole_loss_s(loss_s: float, *, chance: float, slower_s: float) -> float:
@@ -175,7 +176,7 @@ def whole_loss_s(loss_s: float, *, chance: float, slower_s: float) -> float:
 
 
 def loss_prices(goal: TrainGoal) -> LossPrices:
-    """Read off a goal what running out costs."""
+    """Read the cost of running out from a goal."""
     stated = goal.reliability
     interval_s = None if stated is None else stated.checkpoint.interval
     restart_s = RESTART_S if stated is None else stated.restart
@@ -194,17 +195,17 @@ def chances(
     pipeline_C: npt.ArrayLike,
     uneven_bytes_C: Floats | float = 0.0,
 ) -> Chances:
-    """Probabilities that peaks exceed what a device has.
+    """Probabilities that peaks exceed the memory of a device.
 
-    Also of [P, C] peaks; one of 0 is of no device.
+    Peaks may also be [P, C]; a peak of 0 is of no device.
 
     Args:
         peak_bytes_C: predicted.
         capacity_bytes: all that a device has.
-        software: that runs.
+        software: training framework.
         pipeline_C: ranks of the pipeline, or one number for all.
-        uneven_bytes_C: what a peak grows by when the busiest expert rank's load doubles; 0 where a
-            recording says how uneven the load is, or there are no experts.
+        uneven_bytes_C: growth of a peak when the load of the most-loaded expert rank doubles; 0
+            where a recording says how uneven the load is, or there are no experts.
     """
     peak_bytes_C = np.maximum(peak_bytes_C, 1.0)
     room_C = capacity_bytes / peak_bytes_C
@@ -214,7 +215,7 @@ def chances(
     at_start_C, ever_C = np.empty(room_C.shape), np.empty(room_C.shape)
     for has_pipeline in (False, True):
         of_kind = is_piped_C == has_pipeline
-        errors = published(kind_of(software, has_pipeline=has_pipeline))
+        errors = published_errors(error_kind(software, has_pipeline=has_pipeline))
         at_start_C[of_kind] = errors.at_start(room_C[of_kind])
         ever_C[of_kind] = errors.ever(room_C[of_kind], growth_C=growth_C[of_kind])
     return Chances(at_start_C=at_start_C, ever_C=ever_C)
@@ -228,14 +229,14 @@ def largest_peak_bytes(
     has_pipeline: bool,
     uneven_ratio: float,
 ) -> float:
-    """The largest predicted peak that is no likelier to run out; 0 where even none is.
+    """The largest predicted peak of at most an OOM probability; 0 where there is none.
 
     Args:
         capacity_bytes: all that a device has.
         chance: of running out.
-        software: that runs.
+        software: training framework.
         has_pipeline: whether it runs a pipeline.
-        uneven_ratio: share of the peak by which it grows when the busiest expert rank's load
+        uneven_ratio: growth of the peak, as a share, when the load of the most-loaded expert rank
             doubles.
     """
     peaks = capacity_bytes * np.arange(1, PEAKS + 1) / PEAKS
@@ -251,7 +252,7 @@ def largest_peak_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryForecast:
-    """What is said of one decision."""
+    """Memory risk of one decision."""
 
     out_of_memory_probability: float
     """At any time of the run."""
@@ -260,8 +261,8 @@ class MemoryForecast:
     """Seconds of the run that failed starts and restarts are expected to take."""
 
 
-def hardly(chance: float) -> MemoryForecast:
-    """The forecast of a fallback, whose own failed starts are not asked."""
+def fallback_forecast(chance: float) -> MemoryForecast:
+    """The forecast of a fallback, whose own failed starts do not count."""
     return MemoryForecast(
         out_of_memory_probability=chance,
         out_of_memory_at_start_probability=0.0,
@@ -272,7 +273,7 @@ def hardly(chance: float) -> MemoryForecast:
 def tried_in_turn_s(
     prices: LossPrices, step_s: Sequence[float], risks: Sequence[MemoryForecast]
 ) -> float:
-    """Seconds a step on average where the first decision is run, and the next where it runs out.
+    """Average seconds a step of decisions that are tried one after another.
 
     Args:
         prices: what running out of memory costs.
@@ -286,7 +287,7 @@ def tried_in_turn_s(
     return float(prices.expected_s(np.array(step_s), every)[0])
 
 
-def forecast_of(
+def forecast_memory(
     peak_bytes_P: Floats,
     uneven_bytes_P: Floats | float,
     *,
@@ -294,13 +295,13 @@ def forecast_of(
     software: Software,
     prices: LossPrices,
 ) -> MemoryForecast:
-    """Say how likely one decision runs out, by the device of its pipeline that is most likely to.
+    """Forecast the memory risk of one decision, by the device most likely to run out.
 
     Args:
         peak_bytes_P: predicted.
-        uneven_bytes_P: what the peaks grow by when the busiest expert rank's load doubles.
+        uneven_bytes_P: growth of the peaks when the load of the most-loaded expert rank doubles.
         capacity_bytes: all that each device has.
-        software: that runs.
+        software: training framework.
         prices: what running out costs.
     """
     every = chances(
@@ -327,11 +328,11 @@ def uneven_bytes(
     *,
     constants: MemoryConstants,
 ) -> Floats:
-    """What each device's peak grows by when the busiest expert rank's load doubles, [P]."""
+    """Growth of each device's peak when the load of the most-loaded rank doubles, [P]."""
     once, twice = (
         price_memory(
             shape,
-            replace(strategies, busiest_ratio_p99=ratio),
+            replace(strategies, expert_imbalance_p99=ratio),
             hardware,
             stages,
             constants=constants,

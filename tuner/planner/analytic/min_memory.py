@@ -1,7 +1,8 @@
-"""Whether rows can fit in some way: at the leanest of those that are left to choose from.
+"""Whether rows fit with some option: checked at the option of least memory that is left.
 
-The highest stage of ZeRO does not always hold the least, since it gathers weights; so rows fit when
-they do under one of the stages that are left. What else is left open is chosen as lean as it gets.
+The highest ZeRO stage does not always hold the least, since it gathers weights. Rows therefore fit
+if they do under one of the stages that are left. Every other open knob takes its choice of least
+memory.
 
 Letters: C rows, A axes, Z stages of ZeRO.
 """
@@ -10,73 +11,83 @@ import numpy as np
 
 from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.degrees import Table
-from tuner.planner.analytic.memory_feasibility import fits_somehow
-from tuner.planner.analytic.option_table import OFFLOAD_AXES, WayTable
-from tuner.planner.analytic.options import Ways
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.memory_feasibility import may_fit
+from tuner.planner.analytic.option_table import OFFLOAD_AXES, OptionTable
+from tuner.planner.analytic.options import OptionSpace
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.rules import Ints, Mask
 
 
-def row_fits(question: Question, ways: Ways, table: WayTable, rows: Table) -> Mask:
-    """Rows of which some way may fit."""
+def row_fits(problem: TrainProblem, options: OptionSpace, table: OptionTable, rows: Table) -> Mask:
+    """Rows of which some option may fit."""
     count = len(rows["tensor"])
-    lean_A = _offloaded(table)
-    lean_A[table.axes.index("recompute")] = len(ways.choices["recompute"]) - 1
-    lean_CA = np.tile(lean_A, (count, 1))
-    return _fits(question, ways, table, rows, lean_CA, _any_stage(table, count), is_idle=True)
+    min_memory_A = _offloaded(table)
+    min_memory_A[table.axes.index("recompute")] = len(options.choices["recompute"]) - 1
+    min_memory_CA = np.tile(min_memory_A, (count, 1))
+    return _fits(
+        problem, options, table, rows, min_memory_CA, _any_stage(table, count), is_idle=True
+    )
 
 
-def frame_fits_plainly(
-    question: Question, ways: Ways, table: WayTable, rows: Table, frame: Ints
+def fits_without_recompute(
+    problem: TrainProblem, options: OptionSpace, table: OptionTable, rows: Table, dispatch: Ints
 ) -> Mask:
-    """Rows that may fit in a frame with nothing computed again and in one chunk."""
-    lean_CA = table.frame_FA[frame] + _offloaded(table)
-    return _fits(question, ways, table, rows, lean_CA, _any_stage(table, len(frame)))
+    """Rows that may fit at a dispatch setting without recomputation, in one chunk."""
+    min_memory_CA = table.dispatch_DA[dispatch] + _offloaded(table)
+    return _fits(problem, options, table, rows, min_memory_CA, _any_stage(table, len(dispatch)))
 
 
-def keeping_fits(question: Question, ways: Ways, keepings: Candidates) -> Mask:
-    """Keepings of which some way may fit: with every layer computed again."""
-    whole = np.full(len(keepings), len(ways.choices["recompute"]) - 1)
-    lean = Candidates(rows=keepings.rows, ways={**keepings.ways, "recompute": whole})
-    return fits_somehow(question, ways, lean, is_idle=True)
+def no_recompute_level_fits(
+    problem: TrainProblem, options: OptionSpace, candidates: Candidates
+) -> Mask:
+    """Groups of which some option may fit: checked with full recomputation."""
+    whole = np.full(len(candidates), len(options.choices["recompute"]) - 1)
+    whole_recompute = Candidates(
+        rows=candidates.rows, options={**candidates.options, "recompute": whole}
+    )
+    return may_fit(problem, options, whole_recompute, is_idle=True)
 
 
-def again_fits(question: Question, ways: Ways, table: WayTable, rows: Table, again: Ints) -> Mask:
-    """Rows of which some way of an again may fit."""
-    lean_CA, stages_CZ = table.lean_HA[again], table.zero_HZ[again]
-    return _fits(question, ways, table, rows, lean_CA, stages_CZ)
+def recompute_level_fits(
+    problem: TrainProblem, options: OptionSpace, table: OptionTable, rows: Table, recompute: Ints
+) -> Mask:
+    """Rows of which some option of a recompute group may fit."""
+    min_memory_CA, stages_CZ = table.min_memory_RA[recompute], table.zero_RZ[recompute]
+    return _fits(problem, options, table, rows, min_memory_CA, stages_CZ)
 
 
-def _offloaded(table: WayTable) -> Ints:
-    found: Ints = table.lean_HA.max(axis=0, initial=0) * np.isin(table.axes, OFFLOAD_AXES)
-    return found
+def _offloaded(table: OptionTable) -> Ints:
+    offloaded_A: Ints = table.min_memory_RA.max(axis=0, initial=0) * np.isin(
+        table.axes, OFFLOAD_AXES
+    )
+    return offloaded_A
 
 
-def _any_stage(table: WayTable, count: int) -> Mask:
-    return np.tile(table.zero_HZ.any(axis=0), (count, 1))
+def _any_stage(table: OptionTable, count: int) -> Mask:
+    return np.tile(table.zero_RZ.any(axis=0), (count, 1))
 
 
 def _fits(
-    question: Question,
-    ways: Ways,
-    table: WayTable,
+    problem: TrainProblem,
+    options: OptionSpace,
+    table: OptionTable,
     rows: Table,
-    lean_CA: Ints,
+    min_memory_CA: Ints,
     stages_CZ: Mask,
     *,
     is_idle: bool = False,
 ) -> Mask:
-    found = np.zeros(len(lean_CA), dtype=np.bool_)
+    fits_C = np.zeros(len(min_memory_CA), dtype=np.bool_)
     at = table.axes.index("zero_stage")
     for stage in reversed(range(stages_CZ.shape[1])):
-        left = np.flatnonzero(~found & stages_CZ[:, stage])
+        left = np.flatnonzero(~fits_C & stages_CZ[:, stage])
         if not len(left):
             continue
-        ways_CA = lean_CA[left]
-        ways_CA[:, at] = stage
+        options_CA = min_memory_CA[left]
+        options_CA[:, at] = stage
         some = Candidates(
             rows={name: column[left] for name, column in rows.items()},
-            ways=table.columns(ways_CA),
+            options=table.columns(options_CA),
         )
-        found[left] = fits_somehow(question, ways, some, is_idle=is_idle)
-    return found
+        fits_C[left] = may_fit(problem, options, some, is_idle=is_idle)
+    return fits_C

@@ -1,10 +1,9 @@
-"""More nodes of the same kind, on which a model fits that does not fit on those there are.
+"""More nodes of the same kind, where a model does not fit on those there are.
 
-Nodes can be had where a device's memory cannot be changed, so they are offered first. Multiples of
-the pool are tried in ascending order: a cheap look at the leanest decision (relaxations.py), then a
-search of its own; nothing is guessed. Where the smallest needs offloading, the smallest that does
-not is offered beside it. Not covered: counts between the multiples, and whether other
-nodes than multiples would be legal.
+Nodes can be had where the memory of a device cannot be changed, so they are offered first.
+Multiples of the pool are tried in ascending order: a cheap check of the decision of least memory
+(relaxations.py), then a search. If the smallest multiple needs offloading, the smallest that does
+not is offered as well. Not covered: counts between the multiples, and whether they would be legal.
 """
 
 from collections.abc import Iterator
@@ -13,17 +12,17 @@ from typing import Final
 
 from tuner.errors import SpecError
 from tuner.plan import Band, Relaxation, TrainDecision
-from tuner.planner.analytic.build_problem import Site, question_of
+from tuner.planner.analytic.build_problem import PricedPool, build_problem
 from tuner.planner.analytic.degrees import legal_degrees
-from tuner.planner.analytic.incumbents import Search
-from tuner.planner.analytic.options import ways_of
-from tuner.planner.analytic.plan_fields import Teller
-from tuner.planner.analytic.problem import Question
-from tuner.planner.analytic.relaxations import memory_that_would_do
+from tuner.planner.analytic.incumbents import SearchOutcome
+from tuner.planner.analytic.options import option_space
+from tuner.planner.analytic.plan_fields import PlanFormatter
+from tuner.planner.analytic.problem import TrainProblem
+from tuner.planner.analytic.relaxations import least_sufficient_memory
 from tuner.planner.analytic.search import Settings, search
-from tuner.planner.analytic.search_result import decision_of, detail_of
+from tuner.planner.analytic.search_result import price_solution, solution_fields
 from tuner.planner.analytic.space_size import space
-from tuner.planner.analytic.ties import ratios_on
+from tuner.planner.analytic.ties import pool_ratios
 from tuner.planner.reasons import MULTIPLES
 from tuner.spec.spec import Spec
 
@@ -31,68 +30,78 @@ OFFLOADED: Final = (
     "; fits there only with offloading or dropped tokens, which no published run prices, and host"
     " memory is not checked"
 )
-"""Beside an offer that needs what only the user may ask for."""
+"""Note on an offer that needs what only the user may ask for."""
 
 
-def more_nodes(spec: Spec, site: Site, *, settings: Settings, band: Band) -> tuple[Relaxation, ...]:
-    """Return the smallest multiple of the pool's nodes on which something fits; none if none does.
+def more_nodes(
+    spec: Spec, priced_pool: PricedPool, *, settings: Settings, band: Band
+) -> tuple[Relaxation, ...]:
+    """Return the smallest multiple of the pool's nodes on which something fits, if any does.
 
-    Where that needs what only the user may ask for, the smallest without follows.
+    If that needs what only the user may ask for, the smallest multiple without it follows.
 
     Args:
         spec: with one pool, on which nothing fits for lack of memory.
-        site: of the pool.
+        priced_pool: that pool.
         settings: of the search; its time limit holds for all multiples together.
         band: of a step, measured over predicted.
     """
     begun_s = settings.clock()
     offers: list[Relaxation] = []
-    for larger in _larger(site):
+    for larger in _larger(priced_pool):
         left_s = settings.time_limit_s - (settings.clock() - begun_s)
         if left_s <= 0.0:
             break
         try:
-            question = question_of(spec, larger)
+            problem = build_problem(spec, larger)
         except SpecError:
             continue
-        # As the planner does: plainly first, then with what only the user may ask for.
+        # As the planner does: first without, then with what only the user may ask for.
         more = () if offers else (spec.search,)
-        for asked in dict.fromkeys((question.limits, *more)):
-            limited = replace(question, limits=asked)
+        for limits in dict.fromkeys((problem.limits, *more)):
+            limited = replace(problem, limits=limits)
             if not _may_fit(limited):
                 continue
-            found = search(limited, replace(settings, top=1, band_ratio=0.0, time_limit_s=left_s))
-            if found.found is not None:
-                is_plain = asked == question.limits
+            outcome = search(limited, replace(settings, top=1, band_ratio=0.0, time_limit_s=left_s))
+            if outcome.solutions is not None:
+                is_plain = limits == problem.limits
                 note = "" if is_plain else OFFLOADED
-                offers.append(_relaxation(spec, site, larger, found, band=band, note=note))
+                offers.append(_relaxation(spec, priced_pool, larger, outcome, band=band, note=note))
                 if is_plain:
                     return tuple(offers)
                 break
     return tuple(offers)
 
 
-def _larger(site: Site) -> Iterator[Site]:
+def _larger(priced_pool: PricedPool) -> Iterator[PricedPool]:
     for multiple in MULTIPLES:
-        pool = site.pool.model_copy(update={"nodes": multiple * site.pool.nodes})
-        yield replace(site, pool=pool)
+        pool = priced_pool.pool.model_copy(update={"nodes": multiple * priced_pool.pool.nodes})
+        yield replace(priced_pool, pool=pool)
 
 
-def _may_fit(question: Question) -> bool:
-    """Whether anything is legal, and the leanest decision that is found fits."""
-    legal, _ = space(ways_of(question), legal_degrees(question))
-    return bool(legal) and memory_that_would_do(question) <= question.memory_limit_bytes
+def _may_fit(problem: TrainProblem) -> bool:
+    """Whether anything is legal, and the decision of least memory fits."""
+    legal, _ = space(option_space(problem), legal_degrees(problem))
+    return bool(legal) and least_sufficient_memory(problem) <= problem.memory_limit_bytes
 
 
 def _relaxation(
-    spec: Spec, site: Site, larger: Site, found: Search, *, band: Band, note: str
+    spec: Spec,
+    priced_pool: PricedPool,
+    larger: PricedPool,
+    outcome: SearchOutcome,
+    *,
+    band: Band,
+    note: str,
 ) -> Relaxation:
-    ratios = ratios_on(spec, larger, band=band)
-    teller = Teller(spec=spec, site=larger, search=found, band=band, ratios=ratios)
+    ratios = pool_ratios(spec, larger, band=band)
+    formatter = PlanFormatter(
+        spec=spec, priced_pool=larger, search=outcome, band=band, ratios=ratios
+    )
     nodes, each = larger.pool.nodes, larger.pool.devices_per_node
     return Relaxation(
         limit="nodes",
-        change=f"{nodes} nodes instead of {site.pool.nodes}: {nodes * each} devices{note}",
-        decision=TrainDecision.model_validate(decision_of(found, 0)),
-        predicted=teller.prediction(detail_of(found, 0)),
+        change=f"{nodes} nodes instead of {priced_pool.pool.nodes}: {nodes * each} devices{note}",
+        decision=TrainDecision.model_validate(solution_fields(outcome, 0)),
+        predicted=formatter.prediction(price_solution(outcome, 0)),
     )

@@ -1,23 +1,25 @@
-"""The legal ways of one kind of degrees, arranged so that a search can leave most of them unpriced.
+"""The legal execution options of one kind of degrees, grouped for branch and bound.
 
-Some orders between ways need no price. Overlapping a collective never makes a step longer or
-fuller, and neither does running dispatch and combine beside other work, nor a graph of the whole
-step in place of launches: a way is `beaten` when another legal way differs from it in that only.
-What is left is arranged in three levels:
+An option is one setting of every knob. Some options need no price: overlapping a collective never
+makes a step slower or larger, nor does running dispatch and combine beside other work, nor a CUDA
+graph of the whole step in place of kernel launches. An option is dominated, and dropped, if another
+legal one differs from it only in such a setting. The others form three levels:
 
-    frame      dispatcher, a2a_overlap, cuda_graph
-    keeping    a frame with everything else but what is computed again
-    way        all axes
+    dispatch        dispatcher, a2a_overlap, cuda_graph
+    no_recompute    a dispatch setting and every other knob but recomputation and chunks
+    option          all knobs
 
-Every way of a keeping takes at least what it takes with nothing computed again, and every keeping
-of a frame at least what the frame takes with everything else at its fastest. Across the keepings,
+Recomputation never shortens a step, so the variant without it bounds its group; the group with
+every other knob at its fastest bounds the level above. A second grouping of the same options,
 
-    again      a frame with what is computed again, and in how many chunks
+    recompute       a dispatch setting, recomputation and chunks, other knobs at their fastest
 
-bounds its ways as well. Where a frame fits with nothing computed again keepings tell more; where it
-does not, none of its ways is faster than the first again that fits.
+bounds them as well. Where a dispatch setting fits in memory without recomputation, the no-recompute
+level prunes more. Where it does not fit, none of its options is faster than its first recompute
+setting that fits.
 
-Letters: T ways, A axes, F frames, G keepings, H agains, Z stages of ZeRO.
+Letters: T options, A axes, D dispatch settings, N groups of the no-recompute level, R groups of the
+recompute level, Z stages of ZeRO.
 """
 
 import math
@@ -28,11 +30,11 @@ from typing import Final
 import numpy as np
 
 from tuner.planner.analytic.axes import GRAPHS, Choice, Facts
-from tuner.planner.analytic.options import Ways
+from tuner.planner.analytic.options import OptionSpace
 from tuner.planner.analytic.rules import Ints, Mask
 
-FRAME_AXES: Final = ("dispatcher", "a2a_overlap", "cuda_graph")
-AGAIN_AXES: Final = ("recompute", "chunks")
+DISPATCH_AXES: Final = ("dispatcher", "a2a_overlap", "cuda_graph")
+RECOMPUTE_AXES: Final = ("recompute", "chunks")
 
 OFFLOAD_AXES: Final = ("optimizer_offload", "activation_offload")
 
@@ -42,149 +44,155 @@ NEVER_WORSE: Final[Mapping[str, tuple[tuple[Choice, Choice], ...]]] = {
     "a2a_overlap": ((False, True),),
     "cuda_graph": (("none", "full_iteration"), ("partial", "full_iteration")),
 }
-"""By axis: a choice and another that is never worse, all else equal."""
+"""By axis: a choice, and another that is never worse with all else equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class WayTable:
-    """Ways that no other beats by mere order, in order of frame and keeping."""
+class OptionTable:
+    """The options that are not dominated, ordered by dispatch setting and no-recompute group."""
 
     axes: tuple[str, ...]
-    ways_TA: Ints
+    options_TA: Ints
     num_legal: int
-    """Beaten ways included."""
-    frame_FA: Ints
-    """One way per frame, nothing computed again; not always legal itself."""
-    leading_F: tuple[int, ...]
-    """Frames that no other beats in time: the rest matter where memory or a rule needs them."""
-    keeping_GA: Ints
-    """One way per keeping, nothing computed again; not always legal itself."""
-    frame_of_G: Ints
-    start_of_G: Ints
-    count_of_G: Ints
-    again_HA: Ints
-    """One way per again, with everything else at its fastest; not always legal itself."""
-    lean_HA: Ints
-    """One way per again with everything offloaded that may be; not always legal itself."""
-    zero_HZ: Mask
-    """Stages of ZeRO that an again's ways have; not 0 where there is 1, which holds no more."""
-    frame_of_H: Ints
-    by_again_T: Ints
-    """Ways in the order of their agains."""
-    start_of_H: Ints
-    count_of_H: Ints
+    """Dominated options included."""
+    dispatch_DA: Ints
+    """One option per dispatch setting, without recomputation; not always legal itself."""
+    leading_D: tuple[int, ...]
+    """Dispatch settings that no other beats in time; memory or a rule may need the rest."""
+    no_recompute_NA: Ints
+    """One option per no-recompute group, without recomputation; not always legal itself."""
+    dispatch_of_N: Ints
+    start_of_N: Ints
+    count_of_N: Ints
+    recompute_RA: Ints
+    """One option per recompute group, other knobs at their fastest; not always legal itself."""
+    min_memory_RA: Ints
+    """The same with everything offloaded that may be; not always legal itself."""
+    zero_RZ: Mask
+    """ZeRO stages of each recompute group; without 0 where it has 1, which holds no more."""
+    dispatch_of_R: Ints
+    by_recompute_T: Ints
+    """Options in the order of their recompute groups."""
+    start_of_R: Ints
+    count_of_R: Ints
 
-    def columns(self, ways: Ints) -> dict[str, Ints]:
-        """Say rows of ways as columns by axis."""
-        return {axis: ways[:, index] for index, axis in enumerate(self.axes)}
+    def columns(self, options: Ints) -> dict[str, Ints]:
+        """Return options as one array per axis."""
+        return {axis: options[:, index] for index, axis in enumerate(self.axes)}
 
 
-def way_table(ways: Ways, facts: Facts, *, without_TA: Ints | None = None) -> WayTable:
-    """Arrange the legal ways of degrees with these facts, without some that are legal too."""
-    axes = tuple(ways.choices)
-    sizes = [len(ways.choices[axis]) for axis in axes]
-    legal = ways.legal(facts)
-    kept, num_legal = legal[~_beaten(ways, axes, legal, sizes)], len(legal)
+def build_option_table(
+    options: OptionSpace, facts: Facts, *, without_TA: Ints | None = None
+) -> OptionTable:
+    """Group the legal options of degrees with these facts, without those of `without_TA`."""
+    axes = tuple(options.choices)
+    sizes = [len(options.choices[axis]) for axis in axes]
+    legal = options.legal(facts)
+    kept, num_legal = legal[~_is_dominated(options, axes, legal, sizes)], len(legal)
     if without_TA is not None:
         is_left_out = np.zeros(math.prod(sizes), dtype=np.bool_)
         is_left_out[np.ravel_multi_index(tuple(without_TA.T), sizes)] = True
         kept = kept[~is_left_out[np.ravel_multi_index(tuple(kept.T), sizes)]]
         num_legal -= len(without_TA)
-    frame_at = [axes.index(axis) for axis in FRAME_AXES]
-    again_at = [axes.index(axis) for axis in AGAIN_AXES]
-    keeping_at = [
-        *frame_at,
-        *(at for at in range(len(axes)) if at not in frame_at and at not in again_at),
+    dispatch_at = [axes.index(axis) for axis in DISPATCH_AXES]
+    recompute_at = [axes.index(axis) for axis in RECOMPUTE_AXES]
+    no_recompute_at = [
+        *dispatch_at,
+        *(at for at in range(len(axes)) if at not in dispatch_at and at not in recompute_at),
     ]
-    code = _coded(kept, keeping_at, sizes)
+    code = _encode(kept, no_recompute_at, sizes)
     order = np.argsort(code, kind="stable")
     kept = kept[order]
-    _, start, keeping_of, count = np.unique(
+    _, start, no_recompute_of, count = np.unique(
         code[order], return_index=True, return_inverse=True, return_counts=True
     )
-    keeping_GA = kept[start]
-    keeping_GA[:, again_at] = 0
-    _, first, frame_of = np.unique(
-        _coded(keeping_GA, frame_at, sizes), return_index=True, return_inverse=True
+    no_recompute_NA = kept[start]
+    no_recompute_NA[:, recompute_at] = 0
+    _, first, dispatch_of = np.unique(
+        _encode(no_recompute_NA, dispatch_at, sizes), return_index=True, return_inverse=True
     )
-    frame_FA = _only(keeping_GA[first], frame_at)
-    _, first_T, again_of = np.unique(
-        _coded(kept, [*frame_at, *again_at], sizes), return_index=True, return_inverse=True
+    dispatch_DA = _keep_axes(no_recompute_NA[first], dispatch_at)
+    _, first_T, recompute_of = np.unique(
+        _encode(kept, [*dispatch_at, *recompute_at], sizes), return_index=True, return_inverse=True
     )
-    again_HA = _only(kept[first_T], [*frame_at, *again_at])
-    count_of_H = np.bincount(again_of, minlength=len(again_HA))
-    lean_HA = again_HA.copy()
+    recompute_RA = _keep_axes(kept[first_T], [*dispatch_at, *recompute_at])
+    count_of_R = np.bincount(recompute_of, minlength=len(recompute_RA))
+    min_memory_RA = recompute_RA.copy()
     for axis in OFFLOAD_AXES:
-        np.maximum.at(lean_HA[:, axes.index(axis)], again_of, kept[:, axes.index(axis)])
-    has_HZ = np.zeros((len(again_HA), len(ways.choices["zero_stage"])), dtype=np.bool_)
-    has_HZ[again_of, kept[:, axes.index("zero_stage")]] = True
-    has_HZ[:, 0] &= ~has_HZ[:, 1]
-    return WayTable(
+        np.maximum.at(min_memory_RA[:, axes.index(axis)], recompute_of, kept[:, axes.index(axis)])
+    has_RZ = np.zeros((len(recompute_RA), len(options.choices["zero_stage"])), dtype=np.bool_)
+    has_RZ[recompute_of, kept[:, axes.index("zero_stage")]] = True
+    has_RZ[:, 0] &= ~has_RZ[:, 1]
+    return OptionTable(
         axes=axes,
-        ways_TA=kept,
+        options_TA=kept,
         num_legal=num_legal,
-        frame_FA=frame_FA,
-        leading_F=_leading(ways, axes, frame_FA),
-        keeping_GA=keeping_GA,
-        frame_of_G=frame_of,
-        start_of_G=start,
-        count_of_G=count,
-        again_HA=again_HA,
-        lean_HA=lean_HA,
-        zero_HZ=has_HZ,
-        frame_of_H=frame_of[keeping_of[first_T]],
-        by_again_T=np.argsort(again_of, kind="stable"),
-        start_of_H=np.cumsum(count_of_H) - count_of_H,
-        count_of_H=count_of_H,
+        dispatch_DA=dispatch_DA,
+        leading_D=_leading_dispatch(options, axes, dispatch_DA),
+        no_recompute_NA=no_recompute_NA,
+        dispatch_of_N=dispatch_of,
+        start_of_N=start,
+        count_of_N=count,
+        recompute_RA=recompute_RA,
+        min_memory_RA=min_memory_RA,
+        zero_RZ=has_RZ,
+        dispatch_of_R=dispatch_of[no_recompute_of[first_T]],
+        by_recompute_T=np.argsort(recompute_of, kind="stable"),
+        start_of_R=np.cumsum(count_of_R) - count_of_R,
+        count_of_R=count_of_R,
     )
 
 
-def _only(ways: Ints, at: list[int]) -> Ints:
-    """The choices on some axes, the first choice on all others."""
-    found = np.zeros_like(ways)
-    found[:, at] = ways[:, at]
-    return found
+def _keep_axes(options: Ints, at: list[int]) -> Ints:
+    """Keep the choices on some axes, and take the first choice on all others."""
+    kept = np.zeros_like(options)
+    kept[:, at] = options[:, at]
+    return kept
 
 
-def _leading(ways: Ways, axes: tuple[str, ...], frame_FA: Ints) -> tuple[int, ...]:
-    """Frames without another of the same dispatcher that overlaps and captures no less."""
-    dispatcher, overlap, graph = (frame_FA[:, axes.index(axis)] for axis in FRAME_AXES)
-    overlaps = np.array(ways.choices["a2a_overlap"], dtype=np.int64)[overlap]
-    captured = np.array([GRAPHS.index(str(g)) for g in ways.choices["cuda_graph"]])[graph]
-    found = []
-    for frame in range(len(frame_FA)):
+def _leading_dispatch(
+    options: OptionSpace, axes: tuple[str, ...], dispatch_DA: Ints
+) -> tuple[int, ...]:
+    """Dispatch settings that no other of the same dispatcher covers in overlap and graphs."""
+    dispatcher, overlap, graph = (dispatch_DA[:, axes.index(axis)] for axis in DISPATCH_AXES)
+    overlaps = np.array(options.choices["a2a_overlap"], dtype=np.int64)[overlap]
+    captured = np.array([GRAPHS.index(str(g)) for g in options.choices["cuda_graph"]])[graph]
+    leading = []
+    for dispatch in range(len(dispatch_DA)):
         no_worse = (
-            (dispatcher == dispatcher[frame])
-            & (overlaps >= overlaps[frame])
-            & (captured >= captured[frame])
+            (dispatcher == dispatcher[dispatch])
+            & (overlaps >= overlaps[dispatch])
+            & (captured >= captured[dispatch])
         )
         if no_worse.sum() == 1:
-            found.append(frame)
-    return tuple(found)
+            leading.append(dispatch)
+    return tuple(leading)
 
 
-def _coded(ways_TA: Ints, at: list[int], sizes: list[int]) -> Ints:
-    """One number for the choices on some axes; it orders as the choices do."""
-    code = np.zeros(len(ways_TA), dtype=np.int64)
+def _encode(options_TA: Ints, at: list[int], sizes: list[int]) -> Ints:
+    """Encode the choices on some axes as one number; it orders as the choices do."""
+    code = np.zeros(len(options_TA), dtype=np.int64)
     for index in at:
-        code = code * sizes[index] + ways_TA[:, index]
+        code = code * sizes[index] + options_TA[:, index]
     return code
 
 
-def _beaten(ways: Ways, axes: tuple[str, ...], legal: Ints, sizes: list[int]) -> Mask:
-    """Whether another legal way differs only in a choice that is never worse."""
+def _is_dominated(
+    options: OptionSpace, axes: tuple[str, ...], legal: Ints, sizes: list[int]
+) -> Mask:
+    """Whether another legal option differs only in a choice that is never worse."""
     radix = np.cumprod([1, *sizes[:0:-1]])[::-1]
     code = legal @ radix
     is_legal = np.zeros(math.prod(sizes), dtype=np.bool_)
     is_legal[code] = True
-    found = np.zeros(len(legal), dtype=np.bool_)
+    is_dominated = np.zeros(len(legal), dtype=np.bool_)
     for axis, pairs in NEVER_WORSE.items():
         at = axes.index(axis)
         for worse, better in pairs:
-            choices = ways.choices[axis]
+            choices = options.choices[axis]
             if worse not in choices or better not in choices:
                 continue
             shift = (choices.index(better) - choices.index(worse)) * radix[at]
             has_worse = np.flatnonzero(legal[:, at] == choices.index(worse))
-            found[has_worse] |= is_legal[code[has_worse] + shift]
-    return found
+            is_dominated[has_worse] |= is_legal[code[has_worse] + shift]
+    return is_dominated

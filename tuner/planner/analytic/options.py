@@ -1,8 +1,8 @@
-"""The ways to run given degrees: what is sharded, computed again, overlapped, captured, offloaded.
+"""The execution options of given degrees: ZeRO, recomputation, overlap, CUDA graphs, offloading.
 
-A way is one choice on each of a dozen axes; all of them together are their product, which is far
-too long to list for every combination of degrees. So axes stay apart: a rule names the axes that it
-ties together, and counting multiplies what is independent.
+An option is one choice on each of a dozen axes. All together are their product, which is far too
+long to list for every combination of degrees. Axes therefore stay separate: a rule names the axes
+that it ties together, and counting multiplies the independent ones.
 
     zero_stage          0 .. 3
     recompute           none, every set of the model's modules, the first quarter, half and three
@@ -12,8 +12,8 @@ ties together, and counting multiplies what is independent.
     optimizer_offload, activation_offload, rank_order      as in tuner/plan.py
     sharding            of the training state: over all ranks, or a copy per scale-up domain
 
-What a model cannot have (experts' axes in a dense one) is not in its product. Degrees matter to the
-rules only through a few yes-or-no facts, `Facts`.
+What a model cannot have (the experts' axes in a dense one) is not in its product. Rules read a few
+booleans about the degrees, `Facts`.
 
 Letters: A choices of one axis, T rows of a table of some axes together.
 """
@@ -36,47 +36,47 @@ from tuner.planner.analytic.axes import (
     SWITCH,
     Choice,
     Facts,
-    Recomputed,
-    WayRule,
+    OptionRule,
+    RecomputeChoice,
 )
-from tuner.planner.analytic.option_rules import way_rules
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.option_rules import option_rules
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.rules import Ints, Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Ways:
-    """All axes of a question with their choices, and the rules between them."""
+class OptionSpace:
+    """All axes of a problem with their choices, and the rules between them."""
 
     choices: Mapping[str, tuple[Choice, ...]]
-    rules: tuple[WayRule, ...]
+    rules: tuple[OptionRule, ...]
 
     @property
-    def num_ways(self) -> int:
-        """Ways of every combination of degrees, legal or not."""
+    def num_options(self) -> int:
+        """Options of every combination of degrees, legal or not."""
         return math.prod(len(choices) for choices in self.choices.values())
 
     def legal(self, facts: Facts) -> Ints:
-        """List the legal ways as choices on every axis, [T, axes]."""
+        """List the legal options as choices on every axis, [T, axes]."""
         axes = tuple(self.choices)
-        ways = np.zeros((1, len(axes)), dtype=np.int64)
+        options = np.zeros((1, len(axes)), dtype=np.int64)
         for component in self._components():
             first = self._first_broken(facts, component, self._rules_within(component))
             sizes = [len(self.choices[axis]) for axis in component]
             chosen = np.stack(np.unravel_index(np.flatnonzero(first < 0), sizes), axis=1)
             at = [axes.index(axis) for axis in component]
-            repeated = np.repeat(ways, len(chosen), axis=0)
-            repeated[:, at] = np.tile(chosen, (len(ways), 1))
-            ways = repeated
-        return ways
+            repeated = np.repeat(options, len(chosen), axis=0)
+            repeated[:, at] = np.tile(chosen, (len(options), 1))
+            options = repeated
+        return options
 
-    def counted(self, facts: Facts) -> tuple[int, dict[str, int]]:
-        """Count the legal ways, and the others by the first rule they break."""
+    def count_legal(self, facts: Facts) -> tuple[int, dict[str, int]]:
+        """Count the legal options, and the others by the first rule they break."""
         firsts = [
             self._first_broken(facts, component, self._rules_within(component))
             for component in self._components()
         ]
-        left = self.num_ways
+        left = self.num_options
         illegal: dict[str, int] = {}
         for index, rule in enumerate(self.rules):
             still = math.prod(int(((first < 0) | (first > index)).sum()) for first in firsts)
@@ -85,25 +85,25 @@ class Ways:
                 left = still
         return left, illegal
 
-    def _rules_within(self, axes: Sequence[str]) -> list[tuple[int, WayRule]]:
+    def _rules_within(self, axes: Sequence[str]) -> list[tuple[int, OptionRule]]:
         chosen = set(axes)
         return [(i, rule) for i, rule in enumerate(self.rules) if chosen.issuperset(rule.axes)]
 
     def _first_broken(
-        self, facts: Facts, axes: tuple[str, ...], rules: Sequence[tuple[int, WayRule]]
+        self, facts: Facts, axes: tuple[str, ...], rules: Sequence[tuple[int, OptionRule]]
     ) -> Ints:
         """The index of the first rule that each row of the axes' product breaks, or -1."""
         sizes = [len(self.choices[axis]) for axis in axes]
-        found = np.full(sizes, -1, dtype=np.int64)
+        first = np.full(sizes, -1, dtype=np.int64)
         for index, rule in rules:
             broken = self._broken(facts, rule)
             order = [rule.axes.index(axis) for axis in axes if axis in rule.axes]
             shape = [len(self.choices[axis]) if axis in rule.axes else 1 for axis in axes]
             here = np.broadcast_to(broken.transpose(order).reshape(shape), sizes)
-            found[(found < 0) & here] = index
-        return found.ravel()
+            first[(first < 0) & here] = index
+        return first.ravel()
 
-    def _broken(self, facts: Facts, rule: WayRule) -> Mask:
+    def _broken(self, facts: Facts, rule: OptionRule) -> Mask:
         lists = [self.choices[axis] for axis in rule.axes]
         flat = [rule.is_broken(facts, *chosen) for chosen in itertools.product(*lists)]
         return np.array(flat, dtype=np.bool_).reshape([len(one) for one in lists])
@@ -118,12 +118,12 @@ class Ways:
         return [tuple(axis for axis in self.choices if axis in group) for group in groups]
 
 
-def ways_of(question: Question) -> Ways:
-    """Lay out the axes of a question and the rules between them."""
-    has_experts = question.model.num_moe_layers > 0
+def option_space(problem: TrainProblem) -> OptionSpace:
+    """Build the axes of a problem and the rules between them."""
+    has_experts = problem.model.num_moe_layers > 0
     choices: dict[str, tuple[Choice, ...]] = {
         "zero_stage": (0, 1, 2, 3),
-        "recompute": tuple(_recomputes(question)),
+        "recompute": tuple(_recompute_choices(problem)),
         "chunks": CHUNKS if has_experts else (1,),
         "dispatcher": DISPATCHERS if has_experts else ("alltoall",),
         "a2a_overlap": SWITCH if has_experts else (False,),
@@ -136,11 +136,11 @@ def ways_of(question: Question) -> Ways:
         "rank_order": RANK_ORDERS,
         "sharding": SHARDINGS,
     }
-    return Ways(choices=choices, rules=way_rules(question))
+    return OptionSpace(choices=choices, rules=option_rules(problem))
 
 
-def _recomputes(question: Question) -> Iterator[Recomputed]:
-    model = question.model
+def _recompute_choices(problem: TrainProblem) -> Iterator[RecomputeChoice]:
+    model = problem.model
     has_experts = model.num_moe_layers > 0
     has = {
         "core_attn": True,
@@ -152,12 +152,12 @@ def _recomputes(question: Question) -> Iterator[Recomputed]:
         "moe": has_experts,
     }
     modules = [module for module, present in has.items() if present]
-    yield Recomputed(level=Recompute.NONE)
+    yield RecomputeChoice(level=Recompute.NONE)
     for count in range(1, len(modules) + 1):
         for chosen in itertools.combinations(modules, count):
-            # A MoE layer that is computed again contains its activation and its shared experts.
+            # Recomputing a MoE layer includes its activation and its shared experts.
             if "moe" in chosen and {"moe_act", "shared_experts"} & set(chosen):
                 continue
-            yield Recomputed(level=Recompute.SELECTIVE, modules=frozenset(chosen))
+            yield RecomputeChoice(level=Recompute.SELECTIVE, modules=frozenset(chosen))
     for share in LAYER_SHARES:
-        yield Recomputed(level=Recompute.FULL, share=share)
+        yield RecomputeChoice(level=Recompute.FULL, share=share)

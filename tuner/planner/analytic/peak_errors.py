@@ -1,7 +1,7 @@
-"""How likely a predicted peak is to be exceeded, from every published run whose peak was measured.
+"""Probability that a predicted peak is exceeded, from published runs with measured peaks.
 
-Each recipe (model, devices, degrees, precision) left a ratio of measured over predicted peak. A new
-run is taken to err like one of them, blurred by Student's t of four degrees of freedom:
+Each recipe (model, devices, degrees, precision) gives a ratio of measured over predicted peak. A
+new run is assumed to err like one of them, blurred by Student's t of four degrees of freedom:
 
     P(measured / predicted > x) = sum over recipes of weight * T4((ln ratio - ln x) / SCATTER)
 
@@ -10,14 +10,14 @@ pipelines, most of the probability lies above the predicted peak. A source with 
 sqrt(n), shared by them: recipes of one machine and release share much of their error (one vote a
 source), but not all of it (one vote a recipe).
 
-Kinds of runtime are told apart where their errors differ: Megatron; PyTorch's modules under FSDP
+Kinds of runtime are separate where their errors differ: Megatron; PyTorch's modules under FSDP
 (torchtitan, DeepSpeed); the same in a pipeline, which gathers whole stages. Nobody published peaks
 of Megatron's pipelines of more than two ranks; they take the errors of those of one and two.
 
-A run that starts may still run out later. What its peak grows by is taken as exponential; see
+A run that starts may still run out later. The growth of its peak is exponentially distributed; see
 memory_risk.py for its mean.
 
-`tests/benchmarks/training_memory.py RUNS.csv` prints RATIOS anew, and how well the probabilities
+`tests/benchmarks/training_memory.py RUNS.csv` prints RATIOS again, and how well the probabilities
 are calibrated with each recipe left out.
 
 Letters: C peaks, N published runs, G grid of ratios.
@@ -40,7 +40,7 @@ Recipe = tuple[float, ...]
 
 
 class Kind(StrEnum):
-    """Runtimes whose predicted peaks err alike."""
+    """Runtimes with common peak errors."""
 
     MEGATRON = "megatron"
     """Megatron-LM and Megatron-Bridge, with a pipeline and without."""
@@ -103,11 +103,10 @@ GROWTH_QUANTILES: Final = (np.arange(16) + 0.5) / 16
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PeakErrors:
-    """Measured over predicted peaks of some runs, what each weighs, and the sums on a grid."""
+    """How often measured peaks of some runs exceed a multiple of the predicted ones."""
 
-    log_ratio_N: Floats
-    weight_N: Floats
     exceeding_G: Floats
+    """Probability that a peak lies beyond each point of a grid of ln ratios."""
 
     @classmethod
     def of(cls, sources: Iterable[Sequence[Recipe]]) -> "PeakErrors":
@@ -126,36 +125,36 @@ class PeakErrors:
         log_N, weight_N = np.array(logs), np.array(weights)
         weight_N = weight_N / weight_N.sum()
         upper_GN = _student_4((log_N - _grid()[:, None]) / SCATTER)
-        return cls(log_ratio_N=log_N, weight_N=weight_N, exceeding_G=upper_GN @ weight_N)
+        return cls(exceeding_G=upper_GN @ weight_N)
 
     def at_start(self, room_C: Floats) -> Floats:
-        """Probability that the first steps take more than a device has.
+        """Probability that the first steps take more memory than a device has.
 
         Args:
             room_C: capacity over predicted peak.
         """
         log_room_C = np.log(np.maximum(room_C, np.finfo(np.float64).tiny))
-        found: Floats = np.interp(log_room_C, _grid(), self.exceeding_G)
-        return found
+        probability: Floats = np.interp(log_room_C, _grid(), self.exceeding_G)
+        return probability
 
     def ever(self, room_C: Floats, *, growth_C: Floats) -> Floats:
         """The same at any time of a long run, whose peak grows by `growth_C` on average."""
         steps = -np.log1p(-GROWTH_QUANTILES)
-        found: Floats = np.mean(
+        probability: Floats = np.mean(
             [self.at_start(room_C / (1.0 + step * growth_C)) for step in steps], axis=0
         )
-        return found
+        return probability
 
 
-def kind_of(software: Software, *, has_pipeline: bool) -> Kind:
-    """Say which published runs a run errs like."""
+def error_kind(software: Software, *, has_pipeline: bool) -> Kind:
+    """Return the kind of published runs that a run errs like."""
     if software is not Software.TORCH_FSDP:
         return Kind.MEGATRON
     return Kind.PYTORCH_PIPELINE if has_pipeline else Kind.PYTORCH
 
 
 @cache
-def published(kind: Kind) -> PeakErrors:
+def published_errors(kind: Kind) -> PeakErrors:
     """Errors of all published runs of a kind."""
     return PeakErrors.of(RATIOS[kind].values())
 
@@ -163,8 +162,8 @@ def published(kind: Kind) -> PeakErrors:
 def _student_4(t: Floats) -> Floats:
     """Cumulative distribution of Student's t with four degrees of freedom (closed form)."""
     square = 1.0 + t * t / 4.0
-    found: Floats = 0.5 + 0.375 * t / np.sqrt(square) * (1.0 - t * t / square / 12.0)
-    return found
+    cdf: Floats = 0.5 + 0.375 * t / np.sqrt(square) * (1.0 - t * t / square / 12.0)
+    return cdf
 
 
 def _grid() -> Floats:

@@ -1,10 +1,10 @@
-"""Seconds that a step pays once in any layout: collectives of data parallelism and the optimizer.
+"""Lower bound on costs once per step in any layout: data-parallel collectives and the optimizer.
 
 Follows tuner/costs/analytic/step.py, with two differences that can only lower it: parameters are
-the mean device's, and what overlaps leaves no more visible than its share, however little there is
+those of the mean device, and overlap leaves no more than its share exposed, however little there is
 to overlap with.
 
-Letters: C columns.
+Letters: C candidates.
 """
 
 import numpy as np
@@ -14,24 +14,26 @@ from tuner.costs.analytic.links import Group, all_gather_s, all_reduce_s, groups
 from tuner.costs.analytic.shapes import ModelShape, Numbers, Strategies
 from tuner.costs.analytic.step import OFFLOAD_BYTES
 from tuner.costs.analytic.units import UnitCosts
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.problem import TrainProblem
 
 
-def least_once_s(
-    question: Question, strategies: Strategies, units: UnitCosts, order: tuple[str, ...]
+def per_step_bound_s(
+    problem: TrainProblem, strategies: Strategies, units: UnitCosts, order: tuple[str, ...]
 ) -> Numbers:
-    """Bound from below what every column pays once."""
-    s, own, machine = strategies, question.constants, question.hardware
+    """Lower bound on the costs once per step of every candidate, in seconds."""
+    s, own, machine = strategies, problem.constants, problem.hardware
     laid = groups(s, machine, order=order)
-    dense = of_all(question.shape, units, "parameters") / s.pipeline
-    experts = of_all(question.shape, units, "expert_parameters") / s.pipeline
-    sums_s = _sums_s(question, s, dense, laid.shared)
-    sums_s = sums_s + _sums_s(question, s, experts, laid.expert_data)
-    gathers_s = _gathers_s(question, s, dense, laid.shared)
-    gathers_s = gathers_s + _gathers_s(question, s, experts, laid.expert_data)
-    visible_s = sums_s * np.where(
+    dense = sum_over_layers(problem.shape, units, "parameters") / s.pipeline
+    experts = sum_over_layers(problem.shape, units, "expert_parameters") / s.pipeline
+    reduction_s = _gradient_reduction_s(problem, s, dense, laid.shared)
+    reduction_s = reduction_s + _gradient_reduction_s(problem, s, experts, laid.expert_data)
+    all_gather_total_s = _parameter_all_gather_s(problem, s, dense, laid.shared)
+    all_gather_total_s = all_gather_total_s + _parameter_all_gather_s(
+        problem, s, experts, laid.expert_data
+    )
+    visible_s = reduction_s * np.where(
         np.greater(s.overlap_gradients, 0.0), own.gradient_exposed_ratio, 1.0
-    ) + gathers_s * np.where(
+    ) + all_gather_total_s * np.where(
         np.greater(s.overlap_parameters, 0.0), own.parameter_exposed_ratio, 1.0
     )
     is_sharded, copies = np.greater(s.zero_stage, 0.0), num_copies(s)
@@ -44,8 +46,8 @@ def least_once_s(
     return visible_s + local * (on_device + on_host) + own.step_fixed_s
 
 
-def of_all(shape: ModelShape, units: UnitCosts, name: str) -> Numbers:
-    """Sum a cost over all layers and both ends of the model."""
+def sum_over_layers(shape: ModelShape, units: UnitCosts, name: str) -> Numbers:
+    """Sum a cost over all layers, the embedding and the LM head."""
     parts = (
         (shape.dense_layers, units.dense),
         (shape.moe_layers, units.moe),
@@ -59,24 +61,28 @@ def of_all(shape: ModelShape, units: UnitCosts, name: str) -> Numbers:
     return total
 
 
-def _sums_s(question: Question, s: Strategies, parameters: Numbers, group: Group) -> Numbers:
+def _gradient_reduction_s(
+    problem: TrainProblem, s: Strategies, parameters: Numbers, group: Group
+) -> Numbers:
     total = parameters * s.gradient_bytes
-    reduced = all_reduce_s(total, group, question.hardware, question.constants)
+    reduced = all_reduce_s(total, group, problem.hardware, problem.constants)
     copies = num_copies(s)
     near = of_one_copy(group, copies)
-    scattered = all_gather_s(total, near, question.hardware, question.constants)
+    scattered = all_gather_s(total, near, problem.hardware, problem.constants)
     if np.any(np.greater(copies, 1.0)):
-        apart = between_copies(group, copies)
+        copies_group = between_copies(group, copies)
         scattered = scattered + all_reduce_s(
-            total / near.ranks, apart, question.hardware, question.constants
+            total / near.ranks, copies_group, problem.hardware, problem.constants
         )
     moved = np.where(np.equal(s.zero_stage, 0.0), reduced, scattered)
     return np.where(np.less(s.zero_stage, 2.0) & np.greater(parameters, 0.0), moved, 0.0)
 
 
-def _gathers_s(question: Question, s: Strategies, parameters: Numbers, group: Group) -> Numbers:
+def _parameter_all_gather_s(
+    problem: TrainProblem, s: Strategies, parameters: Numbers, group: Group
+) -> Numbers:
     total = parameters * np.minimum(s.weight_bytes, 2.0)
     near = of_one_copy(group, num_copies(s))
-    gathered = all_gather_s(total, near, question.hardware, question.constants)
+    gathered = all_gather_s(total, near, problem.hardware, problem.constants)
     once = np.equal(s.zero_stage, 1.0) | np.equal(s.zero_stage, 2.0)
     return np.where(once & np.greater(parameters, 0.0), gathered, 0.0)

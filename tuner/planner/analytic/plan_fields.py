@@ -1,4 +1,4 @@
-"""What a search found, in the words of a plan: predictions, runner-ups, the Pareto front, the run.
+"""A search outcome as fields of a plan: predictions, runner-ups, the Pareto front, the run.
 
 A band of (low, high) around a prediction p holds measurements from low p to high p.
 """
@@ -12,7 +12,7 @@ from tuner.costs.analytic.shapes import number, single
 from tuner.faults.forecast import Run, RunForecast, forecast
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.reliability import Jobs, Reliability
-from tuner.faults.resolved import jobs_of, resolved
+from tuner.faults.resolved import jobs_on_pool, resolved
 from tuner.plan import (
     Alternative,
     Band,
@@ -23,30 +23,30 @@ from tuner.plan import (
     TrainDecision,
     TrainPrediction,
 )
-from tuner.planner.analytic.build_problem import Site
+from tuner.planner.analytic.build_problem import PricedPool
 from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.finalists import played_s
+from tuner.planner.analytic.finalists import simulated_s
 from tuner.planner.analytic.gradient_buckets import saved_s, with_best_bucket
-from tuner.planner.analytic.headroom_search import NO_ROOMS, Rooms
-from tuner.planner.analytic.incumbents import Search
+from tuner.planner.analytic.headroom_search import NO_HEADROOM, Headroom
+from tuner.planner.analytic.incumbents import SearchOutcome
 from tuner.planner.analytic.memory_band import peak_band
 from tuner.planner.analytic.memory_risk import (
     SMALL,
     MemoryForecast,
-    forecast_of,
-    hardly,
+    fallback_forecast,
+    forecast_memory,
     loss_prices,
     tried_in_turn_s,
     uneven_bytes,
 )
-from tuner.planner.analytic.preference import is_excluded, roomier
+from tuner.planner.analytic.preference import fastest_with_headroom, is_excluded
 from tuner.planner.analytic.search_result import (
     CAUSES,
     Detail,
     cost_of_step,
-    decision_of,
-    detail_of,
     pareto_front,
+    price_solution,
+    solution_fields,
 )
 from tuner.planner.analytic.ties import tied_rows
 from tuner.planner.layout_groups import layout_of, rows_of_layouts
@@ -62,19 +62,19 @@ MOST_TIES = 16
 MOST_PARETO = 16
 
 NEVER_FAILS = StatedReliability(device_mtbf=1e18, restart=0.0)
-"""Stands in where the spec prices no failures."""
+"""Used where the spec prices no failures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Best:
+class PricedDecision:
     """A decision with its price."""
 
     decision: TrainDecision
     candidate: Candidates
     detail: Detail
     objective_s: float
-    """The larger of closed form and play, with the engine's own buckets of gradients."""
-    played_s: float
+    """The larger of closed form and simulation, with the engine's own gradient buckets."""
+    simulated_s: float
     """With the decision's own buckets, as `detail` is."""
     note: str = ""
     """What those buckets save."""
@@ -82,7 +82,7 @@ class Best:
     @property
     def step_s(self) -> float:
         """Like `objective_s`, with the decision's own buckets."""
-        return max(number(self.detail.step.step_s), self.played_s)
+        return max(number(self.detail.step.step_s), self.simulated_s)
 
     @property
     def saved_s(self) -> float:
@@ -91,36 +91,36 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Choice:
-    """What is chosen, and the fastest that was found where that is another."""
+class ChosenDecision:
+    """The chosen decision, and the fastest one where that is another."""
 
-    chosen: Best
-    fastest: Best
+    chosen: PricedDecision
+    fastest: PricedDecision
     order: tuple[int, ...]
     """Rows of the search, best first."""
     index: int
     """The fastest one's row."""
     reasons: tuple[str, ...] = ()
-    """What is better about the chosen one."""
+    """Advantages of the chosen one."""
     expected_s: float | None = None
-    """Seconds of a step of the chosen one with what running out of memory costs on average; of the
-    fastest the next. Absent where they are the same."""
+    """Seconds of a step of the chosen one with the expected cost of running out of memory; the next
+    field is that of the fastest. None where both are the same decision."""
     fastest_expected_s: float | None = None
-    rooms: Rooms = NO_ROOMS
-    """Searches for decisions with more room, where the fastest near the best asked for them."""
+    headroom: Headroom = NO_HEADROOM
+    """Searches for decisions with headroom, where those near the fastest have too little."""
 
     @property
     def searched_ratio(self) -> float | None:
-        """How much longer than the chosen one's are steps that were searched for more room."""
-        if self.rooms.complete_s is None:
+        """Share by which searched steps exceed the chosen one, up to which headroom was sought."""
+        if self.headroom.complete_s is None:
             return None
-        ratio = self.rooms.complete_s / self.chosen.objective_s - 1.0
+        ratio = self.headroom.complete_s / self.chosen.objective_s - 1.0
         return ratio if 0.0 < ratio < math.inf else None
 
     @property
     def has_searched_all(self) -> bool:
-        """Whether every decision was searched for one with more room, however slow."""
-        return self.rooms.complete_s is not None and math.isinf(self.rooms.complete_s)
+        """Whether every decision was searched for headroom, however slow."""
+        return self.headroom.complete_s is not None and math.isinf(self.headroom.complete_s)
 
     @property
     def is_fastest(self) -> bool:
@@ -129,22 +129,22 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Teller:
-    """Says columns in the words of a plan."""
+class PlanFormatter:
+    """Formats a search outcome as fields of a plan."""
 
     spec: Spec
-    site: Site
-    search: Search
+    priced_pool: PricedPool
+    search: SearchOutcome
     band: Band
     """Measured over predicted seconds."""
     ratios: Ratios
     """The same of the ratio of two decisions' seconds."""
 
-    def prediction(self, detail: Detail, *, played_s: float | None = None) -> TrainPrediction:
-        """Say what is expected of one decision."""
+    def prediction(self, detail: Detail, *, simulated_s: float | None = None) -> TrainPrediction:
+        """Predict one decision."""
         closed_s = number(detail.step.step_s)
-        step_s = max(closed_s, played_s or 0.0)
-        tokens = self.spec.goal.tokens_per_step / self.search.question.num_devices
+        step_s = max(closed_s, simulated_s or 0.0)
+        tokens = self.spec.goal.tokens_per_step / self.search.problem.num_devices
         peaks = tuple(round(float(peak)) for peak in detail.memory.total_PC[:, 0])
         low_s, high_s = step_s * self.band[0], step_s * self.band[1]
         seconds = {
@@ -159,8 +159,8 @@ class Teller:
             tokens_per_s_per_device_band=(tokens / high_s, tokens / low_s),
             peak_memory_bytes=peaks,
             peak_memory_bytes_band=tuple(peak_band(peak) for peak in peaks),
-            memory_limit_bytes=int(self.search.question.memory_limit_bytes),
-            memory_capacity_bytes=int(self.search.question.capacity_bytes),
+            memory_limit_bytes=int(self.search.problem.memory_limit_bytes),
+            memory_capacity_bytes=int(self.search.problem.capacity_bytes),
             **asdict(self.risk(detail)),
             activation_bytes=tuple(round(float(b)) for b in detail.memory.activations_PC[:, 0]),
             breakdown_s=seconds,
@@ -169,41 +169,43 @@ class Teller:
             ),
             stages=stage_predictions(detail),
             mfu_ratio=self._mfu(step_s),
-            played_step_time_s=played_s,
+            played_step_time_s=simulated_s,
             run=self._run(detail, step_s=step_s),
         )
 
     def risk(self, detail: Detail) -> MemoryForecast:
-        """Say how likely one decision runs out of memory."""
-        question = self.search.question
-        is_recorded = question.busiest is not None or question.model.moe is None
-        return forecast_of(
+        """Forecast the memory risk of one decision."""
+        problem = self.search.problem
+        is_recorded = problem.expert_imbalance is not None or problem.model.moe is None
+        return forecast_memory(
             detail.memory.total_PC[:, 0],
             0.0
             if is_recorded
             else uneven_bytes(
-                question.shape,
+                problem.shape,
                 detail.strategies,
-                question.hardware,
+                problem.hardware,
                 detail.stages,
-                constants=question.memory_constants,
+                constants=problem.memory_constants,
             ),
-            capacity_bytes=question.capacity_bytes,
-            software=question.software,
+            capacity_bytes=problem.capacity_bytes,
+            software=problem.software,
             prices=loss_prices(self.spec.goal),
         )
 
-    def roomier(self, choice: Choice) -> Roomier | None:
-        """Say what hardly running out of memory would cost, where the chosen one may."""
+    def roomier(self, choice: ChosenDecision) -> Roomier | None:
+        """Compare with the fastest safe decision, where the chosen one may run out of memory."""
         best = choice.chosen
-        chosen = self.told(best)
+        chosen = self.simulated_prediction(best)
         if (chosen.out_of_memory_probability or 0.0) <= SMALL:
             return None
-        row = roomier(self.search, step_s=best.objective_s, rooms=choice.rooms.searches)
+        row = fastest_with_headroom(
+            self.search, step_s=best.objective_s, headroom=choice.headroom.searches
+        )
         if row is None:
             return None
-        alone = replace(self.search, found=row)
-        decision, predicted = replace(self, search=alone)._decided(0)
+        single = replace(self.search, solutions=row)
+        decision, predicted = replace(self, search=single)._predict_row(0)
         slower_ratio = max(0.0, predicted.step_time_s / chosen.step_time_s - 1.0)
         return Roomier(
             decision=decision,
@@ -214,31 +216,31 @@ class Teller:
             out_of_memory_probability=predicted.out_of_memory_probability or 0.0,
         )
 
-    def alternatives(self, choice: Choice, *, top: int) -> tuple[Alternative, ...]:
-        """Say which rows come next and why they lost; the fastest first where it was not chosen.
+    def alternatives(self, choice: ChosenDecision, *, top: int) -> tuple[Alternative, ...]:
+        """Return the next rows and why they lost; the fastest first where it was not chosen.
 
         As many as hold `top` layouts with the chosen one's, and the ties.
         """
-        found = self.search.found
-        assert found is not None
+        solutions = self.search.solutions
+        assert solutions is not None
         best = choice.chosen
         tied = tied_rows(self.search, self.ratios, chosen=best.decision, step_s=best.objective_s)
         others = [index for index in choice.order if index != choice.index]
         ties = sum(tied[index] for index in others)
-        chosen = self.told(best)
-        told = []
+        chosen = self.simulated_prediction(best)
+        runners_up = []
         if not choice.is_fastest:
-            told.append((choice.fastest.decision, self.told(choice.fastest)))
-        layouts = list(found.layouts())
+            runners_up.append((choice.fastest.decision, self.simulated_prediction(choice.fastest)))
+        layouts = list(solutions.layouts())
         ranked = [layout_of(best.decision), *(layouts[index] for index in others)]
         enough = (rows_of_layouts(ranked, top=top) or len(ranked)) - 1
         for index in others[: max(enough, min(ties, MOST_TIES))]:
-            decision, predicted = self._decided(index)
+            decision, predicted = self._predict_row(index)
             if decision != best.decision:
-                told.append((decision, predicted))
+                runners_up.append((decision, predicted))
         return tuple(
             self._alternative(best.decision, chosen, decision, predicted)
-            for decision, predicted in told
+            for decision, predicted in runners_up
         )
 
     def _alternative(
@@ -248,7 +250,7 @@ class Teller:
         decision: TrainDecision,
         predicted: TrainPrediction,
     ) -> Alternative:
-        """Say how a runner-up compares with the chosen decision."""
+        """Compare a runner-up with the chosen decision."""
         ratio = predicted.step_time_s / expected.step_time_s
         band = self.ratios.between(chosen, decision, ratio=ratio)
         return Alternative(
@@ -259,12 +261,12 @@ class Teller:
             lost_by=why_lost(expected, predicted),
         )
 
-    def preference(self, choice: Choice, room: Roomier | None) -> Preference | None:
+    def preference(self, choice: ChosenDecision, room: Roomier | None) -> Preference | None:
         """Say why the fastest was not chosen; None where it was.
 
         Args:
             choice: that was made.
-            room: what a run of the chosen one goes on with.
+            room: the fallback of the chosen one.
         """
         if choice.is_fastest:
             return None
@@ -276,10 +278,10 @@ class Teller:
             step_s = [one.step_s for one in tries]
             if room is not None:
                 step_s.append(room.step_time_s)
-                risks.append(hardly(room.out_of_memory_probability))
+                risks.append(fallback_forecast(room.out_of_memory_probability))
             tried_first_s = tried_in_turn_s(loss_prices(self.spec.goal), step_s, risks)
 
-        def with_buckets_s(expected_s: float | None, best: Best) -> float | None:
+        def with_buckets_s(expected_s: float | None, best: PricedDecision) -> float | None:
             return None if expected_s is None else expected_s - best.saved_s
 
         return Preference(
@@ -293,50 +295,50 @@ class Teller:
             fastest_tried_first_step_s=tried_first_s,
         )
 
-    def told(self, best: Best) -> TrainPrediction:
-        """Say what is expected of a priced and played decision."""
-        return self.prediction(best.detail, played_s=best.played_s)
+    def simulated_prediction(self, best: PricedDecision) -> TrainPrediction:
+        """Predict a priced and simulated decision."""
+        return self.prediction(best.detail, simulated_s=best.simulated_s)
 
-    def _decided(self, index: int) -> tuple[TrainDecision, TrainPrediction]:
-        """Say a found row's decision with buckets of its own, and what is expected of it.
+    def _predict_row(self, index: int) -> tuple[TrainDecision, TrainPrediction]:
+        """Predict a row's decision with gradient buckets of its own.
 
-        Its schedule is played like the chosen one's.
+        Its schedule is simulated like the chosen one's.
         """
-        usual = detail_of(self.search, index)
-        bucket, detail = with_best_bucket(self.search.question, usual)
+        usual = price_solution(self.search, index)
+        bucket, detail = with_best_bucket(self.search.problem, usual)
         decision = TrainDecision.model_validate(
-            decision_of(self.search, index) | {"ddp_bucket_size": bucket}
+            solution_fields(self.search, index) | {"ddp_bucket_size": bucket}
         )
-        played = played_s(usual) - saved_s(usual, detail)
-        return decision, self.prediction(detail, played_s=played)
+        simulated = simulated_s(usual) - saved_s(usual, detail)
+        return decision, self.prediction(detail, simulated_s=simulated)
 
     def pareto(self) -> tuple[ParetoPoint, ...]:
-        """Say what more time would save in memory."""
-        found = self.search.found
-        assert found is not None
+        """Return what more time would save in memory."""
+        solutions = self.search.solutions
+        assert solutions is not None
         return tuple(
             ParetoPoint(
-                decision=TrainDecision.model_validate(decision_of(self.search, index)),
-                step_time_s=float(found.step_s[index]),
-                peak_memory_bytes=round(float(found.peak_bytes[index])),
+                decision=TrainDecision.model_validate(solution_fields(self.search, index)),
+                step_time_s=float(solutions.step_s[index]),
+                peak_memory_bytes=round(float(solutions.peak_bytes[index])),
                 cost_per_step=cost_of_step(self.search, index),
             )
             for index in pareto_front(self.search)[:MOST_PARETO]
         )
 
     def _mfu(self, step_s: float) -> float:
-        goal, question = self.spec.goal, self.search.question
+        goal, problem = self.spec.goal, self.search.problem
         flop = goal.tokens_per_step * training_flop_per_token(
             self.spec.model, sequence_length=goal.sequence_length
         )
-        peak = question.num_devices * number(question.hardware.matmul_flop_per_s)
+        peak = problem.num_devices * number(problem.hardware.matmul_flop_per_s)
         return flop / (peak * step_s)
 
     def _run(self, detail: Detail, *, step_s: float) -> RunForecast | None:
-        goal, pool = self.spec.goal, self.site.pool
+        goal, pool = self.spec.goal, self.priced_pool.pool
         if goal.reliability is None and goal.tokens is None:
             return None
-        jobs, reliability = failures_of(self.spec, self.site, detail)
+        jobs, reliability = failure_model(self.spec, self.priced_pool, detail)
         return forecast(
             Run(
                 step_s=step_s,
@@ -350,25 +352,29 @@ class Teller:
         )
 
 
-def effective_step_s(spec: Spec, site: Site, detail: Detail, *, step_s: float) -> float:
+def effective_step_s(
+    spec: Spec, priced_pool: PricedPool, detail: Detail, *, step_s: float
+) -> float:
     """Seconds of wall clock per step with failures; the step itself where none are priced."""
-    jobs, reliability = failures_of(spec, site, detail)
+    jobs, reliability = failure_model(spec, priced_pool, detail)
     return number(goodput_step_s(step_s, jobs=jobs, reliability=reliability))
 
 
-def failures_of(spec: Spec, site: Site, detail: Detail) -> tuple[Jobs, Reliability | None]:
-    """What decides the failures of one decision, and how often there are any."""
+def failure_model(
+    spec: Spec, priced_pool: PricedPool, detail: Detail
+) -> tuple[Jobs, Reliability | None]:
+    """Jobs of one decision that can fail, and how often they do."""
     stated = spec.goal.reliability
-    jobs = jobs_of(
+    jobs = jobs_on_pool(
         single(detail.strategies),
         parameters=float(num_parameters(spec.model)),
-        pool=site.pool,
+        pool=priced_pool.pool,
         stated=stated or NEVER_FAILS,
     )
     if stated is None:
         return jobs, None
-    profile = None if site.measured is None else site.measured.profile
-    host_bytes_per_s = site.sheet.host_bytes_per_s
+    profile = None if priced_pool.measured is None else priced_pool.measured.profile
+    host_bytes_per_s = priced_pool.sheet.host_bytes_per_s
     return jobs, resolved(stated, host_bytes_per_s=host_bytes_per_s, profile=profile)
 
 
@@ -382,8 +388,8 @@ def stage_predictions(detail: Detail) -> tuple[StagePrediction, ...]:
 
     def at(grid: np.ndarray, stage: int) -> int:
         rank = stage % ranks
-        held = layers_P[rank]
-        share = layers_S[stage] / held if held else 1.0 / of_rank
+        layers = layers_P[rank]
+        share = layers_S[stage] / layers if layers else 1.0 / of_rank
         return round(float(grid[rank, 0]) * share)
 
     other_PC = memory.buffers_PC + memory.reserve_PC + memory.context_PC

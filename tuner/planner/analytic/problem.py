@@ -1,11 +1,11 @@
-"""What the search is asked: a model and a batch on alike devices, under limits."""
+"""The problem of one search: a model and a batch on identical devices, under limits."""
 
 from dataclasses import dataclass, field
 
 from tuner.costs.analytic.constants import Constants, Software
 from tuner.costs.analytic.kernels import Kernels
 from tuner.costs.analytic.memory_constants import MemoryConstants
-from tuner.costs.analytic.routing import BusiestRatios
+from tuner.costs.analytic.routing import ExpertImbalance
 from tuner.costs.analytic.shapes import Hardware, ModelShape
 from tuner.spec.manifests.manifest import Capabilities
 from tuner.spec.model import ModelSpec
@@ -13,8 +13,8 @@ from tuner.spec.search import Search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Question:
-    """One search; everything that does not change while it runs."""
+class TrainProblem:
+    """Everything that does not change during one search."""
 
     model: ModelSpec
     shape: ModelShape
@@ -22,7 +22,7 @@ class Question:
     hardware: Hardware
     constants: Constants
     software: Software
-    """That runs the training; decides how far a peak may be off."""
+    """Training framework; decides the error band of a peak."""
     memory_constants: MemoryConstants
     kernels: Kernels | None = None
     """Measured ones; None: those of the datasheet."""
@@ -41,7 +41,7 @@ class Question:
     """Of a saved input of a linear layer; 0: of an activation."""
     gradient_bytes: float = 4.0
     weight_bytes: float = 2.0
-    busiest: BusiestRatios | None = None
+    expert_imbalance: ExpertImbalance | None = None
     """From recorded routing; None: balanced experts."""
     price_per_device_hour: float | None = None
     usable_memory_ratio: float = 0.95

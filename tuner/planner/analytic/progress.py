@@ -1,40 +1,42 @@
-"""Lines about a running search, for whoever watches it."""
+"""Progress events of a search."""
 
 import math
 
 from tuner.planner.analytic.degrees import Degrees
-from tuner.planner.analytic.incumbents import Search
-from tuner.planner.progress import Told
+from tuner.planner.analytic.incumbents import SearchOutcome
+from tuner.planner.progress import PlanningEvent
 from tuner.units import format_count, format_ratio, format_s
 
 
-def counted(legal: int, illegal: int, degrees: Degrees) -> Told:
-    """The space before anything is priced."""
-    return Told(
+def space_event(legal: int, illegal: int, degrees: Degrees) -> PlanningEvent:
+    """The size of the space, before anything is priced."""
+    return PlanningEvent(
         stage="space",
         text=f"{format_count(legal)} legal decisions of {format_count(legal + illegal)}, in "
         f"{format_count(degrees.num_legal)} combinations of degrees",
     )
 
 
-def opened(cells: int, least_s: float) -> Told:
-    """Every cell has its bound."""
-    bound = f", none below {format_s(least_s)}" if cells else ""
-    return Told(stage="bounds", text=f"{format_count(cells)} cells of degrees bounded{bound}")
+def bounds_event(partials: int, bound_s: float) -> PlanningEvent:
+    """Every partial row has its bound."""
+    bound = f", none below {format_s(bound_s)}" if partials else ""
+    return PlanningEvent(
+        stage="bounds", text=f"{format_count(partials)} partial rows of degrees bounded{bound}"
+    )
 
 
-def passing(done: str, *, best_s: float, bound_s: float, priced: int) -> Told:
-    """Between two batches."""
+def batch_event(done: str, *, best_s: float, bound_s: float, priced: int) -> PlanningEvent:
+    """The state between two batches."""
     text = f"{done}, {priced} decisions priced, {_incumbent(best_s, bound_s)}"
-    return Told(stage="search", text=text, is_passing=True)
+    return PlanningEvent(stage="search", text=text)
 
 
-def ended(search: Search) -> Told:
-    """What the search came to."""
-    best_s = math.inf if search.found is None else float(search.found.step_s[0])
+def result_event(search: SearchOutcome) -> PlanningEvent:
+    """The result of the search."""
+    best_s = math.inf if search.solutions is None else float(search.solutions.step_s[0])
     counts = search.counts
     left = f", {format_count(counts.open)} left open" if counts.open else ""
-    return Told(
+    return PlanningEvent(
         stage="search",
         text=f"{counts.priced} priced, {format_count(counts.bounded)} bounded{left}, "
         f"{_incumbent(best_s, search.bound_s)}",

@@ -1,8 +1,8 @@
 """What of a decision the targets do not allow, in words: the choices that break their rules.
 
-A target that has a feature often has it under conditions alone. So a decision that was found with
-a feature added is held against the manifest as it is, and the choices of the rules that it breaks
-are named together: "partial CUDA graphs with full recomputation".
+Targets often have a feature only under conditions. So a decision that was searched with a feature
+added is checked against the manifest as it is, and the choices of each broken rule are named
+together: "partial CUDA graphs with full recomputation".
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 
 from profilers.steps.config import Recompute
-from tuner.planner.analytic.axes import Choice, Facts, Recomputed, WayRule
-from tuner.planner.analytic.incumbents import Search
-from tuner.planner.analytic.options import ways_of
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.axes import Choice, Facts, OptionRule, RecomputeChoice
+from tuner.planner.analytic.incumbents import SearchOutcome
+from tuner.planner.analytic.options import option_space
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.rules import dense_rules, expert_rules, schedule_rules
 from tuner.planner.analytic.space_size import by_facts
 
@@ -33,34 +33,35 @@ _GRAPHS: Final[Mapping[str, str]] = {
 }
 
 
-def refused_choices(found: Search, question: Question) -> tuple[str, ...]:
-    """Name what of the best decision found another question's rules leave out; empty: nothing."""
-    if found.found is None:
+def refused_choices(outcome: SearchOutcome, problem: TrainProblem) -> tuple[str, ...]:
+    """Name the choices of the best decision that another problem's rules refuse; empty if none."""
+    if outcome.solutions is None:
         return ()
-    best = found.found.taken(np.array([0])).candidates
+    best = outcome.solutions.taken(np.array([0])).candidates
     ((facts, _),) = by_facts(best.rows)
     chosen = {
-        axis: choices[int(best.ways[axis][0])] for axis, choices in found.ways.choices.items()
+        axis: choices[int(best.options[axis][0])]
+        for axis, choices in outcome.options.choices.items()
     }
-    rules = (*dense_rules(question), *expert_rules(question), *schedule_rules(question))
+    rules = (*dense_rules(problem), *expert_rules(problem), *schedule_rules(problem))
     degrees = [rule.text for rule in rules if bool(rule.broken(best.rows)[0])]
-    ways = [
+    options = [
         _words(rule, facts, chosen)
-        for rule in ways_of(question).rules
+        for rule in option_space(problem).rules
         if rule.is_broken(facts, *(chosen[axis] for axis in rule.axes))
     ]
-    return tuple(dict.fromkeys((*degrees, *ways)))
+    return tuple(dict.fromkeys((*degrees, *options)))
 
 
-def _words(rule: WayRule, facts: Facts, chosen: Mapping[str, Choice]) -> str:
+def _words(rule: OptionRule, facts: Facts, chosen: Mapping[str, Choice]) -> str:
     """Name the choices that a rule ties together, and the degrees where these matter."""
     named = [_choice(axis, chosen[axis]) for axis in reversed(rule.axes)]
     said = " with ".join(filter(None, named))
     return " ".join((said, *_degrees(rule, facts, chosen)))
 
 
-def _degrees(rule: WayRule, facts: Facts, chosen: Mapping[str, Choice]) -> Iterator[str]:
-    """Say what of the degrees the rule needs to be broken."""
+def _degrees(rule: OptionRule, facts: Facts, chosen: Mapping[str, Choice]) -> Iterator[str]:
+    """Say which degrees break the rule."""
 
     def is_free(**other: bool) -> bool:
         choices = (chosen[axis] for axis in rule.axes)
@@ -79,7 +80,7 @@ def _degrees(rule: WayRule, facts: Facts, chosen: Mapping[str, Choice]) -> Itera
 
 def _choice(axis: str, choice: Choice) -> str:
     """Name a choice; empty for a switch that is off."""
-    if isinstance(choice, Recomputed):
+    if isinstance(choice, RecomputeChoice):
         return _recomputed(choice)
     if axis in _ON:
         return _ON[axis] if choice else ""
@@ -91,7 +92,7 @@ def _choice(axis: str, choice: Choice) -> str:
     return named.get(axis) or (f"{choice} chunks" if axis == "chunks" else f"{axis} {choice}")
 
 
-def _recomputed(choice: Recomputed) -> str:
+def _recomputed(choice: RecomputeChoice) -> str:
     if choice.level is Recompute.FULL:
         part = "" if choice.share == 1.0 else f" of {choice.share:.0%} of the layers"
         return f"full recomputation{part}"

@@ -1,13 +1,12 @@
-"""Which published measurements speak for a launch target: family, generation and release.
+"""Which published measurements apply to a launch target: family, generation and release.
 
 Residuals are stored under the software that was measured (tuner/costs/analytic/calibration.py). A
-target that nobody published runs of takes those of its nearest relative: Megatron-LM's layers are
-those that NeMo's containers run, the reference step is plain PyTorch under FSDP. On a device that
-the relative never ran on, only what holds for the device's generation applies.
+target without published runs takes those of its nearest relative: Megatron-LM's layers are those
+that NeMo's containers run, the reference step is plain PyTorch under FSDP. On a device that the
+relative never ran on, only what holds for the device's generation applies.
 
-How far a relative's predictions are off says nothing of a target that runs other layers: DeepSpeed
-and the reference step are told the band of their device's generation, for which whole families were
-held out.
+The errors of a relative say nothing about a target that runs other layers: DeepSpeed and the
+reference step get the band of their device's generation, for which whole families were held out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ class Relative(NamedTuple):
 
     family: str
     software: Software
-    runs_alike: bool = True
+    runs_same_layers: bool = True
     """Its published runs are of the target's layers, so that their band holds for the target."""
 
 
@@ -40,9 +39,9 @@ OF_TARGET: Final[Mapping[str, Relative]] = {
     "megatron-bridge-26.02": Relative("nemo", Software.MEGATRON_2025),
     "megatron-bridge-26.04": Relative("nemo", Software.MEGATRON_2026),
     "torchtitan": Relative("torchtitan", Software.TORCH_FSDP),
-    "deepspeed": Relative("llm-foundry", Software.TORCH_FSDP, runs_alike=False),
-    "reference": Relative("torchtitan", Software.TORCH_FSDP, runs_alike=False),
-    "torchrun": Relative("torchtitan", Software.TORCH_FSDP, runs_alike=False),
+    "deepspeed": Relative("llm-foundry", Software.TORCH_FSDP, runs_same_layers=False),
+    "reference": Relative("torchtitan", Software.TORCH_FSDP, runs_same_layers=False),
+    "torchrun": Relative("torchtitan", Software.TORCH_FSDP, runs_same_layers=False),
 }
 
 
@@ -64,7 +63,7 @@ def band_for(
 ) -> tuple[float, float]:
     """Return measured over predicted seconds of the first program, lowest and highest.
 
-    The release is one that is known to run: where it is only taken to be the newest, the band is
+    The release is one that is known to run. Where it is only assumed to be the newest, the band is
     that of any.
     """
     relative = OF_TARGET[programs(targets)[0]]
@@ -73,8 +72,8 @@ def band_for(
 
 
 def band_as(relative: Relative, regime: Regime, residuals: Residuals | None) -> tuple[float, float]:
-    """Return the band of a regime that a relative speaks for."""
-    return band_of(regime if relative.runs_alike else replace(regime, family=""), residuals)
+    """Return the band of a regime for a target of this relative."""
+    return band_of(regime if relative.runs_same_layers else replace(regime, family=""), residuals)
 
 
 def regime_as(relative: Relative, sheet: Datasheet, *, precision: str, release: str = "") -> Regime:

@@ -1,7 +1,7 @@
-"""What stands in the way where nothing is legal or nothing fits, and what the targets lack.
+"""Relaxations where nothing is legal or nothing fits, and features that the targets lack.
 
-Every answer is a search of its own with one thing given up: a rule, a limit of the user's, memory,
-or a gap in the targets' manifests. Nothing is guessed from the first search.
+Each result is a search of its own with one thing given up: a rule, a limit of the user's, memory,
+or a gap in the targets' manifests. Nothing is extrapolated from the first search.
 """
 
 import math
@@ -14,14 +14,14 @@ import numpy as np
 
 from profilers.steps.config import Recompute
 from tuner.plan import Relaxation, TrainDecision, TrainPrediction, Unlaunchable
-from tuner.planner.analytic.added import Known, only_adds
+from tuner.planner.analytic.added import SearchedSpace, only_adds
 from tuner.planner.analytic.axes import Facts
 from tuner.planner.analytic.candidate_prices import price
 from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.degrees import Degrees, legal_degrees
-from tuner.planner.analytic.incumbents import Search
-from tuner.planner.analytic.options import Ways, ways_of
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.incumbents import SearchOutcome
+from tuner.planner.analytic.options import OptionSpace, option_space
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.refused_choices import refused_choices
 from tuner.planner.analytic.rules import (
     BATCH_RULE,
@@ -34,31 +34,31 @@ from tuner.planner.analytic.rules import (
     expert_rules,
 )
 from tuner.planner.analytic.search import Settings, search
-from tuner.planner.analytic.search_result import decision_of
+from tuner.planner.analytic.search_result import solution_fields
 from tuner.planner.analytic.space_size import by_facts, space
-from tuner.planner.analytic.unsupported_dispatch import exchange_gains
+from tuner.planner.analytic.unsupported_dispatch import dispatch_gains
 from tuner.planner.forked import Task, Worded
 from tuner.planner.memory_offer import MemoryOffer, memory_words, printed_bytes
-from tuner.planner.progress import unwatched
+from tuner.planner.progress import ignore_progress
 from tuner.spec.capabilities import WRAPPERS
 from tuner.spec.manifests.manifest import Capabilities
 
-CELLS_AT_ONCE: Final = 256
-"""Cells whose memory is priced together, to bound the search's own."""
+PARTIALS_AT_ONCE: Final = 256
+"""Partial rows whose memory is priced together, to bound the memory of the search itself."""
 
-MOST_LEAN_WAYS: Final = 12
-"""Ways that are tried for each degrees when memory is looked for."""
+MOST_MIN_MEMORY_OPTIONS: Final = 12
+"""Options per degrees that are tried to find the least memory."""
 
 WORTH_NAMING_RATIO: Final = 5e-3
 """A missing feature that would gain less is not worth a line."""
 
-NOT_ASKED: Final = math.inf
+NOT_SEARCHED: Final = math.inf
 """Seconds of a step with a feature that there was no time to search for."""
 
 MOST_RULES: Final = 3
 
 MEMORY_LIMIT: Final = "memory_per_device"
-"""Name of the limit where everything legal asks for more memory."""
+"""Name of the limit where everything legal needs more memory."""
 
 EVERYTHING: Final = Capabilities(names=("nothing in particular",))
 """A manifest without limits."""
@@ -104,7 +104,7 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
         "activation_offload_graphs",
     ),
     "uneven stages": ("uneven_layout", "empty_stages"),
-    "overlapped gradient sums and parameter gathers": (
+    "overlapped gradient reduction and parameter all-gather": (
         "overlap_grad_reduce",
         "overlap_param_gather",
         "param_gather_needs_grad_reduce",
@@ -127,7 +127,7 @@ _HAS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
     "CUDA graphs": lambda able: bool(able.cuda_graphs - {"none"}),
     "offloading": lambda able: able.activation_offload or bool(able.optimizer_offload_zero_stages),
     "uneven stages": lambda able: able.uneven_layout,
-    "overlapped gradient sums and parameter gathers": lambda able: (
+    "overlapped gradient reduction and parameter all-gather": lambda able: (
         able.overlap_grad_reduce or able.overlap_param_gather
     ),
 }
@@ -135,36 +135,36 @@ _HAS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
 
 
 def relaxations(
-    question: Question,
+    problem: TrainProblem,
     settings: Settings,
     *,
-    predict: Callable[[Search], TrainPrediction] | None = None,
+    predict: Callable[[SearchOutcome], TrainPrediction] | None = None,
 ) -> tuple[Relaxation, ...]:
-    """Say what would have to give for a question without an answer; `predict` as in more_memory."""
-    legal, _ = space(ways_of(question), legal_degrees(question))
+    """Say what to relax in a problem without a solution; `predict` as in more_memory."""
+    legal, _ = space(option_space(problem), legal_degrees(problem))
     if not legal:
-        return rules_in_the_way(question)
-    return (more_memory(question, settings, predict=predict),)
+        return blocking_rules(problem)
+    return (more_memory(problem, settings, predict=predict),)
 
 
-def rules_in_the_way(question: Question) -> tuple[Relaxation, ...]:
-    """Name the limits and rules that alone keep everything from being legal, nearest value first.
+def blocking_rules(problem: TrainProblem) -> tuple[Relaxation, ...]:
+    """Name the limits and rules that alone leave nothing legal, nearest value first.
 
     Where no single one does, those that most combinations break come first.
     """
-    limits = tuple(_limits_in_the_way(question))
+    limits = tuple(_blocking_limits(problem))
     if limits:
         return limits
-    degrees = legal_degrees(question)
-    alone = [
+    degrees = legal_degrees(problem)
+    single = [
         (rule, relaxed)
         for rule in degrees.illegal
-        if (relaxed := legal_degrees(question, without=frozenset({rule}))).num_legal
+        if (relaxed := legal_degrees(problem, without=frozenset({rule}))).num_legal
     ]
-    if alone:
-        alone.sort(key=lambda item: (-item[1].num_legal, item[0]))
-        return tuple(_rule_alone(question, rule, relaxed) for rule, relaxed in alone[:MOST_RULES])
-    counts = space(ways_of(question), degrees)[1]
+    if single:
+        single.sort(key=lambda item: (-item[1].num_legal, item[0]))
+        return tuple(_single_rule(problem, rule, relaxed) for rule, relaxed in single[:MOST_RULES])
+    counts = space(option_space(problem), degrees)[1]
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return tuple(
         Relaxation(
@@ -174,85 +174,88 @@ def rules_in_the_way(question: Question) -> tuple[Relaxation, ...]:
     )
 
 
-def _limits_in_the_way(question: Question) -> Iterator[Relaxation]:
-    """Each limit of the user's that leaves nothing, with the nearest value that would be legal."""
+def _blocking_limits(problem: TrainProblem) -> Iterator[Relaxation]:
+    """Each limit of the user's that leaves nothing, with the nearest legal value."""
     columns = {name: column for names in _NAMES for column, name in names.items()}
     for name, column in columns.items():
-        asked = getattr(question.limits, name)
-        if asked is None:
+        requested = getattr(problem.limits, name)
+        if requested is None:
             continue
-        free = replace(question, limits=question.limits.model_copy(update={name: None}))
+        free = replace(problem, limits=problem.limits.model_copy(update={name: None}))
         degrees = legal_degrees(free)
         if not degrees.num_legal:
             continue
-        rule = _broken_rule(question, name, column)
-        near = _nearest(_values(degrees, column), asked)
+        rule = _broken_rule(problem, name, column)
+        near = _nearest(_values(degrees, column), requested)
         yield Relaxation(
             limit=f"search.{name}",
-            change=f"{_listed(asked)} leaves nothing: {rule}; the nearest legal value is {near}",
+            change=f"{_listed(requested)} leaves nothing: {rule}; "
+            f"the nearest legal value is {near}",
         )
 
 
 _NAMES: Final = (DENSE_NAMES, EXPERT_NAMES, SCHEDULE_NAMES)
 
 
-def _broken_rule(question: Question, name: str, column: str) -> str:
-    """Why no value of a limit is legal: the rule about it that most combinations break."""
-    asked = getattr(question.limits, name)
+def _broken_rule(problem: TrainProblem, name: str, column: str) -> str:
+    """Why no value of a limit is legal: the related rule that most combinations break."""
+    requested = getattr(problem.limits, name)
     shares_devices = column not in SCHEDULE_NAMES
-    if shares_devices and all(question.num_devices % value for value in asked):
-        alone = _broken_alone(question, name, column)
-        return "; ".join((f"none divides the {question.num_devices} devices", *alone))
-    if column in ("pipeline", "virtual_pipeline") and _asks_chunks_of_one_stage(question):
+    if shares_devices and all(problem.num_devices % value for value in requested):
+        reasons = _rules_broken_by_one_degree(problem, name, column)
+        return "; ".join((f"none divides the {problem.num_devices} devices", *reasons))
+    if column in ("pipeline", "virtual_pipeline") and _asks_chunks_of_one_stage(problem):
         return "more than one model chunk per rank needs a pipeline"
-    own = {rule: n for rule, n in legal_degrees(question).illegal.items() if "search." not in rule}
+    own = {rule: n for rule, n in legal_degrees(problem).illegal.items() if "search." not in rule}
     word = "interleav" if column == "virtual_pipeline" else name
     related = {rule: n for rule, n in own.items() if word in rule} or own
     if not related:
         return "the other limits leave it out"
     rule = max(related, key=lambda text: (related[text], text))
     if rule in (BATCH_RULE, MICRO_RULE) and column == "data":
-        rule += f" ({_nearest_batch(question, list(asked))} would be divisible)"
+        rule += f" ({_nearest_batch(problem, list(requested))} would be divisible)"
     return rule
 
 
-def _asks_chunks_of_one_stage(question: Question) -> bool:
-    limits = question.limits
+def _asks_chunks_of_one_stage(problem: TrainProblem) -> bool:
+    limits = problem.limits
     chunks = limits.virtual_pipeline_model_parallel_size or (1,)
     return limits.pipeline_model_parallel_size == (1,) and min(chunks) > 1
 
 
-def _broken_alone(question: Question, name: str, column: str) -> list[str]:
-    """Rules about one degree that all asked values break, on however many devices."""
-    asked = np.array(getattr(question.limits, name), dtype=np.int64)
-    rules = (*dense_rules(question), *expert_rules(question))
-    chosen = {one: np.ones_like(asked) for one in (*DENSE_NAMES, *EXPERT_NAMES)} | {column: asked}
+def _rules_broken_by_one_degree(problem: TrainProblem, name: str, column: str) -> list[str]:
+    """Rules about one degree that all requested values break, on any number of devices."""
+    requested = np.array(getattr(problem.limits, name), dtype=np.int64)
+    rules = (*dense_rules(problem), *expert_rules(problem))
+    chosen = {one: np.ones_like(requested) for one in (*DENSE_NAMES, *EXPERT_NAMES)} | {
+        column: requested
+    }
     about = [rule for rule in rules if rule.text.startswith(f"{name} does not divide")]
     return [rule.text for rule in about if rule.broken(chosen).all()]
 
 
 def _values(degrees: Degrees, column: str) -> list[int]:
     if column in DENSE_NAMES:
-        values = degrees.dense_D[column][degrees.cells_N["dense"]]
+        values = degrees.dense_D[column][degrees.partials_N["dense"]]
     else:
-        values = (degrees.pairs_E if column in EXPERT_NAMES else degrees.cells_N)[column]
+        values = (degrees.pairs_E if column in EXPERT_NAMES else degrees.partials_N)[column]
     return [int(value) for value in np.unique(values)]
 
 
-def _nearest(legal: list[int], asked: tuple[int, ...]) -> int:
-    return min(legal, key=lambda value: (min(abs(value - one) for one in asked), value))
+def _nearest(legal: list[int], requested: tuple[int, ...]) -> int:
+    return min(legal, key=lambda value: (min(abs(value - one) for one in requested), value))
 
 
-def _rule_alone(question: Question, rule: str, relaxed: Degrees) -> Relaxation:
+def _single_rule(problem: TrainProblem, rule: str, relaxed: Degrees) -> Relaxation:
     change = f"this rule alone excludes {relaxed.num_legal} combinations of degrees"
     if rule in (BATCH_RULE, MICRO_RULE):
-        nearest = _nearest_batch(question, _values(relaxed, "data"))
-        change += f"; {nearest} instead of {question.global_batch_size} would do"
+        nearest = _nearest_batch(problem, _values(relaxed, "data"))
+        change += f"; {nearest} instead of {problem.global_batch_size} would do"
     return Relaxation(limit=rule, change=change)
 
 
-def _nearest_batch(question: Question, divisors: list[int]) -> str:
-    batch = question.global_batch_size
+def _nearest_batch(problem: TrainProblem, divisors: list[int]) -> str:
+    batch = problem.global_batch_size
     near = {n for d in divisors for n in (batch // d * d, -(-batch // d) * d) if n > 0}
     best = min(near, key=lambda value: (abs(value - batch), value))
     return f"global_batch_size {best}"
@@ -263,71 +266,77 @@ def _listed(values: tuple[int, ...]) -> str:
 
 
 def more_memory(
-    question: Question, settings: Settings, *, predict: Callable[[Search], TrainPrediction] | None
+    problem: TrainProblem,
+    settings: Settings,
+    *,
+    predict: Callable[[SearchOutcome], TrainPrediction] | None,
 ) -> Relaxation:
-    """Find memory that would do, and solve with it.
+    """Find memory that is sufficient, and search with it.
 
     Args:
-        question: that nothing fits.
+        problem: in which nothing fits.
         settings: of the search with that memory.
-        predict: what is expected of the best decision of a search; None leaves that out.
+        predict: prediction for the best decision of a search; None leaves it out.
     """
-    usable = memory_that_would_do(question)
-    # The size that is printed, which users state, is asked for.
-    capacity = printed_bytes(usable / question.usable_memory_ratio)
-    asked = replace(question, memory_limit_bytes=capacity * question.usable_memory_ratio)
-    found = search(asked, replace(settings, top=1, band_ratio=0.0))
+    usable = least_sufficient_memory(problem)
+    # Search with the printed size, which is the one that users will state.
+    capacity = printed_bytes(usable / problem.usable_memory_ratio)
+    relaxed = replace(problem, memory_limit_bytes=capacity * problem.usable_memory_ratio)
+    outcome = search(relaxed, replace(settings, top=1, band_ratio=0.0))
     decision, predicted = None, None
-    if found.found is not None:
-        decision = TrainDecision.model_validate(decision_of(found, 0))
-        predicted = None if predict is None else predict(found)
+    if outcome.solutions is not None:
+        decision = TrainDecision.model_validate(solution_fields(outcome, 0))
+        predicted = None if predict is None else predict(outcome)
     return Relaxation(
         limit=MEMORY_LIMIT,
-        change=memory_words([MemoryOffer(capacity, question.capacity_bytes)]),
+        change=memory_words([MemoryOffer(capacity, problem.capacity_bytes)]),
         decision=decision,
         predicted=predicted,
     )
 
 
-def memory_that_would_do(question: Question) -> float:
-    """Bytes per device of the leanest decision that is found.
+def least_sufficient_memory(problem: TrainProblem) -> float:
+    """Bytes per device of the decision of least memory among those tried.
 
-    Degrees with their smallest micro-batch, in the legal ways that keep least, in balanced layouts:
-    what fits with less is not ruled out, but rare.
+    Degrees with their smallest micro-batch, in the legal options of least memory, in balanced
+    layouts. Less may be sufficient, but rarely is.
     """
-    ways, degrees = ways_of(question), legal_degrees(question)
-    cells = _smallest_micro_batches(degrees)
+    options, degrees = option_space(problem), legal_degrees(problem)
+    partials = _smallest_micro_batches(degrees)
     least = np.inf
-    for part in np.array_split(cells, max(1, len(cells) // CELLS_AT_ONCE)):
+    for part in np.array_split(partials, max(1, len(partials) // PARTIALS_AT_ONCE)):
         rows = degrees.rows(part)
         for facts, chosen in by_facts(rows):
-            leanest = _leanest_ways(ways, facts)
-            if not len(leanest) or not len(chosen):
+            min_memory = _min_memory_options(options, facts)
+            if not len(min_memory) or not len(chosen):
                 continue
             candidates = Candidates(
-                rows={n: np.repeat(c[chosen], len(leanest)) for n, c in rows.items()},
-                ways={
-                    axis: np.tile(leanest[:, at], len(chosen))
-                    for at, axis in enumerate(ways.choices)
+                rows={n: np.repeat(c[chosen], len(min_memory)) for n, c in rows.items()},
+                options={
+                    axis: np.tile(min_memory[:, at], len(chosen))
+                    for at, axis in enumerate(options.choices)
                 },
             )
-            least = min(least, float(price(question, ways, candidates).peak_bytes.min()))
+            least = min(least, float(price(problem, options, candidates).peak_bytes.min()))
     return float(np.ceil(least))
 
 
 def _smallest_micro_batches(degrees: Degrees) -> Ints:
-    """Of each dense degrees and number of virtual stages the cell of the smallest micro-batch."""
-    cells = degrees.cells_N
-    key = cells["dense"] * (int(cells["virtual_pipeline"].max()) + 1) + cells["virtual_pipeline"]
-    order = np.lexsort((cells["micro_batch"], key))
+    """The smallest micro-batch of each dense degrees and number of virtual stages."""
+    partials = degrees.partials_N
+    key = (
+        partials["dense"] * (int(partials["virtual_pipeline"].max()) + 1)
+        + partials["virtual_pipeline"]
+    )
+    order = np.lexsort((partials["micro_batch"], key))
     _, first = np.unique(key[order], return_index=True)
     return order[first]
 
 
-def _leanest_ways(ways: Ways, facts: Facts) -> Ints:
-    """A few legal ways that keep little: sharded, offloaded, computed again, in chunks."""
-    legal = ways.legal(facts)
-    axes = tuple(ways.choices)
+def _min_memory_options(options: OptionSpace, facts: Facts) -> Ints:
+    """A few legal options of little memory: sharded, offloaded, recomputed, in chunks."""
+    legal = options.legal(facts)
+    axes = tuple(options.choices)
     by_axis = {axis: legal[:, at] for at, axis in enumerate(axes)}
     first = (
         *(by_axis["zero_stage"], by_axis["optimizer_offload"], by_axis["activation_offload"]),
@@ -335,48 +344,48 @@ def _leanest_ways(ways: Ways, facts: Facts) -> Ints:
     )
     order = np.lexsort((by_axis["chunks"], by_axis["recompute"], *reversed(first)))[::-1]
     _, one_each = np.unique(by_axis["recompute"][order], return_index=True)
-    return legal[order[np.sort(one_each)]][:MOST_LEAN_WAYS]
+    return legal[order[np.sort(one_each)]][:MOST_MIN_MEMORY_OPTIONS]
 
 
-def feature_tasks(found: Search, settings: Settings) -> dict[str, Task]:
+def feature_tasks(outcome: SearchOutcome, settings: Settings) -> dict[str, Task]:
     """Searches for what the targets lack, by feature: seconds of the fastest step with it.
 
-    Beside the seconds stands in words what of that decision the targets do not allow (`Worded`).
-    `NOT_ASKED` where the time was used up before; None where a step with the feature is hardly
-    faster than what was found, or nothing was found.
+    The seconds carry in words what of that decision the targets do not allow (`Worded`).
+    `NOT_SEARCHED` where the time was used up before; None where a step with the feature is hardly
+    faster, or there is no solution.
     """
-    question = found.question
-    if found.found is None:
+    problem = outcome.problem
+    if outcome.solutions is None:
         return {}
-    able_of = with_features(question.capabilities)
+    able_of = with_features(problem.capabilities)
     better = replace(
         settings,
         top=1,
         band_ratio=0.0,
-        below_s=float(found.found.step_s[0]) * (1.0 - WORTH_NAMING_RATIO),
-        watch=unwatched,
+        below_s=float(outcome.solutions.step_s[0]) * (1.0 - WORTH_NAMING_RATIO),
+        watch=ignore_progress,
     )
-    known = Known(question=question, ways=found.ways)
+    known = SearchedSpace(problem=problem, options=outcome.options)
     start_s = settings.clock()
-    # All features together take no longer than the search itself may; half of that is theirs in
-    # equal shares, and whoever comes next has what others left of the rest.
+    # All features together take no longer than the search itself may. Half of that is split into
+    # equal shares; each feature also gets what those before it left.
     share_s = settings.time_limit_s / 2.0 / max(1, len(able_of))
 
     def step_s(able: Capabilities, *, later: int) -> float | None:
         left_s = settings.time_limit_s - (settings.clock() - start_s)
         if left_s <= 0.0:
-            return NOT_ASKED
+            return NOT_SEARCHED
         left_s -= share_s * later
-        more = replace(question, capabilities=able)
-        left_out = known if only_adds(more, question) else None
-        again = search(more, replace(better, known=left_out, time_limit_s=max(share_s, left_s)))
-        if again.found is None:
+        more = replace(problem, capabilities=able)
+        left_out = known if only_adds(more, problem) else None
+        rerun = search(more, replace(better, known=left_out, time_limit_s=max(share_s, left_s)))
+        if rerun.solutions is None:
             return None
-        refused = refused_choices(again, question)
-        # What the target allows and this search alone found has nothing to do with the feature.
+        refused = refused_choices(rerun, problem)
+        # A decision that the target allows has nothing to do with the feature.
         if left_out is not None and not refused:
             return None
-        return Worded(float(again.found.step_s[0]), ", ".join(refused))
+        return Worded(float(rerun.solutions.step_s[0]), ", ".join(refused))
 
     return {
         feature: partial(step_s, able, later=len(able_of) - 1 - index)
@@ -384,22 +393,24 @@ def feature_tasks(found: Search, settings: Settings) -> dict[str, Task]:
     }
 
 
-def unlaunchable(found: Search, step_s_of: Mapping[str, float | None]) -> tuple[Unlaunchable, ...]:
-    """Say what the targets lack that would gain, most first.
+def unlaunchable(
+    outcome: SearchOutcome, step_s_of: Mapping[str, float | None]
+) -> tuple[Unlaunchable, ...]:
+    """Return the features that the targets lack and that would gain, most first.
 
     Args:
-        found: what can be launched.
-        step_s_of: what each of `feature_tasks` came to.
+        outcome: of the search over what can be launched.
+        step_s_of: result of each of `feature_tasks`.
     """
-    if found.found is None:
+    if outcome.solutions is None:
         return ()
-    best_s = float(found.found.step_s[0])
-    names = ", ".join(name for name in found.question.capabilities.names if name not in WRAPPERS)
+    best_s = float(outcome.solutions.step_s[0])
+    names = ", ".join(name for name in outcome.problem.capabilities.names if name not in WRAPPERS)
     missing = []
-    for feature, step_s in (*step_s_of.items(), *exchange_gains(found)):
+    for feature, step_s in (*step_s_of.items(), *dispatch_gains(outcome)):
         gain = 0.0 if step_s is None else 1.0 - step_s / best_s
         if gain > WORTH_NAMING_RATIO:
-            condition = _condition(feature, step_s, found.question.capabilities)
+            condition = _condition(feature, step_s, outcome.problem.capabilities)
             missing.append(
                 Unlaunchable(target=names, feature=feature, gain_ratio=gain, condition=condition)
             )
@@ -416,11 +427,11 @@ def _condition(feature: str, step_s: float | None, able: Capabilities) -> str:
 
 def with_features(capabilities: Capabilities) -> dict[str, Capabilities]:
     """The manifest with one feature more, for each that it lacks."""
-    found = {}
+    manifests = {}
     for feature, names in FEATURES.items():
         more: dict[str, Any] = {name: getattr(EVERYTHING, name) for name in names}
         if feature in ONE_OF_SCHEDULES:
             more["schedules"] = capabilities.schedules | {ONE_OF_SCHEDULES[feature]}
         if any(getattr(capabilities, name) != value for name, value in more.items()):
-            found[feature] = replace(capabilities, parts=(), **more)
-    return found
+            manifests[feature] = replace(capabilities, parts=(), **more)
+    return manifests

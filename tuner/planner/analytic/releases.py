@@ -2,12 +2,12 @@
 
 Published runs carry the release of their software (tuner/costs/analytic/residuals.json lists them),
 and the same recipe has moved by up to 1.8 times between two. `goal.engine` names the release that
-will run; without it the newest one is priced that the launch target stands for, and the note says
-so. The error band follows: with a stated release that of its own runs where there are enough,
-without one that of releases which nothing was fitted to.
+will run. Without it the newest one that the launch target covers is priced, and the note says so.
+The error band follows: with a stated release that of its own runs where there are enough, without
+one that of releases that nothing was fitted to.
 
-Megatron-LM's targets go by megatron-core's version, which no published row carries: they are priced
-over all containers unless the goal names the container that they run in.
+Megatron-LM's targets are versioned by megatron-core, which no published row carries: they are
+priced over all containers unless the goal names the container that they run in.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +28,8 @@ SPAN: Final[Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]] = {
     "megatron-bridge-26.02": ((), (26, 4)),
     "torchtitan": ANY,
 }
-"""Releases that a target stands for: the first, and the first that it does not. Others' versions
-are not those that rows carry."""
+"""Releases that a target covers: the first, and the first that it does not. Versions of other
+targets are not those that rows carry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class PricedRelease:
     stated: str = ""
     """The same where the goal names it."""
     note: str = ""
-    """In a line; empty where nothing is to be said."""
+    """In a line; may be empty."""
 
 
 def priced_release(
@@ -57,7 +57,7 @@ def priced_release(
     if engine is not None:
         _refuse(engine, target, known)
     if not known:
-        notes = [] if OF_TARGET[target].runs_alike else [_relative_note(target)]
+        notes = [] if OF_TARGET[target].runs_same_layers else [_relative_note(target)]
         if engine is not None:
             notes.append(f"goal.engine changes nothing: no release of {target} was compared")
         return PricedRelease(note="; ".join(notes))
@@ -71,14 +71,12 @@ def priced_release(
             f"priced as {family} {newest}, the newest published; set goal.engine for one {others}"
         )
         return PricedRelease(release=newest, note=note)
-    note = (
-        f"priced over all published releases of {family} together; set goal.engine for one {others}"
-    )
+    note = f"calibrated on all published releases of {family}; set goal.engine for one {others}"
     return PricedRelease(note=note)
 
 
 def _relative_note(target: str) -> str:
-    """Say whose constants a target is priced with that nobody published runs of."""
+    """Name whose constants price a target without published runs."""
     family = OF_TARGET[target].family
     return f"priced with the time and memory constants of {family}: no run of {target} is published"
 
@@ -102,16 +100,16 @@ def _refuse(engine: TrainEngine, target: str, known: Sequence[str]) -> None:
 def _names(target: str) -> tuple[str, ...]:
     """Return what the software of a target may be called."""
     own = OF_TARGET[target]
-    if not own.runs_alike:
+    if not own.runs_same_layers:
         return (target,)
-    alike = [name for name, one in OF_TARGET.items() if one.runs_alike]
-    return (*(name for name in alike if OF_TARGET[name].family == own.family), own.family)
+    same_layers = [name for name, one in OF_TARGET.items() if one.runs_same_layers]
+    return (*(name for name in same_layers if OF_TARGET[name].family == own.family), own.family)
 
 
 def _known(target: str, residuals: Residuals | None) -> tuple[str, ...]:
     """Return the releases that rows of the target's software carry, oldest first."""
     relative = OF_TARGET[target]
-    if residuals is None or not relative.runs_alike:
+    if residuals is None or not relative.runs_same_layers:
         return ()
     first, end = SPAN.get(target, ANY)
     known = residuals.releases.get(relative.family, ())

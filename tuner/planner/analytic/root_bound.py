@@ -1,4 +1,4 @@
-"""The first look at a search: every cell bounded before any expert degree is chosen."""
+"""The root of a search: every partial row bounded before any expert degree is chosen."""
 
 import numpy as np
 import numpy.typing as npt
@@ -6,51 +6,51 @@ import numpy.typing as npt
 from tuner.costs.analytic.shapes import taken
 from tuner.costs.analytic.units import unit_costs
 from tuner.planner.analytic.axes import RANK_ORDERS, Choice
-from tuner.planner.analytic.bounds import Allowed, imagined_expert, least_step_s
-from tuner.planner.analytic.candidates import TIME_DEGREES, Candidates, strategies_of
+from tuner.planner.analytic.bounds import Allowed, degrees_bound_s, single_expert
+from tuner.planner.analytic.candidates import TIME_DEGREES, Candidates, to_strategies
 from tuner.planner.analytic.degrees import Degrees
-from tuner.planner.analytic.least_kernels import least_kernels
-from tuner.planner.analytic.option_table import WayTable
-from tuner.planner.analytic.options import Ways
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.least_kernels import lower_bound_kernels
+from tuner.planner.analytic.option_table import OptionTable
+from tuner.planner.analytic.options import OptionSpace
+from tuner.planner.analytic.problem import TrainProblem
 
 Floats = npt.NDArray[np.float64]
 
 
-def cell_bounds_s(question: Question, ways: Ways, degrees: Degrees) -> Floats:
-    """Bound every cell by an imagined expert."""
-    one = np.ones(degrees.num_cells, dtype=np.int64)
-    cells = degrees.dense_rows(degrees.cells_N["dense"]) | {
-        name: degrees.cells_N[name] for name in ("virtual_pipeline", "micro_batch")
+def partial_bounds_s(problem: TrainProblem, options: OptionSpace, degrees: Degrees) -> Floats:
+    """Bound every partial row with a single expert in place of all, in seconds."""
+    one = np.ones(degrees.num_partials, dtype=np.int64)
+    partials = degrees.dense_rows(degrees.partials_N["dense"]) | {
+        name: degrees.partials_N[name] for name in ("virtual_pipeline", "micro_batch")
     }
-    fastest = {axis: np.zeros_like(one) for axis in ways.choices}
+    fastest = {axis: np.zeros_like(one) for axis in options.choices}
     for axis, choice in (("a2a_overlap", True), ("cuda_graph", "full_iteration")):
-        if choice in ways.choices[axis]:
-            fastest[axis] = one * ways.choices[axis].index(choice)
-    candidates = Candidates(rows=cells | {"expert": one, "expert_tensor": one}, ways=fastest)
-    strategies = strategies_of(question, ways, candidates)
+        if choice in options.choices[axis]:
+            fastest[axis] = one * options.choices[axis].index(choice)
+    candidates = Candidates(rows=partials | {"expert": one, "expert_tensor": one}, options=fastest)
+    strategies = to_strategies(problem, options, candidates)
     first, inverse = candidates.same(TIME_DEGREES)
     units = unit_costs(
-        imagined_expert(question.shape),
+        single_expert(problem.shape),
         taken(strategies, first),
-        question.hardware,
-        question.constants,
-        kernels=least_kernels(question),
+        problem.hardware,
+        problem.constants,
+        kernels=lower_bound_kernels(problem),
     )
     anything = Allowed(
         zero_stages=frozenset({0, 1, 2, 3}),
         rank_orders=RANK_ORDERS,
-        zero_bubble="zero_bubble" in question.capabilities.schedules,
+        zero_bubble="zero_bubble" in problem.capabilities.schedules,
     )
-    return least_step_s(question, strategies, units.taken(inverse), anything)
+    return degrees_bound_s(problem, strategies, units.taken(inverse), anything)
 
 
-def allowed_by(ways: Ways, table: WayTable) -> Allowed:
-    """Collect what some way of a table makes use of."""
+def allowed_by(options: OptionSpace, table: OptionTable) -> Allowed:
+    """Collect what some option of a table uses."""
 
     def choices(axis: str) -> list[Choice]:
-        index = np.unique(table.ways_TA[:, table.axes.index(axis)])
-        return [ways.choices[axis][i] for i in index]
+        index = np.unique(table.options_TA[:, table.axes.index(axis)])
+        return [options.choices[axis][i] for i in index]
 
     return Allowed(
         zero_stages=frozenset(int(zero) for zero in choices("zero_stage")),  # type: ignore[arg-type] # numbers

@@ -1,9 +1,9 @@
-"""What makes a combination of degrees illegal, rule by rule, on whole columns at once.
+"""What makes a combination of degrees illegal, rule by rule, on whole arrays at once.
 
-A rule reads named columns and answers which entries break it. Rules come in four groups, each
-reading only what is already chosen when the space is unfolded: the dense degrees (tensor, context,
-pipeline, data), the schedule (virtual pipeline, micro-batch), the expert degrees, and the ways to
-run them (options.py).
+A rule reads named columns and returns which entries break it. Rules come in four groups, each
+reading only what is chosen already when the space is expanded: the dense degrees (tensor, context,
+pipeline, data), the schedule (virtual pipeline, micro-batch), the expert degrees, and the execution
+options (options.py).
 
 Not covered: rules of one target's argument parser that no degree decides; those are checked on the
 finished decision (tuner/spec/capabilities.py).
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.problem import TrainProblem
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -53,10 +53,10 @@ class Rule:
     broken: Callable[[Chosen], Mask]
 
 
-def dense_rules(question: Question) -> Iterator[Rule]:
+def dense_rules(problem: TrainProblem) -> Iterator[Rule]:
     """Yield the rules on tensor, context, pipeline and data parallelism."""
-    model, target = question.model, question.capabilities
-    sequence, batch = question.sequence_length, question.global_batch_size
+    model, target = problem.model, problem.capabilities
+    sequence, batch = problem.sequence_length, problem.global_batch_size
     heads, kv_heads = model.attention.num_heads, model.attention.num_kv_heads
     beyond = target.tensor_beyond_kv_heads
     yield Rule(
@@ -106,12 +106,12 @@ def dense_rules(question: Question) -> Iterator[Rule]:
             broken=lambda c: c["pipeline"] > 1,
         )
     yield Rule(text=BATCH_RULE, broken=lambda c: batch % c["data"] != 0)
-    yield from limit_rules(question, DENSE_NAMES)
+    yield from limit_rules(problem, DENSE_NAMES)
 
 
-def schedule_rules(question: Question) -> Iterator[Rule]:
+def schedule_rules(problem: TrainProblem) -> Iterator[Rule]:
     """Yield the rules on virtual stages and micro-batches, the dense degrees given."""
-    target, batch = question.capabilities, question.global_batch_size
+    target, batch = problem.capabilities, problem.global_batch_size
     yield Rule(
         text=MICRO_RULE,
         broken=lambda c: batch % (c["micro_batch"] * c["data"]) != 0,
@@ -128,37 +128,37 @@ def schedule_rules(question: Question) -> Iterator[Rule]:
             & (batch // (c["micro_batch"] * c["data"]) % c["pipeline"] != 0)
         ),
     )
-    layers = question.model.num_layers
+    layers = problem.model.num_layers
     if not target.uneven_layout:
         yield Rule(
             text="the target's stages must hold the same number of layers",
             broken=lambda c: layers % (c["pipeline"] * c["virtual_pipeline"]) != 0,
         )
     yield Rule(
-        text="interleaved stages do not hold the same number of layers, first and last apart",
+        text="interleaved stages do not hold the same number of layers, except first and last",
         broken=lambda c: (
             (c["virtual_pipeline"] > 1) & (missing_layers(layers, c) > most_missing(layers, c))
         ),
     )
-    yield from limit_rules(question, SCHEDULE_NAMES)
+    yield from limit_rules(problem, SCHEDULE_NAMES)
 
 
 def missing_layers(layers: int, chosen: Chosen) -> Ints:
-    """Layers that the first and last stage hold less than the others, together."""
+    """Layers by which the first and last stage together are shorter than two others."""
     stages = chosen["pipeline"] * chosen["virtual_pipeline"]
-    found: Ints = -(-layers // stages) * stages - layers
-    return found
+    missing: Ints = -(-layers // stages) * stages - layers
+    return missing
 
 
 def most_missing(layers: int, chosen: Chosen) -> Ints:
-    """What two stages can be without."""
-    found: Ints = 2 * -(-layers // (chosen["pipeline"] * chosen["virtual_pipeline"]))
-    return found
+    """Layers that two stages have."""
+    most: Ints = 2 * -(-layers // (chosen["pipeline"] * chosen["virtual_pipeline"]))
+    return most
 
 
-def expert_rules(question: Question) -> Iterator[Rule]:
+def expert_rules(problem: TrainProblem) -> Iterator[Rule]:
     """Yield the rules on expert and expert-tensor parallelism, the dense degrees given."""
-    moe, target = question.model.moe, question.capabilities
+    moe, target = problem.model.moe, problem.capabilities
     if moe is None:
         yield Rule(
             text="expert_model_parallel_size above 1 in a model without experts",
@@ -182,13 +182,13 @@ def expert_rules(question: Question) -> Iterator[Rule]:
             text="the target has no parallel folding",
             broken=lambda c: c["expert"] > c["data"],
         )
-    yield from limit_rules(question, EXPERT_NAMES)
+    yield from limit_rules(problem, EXPERT_NAMES)
 
 
-def limit_rules(question: Question, names: Mapping[str, str]) -> Iterator[Rule]:
+def limit_rules(problem: TrainProblem, names: Mapping[str, str]) -> Iterator[Rule]:
     """Yield what the user's limits leave out, one rule per limited decision."""
     for column, name in names.items():
-        allowed = getattr(question.limits, name)
+        allowed = getattr(problem.limits, name)
         if allowed is not None:
             yield Rule(text=f"search.{name} leaves it out", broken=_outside(column, allowed))
 
@@ -196,10 +196,10 @@ def limit_rules(question: Question, names: Mapping[str, str]) -> Iterator[Rule]:
 def first_broken(rules: list[Rule], chosen: Chosen) -> Ints:
     """Return the index of the first rule that each entry breaks, -1 where it is legal."""
     length = len(next(iter(chosen.values())))
-    found = np.full(length, -1, dtype=np.int64)
+    first = np.full(length, -1, dtype=np.int64)
     for index, rule in enumerate(rules):
-        found[(found < 0) & rule.broken(chosen)] = index
-    return found
+        first[(first < 0) & rule.broken(chosen)] = index
+    return first
 
 
 def divisors(number: int) -> Ints:

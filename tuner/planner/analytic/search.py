@@ -1,24 +1,28 @@
-"""Branch and bound over all degrees and ways: bounds first, prices for what they leave.
+"""Branch and bound over parallel degrees and execution options.
 
-    cells    degrees without the experts', by the bound of an imagined expert      bounds.py rows
-    with every expert degree: a bound per frame, and whether any fits     min_memory.py keepings
-    with all but what is computed again: a bound                          candidate_prices.py agains
-    with what is computed again and nothing else: a bound, whether any fits ways     a bound; if
-    need be priced in full, in a layout of their own          candidate_prices.py
+Each level fixes more of a decision and has a lower bound on the step time:
 
-Cells are opened in the order of their bounds, then their rows visited in the order of theirs. A
-frame that fits with nothing computed again is unfolded into keepings, one that does not into agains
-(option_table.py). What is bounded by more than is still wanted (the K-th best layout, each row at
-its best) is left where it stands; so is what fits in no layout. Bounds only ever grow from level to
-level, so that
+    level          fixed                                          checks
+    partial row    degrees but the expert degrees                 bound        root_bound.py
+    row            all degrees                                    memory       min_memory.py
+    dispatch       + dispatcher, a2a_overlap, cuda_graph          bound        bounds.py
+    no_recompute   + every knob but recomputation and chunks      bound        candidate_prices.py
+    recompute      dispatch, recomputation and chunks only        bound, memory
+    option         every knob                                     bound, then time and memory
+
+Partial rows are opened in the order of their bounds, then their rows in the order of theirs. A
+dispatch setting that fits in memory without recomputation is expanded into the no-recompute level,
+any other into the recompute level (option_table.py). A node is pruned if its bound exceeds the
+threshold (the step time of the K-th best layout, each row at its best option), or if no pipeline
+layout of it fits in memory. Bounds never decrease from level to level, so that
 
     space = priced + bounded + illegal + open
 
-counts every decision once; `open` is what time ran out on. Work arrives in batches of bounded size,
-and the threshold falls after every one.
+counts every decision once; `open` is what the time limit left. Work is done in batches of bounded
+size, and the threshold is updated after each.
 
-Letters: C candidates, F frames, A axes. Not covered: settings that differ between stages, which the
-integer program of the finalists decides.
+Letters: C candidates, D dispatch settings, A axes. Not covered: options that differ between stages;
+the integer program decides those for the finalists (finalists.py).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,43 +31,54 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tuner.planner.analytic.added import Kinds, Known
-from tuner.planner.analytic.batches import FIRST_ROWS, MOST_ROWS, batches, rank_within, unfolded
-from tuner.planner.analytic.bounds import Allowed, least_step_s
-from tuner.planner.analytic.candidate_prices import Prices, batch_of, least_s
+from tuner.planner.analytic.added import OptionTables, SearchedSpace
+from tuner.planner.analytic.batches import FIRST_ROWS, MOST_ROWS, batches, expand_runs, rank_within
+from tuner.planner.analytic.bounds import Allowed, degrees_bound_s
+from tuner.planner.analytic.candidate_prices import Prices, candidate_bound_s, price_batch
 from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.degrees import Table, legal_degrees
-from tuner.planner.analytic.incumbents import Counts, Found, Search
-from tuner.planner.analytic.memory_feasibility import fits_somehow
-from tuner.planner.analytic.min_memory import again_fits, frame_fits_plainly, keeping_fits, row_fits
-from tuner.planner.analytic.min_memory_layout import capped_least_s, price_to_fit
-from tuner.planner.analytic.option_table import WayTable
-from tuner.planner.analytic.options import ways_of
-from tuner.planner.analytic.problem import Question
-from tuner.planner.analytic.progress import counted, ended, opened, passing
-from tuner.planner.analytic.root_bound import allowed_by, cell_bounds_s
-from tuner.planner.analytic.rows import Rows, groups_of_frames, joined, taken_rows, with_ways
+from tuner.planner.analytic.incumbents import Counts, SearchOutcome, Solutions
+from tuner.planner.analytic.memory_feasibility import may_fit
+from tuner.planner.analytic.min_memory import (
+    fits_without_recompute,
+    no_recompute_level_fits,
+    recompute_level_fits,
+    row_fits,
+)
+from tuner.planner.analytic.min_memory_layout import candidate_bound_in_memory_s, price_to_fit
+from tuner.planner.analytic.option_table import OptionTable
+from tuner.planner.analytic.options import option_space
+from tuner.planner.analytic.problem import TrainProblem
+from tuner.planner.analytic.progress import batch_event, bounds_event, result_event, space_event
+from tuner.planner.analytic.root_bound import allowed_by, partial_bounds_s
+from tuner.planner.analytic.rows import (
+    Rows,
+    expand_dispatch_level,
+    merge_by_table,
+    take_rows,
+    with_options,
+)
 from tuner.planner.analytic.rules import Ints
 from tuner.planner.analytic.space_size import space
 from tuner.planner.layout_groups import rows_of_layouts
-from tuner.planner.progress import Told, Watch, unwatched
+from tuner.planner.progress import PlanningEvent, ProgressListener, ignore_progress
 
 Floats = npt.NDArray[np.float64]
 
 SEEDS = 8
-"""Cells of every pipeline size that are visited before all others."""
+"""Partial rows of every pipeline size that are visited before all others."""
 
-FIRST_FRAMES = 128
-"""Frames of rows whose keepings are bounded before the first look at the threshold; every further
-look may be twice as far away, up to `MOST_FRAMES`."""
-MOST_FRAMES = 2048
+FIRST_DISPATCH = 128
+"""Dispatch settings that are expanded before the threshold is read again; the number doubles each
+time, up to `MOST_DISPATCH`."""
+MOST_DISPATCH = 2048
 
 FIRST_GROUPS = 256
-"""Keepings or agains whose ways are bounded before the first look at the threshold, and so on."""
+"""The same for groups of the no-recompute and the recompute level."""
 MOST_GROUPS = 2048
 
-WAYS_FIRST = 4
-"""Of each row the most promising, priced before all others."""
+PRICED_FIRST = 4
+"""Options of each row, those of the lowest bounds, that are priced before all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,121 +86,122 @@ class Settings:
     """How to search."""
 
     top: int = 8
-    """Layouts to find at least, when there are as many (layout_groups.py)."""
+    """Least number of layouts to find, if there are as many (layout_groups.py)."""
     band_ratio: float = 0.0
-    """Rows that are slower than the best by no more than this share are found and counted."""
+    """Rows that are slower than the best by at most this share are found and counted."""
     below_s: float = np.inf
-    """Only faster steps than this are of interest."""
-    known: Known | None = None
-    """What was searched before, at the same prices; its decisions are left out, and what is not
-    priced is not counted."""
+    """Slower steps are not searched for."""
+    known: SearchedSpace | None = None
+    """A space that was searched before at the same prices. Its decisions are left out, and what is
+    not priced is not counted."""
     time_limit_s: float = 60.0
     processes: int = 1
-    """That may answer questions about what was found side by side; one search is one process."""
+    """Processes for follow-up searches side by side; one search is one process."""
     clock: Callable[[], float]
-    watch: Watch = unwatched
+    watch: ProgressListener = ignore_progress
 
     def since(self, begun_s: float) -> "Settings":
-        """Return the same with what is left of the time limit, were it to begin at a moment."""
+        """Return settings with what is left of a time limit that began at `begun_s`."""
         left_s = self.time_limit_s - (self.clock() - begun_s)
         return replace(self, time_limit_s=max(0.0, left_s))
 
 
-def search(question: Question, settings: Settings) -> Search:
+def search(problem: TrainProblem, settings: Settings) -> SearchOutcome:
     """Find the fastest decisions that fit, and prove how far from optimal they can be."""
-    return _Run(question, settings).result()
+    return _Run(problem, settings).result()
 
 
 class _Run:
     """The state of one search; lives as long as the call that made it."""
 
-    def __init__(self, question: Question, settings: Settings) -> None:
-        self._question = question
+    def __init__(self, problem: TrainProblem, settings: Settings) -> None:
+        self._problem = problem
         self._settings = settings
         self._start_s = settings.clock()
-        self._ways = ways_of(question)
-        self._degrees = legal_degrees(question)
+        self._options = option_space(problem)
+        self._degrees = legal_degrees(problem)
         is_whole = settings.known is None
-        self._legal, self._illegal = space(self._ways, self._degrees) if is_whole else (0, {})
-        self._kinds = Kinds(ways=self._ways, known=settings.known)
-        self._found: Found | None = None
+        self._legal, self._illegal = space(self._options, self._degrees) if is_whole else (0, {})
+        self._tables = OptionTables(options=self._options, known=settings.known)
+        self._solutions: Solutions | None = None
         self._bound_s = np.inf
         self._priced = 0
         self._open = 0
 
-    def result(self) -> Search:
-        """Search."""
+    def result(self) -> SearchOutcome:
+        """Run the search."""
         watch = self._settings.watch
-        watch(counted(self._legal, sum(self._illegal.values()), self._degrees))
-        bound_N = cell_bounds_s(self._question, self._ways, self._degrees)
-        watch(opened(len(bound_N), float(bound_N.min(initial=np.inf))))
+        watch(space_event(self._legal, sum(self._illegal.values()), self._degrees))
+        bound_N = partial_bounds_s(self._problem, self._options, self._degrees)
+        watch(bounds_event(len(bound_N), float(bound_N.min(initial=np.inf))))
         order = np.argsort(bound_N, kind="stable")
-        order = order[bound_N[order] <= self._wanted_s()]
+        order = order[bound_N[order] <= self._threshold_s()]
         if not np.isfinite(self._settings.below_s):
             seeds = self._seeds(order)
-            self._visit(self._opened(seeds))
+            self._visit(self._open_partials(seeds))
             order = order[~np.isin(order, seeds)]
         pending: list[Rows] = []
         for batch in batches(order, self._degrees.num_pairs_N, first=self._first_rows()):
-            least_s = float(bound_N[batch[0]])
-            if least_s > self._wanted_s():
+            batch_bound_s = float(bound_N[batch[0]])
+            if batch_bound_s > self._threshold_s():
                 break
-            watch(self._passing(least_s, int((bound_N < least_s).sum()), len(bound_N), "cells"))
-            if self._is_late():
-                self._leave_cells(batch, least_s)
+            done = int((bound_N < batch_bound_s).sum())
+            watch(self._batch_event(batch_bound_s, done, len(bound_N), "partial rows"))
+            if self._is_out_of_time():
+                self._leave_open_partials(batch, batch_bound_s)
                 continue
-            pending += self._opened(batch[bound_N[batch] <= self._wanted_s()])
+            pending += self._open_partials(batch[bound_N[batch] <= self._threshold_s()])
         self._visit(pending)
-        found = self._summary()
-        watch(ended(found))
-        return found
+        outcome = self._summary()
+        watch(result_event(outcome))
+        return outcome
 
     def _first_rows(self) -> int:
-        """Small batches are for a threshold that has yet to fall."""
+        """Rows of the first batch: few while there is no threshold yet."""
         return MOST_ROWS if np.isfinite(self._settings.below_s) else FIRST_ROWS
 
-    def _passing(self, least_s: float, done: int, total: int, what: str) -> Told:
-        bound_s = min(least_s, self._bound_s)
-        return passing(
+    def _batch_event(self, batch_bound_s: float, done: int, total: int, what: str) -> PlanningEvent:
+        bound_s = min(batch_bound_s, self._bound_s)
+        return batch_event(
             f"{done} of {total} {what}", best_s=self._best_s(), bound_s=bound_s, priced=self._priced
         )
 
     def _seeds(self, order: Ints) -> Ints:
-        """The most promising cells of every pipeline size, so that the threshold falls early."""
-        pipeline = self._degrees.dense_D["pipeline"][self._degrees.cells_N["dense"][order]]
+        """The best partial rows of every pipeline size, to get a threshold early."""
+        pipeline = self._degrees.dense_D["pipeline"][self._degrees.partials_N["dense"][order]]
         return order[rank_within(pipeline) < SEEDS]
 
-    def _opened(self, cells: Ints) -> list[Rows]:
-        """Bound the rows of some cells in their leading frames; what cannot fit is left out."""
-        rows = self._degrees.rows(cells)
+    def _open_partials(self, partials: Ints) -> list[Rows]:
+        """Bound the rows of some partial rows; drop what cannot fit."""
+        rows = self._degrees.rows(partials)
         return [
-            alike
-            for table, chosen in self._kinds.sorted(rows)
-            for alike in self._opened_alike(table, taken_rows(rows, chosen))
+            part
+            for table, chosen in self._tables.by_kind(rows)
+            for part in self._open_kind(table, take_rows(rows, chosen))
         ]
 
-    def _opened_alike(self, table: WayTable, rows: Table) -> Iterator[Rows]:
-        has_threshold = bool(np.isfinite(self._wanted_s()))
+    def _open_kind(self, table: OptionTable, rows: Table) -> Iterator[Rows]:
+        has_threshold = bool(np.isfinite(self._threshold_s()))
         if not has_threshold:
-            # Nothing is too slow yet, so what cannot fit goes first.
-            rows = taken_rows(rows, self._fitting(table, rows))
+            # There is no threshold yet, so first drop what cannot fit.
+            rows = take_rows(rows, self._rows_that_may_fit(table, rows))
         if not len(rows["tensor"]):
             return
-        allowed = allowed_by(self._ways, table)
-        bound_CF = self._frame_bounds_s(table, table.leading_F, rows, allowed)
-        kept = np.flatnonzero(bound_CF.min(axis=1) <= self._wanted_s())
+        allowed = allowed_by(self._options, table)
+        bound_CD = self._dispatch_bounds_s(table, table.leading_D, rows, allowed)
+        kept = np.flatnonzero(bound_CD.min(axis=1) <= self._threshold_s())
         if has_threshold:
-            kept = kept[self._fitting(table, taken_rows(rows, kept))]
+            kept = kept[self._rows_that_may_fit(table, take_rows(rows, kept))]
         if len(kept):
-            rows = taken_rows(rows, kept)
-            yield Rows(table=table, rows=rows, bound_CF=bound_CF[kept], allowed=allowed)
+            rows = take_rows(rows, kept)
+            yield Rows(table=table, rows=rows, bound_CD=bound_CD[kept], allowed=allowed)
 
-    def _fitting(self, table: WayTable, rows: Table) -> Ints:
-        return np.flatnonzero(row_fits(self._question, self._ways, table, rows))
+    def _rows_that_may_fit(self, table: OptionTable, rows: Table) -> Ints:
+        return np.flatnonzero(row_fits(self._problem, self._options, table, rows))
 
-    def _visit(self, opened: list[Rows]) -> None:
-        """Go through rows in the order of their bounds, a batch at a time."""
-        parts = joined(opened)
+    def _visit(self, opened_rows: list[Rows]) -> None:
+        """Visit rows in the order of their bounds, a batch at a time."""
+        parts = merge_by_table(opened_rows)
         least_C = np.concatenate([np.zeros(0), *(part.least_C for part in parts)])
         part_C = np.repeat(np.arange(len(parts)), [len(part.least_C) for part in parts])
         place_C = np.concatenate(
@@ -193,142 +209,158 @@ class _Run:
         )
         order = np.argsort(least_C, kind="stable")
         for batch in batches(order, np.ones_like(order), first=self._first_rows()):
-            least_s = float(least_C[batch[0]])
-            if least_s > self._wanted_s():
+            batch_bound_s = float(least_C[batch[0]])
+            if batch_bound_s > self._threshold_s():
                 return
-            done = int((least_C < least_s).sum())
-            self._settings.watch(self._passing(least_s, done, len(order), "rows"))
-            here = batch[least_C[batch] <= self._wanted_s()]
+            done = int((least_C < batch_bound_s).sum())
+            self._settings.watch(self._batch_event(batch_bound_s, done, len(order), "rows"))
+            here = batch[least_C[batch] <= self._threshold_s()]
             for index in np.unique(part_C[here]):
                 self._visit_rows(parts[index].taken(place_C[here[part_C[here] == index]]))
 
     def _visit_rows(self, rows: Rows) -> None:
         table = rows.table
-        if self._is_late():
+        if self._is_out_of_time():
             self._bound_s = min(self._bound_s, float(rows.least_C.min()))
             self._open += len(rows.least_C) * table.num_legal
             return
-        others = tuple(f for f in range(len(table.frame_FA)) if f not in table.leading_F)
-        bound_CF = np.empty((len(rows.least_C), len(table.frame_FA)))
-        bound_CF[:, table.leading_F] = rows.bound_CF
-        bound_CF[:, others] = self._frame_bounds_s(table, others, rows.rows, rows.allowed)
-        self._visit_frames(replace(rows, bound_CF=bound_CF))
+        others = tuple(f for f in range(len(table.dispatch_DA)) if f not in table.leading_D)
+        bound_CD = np.empty((len(rows.least_C), len(table.dispatch_DA)))
+        bound_CD[:, table.leading_D] = rows.bound_CD
+        bound_CD[:, others] = self._dispatch_bounds_s(table, others, rows.rows, rows.allowed)
+        self._visit_dispatch_level(replace(rows, bound_CD=bound_CD))
 
-    def _frame_bounds_s(
-        self, table: WayTable, frames: Sequence[int], rows: Table, allowed: Allowed
+    def _dispatch_bounds_s(
+        self, table: OptionTable, dispatch: Sequence[int], rows: Table, allowed: Allowed
     ) -> Floats:
-        """Bound every row in every one of some frames, [C, F], as columns of one batch."""
+        """Bound every row at every given dispatch setting, [C, D], as one batch of candidates."""
         count = len(rows["tensor"])
-        if not frames:
+        if not dispatch:
             return np.empty((count, 0))
-        every = {name: np.repeat(column, len(frames)) for name, column in rows.items()}
-        ways_CA = np.tile(table.frame_FA[list(frames)], (count, 1))
-        return self._bounds(with_ways(table, every, ways_CA), allowed).reshape(count, len(frames))
+        every = {name: np.repeat(column, len(dispatch)) for name, column in rows.items()}
+        options_CA = np.tile(table.dispatch_DA[list(dispatch)], (count, 1))
+        return self._bounds(with_options(table, every, options_CA), allowed).reshape(
+            count, len(dispatch)
+        )
 
     def _bounds(self, candidates: Candidates, allowed: Allowed) -> Floats:
-        batch = batch_of(self._question, self._ways, candidates)
+        batch = price_batch(self._problem, self._options, candidates)
         units = batch.times.taken(batch.time_of_C)
-        return least_step_s(self._question, batch.strategies, units, allowed)
+        return degrees_bound_s(self._problem, batch.strategies, units, allowed)
 
-    def _visit_frames(self, rows: Rows) -> None:
-        """Go through the frames of rows in the order of their bounds, a few at a time."""
-        table, best_s = rows.table, np.full(len(rows.bound_CF), np.inf)
-        row, frame = np.nonzero(rows.bound_CF <= self._wanted_s())
-        order = np.argsort(rows.bound_CF[row, frame], kind="stable")
-        row, frame = row[order], frame[order]
-        start, most = 0, FIRST_FRAMES
+    def _visit_dispatch_level(self, rows: Rows) -> None:
+        """Visit the dispatch settings of rows in the order of their bounds, a few at a time."""
+        table, best_s = rows.table, np.full(len(rows.bound_CD), np.inf)
+        row, dispatch = np.nonzero(rows.bound_CD <= self._threshold_s())
+        order = np.argsort(rows.bound_CD[row, dispatch], kind="stable")
+        row, dispatch = row[order], dispatch[order]
+        start, most = 0, FIRST_DISPATCH
         while start < len(row):
-            if self._is_late():
-                self._leave_frames(rows, row[start:], frame[start:])
+            if self._is_out_of_time():
+                self._leave_open_dispatch(rows, row[start:], dispatch[start:])
                 return
-            stop, most = start + most, min(2 * most, MOST_FRAMES)
-            here, of = row[start:stop], frame[start:stop]
-            wanted = rows.bound_CF[here, of] <= np.minimum(self._wanted_s(), best_s[here])
+            stop, most = start + most, min(2 * most, MOST_DISPATCH)
+            here, of = row[start:stop], dispatch[start:stop]
+            wanted = rows.bound_CD[here, of] <= np.minimum(self._threshold_s(), best_s[here])
             here, of = here[wanted], of[wanted]
-            some = taken_rows(rows.rows, here)
-            is_roomy = frame_fits_plainly(self._question, self._ways, table, some, of)
-            self._visit_keepings(rows, here[is_roomy], of[is_roomy], best_s)
-            self._visit_agains(rows, here[~is_roomy], of[~is_roomy], best_s)
+            some = take_rows(rows.rows, here)
+            fits_without = fits_without_recompute(self._problem, self._options, table, some, of)
+            self._visit_no_recompute_level(rows, here[fits_without], of[fits_without], best_s)
+            self._visit_recompute_level(rows, here[~fits_without], of[~fits_without], best_s)
             start = stop
 
-    def _visit_keepings(self, rows: Rows, row: Ints, frame: Ints, best_s: Floats) -> None:
-        """Bound every keeping of some frames, unfold the rest."""
+    def _visit_no_recompute_level(
+        self, rows: Rows, row: Ints, dispatch: Ints, best_s: Floats
+    ) -> None:
+        """Bound everything but recomputation, then expand what is below the threshold."""
         table = rows.table
-        row, keeping = groups_of_frames(row, frame, table.frame_of_G, frames=len(table.frame_FA))
+        row, no_recompute = expand_dispatch_level(
+            row, dispatch, table.dispatch_of_N, num_dispatch=len(table.dispatch_DA)
+        )
         if not len(row):
             return
-        every = with_ways(table, taken_rows(rows.rows, row), table.keeping_GA[keeping])
-        bound_s = least_s(self._question, self._ways, every)
-        kept = np.flatnonzero(bound_s <= np.minimum(self._wanted_s(), best_s[row]))
-        kept = kept[keeping_fits(self._question, self._ways, every.taken(kept))]
+        every = with_options(table, take_rows(rows.rows, row), table.no_recompute_NA[no_recompute])
+        bound_s = candidate_bound_s(self._problem, self._options, every)
+        kept = np.flatnonzero(bound_s <= np.minimum(self._threshold_s(), best_s[row]))
+        kept = kept[no_recompute_level_fits(self._problem, self._options, every.taken(kept))]
         for now in self._in_order(kept, bound_s, row, best_s):
-            of, place = unfolded(table.count_of_G[keeping[now]], table.start_of_G[keeping[now]])
-            self._visit_ways(rows, row[now][of], place, best_s)
+            of, place = expand_runs(
+                table.count_of_N[no_recompute[now]], table.start_of_N[no_recompute[now]]
+            )
+            self._visit_options(rows, row[now][of], place, best_s)
 
-    def _visit_agains(self, rows: Rows, row: Ints, frame: Ints, best_s: Floats) -> None:
-        """Bound every again of some frames, drop what cannot fit, unfold the rest."""
+    def _visit_recompute_level(self, rows: Rows, row: Ints, dispatch: Ints, best_s: Floats) -> None:
+        """Bound recomputation settings, drop those that cannot fit, expand the rest."""
         table = rows.table
-        row, again = groups_of_frames(row, frame, table.frame_of_H, frames=len(table.frame_FA))
+        row, recompute = expand_dispatch_level(
+            row, dispatch, table.dispatch_of_R, num_dispatch=len(table.dispatch_DA)
+        )
         if not len(row):
             return
-        every = with_ways(table, taken_rows(rows.rows, row), table.again_HA[again])
+        every = with_options(table, take_rows(rows.rows, row), table.recompute_RA[recompute])
         bound_s = self._bounds(every, rows.allowed)
-        kept = np.flatnonzero(bound_s <= np.minimum(self._wanted_s(), best_s[row]))
-        some = taken_rows(rows.rows, row[kept])
-        kept = kept[again_fits(self._question, self._ways, table, some, again[kept])]
+        kept = np.flatnonzero(bound_s <= np.minimum(self._threshold_s(), best_s[row]))
+        some = take_rows(rows.rows, row[kept])
+        kept = kept[
+            recompute_level_fits(self._problem, self._options, table, some, recompute[kept])
+        ]
         for now in self._in_order(kept, bound_s, row, best_s):
-            of, place = unfolded(table.count_of_H[again[now]], table.start_of_H[again[now]])
-            self._visit_ways(rows, row[now][of], table.by_again_T[place], best_s)
+            of, place = expand_runs(
+                table.count_of_R[recompute[now]], table.start_of_R[recompute[now]]
+            )
+            self._visit_options(rows, row[now][of], table.by_recompute_T[place], best_s)
 
     def _in_order(self, kept: Ints, bound_s: Floats, row: Ints, best_s: Floats) -> Iterator[Ints]:
-        """Those of the lowest bounds first, a few at a time, as long as they are wanted."""
+        """Yield groups below the threshold, those of the lowest bounds first."""
         kept = kept[np.argsort(bound_s[kept], kind="stable")]
         start, most = 0, FIRST_GROUPS
         while start < len(kept):
             now = kept[start : start + most]
             start, most = start + most, min(2 * most, MOST_GROUPS)
-            now = now[bound_s[now] <= np.minimum(self._wanted_s(), best_s[row[now]])]
+            now = now[bound_s[now] <= np.minimum(self._threshold_s(), best_s[row[now]])]
             if len(now):
                 yield now
 
-    def _visit_ways(self, rows: Rows, row: Ints, way: Ints, best_s: Floats) -> None:
-        """Bound ways, price what is left in time and memory."""
+    def _visit_options(self, rows: Rows, row: Ints, option: Ints, best_s: Floats) -> None:
+        """Bound options, then price those that are left in time and memory."""
         table = rows.table
-        candidates = with_ways(table, taken_rows(rows.rows, row), table.ways_TA[way])
-        bound_s = least_s(self._question, self._ways, candidates)
-        kept = np.flatnonzero(bound_s <= np.minimum(self._wanted_s(), best_s[row]))
-        kept = kept[fits_somehow(self._question, self._ways, candidates.taken(kept))]
+        candidates = with_options(table, take_rows(rows.rows, row), table.options_TA[option])
+        bound_s = candidate_bound_s(self._problem, self._options, candidates)
+        kept = np.flatnonzero(bound_s <= np.minimum(self._threshold_s(), best_s[row]))
+        kept = kept[may_fit(self._problem, self._options, candidates.taken(kept))]
         kept = kept[np.argsort(bound_s[kept], kind="stable")]
-        is_first = rank_within(row[kept]) < WAYS_FIRST
+        is_first = rank_within(row[kept]) < PRICED_FIRST
         for part in (kept[is_first], kept[~is_first]):
-            now = part[bound_s[part] <= np.minimum(self._wanted_s(), best_s[row[part]])]
+            now = part[bound_s[part] <= np.minimum(self._threshold_s(), best_s[row[part]])]
             if len(now):
-                self._price_ways(candidates.taken(now), row[now], bound_s[now], best_s)
+                self._price_options(candidates.taken(now), row[now], bound_s[now], best_s)
 
-    def _price_ways(
+    def _price_options(
         self, candidates: Candidates, row: Ints, bound_s: Floats, best_s: Floats
     ) -> None:
-        """Price ways, where needed in a lean layout, and keep the best of every row."""
-        found, full = price_to_fit(self._question, self._ways, candidates)
+        """Price options, moving layers where memory requires it; keep the best of every row."""
+        prices, full = price_to_fit(self._problem, self._options, candidates)
         self._priced += len(candidates)
         if len(full):
-            bound_s[full] = capped_least_s(self._question, self._ways, candidates.taken(full))
-        self._keep(candidates, row, found, best_s)
-        # Another layout of what was priced may be faster than its own.
+            bound_s[full] = candidate_bound_in_memory_s(
+                self._problem, self._options, candidates.taken(full)
+            )
+        self._record(candidates, row, prices, best_s)
+        # A priced option may be faster in another pipeline layout than in the one it was priced in.
         self._bound_s = min(self._bound_s, float(bound_s.min()))
 
     def _best_s(self) -> float:
-        return np.inf if self._found is None else float(self._found.step_s[0])
+        return np.inf if self._solutions is None else float(self._solutions.step_s[0])
 
-    def _keep(
+    def _record(
         self,
         candidates: Candidates,
         row: Ints,
         prices: Prices,
         best_s: Floats,
     ) -> None:
-        """Keep the best way of every row that fits in one."""
-        fitting = np.flatnonzero(prices.peak_bytes <= self._question.memory_limit_bytes)
+        """Keep the best option of every row that fits with one."""
+        fitting = np.flatnonzero(prices.peak_bytes <= self._problem.memory_limit_bytes)
         if not len(fitting):
             return
         order = fitting[np.argsort(prices.step_s[fitting], kind="stable")]
@@ -336,45 +368,48 @@ class _Run:
         better = order[first]
         better = better[prices.step_s[better] < best_s[row[better]]]
         best_s[row[better]] = prices.step_s[better]
-        new = Found(
+        new = Solutions(
             candidates=candidates.taken(better),
             step_s=prices.step_s[better],
             peak_bytes=prices.peak_bytes[better],
             layers_PC=prices.layers_PC[:, better],
         )
-        self._found = new if self._found is None else self._found.joined(new)
+        self._solutions = new if self._solutions is None else self._solutions.concat_best(new)
 
-    def _wanted_s(self) -> float:
-        """Slower is of no interest: not the best of the K best layouts, and no tie of the best."""
-        if self._found is None:
+    def _threshold_s(self) -> float:
+        """Step time above which nothing is of interest.
+
+        The slower one of the K-th best layout and of the ties with the best.
+        """
+        if self._solutions is None:
             return self._settings.below_s
-        rows = rows_of_layouts(self._found.layouts(), top=self._settings.top)
+        rows = rows_of_layouts(self._solutions.layouts(), top=self._settings.top)
         if rows is None:
             return self._settings.below_s
-        steps_s = self._found.step_s
+        steps_s = self._solutions.step_s
         tie_s = float(steps_s[0]) * (1.0 + self._settings.band_ratio)
         return min(max(float(steps_s[rows - 1]), tie_s), self._settings.below_s)
 
-    def _is_late(self) -> bool:
+    def _is_out_of_time(self) -> bool:
         elapsed_s = self._settings.clock() - self._start_s
         return elapsed_s > self._settings.time_limit_s
 
-    def _leave_cells(self, cells: Ints, least_s: float) -> None:
-        """Time is over: nothing is known of these but their bound."""
-        self._bound_s = min(self._bound_s, least_s)
-        for table, chosen in self._kinds.sorted(self._degrees.rows(cells)):
+    def _leave_open_partials(self, partials: Ints, bound_s: float) -> None:
+        """Out of time: only the bound of these partial rows is known."""
+        self._bound_s = min(self._bound_s, bound_s)
+        for table, chosen in self._tables.by_kind(self._degrees.rows(partials)):
             self._open += len(chosen) * table.num_legal
 
-    def _leave_frames(self, rows: Rows, row: Ints, frame: Ints) -> None:
-        self._bound_s = min(self._bound_s, float(rows.bound_CF[row, frame].min()))
+    def _leave_open_dispatch(self, rows: Rows, row: Ints, dispatch: Ints) -> None:
+        self._bound_s = min(self._bound_s, float(rows.bound_CD[row, dispatch].min()))
         table = rows.table
-        ways_F = np.bincount(
-            table.frame_of_G, weights=table.count_of_G, minlength=len(table.frame_FA)
+        options_D = np.bincount(
+            table.dispatch_of_N, weights=table.count_of_N, minlength=len(table.dispatch_DA)
         )
-        self._open += int(ways_F[frame].sum())
+        self._open += int(options_D[dispatch].sum())
 
-    def _summary(self) -> Search:
-        found = self._found
+    def _summary(self) -> SearchOutcome:
+        solutions = self._solutions
         counts = Counts(
             priced=self._priced,
             bounded=max(0, self._legal - self._priced - self._open),
@@ -382,13 +417,13 @@ class _Run:
             open=self._open,
             rows=self._degrees.num_legal,
         )
-        return Search(
-            question=self._question,
-            ways=self._ways,
+        return SearchOutcome(
+            problem=self._problem,
+            options=self._options,
             degrees=self._degrees,
-            found=found,
+            solutions=solutions,
             bound_s=min(self._bound_s, self._best_s()),
-            complete_s=0.0 if self._open else self._wanted_s(),
+            complete_s=0.0 if self._open else self._threshold_s(),
             counts=counts,
             solve_s=self._settings.clock() - self._start_s,
         )

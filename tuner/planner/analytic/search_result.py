@@ -1,7 +1,7 @@
-"""What a search found in the plan's words: decisions, certificate, runner-ups, Pareto front.
+"""A search outcome in the terms of the plan: decisions, certificate, runner-ups, Pareto front.
 
-The certificate speaks of the closed form of a step (tuner/costs/analytic/step.py). Its space counts
-decisions without their layouts: every layout of a decision is bounded by `least_s`.
+The certificate is about the closed form of a step (tuner/costs/analytic/step.py). Its space counts
+decisions without their layouts: `candidate_bound_s` bounds every layout of a decision.
 """
 
 import math
@@ -14,14 +14,19 @@ from tuner.costs.analytic.memory import assemble_memory
 from tuner.costs.analytic.prices import MemoryPrice, StepPrice
 from tuner.costs.analytic.shapes import Stages, Strategies, number, taken
 from tuner.plan import Certificate, Space
-from tuner.planner.analytic.axes import Recomputed
-from tuner.planner.analytic.candidate_prices import TimePiece, assembled, batch_of, time_pieces
+from tuner.planner.analytic.axes import RecomputeChoice
+from tuner.planner.analytic.candidate_prices import (
+    TimePiece,
+    assemble_step,
+    price_batch,
+    time_pieces,
+)
 from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.incumbents import Found, Search
-from tuner.planner.analytic.layouts import layers_of_stages, stages_of
-from tuner.planner.analytic.memory import taken_bytes, unit_memory
-from tuner.planner.analytic.options import Ways
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.incumbents import SearchOutcome, Solutions
+from tuner.planner.analytic.layouts import layers_of_stages, to_stages
+from tuner.planner.analytic.memory import take_units, unit_memory
+from tuner.planner.analytic.options import OptionSpace
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.ties import NO_TIES, Ties
 from tuner.units import format_ratio, format_s
 
@@ -33,35 +38,35 @@ CAUSES = ("bubble_s", "tensor_s", "context_s", "expert_s", "recompute_s", "host_
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Detail:
-    """One decision priced stage by stage; every array has one column."""
+    """One decision priced stage by stage; every array has one candidate."""
 
     strategies: Strategies
     stages: Stages
     step: StepPrice
     memory: MemoryPrice
     piece: TimePiece | None = None
-    """What its time was priced from; None where no other price of it is asked for."""
+    """Inputs of its time; None where it is not priced again."""
 
 
-def decision_of(search: Search, index: int) -> dict[str, Any]:
-    """Name what the found row of that rank decides, in the fields of `TrainDecision`."""
-    found = _found(search)
-    one = found.candidates.taken(np.array([index]))
-    return named(search.question, search.ways, one, stage_layers(search, index))
+def solution_fields(search: SearchOutcome, index: int) -> dict[str, Any]:
+    """Return what the row of that rank decides, as fields of `TrainDecision`."""
+    solutions = _require_solutions(search)
+    one = solutions.candidates.taken(np.array([index]))
+    return decision_fields(search.problem, search.options, one, stage_layers(search, index))
 
 
-def named(
-    question: Question, ways: Ways, candidate: Candidates, layers: tuple[int, ...]
+def decision_fields(
+    problem: TrainProblem, options: OptionSpace, candidate: Candidates, layers: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Name what one candidate in a layout decides, in the fields of `TrainDecision`."""
+    """Return what one candidate in a layout decides, as fields of `TrainDecision`."""
     rows = {name: int(column[0]) for name, column in candidate.rows.items()}
-    chosen = {axis: ways.choices[axis][column[0]] for axis, column in candidate.ways.items()}
-    again = chosen.pop("recompute")
+    chosen = {axis: options.choices[axis][column[0]] for axis, column in candidate.options.items()}
+    recompute = chosen.pop("recompute")
     chunks = int(chosen.pop("chunks"))
     copies = rows["copies"] if chosen.pop("sharding") == "domain" else 1
-    assert isinstance(again, Recomputed)
+    assert isinstance(recompute, RecomputeChoice)
     ranks = rows["tensor"] * rows["context"] * rows["data"]
-    is_part = 0.0 < again.share < 1.0
+    is_part = 0.0 < recompute.share < 1.0
     return {
         "tensor_model_parallel_size": rows["tensor"],
         "pipeline_model_parallel_size": rows["pipeline"],
@@ -71,57 +76,57 @@ def named(
         "expert_model_parallel_size": rows["expert"],
         "expert_tensor_parallel_size": rows["expert_tensor"],
         "expert_data_parallel_size": ranks // (rows["expert"] * rows["expert_tensor"]),
-        "sequence_parallel": rows["tensor"] > 1 and question.capabilities.sequence_parallel,
+        "sequence_parallel": rows["tensor"] > 1 and problem.capabilities.sequence_parallel,
         "micro_batch_size": rows["micro_batch"],
-        "recompute": again.level,
-        "recompute_modules": tuple(sorted(again.modules)),
-        "recompute_num_layers": math.ceil(again.share * max(layers)) if is_part else None,
-        "stage_recompute": (again.level,) * len(layers),
+        "recompute": recompute.level,
+        "recompute_modules": tuple(sorted(recompute.modules)),
+        "recompute_num_layers": math.ceil(recompute.share * max(layers)) if is_part else None,
+        "stage_recompute": (recompute.level,) * len(layers),
         "chunks": (chunks,) * len(layers),
         "pipeline_layout": layers,
-        "mtp_num_layers": int(question.shape.mtp_layers),
+        "mtp_num_layers": int(problem.shape.mtp_layers),
         "shard_ranks": None if copies == 1 else rows["data"] * rows["context"] // copies,
-        "fp8_recipe": "" if question.precision in ("bf16", "fp32") else question.precision,
-        "gradient_bytes": int(question.gradient_bytes),
+        "fp8_recipe": "" if problem.precision in ("bf16", "fp32") else problem.precision,
+        "gradient_bytes": int(problem.gradient_bytes),
         **chosen,
     }
 
 
-def stage_layers(search: Search, index: int) -> tuple[int, ...]:
-    """Layers of every stage of a found row, in execution order."""
-    found = _found(search)
-    rows = found.candidates.rows
-    layers_PC = found.layers_PC[: rows["pipeline"][index], index : index + 1]
+def stage_layers(search: SearchOutcome, index: int) -> tuple[int, ...]:
+    """Layers of every stage of a row, in execution order."""
+    solutions = _require_solutions(search)
+    rows = solutions.candidates.rows
+    layers_PC = solutions.layers_PC[: rows["pipeline"][index], index : index + 1]
     virtual = int(rows["virtual_pipeline"][index])
     return tuple(int(n) for n in layers_of_stages(layers_PC, virtual=virtual)[:, 0])
 
 
-def detail_of(search: Search, index: int) -> Detail:
-    """Price a found row stage by stage."""
-    found, question = _found(search), search.question
-    one = found.candidates.taken(np.array([index]))
+def price_solution(search: SearchOutcome, index: int) -> Detail:
+    """Price a row stage by stage."""
+    solutions, problem = _require_solutions(search), search.problem
+    one = solutions.candidates.taken(np.array([index]))
     layers_SC = np.array(stage_layers(search, index))[:, None]
-    return detailed(search, one, stages_of(question.model, layers_SC))
+    return price_in_layout(search, one, to_stages(problem.model, layers_SC))
 
 
-def detailed(search: Search, candidate: Candidates, stages: Stages) -> Detail:
+def price_in_layout(search: SearchOutcome, candidate: Candidates, stages: Stages) -> Detail:
     """Price one candidate in a given layout."""
-    question = search.question
-    batch = batch_of(question, search.ways, candidate)
-    piece = next(time_pieces(search.ways, batch))
-    units, unit_of = unit_memory(question, batch.strategies, candidate)
+    problem = search.problem
+    batch = price_batch(problem, search.options, candidate)
+    piece = next(time_pieces(search.options, batch))
+    units, unit_of = unit_memory(problem, batch.strategies, candidate)
     strategies = taken(batch.strategies, np.array([0]))
     return Detail(
         piece=piece,
         strategies=strategies,
         stages=stages,
-        step=assembled(question, piece, stages),
-        memory=assemble_memory(taken_bytes(units, unit_of), strategies, stages),
+        step=assemble_step(problem, piece, stages),
+        memory=assemble_memory(take_units(units, unit_of), strategies, stages),
     )
 
 
-def certificate_of(
-    search: Search,
+def to_certificate(
+    search: SearchOutcome,
     *,
     ties: Ties = NO_TIES,
     objective_s: float | None = None,
@@ -131,17 +136,17 @@ def certificate_of(
     """State what the search proves.
 
     Args:
-        search: what was searched.
+        search: its outcome.
         ties: of the plan's decision.
-        objective_s: of the fastest row where it was played; None: its closed form.
+        objective_s: of the fastest row where it was simulated; None: its closed form.
         decision_s: of the plan's decision where that is not the fastest.
-        method: name of how the search was made.
+        method: name of the search method.
     """
-    counts, found = search.counts, search.found
-    objective = None if found is None else objective_s or float(found.step_s[0])
+    counts, solutions = search.counts, search.solutions
+    objective = None if solutions is None else objective_s or float(solutions.step_s[0])
     gap = 0.0 if objective is None else max(0.0, 1.0 - search.bound_s / objective)
-    is_proven = gap <= PROVEN_GAP_RATIO if found is not None else not counts.open
-    if found is None:
+    is_proven = gap <= PROVEN_GAP_RATIO if solutions is not None else not counts.open
+    if solutions is None:
         status, gap = ("infeasible", 0.0) if is_proven else ("unknown", 1.0)
     else:
         status = "optimal" if is_proven else "feasible"
@@ -166,9 +171,9 @@ def certificate_of(
     )
 
 
-def why_lost(search: Search, index: int) -> str:
+def why_lost(search: SearchOutcome, index: int) -> str:
     """Name the cause that makes a runner-up slower than the best."""
-    best, other = detail_of(search, 0).step, detail_of(search, index).step
+    best, other = price_solution(search, 0).step, price_solution(search, index).step
     best_s, other_s = number(best.step_s), number(other.step_s)
     slower_s = other_s - best_s
     if slower_s <= best_s * 1e-9:
@@ -178,31 +183,31 @@ def why_lost(search: Search, index: int) -> str:
     name = max(extra, key=lambda cause: extra[cause])
     ratio = format_ratio(slower_s / best_s)
     cause = name.removesuffix("_s")
-    return f"{format_s(slower_s)} ({ratio}) slower, of it {format_s(extra[name])} in {cause}"
+    return f"{format_s(slower_s)} ({ratio}) slower; {cause} takes {format_s(extra[name])} more"
 
 
-def pareto_front(search: Search) -> tuple[int, ...]:
-    """Found rows that no other beats in both step time and memory, fastest first.
+def pareto_front(search: SearchOutcome) -> tuple[int, ...]:
+    """Rows that no other dominates in step time and memory, fastest first.
 
     All use the same devices, so the cost of a step is its time at the pool's price.
     """
-    if search.found is None:
+    if search.solutions is None:
         return ()
-    least = np.minimum.accumulate(search.found.peak_bytes)
+    least = np.minimum.accumulate(search.solutions.peak_bytes)
     before = np.concatenate(([np.inf], least[:-1]))
-    return tuple(int(index) for index in np.flatnonzero(search.found.peak_bytes < before))
+    return tuple(int(index) for index in np.flatnonzero(search.solutions.peak_bytes < before))
 
 
-def cost_of_step(search: Search, index: int) -> float | None:
+def cost_of_step(search: SearchOutcome, index: int) -> float | None:
     """Price of one step in the user's currency, None without a price."""
-    question = search.question
-    if question.price_per_device_hour is None:
+    problem = search.problem
+    if problem.price_per_device_hour is None:
         return None
-    hours = float(_found(search).step_s[index]) / 3600.0
-    return hours * question.num_devices * question.price_per_device_hour
+    hours = float(_require_solutions(search).step_s[index]) / 3600.0
+    return hours * problem.num_devices * problem.price_per_device_hour
 
 
-def _found(search: Search) -> Found:
-    if search.found is None:
+def _require_solutions(search: SearchOutcome) -> Solutions:
+    if search.solutions is None:
         raise ValueError("the search found nothing that fits")
-    return search.found
+    return search.solutions

@@ -1,7 +1,7 @@
 """How many decisions the space has, and how many break which rule, without listing them.
 
-Rules see degrees through a few yes-or-no facts, so rows of equal facts have equally many legal
-ways: count the rows of each kind, multiply.
+Rules read a few booleans about the degrees, so rows of equal facts have equally many legal options:
+count the rows of each kind, multiply.
 """
 
 from collections import Counter
@@ -11,16 +11,16 @@ import numpy as np
 
 from tuner.planner.analytic.axes import Facts
 from tuner.planner.analytic.degrees import Degrees, Table
-from tuner.planner.analytic.options import Ways
+from tuner.planner.analytic.options import OptionSpace
 from tuner.planner.analytic.rules import Ints, Mask
 
 
-def space(ways: Ways, degrees: Degrees) -> tuple[int, dict[str, int]]:
+def space(options: OptionSpace, degrees: Degrees) -> tuple[int, dict[str, int]]:
     """Count the legal decisions, and the others by the first rule they break."""
-    illegal = Counter({rule: n * ways.num_ways for rule, n in degrees.illegal.items()})
+    illegal = Counter({rule: n * options.num_options for rule, n in degrees.illegal.items()})
     legal = 0
     for facts, rows in _rows_by_facts(degrees):
-        num_legal, broken = ways.counted(facts)
+        num_legal, broken = options.count_legal(facts)
         legal += rows * num_legal
         for rule, count in broken.items():
             illegal[rule] += rows * count
@@ -29,8 +29,8 @@ def space(ways: Ways, degrees: Degrees) -> tuple[int, dict[str, int]]:
 
 def _rows_by_facts(degrees: Degrees) -> Iterator[tuple[Facts, int]]:
     """How many rows have the same facts, without listing the rows."""
-    dense_N, dense_E = degrees.cells_N["dense"], degrees.pairs_E["dense"]
-    code_N = _cell_codes(degrees.dense_rows(dense_N) | dict(degrees.cells_N))
+    dense_N, dense_E = degrees.partials_N["dense"], degrees.pairs_E["dense"]
+    code_N = _partial_codes(degrees.dense_rows(dense_N) | dict(degrees.partials_N))
     code_E = _pair_codes(degrees.dense_rows(dense_E) | dict(degrees.pairs_E))
     for pair_code in np.unique(code_E):
         pairs_D = np.bincount(
@@ -43,13 +43,13 @@ def _rows_by_facts(degrees: Degrees) -> Iterator[tuple[Facts, int]]:
 
 
 def by_facts(rows: Table) -> Iterator[tuple[Facts, Ints]]:
-    """Sort rows by what the ways' rules ask of them."""
-    codes = _cell_codes(rows) | _pair_codes(rows)
+    """Group rows by the facts that the option rules read."""
+    codes = _partial_codes(rows) | _pair_codes(rows)
     for code in np.unique(codes):
         yield _facts_of(int(code)), np.flatnonzero(codes == code)
 
 
-def _cell_codes(rows: Table) -> Ints:
+def _partial_codes(rows: Table) -> Ints:
     """Facts that need no expert degrees, a bit each."""
     facts = (
         rows["pipeline"] > 1,
@@ -80,7 +80,7 @@ def _facts_of(code: int) -> Facts:
         has_virtual=bool(code & 2),
         is_sharded=bool(code & 4),
         has_tensor=bool(code & 8),
-        has_experts_apart=bool(code & 16),
+        has_expert_parallel=bool(code & 16),
         spans_replicas=bool(code & 32),
         has_copies=bool(code & 64),
     )

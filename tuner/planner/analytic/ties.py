@@ -1,4 +1,4 @@
-"""Which found rows the model cannot tell from the chosen decision.
+"""Which rows the model cannot tell from the chosen decision.
 
 tuner/planner/ratios.py decides what a tie is, by the fields of two decisions; here the same fields
 are compared for all rows at once.
@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.plan import Band, TrainDecision
-from tuner.planner.analytic.axes import Recomputed
-from tuner.planner.analytic.build_problem import Site
-from tuner.planner.analytic.incumbents import Found, Search
+from tuner.planner.analytic.axes import RecomputeChoice
+from tuner.planner.analytic.build_problem import PricedPool
+from tuner.planner.analytic.incumbents import SearchOutcome, Solutions
 from tuner.planner.analytic.layouts import layers_of_stages
 from tuner.planner.ratios import KERNEL_FIELDS, Ratios, ratios_for
 from tuner.spec.spec import Spec
@@ -35,8 +35,8 @@ DEGREE_OF: Final[Mapping[str, str]] = {
 }
 """By field of a decision the column of its degree."""
 
-OF_QUESTION: Final = ("fp8_recipe", "gradient_bytes")
-"""Fields that every decision of one question has alike."""
+UNIFORM_FIELDS: Final = ("fp8_recipe", "gradient_bytes")
+"""Fields that are equal in all decisions of one problem."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +51,19 @@ class Ties:
 NO_TIES = Ties()
 
 
-def ratios_on(spec: Spec, site: Site, *, band: Band) -> Ratios:
-    """Return the bands of ratios on a site; the band is that of a single time."""
+def pool_ratios(spec: Spec, priced_pool: PricedPool, *, band: Band) -> Ratios:
+    """Return the bands of ratios on a pool; `band` is that of a single time."""
     return ratios_for(
-        site.residuals,
-        generation=str(site.sheet.generation),
+        priced_pool.residuals,
+        generation=str(priced_pool.sheet.generation),
         has_experts=spec.model.moe is not None,
         band=band,
     )
 
 
-def ties_of(search: Search, ratios: Ratios, *, chosen: TrainDecision, step_s: float) -> Ties:
+def count_ties(
+    search: SearchOutcome, ratios: Ratios, *, chosen: TrainDecision, step_s: float
+) -> Ties:
     """Count the rows that tie with a chosen decision of so many seconds."""
     return Ties(
         count=int(tied_rows(search, ratios, chosen=chosen, step_s=step_s).sum()),
@@ -69,84 +71,96 @@ def ties_of(search: Search, ratios: Ratios, *, chosen: TrainDecision, step_s: fl
     )
 
 
-def tied_rows(search: Search, ratios: Ratios, *, chosen: TrainDecision, step_s: float) -> Mask:
-    """Say of every found row whether it ties with a chosen decision of other degrees."""
-    if search.found is None:
+def tied_rows(
+    search: SearchOutcome, ratios: Ratios, *, chosen: TrainDecision, step_s: float
+) -> Mask:
+    """Return for every row whether it ties with a chosen decision of other degrees."""
+    if search.solutions is None:
         return np.zeros(0, dtype=bool)
-    found, ratio_C = search.found, search.found.step_s / step_s
-    same_C = _has_same_kernels(search, found, chosen)
+    solutions, ratio_C = search.solutions, search.solutions.step_s / step_s
+    same_C = _has_same_kernels(search, solutions, chosen)
     low_C, high_C = (
         np.where(same_C, ratios.same_kernels[edge], ratios.other_kernels[edge]) * ratio_C
         for edge in (0, 1)
     )
-    rows = found.candidates.rows
+    rows = solutions.candidates.rows
     own_C = _all([rows[degree] == getattr(chosen, name) for name, degree in DEGREE_OF.items()])
     return ~own_C & (low_C <= 1.0) & (high_C >= 1.0)
 
 
-def _has_same_kernels(search: Search, found: Found, chosen: TrainDecision) -> Mask:
+def _has_same_kernels(search: SearchOutcome, solutions: Solutions, chosen: TrainDecision) -> Mask:
     """`ratios.has_same_kernels` of every row with a decision."""
-    special = _special(search, found, chosen)
-    fields = [name for name in KERNEL_FIELDS if name not in OF_QUESTION]
-    return _all([_equal(search, found, chosen, name, special) for name in (*fields, "chunks")])
+    special = _special(search, solutions, chosen)
+    fields = [name for name in KERNEL_FIELDS if name not in UNIFORM_FIELDS]
+    return _all([_equal(search, solutions, chosen, name, special) for name in (*fields, "chunks")])
 
 
 def _equal(
-    search: Search, found: Found, chosen: TrainDecision, name: str, special: Mapping[str, Mask]
+    search: SearchOutcome,
+    solutions: Solutions,
+    chosen: TrainDecision,
+    name: str,
+    special: Mapping[str, Mask],
 ) -> Mask:
-    """Say of every row whether it has the decision's value of a field."""
+    """Whether every row has the decision's value of a field."""
     if name in special:
         return special[name]
     own = getattr(chosen, name)
     if name in DEGREE_OF:
-        equal_C: Mask = found.candidates.rows[DEGREE_OF[name]] == own
+        equal_C: Mask = solutions.candidates.rows[DEGREE_OF[name]] == own
         return equal_C
-    return _is_chosen(search, found, name, [choice == own for choice in search.ways.choices[name]])
+    return _is_chosen(
+        search, solutions, name, [choice == own for choice in search.options.choices[name]]
+    )
 
 
-def _special(search: Search, found: Found, chosen: TrainDecision) -> dict[str, Mask]:
-    """Fields of a decision that are no column, as `answer.named` makes them."""
-    rows = found.candidates.rows
-    again: list[Recomputed] = list(search.ways.choices["recompute"])  # type: ignore[arg-type] # this axis only
-    share_C = np.array([one.share for one in again])[found.candidates.ways["recompute"]]
+def _special(search: SearchOutcome, solutions: Solutions, chosen: TrainDecision) -> dict[str, Mask]:
+    """Fields of a decision that are no column, as `search_result.decision_fields` computes them."""
+    rows = solutions.candidates.rows
+    recompute: list[RecomputeChoice] = list(search.options.choices["recompute"])  # type: ignore[arg-type] # this axis only
+    share_C = np.array([one.share for one in recompute])[solutions.candidates.options["recompute"]]
     is_part_C = (share_C > 0.0) & (share_C < 1.0)
-    layers_C = np.where(is_part_C, np.ceil(share_C * _most_layers(found)), 0.0)
-    is_domain = [choice == "domain" for choice in search.ways.choices["sharding"]]
-    copies_C = np.where(_is_chosen(search, found, "sharding", is_domain), rows.get("copies", 1), 1)
+    layers_C = np.where(is_part_C, np.ceil(share_C * _layer_capacity(solutions)), 0.0)
+    is_domain = [choice == "domain" for choice in search.options.choices["sharding"]]
+    copies_C = np.where(
+        _is_chosen(search, solutions, "sharding", is_domain), rows.get("copies", 1), 1
+    )
     ranks_C = np.where(copies_C > 1, rows["data"] * rows["context"] // copies_C, 0)
-    has_sequence = search.question.capabilities.sequence_parallel
-    chunks = [{choice} == set(chosen.chunks) for choice in search.ways.choices["chunks"]]
+    has_sequence = search.problem.capabilities.sequence_parallel
+    chunks = [{choice} == set(chosen.chunks) for choice in search.options.choices["chunks"]]
     modules = set(chosen.recompute_modules)
     return {
         "sequence_parallel": ((rows["tensor"] > 1) & has_sequence) == chosen.sequence_parallel,
         "recompute": _is_chosen(
-            search, found, "recompute", [one.level == chosen.recompute for one in again]
+            search, solutions, "recompute", [one.level == chosen.recompute for one in recompute]
         ),
         "recompute_modules": _is_chosen(
-            search, found, "recompute", [one.modules == modules for one in again]
+            search, solutions, "recompute", [one.modules == modules for one in recompute]
         ),
         "recompute_num_layers": layers_C == (chosen.recompute_num_layers or 0),
         "shard_ranks": ranks_C == (chosen.shard_ranks or 0),
-        "chunks": _is_chosen(search, found, "chunks", chunks),
+        "chunks": _is_chosen(search, solutions, "chunks", chunks),
     }
 
 
-def _is_chosen(search: Search, found: Found, axis: str, is_wanted: list[bool]) -> Mask:
-    """Say of every row whether its choice on an axis is among the wanted ones."""
-    wanted_C: Mask = np.array(is_wanted, dtype=np.bool_)[found.candidates.ways[axis]]
+def _is_chosen(
+    search: SearchOutcome, solutions: Solutions, axis: str, is_wanted: list[bool]
+) -> Mask:
+    """Whether every row's choice on an axis is among the wanted ones."""
+    wanted_C: Mask = np.array(is_wanted, dtype=np.bool_)[solutions.candidates.options[axis]]
     return wanted_C
 
 
-def _most_layers(found: Found) -> npt.NDArray[np.int64]:
+def _layer_capacity(solutions: Solutions) -> npt.NDArray[np.int64]:
     """Layers of every row's longest stage."""
-    most_C = np.zeros(len(found), dtype=np.int64)
-    first, shape_C = found.candidates.same(("pipeline", "virtual_pipeline"))
+    most_C = np.zeros(len(solutions), dtype=np.int64)
+    first, shape_C = solutions.candidates.same(("pipeline", "virtual_pipeline"))
     for shape, index in enumerate(first):
         pipeline, virtual = (
-            int(found.candidates.rows[name][index]) for name in ("pipeline", "virtual_pipeline")
+            int(solutions.candidates.rows[name][index]) for name in ("pipeline", "virtual_pipeline")
         )
         like = np.flatnonzero(shape_C == shape)
-        layers_SC = layers_of_stages(found.layers_PC[:pipeline, like], virtual=virtual)
+        layers_SC = layers_of_stages(solutions.layers_PC[:pipeline, like], virtual=virtual)
         most_C[like] = layers_SC.max(axis=0)
     return most_C
 

@@ -1,1 +1,1 @@
-"""Plans over pools of unlike devices: uneven stages in one pipeline."""
+"""Plans over heterogeneous pools: uneven stages in one pipeline."""

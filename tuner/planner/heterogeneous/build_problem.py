@@ -1,4 +1,4 @@
-"""What a search over several pools is asked: the same run, once for the machines of each pool."""
+"""The problem of a search over several pools: one training problem per pool."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -8,12 +8,12 @@ from tuner.costs.analytic.calibration import Residuals
 from tuner.costs.analytic.measured_profile import MeasuredProfile
 from tuner.errors import SpecError
 from tuner.plan import Band
-from tuner.planner.analytic.build_problem import Site, question_of, site_of
-from tuner.planner.analytic.extrapolation import EXTRAPOLATED_FACTOR, asked_beyond
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.build_problem import PricedPool, build_problem, price_pool
+from tuner.planner.analytic.extrapolation import EXTRAPOLATED_FACTOR, extrapolated_by_search
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.regimes import band_for
 from tuner.planner.analytic.releases import priced_release
-from tuner.planner.analytic.ties import ratios_on
+from tuner.planner.analytic.ties import pool_ratios
 from tuner.planner.heterogeneous.spares import spares_by_pool
 from tuner.planner.ratios import Ratios, widest
 from tuner.spec.cluster import Cluster, Pool
@@ -21,55 +21,55 @@ from tuner.spec.spec import Spec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PoolsQuestion:
+class PoolsProblem:
     """One run on several pools; model, batch, targets and limits are the same in all of them."""
 
     cluster: Cluster
     """Spare nodes taken off."""
-    of_pool: tuple[Question, ...]
-    """In the order of the cluster's pools; each asks about its pool alone."""
+    by_pool: tuple[TrainProblem, ...]
+    """In the order of the cluster's pools; each has a single pool."""
     specs: tuple[Spec, ...]
-    """The spec of each pool alone, with its own spare nodes."""
-    sites: tuple[Site, ...]
+    """The spec for each pool by itself, with its own spare nodes."""
+    priced_pools: tuple[PricedPool, ...]
     """Spare nodes not taken off."""
     bands: tuple[Band, ...]
     """Measured over predicted seconds on each pool, lowest and highest."""
     ratios: Ratios
-    """The same of the ratio of two chains' seconds, over whichever pools."""
+    """Measured over predicted ratios of two chains' seconds, on any pools."""
 
-    def with_extrapolation(self) -> "PoolsQuestion":
-        """Widen the bands of pools whose profiles were asked beyond what they measured.
+    def with_extrapolation(self) -> "PoolsProblem":
+        """Widen the bands of pools whose profiles the search extrapolated.
 
-        Any of what a search asked counts in full, since chains are not priced once more.
+        Every extrapolation of the search counts, since chains are not priced again.
         """
         wider = tuple(
             (low / EXTRAPOLATED_FACTOR, high * EXTRAPOLATED_FACTOR)
-            if asked_beyond(own)
+            if extrapolated_by_search(own)
             else (low, high)
-            for own, (low, high) in zip(self.of_pool, self.bands, strict=True)
+            for own, (low, high) in zip(self.by_pool, self.bands, strict=True)
         )
-        is_beyond = any(asked_beyond(own) for own in self.of_pool)
+        is_beyond = any(extrapolated_by_search(own) for own in self.by_pool)
         ratios = self.ratios.widened(EXTRAPOLATED_FACTOR) if is_beyond else self.ratios
         return replace(self, bands=wider, ratios=ratios)
 
     @property
-    def alike(self) -> Question:
-        """Any of the questions, for what is the same in all."""
-        return self.of_pool[0]
+    def any_pool(self) -> TrainProblem:
+        """One of the problems, for what is the same in all."""
+        return self.by_pool[0]
 
     @property
     def num_pools(self) -> int:
         """P."""
-        return len(self.of_pool)
+        return len(self.by_pool)
 
 
-def pools_question(
+def build_pools_problem(
     spec: Spec,
     *,
     residuals: Residuals | None,
     measured: Mapping[str, MeasuredProfile] = MappingProxyType({}),
-) -> PoolsQuestion:
-    """Ask what a spec asks, of each of its pools.
+) -> PoolsProblem:
+    """Build the problem of a spec with several pools.
 
     Args:
         spec: with `device` on every pool and links between them.
@@ -85,45 +85,51 @@ def pools_question(
     _refuse_unjoined(cluster)
     if spec.search.pipeline_model_parallel_size is not None:
         raise SpecError(
-            "search.pipeline_model_parallel_size: over unlike pools the partition decides how many "
-            "stages there are; leave it out"
+            "search.pipeline_model_parallel_size: over several pools the partition decides how "
+            "many stages there are; leave it out"
         )
     for pool in cluster.pools:
         if pool.device is None:
             raise SpecError(
-                f"cluster.pools: {pool.name!r} has no 'device'; unlike pools are planned from "
+                f"cluster.pools: {pool.name!r} has no 'device'; several pools are planned from "
                 "device descriptions, e.g. device: h100-sxm"
             )
-    sites = tuple(
-        site_of(pool, residuals=residuals, measured=measured.get(pool.name))
+    priced_pools = tuple(
+        price_pool(pool, residuals=residuals, measured=measured.get(pool.name))
         for pool in cluster.pools
     )
     specs = _specs(spec)
-    questions = tuple(question_of(own, site) for own, site in zip(specs, sites, strict=True))
+    problems = tuple(
+        build_problem(own, priced_pool)
+        for own, priced_pool in zip(specs, priced_pools, strict=True)
+    )
     bands = tuple(
         band_for(
             spec.emit,
-            site.sheet,
-            site.residuals,
+            priced_pool.sheet,
+            priced_pool.residuals,
             precision=spec.goal.precision.value,
-            release=priced_release(spec.emit, spec.goal.engine, site.residuals).stated,
+            release=priced_release(spec.emit, spec.goal.engine, priced_pool.residuals).stated,
         )
-        for site in sites
+        for priced_pool in priced_pools
     )
-    return PoolsQuestion(
+    return PoolsProblem(
         cluster=Cluster(
             pools=tuple(
                 pool.model_copy(update={"nodes": own.num_devices // pool.devices_per_node})
-                for pool, own in zip(cluster.pools, questions, strict=True)
+                for pool, own in zip(cluster.pools, problems, strict=True)
             ),
             links=cluster.links,
         ),
-        of_pool=questions,
+        by_pool=problems,
         specs=specs,
-        sites=sites,
+        priced_pools=priced_pools,
         bands=bands,
         ratios=widest(
-            [ratios_on(spec, site, band=band) for site, band in zip(sites, bands, strict=True)]
+            [
+                pool_ratios(spec, priced_pool, band=band)
+                for priced_pool, band in zip(priced_pools, bands, strict=True)
+            ]
         ),
     )
 
@@ -141,16 +147,16 @@ def _specs(spec: Spec) -> tuple[Spec, ...]:
 
 
 def _refuse_unjoined(cluster: Cluster) -> None:
-    """Every pool must be reachable from the first over links."""
+    """Raise SpecError unless every pool is reachable from the first over links."""
     names = [pool.name for pool in cluster.pools]
     reached = {names[0]}
     for _ in names:
         for link in cluster.links:
             if reached & set(link.between):
                 reached |= set(link.between)
-    apart = [name for name in names if name not in reached]
-    if apart:
+    unreached = [name for name in names if name not in reached]
+    if unreached:
         raise SpecError(
-            f"cluster.links: nothing joins pool {apart[0]!r} to {names[0]!r}; state {{between: "
-            f"[{names[0]}, {apart[0]}], bandwidth: ..., latency: ...}} or keep one pool"
+            f"cluster.links: nothing joins pool {unreached[0]!r} to {names[0]!r}; state {{between: "
+            f"[{names[0]}, {unreached[0]}], bandwidth: ..., latency: ...}} or keep one pool"
         )

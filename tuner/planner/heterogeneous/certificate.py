@@ -10,23 +10,31 @@ from tuner.planner.analytic.preference import (
     memory_step,
 )
 from tuner.planner.analytic.search_result import PROVEN_GAP_RATIO
-from tuner.planner.heterogeneous.risk import Decided, Priced, fastest_with_room, priced
-from tuner.planner.heterogeneous.search import Search
-from tuner.planner.heterogeneous.to_plan import Played, decision_of
+from tuner.planner.heterogeneous.risk import (
+    PoolsDecision,
+    PricedRisk,
+    decision_with_headroom,
+    price_risks,
+)
+from tuner.planner.heterogeneous.search import PoolsSearchOutcome
+from tuner.planner.heterogeneous.to_plan import SimulatedChain, to_decision
 from tuner.planner.heterogeneous.whole_run import effective_step_s
 from tuner.planner.ratios import is_tie
 
 
-def certificate_of(found: Search, order: Sequence[Played]) -> Certificate:
-    """State what the search proves of the fastest chain, and of the chosen one, which is first.
+def to_certificate(outcome: PoolsSearchOutcome, order: Sequence[SimulatedChain]) -> Certificate:
+    """State what the search proves of the fastest chain, and of the chosen one, the first.
 
-    Failures may put another chain first than the fastest; no bound is proven on them.
+    With failures another chain than the fastest may be first; no bound covers failures.
     """
-    counts = found.counts
+    counts = outcome.counts
     space = Space(
-        priced=counts.priced, bounded=counts.bounded, illegal=counts.illegal, open=counts.open
+        priced=counts.priced,
+        bounded=counts.bounded,
+        illegal=counts.illegal,
+        open=counts.open,
     )
-    common = {"space": space, "solve_s": found.solve_s, "method": "partition"}
+    common = {"space": space, "solve_s": outcome.solve_s, "method": "partition"}
     if not order:
         is_proven = not counts.open
         return Certificate.model_validate(
@@ -34,46 +42,48 @@ def certificate_of(found: Search, order: Sequence[Played]) -> Certificate:
             | {
                 "status": "infeasible" if is_proven else "unknown",
                 "objective": None,
-                "bound": None if is_proven else found.bound_s,
+                "bound": None if is_proven else outcome.bound_s,
                 "gap_ratio": 0.0 if is_proven else 1.0,
                 "within_band": 0,
             }
         )
-    chosen, fastest = order[0], fastest_of(order)
-    gap_ratio = _gap_ratio(found, fastest)
-    farthest_s = chosen.objective_s * found.question.ratios.farthest
+    chosen, fastest = order[0], fastest_chain(order)
+    gap_ratio = _gap_ratio(outcome, fastest)
+    farthest_s = chosen.objective_s * outcome.problem.ratios.farthest
     return Certificate.model_validate(
         common
         | {
             "status": "optimal" if gap_ratio <= PROVEN_GAP_RATIO else "feasible",
             "objective": fastest.objective_s,
-            "bound": min(found.bound_s, fastest.objective_s),
+            "bound": min(outcome.bound_s, fastest.objective_s),
             "gap_ratio": gap_ratio,
-            "decision_gap_ratio": None if chosen is fastest else _gap_ratio(found, chosen),
-            "within_band": sum(is_tie(ratio_band(found, chosen, one)) for one in order[1:]),
-            "within_band_is_least": farthest_s > found.complete_s,
+            "decision_gap_ratio": None if chosen is fastest else _gap_ratio(outcome, chosen),
+            "within_band": sum(is_tie(ratio_band(outcome, chosen, one)) for one in order[1:]),
+            "within_band_is_least": farthest_s > outcome.complete_s,
         }
     )
 
 
-def preference_of(
-    found: Search, order: Sequence[Played], risks: Mapping[Decided, Priced]
+def to_preference(
+    outcome: PoolsSearchOutcome,
+    order: Sequence[SimulatedChain],
+    risks: Mapping[PoolsDecision, PricedRisk],
 ) -> Preference | None:
-    """Say why the fastest chain was not chosen; None where it was."""
-    chosen, fastest = order[0], fastest_of(order)
+    """Explain why the fastest chain was not chosen; None where it was."""
+    chosen, fastest = order[0], fastest_chain(order)
     if chosen is fastest:
         return None
     own, other = risks[chosen], risks[fastest]
     has_fallback = own.has_fallback
     tried_first_s = None
     if is_excluded(other.chance, beside=own.chance):
-        tries = dict.fromkeys((fastest, chosen, fastest_with_room(risks) or chosen))
-        tried_first_s = priced(tuple(tries), found.question)[fastest].expected_s
+        tries = dict.fromkeys((fastest, chosen, decision_with_headroom(risks) or chosen))
+        tried_first_s = price_risks(tuple(tries), outcome.problem)[fastest].expected_s
     return Preference(
-        fastest=decision_of(fastest.chain, found.question, found.space.ways),
+        fastest=to_decision(fastest.chain, outcome.problem, outcome.space.options),
         fastest_step_s=fastest.objective_s,
         slower_ratio=max(0.0, chosen.objective_s / fastest.objective_s - 1.0),
-        reasons=tuple(_reasons(found, order, risks)) or (LESS_EXPECTED,),
+        reasons=tuple(_reasons(outcome, order, risks)) or (LESS_EXPECTED,),
         expected_step_s=own.expected_s if has_fallback else None,
         fastest_expected_step_s=other.expected_s if has_fallback else None,
         fastest_out_of_memory_probability=other.chance,
@@ -82,35 +92,37 @@ def preference_of(
 
 
 def _reasons(
-    found: Search, order: Sequence[Played], risks: Mapping[Decided, Priced]
+    outcome: PoolsSearchOutcome,
+    order: Sequence[SimulatedChain],
+    risks: Mapping[PoolsDecision, PricedRisk],
 ) -> Iterator[str]:
-    """What is better about the chosen chain than about the fastest."""
-    tries = order[0], fastest_of(order)
+    """Advantages of the chosen chain over the fastest."""
+    tries = order[0], fastest_chain(order)
     chance, other = (risks[one].chance for one in tries)
     if memory_step(chance) < memory_step(other):
         yield less_chance_words(chance, other=other)
     own_s, other_s = (
-        effective_step_s(one.chain, found.question, step_s=one.objective_s) for one in tries
+        effective_step_s(one.chain, outcome.problem, step_s=one.objective_s) for one in tries
     )
     if own_s < other_s:
         yield "less wall clock per step with failures"
 
 
-def ratio_band(found: Search, chosen: Played, other: Played) -> Band:
-    """Return another chain's seconds over the chosen one's, as they may measure."""
-    question, ways = found.question, found.space.ways
+def ratio_band(outcome: PoolsSearchOutcome, chosen: SimulatedChain, other: SimulatedChain) -> Band:
+    """Return the band of the measured ratio of another chain's step to the chosen one's."""
+    problem, options = outcome.problem, outcome.space.options
     ratio = other.objective_s / chosen.objective_s
     if chosen.chain.pool_S != other.chain.pool_S:
-        low, high = question.ratios.other_kernels
+        low, high = problem.ratios.other_kernels
         return ratio * low, ratio * high
-    decisions = [decision_of(one.chain, question, ways) for one in (chosen, other)]
-    return question.ratios.between(*decisions, ratio=ratio)
+    decisions = [to_decision(one.chain, problem, options) for one in (chosen, other)]
+    return problem.ratios.between(*decisions, ratio=ratio)
 
 
-def fastest_of(order: Sequence[Played]) -> Played:
-    """The first of the shortest steps."""
+def fastest_chain(order: Sequence[SimulatedChain]) -> SimulatedChain:
+    """The chain with the shortest step; the first of equals."""
     return min(order, key=lambda one: one.objective_s)
 
 
-def _gap_ratio(found: Search, one: Played) -> float:
-    return max(0.0, 1.0 - found.bound_s / one.objective_s)
+def _gap_ratio(outcome: PoolsSearchOutcome, one: SimulatedChain) -> float:
+    return max(0.0, 1.0 - outcome.bound_s / one.objective_s)

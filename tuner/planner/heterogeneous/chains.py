@@ -1,17 +1,17 @@
-"""The best chain of stages for one column over given pools: the solver's, checked in full.
+"""The best chain of stages of one candidate over given pools: solved, then priced in full.
 
-The solver (solvers/partition) minimises sum C + 2 sum X' + (m - 1) max(C, X'). What a chain pays
-(stage_prices.py) is more than sum D + 2 sum X + (m - 1) max(D, X), and both parts beyond are handed
-to the solver as far as that leaves its optimum a bound:
+The solver (solvers/partition) minimises sum C + 2 sum X' + (m - 1) max(C, X'). The price of a chain
+(stage_prices.py) exceeds sum D + 2 sum X + (m - 1) max(D, X) by two terms, which the solver gets as
+far as its optimum stays a bound:
 
-- A send over cut c also holds up every further micro-batch by 2 X / p, and p stages are at most
-  those that all devices suffice for. X' = min(X (1 + (m - 1) / p_most), max(X, least pace)) never
-  exceeds what the chain pays, and equals it where all devices are used.
-- Once a step a stage pays at least a fixed part and w per layer (bounds.py). With n layers,
+- A send over cut c also delays every further micro-batch by 2 X / p, and p is at most the number of
+  stages that the devices suffice for. X' = min(X (1 + (m - 1) / p_most), max(X, least pace)) never
+  exceeds the chain's price, and equals it where all devices are used.
+- Once per step a stage pays at least a fixed part and w per layer (bounds.py). With n layers,
   C = D + n w / (m - 1 + p_most) adds at most the largest n w to the optimum.
 
-The optimum and the least fixed part bound every chain of the column. Where the full price of the
-memory finds a stage too full, the limit of its pool is lowered by the excess and the problem solved
+The optimum plus the least fixed part bounds every chain of the candidate. If a stage exceeds its
+memory at the full price, the limit of its pool is lowered by the excess and the problem is solved
 again; the bound stays the first one.
 
 Letters: P the chosen pools, S stages.
@@ -35,25 +35,25 @@ from tuner.planner.heterogeneous.stage_prices import (
     ChainPrice,
     Floats,
     LayerBytes,
-    OnPool,
+    PoolPricing,
     chain_price,
     pool_prices,
 )
 from tuner.spec.cluster import Cluster
 
 TIGHTENINGS: Final = 4
-"""How often limits are lowered before a column is given up."""
+"""How often limits are lowered before a candidate is given up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Column:
-    """One column over the chosen pools, with what the solver is told about it."""
+class PoolsCandidate:
+    """One candidate over the chosen pools, with its prices."""
 
-    candidate: Candidates
-    """A single one."""
+    row: Candidates
+    """Degrees and options, a single row."""
     chosen: Pools
     """Positions of the pools in the cluster."""
-    pools: tuple[OnPool, ...]
+    pools: tuple[PoolPricing, ...]
     bytes_of: tuple[LayerBytes, ...]
     once_of: tuple[OnceParts, ...]
     least_pace_s: float
@@ -61,11 +61,11 @@ class Column:
 
     @property
     def num_microbatches(self) -> int:
-        """Of one pipeline, m."""
+        """Micro-batches of one pipeline, m."""
         return int(np.ravel(self.pools[0].strategies.num_microbatches)[0])
 
-    def on(self, index: int) -> OnPool:
-        """Price it on a pool, by position in the cluster."""
+    def on(self, index: int) -> PoolPricing:
+        """Return the prices on a pool, by position in the cluster."""
         return self.pools[self.chosen.index(index)]
 
     @property
@@ -75,7 +75,7 @@ class Column:
 
     @property
     def least_fixed_s(self) -> float:
-        """Paid once a step whatever the chain."""
+        """Paid once per step by any chain."""
         return min(float(once.fixed_C[0]) for once in self.once_of)
 
     @property
@@ -90,55 +90,57 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chain:
-    """One column with its stages."""
+    """One candidate with its stages."""
 
-    column: Column
+    candidate: PoolsCandidate
     pool_S: tuple[int, ...]
-    """Position in the cluster of every stage's pool."""
+    """Position in the cluster of each stage's pool."""
     layers_S: tuple[int, ...]
     price: ChainPrice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Solved:
-    """What is known of a column over some pools."""
+class ChainSolution:
+    """The best chain of a candidate over some pools, with a bound."""
 
     chain: Chain | None
     bound_s: float
-    """No chain of the column is faster; infinite where none fits."""
+    """No chain of the candidate is faster; infinite where none fits."""
 
 
-def solved(column: Column, cluster: Cluster, *, method: str, time_limit_s: float) -> Solved:
-    """Find the best chain of one column over its pools.
+def solve_chain(
+    candidate: PoolsCandidate, cluster: Cluster, *, method: str, time_limit_s: float
+) -> ChainSolution:
+    """Find the best chain of one candidate over its pools.
 
     Args:
-        column: what to solve.
+        candidate: what to solve.
         cluster: all pools.
         method: of solvers/registry.py.
         time_limit_s: for one call of the solver.
     """
-    between_s, problem = _problem(column, _part(cluster, column.chosen))
+    between_s, problem = _problem(candidate, _part(cluster, candidate.chosen))
     bounds_s = []
     for _ in range(TIGHTENINGS + 1):
         outcome = PARTITION.solve(problem, method=method, time_limit_s=time_limit_s)
-        bounds_s.append(outcome.bound + column.least_fixed_s)
+        bounds_s.append(outcome.bound + candidate.least_fixed_s)
         if outcome.solution is None:
             break
-        price = _priced(outcome.solution, column.pools, between_s)
-        excess = _excess_bytes(outcome.solution, price, column.pools)
+        price = _priced(outcome.solution, candidate.pools, between_s)
+        excess = _excess_bytes(outcome.solution, price, candidate.pools)
         if not any(excess):
             chain = Chain(
-                column=column,
-                pool_S=tuple(column.chosen[stage.pool] for stage in outcome.solution.stages),
+                candidate=candidate,
+                pool_S=tuple(candidate.chosen[stage.pool] for stage in outcome.solution.stages),
                 layers_S=tuple(stage.layers for stage in outcome.solution.stages),
                 price=price,
             )
-            return Solved(chain=chain, bound_s=bounds_s[0])
+            return ChainSolution(chain=chain, bound_s=bounds_s[0])
         problem = replace(
             problem,
             memory_limit_bytes_P=np.maximum(problem.memory_limit_bytes_P - np.array(excess), 0),
         )
-    return Solved(chain=None, bound_s=bounds_s[0])
+    return ChainSolution(chain=None, bound_s=bounds_s[0])
 
 
 def _part(cluster: Cluster, chosen: Pools) -> Cluster:
@@ -149,22 +151,22 @@ def _part(cluster: Cluster, chosen: Pools) -> Cluster:
     )
 
 
-def _problem(column: Column, cluster: Cluster) -> tuple[Floats, PartitionProblem]:
+def _problem(candidate: PoolsCandidate, cluster: Cluster) -> tuple[Floats, PartitionProblem]:
     """Seconds between pools, and the problem."""
-    pools, m = column.pools, column.num_microbatches
-    prices = column.solver_prices
+    pools, m = candidate.pools, candidate.num_microbatches
+    prices = candidate.solver_prices
     sent_bytes = float(pools[0].memory.boundary_C[0]) * prices[0].stage_devices
     problem = partition_problem(cluster, prices, boundary_bytes=sent_bytes, num_microbatches=m)
-    visible = np.array([float(on.question.constants.boundary_exposed_ratio) for on in pools])
+    visible = np.array([float(on.problem.constants.boundary_exposed_ratio) for on in pools])
     between_s = problem.hop_s_PP * np.maximum.outer(visible, visible)
-    # The nearest two stages of a pool can be.
+    # The cheapest send between two stages of a pool.
     np.fill_diagonal(between_s, [float(np.ravel(on.send_s(stages=2))[0]) for on in pools])
-    every_s = between_s * (1.0 + (m - 1) / column.most_stages)
-    capped_s = np.minimum(every_s, np.maximum(between_s, column.least_pace_s))
+    every_s = between_s * (1.0 + (m - 1) / candidate.most_stages)
+    capped_s = np.minimum(every_s, np.maximum(between_s, candidate.least_pace_s))
     return between_s, replace(problem, hop_s_PP=capped_s)
 
 
-def _priced(partition: Partition, pools: Sequence[OnPool], between_s: Floats) -> ChainPrice:
+def _priced(partition: Partition, pools: Sequence[PoolPricing], between_s: Floats) -> ChainPrice:
     return chain_price(
         pools,
         pool_S=[stage.pool for stage in partition.stages],
@@ -174,12 +176,12 @@ def _priced(partition: Partition, pools: Sequence[OnPool], between_s: Floats) ->
 
 
 def _excess_bytes(
-    partition: Partition, price: ChainPrice, pools: Sequence[OnPool]
+    partition: Partition, price: ChainPrice, pools: Sequence[PoolPricing]
 ) -> tuple[int, ...]:
-    """Bytes by which the fullest stage of each pool exceeds its devices."""
+    """Bytes by which the peak stage of each pool exceeds its devices' memory."""
     excess = [0] * len(pools)
     for stage, needed in zip(partition.stages, price.bytes_S, strict=True):
-        over = math.ceil(needed - pools[stage.pool].question.memory_limit_bytes)
+        over = math.ceil(needed - pools[stage.pool].problem.memory_limit_bytes)
         excess[stage.pool] = max(excess[stage.pool], over)
     return tuple(excess)
 

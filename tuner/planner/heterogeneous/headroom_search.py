@@ -1,10 +1,9 @@
-"""Chains over pools with more room, searched for where the best one may run out of memory.
+"""Search for chains over pools with memory headroom, where the best one may run out of memory.
 
-The search over pools keeps the fastest chain of each degrees, as full as the memory limits allow.
-As on one pool (analytic/headroom_search.py) it is made again under the limits at which running out
-has a small chance on each pool; where what it finds takes longer, under those of CHANCES for what
-is faster than that; and where nothing hardly runs out, what takes least memory is solved. Whatever
-any of these finds is kept.
+The search over pools keeps the fastest chain for each set of degrees, up to the memory limits. As
+on one pool (analytic/headroom_search.py) it is repeated under limits at which running out of memory
+is unlikely on each pool; if its result is slower, also under those of CHANCES for faster chains;
+and if no chain has headroom, the minimum-memory chain is solved. All results are kept.
 """
 
 import math
@@ -16,62 +15,72 @@ import numpy as np
 from tuner.planner.analytic.headroom_search import CHANCES
 from tuner.planner.analytic.memory_risk import SMALL, largest_peak_bytes
 from tuner.planner.analytic.preference import TOLERANCE_RATIO
-from tuner.planner.heterogeneous.build_problem import PoolsQuestion
+from tuner.planner.heterogeneous.build_problem import PoolsProblem
 from tuner.planner.heterogeneous.chains import Chain
 from tuner.planner.heterogeneous.min_memory import (
     Change,
     Deadline,
     best_chain,
     fit_anywhere,
-    lean_columns,
+    min_memory_candidates,
 )
-from tuner.planner.heterogeneous.search import Search, Settings, search
-from tuner.planner.heterogeneous.stage_prices import OnPool
-from tuner.planner.heterogeneous.to_plan import Played, played, risk_of, uneven_bytes_of
+from tuner.planner.heterogeneous.search import PoolsSearchOutcome, Settings, search
+from tuner.planner.heterogeneous.stage_prices import PoolPricing
+from tuner.planner.heterogeneous.to_plan import (
+    SimulatedChain,
+    chain_memory_risk,
+    simulate_chain,
+    stage_uneven_bytes,
+)
 
 MOST_SEARCHES: Final = 2
-"""Under ever lower limits, where the peak of what was found grows more."""
+"""Searches under ever lower limits, where the peak of the result grows more than assumed."""
 
 HALVINGS: Final = 10
-"""Of the range in which the least share of a device's memory lies: to a thousandth."""
+"""Bisection steps for the least share of a device's memory: to a thousandth."""
 
 MORE_RATIOS: Final = (0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3)
-"""Added to that share until the layers also fit whole."""
+"""Added to that share until whole layers fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rooms:
-    """What was found with more room."""
+class ChainHeadroom:
+    """Chains with headroom."""
 
     chains: tuple[Chain, ...]
     complete_s: float
-    """Seconds of a step up to which every chain that hardly runs out was searched for; infinite
-    where all were."""
+    """Seconds of a step up to which the search for chains with headroom is complete; infinite:
+    complete."""
 
 
-def roomy_search(
-    found: Search, settings: Settings, *, full: Played, known_s: float = math.inf
-) -> Rooms | None:
-    """Search for chains with room; None where the one that may run out does not.
+def search_chain_headroom(
+    outcome: PoolsSearchOutcome,
+    settings: Settings,
+    *,
+    full: SimulatedChain,
+    known_s: float = math.inf,
+) -> ChainHeadroom | None:
+    """Search for chains with headroom; None where `full` already has it.
 
     Args:
-        found: the search that was made.
+        outcome: of the main search.
         settings: of it; all searches together take half its time.
-        full: a chain that may run out.
-        known_s: seconds of the fastest step known that hardly runs out; only what is faster is
-            searched for.
+        full: a chain that may run out of memory.
+        known_s: fastest known step with headroom; only faster ones are searched for.
     """
-    if risk_of(full.chain, found.question).out_of_memory_probability <= SMALL:
+    if chain_memory_risk(full.chain, outcome.problem).out_of_memory_probability <= SMALL:
         return None
-    return _Looking(found, settings, full).result(known_s)
+    return _HeadroomSearch(outcome, settings, full).result(known_s)
 
 
-def with_chance(question: PoolsQuestion, one: Played, *, chance: float) -> PoolsQuestion | None:
-    """Ask under the limits at which running out has a chance, were peaks to grow as a chain's does.
+def limit_to_chance(
+    problem: PoolsProblem, one: SimulatedChain, *, chance: float
+) -> PoolsProblem | None:
+    """Lower the memory limits to those with a given out-of-memory chance.
 
-    None where no peak is as unlikely to run out.
+    Peaks are assumed to grow with imbalance as those of a chain. None where no peak is that safe.
     """
-    uneven_ratio = float(np.max(uneven_bytes_of(one.chain, question) / one.chain.price.bytes_S))
+    uneven_ratio = float(np.max(stage_uneven_bytes(one.chain, problem) / one.chain.price.bytes_S))
     limits = [
         min(
             own.memory_limit_bytes,
@@ -83,95 +92,99 @@ def with_chance(question: PoolsQuestion, one: Played, *, chance: float) -> Pools
                 uneven_ratio=uneven_ratio,
             ),
         )
-        for own in question.of_pool
+        for own in problem.by_pool
     ]
     if not all(limits):
         return None
     return replace(
-        question,
-        of_pool=tuple(
+        problem,
+        by_pool=tuple(
             replace(
                 own,
                 memory_limit_bytes=limit_bytes,
                 usable_memory_ratio=limit_bytes / own.capacity_bytes,
             )
-            for own, limit_bytes in zip(question.of_pool, limits, strict=True)
+            for own, limit_bytes in zip(problem.by_pool, limits, strict=True)
         ),
     )
 
 
-class _Looking:
-    """Searches for room that share a time limit; lives as long as the call that made it."""
+class _HeadroomSearch:
+    """Searches for headroom that share a time limit; lives as long as the call that made it."""
 
-    def __init__(self, found: Search, settings: Settings, full: Played) -> None:
-        self._found = found
+    def __init__(
+        self, outcome: PoolsSearchOutcome, settings: Settings, full: SimulatedChain
+    ) -> None:
+        self._outcome = outcome
         self._settings = settings
         self._full = full
         self._end_s = settings.clock() + settings.time_limit_s / 2.0
         self._deadline = Deadline(method=settings.method, clock=settings.clock, end_s=self._end_s)
         self._chains: list[Chain] = []
 
-    def result(self, known_s: float) -> Rooms:
-        """Search."""
+    def result(self, known_s: float) -> ChainHeadroom:
+        """Run the searches."""
         complete_s = self._under(SMALL, below_s=known_s)
         fallback_s = min(known_s, self._least_s(SMALL))
         for chance in CHANCES:
             least_s = min(known_s, self._least_s(chance))
-            # Only what is between the two can be better than both.
+            # Only a step between the two can be better than both.
             if least_s > self._full.objective_s * (1.0 + TOLERANCE_RATIO):
                 self._under(chance, below_s=least_s)
         if math.isinf(fallback_s):
-            self._chains += self._leanest()
-        return Rooms(chains=tuple(self._chains), complete_s=complete_s)
+            self._chains += self._min_memory_chain()
+        return ChainHeadroom(chains=tuple(self._chains), complete_s=complete_s)
 
     def _least_s(self, chance: float) -> float:
-        """The shortest step that was found with no larger chance."""
+        """The shortest step with at most this chance."""
         return min(
             (one.price.step_s for one in self._chains if self._chance(one) <= chance),
             default=math.inf,
         )
 
     def _chance(self, chain: Chain) -> float:
-        return risk_of(chain, self._found.question).out_of_memory_probability
+        return chain_memory_risk(chain, self._outcome.problem).out_of_memory_probability
 
     def _under(self, chance: float, *, below_s: float) -> float:
-        """Search under the limits at which running out has a chance; say up to which step."""
-        asked, one = self._found.question, self._full
+        """Search under the limits of a chance; return up to which step that is complete."""
+        limited, one = self._outcome.problem, self._full
         complete_s = 0.0
         for _ in range(MOST_SEARCHES):
-            lower = with_chance(asked, one, chance=chance)
+            lower = limit_to_chance(limited, one, chance=chance)
             if lower is None:
                 return math.inf
-            asked = lower
+            limited = lower
             left_s = max(0.0, self._end_s - self._settings.clock())
-            again = search(
-                asked, replace(self._settings, top=1, below_s=below_s, time_limit_s=left_s)
+            retry = search(
+                limited, replace(self._settings, top=1, below_s=below_s, time_limit_s=left_s)
             )
-            complete_s = again.complete_s
-            self._chains += again.chains
-            if not again.chains:
+            complete_s = retry.complete_s
+            self._chains += retry.chains
+            if not retry.chains:
                 break
-            one = min((played(chain) for chain in again.chains), key=lambda each: each.objective_s)
+            one = min(
+                (simulate_chain(chain) for chain in retry.chains), key=lambda each: each.objective_s
+            )
             if self._chance(one.chain) <= chance:
                 break
         return complete_s
 
-    def _leanest(self) -> list[Chain]:
-        """The chain whose fullest devices have most of their memory to spare."""
-        question = self._found.question
-        columns = lean_columns(question, self._found.space)
+    def _min_memory_chain(self) -> list[Chain]:
+        """The chain whose peak devices have the largest share of memory to spare."""
+        problem = self._outcome.problem
+        candidates = min_memory_candidates(problem, self._outcome.space)
         low, high = 0.0, 1.0
         for _ in range(HALVINGS):
             middle = 0.5 * (low + high)
-            if fit_anywhere(columns, _with_share(middle)):
+            if fit_anywhere(candidates, _with_share(middle)):
                 high = middle
             else:
                 low = middle
         for ratio in MORE_RATIOS:
             chain = best_chain(
-                columns,
+                candidates,
                 _with_share(high * (1.0 + ratio)),
-                cluster=question.cluster,
+                cluster=problem.cluster,
                 deadline=self._deadline,
             )
             if chain is not None:
@@ -180,11 +193,11 @@ class _Looking:
 
 
 def _with_share(ratio: float) -> Change:
-    """Let peaks take a share of what each device has, and no more than its limit."""
+    """Limit peaks to a share of each device's memory, and to its limit."""
 
-    def change(on: OnPool) -> OnPool:
-        own = on.question
+    def change(on: PoolPricing) -> PoolPricing:
+        own = on.problem
         limit_bytes = min(own.memory_limit_bytes, ratio * own.capacity_bytes)
-        return replace(on, question=replace(own, memory_limit_bytes=limit_bytes))
+        return replace(on, problem=replace(own, memory_limit_bytes=limit_bytes))
 
     return change

@@ -1,16 +1,16 @@
-"""Branch and bound over all columns and choices of pools: bounds first, partitions for the rest.
+"""Branch and bound over all candidates and choices of pools: bounds first, partitions for the rest.
 
-Rows of degrees are visited in the order of a bound that holds for every way to run them. A row's
-columns (degrees and a way) are bounded over every choice of pools (bounds.py), then the partition
-of their layers is solved in the order of these bounds, until the next one is no better than the
-best of the K-th best layout. So
+Rows of degrees are visited in the order of a bound that holds for all their options. A row's
+candidates (degrees and options) are bounded over every choice of pools (bounds.py), then the
+partition of their layers is solved in the order of these bounds, until the next bound is no better
+than the K-th best layout. So
 
     space = priced (solved, or proven to fit in no partition) + bounded + illegal + open
 
-where `open` is what time ran out on; ways that another beats by mere order (waytable.py) count as
-bounded. The bound of the whole search is the least of what was solved and what was left.
+where `open` is what the time limit left unexplored; dominated options (option_table.py) count as
+bounded. The bound of the whole search is the least over what was solved and what is open.
 
-Letters: E entries, one per column and choice of pools.
+Letters: E entries, one per candidate and choice of pools.
 """
 
 import math
@@ -22,35 +22,41 @@ import numpy as np
 
 from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.incumbents import LAYOUT
-from tuner.planner.analytic.option_table import WayTable
+from tuner.planner.analytic.option_table import OptionTable
 from tuner.planner.analytic.rules import Ints
 from tuner.planner.heterogeneous.bounds import (
     can_fit,
     least_pace_s,
     least_pipeline_s,
-    least_step_s,
     once_parts,
     positions,
     rooms,
+    step_bound_s,
 )
-from tuner.planner.heterogeneous.build_problem import PoolsQuestion
-from tuner.planner.heterogeneous.chains import Chain, Column, solved
+from tuner.planner.heterogeneous.build_problem import PoolsProblem
+from tuner.planner.heterogeneous.chains import Chain, PoolsCandidate, solve_chain
 from tuner.planner.heterogeneous.space import Pools, PoolsSpace, pools_space
-from tuner.planner.heterogeneous.stage_prices import Floats, OnPool, held_on, layer_bytes, priced_on
+from tuner.planner.heterogeneous.stage_prices import (
+    Floats,
+    PoolPricing,
+    layer_bytes,
+    price_memory_on,
+    price_on,
+)
 from tuner.planner.layout_groups import rows_of_layouts
 
 FIRST_ROWS: Final = 16
-"""Rows of the first batch; every further one may be twice as large, up to `MOST_ROWS`."""
+"""Rows of the first batch; each further batch may be twice as large, up to `MOST_ROWS`."""
 MOST_ROWS: Final = 512
 
-MOST_COLUMNS: Final = 16_384
-"""Columns that are bounded at once."""
+MAX_CANDIDATES: Final = 16_384
+"""Candidates that are bounded at once."""
 
 BATCH: Final = 256
 """Entries that are priced together before they are solved one by one."""
 
 SHORTEST_SOLVE_S: Final = 1.0
-"""What a solve may take even when the search is late."""
+"""Minimum time limit of a solve, even at the end of the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,10 +64,10 @@ class Settings:
     """How to search."""
 
     top: int = 4
-    """Rows of degrees whose best chain is wanted."""
+    """Number of layouts whose best chain is wanted."""
     time_limit_s: float = 60.0
     below_s: float = math.inf
-    """Slower chains are of no interest; `bound_s` then speaks of faster ones alone."""
+    """Slower chains are skipped; `bound_s` then covers faster ones only."""
     method: str = "exact"
     """A partition solver of solvers/registry.py."""
     clock: Callable[[], float]
@@ -69,7 +75,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Counts:
-    """Where every decision went."""
+    """How many decisions were priced, bounded, illegal and open."""
 
     priced: int
     bounded: int
@@ -78,27 +84,27 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Search:
-    """What was found: the best chain of each row of degrees, best first."""
+class PoolsSearchOutcome:
+    """The best chain of each row of degrees, best first, with the proof."""
 
-    question: PoolsQuestion
+    problem: PoolsProblem
     space: PoolsSpace
     chains: tuple[Chain, ...]
     bound_s: float
     """No decision is faster; infinite when nothing fits."""
     complete_s: float
-    """Every row whose best chain is no slower than this is among those found."""
+    """All rows whose best chain is at most this slow are in `chains`."""
     counts: Counts
     solve_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Entries:
-    """Columns of one table of ways with one choice of pools each, bounded."""
+    """Candidates of one table of options with one choice of pools each, bounded."""
 
-    table: WayTable
+    table: OptionTable
     rows_E: Ints
-    way_E: Ints
+    option_E: Ints
     pools_E: Ints
     bound_s_E: Floats
     """Infinite where nothing fits."""
@@ -107,20 +113,20 @@ class _Entries:
         return len(self.rows_E)
 
 
-def search(question: PoolsQuestion, settings: Settings) -> Search:
-    """Find the fastest chains and prove how far from optimal they can be."""
-    run = _Run(question, settings)
+def search(problem: PoolsProblem, settings: Settings) -> PoolsSearchOutcome:
+    """Find the fastest chains and bound their distance from the optimum."""
+    run = _Run(problem, settings)
     return run.result()
 
 
 class _Run:
     """The state of one search; lives as long as the call that made it."""
 
-    def __init__(self, question: PoolsQuestion, settings: Settings) -> None:
-        self._question = question
+    def __init__(self, problem: PoolsProblem, settings: Settings) -> None:
+        self._problem = problem
         self._settings = settings
         self._start_s = settings.clock()
-        self._space = pools_space(question)
+        self._space = pools_space(problem)
         self._tables = list(self._space.tables())
         self._parts: list[_Entries] = []
         self._starts = np.zeros(1, dtype=np.int64)
@@ -131,28 +137,28 @@ class _Run:
         self._refused = 0
         self._open = 0
 
-    def result(self) -> Search:
-        """Search."""
-        table_of_N, bound_s_N = _row_bounds(self._question, self._space, self._tables)
+    def result(self) -> PoolsSearchOutcome:
+        """Run the search."""
+        table_of_N, bound_s_N = _row_bounds(self._problem, self._space, self._tables)
         order = np.argsort(bound_s_N, kind="stable")
         order = order[np.isfinite(bound_s_N[order])]
         start, most = 0, FIRST_ROWS
-        while start < len(order) and bound_s_N[order[start]] <= self._wanted_s():
+        while start < len(order) and bound_s_N[order[start]] <= self._threshold_s():
             batch = order[start : start + most]
             start, most = start + most, min(2 * most, MOST_ROWS)
-            batch = batch[bound_s_N[batch] <= self._wanted_s()]
-            if self._is_late():
-                self._leave_rows(batch, table_of_N[batch], float(bound_s_N[batch[0]]))
+            batch = batch[bound_s_N[batch] <= self._threshold_s()]
+            if self._is_out_of_time():
+                self._skip_rows(batch, table_of_N[batch], float(bound_s_N[batch[0]]))
             else:
                 self._visit_rows(batch, table_of_N[batch])
         return self._summary()
 
     def _visit_rows(self, rows: Ints, table_of: Ints) -> None:
-        """Bound every column of some rows over every choice of pools, and solve the best."""
+        """Bound every candidate of some rows over every choice of pools, and solve the best."""
         self._parts = [
             part
             for index, (table, _) in enumerate(self._tables)
-            for part in _entries(self._question, self._space, table, rows[table_of == index])
+            for part in _entries(self._problem, self._space, table, rows[table_of == index])
         ]
         self._starts = np.cumsum([0, *(len(part) for part in self._parts)])
         bound_s_E = np.concatenate([np.zeros(0), *(part.bound_s_E for part in self._parts)])
@@ -161,60 +167,60 @@ class _Run:
         order = order[np.isfinite(bound_s_E[order])]
         for start in range(0, len(order), BATCH):
             batch = order[start : start + BATCH]
-            if bound_s_E[batch[0]] > self._wanted_s():
+            if bound_s_E[batch[0]] > self._threshold_s():
                 break
-            wanted = [one for one in batch if bound_s_E[one] <= self._wanted_of_s(int(one))]
+            wanted = [one for one in batch if bound_s_E[one] <= self._entry_threshold_s(int(one))]
             self._visit_batch(np.array(wanted, dtype=np.int64))
 
-    def _leave_rows(self, rows: Ints, table_of: Ints, least_s: float) -> None:
-        """Time is over: nothing is known of these but their bound."""
+    def _skip_rows(self, rows: Ints, table_of: Ints, least_s: float) -> None:
+        """Out of time: count these rows as open, with their bound."""
         self._least_open_s = min(self._least_open_s, least_s)
         for index, (table, _) in enumerate(self._tables):
-            ways = table.num_legal * len(self._space.pools)
-            self._open += ways * int((table_of == index).sum())
+            num_options = table.num_legal * len(self._space.pools)
+            self._open += num_options * int((table_of == index).sum())
 
-    def _is_late(self) -> bool:
+    def _is_out_of_time(self) -> bool:
         elapsed_s = self._settings.clock() - self._start_s
         return elapsed_s > self._settings.time_limit_s
 
     def _visit_batch(self, batch: Ints) -> None:
-        """Bound entries again, now by where memory leaves room at every position, and solve."""
+        """Bound entries again, now with the memory at every position, and solve them."""
         by_pools: dict[int, list[int]] = {}
         for entry in batch:
             part, at = self._at(int(entry))
             by_pools.setdefault(int(part.pools_E[at]), []).append(int(entry))
-        found = [
-            (bound_s, entry, column)
+        by_bound = [
+            (bound_s, entry, candidate)
             for index, entries in by_pools.items()
-            for bound_s, entry, column in self._columns(entries, self._space.pools[index])
+            for bound_s, entry, candidate in self._price_entries(entries, self._space.pools[index])
         ]
-        for bound_s, entry, column in sorted(found, key=lambda one: one[:2]):
-            if bound_s <= self._wanted_of_s(entry):
-                self._visit(entry, column, bound_s)
+        for bound_s, entry, candidate in sorted(by_bound, key=lambda one: one[:2]):
+            if bound_s <= self._entry_threshold_s(entry):
+                self._visit(entry, candidate, bound_s)
 
-    def _visit(self, entry: int, column: Column, least_s: float) -> None:
+    def _visit(self, entry: int, candidate: PoolsCandidate, least_s: float) -> None:
         left_s = self._settings.time_limit_s - (self._settings.clock() - self._start_s)
         if left_s <= 0.0:
             self._open += 1
             self._least_open_s = min(self._least_open_s, least_s)
             return
         self._visited += 1
-        found = solved(
-            column,
-            self._question.cluster,
+        solution = solve_chain(
+            candidate,
+            self._problem.cluster,
             method=self._settings.method,
             time_limit_s=max(SHORTEST_SOLVE_S, left_s),
         )
-        self._bound_s = min(self._bound_s, max(found.bound_s, least_s))
-        if found.chain is None:
+        self._bound_s = min(self._bound_s, max(solution.bound_s, least_s))
+        if solution.chain is None:
             return
         part, at = self._at(entry)
         row = int(part.rows_E[at])
-        if row not in self._best or found.chain.price.step_s < self._best[row].price.step_s:
-            self._best[row] = found.chain
+        if row not in self._best or solution.chain.price.step_s < self._best[row].price.step_s:
+            self._best[row] = solution.chain
 
-    def _wanted_s(self) -> float:
-        """Slower than this is of no interest: not the best of the K best layouts."""
+    def _threshold_s(self) -> float:
+        """Slower chains are skipped: the step of the K-th best layout."""
         best = sorted((chain.price.step_s, row) for row, chain in self._best.items())
         columns = [self._space.rows_N[name] for name in LAYOUT]
         layouts = (tuple(int(column[row]) for column in columns) for _, row in best)
@@ -222,35 +228,39 @@ class _Run:
         below_s = self._settings.below_s
         return below_s if rows is None else min(below_s, best[rows - 1][0])
 
-    def _wanted_of_s(self, entry: int) -> float:
-        """The same of one entry, which must also be able to beat what its row has already."""
+    def _entry_threshold_s(self, entry: int) -> float:
+        """The same for one entry, which must also beat the best chain of its row."""
         part, at = self._at(entry)
         chain = self._best.get(int(part.rows_E[at]))
-        return self._wanted_s() if chain is None else min(self._wanted_s(), chain.price.step_s)
+        return (
+            self._threshold_s() if chain is None else min(self._threshold_s(), chain.price.step_s)
+        )
 
-    def _columns(self, entries: list[int], chosen: Pools) -> Iterator[tuple[float, int, Column]]:
-        """Price entries over the same pools together; hand them out one by one, with bounds."""
+    def _price_entries(
+        self, entries: list[int], chosen: Pools
+    ) -> Iterator[tuple[float, int, PoolsCandidate]]:
+        """Price entries over the same pools together; yield them one by one, with bounds."""
         places = [self._at(entry) for entry in entries]
         row = np.array([part.rows_E[at] for part, at in places])
-        ways = np.stack([part.table.ways_TA[part.way_E[at]] for part, at in places])
+        options = np.stack([part.table.options_TA[part.option_E[at]] for part, at in places])
         candidates = Candidates(
             rows={name: column[row] for name, column in self._space.rows_N.items()},
-            ways=places[0][0].table.columns(ways),
+            options=places[0][0].table.columns(options),
         )
-        pools = _on_pools(self._question, self._space, candidates, chosen)
+        pools = _on_pools(self._problem, self._space, candidates, chosen)
         bytes_of = [layer_bytes(on) for on in pools]
         once_of = [once_parts(on) for on in pools]
         longest = positions(pools)
         rooms_P = [
             rooms(on, part, positions=longest) for on, part in zip(pools, bytes_of, strict=True)
         ]
-        pace_s, bound_s = least_pace_s(pools, rooms_P), least_step_s(pools, rooms_P)
+        pace_s, bound_s = least_pace_s(pools, rooms_P), step_bound_s(pools, rooms_P)
         for index, entry in enumerate(entries):
             yield (
                 float(bound_s[index]),
                 entry,
-                Column(
-                    candidate=candidates.taken(np.array([index])),
+                PoolsCandidate(
+                    row=candidates.taken(np.array([index])),
                     chosen=chosen,
                     pools=tuple(on.taken(index) for on in pools),
                     bytes_of=tuple(part.taken(index) for part in bytes_of),
@@ -263,16 +273,16 @@ class _Run:
         part = int(np.searchsorted(self._starts, entry, side="right")) - 1
         return self._parts[part], entry - int(self._starts[part])
 
-    def _summary(self) -> Search:
+    def _summary(self) -> PoolsSearchOutcome:
         chains = sorted(self._best.values(), key=lambda chain: chain.price.step_s)
         space = self._space
         bound_s = min(self._bound_s, self._least_open_s)
-        return Search(
-            question=self._question,
+        return PoolsSearchOutcome(
+            problem=self._problem,
             space=space,
             chains=tuple(chains),
             bound_s=min(bound_s, chains[0].price.step_s) if chains else bound_s,
-            complete_s=min(self._wanted_s(), self._least_open_s),
+            complete_s=min(self._threshold_s(), self._least_open_s),
             counts=Counts(
                 priced=self._visited + self._refused,
                 bounded=space.num_legal - self._visited - self._refused - self._open,
@@ -284,68 +294,68 @@ class _Run:
 
 
 def _row_bounds(
-    question: PoolsQuestion, space: PoolsSpace, tables: list[tuple[WayTable, Ints]]
+    problem: PoolsProblem, space: PoolsSpace, tables: list[tuple[OptionTable, Ints]]
 ) -> tuple[Ints, Floats]:
-    """The table of every row, and what none of its ways over any pools can beat."""
+    """The table of every row, and a bound for all its options over any pools."""
     count = len(space.rows_N["tensor"])
     table_of_N, bound_s_N = np.zeros(count, dtype=np.int64), np.full(count, math.inf)
     for index, (table, rows) in enumerate(tables):
         table_of_N[rows] = index
-        if not len(table.ways_TA):
+        if not len(table.options_TA):
             continue
-        frames = table.frame_FA[list(table.leading_F)]
-        for some in _pieces(rows, len(frames)):
-            columns = space.columns(table, some, frames)
-            on_pools = _on_pools(question, space, columns, range(question.num_pools))
+        fastest_options = table.dispatch_DA[list(table.leading_D)]
+        for some in _pieces(rows, len(fastest_options)):
+            candidates = space.candidates(table, some, fastest_options)
+            on_pools = _on_pools(problem, space, candidates, range(problem.num_pools))
             bound_s = least_pipeline_s(on_pools, [None] * len(on_pools))
-            bound_s_N[some] = bound_s.reshape(len(some), len(frames)).min(axis=1)
+            bound_s_N[some] = bound_s.reshape(len(some), len(fastest_options)).min(axis=1)
     return table_of_N, bound_s_N
 
 
 def _entries(
-    question: PoolsQuestion, space: PoolsSpace, table: WayTable, rows: Ints
+    problem: PoolsProblem, space: PoolsSpace, table: OptionTable, rows: Ints
 ) -> Iterator[_Entries]:
-    """Bound every column over every choice of pools; what cannot fit is bounded by infinity."""
-    ways = len(table.ways_TA)
-    for some in _pieces(rows, ways):
-        columns = space.columns(table, some, table.ways_TA)
-        held = [
-            held_on(own, pool, space.ways, columns)
-            for own, pool in zip(question.of_pool, question.cluster.pools, strict=True)
+    """Bound every candidate over every choice of pools; infinite where it cannot fit."""
+    num_options = len(table.options_TA)
+    for some in _pieces(rows, num_options):
+        candidates = space.candidates(table, some, table.options_TA)
+        memory_P = [
+            price_memory_on(own, pool, space.options, candidates)
+            for own, pool in zip(problem.by_pool, problem.cluster.pools, strict=True)
         ]
-        longest = positions([on for on, _ in held])
-        rooms_P = [rooms(on, part, positions=longest) for on, part in held]
-        # What all pools together have no room for takes no time to price.
-        fits = np.flatnonzero(can_fit([on for on, _ in held], rooms_P))
-        every = range(question.num_pools) if len(fits) else ()
-        on_pools = _on_pools(question, space, columns.taken(fits), every)
+        longest = positions([on for on, _ in memory_P])
+        rooms_P = [rooms(on, part, positions=longest) for on, part in memory_P]
+        # Do not price candidates that do not fit on all pools together.
+        fits = np.flatnonzero(can_fit([on for on, _ in memory_P], rooms_P))
+        every = range(problem.num_pools) if len(fits) else ()
+        on_pools = _on_pools(problem, space, candidates.taken(fits), every)
         rooms_P = [room_JC[:, fits] for room_JC in rooms_P]
         for index, chosen in enumerate(space.pools):
-            bound_s_E = np.full(len(columns), math.inf)
+            bound_s_E = np.full(len(candidates), math.inf)
             if len(fits):
-                bound_s_E[fits] = least_step_s(
+                bound_s_E[fits] = step_bound_s(
                     [on_pools[pool] for pool in chosen], [rooms_P[pool] for pool in chosen]
                 )
             yield _Entries(
                 table=table,
-                rows_E=np.repeat(some, ways),
-                way_E=np.tile(np.arange(ways), len(some)),
-                pools_E=np.full(len(columns), index),
+                rows_E=np.repeat(some, num_options),
+                option_E=np.tile(np.arange(num_options), len(some)),
+                pools_E=np.full(len(candidates), index),
                 bound_s_E=bound_s_E,
             )
 
 
-def _pieces(rows: Ints, ways: int) -> Iterator[Ints]:
-    """Cut rows so that their columns are not too many at once."""
-    step = max(1, MOST_COLUMNS // max(1, ways))
-    for start in range(0, len(rows) if ways else 0, step):
+def _pieces(rows: Ints, num_options: int) -> Iterator[Ints]:
+    """Cut rows into pieces of at most `MAX_CANDIDATES` candidates."""
+    step = max(1, MAX_CANDIDATES // max(1, num_options))
+    for start in range(0, len(rows) if num_options else 0, step):
         yield rows[start : start + step]
 
 
 def _on_pools(
-    question: PoolsQuestion, space: PoolsSpace, columns: Candidates, chosen: Iterable[int]
-) -> tuple[OnPool, ...]:
+    problem: PoolsProblem, space: PoolsSpace, candidates: Candidates, chosen: Iterable[int]
+) -> tuple[PoolPricing, ...]:
     return tuple(
-        priced_on(question.of_pool[pool], question.cluster.pools[pool], space.ways, columns)
+        price_on(problem.by_pool[pool], problem.cluster.pools[pool], space.options, candidates)
         for pool in chosen
     )

@@ -1,16 +1,16 @@
-"""Every way to cut a run into stages that fit any pool: legal columns, and the others by rule.
+"""The search space over pools: legal degrees and options of a stage, and the others by rule.
 
     tensor, context, expert_tensor    divisors of what every node's devices have in common
     data, micro_batch                 divisors of the global batch
     expert                            divisors of the experts
-    ways                              zero_stage 0 and 1, every recomputation, overlaps; of the
-                                      other axes of ways.py the plainest choice, or what the user's
-                                      limits name
+    options                           zero_stage 0 and 1, every recomputation, overlaps; of the
+                                      other axes of options.py the default choice, or what the
+                                      user's limits name
 
-A stage takes TP x CP x DP devices, the same in every pool; how many stages there are and which pool
-runs them follows from the partition. Rules are those of one pool (rules.py, way_rules.py) for a
-pipeline of several stages, and three of our own: TP x CP lies inside a node, a stage is whole nodes
-or an even part of one, some pool has as many devices.
+A stage takes TP x CP x DP devices, the same in every pool; the partition decides how many stages
+there are and which pool runs them. Rules are those of one pool (rules.py, option_rules.py) for a
+pipeline of several stages, and three more: TP x CP lies inside a node, a stage is whole nodes or an
+even part of one, some pool has as many devices.
 
 Letters: N rows of degrees. Not covered: interleaved and zero-bubble schedules; data parallelism
 that differs between pools.
@@ -28,8 +28,8 @@ import numpy as np
 from tuner.planner.analytic.axes import RANK_ORDERS, SHARDINGS, Choice
 from tuner.planner.analytic.candidates import Candidates
 from tuner.planner.analytic.degrees import Table
-from tuner.planner.analytic.option_table import WayTable, way_table
-from tuner.planner.analytic.options import Ways, ways_of
+from tuner.planner.analytic.option_table import OptionTable, build_option_table
+from tuner.planner.analytic.options import OptionSpace, option_space
 from tuner.planner.analytic.rules import (
     Ints,
     Rule,
@@ -40,11 +40,11 @@ from tuner.planner.analytic.rules import (
     schedule_rules,
 )
 from tuner.planner.analytic.space_size import by_facts
-from tuner.planner.heterogeneous.build_problem import PoolsQuestion
+from tuner.planner.heterogeneous.build_problem import PoolsProblem
 from tuner.spec.search import Search
 
 SEVERAL: Final = 2
-"""Stands for the number of stages wherever a rule asks whether there are several."""
+"""Placeholder for the number of stages where rules only test whether there are several."""
 
 PLAIN: Final[Mapping[str, tuple[Choice, ...]]] = {
     "zero_stage": (0, 1),
@@ -52,7 +52,7 @@ PLAIN: Final[Mapping[str, tuple[Choice, ...]]] = {
     "optimizer_offload": (False,),
     "activation_offload": (False,),
 }
-"""What is searched on an axis that the user's limits leave alone."""
+"""Choices that are searched on an axis without a limit from the user."""
 
 Pools = tuple[int, ...]
 """Which pools may run stages, by position."""
@@ -60,61 +60,61 @@ Pools = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolsSpace:
-    """Legal decisions in two parts, degrees and ways; each may run on every choice of pools."""
+    """Legal decisions in two parts, degrees and options; each may run on any choice of pools."""
 
     rows_N: Table
-    ways: Ways
+    options: OptionSpace
     pools: tuple[Pools, ...]
-    """Every choice of at least one."""
+    """Every choice of at least one pool."""
     illegal: Mapping[str, int]
     """Decisions by the first rule that they break."""
     num_legal: int
 
-    def tables(self) -> Iterator[tuple[WayTable, Ints]]:
-        """Yield the rows that allow the same ways, with those ways."""
+    def tables(self) -> Iterator[tuple[OptionTable, Ints]]:
+        """Yield rows that allow the same options, with those options."""
         for facts, rows in by_facts(self.rows_N):
-            yield way_table(self.ways, facts), rows
+            yield build_option_table(self.options, facts), rows
 
-    def columns(self, table: WayTable, rows: Ints, ways_TA: Ints) -> Candidates:
-        """Some ways of some rows, rows outermost."""
-        repeated = np.repeat(rows, len(ways_TA))
+    def candidates(self, table: OptionTable, rows: Ints, options_TA: Ints) -> Candidates:
+        """Some options of some rows, rows outermost."""
+        repeated = np.repeat(rows, len(options_TA))
         return Candidates(
             rows={name: column[repeated] for name, column in self.rows_N.items()},
-            ways=table.columns(np.tile(ways_TA, (len(rows), 1))),
+            options=table.columns(np.tile(options_TA, (len(rows), 1))),
         )
 
 
-def pools_space(question: PoolsQuestion) -> PoolsSpace:
-    """Sort all combinations into legal ones and counted refusals."""
-    ways = _ways(question)
+def pools_space(problem: PoolsProblem) -> PoolsSpace:
+    """Split all combinations into legal ones and counted refusals."""
+    options = _searched_options(problem)
     pools = tuple(
         itertools.chain.from_iterable(
-            itertools.combinations(range(question.num_pools), count)
-            for count in range(1, question.num_pools + 1)
+            itertools.combinations(range(problem.num_pools), count)
+            for count in range(1, problem.num_pools + 1)
         )
     )
-    rows, broken = _legal_rows(question)
-    illegal = Counter({text: n * ways.num_ways * len(pools) for text, n in broken.items()})
+    rows, broken = _legal_rows(problem)
+    illegal = Counter({text: n * options.num_options * len(pools) for text, n in broken.items()})
     num_legal = 0
     for facts, at in by_facts(rows):
-        count, refused = ways.counted(facts)
+        count, refused = options.count_legal(facts)
         num_legal += count * len(at) * len(pools)
         for text, refusals in refused.items():
             illegal[text] += refusals * len(at) * len(pools)
     return PoolsSpace(
         rows_N=rows,
-        ways=ways,
+        options=options,
         pools=pools,
         illegal=dict(sorted(illegal.items())),
         num_legal=num_legal,
     )
 
 
-def _ways(question: PoolsQuestion) -> Ways:
-    """The ways of one pool with the axes of `PLAIN` cut down, unless the user names choices."""
-    ways, limits = ways_of(question.alike), question.alike.limits
+def _searched_options(problem: PoolsProblem) -> OptionSpace:
+    """The options of one pool, with the axes of `PLAIN` reduced unless the user names choices."""
+    options, limits = option_space(problem.any_pool), problem.any_pool.limits
     cut = {
-        axis: tuple(choice for choice in choices if choice in ways.choices[axis])
+        axis: tuple(choice for choice in choices if choice in options.choices[axis])
         for axis, choices in PLAIN.items()
         if _is_free(limits, axis)
     }
@@ -123,33 +123,35 @@ def _ways(question: PoolsQuestion) -> Ways:
         "rank_order": RANK_ORDERS[:1],
         "sharding": SHARDINGS[:1],
     }
-    return replace(ways, choices={**ways.choices, **cut, **fixed})
+    return replace(options, choices={**options.choices, **cut, **fixed})
 
 
 def _is_free(limits: Search, axis: str) -> bool:
     return getattr(limits, axis) is None
 
 
-def _legal_rows(question: PoolsQuestion) -> tuple[Table, Mapping[str, int]]:
+def _legal_rows(problem: PoolsProblem) -> tuple[Table, Mapping[str, int]]:
     """Return the legal combinations, and of the others how many break which rule first.
 
-    Degrees join in the order of the rules about them, so that what a rule leaves out is counted and
-    not listed: a batch of 2**31 sequences has too many divisors for a table of all combinations.
+    Degrees are joined in the order of their rules, so that what a rule excludes is counted and not
+    listed: a batch of 2**31 sequences has too many divisors for a table of all combinations.
     """
-    alike = question.alike
-    inside = divisors(math.gcd(*(pool.devices_per_node for pool in question.cluster.pools)))
-    batches = divisors(alike.global_batch_size)
-    experts = divisors(alike.model.moe.num_experts) if alike.model.moe else np.ones(1, np.int64)
-    split = inside if alike.model.moe else np.ones(1, np.int64)
+    any_pool = problem.any_pool
+    inside = divisors(math.gcd(*(pool.devices_per_node for pool in problem.cluster.pools)))
+    batches = divisors(any_pool.global_batch_size)
+    experts = (
+        divisors(any_pool.model.moe.num_experts) if any_pool.model.moe else np.ones(1, np.int64)
+    )
+    split = inside if any_pool.model.moe else np.ones(1, np.int64)
     stages: tuple[tuple[dict[str, Ints], list[Rule]], ...] = (
         (
             {"tensor": inside, "context": inside, "data": batches},
-            [*_stage_rules(question), *dense_rules(alike)],
+            [*_stage_rules(problem), *dense_rules(any_pool)],
         ),
-        ({"micro_batch": batches}, list(schedule_rules(alike))),
+        ({"micro_batch": batches}, list(schedule_rules(any_pool))),
         (
             {"expert": experts, "expert_tensor": split},
-            [*expert_rules(alike), _experts_in_a_stage()],
+            [*expert_rules(any_pool), _experts_in_a_stage()],
         ),
     )
     rows: dict[str, Ints] = {
@@ -174,10 +176,10 @@ def _legal_rows(question: PoolsQuestion) -> tuple[Table, Mapping[str, int]]:
     return rows, illegal
 
 
-def _stage_rules(question: PoolsQuestion) -> Iterator[Rule]:
+def _stage_rules(problem: PoolsProblem) -> Iterator[Rule]:
     """Yield the rules on the devices of one stage."""
-    per_node = [pool.devices_per_node for pool in question.cluster.pools]
-    most = max(pool.num_devices for pool in question.cluster.pools)
+    per_node = [pool.devices_per_node for pool in problem.cluster.pools]
+    most = max(pool.num_devices for pool in problem.cluster.pools)
     common = math.gcd(*per_node)
     yield Rule(
         text="tensor_model_parallel_size * context_parallel_size leaves a node",
@@ -205,5 +207,5 @@ def _experts_in_a_stage() -> Rule:
 
 def stage_devices(rows: Mapping[str, Ints]) -> Ints:
     """Devices that one stage takes, in whichever pool."""
-    found: Ints = rows["tensor"] * rows["context"] * rows["data"]
-    return found
+    devices: Ints = rows["tensor"] * rows["context"] * rows["data"]
+    return devices

@@ -1,4 +1,4 @@
-"""How the spare nodes of a spec are shared out over its pools."""
+"""Distribution of a spec's spare nodes over its pools."""
 
 from collections.abc import Sequence
 
@@ -9,11 +9,10 @@ from tuner.spec.cluster import Pool
 
 
 def spares_by_pool(pools: Sequence[Pool], spare_nodes: int) -> tuple[int, ...]:
-    """Share out spare nodes by the machines that each pool has.
+    """Distribute spare nodes in proportion to the nodes of each pool.
 
-    One after the other goes to the pool with most machines per 2 n + 1 for the n it keeps back
-    already (Sainte-Lague's rule; the first of equals), as failures come in proportion to machines.
-    Every pool keeps one that works.
+    Each goes to the pool with most nodes per 2 n + 1, n being its spares so far (Sainte-Lague; the
+    first of equals), since failures are proportional to nodes. Every pool keeps one working node.
 
     Raises:
         SpecError: more are kept back than the pools can spare.

@@ -1,7 +1,7 @@
-"""A chain of stages over pools in the words of a plan: decision, prediction, placement, notes.
+"""A chain of stages over pools as fields of a plan: decision, prediction, placement, notes.
 
-The objective of a chain is the larger of its closed form and its schedule played pass by pass, as
-for one pool, so that every bound on the closed form bounds it.
+The objective of a chain is the larger of its closed form and its simulated schedule, as for one
+pool, so that every bound on the closed form bounds it.
 """
 
 from collections.abc import Sequence
@@ -10,58 +10,58 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tuner.placement import Placement, StagePlacement
+from tuner.placement import StageDevices, StagePlacement
 from tuner.plan import Band, RankAtRisk, StagePrediction, TrainDecision, TrainPrediction
-from tuner.planner.analytic.layouts import stages_of
+from tuner.planner.analytic.layouts import to_stages
 from tuner.planner.analytic.memory_band import peak_band
 from tuner.planner.analytic.memory_risk import (
     MemoryForecast,
     chances,
-    forecast_of,
+    forecast_memory,
     loss_prices,
     uneven_bytes,
 )
-from tuner.planner.analytic.options import Ways
-from tuner.planner.analytic.search_result import named
-from tuner.planner.heterogeneous.build_problem import PoolsQuestion
+from tuner.planner.analytic.options import OptionSpace
+from tuner.planner.analytic.search_result import decision_fields
+from tuner.planner.heterogeneous.build_problem import PoolsProblem
 from tuner.planner.heterogeneous.chains import Chain, stretches
-from tuner.planner.heterogeneous.whole_run import run_of
-from tuner.simulate.pipeline import Pipeline, can_be_played, play
+from tuner.planner.heterogeneous.whole_run import forecast_run
+from tuner.simulate.pipeline import Pipeline, can_simulate, simulate_step
 from tuner.spec.accounting import training_flop_per_token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Played:
-    """A chain with its schedule played."""
+class SimulatedChain:
+    """A chain with its simulated step."""
 
     chain: Chain
-    played_s: float
+    simulated_s: float
 
     @property
     def objective_s(self) -> float:
-        """What chains are ranked by."""
-        return max(self.chain.price.step_s, self.played_s)
+        """Seconds that chains are ranked by."""
+        return max(self.chain.price.step_s, self.simulated_s)
 
 
-def played(chain: Chain) -> Played:
-    """Play one step of a chain; its closed form stands where it is too long to be played."""
+def simulate_chain(chain: Chain) -> SimulatedChain:
+    """Simulate one step of a chain; use its closed form where it is too long to be simulated."""
     price = chain.price
     pipeline = Pipeline(
         forward_s_S=price.forward_s_S,
         backward_s_S=price.backward_s_S,
         num_devices=len(chain.pool_S),
-        num_microbatches=chain.column.num_microbatches,
+        num_microbatches=chain.candidate.num_microbatches,
         sends_s=price.send_s,
     )
-    if not can_be_played(pipeline):
-        return Played(chain=chain, played_s=price.step_s)
-    return Played(chain=chain, played_s=play(pipeline).step_s + price.once_s)
+    if not can_simulate(pipeline):
+        return SimulatedChain(chain=chain, simulated_s=price.step_s)
+    return SimulatedChain(chain=chain, simulated_s=simulate_step(pipeline).step_s + price.once_s)
 
 
-def decision_of(chain: Chain, question: PoolsQuestion, ways: Ways) -> TrainDecision:
-    """Name what a chain decides."""
-    own = named(question.alike, ways, chain.column.candidate, chain.layers_S)
-    ranks = int(chain.column.pools[0].devices_C[0])
+def to_decision(chain: Chain, problem: PoolsProblem, options: OptionSpace) -> TrainDecision:
+    """Return the decision of a chain."""
+    own = decision_fields(problem.any_pool, options, chain.candidate.row, chain.layers_S)
+    ranks = int(chain.candidate.pools[0].devices_C[0])
     experts = own["expert_model_parallel_size"] * own["expert_tensor_parallel_size"]
     pipeline = {
         "pipeline_model_parallel_size": len(chain.layers_S),
@@ -71,16 +71,16 @@ def decision_of(chain: Chain, question: PoolsQuestion, ways: Ways) -> TrainDecis
     return TrainDecision.model_validate(own | pipeline)
 
 
-def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
-    """Say what is expected of a chain."""
-    chain, price, alike = one.chain, one.chain.price, question.alike
+def to_prediction(one: SimulatedChain, problem: PoolsProblem) -> TrainPrediction:
+    """Return the prediction of a chain."""
+    chain, price, any_pool = one.chain, one.chain.price, problem.any_pool
     used = sorted(set(chain.pool_S))
-    step_s, band = one.objective_s, band_over(question, used)
+    step_s, band = one.objective_s, band_over(problem, used)
     low_s, high_s = step_s * band[0], step_s * band[1]
-    devices = len(chain.pool_S) * int(chain.column.pools[0].devices_C[0])
-    tokens = alike.sequence_length * alike.global_batch_size
+    devices = len(chain.pool_S) * int(chain.candidate.pools[0].devices_C[0])
+    tokens = any_pool.sequence_length * any_pool.global_batch_size
     peaks = tuple(round(peak) for peak in price.bytes_S)
-    busy_s = chain.column.num_microbatches * float(
+    busy_s = chain.candidate.num_microbatches * float(
         np.mean(np.add(price.forward_s_S, price.backward_s_S))
     )
     seconds = {
@@ -96,8 +96,8 @@ def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
         tokens_per_s_per_device_band=(tokens / devices / high_s, tokens / devices / low_s),
         peak_memory_bytes=peaks,
         peak_memory_bytes_band=tuple(peak_band(peak) for peak in peaks),
-        **asdict(risk_of(chain, question)),
-        rank_at_risk=rank_at_risk(chain, question),
+        **asdict(chain_memory_risk(chain, problem)),
+        rank_at_risk=rank_at_risk(chain, problem),
         activation_bytes=tuple(
             round(float(memory.activations_PC[stage, 0]))
             for stage, memory in enumerate(price.memory_S)
@@ -106,77 +106,77 @@ def prediction_of(one: Played, question: PoolsQuestion) -> TrainPrediction:
         communication_s=price.collectives_s + seconds["bubble"],
         stages=tuple(_stage(chain, stage) for stage in range(len(chain.pool_S))),
         mfu_ratio=tokens
-        * training_flop_per_token(alike.model, sequence_length=alike.sequence_length)
-        / (_peak_flop_per_s(chain, question) * step_s),
-        played_step_time_s=one.played_s,
-        run=run_of(chain, question, step_s=step_s),
+        * training_flop_per_token(any_pool.model, sequence_length=any_pool.sequence_length)
+        / (_peak_flop_per_s(chain, problem) * step_s),
+        played_step_time_s=one.simulated_s,
+        run=forecast_run(chain, problem, step_s=step_s),
     )
 
 
-def risk_of(chain: Chain, question: PoolsQuestion) -> MemoryForecast:
-    """How likely any stage runs out on its own pool's devices."""
-    return forecast_of(
+def chain_memory_risk(chain: Chain, problem: PoolsProblem) -> MemoryForecast:
+    """The chance that any stage runs out of memory on its own pool's devices."""
+    return forecast_memory(
         np.array(chain.price.bytes_S),
-        uneven_bytes_of(chain, question),
-        capacity_bytes=_capacity_bytes(chain, question),
-        software=question.alike.software,
-        prices=loss_prices(question.specs[0].goal),
+        stage_uneven_bytes(chain, problem),
+        capacity_bytes=_capacity_bytes(chain, problem),
+        software=problem.any_pool.software,
+        prices=loss_prices(problem.specs[0].goal),
     )
 
 
-def rank_at_risk(chain: Chain, question: PoolsQuestion) -> RankAtRisk:
-    """The stage that `risk_of` speaks of."""
-    capacity_bytes_S = _capacity_bytes(chain, question)
+def rank_at_risk(chain: Chain, problem: PoolsProblem) -> RankAtRisk:
+    """The stage with the chance of `chain_memory_risk`."""
+    capacity_bytes_S = _capacity_bytes(chain, problem)
     every = chances(
         np.array(chain.price.bytes_S),
         capacity_bytes=capacity_bytes_S,
-        software=question.alike.software,
+        software=problem.any_pool.software,
         pipeline_C=len(chain.pool_S),
-        uneven_bytes_C=uneven_bytes_of(chain, question),
+        uneven_bytes_C=stage_uneven_bytes(chain, problem),
     )
     stage = int(np.argmax(every.ever_C))
     return RankAtRisk(
         pipeline_rank=stage,
-        pool=question.cluster.pools[chain.pool_S[stage]].name,
+        pool=problem.cluster.pools[chain.pool_S[stage]].name,
         peak_memory_bytes=round(chain.price.bytes_S[stage]),
         memory_capacity_bytes=int(capacity_bytes_S[stage]),
     )
 
 
-def _capacity_bytes(chain: Chain, question: PoolsQuestion) -> npt.NDArray[np.float64]:
+def _capacity_bytes(chain: Chain, problem: PoolsProblem) -> npt.NDArray[np.float64]:
     """Of a device of every stage, [S]."""
-    return np.array([question.of_pool[pool].capacity_bytes for pool in chain.pool_S])
+    return np.array([problem.by_pool[pool].capacity_bytes for pool in chain.pool_S])
 
 
-def uneven_bytes_of(chain: Chain, question: PoolsQuestion) -> npt.NDArray[np.float64]:
-    """What each stage's peak grows by when the busiest expert rank's load doubles, [S]."""
-    alike, stages_S = question.alike, range(len(chain.pool_S))
-    if alike.busiest is not None or alike.model.moe is None:
+def stage_uneven_bytes(chain: Chain, problem: PoolsProblem) -> npt.NDArray[np.float64]:
+    """Growth of each stage's peak when the most-loaded expert rank's load doubles, [S]."""
+    any_pool, stages_S = problem.any_pool, range(len(chain.pool_S))
+    if any_pool.expert_imbalance is not None or any_pool.model.moe is None:
         return np.zeros(len(chain.pool_S))
-    layout = stages_of(alike.model, np.array(chain.layers_S)[:, None])
-    of_pool = {
+    layout = to_stages(any_pool.model, np.array(chain.layers_S)[:, None])
+    by_pool = {
         index: uneven_bytes(
             own.shape,
-            replace(chain.column.on(index).strategies, pipeline=float(len(chain.pool_S))),
+            replace(chain.candidate.on(index).strategies, pipeline=float(len(chain.pool_S))),
             own.hardware,
             layout,
             constants=own.memory_constants,
         )
-        for index, own in enumerate(question.of_pool)
+        for index, own in enumerate(problem.by_pool)
         if index in chain.pool_S
     }
-    return np.array([of_pool[chain.pool_S[stage]][stage] for stage in stages_S])
+    return np.array([by_pool[chain.pool_S[stage]][stage] for stage in stages_S])
 
 
-def band_over(question: PoolsQuestion, pools: Sequence[int]) -> Band:
-    """The widest band of the pools that take part: the slowest stage may be any of theirs."""
-    return min(question.bands[p][0] for p in pools), max(question.bands[p][1] for p in pools)
+def band_over(problem: PoolsProblem, pools: Sequence[int]) -> Band:
+    """The widest band of the pools that take part, since the slowest stage may be on any."""
+    return min(problem.bands[p][0] for p in pools), max(problem.bands[p][1] for p in pools)
 
 
-def placement_of(chain: Chain, question: PoolsQuestion) -> Placement:
-    """Say which machines run which stage."""
-    devices = int(chain.column.pools[0].devices_C[0])
-    pools, hosts, unused = question.cluster.pools, [], {}
+def to_placement(chain: Chain, problem: PoolsProblem) -> StagePlacement:
+    """Return which nodes run which stage."""
+    devices = int(chain.candidate.pools[0].devices_C[0])
+    pools, hosts, unused = problem.cluster.pools, [], {}
     for index, stages in stretches(chain.pool_S):
         pool = pools[index]
         nodes = -(-stages * devices // pool.devices_per_node)
@@ -185,28 +185,28 @@ def placement_of(chain: Chain, question: PoolsQuestion) -> Placement:
         left = pool.num_devices - chain.pool_S.count(index) * devices
         if left:
             unused[pool.name] = left
-    return Placement(
+    return StagePlacement(
         stages=tuple(
-            StagePlacement(pool=pools[index].name, layers=layers, devices=devices)
+            StageDevices(pool=pools[index].name, layers=layers, devices=devices)
             for index, layers in zip(chain.pool_S, chain.layers_S, strict=True)
         ),
         hosts=tuple(hosts),
         unused_devices=unused,
-        notes=_launch_notes(chain, question),
+        notes=_launch_notes(chain, problem),
     )
 
 
-def _launch_notes(chain: Chain, question: PoolsQuestion) -> tuple[str, ...]:
+def _launch_notes(chain: Chain, problem: PoolsProblem) -> tuple[str, ...]:
     """What a launch over several pools needs.
 
     Megatron-LM numbers ranks with pipeline stages outermost (order tp-cp-ep-dp-pp) and torchrun
     numbers processes by node rank, so nodes listed in stage order put whole stages on each pool.
     """
     used = list(dict.fromkeys(chain.pool_S))
-    standing_by = _spare_notes(used, question)
+    standing_by = _spare_notes(used, problem)
     if len(used) == 1:
         return standing_by
-    pools = [question.cluster.pools[index] for index in used]
+    pools = [problem.cluster.pools[index] for index in used]
     names = " then ".join(pool.name for pool in pools)
     notes = [
         f"start the nodes in the order of hosts ({names}), under Slurm with SLURM_HOSTFILE and "
@@ -222,12 +222,12 @@ def _launch_notes(chain: Chain, question: PoolsQuestion) -> tuple[str, ...]:
     return (*notes, *standing_by)
 
 
-def _spare_notes(used: Sequence[int], question: PoolsQuestion) -> tuple[str, ...]:
-    """Say which nodes stand by for whose."""
+def _spare_notes(used: Sequence[int], problem: PoolsProblem) -> tuple[str, ...]:
+    """Note the spare nodes of each pool."""
     kept = [
-        f"{spare} of pool {question.sites[index].pool.name!r}"
+        f"{spare} of pool {problem.priced_pools[index].pool.name!r}"
         for index in used
-        if (spare := question.sites[index].pool.nodes - question.cluster.pools[index].nodes)
+        if (spare := problem.priced_pools[index].pool.nodes - problem.cluster.pools[index].nodes)
     ]
     return (f"spare nodes that replace those of their own pool: {', '.join(kept)}",) if kept else ()
 
@@ -250,9 +250,8 @@ def _stage(chain: Chain, stage: int) -> StagePrediction:
     )
 
 
-def _peak_flop_per_s(chain: Chain, question: PoolsQuestion) -> float:
-    devices = int(chain.column.pools[0].devices_C[0])
+def _peak_flop_per_s(chain: Chain, problem: PoolsProblem) -> float:
+    devices = int(chain.candidate.pools[0].devices_C[0])
     return sum(
-        devices * float(question.of_pool[index].hardware.matmul_flop_per_s)
-        for index in chain.pool_S
+        devices * float(problem.by_pool[index].hardware.matmul_flop_per_s) for index in chain.pool_S
     )

@@ -1,1 +1,1 @@
-"""Which node runs which ranks of a plan, where the links between nodes were measured one by one."""
+"""Order of nodes for a plan's ranks, where the links between nodes were measured."""

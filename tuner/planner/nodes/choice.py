@@ -1,14 +1,13 @@
-"""A runner-up in the place of the chosen decision, where slow links hurt that one more.
+"""Replacement of the chosen decision by a runner-up that suffers less from slow links.
 
-The search takes every link for the usual one, so among its best may be one that sends less over
-the links that are slow. The runners-up that a plan lists are priced with the best order found for
-how they lie on the nodes, so that all their seconds are of the same links as the decision's; what
-an obstacle keeps from being ordered says so. They are compared by the step that is expected with
-running out of memory, as they were without measured links (expected_step.py). What the certificate
-is about stays the fastest decision with usual links.
+The search assumes that every link is the usual one, so a runner-up may send less over slow links.
+The runners-up of a plan are priced with the best node order found for their layout, on the same
+links as the decision; those that cannot be ordered say so. They are compared by the expected step
+including the risk of running out of memory, as without measured links (expected_step.py). The
+certificate stays that of the fastest decision on usual links.
 
-What the plan says of the replaced decision alone (its buckets, what it offloads, what binds it)
-goes with it; what more room costs is said anew (headroom.py).
+Notes that only apply to the replaced decision (its buckets, offloading, binding constraint) are
+dropped; the cost of headroom is computed again (headroom.py).
 
 Not covered: decisions that the plan does not list; chains over several pools.
 """
@@ -24,8 +23,8 @@ from tuner.plan import Alternative, Band, Plan, Preference, TrainDecision, Train
 from tuner.planner.analytic.memory_risk import loss_prices
 from tuner.planner.analytic.preference import memory_step
 from tuner.planner.layout_groups import by_layout
-from tuner.planner.nodes.expected_step import expected_steps_s, fallback_beside, place_taken_by
-from tuner.planner.nodes.node_order import order_nodes, slow_in_order_s
+from tuner.planner.nodes.expected_step import expected_steps_s, fallback_outside, replacement_index
+from tuner.planner.nodes.node_order import order_nodes, slow_links_s
 from tuner.planner.nodes.slow_links import SLOW_LINKS, slowed
 from tuner.planner.nodes.traffic import Traffic, obstacle, traffic
 from tuner.planner.ratios import has_same_kernels, is_tie, turned
@@ -35,7 +34,7 @@ from tuner.train_words import short_decision
 from tuner.units import format_ratio, format_s
 
 AT_USUAL_LINKS: Final = "priced on usual links"
-"""Of a runner-up whose nodes cannot be put in order."""
+"""Note on a runner-up whose nodes cannot be ordered."""
 
 UNCHECKED_HOST: Final = (
     "offloading needs free host memory on each node, which the cluster does not state and the plan"
@@ -44,81 +43,87 @@ UNCHECKED_HOST: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeastHurt:
-    """A plan whose decision is the fastest on its links, and the order that showed it."""
+class PlanOnLinks:
+    """A plan whose decision is the fastest on its links, with the node order."""
 
     plan: Plan
     nodes: tuple[str, ...] | None
-    """In the order of ranks; None where no order was looked for."""
+    """In the order of ranks; None where no order was searched for."""
     slow_s_of: Mapping[TrainDecision, float] = field(default_factory=dict)
-    """Seconds of a step that slow links cost decisions in their best orders."""
+    """Seconds per step that slow links cost each decision in its best order."""
 
 
-def least_hurt(plan: Plan, links: LinkMatrix, *, pool: Pool, time_limit_s: float) -> LeastHurt:
-    """Return the plan with the decision that is fastest on these links, often as it is.
+def choose_on_links(
+    plan: Plan, links: LinkMatrix, *, pool: Pool, time_limit_s: float
+) -> PlanOnLinks:
+    """Return the plan with the decision that is fastest on these links, often the same.
 
     Args:
         plan: of one pool, with a decision.
         links: of the pool's nodes.
         pool: of the spec.
-        time_limit_s: for all orders that are tried.
+        time_limit_s: of all orders together.
     """
     assert plan.decision is not None
     assert plan.predicted is not None
     own = _traffic(plan, plan.decision, plan.predicted, pool)
     if own is None:
-        return LeastHurt(plan=plan, nodes=None)
+        return PlanOnLinks(plan=plan, nodes=None)
     others = [
         (other, sent)
         for other in plan.runners_up
         if (sent := _traffic(plan, other.decision, other.predicted, pool)) is not None
         and sent.num_nodes <= len(links.nodes)
     ]
-    # An order is as good for all that lie on the nodes alike, so each kind is ordered once.
-    share_s = time_limit_s / len({_kind(sent) for sent in (own, *(sent for _, sent in others))})
+    # Decisions with the same layout on the nodes share an order.
+    share_s = time_limit_s / len(
+        {_node_layout(sent) for sent in (own, *(sent for _, sent in others))}
+    )
     ordered = order_nodes(own, links, pool=pool, time_limit_s=share_s)
-    nodes_of = {_kind(own): ordered.nodes}
+    nodes_of = {_node_layout(own): ordered.nodes}
     slow_s_of = {plan.decision: ordered.slow_s}
     for other, sent in others:
-        if _kind(sent) not in nodes_of:
-            found = order_nodes(sent, links, pool=pool, time_limit_s=share_s)
-            nodes_of[_kind(sent)] = found.nodes
-        slow_s = slow_in_order_s(sent, links, nodes_of[_kind(sent)], pool=pool)
+        if _node_layout(sent) not in nodes_of:
+            order = order_nodes(sent, links, pool=pool, time_limit_s=share_s)
+            nodes_of[_node_layout(sent)] = order.nodes
+        slow_s = slow_links_s(sent, links, nodes_of[_node_layout(sent)], pool=pool)
         slow_s_of[other.decision] = slow_s
-    best = _place_taken_by(plan, [other for other, _ in others], slow_s_of)
+    best = _replacement(plan, [other for other, _ in others], slow_s_of)
     if best is None:
-        return LeastHurt(plan=plan, nodes=ordered.nodes, slow_s_of=slow_s_of)
+        return PlanOnLinks(plan=plan, nodes=ordered.nodes, slow_s_of=slow_s_of)
     other, sent = others[best]
-    instead = _instead(plan, other, own_slow_s=ordered.slow_s, slow_s=slow_s_of[other.decision])
-    return LeastHurt(plan=instead, nodes=nodes_of[_kind(sent)], slow_s_of=slow_s_of)
+    instead = _with_replacement(
+        plan, other, own_slow_s=ordered.slow_s, slow_s=slow_s_of[other.decision]
+    )
+    return PlanOnLinks(plan=instead, nodes=nodes_of[_node_layout(sent)], slow_s_of=slow_s_of)
 
 
-def _place_taken_by(
+def _replacement(
     plan: Plan, others: Sequence[Alternative], slow_s_of: Mapping[TrainDecision, float]
 ) -> int | None:
-    """Which of the runners-up is to be run instead of the decision; None where none is."""
+    """Index of the runner-up that replaces the decision; None where none does."""
     assert plan.decision is not None
     assert plan.predicted is not None
     predicted = [plan.predicted, *(other.predicted for other in others)]
     slow_s = [slow_s_of[plan.decision], *(slow_s_of[other.decision] for other in others)]
     prices = loss_prices(plan.goal)
-    roomier = fallback_beside(plan, [plan.decision, *(other.decision for other in others)])
-    taken = place_taken_by(
+    roomier = fallback_outside(plan, [plan.decision, *(other.decision for other in others)])
+    index = replacement_index(
         predicted,
         usual_s_C=expected_steps_s(predicted, prices=prices, roomier=roomier),
         on_links_s_C=expected_steps_s(
             predicted, prices=prices, slow_s_C=np.array(slow_s), roomier=roomier
         ),
     )
-    return None if taken is None else taken - 1
+    return None if index is None else index - 1
 
 
 def runners_up_on_links(plan: Plan, slow_s_of: Mapping[TrainDecision, float]) -> Plan:
-    """Return a plan whose runners-up are priced on the links that its decision is priced on.
+    """Return a plan whose runners-up are priced on the same links as its decision.
 
     Args:
-        plan: whose prediction has its slow links already.
-        slow_s_of: what slow links cost decisions, seconds of a step.
+        plan: its prediction includes slow links already.
+        slow_s_of: seconds per step that slow links cost each decision.
     """
     assert plan.decision is not None
     assert plan.predicted is not None
@@ -139,7 +144,7 @@ def runners_up_on_links(plan: Plan, slow_s_of: Mapping[TrainDecision, float]) ->
 def _slowed(
     chosen: TrainPrediction, one: Alternative, slow_s_of: Mapping[TrainDecision, float]
 ) -> Alternative:
-    """A runner-up with what slow links cost it."""
+    """Add the cost of slow links to a runner-up."""
     if SLOW_LINKS in one.predicted.breakdown_s:
         return one
     slow_s = slow_s_of.get(one.decision)
@@ -152,7 +157,7 @@ def _slowed(
 def _compared(
     chosen: TrainPrediction, before: Alternative, now: Alternative, *, usual_s: float
 ) -> Alternative:
-    """Move the band of a runner-up's ratio with the ratio."""
+    """Scale the ratio band of a runner-up with its ratio."""
     if now.ratio_band is None or SLOW_LINKS in before.predicted.breakdown_s:
         return now
     moved = now.predicted.step_time_s / chosen.step_time_s
@@ -162,13 +167,13 @@ def _compared(
     return now.model_copy(update={"ratio_band": band, "within_band": is_tie(band)})
 
 
-def _kind(sent: Traffic) -> tuple[int, int, int]:
-    """How a decision lies on the nodes."""
+def _node_layout(sent: Traffic) -> tuple[int, int, int]:
+    """Layout of a decision on the nodes."""
     return sent.nodes_of_stage, sent.groups, sent.block
 
 
-def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float) -> Plan:
-    """Put a runner-up where the decision was, and the decision among the runners-up."""
+def _with_replacement(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float) -> Plan:
+    """Swap the decision with a runner-up."""
     assert plan.decision is not None
     assert plan.predicted is not None
     former = plan.preferred
@@ -217,7 +222,7 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
                 (
                     left,
                     *(
-                        _against(plan, one, other, known)
+                        _compare_with_replacement(plan, one, other, known)
                         for one in plan.runners_up
                         if one is not other
                     ),
@@ -230,7 +235,7 @@ def _instead(plan: Plan, other: Alternative, *, own_slow_s: float, slow_s: float
 
 
 def _riskier(before: TrainPrediction, now: TrainPrediction) -> tuple[str, ...]:
-    """Say it where the new decision is likelier to run out of memory."""
+    """Note a higher chance of running out of memory of the new decision."""
     was, chance = before.out_of_memory_probability, now.out_of_memory_probability
     if was is None or chance is None or memory_step(chance) <= memory_step(was):
         return ()
@@ -253,13 +258,13 @@ def _known_bands(plan: Plan) -> dict[bool, Band]:
     return known
 
 
-def _against(
+def _compare_with_replacement(
     plan: Plan, one: Alternative, other: Alternative, known: Mapping[bool, Band]
 ) -> Alternative:
-    """Compare a runner-up with the one that takes the decision's place.
+    """Compare a runner-up with the replacement.
 
-    Where no pair of the plan shows the band that two such decisions have, that of the runner-up
-    with the replaced decision stands in.
+    If no pair of the plan has the band for two such decisions, use that of the runner-up and the
+    replaced decision.
     """
     assert plan.decision is not None
     if one.ratio_band is None:
@@ -273,7 +278,7 @@ def _against(
 
 
 def _binding(plan: Plan, other: Alternative) -> str:
-    """Say what binds the new decision; what memory keeps from all of them still holds."""
+    """Return the binding constraint of the new decision; a memory limit stays binding."""
     if plan.binding_constraint.startswith("memory_per_device"):
         return plan.binding_constraint
     return binding_constraint(
@@ -284,7 +289,7 @@ def _binding(plan: Plan, other: Alternative) -> str:
 
 
 def _notes(plan: Plan, other: Alternative) -> list[str]:
-    """Return the plan's notes without those on the replaced decision that do not hold any more."""
+    """Return the plan's notes without those that apply to the replaced decision only."""
     decision, kept = other.decision, []
     is_cut = decision.tensor_model_parallel_size > 1 or decision.context_parallel_size > 1
     for note in plan.provenance.notes:

@@ -1,12 +1,12 @@
-"""What steps on measured links cost with running out of memory, and which decision to run on them.
+"""Expected steps on measured links, including the risk of running out of memory, and the choice.
 
 The objective is that of the choice without measured links (tuner/planner/analytic/memory_risk.py):
 
-    expected   seconds of a step, slow links included, with what running out of memory costs
+    expected   seconds of a step, slow links included, plus the expected cost of running out
 
-The chosen decision was preferred to others within `TOLERANCE_RATIO` of it, so it stays until
-another is less by more than that. Any advantage that the other has on usual links was already
-weighed: only what the links add to it counts. Equal links therefore change no choice.
+The chosen decision was preferred to others within `TOLERANCE_RATIO` of it, so another must be
+better by more than that. An advantage on usual links was already considered, so only what the slow
+links add to it counts. Equal links therefore change no choice.
 
 Letters: C decisions, the chosen one first.
 """
@@ -24,7 +24,7 @@ from tuner.planner.analytic.preference import MEMORY_STEPS, TOLERANCE_RATIO, fit
 Floats = npt.NDArray[np.float64]
 
 LEAST_GAIN_RATIO: Final = 0.01
-"""Share of an expected step by which links must widen another decision's advantage."""
+"""Share of an expected step by which links must increase another decision's advantage."""
 
 
 def expected_steps_s(
@@ -34,38 +34,38 @@ def expected_steps_s(
     slow_s_C: Floats | float = 0.0,
     roomier: Roomier | None = None,
 ) -> Floats:
-    """Seconds a step with what running out of memory is expected to cost, [C].
+    """Seconds per step with the expected cost of running out of memory, [C].
 
     Args:
         predicted_C: on usual links.
-        prices: what running out of memory costs.
-        slow_s_C: what slow links add to each step.
-        roomier: what a run may go on with beside them, on usual links. Links are taken to add to
-            its step what they add to the least slowed of them.
+        prices: of running out of memory.
+        slow_s_C: seconds that slow links add to each step.
+        roomier: another fallback with more headroom, on usual links. Slow links are assumed to add
+            to its step what they add to the least affected of the others.
     """
     step_s = np.array([one.step_time_s for one in predicted_C]) + slow_s_C
     ever, at_start = _ever_C(predicted_C), _at_start_C(predicted_C)
     if roomier is not None:
-        # It hardly runs out, and what it costs itself is not asked.
+        # It has headroom, and its own expected step is not returned.
         step_s = np.append(step_s, roomier.step_time_s + np.min(slow_s_C))
         ever, at_start = np.append(ever, roomier.out_of_memory_probability), np.append(at_start, 0)
-    found = prices.expected_s(step_s, Chances(at_start_C=at_start, ever_C=ever))
-    return found[: len(predicted_C)]
+    with_losses_s = prices.expected_s(step_s, Chances(at_start_C=at_start, ever_C=ever))
+    return with_losses_s[: len(predicted_C)]
 
 
-def fallback_beside(plan: Plan, compared: Collection[TrainDecision]) -> Roomier | None:
-    """What the plan found with more room; None where it is compared itself, on its own links."""
+def fallback_outside(plan: Plan, compared: Collection[TrainDecision]) -> Roomier | None:
+    """The plan's decision with headroom; None if it is among those compared."""
     one = plan.roomier
     return None if one is None or one.decision in compared else one
 
 
-def place_taken_by(
+def replacement_index(
     predicted_C: Sequence[TrainPrediction], *, usual_s_C: Floats, on_links_s_C: Floats
 ) -> int | None:
-    """Return which decision takes the place of the first one; None where it stays.
+    """Return the index of the decision that replaces the first one; None: it stays.
 
-    Of those that may, what is within the tolerance of the least is ordered as ever: by the chance
-    of running out first, then by the expected step.
+    Among those within the tolerance of the best, the lower chance of running out of memory wins,
+    then the lower expected step.
 
     Args:
         predicted_C: on usual links.
@@ -85,7 +85,7 @@ def place_taken_by(
 
 
 def _ever_C(predicted_C: Sequence[TrainPrediction]) -> Floats:
-    """Chances of running out; none where no errors of peaks are published."""
+    """Chances of running out of memory; 0 where no errors of peaks are published."""
     return np.array([one.out_of_memory_probability or 0.0 for one in predicted_C])
 
 

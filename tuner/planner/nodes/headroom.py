@@ -1,10 +1,10 @@
-"""What a plan says of its room in memory, once its decisions are priced on measured links.
+"""A plan's fields on memory headroom, once its decisions are priced on measured links.
 
     preferred   the expected steps of the decision and of the fastest, both on these links
-    roomier     the fastest that hardly runs out, where the decision may: one of the runners-up, on
-                these links, or what was found before, which is compared on usual links
+    roomier     the fastest with headroom, where the decision may run out of memory: a runner-up on
+                these links, or the earlier result, which is compared on usual links
 
-Where nothing was found that hardly runs out, that stays so whichever decision is run.
+If no decision with headroom was found, that remains true for any decision.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,28 +15,28 @@ import numpy as np
 from tuner.plan import Alternative, Plan, Preference, Roomier, TrainDecision, TrainPrediction
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL, loss_prices
 from tuner.planner.analytic.preference import is_excluded
-from tuner.planner.nodes.expected_step import expected_steps_s, fallback_beside
+from tuner.planner.nodes.expected_step import expected_steps_s, fallback_outside
 from tuner.planner.nodes.slow_links import SLOW_LINKS
 
 
-def with_room_on_links(plan: Plan, *, before: Plan, priced: Collection[TrainDecision]) -> Plan:
-    """Say anew what was said before the links were priced.
+def with_headroom_on_links(plan: Plan, *, before: Plan, priced: Collection[TrainDecision]) -> Plan:
+    """Update the headroom fields after pricing the links.
 
     Args:
-        plan: whose decision and runners-up have their slow links.
+        plan: its decision and runners-up include slow links.
         before: the same plan without links, maybe with another decision.
         priced: decisions whose slow links are known.
     """
     assert plan.predicted is not None
     others = [one for one in plan.runners_up if one.decision in priced]
-    told: dict[str, Any] = {"preferred": _preference(plan, others)}
+    update: dict[str, Any] = {"preferred": _preference(plan, others)}
     if plan.decision != before.decision:
-        told |= _room(plan, before, others)
-    return plan.model_copy(update=told)
+        update |= _headroom_fields(plan, before, others)
+    return plan.model_copy(update=update)
 
 
 def _preference(plan: Plan, others: list[Alternative]) -> Preference | None:
-    """The comparison with the fastest; without expected steps where its own is not known."""
+    """The comparison with the fastest; without expected steps where the fastest's is unknown."""
     assert plan.decision is not None
     assert plan.predicted is not None
     one = plan.preferred
@@ -45,44 +45,44 @@ def _preference(plan: Plan, others: list[Alternative]) -> Preference | None:
     known = {plan.decision: plan.predicted} | {other.decision: other.predicted for other in others}
     chances = [value.out_of_memory_probability for value in known.values()]
     is_known = one.fastest in known and None not in chances
-    found: dict[str, float | None] = {
+    figures: dict[str, float | None] = {
         "expected_step_s": None,
         "fastest_expected_step_s": None,
         "fastest_out_of_memory_probability": None,
         "fastest_tried_first_step_s": None,
     }
     if not is_known:
-        return one.model_copy(update=found)
+        return one.model_copy(update=figures)
     if plan.roomier is not None or min(chance or 0.0 for chance in chances) <= SMALL:
         step_s = _expected_s(plan, known)
-        found["expected_step_s"] = step_s[plan.decision]
-        found["fastest_expected_step_s"] = step_s[one.fastest]
+        figures["expected_step_s"] = step_s[plan.decision]
+        figures["fastest_expected_step_s"] = step_s[one.fastest]
     own, other = (
         known[which].out_of_memory_probability or 0.0 for which in (plan.decision, one.fastest)
     )
-    found["fastest_out_of_memory_probability"] = other
+    figures["fastest_out_of_memory_probability"] = other
     if is_excluded(other, beside=own):
         tries = {which: known[which] for which in (one.fastest, plan.decision)}
-        found["fastest_tried_first_step_s"] = _expected_s(plan, tries)[one.fastest]
-    return one.model_copy(update=found)
+        figures["fastest_tried_first_step_s"] = _expected_s(plan, tries)[one.fastest]
+    return one.model_copy(update=figures)
 
 
 def _expected_s(
     plan: Plan, known: Mapping[TrainDecision, TrainPrediction]
 ) -> dict[TrainDecision, float]:
-    """Seconds a step of decisions on these links, with what running out of memory costs."""
+    """Expected seconds per step of decisions on these links."""
     slow_s = [value.breakdown_s.get(SLOW_LINKS, 0.0) for value in known.values()]
     step_s = expected_steps_s(
         [value.model_copy(update={"step_time_s": _usual_s(value)}) for value in known.values()],
         prices=loss_prices(plan.goal),
         slow_s_C=np.array(slow_s),
-        roomier=fallback_beside(plan, known),
+        roomier=fallback_outside(plan, known),
     )
     return dict(zip(known, map(float, step_s), strict=True))
 
 
-def _room(plan: Plan, before: Plan, others: list[Alternative]) -> dict[str, Any]:
-    """What a decision that took another's place has beside it."""
+def _headroom_fields(plan: Plan, before: Plan, others: list[Alternative]) -> dict[str, Any]:
+    """Headroom fields for a decision that replaced another."""
     assert plan.predicted is not None
     assert before.predicted is not None
     chance = plan.predicted.out_of_memory_probability or 0.0
@@ -100,7 +100,7 @@ def _room(plan: Plan, before: Plan, others: list[Alternative]) -> dict[str, Any]
 
 
 def _roomier(plan: Plan, before: Plan, others: list[Alternative]) -> Roomier | None:
-    """The one that takes least longer."""
+    """The decision with headroom that is least slower."""
     assert plan.predicted is not None
     step_s = plan.predicted.step_time_s
     run_s = loss_prices(plan.goal).run_s(step_s)
@@ -111,14 +111,14 @@ def _roomier(plan: Plan, before: Plan, others: list[Alternative]) -> Roomier | N
             update={"slower_ratio": slower_ratio, "slower_s": slower_ratio * run_s}
         )
 
-    found = [
+    candidates = [
         of(_as_roomier(one), one.predicted.step_time_s / step_s)
         for one in others
         if (one.predicted.out_of_memory_probability or 0.0) <= SMALL
     ]
     if before.roomier is not None and before.roomier.decision != plan.decision:
-        found.append(of(before.roomier, before.roomier.step_time_s / _usual_s(plan.predicted)))
-    return min(found, key=lambda one: one.slower_ratio, default=None)
+        candidates.append(of(before.roomier, before.roomier.step_time_s / _usual_s(plan.predicted)))
+    return min(candidates, key=lambda one: one.slower_ratio, default=None)
 
 
 def _as_roomier(one: Alternative) -> Roomier:

@@ -1,8 +1,8 @@
-"""What slow links make of a prediction.
+"""The effect of slow links on a prediction.
 
-The lower end of the error band stays, since transfers may hide more than is known; the rest of the
-prediction moves with the step. A forecast of the whole run is stretched in proportion, which leaves
-the checkpoint interval as it was.
+The lower end of the error band stays, since transfers may overlap more than is known; the rest of
+the prediction scales with the step. A forecast of the whole run is scaled in proportion, with an
+unchanged checkpoint interval.
 """
 
 from typing import Final
@@ -15,7 +15,7 @@ SLOW_LINKS: Final = "slow_links"
 
 
 def slowed(predicted: TrainPrediction, slow_s: float) -> TrainPrediction:
-    """Add seconds to a step and to all that follows from it."""
+    """Add seconds to a step and to everything derived from it."""
     if slow_s <= 0.0:
         return predicted
     step_s = predicted.step_time_s + slow_s

@@ -1,34 +1,34 @@
-"""A plan whose nodes were put in order: its placement and the price of links that stay slow."""
+"""A plan with ordered nodes: its placement and the price of the links that stay slow."""
 
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from profilers.imports.link_matrix import LinkMatrix
-from tuner.placement import NodeOrder, Placement, StagePlacement
+from tuner.placement import NodeOrder, StageDevices, StagePlacement
 from tuner.plan import Plan, TrainDecision
-from tuner.planner.nodes.choice import least_hurt, runners_up_on_links
-from tuner.planner.nodes.headroom import with_room_on_links
-from tuner.planner.nodes.node_order import Ordered, order_nodes
+from tuner.planner.nodes.choice import choose_on_links, runners_up_on_links
+from tuner.planner.nodes.headroom import with_headroom_on_links
+from tuner.planner.nodes.node_order import OrderedNodes, order_nodes
 from tuner.planner.nodes.slow_links import slowed
 from tuner.planner.nodes.traffic import obstacle, traffic
 from tuner.spec.cluster import Cluster, Pool
 from tuner.units import format_ratio, format_s
 
 LEAST_RATIO: Final = 1e-3
-"""Share of a step below which slow links go without a note."""
+"""Share of a step below which slow links are not noted."""
 
 
-def on_measured_nodes(
+def with_node_order(
     plan: Plan, links: Mapping[str, LinkMatrix], *, cluster: Cluster, time_limit_s: float
 ) -> Plan:
-    """Put the nodes of every pool whose links were measured in order, and price what stays slow.
+    """Order the nodes of every pool with measured links, and price the links that stay slow.
 
     Args:
         plan: of one pool, or of several with its placement; without a decision it is returned.
         links: by pool.
         cluster: of the spec, whose pools were measured.
-        time_limit_s: for the search over orders of each pool; on one pool half of it is for those
-            of runners-up.
+        time_limit_s: of the search over orders of each pool; on one pool half of it is for the
+            runners-up.
 
     Raises:
         SpecError: a matrix is of fewer nodes than the plan runs on.
@@ -36,25 +36,25 @@ def on_measured_nodes(
     pools = {pool.name: pool for pool in cluster.pools}
     if plan.decision is None or not links:
         return plan
-    known: tuple[tuple[str, ...], ...] = ()
+    known_orders: tuple[tuple[str, ...], ...] = ()
     slow_s_of: Mapping[TrainDecision, float] = {}
     before = plan
     if plan.placement is None:
         time_limit_s /= 2.0
         ((name, matrix),) = links.items()
-        found = least_hurt(plan, matrix, pool=pools[name], time_limit_s=time_limit_s)
-        plan, known = found.plan, () if found.nodes is None else (found.nodes,)
-        slow_s_of = found.slow_s_of
+        on_links = choose_on_links(plan, matrix, pool=pools[name], time_limit_s=time_limit_s)
+        plan, known_orders = on_links.plan, () if on_links.nodes is None else (on_links.nodes,)
+        slow_s_of = on_links.slow_s_of
     decision, predicted = plan.decision, plan.predicted
     assert decision is not None
     assert predicted is not None
     placement = plan.placement or _on_one_pool(decision, plan.cluster.pools[0])
     ranks_of = _ranks_by_pool(placement, decision)
-    ordered: dict[str, Ordered] = {}
+    ordered: dict[str, OrderedNodes] = {}
     notes = []
     for name in (name for name in links if name in ranks_of):
         if why := obstacle(decision, pools[name]):
-            notes.append(f"nodes of pool {name!r} are not put in order of their links: {why}")
+            notes.append(f"nodes of pool {name!r} are not ordered by their links: {why}")
             continue
         sent = traffic(
             decision,
@@ -65,7 +65,11 @@ def on_measured_nodes(
             ranks=ranks_of[name],
         )
         ordered[name] = order_nodes(
-            sent, links[name], pool=pools[name], time_limit_s=time_limit_s, known=known
+            sent,
+            links[name],
+            pool=pools[name],
+            time_limit_s=time_limit_s,
+            known=known_orders,
         )
         notes += _notes(pools[name], ordered[name], step_s=predicted.step_time_s)
     slow_s = sum(one.slow_s for one in ordered.values())
@@ -81,18 +85,18 @@ def on_measured_nodes(
     )
     if not any(slow_s_of.values()):
         return made
-    return with_room_on_links(
+    return with_headroom_on_links(
         runners_up_on_links(made, slow_s_of), before=before, priced=slow_s_of.keys()
     )
 
 
-def _on_one_pool(decision: TrainDecision, pool: Pool) -> Placement:
+def _on_one_pool(decision: TrainDecision, pool: Pool) -> StagePlacement:
     devices = decision.num_devices // decision.pipeline_model_parallel_size
     nodes = -(-decision.num_devices // pool.devices_per_node)
     unused = pool.num_devices - decision.num_devices
-    return Placement(
+    return StagePlacement(
         stages=tuple(
-            StagePlacement(pool=pool.name, layers=layers, devices=devices)
+            StageDevices(pool=pool.name, layers=layers, devices=devices)
             for layers in decision.pipeline_layout
         ),
         hosts=tuple(f"{pool.name}-{node}" for node in range(nodes)),
@@ -100,14 +104,14 @@ def _on_one_pool(decision: TrainDecision, pool: Pool) -> Placement:
     )
 
 
-def _ranks_by_pool(placement: Placement, decision: TrainDecision) -> dict[str, range]:
-    """Pipeline ranks of each pool, which follow each other."""
+def _ranks_by_pool(placement: StagePlacement, decision: TrainDecision) -> dict[str, range]:
+    """Pipeline ranks of each pool, which are contiguous."""
     names = [one.pool for one in placement.stages][: decision.pipeline_model_parallel_size]
     return {name: range(names.index(name), names.index(name) + names.count(name)) for name in names}
 
 
-def _named(placement: Placement, orders: tuple[NodeOrder, ...]) -> Placement:
-    """Put measured nodes in the place of unnamed ones."""
+def _named(placement: StagePlacement, orders: tuple[NodeOrder, ...]) -> StagePlacement:
+    """Replace placeholder hosts by measured nodes."""
     named = {order.pool: order.nodes for order in orders}
     hosts: list[str] = []
     for pool in dict.fromkeys(stage.pool for stage in placement.stages):
@@ -116,7 +120,7 @@ def _named(placement: Placement, orders: tuple[NodeOrder, ...]) -> Placement:
     return placement.model_copy(update={"hosts": tuple(hosts), "node_orders": orders})
 
 
-def _node_order(pool: str, one: Ordered, step_s: float) -> NodeOrder:
+def _node_order(pool: str, one: OrderedNodes, step_s: float) -> NodeOrder:
     return NodeOrder(
         pool=pool,
         nodes=one.nodes,
@@ -127,15 +131,15 @@ def _node_order(pool: str, one: Ordered, step_s: float) -> NodeOrder:
     )
 
 
-def _notes(pool: Pool, one: Ordered, *, step_s: float) -> Iterator[str]:
+def _notes(pool: Pool, one: OrderedNodes, *, step_s: float) -> Iterator[str]:
     if one.slow_s > LEAST_RATIO * step_s:
         yield (
             f"slow links of pool {pool.name!r} take {format_s(one.slow_s)} of a step "
             f"({format_ratio(one.slow_s / (step_s + one.slow_s))}) in the best order found; the "
-            "certificate takes every link for the usual one"
+            "certificate assumes that every link is the usual one"
         )
     if pool.oversubscription > 1.0:
         yield (
             f"pool {pool.name!r} states oversubscription {pool.oversubscription:g} and a "
-            "link_matrix: what lies between the cards is counted twice where the matrix shows it"
+            "link_matrix: oversubscription is counted twice where the matrix shows it"
         )

@@ -1,25 +1,25 @@
-"""What a plan sends between nodes, as the problem that puts the nodes in order.
+"""Traffic of a plan between nodes, as the problem that orders the nodes.
 
 Ranks are numbered tensor, context, data, pipeline, innermost first, so that a stage's devices fill
 nodes that follow each other: R nodes a stage, or several stages a node. Between nodes travel
 
-    hops        2 t h / TP bytes (bf16) of each device at a boundary, v times per micro-batch
-    exchanges   2 t h / TP k/g bytes of each device to each of the g nodes of its expert group, for
+    sends       2 t h / TP bytes (bf16) of each device at a stage boundary, v times per micro-batch
+    all-to-all  2 t h / TP k/g bytes of each device to each of the g nodes of its expert group, for
                 dispatch and combine of every MoE layer, forward and backward, once more where the
                 layer is recomputed; DeepEP, HybridEP and hierarchical dispatch send a token to a
                 node once, reached / g
-    sums        gradients and parameters of what the nodes of a ring share, each once per node:
-                dense ones over the R nodes of a stage, experts over those that hold the same
+    reduction   gradients and parameters that the nodes of a ring share, each once per node: dense
+                ones over the R nodes of a stage, experts over those that hold the same
                     ZeRO 0   2 G             ZeRO 1   G + W
                     ZeRO 2   m G + W         ZeRO 3   m G + 2 m W
 
 with t tokens of a micro-batch, G and W bytes of gradients and bf16 weights. Sources: Pipette
-(arXiv:2405.18093) for the problem; tuner/costs/analytic/experts.py for the exchanges; ZeRO
-(arXiv:1910.02054, section 7) for the sums, which ZeRO 2 and 3 repeat in every micro-batch.
+(arXiv:2405.18093) for the problem; tuner/costs/analytic/experts.py for the all-to-all; ZeRO
+(arXiv:1910.02054, section 7) for gradients, which ZeRO 2 and 3 reduce in every micro-batch.
 
 Letters: R nodes of a stage, S groups of stages that share nodes, m micro-batches, k experts of a
 token, v model chunks of a pipeline rank. Not covered: context and tensor parallelism across nodes,
-which keep the usual link's price; routing that is not balanced; the hop from the last stage back to
+which keep the usual link's price; imbalanced routing; the send from the last stage back to
 the first of an interleaved schedule; replicas as the outermost ranks.
 """
 
@@ -48,7 +48,7 @@ from tuner.spec.model import ModelSpec
 BF16_BYTES: Final = 2.0
 
 OVERLAPPED_RATIO: Final = 0.5
-"""Share of dispatch and combine that still shows where both are overlapped, as the generic
+"""Share of dispatch and combine that stays exposed with overlap, as the generic
 `expert_overlapped_ratio` of tuner/costs/analytic/constants.py."""
 
 Floats = npt.NDArray[np.float64]
@@ -56,7 +56,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Traffic:
-    """What one pool's part of a plan sends between nodes."""
+    """Traffic between nodes of one pool's part of a plan."""
 
     nodes_of_stage: int
     """R."""
@@ -64,23 +64,23 @@ class Traffic:
     """S."""
     num_microbatches: int
     hop_bytes: float
-    """Of a node, scaled so that it recurs as often as the whole pipeline's hops do."""
+    """Sent by a node, scaled so that it recurs as often as in the whole pipeline."""
     block: int
     """Nodes of one expert group."""
-    exchange_bytes_S: Floats
+    all_to_all_bytes_S: Floats
     gradient_bytes_S: Floats
-    """Half of what goes around a ring, as if all were summed."""
+    """Half of the bytes around a ring, as if everything were all-reduced."""
     block_gradient_bytes_S: Floats
     hidden_s: float
-    """Backward passes that sums run beside."""
+    """Backward passes that the reduction overlaps with."""
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that take part."""
+        """Nodes that the plan uses."""
         return self.nodes_of_stage * self.groups
 
     def problem(self, bytes_per_s_NN: Floats) -> RankPlacementProblem:
-        """State it for nodes that compute alike and hold whatever a stage needs."""
+        """Build the problem, for identical nodes with enough memory for any stage."""
         nodes = len(bytes_per_s_NN)
         return RankPlacementProblem(
             pipelines=self.nodes_of_stage,
@@ -93,13 +93,13 @@ class Traffic:
             stage_bytes_S=np.zeros(self.groups, dtype=np.int64),
             memory_limit_bytes_N=np.zeros(nodes, dtype=np.int64),
             block=self.block,
-            exchange_bytes_S=self.exchange_bytes_S,
+            all_to_all_bytes_S=self.all_to_all_bytes_S,
             block_gradient_bytes_S=self.block_gradient_bytes_S,
         )
 
 
 def obstacle(decision: TrainDecision, pool: Pool) -> str:
-    """Why the nodes of a pool cannot be put in order for a decision; empty where they can."""
+    """Return why the nodes of a pool cannot be ordered for a decision; empty: they can."""
     stage, node = _stage_devices(decision), pool.devices_per_node
     experts = decision.expert_model_parallel_size * decision.expert_tensor_parallel_size
     if decision.rank_order != DEFAULT_RANK_ORDER and decision.pipeline_model_parallel_size > 1:
@@ -120,10 +120,10 @@ def traffic(
     pool: Pool,
     ranks: range,
 ) -> Traffic:
-    """Count what the pipeline ranks that a pool runs send between its nodes.
+    """Count the bytes that a pool's pipeline ranks send between its nodes.
 
     Raises:
-        ValueError: `obstacle` names what stands in the way.
+        ValueError: `obstacle` names the reason.
     """
     if why := obstacle(decision, pool):
         raise ValueError(why)
@@ -139,16 +139,16 @@ def traffic(
     row_bytes = BF16_BYTES * tokens * model.hidden_size / decision.tensor_model_parallel_size
     recurring = max(1.0, microbatches / pipeline) / max(1.0, microbatches / groups)
     chunks = decision.virtual_pipeline_model_parallel_size
-    ring_S, block_ring_S = _summed_bytes_S(decision, model, node, ranks, microbatches)
+    ring_S, block_ring_S = _reduced_bytes_S(decision, model, node, ranks, microbatches)
     is_ring = stage > node
-    exchanged_S = _moe_passes_S(decision, model, ranks) * _share_of_node(decision, model, block)
+    all_to_all_S = _moe_passes_S(decision, model, ranks) * _share_of_node(decision, model, block)
     return Traffic(
         nodes_of_stage=max(1, stage // node),
         groups=groups,
         num_microbatches=microbatches,
         hop_bytes=row_bytes * min(node, stage) * chunks * recurring,
         block=block,
-        exchange_bytes_S=(exchanged_S * row_bytes * node if block > 1 else np.zeros(groups)),
+        all_to_all_bytes_S=(all_to_all_S * row_bytes * node if block > 1 else np.zeros(groups)),
         gradient_bytes_S=ring_S if is_ring else np.zeros(groups),
         block_gradient_bytes_S=block_ring_S if is_ring else np.zeros(groups),
         hidden_s=_hidden_s(decision, predicted, ranks, microbatches),
@@ -170,31 +170,31 @@ def _share_of_node(decision: TrainDecision, model: ModelSpec, block: int) -> flo
 
 
 def _moe_passes_S(decision: TrainDecision, model: ModelSpec, ranks: range) -> Floats:
-    """Dispatches and combines of one micro-batch that show, on each pipeline rank."""
-    again = decision.recompute is Recompute.FULL or "moe" in decision.recompute_modules
-    passes = 2.0 * (3.0 if again else 2.0)
+    """Exposed dispatches and combines of one micro-batch, on each pipeline rank."""
+    is_recomputed = decision.recompute is Recompute.FULL or "moe" in decision.recompute_modules
+    passes = 2.0 * (3.0 if is_recomputed else 2.0)
     shown = OVERLAPPED_RATIO if decision.a2a_overlap else 1.0
     layers = [_kinds(decision, model, rank).count(LayerKind.MOE) for rank in ranks]
     return passes * shown * np.array(layers, dtype=np.float64)
 
 
-def _summed_bytes_S(
+def _reduced_bytes_S(
     decision: TrainDecision, model: ModelSpec, node: int, ranks: range, microbatches: int
 ) -> tuple[Floats, Floats]:
-    """Half of what a node's rings carry: over all nodes of a stage, and from block to block."""
-    sums, gathers = {
+    """Half the bytes of a node's rings: over all nodes of a stage, and between expert blocks."""
+    reductions, all_gathers = {
         0: (2.0, 0.0),
         1: (1.0, 1.0),
         2: (float(microbatches), 1.0),
         3: (float(microbatches), 2.0 * microbatches),
     }[decision.zero_stage]
-    moved = (sums * decision.gradient_bytes + gathers * BF16_BYTES) / 2.0
+    moved = (reductions * decision.gradient_bytes + all_gathers * BF16_BYTES) / 2.0
     split = decision.expert_model_parallel_size * decision.expert_tensor_parallel_size
     tensor = decision.tensor_model_parallel_size
     ring, block_ring = [], []
     for rank in ranks:
         dense, experts = _parameters(decision, model, rank)
-        # A node's copies of the same parameters are summed inside it first.
+        # Copies of the same parameters are reduced inside a node first.
         dense_bytes = moved * dense / tensor * min(tensor, node)
         expert_bytes = moved * experts / split * min(split, node)
         ring.append(dense_bytes + (expert_bytes if split <= node else 0.0))
@@ -209,27 +209,27 @@ def _parameters(decision: TrainDecision, model: ModelSpec, rank: int) -> tuple[f
     if model.moe is not None:
         experts = model.moe.num_experts * one_expert_parameters(model)
     total = sum(layer_parameters(model, kind) for kind in kinds)
-    held = kinds.count(LayerKind.MOE) * experts
+    expert_total = kinds.count(LayerKind.MOE) * experts
     is_last = rank == decision.pipeline_model_parallel_size - 1
-    ends = embedding_parameters(model) if rank == 0 else 0
-    ends += head_parameters(model) if is_last else 0
-    return float(total - held + ends), float(held)
+    embedding_and_head = embedding_parameters(model) if rank == 0 else 0
+    embedding_and_head += head_parameters(model) if is_last else 0
+    return float(total - expert_total + embedding_and_head), float(expert_total)
 
 
 def _kinds(decision: TrainDecision, model: ModelSpec, rank: int) -> list[LayerKind]:
     """Layers of every model chunk of a pipeline rank."""
-    ends = np.cumsum((0, *decision.pipeline_layout))
+    bounds = np.cumsum((0, *decision.pipeline_layout))
     return [
         kind
         for stage in range(rank, decision.num_stages, decision.pipeline_model_parallel_size)
-        for kind in model.layers[ends[stage] : ends[stage + 1]]
+        for kind in model.layers[bounds[stage] : bounds[stage + 1]]
     ]
 
 
 def _hidden_s(
     decision: TrainDecision, predicted: TrainPrediction, ranks: range, microbatches: int
 ) -> float:
-    """Seconds of the shortest backward pass beside which sums run; all of them under ZeRO 2, 3."""
+    """Seconds of the shortest backward pass that overlaps reduction; under ZeRO 2, 3 of all."""
     if not decision.overlap_grad_reduce:
         return 0.0
     pipeline = decision.pipeline_model_parallel_size

@@ -1,1 +1,1 @@
-"""Experts on ranks: from recordings to a judged plan with its certificate."""
+"""Placement of experts on ranks: from recordings to an evaluated plan with its certificate."""

@@ -1,9 +1,9 @@
-"""Placements to choose among: what runs, what EPLB's rules make, what the objective's solver finds.
+"""Candidate placements: the current one, EPLB's policies, and the objective's solver.
 
     W workloads   L layers   E experts   M = L - 1 pairs of layers   G ranks
 
-EPLB is given the mean load of the workloads, as an engine that sums its counters would; the better
-of its two policies on the planned loads is "the rule" of every comparison.
+EPLB is given the mean load of the workloads, as an engine that adds up its counters would; the
+better of its two policies on the fit passes is the EPLB baseline of every comparison.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from solvers.registry import BALANCE, COACTIVATION
 from solvers.result import Claim, Outcome, Status
 from tuner.errors import SpecError
-from tuner.planner.place.evaluation import judge
+from tuner.planner.place.evaluation import evaluate
 from tuner.planner.place.evidence import (
     WorkloadEvidence,
     load_WLE,
@@ -34,35 +34,35 @@ from tuner.planner.place.evidence import (
 )
 from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.methods import solve_balance, solve_chain, solve_coactivation
-from tuner.planner.place.passes import planned_passes, weighs_passes
+from tuner.planner.place.passes import is_per_pass, scoring_passes
 from tuner.planner.place.sampled import Tokens
-from tuner.planner.place.token_levels import levels_of
+from tuner.planner.place.token_levels import link_levels
 from tuner.planner.place.transitions import flow_MEE
 from tuner.spec.place import Objective, PlaceGoal, Traffic
 from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
 
 TRAFFIC = (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
-"""Objectives about ways; they place every expert once and keep the rule's largest load."""
+"""Objectives about traffic; they place every expert once, and cap a rank's load at EPLB's."""
 
-OnTable = Callable[..., Placement]
-"""`known_table.on_table`; takes the problem, placements and `time_limit_s`."""
+PlaceOnTable = Callable[..., Placement]
+"""`known_table.place_on_table`; takes the problem, placements and `time_limit_s`."""
 
 TABLE_RATIO: Final = 0.6
-"""Of a search's time, for placing under the engine's own table, where it is known."""
+"""Share of a search's time for placing under the engine's own table, where it is known."""
 
 MOST_STATED: Final = 2
-"""Problems of traffic that are kept: the plan's, asked for at each candidate, and one more."""
+"""Traffic problems that are cached: the plan's, used for each candidate, and one more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rule:
+class EplbBaseline:
     """The better of EPLB's policies."""
 
     placement: Placement
     name: str
     largest_L: Floats
-    """Load of the busiest rank, on the mean load."""
+    """Load of the most-loaded rank, at the mean load."""
 
 
 def balance_problem(
@@ -74,7 +74,7 @@ def balance_problem(
     active_load: float = 0.0,
     migration: Migration | None = None,
 ) -> BalanceProblem:
-    """State the balance of some of the workloads under a dispatch rule."""
+    """Build the balance problem of some workloads under a dispatch rule."""
     return BalanceProblem(
         load_WLE=load_WLE(evidence),
         weight_W=weight_W(evidence),
@@ -91,28 +91,27 @@ def balance_problem(
 
 
 def solved_dispatch(rule: str) -> Dispatch:
-    """Return the rule that a search places for, of a rule of the solvers' sampling.py.
+    """Return the rule that a search places for, given a rule of the solvers' sampling.py.
 
-    A draw for each token expects what an even split gives, beside near replicas or without. The
-    linear program follows each pass, which a search does not: the split stands for it while
-    placements are sought, and bounds nothing. What is found is weighed under the program itself
-    (cost.py).
+    The expected loads of a draw per token are those of an even split, with near replicas or
+    without. The linear program re-splits each pass, which a search does not model: it is searched
+    as an even split, which is no bound, and scored by the program itself (cost.py).
     """
     if rule == Dispatch.STATIC.value:
         return Dispatch.STATIC
     return Dispatch.NEAR if rule.startswith("near_") else Dispatch.EVEN
 
 
-def rule_of(
+def eplb_baseline(
     evidence: Sequence[WorkloadEvidence],
     *,
     ranks: Ranks,
     groups: int | None,
     dispatch: str = Dispatch.EVEN.value,
-) -> Rule:
-    """Plan by EPLB's rules on the mean load and keep what is better under a dispatch rule.
+) -> EplbBaseline:
+    """Place by EPLB's policies on the mean load and keep the better one under a dispatch rule.
 
-    Under a rule that looks at each pass by itself, on the passes that are planned from.
+    Under a rule that acts pass by pass they are compared on the fit passes.
     """
     mean_LE = mean_load_LE(evidence)
     rules = policies(mean_LE, ranks=ranks, groups=groups)
@@ -124,38 +123,38 @@ def rule_of(
     )
     largest = {name: layer_times(mean, placement)[0] for name, placement in rules.items()}
     values = {name: float(largest_L.sum()) for name, largest_L in largest.items()}
-    if len(rules) > 1 and weighs_passes(dispatch):
+    if len(rules) > 1 and is_per_pass(dispatch):
         values = {
             name: _imbalance(evidence, placement, ranks=ranks, dispatch=dispatch)
             for name, placement in rules.items()
         }
     best = min(values, key=lambda name: values[name])
-    return Rule(placement=rules[best], name=best, largest_L=largest[best])
+    return EplbBaseline(placement=rules[best], name=best, largest_L=largest[best])
 
 
 def policies(mean_LE: Floats, *, ranks: Ranks, groups: int | None) -> dict[str, Placement]:
-    """Place by EPLB's policies, by name; the hierarchical one where it can be had."""
-    found = {"eplb": eplb(mean_LE, ranks=ranks)}
-    alike = (ranks.slots_G == ranks.slots_G[0]).all()
-    if groups is not None and alike and groups % ranks.num_nodes == 0 and ranks.num_nodes > 1:
-        found["eplb hierarchical"] = eplb(mean_LE, ranks=ranks, num_groups=groups)
-    return found
+    """Place by EPLB's policies, by name; the hierarchical one where it applies."""
+    placements = {"eplb": eplb(mean_LE, ranks=ranks)}
+    is_uniform = (ranks.slots_G == ranks.slots_G[0]).all()
+    if groups is not None and is_uniform and groups % ranks.num_nodes == 0 and ranks.num_nodes > 1:
+        placements["eplb hierarchical"] = eplb(mean_LE, ranks=ranks, num_groups=groups)
+    return placements
 
 
-def beside_search(
+def node_local_replicas(
     evidence: Sequence[WorkloadEvidence], *, goal: PlaceGoal, ranks: Ranks, dispatch: str
 ) -> dict[str, Placement]:
-    """Place for what a linear program behind near replicas can use, to be weighed beside a search.
+    """Place all replicas of an expert on one node, a candidate for a linear program.
 
-    Replicas of an expert that all stand on one node are near to the ranks that hold them alone: all
-    other tokens are the program's to steer. EPLB's hierarchical policy with every expert a group of
-    its own places them so. The search knows an even split only.
+    Such replicas are near only to the ranks that hold them, so the program steers all other tokens.
+    EPLB's hierarchical policy with each expert as a group of its own places them so. The search
+    models an even split only.
     """
     experts = evidence[0].recording.num_experts
-    alike = (ranks.slots_G == ranks.slots_G[0]).all() and experts % ranks.num_nodes == 0
+    is_uniform = (ranks.slots_G == ranks.slots_G[0]).all() and experts % ranks.num_nodes == 0
     limited = goal.max_moved_experts is not None or goal.max_moved_bytes is not None
     free = goal.objective not in TRAFFIC and goal.method is Method.AUTO and not limited
-    if dispatch != "near_lp" or ranks.num_nodes == 1 or not (alike and free):
+    if dispatch != "near_lp" or ranks.num_nodes == 1 or not (is_uniform and free):
         return {}
     return {"replicas on one node": eplb(mean_load_LE(evidence), ranks=ranks, num_groups=experts)}
 
@@ -163,10 +162,10 @@ def beside_search(
 def _imbalance(
     evidence: Sequence[WorkloadEvidence], placement: Placement, *, ranks: Ranks, dispatch: str
 ) -> float:
-    """Return the mean imbalance of the planned passes under a rule that looks at each of them."""
+    """Return the mean imbalance of the fit passes under a rule that acts pass by pass."""
     values = [
-        judge(
-            placement, load_PLE=planned_passes(one, dispatch), ranks=ranks, dispatch=dispatch
+        evaluate(
+            placement, load_PLE=scoring_passes(one, dispatch), ranks=ranks, dispatch=dispatch
         ).imbalance
         for one in evidence
     ]
@@ -178,13 +177,13 @@ def solve_objective(
     *,
     goal: PlaceGoal,
     ranks: Ranks,
-    rule: Rule,
+    baseline: EplbBaseline,
     dispatch: str,
     links: LinkCosts,
     active_load: float,
     migration: Migration | None,
     time_limit_s: float,
-    on_table: OnTable | None = None,
+    place_on_table: PlaceOnTable | None = None,
 ) -> Outcome[Placement]:
     """Place for the goal's objective under a dispatch rule.
 
@@ -192,30 +191,30 @@ def solve_objective(
         evidence: the workloads.
         goal: with the method.
         ranks: that hold the slots.
-        rule: what EPLB places.
-        dispatch: the rule.
+        baseline: EPLB's placement.
+        dispatch: the dispatch rule.
         links: that traffic is priced on.
-        active_load: what reading an expert's weights costs, in token copies.
+        active_load: cost of reading an expert's weights, in token copies.
         migration: the limit on moved experts.
-        time_limit_s: for all of it.
-        on_table: places for the table that the engine draws, where it is known.
+        time_limit_s: of the whole solve.
+        place_on_table: places for the table that the engine draws, where it is known.
 
     Raises:
-        SpecError: the recordings lack what the objective looks at, experts are replicated where it
-            knows single ones only, or the goal's method cannot take the problem.
+        SpecError: the recordings lack what the objective needs, experts are replicated where it
+            takes single ones only, or the goal's method cannot take the problem.
     """
     if goal.objective is Objective.LAYER_CHAIN:
         return solve_chain(
-            chain_problem(evidence, goal=goal, ranks=ranks, rule=rule, links=links),
+            chain_problem(evidence, goal=goal, ranks=ranks, baseline=baseline, links=links),
             goal=goal,
-            by_rule=rule.placement,
+            eplb_placement=baseline.placement,
             time_limit_s=time_limit_s,
         )
     if goal.objective is Objective.CO_ACTIVATION:
         return solve_coactivation(
-            coactivation_problem(evidence, goal=goal, ranks=ranks, rule=rule, links=links),
+            coactivation_problem(evidence, goal=goal, ranks=ranks, baseline=baseline, links=links),
             goal=goal,
-            by_rule=rule.placement,
+            eplb_placement=baseline.placement,
             time_limit_s=time_limit_s,
         )
     problem = balance_problem(
@@ -226,41 +225,45 @@ def solve_objective(
         active_load=active_load,
         migration=migration,
     )
-    if on_table is None or migration is not None or goal.method is not Method.AUTO:
-        return solve_balance(problem, goal=goal, by_rule=rule.placement, time_limit_s=time_limit_s)
+    if place_on_table is None or migration is not None or goal.method is not Method.AUTO:
+        return solve_balance(
+            problem, goal=goal, eplb_placement=baseline.placement, time_limit_s=time_limit_s
+        )
     table_s = TABLE_RATIO * time_limit_s
     outcome = solve_balance(problem, goal=goal, time_limit_s=time_limit_s - table_s)
     if outcome.solution is None:
         return outcome
-    placement = on_table(problem, (outcome.solution, rule.placement), time_limit_s=table_s)
+    placement = place_on_table(
+        problem, (outcome.solution, baseline.placement), time_limit_s=table_s
+    )
     claim = Claim(status=Status.FEASIBLE, solution=placement, bound=outcome.bound)
     solve_s = outcome.solve_s + table_s
     return BALANCE.checked(problem, claim, method=outcome.method, solve_s=solve_s)
 
 
-def others_for_time(
+def layer_time_candidates(
     evidence: Sequence[WorkloadEvidence],
     *,
     goal: PlaceGoal,
     ranks: Ranks,
-    rule: Rule,
+    baseline: EplbBaseline,
     dispatch: str,
     links: LinkCosts,
     migration: Migration | None,
     time_limit_s: float,
 ) -> dict[str, Placement]:
-    """Place for what the search for time does not see, to be priced beside it, by name.
+    """Return candidates that the search for layer time misses, by name.
 
-    It weighs copies and weights; where the exchange takes the time, the balance of copies alone
-    counts, and where tokens are sent once to a place, how many places they reach.
+    The search models token copies and weight reads. Where the all-to-all dominates, the balance of
+    copies alone counts; where a token is sent once per rank and domain, the number of ranks does.
     """
     experts = evidence[0].recording.num_experts
-    found = {}
+    candidates = {}
     together = (
         goal.is_merged
         and migration is None
         and ranks.num_slots == experts
-        and all(one.planned_LTK is not None for one in evidence)
+        and all(one.fit_LTK is not None for one in evidence)
     )
     limit_s = time_limit_s / (2.0 if together else 1.0)
     problem = balance_problem(
@@ -268,13 +271,15 @@ def others_for_time(
     )
     balanced = BALANCE.solve(problem, time_limit_s=limit_s)
     if balanced.solution is not None:
-        found["balance of copies"] = balanced.solution
+        candidates["balance of copies"] = balanced.solution
     if together:
-        ways = coactivation_problem(evidence, goal=goal, ranks=ranks, rule=rule, links=links)
-        near = COACTIVATION.solve(ways, time_limit_s=limit_s)
-        if near.solution is not None:
-            found["co-activation"] = near.solution
-    return found
+        traffic_problem = coactivation_problem(
+            evidence, goal=goal, ranks=ranks, baseline=baseline, links=links
+        )
+        solved = COACTIVATION.solve(traffic_problem, time_limit_s=limit_s)
+        if solved.solution is not None:
+            candidates["co-activation"] = solved.solution
+    return candidates
 
 
 def chain_problem(
@@ -282,45 +287,47 @@ def chain_problem(
     *,
     goal: PlaceGoal,
     ranks: Ranks,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
 ) -> ChainProblem:
-    """State the chain of the weighted workloads, each as shares of its tokens."""
-    return _planned_chain(tuple(evidence), goal, ranks, rule, links)
+    """Build the layer-chain problem of the weighted workloads, each as shares of its tokens."""
+    return _cached_chain(tuple(evidence), goal, ranks, baseline, links)
 
 
 @lru_cache(maxsize=MOST_STATED)
-def _planned_chain(
+def _cached_chain(
     evidence: tuple[WorkloadEvidence, ...],
     goal: PlaceGoal,
     ranks: Ranks,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
 ) -> ChainProblem:
     _refuse_replicas(goal, ranks, evidence)
-    flows = [flow_MEE(one, Tokens.PLANNED) for one in evidence]
+    flows = [flow_MEE(one, Tokens.FIT) for one in evidence]
     flow_TEE = np.einsum("w,wmef->mef", weight_W(evidence), np.stack(flows))
-    return chain_of(flow_TEE, evidence, goal=goal, ranks=ranks, rule=rule, links=links)
+    return chain_from_flow(
+        flow_TEE, evidence, goal=goal, ranks=ranks, baseline=baseline, links=links
+    )
 
 
-def chain_of(
+def chain_from_flow(
     flow_TEE: Floats,
     evidence: Sequence[WorkloadEvidence],
     *,
     goal: PlaceGoal,
     ranks: Ranks,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
 ) -> ChainProblem:
-    """State the chain of other transitions of some workloads."""
-    is_busiest = goal.traffic is Traffic.BUSIEST
+    """Build the layer-chain problem of given transitions of some workloads."""
+    is_peak = goal.traffic is Traffic.MOST_LOADED
     return ChainProblem(
         flow_TEE=flow_TEE,
         load_LE=mean_load_LE(evidence),
         ranks=ranks,
         cost_GG=links.cost_GG.copy(),
-        most_load_L=rule.largest_L * (1.0 + goal.traffic_slack_ratio),
-        measure=Measure.BUSIEST_PAIR if is_busiest else Measure.TOTAL,
+        most_load_L=baseline.largest_L * (1.0 + goal.traffic_slack_ratio),
+        measure=Measure.MOST_LOADED_PAIR if is_peak else Measure.TOTAL,
     )
 
 
@@ -329,25 +336,25 @@ def coactivation_problem(
     *,
     goal: PlaceGoal,
     ranks: Ranks,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
 ) -> CoactivationProblem:
-    """State the co-activation of sampled tokens, of each workload as many as its weight says."""
-    return _planned_coactivation(tuple(evidence), goal, ranks, rule, links)
+    """Build the co-activation problem of sampled tokens, as many per workload as its weight."""
+    return _cached_coactivation(tuple(evidence), goal, ranks, baseline, links)
 
 
 @lru_cache(maxsize=MOST_STATED)
-def _planned_coactivation(
+def _cached_coactivation(
     evidence: tuple[WorkloadEvidence, ...],
     goal: PlaceGoal,
     ranks: Ranks,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
 ) -> CoactivationProblem:
     _refuse_replicas(goal, ranks, evidence)
     samples = []
     for one in evidence:
-        tokens = one.planned_LTK
+        tokens = one.fit_LTK
         if tokens is None:
             raise SpecError(
                 f"goal.workloads: {one.name!r} holds no sampled tokens, which objective"
@@ -355,32 +362,34 @@ def _planned_coactivation(
             )
         samples.append(tokens)
     weights = weight_W(evidence)
-    # The scarcest sample for its weight sets how many tokens there are.
+    # The smallest sample relative to its weight sets the number of tokens.
     most = min(s.shape[1] / w for s, w in zip(samples, weights, strict=True))
     taken = [
         sample[:, : max(1, int(most * weight))]
         for sample, weight in zip(samples, weights, strict=True)
     ]
     expert_LTK = np.concatenate(taken, axis=1)
-    return coactivation_of(expert_LTK, evidence, goal=goal, ranks=ranks, rule=rule, links=links)
+    return coactivation_from_tokens(
+        expert_LTK, evidence, goal=goal, ranks=ranks, baseline=baseline, links=links
+    )
 
 
-def coactivation_of(
+def coactivation_from_tokens(
     expert_LTK: Ints,
     evidence: Sequence[WorkloadEvidence],
     *,
     goal: PlaceGoal,
     ranks: Ranks,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
 ) -> CoactivationProblem:
-    """State the co-activation of other tokens of some workloads."""
+    """Build the co-activation problem of given tokens of some workloads."""
     return CoactivationProblem(
         expert_LTK=expert_LTK,
         load_LE=mean_load_LE(evidence),
         ranks=ranks,
-        levels=levels_of(links, is_busiest=goal.traffic is Traffic.BUSIEST),
-        most_load_L=rule.largest_L * (1.0 + goal.traffic_slack_ratio),
+        levels=link_levels(links, is_peak=goal.traffic is Traffic.MOST_LOADED),
+        most_load_L=baseline.largest_L * (1.0 + goal.traffic_slack_ratio),
     )
 
 

@@ -1,4 +1,4 @@
-"""What is proven about a placement: the bound, layer by layer where it can be, and what binds.
+"""The certificate of a placement: its bound, by layer where possible, and the binding constraint.
 
 W workloads   L layers   G ranks   E experts
 """
@@ -18,42 +18,42 @@ from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Floats, Placement
 from solvers.result import Outcome
 from tuner.place_plan import LayerOutcome, PlaceCertificate
-from tuner.planner.place.candidates import TRAFFIC, Rule, balance_problem, solved_dispatch
+from tuner.planner.place.candidates import TRAFFIC, EplbBaseline, balance_problem, solved_dispatch
 from tuner.planner.place.cost import (
-    planned_bound_WL,
-    planned_imbalances,
-    planned_seconds,
+    fit_bound_WL,
+    fit_imbalances,
+    fit_seconds,
     robust,
     robust_weights,
     seconds_error,
 )
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
-from tuner.planner.place.known_table import weighed_as
+from tuner.planner.place.known_table import apply_known_table
 from tuner.planner.place.links import LinkCosts
-from tuner.planner.place.passes import weighs_passes
+from tuner.planner.place.passes import is_per_pass
 from tuner.planner.place.prices import Pricing
 from tuner.planner.place.sampled import Tokens
-from tuner.planner.place.traffic import problem_scale, traffic_of
+from tuner.planner.place.traffic import placement_traffic, problem_scale
 from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
 
 NEAR_RATIO = 0.98
-"""Of a load limit, from which on it counts as what binds: experts come whole."""
+"""Share of a load limit from which on it counts as binding: experts are indivisible."""
 
 EVEN_ENOUGH = 1.001
 """Largest load over the mean that counts as even."""
 
 MOST_OF_EXCESS = 0.5
-"""What a linear program for all tokens may leave of the excess for near replicas to be what binds:
-more, and the larger part would be there without them."""
+"""Near replicas bind if a linear program over all tokens leaves less than this share of the
+excess load."""
 
 
-def certificate_of(
+def to_certificate(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     chosen: Placement,
     outcome: Outcome[Placement],
-    rule: Rule,
+    baseline: EplbBaseline,
     pricing: Pricing | None,
     links: LinkCosts,
     *,
@@ -61,15 +61,15 @@ def certificate_of(
     method: str,
     solve_s: float,
 ) -> PlaceCertificate:
-    """State the objective and the bound on the loads that were planned from.
+    """State the objective and the bound on the fit passes.
 
-    Imbalance, seconds of all layers of a pass, or traffic a token; under a dispatch rule, where
-    replicas have shares. All is about the chosen placement, which the solver need not have found;
-    of its outcome only the bound is taken, which holds for every placement.
+    The objective is imbalance, seconds of all layers of a pass, or traffic per token, under the
+    dispatch rule that splits tokens over replicas. It is that of the chosen placement, which need
+    not be the solver's; only the solver's bound is used, which holds for every placement.
     """
     if spec.goal.objective in TRAFFIC:
-        value = traffic_of(spec, evidence, chosen, rule, links, tokens=Tokens.PLANNED)
-        scale = problem_scale(spec, evidence, rule, links)
+        value = placement_traffic(spec, evidence, chosen, baseline, links, tokens=Tokens.FIT)
+        scale = problem_scale(spec, evidence, baseline, links)
         return PlaceCertificate(
             **_proven(value, max(outcome.bound, 0.0) / scale), solve_s=solve_s, method=method
         )
@@ -77,16 +77,16 @@ def certificate_of(
         return _of_time(
             spec, evidence, chosen, pricing, dispatch=dispatch, method=method, solve_s=solve_s
         )
-    if weighs_passes(dispatch):
-        # Tokens or weights go where a pass leaves room: nothing but the mean is below.
-        value = robust(spec, evidence, planned_imbalances(spec, evidence, chosen, dispatch))
+    if is_per_pass(dispatch):
+        # Tokens or weights move pass by pass, so the mean load is the only bound.
+        value = robust(spec, evidence, fit_imbalances(spec, evidence, chosen, dispatch))
         return PlaceCertificate(
             **_proven(value, 1.0), dispatch=dispatch, solve_s=solve_s, method=method
         )
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
     bounds = [one.bound for one in certificates(problem, chosen)]
-    # The bounds of layers are about loads, and hold whatever share a slot has.
-    problem, chosen = weighed_as(spec, problem, chosen, dispatch)
+    # The bounds of layers are about loads, and hold for any split over slots.
+    problem, chosen = apply_known_table(spec, problem, chosen, dispatch)
     return PlaceCertificate(
         **_proven(objective(problem, chosen), outcome.bound),
         objective_error=standard_error(problem, chosen),
@@ -107,16 +107,16 @@ def _of_time(
     method: str,
     solve_s: float,
 ) -> PlaceCertificate:
-    priced = planned_seconds(spec, evidence, chosen, pricing, dispatch)
+    priced = fit_seconds(spec, evidence, chosen, pricing, dispatch)
     value_WL = np.stack([one.layer_L for one in priced])
-    bound_WL = planned_bound_WL(evidence, pricing, spec.ranks, dispatch)
+    bound_WL = fit_bound_WL(evidence, pricing, spec.ranks, dispatch)
     values, bounds = value_WL.sum(axis=1).tolist(), bound_WL.sum(axis=1).tolist()
     weights_W = robust_weights(spec, evidence, values)
     return PlaceCertificate(
         **_proven(robust(spec, evidence, values), robust(spec, evidence, bounds)),
         objective_error=seconds_error(spec, evidence, priced, dispatch),
         layers=_layers(spec, weights_W @ value_WL, weights_W @ bound_WL),
-        dispatch=dispatch if weighs_passes(dispatch) else solved_dispatch(dispatch).value,
+        dispatch=dispatch if is_per_pass(dispatch) else solved_dispatch(dispatch).value,
         solve_s=solve_s,
         method=method,
     )
@@ -153,14 +153,14 @@ def binding_constraint(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     chosen: Placement,
-    rule: Rule,
+    baseline: EplbBaseline,
     migration: Migration | None,
     *,
     dispatch: str,
 ) -> str:
-    """Say what keeps the busiest rank from doing less, or tokens from travelling less."""
+    """Name what keeps the largest rank load, or the traffic, from being smaller."""
     if spec.goal.objective in TRAFFIC:
-        return _binding_ways(spec, evidence, chosen, rule)
+        return _binding_traffic(spec, evidence, chosen, baseline)
     # Two experts that change places are two moves.
     if (
         migration is not None
@@ -168,7 +168,7 @@ def binding_constraint(
     ):
         return "the limit on moved experts"
     if dispatch == Dispatch.LEAST_LOADED.value:
-        return "the gate and the smallest piece of the rule: less than that moves nothing"
+        return "the gate and the smallest chunk of the rule: less than that moves nothing"
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
     mean_WL, bound_WL = problem.mean_WL, layer_bounds(problem)
     by_slots = bound_WL > mean_WL * (1.0 + 1e-9)
@@ -183,7 +183,7 @@ def binding_constraint(
         )
     if dispatch in PASS_BY_PASS:
         return _binding_program(spec, evidence, chosen, dispatch)
-    value_WL = layer_times(*weighed_as(spec, problem, chosen, dispatch))
+    value_WL = layer_times(*apply_known_table(spec, problem, chosen, dispatch))
     if value_WL.sum() <= EVEN_ENOUGH * bound_WL.sum():
         return "the mean load: no rank can have less than its share"
     if (
@@ -200,34 +200,34 @@ def binding_constraint(
 def _binding_program(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, dispatch: str
 ) -> str:
-    """Say it for a linear program, which splits each pass: with near replicas first and without."""
+    """Compare the linear program with near replicas first and without them."""
     value, free = (
-        robust(spec, evidence, planned_imbalances(spec, evidence, chosen, rule))
+        robust(spec, evidence, fit_imbalances(spec, evidence, chosen, rule))
         for rule in (dispatch, "lp")
     )
     if value <= EVEN_ENOUGH:
         return "the mean load: no rank can have less than its share"
     if free - 1.0 < MOST_OF_EXCESS * (value - 1.0):
         return (
-            "near replicas take what is sent near them: the linear program steers what far ranks"
-            f" send alone, and of all tokens it would leave the busiest ranks {free:.3f} times the"
-            f" mean in place of {value:.3f}"
+            "near replicas take what is sent near them: the linear program steers only what far"
+            f" ranks send; steering all tokens, the most-loaded ranks would have {free:.3f} times"
+            f" the mean instead of {value:.3f}"
         )
     return "whole experts in few slots, however a pass is split, as far as is proven"
 
 
-def _binding_ways(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, rule: Rule
+def _binding_traffic(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, baseline: EplbBaseline
 ) -> str:
     load_LS = np.take_along_axis(mean_load_LE(evidence), chosen.expert_LS, axis=1)
     largest_L = np.add.reduceat(load_LS, spec.ranks.first_slot_G, axis=1).max(axis=1)
-    limit_L = rule.largest_L * (1.0 + spec.goal.traffic_slack_ratio)
-    held = int((largest_L >= NEAR_RATIO * limit_L).sum())
-    if not held:
-        return "the slots of a rank: no more experts that go together fit on one"
+    limit_L = baseline.largest_L * (1.0 + spec.goal.traffic_slack_ratio)
+    at_limit = int((largest_L >= NEAR_RATIO * limit_L).sum())
+    if not at_limit:
+        return "the slots of a rank: no more co-activated experts fit on one"
     slack = spec.goal.traffic_slack_ratio
-    more = f", and {slack:.0%} more" if slack else ""
+    more = f", plus {slack:.0%}" if slack else ""
     return (
-        f"the largest load that EPLB's rule gives a rank{more}: {held} of {len(limit_L)} layers"
+        f"the largest load that EPLB's rule gives a rank{more}: {at_limit} of {len(limit_L)} layers"
         " reach it"
     )

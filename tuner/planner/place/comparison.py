@@ -1,4 +1,4 @@
-"""The plan beside what runs today and beside EPLB's rule, on judged passes: loads and seconds.
+"""The current placement, EPLB's and the plan's on the hold-out passes: loads and seconds.
 
 W workloads   P passes   L layers   G ranks
 """
@@ -11,146 +11,148 @@ import numpy as np
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.costs.expert_layer import LayerSeconds
 from tuner.place_plan import LayerTimes, WorkloadOutcome
-from tuner.planner.place.candidates import Rule
-from tuner.planner.place.evaluation import Judged, judge
+from tuner.planner.place.candidates import EplbBaseline
+from tuner.planner.place.evaluation import Evaluation, evaluate
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.prices import Pricing
 from tuner.spec.place_read import PlaceSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Three:
-    """One workload under what runs, the rule, and the plan."""
+class Comparison:
+    """One workload under the current placement, EPLB's, and the plan's."""
 
-    before: Judged
-    rule: Judged
-    after: Judged
+    current: Evaluation
+    eplb: Evaluation
+    planned: Evaluation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Priced:
+class PricedComparison:
     """The same in seconds."""
 
-    before: LayerSeconds
-    rule: LayerSeconds
-    after: LayerSeconds
+    current: LayerSeconds
+    eplb: LayerSeconds
+    planned: LayerSeconds
 
 
 def pairs(
-    evidence: Sequence[WorkloadEvidence], threes: Sequence[Three]
-) -> list[tuple[WorkloadEvidence, Three]]:
-    """Return each workload with its judgement."""
-    return list(zip(evidence, threes, strict=True))
+    evidence: Sequence[WorkloadEvidence], comparisons: Sequence[Comparison]
+) -> list[tuple[WorkloadEvidence, Comparison]]:
+    """Return each workload with its comparison."""
+    return list(zip(evidence, comparisons, strict=True))
 
 
-def ranks_of(spec: PlaceSpec, placement: Placement) -> Ranks:
-    """Return the ranks with the slots of a placement: what runs may have others."""
+def placement_ranks(spec: PlaceSpec, placement: Placement) -> Ranks:
+    """Return the ranks with the slots of a placement: the current one may have others."""
     return spec.current_ranks if placement is spec.current else spec.ranks
 
 
-def judge_workload(
+def evaluate_workload(
     spec: PlaceSpec, one: WorkloadEvidence, placement: Placement, dispatch: str
-) -> Judged:
-    """Judge a placement on the judged passes of one workload."""
-    return judge(
+) -> Evaluation:
+    """Evaluate a placement on the hold-out passes of one workload."""
+    return evaluate(
         placement,
-        load_PLE=one.judged_PLE,
-        ranks=ranks_of(spec, placement),
+        load_PLE=one.holdout_PLE,
+        ranks=placement_ranks(spec, placement),
         dispatch=dispatch,
-        source_HLE=sources_of(spec, one),
+        source_HLE=source_loads(spec, one),
     )
 
 
-def sources_of(spec: PlaceSpec, one: WorkloadEvidence) -> Floats | None:
-    """Token copies by source rank, where as many ranks were recorded as are planned for."""
+def source_loads(spec: PlaceSpec, one: WorkloadEvidence) -> Floats | None:
+    """Token copies by source rank; None unless as many ranks were recorded as are planned."""
     source_SLE = one.recording.source_SLE
     if source_SLE is None or len(source_SLE) != spec.ranks.num_ranks:
         return None
     return source_SLE.astype(np.float64)
 
 
-def judged_threes(
+def compare_loads(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     chosen: Placement,
-    rule: Rule,
+    baseline: EplbBaseline,
     dispatch: str,
-) -> tuple[Three, ...]:
-    """Judge what runs, the rule and the plan on every workload."""
+) -> tuple[Comparison, ...]:
+    """Evaluate the current placement, EPLB's and the plan's on every workload."""
     return tuple(
-        Three(
-            before=judge_workload(spec, one, spec.current, dispatch),
-            rule=judge_workload(spec, one, rule.placement, dispatch),
-            after=judge_workload(spec, one, chosen, dispatch),
+        Comparison(
+            current=evaluate_workload(spec, one, spec.current, dispatch),
+            eplb=evaluate_workload(spec, one, baseline.placement, dispatch),
+            planned=evaluate_workload(spec, one, chosen, dispatch),
         )
         for one in evidence
     )
 
 
-def outcome_of(one: WorkloadEvidence, three: Three, *, passes_planned_from: int) -> WorkloadOutcome:
-    """Tell one workload before and after."""
+def to_outcome(
+    one: WorkloadEvidence, comparison: Comparison, *, passes_planned_from: int
+) -> WorkloadOutcome:
+    """Format the comparison of one workload for the plan."""
     return WorkloadOutcome(
         workload=one.name,
         passes_planned_from=passes_planned_from,
-        passes_judged=one.judged_passes,
-        imbalance_before=three.before.imbalance,
-        imbalance_rule=three.rule.imbalance,
-        imbalance_after=three.after.imbalance,
-        pass_before=three.before.spread,
-        pass_rule=three.rule.spread,
-        pass_after=three.after.spread,
+        passes_judged=one.num_holdout_passes,
+        imbalance_before=comparison.current.imbalance,
+        imbalance_rule=comparison.eplb.imbalance,
+        imbalance_after=comparison.planned.imbalance,
+        pass_before=comparison.current.spread,
+        pass_rule=comparison.eplb.spread,
+        pass_after=comparison.planned.spread,
     )
 
 
-def priced_threes(
+def price_comparisons(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     chosen: Placement,
-    rule: Rule,
-    threes: Sequence[Three],
+    baseline: EplbBaseline,
+    comparisons: Sequence[Comparison],
     pricing: Pricing,
-) -> tuple[Priced, ...]:
-    """Price the judged passes of every workload."""
+) -> tuple[PricedComparison, ...]:
+    """Price the hold-out passes of every workload."""
 
-    def price(one: WorkloadEvidence, placement: Placement, judged: Judged) -> LayerSeconds:
+    def price(one: WorkloadEvidence, placement: Placement, evaluation: Evaluation) -> LayerSeconds:
         return pricing.price(
             placement,
-            judged,
-            load_PLE=one.judged_PLE,
-            ranks=ranks_of(spec, placement),
-            token_LTK=one.judged_LTK,
+            evaluation,
+            load_PLE=one.holdout_PLE,
+            ranks=placement_ranks(spec, placement),
+            token_LTK=one.holdout_LTK,
             is_counted=one.is_counted,
         )
 
     return tuple(
-        Priced(
-            before=price(one, spec.current, three.before),
-            rule=price(one, rule.placement, three.rule),
-            after=price(one, chosen, three.after),
+        PricedComparison(
+            current=price(one, spec.current, comparison.current),
+            eplb=price(one, baseline.placement, comparison.eplb),
+            planned=price(one, chosen, comparison.planned),
         )
-        for one, three in pairs(evidence, threes)
+        for one, comparison in pairs(evidence, comparisons)
     )
 
 
-def layer_times_of(
-    evidence: Sequence[WorkloadEvidence], priced: Sequence[Priced], pricing: Pricing
+def to_layer_times(
+    evidence: Sequence[WorkloadEvidence], priced: Sequence[PricedComparison], pricing: Pricing
 ) -> tuple[LayerTimes, ...]:
-    """Tell the seconds of every workload."""
+    """Format the seconds of every workload for the plan."""
     times = []
     low, high = pricing.band
     for one, seconds in zip(evidence, priced, strict=True):
-        after_s = float(seconds.after.pass_P.mean())
+        after_s = float(seconds.planned.pass_P.mean())
         times.append(
             LayerTimes(
                 workload=one.name,
-                before_s=float(seconds.before.pass_P.mean()),
-                rule_s=float(seconds.rule.pass_P.mean()),
+                before_s=float(seconds.current.pass_P.mean()),
+                rule_s=float(seconds.eplb.pass_P.mean()),
                 after_s=after_s,
                 after_s_band=(low * after_s, high * after_s),
-                experts_after_s=float(seconds.after.experts_PL.sum(axis=1).mean()),
-                exchange_after_s=float(seconds.after.exchange_PL.sum(axis=1).mean()),
-                before_layers_s=tuple(seconds.before.layer_L.tolist()),
-                after_layers_s=tuple(seconds.after.layer_L.tolist()),
+                experts_after_s=float(seconds.planned.experts_PL.sum(axis=1).mean()),
+                exchange_after_s=float(seconds.planned.all_to_all_PL.sum(axis=1).mean()),
+                before_layers_s=tuple(seconds.current.layer_L.tolist()),
+                after_layers_s=tuple(seconds.planned.layer_L.tolist()),
             )
         )
     return tuple(times)

@@ -1,4 +1,4 @@
-"""What a placement costs on the passes that are planned from, in the words of the goal."""
+"""The objective of a placement on the fit passes."""
 
 import math
 from collections.abc import Sequence
@@ -12,23 +12,23 @@ from solvers.placement.balance.starts import drawn_times, with_parts
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.costs.expert_layer import LayerSeconds
 from tuner.planner.place.candidates import balance_problem
-from tuner.planner.place.evaluation import arrivals, judge, judged_of
+from tuner.planner.place.evaluation import arrivals, evaluate, evaluate_loads
 from tuner.planner.place.evidence import WorkloadEvidence
-from tuner.planner.place.known_table import weighed_as
-from tuner.planner.place.passes import planned_passes, weighs_passes
+from tuner.planner.place.known_table import apply_known_table
+from tuner.planner.place.passes import is_per_pass, scoring_passes
 from tuner.planner.place.prices import Pricing
 from tuner.spec.place import Dispatch, Objective, PlaceGoal
 from tuner.spec.place_read import PlaceSpec
 
 CHOICE_SEED: Final = 4_711
-"""Of the launches of static dispatch that candidates are ordered by; others certify the chosen one,
-so that it is not certified by the launches that it happened to do well in."""
+"""Seed of the static-dispatch launches that candidates are ordered by. The certificate uses other
+launches, so that the winner is not certified on the draws it was selected by."""
 
 CHOICE_DRAWS: Final = 32
-"""Of launches and loads."""
+"""Draws of launches and loads."""
 
 
-def planned_cost(
+def fit_cost(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     placement: Placement,
@@ -37,26 +37,26 @@ def planned_cost(
     *,
     seed: int = LAUNCH_SEED,
 ) -> float:
-    """Return the objective on the passes that are planned from.
+    """Return the objective on the fit passes.
 
     Args:
-        spec: the question.
+        spec: what to plan.
         evidence: every workload.
-        placement: to be weighed.
-        pricing: where time is priced.
-        dispatch: the rule.
-        seed: of launches, where dispatch is random; another one to choose a placement by.
+        placement: to be scored.
+        pricing: of time; None: loads count.
+        dispatch: the dispatch rule.
+        seed: of launches, where dispatch is random.
     """
     if spec.goal.objective is not Objective.LAYER_TIME or pricing is None:
-        if weighs_passes(dispatch):
-            return robust(spec, evidence, planned_imbalances(spec, evidence, placement, dispatch))
+        if is_per_pass(dispatch):
+            return robust(spec, evidence, fit_imbalances(spec, evidence, placement, dispatch))
         problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-        return objective(*weighed_as(spec, problem, placement, dispatch), seed=seed)
-    layers_WL = planned_layers_WL(spec, evidence, placement, pricing, dispatch, seed=seed)
+        return objective(*apply_known_table(spec, problem, placement, dispatch), seed=seed)
+    layers_WL = fit_layers_WL(spec, evidence, placement, pricing, dispatch, seed=seed)
     return robust(spec, evidence, layers_WL.sum(axis=1).tolist())
 
 
-def parts_cost(
+def ordering_cost(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     placement: Placement,
@@ -64,47 +64,48 @@ def parts_cost(
     dispatch: str,
     pricing: Pricing | None,
 ) -> float:
-    """Return what candidates are ordered by: the cost, or its mean over what other passes may have.
+    """Return what candidates are ordered by: the cost, or its mean over drawn loads or launches.
 
-    Where near replicas come first, the search looks at parts that differ, or at loads that scatter
-    (`starts.py`). Launches are others than those of the cost, and loads than those of the search.
+    Where near replicas come first, the search uses parts of the passes or drawn loads
+    (`starts.py`). The launches differ from those of the cost, and the loads from those of the
+    search.
     """
     if spec.goal.objective is Objective.LAYER_TIME and dispatch == Dispatch.STATIC.value:
-        return planned_cost(spec, evidence, placement, pricing, dispatch, seed=CHOICE_SEED)
-    if spec.goal.objective is not Objective.BALANCE or weighs_passes(dispatch):
+        return fit_cost(spec, evidence, placement, pricing, dispatch, seed=CHOICE_SEED)
+    if spec.goal.objective is not Objective.BALANCE or is_per_pass(dispatch):
         return cost
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
     if not problem.dispatch.is_near:
         return cost
-    problem, placement = weighed_as(spec, problem, placement, dispatch)
-    parted = with_parts(problem)
-    time_WL = drawn_times(parted, placement, seed=CHOICE_SEED, draws=CHOICE_DRAWS)
-    return value_of(parted, time_WL)
+    problem, placement = apply_known_table(spec, problem, placement, dispatch)
+    split_problem = with_parts(problem)
+    time_WL = drawn_times(split_problem, placement, seed=CHOICE_SEED, draws=CHOICE_DRAWS)
+    return value_of(split_problem, time_WL)
 
 
 def active_load_of(goal: PlaceGoal, pricing: Pricing | None) -> float:
-    """Return what reading an expert's weights counts in token copies, 0 where copies alone do."""
+    """Return the cost of reading an expert's weights in token copies; 0 where only copies count."""
     if pricing is None or goal.objective is not Objective.LAYER_TIME:
         return 0.0
     return pricing.active_load
 
 
-def planned_imbalances(
+def fit_imbalances(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     placement: Placement,
     dispatch: str,
 ) -> list[float]:
-    """Return each workload's imbalance under a rule that looks at each pass by itself."""
+    """Return each workload's imbalance under a dispatch rule that acts pass by pass."""
     return [
-        judge(
-            placement, load_PLE=planned_passes(one, dispatch), ranks=spec.ranks, dispatch=dispatch
+        evaluate(
+            placement, load_PLE=scoring_passes(one, dispatch), ranks=spec.ranks, dispatch=dispatch
         ).imbalance
         for one in evidence
     ]
 
 
-def planned_layers_WL(
+def fit_layers_WL(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     placement: Placement,
@@ -113,15 +114,15 @@ def planned_layers_WL(
     *,
     seed: int = LAUNCH_SEED,
 ) -> Floats:
-    """Return the seconds of every layer on the passes that are planned from.
+    """Return the seconds of every layer on the fit passes.
 
     Under static dispatch, their mean over launches, as the imbalance is (`check.py` of balance).
     """
-    priced = planned_seconds(spec, evidence, placement, pricing, dispatch, seed=seed)
+    priced = fit_seconds(spec, evidence, placement, pricing, dispatch, seed=seed)
     return np.stack([one.layer_L for one in priced])
 
 
-def planned_seconds(
+def fit_seconds(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     placement: Placement,
@@ -130,19 +131,19 @@ def planned_seconds(
     *,
     seed: int = LAUNCH_SEED,
 ) -> list[LayerSeconds]:
-    """Return each workload's seconds of the passes planned from; a pass a launch under static."""
+    """Return each workload's seconds on the fit passes; one pass per launch under static."""
     seconds = []
     for one in evidence:
-        load_PLE = planned_passes(one, dispatch)
+        load_PLE = scoring_passes(one, dispatch)
         if dispatch == Dispatch.STATIC.value:
             problem = balance_problem([one], goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
             time_DLG = launch_times(problem, placement, seed=seed)[:, 0]
-            judged = judged_of(time_DLG * spec.ranks.speed_G, ranks=spec.ranks)
+            evaluation = evaluate_loads(time_DLG * spec.ranks.speed_G, ranks=spec.ranks)
             load_PLE = np.repeat(load_PLE, len(time_DLG), axis=0)
         else:
-            judged = judge(placement, load_PLE=load_PLE, ranks=spec.ranks, dispatch=dispatch)
+            evaluation = evaluate(placement, load_PLE=load_PLE, ranks=spec.ranks, dispatch=dispatch)
         priced = pricing.price(
-            placement, judged, load_PLE=load_PLE, ranks=spec.ranks, token_LTK=one.planned_LTK
+            placement, evaluation, load_PLE=load_PLE, ranks=spec.ranks, token_LTK=one.fit_LTK
         )
         seconds.append(priced)
     return seconds
@@ -154,7 +155,7 @@ def seconds_error(
     priced: Sequence[LayerSeconds],
     dispatch: str,
 ) -> float:
-    """Of the planned seconds as a mean over drawn launches, each left out in turn (jackknife)."""
+    """Jackknife standard error of the seconds, a mean over drawn launches."""
     if dispatch != Dispatch.STATIC.value:
         return 0.0
     pass_WD = np.stack([one.pass_P for one in priced])
@@ -166,13 +167,13 @@ def seconds_error(
     return math.sqrt((launches - 1) * float(np.var(values)))
 
 
-def planned_bound_WL(
+def fit_bound_WL(
     evidence: Sequence[WorkloadEvidence], pricing: Pricing, ranks: Ranks, dispatch: str
 ) -> Floats:
-    """Return seconds of every layer that no placement goes below on the same passes."""
+    """Return a lower bound on the seconds of every layer, for any placement on the same passes."""
     bounds = []
     for one in evidence:
-        load_PLE = planned_passes(one, dispatch)
+        load_PLE = scoring_passes(one, dispatch)
         if dispatch == Dispatch.ACTIVATED.value:
             load_PLE = arrivals(load_PLE)
         passes, layers, experts = load_PLE.shape
@@ -182,15 +183,15 @@ def planned_bound_WL(
 
 
 def robust(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], values: Sequence[float]) -> float:
-    """Make one number of the workloads' as the goal says."""
+    """Combine the workloads' values as the goal says."""
     return float(np.dot(robust_weights(spec, evidence, values), values))
 
 
 def robust_weights(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], values: Sequence[float]
 ) -> Floats:
-    """Return how much each workload counts at these values; sums to 1."""
-    # How much a workload counts depends on the values alone.
+    """Return the weight of each workload at these values; sums to 1."""
+    # The weights depend on the values alone.
     problem = balance_problem(
         evidence, goal=spec.goal, ranks=spec.ranks, dispatch=Dispatch.EVEN.value
     )

@@ -1,17 +1,17 @@
-"""Plans without one of the workloads, judged on it: what a plan does to traffic it has not seen."""
+"""Leave-one-out: plans without one workload, evaluated on it."""
 
 from collections.abc import Sequence
 from typing import Final
 
 from solvers.placement.balance.problem import Migration
 from tuner.place_plan import LeftOut
-from tuner.planner.place.candidates import rule_of, solve_objective
-from tuner.planner.place.comparison import ranks_of, sources_of
+from tuner.planner.place.candidates import eplb_baseline, solve_objective
+from tuner.planner.place.comparison import placement_ranks, source_loads
 from tuner.planner.place.cost import active_load_of
 from tuner.planner.place.deadline import Deadline
-from tuner.planner.place.evaluation import judge
+from tuner.planner.place.evaluation import evaluate
 from tuner.planner.place.evidence import WorkloadEvidence
-from tuner.planner.place.known_table import counts_on_table, on_table
+from tuner.planner.place.known_table import place_on_table, uses_known_table
 from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.prices import Pricing
 from tuner.planner.place.sampled import Tokens
@@ -21,7 +21,7 @@ from tuner.spec.place_read import PlaceSpec
 MOST_FOLDS: Final = 12
 
 
-def left_out(
+def leave_one_out(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     pricing: Pricing | None,
@@ -31,67 +31,71 @@ def left_out(
     *,
     deadline: Deadline,
     time_limit_s: float,
-    judging_s: float = 0.0,
+    evaluation_s: float = 0.0,
 ) -> tuple[tuple[LeftOut, ...], tuple[float, ...]]:
-    """Plan without each workload in turn and judge on all of its passes.
+    """Plan without each workload in turn and evaluate on all of its passes.
 
-    The first workloads are, where there are more than `MOST_FOLDS`, or where the time is up. Beside
-    each stands the worst layer's ratio without a plan.
+    Only the first `MOST_FOLDS` workloads, and as many as the time allows. Also return, for each,
+    the worst layer's imbalance without a plan.
 
     Args:
-        spec: the question.
+        spec: what to plan.
         evidence: every workload.
-        pricing: of time, where it is priced.
-        dispatch: the rule.
+        pricing: of time; None: loads count.
+        dispatch: the dispatch rule.
         migration: the limit on moved experts.
         links: that traffic is priced on.
-        deadline: after which no other plan is begun.
-        time_limit_s: for the searches of all of them.
-        judging_s: what judging one takes, as far as is known before the first.
+        deadline: after which no further plan is started.
+        time_limit_s: of all searches together.
+        evaluation_s: estimated time to evaluate one plan.
     """
     if len(evidence) < 2:
         return (), ()
     folds, worst = [], []
     limit_s = time_limit_s / min(len(evidence), MOST_FOLDS)
-    took_s = judging_s
+    took_s = evaluation_s
     for one in evidence[:MOST_FOLDS]:
         started_s = deadline.clock()
         if deadline.left_s <= took_s:
             break
         others = [other for other in evidence if other is not one]
-        rule = rule_of(others, ranks=spec.ranks, groups=spec.goal.expert_groups, dispatch=dispatch)
+        baseline = eplb_baseline(
+            others, ranks=spec.ranks, groups=spec.goal.expert_groups, dispatch=dispatch
+        )
         outcome = solve_objective(
             others,
             goal=spec.goal,
             ranks=spec.ranks,
-            rule=rule,
+            baseline=baseline,
             dispatch=dispatch,
             links=links,
             active_load=active_load_of(spec.goal, pricing),
             migration=migration,
             time_limit_s=min(limit_s, deadline.left_s),
-            on_table=on_table if counts_on_table(spec, dispatch) else None,
+            place_on_table=place_on_table if uses_known_table(spec, dispatch) else None,
         )
         if outcome.solution is None:
             continue
-        after, by_rule, before = (
-            judge(
+        after, eplb, before = (
+            evaluate(
                 placement,
                 load_PLE=one.whole_PLE,
-                ranks=ranks_of(spec, placement),
+                ranks=placement_ranks(spec, placement),
                 dispatch=dispatch,
-                source_HLE=sources_of(spec, one),
+                source_HLE=source_loads(spec, one),
             )
-            for placement in (outcome.solution, rule.placement, spec.current)
+            for placement in (outcome.solution, baseline.placement, spec.current)
         )
         folds.append(
             LeftOut(
                 workload=one.name,
                 imbalance_after=after.imbalance,
-                imbalance_rule=by_rule.imbalance,
+                imbalance_rule=eplb.imbalance,
                 imbalance_before=before.imbalance,
                 worst_rank_ratio=after.worst_ratio,
-                traffic=traffic_on(spec, [one], outcome.solution, rule, links, tokens=Tokens.ALL),
+                traffic=traffic_on(
+                    spec, [one], outcome.solution, baseline, links, tokens=Tokens.ALL
+                ),
             )
         )
         worst.append(before.worst_ratio)
@@ -99,10 +103,10 @@ def left_out(
     return tuple(folds), tuple(worst)
 
 
-def left_out_note(
+def leave_one_out_note(
     evidence: Sequence[WorkloadEvidence], folds: Sequence[LeftOut]
 ) -> tuple[str, ...]:
-    """Say in a line which workloads were left out of no plan that was asked for."""
+    """Return a note on the workloads for which the time was too short; empty: none."""
     made = {fold.workload for fold in folds}
     missing = [one.name for one in evidence[:MOST_FOLDS] if one.name not in made]
     if len(evidence) < 2 or not missing:

@@ -1,10 +1,10 @@
-"""One deadline for a plan, and the passes that linear programs are solved for until then.
+"""The deadline of a plan, and how many passes linear programs can be solved for until then.
 
     P passes   L layers
 
-Searches are told how long they may take; what comes between them is not. Almost all of that is
-linear programs, one for a layer and a pass of every placement that is weighed or judged. What one
-pass takes is measured first, and as many passes are looked at as fit in what is left.
+Searches have time limits; the steps between them have none. Almost all of their time goes to linear
+programs, one per layer, pass and placement that is scored or evaluated. One pass is timed first,
+and the number of passes is limited to what fits in the time left.
 """
 
 import time
@@ -16,18 +16,18 @@ import numpy as np
 
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Floats, Placement, Ranks
-from tuner.planner.place.evaluation import judge
+from tuner.planner.place.evaluation import evaluate
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.passes import MOST_SOLVED_PASSES
 
-LEAST_JUDGED: Final = 2
-"""Passes of a workload: one says nothing of how passes differ."""
+MIN_HOLDOUT_PASSES: Final = 2
+"""Per workload: one pass does not show how passes differ."""
 
-LEAST_PROGRAMS_S: Final = 0.8
-"""For linear programs in each step, however short the limit is: small cases are looked at whole."""
+MIN_LP_S: Final = 0.8
+"""Minimum time for linear programs in each step, so that small cases use all passes."""
 
 MARGIN_RATIO: Final = 1.25
-"""Of measured seconds: other placements take more rounds than the one that was measured."""
+"""On measured seconds: other placements may take more rounds than the one that was timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Deadline:
 
     limit_s: float
     until_s: float
-    """By the clock."""
+    """Reading of `clock`."""
     clock: Callable[[], float] = time.perf_counter
 
     @property
@@ -45,7 +45,7 @@ class Deadline:
         return max(self.until_s - self.clock(), 0.0)
 
     def share_s(self, ratio: float) -> float:
-        """Return a share of the whole limit, of which no more than what is left."""
+        """Return a share of the whole limit, at most the time left."""
         return min(ratio * self.limit_s, self.left_s)
 
 
@@ -56,52 +56,55 @@ def pass_seconds(
     ranks: Ranks,
     clock: Callable[[], float],
 ) -> float:
-    """Measure what the linear programs of all layers of one pass take."""
+    """Time the linear programs of all layers of one pass."""
     took_s = []
-    # The first also loads and warms what it runs on.
+    # The first run includes imports and warm-up.
     for load_LE in evidence[0].whole_PLE[:2]:
         started_s = clock()
-        judge(placement, load_PLE=load_LE[None], ranks=ranks, dispatch=min(PASS_BY_PASS))
+        evaluate(placement, load_PLE=load_LE[None], ranks=ranks, dispatch=min(PASS_BY_PASS))
         took_s.append(clock() - started_s)
     return MARGIN_RATIO * min(took_s)
 
 
-def fewer_planned(
+def limit_fit_passes(
     evidence: Sequence[WorkloadEvidence], *, placements: int, pass_s: float, time_s: float
 ) -> tuple[WorkloadEvidence, ...]:
-    """Keep as many planned passes to weigh placements on as are solved in time, 1 at least."""
+    """Limit the fit passes for scoring to what is solved in time, at least 1."""
     most = _affordable(placements * len(evidence), pass_s=pass_s, time_s=time_s)
     most = max(1, min(most, MOST_SOLVED_PASSES))
-    return tuple(_with(one, planned=most, judged=None) for one in evidence)
+    return tuple(_limit_passes(one, num_fit=most, num_holdout=None) for one in evidence)
 
 
-def fewer_judged(
+def limit_holdout_passes(
     evidence: Sequence[WorkloadEvidence], *, placements: int, pass_s: float, time_s: float
 ) -> tuple[WorkloadEvidence, ...]:
-    """Keep as many judged passes as are solved in time, at least `LEAST_JUDGED`."""
+    """Limit the hold-out passes to what is solved in time, at least `MIN_HOLDOUT_PASSES`."""
     most = _affordable(placements * len(evidence), pass_s=pass_s, time_s=time_s)
-    return tuple(_with(one, planned=None, judged=max(LEAST_JUDGED, most)) for one in evidence)
+    return tuple(
+        _limit_passes(one, num_fit=None, num_holdout=max(MIN_HOLDOUT_PASSES, most))
+        for one in evidence
+    )
 
 
-def fewer_note(
-    evidence: Sequence[WorkloadEvidence], looked_at: Sequence[WorkloadEvidence]
+def limit_note(
+    evidence: Sequence[WorkloadEvidence], reduced: Sequence[WorkloadEvidence]
 ) -> tuple[str, ...]:
-    """Say in a line which workloads were judged on fewer passes than they have; nothing: none."""
+    """Return a note on workloads evaluated on fewer passes than they have; empty: none."""
     cut = [
-        f"{len(few.judged_PLE)} of {len(one.judged_PLE)} passes of {one.name!r}"
-        for one, few in zip(evidence, looked_at, strict=True)
-        if len(few.judged_PLE) < len(one.judged_PLE)
+        f"{len(few.holdout_PLE)} of {len(one.holdout_PLE)} passes of {one.name!r}"
+        for one, few in zip(evidence, reduced, strict=True)
+        if len(few.holdout_PLE) < len(one.holdout_PLE)
     ]
     if not cut:
         return ()
     return (
-        f"judged on {', '.join(cut)}, from the first to the last: no more linear programs fit in"
-        " the time limit; give more with --time-limit",
+        f"evaluated on {', '.join(cut)}, evenly spaced: no more linear programs fit in the time"
+        " limit; give more with --time-limit",
     )
 
 
 def spread(passes: int, most: int) -> list[int]:
-    """Return which of some passes to take, from the first to the last."""
+    """Return the indices of at most `most` evenly spaced passes."""
     taken = np.linspace(0, passes - 1, min(most, passes))
     return [int(place) for place in taken.round()]
 
@@ -110,20 +113,22 @@ def _affordable(passes_each: int, *, pass_s: float, time_s: float) -> int:
     return int(time_s / max(pass_s * passes_each, 1e-9))
 
 
-def _with(one: WorkloadEvidence, *, planned: int | None, judged: int | None) -> WorkloadEvidence:
+def _limit_passes(
+    one: WorkloadEvidence, *, num_fit: int | None, num_holdout: int | None
+) -> WorkloadEvidence:
     if not one.is_split:
         return one
-    planned_PLE = _some(one.whole_PLE[: one.planned_passes], planned)
-    judged_PLE = _some(one.judged_PLE, judged)
+    fit_PLE = _spread_passes(one.whole_PLE[: one.num_fit_passes], num_fit)
+    holdout_PLE = _spread_passes(one.holdout_PLE, num_holdout)
     return replace(
         one,
-        judged_PLE=judged_PLE,
-        whole_PLE=np.concatenate([planned_PLE, judged_PLE]),
-        planned_passes=len(planned_PLE),
+        holdout_PLE=holdout_PLE,
+        whole_PLE=np.concatenate([fit_PLE, holdout_PLE]),
+        num_fit_passes=len(fit_PLE),
     )
 
 
-def _some(load_PLE: Floats, most: int | None) -> Floats:
+def _spread_passes(load_PLE: Floats, most: int | None) -> Floats:
     if most is None or most >= len(load_PLE):
         return load_PLE
     return load_PLE[spread(len(load_PLE), most)]

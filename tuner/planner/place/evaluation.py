@@ -1,10 +1,10 @@
-"""What a placement does to recorded passes under the engine's own dispatch rule.
+"""Rank loads of a placement on recorded passes, under the engine's dispatch rule.
 
     P passes   L layers   G ranks   E experts
 
-Every pass is shared out over the replicas as the engine does it; the busiest rank of each layer is
-what the others wait for. A rank's load counts over its speed. The imbalance of a pass is the sum of
-the largest loads over the sum of the means, over its layers.
+Every pass is split over the replicas as the engine does it; the other ranks wait for the
+most-loaded rank of each layer. A rank's load is divided by its speed. The imbalance of a pass is
+the sum over layers of the largest loads, over the sum of the means.
 """
 
 from dataclasses import dataclass
@@ -23,11 +23,11 @@ from tuner.place_plan import Band, PassSpread
 from tuner.spec.place import Dispatch
 
 STATED_RATIO = 0.9
-"""Share of passes that a printed band holds."""
+"""Share of passes inside a printed band."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Judged:
+class Evaluation:
     """One placement on the passes of one workload."""
 
     copies_PLG: Floats
@@ -36,9 +36,10 @@ class Judged:
     """Largest load over the mean."""
     imbalance_P: Floats
     active_PLG: Floats | None = None
-    """Experts that each rank reads, where the rule says it; None: replicas share alike."""
+    """Experts that each rank reads, where the rule decides that; None: replicas share equally."""
     weights_PLG: Floats | None = None
-    """Experts whose weights a rank sends or gets in the pass, the larger of the two; None: none."""
+    """Experts whose weights a rank sends or receives in the pass, the larger of the two; None: no
+    weights move."""
 
     @property
     def imbalance(self) -> float:
@@ -47,7 +48,7 @@ class Judged:
 
     @property
     def band(self) -> Band:
-        """Between which values nine of ten passes lie."""
+        """The range that holds nine of ten passes."""
         tail = (1.0 - STATED_RATIO) / 2.0
         low, high = np.quantile(self.imbalance_P, (tail, 1.0 - tail))
         return float(low), float(high)
@@ -70,18 +71,18 @@ class Judged:
         return np.asarray((time_PLG / mean_PL[:, :, None]).mean(axis=0))
 
 
-def judge(
+def evaluate(
     placement: Placement,
     *,
     load_PLE: Floats,
     ranks: Ranks,
     dispatch: str,
     source_HLE: Floats | None = None,
-) -> Judged:
-    """Share out the passes and find the busiest ranks.
+) -> Evaluation:
+    """Split the passes over replicas and find the most-loaded ranks.
 
-    Loads are those that a rule expects. `static` chooses once and keeps to it, so that its loads
-    are those of the engine's own seed. Rules of no engine say which experts a rank reads, too.
+    Loads are expected values. `static` assigns replicas once, so its loads are those of the
+    engine's own seed. Rules that no engine implements also return which experts a rank reads.
     """
     if dispatch == Dispatch.ACTIVATED.value:
         load_PLE = arrivals(load_PLE)
@@ -103,24 +104,24 @@ def judge(
     else:
         is_expected = dispatch in SPLITS and dispatch != Dispatch.STATIC.value
         copies_PLG = (expected_loads if is_expected else rank_loads)(dispatch, case)
-    return judged_of(copies_PLG, ranks=ranks, active_PLG=active_PLG, weights_PLG=weights_PLG)
+    return evaluate_loads(copies_PLG, ranks=ranks, active_PLG=active_PLG, weights_PLG=weights_PLG)
 
 
-def judged_of(
+def evaluate_loads(
     copies_PLG: Floats,
     *,
     ranks: Ranks,
     active_PLG: Floats | None = None,
     weights_PLG: Floats | None = None,
-) -> Judged:
-    """Find the busiest ranks of token copies that were shared out."""
+) -> Evaluation:
+    """Find the most-loaded ranks, given the token copies of each rank."""
     time_PLG = copies_PLG / ranks.speed_G
     mean_PL = copies_PLG.sum(axis=2) / ranks.speed_G.sum()
     largest_PL = time_PLG.max(axis=2)
-    # A pass scaled to very few tokens can leave a layer without any: no rank waits there.
+    # A pass scaled to very few tokens can have a layer without any: no rank waits there.
     total_P = mean_PL.sum(axis=1)
     some_PL = np.where(mean_PL > 0.0, mean_PL, 1.0)
-    return Judged(
+    return Evaluation(
         copies_PLG=copies_PLG,
         ratio_PL=np.where(mean_PL > 0.0, largest_PL / some_PL, 1.0),
         imbalance_P=np.where(total_P > 0.0, largest_PL.sum(axis=1), 1.0)
@@ -131,20 +132,20 @@ def judged_of(
 
 
 def whole_tokens(load_PLE: Floats) -> Floats:
-    """Round loads to whole token copies, by lot, keeping every layer's total to one copy.
+    """Round loads to whole token copies at random, keeping every layer's total to one copy.
 
-    Systematic sampling: an expert's copies are the whole numbers that its stretch of the running
-    sum passes, the start drawn once a layer; each is right on average.
+    Systematic sampling: an expert's copies are the integers in its interval of the cumulative sum,
+    with one random offset per layer; unbiased.
     """
     sum_PLE = load_PLE.cumsum(axis=2)
     start_PL = np.random.default_rng(0).random(load_PLE.shape[:2])
-    # Whole loads stay as they are, whatever rounding the sum adds.
+    # Whole loads stay unchanged, whatever rounding error the sum adds.
     passed_PLE = np.floor(sum_PLE + start_PL[:, :, None] * (1.0 - 1e-6) + 1e-7)
     return np.asarray(np.diff(passed_PLE, axis=2, prepend=0.0))
 
 
 def arrivals(load_PLE: Floats) -> Floats:
-    """Return whole token copies: recorded ones as they are, else Poisson arrivals of that mean."""
+    """Return whole token copies: recorded ones unchanged, else Poisson arrivals of that mean."""
     whole_PLE = np.rint(load_PLE)
     if np.array_equal(whole_PLE, load_PLE):
         return load_PLE
@@ -156,14 +157,14 @@ def active_PLG(
 ) -> Floats:
     """Experts of each rank that at least one token reaches, on average.
 
-    An expert's tokens take any of its r replicas alike, so that a replica is reached by a load of
-    n with chance
+    An expert's tokens take any of its r replicas with equal chance, so a load of n reaches a
+    replica with probability
 
         1 - (1 - 1/r)^n      n tokens of a recorded pass
         1 - exp(-n / r)      passes of n tokens on average, Poisson arrivals
 
     Args:
-        placement: where replicas stand.
+        placement: of the replicas.
         load_PLE: token copies.
         ranks: with their slots.
         is_counted: loads are those of recorded passes.

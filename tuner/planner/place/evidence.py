@@ -1,12 +1,11 @@
-"""What is planned from and what is judged on: the passes of each recorded workload.
+"""Fit passes and hold-out passes of each recorded workload.
 
     W workloads   P passes   L layers   E experts
 
-The first passes are planned from, the last `judge_ratio` of them judged on, so that a gain is what
-a plan brings on tokens it has not seen. The token copies of a recording of one pass (totals) are
-split at random instead, each expert's by a binomial draw: what a plan makes of the accidents of few
-tokens then brings nothing on the others. That later tokens may differ, it does not show, and the
-plan says so. Sampled tokens are parted the same way, in order.
+The last `judge_ratio` of the passes are held out, so that gains are measured on tokens that the
+plan was not made from. A recording of one pass (totals) is split at random instead (binomial per
+expert), so that overfitting to sampling noise shows no gain; a drift of later tokens does not show,
+and the plan says so. Sampled tokens are split in order, like passes.
 """
 
 import math
@@ -21,60 +20,60 @@ from solvers.placement.ranks import Floats, Ints
 from tuner.spec.place_read import PlaceSpec
 
 PARTS: Final = 8
-"""Of the passes that are planned from."""
+"""Parts of the fit passes."""
 PART_PASSES: Final = 2
-"""At least."""
-STRETCHES: Final = 64
-"""Of which deviations are kept, at most."""
+"""Minimum passes of a part."""
+MAX_BATCHES: Final = 64
+"""Maximum batches of passes whose deviations are kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WorkloadEvidence:
-    """One workload: token copies of a pass over all ranks."""
+    """One workload, split into fit and hold-out passes: token copies of a pass over all ranks."""
 
     name: str
     weight_ratio: float
-    planned_LE: Floats
-    """Mean over the passes that are planned from."""
-    judged_PLE: Floats
-    """The passes that are judged on."""
+    fit_LE: Floats
+    """Mean over the fit passes."""
+    holdout_PLE: Floats
+    """The hold-out passes."""
     part_BLE: Floats | None
-    """Means of parts of those planned from, in order; None where they are too few."""
+    """Means of parts of the fit passes, in order; None where they are too few."""
     variance_LE: Floats
-    """Of the mean of the judged passes around `planned_LE`; see `load_variance`."""
+    """Of the mean of the hold-out passes around `fit_LE`; see `load_variance`."""
     scatter_BLE: Floats | None
-    """What stretches of the planned passes differ by, put to that variance; None: too few."""
+    """Deviations of batches of fit passes, scaled to that variance; None: too few."""
     whole_PLE: Floats
-    """All passes, for a plan that was made without this workload."""
-    planned_passes: int
+    """All passes, for leave-one-out."""
+    num_fit_passes: int
     is_split: bool
-    """Judged on other passes than planned from."""
+    """Fit and hold-out passes are different passes."""
     is_counted: bool
-    """Judged passes are as recorded, not scaled to another size."""
+    """Hold-out passes are as recorded, not scaled to another size."""
     recorded_ratio: float
-    """Token copies recorded over those judged, for the noise of counting."""
+    """Token copies recorded over those of the hold-out passes, for counting noise."""
     passes_left_out: int
-    """In which some layer saw no token."""
+    """Passes in which some layer saw no token."""
     recording: Recording
-    planned_LTK: Ints | None = None
-    """Sampled tokens that are planned from; None where none were kept."""
-    judged_LTK: Ints | None = None
-    """Those that are judged on."""
+    fit_LTK: Ints | None = None
+    """Sampled tokens to fit on; None where none were kept."""
+    holdout_LTK: Ints | None = None
+    """Sampled tokens held out."""
 
     @property
     def typical_pass_LE(self) -> Floats:
-        """The judged pass of median size."""
-        order = np.argsort(self.judged_PLE.sum(axis=(1, 2)), kind="stable")
-        return np.asarray(self.judged_PLE[order[len(order) // 2]])
+        """The hold-out pass of median size."""
+        order = np.argsort(self.holdout_PLE.sum(axis=(1, 2)), kind="stable")
+        return np.asarray(self.holdout_PLE[order[len(order) // 2]])
 
     @property
-    def judged_passes(self) -> int:
-        """Passes judged on that were not planned from."""
-        return len(self.judged_PLE) if self.is_split else 0
+    def num_holdout_passes(self) -> int:
+        """Hold-out passes; 0 where one pass was split at random."""
+        return len(self.holdout_PLE) if self.is_split else 0
 
 
-def evidence_of(spec: PlaceSpec) -> tuple[WorkloadEvidence, ...]:
-    """Split every recording of a spec, scaled to the pass that is planned."""
+def split_recordings(spec: PlaceSpec) -> tuple[WorkloadEvidence, ...]:
+    """Split every recording of a spec, scaled to the planned size of a pass."""
     goal = spec.goal
     total = math.fsum(workload.weight for workload in goal.workloads)
     known = [one.top_k for one in spec.recordings.values()]
@@ -105,94 +104,94 @@ def _of_recording(
     copies_per_pass: float | None,
 ) -> WorkloadEvidence:
     counted_PLE: Ints = recording.count_PLE
-    # A pass in which a layer saw nothing says nothing about its balance.
+    # A pass in which a layer saw no token carries no information on its balance.
     counted_PLE = counted_PLE[(counted_PLE.sum(axis=2) > 0).all(axis=1)]
     if not len(counted_PLE):
         counted_PLE = recording.count_LE[None]
     passes = len(counted_PLE)
     is_split = passes >= 2
     if is_split:
-        judged = min(passes - 1, max(1, round(judge_ratio * passes)))
-        planned_PLE, judged_PLE = counted_PLE[:-judged], counted_PLE[-judged:]
+        num_holdout = min(passes - 1, max(1, round(judge_ratio * passes)))
+        fit_PLE, holdout_PLE = counted_PLE[:-num_holdout], counted_PLE[-num_holdout:]
     else:
-        planned_PLE, judged_PLE = _parted(counted_PLE, judge_ratio=judge_ratio)
+        fit_PLE, holdout_PLE = _split_copies(counted_PLE, judge_ratio=judge_ratio)
     size = copies_per_pass or _copies_per_pass(counted_PLE)
-    planned_LTK, judged_LTK = _parted_tokens(recording, judge_ratio=judge_ratio)
-    scale = size / _copies_per_pass(judged_PLE if not is_split else counted_PLE)
-    variance_LE = load_variance(planned_PLE, judged_copies=judged_PLE.sum(axis=(0, 2)), size=size)
+    fit_LTK, holdout_LTK = _split_tokens(recording, judge_ratio=judge_ratio)
+    scale = size / _copies_per_pass(holdout_PLE if not is_split else counted_PLE)
+    variance_LE = load_variance(fit_PLE, holdout_copies=holdout_PLE.sum(axis=(0, 2)), size=size)
     return WorkloadEvidence(
         name=name,
         weight_ratio=weight_ratio,
-        planned_LE=planned_PLE.mean(axis=0) * (size / _copies_per_pass(planned_PLE)),
-        judged_PLE=judged_PLE.astype(np.float64) * scale,
-        part_BLE=_parts(planned_PLE, size=size) if is_split else None,
+        fit_LE=fit_PLE.mean(axis=0) * (size / _copies_per_pass(fit_PLE)),
+        holdout_PLE=holdout_PLE.astype(np.float64) * scale,
+        part_BLE=_parts(fit_PLE, size=size) if is_split else None,
         variance_LE=variance_LE,
-        scatter_BLE=load_scatter(planned_PLE, variance_LE=variance_LE),
+        scatter_BLE=load_scatter(fit_PLE, variance_LE=variance_LE),
         whole_PLE=counted_PLE.astype(np.float64) * (size / _copies_per_pass(counted_PLE)),
-        planned_passes=len(planned_PLE),
+        num_fit_passes=len(fit_PLE),
         is_split=is_split,
         is_counted=is_split and copies_per_pass is None,
         recorded_ratio=1.0 / scale,
         passes_left_out=recording.num_passes - passes,
         recording=recording,
-        planned_LTK=planned_LTK,
-        judged_LTK=judged_LTK,
+        fit_LTK=fit_LTK,
+        holdout_LTK=holdout_LTK,
     )
 
 
-def _parts(planned_PLE: Ints, *, size: float) -> Floats | None:
+def _parts(fit_PLE: Ints, *, size: float) -> Floats | None:
     """Return means of equal parts of the passes, each as long as the mean of all."""
-    if len(planned_PLE) < PARTS * PART_PASSES:
+    if len(fit_PLE) < PARTS * PART_PASSES:
         return None
-    means = [part.mean(axis=0) for part in np.array_split(planned_PLE, PARTS)]
+    means = [part.mean(axis=0) for part in np.array_split(fit_PLE, PARTS)]
     return np.stack([mean * (size / float(mean.sum(axis=1).mean())) for mean in means])
 
 
-def load_variance(planned_PLE: Ints, *, judged_copies: Ints, size: float) -> Floats:
-    """Return how far loads of other passes scatter around the mean of those planned from, [L][E].
+def load_variance(fit_PLE: Ints, *, holdout_copies: Ints, size: float) -> Floats:
+    """Return the variance of other passes' mean load around that of the fit passes, [L][E].
 
-    Token copies of one text choose alike, so that an expert's count of n varies by `dispersion` * n
-    and not by n. Both means are of so many counts:
+    Token copies of one text are correlated, so an expert's count of n has the variance `dispersion`
+    * n, not n. For both means:
 
-        variance = dispersion * share * size^2 * (1 / planned copies + 1 / judged copies)
+        variance = dispersion * share * size^2 * (1 / fit copies + 1 / hold-out copies)
 
-    The dispersion of a layer is what stretches of the planned passes differ by, over what counting
-    alone makes of them, and never less than 1: all that is known of a single pass. A lasting change
-    between the passes planned from and later ones is not in it.
+    The dispersion of a layer is the variance between batches of the fit passes over that of
+    counting, at least 1, which is also the value for a single pass. A lasting drift between the fit
+    passes and later ones is not covered.
 
     Args:
-        planned_PLE: counts of the passes that are planned from.
-        judged_copies: of each layer, over all judged passes.
+        fit_PLE: counts of the fit passes.
+        holdout_copies: of each layer, over all hold-out passes.
         size: copies of a layer in the pass that loads are stated for.
     """
-    copies_L = planned_PLE.sum(axis=(0, 2)).astype(np.float64)
-    share_LE = planned_PLE.sum(axis=0) / copies_L[:, None]
+    copies_L = fit_PLE.sum(axis=(0, 2)).astype(np.float64)
+    share_LE = fit_PLE.sum(axis=0) / copies_L[:, None]
     dispersion_L = np.ones(len(copies_L))
-    stretches = min(PARTS, len(planned_PLE))
-    if stretches > 1:
+    batches = min(PARTS, len(fit_PLE))
+    if batches > 1:
         count_BLE = np.stack(
-            [part.sum(axis=0) for part in np.array_split(planned_PLE, stretches)]
+            [part.sum(axis=0) for part in np.array_split(fit_PLE, batches)]
         ).astype(np.float64)
         expected_BLE = count_BLE.sum(axis=2, keepdims=True) * share_LE
         square_L = np.square(count_BLE - expected_BLE).sum(axis=(0, 2))
-        counting_L = (expected_BLE * (1.0 - share_LE)).sum(axis=(0, 2)) * (1.0 - 1.0 / stretches)
+        counting_L = (expected_BLE * (1.0 - share_LE)).sum(axis=(0, 2)) * (1.0 - 1.0 / batches)
         dispersion_L = np.maximum(square_L / np.maximum(counting_L, 1e-300), 1.0)
-    known_L = dispersion_L * (1.0 / copies_L + 1.0 / judged_copies)
+    known_L = dispersion_L * (1.0 / copies_L + 1.0 / holdout_copies)
     return np.asarray(share_LE * known_L[:, None] * size**2)
 
 
-def load_scatter(planned_PLE: Ints, *, variance_LE: Floats) -> Floats | None:
-    """Return how loads of other passes differ from the mean together, [B][L][E]; None: too few.
+def load_scatter(fit_PLE: Ints, *, variance_LE: Floats) -> Floats | None:
+    """Return joint deviations of other passes' loads, [B][L][E]; None: too few passes.
 
-    Experts of one subject rise and fall together, and some scatter far more than others: the
-    deviations of stretches of the passes, which `load_variance` only adds up. Put to its sum over
-    the experts of a layer, of which it knows how stretches of more passes scatter.
+    Loads of experts on one topic are correlated, and some vary far more than others; the deviations
+    of batches of passes keep both. They are scaled so that their sum over a layer's experts equals
+    that of `load_variance`, which extrapolates to longer batches.
     """
-    if len(planned_PLE) < PARTS * PART_PASSES:
+    if len(fit_PLE) < PARTS * PART_PASSES:
         return None
-    stretches = np.array_split(planned_PLE, min(STRETCHES, len(planned_PLE)))
-    count_BLE = np.stack([one.sum(axis=0) for one in stretches]).astype(np.float64)
-    share_LE = planned_PLE.sum(axis=0) / planned_PLE.sum(axis=(0, 2))[:, None]
+    batches = np.array_split(fit_PLE, min(MAX_BATCHES, len(fit_PLE)))
+    count_BLE = np.stack([one.sum(axis=0) for one in batches]).astype(np.float64)
+    share_LE = fit_PLE.sum(axis=0) / fit_PLE.sum(axis=(0, 2))[:, None]
     change_BLE = count_BLE - count_BLE.sum(axis=2, keepdims=True) * share_LE
     square_L = np.maximum(np.square(change_BLE).sum(axis=(0, 2)), 1e-300)
     return np.asarray(change_BLE * np.sqrt(variance_LE.sum(axis=1) / square_L)[:, None])
@@ -203,16 +202,16 @@ def _copies_per_pass(count_PLE: Ints) -> float:
     return float(count_PLE.sum(axis=2).mean())
 
 
-def _parted(count_PLE: Ints, *, judge_ratio: float) -> tuple[Ints, Ints]:
-    """Split token copies at random; not at all where a layer has too few for both."""
-    judged_PLE = np.random.default_rng(0).binomial(count_PLE, judge_ratio)
-    planned_PLE = count_PLE - judged_PLE
-    if any((part.sum(axis=2) == 0).any() for part in (planned_PLE, judged_PLE)):
+def _split_copies(count_PLE: Ints, *, judge_ratio: float) -> tuple[Ints, Ints]:
+    """Split token copies at random; use all for both where a layer has too few."""
+    holdout_PLE = np.random.default_rng(0).binomial(count_PLE, judge_ratio)
+    fit_PLE = count_PLE - holdout_PLE
+    if any((part.sum(axis=2) == 0).any() for part in (fit_PLE, holdout_PLE)):
         return count_PLE, count_PLE
-    return planned_PLE, judged_PLE
+    return fit_PLE, holdout_PLE
 
 
-def _parted_tokens(
+def _split_tokens(
     recording: Recording, *, judge_ratio: float
 ) -> tuple[Ints, Ints] | tuple[None, None]:
     if recording.token_LTK is None:
@@ -221,32 +220,32 @@ def _parted_tokens(
     tokens = tokens_LTK.shape[1]
     if tokens < 2:
         return tokens_LTK, tokens_LTK
-    judged = min(tokens - 1, max(1, round(judge_ratio * tokens)))
-    return tokens_LTK[:, :-judged], tokens_LTK[:, -judged:]
+    num_holdout = min(tokens - 1, max(1, round(judge_ratio * tokens)))
+    return tokens_LTK[:, :-num_holdout], tokens_LTK[:, -num_holdout:]
 
 
 def load_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
-    """Stack what is planned from."""
-    return np.stack([one.planned_LE for one in evidence])
+    """Stack the mean fit passes."""
+    return np.stack([one.fit_LE for one in evidence])
 
 
 def variance_WLE(evidence: Sequence[WorkloadEvidence]) -> Floats:
-    """Stack how far loads of other passes scatter around what is planned from."""
+    """Stack the variances of other passes' loads."""
     return np.stack([one.variance_LE for one in evidence])
 
 
 def scatter_BWLE(evidence: Sequence[WorkloadEvidence]) -> Floats | None:
-    """Stack what loads of other passes differ by; None where a workload's is not known."""
-    found = [one.scatter_BLE for one in evidence if one.scatter_BLE is not None]
-    if len(found) < len(evidence):
+    """Stack the deviations of other passes' loads; None where a workload has none."""
+    scatters = [one.scatter_BLE for one in evidence if one.scatter_BLE is not None]
+    if len(scatters) < len(evidence):
         return None
-    most = max(len(one_BLE) for one_BLE in found)
-    padded = [np.pad(one, ((0, most - len(one)), (0, 0), (0, 0))) for one in found]
+    most = max(len(one_BLE) for one_BLE in scatters)
+    padded = [np.pad(one, ((0, most - len(one)), (0, 0), (0, 0))) for one in scatters]
     return np.stack(padded, axis=1)
 
 
 def part_BWLE(evidence: Sequence[WorkloadEvidence]) -> Floats | None:
-    """Stack the parts of the passes that are planned from; None where a workload has none."""
+    """Stack the parts of the fit passes; None where a workload has none."""
     parts = [one.part_BLE for one in evidence if one.part_BLE is not None]
     return np.stack(parts, axis=1) if len(parts) == len(evidence) else None
 
@@ -258,9 +257,9 @@ def weight_W(evidence: Sequence[WorkloadEvidence]) -> Floats:
 
 
 def mean_load_LE(evidence: Sequence[WorkloadEvidence]) -> Floats:
-    """Return the mean load that EPLB's rule is given: every workload by its weight, of equal size.
+    """Return the mean load that EPLB is given: workloads by weight, scaled to equal totals.
 
-    Workloads are put to equal totals in each layer first, since recordings differ in length.
+    Totals are equal per layer, since recordings differ in length.
     """
     loads = load_WLE(evidence)
     shares = loads / loads.sum(axis=2, keepdims=True)

@@ -1,8 +1,8 @@
-"""Static dispatch where the engine's own table is known: what a placement is worth under it.
+"""Static dispatch where the engine's own table is known: placements under that table.
 
-The engine draws its table with one seed, layer by layer over all decoder layers (`static.py`). With
-each of them recorded the table of a placement is known before the launch, so that it is no mean
-over launches that counts; every slot then has a fixed share of its expert's tokens.
+The engine draws its table with one seed, layer by layer over all decoder layers (`static.py`). If
+all of them were recorded, the table of a placement is known before the launch and replaces the mean
+over launches; every slot then has a fixed share of its expert's tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,33 +22,33 @@ from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
 
 CEILINGS: Final = (None, 0.0)
-"""Of packed placements that are tried beside what a search found (`starts.py`)."""
+"""Of packed placements that are tried in addition to the search's (`starts.py`)."""
 
 TABLE_RATIO: Final = 0.005
-"""That other tables make the objective larger, from which on it is said."""
+"""Smallest increase of the objective under other tables that is reported."""
 
 
-def counts_on_table(spec: PlaceSpec, dispatch: str) -> bool:
-    """Whether a placement is weighed under the engine's own table."""
+def uses_known_table(spec: PlaceSpec, dispatch: str) -> bool:
+    """Whether a placement is scored under the engine's own table."""
     is_balance = spec.goal.objective is Objective.BALANCE
     has_replicas = spec.ranks.num_slots > spec.num_experts
     is_static = dispatch == Dispatch.STATIC.value
     return is_static and is_balance and has_replicas and is_table_known(spec)
 
 
-def on_table(
+def place_on_table(
     problem: BalanceProblem, bases: Sequence[Placement], *, time_limit_s: float
 ) -> Placement:
-    """Place for the table that the engine will draw, from placements for any."""
+    """Place for the table that the engine will draw, starting from placements for any table."""
     packed = [start_placement(problem, ceiling=ceiling) for ceiling in CEILINGS]
     return search_on_table(problem, (*bases, *packed), seed=ENGINE_SEED, time_limit_s=time_limit_s)
 
 
-def weighed_as(
+def apply_known_table(
     spec: PlaceSpec, problem: BalanceProblem, placement: Placement, dispatch: str
 ) -> tuple[BalanceProblem, Placement]:
-    """Return what a placement is weighed as: where the table is known, its slots of fixed load."""
-    if not counts_on_table(spec, dispatch):
+    """Return the problem and placement to score: with fixed slot loads where the table is known."""
+    if not uses_known_table(spec, dispatch):
         return problem, placement
     case = DispatchCase(
         load_PLE=problem.load_WLE, placement=placement, ranks=problem.ranks, seed=ENGINE_SEED
@@ -60,11 +60,11 @@ def weighed_as(
 def table_note(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], chosen: Placement, dispatch: str
 ) -> Iterator[str]:
-    """Say in a line what a placement for one table would have under others, where they differ."""
-    if not counts_on_table(spec, dispatch):
+    """Note the objective under other tables, where it differs."""
+    if not uses_known_table(spec, dispatch):
         return
     problem = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch=dispatch)
-    known = objective(*weighed_as(spec, problem, chosen, dispatch))
+    known = objective(*apply_known_table(spec, problem, chosen, dispatch))
     drawn = objective(problem, chosen)
     if drawn > known * (1.0 + TABLE_RATIO):
         yield (

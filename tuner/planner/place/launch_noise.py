@@ -1,10 +1,10 @@
-"""What the draws of static dispatch leave open about a gain.
+"""Uncertainty of a gain from the random tables of static dispatch.
 
     W workloads   D launches   L layers   G ranks
 
-The engine draws its table once a launch, from a stream that runs over all decoder layers. A
-recording of some of them does not say which part of the stream theirs is: the gain is judged under
-one table, and another would show another gain. With every layer recorded the table is the engine's.
+The engine draws its table once per launch, from a random stream over all decoder layers. A
+recording of some layers does not tell their part of the stream, so the gain is evaluated under one
+table, and another table has another gain. With every layer recorded the table is the engine's.
 """
 
 from typing import Final
@@ -15,8 +15,8 @@ from solvers.placement.balance.check import launch_times
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.balance.problem import Dispatch as Solved
 from solvers.placement.ranks import Floats, Placement
-from tuner.planner.place.comparison import ranks_of
-from tuner.planner.place.evaluation import judged_of
+from tuner.planner.place.comparison import placement_ranks
+from tuner.planner.place.evaluation import evaluate_loads
 from tuner.planner.place.evidence import WorkloadEvidence, weight_W
 from tuner.planner.place.prices import Pricing
 from tuner.planner.place.verdict import CONFIDENCE_FACTOR
@@ -24,7 +24,7 @@ from tuner.spec.place import Dispatch
 from tuner.spec.place_read import PlaceSpec
 
 SEED: Final = 90_001
-"""Of launches that nothing was chosen or certified by."""
+"""Seed of launches that neither choices nor certificates use."""
 
 
 def launch_noise(
@@ -36,15 +36,15 @@ def launch_noise(
     dispatch: str,
     beside: Placement | None = None,
 ) -> float:
-    """Return what one launch leaves open of the share that the plan saves, at 95 %.
+    """Return the uncertainty of the saved share between launches, at 95 %.
 
     Args:
-        spec: the question.
-        evidence: judged on.
+        spec: what to plan.
+        evidence: with the hold-out passes.
         chosen: the plan's placement.
-        pricing: of seconds; None: of loads.
-        dispatch: the rule.
-        beside: the placement that the share is of; None: what runs.
+        pricing: of seconds; None: loads count.
+        dispatch: the dispatch rule.
+        beside: the placement to compare with; None: the current one.
     """
     if dispatch != Dispatch.STATIC.value or is_table_known(spec):
         return 0.0
@@ -56,29 +56,29 @@ def launch_noise(
 
 
 def is_table_known(spec: PlaceSpec) -> bool:
-    """Whether every layer that the engine's stream runs over was recorded, as far as is told."""
-    is_told = spec.model is not None or any(
+    """Whether every layer of the engine's random stream was recorded, as far as is stated."""
+    is_stated = spec.model is not None or any(
         one.num_decoder_layers is not None for one in spec.recordings.values()
     )
-    return is_told and len(spec.layer_ids) == spec.num_layers
+    return is_stated and len(spec.layer_ids) == spec.num_layers
 
 
 def _cost_D(
     spec: PlaceSpec, one: WorkloadEvidence, placement: Placement, pricing: Pricing | None
 ) -> Floats:
-    """Seconds of the mean judged pass in each launch, or its imbalance where nothing is priced."""
-    ranks, mean_LE = ranks_of(spec, placement), one.judged_PLE.mean(axis=0)
+    """Seconds of the mean hold-out pass in each launch; its imbalance where nothing is priced."""
+    ranks, mean_LE = placement_ranks(spec, placement), one.holdout_PLE.mean(axis=0)
     problem = BalanceProblem(
         load_WLE=mean_LE[None], weight_W=np.ones(1), ranks=ranks, dispatch=Solved.STATIC
     )
     copies_DLG = launch_times(problem, placement, seed=SEED)[:, 0] * ranks.speed_G
-    judged = judged_of(copies_DLG, ranks=ranks)
+    evaluation = evaluate_loads(copies_DLG, ranks=ranks)
     if pricing is None:
-        return judged.imbalance_P
+        return evaluation.imbalance_P
     return pricing.price(
         placement,
-        judged,
+        evaluation,
         load_PLE=np.repeat(mean_LE[None], len(copies_DLG), axis=0),
         ranks=ranks,
-        token_LTK=one.judged_LTK,
+        token_LTK=one.holdout_LTK,
     ).pass_P

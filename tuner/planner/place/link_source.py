@@ -1,4 +1,4 @@
-"""What a spec and its profile say of the links of the pool that ranks are placed on."""
+"""Links of the pool that ranks are placed on, from the spec and its profile."""
 
 from pathlib import Path
 
@@ -21,13 +21,13 @@ def link_source(
     residuals: Residuals | None,
     measured: MeasuredProfile | None,
 ) -> LinkSource:
-    """Gather what is known of the links of the first pool.
+    """Collect what is known of the links of the first pool.
 
     Args:
         cluster: of the spec; None: nothing is known.
-        goal: the placement's.
-        profile: that speaks for the pool, if any.
-        residuals: that correct datasheets.
+        goal: of the placement.
+        profile: of the pool, if any.
+        residuals: corrections of datasheets.
         measured: the same profile, where it is of accelerators.
 
     Raises:
@@ -42,7 +42,7 @@ def link_source(
     matrix = read_links(cluster.model_copy(update={"pools": (pool,)})).get(pool.name)
     source = LinkSource(pool=pool, matrix=matrix, pairs=pairs, pairs_per_node=per_node)
     if pool.device is None and measured is None:
-        # A profile of processors: what it did not measure has no description.
+        # A CPU profile: no datasheet covers what it did not measure.
         return source
     try:
         own = pool_hardware(pool, goal, residuals=residuals, measured=measured)

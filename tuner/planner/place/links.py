@@ -1,26 +1,25 @@
-"""What joins the ranks of a placement, and what one token copy costs from rank to rank.
+"""Links between the ranks of a placement, and the cost of one token copy from rank to rank.
 
     G ranks   N nodes   row   bytes of a token copy: hidden size times two bytes
     n         token copies that a rank sends in one layer of a pass
 
-Three sources, the first that knows a way counts:
+Three sources; the first that covers a pair of ranks counts:
 
     profile       measured pairs of ranks: row / bandwidth + latency / n
-    link matrix   the level below, with the bandwidth's part times what the matrix says that the
-                  link between two nodes takes of the usual one's time
+    link matrix   the level below, its bandwidth term times the ratio of the usual link's bandwidth
+                  to that between the two nodes
     level         an all-to-all of n rows inside a scale-up domain or between domains, over n
                   (tuner/costs/analytic/links.py): collectives of the profile where it has them,
                   else the datasheet, with `nic`, `nics_per_node` and `oversubscription` of the spec
 
 Latency is shared by the copies that a rank sends at once. Without a model a row has no size: costs
-are then ratios of bandwidths, to a copy inside a domain, and seconds are not stated. Without a
-cluster, or a device that is described, they are 1 and 6: NVLink4 moves 450 GB/s a direction, eight
-400 Gbit/s cards give a device 50, and half of the difference is lost to latency and message size in
-published exchanges (MoETuner, arXiv 2502.06643, states 9 to 1 at its links; DeepEP's README 153 to
-43 GB/s).
+are then relative to a copy inside a domain, and seconds are not stated. Without a cluster or a
+known device they are 1 and 6: NVLink4 moves 450 GB/s per direction, eight 400 Gbit/s NICs give a
+device 50, and half of the difference is lost to latency and message size in published all-to-alls
+(MoETuner, arXiv 2502.06643, states 9 to 1 at its links; DeepEP's README 153 to 43 GB/s).
 
-Of a matrix with more nodes the first ones count, in its order. Not covered: what a link carries
-while others are busy; another order of nodes.
+Of a matrix with more nodes than needed the first ones count, in its order. Not covered: contention
+between links; another order of nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +39,7 @@ from tuner.costs.analytic.constants import Constants
 from tuner.costs.analytic.links import MERGED, Group, all_to_all_s
 from tuner.costs.analytic.shapes import Hardware, number
 from tuner.place_plan import LinkFacts
-from tuner.planner.nodes.node_order import in_proportion
+from tuner.planner.nodes.node_order import scaled_to_nics
 from tuner.planner.place.evidence import WorkloadEvidence, weight_W
 from tuner.spec.cluster import Pool
 from tuner.spec.place import PlaceGoal
@@ -50,35 +49,35 @@ Allowed = npt.NDArray[np.bool_]
 
 SAME_NODE_COST: Final = 1.0
 OTHER_NODE_COST: Final = 6.0
-"""Where nothing else is known."""
+"""Default where nothing else is known."""
 
 ROW_ELEMENT_BYTES: Final = 2.0
-"""Of one element of a token that is sent."""
+"""Of one element of a token sent."""
 
 LARGE_BYTES: Final = 2.0**26
-"""Of a message whose latency is lost in its bandwidth."""
+"""Size of a message whose latency is negligible."""
 
 LEAST_RATIO: Final = 0.01
-"""Of the level's cost that a way costs at least, however fast the matrix says that it is."""
+"""Minimum cost of a pair relative to its level's cost, however fast the matrix says it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkSource:
-    """What is known of the links of a pool; nothing, as it stands."""
+    """What is known of the links of a pool; by default nothing."""
 
     pool: Pool | None = None
     hardware: Hardware | None = None
     constants: Constants | None = None
     matrix: LinkMatrix | None = None
     pairs: tuple[Link, ...] = ()
-    """Measured between ranks, of the pool's profile."""
+    """Links between ranks, measured by the pool's profile."""
     pairs_per_node: int = 1
-    """Ranks of a node where they were measured."""
+    """Ranks per node of that profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkCosts:
-    """Of one token copy, from rank to rank."""
+    """Cost of one token copy, from rank to rank."""
 
     cost_GG: Floats
     """Relative to `unit_s`; zero on a rank."""
@@ -87,12 +86,12 @@ class LinkCosts:
     domain_G: Ints
     """Scale-up domain of each rank."""
     slow_NN: Floats
-    """Cost between two nodes over that of the usual pair; 1 where links are alike."""
+    """Cost between two nodes over that of the median pair; 1 where links are uniform."""
     facts: LinkFacts
 
     @property
     def scale(self) -> float:
-        """What a cost is multiplied by to be printed."""
+        """Factor from costs to printed values."""
         return 1.0 if self.unit_s is None else self.unit_s
 
 
@@ -111,8 +110,8 @@ def measured_pairs(path: Path | None) -> tuple[tuple[Link, ...], int]:
 def links_between(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], source: LinkSource
 ) -> LinkCosts:
-    """Price the ways between the ranks of a spec, for passes as large as those judged."""
-    copies = [float(one.judged_PLE.sum(axis=2).mean()) for one in evidence]
+    """Price the links between the ranks of a spec, for passes of the hold-out passes' size."""
+    copies = [float(one.holdout_PLE.sum(axis=2).mean()) for one in evidence]
     mean = float(np.dot(weight_W(evidence), copies)) / spec.ranks.num_ranks
     return link_costs(
         source,
@@ -183,8 +182,8 @@ def link_costs(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """Cost of a copy, and the part of it that grows with a slower link."""
+class _CopyCost:
+    """Cost of a copy, and the part of it that scales with the link's bandwidth."""
 
     whole: float
     moving: float
@@ -194,8 +193,8 @@ class _Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Levels:
-    near: _Way
-    far: _Way
+    near: _CopyCost
+    far: _CopyCost
     is_priced: bool
 
 
@@ -211,8 +210,8 @@ def _level_costs(
     if hardware is None or constants is None or source.pool is None:
         name = f"constants, {SAME_NODE_COST:g} to {OTHER_NODE_COST:g}"
         return _Levels(
-            near=_Way(whole=SAME_NODE_COST, moving=SAME_NODE_COST, name=name),
-            far=_Way(whole=OTHER_NODE_COST, moving=OTHER_NODE_COST, name=name),
+            near=_CopyCost(whole=SAME_NODE_COST, moving=SAME_NODE_COST, name=name),
+            far=_CopyCost(whole=OTHER_NODE_COST, moving=OTHER_NODE_COST, name=name),
             is_priced=False,
         )
     inside = float(np.bincount(domain_G).max())
@@ -232,12 +231,12 @@ def _level_costs(
         return number(sent) / rows
 
     return _Levels(
-        near=_Way(
+        near=_CopyCost(
             whole=near(at_once),
             moving=min(near(many), near(at_once)),
             name=_name_of_level(source.pool, hardware, is_between=False),
         ),
-        far=_Way(
+        far=_CopyCost(
             whole=far(at_once),
             moving=min(far(many), far(at_once)),
             name=_name_of_level(source.pool, hardware, is_between=True),
@@ -260,7 +259,7 @@ def _name_of_level(pool: Pool, hardware: Hardware, *, is_between: bool) -> str:
 
 
 def _domains(pool: Pool | None, ranks: Ranks) -> Ints:
-    """Number the scale-up domains that the ranks stand in."""
+    """Number the scale-up domains of the ranks."""
     if pool is None:
         return np.asarray(ranks.node_G)
     first_G = np.searchsorted(ranks.node_G, ranks.node_G)
@@ -271,7 +270,7 @@ def _domains(pool: Pool | None, ranks: Ranks) -> Ints:
 def _slow_NN(source: LinkSource, num_nodes: int) -> Floats:
     if source.matrix is None or source.pool is None:
         return np.ones((num_nodes, num_nodes))
-    rates_NN, usual = in_proportion(source.matrix, source.pool)
+    rates_NN, usual = scaled_to_nics(source.matrix, source.pool)
     slow_NN = usual / rates_NN[:num_nodes, :num_nodes]
     np.fill_diagonal(slow_NN, 1.0)
     return np.asarray(slow_NN)
@@ -287,10 +286,10 @@ def _over_usual_NN(cost_GG: Floats, same_GG: Allowed, ranks: Ranks) -> Floats:
 
 
 def slowdown_X(slow_NN: Floats, weight_XN: Floats) -> Floats:
-    """Return how much longer an all-to-all between nodes takes than on links that are all usual.
+    """Return the slowdown of an all-to-all between nodes, relative to uniform links.
 
-    The slowest node sets its time, by what it sends or by what it gets; nodes send alike, to each
-    node by its weight. Links faster than the usual one gain nothing.
+    The slowest node sets its time, by what it sends or receives; all nodes send equally, to each
+    node by its weight. Links faster than the median gain nothing.
     """
     between_NN = 1.0 - np.eye(len(slow_NN))
 
@@ -299,9 +298,9 @@ def slowdown_X(slow_NN: Floats, weight_XN: Floats) -> Floats:
         got_XN = weight_XN * cost_NN.sum(axis=0)
         return np.asarray(np.maximum(sent_XN, got_XN).max(axis=-1))
 
-    alike_X = longest_X(between_NN)
-    ratio_X = longest_X(slow_NN * between_NN) / np.where(alike_X > 0.0, alike_X, 1.0)
-    return np.where(alike_X > 0.0, np.maximum(ratio_X, 1.0), 1.0)
+    uniform_X = longest_X(between_NN)
+    ratio_X = longest_X(slow_NN * between_NN) / np.where(uniform_X > 0.0, uniform_X, 1.0)
+    return np.where(uniform_X > 0.0, np.maximum(ratio_X, 1.0), 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -315,7 +314,7 @@ class _Measured:
 def _measured_GG(
     source: LinkSource, ranks: Ranks, *, row_bytes: float | None, copies: float
 ) -> _Measured:
-    """Price the ways that a profile measured, inside nodes or between them if all are known."""
+    """Price the links that a profile measured, inside nodes or between them if all are known."""
     cost_GG = np.full((ranks.num_ranks, ranks.num_ranks), np.nan)
     np.fill_diagonal(cost_GG, 0.0)
     per_node = int(np.bincount(ranks.node_G).max())
@@ -349,7 +348,7 @@ def _measured_GG(
 
 
 def _rank_numbers(ranks: Ranks, per_node: int) -> list[int]:
-    """The rank of the profile that stands for each rank of the placement."""
+    """The rank of the profile that corresponds to each rank of the placement."""
     first_G = np.searchsorted(ranks.node_G, ranks.node_G)
     numbers: list[int] = (ranks.node_G * per_node + np.arange(ranks.num_ranks) - first_G).tolist()
     return numbers
@@ -358,27 +357,27 @@ def _rank_numbers(ranks: Ranks, per_node: int) -> list[int]:
 def _rates_between(
     links: Sequence[Link], per_node: int
 ) -> Mapping[tuple[int, int], tuple[float, float | None]]:
-    """What one of `per_node` ranks gets between two nodes, all of them sending; and the latency."""
+    """Bandwidth of one of `per_node` ranks between two nodes, all of them sending; and latency."""
     lanes: dict[tuple[int, int], dict[int, list[Link]]] = {}
     for link in links:
         if not link.is_inside:
             nodes = link.sender_node, link.receiver_node
             lanes.setdefault(nodes, {}).setdefault(link.lanes, []).append(link)
-    found = {}
+    lane_rates = {}
     for nodes, by_lanes in lanes.items():
-        together = by_lanes[max(by_lanes)]
-        alone = by_lanes[min(by_lanes)][0]
-        shared = sum(link.bytes_per_s for link in together) / per_node
-        found[nodes] = min(shared, alone.bytes_per_s), alone.latency_s
-    return found
+        all_lanes = by_lanes[max(by_lanes)]
+        single_lane = by_lanes[min(by_lanes)][0]
+        shared = sum(link.bytes_per_s for link in all_lanes) / per_node
+        lane_rates[nodes] = min(shared, single_lane.bytes_per_s), single_lane.latency_s
+    return lane_rates
 
 
 def _usual(cost_GG: Floats, same_GG: Allowed) -> float:
-    """The median way inside a domain, of any way where domains have one rank; 1 for one rank."""
-    ways = cost_GG[same_GG & (cost_GG > 0.0)]
-    if not len(ways):
-        ways = cost_GG[cost_GG > 0.0]
-    return float(np.median(ways)) if len(ways) else 1.0
+    """The median cost inside a domain, of any pair where domains have one rank; 1 for one rank."""
+    pair_costs = cost_GG[same_GG & (cost_GG > 0.0)]
+    if not len(pair_costs):
+        pair_costs = cost_GG[cost_GG > 0.0]
+    return float(np.median(pair_costs)) if len(pair_costs) else 1.0
 
 
 def _facts(

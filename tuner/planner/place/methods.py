@@ -1,8 +1,8 @@
-"""The solver behind each `goal.method`, and what is too large for it.
+"""The solver behind each `goal.method`, and its size limits.
 
 `auto` takes the default of the objective's family; for a chain of layers the dynamic program where
-it is small enough. Another method's placement is the plan's, whatever others find, and the
-automatic choice is solved beside it for one line of comparison.
+it is small enough. A method that the goal names decides the plan, even if others find better ones;
+the automatic choice is solved too, for one line of comparison.
 
     L layers   E experts   G ranks   R copies of an expert, at most
 """
@@ -37,30 +37,30 @@ SOLVERS: Final[Mapping[Method, str]] = {
     Method.ANNEALING: "sweeps",
     Method.MOETUNER: "moetuner",
 }
-"""By method, its name in the registry of solvers; EPLB's rule is no search."""
+"""Name of each method in the registry of solvers; EPLB's rule is no search."""
 
 _METHODS: Final = {solver: method.value for method, solver in SOLVERS.items()}
 
 DEFAULTS: Final = frozenset({Method.AUTO, Method.LOCAL_SEARCH, Method.RESTARTS, Method.EXACT})
-"""Beside them an automatic choice would be the same search again: where the dynamic program places
-anything, it is the automatic choice."""
+"""Methods for which the automatic choice is the same search: where the dynamic program finds a
+placement, it is the automatic choice."""
 
 AUTOMATIC: Final = "auto"
-"""Begins the name of the automatic choice among the alternatives."""
+"""Prefix of the automatic choice's name among the alternatives."""
 
 MOST_CHOICES: Final = 10_000
-"""Whole numbers in the integer program of one block of layers: about twice what CP-SAT finds a
-placement of in 3 s a layer on one core (tests/benchmarks/placement_methods.py)."""
+"""Integer variables in the program of one block of layers: about twice what CP-SAT solves in 3 s a
+layer on one core (tests/benchmarks/placement_methods.py)."""
 MOST_PAIRINGS: Final = 8_000
 """Variables of MoETuner's second program: 4 ranks, the paper's, in 32 layers. CBC orders those in
 30 s, and of 9,072 (6 ranks in 8 layers) it found no order in 8 s, of 28,672 none in 12 s
 (tests/benchmarks/placement_methods.py)."""
 BOUND_RATIO: Final = 0.3
-"""Of the time, for the bound beside EPLB's rule."""
-ALIKE_RATIO: Final = 5e-5
-"""Between objectives that print as alike."""
+"""Share of the time for the bound where EPLB's rule places."""
+SAME_RATIO: Final = 5e-5
+"""Difference of objectives that print as equal."""
 AUTO_SHARE: Final = 0.5
-"""Of the plan's time, for the automatic choice beside a method that the goal names."""
+"""Share of the plan's time for the automatic choice where the goal names a method."""
 
 
 def solve_balance(
@@ -68,7 +68,7 @@ def solve_balance(
     *,
     goal: PlaceGoal,
     time_limit_s: float,
-    by_rule: Placement | None = None,
+    eplb_placement: Placement | None = None,
 ) -> Outcome[Placement]:
     """Place by the goal's method.
 
@@ -76,7 +76,7 @@ def solve_balance(
         problem: what to solve.
         goal: names the method.
         time_limit_s: for the solver.
-        by_rule: what EPLB's rule places; None: its global policy.
+        eplb_placement: EPLB's; None: its global policy.
 
     Raises:
         SpecError: the method cannot take the problem.
@@ -86,22 +86,22 @@ def solve_balance(
         # Without replicas every dispatch rule is an even split.
         problem = replace(problem, dispatch=Dispatch.EVEN)
     _refuse(goal, balance_refusal(problem, method))
-    if method is Method.EPLB and by_rule is not None:
-        claim = Claim(status=Status.FEASIBLE, solution=by_rule, bound=balance_bound(problem))
+    if method is Method.EPLB and eplb_placement is not None:
+        claim = Claim(status=Status.FEASIBLE, solution=eplb_placement, bound=balance_bound(problem))
         return BALANCE.checked(problem, claim, method=method.value, solve_s=0.0)
     solver = "eplb" if method is Method.EPLB else SOLVERS.get(method)
     return _named(BALANCE.solve(problem, method=solver, time_limit_s=time_limit_s))
 
 
 def solve_chain(
-    problem: ChainProblem, *, goal: PlaceGoal, by_rule: Placement, time_limit_s: float
+    problem: ChainProblem, *, goal: PlaceGoal, eplb_placement: Placement, time_limit_s: float
 ) -> Outcome[Placement]:
     """Place by the goal's method; see `solve_balance`."""
     method = goal.method
     if method is Method.EPLB:
-        return _by_rule_of_chain(problem, by_rule, time_limit_s=BOUND_RATIO * time_limit_s)
+        return _by_rule_of_chain(problem, eplb_placement, time_limit_s=BOUND_RATIO * time_limit_s)
     if method is Method.AUTO:
-        # Claims nothing, at once, where experts are too many for it.
+        # Returns at once, without a claim, where there are too many experts for it.
         proven = CHAIN.solve(problem, method="exact", time_limit_s=0.5 * time_limit_s)
         left_s = max(time_limit_s - proven.solve_s, 0.1 * time_limit_s)
         return _named(proven if proven.solution else CHAIN.solve(problem, time_limit_s=left_s))
@@ -110,20 +110,20 @@ def solve_chain(
 
 
 def solve_coactivation(
-    problem: CoactivationProblem, *, goal: PlaceGoal, by_rule: Placement, time_limit_s: float
+    problem: CoactivationProblem, *, goal: PlaceGoal, eplb_placement: Placement, time_limit_s: float
 ) -> Outcome[Placement]:
     """Place by the goal's method; see `solve_balance`."""
     if goal.method is Method.EPLB:
         least = float(lower_bound_L(problem, time_limit_s=BOUND_RATIO * time_limit_s).sum())
-        least = min(least, COACTIVATION.check.objective(problem, by_rule))
-        claim = Claim(status=Status.FEASIBLE, solution=by_rule, bound=least)
+        least = min(least, COACTIVATION.check.objective(problem, eplb_placement))
+        claim = Claim(status=Status.FEASIBLE, solution=eplb_placement, bound=least)
         return COACTIVATION.checked(problem, claim, method=goal.method.value, solve_s=0.0)
     solver = SOLVERS.get(goal.method)
     return _named(COACTIVATION.solve(problem, method=solver, time_limit_s=time_limit_s))
 
 
 def balance_refusal(problem: BalanceProblem, method: Method) -> str | None:
-    """Say in a line why a method cannot take the problem; None: it can."""
+    """Return in one line why a method cannot take the problem; None: it can."""
     if method is Method.EPLB and problem.migration is not None:
         return "keeps no limit on moved experts; drop the limit, or take auto"
     if method not in (Method.CP_SAT, Method.CBC):
@@ -148,7 +148,7 @@ def balance_refusal(problem: BalanceProblem, method: Method) -> str | None:
 
 
 def chain_refusal(problem: ChainProblem, method: Method) -> str | None:
-    """Say in a line why a method cannot take the problem; None: it can."""
+    """Return in one line why a method cannot take the problem; None: it can."""
     experts, ranks = problem.num_experts, problem.ranks.num_ranks
     if method is Method.EXACT and num_states(problem) > MOST_STATES:
         return (
@@ -169,21 +169,21 @@ def is_automatic(method: Method, chain: ChainProblem | None) -> bool:
 
     Args:
         method: that the goal names.
-        chain: the problem where layers are chained; None: another objective.
+        chain: the problem of objective layer_chain; None: another objective.
     """
     if method is Method.ANNEALING and chain is not None:
         return num_states(chain) > MOST_STATES
     return method in DEFAULTS
 
 
-def beside_automatic(
+def solve_with_automatic(
     solve: Callable[..., Outcome[Placement]],
     *,
     goal: PlaceGoal,
     time_limit_s: float,
     is_same: bool,
 ) -> tuple[Outcome[Placement], dict[str, Placement]]:
-    """Solve by the goal's method and, where that is another, by the automatic choice beside it.
+    """Solve by the goal's method and, where that differs, by the automatic choice too.
 
     Args:
         solve: takes `goal` and `time_limit_s`.
@@ -192,39 +192,39 @@ def beside_automatic(
         is_same: whether the automatic choice is the same search.
 
     Returns:
-        What the goal's method found, with all that was proven, and the placements by name.
+        The outcome of the goal's method with the better bound, and the placements by name.
     """
     is_beside = not is_same
     auto_s = AUTO_SHARE * time_limit_s if is_beside else 0.0
     outcome = solve(goal=goal, time_limit_s=time_limit_s - auto_s)
-    found = {} if outcome.solution is None else {outcome.method: outcome.solution}
-    if not found or not is_beside:
-        return outcome, found
+    placements = {} if outcome.solution is None else {outcome.method: outcome.solution}
+    if not placements or not is_beside:
+        return outcome, placements
     automatic = solve(goal=goal.model_copy(update={"method": Method.AUTO}), time_limit_s=auto_s)
     if automatic.solution is not None:
-        found[f"{AUTOMATIC} ({automatic.method})"] = automatic.solution
-    return with_proof(outcome, automatic), found
+        placements[f"{AUTOMATIC} ({automatic.method})"] = automatic.solution
+    return with_proof(outcome, automatic), placements
 
 
-def under_another_rule(
+def merge_candidates(
     candidates: Mapping[str, Placement],
-    found: Mapping[str, Placement],
+    placements: Mapping[str, Placement],
     *,
     goal: PlaceGoal,
     dispatch: str,
 ) -> dict[str, Placement]:
-    """Return what to choose among once the same was solved for another dispatch rule.
+    """Return the candidates after a second search for another dispatch rule.
 
-    The automatic choice may keep a placement that was made for the first rule, a method that the
-    goal names is that of the second.
+    The automatic choice may keep a placement that was solved for the first rule; a method that the
+    goal names uses the second search alone.
     """
     if goal.method is not Method.AUTO:
-        return dict(found)
-    return {**candidates, **{f"{name} for {dispatch}": one for name, one in found.items()}}
+        return dict(placements)
+    return {**candidates, **{f"{name} for {dispatch}": one for name, one in placements.items()}}
 
 
 def with_proof(outcome: Outcome[Placement], other: Outcome[Placement]) -> Outcome[Placement]:
-    """Return an outcome with what another search of the same problem proved, where it is more."""
+    """Return an outcome with another search's bound of the same problem, where that is tighter."""
     if outcome.solution is None or not other.bound > outcome.bound:
         return outcome
     least = min(other.bound, outcome.objective)
@@ -235,21 +235,19 @@ def with_proof(outcome: Outcome[Placement], other: Outcome[Placement]) -> Outcom
 def automatic_note(
     goal: PlaceGoal, objective: float, alternatives: Sequence[PlaceAlternative]
 ) -> Iterator[str]:
-    """Say in a line what the automatic choice makes of the same question."""
+    """Compare the goal's method with the automatic choice, in one line."""
     if goal.method is Method.AUTO:
         return
     automatic = next((one for one in alternatives if one.method.startswith(AUTOMATIC)), None)
     if automatic is None:
         yield (
             f"method {goal.method.value}, as the goal says, which the automatic choice takes too,"
-            " beside EPLB's rule and what runs"
+            " next to EPLB's rule and the current placement"
         )
         return
     more = automatic.objective / objective - 1.0 if objective > 0.0 else 0.0
     much = (
-        "as much"
-        if abs(more) < ALIKE_RATIO
-        else f"{abs(more):.2%} {'more' if more > 0 else 'less'}"
+        "as much" if abs(more) < SAME_RATIO else f"{abs(more):.2%} {'more' if more > 0 else 'less'}"
     )
     yield (
         f"method {goal.method.value}, as the goal says; the automatic choice,"
@@ -258,19 +256,20 @@ def automatic_note(
     )
 
 
-def nothing_found(goal: PlaceGoal) -> str:
-    """Say why there is no plan where a search found nothing and proved nothing."""
+def no_placement_reason(goal: PlaceGoal) -> str:
+    """Explain a missing plan where the search found nothing and proved nothing."""
     other = "" if goal.method is Method.AUTO else ", or take method auto"
     return f"none found in the time limit; give more with --time-limit{other}"
 
 
 def _by_rule_of_chain(
-    problem: ChainProblem, by_rule: Placement, *, time_limit_s: float
+    problem: ChainProblem, eplb_placement: Placement, *, time_limit_s: float
 ) -> Outcome[Placement]:
     least = min(
-        chain_bound(problem, time_limit_s=time_limit_s), CHAIN.check.objective(problem, by_rule)
+        chain_bound(problem, time_limit_s=time_limit_s),
+        CHAIN.check.objective(problem, eplb_placement),
     )
-    claim = Claim(status=Status.FEASIBLE, solution=by_rule, bound=least)
+    claim = Claim(status=Status.FEASIBLE, solution=eplb_placement, bound=least)
     return CHAIN.checked(problem, claim, method=Method.EPLB.value, solve_s=0.0)
 
 
@@ -280,5 +279,5 @@ def _refuse(goal: PlaceGoal, reason: str | None) -> None:
 
 
 def _named(outcome: Outcome[Placement]) -> Outcome[Placement]:
-    """Call the solver as the goal does."""
+    """Name the solver as the goal does."""
     return replace(outcome, method=_METHODS.get(outcome.method, outcome.method))

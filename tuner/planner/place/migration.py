@@ -1,8 +1,8 @@
-"""What it takes to get from the placement that runs to another one.
+"""Cost of moving from the current placement to another one.
 
-A rank loads an expert that it lacked; which slot of a rank holds it does not matter. The transfer
-waits for the rank that loads most: over the network where there are several nodes (the expert may
-lie anywhere), over the scale-up links otherwise.
+A rank loads the experts that it does not hold yet; their slots do not matter. The rank that loads
+most sets the transfer time: over the network if there are several nodes (an expert may come from
+anywhere), over the scale-up links otherwise.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from tuner.place_plan import MigrationCost
 def loaded_G(
     current: Placement, new: Placement, *, ranks: Ranks, current_ranks: Ranks | None = None
 ) -> Ints:
-    """Experts that each rank must load, over all layers; None: it has the same slots today."""
+    """Experts that each rank must load, over all layers; `current_ranks` None: the same slots."""
     loaded = np.zeros(ranks.num_ranks, dtype=np.int64)
     rank_S = ranks.rank_S
     before_rank_S = rank_S if current_ranks is None else current_ranks.rank_S
@@ -37,13 +37,13 @@ def migration_cost(
     machine: ExpertMachine | None,
     step_gain_ratio: float | None,
 ) -> MigrationCost:
-    """Count and price the move; break-even is when the saved time adds up to it.
+    """Count and price the move; break-even is when the saved time equals the transfer time.
 
     Args:
-        current: what runs.
-        new: what is to run.
-        current_ranks: with the slots that they hold today.
-        ranks: with the slots and nodes that are planned.
+        current: placement.
+        new: placement.
+        current_ranks: with their current slots.
+        ranks: with the planned slots and nodes.
         expert_bytes: weights of an expert; None where no model is known.
         machine: its links price the transfer; None where none are known.
         step_gain_ratio: share of a whole pass that is saved; None where time is not priced.

@@ -1,18 +1,18 @@
-"""How an engine's dispatch is taken to be, and what else a plan should say that it rests on."""
+"""The dispatch rule assumed for an engine, and notes on a plan's other assumptions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from tuner.planner.place.candidates import Rule
-from tuner.planner.place.comparison import sources_of
+from tuner.planner.place.candidates import EplbBaseline
+from tuner.planner.place.comparison import source_loads
 from tuner.planner.place.cross_validation import MOST_FOLDS
 from tuner.planner.place.dispatch_choice import made_for
 from tuner.planner.place.evidence import WorkloadEvidence
-from tuner.planner.place.transitions import is_judged_apart
+from tuner.planner.place.transitions import has_holdout_transitions
 from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_dispatch import UNLAUNCHED
 from tuner.spec.place_read import PlaceSpec
-from tuner.spec.place_targets import PLACE_TARGETS, backend_of, offered
+from tuner.spec.place_targets import PLACE_TARGETS, dispatch_offers, launch_backend
 
 DISPATCH_OF: Final[Mapping[str, Dispatch]] = {
     "sglang": Dispatch.STATIC,
@@ -22,8 +22,8 @@ DISPATCH_OF: Final[Mapping[str, Dispatch]] = {
     "eplb": Dispatch.EVEN,
     "megatron": Dispatch.EVEN,
 }
-"""What an engine does with replicas unless told otherwise: SGLang's default with an all-to-all
-backend; vLLM and TensorRT-LLM go through replicas in turn."""
+"""Default dispatch over replicas: SGLang's with an all-to-all backend; vLLM and TensorRT-LLM are
+round-robin."""
 
 
 NEAR_FIRST: Final = frozenset({"static", "near_dynamic", "near_lp"})
@@ -34,33 +34,33 @@ RULE_WORDS: Final[Mapping[str, str]] = {
     "near_dynamic": "'dynamic' with near replicas first",
     "near_lp": "'lp' with near replicas first",
 }
-"""Of rules that the solvers and the engine call otherwise."""
+"""Rules whose names in the solvers and the engine differ."""
 
 
-def dispatch_of(spec: PlaceSpec) -> str:
-    """Return the dispatch rule that a plan is made for, by the solvers' name.
+def planned_dispatch(spec: PlaceSpec) -> str:
+    """Return the dispatch rule that a plan is solved for, by the solvers' name.
 
-    What the goal says, as the first target runs it beside the deployment's backend. Without a word
-    of the goal and with several rules to choose from, a draw for each token: no other choice that
-    is blind to loads expects less, as fixed ones only scatter about it. Else the target's own rule.
+    The goal's rule, as the first target runs it with the deployment's backend. If the goal names
+    none and several are offered, a draw per token: no load-blind rule has lower expected loads,
+    fixed tables only vary around them. Otherwise the target's own rule.
     """
     name = next(iter(spec.emit), "eplb")
     target, goal = PLACE_TARGETS[name], spec.goal
     said = None if goal.dispatch is None else goal.dispatch.value
     if target.offers and said != "even":
-        backend = backend_of(target, dispatch=said, a2a_backend=goal.a2a_backend)
-        offers = offered(target, said, backend)
+        backend = launch_backend(target, dispatch=said, a2a_backend=goal.a2a_backend)
+        offers = dispatch_offers(target, said, backend)
         return next((one for one in offers if one.name == "dynamic"), offers[0]).rule
     return said or DISPATCH_OF[name].value
 
 
-def notes_of(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], dispatch: str, rule: Rule
+def assumption_notes(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], dispatch: str, baseline: EplbBaseline
 ) -> tuple[str, ...]:
-    """Return what a plan rests on, a line each."""
+    """Return a plan's assumptions, one line each."""
     return (
         *_dispatch_notes(spec, evidence, dispatch),
-        f"EPLB's rule beside is its {'hierarchical' if 'hier' in rule.name else 'global'} policy",
+        f"EPLB baseline: its {'hierarchical' if 'hier' in baseline.name else 'global'} policy",
         *_recording_notes(evidence),
         *_layer_notes(spec),
         *_judging_notes(spec, evidence),
@@ -71,18 +71,18 @@ def _dispatch_notes(
     spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], dispatch: str
 ) -> Iterator[str]:
     if spec.goal.dispatch in UNLAUNCHED or spec.ranks.num_slots == spec.num_experts:
-        # Without replicas every rule does the same.
+        # Without replicas all rules are the same.
         return
     said = RULE_WORDS.get(dispatch, repr(dispatch))
     yield f"replicas share tokens by the rule {said}, {_whose_dispatch(spec)}"
     for mark in made_for(spec, dispatch):
         if not mark.is_judged:
             runs = f"dispatch {mark.dispatch}" if mark.dispatch else "an even split"
-            yield f"{mark.engine} runs {runs}, under which nothing was judged here"
+            yield f"{mark.engine} runs {runs}, under which nothing was evaluated here"
     if dispatch == Dispatch.STATIC.value and spec.layer_ids != tuple(range(len(spec.layer_ids))):
         yield (
-            "static chooses replicas for all decoder layers from one stream: those before and"
-            " between the placed ones shift it, so another draw of the same law is judged"
+            "static draws replicas for all decoder layers from one random stream: layers before and"
+            " between the placed ones shift it, so another draw is evaluated"
         )
     if dispatch in NEAR_FIRST:
         yield from _source_notes(spec, evidence)
@@ -91,18 +91,18 @@ def _dispatch_notes(
 
 
 def _source_notes(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:
-    """Say how many tokens each rank is taken to send: a rule that looks near first rests on it."""
-    alike = [one.name for one in evidence if sources_of(spec, one) is None]
-    if len(alike) == len(evidence):
+    """Note the tokens each rank is assumed to send, which rules with near replicas depend on."""
+    without_sources = [one.name for one in evidence if source_loads(spec, one) is None]
+    if len(without_sources) == len(evidence):
         yield (
-            "placed and judged as if every rank sent equally many tokens to each expert: the"
+            "placed and evaluated as if every rank sent equally many tokens to each expert: the"
             " recordings do not say which of these ranks sent what"
         )
         return
     yield (
         "placed, and its dispatch rule chosen, as if every rank sent equally many tokens to each"
-        " expert; judged by what each rank was recorded to send"
-        + (f", {', '.join(alike)} as placed" if alike else "")
+        " expert; evaluated with what each rank was recorded to send"
+        + (f", {', '.join(without_sources)} as placed" if without_sources else "")
     )
 
 
@@ -115,8 +115,8 @@ def _recording_notes(evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:
     whole = [one.name for one in evidence if not one.is_split]
     if whole:
         yield (
-            f"{', '.join(whole)}: one pass recorded, so token copies were split at random to plan"
-            " from and to judge on; how passes differ is not known"
+            f"{', '.join(whole)}: one pass recorded, so token copies were split at random into fit"
+            " and hold-out; how passes differ is not known"
         )
     for one in evidence:
         unseen = int((one.whole_PLE.sum(axis=0) == 0.0).sum())
@@ -130,7 +130,7 @@ def _recording_notes(evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:
 
 
 def _layer_notes(spec: PlaceSpec) -> Iterator[str]:
-    """Say where the number of decoder layers, which a file has a row for each of, comes from."""
+    """Note the source of the number of decoder layers, for files with a row for each of them."""
     needed = [name for name in spec.emit if PLACE_TARGETS[name].all_layers]
     if not needed or spec.model is not None:
         return
@@ -145,11 +145,11 @@ def _layer_notes(spec: PlaceSpec) -> Iterator[str]:
 
 def _judging_notes(spec: PlaceSpec, evidence: Sequence[WorkloadEvidence]) -> Iterator[str]:
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        summed = [one.name for one in evidence if not is_judged_apart(one)]
+        summed = [one.name for one in evidence if not has_holdout_transitions(one)]
         if summed:
             yield (
-                f"{', '.join(summed)}: transitions are kept summed over all passes, so the way is"
-                " judged on what it was planned from"
+                f"{', '.join(summed)}: transitions are kept summed over all passes, so traffic is"
+                " evaluated on what it was planned from"
             )
         if spec.cluster is not None and spec.model is not None:
             yield "expert layers are not priced: tokens stay where their last expert was"

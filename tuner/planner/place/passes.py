@@ -1,4 +1,4 @@
-"""The passes that a dispatch rule is weighed on while a plan is made."""
+"""The fit passes that placements are scored on under a dispatch rule."""
 
 from typing import Final
 
@@ -11,28 +11,27 @@ from tuner.spec.place import Dispatch
 from tuner.spec.place_dispatch import UNLAUNCHED
 
 MOST_PASSES: Final = 32
-"""Weighed under a rule that looks at each pass by itself."""
+"""Passes scored under a rule that acts pass by pass."""
 
 MOST_SOLVED_PASSES: Final = 8
-"""Weighed where each takes a linear program for every layer."""
+"""Passes scored where each takes a linear program per layer."""
 
 
-def weighs_passes(dispatch: str) -> bool:
-    """Whether a rule looks at each pass by itself, so that the mean pass does not stand for it."""
+def is_per_pass(dispatch: str) -> bool:
+    """Whether a rule acts pass by pass, so that the mean pass does not represent it."""
     return dispatch in PASS_BY_PASS or dispatch in {rule.value for rule in UNLAUNCHED}
 
 
-def planned_passes(one: WorkloadEvidence, dispatch: str) -> Floats:
-    """Return what a rule is weighed on: the mean pass, or passes where it differs from one to next.
+def scoring_passes(one: WorkloadEvidence, dispatch: str) -> Floats:
+    """Return the passes to score a rule on: the mean pass, or several where the rule needs them.
 
-    Rules that look at each pass by itself, at which experts it reads, whether it is uneven or how
-    its counts are split best, are weighed on recorded passes, or on draws from the mean where one
-    pass was recorded.
+    Rules that act pass by pass (by the experts read, the imbalance or the best split of a pass) are
+    scored on recorded passes, or on draws from the mean where one pass was recorded.
     """
-    if not weighs_passes(dispatch):
-        return one.planned_LE[None]
-    planned_PLE = one.whole_PLE[: one.planned_passes] if one.is_split else one.planned_LE[None]
+    if not is_per_pass(dispatch):
+        return one.fit_LE[None]
+    fit_PLE = one.whole_PLE[: one.num_fit_passes] if one.is_split else one.fit_LE[None]
     most = MOST_SOLVED_PASSES if dispatch in PASS_BY_PASS else MOST_PASSES
-    taken = np.linspace(0, len(planned_PLE) - 1, most).round().astype(np.int64)
+    taken = np.linspace(0, len(fit_PLE) - 1, most).round().astype(np.int64)
     is_drawn = dispatch == Dispatch.ACTIVATED.value and not one.is_counted
-    return planned_PLE[taken if is_drawn else np.unique(taken)]
+    return fit_PLE[taken if is_drawn else np.unique(taken)]

@@ -1,7 +1,7 @@
-"""From a placement's spec to its plan: evidence, candidates, judgement, certificate, verdict.
+"""From a placement's spec to its plan: evidence, candidates, evaluation, certificate, verdict.
 
-The plan is made from the first passes of every workload and judged on the later ones, under the
-dispatch of the engine, beside what runs today and beside EPLB's rule on the same loads.
+The plan is solved on the fit passes of every workload and evaluated on the hold-out passes, under
+the engine's dispatch rule, next to the current placement and EPLB's on the same loads.
 """
 
 import math
@@ -26,58 +26,58 @@ from tuner.place_plan import (
     WorkloadOutcome,
 )
 from tuner.planner.place.candidates import migration_limit
-from tuner.planner.place.certificate import binding_constraint, certificate_of
+from tuner.planner.place.certificate import binding_constraint, to_certificate
 from tuner.planner.place.comparison import (
-    Three,
-    judged_threes,
-    layer_times_of,
-    outcome_of,
+    Comparison,
+    compare_loads,
     pairs,
-    priced_threes,
+    price_comparisons,
+    to_layer_times,
+    to_outcome,
 )
-from tuner.planner.place.cross_validation import left_out, left_out_note
-from tuner.planner.place.deadline import LEAST_PROGRAMS_S, Deadline, fewer_judged, fewer_note
+from tuner.planner.place.cross_validation import leave_one_out, leave_one_out_note
+from tuner.planner.place.deadline import MIN_LP_S, Deadline, limit_holdout_passes, limit_note
 from tuner.planner.place.dispatch_choice import compared_dispatches, made_for
 from tuner.planner.place.dispatch_gain import dispatch_gain
-from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
+from tuner.planner.place.evidence import WorkloadEvidence, split_recordings
 from tuner.planner.place.known_table import table_note
 from tuner.planner.place.launch_noise import launch_noise
 from tuner.planner.place.links import LinkCosts, LinkSource, links_between
-from tuner.planner.place.methods import automatic_note, nothing_found
+from tuner.planner.place.methods import automatic_note, no_placement_reason
 from tuner.planner.place.migration import migration_cost
-from tuner.planner.place.notes import dispatch_of, notes_of
+from tuner.planner.place.notes import assumption_notes, planned_dispatch
 from tuner.planner.place.passes import MOST_SOLVED_PASSES
 from tuner.planner.place.prices import ELEMENT_BYTES, Pricing
 from tuner.planner.place.relaxations import relaxations
 from tuner.planner.place.savings import (
     Gain,
-    gain_of_load,
-    gain_of_time,
-    gain_of_traffic,
+    load_gain,
     load_noises,
+    time_gain,
+    traffic_gain,
 )
-from tuner.planner.place.search import Question, Searched, search
-from tuner.planner.place.selection import alternatives_of, decision_of
+from tuner.planner.place.search import PlaceProblem, SearchResult, search
+from tuner.planner.place.selection import to_alternatives, to_decision
 from tuner.planner.place.traffic import traffic_by_name, traffic_times
-from tuner.planner.place.verdict import Loads, verdict_of
+from tuner.planner.place.verdict import Loads, to_verdict
 from tuner.spec.place import Objective
 from tuner.spec.place_read import PlaceSpec
 
-RELAXING_SHARE: Final = 0.15
-"""Of the time limit, for what more room would bring, where so much is left."""
-JUDGING_RATIO: Final = 0.9
-"""Of what is left after the search, for judging where linear programs do; rest: all else."""
+RELAXATION_SHARE: Final = 0.15
+"""Share of the time limit for relaxations, where that much is left."""
+HOLDOUT_RATIO: Final = 0.9
+"""Share of the time left after the search for evaluation by linear programs."""
 LEFT_OUT_RATIO: Final = 0.5
-"""The same where plans without each workload are still to be made and judged."""
-JUDGED_PLACEMENTS: Final = 3
-"""On each workload left out: its plan, EPLB's rule and what runs."""
-LEAST_RELAXING_S: Final = 0.02
-"""A search of less finds nothing."""
+"""The same where leave-one-out plans are still to be solved and evaluated."""
+HOLDOUT_PLACEMENTS: Final = 3
+"""Evaluated on each workload left out: its plan, EPLB's and the current placement."""
+MIN_RELAXATION_S: Final = 0.02
+"""Shorter searches find nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How hard to look."""
+    """Time limit of a plan."""
 
     time_limit_s: float = 60.0
     clock: Callable[[], float] = time.perf_counter
@@ -91,23 +91,23 @@ def make_place_plan(
     provenance: PlaceProvenance,
     source: LinkSource | None = None,
 ) -> PlacePlan:
-    """Plan, judge and certify a placement.
+    """Plan, evaluate and certify a placement.
 
     Args:
-        spec: the question.
-        pricing: where time is priced.
-        settings: how hard to look.
-        provenance: what the caller knows of it.
-        source: what is known of the links that join the ranks.
+        spec: what to plan.
+        pricing: of time; None: loads are balanced.
+        settings: time limit.
+        provenance: as far as the caller knows it.
+        source: links between the ranks.
 
     Raises:
-        SpecError: the recordings lack what the objective looks at, or a limit cannot be kept.
+        SpecError: the recordings lack what the objective needs, or a limit cannot be kept.
     """
     started_s = settings.clock()
-    evidence = evidence_of(spec)
+    evidence = split_recordings(spec)
     links = links_between(spec, evidence, source or LinkSource())
-    dispatch = dispatch_of(spec)
-    asked = Question(
+    dispatch = planned_dispatch(spec)
+    problem = PlaceProblem(
         spec=spec,
         evidence=evidence,
         pricing=_on_links(pricing, links, spec.goal.objective),
@@ -119,12 +119,12 @@ def make_place_plan(
             clock=settings.clock,
         ),
     )
-    found = search(asked, dispatch=dispatch)
-    if isinstance(found, Outcome):
-        return _nothing(spec, found, provenance)
-    judged = _judge(asked, found)
-    certificate = _certificate(asked, found, judged, solve_s=settings.clock() - started_s)
-    plan = _plan(asked, found, judged, certificate, provenance)
+    result = search(problem, dispatch=dispatch)
+    if isinstance(result, Outcome):
+        return _no_plan(spec, result, provenance)
+    holdout = _evaluate_holdout(problem, result)
+    certificate = _certificate(problem, result, holdout, solve_s=settings.clock() - started_s)
+    plan = _plan(problem, result, holdout, certificate, provenance)
     whole_s = settings.clock() - started_s
     return plan.model_copy(
         update={"certificate": certificate.model_copy(update={"solve_s": whole_s})}
@@ -132,17 +132,17 @@ def make_place_plan(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Judgement:
-    """The chosen placement on passes that it was not made from."""
+class _HoldoutResult:
+    """The chosen placement on the hold-out passes."""
 
     evidence: tuple[WorkloadEvidence, ...]
-    """With the passes that were judged on."""
-    threes: tuple[Three, ...]
+    """With the hold-out passes that were evaluated."""
+    comparisons: tuple[Comparison, ...]
     outcomes: tuple[WorkloadOutcome, ...]
     alternatives: tuple[PlaceAlternative, ...]
     left_out: tuple[LeftOut, ...]
-    left_out_before: tuple[float, ...]
-    """Of each of them, the worst layer's ratio without a plan."""
+    baseline_worst: tuple[float, ...]
+    """For each workload left out, the worst layer's imbalance without a plan."""
     times: tuple[LayerTimes, ...]
     traffic: Mapping[str, tuple[float, float, float]]
     loads: Loads | None
@@ -151,83 +151,81 @@ class _Judgement:
     notes: tuple[str, ...]
 
 
-def _judge(asked: Question, found: Searched) -> _Judgement:
-    """Judge what was chosen, on as many passes as the deadline leaves room for."""
-    spec, pricing, links, deadline = asked.spec, asked.pricing, asked.links, asked.deadline
-    rule, dispatch, chosen = found.rule, found.dispatch, found.weighed.chosen
-    evidence = found.looked_at
-    if found.pass_s:
+def _evaluate_holdout(problem: PlaceProblem, result: SearchResult) -> _HoldoutResult:
+    """Evaluate the chosen placement, on as many hold-out passes as the deadline allows."""
+    spec, pricing, links, deadline = problem.spec, problem.pricing, problem.links, problem.deadline
+    baseline, dispatch, chosen = result.baseline, result.dispatch, result.scores.chosen
+    evidence = result.scored_evidence
+    if result.pass_s:
         several = len(evidence) > 1
-        evidence = fewer_judged(
+        evidence = limit_holdout_passes(
             evidence,
-            placements=len(found.weighed.placements) + 1,
-            pass_s=found.pass_s,
-            time_s=max(
-                (LEFT_OUT_RATIO if several else JUDGING_RATIO) * deadline.left_s, LEAST_PROGRAMS_S
-            ),
+            placements=len(result.scores.placements) + 1,
+            pass_s=result.pass_s,
+            time_s=max((LEFT_OUT_RATIO if several else HOLDOUT_RATIO) * deadline.left_s, MIN_LP_S),
         )
-    threes = judged_threes(spec, evidence, chosen, rule, dispatch)
+    comparisons = compare_loads(spec, evidence, chosen, baseline, dispatch)
     outcomes = tuple(
-        outcome_of(one, three, passes_planned_from=whole.planned_passes)
-        for whole, one, three in zip(asked.evidence, evidence, threes, strict=True)
+        to_outcome(one, comparison, passes_planned_from=whole.num_fit_passes)
+        for whole, one, comparison in zip(problem.evidence, evidence, comparisons, strict=True)
     )
-    alternatives = alternatives_of(spec, evidence, found.weighed, dispatch)
+    alternatives = to_alternatives(spec, evidence, result.scores, dispatch)
     passes = max(len(one.whole_PLE) for one in evidence)
-    folds, worst = left_out(
+    folds, worst = leave_one_out(
         spec,
         evidence,
         pricing,
         dispatch,
-        asked.migration,
+        problem.migration,
         links,
         deadline=deadline,
-        time_limit_s=deadline.share_s(found.shares.folds),
-        judging_s=JUDGED_PLACEMENTS * passes * found.pass_s,
+        time_limit_s=deadline.share_s(result.shares.leave_one_out),
+        evaluation_s=HOLDOUT_PLACEMENTS * passes * result.pass_s,
     )
     times: tuple[LayerTimes, ...] = ()
     loads = None
-    traffic = traffic_by_name(spec, evidence, chosen, rule, links)
+    traffic = traffic_by_name(spec, evidence, chosen, baseline, links)
     if pricing is not None:
-        priced = priced_threes(spec, evidence, chosen, rule, threes, pricing)
-        times = layer_times_of(evidence, priced, pricing)
-        gain = gain_of_time(spec, evidence, threes, priced, pricing)
+        priced = price_comparisons(spec, evidence, chosen, baseline, comparisons, pricing)
+        times = to_layer_times(evidence, priced, pricing)
+        gain = time_gain(spec, evidence, comparisons, priced, pricing)
     elif traffic:
-        gain = gain_of_traffic(spec, evidence, chosen, traffic, rule, links)
+        gain = traffic_gain(spec, evidence, chosen, traffic, baseline, links)
         loads = Loads(
             outcomes=outcomes,
-            noises=load_noises(evidence, threes),
+            noises=load_noises(evidence, comparisons),
             slack_ratio=spec.goal.traffic_slack_ratio,
         )
     else:
-        gain = gain_of_load(evidence, threes)
-    drawn_noise, drawn_beside_rule = (
+        gain = load_gain(evidence, comparisons)
+    launch_noise_ratio, eplb_launch_noise_ratio = (
         launch_noise(spec, evidence, chosen, pricing, dispatch=dispatch, beside=beside)
-        for beside in (spec.current, rule.placement)
+        for beside in (spec.current, baseline.placement)
     )
-    drawn_beside_rule *= 1.0 - gain.rule_gain_ratio
+    eplb_launch_noise_ratio *= 1.0 - gain.eplb_gain_ratio
     gain = replace(
         gain,
-        noise_ratio=math.hypot(gain.noise_ratio, drawn_noise),
-        rule_noise_ratio=math.hypot(gain.rule_noise_ratio, drawn_beside_rule),
+        noise_ratio=math.hypot(gain.noise_ratio, launch_noise_ratio),
+        eplb_noise_ratio=math.hypot(gain.eplb_noise_ratio, eplb_launch_noise_ratio),
     )
-    return _Judgement(
+    return _HoldoutResult(
         evidence=evidence,
-        threes=threes,
+        comparisons=comparisons,
         outcomes=outcomes,
         alternatives=alternatives,
         left_out=folds,
-        left_out_before=worst,
+        baseline_worst=worst,
         times=times,
         traffic=traffic,
         loads=loads,
         gain=gain,
-        migration=_move(asked, chosen, gain),
-        notes=(*fewer_note(asked.evidence, evidence), *left_out_note(evidence, folds)),
+        migration=_migration(problem, chosen, gain),
+        notes=(*limit_note(problem.evidence, evidence), *leave_one_out_note(evidence, folds)),
     )
 
 
-def _move(asked: Question, chosen: Placement, gain: Gain) -> MigrationCost | None:
-    spec, pricing = asked.spec, asked.pricing
+def _migration(problem: PlaceProblem, chosen: Placement, gain: Gain) -> MigrationCost | None:
+    spec, pricing = problem.spec, problem.pricing
     if spec.goal.current is None:
         return None
     return migration_cost(
@@ -242,141 +240,148 @@ def _move(asked: Question, chosen: Placement, gain: Gain) -> MigrationCost | Non
 
 
 def _certificate(
-    asked: Question, found: Searched, judged: _Judgement, *, solve_s: float
+    problem: PlaceProblem, result: SearchResult, holdout: _HoldoutResult, *, solve_s: float
 ) -> PlaceCertificate:
-    certificate = certificate_of(
-        asked.spec,
-        found.looked_at,
-        found.weighed.chosen,
-        found.outcome,
-        found.rule,
-        asked.pricing,
-        asked.links,
-        dispatch=found.dispatch,
-        method=found.weighed.method,
+    certificate = to_certificate(
+        problem.spec,
+        result.scored_evidence,
+        result.scores.chosen,
+        result.outcome,
+        result.baseline,
+        problem.pricing,
+        problem.links,
+        dispatch=result.dispatch,
+        method=result.scores.method,
         solve_s=solve_s,
     )
-    compared = _compared(
-        certificate.objective or 0.0, judged.alternatives, noise_ratio=judged.gain.noise_ratio
+    compared = _alternative_counts(
+        certificate.objective or 0.0, holdout.alternatives, noise_ratio=holdout.gain.noise_ratio
     )
     return certificate.model_copy(update=compared)
 
 
 def _plan(
-    asked: Question,
-    found: Searched,
-    judged: _Judgement,
+    problem: PlaceProblem,
+    result: SearchResult,
+    holdout: _HoldoutResult,
     certificate: PlaceCertificate,
     provenance: PlaceProvenance,
 ) -> PlacePlan:
-    spec, goal, links = asked.spec, asked.spec.goal, asked.links
-    rule, dispatch, chosen = found.rule, found.dispatch, found.weighed.chosen
-    evidence, gain = judged.evidence, judged.gain
-    judgements = pairs(evidence, judged.threes)
+    spec, goal, links = problem.spec, problem.spec.goal, problem.links
+    baseline, dispatch, chosen = result.baseline, result.dispatch, result.scores.chosen
+    evidence, gain = holdout.evidence, holdout.gain
+    by_workload = pairs(evidence, holdout.comparisons)
     plan = PlacePlan(
         goal=goal,
         cluster=spec.cluster,
         emit=spec.emit,
-        decision=decision_of(spec, chosen),
+        decision=to_decision(spec, chosen),
         predicted=PlacePrediction(
-            imbalance={one.name: three.after.imbalance for one, three in judgements},
-            imbalance_band={one.name: three.after.band for one, three in judgements},
-            outcomes=judged.outcomes,
-            left_out=judged.left_out,
-            layer_times=judged.times,
-            traffic=dict(judged.traffic),
-            links=links.facts if judged.traffic else None,
-            traffic_times=traffic_times(spec, evidence, chosen, rule, links),
-            migration=judged.migration,
+            imbalance={one.name: comparison.planned.imbalance for one, comparison in by_workload},
+            imbalance_band={one.name: comparison.planned.band for one, comparison in by_workload},
+            outcomes=holdout.outcomes,
+            left_out=holdout.left_out,
+            layer_times=holdout.times,
+            traffic=dict(holdout.traffic),
+            links=links.facts if holdout.traffic else None,
+            traffic_times=traffic_times(spec, evidence, chosen, baseline, links),
+            migration=holdout.migration,
             dispatches=compared_dispatches(spec, evidence, chosen, rule=dispatch),
         ),
         made_for=made_for(spec, dispatch),
-        verdict=verdict_of(
+        verdict=to_verdict(
             gain_ratio=gain.gain_ratio,
             noise_ratio=gain.noise_ratio,
             step_gain_ratio=gain.step_gain_ratio,
-            left_out=judged.left_out,
-            baseline_worst=judged.left_out_before,
-            migration=judged.migration,
+            left_out=holdout.left_out,
+            baseline_worst=holdout.baseline_worst,
+            migration=holdout.migration,
             rebalance_s=goal.rebalance_interval,
             saved=gain.saved,
-            loads=judged.loads,
-            rule_gain_ratio=gain.rule_gain_ratio if asked.migration is None else None,
-            rule_noise_ratio=gain.rule_noise_ratio,
+            loads=holdout.loads,
+            eplb_gain_ratio=gain.eplb_gain_ratio if problem.migration is None else None,
+            eplb_noise_ratio=gain.eplb_noise_ratio,
         ),
         certificate=certificate,
         binding_constraint=binding_constraint(
-            spec, found.looked_at, chosen, rule, asked.migration, dispatch=dispatch
+            spec, result.scored_evidence, chosen, baseline, problem.migration, dispatch=dispatch
         ),
-        alternatives=judged.alternatives,
+        alternatives=holdout.alternatives,
         provenance=provenance,
     )
     return plan.model_copy(
         update={
-            "relaxations": _relaxations(asked, found, objective=certificate.objective or 0.0),
+            "relaxations": _relaxations(problem, result, objective=certificate.objective or 0.0),
             "provenance": provenance.model_copy(
-                update={"notes": (*provenance.notes, *_notes(asked, found, judged, certificate))}
+                update={
+                    "notes": (*provenance.notes, *_notes(problem, result, holdout, certificate))
+                }
             ),
         }
     )
 
 
-def _relaxations(asked: Question, found: Searched, *, objective: float) -> tuple[str, ...]:
-    """Look for what more room would bring in what is left of the time.
+def _relaxations(
+    problem: PlaceProblem, result: SearchResult, *, objective: float
+) -> tuple[str, ...]:
+    """Solve relaxations in the time left.
 
-    A search takes longer than it is told by what the main one did, and what it finds is weighed.
+    Allow for as much overrun as the main search had, and for scoring the result.
     """
-    deadline = asked.deadline
-    weighed_s = found.pass_s * sum(
-        min(one.planned_passes, MOST_SOLVED_PASSES) for one in found.looked_at
+    deadline = problem.deadline
+    scoring_s = result.pass_s * sum(
+        min(one.num_fit_passes, MOST_SOLVED_PASSES) for one in result.scored_evidence
     )
     limit_s = min(
-        RELAXING_SHARE * deadline.limit_s, deadline.left_s - 2.0 * found.over_s - weighed_s
+        RELAXATION_SHARE * deadline.limit_s, deadline.left_s - 2.0 * result.over_s - scoring_s
     )
     return relaxations(
-        asked.spec,
-        found.looked_at,
+        problem.spec,
+        result.scored_evidence,
         objective=objective,
-        rule=found.rule,
-        dispatch=found.dispatch,
-        links=asked.links,
-        pricing=asked.pricing,
-        migration=asked.migration,
-        time_limit_s=limit_s if limit_s >= LEAST_RELAXING_S else 0.0,
+        baseline=result.baseline,
+        dispatch=result.dispatch,
+        links=problem.links,
+        pricing=problem.pricing,
+        migration=problem.migration,
+        time_limit_s=limit_s if limit_s >= MIN_RELAXATION_S else 0.0,
     )
 
 
 def _notes(
-    asked: Question, found: Searched, judged: _Judgement, certificate: PlaceCertificate
+    problem: PlaceProblem,
+    result: SearchResult,
+    holdout: _HoldoutResult,
+    certificate: PlaceCertificate,
 ) -> Iterator[str]:
-    spec, evidence = asked.spec, judged.evidence
-    yield from automatic_note(spec.goal, certificate.objective or 0.0, judged.alternatives)
+    spec, evidence = problem.spec, holdout.evidence
+    yield from automatic_note(spec.goal, certificate.objective or 0.0, holdout.alternatives)
     yield from dispatch_gain(
         spec,
         evidence,
-        judged.threes,
-        asked.pricing,
-        chosen=found.weighed.chosen,
-        others=(*found.candidates.values(), found.rule.placement),
+        holdout.comparisons,
+        problem.pricing,
+        chosen=result.scores.chosen,
+        others=(*result.candidates.values(), result.baseline.placement),
     )
-    yield from notes_of(spec, asked.evidence, found.dispatch, found.rule)
-    yield from table_note(spec, asked.evidence, found.weighed.chosen, found.dispatch)
-    yield from found.notes
-    yield from judged.notes
+    yield from assumption_notes(spec, problem.evidence, result.dispatch, result.baseline)
+    yield from table_note(spec, problem.evidence, result.scores.chosen, result.dispatch)
+    yield from result.notes
+    yield from holdout.notes
 
 
 def _on_links(pricing: Pricing | None, links: LinkCosts, objective: Objective) -> Pricing | None:
-    """Return the machine with the links between ranks; None where nothing is priced."""
+    """Return the pricing with the links between ranks; None where nothing is priced."""
     if pricing is None or objective is Objective.LAYER_CHAIN:
-        # Tokens stay where their last expert was: no dispatch and combine that is priced.
+        # Tokens stay on the rank of their last expert: there is no dispatch or combine to price.
         return None
     return replace(pricing, slow_NN=links.slow_NN)
 
 
-def _compared(
+def _alternative_counts(
     objective: float, alternatives: Sequence[PlaceAlternative], *, noise_ratio: float
 ) -> dict[str, object]:
-    """Count what was compared whole, and what the noise cannot tell from the chosen one."""
+    """Count the legal and illegal alternatives, and the ties within the noise."""
     legal = [one for one in alternatives if one.is_legal]
     most = objective * noise_ratio
     return {
@@ -391,7 +396,7 @@ def _expert_bytes(spec: PlaceSpec) -> float | None:
     return expert_bytes(spec.model, element_bytes=ELEMENT_BYTES[spec.goal.quantization])
 
 
-def _nothing(
+def _no_plan(
     spec: PlaceSpec, outcome: Outcome[Placement], provenance: PlaceProvenance
 ) -> PlacePlan:
     status = "infeasible" if outcome.status.value == "infeasible" else "unknown"
@@ -410,6 +415,6 @@ def _nothing(
             solve_s=outcome.solve_s,
             method=outcome.method,
         ),
-        binding_constraint=nothing_found(spec.goal),
+        binding_constraint=no_placement_reason(spec.goal),
         provenance=provenance,
     )

@@ -1,4 +1,4 @@
-"""Seconds instead of loads: the machine that a placement's spec names, and what it makes of ranks.
+"""Seconds instead of loads: prices of expert layers on the pool that a placement's spec names.
 
 P passes   L layers   G ranks
 """
@@ -18,17 +18,17 @@ from tuner.costs.expert_layer import (
     ExpertMachine,
     LayerSeconds,
     Reach,
-    exchange_s,
+    dispatch_combine_s,
     experts_s,
+    grouped_gemms_s,
     layer_seconds,
-    products_s,
     rest_s,
     weights_s,
 )
 from tuner.devices.catalogue import find_device
 from tuner.place_plan import Band
 from tuner.planner.analytic.regimes import regime_of
-from tuner.planner.place.evaluation import Judged, active_PLG
+from tuner.planner.place.evaluation import Evaluation, active_PLG
 from tuner.planner.place.links import slowdown_X
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.model import ModelSpec
@@ -37,7 +37,7 @@ from tuner.spec.place import PlaceGoal
 ELEMENT_BYTES = {"bf16": 2.0, "fp8": 1.0}
 
 PRICED_AS = "megatron-bridge"
-"""Whose kernels an inference engine's forward pass is priced as: grouped products of the same
+"""Framework whose residuals price an inference engine's forward pass: grouped GEMMs of the same
 libraries; no published forward pass of an engine is fitted yet."""
 
 
@@ -51,58 +51,58 @@ class Pricing:
     decodes: bool
     context_tokens: float
     merges: bool
-    """Dispatch sends a token once to each rank and domain."""
+    """Dispatch sends a token once per rank and domain."""
     slow_NN: Floats | None = None
-    """Cost between two nodes over that of the usual pair, where links differ."""
+    """Cost between two nodes over that of the median pair, where links differ."""
 
     def price(
         self,
         placement: Placement,
-        judged: Judged,
+        evaluation: Evaluation,
         *,
         load_PLE: Floats,
         ranks: Ranks,
         token_LTK: Ints | None,
         is_counted: bool = False,
     ) -> LayerSeconds:
-        """Price passes that were judged.
+        """Price passes whose rank loads are known.
 
         Args:
             placement: what to price.
-            judged: what it does to the passes.
+            evaluation: its rank loads on the passes.
             load_PLE: token copies of the passes.
             ranks: with slots and speeds.
-            token_LTK: sampled tokens, for a merged exchange.
+            token_LTK: sampled tokens, for a merged all-to-all.
             is_counted: loads are those of recorded passes.
         """
         reach = None
         if self.merges:
             reach = _reach(placement, token_LTK, self.machine, ranks)
-        read_PLG = judged.active_PLG
+        read_PLG = evaluation.active_PLG
         if read_PLG is None:
             read_PLG = active_PLG(placement, load_PLE=load_PLE, ranks=ranks, is_counted=is_counted)
         seconds = layer_seconds(
             self.machine,
-            copies_PLG=judged.copies_PLG,
+            copies_PLG=evaluation.copies_PLG,
             active_PLG=read_PLG,
             speed_G=ranks.speed_G,
             reach=reach,
-            far_ratio=self._far_ratio(placement, judged, ranks=ranks, token_LTK=token_LTK),
+            far_ratio=self._far_ratio(placement, evaluation, ranks=ranks, token_LTK=token_LTK),
         )
-        if judged.weights_PLG is None:
+        if evaluation.weights_PLG is None:
             return seconds
-        sent_PL = weights_s(self.machine, judged.weights_PLG.max(axis=2))
-        return replace(seconds, exchange_PL=seconds.exchange_PL + sent_PL)
+        sent_PL = weights_s(self.machine, evaluation.weights_PLG.max(axis=2))
+        return replace(seconds, all_to_all_PL=seconds.all_to_all_PL + sent_PL)
 
     def _far_ratio(
-        self, placement: Placement, judged: Judged, *, ranks: Ranks, token_LTK: Ints | None
+        self, placement: Placement, evaluation: Evaluation, *, ranks: Ranks, token_LTK: Ints | None
     ) -> Floats | float:
-        """How much longer unlike links make what goes between domains, by pass and layer."""
+        """Slowdown of traffic between domains from non-uniform links, by pass and layer."""
         if self.slow_NN is None or (self.slow_NN == 1.0).all():
             return 1.0
         if not self.merges:
             first_N = np.searchsorted(ranks.node_G, np.arange(ranks.num_nodes))
-            return slowdown_X(self.slow_NN, np.add.reduceat(judged.copies_PLG, first_N, axis=2))
+            return slowdown_X(self.slow_NN, np.add.reduceat(evaluation.copies_PLG, first_N, axis=2))
         rank_LTK = _rank_of_choices(placement, token_LTK, ranks)
         touched_LN = np.stack(
             [
@@ -113,9 +113,9 @@ class Pricing:
         )
         return slowdown_X(self.slow_NN, touched_LN.astype(np.float64))
 
-    def products_s(self, rows_N: Floats, active_N: Floats) -> Floats:
-        """Seconds of the expert products alone, of ranks with so many rows and active experts."""
-        return products_s(self.machine, copies=rows_N, active=active_N)
+    def grouped_gemms_s(self, rows_N: Floats, active_N: Floats) -> Floats:
+        """Seconds of the grouped GEMMs of ranks with so many rows and active experts."""
+        return grouped_gemms_s(self.machine, copies=rows_N, active=active_N)
 
     def whole_pass_s(self, *, tokens: float) -> float:
         """Seconds of a pass without routed experts."""
@@ -128,28 +128,28 @@ class Pricing:
 
     @property
     def active_load(self) -> float:
-        """Token copies that take as long as reading one expert's weights."""
+        """Token copies whose GEMMs take as long as reading one expert's weights."""
         machine = self.machine
         weights_s = float(np.max(machine.kernels.memory_bound_s(machine.expert_bytes)))
         many = 65_536.0
         moe = machine.moe
         inner = (2.0 if machine.model.ffn_is_gated else 1.0) * moe.expert_ffn_size
-        products = machine.kernels.experts_s(
+        gemms = machine.kernels.experts_s(
             1.0,
             many,
             hidden=float(machine.model.hidden_size),
             width=float(moe.expert_ffn_size),
             inner=inner,
         )
-        return weights_s / (float(np.max(products.forward_s)) / many)
+        return weights_s / (float(np.max(gemms.forward_s)) / many)
 
     def bound_L(self, *, load_LE: Floats, ranks: Ranks) -> Floats:
-        """Seconds of each layer of a pass that no placement goes below, replicas shared evenly.
+        """Lower bound on the seconds of each layer of a pass, replicas shared evenly.
 
         Some rank has at least its speed's share of all copies, and some rank at least that share
-        of all active experts, with as many copies at least. Time grows with copies; over how many
-        experts share them, the least is taken. The exchange has one rank with the mean at least,
-        and tokens that reach one rank.
+        of all active experts, with at least as many copies. Time grows with copies; the minimum is
+        taken over the number of experts that share them. In the all-to-all some rank has at least
+        the mean, and every token reaches at least one rank.
         """
         machine = self.machine
         total_L = load_LE.sum(axis=1)
@@ -173,13 +173,13 @@ class Pricing:
             ],
             axis=0,
         )
-        exchange_L = exchange_s(
+        all_to_all_L = dispatch_combine_s(
             machine,
             most=total_L / ranks.num_ranks,
             reach=Reach(ranks=1.0, domains=1.0) if self.merges else None,
         )
         experts_L = np.maximum(by_load_L, by_weights_L)
-        return np.asarray(experts_L + exchange_L)
+        return np.asarray(experts_L + all_to_all_L)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -223,7 +223,7 @@ def pricing_of(
     residuals: Residuals | None,
     measured: MeasuredProfile | None,
 ) -> Pricing | None:
-    """Return the machine of a spec, None where it names no model or no cluster.
+    """Return the pricing of a spec; None where it names no model or no cluster.
 
     Raises:
         UnknownDeviceError: no description of the pool's device.
@@ -266,9 +266,9 @@ def _reach(
 
 
 def _rank_of_choices(placement: Placement, token_LTK: Ints | None, ranks: Ranks) -> Ints:
-    """Return the rank of each choice of sampled tokens; tokens take replicas in turn."""
+    """Return the rank of each choice of sampled tokens; replicas are taken round-robin."""
     if token_LTK is None:
-        raise ValueError("a merged exchange needs sampled tokens")
+        raise ValueError("a merged all-to-all needs sampled tokens")
     num_tokens = token_LTK.shape[1]
     rank_LTK = np.empty_like(token_LTK)
     for layer, expert_S in enumerate(placement.expert_LS):

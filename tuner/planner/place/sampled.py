@@ -1,4 +1,4 @@
-"""The sampled tokens of a workload: planned from, judged on, or all."""
+"""The sampled tokens of a workload: fit, hold-out, or all."""
 
 from enum import StrEnum
 
@@ -11,18 +11,18 @@ from tuner.planner.place.evidence import WorkloadEvidence
 class Tokens(StrEnum):
     """Which of the sampled tokens."""
 
-    PLANNED = "planned"
-    JUDGED = "judged"
+    FIT = "fit"
+    HOLDOUT = "holdout"
     ALL = "all"
 
 
 def sampled_LTK(one: WorkloadEvidence, tokens: Tokens) -> Ints:
     """Return chosen experts of sampled tokens, [L][T][K]."""
-    found = {
-        Tokens.PLANNED: one.planned_LTK,
-        Tokens.JUDGED: one.judged_LTK,
+    samples_LTK = {
+        Tokens.FIT: one.fit_LTK,
+        Tokens.HOLDOUT: one.holdout_LTK,
         Tokens.ALL: one.recording.token_LTK,
     }[tokens]
-    if found is None:
+    if samples_LTK is None:
         raise ValueError(f"{one.name!r} holds no sampled tokens")
-    return np.asarray(found, dtype=np.int64)
+    return np.asarray(samples_LTK, dtype=np.int64)

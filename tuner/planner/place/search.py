@@ -1,7 +1,8 @@
-"""From the question to the placement: searches, the engine's rule, and weighing, by one deadline.
+"""The search for a placement: solve, choose the dispatch rule, score, all within one deadline.
 
-The rule is chosen once, on a first placement; where it is another than that one was made for, one
-more is sought for it. What linear programs may take of the time is set aside (`deadline.py`).
+The dispatch rule is chosen once, on a first placement. If it differs from the rule that placement
+was solved for, a second search runs under the chosen rule. Time for linear programs is reserved
+(`deadline.py`).
 """
 
 from collections.abc import Mapping
@@ -14,73 +15,78 @@ from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Placement
 from solvers.result import Outcome
 from tuner.planner.place.candidates import (
-    Rule,
-    beside_search,
+    EplbBaseline,
     chain_problem,
-    others_for_time,
+    eplb_baseline,
+    layer_time_candidates,
+    node_local_replicas,
     policies,
-    rule_of,
     solve_objective,
     solved_dispatch,
 )
 from tuner.planner.place.cost import active_load_of
 from tuner.planner.place.deadline import (
-    LEAST_PROGRAMS_S,
+    MIN_LP_S,
     Deadline,
-    fewer_planned,
+    limit_fit_passes,
     pass_seconds,
 )
 from tuner.planner.place.dispatch_choice import allowed_rules, choose_dispatch
 from tuner.planner.place.evidence import WorkloadEvidence, mean_load_LE
-from tuner.planner.place.folds import unseen_costs
-from tuner.planner.place.known_table import counts_on_table, on_table
+from tuner.planner.place.folds import two_fold_costs
+from tuner.planner.place.known_table import place_on_table, uses_known_table
 from tuner.planner.place.links import LinkCosts
-from tuner.planner.place.methods import beside_automatic, is_automatic, under_another_rule
+from tuner.planner.place.methods import is_automatic, merge_candidates, solve_with_automatic
 from tuner.planner.place.prices import Pricing
-from tuner.planner.place.selection import Weighed, weigh
+from tuner.planner.place.selection import CandidateScores, score_candidates
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
 
 OTHERS_SHARE: Final = 0.4
-"""Of the main search's time, for placements that are priced beside it."""
+"""Share of the main search's time for further candidates of objective layer_time."""
 
 LEAST_RATIO: Final = 0.05
-"""Of the time limit, that the main search has in any case."""
+"""Share of the time limit that the main search has in any case."""
 
-MOST_WEIGHED: Final = 8
-"""Placements that a linear program is solved for on each planned pass, about: those weighed, the
-chosen one to choose its rule by and without near replicas, and one with more slots."""
+MAX_SCORED: Final = 8
+"""About how many placements a linear program is solved for on each fit pass: the candidates, the
+chosen one (to choose its dispatch rule, and without near replicas), and a relaxation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Of the time limit; judging takes what is left of it, and relaxations what that leaves."""
+    """Shares of the time limit; evaluation takes what is left, and relaxations the rest."""
 
     main: float
-    """For the plan itself."""
-    again: float
-    """For the same under another dispatch rule, where the first plan shows it to be the best."""
-    unseen: float
-    """For searches in halves of the planned passes, where methods are weighed on the others."""
-    folds: float
-    """For plans without each workload in turn."""
-    weighing: float = 0.0
-    """For linear programs of planned passes."""
-    fold_programs: float = 0.0
-    """For linear programs of the halves."""
+    """The main search."""
+    second_search: float
+    """The search under another dispatch rule, where the first placement shows that to be best."""
+    two_fold: float
+    """Searches on halves of the fit passes, scored on the other halves."""
+    leave_one_out: float
+    """Plans without each workload in turn."""
+    scoring: float = 0.0
+    """Linear programs of the fit passes."""
+    two_fold_programs: float = 0.0
+    """Linear programs of the halves."""
 
 
-PLAIN: Final = Shares(main=0.5, again=0.15, unseen=0.0, folds=0.15)
+PLAIN: Final = Shares(main=0.5, second_search=0.15, two_fold=0.0, leave_one_out=0.15)
 PROGRAMS: Final = Shares(
-    main=0.3, again=0.1, unseen=0.05, folds=0.05, weighing=0.15, fold_programs=0.1
+    main=0.3,
+    second_search=0.1,
+    two_fold=0.05,
+    leave_one_out=0.05,
+    scoring=0.15,
+    two_fold_programs=0.1,
 )
 """Where linear programs may have to be solved, which takes longer than the search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Question:
-    """What is asked, and what is known before a search."""
+class PlaceProblem:
+    """The spec with everything that is known before the search."""
 
     spec: PlaceSpec
     evidence: tuple[WorkloadEvidence, ...]
@@ -91,86 +97,95 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Searched:
-    """What was found, and for which rule."""
+class SearchResult:
+    """The chosen placement with all candidates, and the dispatch rule it was solved for."""
 
     outcome: Outcome[Placement]
     candidates: Mapping[str, Placement]
-    rule: Rule
+    baseline: EplbBaseline
     dispatch: str
-    weighed: Weighed
-    looked_at: tuple[WorkloadEvidence, ...]
-    """The evidence with the planned passes that were weighed on."""
+    scores: CandidateScores
+    scored_evidence: tuple[WorkloadEvidence, ...]
+    """The evidence, limited to the fit passes that candidates were scored on."""
     shares: Shares
     pass_s: float
-    """What the linear programs of one pass take; 0: none is solved."""
+    """Seconds of the linear programs of one pass; 0: none is solved."""
     over_s: float
-    """What the main search took beyond its time."""
+    """Overrun of the main search."""
     notes: tuple[str, ...]
 
 
-def search(asked: Question, *, dispatch: str) -> Searched | Outcome[Placement]:
-    """Find the placement, or return what came of a search that found none.
+def search(problem: PlaceProblem, *, dispatch: str) -> SearchResult | Outcome[Placement]:
+    """Find the placement, or return the outcome of a search that found none.
 
     Args:
-        asked: the question.
+        problem: what to solve.
         dispatch: the rule to begin with.
     """
-    spec, goal, ranks, deadline = asked.spec, asked.spec.goal, asked.spec.ranks, asked.deadline
-    shares, pass_s = _shares_of(asked, dispatch)
-    looked_at = asked.evidence
+    spec, goal, ranks, deadline = (
+        problem.spec,
+        problem.spec.goal,
+        problem.spec.ranks,
+        problem.deadline,
+    )
+    shares, pass_s = _shares_of(problem, dispatch)
+    scored_evidence = problem.evidence
     if pass_s:
-        looked_at = fewer_planned(
-            asked.evidence,
-            placements=MOST_WEIGHED,
+        scored_evidence = limit_fit_passes(
+            problem.evidence,
+            placements=MAX_SCORED,
             pass_s=pass_s,
-            time_s=max(deadline.share_s(shares.weighing), LEAST_PROGRAMS_S),
+            time_s=max(deadline.share_s(shares.scoring), MIN_LP_S),
         )
-    look = _Look(asked=asked, looked_at=looked_at, shares=shares, pass_s=pass_s)
-    rule = look.rule_of(dispatch)
-    is_timed = goal.objective is Objective.LAYER_TIME and goal.method is Method.AUTO
-    others_share = shares.main * OTHERS_SHARE * is_timed
-    # Something is searched for, however long the first steps took.
+    steps = _SearchSteps(
+        problem=problem, scored_evidence=scored_evidence, shares=shares, pass_s=pass_s
+    )
+    baseline = steps.eplb_baseline(dispatch)
+    is_layer_time = goal.objective is Objective.LAYER_TIME and goal.method is Method.AUTO
+    others_share = shares.main * OTHERS_SHARE * is_layer_time
+    # The main search has a minimum of time, however long the first steps took.
     allowed_s = max(deadline.share_s(shares.main - others_share), LEAST_RATIO * deadline.limit_s)
     started_s = deadline.clock()
-    outcome, candidates = look.solve(rule, dispatch, allowed_s)
+    outcome, candidates = steps.solve(baseline, dispatch, allowed_s)
     over_s = max(deadline.clock() - started_s - allowed_s, 0.0)
     if outcome.solution is None:
         return outcome
-    if is_timed and deadline.left_s > 0.0:
-        candidates |= others_for_time(
-            asked.evidence,
+    if is_layer_time and deadline.left_s > 0.0:
+        candidates |= layer_time_candidates(
+            problem.evidence,
             goal=goal,
             ranks=ranks,
-            rule=rule,
+            baseline=baseline,
             dispatch=dispatch,
-            links=asked.links,
-            migration=asked.migration,
+            links=problem.links,
+            migration=problem.migration,
             time_limit_s=deadline.share_s(others_share),
         )
-    candidates |= look.beside(dispatch)
-    weighed = look.weigh(candidates, rule, dispatch)
-    choice = choose_dispatch(spec, looked_at, weighed.chosen, planned=dispatch)
+    candidates |= steps.extra_candidates(dispatch)
+    scores = steps.score_candidates(candidates, baseline, dispatch)
+    choice = choose_dispatch(spec, scored_evidence, scores.chosen, planned=dispatch)
     if choice.rule != dispatch:
-        # The rule is chosen once; placements are made for it, weighed and judged under it.
-        is_again = solved_dispatch(choice.rule) != solved_dispatch(dispatch)
+        # The rule is chosen once; placements are solved, scored and evaluated under it.
+        needs_second = solved_dispatch(choice.rule) != solved_dispatch(dispatch)
         dispatch = choice.rule
-        rule = look.rule_of(dispatch)
-        again_s = deadline.share_s(shares.again)
-        if is_again and again_s > 0.0:
-            again, found = look.solve(rule, dispatch, again_s)
-            if again.solution is not None:
-                candidates = under_another_rule(candidates, found, goal=goal, dispatch=dispatch)
-                outcome = again
-        candidates |= look.beside(dispatch)
-        weighed = look.weigh(candidates, rule, dispatch)
-    return Searched(
+        baseline = steps.eplb_baseline(dispatch)
+        second_s = deadline.share_s(shares.second_search)
+        if needs_second and second_s > 0.0:
+            second_search, second_candidates = steps.solve(baseline, dispatch, second_s)
+            if second_search.solution is not None:
+                candidates = merge_candidates(
+                    candidates, second_candidates, goal=goal, dispatch=dispatch
+                )
+                outcome = second_search
+        candidates |= steps.extra_candidates(dispatch)
+        scores = steps.score_candidates(candidates, baseline, dispatch)
+    return SearchResult(
         outcome=outcome,
         candidates=candidates,
-        rule=rule,
+        baseline=baseline,
         dispatch=dispatch,
-        weighed=weighed,
-        looked_at=looked_at,
+        scores=scores,
+        scored_evidence=scored_evidence,
         shares=shares,
         pass_s=pass_s if dispatch in PASS_BY_PASS else 0.0,
         over_s=over_s,
@@ -178,84 +193,88 @@ def search(asked: Question, *, dispatch: str) -> Searched | Outcome[Placement]:
     )
 
 
-def _shares_of(asked: Question, dispatch: str) -> tuple[Shares, float]:
-    """Return how the time is shared, and the seconds of a pass where programs may be solved."""
-    spec = asked.spec
+def _shares_of(problem: PlaceProblem, dispatch: str) -> tuple[Shares, float]:
+    """Return the time shares, and the seconds of a pass where linear programs may be solved."""
+    spec = problem.spec
     if spec.goal.is_about_traffic or not PASS_BY_PASS.intersection(
         (dispatch, *allowed_rules(spec))
     ):
         return PLAIN, 0.0
-    rule = policies(mean_load_LE(asked.evidence), ranks=spec.ranks, groups=None)["eplb"]
-    clock = asked.deadline.clock
-    pass_s = pass_seconds(asked.evidence, rule, ranks=spec.ranks, clock=clock)
+    baseline = policies(mean_load_LE(problem.evidence), ranks=spec.ranks, groups=None)["eplb"]
+    clock = problem.deadline.clock
+    pass_s = pass_seconds(problem.evidence, baseline, ranks=spec.ranks, clock=clock)
     return PROGRAMS, pass_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Look:
-    """The steps of a search that are taken under one rule and then another."""
+class _SearchSteps:
+    """The steps of a search, under one dispatch rule and then another."""
 
-    asked: Question
-    looked_at: tuple[WorkloadEvidence, ...]
+    problem: PlaceProblem
+    scored_evidence: tuple[WorkloadEvidence, ...]
     shares: Shares
     pass_s: float
 
-    def rule_of(self, dispatch: str) -> Rule:
-        goal, ranks = self.asked.spec.goal, self.asked.spec.ranks
-        return rule_of(self.looked_at, ranks=ranks, groups=goal.expert_groups, dispatch=dispatch)
+    def eplb_baseline(self, dispatch: str) -> EplbBaseline:
+        goal, ranks = self.problem.spec.goal, self.problem.spec.ranks
+        return eplb_baseline(
+            self.scored_evidence, ranks=ranks, groups=goal.expert_groups, dispatch=dispatch
+        )
 
-    def beside(self, dispatch: str) -> dict[str, Placement]:
-        goal, ranks = self.asked.spec.goal, self.asked.spec.ranks
-        return beside_search(self.asked.evidence, goal=goal, ranks=ranks, dispatch=dispatch)
+    def extra_candidates(self, dispatch: str) -> dict[str, Placement]:
+        goal, ranks = self.problem.spec.goal, self.problem.spec.ranks
+        return node_local_replicas(self.problem.evidence, goal=goal, ranks=ranks, dispatch=dispatch)
 
     def solve(
-        self, rule: Rule, dispatch: str, time_limit_s: float
+        self, baseline: EplbBaseline, dispatch: str, time_limit_s: float
     ) -> tuple[Outcome[Placement], dict[str, Placement]]:
-        goal = self.asked.spec.goal
+        goal = self.problem.spec.goal
         chain = None
         if goal.objective is Objective.LAYER_CHAIN:
             chain = chain_problem(
-                self.asked.evidence,
+                self.problem.evidence,
                 goal=goal,
-                ranks=self.asked.spec.ranks,
-                rule=rule,
-                links=self.asked.links,
+                ranks=self.problem.spec.ranks,
+                baseline=baseline,
+                links=self.problem.links,
             )
-        by = partial(self._objective(rule, dispatch), self.asked.evidence, dispatch=dispatch)
-        return beside_automatic(
+        by = partial(self._objective(baseline, dispatch), self.problem.evidence, dispatch=dispatch)
+        return solve_with_automatic(
             by, goal=goal, time_limit_s=time_limit_s, is_same=is_automatic(goal.method, chain)
         )
 
-    def weigh(self, candidates: Mapping[str, Placement], rule: Rule, dispatch: str) -> Weighed:
-        asked, deadline = self.asked, self.asked.deadline
-        unseen = unseen_costs(
-            asked.spec,
-            asked.evidence,
-            self._objective(rule, dispatch),
+    def score_candidates(
+        self, candidates: Mapping[str, Placement], baseline: EplbBaseline, dispatch: str
+    ) -> CandidateScores:
+        problem, deadline = self.problem, self.problem.deadline
+        two_fold = two_fold_costs(
+            problem.spec,
+            problem.evidence,
+            self._objective(baseline, dispatch),
             dispatch,
-            time_limit_s=deadline.share_s(self.shares.unseen),
-            passes_s=max(deadline.share_s(self.shares.fold_programs), LEAST_PROGRAMS_S),
+            time_limit_s=deadline.share_s(self.shares.two_fold),
+            passes_s=max(deadline.share_s(self.shares.two_fold_programs), MIN_LP_S),
             pass_s=self.pass_s,
         )
-        return weigh(
-            asked.spec,
-            self.looked_at,
+        return score_candidates(
+            problem.spec,
+            self.scored_evidence,
             candidates,
-            rule,
-            asked.pricing,
-            asked.links,
+            baseline,
+            problem.pricing,
+            problem.links,
             dispatch,
-            unseen,
+            two_fold,
         )
 
-    def _objective(self, rule: Rule, dispatch: str) -> "partial[Outcome[Placement]]":
-        asked = self.asked
+    def _objective(self, baseline: EplbBaseline, dispatch: str) -> "partial[Outcome[Placement]]":
+        problem = self.problem
         return partial(
             solve_objective,
-            ranks=asked.spec.ranks,
-            rule=rule,
-            links=asked.links,
-            active_load=active_load_of(asked.spec.goal, asked.pricing),
-            migration=asked.migration,
-            on_table=on_table if counts_on_table(asked.spec, dispatch) else None,
+            ranks=problem.spec.ranks,
+            baseline=baseline,
+            links=problem.links,
+            active_load=active_load_of(problem.spec.goal, problem.pricing),
+            migration=problem.migration,
+            place_on_table=place_on_table if uses_known_table(problem.spec, dispatch) else None,
         )

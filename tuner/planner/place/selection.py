@@ -1,4 +1,4 @@
-"""Placements in the order in which a plan takes them, and what is said of those not taken."""
+"""Candidate placements in order of preference, and the alternatives of a plan."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,174 +8,173 @@ from solvers.placement.balance.problem import Dispatch as Solved
 from solvers.placement.ranks import Placement
 from tuner.errors import SpecError
 from tuner.place_plan import PlaceAlternative, PlaceDecision
-from tuner.planner.place.candidates import TRAFFIC, Rule, solved_dispatch
-from tuner.planner.place.comparison import judge_workload
-from tuner.planner.place.cost import parts_cost, planned_cost
+from tuner.planner.place.candidates import TRAFFIC, EplbBaseline, solved_dispatch
+from tuner.planner.place.comparison import evaluate_workload
+from tuner.planner.place.cost import fit_cost, ordering_cost
 from tuner.planner.place.dispatch_choice import launch_misfits
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.links import LinkCosts
-from tuner.planner.place.passes import weighs_passes
+from tuner.planner.place.passes import is_per_pass
 from tuner.planner.place.prices import Pricing
 from tuner.planner.place.sampled import Tokens
-from tuner.planner.place.traffic import broken_limits, traffic_of
+from tuner.planner.place.traffic import broken_limits, placement_traffic
 from tuner.spec.files import shown_path
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
 
 SAME_RATIO: Final = 1e-9
-"""Between costs that count as equal."""
+"""Relative difference of costs that count as equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Weighed:
-    """Placements on the passes that are planned from, under one dispatch rule."""
+class CandidateScores:
+    """Candidates scored on the fit passes, under one dispatch rule."""
 
     placements: Mapping[str, Placement]
-    """By name, the one to take first."""
+    """By name, best first."""
     values: Mapping[str, float]
-    """Of the objective."""
+    """The objective, by name."""
     ordered_by: Mapping[str, float]
     order_is_of: str
-    """What the order is by, in words; empty: the objective."""
+    """What `ordered_by` is, in words; empty: the objective."""
     broken: Mapping[str, str]
     """The limit that a placement breaks; empty: none."""
 
     @property
     def method(self) -> str:
-        """Name of the one to take."""
+        """Name of the best candidate."""
         return next(iter(self.placements))
 
     @property
     def chosen(self) -> Placement:
-        """The one to take."""
+        """The best candidate."""
         return self.placements[self.method]
 
 
-def weigh(
+def score_candidates(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     candidates: Mapping[str, Placement],
-    rule: Rule,
+    baseline: EplbBaseline,
     pricing: Pricing | None,
     links: LinkCosts,
     dispatch: str,
-    unseen: Mapping[str, float],
-) -> Weighed:
-    """Order what the goal's method placed, else all by cost, beside EPLB and what runs.
+    two_fold: Mapping[str, float],
+) -> CandidateScores:
+    """Order the candidates, EPLB's and the current placement by cost; the goal's method first.
 
-    Where methods were weighed on passes that they did not see, by that: what was not counts as
-    fitted to what it was made from as the worst of them.
+    With two-fold costs the order is by those; a candidate without one is assumed to be overfitted
+    as much as the worst of the others.
 
     Raises:
         SpecError: no placement found can be launched with the dispatch that the goal names.
     """
     method = spec.goal.method.value
-    named = _named(spec, candidates, rule)
+    named = _name_candidates(spec, candidates, baseline)
     if spec.goal.objective in TRAFFIC:
         values = {
-            name: traffic_of(spec, evidence, one, rule, links, tokens=Tokens.PLANNED)
+            name: placement_traffic(spec, evidence, one, baseline, links, tokens=Tokens.FIT)
             for name, one in named.items()
         }
         broken = {
-            name: (*broken_limits(spec, evidence, one, rule, links), "")[0]
+            name: (*broken_limits(spec, evidence, one, baseline, links), "")[0]
             for name, one in named.items()
         }
     else:
         values = {
-            name: planned_cost(spec, evidence, one, pricing, dispatch)
-            for name, one in named.items()
+            name: fit_cost(spec, evidence, one, pricing, dispatch) for name, one in named.items()
         }
         broken = dict.fromkeys(named, "")
-    if unseen:
-        made = {name: unseen.get(name.removesuffix(f" for {dispatch}")) for name in named}
-        worst = max(cost / values[name] for name, cost in made.items() if cost is not None)
-        ordered_by = {name: cost or worst * values[name] for name, cost in made.items()}
+    if two_fold:
+        by_method = {name: two_fold.get(name.removesuffix(f" for {dispatch}")) for name in named}
+        worst = max(cost / values[name] for name, cost in by_method.items() if cost is not None)
+        ordered_by = {name: cost or worst * values[name] for name, cost in by_method.items()}
     else:
         ordered_by = {
-            name: parts_cost(spec, evidence, one, values[name], dispatch, pricing)
+            name: ordering_cost(spec, evidence, one, values[name], dispatch, pricing)
             for name, one in named.items()
         }
-    unlaunched = launch_misfits(spec, named, dispatch)
+    misfits = launch_misfits(spec, named, dispatch)
     order = sorted(
         named,
         key=lambda name: (
             name != method,
-            bool(unlaunched[name]),
+            bool(misfits[name]),
             bool(broken[name]),
             ordered_by[name],
         ),
     )
-    if unlaunched[order[0]]:
-        raise SpecError(f"{shown_path(spec.path)}: goal.dispatch: {unlaunched[order[0]]}")
-    broken = {name: unlaunched[name] or words for name, words in broken.items()}
-    return Weighed(
+    if misfits[order[0]]:
+        raise SpecError(f"{shown_path(spec.path)}: goal.dispatch: {misfits[order[0]]}")
+    broken = {name: misfits[name] or words for name, words in broken.items()}
+    return CandidateScores(
         placements={name: named[name] for name in order},
         values=values,
         ordered_by=ordered_by,
-        order_is_of=_order_is_of(spec, dispatch, is_unseen=bool(unseen)),
+        order_is_of=_order_is_of(spec, dispatch, is_two_fold=bool(two_fold)),
         broken=broken,
     )
 
 
-def _named(
-    spec: PlaceSpec, candidates: Mapping[str, Placement], rule: Rule
+def _name_candidates(
+    spec: PlaceSpec, candidates: Mapping[str, Placement], baseline: EplbBaseline
 ) -> dict[str, Placement]:
     named = dict(candidates)
     limited = spec.goal.max_moved_experts is not None or spec.goal.max_moved_bytes is not None
     if not limited and spec.goal.method is not Method.EPLB:
-        named[rule.name] = rule.placement
-    if spec.current.expert_LS.shape == rule.placement.expert_LS.shape:
+        named[baseline.name] = baseline.placement
+    if spec.current.expert_LS.shape == baseline.placement.expert_LS.shape:
         named["as it runs"] = spec.current
     return named
 
 
-def _order_is_of(spec: PlaceSpec, dispatch: str, *, is_unseen: bool) -> str:
-    """Say what `parts_cost` or the folds look at, where that is not the objective itself."""
-    if is_unseen:
-        return "on planned passes that a method did not see"
+def _order_is_of(spec: PlaceSpec, dispatch: str, *, is_two_fold: bool) -> str:
+    """Describe what candidates are ordered by, where that is not the objective itself."""
+    if is_two_fold:
+        return "on held-out fit passes"
     solved = solved_dispatch(dispatch)
     if spec.goal.objective is Objective.LAYER_TIME and solved is Solved.STATIC:
         return "over other launches"
     is_balance = spec.goal.objective is Objective.BALANCE
-    if is_balance and solved.is_near and not weighs_passes(dispatch):
+    if is_balance and solved.is_near and not is_per_pass(dispatch):
         return "over drawn loads of other passes"
     return ""
 
 
-def alternatives_of(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], weighed: Weighed, dispatch: str
+def to_alternatives(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], scores: CandidateScores, dispatch: str
 ) -> tuple[PlaceAlternative, ...]:
-    """Tell of the placements that were not taken, judged under the plan's rule."""
+    """Format the other candidates, evaluated under the plan's dispatch rule."""
     return tuple(
         PlaceAlternative(
             method=name,
-            decision=decision_of(spec, placement),
-            objective=weighed.values[name],
+            decision=to_decision(spec, placement),
+            objective=scores.values[name],
             imbalance={
-                one.name: judge_workload(spec, one, placement, dispatch).imbalance
+                one.name: evaluate_workload(spec, one, placement, dispatch).imbalance
                 for one in evidence
             },
-            is_legal=not weighed.broken[name],
-            lost_by=weighed.broken[name] or _lost_by(weighed, name),
+            is_legal=not scores.broken[name],
+            lost_by=scores.broken[name] or _lost_by(scores, name),
         )
-        for name, placement in tuple(weighed.placements.items())[1:]
+        for name, placement in tuple(scores.placements.items())[1:]
     )
 
 
-def _lost_by(weighed: Weighed, name: str) -> str:
-    """Say how its objective differs from the plan's and, where they are not ordered by it, what."""
-    of = weighed.method
-    words = f"{more_of(weighed.values[name], weighed.values[of])} of the objective"
-    if weighed.order_is_of:
-        decides = more_of(weighed.ordered_by[name], weighed.ordered_by[of])
-        words += f"; {weighed.order_is_of}, which decides, {decides}"
-    is_better = weighed.ordered_by[name] < weighed.ordered_by[of] * (1.0 - SAME_RATIO)
+def _lost_by(scores: CandidateScores, name: str) -> str:
+    """Compare its objective with the plan's and, where the order is by another cost, that too."""
+    of = scores.method
+    words = f"{more_of(scores.values[name], scores.values[of])} of the objective"
+    if scores.order_is_of:
+        decides = more_of(scores.ordered_by[name], scores.ordered_by[of])
+        words += f"; {scores.order_is_of}, which decides, {decides}"
+    is_better = scores.ordered_by[name] < scores.ordered_by[of] * (1.0 - SAME_RATIO)
     return words + (", but the goal names its method" if is_better else "")
 
 
 def more_of(value: float, least: float) -> str:
-    """Say how much more, or less, a value is than another."""
+    """Format how much more, or less, a value is than another."""
     if value < least * (1.0 - SAME_RATIO):
         return f"{1.0 - value / least:.2%} less"
     if value <= least * (1.0 + SAME_RATIO):
@@ -183,8 +182,8 @@ def more_of(value: float, least: float) -> str:
     return f"{value / max(least, 1e-12) - 1.0:.2%} more"
 
 
-def decision_of(spec: PlaceSpec, chosen: Placement) -> PlaceDecision:
-    """State a placement as a plan does."""
+def to_decision(spec: PlaceSpec, chosen: Placement) -> PlaceDecision:
+    """Format a placement for the plan."""
     goal = spec.goal
     return PlaceDecision(
         physical_to_logical=tuple(tuple(row) for row in chosen.expert_LS.tolist()),

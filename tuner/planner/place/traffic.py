@@ -1,16 +1,15 @@
-"""What tokens travel under a placement, where that is the objective.
+"""Traffic of a placement, where that is the objective.
 
 L layers   T sampled tokens   K experts of a token
 
-co-activation   cost of the domains and ranks that a token's experts touch, summed over layers, a
+co-activation   cost of the domains and ranks that a token's experts touch, summed over layers, per
                 token
-layer chain     cost of the way from a token copy to the next layer's, summed over pairs of layers,
-                a token copy
+layer chain     cost of the link from a token's expert to that of the next layer, summed over pairs
+                of layers, per token copy
 
-The total, or with `traffic: busiest` what the others wait for (tuner/spec/place.py). Planned from
-and judged on the sampled tokens as tuner/planner/place/transitions.py parts them; what was planned
-from is one problem of all workloads, on other tokens each workload stands by itself. In seconds
-where links are.
+The total, or with `traffic: busiest` that of the most-loaded pair or group (tuner/spec/place.py).
+Sampled tokens are split as in tuner/planner/place/transitions.py; fit tokens of all workloads form
+one problem, hold-out tokens one per workload. In seconds where links are.
 """
 
 from collections.abc import Sequence
@@ -24,39 +23,41 @@ from solvers.placement.ranks import Floats, Ints, Placement
 from tuner.place_plan import TrafficTimes
 from tuner.planner.place.candidates import (
     TRAFFIC,
-    Rule,
-    chain_of,
+    EplbBaseline,
+    chain_from_flow,
     chain_problem,
-    coactivation_of,
+    coactivation_from_tokens,
     coactivation_problem,
 )
 from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.links import LinkCosts
 from tuner.planner.place.sampled import Tokens, sampled_LTK
-from tuner.planner.place.transitions import flow_MEE, is_judged_apart, pairs_MEE, shares_MEE
+from tuner.planner.place.transitions import flow_MEE, has_holdout_transitions, pairs_MEE, shares_MEE
 from tuner.spec.place import Objective, Traffic
 from tuner.spec.place_read import PlaceSpec
 
-MOST_STRETCHES: Final = 10
-"""Of judged tokens, in their order, whose traffic is compared for the noise of a gain."""
+MAX_BATCHES: Final = 10
+"""Batches of hold-out tokens, in order, whose traffic is compared for the noise of a gain."""
 
 
-def traffic_of(
+def placement_traffic(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     placement: Placement,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
     *,
     tokens: Tokens,
 ) -> float:
     """Return the traffic of a placement, the weighted mean over workloads."""
-    if tokens is Tokens.PLANNED:
-        return _planned(spec, evidence, placement, rule, links) / problem_scale(
-            spec, evidence, rule, links
+    if tokens is Tokens.FIT:
+        return _planned(spec, evidence, placement, baseline, links) / problem_scale(
+            spec, evidence, baseline, links
         )
     weights = np.array([one.weight_ratio for one in evidence])
-    each = [traffic_on_one(spec, one, placement, rule, links, tokens=tokens) for one in evidence]
+    each = [
+        workload_traffic(spec, one, placement, baseline, links, tokens=tokens) for one in evidence
+    ]
     return float(np.dot(weights / weights.sum(), each))
 
 
@@ -64,57 +65,59 @@ def traffic_by_name(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     chosen: Placement,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
 ) -> dict[str, tuple[float, float, float]]:
-    """Return the traffic before, by the rule and after; empty where it is not the objective."""
-    found = traffic_on(spec, evidence, chosen, rule, links, tokens=Tokens.JUDGED)
-    return {} if found is None else {spec.goal.objective.value: found}
+    """Return traffic before, by EPLB and after; empty where it is not the objective."""
+    traffic = traffic_on(spec, evidence, chosen, baseline, links, tokens=Tokens.HOLDOUT)
+    return {} if traffic is None else {spec.goal.objective.value: traffic}
 
 
 def traffic_on(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     chosen: Placement,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
     *,
     tokens: Tokens,
 ) -> tuple[float, float, float] | None:
-    """Return the traffic of what runs, of the rule and of a placement on some workloads."""
+    """Return the traffic of the current placement, EPLB's and a given one on some workloads."""
     if spec.goal.objective not in TRAFFIC:
         return None
-    before, by_rule, after = (
-        traffic_of(spec, evidence, placement, rule, links, tokens=tokens)
-        for placement in (spec.current, rule.placement, chosen)
+    before, eplb, after = (
+        placement_traffic(spec, evidence, placement, baseline, links, tokens=tokens)
+        for placement in (spec.current, baseline.placement, chosen)
     )
-    return before, by_rule, after
+    return before, eplb, after
 
 
 def traffic_times(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     chosen: Placement,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
 ) -> tuple[TrafficTimes, ...]:
-    """Return the seconds of each workload's pass; nothing where links have none."""
+    """Return the traffic of each workload in seconds per pass; empty where links have none."""
     if spec.goal.objective not in TRAFFIC or links.unit_s is None:
         return ()
     times = []
     for one in evidence:
-        before, by_rule, after = (
+        before, eplb, after = (
             pass_copies(spec, one)
-            * traffic_on_one(spec, one, placement, rule, links, tokens=Tokens.JUDGED)
-            for placement in (spec.current, rule.placement, chosen)
+            * workload_traffic(spec, one, placement, baseline, links, tokens=Tokens.HOLDOUT)
+            for placement in (spec.current, baseline.placement, chosen)
         )
-        judged = one.judged_LTK
+        holdout_LTK = one.holdout_LTK
         times.append(
             TrafficTimes(
                 workload=one.name,
-                tokens_judged=0 if judged is None or not is_judged_apart(one) else judged.shape[1],
+                tokens_judged=0
+                if holdout_LTK is None or not has_holdout_transitions(one)
+                else holdout_LTK.shape[1],
                 before_s=before,
-                rule_s=by_rule,
+                rule_s=eplb,
                 after_s=after,
             )
         )
@@ -122,55 +125,59 @@ def traffic_times(
 
 
 def pass_copies(spec: PlaceSpec, one: WorkloadEvidence) -> float:
-    """Return what traffic a token is multiplied by to be that of a pass.
+    """Return the factor from traffic per token to that of a pass.
 
-    Of the total a rank sends its share, as all send at once; the busiest pair of ranks has its flow
-    to itself, and HierMoE's groups are counted in already. Dispatch and combine are two ways.
+    Of the total a rank sends its share, as all send at once; the most-loaded pair of ranks has its
+    own flow, and HierMoE's groups are counted already. Dispatch and combine count twice.
     """
-    copies = float(one.judged_PLE.sum(axis=2).mean())
+    copies = float(one.holdout_PLE.sum(axis=2).mean())
     ranks = float(spec.ranks.num_ranks)
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        is_pair = spec.goal.traffic is Traffic.BUSIEST
+        is_pair = spec.goal.traffic is Traffic.MOST_LOADED
         return copies if is_pair else copies / ranks
     top_k = float(sampled_LTK(one, Tokens.ALL).shape[2])
     return 2.0 * copies / top_k / ranks
 
 
-def traffic_on_one(
+def workload_traffic(
     spec: PlaceSpec,
     one: WorkloadEvidence,
     placement: Placement,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
     *,
     tokens: Tokens,
 ) -> float:
     """Return the traffic of one workload."""
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        return _chain_costs(spec, one, placement, rule, links, [flow_MEE(one, tokens)])[0]
-    return _token_costs(spec, one, placement, rule, links, [sampled_LTK(one, tokens)])[0]
+        return _chain_costs(spec, one, placement, baseline, links, [flow_MEE(one, tokens)])[0]
+    return _token_costs(spec, one, placement, baseline, links, [sampled_LTK(one, tokens)])[0]
 
 
-def stretches(
-    spec: PlaceSpec, one: WorkloadEvidence, placement: Placement, rule: Rule, links: LinkCosts
+def batch_traffic(
+    spec: PlaceSpec,
+    one: WorkloadEvidence,
+    placement: Placement,
+    baseline: EplbBaseline,
+    links: LinkCosts,
 ) -> Floats:
-    """Return the traffic of stretches of the judged tokens, for the noise of a gain."""
-    token_LTK = sampled_LTK(one, Tokens.JUDGED)
-    parts = np.array_split(token_LTK, min(MOST_STRETCHES, token_LTK.shape[1]), axis=1)
+    """Return the traffic of batches of the hold-out tokens, for the noise of a gain."""
+    token_LTK = sampled_LTK(one, Tokens.HOLDOUT)
+    parts = np.array_split(token_LTK, min(MAX_BATCHES, token_LTK.shape[1]), axis=1)
     if spec.goal.objective is Objective.LAYER_CHAIN:
         flows = [shares_MEE(pairs_MEE(part_LTK, spec.num_experts)) for part_LTK in parts]
-        return np.array(_chain_costs(spec, one, placement, rule, links, flows))
-    return np.array(_token_costs(spec, one, placement, rule, links, parts))
+        return np.array(_chain_costs(spec, one, placement, baseline, links, flows))
+    return np.array(_token_costs(spec, one, placement, baseline, links, parts))
 
 
 def problem_scale(
-    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], rule: Rule, links: LinkCosts
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], baseline: EplbBaseline, links: LinkCosts
 ) -> float:
-    """Return what the solver's objective is divided by to be per token, in seconds if known."""
+    """Return the divisor from the solver's objective to traffic per token, in seconds if known."""
     if spec.goal.objective is not Objective.CO_ACTIVATION:
         return 1.0 / links.scale
     problem = coactivation_problem(
-        evidence, goal=spec.goal, ranks=spec.ranks, rule=rule, links=links
+        evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
     )
     return float(problem.expert_LTK.shape[1]) / links.scale
 
@@ -179,15 +186,17 @@ def broken_limits(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     placement: Placement,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
 ) -> tuple[str, ...]:
-    """Name the rules of the objective that a placement breaks."""
+    """Name the limits of the objective that a placement breaks."""
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        chain = chain_problem(evidence, goal=spec.goal, ranks=spec.ranks, rule=rule, links=links)
+        chain = chain_problem(
+            evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
+        )
         return chain_check.violations(chain, placement)
     together = coactivation_problem(
-        evidence, goal=spec.goal, ranks=spec.ranks, rule=rule, links=links
+        evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
     )
     return coactivation_check.violations(together, placement)
 
@@ -196,14 +205,16 @@ def _planned(
     spec: PlaceSpec,
     evidence: Sequence[WorkloadEvidence],
     placement: Placement,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
 ) -> float:
     if spec.goal.objective is Objective.LAYER_CHAIN:
-        chain = chain_problem(evidence, goal=spec.goal, ranks=spec.ranks, rule=rule, links=links)
+        chain = chain_problem(
+            evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
+        )
         return chain_check.objective(chain, placement)
     together = coactivation_problem(
-        evidence, goal=spec.goal, ranks=spec.ranks, rule=rule, links=links
+        evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
     )
     return coactivation_check.objective(together, placement)
 
@@ -212,12 +223,14 @@ def _chain_costs(
     spec: PlaceSpec,
     one: WorkloadEvidence,
     placement: Placement,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
     flows: Sequence[Floats],
 ) -> list[float]:
     chains = (
-        chain_of(flow, [one], goal=spec.goal, ranks=spec.ranks, rule=rule, links=links)
+        chain_from_flow(
+            flow, [one], goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
+        )
         for flow in flows
     )
     return [links.scale * chain_check.objective(chain, placement) for chain in chains]
@@ -227,12 +240,14 @@ def _token_costs(
     spec: PlaceSpec,
     one: WorkloadEvidence,
     placement: Placement,
-    rule: Rule,
+    baseline: EplbBaseline,
     links: LinkCosts,
     samples: Sequence[Ints],
 ) -> list[float]:
     problems = (
-        coactivation_of(token_LTK, [one], goal=spec.goal, ranks=spec.ranks, rule=rule, links=links)
+        coactivation_from_tokens(
+            token_LTK, [one], goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
+        )
         for token_LTK in samples
     )
     return [

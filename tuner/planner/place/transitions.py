@@ -1,10 +1,10 @@
-"""Transitions between the experts of consecutive layers: planned from, judged on, or all recorded.
+"""Transitions between the experts of consecutive layers: fit, hold-out, or all recorded.
 
     T tokens   K experts of a token   E experts   M = L - 1 pairs of consecutive recorded layers
 
-Sampled tokens are kept whole and in the order of passes, so where a recording has them its first
-ones are planned from and its last ones judged on, every pair of a token's choices counting one. A
-recording that keeps only sums over all passes is judged on what was planned from.
+Sampled tokens are in the order of passes, so where a recording has them the first ones are fit
+tokens and the last ones hold-out tokens; every pair of a token's choices counts one. A recording
+that keeps only sums over all passes is evaluated on what was planned from.
 """
 
 import numpy as np
@@ -15,8 +15,8 @@ from tuner.planner.place.evidence import WorkloadEvidence
 from tuner.planner.place.sampled import Tokens, sampled_LTK
 
 
-def is_judged_apart(one: WorkloadEvidence) -> bool:
-    """Whether transitions are judged on tokens that were not planned from."""
+def has_holdout_transitions(one: WorkloadEvidence) -> bool:
+    """Whether there are hold-out tokens for transitions."""
     tokens = one.recording.token_LTK
     return tokens is not None and tokens.shape[1] > 1
 
@@ -28,7 +28,7 @@ def flow_MEE(one: WorkloadEvidence, tokens: Tokens) -> Floats:
         SpecError: the recording holds neither transitions nor sampled tokens.
     """
     recorded_MEE = one.recording.transition_MEE
-    if is_judged_apart(one) and (tokens is not Tokens.ALL or recorded_MEE is None):
+    if has_holdout_transitions(one) and (tokens is not Tokens.ALL or recorded_MEE is None):
         flow = pairs_MEE(sampled_LTK(one, tokens), one.recording.num_experts)
     elif recorded_MEE is not None:
         flow = recorded_MEE

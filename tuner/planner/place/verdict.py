@@ -1,12 +1,11 @@
-"""Whether a placement is worth it: against the noise between passes, between runs, and elsewhere.
+"""Whether a placement is worth it, given the noise between passes, launches and runs.
 
-A gain counts when it is larger than what the same comparison varies by from pass to pass, and from
-launch to launch where a rule draws (`launch_noise.py`), and, as a share of a whole pass, larger
-than what two runs of one configuration differ by. A plan that saves less than EPLB's rule does, by
-more than the two differ by from pass to pass, is not recommended, unless it keeps a limit on moved
-experts, which the rule does not. A plan that is
-worse than doing nothing on a workload it was not made from, or that overloads one of its ranks
-there, is fragile, whatever it gains at home.
+A gain counts if it exceeds its variation from pass to pass, and from launch to launch where a rule
+draws tables (`launch_noise.py`), and, as a share of a whole pass, the difference between two runs
+of one configuration. A plan that saves less than EPLB's rule, beyond the noise of that difference,
+is not recommended, unless it keeps a limit on moved experts, which EPLB does not. A plan that is
+worse than no change on a workload it was not made from, or overloads a rank there, is fragile,
+whatever it gains on its own workloads.
 """
 
 import math
@@ -22,17 +21,17 @@ CONFIDENCE_FACTOR = 1.645
 """Standard errors of a one-sided 95 % statement."""
 
 FEW_PASSES_FACTORS = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833)
-"""The same where the deviation comes from 2, 3, ... stretches: Student's t of 1, 2, ... degrees."""
+"""The same for 2, 3, ... batches: Student's t of 1, 2, ... degrees of freedom."""
 
-MOST_STRETCHES = 10
-"""Passes beside each other hold the same documents; stretches of many are nearly independent."""
+MAX_BATCHES = 10
+"""Neighbouring passes hold the same documents; batches of many are nearly independent."""
 
 RUN_TO_RUN_RATIO = 0.01
-"""What two runs of one served configuration differ by: nine of ten repeated measurements of time
-per output token on Hopper lie within 1.1 % in the published aiconfigurator data."""
+"""Difference between two runs of one served configuration: nine of ten repeated measurements of
+TPOT on Hopper lie within 1.1 % in the published aiconfigurator data."""
 
 FRAGILE_RATIO = 1.05
-"""Loads on an unseen workload over those without the plan, from which on it counts as fragile."""
+"""Load on an unseen workload over that without the plan, from which on the plan is fragile."""
 
 OVERLOAD_RATIO = 1.5
 """The same for the worst layer; affinity clustering was seen to make a rank 2.49 times overloaded
@@ -41,38 +40,38 @@ on another domain."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """What a plan that was not made for them does to the loads of its workloads."""
+    """Loads of the workloads under a plan whose objective is traffic."""
 
     outcomes: Sequence[WorkloadOutcome]
     noises: Sequence[float]
-    """Of each workload's change."""
+    """Noise of each workload's change."""
     slack_ratio: float
-    """How much more than by EPLB's rule the goal lets them be."""
+    """Load above EPLB's that the goal allows."""
 
 
-def noise_of(before_P: Floats, after_P: Floats, *, counted: float) -> float:
-    """Return what the mean gain is uncertain by, at 95 %.
+def gain_noise(before_P: Floats, after_P: Floats, *, counted: float) -> float:
+    """Return the uncertainty of the mean gain, at 95 %.
 
-    The spread of the gain over passes, by the means of at most ten stretches of them (batch means,
-    Law and Kelton, Simulation Modeling and Analysis, 9.5.3), and never less than what counting
-    alone leaves open: two numbers of n events each differ by sqrt(2 / n) of themselves.
+    The spread of the gain over passes, from at most ten batch means (Law and Kelton, Simulation
+    Modeling and Analysis, 9.5.3), and at least the counting noise: two counts of n events differ by
+    a share of sqrt(2 / n).
 
     Args:
-        before_P: cost of each judged pass without the plan.
+        before_P: cost of each hold-out pass without the plan.
         after_P: the same with it.
-        counted: events that were recorded, of all passes: token copies on busiest ranks.
+        counted: recorded events of all passes: token copies on most-loaded ranks.
     """
     counting = CONFIDENCE_FACTOR * math.sqrt(2.0 / max(counted, 1.0))
     passes = len(before_P)
     if passes < 2:
         return counting
-    stretches = min(passes, MOST_STRETCHES)
-    gains = [part.mean() for part in np.array_split(1.0 - after_P / before_P, stretches)]
-    factor = FEW_PASSES_FACTORS[stretches - 2]
-    return max(counting, float(factor * np.std(gains, ddof=1) / math.sqrt(stretches)))
+    batches = min(passes, MAX_BATCHES)
+    gains = [part.mean() for part in np.array_split(1.0 - after_P / before_P, batches)]
+    factor = FEW_PASSES_FACTORS[batches - 2]
+    return max(counting, float(factor * np.std(gains, ddof=1) / math.sqrt(batches)))
 
 
-def verdict_of(
+def to_verdict(
     *,
     gain_ratio: float,
     noise_ratio: float,
@@ -81,39 +80,39 @@ def verdict_of(
     baseline_worst: Sequence[float],
     migration: MigrationCost | None,
     rebalance_s: float | None,
-    saved: str = "for the busiest ranks to do",
+    saved: str = "load on the most-loaded ranks",
     loads: Loads | None = None,
-    rule_gain_ratio: float | None = None,
-    rule_noise_ratio: float = 0.0,
+    eplb_gain_ratio: float | None = None,
+    eplb_noise_ratio: float = 0.0,
 ) -> Verdict:
-    """Judge a plan; the first reason that speaks against it is given.
+    """Return the verdict on a plan, with the first reason against it, if any.
 
     Args:
         gain_ratio: share of the cost that the plan saves.
-        noise_ratio: what that is uncertain by.
+        noise_ratio: uncertainty of that.
         step_gain_ratio: share of a whole pass; None without a price.
-        left_out: workloads judged on plans that were made without them.
-        baseline_worst: of each of them, the worst layer's ratio without a plan.
-        migration: cost of the move; None without a running placement.
-        rebalance_s: how long the placement will run; None: for long.
-        saved: what there is less of.
-        loads: where something else than the load was made small.
-        rule_gain_ratio: share of the same cost that EPLB's rule saves; None where a limit on moved
+        left_out: leave-one-out results.
+        baseline_worst: for each of them, the worst layer's imbalance without a plan.
+        migration: cost of the move; None without a current placement.
+        rebalance_s: how long the placement will run; None: indefinitely.
+        saved: what is saved, in words.
+        loads: where the objective is not the load.
+        eplb_gain_ratio: share of the same cost that EPLB's rule saves; None where a limit on moved
             experts forbids its placement.
-        rule_noise_ratio: what the difference of both shares is uncertain by.
+        eplb_noise_ratio: uncertainty of the difference of both shares.
     """
     loads = loads or Loads(outcomes=(), noises=(), slack_ratio=0.0)
     fragile = _overloaded(loads) or _fragile(left_out, baseline_worst)
-    against = fragile or _too_small(gain_ratio, noise_ratio, step_gain_ratio, saved)
-    against = against or _below_rule(gain_ratio, rule_gain_ratio, rule_noise_ratio)
-    if not against and migration is not None and rebalance_s is not None:
-        against = _move_costs_more(migration, rebalance_s)
-    word = "fragile" if fragile else "not worth it" if against else "worth it"
+    reason_against = fragile or _too_small(gain_ratio, noise_ratio, step_gain_ratio, saved)
+    reason_against = reason_against or _below_eplb(gain_ratio, eplb_gain_ratio, eplb_noise_ratio)
+    if not reason_against and migration is not None and rebalance_s is not None:
+        reason_against = _move_costs_more(migration, rebalance_s)
+    word = "fragile" if fragile else "not worth it" if reason_against else "worth it"
     praise = _praise(gain_ratio, noise_ratio, step_gain_ratio, saved) + _more(loads.outcomes)
-    praise += _like_rule(gain_ratio, rule_gain_ratio, rule_noise_ratio)
+    praise += _like_eplb(gain_ratio, eplb_gain_ratio, eplb_noise_ratio)
     return Verdict(
         word=word,
-        reason=against or praise,
+        reason=reason_against or praise,
         gain_ratio=gain_ratio,
         noise_ratio=noise_ratio,
         step_gain_ratio=step_gain_ratio,
@@ -126,17 +125,17 @@ def _overloaded(loads: Loads) -> str:
         most = min(FRAGILE_RATIO * allowed, OVERLOAD_RATIO * one.imbalance_before)
         if one.imbalance_after > max(most, (1.0 + noise) * allowed):
             return (
-                f"on {one.workload!r} the busiest ranks carry {one.imbalance_after:.2f} times the"
-                f" mean, {one.imbalance_before:.2f} without a plan and {one.imbalance_rule:.2f} by"
-                " EPLB's rule: their load is limited on the mean of the workloads; plan for fewer"
-                " at once, or for less traffic_slack_ratio"
+                f"on {one.workload!r} the most-loaded ranks carry {one.imbalance_after:.2f} times"
+                f" the mean, {one.imbalance_before:.2f} without a plan and"
+                f" {one.imbalance_rule:.2f} by EPLB's rule: their load is limited on the mean of"
+                " the workloads; plan for fewer at once, or for less traffic_slack_ratio"
             )
     return ""
 
 
 def _more(loads: Sequence[WorkloadOutcome]) -> str:
     more = max((one.imbalance_after / one.imbalance_before - 1.0 for one in loads), default=0.0)
-    return f"; the busiest ranks have up to {more:.1%} more to do" if more > 0.001 else ""
+    return f"; the most-loaded ranks have up to {more:.1%} more load" if more > 0.001 else ""
 
 
 def _fragile(left_out: Sequence[LeftOut], baseline_worst: Sequence[float]) -> str:
@@ -175,21 +174,21 @@ def _too_small(gain: float, noise: float, step_gain: float | None, saved: str) -
     return ""
 
 
-def _below_rule(gain: float, rule_gain: float | None, noise: float) -> str:
-    if rule_gain is None or rule_gain - gain <= noise:
+def _below_eplb(gain: float, eplb_gain: float | None, noise: float) -> str:
+    if eplb_gain is None or eplb_gain - gain <= noise:
         return ""
-    beyond = f", {rule_gain - gain:.2%} more, beyond the noise of {noise:.2%}" if noise else ""
+    beyond = f", {eplb_gain - gain:.2%} more, beyond the noise of {noise:.2%}" if noise else ""
     return (
-        f"EPLB's rule saves {rule_gain:.2%} where this saves {gain:.2%}{beyond}; take its"
+        f"EPLB's rule saves {eplb_gain:.2%} where this saves {gain:.2%}{beyond}; take its"
         " placement, which is among the alternatives"
     )
 
 
-def _like_rule(gain: float, rule_gain: float | None, noise: float) -> str:
-    if rule_gain is None or rule_gain == gain or abs(rule_gain - gain) > noise:
+def _like_eplb(gain: float, eplb_gain: float | None, noise: float) -> str:
+    if eplb_gain is None or eplb_gain == gain or abs(eplb_gain - gain) > noise:
         return ""
     return (
-        f"; no better or worse than EPLB's rule, which saves {rule_gain:.2%}, within the noise of"
+        f"; no better or worse than EPLB's rule, which saves {eplb_gain:.2%}, within the noise of"
         f" {noise:.2%} between the two"
     )
 

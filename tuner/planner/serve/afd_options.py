@@ -1,18 +1,18 @@
-"""Cells that a release launches: attention servers with an FFN server each, as decode options.
+"""AFD units that a release launches: attention servers with an FFN server each, as decode options.
 
     A = r F attention devices, F devices of the FFN server, which divide the experts; r up to 8, and
     1/2 and 1/4, which only say what the plugin's rule costs; or both sides T x D
 
-A cell is one decode option of A + F devices of one pool, so that the program of prefill and decode,
+An AFD unit is one decode option of A + F devices of one pool, so the program of prefill and decode,
 its routes, the simulation and the spare capacity are those of the disaggregated mode. A step is
 tuner/costs/serving/remote_ffn.py's. Where A + F devices lie in one scale-up domain messages take
-its links, else each device's share of the network cards.
+its links, else each device's share of the NICs.
 
-Steps hold at most 1,024 tokens, since prompts are read elsewhere: the FFN server must have room for
-the steps of all its peers together.
+Steps hold at most 1,024 tokens, since prompts are prefilled elsewhere: the FFN server must have
+room for the steps of all its peers together.
 
-Not covered: cells over two pools; numbers of attention devices that are no multiple of F, which the
-plugin takes; experts that are sliced; the spread of a cell over domains that hold a side whole.
+Not covered: AFD units over two pools; numbers of attention devices that are no multiple of F, which
+the plugin accepts; expert tensor parallelism; units over several domains that each hold one side.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.engine import Degrees, Engine, Exchange
+from tuner.costs.serving.engine import A2aBackend, Degrees, Engine
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.remote_ffn import (
@@ -32,96 +32,98 @@ from tuner.costs.serving.remote_ffn import (
 )
 from tuner.planner.serve.choices import Budget
 from tuner.planner.serve.demand import MOST_RUNNING, Demand
-from tuner.planner.serve.dominance import undominated
+from tuner.planner.serve.dominance import drop_dominated
 from tuner.planner.serve.expert_copies import ExpertCopies
-from tuner.planner.serve.options import Option, PoolSite, decode_options
+from tuner.planner.serve.options import Option, ServingPool, decode_options
 from tuner.spec.cluster import Pool
 
 LARGEST_SIDE: Final = 64
-"""Devices of one role in a cell."""
+"""Devices of one role in a unit."""
 PEERS: Final = (1, 2, 3, 4, 6, 8)
 """Attention devices of an FFN device."""
 FEWER: Final = (2, 4)
 """FFN devices of an attention device, beyond one."""
 BUDGET: Final = Budget(tokens=MOST_RUNNING, is_chunked=True)
-NO_FFN_ROOM: Final = "no memory for the experts of a cell beside the steps of its attention devices"
+NO_FFN_ROOM: Final = (
+    "no memory for the experts of an AFD unit beside the steps of its attention devices"
+)
 
 Refuse = Callable[[Option], str]
-"""Says in a line why a release does not launch a cell; empty: it does."""
+"""Says in a line why a release does not launch an AFD unit; empty: it does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PricedCells:
-    """What was found."""
+class PricedAfdUnits:
+    """Priced AFD units."""
 
     options: tuple[Option, ...] = ()
     refused: tuple[Option, ...] = ()
     """Those that serve, and that the release refuses."""
     illegal_by: Mapping[str, int] = field(default_factory=dict)
-    """Cells that cannot serve or are refused, by what stands in the way, most first."""
+    """Units that cannot serve or are refused, by the reason, most first."""
 
 
-def priced_cells(
-    sites: tuple[PoolSite, ...],
+def price_afd_options(
+    serving_pools: tuple[ServingPool, ...],
     *,
     decoder: Decoder,
     formats: Formats,
     engine: Engine,
     demand: Demand,
     loads: ExpertLoads | None,
-    page_of_pool: Mapping[str, int],
+    page_by_pool: Mapping[str, int],
     refuse: Refuse,
-) -> PricedCells:
-    """Price every cell, and part those that the release refuses.
+) -> PricedAfdUnits:
+    """Price every AFD unit, and separate those that the release refuses.
 
     Args:
-        sites: pools; a cell stands on one of them.
+        serving_pools: pools; a unit runs on one of them.
         decoder: the model.
         formats: its storage.
         engine: that serves.
         demand: the traffic.
         loads: of the experts, as recorded; None: those of the kernel tables.
-        page_of_pool: tokens of a page, where it is not the engine's own.
-        refuse: called with every cell that serves.
+        page_by_pool: tokens of a page, where it is not the engine's own.
+        refuse: called with every unit that serves.
     """
     launched: list[Option] = []
     refused: list[Option] = []
     illegal: Counter[str] = Counter()
-    for site in sites:
-        for own, ffn_degrees in sides_of(site.pool, decoder):
+    for serving_pool in serving_pools:
+        for own, ffn_degrees in sides_of(serving_pool.pool, decoder):
             ffn = Iteration(
                 decoder=decoder,
                 formats=formats,
                 degrees=ffn_degrees,
                 engine=engine,
-                machine=site.machine,
-                exchange=Exchange.ALLGATHER,
+                machine=serving_pool.machine,
+                a2a_backend=A2aBackend.ALLGATHER,
                 loads=_borne(loads, decoder, ranks=ffn_degrees.expert),
             )
-            if not _has_room(ffn, site, peers=own.devices / ffn_degrees.devices, running=1):
+            if not _has_room(ffn, serving_pool, peers=own.devices / ffn_degrees.devices, running=1):
                 illegal[NO_FFN_ROOM] += 1
                 continue
             for halves in (False, True)[: 1 + (own.attention_data > 1)]:
-                cell = remote_ffn_step(ffn, own, site, halves=halves)
+                unit = remote_ffn_step(ffn, own, serving_pool, halves=halves)
                 made, reason = decode_options(
-                    site,
-                    cell,
+                    serving_pool,
+                    unit,
                     budget=BUDGET,
                     demand=demand,
-                    page_tokens=page_of_pool.get(site.pool.name),
+                    page_tokens=page_by_pool.get(serving_pool.pool.name),
                 )
                 illegal.update([reason] if reason else [])
                 for option in made:
-                    if not _has_room(ffn, site, peers=cell.peers, running=option.running):
+                    if not _has_room(ffn, serving_pool, peers=unit.peers, running=option.running):
                         illegal[NO_FFN_ROOM] += 1
-                    elif answer := refuse(option):
-                        illegal[answer] += 1
+                    elif refusal := refuse(option):
+                        illegal[refusal] += 1
                         refused.append(option)
                     else:
                         launched.append(option)
-    return PricedCells(
-        options=undominated(launched),
-        refused=undominated(refused),
+    return PricedAfdUnits(
+        options=drop_dominated(launched),
+        refused=drop_dominated(refused),
         illegal_by=dict(illegal.most_common()),
     )
 
@@ -152,21 +154,21 @@ def sides_of(pool: Pool, decoder: Decoder) -> Iterator[tuple[Degrees, Degrees]]:
 
 
 def remote_ffn_step(
-    ffn: Iteration, own: Degrees, site: PoolSite, *, halves: bool
+    ffn: Iteration, own: Degrees, serving_pool: ServingPool, *, halves: bool
 ) -> RemoteFfnIteration:
     """Return the steps of attention servers with such an FFN server, both on one pool.
 
     Args:
         ffn: the server of the networks.
         own: degrees of the attention server.
-        site: where both stand.
+        serving_pool: where both run.
         halves: batches run as two halves.
     """
-    pool, sheet = site.pool, site.machine.sheet
+    pool, sheet = serving_pool.pool, serving_pool.machine.sheet
     card = (pool.nic or sheet.scale_out_bytes_per_s) / pool.oversubscription
     link = peer_link(
         inside_bytes_per_s=sheet.scale_up_bytes_per_s,
-        card_bytes_per_s=card * pool.nics / pool.devices_per_node,
+        nic_bytes_per_s=card * pool.nics / pool.devices_per_node,
         is_inside=own.devices + ffn.degrees.devices <= pool.domain,
     )
     return RemoteFfnIteration(
@@ -174,25 +176,25 @@ def remote_ffn_step(
         formats=ffn.formats,
         degrees=own,
         engine=ffn.engine,
-        machine=site.machine,
+        machine=serving_pool.machine,
         two_batch_overlap=halves,
         ffn=ffn,
         link=link,
     )
 
 
-def _has_room(ffn: Iteration, site: PoolSite, *, peers: float, running: int) -> bool:
+def _has_room(ffn: Iteration, serving_pool: ServingPool, *, peers: float, running: int) -> bool:
     several = max(peers, 1.0)
     return ffn_fits(
         ffn,
-        memory_bytes=site.memory_bytes,
+        memory_bytes=serving_pool.memory_bytes,
         step_tokens=round(several * BUDGET.tokens),
         running=round(several * running),
     )
 
 
 def _borne(loads: ExpertLoads | None, decoder: Decoder, *, ranks: int) -> ExpertLoads | None:
-    """Return what the ranks of an FFN server bear; it keeps no copies of experts."""
+    """Return the loads of an FFN server's ranks; it has no redundant experts."""
     own = decoder.experts
     if own is None:
         return None

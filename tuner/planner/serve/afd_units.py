@@ -1,21 +1,21 @@
-"""Cells of decode with attention and experts apart: what every pair of sizes serves.
+"""AFD units (attention-FFN disaggregation of decode): what every pair of sizes serves.
 
-A cell is n_a attention devices and n_e expert devices, of one pool or of two with a link between
+A unit is n_a attention devices and n_e expert devices, of one pool or of two with a link between
 them. Memory bounds the requests B in flight, the target of the time per token bounds T(B), and
 
-    x(n_a, n_e) = max over allowed B of B / (O T(B))      requests a second of a cell
+    x(n_a, n_e) = max over allowed B of B / (O T(B))      requests a second of a unit
 
-By Little's law a cell keeps its target at a rate exactly where the rate is at most x, since T
+By Little's law a unit keeps its target at a rate exactly where the rate is at most x, since T
 grows more slowly than B: the batch at which it then runs is B = rate O T(B).
 
 Source: Janus (arXiv:2512.13525), sizing by enumeration at the steady state of Little's law; T is
-that of tuner/costs/serving/afd_step.py, the exchange that of tuner/costs/serving/two_phase.py.
+that of tuner/costs/serving/afd_step.py, the all-to-all that of tuner/costs/serving/two_phase.py.
 
-Letters: N batches of a cell, M tokens that experts are priced at; O tokens of an answer.
-With recorded loads experts stand in copies and are counted as replicas.py has it; without any they
-are dealt out evenly, once each, under uniform routing.
+Letters: N batches of a unit, M tokens that experts are priced at; O output tokens.
+With recorded loads experts have copies and are counted by replicas.py; without any they
+are distributed evenly, once each, under uniform routing.
 
-Not covered: tensor-parallel attention; other cells on the same cards.
+Not covered: tensor-parallel attention; other AFD units on the same NICs.
 """
 
 import itertools
@@ -47,15 +47,15 @@ from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.two_phase import Side, Wire, two_phase_s
 from tuner.planner.serve.demand import MOST_RUNNING, Demand
-from tuner.planner.serve.options import PoolSite, most_running
+from tuner.planner.serve.options import ServingPool, most_running
 from tuner.planner.serve.replicas import ReplicaCounts
 from tuner.spec.cluster import Cluster, Pool
 
-CountsOf = Callable[[PoolSite], Activated]
+CountsOf = Callable[[ServingPool], Activated]
 """How the experts that a device of a pool reads are counted."""
 
 LARGEST_SIDE: Final = 64
-"""Devices of one role in a cell."""
+"""Devices of one role in a unit."""
 BATCHES: Final = 48
 """Requests of an attention device that are tried, evenly in their logarithm."""
 EXPERT_BATCHES: Final = 96
@@ -63,11 +63,11 @@ EXPERT_BATCHES: Final = 96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cell:
+class AfdUnit:
     """Attention devices with the expert devices that serve them."""
 
-    attention: PoolSite
-    experts: PoolSite
+    attention: ServingPool
+    experts: ServingPool
     attention_devices: int
     expert_devices: int
     batch_N: Floats
@@ -76,7 +76,7 @@ class Cell:
     rate_per_s: float
     """Requests a second within the target of the time per token."""
     output_tokens: float
-    """Of a mean answer."""
+    """Of a mean request."""
 
     @property
     def devices(self) -> int:
@@ -95,7 +95,7 @@ class Cell:
             most=float(self.batch_N[-1]),
         )
         if batch is None:
-            raise ValueError("a chosen cell serves its share of the traffic")
+            raise ValueError("a chosen AFD unit serves its share of the traffic")
         return batch
 
 
@@ -103,7 +103,7 @@ class Cell:
 class _AttentionSide:
     """One attention device of a pool, priced over its requests."""
 
-    site: PoolSite
+    serving_pool: ServingPool
     b_N: Floats
     seconds: AttentionSeconds
 
@@ -112,20 +112,20 @@ class _AttentionSide:
 class _ExpertSide:
     """So many expert devices of a pool, priced over the tokens of a layer."""
 
-    site: PoolSite
+    serving_pool: ServingPool
     devices: int
     tokens_M: Floats
     seconds_M: Floats
 
 
-def everywhere_uniform(site: PoolSite) -> Activated:
+def everywhere_uniform(serving_pool: ServingPool) -> Activated:
     """Count under uniform routing, whatever the pool."""
-    del site
+    del serving_pool
     return uniform_activated
 
 
-def cells_of(
-    sites: Sequence[PoolSite],
+def cell_groups(
+    serving_pools: Sequence[ServingPool],
     *,
     decoder: Decoder,
     formats: Formats,
@@ -133,12 +133,14 @@ def cells_of(
     demand: Demand,
     cluster: Cluster,
     activated: CountsOf = everywhere_uniform,
-) -> Iterator[Cell]:
+) -> Iterator[AfdUnit]:
     """Price every pair of sizes that memory allows and that keeps the target with one request."""
-    counted = {site.pool.name: activated(site) for site in sites}
+    format_devices = {
+        serving_pool.pool.name: activated(serving_pool) for serving_pool in serving_pools
+    }
     of_experts = [
         _ExpertSide(
-            site=site,
+            serving_pool=serving_pool,
             devices=devices,
             tokens_M=tokens_M,
             seconds_M=expert_seconds(
@@ -146,66 +148,78 @@ def cells_of(
                 formats,
                 tokens_M,
                 devices=devices,
-                machine=site.machine,
+                machine=serving_pool.machine,
                 engine=engine,
-                activated=counted[site.pool.name],
+                activated=format_devices[serving_pool.pool.name],
             ),
         )
         for tokens_M in [np.geomspace(1.0, float(LARGEST_SIDE * MOST_RUNNING), EXPERT_BATCHES)]
-        for site in sites
-        for devices in _expert_sizes(site, decoder, formats)
+        for serving_pool in serving_pools
+        for devices in _expert_sizes(serving_pool, decoder, formats)
     ]
-    of_attention = list(_attention_sides(sites, decoder, formats, engine, demand))
+    of_attention = list(_attention_sides(serving_pools, decoder, formats, engine, demand))
     for attention, experts in itertools.product(of_attention, of_experts):
-        is_one = attention.site is experts.site
-        wire = None if is_one else wire_between(attention.site.pool, experts.site.pool, cluster)
+        is_one = attention.serving_pool is experts.serving_pool
+        wire = (
+            None
+            if is_one
+            else wire_between(attention.serving_pool.pool, experts.serving_pool.pool, cluster)
+        )
         if wire is None and not is_one:
             continue
-        left = attention.site.pool.num_devices - (experts.devices if is_one else 0)
+        left = attention.serving_pool.pool.num_devices - (experts.devices if is_one else 0)
         for devices in range(1, min(left, LARGEST_SIDE) + 1):
-            cell = _cell(attention, experts, devices, wire=wire, decoder=decoder, demand=demand)
-            if cell is not None:
-                yield cell
+            unit = _build_unit(
+                attention, experts, devices, wire=wire, decoder=decoder, demand=demand
+            )
+            if unit is not None:
+                yield unit
 
 
 def counting(decoder: Decoder, formats: Formats, loads: ExpertLoads | None) -> CountsOf:
     """Return how the experts that a device of each pool reads are counted."""
 
-    def of(site: PoolSite) -> Activated:
-        slots = expert_slots(decoder, formats, memory_bytes=site.memory_bytes)
+    def of(serving_pool: ServingPool) -> Activated:
+        slots = expert_slots(decoder, formats, memory_bytes=serving_pool.memory_bytes)
         return uniform_activated if loads is None else ReplicaCounts(loads=loads, slots=slots)
 
     return of
 
 
-def _expert_sizes(site: PoolSite, decoder: Decoder, formats: Formats) -> range:
-    least = least_expert_devices(decoder, formats, memory_bytes=site.memory_bytes)
-    most = min(site.pool.num_devices, experts_of(decoder).num, LARGEST_SIDE)
+def _expert_sizes(serving_pool: ServingPool, decoder: Decoder, formats: Formats) -> range:
+    least = least_expert_devices(decoder, formats, memory_bytes=serving_pool.memory_bytes)
+    most = min(serving_pool.pool.num_devices, experts_of(decoder).num, LARGEST_SIDE)
     return range(0) if least is None else range(least, most + 1)
 
 
 def _attention_sides(
-    sites: Sequence[PoolSite], decoder: Decoder, formats: Formats, engine: Engine, demand: Demand
+    serving_pools: Sequence[ServingPool],
+    decoder: Decoder,
+    formats: Formats,
+    engine: Engine,
+    demand: Demand,
 ) -> Iterator[_AttentionSide]:
-    for site in sites:
+    for serving_pool in serving_pools:
         one = Iteration(
             decoder=decoder,
             formats=formats,
             degrees=Degrees(),
             engine=engine,
-            machine=site.machine,
+            machine=serving_pool.machine,
         )
-        cache = attention_cache_tokens(one, memory_bytes=site.memory_bytes)
+        cache = attention_cache_tokens(one, memory_bytes=serving_pool.memory_bytes)
         if cache < demand.longest_input + demand.longest_output:
             continue
         b_N = np.geomspace(1.0, most_running(cache, demand, engine=engine), BATCHES)
         past = demand.input_tokens + 0.5 * demand.output_tokens
         yield _AttentionSide(
-            site=site, b_N=b_N, seconds=attention_seconds(one, b_N, past_tokens=past)
+            serving_pool=serving_pool,
+            b_N=b_N,
+            seconds=attention_seconds(one, b_N, past_tokens=past),
         )
 
 
-def _cell(
+def _build_unit(
     attention: _AttentionSide,
     experts: _ExpertSide,
     devices: int,
@@ -213,23 +227,23 @@ def _cell(
     wire: Wire | None,
     decoder: Decoder,
     demand: Demand,
-) -> Cell | None:
+) -> AfdUnit | None:
     batch_N = devices * attention.b_N
-    exchange_N = two_phase_s(
+    all_to_all_N = two_phase_s(
         batch_N,
         row_bytes=activation_bytes(decoder),
-        attention=side_of(attention.site, devices),
-        experts=side_of(experts.site, experts.devices),
+        attention=side_of(attention.serving_pool, devices),
+        experts=side_of(experts.serving_pool, experts.devices),
         wire=wire,
     )
     experts_N = np.interp(np.log(batch_N), np.log(experts.tokens_M), experts.seconds_M)
-    tpot_s_N = step_seconds(attention.seconds, experts_N, exchange_N, layers=moe_layers(decoder))
+    tpot_s_N = step_seconds(attention.seconds, experts_N, all_to_all_N, layers=moe_layers(decoder))
     batch = _most_allowed(batch_N, tpot_s_N, limit_s=demand.tpot_s)
     if batch is None:
         return None
-    return Cell(
-        attention=attention.site,
-        experts=experts.site,
+    return AfdUnit(
+        attention=attention.serving_pool,
+        experts=experts.serving_pool,
         attention_devices=devices,
         expert_devices=experts.devices,
         batch_N=batch_N,
@@ -251,20 +265,20 @@ def _most_allowed(batch_N: Floats, tpot_s_N: Floats, *, limit_s: float) -> float
     return float(np.interp(limit_s, tpot_s_N[pair], batch_N[pair]))
 
 
-def side_of(site: PoolSite, devices: int) -> Side:
+def side_of(serving_pool: ServingPool, devices: int) -> Side:
     """Return so many devices of a pool with their links."""
-    pool, sheet = site.pool, site.machine.sheet
+    pool, sheet = serving_pool.pool, serving_pool.machine.sheet
     card = (pool.nic or sheet.scale_out_bytes_per_s) / pool.oversubscription
     return Side(
         devices=devices,
         domain=pool.domain,
         inside_bytes_per_s=sheet.scale_up_bytes_per_s,
-        card_bytes_per_s=card * pool.nics / pool.devices_per_node,
+        nic_bytes_per_s=card * pool.nics / pool.devices_per_node,
     )
 
 
 def wire_between(one: Pool, other: Pool, cluster: Cluster) -> Wire | None:
     """Return the fastest link between two pools."""
-    found = [link for link in cluster.links if set(link.between) == {one.name, other.name}]
-    best = max(found, key=lambda link: link.bandwidth, default=None)
+    links_between = [link for link in cluster.links if set(link.between) == {one.name, other.name}]
+    best = max(links_between, key=lambda link: link.bandwidth, default=None)
     return None if best is None else Wire(bytes_per_s=best.bandwidth, latency_s=best.latency)

@@ -1,4 +1,4 @@
-"""What a plan takes for granted, in sentences: experts' loads, closed loops, tails, drafts."""
+"""Assumptions of a plan, in sentences: experts' loads, closed loops, tails, drafts."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -16,7 +16,7 @@ LONG_RATIO: Final = 1.1
 said."""
 
 
-def assumptions_of(spec: ServeSpec, demand: Demand, choices: Choices) -> Iterator[str]:
+def plan_assumptions(spec: ServeSpec, demand: Demand, choices: Choices) -> Iterator[str]:
     """Say what is not known of a deployment and was assumed."""
     yield from _loads(spec, choices)
     yield from _traffic(spec, demand)
@@ -55,9 +55,9 @@ def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:
     traffic = spec.goal.traffic
     if demand.concurrency is not None:
         yield (
-            f"the closed loop is played as benchmark clients do: {demand.concurrency} requests at"
-            f" once, {ROUNDS * demand.concurrency} in all, each {DELAY_S * 1e3:.0f} ms after an"
-            " answer, of the lengths that the spec states; means hold the first burst too"
+            f"the closed loop is simulated as benchmark clients do: {demand.concurrency} requests"
+            f" at once, {ROUNDS * demand.concurrency} in all, each {DELAY_S * 1e3:.0f} ms after a"
+            " request ends, of the lengths that the spec states; means hold the first burst too"
         )
     if traffic.prefix_hit and demand.cached_N is None:
         where = (
@@ -69,18 +69,16 @@ def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:
     mean = demand.input_tokens + demand.output_tokens
     if demand.held_tokens > LONG_RATIO * mean:
         yield (
-            f"long answers run longest: a running sequence will hold {demand.held_tokens:.0f}"
+            f"long outputs run longest: a running sequence will hold {demand.held_tokens:.0f}"
             f" tokens on average, a request {mean:.0f}; {_room(spec)}"
         )
 
 
 def _room(spec: ServeSpec) -> str:
     """Say what memory has room for, as the engine lets requests in."""
-    if TRAITS[Engine(spec.goal.engine.name)].reserves_answers:
-        return (
-            "batches leave room for the whole answers of all that run but once in a hundred looks"
-        )
+    if TRAITS[Engine(spec.goal.engine.name)].reserves_output:
+        return "batches leave room for the whole outputs of all that run, except 1 % of the time"
     return (
-        "batches leave room for what all that run have by then but once in a hundred looks, when"
-        " the newest is preempted and read again"
+        "batches leave room for what all that run hold, except 1 % of the time, when the newest is"
+        " preempted and recomputed"
     )

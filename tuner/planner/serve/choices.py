@@ -1,8 +1,8 @@
 """What may vary beside an instance's degrees: token budgets of a step, drafting, overlap, loads.
 
 Budgets are of one attention-data rank: 2048 to 16384 tokens. Small ones keep the steps of running
-sequences short, large ones read prompts in fewer steps; engines that take whole prompts unless told
-to part them are asked for both where a budget holds the longest request.
+sequences short, large ones prefill prompts in fewer steps; engines that take whole prompts unless
+chunked prefill is on are priced both ways where a budget holds the longest request.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
-from tuner.costs.serving.engine import TRAITS, Batching, Degrees, Engine, Exchange
+from tuner.costs.serving.engine import TRAITS, A2aBackend, Batching, Degrees, Engine
 from tuner.costs.serving.speculative import Drafting
 from tuner.planner.serve.expert_copies import ExpertCopies
 
@@ -25,7 +25,7 @@ class Budget:
 
     tokens: int
     is_chunked: bool
-    """Prompts are parted to fill it."""
+    """Prompts are split to fill it (chunked prefill)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,26 +35,26 @@ class Choices:
     budgets: tuple[Budget, ...]
     drafting: Drafting | None = None
     """Tried beside none."""
-    exchanges: tuple[Exchange, ...] = (Exchange.LEAST,)
+    a2a_backends: tuple[A2aBackend, ...] = (A2aBackend.LEAST,)
     """Of data ranks."""
-    overlapped: frozenset[Exchange] = frozenset()
+    overlapped: frozenset[A2aBackend] = frozenset()
     """Those behind which the other half of a batch may compute, which is tried too."""
     copies: ExpertCopies = field(default_factory=ExpertCopies)
     """Recorded loads of experts, and whether an expert may have copies."""
-    page_of_pool: Mapping[str, int] = field(default_factory=dict)
+    page_by_pool: Mapping[str, int] = field(default_factory=dict)
     """Tokens of a page, where it is not the engine's own."""
 
-    def variants(self, degrees: Degrees) -> Iterator[tuple[Drafting | None, Exchange, bool]]:
-        """Yield drafting, the exchange, and whether two half batches overlap."""
+    def variants(self, degrees: Degrees) -> Iterator[tuple[Drafting | None, A2aBackend, bool]]:
+        """Yield drafting, the all-to-all, and whether two half batches overlap."""
         drafts = (None,) if self.drafting is None else (None, self.drafting)
-        exchanges = self.exchanges if degrees.attention_data > 1 else (self.exchanges[0],)
-        for drafting, exchange in product(drafts, exchanges):
-            yield drafting, exchange, False
-            if degrees.attention_data > 1 and exchange in self.overlapped:
-                yield drafting, exchange, True
+        a2a_backends = self.a2a_backends if degrees.attention_data > 1 else (self.a2a_backends[0],)
+        for drafting, a2a_backend in product(drafts, a2a_backends):
+            yield drafting, a2a_backend, False
+            if degrees.attention_data > 1 and a2a_backend in self.overlapped:
+                yield drafting, a2a_backend, True
 
 
-def budgets_of(engine: Engine, *, longest: int) -> tuple[Budget, ...]:
+def engine_budgets(engine: Engine, *, longest: int) -> tuple[Budget, ...]:
     """Return the budgets that an engine can be given.
 
     Args:

@@ -32,7 +32,9 @@ LEAST_SLICE: Final = 128
 """Columns of a sliced expert; narrower ones fill no tile of a tensor core."""
 
 
-def degrees_of(pool: Pool, decoder: Decoder, *, has_copies: bool = False) -> Iterator[Degrees]:
+def instance_degrees(
+    pool: Pool, decoder: Decoder, *, has_copies: bool = False
+) -> Iterator[Degrees]:
     """Yield every split, small instances first; pipelines after all others.
 
     Args:

@@ -1,23 +1,23 @@
-"""What the traffic asks for: requests a second, mean lengths, and the lengths to keep room for.
+"""The traffic in numbers: requests a second, mean lengths, and the lengths to keep room for.
 
-    I, O    tokens of a prompt and of an answer, as random numbers
+    I, O    tokens of a prompt and of its output, as random numbers
 
 In a closed loop of C requests the rate follows from their latency (Little's law): to keep every
 request within its targets, a deployment must serve at least C / (TTFT + E[O] TPOT) requests a
 second.
 
-Sequences that run are not requests as they come: an answer of O tokens runs O steps, so that long
-ones are met in proportion to their length (the inspection paradox; Feller, An Introduction to
+Sequences that run are not requests as they come: an output of O tokens takes O steps, so that long
+ones are sampled in proportion to their length (the inspection paradox; Feller, An Introduction to
 Probability Theory and Its Applications, volume 2, I.4):
 
     held    mean of I + O among those that run    E[O (I + O)] / E[O]
     past    mean of I and half of O among them    E[O (I + O / 2)] / E[O]
 
-For fixed lengths these are I + O and I + O / 2. For answers with heavy tails, as reasoning models
+For fixed lengths these are I + O and I + O / 2. For outputs with heavy tails, as reasoning models
 give (arXiv:2510.18672), they are far above the means, and memory is planned for what many of them
-take together but once in a hundred looks (occupancy.py).
+take together except 1 % of the time (occupancy.py).
 
-Not covered: prompts and answers that go together, unless a trace has them as pairs.
+Not covered: correlated prompt and output lengths, unless a trace has them as pairs.
 """
 
 import math
@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.errors import SpecError
-from tuner.planner.serve.occupancy import grown, taken_together
+from tuner.planner.serve.occupancy import grown, joint_quantiles
 from tuner.spec.files import shown_path
 from tuner.spec.serving.goal import Percentiles, ServeGoal
 from tuner.spec.serving.lengths import (
@@ -85,12 +85,12 @@ class Demand:
     held_tokens: float
     """Of a sequence that runs, when it will have ended; mean."""
     past_tokens: float
-    """Of a sequence that runs, at a look at any time; mean."""
+    """Of a sequence that runs, at a random time; mean."""
     reserved_N: Floats
     """Tokens within which 1, 2, … sequences that run will have ended, all of them, but once in a
-    hundred looks: what is set aside where an engine reserves whole answers."""
+    hundred looks: what is set aside where an engine reserves whole outputs."""
     grown_N: Floats
-    """The same of what they have at a look, where it takes memory as answers grow."""
+    """The same of what they have at a random time, where it takes memory as outputs grow."""
     ttft_s: float
     tpot_s: float
     """The strictest targets, as means that a plan is priced against; infinite without one."""
@@ -106,7 +106,7 @@ class Demand:
         return sys.maxsize if self.concurrency is None else self.concurrency
 
 
-def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
+def build_demand(goal: ServeGoal, *, longest: int) -> Demand:
     """Read the traffic of a goal.
 
     Args:
@@ -143,9 +143,9 @@ def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
         slowest = min(ttft_s, NO_TARGET_TTFT_S) + means[1] * min(tpot_s, NO_TARGET_TPOT_S)
         rate = traffic.concurrency / slowest
     longest_input = min(tails[0], longest - 1)
-    prompts = np.minimum(lengths[0], longest - 1.0)
-    answers = np.clip(lengths[1], 1.0, longest - prompts)
-    weight = lengths[2] * answers / (lengths[2] @ answers)
+    prompt_lengths = np.minimum(lengths[0], longest - 1.0)
+    output_lengths = np.clip(lengths[1], 1.0, longest - prompt_lengths)
+    weight = lengths[2] * output_lengths / (lengths[2] @ output_lengths)
     return Demand(
         rate_per_s=rate,
         input_tokens=means[0],
@@ -154,10 +154,10 @@ def demand_of(goal: ServeGoal, *, longest: int) -> Demand:
         longest_input=longest_input,
         longest_output=max(min(tails[1], longest - longest_input), 1),
         most_tokens=longest,
-        held_tokens=float(weight @ (prompts + answers)),
-        past_tokens=float(weight @ (prompts + 0.5 * answers)),
-        reserved_N=taken_together(prompts + answers, weight, most=MOST_RUNNING),
-        grown_N=taken_together(*grown(prompts, answers, weight), most=MOST_RUNNING),
+        held_tokens=float(weight @ (prompt_lengths + output_lengths)),
+        past_tokens=float(weight @ (prompt_lengths + 0.5 * output_lengths)),
+        reserved_N=joint_quantiles(prompt_lengths + output_lengths, weight, most=MOST_RUNNING),
+        grown_N=joint_quantiles(*grown(prompt_lengths, output_lengths, weight), most=MOST_RUNNING),
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         concurrency=traffic.concurrency,
@@ -174,21 +174,21 @@ def with_hits(demand: Demand, hits: PrefixHits) -> Demand:
 
 
 def _quantiles(laws: tuple[LengthLaw, LengthLaw]) -> tuple[Floats, Floats, Floats]:
-    """Prompts, answers, and the share of requests that each pair stands for.
+    """Prompt lengths, output lengths, and the share of requests that each pair stands for.
 
-    Answers are read ever finer towards their longest, which run longest: each stands for the same
-    share of all that are longer.
+    Output lengths are sampled ever finer towards the longest, which run longest: each stands for
+    the same share of all that are longer.
     """
     left = np.exp(-TAIL_LOG * np.arange(QUANTILES + 1) / QUANTILES)
     left[-1] = 0.0
     at = 1.0 - np.sqrt(left[:-1] * np.maximum(left[1:], left[-2] / 2.0))
     even = (np.arange(QUANTILES) + 0.5) / QUANTILES
     rng = np.random.default_rng(0)
-    prompts, answers = laws
-    inputs = rng.permutation(_at(prompts, even, rng=rng))
-    if answers.kind is LengthKind.EMPIRICAL:
-        return inputs, _at(answers, even, rng=rng), np.full(QUANTILES, 1.0 / QUANTILES)
-    return inputs, _at(answers, at, rng=rng), left[:-1] - left[1:]
+    prompt_lengths, output_lengths = laws
+    inputs = rng.permutation(_at(prompt_lengths, even, rng=rng))
+    if output_lengths.kind is LengthKind.EMPIRICAL:
+        return inputs, _at(output_lengths, even, rng=rng), np.full(QUANTILES, 1.0 / QUANTILES)
+    return inputs, _at(output_lengths, at, rng=rng), left[:-1] - left[1:]
 
 
 def _at(law: LengthLaw, at: Floats, *, rng: np.random.Generator) -> Floats:

@@ -1,9 +1,8 @@
-"""Drops ways to run an instance that another way beats in everything.
+"""Drops instance options that another one dominates.
 
-One way beats another of the same role, pool and cache layout where as many of it as take the same
-devices serve as many requests a second, and each gives its first token as soon, and tokens as fast.
-Between unlike splits of an instance they must serve 5 % more: closer ones the model cannot tell
-apart, and they count as ties of the plan.
+One option dominates another of the same role, pool and cache layout where, on the same devices, it
+serves as many requests a second at no longer TTFT and TPOT. Between different layouts it must serve
+5 % more: closer ones are within the model's error and count as ties of the plan.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +15,8 @@ BAND_RATIO: Final = 0.05
 """Half of the median error of the time per token."""
 
 
-def undominated(options: Sequence["Option"]) -> tuple["Option", ...]:
-    """Return those that none beats, in their order; of equal ones the first."""
+def drop_dominated(options: Sequence["Option"]) -> tuple["Option", ...]:
+    """Return those that none dominates, in their order; of equal ones the first."""
     by_place: dict[object, list[Option]] = {}
     for option in options:
         by_place.setdefault(_place(option), []).append(option)
@@ -27,16 +26,16 @@ def undominated(options: Sequence["Option"]) -> tuple["Option", ...]:
 
 def _place(option: "Option") -> object:
     own = option.degrees
-    return option.role, option.site.pool.name, own.attention_tensor, own.pipeline
+    return option.role, option.serving_pool.pool.name, own.attention_tensor, own.pipeline
 
 
 def _front(options: Iterable["Option"]) -> list["Option"]:
-    found: list[Option] = []
-    # Whoever comes later has less to beat those before it with.
+    front: list[Option] = []
+    # A later option cannot dominate an earlier one.
     for option in sorted(options, key=lambda one: (-one.rate_per_s / one.devices, one.devices)):
-        if not any(_beats(other, option) for other in found):
-            found.append(option)
-    return found
+        if not any(_beats(other, option) for other in front):
+            front.append(option)
+    return front
 
 
 def _beats(one: "Option", other: "Option") -> bool:

@@ -1,4 +1,4 @@
-"""Copies of experts that are tried for an instance, and the loads that its ranks bear with them.
+"""Redundant experts that are tried for an instance, and the loads of its ranks with them.
 
     E experts    C copies    R expert ranks    (E + C) / R slots of a rank
 
@@ -43,12 +43,12 @@ class ExpertCopies:
     is_launched: bool = False
     """The engine's release keeps copies of this model's experts."""
     placed: dict[tuple[int, int, int], ExpertLoads] = field(default_factory=dict)
-    """By ranks, nodes and copies; filled while asked."""
+    """By ranks, nodes and copies; filled on use."""
 
-    def tried(
+    def solve_and_simulate(
         self, own: Experts, *, ranks: int, nodes: int
     ) -> Iterator[tuple[int, ExpertLoads | None]]:
-        """Yield numbers of copies for an instance, with the loads of its ranks.
+        """Yield numbers of redundant experts for an instance, with the loads of its ranks.
 
         Args:
             own: the model's experts.
@@ -69,7 +69,7 @@ class ExpertCopies:
             return
         levelled = self.borne(own, ranks=ranks, nodes=nodes, redundant=more)
         assert levelled is not None  # as slots are even
-        if levelled.busiest_ratio(ranks) <= (1.0 - LEAST_GAIN) * plain.busiest_ratio(ranks):
+        if levelled.expert_imbalance(ranks) <= (1.0 - LEAST_GAIN) * plain.expert_imbalance(ranks):
             yield more, levelled
 
     def borne(self, own: Experts, *, ranks: int, nodes: int, redundant: int) -> ExpertLoads | None:
@@ -106,13 +106,13 @@ class ExpertCopies:
         loads = self.loads or ExpertLoads(
             share_LE=np.full((1, own.num), 1.0 / own.num), top_k=own.top_k
         )
-        found = eplb(
+        placement = eplb(
             loads.share_LE,
-            ranks=Ranks.alike(
+            ranks=Ranks.uniform(
                 ranks=ranks,
                 slots_per_rank=(own.num + redundant) // ranks,
                 ranks_per_node=ranks // nodes if ranks % nodes == 0 else ranks,
             ),
             num_groups=self.groups,
         )
-        return loads.placed(np.array(found.expert_LS))
+        return loads.placed(np.array(placement.expert_LS))

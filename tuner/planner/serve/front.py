@@ -1,23 +1,23 @@
-"""Throughput of a device against the speed of one request: what no priced way beats in both.
+"""Throughput of a device against the speed of one request: options that none dominates.
 
     n sequences of a rank    T(n) seconds per token    d data ranks    g devices of an instance
 
     speed of a user      1 / T(n)
     speed of a device    d n / (g T(n)), prefill elsewhere not counted
-    with prefill apart   d n / ((g + m g_p) T(n)), m prefill instances of g_p devices for each one
-                         that answers: as many, in fractions, as keep it busy; one in all at least,
+    disaggregated        d n / ((g + m g_p) T(n)), m prefill instances of g_p devices for each one
+                         that decodes: as many, in fractions, as keep it busy; one in all at least,
                          and no more of either than the pools hold
 
-Every batch of every way that the search priced is a candidate, those that miss the target of the
+Every batch of every option that the search priced is a candidate, those that miss the target of the
 time per token included; of prefill the fastest one a device whose caches reach the instance and
-that the release lets hand over. Ways whose prompt alone misses the target of the first token were
-not priced and are not here. Modes that share devices or offload prompts have the batches of their
-program alone. A release must launch what counts.
+whose transfers the release accepts. Options whose single prompt misses the TTFT target were
+not priced and are not here. Modes that multiplex devices or offload prompts have the batches of
+their program only. A release must launch what counts.
 
 Source: the chart is that of published serving benchmarks (InferenceX; aiconfigurator's frontier).
 
-Not covered: waiting, whole instances, the bytes that links carry: what a plan reaches of it is its
-own point.
+Not covered: queueing, whole instances, the bytes that links carry: a plan reaches its own point
+only.
 
 Letters: N batches, P points.
 """
@@ -30,11 +30,11 @@ import numpy as np
 
 from tuner.costs.serving.curves import Floats
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.instances import instances_of
-from tuner.planner.serve.kv_transfers import HandOvers
-from tuner.planner.serve.modes import Answers
-from tuner.planner.serve.options import NEVER_S, Curve, Option
-from tuner.planner.serve.solve_mode import Found, Question
+from tuner.planner.serve.instances import to_instance_group
+from tuner.planner.serve.kv_transfers import KvTransfers
+from tuner.planner.serve.modes import ModeSolutions
+from tuner.planner.serve.options import UNSUSTAINABLE_S, Curve, Option
+from tuner.planner.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.serve_plan import FrontPoint, Role
 from tuner.serve_words import short_group
 from tuner.spec.serving.goal import Mode
@@ -47,7 +47,7 @@ SLACK: Final = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Offer:
-    """A way at its batches, with the prefill instance that it needs."""
+    """An option at its batches, with the prefill instance that it needs."""
 
     option: Option
     prefill: Option | None
@@ -56,7 +56,7 @@ class Offer:
     rate_N: Floats
     """Requests a second of one instance."""
     output_tokens: float
-    """Of a mean answer."""
+    """Of a mean request."""
 
     @property
     def user_N(self) -> Floats:
@@ -65,11 +65,11 @@ class Offer:
 
     @property
     def prefill_N(self) -> Floats:
-        """Prefill instances for each that answers; infinite where the pools hold too few."""
+        """Prefill instances per decode instance; infinite where the pools hold too few."""
         if self.prefill is None:
             return np.zeros_like(self.running_N)
         busy_N = self.rate_N / self.prefill.rate_per_s
-        own, other = self.option.site.pool, self.prefill.site.pool
+        own, other = self.option.serving_pool.pool, self.prefill.serving_pool.pool
         is_one = own.name == other.name
         left = own.num_devices - (self.prefill.devices if is_one else 0)
         most = left // self.option.devices
@@ -102,91 +102,92 @@ class _Point:
     device: float
 
 
-def front_of(
-    question: Question, answers: Answers, *, most_points: int = MOST_POINTS
+def pareto_front(
+    problem: ServeProblem, solutions: ModeSolutions, *, most_points: int = MOST_POINTS
 ) -> tuple[FrontPoint, ...]:
     """Return the front of every mode that was priced and can be launched.
 
     Args:
-        question: that was answered, with every way that it priced.
-        answers: of its modes.
+        problem: that was solved, with every priced option.
+        solutions: of its modes.
         most_points: of one mode.
     """
-    fronts = [_front(mode, offers) for mode, offers in _offers(question, answers)]
+    fronts = [_front(mode, offers) for mode, offers in _offers(problem, solutions)]
     points = [point for front in fronts for point in front]
     joint = {id(point) for point in _undominated(points)}
     return tuple(
-        _front_point(point, question.demand, on_joint_front=id(point) in joint)
+        _front_point(point, problem.demand, on_joint_front=id(point) in joint)
         for front in fronts
         for point in _thinned(front, most_points)
     )
 
 
-def _offers(question: Question, answers: Answers) -> Iterator[tuple[Mode, list[Offer]]]:
-    demand, modes = question.demand, question.spec.goal.modes
-    curves = question.options.curves
+def _offers(problem: ServeProblem, solutions: ModeSolutions) -> Iterator[tuple[Mode, list[Offer]]]:
+    demand, modes = problem.demand, problem.spec.goal.modes
+    curves = problem.options.curves
     if "aggregated" in modes:
         own = [curve for curve in curves if curve.option.role is Role.AGGREGATED]
         yield "aggregated", [offer_of(curve, None, demand) for curve in own]
     if "disaggregated" in modes:
-        yield "disaggregated", list(_apart(question))
-    for found in answers.launched:
-        if found.mode in ("shared_device", "prefill_offload"):
-            yield found.mode, list(_of_program(found, question))
+        yield "disaggregated", list(_disaggregated_offers(problem))
+    for solution in solutions.launched:
+        if solution.mode in ("shared_device", "prefill_offload"):
+            yield solution.mode, list(_program_offers(solution, problem))
 
 
-def _apart(question: Question) -> Iterator[Offer]:
-    """Give every way to decode the prefill instance that costs it least."""
-    prefills = [one for one in question.options.options if one.role is Role.PREFILL]
+def _disaggregated_offers(problem: ServeProblem) -> Iterator[Offer]:
+    """Yield every decode option with the prefill instance that costs it least."""
+    prefills = [one for one in problem.options.options if one.role is Role.PREFILL]
     best: dict[object, Option | None] = {}
-    for curve in question.options.curves:
+    for curve in problem.options.curves:
         option = curve.option
         if option.role is Role.DECODE:
             degrees = option.degrees
-            key = option.site.pool.name, degrees.attention_tensor, degrees.pipeline
+            key = option.serving_pool.pool.name, degrees.attention_tensor, degrees.pipeline
             if key not in best:
-                best[key] = _sender(option, prefills, question.hand_overs)
+                best[key] = _sender(option, prefills, problem.kv_transfers)
             sender = best[key]
             if sender is not None:
-                yield offer_of(curve, sender, question.demand)
+                yield offer_of(curve, sender, problem.demand)
 
 
-def _sender(option: Option, prefills: Iterable[Option], hand_overs: HandOvers) -> Option | None:
-    """Return the prefill option with the most requests a device that may hand over to one."""
-    meeting = (
+def _sender(option: Option, prefills: Iterable[Option], kv_transfers: KvTransfers) -> Option | None:
+    """Return the prefill option with the most requests a device that may send KV caches to one."""
+    reachable = (
         one
         for one in prefills
-        if hand_overs.reach(one.site, option.site) and not hand_overs.refusals(one, option)
+        if kv_transfers.reach(one.serving_pool, option.serving_pool)
+        and not kv_transfers.refusals(one, option)
     )
-    return max(meeting, key=lambda one: one.rate_per_s / one.devices, default=None)
+    return max(reachable, key=lambda one: one.rate_per_s / one.devices, default=None)
 
 
-def _of_program(found: Found, question: Question) -> Iterator[Offer]:
-    """Give the ways that a mode's program chose from, each at its own batch."""
-    options = found.solved.program.options
+def _program_offers(solution: ModeSolution, problem: ServeProblem) -> Iterator[Offer]:
+    """Yield the options that a mode's program chose from, each at its own batch."""
+    options = solution.solved.program.options
     prefills = [one for one in options if one.role is Role.PREFILL]
     for option in options:
         if option.role is Role.PREFILL:
             continue
         sender = None
-        if found.cut is not None:
+        if solution.threshold is not None:
             # Only instances of another pool read long prompts.
-            others = [one for one in prefills if one.site is not option.site]
-            sender = _sender(option, others, question.hand_overs)
-        if found.cut is None or sender is not None:
+            others = [one for one in prefills if one.serving_pool is not option.serving_pool]
+            sender = _sender(option, others, problem.kv_transfers)
+        if solution.threshold is None or sender is not None:
             yield Offer(
                 option=option,
                 prefill=sender,
                 running_N=np.array([float(option.running)]),
                 tpot_s_N=np.array([option.tpot_s]),
                 rate_N=np.array([option.rate_per_s]),
-                output_tokens=question.demand.output_tokens,
+                output_tokens=problem.demand.output_tokens,
             )
 
 
 def offer_of(curve: Curve, prefill: Option | None, demand: Demand) -> Offer:
-    """Return a curve's batches that can last."""
-    lasting_N = curve.tpot_s_N < NEVER_S
+    """Return a curve's sustainable batches."""
+    lasting_N = curve.tpot_s_N < UNSUSTAINABLE_S
     running_N, tpot_s_N = curve.running_N[lasting_N], curve.tpot_s_N[lasting_N]
     data = curve.option.degrees.attention_data
     return Offer(
@@ -200,7 +201,7 @@ def offer_of(curve: Curve, prefill: Option | None, demand: Demand) -> Offer:
 
 
 def _front(mode: Mode, offers: Sequence[Offer]) -> list[_Point]:
-    """Return the points that none of the mode beats, the fastest for a device first."""
+    """Return the mode's non-dominated points, the fastest for a device first."""
     points = [
         _Point(mode=mode, offer=offer, place=place, user=float(user), device=float(device))
         for offer in offers
@@ -211,7 +212,7 @@ def _front(mode: Mode, offers: Sequence[Offer]) -> list[_Point]:
 
 
 def _undominated(points: Sequence[_Point]) -> list[_Point]:
-    """Return those that no other beats in both speeds; of equal ones the first."""
+    """Return those that no other dominates in both speeds; of equal ones the first."""
     kept: list[_Point] = []
     for point in sorted(points, key=lambda one: (-one.user, -one.device)):
         if not kept or point.device > kept[-1].device:
@@ -238,8 +239,8 @@ def _front_point(point: _Point, demand: Demand, *, on_joint_front: bool) -> Fron
         tokens_per_s_per_user=point.user,
         tokens_per_s_per_device=point.device,
         running=running,
-        instance=_words(replace(offer.option, running=running)),
-        prefill="" if offer.prefill is None else _words(offer.prefill),
+        instance=_instance_words(replace(offer.option, running=running)),
+        prefill="" if offer.prefill is None else _instance_words(offer.prefill),
         prefill_per_instance=per_instance,
         ttft_s=first_s,
         within_targets=(
@@ -249,6 +250,6 @@ def _front_point(point: _Point, demand: Demand, *, on_joint_front: bool) -> Fron
     )
 
 
-def _words(option: Option) -> str:
+def _instance_words(option: Option) -> str:
     """Name one instance, its cache left out, which another batch would change."""
-    return short_group(instances_of(replace(option, kv_tokens=0.0), count=1))
+    return short_group(to_instance_group(replace(option, kv_tokens=0.0), count=1))

@@ -5,18 +5,18 @@ from typing import Literal
 
 from tuner.costs.serving.capacity import stated_ratio
 from tuner.costs.serving.decoder import Formats
-from tuner.costs.serving.engine import Exchange
+from tuner.costs.serving.engine import A2aBackend
 from tuner.costs.serving.remote_ffn import RemoteFfnIteration
 from tuner.planner.serve.options import Option
 from tuner.serve_plan import Instances, Role
 from tuner.spec.serving.goal import ServeGoal
 
 
-def launched_as(option: Option, *, count: int, island: str = "") -> tuple[Instances, ...]:
-    """Return the groups of instances that so many of an option are: a cell is one of each role."""
+def to_instances(option: Option, *, count: int, island: str = "") -> tuple[Instances, ...]:
+    """Return the instance groups of a count of options: an AFD unit is one of each role."""
     own = option.iteration
     if not isinstance(own, RemoteFfnIteration):
-        return (instances_of(option, count=count, island=island),)
+        return (to_instance_group(option, count=count, island=island),)
     ffn = replace(
         option,
         role=Role.EXPERT,
@@ -25,18 +25,18 @@ def launched_as(option: Option, *, count: int, island: str = "") -> tuple[Instan
         kv_tokens=0.0,
         page_tokens=None,
     )
-    return tuple(instances_of(one, count=count, island=island) for one in (option, ffn))
+    return tuple(to_instance_group(one, count=count, island=island) for one in (option, ffn))
 
 
-def instances_of(option: Option, *, count: int, island: str = "") -> Instances:
-    """Return equal instances of one kind; of a cell the attention servers."""
+def to_instance_group(option: Option, *, count: int, island: str = "") -> Instances:
+    """Return equal instances of one kind; of an AFD unit the attention servers."""
     degrees = option.degrees
     iteration = option.iteration
-    is_cell = isinstance(iteration, RemoteFfnIteration)
-    has_experts = iteration.decoder.experts is not None and not is_cell
+    is_afd_unit = isinstance(iteration, RemoteFfnIteration)
+    has_experts = iteration.decoder.experts is not None and not is_afd_unit
     return Instances(
-        role=Role.ATTENTION if is_cell else option.role,
-        pool=option.site.pool.name,
+        role=Role.ATTENTION if is_afd_unit else option.role,
+        pool=option.serving_pool.pool.name,
         island=island,
         count=count,
         devices=degrees.devices,
@@ -48,7 +48,7 @@ def instances_of(option: Option, *, count: int, island: str = "") -> Instances:
         max_batch=option.running,
         max_batched_tokens=option.step_tokens,
         chunked_prefill=option.is_chunked,
-        a2a_backend=_exchange_of(option),
+        a2a_backend=_a2a_backend(option),
         kv_tokens=int(option.kv_tokens * degrees.attention_data),
         page_size=option.page_tokens,
         draft_tokens=0 if iteration.drafting is None else iteration.drafting.draft_tokens,
@@ -57,28 +57,28 @@ def instances_of(option: Option, *, count: int, island: str = "") -> Instances:
         prefill_share_ratio=option.prefill_share_ratio,
         memory_ratio=stated_ratio(
             iteration,
-            memory_bytes=option.site.memory_bytes,
+            memory_bytes=option.serving_pool.memory_bytes,
             step_tokens=option.step_tokens,
             running=option.running,
         ),
     )
 
 
-def _exchange_of(
+def _a2a_backend(
     option: Option,
 ) -> Literal["none", "allgather", "deepep_normal", "deepep_low_latency"]:
     if option.degrees.attention_data == 1 or isinstance(option.iteration, RemoteFfnIteration):
         return "none"
-    match option.iteration.exchange:
-        case Exchange.NORMAL:
+    match option.iteration.a2a_backend:
+        case A2aBackend.NORMAL:
             return "deepep_normal"
-        case Exchange.LOW_LATENCY:
+        case A2aBackend.LOW_LATENCY:
             return "deepep_low_latency"
         case _:
             return "allgather"
 
 
-def formats_of_goal(goal: ServeGoal) -> Formats:
+def goal_formats(goal: ServeGoal) -> Formats:
     """Return storage formats: nvfp4 leaves attention in bf16, mxfp4 all but experts."""
     own = goal.quantization
     attention = "bf16" if own in ("nvfp4", "mxfp4") else own

@@ -1,9 +1,9 @@
 """Islands: pools of one vendor and one release, each behind a router of its own.
 
-Where connectors do not pass between vendors, prefill and decode of each vendor still stand side by
+Where no connector exists between vendors, prefill and decode of each vendor are deployed side by
 side, so that no pool idles: a router in front gives every island a fixed share of the requests. A
-cluster of one vendor and release is one island; a cluster of several is answered twice, as one
-deployment whose pairs may be of two vendors, and as islands, and the cheaper answer counts.
+cluster of one vendor and release is one island; a cluster of several is solved twice, as one
+deployment whose pairs may be of two vendors, and as islands, and the cheaper solution counts.
 
     share of an island    what it serves (the least of its roles) over what all of them serve
 
@@ -13,7 +13,7 @@ Not covered: an island beside a pair of two vendors that has a pool of the islan
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tuner.planner.serve.simulation import Group
+from tuner.planner.serve.simulation import InstanceGroup
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.manifests.registry import releases_by_pool
@@ -44,7 +44,7 @@ def island_layouts(spec: ServeSpec, mode: Mode) -> tuple[Mapping[str, str], ...]
     return (by_pool,) if mode == "aggregated" else ({}, by_pool)
 
 
-def island_shares(groups: Sequence[Group]) -> dict[str, float]:
+def island_shares(groups: Sequence[InstanceGroup]) -> dict[str, float]:
     """Return which share of the requests each island gets; empty where there is one."""
     names = tuple(dict.fromkeys(group.island for group in groups))
     if len(names) < 2:
@@ -53,7 +53,7 @@ def island_shares(groups: Sequence[Group]) -> dict[str, float]:
     return {name: rate / sum(served.values()) for name, rate in served.items()}
 
 
-def prefixes_kept(groups: Sequence[Group], *, loses: bool) -> float:
+def prefixes_kept(groups: Sequence[InstanceGroup], *, loses: bool) -> float:
     """Return the share of a session's requests that come where the one before was.
 
     The router in front of islands sends each request by weights, whatever its session.
@@ -71,13 +71,13 @@ def prefixes_kept(groups: Sequence[Group], *, loses: bool) -> float:
     return kept
 
 
-def capacity_per_s(groups: Sequence[Group]) -> float:
+def capacity_per_s(groups: Sequence[InstanceGroup]) -> float:
     """Return the requests a second that all islands serve if none waits."""
     names = dict.fromkeys(group.island for group in groups)
     return sum(_served_per_s([one for one in groups if one.island == name]) for name in names)
 
 
-def _served_per_s(groups: Sequence[Group]) -> float:
+def _served_per_s(groups: Sequence[InstanceGroup]) -> float:
     roles = dict.fromkeys(group.option.role for group in groups)
     return min(
         sum(group.rate_per_s for group in groups if group.option.role is role) for role in roles

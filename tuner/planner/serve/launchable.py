@@ -1,42 +1,42 @@
-"""The ways to run an instance that a spec allows and the engine's release launches."""
+"""The instance options that a spec allows and the engine's release launches."""
 
 from dataclasses import replace
 from typing import Final
 
 from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.engine import Engine, Exchange
+from tuner.costs.serving.engine import A2aBackend, Engine
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.remote_ffn import RemoteFfnIteration
 from tuner.costs.serving.speculative import Drafting, Method
 from tuner.errors import SpecError
-from tuner.planner.serve.afd_options import PricedCells, priced_cells
-from tuner.planner.serve.choices import Choices, budgets_of
+from tuner.planner.serve.afd_options import PricedAfdUnits, price_afd_options
+from tuner.planner.serve.choices import Choices, engine_budgets
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.expert_copies import ExpertCopies
-from tuner.planner.serve.instances import launched_as
+from tuner.planner.serve.instances import to_instances
 from tuner.planner.serve.options import (
     Option,
     Options,
-    PoolSite,
-    joined_options,
-    options_of,
+    ServingPool,
+    merge_options,
+    price_options,
 )
-from tuner.planner.serve.pages import page_of_pool
+from tuner.planner.serve.pages import page_by_pool
 from tuner.serve_plan import Role
 from tuner.spec.model import ModelSpec
-from tuner.spec.serving.manifests.afd import cell_refusals, target_refusals
+from tuner.spec.serving.manifests.afd import afd_refusals, target_refusals
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.registry import release_on
 from tuner.spec.serving.manifests.rules import group_refusals
 from tuner.spec.serving.read import ServeSpec
 
 AFD: Final = "attention_expert"
-EXCHANGES: Final = (Exchange.ALLGATHER, Exchange.NORMAL, Exchange.LOW_LATENCY)
+A2A_BACKENDS: Final = (A2aBackend.ALLGATHER, A2aBackend.NORMAL, A2aBackend.LOW_LATENCY)
 
 
 def launchable_options(
     spec: ServeSpec,
-    sites: tuple[PoolSite, ...],
+    serving_pools: tuple[ServingPool, ...],
     *,
     decoder: Decoder,
     formats: Formats,
@@ -44,71 +44,79 @@ def launchable_options(
     roles: tuple[Role, ...],
     loads: ExpertLoads | None = None,
 ) -> Options:
-    """Price every way to run an instance, and leave out what the engine's release refuses.
+    """Price every instance option, and leave out what the engine's release refuses.
 
     Args:
         spec: with its engine and what may be used.
-        sites: pools.
+        serving_pools: pools.
         decoder: the model.
         formats: its storage.
         demand: the traffic.
         roles: of the instances.
         loads: of the experts, as recorded; None: those of the kernel tables.
     """
-    pages = page_of_pool(spec, sites)
+    pages = page_by_pool(spec, serving_pools)
     parts = []
-    for release in dict.fromkeys(release_on(spec.goal, site.pool).title for site in sites):
-        own = tuple(one for one in sites if release_on(spec.goal, one.pool).title == release)
-        choices = choices_of(spec, own, demand=demand)
+    for release in dict.fromkeys(
+        release_on(spec.goal, serving_pool.pool).title for serving_pool in serving_pools
+    ):
+        own = tuple(
+            one for one in serving_pools if release_on(spec.goal, one.pool).title == release
+        )
+        choices = build_choices(spec, own, demand=demand)
         copies = replace(choices.copies, loads=loads)
         parts.append(
-            options_of(
+            price_options(
                 own,
                 decoder=decoder,
                 formats=formats,
                 engine=Engine(release_on(spec.goal, own[0].pool).name),
                 demand=demand,
                 roles=roles,
-                choices=replace(choices, copies=copies, page_of_pool=pages),
+                choices=replace(choices, copies=copies, page_by_pool=pages),
                 refuse=lambda option: release_refuses(option, spec),
             )
         )
-    return joined_options(parts, roles=roles)
+    return merge_options(parts, roles=roles)
 
 
-def launchable_cells(
+def launchable_afd_options(
     spec: ServeSpec,
-    sites: tuple[PoolSite, ...],
+    serving_pools: tuple[ServingPool, ...],
     *,
     decoder: Decoder,
     formats: Formats,
     demand: Demand,
     loads: ExpertLoads | None = None,
-) -> PricedCells:
-    """Price attention servers with FFN servers of their own; none where nobody asks or has them."""
-    having = tuple(site for site in sites if AFD in release_on(spec.goal, site.pool).modes)
+) -> PricedAfdUnits:
+    """Price AFD units; none where they are not requested or no release has them."""
+    having = tuple(
+        serving_pool
+        for serving_pool in serving_pools
+        if AFD in release_on(spec.goal, serving_pool.pool).modes
+    )
     if AFD not in spec.goal.modes or not having:
-        return PricedCells()
-    return priced_cells(
+        return PricedAfdUnits()
+    return price_afd_options(
         having,
         decoder=decoder,
         formats=formats,
         engine=Engine(release_on(spec.goal, having[0].pool).name),
         demand=demand,
         loads=loads,
-        page_of_pool=page_of_pool(spec, sites),
+        page_by_pool=page_by_pool(spec, serving_pools),
         refuse=lambda option: release_refuses(option, spec),
     )
 
 
 def release_refuses(option: Option, spec: ServeSpec) -> str:
     """Say in a line why the engine's release does not launch an option; empty: it does."""
-    engine = release_on(spec.goal, option.site.pool)
+    engine = release_on(spec.goal, option.serving_pool.pool)
     if spec.goal.placement is not None and option.role is not Role.PREFILL:
         loads = option.iteration.loads
         if loads is None or option.degrees.expert != len(loads.slots_R):
             return "the placement is for another number of expert ranks"
-    groups, generation = launched_as(option, count=1), option.site.machine.sheet.generation
+    groups, generation = to_instances(option, count=1), option.serving_pool.machine.sheet.generation
     broken = [
         line
         for group in groups
@@ -117,15 +125,15 @@ def release_refuses(option: Option, spec: ServeSpec) -> str:
             group,
             model=spec.model,
             goal=spec.goal,
-            devices_per_node=option.site.pool.devices_per_node,
+            devices_per_node=option.serving_pool.pool.devices_per_node,
             generation=generation,
         )
     ]
     if isinstance(option.iteration, RemoteFfnIteration) and (lines := target_refusals(spec.emit)):
         return lines[0]
     if engine.afd is not None:
-        generations = {option.site.pool.name: generation}
-        broken += cell_refusals(engine.afd, groups, generations=generations)
+        generations = {option.serving_pool.pool.name: generation}
+        broken += afd_refusals(engine.afd, groups, generations=generations)
     return f"{engine.title}: {broken[0]}" if broken else ""
 
 
@@ -140,14 +148,16 @@ def copies_of(
     )
 
 
-def choices_of(spec: ServeSpec, sites: tuple[PoolSite, ...], *, demand: Demand) -> Choices:
+def build_choices(
+    spec: ServeSpec, serving_pools: tuple[ServingPool, ...], *, demand: Demand
+) -> Choices:
     """Return what the goal and the release let vary; the sites are of one release.
 
     Raises:
         SpecError: the model has no heads for the drafts that the goal allows.
     """
     goal = spec.goal
-    engine, own = release_on(goal, sites[0].pool), goal.speculative
+    engine, own = release_on(goal, serving_pools[0].pool), goal.speculative
     drafting = None
     if own is not None and own.method == "mtp" and not spec.model.mtp_num_layers:
         raise SpecError(
@@ -161,10 +171,10 @@ def choices_of(spec: ServeSpec, sites: tuple[PoolSite, ...], *, demand: Demand) 
             method=Method(own.method),
         )
     return Choices(
-        budgets=budgets_of(Engine(engine.name), longest=demand.most_tokens),
+        budgets=engine_budgets(Engine(engine.name), longest=demand.most_tokens),
         drafting=drafting,
-        exchanges=tuple(one for one in EXCHANGES if one.value in engine.a2a_backends),
+        a2a_backends=tuple(one for one in A2A_BACKENDS if one.value in engine.a2a_backends),
         copies=copies_of(spec.model, engine, None),
-        overlapped=frozenset(one for one in EXCHANGES if one.value in engine.overlap_backends),
-        page_of_pool=page_of_pool(spec, sites),
+        overlapped=frozenset(one for one in A2A_BACKENDS if one.value in engine.overlap_backends),
+        page_by_pool=page_by_pool(spec, serving_pools),
     )

@@ -1,10 +1,10 @@
 """Seconds per token where prompts and running sequences share an engine, in the steady state.
 
-    n running sequences of a rank    I computed tokens of a prompt    O tokens of an answer
+    n running sequences of a rank    I computed tokens of a prompt    O output tokens
     B token budget of a step         tau tokens that a step gives each sequence
     f = n tau / O prompts that come with every step of all n, q = f I their tokens
 
-Whoever answers n sequences must read q tokens of prompts a step meanwhile:
+A rank that decodes n sequences must prefill q prompt tokens per step on average:
 
     prompts beside running ones    chunks of c = min(max(I, q), B - n) tokens in a share q / c of
                                    the steps; where q exceeds c, n sequences never run at once
@@ -12,7 +12,7 @@ Whoever answers n sequences must read q tokens of prompts a step meanwhile:
                                    them between two steps of the running ones
 
 To both comes the attention of f prompts. In a pipeline a prompt holds up a round as long as its
-longest stage takes. Requests are taken to come one by one; bursts are what playing is for.
+longest stage takes. Requests are taken to come one by one; bursts are what simulation is for.
 
 Letters: N numbers of sequences, P steps of a prompt.
 """
@@ -30,7 +30,7 @@ from tuner.planner.serve.demand import Demand
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTime:
-    """A prompt alone on its rank."""
+    """A single prompt on its rank."""
 
     latency_s: float
     busy_s: float
@@ -65,9 +65,9 @@ def token_seconds(
     gap_s = traits.scheduler_s * traits.prompt_scheduler_ratio
     if traits.batching is Batching.PREFILL_FIRST:
         chunk_N = np.minimum(wanted_N, float(step_tokens))
-        alone_s_N = through_s(iteration, chunk_N, np.zeros_like(chunk_N)) + gap_s
+        isolated_s_N = through_s(iteration, chunk_N, np.zeros_like(chunk_N)) + gap_s
         head_s_N = iteration.head_s(np.maximum(prompts_N, 1.0)) * np.minimum(prompts_N, 1.0)
-        reading_s_N = iteration.slot_ratio * read_N / chunk_N * alone_s_N + head_s_N
+        reading_s_N = iteration.slot_ratio * read_N / chunk_N * isolated_s_N + head_s_N
         return np.asarray((decode_s_N + reading_s_N + held_s_N) / iteration.tokens_per_step)
     micro_N = np.maximum(running_N / stages, 1.0)
     checked_N = micro_N * iteration.checked_tokens
@@ -82,14 +82,14 @@ def token_seconds(
 
 
 def prompt_attention_s(iteration: Iteration, demand: Demand) -> float:
-    """Attention of one prompt; what is found in the prefix cache is looked at, not computed."""
+    """Attention of one prompt; prefix hits are attended to, not computed."""
     cached = max(demand.input_tokens - demand.computed_tokens, 0.0)
     whole_s_P = iteration.prompt_s(np.array([max(demand.input_tokens, 1.0), max(cached, 1.0)]))
     return float(whole_s_P[0] - (whole_s_P[1] if cached > 0.0 else 0.0))
 
 
 def prompt_time(iteration: Iteration, demand: Demand, *, step_tokens: int) -> PromptTime:
-    """Price one prompt alone, in steps of a budget."""
+    """Price a single prompt, in steps of a budget."""
     cached = max(demand.input_tokens - demand.computed_tokens, 0.0)
     before_P = np.arange(0.0, max(demand.computed_tokens, 1.0), float(step_tokens))
     chunk_P = np.minimum(demand.computed_tokens - before_P, float(step_tokens))

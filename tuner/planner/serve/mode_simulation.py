@@ -1,12 +1,12 @@
-"""Plays the traffic where phases share devices, or where long prompts are read on another pool.
+"""Simulates the multiplexed mode, and long prompts prefilled on another pool.
 
-Shared devices: one instance is played, as tuner/simulate/serving/shared.py has it, and speaks for
-the others of its group.
+Multiplexed devices: one instance is simulated (tuner/simulate/serving/shared.py) and stands for the
+others of its group.
 
-Offloaded prompts: the remote side is read first come first served, every rank by itself; nothing of
-the local side delays it, so it is played first. Then the local ranks see short prompts when they
-come and long ones when their caches do. In a closed loop, where the ends of answers send the next
-requests, long ones come later by what the remote side takes: those of the first burst queue there
+Offloaded prompts: remote ranks prefill first come first served, each by itself; nothing on the
+local side delays them, so they are simulated first. The local ranks then see short prompts on
+arrival and long ones when their KV caches arrive. In a closed loop, where finished requests send
+the next ones, long ones are delayed by the remote side: those of the first burst queue there
 together, later ones wait by Allen and Cunneen's form (tuner/costs/serving/queueing.py).
 
 Letters: R requests.
@@ -22,28 +22,28 @@ import numpy.typing as npt
 from tuner.costs.kv_transfer import whole_s
 from tuner.costs.serving.queueing import mean_wait_s
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.kv_transfers import HandOvers
-from tuner.planner.serve.multiplexing import halves_of
-from tuner.planner.serve.remote_prefill import Cut
-from tuner.planner.serve.routed_simulation import played_routed, policy_of
+from tuner.planner.serve.kv_transfers import KvTransfers
+from tuner.planner.serve.multiplexing import split_iteration
+from tuner.planner.serve.remote_prefill import LengthThreshold
+from tuner.planner.serve.routed_simulation import policy_of, simulate_routed_mode
 from tuner.planner.serve.routers import ROUTED, RouterChoice
 from tuner.planner.serve.simulation import (
     MOST_REQUESTS,
     Floats,
-    Group,
-    Played,
-    joined,
+    InstanceGroup,
+    SimulationResult,
+    mix_results,
+    option_step_times,
     per_rank,
-    played_apart,
-    played_of,
-    played_together,
     prompt_times,
-    served_by,
-    thinned,
-    times_of,
+    sample_rank_requests,
+    simulate_aggregated_mode,
+    simulate_disaggregated_mode,
+    simulate_rank,
+    to_simulation_result,
 )
 from tuner.serve_plan import Role
-from tuner.simulate.serving.client import ROUNDS, client_of, seen_ttft_s
+from tuner.simulate.serving.client import ROUNDS, client_observed_ttft_s, engine_client
 from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.shared import Phases, simulate_shared
 from tuner.spec.serving.goal import Mode, ServeGoal
@@ -52,47 +52,53 @@ from tuner.spec.serving.routers import RouterPolicy
 Flags = npt.NDArray[np.bool_]
 
 
-def played_in(
+def simulate_mode(
     mode: Mode,
-    groups: Sequence[Group],
+    groups: Sequence[InstanceGroup],
     *,
     router: RouterChoice,
-    cut: Cut | None,
-    hand_overs: HandOvers,
+    threshold: LengthThreshold | None,
+    kv_transfers: KvTransfers,
     goal: ServeGoal,
     demand: Demand,
-) -> Played:
-    """Play instances of any mode that a program answers.
+) -> SimulationResult:
+    """Simulate instances of any mode that has a program.
 
     Args:
         mode: of them.
         groups: equal instances each.
         router: how requests are spread over them.
-        cut: where long prompts are read on another pool.
-        hand_overs: what moving a cache takes.
+        threshold: where long prompts are read on another pool.
+        kv_transfers: paths and refusals of pairs of options.
         goal: with targets and traffic.
         demand: the traffic in numbers.
     """
     if is_routed(mode, groups, router):
-        return played_routed(groups, router=router, hand_overs=hand_overs, goal=goal, demand=demand)
-    if mode == "aggregated":
-        return played_together(groups, goal=goal, demand=demand)
-    if mode == "shared_device":
-        return played_shared(groups, goal=goal, demand=demand)
-    prefill = _fused([group for group in groups if group.option.role is Role.PREFILL])
-    others = _fused([group for group in groups if group.option.role is not Role.PREFILL])
-    if cut is not None:
-        return played_offloaded(
-            prefill, others, cut, hand_overs=hand_overs, goal=goal, demand=demand
+        return simulate_routed_mode(
+            groups, router=router, kv_transfers=kv_transfers, goal=goal, demand=demand
         )
-    return played_apart(prefill, others, hand_overs=hand_overs, goal=goal, demand=demand)
+    if mode == "aggregated":
+        return simulate_aggregated_mode(groups, goal=goal, demand=demand)
+    if mode == "shared_device":
+        return simulate_shared_mode(groups, goal=goal, demand=demand)
+    prefill = _merge_into_slowest([group for group in groups if group.option.role is Role.PREFILL])
+    others = _merge_into_slowest(
+        [group for group in groups if group.option.role is not Role.PREFILL]
+    )
+    if threshold is not None:
+        return simulate_offload_mode(
+            prefill, others, threshold, kv_transfers=kv_transfers, goal=goal, demand=demand
+        )
+    return simulate_disaggregated_mode(
+        prefill, others, kv_transfers=kv_transfers, goal=goal, demand=demand
+    )
 
 
-def is_routed(mode: Mode, groups: Sequence[Group], router: RouterChoice) -> bool:
-    """Say whether instances must be simulated together.
+def is_routed(mode: Mode, groups: Sequence[InstanceGroup], router: RouterChoice) -> bool:
+    """Whether instances must be simulated together.
 
-    One instance of a role leaves a router no choice, and of one kind that is served in turn a
-    single rank speaks for all.
+    One instance of a role leaves a router no choice; with one kind served round robin a single
+    rank stands for all.
     """
     if mode not in ROUTED:
         return False
@@ -104,42 +110,46 @@ def is_routed(mode: Mode, groups: Sequence[Group], router: RouterChoice) -> bool
     return len(own) > 1 or policy_of(router, groups) is not RouterPolicy.ROUND_ROBIN
 
 
-def _fused(groups: Sequence[Group]) -> Group:
-    """Stand the slowest kind for all of a role, as many of them as serve what all do."""
+def _merge_into_slowest(groups: Sequence[InstanceGroup]) -> InstanceGroup:
+    """Let the slowest kind stand for all of a role, as many as have the same total rate."""
     slowest = min(groups, key=lambda group: group.option.rate_per_s / group.option.devices)
     rate = sum(group.rate_per_s for group in groups)
-    return Group(option=slowest.option, count=max(1, int(rate / slowest.option.rate_per_s)))
+    return InstanceGroup(option=slowest.option, count=max(1, int(rate / slowest.option.rate_per_s)))
 
 
-def played_shared(groups: Sequence[Group], *, goal: ServeGoal, demand: Demand) -> Played:
-    """Play instances whose devices are shared."""
+def simulate_shared_mode(
+    groups: Sequence[InstanceGroup], *, goal: ServeGoal, demand: Demand
+) -> SimulationResult:
+    """Simulate instances that multiplex prefill and decode."""
     total = sum(group.rate_per_s for group in groups)
     shares = [group.rate_per_s / total for group in groups]
     parts = [
-        _one_shared(group, share=share, goal=goal, demand=demand)
+        _simulate_shared_group(group, share=share, goal=goal, demand=demand)
         for group, share in zip(groups, shares, strict=True)
     ]
-    return joined(parts, goal=goal, weights=shares)
+    return mix_results(parts, goal=goal, weights=shares)
 
 
-def _one_shared(group: Group, *, share: float, goal: ServeGoal, demand: Demand) -> Played:
+def _simulate_shared_group(
+    group: InstanceGroup, *, share: float, goal: ServeGoal, demand: Demand
+) -> SimulationResult:
     option, ranks = group.option, group.ranks
     if option.prefill_share_ratio is None:
         raise ValueError("a shared instance states its share")
-    concurrency = _each(demand, share=share, ranks=ranks)
-    requests = thinned(
+    concurrency = _rank_concurrency(demand, share=share, ranks=ranks)
+    requests = sample_rank_requests(
         goal,
         demand,
         count=ROUNDS * concurrency if demand.concurrency is not None else per_rank(goal),
         every=max(1, round(ranks / share)),
         most_tokens=option.kv_tokens,
     )
-    reading, writing = halves_of(
+    reading, writing = split_iteration(
         option.iteration, option.prefill_share_ratio, demand, step_tokens=option.step_tokens
     )
     most = max(option.step_tokens, int(requests.input_R.max()))
-    alone, beside = (
-        times_of(
+    isolated, multiplexed = (
+        option_step_times(
             replace(option, iteration=one),
             requests,
             most_tokens=most,
@@ -150,69 +160,78 @@ def _one_shared(group: Group, *, share: float, goal: ServeGoal, demand: Demand) 
     served = simulate_shared(
         requests,
         phases=Phases(
-            prompts_alone=alone,
-            prompts_beside=times_of(
+            isolated_prompts=isolated,
+            multiplexed_prompts=option_step_times(
                 replace(option, iteration=reading), requests, most_tokens=most, most_running=2
             ),
-            steps_alone=alone,
-            steps_beside=beside,
+            isolated_steps=isolated,
+            multiplexed_steps=multiplexed,
             step_tokens=option.step_tokens,
             kv_tokens=option.kv_tokens,
             most_running=option.running,
         ),
         concurrency=concurrency,
     )
-    return _seen(served, group, demand=demand, goal=goal, share=share)
+    return _to_client_result(served, group, demand=demand, goal=goal, share=share)
 
 
-def played_offloaded(
-    remote: Group,
-    local: Group,
-    cut: Cut,
+def simulate_offload_mode(
+    remote: InstanceGroup,
+    local: InstanceGroup,
+    threshold: LengthThreshold,
     *,
-    hand_overs: HandOvers,
+    kv_transfers: KvTransfers,
     goal: ServeGoal,
     demand: Demand,
-) -> Played:
-    """Play a remote side for long prompts and local instances for all the rest."""
+) -> SimulationResult:
+    """Simulate a remote side for long prompts and local instances for all the rest."""
     ranks = local.ranks
-    concurrency = _each(demand, share=1.0, ranks=ranks)
+    concurrency = _rank_concurrency(demand, share=1.0, ranks=ranks)
     is_closed = demand.concurrency is not None
     count = ROUNDS * concurrency if is_closed else min(MOST_REQUESTS, ranks * per_rank(goal))
-    requests = thinned(goal, demand, count=count, every=1, most_tokens=local.option.kv_tokens)
+    requests = sample_rank_requests(
+        goal, demand, count=count, every=1, most_tokens=local.option.kv_tokens
+    )
     computed_R = (
         requests.input_R if requests.cached_R is None else requests.input_R - requests.cached_R
     )
-    long_R = computed_R > cut.above_tokens
-    read_s_R, sent_s_R = _remote_s(remote, local, requests, hand_overs=hand_overs, demand=demand)
+    long_R = computed_R > threshold.above_tokens
+    read_s_R, sent_s_R = _remote_s(
+        remote, local, requests, kv_transfers=kv_transfers, demand=demand
+    )
     late_s_R = np.where(long_R, read_s_R + sent_s_R, 0.0)
     if requests.arrival_s_R is None:
-        late_s_R[long_R] += _wait_s(remote, read_s_R[long_R], cut, demand)
+        late_s_R[long_R] += _mean_wait_s(remote, read_s_R[long_R], threshold, demand)
         late_s_R[:concurrency] = np.where(
             long_R[:concurrency],
             (read_s_R + sent_s_R)[:concurrency]
-            + _burst_s(remote, read_s_R[:concurrency], long_R[:concurrency], ranks=ranks),
+            + _burst_wait_s(remote, read_s_R[:concurrency], long_R[:concurrency], ranks=ranks),
             0.0,
         )
         delay_s_R = late_s_R if requests.delay_s_R is None else requests.delay_s_R + late_s_R
-        own = replace(requests, delay_s_R=delay_s_R, read_R=long_R)
+        own = replace(requests, delay_s_R=delay_s_R, prefilled_R=long_R)
     else:
         late_s_R[long_R] += waits_s(requests.arrival_s_R[long_R], read_s_R[long_R], remote.ranks)
-        own, late_s_R = _of_one_rank(requests, late_s_R, long_R, ranks=ranks)
+        own, late_s_R = _single_rank(requests, late_s_R, long_R, ranks=ranks)
     option = local.option
     running = min(option.running, concurrency) if is_closed else option.running
-    served = served_by(option, own, most_running=running, concurrency=concurrency)
+    served = simulate_rank(option, own, most_running=running, concurrency=concurrency)
     sent = replace(served, arrival_s_R=served.arrival_s_R - late_s_R)
-    return _seen(sent, local, demand=demand, goal=goal, share=1.0)
+    return _to_client_result(sent, local, demand=demand, goal=goal, share=1.0)
 
 
 def _remote_s(
-    remote: Group, local: Group, requests: Requests, *, hand_overs: HandOvers, demand: Demand
+    remote: InstanceGroup,
+    local: InstanceGroup,
+    requests: Requests,
+    *,
+    kv_transfers: KvTransfers,
+    demand: Demand,
 ) -> tuple[Floats, Floats]:
-    """Seconds of each prompt on the remote side, and those of its way to the local one."""
+    """Seconds of each prompt on the remote side, and of its KV transfer to the local one."""
     prompt_s = prompt_times(remote.option, demand, requests)
-    path = hand_overs.path(remote.option, local.option)
-    each = hand_overs.moved(remote.option, local.option).busiest / hand_overs.tokens
+    path = kv_transfers.path(remote.option, local.option)
+    each = kv_transfers.moved(remote.option, local.option).peak_rank / kv_transfers.tokens
     busy = remote.option.degrees.attention_data
     tokens_U, place_R = np.unique(requests.input_R, return_inverse=True)
     read_s_U = np.array([prompt_s(int(tokens), busy) for tokens in tokens_U])
@@ -231,13 +250,15 @@ def waits_s(arrival_s_R: Floats, seconds_R: Floats, servers: int) -> Floats:
     return np.array(waits)
 
 
-def _burst_s(remote: Group, read_s_R: Floats, long_R: Flags, *, ranks: int) -> Floats:
+def _burst_wait_s(remote: InstanceGroup, read_s_R: Floats, long_R: Flags, *, ranks: int) -> Floats:
     """Wait of one rank's first requests, where as many of every other rank come at once."""
     every_s = np.repeat(np.where(long_R, read_s_R, 0.0), ranks)
     return waits_s(np.zeros(len(every_s)), every_s, remote.ranks)[::ranks]
 
 
-def _wait_s(remote: Group, seconds_R: Floats, cut: Cut, demand: Demand) -> float:
+def _mean_wait_s(
+    remote: InstanceGroup, seconds_R: Floats, threshold: LengthThreshold, demand: Demand
+) -> float:
     """Mean wait for the remote side at the rate that the targets ask for.
 
     No longer than behind all long prompts of the loop at once.
@@ -246,16 +267,16 @@ def _wait_s(remote: Group, seconds_R: Floats, cut: Cut, demand: Demand) -> float
         return 0.0
     mean_s = float(seconds_R.mean())
     waits_s = mean_wait_s(
-        rate_per_s=demand.rate_per_s * cut.long_share,
+        rate_per_s=demand.rate_per_s * threshold.long_share,
         service_s=mean_s,
         servers=remote.ranks,
         service_cv2=float(seconds_R.var()) / mean_s**2,
     )
-    under_way = (demand.concurrency or 0) * cut.long_share
-    return min(waits_s, under_way * mean_s / remote.ranks)
+    in_flight = (demand.concurrency or 0) * threshold.long_share
+    return min(waits_s, in_flight * mean_s / remote.ranks)
 
 
-def _of_one_rank(
+def _single_rank(
     requests: Requests, late_s_R: Floats, long_R: Flags, *, ranks: int
 ) -> tuple[Requests, Floats]:
     """What one of so many local ranks gets, in the order in which it comes there."""
@@ -268,25 +289,27 @@ def _of_one_rank(
         output_R=requests.output_R[own],
         arrival_s_R=there_s_R[own],
         cached_R=None if requests.cached_R is None else requests.cached_R[own],
-        read_R=long_R[own],
+        prefilled_R=long_R[own],
     )
     return part, late_s_R[own]
 
 
-def _each(demand: Demand, *, share: float, ranks: int) -> int:
-    """Requests under way on one rank of a closed loop."""
+def _rank_concurrency(demand: Demand, *, share: float, ranks: int) -> int:
+    """Requests in flight on one rank of a closed loop."""
     if demand.concurrency is None:
         return 1
     return max(1, -(-int(demand.concurrency * share) // ranks))
 
 
-def _seen(served: Served, group: Group, *, demand: Demand, goal: ServeGoal, share: float) -> Played:
+def _to_client_result(
+    served: Served, group: InstanceGroup, *, demand: Demand, goal: ServeGoal, share: float
+) -> SimulationResult:
     rate = share * demand.rate_per_s
     if demand.concurrency is not None:
         span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
         rate = group.ranks * len(served.end_s_R) / max(span_s, 1e-9)
-    return played_of(
-        seen_ttft_s(served, client=client_of(group.option.iteration.engine)),
+    return to_simulation_result(
+        client_observed_ttft_s(served, client=engine_client(group.option.iteration.engine)),
         served.tpot_s_R,
         goal=goal,
         rate=rate,

@@ -1,196 +1,211 @@
-"""Every mode that was asked for, answered beside the others: one table, one reason a line.
+"""Every requested mode, solved and compared: one table, one reason a line.
 
-Answers that keep the targets and can be launched are ranked; those that would serve and no release
-launches are named with what they would save; the rest say what stands in the way.
+Solutions that meet the targets and can be launched are ranked; those that would serve but no
+release launches are named with what they would save; the rest state why they are infeasible.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, get_args
 
-from tuner.planner.serve.afd_unlaunched import Apart, apart_of, told_apart
-from tuner.planner.serve.most_rate import answer_goal
+from tuner.planner.serve.afd_unlaunched import AfdDeployment, describe_afd, size_afd
+from tuner.planner.serve.most_rate import solve_goal
 from tuner.planner.serve.preference import (
-    counted,
+    format_devices,
     gain_ratio,
-    held_back_by,
+    held_back_reason,
     lost_by,
-    ranked,
-    worth_of,
+    objective_value,
+    rank_solutions,
 )
-from tuner.planner.serve.remote_prefill import cuts_of
-from tuner.planner.serve.solve_mode import Found, Question, least_spare
-from tuner.planner.serve.to_plan import missed_with, refusals_of, told_of
-from tuner.serve_plan import PUBLISHED_MODES, ServeModeAnswer, ServeUnlaunchable
+from tuner.planner.serve.remote_prefill import length_thresholds
+from tuner.planner.serve.solve_mode import ModeSolution, ServeProblem, goal_spare
+from tuner.planner.serve.to_plan import describe_missed, describe_solution, solution_refusals
+from tuner.serve_plan import PUBLISHED_MODES, ServeModeResult, ServeUnlaunchable
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.manifests.registry import modes_on
 
-NO_PROGRAM: Final = "no program says the most requests of attention and experts apart"
+NO_AFD_RATE: Final = "the highest rate of AFD (attention-FFN disaggregation) is not solved for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Answers:
-    """What all modes come to."""
+class ModeSolutions:
+    """The solutions of all modes."""
 
-    found: tuple[Found, ...]
-    """Those that serve the traffic, whether they keep the targets or not."""
+    serving: tuple[ModeSolution, ...]
+    """Modes that serve the traffic, whether they meet the targets or not."""
     refused: Mapping[Mode, tuple[str, ...]]
-    """Of them, what the release refuses."""
-    fitting: tuple[Found, ...]
-    """Those that keep the targets and can be launched, best first."""
-    apart: Apart | str | None
-    """Attention and experts apart, or why not; None: not asked for, or answered like the others."""
+    """Of each, what the release refuses."""
+    fitting: tuple[ModeSolution, ...]
+    """Those that meet the targets and can be launched, best first."""
+    afd: AfdDeployment | str | None
+    """AFD where no release launches it, or why it is infeasible; None: not requested, or solved
+    above."""
 
     @property
-    def launched(self) -> tuple[Found, ...]:
-        """Those that can be launched, whether they keep the targets or not."""
-        return tuple(one for one in self.found if not self.refused[one.mode])
+    def launched(self) -> tuple[ModeSolution, ...]:
+        """Those that can be launched, whether they meet the targets or not."""
+        return tuple(one for one in self.serving if not self.refused[one.mode])
 
-    def of(self, mode: Mode) -> Found | None:
-        """Return a mode's answer."""
-        return next((one for one in self.found if one.mode == mode), None)
-
-
-def modes_of(question: Question) -> tuple[Mode, ...]:
-    """Return the modes that are asked for, in the order of their list."""
-    return tuple(mode for mode in get_args(Mode) if mode in question.spec.goal.modes)
+    def of(self, mode: Mode) -> ModeSolution | None:
+        """Return a mode's solution."""
+        return next((one for one in self.serving if one.mode == mode), None)
 
 
-def answers_of(question: Question) -> Answers:
-    """Answer every mode."""
-    found = tuple(one for mode in modes_of(question) if (one := answer_goal(question, mode)))
-    refused = {one.mode: refusals_of(one, question) for one in found}
-    fitting = ranked([one for one in found if not one.missed and not refused[one.mode]], question)
-    apart: Apart | str | None = None
-    if _is_sized_alone(question) and question.spec.goal.objective == "rate":
-        apart = NO_PROGRAM
-    elif _is_sized_alone(question):
-        spare = fitting[0].spare if fitting else least_spare(question)
-        apart = apart_of(question, spare_ratio=spare.most_ratio)
-    return Answers(found=found, refused=refused, fitting=fitting, apart=apart)
+def requested_modes(problem: ServeProblem) -> tuple[Mode, ...]:
+    """Return the requested modes, in the order of their list."""
+    return tuple(mode for mode in get_args(Mode) if mode in problem.spec.goal.modes)
 
 
-def _is_sized_alone(question: Question) -> bool:
-    """Whether attention and experts apart are asked for, and no release launches them."""
+def solve_modes(problem: ServeProblem) -> ModeSolutions:
+    """Solve every mode."""
+    serving = tuple(one for mode in requested_modes(problem) if (one := solve_goal(problem, mode)))
+    refused = {one.mode: solution_refusals(one, problem) for one in serving}
+    fitting = rank_solutions(
+        [one for one in serving if not one.missed and not refused[one.mode]], problem
+    )
+    afd: AfdDeployment | str | None = None
+    if _is_afd_unlaunchable(problem) and problem.spec.goal.objective == "rate":
+        afd = NO_AFD_RATE
+    elif _is_afd_unlaunchable(problem):
+        spare = fitting[0].spare if fitting else goal_spare(problem)
+        afd = size_afd(problem, spare_ratio=spare.most_ratio)
+    return ModeSolutions(serving=serving, refused=refused, fitting=fitting, afd=afd)
+
+
+def _is_afd_unlaunchable(problem: ServeProblem) -> bool:
+    """Whether AFD is requested and no release launches it."""
     mode = "attention_expert"
-    is_asked = mode in question.spec.goal.modes
-    return is_asked and mode not in modes_on(question.spec.goal, question.spec.cluster)
+    is_requested = mode in problem.spec.goal.modes
+    return is_requested and mode not in modes_on(problem.spec.goal, problem.spec.cluster)
 
 
-def table_of(answers: Answers, question: Question) -> tuple[ServeModeAnswer, ...]:
+def mode_table(solutions: ModeSolutions, problem: ServeProblem) -> tuple[ServeModeResult, ...]:
     """Return a line for every mode."""
     return tuple(
-        _apart_line(answers, question)
-        if mode == "attention_expert" and _is_sized_alone(question)
-        else _line(mode, answers, question)
-        for mode in modes_of(question)
+        _afd_row(solutions, problem)
+        if mode == "attention_expert" and _is_afd_unlaunchable(problem)
+        else _mode_row(mode, solutions, problem)
+        for mode in requested_modes(problem)
     )
 
 
-def _line(mode: Mode, answers: Answers, question: Question) -> ServeModeAnswer:
-    found, best = answers.of(mode), _best(answers)
-    if found is None:
-        return ServeModeAnswer(mode=mode, status="none", told=why_none(mode, question))
-    broken = answers.refused[mode]
-    status, told = "alternative", "" if best is None else lost_by(found, best, question.spec.goal)
-    if found.missed:
-        status, told = "missed", missed_with(found)
-    elif broken:
-        status, told = "unlaunchable", f"{told_of(found)}; {broken[0]}"
-    elif found is best:
-        status, told = "chosen", ""
+def _mode_row(mode: Mode, solutions: ModeSolutions, problem: ServeProblem) -> ServeModeResult:
+    mode_solution, best = solutions.of(mode), _best(solutions)
+    if mode_solution is None:
+        return ServeModeResult(mode=mode, status="none", told=explain_no_solution(mode, problem))
+    refusals = solutions.refused[mode]
+    status, reason = (
+        "alternative",
+        "" if best is None else lost_by(mode_solution, best, problem.spec.goal),
+    )
+    if mode_solution.missed:
+        status, reason = "missed", describe_missed(mode_solution)
+    elif refusals:
+        status, reason = "unlaunchable", f"{describe_solution(mode_solution)}; {refusals[0]}"
+    elif mode_solution is best:
+        status, reason = "chosen", ""
     elif best is not None:
-        told += held_back_by(found, best, question.spec.goal)
-    gained = None if best is None else gain_ratio(_worth(found, question), best, question.spec.goal)
-    return ServeModeAnswer.model_validate(
+        reason += held_back_reason(mode_solution, best, problem.spec.goal)
+    gained = (
+        None
+        if best is None
+        else gain_ratio(_worth(mode_solution, problem), best, problem.spec.goal)
+    )
+    return ServeModeResult.model_validate(
         {
             "mode": mode,
             "status": status,
-            "devices": found.devices,
-            "requests_per_s": found.rate_per_s,
-            "cost_per_hour": found.price_per_hour,
-            "ttft_s": float(found.played.ttft_s_R.mean()),
-            "tpot_s": float(found.played.tpot_s_R.mean()) if len(found.played.tpot_s_R) else None,
+            "devices": mode_solution.devices,
+            "requests_per_s": mode_solution.rate_per_s,
+            "cost_per_hour": mode_solution.price_per_hour,
+            "ttft_s": float(mode_solution.simulated.ttft_s_R.mean()),
+            "tpot_s": float(mode_solution.simulated.tpot_s_R.mean())
+            if len(mode_solution.simulated.tpot_s_R)
+            else None,
             "gain_ratio": gained,
-            "told": told,
+            "told": reason,
         }
     )
 
 
-def _apart_line(answers: Answers, question: Question) -> ServeModeAnswer:
-    apart = answers.apart
-    if not isinstance(apart, Apart):
-        return ServeModeAnswer(mode="attention_expert", status="none", told=apart or "")
-    return ServeModeAnswer(
+def _afd_row(solutions: ModeSolutions, problem: ServeProblem) -> ServeModeResult:
+    afd = solutions.afd
+    if not isinstance(afd, AfdDeployment):
+        return ServeModeResult(mode="attention_expert", status="none", told=afd or "")
+    return ServeModeResult(
         mode="attention_expert",
         status="unlaunchable",
-        devices=apart.devices,
-        cost_per_hour=apart.price_per_hour or None,
-        ttft_s=apart.ttft_s,
-        tpot_s=apart.tpot_s,
-        gain_ratio=_apart_gain(apart, answers, question),
-        told=told_apart(apart, question, against=""),
+        devices=afd.devices,
+        cost_per_hour=afd.price_per_hour or None,
+        ttft_s=afd.ttft_s,
+        tpot_s=afd.tpot_s,
+        gain_ratio=_afd_gain(afd, solutions, problem),
+        told=describe_afd(afd, problem, against=""),
     )
 
 
-def _apart_gain(apart: Apart, answers: Answers, question: Question) -> float | None:
-    best, goal = _best(answers), question.spec.goal
+def _afd_gain(afd: AfdDeployment, solutions: ModeSolutions, problem: ServeProblem) -> float | None:
+    best, goal = _best(solutions), problem.spec.goal
     if best is None:
         return None
-    worth = apart.price_per_hour if goal.objective == "cost" else float(apart.devices)
+    worth = afd.price_per_hour if goal.objective == "cost" else float(afd.devices)
     return gain_ratio(worth, best, goal)
 
 
-def unlaunchable_of(answers: Answers, question: Question) -> tuple[ServeUnlaunchable, ...]:
+def unlaunchable_modes(
+    solutions: ModeSolutions, problem: ServeProblem
+) -> tuple[ServeUnlaunchable, ...]:
     """Name modes that no release launches, with what they would save."""
-    best, goal = _best(answers), question.spec.goal
+    best, goal = _best(solutions), problem.spec.goal
     lines = []
-    if isinstance(answers.apart, Apart):
+    if isinstance(solutions.afd, AfdDeployment):
         against = "" if best is None else f", the chosen plan takes {best.devices}"
         if best is not None and goal.objective == "cost":
-            price = answers.apart.price_per_hour
-            against += f"; {price:.4g} an hour, the chosen plan {_worth(best, question):.4g}"
+            price = solutions.afd.price_per_hour
+            against += f"; {price:.4g} an hour, the chosen plan {_worth(best, problem):.4g}"
         lines.append(
             ServeUnlaunchable(
-                feature=told_apart(answers.apart, question, against=against),
-                gain_ratio=max(_apart_gain(answers.apart, answers, question) or 0.0, 0.0),
+                feature=describe_afd(solutions.afd, problem, against=against),
+                gain_ratio=max(_afd_gain(solutions.afd, solutions, problem) or 0.0, 0.0),
             )
         )
-    for one in answers.found:
-        broken = answers.refused[one.mode]
-        if not broken or one.missed:
+    for one in solutions.serving:
+        refusals = solutions.refused[one.mode]
+        if not refusals or one.missed:
             continue
-        beside = counted(one.devices) if best is None else lost_by(one, best, goal)
-        gained = 0.0 if best is None else gain_ratio(_worth(one, question), best, goal)
-        guess = "" if one.mode in PUBLISHED_MODES else "; no published run stands behind this mode"
+        beside = format_devices(one.devices) if best is None else lost_by(one, best, goal)
+        gained = 0.0 if best is None else gain_ratio(_worth(one, problem), best, goal)
+        guess = "" if one.mode in PUBLISHED_MODES else "; no published run backs this mode"
         lines.append(
             ServeUnlaunchable(
-                feature=f"{told_of(one)}: {beside}; {broken[0]}{guess}", gain_ratio=max(gained, 0.0)
+                feature=f"{describe_solution(one)}: {beside}; {refusals[0]}{guess}",
+                gain_ratio=max(gained, 0.0),
             )
         )
     return tuple(lines)
 
 
-def why_none(mode: Mode, question: Question) -> str:
+def explain_no_solution(mode: Mode, problem: ServeProblem) -> str:
     """Say why a mode serves nothing."""
-    sites, links = question.sites, question.spec.cluster.links
+    serving_pools, links = problem.serving_pools, problem.spec.cluster.links
     if mode == "prefill_offload":
-        if len(sites) < 2:
-            return "there is no second pool to read long prompts"
+        if len(serving_pools) < 2:
+            return "there is no second pool to prefill long prompts"
         if not links:
             return "no link joins the pools, so that no cache gets from one to another"
-        if not cuts_of(question.spec.goal, question.demand):
-            return "all prompts are equally long, so that no length parts them"
-    if mode == "attention_expert" and question.cells.illegal_by:
-        return next(iter(question.cells.illegal_by))
-    if question.options.slowest_tpot_s == float("inf"):
-        return "memory: no way to split the model leaves room for one request"
+        if not length_thresholds(problem.spec.goal, problem.demand):
+            return "all prompts are equally long, so that no length separates them"
+    if mode == "attention_expert" and problem.afd_units.illegal_by:
+        return next(iter(problem.afd_units.illegal_by))
+    if problem.options.slowest_tpot_s == float("inf"):
+        return "memory: no parallel layout of the model leaves room for one request"
     return "the pools lack the devices or links for it at this traffic within the targets"
 
 
-def _best(answers: Answers) -> Found | None:
-    return answers.fitting[0] if answers.fitting else None
+def _best(solutions: ModeSolutions) -> ModeSolution | None:
+    return solutions.fitting[0] if solutions.fitting else None
 
 
-def _worth(found: Found, question: Question) -> float:
-    return worth_of(found, question.spec.goal)
+def _worth(mode_solution: ModeSolution, problem: ServeProblem) -> float:
+    return objective_value(mode_solution, problem.spec.goal)

@@ -1,14 +1,14 @@
-"""Instances whose devices prefill and decode share: the best share of each way to split one.
+"""Instances that multiplex prefill and decode on one GPU: the best SM split of each layout.
 
-For every split the shares x of the multiprocessors in steps of eight are tried, a prompt is priced
+For every layout the shares x of the multiprocessors in steps of eight are tried, a prompt is priced
 on x and a step on 1 - x beside it (tuner/costs/serving/multiplexing.py), and the most running
 sequences count at which the steady state keeps the targets. Of all shares the one that serves the
 most requests a second is kept, at fractions of its sequences, since waiting may leave no room for
 all.
 
-Not covered: attention-data ranks and pipelines, drafting and half batches, which no release runs on
-shared devices; the host's time that an overlapped scheduler hides, which SGLang's loop for shared
-devices does not (sglang 0.5.23, srt/arg_groups/validation_hook.py asks for
+Not covered: attention-data ranks and pipelines, drafting and half batches, which no release runs
+with multiplexing; the host's time that an overlapped scheduler hides, which SGLang's loop for
+shared devices does not (sglang 0.5.23, srt/arg_groups/validation_hook.py asks for
 `--disable-overlap-schedule`).
 """
 
@@ -22,7 +22,7 @@ from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.multiplexing import Share, drawn_ratio, on_share, steady_rate_per_s
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.first_token import seen_first_s
+from tuner.planner.serve.first_token import client_ttft_s
 from tuner.planner.serve.mixed_batches import prompt_time
 from tuner.planner.serve.options import FRACTIONS, Option, most_running, step_seconds
 from tuner.serve_plan import Role
@@ -37,12 +37,12 @@ BATCHES: Final = 24
 """Numbers of running sequences."""
 
 
-def shared_options(options: Sequence[Option], demand: Demand) -> tuple[Option, ...]:
-    """Return ways to share devices, made of those that serve without sharing."""
+def multiplexed_options(options: Sequence[Option], demand: Demand) -> tuple[Option, ...]:
+    """Return multiplexed options, made of those that decode without multiplexing."""
     kinds: dict[object, Option] = {}
     for option in options:
         if can_share(option):
-            key = option.site.pool.name, option.degrees
+            key = option.serving_pool.pool.name, option.degrees
             known = kinds.setdefault(key, option)
             if option.step_tokens > known.step_tokens:
                 kinds[key] = option
@@ -50,7 +50,7 @@ def shared_options(options: Sequence[Option], demand: Demand) -> tuple[Option, .
 
 
 def can_share(option: Option) -> bool:
-    """Whether its devices can be shared: it decodes, on one plain rank."""
+    """Whether it can be multiplexed: it decodes, on one plain rank."""
     own = option.iteration
     return (
         option.role is not Role.PREFILL
@@ -60,9 +60,9 @@ def can_share(option: Option) -> bool:
     )
 
 
-def shares_of(option: Option) -> tuple[float, ...]:
+def sm_shares(option: Option) -> tuple[float, ...]:
     """Return shares of prefill that the device can be divided by."""
-    units = option.site.machine.sheet.compute_units
+    units = option.serving_pool.machine.sheet.compute_units
     most = max((units - LEAST_UNITS) // UNITS, 1)
     least = min(-(-LEAST_UNITS // UNITS), most)
     chosen = np.unique(np.round(np.linspace(least, most, SHARES)))
@@ -78,18 +78,18 @@ def _shared(option: Option, demand: Demand) -> Iterator[Option]:
         )
     ).astype(np.float64)
     whole = option.iteration
-    alone_s_N = step_seconds(whole, running_N, demand)
+    isolated_s_N = step_seconds(whole, running_N, demand)
     best: tuple[float, float, float, Floats, Floats] | None = None
-    for ratio in shares_of(option):
-        prompt_s, beside_s_N = on_shares(
+    for ratio in sm_shares(option):
+        prompt_s, multiplexed_s_N = price_shares(
             whole, ratio, running_N, demand, step_tokens=option.step_tokens
         )
-        if seen_first_s(whole, demand, read_s=prompt_s) > demand.ttft_s:
+        if client_ttft_s(whole, demand, read_s=prompt_s) > demand.ttft_s:
             continue
         rate_N, tpot_s_N = steady_rate_per_s(
             running_N,
-            alone_s_N=alone_s_N,
-            beside_s_N=beside_s_N,
+            isolated_s_N=isolated_s_N,
+            multiplexed_s_N=multiplexed_s_N,
             prompt_s=prompt_s,
             output_tokens=demand.output_tokens,
         )
@@ -99,8 +99,8 @@ def _shared(option: Option, demand: Demand) -> Iterator[Option]:
     if best is None:
         return
     _, ratio, prompt_s, rate_N, tpot_s_N = best
-    fullest = int(rate_N.argmax())
-    chosen = {int(np.searchsorted(running_N, part * running_N[fullest])) for part in FRACTIONS}
+    fastest = int(rate_N.argmax())
+    chosen = {int(np.searchsorted(running_N, part * running_N[fastest])) for part in FRACTIONS}
     for at in sorted(chosen):
         if rate_N[at] > 0.0:
             yield replace(
@@ -108,23 +108,23 @@ def _shared(option: Option, demand: Demand) -> Iterator[Option]:
                 role=Role.AGGREGATED,
                 running=int(running_N[at]),
                 rate_per_s=float(rate_N[at]),
-                ttft_s=seen_first_s(whole, demand, read_s=prompt_s),
+                ttft_s=client_ttft_s(whole, demand, read_s=prompt_s),
                 tpot_s=float(tpot_s_N[at]),
                 is_chunked=False,
                 prefill_share_ratio=ratio,
             )
 
 
-def on_shares(
+def price_shares(
     whole: Iteration, ratio: float, running_N: Floats, demand: Demand, *, step_tokens: int
 ) -> tuple[float, Floats]:
     """Return the seconds of a prompt on a share, and of steps on the rest beside it."""
-    reading, writing = halves_of(whole, ratio, demand, step_tokens=step_tokens)
+    reading, writing = split_iteration(whole, ratio, demand, step_tokens=step_tokens)
     prompt_s = prompt_time(reading, demand, step_tokens=step_tokens).latency_s
     return prompt_s, step_seconds(writing, running_N, demand)
 
 
-def halves_of(
+def split_iteration(
     whole: Iteration, ratio: float, demand: Demand, *, step_tokens: int
 ) -> tuple[Iteration, Iteration]:
     """Return prefill on its share, and decode on what is left beside it."""

@@ -1,11 +1,11 @@
-"""Tokens of cache that running sequences take together, as the engine lets them in.
+"""KV tokens that running sequences hold together, by the engine's admission rule.
 
-    n sequences run    I, O tokens of a prompt and an answer    U a share of an answer, even in 0..1
+    n sequences run    I, O input and output tokens    U a share of the output, even in 0..1
 
-A slot that is always filled is met in a long answer in proportion to its length (demand.py), and
-anywhere in it:
+A slot that is always filled holds a request in proportion to its output length (demand.py), at a
+uniformly random position:
 
-    reserves answers    each takes I + O, weighted by O
+    reserves outputs    each takes I + O, weighted by O
     takes as they grow  each takes I + U O, weighted by O
 
 Slots are filled independently, so that what n of them take is distributed as the n-th power of one
@@ -22,10 +22,10 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-LOOKS_RATIO: Final = 0.99
-"""Looks at a time at which memory has room for all that run."""
+OCCUPANCY_QUANTILE: Final = 0.99
+"""Share of the time at which memory has room for all that run."""
 SHARES: Final = 16
-"""Places in an answer that are looked at."""
+"""Positions in an output that are sampled."""
 BINS: Final = 2**13
 """Of the grid on which slots are added up."""
 COUNTS: Final = 40
@@ -34,42 +34,42 @@ FAR: Final = 12.0
 """Standard deviations to which the grid reaches."""
 
 
-def grown(prompts: Floats, answers: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """Return tokens that a running sequence has at a look, and how often.
+def grown(prompt_lengths: Floats, output_lengths: Floats, weight: Floats) -> tuple[Floats, Floats]:
+    """Return tokens that a running sequence has at a random time, and how often.
 
     Args:
-        prompts: tokens of those that run.
-        answers: of the same, when they will have ended.
-        weight: how often each is met; adds up to 1.
+        prompt_lengths: of those that run.
+        output_lengths: of the same, when they will have ended.
+        weight: probability of each; adds up to 1.
     """
     share_S = (np.arange(SHARES) + 0.5) / SHARES
-    tokens = prompts[:, None] + share_S * answers[:, None]
+    tokens = prompt_lengths[:, None] + share_S * output_lengths[:, None]
     each = np.broadcast_to(weight[:, None] / SHARES, tokens.shape)
     return tokens.ravel(), each.ravel()
 
 
-def taken_together(
-    tokens: Floats, weight: Floats, *, most: int, ratio: float = LOOKS_RATIO
+def joint_quantiles(
+    tokens: Floats, weight: Floats, *, most: int, ratio: float = OCCUPANCY_QUANTILE
 ) -> Floats:
-    """Tokens that 1, 2, … `most` independent sequences stay within at a share of looks.
+    """Tokens that 1, 2, … `most` independent sequences stay within, at a share of the time.
 
     Args:
         tokens: that one takes.
         weight: how often; adds up to 1.
         most: sequences.
-        ratio: share of looks.
+        ratio: share of the time.
     """
     least = float(tokens.min())
     above = tokens - least
     mean = float(weight @ above)
     spread = float(np.sqrt(weight @ (above - mean) ** 2))
     counts = np.unique(np.round(np.geomspace(1.0, most, COUNTS)))
-    found = [
+    quantiles = [
         n * least
         + _quantile(above, weight, n, reach=n * mean + FAR * np.sqrt(n) * spread, ratio=ratio)
         for n in counts
     ]
-    return np.asarray(np.interp(np.arange(1.0, most + 1.0), counts, found))
+    return np.asarray(np.interp(np.arange(1.0, most + 1.0), counts, quantiles))
 
 
 def _quantile(above: Floats, weight: Floats, count: float, *, reach: float, ratio: float) -> float:

@@ -1,14 +1,14 @@
-"""How much of recorded prompts the prefix caches of a deployment hold, from the trace's own blocks.
+"""Prefix cache hits of recorded prompts in a deployment, from the block ids of the trace.
 
-Instances decide the caches, and what they find decides how many instances there must be. So the
-plan is made again until the two agree:
+Instances determine the caches, and the hits determine how many instances are needed. So the plan
+is repeated until the two agree:
 
-    first   one cache as large as all memory of the pools, which no deployment finds more in
-    then    the caches of the best answer, under the router that its engine is launched with
+    first   one cache as large as all memory of the pools, an upper bound on hits
+    then    the caches of the best solution, under the router that its engine is launched with
 
-The caches are those of who reads prompts: the ranks of aggregated or of prefill instances. A
-rank's blocks are what its plan gives it of cache, less the answers that run beside. Hits count from
-empty caches, over the first requests of the trace. Of several kinds behind one router the smallest
+The caches are those of the ranks of aggregated or prefill instances. A rank's blocks are its
+planned KV cache, less the outputs that run beside. Hits count from empty
+caches, over the first requests of the trace. Of several kinds behind one router the smallest
 cache stands for all; islands have caches of their own, and get requests by their weights.
 
 Source of the rule: tuner/simulate/serving/prefix_hits.py.
@@ -30,8 +30,8 @@ from tuner.planner.serve.demand import Floats, Ints, PrefixHits
 from tuner.planner.serve.islands import island_shares
 from tuner.planner.serve.routed_simulation import policy_of
 from tuner.planner.serve.routers import RouterChoice
-from tuner.planner.serve.simulation import Group
-from tuner.planner.serve.solve_mode import Found, Question
+from tuner.planner.serve.simulation import InstanceGroup
+from tuner.planner.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.serve_plan import PrefixReuse, Role
 from tuner.simulate.serving.prefix_hits import (
     by_prefix,
@@ -91,11 +91,11 @@ class RecordedPrompts:
 
     def _under_islands(self, islands: Sequence[PrefixReuse]) -> PrefixHits:
         found_N = np.zeros_like(self.input_N)
-        for island, prompts, chosen_N in self.parted(islands):
+        for island, prompts, chosen_N in self.split_by_island(islands):
             found_N[chosen_N] = prompts.under(island).cached_N
         return PrefixHits(ratio=float(found_N.sum() / self.input_N.sum()), cached_N=found_N)
 
-    def parted(
+    def split_by_island(
         self, islands: Sequence[PrefixReuse]
     ) -> Iterator[tuple[PrefixReuse, "RecordedPrompts", NDArray[np.bool_]]]:
         """Yield the islands that get any of the prompts, with these and where they were."""
@@ -153,10 +153,13 @@ def recorded_prompts(spec: ServeSpec, *, rate_per_s: float) -> RecordedPrompts |
     return recorded.at(rate_per_s)
 
 
-def most_reuse(question: Question) -> PrefixReuse:
+def most_reuse(problem: ServeProblem) -> PrefixReuse:
     """Return one cache as large as the memory of all pools."""
-    each = kv_bytes_per_token(question.decoder, question.formats, Degrees()) * BLOCK_TOKENS
-    whole = sum(site.memory_bytes * site.pool.num_devices for site in question.sites)
+    each = kv_bytes_per_token(problem.decoder, problem.formats, Degrees()) * BLOCK_TOKENS
+    whole = sum(
+        serving_pool.memory_bytes * serving_pool.pool.num_devices
+        for serving_pool in problem.serving_pools
+    )
     return PrefixReuse(
         router="one",
         instances=1,
@@ -166,19 +169,21 @@ def most_reuse(question: Question) -> PrefixReuse:
     )
 
 
-def reuse_of(found: Found, question: Question, prompts: RecordedPrompts) -> PrefixReuse:
-    """Return the caches and the router of an answer, with what they find and others would."""
-    tpot_s = float(found.played.tpot_s_R.mean()) if len(found.played.tpot_s_R) else 0.0
-    stay_s = float(found.played.ttft_s_R.mean()) + question.demand.output_tokens * tpot_s
-    shares = island_shares(found.groups)
+def measure_reuse(
+    solution: ModeSolution, problem: ServeProblem, prompts: RecordedPrompts
+) -> PrefixReuse:
+    """Return the caches and the router of a solution, with its hits and other routers' hits."""
+    tpot_s = float(solution.simulated.tpot_s_R.mean()) if len(solution.simulated.tpot_s_R) else 0.0
+    stay_s = float(solution.simulated.ttft_s_R.mean()) + problem.demand.output_tokens * tpot_s
+    shares = island_shares(solution.groups)
     each = [
         _caches(
-            found.router,
-            [group for group in found.groups if group.island == name],
-            question,
+            solution.router,
+            [group for group in solution.groups if group.island == name],
+            problem,
             stay_s=stay_s,
         ).model_copy(update={"share_ratio": shares.get(name, 1.0)})
-        for name in dict.fromkeys(group.island for group in found.groups)
+        for name in dict.fromkeys(group.island for group in solution.groups)
     ]
     plain = each[0] if len(each) == 1 else _together(each)
     return _counted(plain, prompts)
@@ -195,13 +200,15 @@ def _counted(reuse: PrefixReuse, prompts: RecordedPrompts) -> PrefixReuse:
             "by_router": by_router,
             "hit_ratio": prompts.under(reuse).ratio if is_mixed else by_router[reuse.router],
             "requests": len(prompts.input_N),
-            "islands": tuple(_counted(one, own) for one, own, _ in prompts.parted(reuse.islands)),
+            "islands": tuple(
+                _counted(one, own) for one, own, _ in prompts.split_by_island(reuse.islands)
+            ),
         }
     )
 
 
 def _caches(
-    router: RouterChoice, groups: Sequence[Group], question: Question, *, stay_s: float
+    router: RouterChoice, groups: Sequence[InstanceGroup], problem: ServeProblem, *, stay_s: float
 ) -> PrefixReuse:
     """Return the caches of the instances behind one router."""
     reading = [group for group in groups if group.option.role is not Role.DECODE]
@@ -212,7 +219,7 @@ def _caches(
         router="cache_aware" if follows else "in_turn",
         instances=sum(group.count for group in reading),
         ranks=reading[0].option.degrees.attention_data,
-        cache_blocks=_blocks(reading, question),
+        cache_blocks=_blocks(reading, problem),
         stay_s=stay_s,
     )
 
@@ -238,21 +245,21 @@ def _behind(reuse: PrefixReuse, router: str) -> PrefixReuse:
     return reuse.model_copy(update={"router": router, "islands": islands})
 
 
-def _blocks(reading: Sequence[Group], question: Question) -> int:
-    """Blocks of a rank's cache beside the answers that run on it."""
+def _blocks(reading: Sequence[InstanceGroup], problem: ServeProblem) -> int:
+    """Blocks of a rank's cache beside the outputs that run on it."""
     tokens = min(
         group.option.kv_tokens
         - (group.option.role is Role.AGGREGATED)
         * 0.5
         * group.option.running
-        * question.demand.output_tokens
+        * problem.demand.output_tokens
         for group in reading
     )
     return max(1, math.floor(tokens / BLOCK_TOKENS))
 
 
-def reuse_words(reuse: PrefixReuse, *, planned_ratio: float) -> str:
-    """Say what was found, and what the plan counts on."""
+def describe_reuse(reuse: PrefixReuse, *, planned_ratio: float) -> str:
+    """Describe the hits, and what the plan counts on."""
     ranks = sum(one.instances * one.ranks for one in reuse.islands or (reuse,))
     others = ", ".join(
         f"{ratio:.1%} {_ROUTERS[router]}" for router, ratio in reuse.by_router.items()

@@ -1,16 +1,16 @@
-"""The integer program of instances: options become columns, pools and links their limits.
+"""The integer program of instances: options become its columns, pools and links its limits.
 
-Spare capacity of prefill is what keeps waits short. By Pollaczek and Khinchine's form a server of
+Spare capacity of prefill keeps queueing delays short. By Pollaczek and Khinchine's form a server of
 service time s keeps its mean wait of equal jobs below w at a load of 1 / (1 + s / (2 w)), so that a
-slow instance needs more of it than a fast one for one target t of the first token: the spare asked
-of an option is scaled by s / (t - s) over the least such ratio.
+slow instance needs more of it than a fast one for the same TTFT target t: the spare capacity of an
+option is scaled by s / (t - s) over the least such ratio.
 
-One program a mode. Aggregated instances serve requests from end to end, on whole devices or on
-shares of them; prefill instances hand over to decode instances of the same pool over its cards, or
+One program a mode. Aggregated instances serve requests from end to end, on whole devices or
+multiplexed; prefill instances send KV caches to decode instances of the same pool over its NICs, or
 of another pool over the link between them. Where long prompts are offloaded, the remote instances
 are the program's prefill and the local ones its decode (remote_prefill.py). Pools of several
 vendors may be islands, each behind a router of its own (islands.py): every island has its kinds, no
-route leaves it, and the program parts the requests among them. A route joins two groups of options
+route leaves it, and the program splits the requests among them. A route joins two groups of options
 (kv_routes.py) whose pools reach each other and whose layouts the engine's release accepts.
 """
 
@@ -33,9 +33,9 @@ from solvers.instances.problem import Role as SolverRole
 from solvers.registry import INSTANCES
 from solvers.result import Outcome, Status
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.kv_routes import ways_of
-from tuner.planner.serve.kv_transfers import HandOvers
-from tuner.planner.serve.options import Option, PoolSite
+from tuner.planner.serve.kv_routes import build_kv_routes
+from tuner.planner.serve.kv_transfers import KvTransfers
+from tuner.planner.serve.options import Option, ServingPool
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
 
@@ -46,8 +46,8 @@ ROLES: Final[dict[Mode, tuple[Role, ...]]] = {
     "prefill_offload": (Role.PREFILL, Role.DECODE),
     "attention_expert": (Role.PREFILL, Role.DECODE),
 }
-"""Of a mode's program. A cell of attention and experts decodes (afd_options.py); where the release
-launches none they have no program (afd_unlaunched.py)."""
+"""Of a mode's program. An AFD unit decodes (afd_options.py); where the release launches none, AFD
+has no program (afd_unlaunched.py)."""
 OBJECTIVE: Final = {
     "cost": Objective.COST,
     "devices": Objective.DEVICES,
@@ -59,9 +59,9 @@ OBJECTIVE: Final = {
 LEAST_SLACK_S: Final = 1e-3
 """Between a prompt alone and the target of the first token."""
 MOST_TIMES: Final = 10.0
-"""The least spare that a slow instance is asked for at most."""
+"""Times the least spare capacity that a slow instance needs at most."""
 LEAST_RUN_S: Final = 0.05
-"""What a branch gets even where the time is up."""
+"""Time of a branch even after the limit."""
 LEAST_LOAD_RATIO: Final = 1e-3
 """Of the slowest instance: less traffic needs as many instances, and solvers take it for none."""
 LEAST_FLOW_RATIO: Final = 1e-6
@@ -87,15 +87,15 @@ class Spare:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
-    """A mode's program, and what its columns stand for."""
+    """A mode's program, and the options of its columns."""
 
     mode: Mode
     problem: InstancesProblem
     options: tuple[Option, ...]
     """By column."""
-    sites: tuple[PoolSite, ...]
+    serving_pools: tuple[ServingPool, ...]
     islands: Mapping[str, str] = field(default_factory=dict)
-    """Of pools, by name; empty where one router stands before all."""
+    """Of pools, by name; empty with a single router."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,12 +106,12 @@ class Solved:
     outcome: Outcome[InstancePlan]
 
 
-def program_of(
+def build_program(
     mode: Mode,
     options: tuple[Option, ...],
     *,
-    sites: tuple[PoolSite, ...],
-    hand_overs: HandOvers,
+    serving_pools: tuple[ServingPool, ...],
+    kv_transfers: KvTransfers,
     demand: Demand,
     spare: Spare,
     may_refuse: bool = True,
@@ -119,72 +119,83 @@ def program_of(
     most_kinds: int = 1,
     islands: Mapping[str, str] = MappingProxyType({}),
 ) -> Program | None:
-    """State the program of one mode; None where a role has no option.
+    """Build the program of one mode; None where a role has no option.
 
     Args:
         mode: whose roles count.
-        options: ways to run an instance, other roles' included.
-        sites: pools.
-        hand_overs: what pairs of options are asked about.
+        options: instance options, other roles' included.
+        serving_pools: pools.
+        kv_transfers: paths and refusals of pairs of options.
         demand: the traffic.
         spare: capacity beyond it.
         may_refuse: leave out the routes that the engine's release refuses.
         most_kinds: of instances in one role, of one island where there are several.
-        islands: of pools, by name, where each stands behind a router of its own.
-        most_rate: ask for the most requests of all pools in place of the demand.
+        islands: of pools, by name, where each has a router of its own.
+        most_rate: maximise the request rate of all pools instead of meeting the demand.
     """
     roles = ROLES[mode]
     chosen = tuple(option for option in options if option.role in roles)
     if any(all(option.role is not role for option in chosen) for role in roles):
         return None
-    ways = ways_of(chosen, hand_overs, sites, may_refuse=may_refuse, islands=islands)
-    if Role.DECODE in roles and not ways.routes:
+    kv_routes = build_kv_routes(
+        chosen, kv_transfers, serving_pools, may_refuse=may_refuse, islands=islands
+    )
+    if Role.DECODE in roles and not kv_routes.routes:
         return None
-    objective = Objective.RATE if most_rate else OBJECTIVE[hand_overs.spec.goal.objective]
+    objective = Objective.RATE if most_rate else OBJECTIVE[kv_transfers.spec.goal.objective]
     least_per_s = LEAST_LOAD_RATIO * min(option.rate_per_s for option in chosen)
     problem = InstancesProblem(
         pools=tuple(
-            PoolOfDevices(name=site.pool.name, devices=site.pool.num_devices) for site in sites
+            PoolOfDevices(name=serving_pool.pool.name, devices=serving_pool.pool.num_devices)
+            for serving_pool in serving_pools
         ),
-        groups=ways.groups,
+        groups=kv_routes.groups,
         columns=tuple(
-            _column(option, number, sites=sites, group=ways.group(option), rate_per_s=rate)
+            _column(
+                option,
+                number,
+                serving_pools=serving_pools,
+                group=kv_routes.group(option),
+                rate_per_s=rate,
+            )
             for number, (option, rate) in enumerate(
                 zip(chosen, _rates_per_s(chosen, spare, demand), strict=True)
             )
         ),
-        routes=ways.routes,
-        links=ways.links,
+        routes=kv_routes.routes,
+        links=kv_routes.links,
         objective=objective,
         demand_per_s=max(demand.rate_per_s, least_per_s) if objective.rate_is_fixed else 0.0,
         spare_ratio=spare.others_ratio,
         max_kinds=most_kinds,
     )
-    return Program(mode=mode, problem=problem, options=chosen, sites=sites, islands=islands)
+    return Program(
+        mode=mode, problem=problem, options=chosen, serving_pools=serving_pools, islands=islands
+    )
 
 
-def solve(program: Program, *, time_limit_s: float) -> Solved:
-    """Choose the instances, so that every prefill instance of an island may meet its every decode.
+def solve_program(program: Program, *, time_limit_s: float) -> Solved:
+    """Choose instances such that every prefill-decode pair of an island has a route.
 
-    Routers pair instances as they like. Where the chosen ones hold a pair without a route, one of
+    Routers pair instances freely. Where the chosen ones hold a pair without a route, one of
     the two groups must stay out, so both are tried; the least bound of the branches is the bound.
     """
-    outcome = _paired(program.problem, deadline_s=time.perf_counter() + time_limit_s)
+    outcome = _solve_paired(program.problem, deadline_s=time.perf_counter() + time_limit_s)
     return Solved(program=program, outcome=outcome)
 
 
-def _paired(problem: InstancesProblem, *, deadline_s: float) -> Outcome[InstancePlan]:
+def _solve_paired(problem: InstancesProblem, *, deadline_s: float) -> Outcome[InstancePlan]:
     left_s = max(LEAST_RUN_S, deadline_s - time.perf_counter())
     outcome = INSTANCES.solve(problem, time_limit_s=left_s)
     if outcome.solution is None:
         return outcome
-    pair = unpaired(problem, outcome.solution)
+    pair = unrouted_pair(problem, outcome.solution)
     if pair is None:
         return outcome
-    # Groups that may meet just the same others stay out together, so that branches are few.
-    senders, receivers = _alike(problem.routes, pair)
+    # Groups with the same routes stay out together, so that branches are few.
+    senders, receivers = _interchangeable(problem.routes, pair)
     branches = [
-        _without(problem, dropped, deadline_s=deadline_s)
+        _solve_without(problem, dropped, deadline_s=deadline_s)
         for dropped in (
             [route.sender in senders for route in problem.routes],
             [route.receiver in receivers for route in problem.routes],
@@ -197,12 +208,12 @@ def _paired(problem: InstancesProblem, *, deadline_s: float) -> Outcome[Instance
     return replace(best, bound=bound)
 
 
-def _without(
+def _solve_without(
     problem: InstancesProblem, dropped: list[bool], *, deadline_s: float
 ) -> Outcome[InstancePlan]:
     """Solve without some routes; the plan still has a flow for each of all."""
     kept = tuple(route for route, gone in zip(problem.routes, dropped, strict=True) if not gone)
-    outcome = _paired(replace(problem, routes=kept), deadline_s=deadline_s)
+    outcome = _solve_paired(replace(problem, routes=kept), deadline_s=deadline_s)
     if outcome.solution is None:
         return outcome
     flows = iter(outcome.solution.flow_per_s_E)
@@ -210,12 +221,12 @@ def _without(
     return replace(outcome, solution=replace(outcome.solution, flow_per_s_E=whole))
 
 
-def _alike(
+def _interchangeable(
     routes: tuple[Route, ...], pair: tuple[int, int]
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the groups that may meet the same receivers, and those that may meet the same senders.
+    """Return the groups with the same receivers, and those with the same senders, as the pair.
 
-    No group of the first set may meet one of the second where the pair itself may not.
+    No group of the first set has a route to one of the second where the pair has none.
     """
     after: dict[int, set[int]] = {}
     before: dict[int, set[int]] = {}
@@ -228,7 +239,7 @@ def _alike(
     )
 
 
-def unpaired(problem: InstancesProblem, plan: InstancePlan) -> tuple[int, int] | None:
+def unrouted_pair(problem: InstancesProblem, plan: InstancePlan) -> tuple[int, int] | None:
     """Return two groups of one island that both serve and have no route between them."""
     carried = [
         route
@@ -248,20 +259,22 @@ def unpaired(problem: InstancesProblem, plan: InstancePlan) -> tuple[int, int] |
     )
 
 
-def serving_columns(solved: Solved) -> Iterator[tuple[Option, int]]:
+def serving_instances(solved: Solved) -> Iterator[tuple[Option, int]]:
     """Options with the instances that serve requests; others are not launched."""
     plan, problem = solved.outcome.solution, solved.program.problem
     if plan is None:
         return
-    ends = {
-        end
+    used_groups = {
+        endpoint
         for route, flow in zip(problem.routes, plan.flow_per_s_E, strict=True)
         if flow > LEAST_FLOW_RATIO * plan.rate_per_s
-        for end in (route.sender, route.receiver)
+        for endpoint in (route.sender, route.receiver)
     }
     for number, count in enumerate(plan.count_J):
         role = problem.role_of(number)
-        if count and (role is SolverRole.AGGREGATED or problem.columns[number].group in ends):
+        if count and (
+            role is SolverRole.AGGREGATED or problem.columns[number].group in used_groups
+        ):
             yield solved.program.options[number], count
 
 
@@ -287,13 +300,21 @@ def _rates_per_s(options: tuple[Option, ...], spare: Spare, demand: Demand) -> t
 
 
 def _column(
-    option: Option, number: int, *, sites: tuple[PoolSite, ...], group: int, rate_per_s: float
+    option: Option,
+    number: int,
+    *,
+    serving_pools: tuple[ServingPool, ...],
+    group: int,
+    rate_per_s: float,
 ) -> Column:
-    pool = option.site.pool
+    pool = option.serving_pool.pool
     return Column(
         name=f"{number} {option.role.value}@{pool.name}",
         group=group,
-        devices_P=tuple(option.devices if site.pool.name == pool.name else 0 for site in sites),
+        devices_P=tuple(
+            option.devices if serving_pool.pool.name == pool.name else 0
+            for serving_pool in serving_pools
+        ),
         rate_per_s=rate_per_s,
         price_per_hour=(pool.price_per_device_hour or 0.0) * option.devices,
     )

@@ -1,14 +1,14 @@
-"""Where nothing meets the targets: what binds, the closest plan, and what each way out buys.
+"""Where nothing meets the targets: what binds, the closest plan, and what each relaxation buys.
 
 The closest plan serves the most requests a second of all pools within the targets: instances by the
-integer program with the rate as its objective, then their traffic played at less and less of it, by
-bisection, until every target holds. Every other way out changes one thing and is solved anew. Only
+integer program with the rate as its objective; bisection on the simulated rate then finds the most
+at which every target holds. Every other relaxation changes one thing and is solved anew. Only
 modes that the release launches count.
 
-Where pools are not joined, links of 400 Gbit/s between all of them are tried: if they alone make
-the traffic fit, they are what binds.
+Where pools have no links, links of 400 Gbit/s between all of them are tried: if these make the
+traffic fit, the link is what binds.
 
-Not covered: two things given up at once; thresholds of offloaded prompts in the closest plan.
+Not covered: two relaxations at once; thresholds of offloaded prompts in the closest plan.
 """
 
 import math
@@ -19,23 +19,23 @@ from types import MappingProxyType
 from typing import Final
 
 from tuner.planner.serve.islands import island_layouts
-from tuner.planner.serve.modes import Answers, modes_of
-from tuner.planner.serve.most_rate import answer_goal
-from tuner.planner.serve.preference import ranked
-from tuner.planner.serve.program import program_of, solve
+from tuner.planner.serve.modes import ModeSolutions, requested_modes
+from tuner.planner.serve.most_rate import solve_goal
+from tuner.planner.serve.preference import rank_solutions
+from tuner.planner.serve.program import build_program, solve_program
 from tuner.planner.serve.solve_mode import (
-    PRICED,
-    Found,
-    Question,
-    at_share,
-    groups_of,
-    least_spare,
-    play,
-    question_of,
-    router_for,
-    variants_of,
+    PRICED_ROLES,
+    ModeSolution,
+    ServeProblem,
+    at_traffic_share,
+    build_serve_problem,
+    goal_spare,
+    instance_groups,
+    plainest_router,
+    problem_variants,
+    simulate_traffic,
 )
-from tuner.planner.serve.to_plan import decision_of, missed_with, refusals_of
+from tuner.planner.serve.to_plan import describe_missed, solution_refusals, to_decision
 from tuner.serve_plan import ServeDecision, ServeRelaxation
 from tuner.spec.cluster import Link, Pool
 from tuner.spec.serving.goal import Mode, Percentiles, ServeGoal, Slo
@@ -46,7 +46,7 @@ from tuner.units import format_s
 
 LINK_BYTES_PER_S: Final = 50e9
 LINK_LATENCY_S: Final = 10e-6
-"""Of a link that is tried where pools have none: one 400 Gbit/s card on one switch."""
+"""Of a link that is tried where pools have none: one 400 Gbit/s NIC on one switch."""
 RATE_STEPS: Final = 7
 """Halvings of the interval in which the closest plan's rate lies."""
 LADDER_RATIOS: Final = (0.05, 0.1, 0.2, 0.5)
@@ -56,8 +56,8 @@ MORE_TIME: Final = MappingProxyType({2.0: "twice", 4.0: "four times", 8.0: "eigh
 WITHOUT_TARGET: Final = 1e3
 """So much more is no target."""
 ROOM_RATIOS: Final = (1.5, 3.0, 6.0, 12.0)
-"""Target over the time of a request alone, tried in turn where the target lies below that time:
-room for a batch and for waiting."""
+"""Target over the latency of a single request, tried in turn where the target lies below it: room
+for a batch and for queueing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +70,17 @@ class Closest:
     """In traffic."""
 
 
-def launchable_modes(question: Question) -> tuple[Mode, ...]:
-    """Return the modes that are asked for and that the release of a pool has."""
-    known = modes_on(question.spec.goal, question.spec.cluster)
-    return tuple(mode for mode in modes_of(question) if mode in known)
+def launchable_modes(problem: ServeProblem) -> tuple[Mode, ...]:
+    """Return the modes that are requested and that the release of a pool has."""
+    known = modes_on(problem.spec.goal, problem.spec.cluster)
+    return tuple(mode for mode in requested_modes(problem) if mode in known)
 
 
-def why_nothing(question: Question, answers: Answers, closest: Closest | None) -> str:
+def explain_infeasible(
+    problem: ServeProblem, solutions: ModeSolutions, closest: Closest | None
+) -> str:
     """Name the target that binds, with the closest plan where there is one."""
-    binding = _binding(question, answers)
+    binding = _binding(problem, solutions)
     if closest is None:
         return binding
     return (
@@ -87,62 +89,62 @@ def why_nothing(question: Question, answers: Answers, closest: Closest | None) -
     )
 
 
-def _binding(question: Question, answers: Answers) -> str:
-    options, demand = question.options, question.demand
+def _binding(problem: ServeProblem, solutions: ModeSolutions) -> str:
+    options, demand = problem.options, problem.demand
     if options.slowest_tpot_s == float("inf"):
         return (
-            f"memory: no way to split {question.spec.model.name} leaves room for one request of"
-            f" {demand.longest_input + demand.longest_output} tokens"
+            f"memory: no parallel layout of {problem.spec.model.name} leaves room for one request"
+            f" of {demand.longest_input + demand.longest_output} tokens"
         )
     if options.slowest_tpot_s > demand.tpot_s:
-        return f"tpot: one request alone takes {options.slowest_tpot_s * 1e3:.3g} ms a token"
+        return f"tpot: a single request takes {options.slowest_tpot_s * 1e3:.3g} ms a token"
     if options.slowest_ttft_s > demand.ttft_s:
-        return f"ttft: one prompt alone takes {options.slowest_ttft_s * 1e3:.4g} ms"
-    launched = launchable_modes(question)
-    found = [one for one in answers.found if one.mode in launched]
-    missed = [one for one in found if one.missed]
+        return f"ttft: a single prompt takes {options.slowest_ttft_s * 1e3:.4g} ms"
+    launched = launchable_modes(problem)
+    candidates = [one for one in solutions.serving if one.mode in launched]
+    missed = [one for one in candidates if one.missed]
     if missed:
-        return missed_with(missed[0])
-    return _refused(question, answers, launched) or _exhausted(question)
+        return describe_missed(missed[0])
+    return _refused(problem, solutions, launched) or _exhausted(problem)
 
 
-def _refused(question: Question, answers: Answers, launched: tuple[Mode, ...]) -> str:
-    """Say where the engine's release is what stands in the way; empty: it does not."""
+def _refused(problem: ServeProblem, solutions: ModeSolutions, launched: tuple[Mode, ...]) -> str:
+    """Say where the engine's release is the reason; empty: it does not."""
     if not launched:
-        engine = main_release(question.spec.goal, question.spec.cluster)
+        engine = main_release(problem.spec.goal, problem.spec.cluster)
         return (
-            f"release: {engine.name} {engine.release} launches none of the modes asked for"
-            f" ({', '.join(modes_of(question))}), but {', '.join(sorted(engine.modes))}"
+            f"release: {engine.name} {engine.release} launches none of the requested modes"
+            f" ({', '.join(requested_modes(problem))}), but {', '.join(sorted(engine.modes))}"
         )
-    found = [one for one in answers.found if one.mode in launched]
-    if found:
-        return f"release: {answers.refused[found[0].mode][0]}"
-    roles = {role for mode in launched for role in PRICED[mode]} & set(question.refused)
-    if roles and all(any(role in roles for role in PRICED[mode]) for mode in launched):
-        return f"release: {question.refused[min(roles)]}"
+    candidates = [one for one in solutions.serving if one.mode in launched]
+    if candidates:
+        return f"release: {solutions.refused[candidates[0].mode][0]}"
+    roles = {role for mode in launched for role in PRICED_ROLES[mode]} & set(problem.refused)
+    if roles and all(any(role in roles for role in PRICED_ROLES[mode]) for mode in launched):
+        return f"release: {problem.refused[min(roles)]}"
     return ""
 
 
-def _exhausted(question: Question) -> str:
+def _exhausted(problem: ServeProblem) -> str:
     """Say what keeps the pools from serving the traffic: links, a target, or their devices."""
-    demand = question.demand
-    if question.spec.goal.objective == "rate":
+    demand = problem.demand
+    if problem.spec.goal.objective == "rate":
         return "devices: the pools hold no instances that serve a request within the targets"
-    if _joined_would_do(question):
-        return "link: no link joins the pools, and no pool alone serves the traffic"
-    told = f"{demand.rate_per_s:.3g} requests/s are more than all pools serve"
+    if _joined_would_do(problem):
+        return "link: no link joins the pools, and no single pool serves the traffic"
+    text = f"{demand.rate_per_s:.3g} requests/s are more than all pools serve"
     for name, target_s in (("tpot", demand.tpot_s), ("ttft", demand.ttft_s)):
         if target_s < float("inf"):
-            free = _moved(question, name, WITHOUT_TARGET)
+            free = _moved(problem, name, WITHOUT_TARGET)
             if free is not None:
-                return f"{name}: {told} within it; without it {free.num_devices} devices do"
-    return f"devices: {told}"
+                return f"{name}: {text} within it; without it {free.num_devices} devices do"
+    return f"devices: {text}"
 
 
-def _joined_would_do(question: Question) -> bool:
+def _joined_would_do(problem: ServeProblem) -> bool:
     """Whether links between all pools would make the traffic fit."""
-    spec = _with_links(question.spec)
-    return spec is not None and _solved(spec, question) is not None
+    spec = _with_links(problem.spec)
+    return spec is not None and _solved(spec, problem) is not None
 
 
 def _with_links(spec: ServeSpec) -> ServeSpec | None:
@@ -160,85 +162,84 @@ def _with_links(spec: ServeSpec) -> ServeSpec | None:
     return replace(spec, cluster=spec.cluster.model_copy(update={"links": tuple(links)}))
 
 
-def closest_of(question: Question) -> Closest | None:
+def find_closest(problem: ServeProblem) -> Closest | None:
     """Return the plan that serves the most within the targets; None where none serves anything.
 
     Once the time limit has passed, what is known is not improved: no further mode is tried where
     one serves, and no further share of the traffic.
     """
-    settings = question.settings
-    end_s, found = settings.clock() + settings.time_limit_s, list[Closest]()
-    for mode in launchable_modes(question):
-        for variant in variants_of(question, mode) if mode != "prefill_offload" else ():
-            for islands in island_layouts(question.spec, mode):
-                if found and settings.clock() > end_s:
+    settings = problem.settings
+    end_s, candidates = settings.clock() + settings.time_limit_s, list[Closest]()
+    for mode in launchable_modes(problem):
+        for variant in problem_variants(problem, mode) if mode != "prefill_offload" else ():
+            for islands in island_layouts(problem.spec, mode):
+                if candidates and settings.clock() > end_s:
                     break
                 one = _closest_in(variant, mode, islands, end_s=end_s)
-                found += [one] if one else []
-    return max(found, key=lambda one: one.requests_per_s, default=None)
+                candidates += [one] if one else []
+    return max(candidates, key=lambda one: one.requests_per_s, default=None)
 
 
 def _closest_in(
-    question: Question, mode: Mode, islands: Mapping[str, str], *, end_s: float
+    problem: ServeProblem, mode: Mode, islands: Mapping[str, str], *, end_s: float
 ) -> Closest | None:
-    spare_ratio, spare = question.spec.goal.spare_ratio, least_spare(question)
-    program = program_of(
+    spare_ratio, spare = problem.spec.goal.spare_ratio, goal_spare(problem)
+    program = build_program(
         mode,
-        question.options.options,
-        sites=question.sites,
-        hand_overs=question.hand_overs,
-        demand=question.demand,
+        problem.options.options,
+        serving_pools=problem.serving_pools,
+        kv_transfers=problem.kv_transfers,
+        demand=problem.demand,
         spare=spare,
         most_rate=True,
         islands=islands,
     )
     if program is None:
         return None
-    solved = solve(program, time_limit_s=question.settings.time_limit_s / 4.0)
+    solved = solve_program(program, time_limit_s=problem.settings.time_limit_s / 4.0)
     plan = solved.outcome.solution
     if plan is None:
         return None
-    groups = groups_of(solved)
-    most = min(plan.rate_per_s / (1.0 + spare_ratio) / question.demand.rate_per_s, 1.0)
+    groups = instance_groups(solved)
+    most = min(plan.rate_per_s / (1.0 + spare_ratio) / problem.demand.rate_per_s, 1.0)
     low, high, best = 0.0, most, None
     for _ in range(RATE_STEPS):
-        if best is not None and question.settings.clock() > end_s:
+        if best is not None and problem.settings.clock() > end_s:
             break
         share = 0.5 * (low + high)
-        less = at_share(question, share)
-        played = play(less, mode, groups)
-        if played.missed(question.spec.goal.slo):
+        less = at_traffic_share(problem, share)
+        simulated = simulate_traffic(less, mode, groups)
+        if simulated.missed(problem.spec.goal.slo):
             high = share
             continue
-        low, best = share, (less, played)
+        low, best = share, (less, simulated)
     if best is None:
         return None
-    less, played = best
-    one = Found(
+    less, simulated = best
+    one = ModeSolution(
         solved=solved,
         groups=groups,
-        played=played,
+        simulated=simulated,
         spare=spare,
         missed=(),
-        router=router_for(question, mode, groups),
+        router=plainest_router(problem, mode, groups),
     )
-    if refusals_of(one, question):
+    if solution_refusals(one, problem):
         return None
     return Closest(
-        decision=decision_of(one, question),
-        requests_per_s=played.requests_per_s,
-        change=_traffic_words(less, question),
+        decision=to_decision(one, problem),
+        requests_per_s=simulated.requests_per_s,
+        change=_traffic_words(less, problem),
     )
 
 
-def _traffic_words(less: Question, question: Question) -> str:
+def _traffic_words(less: ServeProblem, problem: ServeProblem) -> str:
     if less.demand.concurrency is not None:
         return (
-            f"{less.demand.concurrency} requests at a time in place of"
-            f" {question.demand.concurrency}"
+            f"{less.demand.concurrency} requests at a time in place of {problem.demand.concurrency}"
         )
     return (
-        f"{floored(less.demand.rate_per_s)} requests/s in place of {question.demand.rate_per_s:.3g}"
+        f"{floored(less.demand.rate_per_s)} requests/s in place of {problem.demand.rate_per_s:.3g}"
     )
 
 
@@ -248,68 +249,68 @@ def floored(rate_per_s: float) -> str:
     return f"{math.floor(rate_per_s * 10.0**digits) / 10.0**digits:.{max(digits, 0)}f}"
 
 
-def ways_out(question: Question, closest: Closest | None) -> Iterator[ServeRelaxation]:
-    """Solve again with one thing given up, and keep what then fits."""
+def solve_relaxations(problem: ServeProblem, closest: Closest | None) -> Iterator[ServeRelaxation]:
+    """Solve again with one constraint relaxed, and yield what then fits."""
     if closest is not None:
         yield ServeRelaxation(limit="rate", change=closest.change, decision=closest.decision)
-    yield from _a_little_more(question)
-    for limit, change, spec in _changes(question):
-        decision = _solved(spec, question)
+    yield from _a_little_more(problem)
+    for limit, change, spec in _changes(problem):
+        decision = _solved(spec, problem)
         if decision is not None:
             yield ServeRelaxation(limit=limit, change=change, decision=decision)
-    for change, spec in _reachable(question):
-        decision = _solved(spec, question)
+    for change, spec in _reachable(problem):
+        decision = _solved(spec, problem)
         if decision is not None:
             yield ServeRelaxation(limit="slo", change=change, decision=decision)
             return
     for ratio, words in MORE_TIME.items():
-        decision = _solved(_with_slo(question.spec, ttft=ratio, tpot=ratio), question)
+        decision = _solved(_with_slo(problem.spec, ttft=ratio, tpot=ratio), problem)
         if decision is not None:
             change = f"{words} the time for every target"
             yield ServeRelaxation(limit="slo", change=change, decision=decision)
             return
 
 
-def _a_little_more(question: Question) -> Iterator[ServeRelaxation]:
-    """Move each target by as little of the ladder as makes the traffic fit."""
-    demand, times = question.demand, {"ttft": "to the first token", "tpot": "per token"}
+def _a_little_more(problem: ServeProblem) -> Iterator[ServeRelaxation]:
+    """Relax each target by the smallest step of the ladder that makes the traffic fit."""
+    demand, times = problem.demand, {"ttft": "to the first token", "tpot": "per token"}
     for name, words in times.items():
         if {"ttft": demand.ttft_s, "tpot": demand.tpot_s}[name] == float("inf"):
             continue
-        if _moved(question, name, LADDER_RATIOS[-1]) is None:
+        if _moved(problem, name, LADDER_RATIOS[-1]) is None:
             continue
         for ratio in LADDER_RATIOS:
-            decision = _moved(question, name, ratio)
+            decision = _moved(problem, name, ratio)
             if decision is not None:
                 change = f"{ratio:.0%} more time {words}".replace("%", " %")
                 yield ServeRelaxation(limit=name, change=change, decision=decision)
                 break
 
 
-def _moved(question: Question, name: str, ratio: float) -> ServeDecision | None:
+def _moved(problem: ServeProblem, name: str, ratio: float) -> ServeDecision | None:
     factor = {"ttft": 1.0, "tpot": 1.0, name: 1.0 + ratio}
-    spec = _with_slo(question.spec, ttft=factor["ttft"], tpot=factor["tpot"])
-    return _solved(spec, question)
+    spec = _with_slo(problem.spec, ttft=factor["ttft"], tpot=factor["tpot"])
+    return _solved(spec, problem)
 
 
-def _solved(spec: ServeSpec, question: Question) -> ServeDecision | None:
-    sites = tuple(
-        replace(site, pool=pool)
-        for site, pool in zip(question.sites, spec.cluster.pools, strict=True)
+def _solved(spec: ServeSpec, problem: ServeProblem) -> ServeDecision | None:
+    serving_pools = tuple(
+        replace(serving_pool, pool=pool)
+        for serving_pool, pool in zip(problem.serving_pools, spec.cluster.pools, strict=True)
     )
-    other = question_of(spec, sites, question.settings, hits=question.hits)
-    found = [
+    other = build_serve_problem(spec, serving_pools, problem.settings, hits=problem.hits)
+    candidates = [
         one
         for mode in launchable_modes(other)
-        if (one := answer_goal(other, mode)) and not one.missed and not refusals_of(one, other)
+        if (one := solve_goal(other, mode)) and not one.missed and not solution_refusals(one, other)
     ]
-    best = ranked(found, other)
-    return decision_of(best[0], other) if best else None
+    best = rank_solutions(candidates, other)
+    return to_decision(best[0], other) if best else None
 
 
-def _changes(question: Question) -> Iterator[tuple[str, str, ServeSpec]]:
-    """Say what is given up, one thing at a time, as limit, words and spec."""
-    spec, goal = question.spec, question.spec.goal
+def _changes(problem: ServeProblem) -> Iterator[tuple[str, str, ServeSpec]]:
+    """Yield one relaxed constraint at a time, as limit, words and spec."""
+    spec, goal = problem.spec, problem.spec.goal
     for pool in spec.cluster.pools:
         more = pool.model_copy(update={"nodes": pool.nodes + 1})
         yield "nodes", f"one more node of {pool.name}", _with_pools(spec, {pool.name: more})
@@ -322,30 +323,32 @@ def _changes(question: Question) -> Iterator[tuple[str, str, ServeSpec]]:
     if sum(pool.nodes for pool in spec.cluster.pools) > 1:  # else that is one more node
         yield "nodes", "twice the nodes of every pool", _with_pools(spec, twice)
     if goal.traffic.trace is None:
-        yield "context", "prompts and answers half as long", replace(spec, goal=_halved(goal))
+        yield "context", "prompts and outputs half as long", replace(spec, goal=_halved(goal))
 
 
-def _reachable(question: Question) -> Iterator[tuple[str, ServeSpec]]:
-    """Move targets that one request alone misses, further each time, as words and spec."""
-    options, demand = question.options, question.demand
+def _reachable(problem: ServeProblem) -> Iterator[tuple[str, ServeSpec]]:
+    """Relax targets that a single request misses, further each time, as words and spec."""
+    options, demand = problem.options, problem.demand
     beyond = {
-        name: (alone_s, target_s)
-        for name, alone_s, target_s in (
+        name: (isolated_s, target_s)
+        for name, isolated_s, target_s in (
             ("ttft", options.slowest_ttft_s, demand.ttft_s),
             ("tpot", options.slowest_tpot_s, demand.tpot_s),
         )
-        if target_s < alone_s < float("inf")
+        if target_s < isolated_s < float("inf")
     }
     if not beyond:
         return
     for room in ROOM_RATIOS:
         words = " and ".join(
-            f"a {name} of {format_s(room * alone_s)}" for name, (alone_s, _) in beyond.items()
+            f"a {name} of {format_s(room * isolated_s)}" for name, (isolated_s, _) in beyond.items()
         )
-        factor = {name: room * alone_s / target_s for name, (alone_s, target_s) in beyond.items()}
+        factor = {
+            name: room * isolated_s / target_s for name, (isolated_s, target_s) in beyond.items()
+        }
         yield (
             words,
-            _with_slo(question.spec, ttft=factor.get("ttft", 1.0), tpot=factor.get("tpot", 1.0)),
+            _with_slo(problem.spec, ttft=factor.get("ttft", 1.0), tpot=factor.get("tpot", 1.0)),
         )
 
 

@@ -3,7 +3,7 @@
     L        tokens of a prompt that must be computed, a random number; t a threshold
     p        share of the requests with L > t, which the remote pool prefills
     remote   d / (p E[P(L) | L > t]) requests a second of the whole mix, P seconds of a prompt
-    local    reads the others and answers all: d n / (O U(n)), where the prompts that come with
+    local    prefills the others and decodes all: d n / (O U(n)), where the prompts that come with
              every step are 1 - p as many and E[L | L <= t] long (mixed_batches.py)
     link     p E[bytes | L > t] for each request of the mix
 
@@ -25,12 +25,12 @@ import numpy as np
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.offload import Split, split_at
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.first_token import seen_first_s
+from tuner.planner.serve.first_token import client_ttft_s
 from tuner.planner.serve.mixed_batches import prompt_time, token_seconds
 from tuner.planner.serve.options import FRACTIONS, LONGEST_S, Option, most_running
 from tuner.serve_plan import Role
 from tuner.spec.serving.goal import ServeGoal
-from tuner.spec.serving.requests import requests_of
+from tuner.spec.serving.requests import sample_requests
 
 PROMPTS: Final = 4000
 """Drawn to know their lengths."""
@@ -43,7 +43,7 @@ SEED: Final = 20_252
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cut:
+class LengthThreshold:
     """Prompts on both sides of a threshold."""
 
     above_tokens: int
@@ -70,83 +70,85 @@ class Cut:
         return np.asarray(np.quantile(own_N, (np.arange(POINTS) + 0.5) / POINTS))
 
 
-def cuts_of(goal: ServeGoal, demand: Demand) -> tuple[Cut, ...]:
+def length_thresholds(goal: ServeGoal, demand: Demand) -> tuple[LengthThreshold, ...]:
     """Return the thresholds worth trying; none where all prompts are about as long.
 
     Raises:
         SpecError: the trace cannot be used.
     """
-    drawn = requests_of(goal.traffic, count=PROMPTS, rng=np.random.default_rng(SEED))
+    drawn = sample_requests(goal.traffic, count=PROMPTS, rng=np.random.default_rng(SEED))
     ratio = demand.computed_tokens / demand.input_tokens
     whole_N = np.minimum(drawn.input_tokens_N, demand.most_tokens - 1)
     tokens_N = np.maximum(np.rint(whole_N * ratio), 1.0)
-    found = np.unique(np.floor(np.quantile(tokens_N, QUANTILES)))
+    thresholds = np.unique(np.floor(np.quantile(tokens_N, QUANTILES)))
     return tuple(
-        Cut(
+        LengthThreshold(
             above_tokens=int(above),
             split=split_at(above, tokens_N=tokens_N, weight_N=np.ones(len(tokens_N))),
             tokens_N=tokens_N,
             computed_ratio=ratio,
         )
-        for above in found
+        for above in thresholds
         if tokens_N.min() <= above < tokens_N.max()
     )
 
 
-def cut_options(options: Sequence[Option], cut: Cut, demand: Demand) -> tuple[Option, ...]:
+def offload_options(
+    options: Sequence[Option], threshold: LengthThreshold, demand: Demand
+) -> tuple[Option, ...]:
     """Return remote and local instances at a threshold, local ones as decode of the program.
 
     Args:
-        options: ways to prefill and to serve whole requests.
-        cut: the threshold.
+        options: prefill and aggregated ones.
+        threshold: the threshold.
         demand: of the whole mix.
     """
-    remote = (one for option in _fastest(options) for one in _remote(option, cut, demand))
+    remote = (one for option in _fastest(options) for one in _remote(option, threshold, demand))
     kinds = {
-        (option.site.pool.name, option.degrees, option.step_tokens): option
+        (option.serving_pool.pool.name, option.degrees, option.step_tokens): option
         for option in options
         if option.role is Role.AGGREGATED
     }
-    local = (one for option in kinds.values() for one in _local(option, cut, demand))
+    local = (one for option in kinds.values() for one in _local(option, threshold, demand))
     return (*remote, *local)
 
 
 def _fastest(options: Sequence[Option]) -> Iterator[Option]:
-    """Of each pool, tensor degree and size the way to prefill that serves the most."""
+    """Of each pool, tensor degree and size the prefill option that serves the most."""
     best: dict[object, Option] = {}
     for option in options:
         if option.role is Role.PREFILL:
-            key = option.site.pool.name, option.degrees.attention_tensor, option.devices
+            key = option.serving_pool.pool.name, option.degrees.attention_tensor, option.devices
             if key not in best or option.rate_per_s > best[key].rate_per_s:
                 best[key] = option
     yield from best.values()
 
 
-def _remote(option: Option, cut: Cut, demand: Demand) -> Iterator[Option]:
+def _remote(option: Option, threshold: LengthThreshold, demand: Demand) -> Iterator[Option]:
     times = [
         prompt_time(
             option.iteration,
-            replace(demand, input_tokens=tokens / cut.computed_ratio, computed_tokens=tokens),
+            replace(demand, input_tokens=tokens / threshold.computed_ratio, computed_tokens=tokens),
             step_tokens=option.step_tokens,
         )
-        for tokens in cut.lengths(is_long=True)
+        for tokens in threshold.lengths(is_long=True)
     ]
     busy_s = float(np.mean([one.busy_s for one in times]))
     read_s = float(np.mean([one.latency_s for one in times]))
-    first_s = seen_first_s(option.iteration, demand, read_s=read_s)
+    first_s = client_ttft_s(option.iteration, demand, read_s=read_s)
     if first_s <= demand.ttft_s:
-        rate = option.degrees.attention_data / (cut.long_share * busy_s)
+        rate = option.degrees.attention_data / (threshold.long_share * busy_s)
         yield replace(option, rate_per_s=rate, ttft_s=first_s)
 
 
-def _local(option: Option, cut: Cut, demand: Demand) -> Iterator[Option]:
-    tokens = cut.split.short_mean(cut.tokens_N)
-    # As many prompts come with a step as if answers were longer.
+def _local(option: Option, threshold: LengthThreshold, demand: Demand) -> Iterator[Option]:
+    tokens = threshold.split.short_mean(threshold.tokens_N)
+    # As many prompts come with a step as if outputs were longer.
     short = replace(
         demand,
-        input_tokens=tokens / cut.computed_ratio,
+        input_tokens=tokens / threshold.computed_ratio,
         computed_tokens=tokens,
-        output_tokens=demand.output_tokens / (1.0 - cut.long_share),
+        output_tokens=demand.output_tokens / (1.0 - threshold.long_share),
     )
     running_N = np.unique(
         np.round(
@@ -158,10 +160,10 @@ def _local(option: Option, cut: Cut, demand: Demand) -> Iterator[Option]:
     tpot_s_N = token_seconds(option.iteration, running_N, short, step_tokens=option.step_tokens)
     rate_N = option.degrees.attention_data * running_N / (demand.output_tokens * tpot_s_N)
     rate_N = np.where(tpot_s_N <= min(demand.tpot_s, LONGEST_S), rate_N, 0.0)
-    fullest = int(rate_N.argmax())
-    chosen = {int(np.searchsorted(running_N, part * running_N[fullest])) for part in FRACTIONS}
+    fastest = int(rate_N.argmax())
+    chosen = {int(np.searchsorted(running_N, part * running_N[fastest])) for part in FRACTIONS}
     read_s = prompt_time(option.iteration, short, step_tokens=option.step_tokens).latency_s
-    first_s = seen_first_s(option.iteration, demand, read_s=read_s)
+    first_s = client_ttft_s(option.iteration, demand, read_s=read_s)
     for at in sorted(chosen):
         if rate_N[at] > 0.0 and first_s <= demand.ttft_s:
             yield replace(

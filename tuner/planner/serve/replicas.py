@@ -1,4 +1,4 @@
-"""Distinct experts that the busiest expert device reads, by recorded loads, replicas and placement.
+"""Distinct experts that the most-loaded device reads, by recorded loads, replicas and placement.
 
     slots      of each device, as its memory holds; all of them are filled
     replicas   beyond one of each expert, slot by slot to the expert with the most load a copy
@@ -14,7 +14,7 @@ Source: Janus (arXiv:2512.13525): replica counts, placement, and its scheduler A
 drawn tokens of a trace; recordings hold loads of experts, not the choices of each token, so that
 experts which go together are not seen to.
 
-Letters: W workloads, L layers, E experts, P draws, G devices, Q questions.
+Letters: W workloads, L layers, E experts, P draws, G devices, Q query points.
 """
 
 from dataclasses import dataclass, field
@@ -50,10 +50,10 @@ class ReplicaCounts:
     slots: int
     """Of one device in a layer."""
     known: dict[int, Floats] = field(default_factory=dict)
-    """By devices: counts at `SIZES`; filled while asked."""
+    """By devices: counts at `SIZES`; filled on use."""
 
     def __call__(self, experts: Experts, tokens_Q: Floats, devices: int) -> Floats:
-        """Return the experts that the busiest of so many devices reads."""
+        """Return the experts that the most-loaded of so many devices reads."""
         if devices not in self.known:
             self.known[devices] = self._counted(devices)
         log_Q = np.log(np.maximum(tokens_Q, 1.0))
@@ -69,10 +69,10 @@ class ReplicaCounts:
             ranks=ranks,
             active_load=PLACED_TOKENS,
         )
-        found = BALANCE.solve(problem, time_limit_s=LIMIT_S, method="lpt").solution
-        if found is None:
+        placement = BALANCE.solve(problem, time_limit_s=LIMIT_S, method="lpt").solution
+        if placement is None:
             raise ValueError(f"{devices} devices of {self.slots} slots hold no copy of each expert")
-        return found
+        return placement
 
     def _counted(self, devices: int) -> Floats:
         reach_LE = self._reach_LE()
@@ -85,12 +85,12 @@ class ReplicaCounts:
             placement=self.placement(devices),
             ranks=self._ranks(devices),
         )
-        busiest_PL = activated_experts(case).max(axis=2)
-        return np.asarray(busiest_PL.mean(axis=1).reshape(len(SIZES), DRAWS).mean(axis=1))
+        most_loaded_PL = activated_experts(case).max(axis=2)
+        return np.asarray(most_loaded_PL.mean(axis=1).reshape(len(SIZES), DRAWS).mean(axis=1))
 
     def _ranks(self, devices: int) -> Ranks:
         experts = self.loads.share_LE.shape[1]
-        return Ranks.alike(ranks=devices, slots_per_rank=min(self.slots, experts))
+        return Ranks.uniform(ranks=devices, slots_per_rank=min(self.slots, experts))
 
     def _reach_LE(self) -> Floats:
         share_LE = self.loads.share_LE

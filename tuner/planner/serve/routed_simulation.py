@@ -17,26 +17,37 @@ import numpy as np
 from tuner.costs.kv_transfer import whole_s
 from tuner.costs.serving.engine import Batching
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.kv_transfers import HandOvers
+from tuner.planner.serve.kv_transfers import KvTransfers
 from tuner.planner.serve.routers import RouterChoice
 from tuner.planner.serve.simulation import (
     MOST_REQUESTS,
     Floats,
-    Group,
+    InstanceGroup,
     Ints,
-    Played,
+    SimulationResult,
     most_requests,
+    option_step_times,
     per_rank,
-    played_of,
     prompt_times,
-    thinned,
-    times_of,
+    sample_rank_requests,
+    to_simulation_result,
 )
 from tuner.serve_plan import Role
 from tuner.simulate.serving.batching import Rules
-from tuner.simulate.serving.client import ROUNDS, client_of, engine_rules, seen_ttft_s
+from tuner.simulate.serving.client import (
+    ROUNDS,
+    client_observed_ttft_s,
+    engine_client,
+    engine_rules,
+)
 from tuner.simulate.serving.load import Requests, Served
-from tuner.simulate.serving.routed import Instances, Readers, Routed, Routing, simulate_routed
+from tuner.simulate.serving.routed import (
+    Instances,
+    PrefillInstances,
+    Routed,
+    Routing,
+    simulate_routed,
+)
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.routers import RouterPolicy
 
@@ -44,44 +55,47 @@ MOST_RANKS: Final = 32
 """Simulated at once, where instances have fewer."""
 
 
-def policy_of(router: RouterChoice, groups: Sequence[Group]) -> RouterPolicy:
+def policy_of(router: RouterChoice, groups: Sequence[InstanceGroup]) -> RouterPolicy:
     """Return the policy of aggregated or prefill instances: one kind or several."""
     own = [group for group in groups if group.option.role is not Role.DECODE]
     return router.policy if len(own) == 1 else router.mixed_policy
 
 
-def played_routed(
-    groups: Sequence[Group],
+def simulate_routed_mode(
+    groups: Sequence[InstanceGroup],
     *,
     router: RouterChoice,
-    hand_overs: HandOvers,
+    kv_transfers: KvTransfers,
     goal: ServeGoal,
     demand: Demand,
-) -> Played:
+) -> SimulationResult:
     """Simulate instances behind their router.
 
     Args:
         groups: equal instances each, aggregated ones or prefill and decode ones.
         router: how requests are spread.
-        hand_overs: what moving a cache takes.
+        kv_transfers: paths and refusals of pairs of options.
         goal: with targets and traffic.
         demand: the traffic in numbers.
     """
-    answering = [group for group in groups if group.option.role is not Role.PREFILL]
-    reading = [group for group in groups if group.option.role is Role.PREFILL]
+    serving = [group for group in groups if group.option.role is not Role.PREFILL]
+    prefilling = [group for group in groups if group.option.role is Role.PREFILL]
     is_open = demand.concurrency is None
     every = _part(
         groups,
-        ranks=sum(group.ranks for group in answering),
-        num_requests=_open_requests(answering, reading, 1, goal) if is_open else 0,
+        ranks=sum(group.ranks for group in serving),
+        num_requests=_open_requests(serving, prefilling, 1, goal) if is_open else 0,
     )
-    requests = _requests(answering, every=every, reading=reading, goal=goal, demand=demand)
-    found = simulate_routed(
+    requests = _requests(serving, every=every, prefilling=prefilling, goal=goal, demand=demand)
+    routed = simulate_routed(
         requests,
-        kinds=[_instances(group, requests, every, is_apart=bool(reading)) for group in answering],
-        readers=[
-            _readers(group, answering, requests, every, hand_overs=hand_overs, demand=demand)
-            for group in reading
+        kinds=[
+            _instances(group, requests, every, is_disaggregated=bool(prefilling))
+            for group in serving
+        ],
+        prefills=[
+            _prefills(group, serving, requests, every, kv_transfers=kv_transfers, demand=demand)
+            for group in prefilling
         ],
         routing=Routing(
             policy=policy_of(router, groups),
@@ -94,19 +108,19 @@ def played_routed(
     )
     rate = demand.rate_per_s
     if demand.concurrency is not None:
-        span_s = float(found.served.end_s_R.max() - found.served.arrival_s_R.min())
-        rate = every * len(found.served.end_s_R) / max(span_s, 1e-9)
-    ttft_s_R, tpot_s_R = _seen(found, answering, every)
-    return played_of(
+        span_s = float(routed.served.end_s_R.max() - routed.served.arrival_s_R.min())
+        rate = every * len(routed.served.end_s_R) / max(span_s, 1e-9)
+    ttft_s_R, tpot_s_R = _seen(routed, serving, every)
+    return to_simulation_result(
         ttft_s_R,
         tpot_s_R,
         goal=goal,
         rate=rate,
-        tokens=rate * float(found.served.output_R.mean()),
+        tokens=rate * float(routed.served.output_R.mean()),
     )
 
 
-def _part(groups: Sequence[Group], *, ranks: int, num_requests: int) -> int:
+def _part(groups: Sequence[InstanceGroup], *, ranks: int, num_requests: int) -> int:
     """Return the divisor of all counts by which ranks and requests become few enough.
 
     Two instances of every kind are left, among which the router chooses.
@@ -128,36 +142,41 @@ def _concurrency(demand: Demand, every: int) -> int:
 
 
 def _requests(
-    answering: Sequence[Group],
+    serving: Sequence[InstanceGroup],
     *,
     every: int,
-    reading: Sequence[Group],
+    prefilling: Sequence[InstanceGroup],
     goal: ServeGoal,
     demand: Demand,
 ) -> Requests:
     """Draw what the simulated instances get: of the rank with the fewest as many as elsewhere."""
-    count = _open_requests(answering, reading, every, goal)
+    count = _open_requests(serving, prefilling, every, goal)
     if demand.concurrency is not None:
         count = ROUNDS * _concurrency(demand, every)
-    return thinned(
+    return sample_rank_requests(
         goal,
         # A prefill worker's seconds know what the cache holds.
-        replace(demand, computed_tokens=demand.input_tokens, cached_N=None) if reading else demand,
+        replace(demand, computed_tokens=demand.input_tokens, cached_N=None)
+        if prefilling
+        else demand,
         count=min(most_requests(goal), count),
         every=every,
-        most_tokens=min(group.option.kv_tokens for group in answering),
+        most_tokens=min(group.option.kv_tokens for group in serving),
     )
 
 
 def _open_requests(
-    answering: Sequence[Group], reading: Sequence[Group], every: int, goal: ServeGoal
+    serving: Sequence[InstanceGroup],
+    prefilling: Sequence[InstanceGroup],
+    every: int,
+    goal: ServeGoal,
 ) -> int:
     """Return the requests of an open load of which every rank gets enough."""
-    least = min(_least_share(groups, every) for groups in (answering, reading))
+    least = min(_least_share(groups, every) for groups in (serving, prefilling))
     return round(per_rank(goal) / least)
 
 
-def _least_share(groups: Sequence[Group], every: int) -> float:
+def _least_share(groups: Sequence[InstanceGroup], every: int) -> float:
     """Return the share of a role's requests that the rank with the fewest gets; 1 without any."""
     total = sum(group.count // every * group.option.rate_per_s for group in groups)
     return min(
@@ -166,15 +185,17 @@ def _least_share(groups: Sequence[Group], every: int) -> float:
     )
 
 
-def _instances(group: Group, requests: Requests, every: int, *, is_apart: bool) -> Instances:
+def _instances(
+    group: InstanceGroup, requests: Requests, every: int, *, is_disaggregated: bool
+) -> Instances:
     option = group.option
-    if is_apart:
+    if is_disaggregated:
         rules = Rules(
             batching=Batching.CHUNKED,
             step_tokens=option.running + 1,
             kv_tokens=option.kv_tokens,
             most_running=option.running,
-            reserves_answers=False,
+            reserves_output=False,
             preempts=False,
         )
     else:
@@ -188,10 +209,10 @@ def _instances(group: Group, requests: Requests, every: int, *, is_apart: bool) 
     return Instances(
         count=group.count // every,
         ranks=option.degrees.attention_data,
-        times=times_of(
+        times=option_step_times(
             option,
             requests,
-            most_tokens=option.running + (1 if is_apart else option.step_tokens),
+            most_tokens=option.running + (1 if is_disaggregated else option.step_tokens),
             most_running=option.running,
         ),
         rules=rules,
@@ -199,30 +220,30 @@ def _instances(group: Group, requests: Requests, every: int, *, is_apart: bool) 
     )
 
 
-def _readers(
-    group: Group,
-    answering: Sequence[Group],
+def _prefills(
+    group: InstanceGroup,
+    serving: Sequence[InstanceGroup],
     requests: Requests,
     every: int,
     *,
-    hand_overs: HandOvers,
+    kv_transfers: KvTransfers,
     demand: Demand,
-) -> Readers:
+) -> PrefillInstances:
     option = group.option
     paths = [
         (
-            hand_overs.moved(option, other.option).busiest / hand_overs.tokens,
-            hand_overs.path(option, other.option),
+            kv_transfers.moved(option, other.option).peak_rank / kv_transfers.tokens,
+            kv_transfers.path(option, other.option),
         )
-        for other in answering
+        for other in serving
     ]
     uncached = replace(demand, computed_tokens=demand.input_tokens)
-    return Readers(
+    return PrefillInstances(
         count=group.count // every,
         ranks=option.degrees.attention_data,
         prompt_s=prompt_times(option, demand, requests),
         whole_prompt_s=prompt_times(option, uncached, requests),
-        handed_s=[
+        kv_transfer_s_by_kind=[
             lambda tokens, each=each, path=path: whole_s(each * tokens, path=path)  # type: ignore[misc]  # bound early
             for each, path in paths
         ],
@@ -231,20 +252,22 @@ def _readers(
     )
 
 
-def _seen(found: Routed, answering: Sequence[Group], every: int) -> tuple[Floats, Floats]:
+def _seen(routed: Routed, serving: Sequence[InstanceGroup], every: int) -> tuple[Floats, Floats]:
     """What clients see of each kind of instances, of all kinds together."""
-    kind_of = np.repeat(np.arange(len(answering)), [group.count // every for group in answering])
+    kind_of = np.repeat(np.arange(len(serving)), [group.count // every for group in serving])
     ttft, tpot = [], []
-    for number, group in enumerate(answering):
-        own: Ints = np.flatnonzero(kind_of[found.place_R] == number)
+    for number, group in enumerate(serving):
+        own: Ints = np.flatnonzero(kind_of[routed.place_R] == number)
         if not len(own):
             continue
         part = Served(
-            arrival_s_R=found.served.arrival_s_R[own],
-            first_token_s_R=found.served.first_token_s_R[own],
-            end_s_R=found.served.end_s_R[own],
-            output_R=found.served.output_R[own],
+            arrival_s_R=routed.served.arrival_s_R[own],
+            first_token_s_R=routed.served.first_token_s_R[own],
+            end_s_R=routed.served.end_s_R[own],
+            output_R=routed.served.output_R[own],
         )
-        ttft.append(seen_ttft_s(part, client=client_of(group.option.iteration.engine)))
+        ttft.append(
+            client_observed_ttft_s(part, client=engine_client(group.option.iteration.engine))
+        )
         tpot.append(part.tpot_s_R)
     return np.concatenate(ttft), np.concatenate(tpot)

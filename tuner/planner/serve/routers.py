@@ -1,12 +1,12 @@
 """The router as part of the decision: which policy each mode is planned with.
 
-    one kind of instances      in turn, which every router has; where the wait of bursts must be
-                               paid for, the least loaded instance
+    one kind of instances      round robin, which every router has; where bursts queue too long,
+                               the least loaded instance
     several kinds              by load over what each may run at once; where the stack's router has
                                no weights, by load alone, simulated as such
-    prefill and decode apart   the least loaded, of each role
+    disaggregated              the least loaded, of each role
     prefixes of sessions       cache-aware where the stack has it; elsewhere a returning session
-                               meets its prefix on one instance of n, so that 1 / n of the hits are
+                               finds its prefix on one instance of n, so that 1 / n of the hits are
                                left
 
 A policy must be one of every stack that the spec names (`emit`), with every engine of its pools.
@@ -20,18 +20,18 @@ from tuner.planner.serve.program import ROLES
 from tuner.serve_plan import Role, ServeRouter
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode, ServeGoal
-from tuner.spec.serving.manifests.registry import manifest_of, releases_by_pool
+from tuner.spec.serving.manifests.registry import engine_manifest, releases_by_pool
 from tuner.spec.serving.manifests.routers import (
     RouterCapabilities,
+    router_stacks,
     router_with,
-    stacks_of,
 )
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 
 MOST_KINDS: Final = 3
 """Of instances in one role where the router follows load."""
 ROUTED: Final[frozenset[Mode]] = frozenset({"aggregated", "disaggregated"})
-"""Modes whose routing is planned; instances of the others are of one kind, served in turn."""
+"""Modes whose routing is planned; instances of the others are of one kind, served round robin."""
 _BY_LOAD: Final = (
     RouterPolicy.LEAST_REQUESTS,
     RouterPolicy.POWER_OF_TWO,
@@ -50,44 +50,53 @@ class RouterChoice:
     decode_policy: RouterPolicy | None = None
     """Of decode instances; None: there are none."""
     holds_prefill: bool = False
-    """A request counts on its prefill instance until its answer ends."""
+    """A request counts on its prefill instance until it ends."""
     has_sessions: bool = False
     """Prefixes lie on the instance of a session's request before."""
     most_kinds: int = 1
 
 
-def choices_of(
+def router_choices(
     goal: ServeGoal, targets: Iterable[str], mode: Mode, *, pools: tuple[Pool, ...] = ()
 ) -> tuple[RouterChoice, ...]:
-    """Return the ways to route that a mode is planned with, the plainest first.
+    """Return the router choices that a mode is planned with, the simplest first.
 
     Args:
         goal: with its engines and prefixes.
         targets: that the spec names.
-        mode: to be answered.
+        mode: to solve.
         pools: of the cluster; empty: the goal's engine on NVIDIA devices.
 
     Raises:
         UnknownTargetError: an engine does not serve on a pool.
     """
-    stacks = routers_of(goal, targets, pools)
-    is_apart = Role.PREFILL in ROLES[mode]
-    keeps = has_sessions(goal) and _have(stacks, RouterPolicy.CACHE_AWARE, is_apart=is_apart)
+    stacks = stack_routers(goal, targets, pools)
+    is_disaggregated = Role.PREFILL in ROLES[mode]
+    keeps = has_sessions(goal) and _have(
+        stacks, RouterPolicy.CACHE_AWARE, is_disaggregated=is_disaggregated
+    )
     if mode not in ROUTED:
-        # Simulated in turn, prefixes found wherever they are asked for.
+        # Simulated round robin; every prefix is a hit.
         plain = RouterPolicy.CACHE_AWARE if keeps else RouterPolicy.ROUND_ROBIN
-        decode = RouterPolicy.ROUND_ROBIN if is_apart else None
+        decode = RouterPolicy.ROUND_ROBIN if is_disaggregated else None
         return (RouterChoice(policy=plain, mixed_policy=plain, decode_policy=decode),)
-    load = RouterPolicy.CACHE_AWARE if keeps else _first(stacks, _BY_LOAD, is_apart=is_apart)
+    load = (
+        RouterPolicy.CACHE_AWARE
+        if keeps
+        else _first(stacks, _BY_LOAD, is_disaggregated=is_disaggregated)
+    )
     mixed = load
-    if not keeps and _have(stacks, RouterPolicy.WEIGHTED_LEAST_REQUESTS, is_apart=is_apart):
+    if not keeps and _have(
+        stacks, RouterPolicy.WEIGHTED_LEAST_REQUESTS, is_disaggregated=is_disaggregated
+    ):
         mixed = RouterPolicy.WEIGHTED_LEAST_REQUESTS
-    plain = load if is_apart or keeps else RouterPolicy.ROUND_ROBIN
+    plain = load if is_disaggregated or keeps else RouterPolicy.ROUND_ROBIN
     by_load = RouterChoice(
         policy=load,
         mixed_policy=mixed,
-        decode_policy=_decode(stacks, load) if is_apart else None,
-        holds_prefill=any(one.holds_prefill for stack in stacks for one in stack[:1]) and is_apart,
+        decode_policy=_decode(stacks, load) if is_disaggregated else None,
+        holds_prefill=any(one.holds_prefill for stack in stacks for one in stack[:1])
+        and is_disaggregated,
         has_sessions=keeps,
         most_kinds=MOST_KINDS,
     )
@@ -102,28 +111,30 @@ def choices_of(
 
 
 def has_sessions(goal: ServeGoal) -> bool:
-    """Say whether prefixes lie on single instances."""
+    """Whether prefixes lie on single instances."""
     return goal.traffic.prefix_hit > 0.0 and goal.traffic.prefix_scope == "session"
 
 
-def routers_of(
+def stack_routers(
     goal: ServeGoal, targets: Iterable[str], pools: tuple[Pool, ...]
 ) -> tuple[tuple[RouterCapabilities, ...], ...]:
-    """Return the routers of every stack that the pools may be served by, as `choices_of`."""
-    found = releases_by_pool(goal, pools).values() if pools else (manifest_of(goal.engine),)
-    return stacks_of(found, targets)
+    """Return the routers of every stack that the pools may be served by, as `router_choices`."""
+    choices = releases_by_pool(goal, pools).values() if pools else (engine_manifest(goal.engine),)
+    return router_stacks(choices, targets)
 
 
 def loses_prefixes(
     goal: ServeGoal, targets: Iterable[str], mode: Mode, *, pools: tuple[Pool, ...] = ()
 ) -> bool:
-    """Say whether prefixes lie on single instances and no router of the stack looks for them."""
-    stacks = routers_of(goal, targets, pools)
-    is_apart = Role.PREFILL in ROLES[mode]
-    return has_sessions(goal) and not _have(stacks, RouterPolicy.CACHE_AWARE, is_apart=is_apart)
+    """Whether prefixes lie on single instances and no router of the stack looks for them."""
+    stacks = stack_routers(goal, targets, pools)
+    is_disaggregated = Role.PREFILL in ROLES[mode]
+    return has_sessions(goal) and not _have(
+        stacks, RouterPolicy.CACHE_AWARE, is_disaggregated=is_disaggregated
+    )
 
 
-def router_of(
+def to_serve_router(
     choice: RouterChoice,
     goal: ServeGoal,
     *islands: Sequence[tuple[Role, int]],
@@ -132,7 +143,7 @@ def router_of(
     """Return the router of a decision; None where it has no choice.
 
     Args:
-        choice: of the answer.
+        choice: of the solution.
         goal: with the prefixes.
         islands: of each, role and number of each kind of its instances.
         is_counted: hits were counted of recorded prompts, at the router's default threshold; else a
@@ -175,21 +186,27 @@ def _decode(
     if any(stack[0].one_policy for stack in stacks):
         return prefill
     shared = prefill is RouterPolicy.CACHE_AWARE and any(stack[0].threshold for stack in stacks)
-    return _first(stacks, _BY_LOAD[1:] if shared else _BY_LOAD, is_apart=True)
+    return _first(stacks, _BY_LOAD[1:] if shared else _BY_LOAD, is_disaggregated=True)
 
 
 def _have(
-    stacks: Iterable[tuple[RouterCapabilities, ...]], policy: RouterPolicy, *, is_apart: bool
+    stacks: Iterable[tuple[RouterCapabilities, ...]],
+    policy: RouterPolicy,
+    *,
+    is_disaggregated: bool,
 ) -> bool:
-    return all(router_with(stack, policy, is_apart=is_apart) is not None for stack in stacks)
+    return all(
+        router_with(stack, policy, is_disaggregated=is_disaggregated) is not None
+        for stack in stacks
+    )
 
 
 def _first(
     stacks: Iterable[tuple[RouterCapabilities, ...]],
     policies: Iterable[RouterPolicy],
     *,
-    is_apart: bool,
+    is_disaggregated: bool,
 ) -> RouterPolicy:
     stacks = tuple(stacks)
-    found = (one for one in policies if _have(stacks, one, is_apart=is_apart))
-    return next(found, RouterPolicy.ROUND_ROBIN)
+    choices = (one for one in policies if _have(stacks, one, is_disaggregated=is_disaggregated))
+    return next(choices, RouterPolicy.ROUND_ROBIN)

@@ -1,10 +1,10 @@
-"""Plays the traffic against chosen instances and reads off what requests meet.
+"""Simulates the traffic on chosen instances and returns the latencies.
 
-Requests go to instances of a group in turn, in proportion to what each group can serve; ranks of a
-group are alike, so where they are aggregated one is played and speaks for the others; where a
-closed loop takes sessions of a trace, a rank gets whole ones, their turns in order. Prefill and
-decode apart are played whole. Engines fill their steps, and clients see tokens, by the rules of
-tuner/simulate/serving/client.py, which the backtest goes by too.
+Requests go to instances of a group round robin, in proportion to the capacity of each group; ranks
+of a group are identical, so where they are aggregated one is simulated and stands for the others;
+where a closed loop takes sessions of a trace, a rank gets whole ones, their turns in order.
+Disaggregated instances are simulated whole. Engines fill their steps, and clients
+see tokens, by the rules of tuner/simulate/serving/client.py, which the backtest uses too.
 
 Lengths are drawn once from every quantile of their laws and shuffled, so that few requests have the
 mean and the tail of many.
@@ -21,32 +21,32 @@ import numpy.typing as npt
 
 from tuner.costs.kv_transfer import whole_s
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.kv_transfers import HandOvers
+from tuner.planner.serve.kv_transfers import KvTransfers
 from tuner.planner.serve.options import Option
 from tuner.serve_plan import Latency
 from tuner.simulate.serving.batching import simulate
 from tuner.simulate.serving.client import (
     DELAY_S,
     ROUNDS,
-    client_of,
+    client_observed_ttft_s,
+    engine_client,
     engine_rules,
-    reading_s,
-    seen_ttft_s,
+    prefill_step_seconds,
 )
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.steps import StepTimes, step_times
 from tuner.spec.serving.goal import Percentiles, ServeGoal, Slo
 from tuner.spec.serving.lengths import LengthKind, LengthLaw, quantile_tokens
-from tuner.spec.serving.requests import requests_of
+from tuner.spec.serving.requests import sample_requests
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 PER_RANK: Final = 200
-"""Requests that a rank serves, at least; a closed loop plays ten rounds."""
+"""Requests that a rank serves, at least; a closed loop simulates ten rounds."""
 LONG_PER_RANK: Final = 2500
-"""The same where the most requests a second are looked for: near what instances can serve queues
+"""The same where the goal is the highest rate: near what instances can serve queues
 grow for long before they show."""
 MOST_REQUESTS: Final = 20_000
 LONG_MOST_REQUESTS: Final = 60_000
@@ -58,7 +58,7 @@ SEED: Final = 20_251
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class InstanceGroup:
     """Equal instances."""
 
     option: Option
@@ -78,8 +78,8 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Played:
-    """What requests met."""
+class SimulationResult:
+    """Latencies and rates of the simulated requests."""
 
     ttft_s_R: Floats
     tpot_s_R: Floats
@@ -101,8 +101,8 @@ class Played:
                 ("ttft", slo.ttft, self.ttft_s_R),
                 ("tpot", slo.tpot, self.tpot_s_R),
             )
-            for kind, limit in _stated(targets)
-            if len(values) and _value(values, kind) > limit
+            for kind, limit in _stated_limits(targets)
+            if len(values) and _statistic(values, kind) > limit
         )
 
 
@@ -120,24 +120,28 @@ def latency_of(values: Floats) -> Latency:
     """Summarise a time over requests."""
     if not len(values):
         return Latency(mean=0.0, p50=0.0, p90=0.0, p99=0.0)
-    return Latency(**{kind: _value(values, kind) for kind in ("mean", "p50", "p90", "p99")})
+    return Latency(**{kind: _statistic(values, kind) for kind in ("mean", "p50", "p90", "p99")})
 
 
-def played_together(groups: Sequence[Group], *, goal: ServeGoal, demand: Demand) -> Played:
-    """Play aggregated instances."""
+def simulate_aggregated_mode(
+    groups: Sequence[InstanceGroup], *, goal: ServeGoal, demand: Demand
+) -> SimulationResult:
+    """Simulate aggregated instances."""
     total = sum(group.rate_per_s for group in groups)
     parts = []
     for group in groups:
         share = group.rate_per_s / total
-        parts.append(_rank_together(group, share=share, goal=goal, demand=demand))
-    return joined(parts, goal=goal, weights=[group.rate_per_s / total for group in groups])
+        parts.append(_simulate_aggregated_rank(group, share=share, goal=goal, demand=demand))
+    return mix_results(parts, goal=goal, weights=[group.rate_per_s / total for group in groups])
 
 
-def served_by(option: Option, requests: Requests, *, most_running: int, concurrency: int) -> Served:
-    """Play requests on one rank that both reads and answers."""
+def simulate_rank(
+    option: Option, requests: Requests, *, most_running: int, concurrency: int
+) -> Served:
+    """Simulate requests on one rank that both prefills and decodes."""
     return simulate(
         requests,
-        times=times_of(
+        times=option_step_times(
             option,
             requests,
             most_tokens=option.step_tokens + most_running,
@@ -154,7 +158,9 @@ def served_by(option: Option, requests: Requests, *, most_running: int, concurre
     )
 
 
-def _rank_together(group: Group, *, share: float, goal: ServeGoal, demand: Demand) -> Played:
+def _simulate_aggregated_rank(
+    group: InstanceGroup, *, share: float, goal: ServeGoal, demand: Demand
+) -> SimulationResult:
     option = group.option
     ranks = group.ranks
     concurrency = 1
@@ -163,7 +169,7 @@ def _rank_together(group: Group, *, share: float, goal: ServeGoal, demand: Deman
     count = per_rank(goal)
     if demand.concurrency is not None:
         count = min(ROUNDS * concurrency, max(MOST_REQUESTS, concurrency))
-    requests = thinned(
+    requests = sample_rank_requests(
         goal,
         demand,
         count=count,
@@ -171,13 +177,13 @@ def _rank_together(group: Group, *, share: float, goal: ServeGoal, demand: Deman
         most_tokens=option.kv_tokens,
     )
     most = min(option.running, concurrency) if demand.concurrency else option.running
-    served = served_by(option, requests, most_running=most, concurrency=concurrency)
+    served = simulate_rank(option, requests, most_running=most, concurrency=concurrency)
     rate = share * demand.rate_per_s
     if demand.concurrency is not None:
         span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
         rate = ranks * len(served.end_s_R) / max(span_s, 1e-9)
-    return played_of(
-        seen_ttft_s(served, client=client_of(option.iteration.engine)),
+    return to_simulation_result(
+        client_observed_ttft_s(served, client=engine_client(option.iteration.engine)),
         served.tpot_s_R,
         goal=goal,
         rate=rate,
@@ -185,15 +191,20 @@ def _rank_together(group: Group, *, share: float, goal: ServeGoal, demand: Deman
     )
 
 
-def played_apart(
-    prefill: Group, decode: Group, *, hand_overs: HandOvers, goal: ServeGoal, demand: Demand
-) -> Played:
-    """Play prefill and decode instances.
+def simulate_disaggregated_mode(
+    prefill: InstanceGroup,
+    decode: InstanceGroup,
+    *,
+    kv_transfers: KvTransfers,
+    goal: ServeGoal,
+    demand: Demand,
+) -> SimulationResult:
+    """Simulate prefill and decode instances.
 
     Args:
         prefill: groups of one kind.
         decode: the same.
-        hand_overs: what moving a cache takes.
+        kv_transfers: paths and refusals of pairs of options.
         goal: with targets and traffic.
         demand: the traffic in numbers.
     """
@@ -201,7 +212,7 @@ def played_apart(
     count = max(prefill.ranks, decode.ranks) * per_rank(goal)
     if concurrency:
         count = ROUNDS * concurrency
-    requests = thinned(
+    requests = sample_rank_requests(
         goal,
         replace(demand, computed_tokens=demand.input_tokens, cached_N=None),
         count=min(most_requests(goal), count),
@@ -210,15 +221,15 @@ def played_apart(
     )
     served = simulate_disaggregated(
         requests,
-        stations=stations_of(prefill, decode, hand_overs, demand, requests),
+        stations=build_stations(prefill, decode, kv_transfers, demand, requests),
         concurrency=concurrency,
     )
     rate = demand.rate_per_s
     if concurrency:
         span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
         rate = len(served.end_s_R) / max(span_s, 1e-9)
-    return played_of(
-        seen_ttft_s(served, client=client_of(decode.option.iteration.engine)),
+    return to_simulation_result(
+        client_observed_ttft_s(served, client=engine_client(decode.option.iteration.engine)),
         served.tpot_s_R,
         goal=goal,
         rate=rate,
@@ -226,20 +237,24 @@ def played_apart(
     )
 
 
-def stations_of(
-    prefill: Group, decode: Group, hand_overs: HandOvers, demand: Demand, requests: Requests
+def build_stations(
+    prefill: InstanceGroup,
+    decode: InstanceGroup,
+    kv_transfers: KvTransfers,
+    demand: Demand,
+    requests: Requests,
 ) -> Stations:
-    """Price both sides and the way between them."""
-    path = hand_overs.path(prefill.option, decode.option)
-    each = hand_overs.moved(prefill.option, decode.option).busiest / hand_overs.tokens
+    """Price both sides and the KV transfer between them."""
+    path = kv_transfers.path(prefill.option, decode.option)
+    each = kv_transfers.moved(prefill.option, decode.option).peak_rank / kv_transfers.tokens
     return Stations(
         prefill_workers=prefill.count,
         prefill_ranks=prefill.option.degrees.attention_data,
         prompt_s=prompt_times(prefill.option, demand, requests),
         prefill_slot_ratio=prefill.option.iteration.slot_ratio,
-        handover_s=lambda tokens: whole_s(each * tokens, path=path),
+        kv_transfer_s=lambda tokens: whole_s(each * tokens, path=path),
         decode_ranks=decode.ranks,
-        decode=times_of(
+        decode=option_step_times(
             decode.option,
             requests,
             most_tokens=decode.option.running + 1,
@@ -254,23 +269,23 @@ def prompt_times(option: Option, demand: Demand, requests: Requests) -> Callable
     """Return the seconds of a prefill step by its longest prompt and its busy ranks."""
     longest = int(requests.input_R.max())
     most = min(option.step_tokens, longest)
-    full, alone = (
+    all_busy, one_busy = (
         step_times(iteration, most_tokens=most, most_sequences=2, longest=longest)
         for iteration in (option.iteration, replace(option.iteration, busy_ratio=0.0))
     )
-    return reading_s(
-        full,
-        alone,
+    return prefill_step_seconds(
+        all_busy,
+        one_busy,
         ranks=option.degrees.attention_data,
         step_tokens=most,
         computed_ratio=demand.computed_tokens / demand.input_tokens,
     )
 
 
-def thinned(
+def sample_rank_requests(
     goal: ServeGoal, demand: Demand, *, count: int, every: int, most_tokens: float
 ) -> Requests:
-    """Draw what one rank of so many gets.
+    """Draw the requests of one rank of several.
 
     Args:
         goal: with its traffic.
@@ -283,17 +298,17 @@ def thinned(
     most = int(min(demand.most_tokens, most_tokens))
     is_closed = demand.concurrency is not None
     whole = min(MOST_REQUESTS * 50, count * every)
-    drawn = requests_of(goal.traffic, count=count if is_closed else whole, rng=rng)
+    drawn = sample_requests(goal.traffic, count=count if is_closed else whole, rng=rng)
     own_R = np.arange(0, len(drawn.input_tokens_N), 1 if is_closed else every)
     after_R = None
     if drawn.after_N is not None and whole > count:
         # Sessions are taken whole, and those of all ranks are needed to leave so many of one.
-        drawn = requests_of(goal.traffic, count=whole, rng=rng)
+        drawn = sample_requests(goal.traffic, count=whole, rng=rng)
     if drawn.after_N is not None:
         own_R = own_sessions(drawn.after_N, every=every)[:count]
         after_R = np.searchsorted(own_R, drawn.after_N[own_R])
         after_R[drawn.after_N[own_R] < 0] = -1
-    inputs, outputs = cut(
+    inputs, outputs = clip_lengths(
         *_spread(goal, drawn.input_tokens_N[own_R], drawn.output_tokens_N[own_R], rng=rng),
         most=most,
     )
@@ -344,13 +359,13 @@ def _quantiles(law: LengthLaw | None, drawn: Ints, *, rng: np.random.Generator) 
     return rng.permutation(np.maximum(np.rint(values), 1).astype(np.int64))
 
 
-def cut(inputs: Ints, outputs: Ints, *, most: int) -> tuple[Ints, Ints]:
-    """Hold requests to what a rank takes."""
+def clip_lengths(inputs: Ints, outputs: Ints, *, most: int) -> tuple[Ints, Ints]:
+    """Clip lengths to what a rank takes."""
     whole = np.clip(inputs, 1, most - 1)
     return whole, np.clip(outputs, 1, most - whole)
 
 
-def times_of(
+def option_step_times(
     option: Option, requests: Requests, *, most_tokens: int, most_running: int
 ) -> StepTimes:
     """Lay out the seconds of an option's steps for requests."""
@@ -362,17 +377,17 @@ def times_of(
     )
 
 
-def played_of(
+def to_simulation_result(
     ttft_s_R: Floats, tpot_s_R: Floats, *, goal: ServeGoal, rate: float, tokens: float
-) -> Played:
-    """Summarise what was served."""
+) -> SimulationResult:
+    """Summarise served requests."""
     met = np.ones(len(ttft_s_R), dtype=bool)
-    limits = [limit for _, limit in _stated(goal.slo.ttft)]
+    limits = [limit for _, limit in _stated_limits(goal.slo.ttft)]
     if limits:
         met &= ttft_s_R <= max(limits)
-    slow = [limit for _, limit in _stated(goal.slo.tpot)]
+    slow = [limit for _, limit in _stated_limits(goal.slo.tpot)]
     tpot_met = float((tpot_s_R <= max(slow)).mean()) if slow and len(tpot_s_R) else 1.0
-    return Played(
+    return SimulationResult(
         ttft_s_R=ttft_s_R,
         tpot_s_R=tpot_s_R,
         requests_per_s=rate,
@@ -381,7 +396,9 @@ def played_of(
     )
 
 
-def joined(parts: Sequence[Played], *, goal: ServeGoal, weights: Sequence[float]) -> Played:
+def mix_results(
+    parts: Sequence[SimulationResult], *, goal: ServeGoal, weights: Sequence[float]
+) -> SimulationResult:
     """Mix groups by the share of requests that each serves."""
     if len(parts) == 1:
         return parts[0]
@@ -392,7 +409,7 @@ def joined(parts: Sequence[Played], *, goal: ServeGoal, weights: Sequence[float]
         at = (np.arange(number) + 0.5) / number
         ttft.append(np.quantile(part.ttft_s_R, at))
         tpot.append(np.quantile(part.tpot_s_R, at) if len(part.tpot_s_R) else np.zeros(0))
-    return played_of(
+    return to_simulation_result(
         np.concatenate(ttft),
         np.concatenate(tpot),
         goal=goal,
@@ -401,7 +418,7 @@ def joined(parts: Sequence[Played], *, goal: ServeGoal, weights: Sequence[float]
     )
 
 
-def _stated(targets: Percentiles) -> list[tuple[str, float]]:
+def _stated_limits(targets: Percentiles) -> list[tuple[str, float]]:
     return [
         (kind, limit)
         for kind in ("mean", "p50", "p90", "p99")
@@ -409,7 +426,7 @@ def _stated(targets: Percentiles) -> list[tuple[str, float]]:
     ]
 
 
-def _value(values: Floats, kind: str) -> float:
+def _statistic(values: Floats, kind: str) -> float:
     if kind == "mean":
         return float(values.mean())
     return float(np.quantile(values, int(kind[1:]) / 100.0))

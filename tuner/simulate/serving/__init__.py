@@ -1,1 +1,1 @@
-"""Requests played through serving engines, event by event."""
+"""Event-by-event simulation of requests on serving engines."""

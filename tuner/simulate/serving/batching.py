@@ -6,19 +6,19 @@
     prefill first   while prompts wait that fit, steps hold prompts alone
 
 A sequence gets its first token at the end of the step that ends its prompt and one more at every
-step with running sequences, or with drafts as many as a step yields on average: an answer then
-takes the steps that it takes on average, rounded, and none is drawn. It leaves with its last. With
-a pipeline of p stages a step here is a round of p micro-batches, which part the running sequences
+step with running sequences, or with drafts as many as a step yields on average: an output then
+takes the mean number of steps, rounded; nothing is drawn. It leaves with its last token. With
+a pipeline of p stages a step here is a round of p micro-batches, which split the running sequences
 evenly and have each the step's budget of prompts. Between two such events nothing changes but
 the pasts, which grow evenly, so that all the steps until then are taken in one jump: as many times
 the step with the mean past. The work per request is a few events, whatever its length.
 
-Memory admits a request only if prompt and answer fit beside what is reserved, or, where an engine
-takes memory as answers grow, if the prompt fits; when there is no more, the sequence that came last
-gives its memory back and is read again later. Engines may look for requests every few steps only.
+Memory admits a request only if prompt and output fit beside what is reserved, or, where an engine
+takes memory as outputs grow, if the prompt fits; when there is no more, the sequence that came last
+is preempted and recomputed later. Engines may poll for requests every few steps only.
 
-Requests whose prompts were read elsewhere run as soon as memory admits them. Of a prompt what is in
-the prefix cache takes its memory and is attended to, and is not computed.
+Requests whose prompts were prefilled elsewhere run as soon as memory admits them. Prefix hits take
+memory and are attended to, but not computed.
 
 Not covered: caches that are shared between requests, or evicted; priorities.
 """
@@ -35,7 +35,7 @@ from tuner.simulate.serving.load import ClosedLoop, Requests, Served
 from tuner.simulate.serving.steps import StepTimes
 
 WATERMARK_RATIO: Final = 0.01
-"""Of the memory that stays free when a request is let in without room for its whole answer (vLLM,
+"""Of the memory that stays free when a request is let in without room for its whole output (vLLM,
 `watermark`)."""
 
 
@@ -47,22 +47,22 @@ class Rules:
     step_tokens: int
     kv_tokens: float = math.inf
     most_running: int = 2**31
-    reserves_answers: bool = True
-    """Memory is set aside for whole answers; else it is taken as they grow, and the sequence that
+    reserves_output: bool = True
+    """Memory is set aside for whole outputs; else it is taken as they grow, and the sequence that
     came last starts anew when there is no more."""
     poll_steps: int = 1
     """Steps from one look at what has come to the next, while sequences run."""
     preempts: bool = True
-    """Where memory is taken as answers grow: sequences are sent back when there is no more."""
+    """Where memory is taken as outputs grow: sequences are sent back when there is no more."""
 
 
-Look = Callable[[int, float, int], None]
+StepObserver = Callable[[int, float, int], None]
 """Told of steps that running sequences take together: how many, the tokens of memory taken before
 them, and the sequences, each of which takes as many more at every step as it yields."""
 
 
-def unwatched(steps: int, taken: float, running: int) -> None:
-    """Look away."""
+def ignore_steps(steps: int, taken: float, running: int) -> None:
+    """Observe nothing."""
 
 
 @dataclass(slots=True)
@@ -71,14 +71,14 @@ class Rank:
 
     times: StepTimes
     rules: Rules
-    look: Look
+    observe: StepObserver
     inputs: list[int]
     outputs: list[int]
     arrivals: list[tuple[float, int]]
     """Still to come, earliest first."""
     delays_s: list[float]
     """Before each request of a closed loop is sent."""
-    read_elsewhere: list[bool]
+    prefilled_elsewhere: list[bool]
     cached: list[int]
     """Tokens of prompts that need not be computed."""
     loop: ClosedLoop | None = None
@@ -96,7 +96,7 @@ class Rank:
     prompts: int = 0
     """Tokens of the prompts under way."""
     reserved: int = 0
-    """Tokens of memory that are set aside; not counted where answers take it as they grow."""
+    """Tokens of memory that are set aside; not counted where outputs take it as they grow."""
     since_poll: int = 0
     arrived_s: dict[int, float] = field(default_factory=dict)
     first_s: dict[int, float] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Rank:
         if not self.running:
             return max(self.now_s, self.arrivals[0][0]) if self.arrivals else math.inf
         num, steps = len(self.running), self.running[0][0] - self.step
-        if self.rules.preempts and not self.rules.reserves_answers and num > 1:
+        if self.rules.preempts and not self.rules.reserves_output and num > 1:
             room = int((self.rules.kv_tokens - self.past) / (num * self.times.tokens_per_step))
             steps = max(min(steps, room), 0)
         middle = self.past / num + 0.5 * (steps - 1) * self.times.tokens_per_step
@@ -157,7 +157,7 @@ class Rank:
             request = self.waiting[0]
             need = self.inputs[request]
             taken = self.past + self.prompts + WATERMARK_RATIO * self.rules.kv_tokens
-            if self.rules.reserves_answers:
+            if self.rules.reserves_output:
                 need += self.outputs[request]
                 taken = self.reserved
             is_idle = not (self.running or self.partial)
@@ -166,7 +166,7 @@ class Rank:
             self.waiting.popleft()
             self.reserved += self.inputs[request] + self.outputs[request]
             room -= 1
-            if self.read_elsewhere[request]:
+            if self.prefilled_elsewhere[request]:
                 self.join(request)
                 joined += 1
                 continue
@@ -188,7 +188,7 @@ class Rank:
         """Steps without prompts until a sequence ends or a request comes."""
         num = len(self.running)
         steps = self.running[0][0] - self.step
-        if self.rules.preempts and not self.rules.reserves_answers and num > 1:
+        if self.rules.preempts and not self.rules.reserves_output and num > 1:
             room = int((self.rules.kv_tokens - self.past) / (num * self.times.tokens_per_step))
             if room < 1:
                 self.preempt()
@@ -220,15 +220,15 @@ class Rank:
         done = min(1 + round(stepped * self.times.tokens_per_step), self.outputs[request] - 1)
         left = self.outputs[request] - done
         self.reserved -= self.inputs[request] + self.outputs[request]
-        # What it has said so far is read again as part of its prompt.
+        # Its output so far is recomputed as part of its prompt.
         self.inputs[request] += done
         self.outputs[request] = left
-        self.read_elsewhere[request] = False
+        self.prefilled_elsewhere[request] = False
         self.waiting.appendleft(request)
 
     def advance(self, steps: int) -> None:
         """Every running sequence gets so many tokens; those with their last leave."""
-        self.look(steps, self.past + self.prompts, len(self.running))
+        self.observe(steps, self.past + self.prompts, len(self.running))
         self.step += steps
         self.since_poll += steps
         self.past += steps * len(self.running) * self.times.tokens_per_step
@@ -298,7 +298,7 @@ def simulate(
     times: StepTimes,
     rules: Rules,
     concurrency: int = 1,
-    look: Look = unwatched,
+    observe: StepObserver = ignore_steps,
 ) -> Served:
     """Serve all requests on one rank.
 
@@ -306,8 +306,8 @@ def simulate(
         requests: with arrivals, or without for a closed loop.
         times: seconds of steps.
         rules: of the engine.
-        concurrency: requests under way in a closed loop.
-        look: told of every step.
+        concurrency: requests in flight in a closed loop.
+        observe: called at every step.
     """
     count = len(requests.input_R)
     delays_s = requests.delays_s
@@ -317,20 +317,20 @@ def simulate(
         arrivals = sorted((delays_s[request], request) for request in loop.first())
     else:
         arrivals = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
-    play = Rank(
+    simulation = Rank(
         times=times,
         rules=rules,
-        look=look,
+        observe=observe,
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),
         arrivals=arrivals,
         loop=loop,
         delays_s=delays_s,
-        read_elsewhere=requests.read_elsewhere,
+        prefilled_elsewhere=requests.prefilled_elsewhere,
         cached=requests.cached,
     )
-    while len(play.end_s) < count:
-        play.turn()
+    while len(simulation.end_s) < count:
+        simulation.turn()
     return Served.in_order(
-        requests, arrived_s=play.arrived_s, first_s=play.first_s, end_s=play.end_s
+        requests, arrived_s=simulation.arrived_s, first_s=simulation.first_s, end_s=simulation.end_s
     )

@@ -1,6 +1,6 @@
-"""What every played request is seen to take, and the rules under which an engine fills its steps.
+"""Latency as a client sees it, and the rules by which an engine fills its steps.
 
-    TPOT    (end - first token) / (answer - 1)
+    TPOT    (end - first token) / (output tokens - 1)
     TTFT    queue and prefill, plus (1.5 + k) mean TPOT, plus c seconds
 
 A request that comes waits on average half of the step under way; the engine hands out its first
@@ -8,8 +8,8 @@ token one step after it was computed; k further steps where a launch streams tok
 seconds pass in the HTTP server, the tokeniser and the client. Published launches show c (15 ms;
 100 ms of SGLang, whose first step of a prompt runs without a graph on the host's time).
 
-A closed loop of C requests sends C at once, ten times as many in all, and each a moment after an
-answer has ended, as benchmark clients do (github.com/SemiAnalysisAI/InferenceX, benchmarks/). That
+A closed loop of C requests sends C at once, ten times as many in all, and each a moment after a
+request has ended, as benchmark clients do (github.com/SemiAnalysisAI/InferenceX, benchmarks/). That
 first burst is part of the means that such benchmarks report.
 
 Plans, estimates and backtests all go through here, so that one launch has one prediction.
@@ -32,7 +32,7 @@ from tuner.simulate.serving.steps import StepTimes
 ROUNDS: Final = 10
 """Requests of a closed loop in all, in multiples of its concurrency."""
 DELAY_S: Final = 10e-3
-"""From the end of an answer until the client of a closed loop has sent the next request, mean."""
+"""From the end of a request until the client of a closed loop has sent the next one, mean."""
 STEPS_BEFORE_TOKEN: Final = 1.5
 CLIENT_S: Final = 15e-3
 SGLANG_CLIENT_S: Final = 100e-3
@@ -42,20 +42,20 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """What lies between an engine's steps and whoever asked."""
+    """What lies between an engine's steps and the client."""
 
     overhead_s: float
     stream_steps: float = 0.0
     """Steps that a token waits to be handed out."""
 
 
-def client_of(engine: Engine, *, stream_steps: float = 0.0) -> Client:
-    """Return what clients of an engine meet."""
+def engine_client(engine: Engine) -> Client:
+    """Return the client of an engine."""
     overhead_s = SGLANG_CLIENT_S if engine is Engine.SGLANG else CLIENT_S
-    return Client(overhead_s=overhead_s, stream_steps=stream_steps)
+    return Client(overhead_s=overhead_s)
 
 
-def seen_ttft_s(served: Served, *, client: Client) -> Floats:
+def client_observed_ttft_s(served: Served, *, client: Client) -> Floats:
     """Return every request's time to its first token as its client sees it."""
     tpot_s_R = served.tpot_s_R
     each_s = float(np.mean(tpot_s_R)) if len(tpot_s_R) else 0.0
@@ -79,9 +79,8 @@ def engine_rules(
         step_tokens: budget of a step that holds prompts.
         kv_tokens: that the rank has room for.
         most_running: sequences of the rank.
-        poll_steps: from one look at what has come to the next.
-        is_chunked: where an engine that takes whole prompts is told to part them, or the other way
-            round; None: as it does by itself.
+        poll_steps: between two polls for requests.
+        is_chunked: whether chunked prefill is on, where the engine can do both; None: its default.
     """
     usual = TRAITS[engine].batching
     batching = usual
@@ -92,14 +91,14 @@ def engine_rules(
         step_tokens=step_tokens,
         kv_tokens=kv_tokens,
         most_running=most_running,
-        reserves_answers=TRAITS[engine].reserves_answers,
+        reserves_output=TRAITS[engine].reserves_output,
         poll_steps=poll_steps,
     )
 
 
-def reading_s(
-    full: StepTimes,
-    alone: StepTimes,
+def prefill_step_seconds(
+    all_busy: StepTimes,
+    one_busy: StepTimes,
     *,
     ranks: int,
     step_tokens: int,
@@ -108,8 +107,8 @@ def reading_s(
     """Return the seconds of a prefill worker's step by its longest prompt and its busy ranks.
 
     Args:
-        full: of a rank when all read.
-        alone: of a rank when the others only serve their experts.
+        all_busy: of a rank when all prefill.
+        one_busy: of a rank when the others only serve their experts.
         ranks: of the worker.
         step_tokens: budget of a step; longer prompts take several.
         computed_ratio: of a prompt; the rest is found in the prefix cache and attended to.
@@ -122,7 +121,9 @@ def reading_s(
         while done < tokens:
             part = min(step_tokens, tokens - done)
             ended = int(done + part == tokens)
-            one_s, all_s = (times.prompt_step_s(part, done, ended=ended) for times in (alone, full))
+            one_s, all_s = (
+                times.prompt_step_s(part, done, ended=ended) for times in (one_busy, all_busy)
+            )
             total_s += one_s * (1.0 - share) + all_s * share
             done += part
         return total_s

@@ -1,17 +1,17 @@
-"""Prefill and decode on instances of their own, for planning and for the backtest.
+"""Disaggregated prefill and decode, for planning and for the backtest.
 
 Prompts wait in one queue, first come first served, for whichever prefill worker is free. Its ranks
 step together, as long as the longest prompt takes: each reads one prompt, or several that are no
-longer together, and those without one only serve their experts. Read prompts are handed over and
-join the decode ranks, which share the running sequences evenly and step together, as attention data
-parallelism makes them. The first token comes when a request joins its decode rank, from where
+longer together, and those without one only run their experts. Finished KV caches are transferred
+and join the decode ranks, which share the running sequences evenly and step together, as attention
+data parallelism makes them. The first token comes when a request joins its decode rank, from where
 clients are answered. With drafts a step yields as many tokens as it does on average (batching.py).
 A prefill worker that is a pipeline takes the next prompts when its longest stage is free. Between
-two events all steps are taken in one jump, as in batching.py.
-Requests whose prompts were read elsewhere join as they arrive.
+two events all steps are taken in one jump, as in batching.py. Requests whose prompts were prefilled
+elsewhere join as they arrive.
 
 Not covered: steps that several prompts of one rank make longer, routing by load, transfers that
-wait for each other, memory that runs out as answers grow (a request joins where its prompt fits).
+wait for each other, memory that runs out as outputs grow (a request joins where its prompt fits).
 """
 
 import heapq
@@ -33,7 +33,7 @@ class Stations:
     """Of one worker: prompts that it reads at once."""
     prompt_s: Callable[[int, int], float]
     """Of a step whose longest prompt has so many tokens, with so many ranks busy."""
-    handover_s: Callable[[int], float]
+    kv_transfer_s: Callable[[int], float]
     decode_ranks: int
     decode: StepTimes
     """Of one decode rank."""
@@ -48,7 +48,7 @@ class Stations:
 def prompts_of_step(
     queue: deque[int], inputs: Sequence[int], *, ranks: int
 ) -> tuple[list[int], int]:
-    """Take the prompts of a worker's next step off its queue, with the tokens of its fullest rank.
+    """Take the prompts of a worker's next step off its queue, with the longest rank's tokens.
 
     Each rank gets one; where all have one, those behind fill ranks up to the longest prompt.
     """
@@ -65,11 +65,11 @@ def prompts_of_step(
 
 
 @dataclass(slots=True)
-class _Play:
+class _Simulation:
     stations: Stations
     inputs: list[int]
     outputs: list[int]
-    read_elsewhere: list[bool]
+    prefilled_elsewhere: list[bool]
     delays_s: list[float]
     """Before each request of a closed loop is sent."""
     loop: ClosedLoop | None
@@ -81,7 +81,7 @@ class _Play:
     coming: list[tuple[float, int]] = field(default_factory=list)
     """Heap: when requests arrive."""
     ready: list[tuple[float, int]] = field(default_factory=list)
-    """Heap: when a read prompt has been handed over."""
+    """Heap: when a read prompt has been transferred."""
     running: list[tuple[int, int]] = field(default_factory=list)
     now_s: float = 0.0
     step: int = 0
@@ -93,7 +93,7 @@ class _Play:
     def send(self, request: int, at_s: float) -> None:
         """A request comes at that time."""
         at_s += self.delays_s[request]
-        if self.read_elsewhere[request]:
+        if self.prefilled_elsewhere[request]:
             self.arrived_s[request] = at_s
             heapq.heappush(self.ready, (at_s, request))
         else:
@@ -118,7 +118,7 @@ class _Play:
             heapq.heapreplace(self.free_s, start_s + self.stations.prefill_slot_ratio * step_s)
             end_s = start_s + step_s
             for request in taken:
-                handed_s = end_s + self.stations.handover_s(self.inputs[request])
+                handed_s = end_s + self.stations.kv_transfer_s(self.inputs[request])
                 heapq.heappush(self.ready, (handed_s, request))
 
     def next_s(self) -> float:
@@ -131,7 +131,7 @@ class _Play:
         return ready_s
 
     def join(self) -> None:
-        """Take in what has been handed over, as memory allows."""
+        """Take in what has been transferred, as memory allows."""
         ranks = self.stations.decode_ranks
         room, most = self.stations.kv_tokens * ranks, self.stations.most_running * ranks
         while self.ready and self.ready[0][0] <= self.now_s:
@@ -145,7 +145,7 @@ class _Play:
             self.past += self.inputs[request] + 1
 
     def steps_of(self, request: int) -> int:
-        """Of the decode side for an answer; one at least."""
+        """Decode steps of a request; one at least."""
         return self.stations.decode.steps_of(max(self.outputs[request] - 1, 1))
 
     def jump(self) -> None:
@@ -178,27 +178,27 @@ def simulate_disaggregated(requests: Requests, *, stations: Stations, concurrenc
     loop = None
     if requests.arrival_s_R is None:
         loop = ClosedLoop(requests, concurrency=concurrency)
-    play = _Play(
+    simulation = _Simulation(
         stations=stations,
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),
-        read_elsewhere=requests.read_elsewhere,
+        prefilled_elsewhere=requests.prefilled_elsewhere,
         delays_s=requests.delays_s,
         loop=loop,
         free_s=[0.0] * stations.prefill_workers,
     )
     if requests.arrival_s_R is not None:
         for request, at_s in enumerate(requests.arrival_s_R.tolist()):
-            play.send(request, at_s)
+            simulation.send(request, at_s)
     for request in () if loop is None else loop.first():
-        play.send(request, 0.0)
-    while len(play.end_s) < count:
-        play.read()
-        play.join()
-        if play.running:
-            play.jump()
+        simulation.send(request, 0.0)
+    while len(simulation.end_s) < count:
+        simulation.read()
+        simulation.join()
+        if simulation.running:
+            simulation.jump()
         else:
-            play.now_s = max(play.now_s, play.next_s())
+            simulation.now_s = max(simulation.now_s, simulation.next_s())
     return Served.in_order(
-        requests, arrived_s=play.arrived_s, first_s=play.first_s, end_s=play.end_s
+        requests, arrived_s=simulation.arrived_s, first_s=simulation.first_s, end_s=simulation.end_s
     )

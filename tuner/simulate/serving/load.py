@@ -1,6 +1,6 @@
 """Requests: how long they are and when they come.
 
-A closed loop keeps C requests under way: C are sent at once, and each answer that ends sends the
+A closed loop keeps C requests in flight: C are sent at once, and each request that ends sends the
 next. Turns of a session stay in order: one whose earlier turn has not ended is passed over until it
 has, and comes before all that were not sent by then. Open arrivals come at stated times, whatever
 has become of those before.
@@ -19,18 +19,18 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Requests:
-    """What is asked, in order of arrival."""
+    """Requests in order of arrival."""
 
     input_R: npt.NDArray[np.int64]
     """Tokens of the prompt."""
     output_R: npt.NDArray[np.int64]
-    """Tokens of the answer."""
+    """Output tokens."""
     arrival_s_R: npt.NDArray[np.float64] | None = None
     """Not descending; None: a closed loop."""
     delay_s_R: npt.NDArray[np.float64] | None = None
-    """In a closed loop: from the end of the answer before (or the start) until it is sent."""
-    read_R: npt.NDArray[np.bool_] | None = None
-    """Whose prompts were read elsewhere: they arrive with their caches; None: nobody's."""
+    """In a closed loop: from the end of the request before (or the start) until it is sent."""
+    prefilled_R: npt.NDArray[np.bool_] | None = None
+    """Whether the prompt was prefilled elsewhere: it arrives with its cache; None: none was."""
     cached_R: npt.NDArray[np.int64] | None = None
     """Tokens of the prompt that are in the prefix cache and need not be computed; None: none."""
 
@@ -49,16 +49,18 @@ class Requests:
         return [0.0] * len(self.input_R) if self.delay_s_R is None else self.delay_s_R.tolist()
 
     @property
-    def read_elsewhere(self) -> list[bool]:
+    def prefilled_elsewhere(self) -> list[bool]:
         """By request; a list, because single entries of arrays are slow to read."""
-        return [False] * len(self.input_R) if self.read_R is None else self.read_R.tolist()
+        return (
+            [False] * len(self.input_R) if self.prefilled_R is None else self.prefilled_R.tolist()
+        )
 
     def __post_init__(self) -> None:
         if not len(self.input_R) == len(self.output_R) > 0:
             raise ValueError("requests need as many inputs as outputs, and one at least")
         if self.input_R.min() < 1 or self.output_R.min() < 1:
             raise ValueError("a request has at least one token of either kind")
-        if self.read_R is not None and len(self.read_R) != len(self.input_R):
+        if self.prefilled_R is not None and len(self.prefilled_R) != len(self.input_R):
             raise ValueError("every request is read here or elsewhere")
         if self.cached_R is not None and (
             len(self.cached_R) != len(self.input_R)
@@ -145,7 +147,7 @@ def uniform_requests(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Served:
-    """What became of them, in order of arrival; seconds from the first arrival on."""
+    """Times of served requests, in order of arrival; seconds from the first arrival on."""
 
     arrival_s_R: npt.NDArray[np.float64]
     first_token_s_R: npt.NDArray[np.float64]
@@ -161,7 +163,7 @@ class Served:
         first_s: Mapping[int, float],
         end_s: Mapping[int, float],
     ) -> Self:
-        """Put what a play noted of each request in order."""
+        """Put the times of a simulation in order of requests."""
         numbers = range(len(requests.input_R))
         return cls(
             arrival_s_R=np.array([arrived_s[request] for request in numbers]),
@@ -177,7 +179,7 @@ class Served:
 
     @property
     def tpot_s_R(self) -> npt.NDArray[np.float64]:
-        """Per token after the first; answers of one token have none and are left out."""
+        """Per token after the first; outputs of one token have none and are left out."""
         several_R = self.output_R > 1
         span_s = self.end_s_R[several_R] - self.first_token_s_R[several_R]
         return span_s / (self.output_R[several_R] - 1)

@@ -1,4 +1,4 @@
-"""Which blocks of a prompt its instance has in the prefix cache, request by request.
+"""Prefix cache hits in blocks, request by request.
 
     hits of a request    its leading blocks that lie in the cache of the place it is sent to
     then                 all of its blocks are in that cache, the last ones oldest, and what is
@@ -10,15 +10,15 @@ so that of a prefix the end goes before its beginning, as radix trees evict leav
 ids are equal prefixes.
 
 A place is whoever has a cache of its own: an attention-data rank of an instance. The assignment of
-requests to places is an argument, so that any router's may be judged:
+requests to places is an argument, so that any router can be evaluated:
 
-    in_turn       one place after the other
+    in_turn       round robin
     by_prefix     the cache-aware rule of sglang-router 0.3.2 and its fork vllm-router: where loads
                   are balanced the instance with the longest match if that is more than 0.3 of the
                   prompt, else the one that was sent the fewest new blocks; where they are not (the
                   largest is 64 above the least and 1.5 times it) the least loaded
 
-Not covered: blocks of answers, which a next turn finds and a trace does not name until then; what
+Not covered: blocks of outputs, which a next turn finds and a trace does not name until then; what
 running sequences hold of the same memory beside their own prompts; caches in host memory or shared
 between instances; what is evicted while a request waits. The tree of a router, which forgets only
 what exceeds 2^26 characters, is taken to hold what the caches hold.
@@ -44,26 +44,26 @@ class BlockCache:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._held: OrderedDict[int, None] = OrderedDict()
+        self._blocks: OrderedDict[int, None] = OrderedDict()
         self.taken = 0
         """Blocks that were not there when they came, evicted ones included."""
 
     def match(self, blocks: Sequence[int]) -> int:
         """Return how many leading blocks are held."""
         for place, block in enumerate(blocks):
-            if block not in self._held:
+            if block not in self._blocks:
                 return place
         return len(blocks)
 
     def take(self, blocks: Sequence[int]) -> None:
         """Hold the blocks of a request, as the most recently used ones."""
-        held = self._held
+        blocks_by_age = self._blocks
         for block in reversed(blocks[: self._most]):
-            self.taken += block not in held
-            held[block] = None
-            held.move_to_end(block)
-        while len(held) > self._most:
-            held.popitem(last=False)
+            self.taken += block not in blocks_by_age
+            blocks_by_age[block] = None
+            blocks_by_age.move_to_end(block)
+        while len(blocks_by_age) > self._most:
+            blocks_by_age.popitem(last=False)
 
 
 def prefix_hits(blocks: Blocks, place_R: Ints, *, cache_blocks: int) -> Ints:
@@ -135,15 +135,15 @@ def by_prefix(
     """
     caches = [BlockCache(cache_blocks) for _ in range(instances)]
     load = [0] * instances
-    under_way: deque[tuple[float, int]] = deque()
+    in_flight: deque[tuple[float, int]] = deque()
     chosen = np.zeros(len(arrival_s_R), dtype=np.int64)
     for request, (own, at_s) in enumerate(zip(blocks.lists(), arrival_s_R.tolist(), strict=True)):
-        while under_way and under_way[0][0] <= at_s:
-            load[under_way.popleft()[1]] -= 1
+        while in_flight and in_flight[0][0] <= at_s:
+            load[in_flight.popleft()[1]] -= 1
         place = _by_rule(own, caches, load)
         caches[place].take(own)
         load[place] += 1
-        under_way.append((at_s + stay_s, place))
+        in_flight.append((at_s + stay_s, place))
         chosen[request] = place
     return chosen
 

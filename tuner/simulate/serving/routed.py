@@ -2,21 +2,22 @@
 
 Every rank of every instance is an engine of its own (batching.py); ranks of one instance get its
 requests in turn. A request is sent when it arrives, by what is outstanding then, to one instance,
-or, where prompts are read apart, to one prefill and one decode instance, as the gateways of SGLang
-and vLLM choose both at once. Prefill workers have a queue each, first come first served.
+or, where prefill is disaggregated, to one prefill and one decode instance, as the gateways of
+SGLang and vLLM choose both at once. Prefill workers have a queue each, first come first served.
 
-    outstanding of prefill    until the prompt is read (vllm-router 0.1.17, pd_types.rs), or until
-                              the answer ends (sglang-router, pd_router.rs: one guard for both)
-    outstanding of decode     from the arrival on until the answer ends
+    outstanding of prefill    until the prompt is prefilled (vllm-router 0.1.17, pd_types.rs), or
+                              until the request ends (sglang-router, pd_router.rs: one guard for
+                              both)
+    outstanding of decode     from the arrival on until the request ends
 
-Ranks run ahead of each other: one that only decodes is left alone until one of its sequences ends
+Ranks run ahead of each other: one that only decodes is not touched until one of its sequences ends
 or a request comes, so the work is a few events a request and not one for each instance.
 
 Prefixes: a request belongs to a session, drawn evenly. Its prefix lies on the instance where the
 session's request before went; elsewhere the prompt is computed whole.
 
 Not covered: ranks of an instance that wait for each other, loads that routers poll, transfers that
-wait for each other, memory of a decode instance that runs out as answers grow.
+wait for each other, memory of a decode instance that runs out as outputs grow.
 
 Letters: R requests.
 """
@@ -32,7 +33,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.simulate.serving.batching import Rank, Rules, unwatched
+from tuner.simulate.serving.batching import Rank, Rules, ignore_steps
 from tuner.simulate.serving.disaggregated import prompts_of_step
 from tuner.simulate.serving.load import ClosedLoop, Requests, Served
 from tuner.simulate.serving.routing import Router
@@ -45,7 +46,7 @@ TURNS: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instances:
-    """Equal instances that decode, or read and decode."""
+    """Equal instances that decode, or prefill and decode."""
 
     count: int
     ranks: int
@@ -59,18 +60,18 @@ class Instances:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Readers:
+class PrefillInstances:
     """Equal prefill instances."""
 
     count: int
     ranks: int
-    """Prompts that one reads at once."""
+    """Prompts that one prefills at once."""
     prompt_s: Callable[[int, int], float]
     """Of a step whose longest prompt has so many tokens, with so many ranks busy, where the prefix
     cache holds the share that is stated."""
     whole_prompt_s: Callable[[int, int], float]
     """The same of prompts that it holds nothing of."""
-    handed_s: Sequence[Callable[[int], float]]
+    kv_transfer_s_by_kind: Sequence[Callable[[int], float]]
     """Seconds in which a cache of so many tokens gets to each kind of decode instances."""
     weight: float
     slot_ratio: float = 1.0
@@ -85,7 +86,7 @@ class Routing:
     """Of aggregated or prefill instances."""
     decode_policy: RouterPolicy = RouterPolicy.LEAST_REQUESTS
     holds_prefill: bool = False
-    """A request counts on its prefill instance until its answer ends."""
+    """A request counts on its prefill instance until it ends."""
     has_sessions: bool = False
     """Prefixes lie where a session's request before went; else on every instance."""
     seed: int = 0
@@ -93,20 +94,20 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Routed:
-    """What became of the requests, and where."""
+    """Served requests, and the instance of each."""
 
     served: Served
     place_R: npt.NDArray[np.int64]
-    """Instance that answered, counted through the kinds."""
+    """Instance that decoded, counted through the kinds."""
     hit_ratio: float
-    """Share of requests that met the instance with their prefix."""
+    """Share of requests sent to the instance with their prefix."""
 
 
 @dataclass(slots=True)
 class _Worker:
     """One prefill instance."""
 
-    readers: Readers
+    prefills: PrefillInstances
     queue: deque[int] = field(default_factory=deque)
     free_s: float = 0.0
 
@@ -115,24 +116,24 @@ class _Worker:
 
     def read(self, inputs: list[int], misses: set[int], start_s: float) -> tuple[list[int], float]:
         """Read the next prompts; which, and when they are done."""
-        taken, _ = prompts_of_step(self.queue, inputs, ranks=self.readers.ranks)
-        busy = min(len(taken), self.readers.ranks)
+        taken, _ = prompts_of_step(self.queue, inputs, ranks=self.prefills.ranks)
+        busy = min(len(taken), self.prefills.ranks)
         step_s = 0.0
         for prompt_s, is_miss in (
-            (self.readers.prompt_s, False),
-            (self.readers.whole_prompt_s, True),
+            (self.prefills.prompt_s, False),
+            (self.prefills.whole_prompt_s, True),
         ):
             longest = max((inputs[one] for one in taken if (one in misses) is is_miss), default=0)
             step_s = max(step_s, prompt_s(longest, busy) if longest else 0.0)
-        self.free_s = start_s + self.readers.slot_ratio * step_s
+        self.free_s = start_s + self.prefills.slot_ratio * step_s
         return taken, start_s + step_s
 
 
 @dataclass(slots=True)
-class _Play:
+class _Simulation:
     requests: Requests
     kinds: Sequence[Instances]
-    readers: Sequence[Readers]
+    prefills: Sequence[PrefillInstances]
     routing: Routing
     inputs: list[int]
     outputs: list[int]
@@ -152,8 +153,8 @@ class _Play:
     """Heap: when a rank, or beyond them a worker, is due; with the version of the entry."""
     version: list[int] = field(default_factory=list)
     coming: list[tuple[float, int]] = field(default_factory=list)
-    handed: list[tuple[float, int]] = field(default_factory=list)
-    ends: list[tuple[float, int, bool]] = field(default_factory=list)
+    transferred: list[tuple[float, int]] = field(default_factory=list)
+    completions: list[tuple[float, int, bool]] = field(default_factory=list)
     """Heap: when a request ends on a place, and whether that is a prefill one."""
     arrived_s: dict[int, float] = field(default_factory=dict)
     place: dict[int, int] = field(default_factory=dict)
@@ -165,7 +166,7 @@ class _Play:
     ended: int = 0
 
     def build(self) -> tuple[Router, Router]:
-        """Set up ranks, workers and the two routers; without prefill the first is never asked."""
+        """Set up ranks, workers and the two routers; without prefill the first is unused."""
         weights: list[float] = []
         for number, kind in enumerate(self.kinds):
             for _ in range(kind.count):
@@ -178,11 +179,11 @@ class _Play:
                     self.place_of_rank.append(place)
                     self.ranks.append(self._rank(kind))
         reading = []
-        for readers in self.readers:
-            reading += [readers.weight] * readers.count
-            self.workers += [_Worker(readers) for _ in range(readers.count)]
+        for prefills in self.prefills:
+            reading += [prefills.weight] * prefills.count
+            self.workers += [_Worker(prefills) for _ in range(prefills.count)]
         self.version = [0] * (len(self.ranks) + len(self.workers))
-        own = self.routing.decode_policy if self.readers else self.routing.policy
+        own = self.routing.decode_policy if self.prefills else self.routing.policy
         return (
             Router(policy=self.routing.policy, weight_N=reading or [1.0], rng=self.rng),
             Router(policy=own, weight_N=weights, rng=self.rng),
@@ -192,12 +193,12 @@ class _Play:
         return Rank(
             times=kind.times,
             rules=kind.rules,
-            look=unwatched,
+            observe=ignore_steps,
             inputs=self.inputs,
             outputs=self.outputs,
             arrivals=[],
             delays_s=[],
-            read_elsewhere=self.elsewhere,
+            prefilled_elsewhere=self.elsewhere,
             cached=self.cached,
         )
 
@@ -237,17 +238,17 @@ class _Play:
         taken, end_s = self.workers[worker].read(self.inputs, self.misses, start_s)
         for request in taken:
             kind = self.kind_of[self.place[request]]
-            sent_s = self.workers[worker].readers.handed_s[kind](self.inputs[request])
-            heapq.heappush(self.handed, (end_s + sent_s, request))
+            sent_s = self.workers[worker].prefills.kv_transfer_s_by_kind[kind](self.inputs[request])
+            heapq.heappush(self.transferred, (end_s + sent_s, request))
             if not self.routing.holds_prefill:
-                heapq.heappush(self.ends, (end_s, worker, True))
+                heapq.heappush(self.completions, (end_s, worker, True))
 
     def finish(self, request: int, place: int, end_s: float) -> None:
-        """An answer has ended; a closed loop sends what comes then."""
+        """A request has ended; a closed loop sends what comes then."""
         self.ended += 1
-        heapq.heappush(self.ends, (end_s, place, False))
-        if self.readers and self.routing.holds_prefill:
-            heapq.heappush(self.ends, (end_s, self.reader[request], True))
+        heapq.heappush(self.completions, (end_s, place, False))
+        if self.prefills and self.routing.holds_prefill:
+            heapq.heappush(self.completions, (end_s, self.reader[request], True))
         for after in () if self.loop is None else self.loop.ended(request):
             self.submit(after, end_s)
 
@@ -258,19 +259,19 @@ class _Play:
     def arrive(self, prefill: Router, decode: Router) -> None:
         """Send the request that comes next to its instances."""
         at_s, request = heapq.heappop(self.coming)
-        while self.ends and self.ends[0][0] <= at_s:
-            _, place, is_prefill = heapq.heappop(self.ends)
+        while self.completions and self.completions[0][0] <= at_s:
+            _, place, is_prefill = heapq.heappop(self.completions)
             (prefill if is_prefill else decode).end(place)
         self.arrived_s[request] = at_s
-        first = prefill if self.readers else decode
-        holder = self.held_by(request, len(first.outstanding))
+        first = prefill if self.prefills else decode
+        holder = self.prefix_holder(request, len(first.outstanding))
         place = first.send(holder)
         if holder is not None:
             self.holder[self.sessions[request]] = place
             if place != holder:
                 self.misses.add(request)
                 self.cached[request] = 0
-        if not self.readers:
+        if not self.prefills:
             self.place[request] = place
             self.offer(request, at_s)
             return
@@ -278,7 +279,7 @@ class _Play:
         self.workers[place].queue.append(request)
         self.wake(len(self.ranks) + place)
 
-    def held_by(self, request: int, count: int) -> int | None:
+    def prefix_holder(self, request: int, count: int) -> int | None:
         """Return the instance with the request's prefix."""
         if not self.routing.has_sessions:
             return None
@@ -300,7 +301,7 @@ def simulate_routed(
     requests: Requests,
     *,
     kinds: Sequence[Instances],
-    readers: Sequence[Readers] = (),
+    prefills: Sequence[PrefillInstances] = (),
     routing: Routing,
     concurrency: int = 1,
 ) -> Routed:
@@ -308,51 +309,53 @@ def simulate_routed(
 
     Args:
         requests: with arrivals, or without for a closed loop.
-        kinds: instances that answer, in the order in which the router lists them.
-        readers: instances that read prompts; none: those that answer do.
+        kinds: instances that decode, in the order in which the router lists them.
+        prefills: prefill instances; none: those that decode prefill too.
         routing: how requests are spread.
-        concurrency: requests under way in a closed loop.
+        concurrency: requests in flight in a closed loop.
     """
     count = len(requests.input_R)
     rng = np.random.default_rng(routing.seed)
-    play = _Play(
+    simulation = _Simulation(
         requests=requests,
         kinds=kinds,
-        readers=readers,
+        prefills=prefills,
         routing=routing,
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),
         cached=requests.cached,
-        elsewhere=[bool(readers)] * count,
+        elsewhere=[bool(prefills)] * count,
         delays_s=requests.delays_s,
         rng=rng,
         sessions=rng.integers(max(count // TURNS, 1), size=count).tolist(),
     )
-    prefill, decode = play.build()
+    prefill, decode = simulation.build()
     if requests.arrival_s_R is None:
-        play.loop = ClosedLoop(requests, concurrency=concurrency)
-        for request in play.loop.first():
-            play.submit(request, 0.0)
+        simulation.loop = ClosedLoop(requests, concurrency=concurrency)
+        for request in simulation.loop.first():
+            simulation.submit(request, 0.0)
     else:
-        play.coming = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
-    while play.ended < count:
-        due_s, number = play.next_due()
-        coming_s = play.coming[0][0] if play.coming else math.inf
-        handed_s = play.handed[0][0] if play.handed else math.inf
-        if due_s <= min(coming_s, handed_s):
-            play.turn(number, due_s)
-        elif handed_s <= coming_s:
-            at_s, request = heapq.heappop(play.handed)
-            play.offer(request, at_s)
+        simulation.coming = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
+    while simulation.ended < count:
+        due_s, number = simulation.next_due()
+        coming_s = simulation.coming[0][0] if simulation.coming else math.inf
+        kv_transfer_s_by_kind = simulation.transferred[0][0] if simulation.transferred else math.inf
+        if due_s <= min(coming_s, kv_transfer_s_by_kind):
+            simulation.turn(number, due_s)
+        elif kv_transfer_s_by_kind <= coming_s:
+            at_s, request = heapq.heappop(simulation.transferred)
+            simulation.offer(request, at_s)
         else:
-            play.arrive(prefill, decode)
+            simulation.arrive(prefill, decode)
     first_s: dict[int, float] = {}
     end_s: dict[int, float] = {}
-    for rank in play.ranks:
+    for rank in simulation.ranks:
         first_s |= rank.first_s
         end_s |= rank.end_s
     return Routed(
-        served=Served.in_order(requests, arrived_s=play.arrived_s, first_s=first_s, end_s=end_s),
-        place_R=np.array([play.place[request] for request in range(count)]),
-        hit_ratio=1.0 - len(play.misses) / count,
+        served=Served.in_order(
+            requests, arrived_s=simulation.arrived_s, first_s=first_s, end_s=end_s
+        ),
+        place_R=np.array([simulation.place[request] for request in range(count)]),
+        hit_ratio=1.0 - len(simulation.misses) / count,
     )

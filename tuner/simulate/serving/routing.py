@@ -1,10 +1,10 @@
-"""A router's state: requests outstanding on each instance, and whom the policy picks next.
+"""A router's state: requests outstanding on each instance, and the policy's next choice.
 
 Ties go to the instance that is listed first, as the gateways' scans do (`min_by_key` in
 policies/cache_aware.rs of vllm-router 0.1.17); weighted ones to the instance with the fewest
 requests so far over its weight, which nginx's smooth round robin comes to.
 
-Cache-aware routing is told of each request which instance holds its prefix. It goes there unless
+Cache-aware routing knows for each request which instance holds its prefix. It goes there unless
 the most outstanding exceed the fewest by more than 64 and by half; elsewhere the prefix must be
 computed.
 

@@ -1,16 +1,16 @@
-"""Prefill and decode as two servers on shares of the same devices, event by event.
+"""Multiplexed prefill and decode: two servers on shares of the same devices, event by event.
 
     prefill   one batch of whole prompts at a time, first come first served, up to a budget of
               tokens
     decode    every running sequence gets a token a step
 
 While both have work, a prompt takes its seconds on its share and a step its seconds beside a
-prompt; while one has nothing to do, the other has the whole device. A read prompt's sequence joins
-at the end of the step under way. Between two events all steps are taken in one jump, as in
-batching.py. Memory admits a prompt only if it and its answer fit beside what is reserved.
+prompt; while one has nothing to do, the other has the whole device. A prefilled sequence joins
+at the end of the current step. Between two events all steps are taken in one jump, as in
+batching.py. Memory admits a prompt only if it and its output fit beside what is reserved.
 
 Source: the loop of SGLang's PD multiplexing (sglang 0.5.23, srt/multiplex/multiplexing_mixin.py):
-one prefill batch beside the running batch, whole devices where either is alone.
+one prefill batch beside the running batch, whole devices where either is idle.
 
 Not covered: shares that change at other times than SGLang's, which keeps those of a batch until it
 ends; attention-data ranks; caches that grow beyond what is reserved.
@@ -33,10 +33,10 @@ LEAST_LEFT_RATIO: Final = 1e-9
 class Phases:
     """Seconds of both phases, alone and beside the other."""
 
-    prompts_alone: StepTimes
-    prompts_beside: StepTimes
-    steps_alone: StepTimes
-    steps_beside: StepTimes
+    isolated_prompts: StepTimes
+    multiplexed_prompts: StepTimes
+    isolated_steps: StepTimes
+    multiplexed_steps: StepTimes
     step_tokens: int
     """Of a batch of prompts at most, but for one longer prompt."""
     kv_tokens: float = math.inf
@@ -44,7 +44,7 @@ class Phases:
 
 
 @dataclass(slots=True)
-class _Play:
+class _Simulation:
     phases: Phases
     inputs: list[int]
     outputs: list[int]
@@ -85,14 +85,14 @@ class _Play:
         while self.waiting:
             request = self.waiting[0]
             need = self.inputs[request] + self.outputs[request]
-            under_way = len(self.running) + len(self.batch)
+            in_flight = len(self.running) + len(self.batch)
             is_full = (
-                under_way >= self.phases.most_running
+                in_flight >= self.phases.most_running
                 or self.reserved + need > self.phases.kv_tokens
             )
             computed = self.inputs[request] - self.cached[request]
             is_over = self.batch and tokens + computed > self.phases.step_tokens
-            if is_over or (is_full and under_way):
+            if is_over or (is_full and in_flight):
                 break
             self.batch.append(self.waiting.popleft())
             self.reserved += need
@@ -112,13 +112,13 @@ class _Play:
     def steps(self) -> None:
         """Steps until a sequence ends, the prompts end, or a request comes to an idle prefill."""
         num = len(self.running)
-        times = self.phases.steps_beside if self.batch else self.phases.steps_alone
+        times = self.phases.multiplexed_steps if self.batch else self.phases.isolated_steps
         steps = self.running[0][0] - self.step
         each = min(num, times.most_sequences)
         step_s = times.decode_step_s(each, self.past / num + 0.5 * (steps - 1))
         until_s = math.inf
         if self.batch:
-            prompts_s = self.batch_s(self.phases.prompts_beside)
+            prompts_s = self.batch_s(self.phases.multiplexed_prompts)
             until_s = self.left_ratio * prompts_s
         elif self.coming:
             until_s = max(self.coming[0][0] - self.now_s, 0.0)
@@ -162,7 +162,7 @@ def simulate_shared(requests: Requests, *, phases: Phases, concurrency: int = 1)
     Args:
         requests: with arrivals, or without for a closed loop.
         phases: seconds of both phases.
-        concurrency: requests under way in a closed loop.
+        concurrency: requests in flight in a closed loop.
     """
     count = len(requests.input_R)
     delays_s = requests.delays_s
@@ -173,7 +173,7 @@ def simulate_shared(requests: Requests, *, phases: Phases, concurrency: int = 1)
     else:
         coming = list(zip(requests.arrival_s_R.tolist(), range(count), strict=True))
     heapq.heapify(coming)
-    play = _Play(
+    simulation = _Simulation(
         phases=phases,
         inputs=requests.input_R.tolist(),
         outputs=requests.output_R.tolist(),
@@ -182,16 +182,16 @@ def simulate_shared(requests: Requests, *, phases: Phases, concurrency: int = 1)
         loop=loop,
         delays_s=delays_s,
     )
-    while len(play.end_s) < count:
-        play.arrive()
-        play.begin()
-        if play.running:
-            play.steps()
-        elif play.batch:
-            play.now_s += play.left_ratio * play.batch_s(phases.prompts_alone)
-            play.read()
+    while len(simulation.end_s) < count:
+        simulation.arrive()
+        simulation.begin()
+        if simulation.running:
+            simulation.steps()
+        elif simulation.batch:
+            simulation.now_s += simulation.left_ratio * simulation.batch_s(phases.isolated_prompts)
+            simulation.read()
         else:
-            play.now_s = max(play.now_s, play.coming[0][0])
+            simulation.now_s = max(simulation.now_s, simulation.coming[0][0])
     return Served.in_order(
-        requests, arrived_s=play.arrived_s, first_s=play.first_s, end_s=play.end_s
+        requests, arrived_s=simulation.arrived_s, first_s=simulation.first_s, end_s=simulation.end_s
     )

@@ -1,11 +1,11 @@
-"""Seconds of a step by its tokens, sequences and past, as tables that are read in no time.
+"""Seconds of a step by its tokens, sequences and past, as lookup tables.
 
 A simulation asks for a few steps per request and must not interpolate logarithms each time. So an
 iteration's costs are laid out once: by every number of tokens and sequences, and over an even grid
 of pasts, between whose points attention is close to linear.
 
 The sums are those of tuner/costs/serving/whole_step.py, entry by entry: a step with drafts checks
-several tokens of each sequence; where it runs as two halves, exchange counts as far as nothing
+several tokens of each sequence; where it runs as two halves, all-to-all counts as far as nothing
 hides it; with a pipeline a step is a round of as many micro-batches as there are stages.
 
 Letters: M tokens, N sequences, P pasts.
@@ -33,7 +33,7 @@ class Halves:
     hidden_s: list[float]
     """That may hide."""
     cover_s: list[float]
-    """Products that hide it."""
+    """GEMMs that hide it."""
     held_s: list[float]
     """Least that it costs."""
     attention_ratio: float
@@ -55,7 +55,7 @@ class Stages:
     last_ratio: float
     """Of the layers on the last one."""
     passed_s: float
-    """Hand-overs between stages for a step of no tokens, all of them together."""
+    """Transfers between stages for a step of no tokens, all of them together."""
     passed_token_s: float
     """Per token."""
 
@@ -212,7 +212,7 @@ def step_times(
         iteration: costs of a step.
         most_tokens: of one step on one rank; at least those of its running sequences count.
         most_sequences: running on one rank at once.
-        longest: tokens of the longest sequence, answer included.
+        longest: tokens of the longest sequence, output included.
     """
     most_tokens = max(most_tokens, most_sequences * iteration.checked_tokens)
     token_M = _sizes(most_tokens)
@@ -257,7 +257,7 @@ def _decode_s(iteration: Iteration, n_Q: Floats, past_Q: Floats) -> Floats:
 
 
 def _prompt_s(iteration: Iteration, s_Q: Floats, *, most_tokens: int) -> Floats:
-    """Attention of prompts; of a drafter also its products, as a step that is full takes them."""
+    """Attention of prompts; of a drafter also its GEMMs, as a step that is full takes them."""
     one = iteration.drafter
     if one is None:
         return iteration.prompt_s(s_Q)
@@ -282,9 +282,9 @@ def _stages(iteration: Iteration) -> Stages | None:
 
 def _halves(iteration: Iteration, token_M: Floats, every_M: Floats) -> tuple[Floats, Halves]:
     """What is paid in any case, and what may hide."""
-    found = halves_s(iteration, token_M)
-    every = {name: np.interp(every_M, token_M, found[name]).tolist() for name in found}
-    return found["open"], Halves(
+    by_part = halves_s(iteration, token_M)
+    every = {name: np.interp(every_M, token_M, by_part[name]).tolist() for name in by_part}
+    return by_part["open"], Halves(
         hidden_s=every["hidden"],
         cover_s=every["cover"],
         held_s=every["held"],

@@ -1,1 +1,1 @@
-"""Reading the `config.json` of Hugging Face models: no library of theirs, no network."""
+"""Reading the `config.json` of Hugging Face models, without their libraries and network."""

@@ -1,11 +1,11 @@
 """One reader per architecture, from the fields of its `config.json` to a `ModelSpec`.
 
-The readers follow the model classes of transformers 5.23: a field that only some classes honour is
-read only for those, and an absent field takes the class's default where published configs leave it
-out. Widths and counts have no default: a config without them is refused.
+The readers follow the model classes of transformers 5.23: a field that only some classes use is
+read only for those, and an absent field takes the class's default where published configs omit it.
+Widths and counts have no default: a config without them is refused.
 
-Fields that decide neither parameters, operations nor bytes (dropout, initialisation, rotary
-scaling, token ids, quantization of the checkpoint) are ignored.
+Fields that affect neither parameters, FLOPs nor bytes (dropout, initialisation, rotary scaling,
+token ids, quantization of the checkpoint) are ignored.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ def _model(
     default_rope_theta: float = 10_000.0,
     **more: Any,
 ) -> ModelSpec:
-    """Add what every architecture spells alike."""
+    """Add the fields that all architectures share."""
     return ModelSpec(
         name=name,
         architecture=architecture,
@@ -338,4 +338,4 @@ ARCHITECTURES: Final[Mapping[str, Reader]] = {
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
 }
-"""By the name that `architectures` holds. Kimi-K2 calls itself DeepseekV3ForCausalLM."""
+"""By the name in `architectures`. Kimi-K2 is DeepseekV3ForCausalLM."""

@@ -16,20 +16,20 @@ class ConfigFields:
 
     values: Mapping[str, Any]
     source: str
-    """The file, as messages show it."""
+    """The file, for messages."""
 
     def refusal(self, name: str, rule: str) -> SpecError:
         """Build the error that says what is wrong with a field."""
         return SpecError(f"{self.source}: {name}: {rule}")
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self.values.get(name) is not None
 
     def size(
         self, name: str, *, default: int | None = None, least: int = 1, most: int = LARGEST_SIZE
     ) -> int:
-        """Read a whole number within bounds; `default` stands in for an absent or null field."""
+        """Read a whole number within bounds; `default` replaces an absent or null field."""
         if not self.has(name) and default is not None:
             return default
         value = self._required(name)
@@ -56,7 +56,7 @@ class ConfigFields:
         return float(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """Read true or false; `default` stands in for an absent or null field."""
+        """Read true or false; `default` replaces an absent or null field."""
         if not self.has(name):
             return default
         value = self.values[name]
@@ -65,7 +65,7 @@ class ConfigFields:
         return value
 
     def text(self, name: str, *, default: str) -> str:
-        """Read a text; `default` stands in for an absent or null field."""
+        """Read a text; `default` replaces an absent or null field."""
         if not self.has(name):
             return default
         value = self.values[name]
@@ -73,7 +73,7 @@ class ConfigFields:
             raise self.refusal(name, f"{shown_value(value)} is not a text")
         return value
 
-    def list_of(self, name: str, kind: type) -> list[Any] | None:
+    def typed_list(self, name: str, kind: type) -> list[Any] | None:
         """Read a list whose entries are all of one type; None when absent or null."""
         if not self.has(name):
             return None

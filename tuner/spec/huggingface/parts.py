@@ -1,4 +1,4 @@
-"""The parts of a config that architectures share: attention, experts, layer kinds, windows."""
+"""Parts of a config that architectures share: attention, experts, layer kinds, windows."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tuner.spec.model import LONGEST_POSITION, MOST_LAYERS, MOST_TOP_K, Attentio
 
 
 def num_layers(fields: ConfigFields) -> int:
-    """Read how many layers there are, multi-token prediction apart."""
+    """Read the number of layers, without multi-token prediction."""
     return fields.size("num_hidden_layers", most=MOST_LAYERS)
 
 
@@ -22,7 +22,7 @@ def gqa(
 ) -> Attention:
     """Read grouped-query attention; `head_dim` defaults to hidden_size / num_attention_heads."""
     num_heads = fields.size("num_attention_heads")
-    # A null counts as "as many as heads" in every class, an absent field only in some.
+    # In every class null means num_attention_heads; an absent field does only in some.
     kv_default: int | None = num_heads
     if "num_key_value_heads" not in fields.values and not kv_heads_default_to_heads:
         kv_default = None
@@ -129,7 +129,7 @@ def leading_dense(fields: ConfigFields) -> tuple[LayerKind, ...]:
 def sparse_steps(fields: ConfigFields) -> tuple[LayerKind, ...]:
     """Read the layer kinds of a model in which every n-th layer is MoE, with exceptions."""
     step = fields.size("decoder_sparse_step", default=1)
-    exceptions = fields.list_of("mlp_only_layers", int) or []
+    exceptions = fields.typed_list("mlp_only_layers", int) or []
     return tuple(
         LayerKind.MOE if (i + 1) % step == 0 and i not in exceptions else LayerKind.DENSE
         for i in range(num_layers(fields))
@@ -142,21 +142,21 @@ def dense_ffn_size(fields: ConfigFields, layers: tuple[LayerKind, ...]) -> int:
 
 
 def used_window(fields: ConfigFields) -> int | None:
-    """Read the sliding window, which counts only when `use_sliding_window` is set."""
+    """Read the sliding window, which applies only if `use_sliding_window` is set."""
     if not fields.flag("use_sliding_window", default=False):
         return None
     return fields.size("sliding_window", default=4096, most=LONGEST_POSITION)
 
 
 def upper_windowed(fields: ConfigFields, *, window: int | None) -> tuple[bool, ...]:
-    """Say which layers are windowed where, unless stated, those from `max_window_layers` on are."""
+    """Return the sliding-window layers; unless stated, those from `max_window_layers` on."""
     first = fields.size("max_window_layers", default=28, least=0)
     return windowed(fields, default=[i >= first for i in range(num_layers(fields))], window=window)
 
 
 def windowed(fields: ConfigFields, *, default: list[bool], window: int | None) -> tuple[bool, ...]:
-    """Say which layers are windowed, from `layer_types` where it is stated."""
-    kinds = fields.list_of("layer_types", str)
+    """Return the sliding-window layers, from `layer_types` if stated."""
+    kinds = fields.typed_list("layer_types", str)
     if kinds is None:
         return tuple(window is not None and choice for choice in default)
     if len(kinds) != len(default):
@@ -170,7 +170,7 @@ def windowed(fields: ConfigFields, *, default: list[bool], window: int | None) -
                 f"{shown_value(kind)} is neither 'full_attention' nor 'sliding_attention'",
             )
     if "sliding_attention" in kinds and window is None:
-        raise fields.refusal("sliding_window", "missing, and layer_types asks for it")
+        raise fields.refusal("sliding_window", "missing, and layer_types needs it")
     return tuple(kind == "sliding_attention" for kind in kinds)
 
 

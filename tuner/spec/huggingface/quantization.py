@@ -1,4 +1,4 @@
-"""In which type a checkpoint's weights were released, from its `config.json`.
+"""The data type of a checkpoint's weights, from its `config.json`.
 
     quant_method        further field                              goal.quantization
     (absent)                                                       bf16
@@ -29,7 +29,7 @@ _COMPRESSED: Final[Mapping[str, str]] = {
 
 
 def released_quantization(path: Path) -> str:
-    """Return the type of a checkpoint's weights, as `goal.quantization` names it.
+    """Return the type of a checkpoint's weights, as a value of `goal.quantization`.
 
     Args:
         path: of the `config.json`, or its folder.
@@ -38,37 +38,37 @@ def released_quantization(path: Path) -> str:
         SpecError: it is unreadable, or the weights have a type that no plan is priced for.
     """
     file = path / "config.json" if path.is_dir() else path
-    own = read_json_object(file, what="model config").get("quantization_config")
-    if own is None:
+    fields = read_json_object(file, what="model config").get("quantization_config")
+    if fields is None:
         return UNQUANTIZED
-    found = _found(own) if isinstance(own, dict) else None
-    if found is None:
-        method = own.get("quant_method") if isinstance(own, dict) else own
+    quantization = _weight_type(fields) if isinstance(fields, dict) else None
+    if quantization is None:
+        method = fields.get("quant_method") if isinstance(fields, dict) else fields
         raise SpecError(
             f"{shown_path(file)}: quantization_config: {shown_value(method)} weights are not priced"
             " as released; state the type to serve them in"
         )
-    return found
+    return quantization
 
 
-def _found(own: Mapping[str, Any]) -> str | None:
-    match own.get("quant_method"):
+def _weight_type(fields: Mapping[str, Any]) -> str | None:
+    match fields.get("quant_method"):
         case "fp8":
-            return "fp8_block" if own.get("weight_block_size") else "fp8"
+            return "fp8_block" if fields.get("weight_block_size") else "fp8"
         case "fbgemm_fp8":
             return "fp8"
         case "mxfp4":
             return "mxfp4"
         case "modelopt":
-            return _MODELOPT.get(str(own.get("quant_algo")))
+            return _MODELOPT.get(str(fields.get("quant_algo")))
         case "compressed-tensors":
-            found = _COMPRESSED.get(str(own.get("format")))
-            return "fp8_block" if found == "fp8" and _is_by_block(own) else found
+            quantization = _COMPRESSED.get(str(fields.get("format")))
+            return "fp8_block" if quantization == "fp8" and _is_by_block(fields) else quantization
     return None
 
 
-def _is_by_block(own: Mapping[str, Any]) -> bool:
-    groups = own.get("config_groups")
+def _is_by_block(fields: Mapping[str, Any]) -> bool:
+    groups = fields.get("config_groups")
     weights = [
         group.get("weights")
         for group in (groups.values() if isinstance(groups, dict) else ())

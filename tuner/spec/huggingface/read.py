@@ -34,13 +34,13 @@ def read_model(path: Path) -> ModelSpec:
 
 
 def _architecture(fields: ConfigFields) -> str:
-    names = fields.list_of("architectures", str)
+    names = fields.typed_list("architectures", str)
     known = f"known: {', '.join(ARCHITECTURES)}"
     if not names:
         raise fields.refusal("architectures", f"missing; {known}")
     if names[0] not in ARCHITECTURES:
         near = difflib.get_close_matches(names[0], ARCHITECTURES, n=1, cutoff=0.9)
-        # Another number is another architecture, not a slip of the pen.
+        # Another number is another architecture, not a typo.
         is_slip = bool(near) and re.sub(r"\D", "", near[0]) == re.sub(r"\D", "", names[0])
         hint = f"did you mean {near[0]!r}? " if is_slip else ""
         raise fields.refusal(
@@ -50,7 +50,7 @@ def _architecture(fields: ConfigFields) -> str:
 
 
 def _name(file: Path, fields: ConfigFields) -> str:
-    """Name the model by its folder, by its file where that is telling, or by its type."""
+    """Name the model by its folder, by its file name if informative, or by its type."""
     if file.name != "config.json":
         return file.stem
     fallback = fields.text("model_type", default="") or str(fields.values["architectures"][0])

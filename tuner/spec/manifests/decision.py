@@ -1,7 +1,7 @@
-"""What the rules read of a training decision, and what its stages have in common.
+"""The fields of a training decision that rules read, and settings common to all stages.
 
 Some targets have one setting for the whole model where a decision has one per stage; `global_*`
-says whether one setting expresses all of them.
+returns the one setting that expresses all of them, if any.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from tuner.spec.model import ModelSpec
 
 
 class Decision(Protocol):
-    """What is read from a training decision; `tuner.plan.TrainDecision` has it."""
+    """The fields of a training decision that rules read, as in `tuner.plan.TrainDecision`."""
 
     @property
     def tensor_model_parallel_size(self) -> int: ...
@@ -73,10 +73,10 @@ class Decision(Protocol):
 
 
 def global_recompute(model: ModelSpec, decision: Decision) -> Recompute | None:
-    """Return the one recompute level that says the same as all stages do; None when there is none.
+    """Return the one recompute level that is equivalent to all stages' levels; None without one.
 
-    Recomputation of experts alone does nothing on a stage without MoE layers, so there it is the
-    same as none, and a stage without layers agrees with everything.
+    Recomputing experts only is equivalent to none on a stage without MoE layers, and a stage
+    without layers agrees with any level.
     """
     of_experts = set(selective_modules(decision)) == {"moe"}
     fitting = set(Recompute)
@@ -89,7 +89,7 @@ def global_recompute(model: ModelSpec, decision: Decision) -> Recompute | None:
 
 
 def global_chunks(model: ModelSpec, decision: Decision) -> int | None:
-    """Return the one chunk count of every MoE layer, 1 without any; None when stages differ."""
+    """Return the one chunk count of all MoE layers, 1 without any; None if stages differ."""
     counts = {
         chunks
         for chunks, kinds in zip(decision.chunks, stage_kinds(model, decision), strict=True)
@@ -99,16 +99,16 @@ def global_chunks(model: ModelSpec, decision: Decision) -> int | None:
 
 
 def selective_modules(decision: Decision) -> tuple[str, ...]:
-    """Return what selective recomputation covers; the MoE layer unless something is named."""
+    """Return the modules of selective recomputation; the MoE layer by default."""
     return decision.recompute_modules or ("moe",)
 
 
 def recomputed(model: ModelSpec, decision: Decision) -> frozenset[str]:
-    """Return the modules that some stage recomputes selectively; a dense model has no MoE layer."""
+    """Return the modules that any stage recomputes selectively; without `moe` for dense models."""
     if Recompute.SELECTIVE not in decision.stage_recompute:
         return frozenset()
-    found = frozenset(selective_modules(decision))
-    return found if model.num_moe_layers else found - {"moe"}
+    modules = frozenset(selective_modules(decision))
+    return modules if model.num_moe_layers else modules - {"moe"}
 
 
 def stage_kinds(model: ModelSpec, decision: Decision) -> Iterator[tuple[LayerKind, ...]]:

@@ -1,4 +1,4 @@
-"""DeepSpeed 0.19: ZeRO, AutoTP and AutoEP around a model of the user's own code.
+"""DeepSpeed 0.19: ZeRO, AutoTP and AutoEP around a model in the user's code.
 
 Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engine.py`,
 `module_inject/auto_ep_config.py`, `auto_ep_folding.py`):
@@ -6,12 +6,12 @@ Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engin
 - ZeRO stages 2 and 3 refuse a pipeline, which is a `PipelineModule` of the user's code with equal
   stages and the 1F1B schedule.
 - Without ZeRO gradients have the type of the parameters (`_do_optimizer_sanity_check` of
-  `runtime/engine.py`): in fp32 beside bf16 they need stage 1, on one replica too.
-- AutoTP splits products, not the sequence, and not under a pipeline; with experts it needs AutoEP,
-  and then no state may live in host memory.
-- AutoEP spreads experts over any of a stage's ranks and never splits one; its experts travel by
-  all-to-all or DeepEP. It takes no pipeline apart; the `deepspeed.moe.layer.MoE` that a pipeline is
-  built of has all-to-all alone (`moe/sharded_moe.py`).
+  `runtime/engine.py`): fp32 gradients of bf16 parameters need stage 1, even on one replica.
+- AutoTP splits GEMMs, not the sequence, and not under a pipeline; with experts it needs AutoEP, and
+  then no state may be offloaded to host memory.
+- AutoEP distributes experts over any of a stage's ranks and never splits one; it dispatches tokens
+  by all-to-all or DeepEP. It cannot convert a pipeline; `deepspeed.moe.layer.MoE`, which pipelines
+  use, has all-to-all only (`moe/sharded_moe.py`).
 - Recomputation is turned on in the model's code, for whole layers.
 
 Not covered: Ulysses sequence parallelism, ZenFlow, ZeRO++, MiCS and parameter offload.

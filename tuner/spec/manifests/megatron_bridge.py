@@ -2,10 +2,10 @@
 
 Read from `ConfigContainer`, `CommOverlapConfig`, the mixed-precision recipes and the recipes of the
 tags v0.3.0 (container 26.02, core 0.16), v0.4.0 (26.04, core 0.17) and v0.5.0 (26.06, core 0.18) of
-github.com/NVIDIA-NeMo/Megatron-Bridge. What megatron-core refuses, Bridge refuses; beyond it:
+github.com/NVIDIA-NeMo/Megatron-Bridge. Bridge has the rules of megatron-core; in addition:
 
 - OLMoE's norm over all heads is a layer specification of its own recipe;
-- Megatron-FSDP excludes the order of ranks in which replicas are the most distant.
+- Megatron-FSDP excludes the rank order in which replicas are the most distant.
 """
 
 from dataclasses import replace

@@ -3,19 +3,19 @@
 Read from the argument parsers, `validate_args` and `TransformerConfig` of the tags core_v0.16.1,
 core_v0.17.1, core_v0.18.0 and core_v0.19.0 of github.com/NVIDIA/Megatron-LM:
 
-- `--mlp-chunks-for-training` (MemFine's chunks) exists from core 0.18 on. The chunks of a MoE layer
+- `--mlp-chunks-for-training` (MemFine chunks) exists from core 0.18 on. The chunks of a MoE layer
   are recomputed one by one only under `--recompute-modules moe`; inside full recomputation they
   save nothing. Recomputation and the chunk count are global, so stages cannot differ in them.
-- `--overlap-moe-expert-parallel-comm` wants an interleaved pipeline when there is one, no full
+- `--overlap-moe-expert-parallel-comm` needs an interleaved pipeline if there is one, no full
   recomputation, an all-to-all or flex dispatcher and one MTP layer at most; from core 0.17 on it
-  also refuses to recompute `moe`, which is held against 0.16 as well.
+  also refuses to recompute `moe`, which is applied to 0.16 as well.
 - ZeRO stages 2 and 3 are Megatron-FSDP, which no public recipe combines with a pipeline.
-- `--num-distributed-optimizer-instances` puts several copies of the sharded state side by side, of
-  the distributed optimizer and of Megatron-FSDP alike.
-- A CUDA graph of a whole step with MoE layers needs HybridEP, which pads what each expert rank
-  receives to a fixed capacity; that came with core 0.18.
-- One switch turns on every bias, the router's included; a second one only those of queries, keys
-  and values.
+- `--num-distributed-optimizer-instances` replicates the sharded state (HSDP), for the distributed
+  optimizer and for Megatron-FSDP.
+- A full-iteration CUDA graph with MoE layers needs HybridEP, which pads the tokens of each expert
+  rank to a fixed capacity, from core 0.18 on.
+- One switch enables all biases, the router's included; a second one only those of queries, keys and
+  values.
 
 Not covered: torch's own FSDP2 under Megatron (no expert parallelism), hybrid context parallelism.
 """
@@ -53,7 +53,7 @@ MEGATRON_0_18: Final = Capabilities(
     full_graph_dispatchers=frozenset({"hybridep"}),
     partial_graph_recompute=_NOT_FULL,
     partial_graph_excludes=frozenset({"moe"}),
-    # Single precision is what remains without --bf16, but no fused attention kernel runs in it.
+    # Without --bf16 the precision is fp32, which has no fused attention kernel.
     precisions=frozenset(
         {"bf16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"}
     ),

@@ -1,4 +1,4 @@
-"""The reference training step that ships with the product (profilers/steps/)."""
+"""The reference training step that ships with moetune (profilers/steps/)."""
 
 from dataclasses import replace
 from typing import Final
@@ -36,4 +36,4 @@ REFERENCE: Final = Capabilities(
 )
 
 TORCHRUN: Final = replace(REFERENCE, names=("torchrun",))
-"""The same program; the name says what its script starts it with."""
+"""The same program, named after its launcher."""

@@ -1,4 +1,4 @@
-"""Which models, degrees, pipelines and expert layouts a target refuses.
+"""Rules on models, degrees, pipelines and expert layouts.
 
 One line per broken rule, with the way out.
 """
@@ -23,25 +23,27 @@ def broken(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterat
 
 
 def _architecture(target: Capabilities, model: ModelSpec, decision: Decision) -> Iterator[str]:
-    found = features(model)
-    for feature in sorted(found & target.unsupported):
+    model_features = features(model)
+    for feature in sorted(model_features & target.unsupported):
         yield f"no arguments are written for {feature} ({model.architecture})"
     if target.one_bias_switch_is_needed:
-        yield from _biases(model, found, decision)
+        yield from _biases(model, model_features, decision)
     if decision.mtp_num_layers and not target.mtp:
         yield "has no multi-token prediction; mtp_num_layers must be 0"
 
 
-def _biases(model: ModelSpec, found: frozenset[ModelFeature], decision: Decision) -> Iterator[str]:
+def _biases(
+    model: ModelSpec, model_features: frozenset[ModelFeature], decision: Decision
+) -> Iterator[str]:
     everywhere = {ModelFeature.QKV_BIAS, ModelFeature.OUTPUT_BIAS}
     if LayerKind.DENSE in model.layers:
         everywhere.add(ModelFeature.FFN_BIAS)
     if model.num_moe_layers:
         everywhere |= {ModelFeature.EXPERT_BIAS, ModelFeature.ROUTER_BIAS}
-    present = found & (everywhere | {ModelFeature.FFN_BIAS})
+    present = model_features & (everywhere | {ModelFeature.FFN_BIAS})
     if present not in (frozenset(), {ModelFeature.QKV_BIAS}, everywhere):
         yield (
-            f"biases are everywhere or nowhere but for queries, keys and values; "
+            f"biases are everywhere or nowhere except for queries, keys and values; "
             f"{model.architecture} has {listed(present)}"
         )
     if ModelFeature.EXPERT_BIAS in present and decision.expert_tensor_parallel_size > 1:
@@ -112,7 +114,7 @@ def _experts(target: Capabilities, model: ModelSpec, decision: Decision) -> Iter
     if decision.zero_stage == 0 and inside % experts and target.expert_folding_needs_sharding:
         yield (
             f"expert_model_parallel_size must divide the {inside} context and tensor ranks "
-            "at zero_stage 0; zero_stage 2 or 3 spreads experts over replicas too"
+            "at zero_stage 0; zero_stage 2 or 3 uses replicas for experts, too"
         )
     if not model.num_moe_layers:
         return

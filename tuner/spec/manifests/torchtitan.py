@@ -3,20 +3,20 @@
 Read from the package torchtitan 0.3.0 (`config/configs.py`, `trainer.py`, `distributed/`,
 `models/*/config_registry.py`):
 
-- FSDP2 shards everything: stage 3 gathers parameters again for the backward pass, stage 2 keeps
-  them, stage 1 does not exist. Without it (stage 0) replicas are outside the mesh that experts are
-  spread over, so expert parallelism has only the context and tensor ranks.
-- Expert parallelism borrows ranks from data, context and tensor parallelism; experts are not split.
+- FSDP2 shards everything: stage 3 all-gathers parameters again for the backward pass, stage 2 keeps
+  them, stage 1 does not exist. Without it (stage 0) replicas are outside the expert-parallel mesh,
+  so expert parallelism has only the context and tensor ranks.
+- Expert parallelism uses ranks of data, context and tensor parallelism; experts are not split.
 - Its `selective` checkpointing keeps chosen operations inside a layer and has no counterpart among
   Megatron's modules, so only none and full can be planned.
 - One CUDA graph of the whole step, never with a pipeline. With experts it needs HybridEP and a
-  fixed capacity, which only its DeepSeek models take, so it is not planned for MoE layers.
+  fixed capacity, which only its DeepSeek models support, so it is not planned for MoE layers.
 - fp8 and MTP are part of a model's code there, not of the configuration.
 - Zero-bubble schedules (`InterleavedZeroBubble`) need several stages per rank. `ZBVZeroBubble` and
   `DualPipeV` place stages in a V, where stage s is not on rank s % PP, and are not planned.
 
-HSDP copies (`data_parallel_replicate_degree` beside `data_parallel_shard_degree`) stay outside the
-mesh that experts are spread over, as in megatron-core.
+HSDP replicas (`data_parallel_replicate_degree` with `data_parallel_shard_degree`) are outside the
+expert-parallel mesh, as in megatron-core.
 """
 
 from typing import Final
@@ -33,7 +33,7 @@ TORCHTITAN_0_3: Final = Capabilities(
     shard_ranks_zero_stages=frozenset({2, 3}),
     gradient_bytes=frozenset({4}),
     ddp_bucket_size=False,
-    # enable_cpu_offload moves parameters and gradients along, which no price covers.
+    # enable_cpu_offload also moves parameters and gradients, which is not priced.
     optimizer_offload_zero_stages=frozenset(),
     recompute=frozenset({Recompute.NONE, Recompute.FULL}),
     recompute_modules=frozenset(),

@@ -1,4 +1,4 @@
-"""Which ways to keep, recompute, offload, overlap and replay work a target refuses.
+"""Rules on sharding, recomputation, offloading, overlap, precision and CUDA graphs.
 
 One line per broken rule, with the way out.
 """

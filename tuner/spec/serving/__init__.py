@@ -1,1 +1,1 @@
-"""What a deployment is for: its traffic, its targets, its engine."""
+"""Serving goals: traffic, SLO, engine."""

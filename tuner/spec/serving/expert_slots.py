@@ -1,4 +1,4 @@
-"""How copies of experts make them even over the ranks of an instance.
+"""Redundant experts that give every rank of an instance equally many slots.
 
     E experts    C redundant ones    R expert ranks    (E + C) / R slots of a rank, a whole number
 
@@ -9,24 +9,24 @@ load balancer (0.33.0, fused_moe/layer.py), TensorRT-LLM where a load balancer h
 
 
 def fewest_redundant(experts: int, ranks: int) -> int:
-    """Return the fewest copies that give every rank as many slots."""
+    """Return the fewest redundant experts that give every rank equally many slots."""
     return -experts % ranks
 
 
 def are_even(experts: int, redundant: int, ranks: int) -> bool:
-    """Say whether every rank gets as many slots."""
+    """Say whether every rank gets equally many slots."""
     return (experts + redundant) % ranks == 0
 
 
 def even_counts(experts: int, redundant: int, ranks: int) -> tuple[int, ...]:
-    """Return the counts of redundant experts nearest to one, below and above, that are even."""
+    """Return the nearest legal counts of redundant experts, below and above."""
     least = fewest_redundant(experts, ranks)
     below = redundant - (redundant - least) % ranks
     return tuple(dict.fromkeys(max(count, least) for count in (below, below + ranks)))
 
 
 def even_ranks(slots: int, ranks: int) -> tuple[int, ...]:
-    """Return the numbers of ranks nearest to one, below and above, that slots are even over."""
+    """Return the nearest legal numbers of ranks, below and above."""
     small = [size for size in range(1, int(slots**0.5) + 1) if slots % size == 0]
     sizes = {*small, *(slots // size for size in small)}
     below = max((size for size in sizes if size <= ranks), default=None)

@@ -1,4 +1,4 @@
-"""The goal `serve`: an engine, its traffic, and the times that requests may take."""
+"""The goal `serve`: engine, traffic and SLO."""
 
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -10,11 +10,11 @@ from tuner.spec.goal import Routing
 from tuner.spec.serving.traffic import Traffic
 
 SHAPE_RATE: Final = "1/s"
-"""Of traffic whose rate is what is looked for."""
+"""Placeholder rate of traffic whose rate is the objective."""
 
 
 class Percentiles(Record):
-    """Largest allowed time by share of requests; what is absent is not limited."""
+    """Largest allowed time by percentile; absent ones are not limited."""
 
     mean: PositiveSeconds | None = None
     """Largest mean over all requests."""
@@ -27,14 +27,14 @@ class Percentiles(Record):
 
     @model_validator(mode="after")
     def _limits_something(self, info: ValidationInfo) -> "Percentiles":
-        # A plan stores what is absent; in a spec somebody meant to say more.
+        # A plan stores an empty record; in a spec it is a mistake.
         if isinstance(info.context, SpecFolder) and self == Percentiles():
             raise ValueError("no target in it; write one like {p90: 2s}, or leave the key out")
         return self
 
 
 class Slo(Record):
-    """Targets of latency."""
+    """SLO targets of latency."""
 
     ttft: Percentiles = Percentiles()
     """Time to the first token."""
@@ -43,7 +43,7 @@ class Slo(Record):
 
 
 class Engine(Record):
-    """What serves."""
+    """The serving engine."""
 
     name: Literal["sglang", "vllm", "trtllm"]
     """The engine."""
@@ -53,23 +53,24 @@ class Engine(Record):
 
 
 class Speculative(Record):
-    """Tokens drafted ahead and checked in one step (Leviathan et al., arXiv:2211.17192)."""
+    """Speculative decoding (Leviathan et al., arXiv:2211.17192)."""
 
     method: Literal["mtp", "eagle"] = "mtp"
-    """`mtp`: the model's own heads for further tokens; `eagle`: a draft layer of its own."""
+    """`mtp`: the model's multi-token-prediction layers; `eagle`: a separate draft layer."""
     draft_tokens: Annotated[Count, Field(le=16)]
-    """Most tokens drafted for each step."""
+    """Most draft tokens per step."""
     acceptance: Annotated[float, Field(ge=0.0, le=1.0)]
-    """Share of drafted tokens that are kept where all before them were."""
+    """Acceptance rate of a draft token, given that all before it were accepted."""
 
 
 Mode = Literal[
     "aggregated", "disaggregated", "attention_expert", "shared_device", "prefill_offload"
 ]
-"""aggregated: prompts and answers on the same instances. disaggregated: apart. attention_expert:
-decode's attention and experts apart too (Janus). shared_device: prefill and decode side by side on
-shares of the same devices (semi-PD, Nexus). prefill_offload: only long prompts are prefilled on
-another pool (Prefill-as-a-Service)."""
+"""aggregated: prefill and decode on the same instances. disaggregated: on separate instances.
+attention_expert: attention and experts of decode on separate devices, too (attention-FFN
+disaggregation, AFD; Janus). shared_device: prefill and decode multiplexed on the SMs of the same
+devices (semi-PD, Nexus). prefill_offload: only long prompts are prefilled on another pool
+(Prefill-as-a-Service)."""
 
 
 class ServeGoal(Record):
@@ -80,28 +81,28 @@ class ServeGoal(Record):
     engine: Engine
     engines: dict[Name, Engine] = Field(default_factory=dict)
     """Another engine or release for a pool, by the pool's name. Prefill and decode of a deployment
-    transfer KV caches only within one engine; others serve beside each other as islands."""
+    transfer KV caches only within one engine; different engines are separate islands."""
     traffic: Traffic
     slo: Slo = Slo()
     quantization: Literal["bf16", "fp8", "fp8_block", "nvfp4", "mxfp4"] = "bf16"
-    """Type of the weights; mxfp4: experts alone, the rest in bf16, as gpt-oss is published."""
+    """Type of the weights; mxfp4: experts only, the rest in bf16, as gpt-oss is published."""
     kv_cache_dtype: Literal["bf16", "fp8"] = "bf16"
     """Type of keys and values in the cache."""
     max_model_len: Count | None = None
-    """Tokens of one request at most; absent: what the model allows."""
+    """Most tokens of one request; absent: the model's limit."""
     objective: Literal["goodput", "cost", "devices", "rate"] = "goodput"
-    """What is optimised; `rate` is the most requests a second that the pools serve within the
-    targets (DistServe, arXiv:2401.09670), and needs no rate of the traffic."""
+    """The objective; `rate` is the most requests per second that the pools serve within the SLO
+    (DistServe, arXiv:2401.09670), and needs no rate of the traffic."""
     modes: Annotated[tuple[Mode, ...], Field(min_length=1)] = get_args(Mode)
     """Serving modes to compare."""
     speculative: Speculative | None = None
-    """Drafting that may be used where it pays."""
+    """Speculative decoding, used where it pays off."""
     routing: Routing | None = None
-    """Recorded expert loads; absent: those of the kernel tables, and the plan says so."""
+    """Recorded expert loads; absent: those of the kernel tables, as the plan notes."""
     spare_ratio: Annotated[float, Field(ge=0.0, le=10.0)] = 0.0
-    """Capacity above what the traffic needs, as a share of it."""
+    """Capacity headroom, as a share of the traffic's needs."""
     placement: FilePath | None = None
-    """Plan of a placement of experts, which serves the recorded routing and is emitted."""
+    """An expert placement plan for the recorded routing, emitted with the deployment."""
 
     def engine_on(self, pool: str) -> Engine:
         """Return the engine that serves on a pool."""
@@ -110,7 +111,7 @@ class ServeGoal(Record):
     @model_validator(mode="before")
     @classmethod
     def _shape_needs_no_rate(cls, data: Any) -> Any:
-        """State a rate where only the shape of the traffic counts."""
+        """Set the placeholder rate where only the shape of the traffic matters."""
         traffic = data.get("traffic") if isinstance(data, dict) else None
         if not isinstance(traffic, dict) or data.get("objective") != "rate":
             return data
@@ -123,7 +124,7 @@ class ServeGoal(Record):
     def _rate_is_of_an_open_load(self) -> "ServeGoal":
         if self.objective == "rate" and self.traffic.is_closed_loop:
             raise ValueError(
-                "objective 'rate' asks how many requests a second may come, and 'concurrency' is a"
+                "objective 'rate' maximises the requests per second, and 'concurrency' is a"
                 " closed loop; leave 'concurrency' out, or choose goodput, cost or devices"
             )
         return self

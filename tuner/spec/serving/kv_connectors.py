@@ -1,12 +1,12 @@
-"""What KV connectors of engine releases hand over between unlike prefill and decode instances.
+"""KV transfers that connectors of engine releases support between different instances.
 
-One row per release, connector and kind of cache; what a row does not name it allows. The facts were
-read in the releases' own sources, at the place that the row names, and are data only: the rules
-that read them are in kv_refusals.py.
+One row per release, connector and kind of cache; what a row does not restrict is allowed. The facts
+are from the releases' sources, at the place that the row names, and are data only: the rules are in
+kv_refusals.py.
 
-TensorRT-LLM's were read on its main branch, because its release could not be.
+TensorRT-LLM's were read on its main branch, because its release was not available.
 
-Not covered: state-space layers (Mamba, gated delta), decode context parallelism, encoder hand-over;
+Not covered: state-space layers (Mamba, gated delta), decode context parallelism, encoder transfers;
 connectors through a store (LMCache, Mooncake Store).
 """
 
@@ -18,12 +18,12 @@ from tuner.errors import SpecError
 
 
 class Connector(StrEnum):
-    """Who moves the pages."""
+    """KV connector."""
 
     NIXL = "nixl"
-    """NVIDIA's transfer library; the decode side reads (vLLM), the prefill side writes (SGLang)."""
+    """NVIDIA's transfer library; decode reads (vLLM), or prefill writes (SGLang)."""
     NIXL_PUSH = "nixl_push"
-    """vLLM's variant in which the prefill side writes."""
+    """vLLM's variant in which prefill writes."""
     MOONCAKE = "mooncake"
     """Mooncake's transfer engine, point to point."""
     ASCEND = "ascend"
@@ -31,25 +31,25 @@ class Connector(StrEnum):
 
 
 class CacheKind(StrEnum):
-    """What attention keeps."""
+    """Kind of KV cache."""
 
     GROUPED = "grouped"
     """Keys and values, split over tensor ranks by heads (MHA, GQA, MQA)."""
     LATENT = "latent"
-    """One latent per token, whole on every tensor rank (MLA)."""
+    """One latent per token, replicated on every tensor rank (MLA)."""
 
 
 class PageRule(StrEnum):
-    """Which page sizes go together."""
+    """Compatible page sizes of prefill and decode."""
 
     EQUAL = "equal"
     """The same on both sides."""
     PREFILL_DIVIDES = "prefill_divides"
-    """Those of prefill divide those of decode."""
+    """Prefill's divides decode's."""
 
 
 class PipelineRule(StrEnum):
-    """Which pipeline degrees go together."""
+    """Compatible pipeline degrees."""
 
     NONE = "none"
     """1 on both sides."""
@@ -63,7 +63,7 @@ class PipelineRule(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorRules:
-    """One row."""
+    """The rules of one connector."""
 
     engine: str
     release: str
@@ -71,15 +71,15 @@ class ConnectorRules:
     cache: CacheKind
     pages: PageRule = PageRule.EQUAL
     pages_equal_if_hybrid: bool = False
-    """Models whose layers keep unlike caches, as sliding windows beside full attention do."""
+    """Models with different caches per layer, such as sliding windows and full attention."""
     pages_equal_if_host_buffer: bool = False
     """Transfers through host memory."""
     pages_equal_if_prefill_wider: bool = False
-    """Prefill's tensor degree above decode's."""
+    """Unequal pages with prefill's tensor degree above decode's."""
     sliceable_layouts: frozenset[str] = frozenset({"nhd", "hnd"})
-    """Page layouts from which heads can be cut or put together."""
+    """Page layouts whose heads can be split or merged."""
     unsliceable_dtypes: frozenset[str] = frozenset()
-    """Types whose scales lie apart from the heads."""
+    """Types whose scales are not stored with the heads."""
     wider_prefill_beyond_heads: bool = True
     """Prefill's tensor degree may exceed both decode's and the key-value heads."""
     wider_decode_beyond_heads: bool = True
@@ -90,11 +90,11 @@ class ConnectorRules:
     """Of hybrid models decode's tensor degree may exceed prefill's."""
     pipeline: PipelineRule = PipelineRule.ANY
     slicing_hybrid_with_pipeline: bool = True
-    """Unlike tensor degrees of a hybrid model beside a prefill pipeline."""
+    """Unequal tensor degrees of a hybrid model with a prefill pipeline."""
     source: str
-    """Where the facts were read."""
+    """Source of the facts."""
     note: str = ""
-    """What a plan should say beside it."""
+    """Note for the plan."""
 
 
 _NIXL_033: Final = (
@@ -107,7 +107,7 @@ _MOONCAKE_033: Final = (
 )
 _NIXL_030: Final = (
     "vllm 0.30.0+afd: kv_connector/v1/nixl/base_worker.py (_validate_remote_agent_handshake); the"
-    " rest is taken from the documents of 0.33.0"
+    " rest is from the documents of 0.33.0"
 )
 _SGLANG_0523: Final = (
     "sglang 0.5.23: srt/disaggregation/common/conn.py (try_ensure_parallel_info,"
@@ -121,7 +121,7 @@ _ASCEND_023: Final = (
     "vllm 0.23.0: vllm-ascend 0.23.0, distributed/kv_transfer/kv_p2p/mooncake_connector.py"
     " (MooncakeConnectorWorker.__init__, _get_prefill_decode_size)"
 )
-_SLOW_SLICES: Final = "sglang warns that unlike tensor degrees are slow unless the model has MLA"
+_SLOW_SLICES: Final = "sglang warns that unequal tensor degrees are slow unless the model has MLA"
 
 TABLE: Final = (
     *(
@@ -167,7 +167,7 @@ TABLE: Final = (
         wider_decode_if_hybrid=False,
         pipeline=PipelineRule.DECODE_ONE,
         source=_NIXL_033,
-        note="unlike page sizes are documented for reading only, so they are taken to be refused",
+        note="unequal page sizes are documented for reads only, so they are refused here",
     ),
     ConnectorRules(
         engine="vllm",
@@ -176,7 +176,7 @@ TABLE: Final = (
         cache=CacheKind.LATENT,
         pipeline=PipelineRule.DECODE_ONE,
         source=_NIXL_033,
-        note="unlike page sizes are documented for reading only, so they are taken to be refused",
+        note="unequal page sizes are documented for reads only, so they are refused here",
     ),
     ConnectorRules(
         engine="vllm",
@@ -252,7 +252,7 @@ TABLE: Final = (
 def connector_rules(
     *, engine: str, release: str, connector: Connector, cache: CacheKind
 ) -> ConnectorRules:
-    """Return the row; an empty release means the one that is described.
+    """Return the rules; an empty release means the one described here.
 
     Raises:
         SpecError: nothing is known of that engine, release or connector.

@@ -16,7 +16,7 @@ from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.lengths import LengthLaw, quantile_tokens
 from tuner.spec.serving.manifests.registry import releases_by_pool
-from tuner.spec.spec_file import parsed_spec, validated_spec
+from tuner.spec.spec_file import read_spec_keys, validate_spec
 
 Targets = Annotated[tuple[Name, ...], BeforeValidator(one_or_many)]
 
@@ -31,7 +31,7 @@ class ServeSpecFile(Record):
     cluster: Cluster
     goal: ServeGoal
     emit: Targets = ()
-    """Names of what to write launchers for; empty writes the plan alone."""
+    """Names of the targets to write launch files for; an empty list writes the plan only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,13 +47,13 @@ class ServeSpec:
 
 
 def read_serve_spec(path: Path) -> ServeSpec:
-    """Read a deployment's spec and what it names.
+    """Read a deployment's spec and the files that it names.
 
     Raises:
         SpecError: one line: the file, the field's path, its value, the rule.
     """
     source = shown_path(path)
-    file = validated_spec(parsed_spec(path), path, ServeSpecFile)
+    file = validate_spec(read_spec_keys(path), path, ServeSpecFile)
     model = read_model(file.model)
     _check_lengths(file.goal, model, source)
     _check_prices(file.goal, file.cluster, source)

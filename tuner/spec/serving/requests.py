@@ -1,9 +1,8 @@
-"""Requests of a traffic, drawn or replayed: when each begins, and how long prompt and answer are.
+"""Requests of a traffic, sampled or replayed: arrival times, input and output lengths.
 
-Everything random comes from the generator that is passed in, so equal seeds give equal requests. An
-open load begins at time 0 with its first gap. On/off arrivals begin in the state that a look at any
-time would find; arrivals are drawn on the clock that runs only while on, and the silences are then
-put between.
+The generator is an argument, so equal seeds give equal requests. An open load begins at time 0 with
+its first gap. On/off arrivals start in the stationary state; arrivals are drawn on a clock that
+runs only while on, and off periods are then inserted.
 
 Letter: N requests.
 """
@@ -25,9 +24,9 @@ from tuner.spec.serving.traffic import Arrival, ArrivalKind, Traffic
 from tuner.spec.serving.turns import Sessions
 
 MOST_REQUESTS: Final = 10_000_000
-"""Held in memory at once: 240 MB."""
+"""In memory at once: 240 MB."""
 MOST_BLOCKS: Final = 4_000_000
-"""Of prompts that sessions are told by; what comes after them is not taken: 240 MB."""
+"""Prompt blocks that are read to find sessions; later requests are ignored: 240 MB."""
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -38,18 +37,18 @@ class Requests:
     """A list of requests, in order of arrival."""
 
     arrival_s_N: Floats | None
-    """Seconds from the start; None in a closed loop, where ends of others decide."""
+    """Seconds from the start; None in a closed loop, where completions trigger arrivals."""
     input_tokens_N: Ints
     output_tokens_N: Ints
     after_N: Ints | None = None
-    """The request that each is the next turn of, -1: of none; None where no sessions are known."""
+    """The request of the previous turn, -1: none; None if no sessions are known."""
 
 
-def requests_of(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Requests:
-    """Return `count` requests; fewer where a trace that is taken in its order has fewer.
+def sample_requests(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Requests:
+    """Return `count` requests; fewer if a trace that is used in its order has fewer.
 
-    A closed loop takes a trace that names the blocks of prompts in its order, so that sessions are
-    sessions; of another trace it draws pairs.
+    A closed loop uses a trace with prompt blocks in its order, so that sessions are preserved; of
+    another trace it samples pairs of lengths.
 
     Raises:
         SpecError: the trace cannot be used.
@@ -57,7 +56,7 @@ def requests_of(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Re
     if not 1 <= count <= MOST_REQUESTS:
         raise ValueError(f"{count} requests are not between 1 and {MOST_REQUESTS}")
     if traffic.is_replayed:
-        return _replayed(traffic, count=count, rng=rng)
+        return _replay(traffic, count=count, rng=rng)
     if traffic.is_closed_loop and traffic.trace is not None:
         in_order = _sessions(traffic.trace, count=count)
         if in_order is not None:
@@ -71,7 +70,7 @@ def requests_of(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Re
 
 
 def _sessions(path: Path, *, count: int) -> Requests | None:
-    """Return the first requests of a trace with their turns; None where it names no blocks."""
+    """Return the first requests of a trace with their turns; None if it has no blocks."""
     sessions = Sessions()
     inputs: list[Ints] = []
     outputs: list[Ints] = []
@@ -91,8 +90,8 @@ def _sessions(path: Path, *, count: int) -> Requests | None:
             strict=True,
         )
         after += [
-            sessions.add(blocks, input_tokens=tokens, output_tokens=answer)
-            for blocks, tokens, answer in rows
+            sessions.add(blocks, input_tokens=tokens, output_tokens=output)
+            for blocks, tokens, output in rows
         ]
         if len(after) == count or named >= MOST_BLOCKS:
             break
@@ -109,7 +108,7 @@ def _sessions(path: Path, *, count: int) -> Requests | None:
 def arrivals_s(
     arrival: Arrival, *, rate_per_s: float, count: int, rng: np.random.Generator
 ) -> Floats:
-    """Draw the times at which requests of an open load come, in seconds."""
+    """Draw the arrival times of an open load, in seconds."""
     if arrival.kind is ArrivalKind.CONSTANT:
         return np.arange(1, count + 1) / rate_per_s
     if arrival.kind is ArrivalKind.GAMMA and arrival.cv is not None:
@@ -129,14 +128,16 @@ def _on_off_s(
     on_ratio = on_s / (on_s + off_s)
     busy_s_N = np.cumsum(rng.exponential(on_ratio / rate_per_s, size=count))
     phases = 1 + int(busy_s_N[-1] / on_s)
-    ends_s = np.cumsum(rng.exponential(on_s, size=phases))
-    while ends_s[-1] < busy_s_N[-1]:
-        ends_s = np.concatenate((ends_s, ends_s[-1] + np.cumsum(rng.exponential(on_s, phases))))
-    silences_s = rng.exponential(off_s, size=len(ends_s))
+    on_end_s = np.cumsum(rng.exponential(on_s, size=phases))
+    while on_end_s[-1] < busy_s_N[-1]:
+        on_end_s = np.concatenate(
+            (on_end_s, on_end_s[-1] + np.cumsum(rng.exponential(on_s, phases)))
+        )
+    silences_s = rng.exponential(off_s, size=len(on_end_s))
     begins_off = rng.random() >= on_ratio
     before_s = np.concatenate(([rng.exponential(off_s) if begins_off else 0.0], silences_s))
     silent_s = np.cumsum(before_s)
-    return np.asarray(busy_s_N + silent_s[np.searchsorted(ends_s, busy_s_N)])
+    return np.asarray(busy_s_N + silent_s[np.searchsorted(on_end_s, busy_s_N)])
 
 
 def _lengths(traffic: Traffic, *, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
@@ -145,23 +146,23 @@ def _lengths(traffic: Traffic, *, count: int, rng: np.random.Generator) -> tuple
         drawn_N = rng.integers(0, len(summary.sample_input_N), size=count)
         return summary.sample_input_N[drawn_N], summary.sample_output_N[drawn_N]
     return (
-        _sampled(traffic.input_tokens, count=count, rng=rng),
-        _sampled(traffic.output_tokens, count=count, rng=rng),
+        _sample(traffic.input_tokens, count=count, rng=rng),
+        _sample(traffic.output_tokens, count=count, rng=rng),
     )
 
 
-def _sampled(law: LengthLaw | None, *, count: int, rng: np.random.Generator) -> Ints:
+def _sample(law: LengthLaw | None, *, count: int, rng: np.random.Generator) -> Ints:
     if law is None:
-        raise ValueError("traffic without a trace has laws of lengths")
+        raise ValueError("traffic without a trace has length distributions")
     return sample_tokens(law, count=count, rng=rng)
 
 
-def _replayed(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Requests:
+def _replay(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Requests:
     if traffic.trace is None:
         raise ValueError("only a trace can be replayed")
     stretch = 1.0
     if traffic.rate is not None:
-        stretch = _stretch(summarise_trace(traffic.trace, rng=rng), traffic=traffic)
+        stretch = _stretch_ratio(summarise_trace(traffic.trace, rng=rng), traffic=traffic)
     arrivals, inputs, outputs = [], [], []
     left = count
     for chunk in trace_chunks(traffic.trace):
@@ -178,9 +179,9 @@ def _replayed(traffic: Traffic, *, count: int, rng: np.random.Generator) -> Requ
     )
 
 
-def _stretch(summary: TraceSummary, *, traffic: Traffic) -> float:
-    """Factor on the trace's times that gives the wanted rate."""
+def _stretch_ratio(summary: TraceSummary, *, traffic: Traffic) -> float:
+    """Factor on the trace's times that gives the requested rate."""
     if summary.span_s <= 0.0:
         trace = shown_path(traffic.trace) if traffic.trace else ""
-        raise SpecError(f"{trace}: all requests come at once, which no stretching gives a rate")
+        raise SpecError(f"{trace}: all requests arrive at once, so that no factor gives the rate")
     return summary.rate_per_s / (traffic.rate or summary.rate_per_s)

@@ -1,11 +1,10 @@
-"""What a trace is like: rate, burstiness, gaps, lengths, from one pass over any number of rows.
+"""Statistics of a trace: rate, burstiness, gaps, lengths, in one pass over any number of rows.
 
-Lengths are counted exactly, one counter for each number of tokens that occurs up to the largest, so
-means and quantiles are those of the whole file. Pairs of prompt and answer are a uniform sample
-without replacement (reservoir; Vitter, ACM TOMS 11(1), 1985, algorithm R): of a file with more rows
-than `SAMPLE_ROWS` each has the same chance to be in it.
+Lengths are counted exactly, with one counter per number of tokens up to the largest, so means and
+quantiles are those of the whole file. Pairs of input and output length are a uniform sample without
+replacement (reservoir; Vitter, ACM TOMS 11(1), 1985, algorithm R) of `SAMPLE_ROWS` rows.
 
-Burstiness, for windows of w seconds from the first request on, the unfinished last one left out:
+Burstiness, for windows of w seconds from the first request on, without the unfinished last one:
 
     peak ratio            largest count of a window / mean count
     index of dispersion   variance of the counts / mean count; 1 at every w for Poisson arrivals
@@ -30,7 +29,7 @@ from tuner.spec.serving.traces import TraceChunk, trace_chunks
 
 SAMPLE_ROWS: Final = 65_536
 GAP_S: Final = 10.0
-"""From here on a pause counts as a gap: longer than any single answer of a chat takes."""
+"""Shortest pause that counts as a gap: longer than any chat response takes."""
 WINDOWS_S: Final = (1.0, 10.0, 60.0)
 
 Ints = NDArray[np.int64]
@@ -39,7 +38,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Burstiness:
-    """How unevenly requests fall into windows."""
+    """Unevenness of requests over windows."""
 
     window_s: float
     peak_ratio: float
@@ -50,10 +49,10 @@ class Burstiness:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LengthCounts:
-    """How often each number of tokens occurs."""
+    """Histogram of token counts."""
 
     count_K: Ints
-    """Requests by their tokens, from 0."""
+    """Requests by number of tokens, from 0."""
 
     @property
     def mean_tokens(self) -> float:
@@ -68,33 +67,33 @@ class LengthCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TraceSummary:
-    """One trace in numbers."""
+    """Statistics of one trace."""
 
     requests: int
-    """Rows with a prompt and an answer."""
+    """Rows with input and output tokens."""
     failed: int
-    """Rows without, left out."""
+    """Other rows, left out."""
     span_s: float
     """From the first request to the last."""
     gap_cv: float
-    """Standard deviation over mean of the times between requests; 1 for Poisson arrivals."""
+    """Coefficient of variation of interarrival times; 1 for Poisson arrivals."""
     gaps: int
     """Pauses of `GAP_S` or more."""
     gaps_s: float
-    """Seconds in them."""
+    """Their total, seconds."""
     largest_gap_s: float
     largest_gap_at_s: float
-    """When it begins."""
+    """Start of that gap."""
     burstiness: tuple[Burstiness, ...]
     """For each of `WINDOWS_S` that fits twice into the span."""
     input_tokens: LengthCounts
     output_tokens: LengthCounts
     correlation: float
-    """Of prompt with answer length (Pearson); 0 where either is always the same."""
+    """Of input and output length (Pearson); 0 if either is constant."""
     sample_input_N: Ints
-    """Prompts of the sample."""
+    """Input lengths of the sample."""
     sample_output_N: Ints
-    """Their answers."""
+    """Their output lengths."""
 
     @property
     def rate_per_s(self) -> float:
@@ -121,8 +120,8 @@ def summarise_trace(path: Path, *, rng: np.random.Generator) -> TraceSummary:
                 window.add(chunk.arrival_s_N)
     if pairs.requests < 2:
         raise SpecError(
-            f"{shown_path(path)}: requests with prompt and answer: {pairs.requests}; a load has two"
-            " or more"
+            f"{shown_path(path)}: requests with input and output tokens: {pairs.requests};"
+            " a load has two or more"
         )
     return TraceSummary(
         requests=pairs.requests,
@@ -133,12 +132,12 @@ def summarise_trace(path: Path, *, rng: np.random.Generator) -> TraceSummary:
         gaps_s=gaps.long_s,
         largest_gap_s=gaps.largest_s,
         largest_gap_at_s=gaps.largest_at_s,
-        burstiness=tuple(found for window in windows for found in window.described()),
+        burstiness=tuple(one for window in windows for one in window.describe()),
         input_tokens=LengthCounts(count_K=pairs.input_K),
         output_tokens=LengthCounts(count_K=pairs.output_K),
         correlation=pairs.correlation(),
-        sample_input_N=sample.pairs_N2[: sample.held, 0],
-        sample_output_N=sample.pairs_N2[: sample.held, 1],
+        sample_input_N=sample.pairs_N2[: sample.size, 0],
+        sample_output_N=sample.pairs_N2[: sample.size, 1],
     )
 
 
@@ -205,7 +204,7 @@ class _Windows:
         self._close(count_W[:-1])
         self.open_window, self.open_count = int(window_W[-1]), int(count_W[-1])
 
-    def described(self) -> Iterator[Burstiness]:
+    def describe(self) -> Iterator[Burstiness]:
         # The open window ends with the trace; whole ones before it number `open_window`.
         if self.open_window < 2 or not self.requests:
             return
@@ -227,25 +226,25 @@ class _Pairs:
     """Counts of lengths and sums of their products."""
 
     requests: int = 0
-    products: float = 0.0
+    product_sum: float = 0.0
     input_K: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
     output_K: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
 
     def add(self, chunk: TraceChunk) -> None:
         self.requests += len(chunk.input_tokens_N)
         inputs_N = chunk.input_tokens_N.astype(np.float64)
-        self.products += float(inputs_N @ chunk.output_tokens_N)
-        self.input_K = _added(self.input_K, chunk.input_tokens_N)
-        self.output_K = _added(self.output_K, chunk.output_tokens_N)
+        self.product_sum += float(inputs_N @ chunk.output_tokens_N)
+        self.input_K = _add_counts(self.input_K, chunk.input_tokens_N)
+        self.output_K = _add_counts(self.output_K, chunk.output_tokens_N)
 
     def correlation(self) -> float:
         (one, one_spread), (other, other_spread) = map(_moments, (self.input_K, self.output_K))
         spread = one_spread * other_spread
-        covariance = self.products / self.requests - one * other
+        covariance = self.product_sum / self.requests - one * other
         return covariance / spread if spread > 0.0 else 0.0
 
 
-def _added(count_K: Ints, tokens_N: Ints) -> Ints:
+def _add_counts(count_K: Ints, tokens_N: Ints) -> Ints:
     more_K = np.bincount(tokens_N, minlength=len(count_K)).astype(np.int64)
     more_K[: len(count_K)] += count_K
     return more_K
@@ -264,19 +263,19 @@ class _Sample:
 
     rng: np.random.Generator
     seen: int = 0
-    held: int = 0
+    size: int = 0
     pairs_N2: Ints = field(default_factory=lambda: np.zeros((SAMPLE_ROWS, 2), dtype=np.int64))
 
     def add(self, chunk: TraceChunk) -> None:
         new_N2 = np.stack((chunk.input_tokens_N, chunk.output_tokens_N), axis=1)
-        free = min(len(new_N2), SAMPLE_ROWS - self.held)
-        self.pairs_N2[self.held : self.held + free] = new_N2[:free]
-        self.held += free
+        free = min(len(new_N2), SAMPLE_ROWS - self.size)
+        self.pairs_N2[self.size : self.size + free] = new_N2[:free]
+        self.size += free
         self.seen += free
         new_N2 = new_N2[free:]
         if not len(new_N2):
             return
-        # Row number i (from 1) takes a place drawn from i; a later row takes it from an earlier.
+        # Row number i (from 1) draws one of i places; later rows overwrite earlier ones.
         number_N = np.arange(self.seen + 1, self.seen + 1 + len(new_N2))
         place_N = self.rng.integers(0, number_N)
         kept_N = place_N < SAMPLE_ROWS

@@ -1,17 +1,17 @@
-"""Recorded requests, read as a stream of chunks, whatever the file's length.
+"""Recorded requests, read as a stream of chunks from files of any length.
 
     Azure       CSV         TIMESTAMP: a date, UTC    ContextTokens, GeneratedTokens
     BurstGPT    CSV         Timestamp: seconds        Request tokens, Response tokens
     Mooncake    JSON lines  timestamp: milliseconds   input_length, output_length, hash_ids
 
-Columns are found by name, so editions with more of them read alike. Times count from the first
-request. A row whose prompt or answer has 0 tokens failed where it was recorded: it is left out and
-counted. Everything else that cannot be is refused with its line: times that go back, are negative
-or no number, tokens beyond what any model takes.
+Columns are found by name, so further columns are ignored. Times count from the first request. A row
+with 0 input or output tokens is a failed request: it is counted and left out. Other invalid rows
+are refused with their line: times that decrease, are negative or no number, token counts beyond the
+limit.
 
-`hash_ids` name the 512-token blocks of a prompt, the last one partly filled: an id stands for its
-block and all before it, so that equal leading ids are a shared prefix. They are read where they are
-asked for; a prompt of I tokens has ceil(I / 512) of them, or none where nobody recorded them.
+`hash_ids` name the 512-token blocks of a prompt, the last one partly filled: an id identifies its
+block and all before it, so that equal leading ids are a shared prefix. They are read on request; a
+prompt of I tokens has ceil(I / 512) of them, or none if not recorded.
 
 Letters: N requests of a chunk, B blocks of all of them.
 
@@ -41,11 +41,11 @@ from tuner.spec.serving.lengths import LARGEST_TOKENS
 
 CHUNK_ROWS: Final = 65_536
 MOST_ROWS: Final = 50_000_000
-"""Rows of one file; more would be read for minutes."""
+"""Most rows of one file; more would take minutes."""
 LONGEST_LINE: Final = 1_000_000
 """Characters; a Mooncake line of a million tokens has two thousand block ids."""
 BLOCK_TOKENS: Final = 512
-"""Of a block that a hash id names (Mooncake, FAST'25, appendix)."""
+"""Tokens of a block (Mooncake, FAST'25, appendix)."""
 CHUNK_BLOCKS: Final = 4_000_000
 """Block ids of a chunk: 32 MB."""
 LONGEST_SPAN_S: Final = 10 * 366 * 86_400.0
@@ -56,7 +56,7 @@ Ints = NDArray[np.int64]
 
 
 class TraceFormat(StrEnum):
-    """Who recorded it."""
+    """Format of a trace."""
 
     AZURE = "azure"
     """CSV with dates."""
@@ -72,11 +72,11 @@ class Blocks:
 
     id_B: Ints
     count_N: Ints
-    """Of each request; 0 where none were recorded."""
+    """Number of ids of each request; 0 if none were recorded."""
 
     @property
     def end_N(self) -> Ints:
-        """Where the ids of each request end in `id_B`."""
+        """End of each request's ids in `id_B`."""
         return np.cumsum(self.count_N)
 
     def lists(self) -> Iterator[list[int]]:
@@ -87,7 +87,7 @@ class Blocks:
             start = end
 
     def taken(self, chosen_N: NDArray[np.bool_]) -> "Blocks":
-        """Return those of some requests."""
+        """Return the blocks of a slice of requests."""
         return Blocks(
             id_B=self.id_B[np.repeat(chosen_N, self.count_N)], count_N=self.count_N[chosen_N]
         )
@@ -95,16 +95,16 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TraceChunk:
-    """Requests that follow each other in the file."""
+    """Consecutive requests of the file."""
 
     arrival_s_N: Floats
     """Seconds since the first request of the file."""
     input_tokens_N: Ints
     output_tokens_N: Ints
     failed: int
-    """Rows of the chunk without prompt or answer, left out."""
+    """Rows of the chunk without input or output tokens, left out."""
     blocks: Blocks | None = None
-    """Of the prompts; None where they were not asked for or the format has none."""
+    """Prompt blocks; None if not requested or not in the format."""
 
 
 _COLUMNS: Final[Mapping[TraceFormat, tuple[str, str, str]]] = {
@@ -114,24 +114,24 @@ _COLUMNS: Final[Mapping[TraceFormat, tuple[str, str, str]]] = {
 }
 
 BLOCK_IDS: Final = "hash_ids"
-"""The field of Mooncake's that holds them."""
+"""Mooncake's field of block ids."""
 _FIRST_YEAR: Final = "1970"
 _LAST_YEAR: Final = "2200"
 """Nanoseconds in 64 bits reach to 2262."""
 
 _Row = tuple[int, Any, Any, Any, Any]
-"""Line, time, prompt, answer, block ids."""
+"""Line, time, input, output, block ids."""
 
 
 def trace_chunks(path: Path, *, with_blocks: bool = False) -> Iterator[TraceChunk]:
-    """Read a trace; memory holds one chunk at a time.
+    """Read a trace, one chunk in memory at a time.
 
     Args:
         path: of the file.
         with_blocks: read the block ids of prompts, where the format has them.
 
     Raises:
-        SpecError: unreadable, of no known format, or a row that cannot be, with its line.
+        SpecError: unreadable, of no known format, or an invalid row, with its line.
     """
     where = shown_path(path)
     try:
@@ -139,7 +139,9 @@ def trace_chunks(path: Path, *, with_blocks: bool = False) -> Iterator[TraceChun
             open_regular(path) as opened,
             io.TextIOWrapper(opened, encoding="utf-8-sig", newline="") as file,
         ):
-            yield from _checked(_numbered(file, where=where), where=where, with_blocks=with_blocks)
+            yield from _check_chunks(
+                _number_rows(file, where=where), where=where, with_blocks=with_blocks
+            )
     except (IsADirectoryError, NotRegularError) as error:
         raise SpecError(f"{where}: not a file; name the file that holds the trace") from error
     except UnicodeDecodeError as error:
@@ -150,13 +152,15 @@ def trace_chunks(path: Path, *, with_blocks: bool = False) -> Iterator[TraceChun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """Cells of a chunk's rows, as they were found."""
+    """Raw cells of a chunk's rows."""
 
     form: TraceFormat
     cells: Sequence[_Row]
 
 
-def _checked(chunks: Iterator[_Rows], *, where: str, with_blocks: bool) -> Iterator[TraceChunk]:
+def _check_chunks(
+    chunks: Iterator[_Rows], *, where: str, with_blocks: bool
+) -> Iterator[TraceChunk]:
     start: float | np.datetime64 | None = None
     last_s = 0.0
     count = 0
@@ -206,7 +210,7 @@ def _complainer(lines: Sequence[int], *, where: str) -> _Complain:
 def _column(
     read: Callable[[Sequence[Any]], NDArray[Any]], cells: Sequence[Any], *, complain: _Complain
 ) -> NDArray[Any]:
-    """Read a whole column at once, and only where that fails look for the cell to blame."""
+    """Read a whole column at once; if that fails, find the invalid cell."""
     try:
         return read(cells)
     except (ValueError, TypeError, OverflowError):
@@ -225,12 +229,12 @@ def _is_readable(read: Callable[[Sequence[Any]], NDArray[Any]], cell: Any) -> bo
 
 def _numbers(cells: Sequence[Any]) -> NDArray[Any]:
     if any(cell is True or cell is False for cell in cells):
-        raise ValueError("a truth value")
+        raise ValueError("a boolean")
     return np.array(cells, dtype=np.float64)
 
 
 def _dates(cells: Sequence[Any]) -> NDArray[Any]:
-    """Dates in UTC; `datetime64` itself would read `NaT`, and deprecates offsets."""
+    """Dates in UTC; `datetime64` would accept `NaT`, and deprecates offsets."""
     plain = [cell.removesuffix("+00:00").removesuffix("Z") for cell in cells]
     if not all(_FIRST_YEAR <= cell[:4] <= _LAST_YEAR and _is_local(cell) for cell in plain):
         raise ValueError("no date")
@@ -238,7 +242,7 @@ def _dates(cells: Sequence[Any]) -> NDArray[Any]:
 
 
 def _is_local(cell: str) -> bool:
-    """No offset from UTC: neither sign comes after the date."""
+    """No UTC offset: neither sign after the date."""
     return "+" not in cell and "-" not in cell[10:]
 
 
@@ -276,10 +280,10 @@ def _blocks(hashes: Sequence[Any], input_N: Ints, *, complain: _Complain) -> Blo
     return Blocks(id_B=np.array(list(chain.from_iterable(listed)), dtype=np.int64), count_N=count_N)
 
 
-def _numbered(file: TextIO, *, where: str) -> Iterator[_Rows]:
+def _number_rows(file: TextIO, *, where: str) -> Iterator[_Rows]:
     lines = _lines(file, where=where)
     first = next(lines, "")
-    form = _form_of(first, where=where)
+    form = _detect_format(first, where=where)
     if form is TraceFormat.MOONCAKE:
         yield from _in_chunks(_json_rows(chain((first,), lines), where=where), form=form)
         return
@@ -310,7 +314,7 @@ def _lines(file: TextIO, *, where: str) -> Iterator[str]:
         yield line
 
 
-def _form_of(first: str, *, where: str) -> TraceFormat:
+def _detect_format(first: str, *, where: str) -> TraceFormat:
     if first.lstrip().startswith("{"):
         return TraceFormat.MOONCAKE
     header = next(csv.reader([first]), [])
@@ -322,28 +326,28 @@ def _form_of(first: str, *, where: str) -> TraceFormat:
 
 
 def _csv_rows(lines: Iterator[str], *, places: Sequence[int], where: str) -> Iterator[_Row]:
-    time, prompt, answer = places
+    time, prompt, output = places
     needed = max(places) + 1
     reader = csv.reader(lines)
     for row in reader:
         line = reader.line_num + 1
         if len(row) >= needed:
-            yield line, row[time], row[prompt], row[answer], None
+            yield line, row[time], row[prompt], row[output], None
         elif row:
             raise SpecError(f"{where}: line {line}: {len(row)} cells, {needed} are needed")
 
 
 def _json_rows(lines: Iterator[str], *, where: str) -> Iterator[_Row]:
-    time, prompt, answer = _COLUMNS[TraceFormat.MOONCAKE]
+    time, prompt, output = _COLUMNS[TraceFormat.MOONCAKE]
     for number, line in enumerate(lines, start=1):
         if line.isspace():
             continue
         try:
-            found = json.loads(line)
-            blocks = found.get(BLOCK_IDS) if isinstance(found, dict) else None
-            yield number, found[time], found[prompt], found[answer], blocks
+            record = json.loads(line)
+            blocks = record.get(BLOCK_IDS) if isinstance(record, dict) else None
+            yield number, record[time], record[prompt], record[output], blocks
         except RecursionError as error:
             raise SpecError(f"{where}: line {number}: nested too deeply") from error
         except (ValueError, TypeError, KeyError) as error:
-            names = f"{time}, {prompt} and {answer}"
+            names = f"{time}, {prompt} and {output}"
             raise SpecError(f"{where}: line {number}: no object with {names}") from error

@@ -1,4 +1,4 @@
-"""The traffic of a serving goal: who asks, how often, for how much.
+"""The traffic of a serving goal: arrivals and lengths of requests.
 
     {concurrency: 256, input_tokens: 4000, output_tokens: 1000}   closed loop: as one request ends,
                                                                   the next begins
@@ -6,15 +6,15 @@
     {trace: chat.csv}                                             replayed as recorded
     {trace: chat.csv, rate: 20/s}                                 replayed, time stretched to a rate
     {trace: chat.csv, rate: 20/s, arrival: {kind: poisson}}       lengths drawn from it in pairs
-    {trace: chat.csv, concurrency: 256}                           likewise, in a closed loop; where
-                                                                  it names blocks in its order, a
-                                                                  turn after the one before
+    {trace: chat.csv, concurrency: 256}                           the same in a closed loop; with
+                                                                  prompt blocks in its order, each
+                                                                  turn after the previous one
 
-A recorded load is changed by stretching time, never by leaving requests out, which would change its
+A recorded load is scaled by stretching time, never by dropping requests, which would change its
 burstiness.
 
-Not covered: cycles over a day other than as a trace; sessions whose next prompt waits for an
-answer, in open loads.
+Not covered: daily cycles other than as a trace; in open loads, sessions whose next prompt waits for
+the previous output.
 """
 
 from enum import StrEnum
@@ -30,21 +30,21 @@ MOST_CONCURRENT: Final = 1_000_000
 
 
 class ArrivalKind(StrEnum):
-    """How requests of an open load follow each other."""
+    """Arrival process of an open load."""
 
     POISSON = "poisson"
-    """Independent of each other."""
+    """Poisson process."""
     CONSTANT = "constant"
-    """At even gaps."""
+    """Constant gaps."""
     GAMMA = "gamma"
-    """Gaps follow a gamma law of the same mean: shape 1 / cv^2, scale cv^2 / rate (DistServe)."""
+    """Gamma-distributed gaps of the same mean: shape 1 / cv^2, scale cv^2 / rate (DistServe)."""
     ON_OFF = "on_off"
-    """Poisson while on, silent while off, both for exponential times (interrupted Poisson process;
+    """Poisson while on, none while off, both for exponential times (interrupted Poisson process;
     Kuczura, Bell System Technical Journal 52(3), 1973)."""
 
 
 class Arrival(Record):
-    """The shape of an open load; its mean rate is the traffic's."""
+    """Arrival process of an open load; its mean rate is the traffic's."""
 
     kind: ArrivalKind = ArrivalKind.POISSON
     cv: Annotated[Number, Field(le=100.0)] | None = None
@@ -67,25 +67,26 @@ class Arrival(Record):
 
 
 class Traffic(Record):
-    """What the deployment has to serve."""
+    """The traffic to serve."""
 
     concurrency: Annotated[Count, Field(le=MOST_CONCURRENT)] | None = None
-    """Requests under way at any time: a closed loop."""
+    """Concurrent requests: a closed loop."""
     rate: PerSecond | None = None
     """Mean requests per second of an open load."""
     arrival: Arrival | None = None
-    """How requests follow each other; absent: Poisson, or as the trace has it."""
+    """Arrival process; absent: Poisson, or as in the trace."""
     trace: FilePath | None = None
-    """Recorded requests; tuner/spec/serving/traces.py says of which formats."""
+    """Recorded requests; formats in tuner/spec/serving/traces.py."""
     input_tokens: Lengths | None = None
-    """Tokens of a prompt, its cached part included; absent where a trace says it."""
+    """Tokens of a prompt, its cached part included; absent with a trace."""
     output_tokens: Lengths | None = None
-    """Tokens of an answer; absent where a trace says it."""
+    """Output tokens; absent with a trace."""
     prefix_hit: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
-    """Share of the prompt tokens whose keys and values are found in the prefix cache."""
+    """Share of the prompt tokens that hit the prefix cache."""
     prefix_scope: Literal["session", "common"] = "session"
-    """session: a prefix was read by an earlier request of the same session, so that it lies on one
-    of several instances; common: requests have the same prefix, which every instance holds."""
+    """session: the prefix is of an earlier request of the same session, so that one of several
+    instances has it cached; common: requests have the same prefix, which every instance has
+    cached."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -94,14 +95,14 @@ class Traffic(Record):
                 "'concurrency' is a closed loop, 'rate' and 'arrival' an open load; keep one"
             )
         if self.concurrency is None and self.rate is None and self.trace is None:
-            raise ValueError("one of 'concurrency', 'rate' or 'trace' says how much is asked")
+            raise ValueError("one of 'concurrency', 'rate' or 'trace' is needed")
         if self.arrival is not None and self.rate is None:
             raise ValueError("'arrival' needs the mean 'rate' too, such as 20/s")
         for name in ("input_tokens", "output_tokens"):
             given = getattr(self, name) is not None
             if self.trace is None and not given:
                 raise ValueError(
-                    f"missing {name!r}; a number, or a law such as"
+                    f"missing {name!r}; a number, or a distribution such as"
                     " {kind: lognormal, mean: 1000, cv: 1}"
                 )
             if self.trace is not None and given:
@@ -110,7 +111,7 @@ class Traffic(Record):
 
     @property
     def is_closed_loop(self) -> bool:
-        """Whether requests wait for each other."""
+        """Whether the load is a closed loop."""
         return self.concurrency is not None
 
     @property

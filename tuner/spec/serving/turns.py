@@ -1,16 +1,15 @@
-"""Sessions of a trace that names the blocks of prompts: which request is the next turn of which.
+"""Sessions of a trace with prompt blocks: the previous turn of each request.
 
 A request is the next turn of the latest earlier one whose prompt it continues:
 
-    all whole blocks of the earlier prompt are the beginning of its own,
-    the last of them was new when it came, so that it is that prompt's own and no instruction that
-    many begin with, and
-    there is room for the earlier prompt and its answer: I >= I_earlier + O_earlier
+    all whole blocks of the earlier prompt are a prefix of its own,
+    the last of them was new at that time, so that it is not a common system prompt, and
+    the earlier prompt and its output fit: I >= I_earlier + O_earlier
 
-Of several such the one whose prompt is longest. A trace says no more: two that continue one, as
-after an edit, are both turns of it.
+Of several candidates the one with the longest prompt is chosen. Two requests that continue the same
+one, as after an edit, are both its next turns.
 
-Not covered: prompts whose own part is below one block; how long a user thinks between turns.
+Not covered: prompts that add less than one block; think time between turns.
 """
 
 from collections.abc import Sequence
@@ -18,15 +17,15 @@ from collections.abc import Sequence
 from tuner.spec.serving.traces import BLOCK_TOKENS
 
 NONE = -1
-"""In place of a request that is no next turn."""
+"""No previous turn."""
 
 
 class Sessions:
-    """The ends of the prompts so far, by their last whole block; 60 bytes for every block met."""
+    """The prompts so far, by their last whole block; 60 bytes per distinct block."""
 
     def __init__(self) -> None:
         self._ended: dict[int, tuple[int, int]] = {}
-        """By block: the request, and the tokens of its prompt and answer."""
+        """By block: the request, and its input plus output tokens."""
         self._seen: set[int] = set()
         self._count = 0
 
@@ -34,15 +33,15 @@ class Sessions:
         """Return the request that the next one continues, or NONE.
 
         Args:
-            blocks: of its prompt; none where nobody recorded them.
+            blocks: of its prompt; empty if not recorded.
             input_tokens: of its prompt.
-            output_tokens: of its answer.
+            output_tokens: of its output.
         """
         before = NONE
         for block in reversed(blocks):
-            found = self._ended.get(block)
-            if found is not None and found[1] <= input_tokens:
-                before = found[0]
+            entry = self._ended.get(block)
+            if entry is not None and entry[1] <= input_tokens:
+                before = entry[0]
                 break
         whole = input_tokens // BLOCK_TOKENS
         if blocks and whole and blocks[whole - 1] not in self._seen:

@@ -1,1 +1,1 @@
-"""How the steps of each engine are read off a line of its log."""
+"""Log and result parsers of each engine and benchmark client."""

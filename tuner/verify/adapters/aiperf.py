@@ -1,10 +1,9 @@
-"""AIPerf's `profile_export_aiperf.json`, whose form GenAI-Perf's summary has too.
+"""AIPerf's `profile_export_aiperf.json`; GenAI-Perf's summary has the same format.
 
 Each metric is an object with its `unit`, `avg` and percentiles. `inter_token_latency` is a
-request's time after its first token over its further tokens, which others call TPOT. Warm-up
-requests lie apart in `warmup_metrics`. `goodput` is there where targets were given,
-`error_request_count` where a request failed; a run that was cancelled or cut short says so, and is
-refused.
+request's time after its first token divided by its further tokens, i.e. TPOT. Warm-up requests are
+in `warmup_metrics`. `goodput` is present if SLOs were given, `error_request_count` if a request
+failed; a run that was cancelled or cut short says so and is refused.
 
 Source: aiperf/common/models/export_models.py, schema 1.4, AIPerf 0.13.0.
 """
@@ -13,12 +12,12 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from tuner.verify.adapters.bench_result import Fields, document, first_problem
-from tuner.verify.deployments.records import BenchRun, Spread
+from tuner.verify.adapters.benchmark_result import Fields, document, first_problem
+from tuner.verify.deployments.records import BenchmarkRun, Spread
 
 _CLIENT = "aiperf"
 _SECONDS: Final = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
-"""By the names that AIPerf and GenAI-Perf give units of time."""
+"""Names of time units in AIPerf and GenAI-Perf."""
 
 
 class _Metric(Fields):
@@ -45,33 +44,33 @@ class _Result(Fields):
     incomplete_reason: str | None = None
 
 
-def read(content: bytes) -> BenchRun:
+def read(content: bytes) -> BenchmarkRun:
     """Read a summary."""
     try:
-        found = _Result.model_validate(document(content, client=_CLIENT))
+        result = _Result.model_validate(document(content, client=_CLIENT))
     except ValidationError as error:
         raise ValueError(first_problem(error, client=_CLIENT)) from error
-    if found.was_cancelled or found.is_complete is False:
-        raise ValueError(f"{_CLIENT} was cut short: {found.incomplete_reason or 'cancelled'}")
-    completed = round(found.request_count.avg)
+    if result.was_cancelled or result.is_complete is False:
+        raise ValueError(f"{_CLIENT} was cut short: {result.incomplete_reason or 'cancelled'}")
+    completed = round(result.request_count.avg)
     if completed < 1:
-        raise ValueError(f"{_CLIENT} tells no request that completed")
-    failed, duration = found.error_request_count, found.benchmark_duration
-    return BenchRun(
+        raise ValueError(f"{_CLIENT} reports no completed request")
+    failed, duration = result.error_request_count, result.benchmark_duration
+    return BenchmarkRun(
         completed=completed,
         failed=round(failed.avg) if failed else 0,
         duration_s=(
             duration.avg * _unit_s(duration)
             if duration
-            else completed / found.request_throughput.avg
+            else completed / result.request_throughput.avg
         ),
-        ttft_s=_spread(found.time_to_first_token),
-        tpot_s=_spread(found.inter_token_latency),
-        requests_per_s=found.request_throughput.avg,
-        output_tokens_per_s=found.output_token_throughput.avg,
-        goodput_requests_per_s=found.goodput.avg if found.goodput else None,
-        mean_input_tokens=_mean(found.input_sequence_length),
-        mean_output_tokens=_mean(found.output_sequence_length),
+        ttft_s=_spread(result.time_to_first_token),
+        tpot_s=_spread(result.inter_token_latency),
+        requests_per_s=result.request_throughput.avg,
+        output_tokens_per_s=result.output_token_throughput.avg,
+        goodput_requests_per_s=result.goodput.avg if result.goodput else None,
+        mean_input_tokens=_mean(result.input_sequence_length),
+        mean_output_tokens=_mean(result.output_sequence_length),
     )
 
 

@@ -7,12 +7,12 @@
 
     step_s = samples_per_step / CurrSamplesPerSec
 
-The first is the rate of the last step, from each forward to its `step()` alone unless DeepSpeed's
-own loader feeds it, and begins with the third step; the second the mean of the steps since the last
-such line, with further losses before the time where a model has them. Both are printed every
-`steps_per_print` steps, which is never unless it is given, and under `log_level` info alone. The
-third is what DeepSpeed takes for a step's samples and divides by: under AutoTP every tensor rank
-counts as a replica (`DeepSpeedConfig` without `mpu`), so the rate is too high by their number.
+The first is the rate of the last step, from each forward to its `step()` only unless DeepSpeed's
+own loader feeds it, and starts with the third step; the second is the mean of the steps since the
+last such line, with further losses before the time if the model has them. Both are printed every
+`steps_per_print` steps, which is never by default, and at `log_level` info only. The third is the
+number of samples per step that DeepSpeed divides by: under AutoTP every tensor rank counts as a
+replica (`DeepSpeedConfig` without `mpu`), so the rate is too high by their number.
 DeepSpeed's GB are 2**30 bytes. Source: `ThroughputTimer` of deepspeed/utils/timer.py,
 `PipelineEngine.train_batch` of deepspeed/runtime/pipe/engine.py and `DeepSpeedConfig.print` of
 deepspeed/runtime/config.py, deepspeed 0.19.4 to 0.19.8.
@@ -34,17 +34,17 @@ _GB_BYTES: Final = parse_bytes("1GiB")
 
 def read(line: str, job: Job) -> Reading | None:
     """Read a line of the log."""
-    if found := _PIPELINE.search(line):
-        return believable(Reading(step=int(found.group(1)), step_s=number(found.group(2))))
-    if found := _BATCH.search(line):
-        return believable(Reading(samples_per_step=int(found.group(1))))
-    found = _RATE.search(line)
-    if not found or not (rate := number(found.group(2))):
+    if match := _PIPELINE.search(line):
+        return believable(Reading(step=int(match.group(1)), step_s=number(match.group(2))))
+    if match := _BATCH.search(line):
+        return believable(Reading(samples_per_step=int(match.group(1))))
+    match = _RATE.search(line)
+    if not match or not (rate := number(match.group(2))):
         return None
     return believable(
         Reading(
-            step=int(found.group(1)),
+            step=int(match.group(1)),
             step_s=job.samples_per_step / rate,
-            peak_bytes=int(number(found.group(3)) * _GB_BYTES) or None,
+            peak_bytes=int(number(match.group(3)) * _GB_BYTES) or None,
         )
     )

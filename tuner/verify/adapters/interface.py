@@ -1,4 +1,4 @@
-"""What an adapter is given and what it returns."""
+"""Input and output of an adapter."""
 
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -6,12 +6,12 @@ from typing import Final, Protocol
 LEAST_STEP_S: Final = 1e-9
 MOST_STEP_S: Final = 1e7
 MOST_BYTES: Final = 2**63
-"""Beyond these a number is a mistake, and what follows from it has no meaning."""
+"""Numbers beyond these are mistakes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What of a trial turns a throughput into a step time."""
+    """Quantities of a trial that turn a throughput into a step time."""
 
     num_devices: int
     samples_per_step: int
@@ -20,23 +20,23 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What one line tells."""
+    """Content of one log line."""
 
     step: int | None = None
-    """The engine's own number of the step; None where it gives none."""
+    """The engine's step number; None if it prints none."""
     step_s: float | None = None
     peak_bytes: int | None = None
-    """Of the device memory of one rank."""
+    """Device memory of one rank."""
     activation_bytes: tuple[int, ...] = ()
-    """Per pipeline rank, the fullest device."""
+    """Per pipeline rank, peak over its devices."""
     samples_per_step: int | None = None
-    """What the engine itself takes a step to hold; its later rates are of that."""
+    """Samples per step by the engine's own count; its later rates refer to it."""
 
 
 def believable(reading: Reading) -> Reading | None:
-    """Return what a line tells; nothing where one of its numbers cannot be."""
-    told = (reading.peak_bytes, reading.samples_per_step, *reading.activation_bytes)
-    if not all(0 <= size <= MOST_BYTES for size in told if size is not None):
+    """Return the reading; None if one of its numbers is impossible."""
+    sizes = (reading.peak_bytes, reading.samples_per_step, *reading.activation_bytes)
+    if not all(0 <= size <= MOST_BYTES for size in sizes if size is not None):
         return None
     step_s = reading.step_s
     return reading if step_s is None or LEAST_STEP_S <= step_s <= MOST_STEP_S else None
@@ -49,7 +49,7 @@ class Adapter(Protocol):
 
 
 def number(text: str) -> float:
-    """Read a number that may hold thousands separators; 0 where it is none that counts."""
+    """Read a positive number, also with thousands separators; 0 if it is none."""
     try:
         value = float(text.replace(",", ""))
     except ValueError:

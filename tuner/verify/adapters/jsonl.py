@@ -1,11 +1,11 @@
-"""A line of JSON per step, written by the user's own program.
+"""JSON lines, one per step, written by the user's own program.
 
     {"step_s": 0.81}
     {"step": 3, "step_s": 0.80, "activation_bytes": [1200, 900], "peak_bytes": 7340032}
 
 `step_s` is a step's wall time in seconds; `activation_bytes` the largest live sum of what is saved
-for backward, on the fullest device of each pipeline rank; `peak_bytes` the largest use of a
-device's memory. Other fields and other lines are left alone.
+for backward, peak over the devices of each pipeline rank; `peak_bytes` the largest memory use of a
+device. Other fields and lines are ignored.
 """
 
 import json
@@ -26,19 +26,19 @@ class _Line(BaseModel):
 
 def read(line: str, job: Job) -> Reading | None:
     """Read a line of the file."""
-    del job  # A time needs no rate to be one.
+    del job  # Step times need no conversion.
     if not line.lstrip().startswith("{"):
         return None
     try:
-        told = _Line.model_validate(json.loads(line))
+        values = _Line.model_validate(json.loads(line))
     except (ValueError, RecursionError, ValidationError):
         return None
-    activations = told.activation_bytes
+    activations = values.activation_bytes
     return believable(
         Reading(
-            step=told.step,
-            step_s=told.step_s,
-            peak_bytes=told.peak_bytes,
+            step=values.step,
+            step_s=values.step_s,
+            peak_bytes=values.peak_bytes,
             activation_bytes=tuple(activations)
             if isinstance(activations, list)
             else (activations,),

@@ -2,9 +2,9 @@ r"""A regular expression of the user's, with a group `step_s` and, optionally, a
 
     regex:iter (?P<step>\d+) took (?P<step_s>[0-9.]+) s
 
-Expressions that can take exponential time on a short line exist, and Python's `re` cannot be
-interrupted. So lines are cut short, the expression is bounded, and a process of its own matches
-(regex_worker.py), which ends itself when a line takes it too long.
+Some expressions take exponential time on a short line, and Python's `re` cannot be interrupted. So
+lines are truncated, the expression is bounded, and a separate process matches (regex_worker.py),
+which ends itself when a line takes too long.
 """
 
 import json
@@ -24,12 +24,12 @@ from tuner.verify.adapters.regex_worker import LIMIT_S
 MAX_EXPRESSION: Final = 512
 MAX_LINE: Final = 1024
 MAX_DIGITS: Final = 19
-"""Of the number of a step."""
+"""Of a step number."""
 
 _NESTED: Final = re.compile(
     r"\((?:[^()\\]|\\.)*(?:[+*]|\{\d*,\d*\})(?:[^()\\]|\\.)*\)(?:[+*]|\{\d*,)"
 )
-"""The commonest such expression, which is told before anything is launched."""
+"""The most common such expression, refused before any launch."""
 _WORKER: Final = Path(__file__).with_name("regex_worker.py")
 
 
@@ -42,7 +42,7 @@ def adapter(expression: str) -> Adapter:
     if len(expression) > MAX_EXPRESSION:
         raise SpecError(f"--metrics regex: longer than {MAX_EXPRESSION} characters")
     if not expression.isprintable():
-        raise SpecError("--metrics regex: it holds signs that cannot be shown; write them as \\x1b")
+        raise SpecError("--metrics regex: it has unprintable characters; write them as \\x1b")
     if _NESTED.search(expression):
         raise SpecError(
             f"--metrics regex: {expression!r} repeats a group that holds a repetition, which can"
@@ -55,11 +55,11 @@ def adapter(expression: str) -> Adapter:
         )
 
     def read(line: str, job: Job) -> Reading | None:
-        del job  # A time needs no rate to be one.
-        found = matcher.search(line[:MAX_LINE])
-        if not found or not (step_s := number(found["step_s"] or "")):
+        del job  # Step times need no conversion.
+        groups = matcher.search(line[:MAX_LINE])
+        if not groups or not (step_s := number(groups["step_s"] or "")):
             return None
-        step = found.get("step") or ""
+        step = groups.get("step") or ""
         is_number = step.isdecimal() and len(step) < MAX_DIGITS
         return believable(Reading(step=int(step) if is_number else None, step_s=step_s))
 
@@ -79,14 +79,14 @@ class _Matcher:
             stderr=subprocess.DEVNULL,
             text=True,
             encoding="utf-8",
-            # A Ctrl-C is for us to act on.
+            # Ctrl-C is handled by this process.
             start_new_session=True,
         )
         weakref.finalize(self, _end, self._process)
-        answer = self._answer()
-        if "error" in answer:
-            raise SpecError(f"--metrics regex: {expression!r}: {answer['error']}")
-        self.groups = frozenset(answer["groups"])
+        reply = self._read_reply()
+        if "error" in reply:
+            raise SpecError(f"--metrics regex: {expression!r}: {reply['error']}")
+        self.groups = frozenset(reply["groups"])
 
     def search(self, line: str) -> dict[str, str | None] | None:
         """Return the groups of the first match; None where there is none.
@@ -101,10 +101,10 @@ class _Matcher:
                 self._process.stdin.flush()
             except OSError as error:
                 raise self._too_long() from error
-            found: dict[str, str | None] | None = self._answer()
-            return found
+            groups: dict[str, str | None] | None = self._read_reply()
+            return groups
 
-    def _answer(self) -> Any:
+    def _read_reply(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.endswith("\n"):

@@ -1,11 +1,11 @@
-"""Matches one expression against lines from stdin, in a process of its own that can be ended.
+"""Matches one expression against lines from stdin, in a separate process that can be killed.
 
     python -I regex_worker.py EXPRESSION
 
-Answers each line, a JSON string, with a line of JSON: the groups, or null where nothing matches.
-The first answer is about the expression itself: `{"groups": [...]}` or `{"error": "..."}`. Python's
-`re` cannot be interrupted by whoever calls it: what takes more than `LIMIT_S` of processor time
-ends the process. Started by path, so it imports nothing of ours.
+Replies to each line, a JSON string, with a JSON line: the groups, or null without a match. The
+first reply is about the expression: `{"groups": [...]}` or `{"error": "..."}`. Python's `re` cannot
+be interrupted by its caller: a match that takes more than `LIMIT_S` of CPU time ends the process.
+Started by path, so it imports nothing of moetune.
 """
 
 import json
@@ -20,9 +20,9 @@ LIMIT_BYTES = 2**30
 
 
 def main() -> None:
-    """Answer until there is no more to read."""
+    """Reply until stdin ends."""
     _, most_bytes = resource.getrlimit(resource.RLIMIT_AS)
-    # A limit that is stricter already stays; only root could raise it.
+    # A stricter limit stays; only root could raise it.
     if most_bytes == resource.RLIM_INFINITY or most_bytes > LIMIT_BYTES:
         resource.setrlimit(resource.RLIMIT_AS, (LIMIT_BYTES, LIMIT_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -31,22 +31,22 @@ def main() -> None:
     try:
         expression = re.compile(sys.argv[1])
     except (re.error, OverflowError, RecursionError, MemoryError) as error:
-        _answer({"error": str(error) or type(error).__name__})
+        _reply({"error": str(error) or type(error).__name__})
         return
-    _answer({"groups": list(expression.groupindex)})
+    _reply({"groups": list(expression.groupindex)})
     for line in sys.stdin:
         _allow(LIMIT_S)
-        found = expression.search(json.loads(line))
-        _answer(found.groupdict() if found else None)
+        match = expression.search(json.loads(line))
+        _reply(match.groupdict() if match else None)
 
 
 def _allow(seconds: float) -> None:
-    """Let the process go on for so long; the signal of this timer ends it."""
+    """Restart the CPU time limit; its signal ends the process."""
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
 
 
-def _answer(value: object) -> None:
-    print(json.dumps(value), flush=True)  # noqa: T201 - what the process is asked for
+def _reply(value: object) -> None:
+    print(json.dumps(value), flush=True)  # noqa: T201 - the protocol of this process
 
 
 if __name__ == "__main__":

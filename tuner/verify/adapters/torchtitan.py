@@ -4,10 +4,10 @@
 
     step_s = tokens_per_step / (tps * devices)
 
-The throughput is that since the last such line (`log_freq`, 10 unless it is given; the first step
-has a line of its own); 1 gives every step. It is rounded to whole tokens, so a step is known to
-1 / (2 tps). A device without memory counters prints -0.00GiB (-0.00%). Colours are taken off
-before; lines of validation are left out. Source:
+The throughput is the mean since the last such line (`log_freq`, default 10; the first step has its
+own line); 1 gives every step. It is rounded to whole tokens, so the relative error of a step is
+1 / (2 tps). A device without memory counters prints -0.00GiB (-0.00%). Colours are removed before;
+validation lines are skipped. Source:
 `MetricsProcessor.log` of torchtitan/components/metrics.py, torchtitan 0.2.1, 0.2.2 and 0.3.0.
 """
 
@@ -25,13 +25,13 @@ _GIB_BYTES: Final = parse_bytes("1GiB")
 
 def read(line: str, job: Job) -> Reading | None:
     """Read a line of the log."""
-    found = _STEP.search(line)
-    if not found or not (rate := number(found.group(3))):
+    match = _STEP.search(line)
+    if not match or not (rate := number(match.group(3))):
         return None
     return believable(
         Reading(
-            step=int(found.group(1)),
+            step=int(match.group(1)),
             step_s=job.tokens_per_step / (rate * job.num_devices),
-            peak_bytes=int(number(found.group(2)) * _GIB_BYTES) or None,
+            peak_bytes=int(number(match.group(2)) * _GIB_BYTES) or None,
         )
     )

@@ -1,1 +1,1 @@
-"""Spend a budget of time and devices on trials, some of them smaller than the job."""
+"""Spends a budget of time and devices on trials, some of them scaled down."""

@@ -1,23 +1,23 @@
-"""Which trials to spend what is left on: the set that is worth most and fits, exactly.
+"""Chooses the most valuable set of trials that fits the rest of the budget, exactly.
 
-A trial is worth what it saves: with beliefs mean m_j and covariance C over the steps of the
-candidates, a trial x moves the means along one line, m + b z with z standard normal and
+The value of a trial is the expected saving: with beliefs mean m_j and covariance C over the steps
+of the candidates, a trial x moves the means along one line, m + b z with z standard normal and
 b_j = C_jx / sqrt(C_xx + noise^2), so that it saves
 
     w(x) = min_j m_j - E_z min_j (m_j + b_j z)        seconds of a step
 
 by changing the choice (Frazier, Powell, Dayanik, "The knowledge-gradient policy for correlated
 normal beliefs", INFORMS J. Computing 21(4), 2009). The expectation is taken at 255 quantiles of z.
-A plan's promise is checked too: w grows by a hundredth of what x takes off the standard deviation
-of the best candidate's step, which alone decides where there is nothing to choose.
+To check the plan's prediction too, w includes a hundredth of the reduction of the standard
+deviation of the best candidate's step; that decides if there is only one candidate.
 
-Each candidate gets one scale or none, so that the best set is a multiple-choice knapsack (Kellerer,
+Each candidate gets one scale or none, so the best set is a multiple-choice knapsack (Kellerer,
 Pferschy, Pisinger, Knapsack Problems, 2004, ch. 11): an exact dynamic program over the budget in
 steps of its 1/500, costs rounded up so that the set never exceeds it, and over the number of
-trials. Values of a set are added up, which overlooks what its trials say about each other; only
-its most valuable trial is begun, and the rest is decided again when that has ended.
+trials. Values of a set are added, which ignores correlations between its trials; only its most
+valuable trial is started, and the rest is decided again once that has ended.
 
-Letters: J candidates, X trials that could be begun.
+Letters: J candidates, X possible trials.
 """
 
 import math
@@ -40,10 +40,10 @@ STEPS: Final = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A trial that could be begun."""
+    """A possible trial."""
 
     group: int
-    """Its candidate; a set holds one of each at most."""
+    """Its candidate; a set has at most one item of each."""
     cost_s: float
     value: float
 
@@ -51,30 +51,30 @@ class Item:
 def values_X(
     belief: Belief, *, candidates: Sequence[int], trials: Sequence[int], noise_s: Sequence[float]
 ) -> Floats:
-    """Return what each trial is worth, in seconds of a step.
+    """Return the value of each trial, in seconds of a step.
 
     Args:
-        belief: about whole jobs and trials together.
-        candidates: places of the whole jobs in it.
-        trials: places of the trials.
+        belief: about full-scale jobs and trials together.
+        candidates: indices of the full-scale jobs in it.
+        trials: indices of the trials.
         noise_s: standard error of each trial's step.
     """
     mean_J = belief.mean_s_T[list(candidates)]
     covariance = belief.covariance_TT
     best = int(np.argmin(mean_J))
     before_s = math.sqrt(max(0.0, float(covariance[candidates[best], candidates[best]])))
-    found = np.zeros(len(trials))
+    value_X = np.zeros(len(trials))
     for place, (trial, noise) in enumerate(zip(trials, noise_s, strict=True)):
         spread = math.sqrt(float(covariance[trial, trial]) + noise**2)
         line_J = covariance[list(candidates), trial] / spread if spread > 0.0 else 0.0 * mean_J
         after_s = np.min(mean_J[:, None] + np.outer(line_J, QUANTILES), axis=0).mean()
         left_s = math.sqrt(max(0.0, before_s**2 - float(line_J[best]) ** 2))
-        found[place] = max(0.0, mean_J[best] - after_s) + PROMISE * (before_s - left_s)
-    return found
+        value_X[place] = max(0.0, mean_J[best] - after_s) + PROMISE * (before_s - left_s)
+    return value_X
 
 
 def best_set(items: Sequence[Item], *, budget_s: float, most: int) -> tuple[int, ...]:
-    """Return the places of the most valuable items that cost no more than the budget together.
+    """Return the indices of the most valuable items whose total cost fits the budget.
 
     Args:
         items: of all groups.
@@ -89,7 +89,7 @@ def best_set(items: Sequence[Item], *, budget_s: float, most: int) -> tuple[int,
     if most < 1:
         return ()
     every_s = sum(max(items[place].cost_s for place in places) for places in groups.values())
-    # Where the budget holds every item of every group, rounding up must not keep one out.
+    # If the budget covers every item of every group, rounding up must not exclude one.
     enough_s = every_s * STEPS / max(1, STEPS - len(groups))
     grain_s = min(budget_s, enough_s) / STEPS
     # value[n, c]: best of n items at most with c grains; came[g][n, c]: which item of group g.
@@ -122,16 +122,16 @@ def _traced(
     came: Sequence[npt.NDArray[np.int64]],
     grain_s: float,
 ) -> tuple[int, ...]:
-    found = []
+    chosen_items = []
     number, left = came[-1].shape[0] - 1, STEPS
     for places, chosen in zip(reversed(groups), reversed(came), strict=True):
         place = int(chosen[number, left])
         if place >= 0:
-            found.append(places[place])
+            chosen_items.append(places[place])
             number, left = number - 1, left - _grains(items[places[place]], grain_s)
-    return tuple(sorted(found))
+    return tuple(sorted(chosen_items))
 
 
 def _grains(item: Item, grain_s: float) -> int:
-    """Cost in grains, rounded up; a grain's rounding error is not held against an item."""
+    """Cost in grains, rounded up, except for rounding errors."""
     return math.ceil(item.cost_s / grain_s - 1e-9) if grain_s > 0.0 else 0

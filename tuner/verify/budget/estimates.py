@@ -1,8 +1,7 @@
-"""What all trials say of the whole jobs that were tried, whole or smaller.
+"""Estimates of the full-scale jobs from all trials, full-scale or scaled down.
 
-The plan's own choice is among them even where no trial of it ran: what others measured tells how
-far the model is off, and a budget that held none but slower candidates must not make one of those
-the winner.
+The plan's own choice is included even if no trial of it ran: other trials correct the model for it,
+and a budget with room for slower candidates only must not make one of those the winner.
 """
 
 from collections.abc import Sequence
@@ -10,43 +9,43 @@ from dataclasses import dataclass
 
 from tuner.plan import TrainDecision
 from tuner.units import format_ratio
-from tuner.verify.budget.extrapolation import Belief, Seen, believed
+from tuner.verify.budget.extrapolation import Belief, MeasuredTrial, infer_belief
 from tuner.verify.budget.jobs import STATE, Job, Sync
-from tuner.verify.budget.possible import Possible
+from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.evidence import measured_s, median_error_s, pooled
 from tuner.verify.records import Extrapolated, TrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Estimates:
-    """Step times of the candidates that had a trial which ran, and of the plan's own choice."""
+    """Step times of the candidates with a successful trial, and of the plan's own choice."""
 
     jobs: tuple[Job, ...]
-    """Whole ones, in the order of their first trials."""
+    """Full-scale jobs, in the order of their first trials."""
     belief: Belief
-    seen: tuple[Seen, ...]
+    seen: tuple[MeasuredTrial, ...]
 
     @property
     def best(self) -> TrainDecision | None:
-        """The fastest; None where nothing ran."""
+        """The fastest; None if nothing ran."""
         if not self.jobs:
             return None
         return self.jobs[int(self.belief.mean_s_T.argmin())].candidate
 
     def step_s(self, candidate: TrainDecision) -> float | None:
-        """Seconds of a step; None where nothing is known of the candidate."""
+        """Step time in seconds; None for an unknown candidate."""
         place = self._place(candidate)
         return None if place is None else float(self.belief.mean_s_T[place])
 
     def is_tie(self, one: TrainDecision, other: TrainDecision) -> bool:
-        """Whether the order of two candidates may be another than it seems."""
+        """Whether the order of two candidates is uncertain."""
         first, second = self._place(one), self._place(other)
         if first is None or second is None or first == second:
             return False
-        return not self.belief.is_apart(first, second)
+        return not self.belief.is_order_certain(first, second)
 
     def extrapolated(self, candidate: TrainDecision) -> Extrapolated | None:
-        """Say what follows for the whole job of a candidate; None where it was launched itself."""
+        """Extrapolate the full-scale job of a candidate; None if it was launched itself."""
         place = self._place(candidate)
         if place is None or self._ran_whole(candidate):
             return None
@@ -62,23 +61,23 @@ class Estimates:
         return any(one.job.candidate == candidate and one.job.scale is None for one in self.seen)
 
     def _unseen(self, job: Job) -> tuple[str, ...]:
-        """Say what of a whole job no trial has run, so that only the model speaks for it."""
-        found = []
+        """Name the parts of a full-scale job that no trial ran, where only the model applies."""
+        unseen = []
         share = job.parts_s_K[STATE] / job.predicted_s
         own = [one.job for one in self.seen if one.job.candidate == job.candidate]
         if not own:
-            return ("any job of this decision, whole or smaller",)
+            return ("any job of this decision, at any scale",)
         if job.sync not in {one.job.sync for one in self.seen} and share > 0.0:
             launched = max(own, key=lambda one: one.num_devices)
-            found.append(
-                f"gradient sums over {_sync_text(job.sync)}, {format_ratio(float(share))} of the"
-                f" step (launched: over {_sync_text(launched.sync)})"
+            unseen.append(
+                f"gradient reduction over {_sync_text(job.sync)}, {format_ratio(float(share))} of"
+                f" the step (launched: over {_sync_text(launched.sync)})"
             )
         ranks = max(one.decision.pipeline_model_parallel_size for one in own)
         whole = job.decision.pipeline_model_parallel_size
         if ranks < whole:
-            found.append(f"a pipeline of {whole} ranks ({ranks} were launched)")
-        return tuple(found)
+            unseen.append(f"a pipeline of {whole} ranks ({ranks} were launched)")
+        return tuple(unseen)
 
     def _place(self, candidate: TrainDecision) -> int | None:
         places = (place for place, one in enumerate(self.jobs) if one.candidate == candidate)
@@ -87,40 +86,42 @@ class Estimates:
 
 def _sync_text(sync: Sync) -> str:
     dense, experts, is_far = sync
-    apart = "" if dense == experts else f", of experts over {experts}"
-    return f"{dense} ranks{apart}{' on several nodes' if is_far else ''}"
+    expert_text = "" if dense == experts else f", of experts over {experts}"
+    return f"{dense} ranks{expert_text}{' on several nodes' if is_far else ''}"
 
 
-def estimates(possible: Possible, records: Sequence[TrialRecord]) -> Estimates:
-    """Return what trials say of the whole jobs of their candidates."""
-    seen = evidence_of(possible, records)
+def estimates(possible: TrialOptions, records: Sequence[TrialRecord]) -> Estimates:
+    """Estimate the full-scale jobs of the candidates from trials."""
+    seen = trial_evidence(possible, records)
     tried = dict.fromkeys(one.job.candidate for one in seen)
-    first = possible.around.plan.decision
+    first = possible.space.plan.decision
     if tried and first is not None:
         tried.setdefault(first)
     jobs = tuple(possible.whole(candidate).job for candidate in tried)
     return Estimates(
-        jobs=jobs, belief=believed(seen, jobs, band_ratio=possible.band_ratio), seen=seen
+        jobs=jobs, belief=infer_belief(seen, jobs, band_ratio=possible.band_ratio), seen=seen
     )
 
 
-def evidence_of(possible: Possible, records: Sequence[TrialRecord]) -> tuple[Seen, ...]:
-    """Return the trials that ran as evidence about jobs, repeats joined."""
-    found = []
+def trial_evidence(
+    possible: TrialOptions, records: Sequence[TrialRecord]
+) -> tuple[MeasuredTrial, ...]:
+    """Return the successful trials as evidence about jobs, repeats merged."""
+    evidence = []
     for record in pooled_by_scale(records):
         option = possible.option(record.decision, record.scale)
         if record.status == "ok" and option is not None:
-            found.append(
-                Seen(
+            evidence.append(
+                MeasuredTrial(
                     job=option.job,
                     measured_s=measured_s(record),
                     noise_s=median_error_s(record.measured_steps_s),
                 )
             )
-    return tuple(found)
+    return tuple(evidence)
 
 
 def pooled_by_scale(records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Join the repeats of each whole job; smaller ones are never launched again."""
+    """Merge the repeats of each full-scale job; scaled-down ones are never repeated."""
     whole = pooled([one for one in records if one.scale is None])
     return (*whole, *(one for one in records if one.scale is not None))

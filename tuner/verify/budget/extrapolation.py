@@ -1,30 +1,30 @@
-"""What trials say of jobs that were not launched: their step times, how sure, and how they covary.
+"""Extrapolates trials to jobs that were not launched: step times and their covariance.
 
-Every job's true step is the predicted one, part by part, under factors that nobody knows:
+Every job's true step is the predicted one, part by part, under unknown factors:
 
     t = sum_k  part_k (1 + c + f_k + [k = state] g_sync) + predicted (d_candidate + j_job + w(x))
 
     c        common to all                              standard deviation 1: nearly free
-    f_k      of one part, for all jobs alike            0.3: factors differ by about 30 %
-    g_sync   of gradient sums over one set of replicas  the model's band: sums over more replicas
-             are another collective than those that were measured
+    f_k      of one part, common to all jobs            0.3: factors differ by about 30 %
+    g_sync   of gradient reduction over one replica set the model's band: reductions over more
+             replicas are other collectives than those that were measured
     d        of one candidate at every scale            0.05 s
     j        of one job                                 0.05 s
-    w(x)     of size, x = log2 of the whole job's step over the job's: 0.05 s sqrt(x), a random walk
-             away from the whole job and the machine's own, alike for all candidates: caches, memory
-             and switches work otherwise in smaller jobs, the more so the smaller they are
+    w(x)     of size, x = log2 of the full-scale step over the job's: 0.05 s sqrt(x), a random walk
+             away from full scale, common to all candidates: caches, memory and switches behave
+             differently in smaller jobs, the more so the smaller they are
 
-0.3 and 0.05 are the priors of tuner/verify/recalibration.py; predictions are first brought to the
-median ratio of the trials. s scales what no factor explains: it is averaged over 1/4, 1/2, 1, 2, 4,
-each weighed by how likely it makes what was measured and by a log-normal prior around 1 (standard
-deviation: a factor of two). All else is normal, so that beliefs about whole jobs, their covariances
-too, follow in closed form (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006,
-eq. 2.25, 5.8), and two layer counts tell layers from ends because their shares differ.
+0.3 and 0.05 are the priors of tuner/verify/recalibration.py; predictions are first scaled by the
+median ratio of the trials. s scales the unexplained terms: it is averaged over 1/4, 1/2, 1, 2, 4,
+each weighted by its likelihood and a log-normal prior around 1 (standard deviation: a factor of
+two). All else is normal, so beliefs about full-scale jobs and their covariances follow in closed
+form (Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, eq. 2.25, 5.8), and two
+layer counts separate layers from embedding and LM head because their shares differ.
 
-A trial of the whole job leaves nothing but the noise of its steps. Errors that are told are those
-that nine of ten truths stay within, under these priors.
+A trial of the full-scale job leaves only the noise of its steps. Reported errors are 90 % bands
+under these priors.
 
-Letters: A jobs known, T jobs asked for, K parts.
+Letters: A known jobs, T target jobs, K parts.
 """
 
 import math
@@ -50,12 +50,12 @@ NINE_OF_TEN: Final = 1.645
 """Standard deviations of the normal distribution."""
 
 LEAST_NOISE: Final = 0.002
-"""Share of a step that no clock and no warm-up is trusted beyond."""
+"""Least relative noise of a step, for clocks and warm-up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Seen:
-    """A trial that ran."""
+class MeasuredTrial:
+    """A successful trial."""
 
     job: Job
     measured_s: float
@@ -65,34 +65,36 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Belief:
-    """Step seconds of jobs, jointly normal."""
+    """Step times of jobs in seconds, jointly normal."""
 
     mean_s_T: Floats
     covariance_TT: Floats
 
     @classmethod
     def of_nothing(cls) -> "Belief":
-        """About no job."""
+        """The belief about no job."""
         return cls(mean_s_T=np.zeros(0), covariance_TT=np.zeros((0, 0)))
 
     def error_s(self, place: int) -> float:
-        """Seconds that nine of ten truths of a job stay within."""
+        """Half-width of a job's 90 % band, in seconds."""
         return NINE_OF_TEN * math.sqrt(max(0.0, float(self.covariance_TT[place, place])))
 
-    def is_apart(self, one: int, other: int) -> bool:
-        """Whether nine of ten truths keep the order of two jobs."""
+    def is_order_certain(self, one: int, other: int) -> bool:
+        """Whether the order of two jobs is certain at the 90 % level."""
         both = self.covariance_TT[np.ix_([one, other], [one, other])]
         deviation = math.sqrt(max(0.0, float(both[0, 0] + both[1, 1] - 2.0 * both[0, 1])))
         return bool(abs(self.mean_s_T[one] - self.mean_s_T[other]) > NINE_OF_TEN * deviation)
 
 
-def believed(seen: Sequence[Seen], jobs: Sequence[Job], *, band_ratio: float) -> Belief:
-    """Return what trials say of jobs.
+def infer_belief(
+    seen: Sequence[MeasuredTrial], jobs: Sequence[Job], *, band_ratio: float
+) -> Belief:
+    """Infer the belief about jobs from trials.
 
     Args:
-        seen: trials that ran.
-        jobs: asked for; those that ran may be among them.
-        band_ratio: of the model, within which nine of ten of its predictions fall.
+        seen: successful trials.
+        jobs: the target jobs; launched ones may be among them.
+        band_ratio: half-width of the model's 90 % band.
     """
     if not jobs:
         return Belief.of_nothing()
@@ -108,10 +110,10 @@ def believed(seen: Sequence[Seen], jobs: Sequence[Job], *, band_ratio: float) ->
     beliefs, weights = [], []
     for spread in SPREADS:
         known_AA = _covariance(known, known, common, spread, band_ratio) + np.diag(noise**2)
-        asked_TA = _covariance(jobs, known, common, spread, band_ratio)
-        asked_TT = _covariance(jobs, jobs, common, spread, band_ratio)
-        solved = np.linalg.solve(known_AA, np.column_stack((measured - prior_A, asked_TA.T)))
-        beliefs.append((prior_T + asked_TA @ solved[:, 0], asked_TT - asked_TA @ solved[:, 1:]))
+        target_TA = _covariance(jobs, known, common, spread, band_ratio)
+        target_TT = _covariance(jobs, jobs, common, spread, band_ratio)
+        solved = np.linalg.solve(known_AA, np.column_stack((measured - prior_A, target_TA.T)))
+        beliefs.append((prior_T + target_TA @ solved[:, 0], target_TT - target_TA @ solved[:, 1:]))
         _, log_size = np.linalg.slogdet(known_AA)
         misfit = (measured - prior_A) @ solved[:, 0]
         weights.append(-0.5 * (misfit + log_size + (math.log(spread) / SPREAD_PRIOR) ** 2))
@@ -121,7 +123,7 @@ def believed(seen: Sequence[Seen], jobs: Sequence[Job], *, band_ratio: float) ->
 def _covariance(
     ones: Sequence[Job], others: Sequence[Job], common: float, spread: float, band_ratio: float
 ) -> Floats:
-    """Return the covariance of true steps before any trial."""
+    """Return the prior covariance of true steps."""
     both = (ones, others)
     one_AK = np.stack([job.parts_s_K for job in ones])
     other_BK = np.stack([job.parts_s_K for job in others])
@@ -133,24 +135,24 @@ def _covariance(
     same_job = same_candidate * _same([job.scale for job in ones], [job.scale for job in others])
     own = CANDIDATE**2 * same_candidate + JOB**2 * same_job
     own += SIZE**2 * np.minimum.outer(*(np.array([job.halvings for job in k]) for k in both))
-    found: Floats = common**2 * (
+    covariance_AB: Floats = common**2 * (
         (COMMON**2 + spread**2 * own) * total_AB
         + PART**2 * one_AK @ other_BK.T
         + sync**2 * same_sync * state_AB
     )
-    return found
+    return covariance_AB
 
 
 def _same(ones: Sequence[object], others: Sequence[object]) -> Floats:
     codes: dict[object, int] = {}
     first = np.array([codes.setdefault(one, len(codes)) for one in ones])
     second = np.array([codes.setdefault(one, len(codes)) for one in others])
-    alike: Floats = (first[:, None] == second[None, :]).astype(np.float64)
-    return alike
+    equal: Floats = (first[:, None] == second[None, :]).astype(np.float64)
+    return equal
 
 
 def _mixed(beliefs: Sequence[tuple[Floats, Floats]], weights: Floats) -> Belief:
-    """Join beliefs into one with their mean and covariance."""
+    """Mix beliefs into one with the mixture's mean and covariance."""
     shares = weights / weights.sum()
     mean = sum((share * one for share, (one, _) in zip(shares, beliefs, strict=True)), start=0.0)
     covariance = sum(

@@ -1,15 +1,15 @@
-"""A predicted step by what its seconds have in common with those of other jobs.
+"""A predicted step, split into parts that jobs of different scale share.
 
-    layers      computation inside layers, recomputation and the host's launches too
-    exchange    collectives inside layers and between stages: tensor, context, expert, pipeline
-    ends        embedding, head, loss: as long with few layers as with many
-    state       gradient sums and parameter gathers over replicas, and what comes once with them
-    update      the optimizer, where the model tells it apart
+    layers      computation inside layers, including recomputation and kernel launches
+    collectives inside layers and between stages: tensor, context, expert, pipeline
+    head        embedding, LM head, loss: the same with few layers as with many
+    state       gradient reduction and parameter all-gather over replicas, once per step
+    update      the optimizer, if the model lists it separately
 
-A bubble is waiting for others' layers, and is counted as what they spend. Causes are those of
+A pipeline bubble waits for other stages, and is split like their time. Causes are those of
 `TrainPrediction.breakdown_s`, of the reference step's model (tuner/costs/operations.py) and of the
-analytic one (tuner/planner/analytic/plan_fields.py), whose `once` holds sums, gathers and
-optimizer.
+analytic one (tuner/planner/analytic/plan_fields.py), whose `once` includes gradient reduction,
+parameter all-gather and optimizer.
 
 Letters: K parts, in the order above.
 """
@@ -28,49 +28,49 @@ from tuner.verify.budget.scale import Scale, scaled_plan
 
 Floats = npt.NDArray[np.float64]
 
-PARTS: Final = ("layers", "exchange", "ends", "state", "update")
-LAYERS, EXCHANGE, ENDS, STATE, UPDATE = range(len(PARTS))
+PARTS: Final = ("layers", "collectives", "head", "state", "update")
+LAYERS, COLLECTIVES, EMBEDDING_HEAD, STATE, UPDATE = range(len(PARTS))
 
 PART_OF_CAUSE: Final[Mapping[str, int]] = {
-    "tensor_communication": EXCHANGE,
-    "expert_communication": EXCHANGE,
-    "pipeline_communication": EXCHANGE,
-    "tensor": EXCHANGE,
-    "context": EXCHANGE,
-    "expert": EXCHANGE,
-    "embedding": ENDS,
-    "head": ENDS,
-    "ends": ENDS,
+    "tensor_communication": COLLECTIVES,
+    "expert_communication": COLLECTIVES,
+    "pipeline_communication": COLLECTIVES,
+    "tensor": COLLECTIVES,
+    "context": COLLECTIVES,
+    "expert": COLLECTIVES,
+    "embedding": EMBEDDING_HEAD,
+    "head": EMBEDDING_HEAD,
+    "ends": EMBEDDING_HEAD,
     "data_communication": STATE,
     "once": STATE,
     "optimizer": UPDATE,
 }
-"""Causes that are not named are computation inside layers."""
+"""All other causes are computation inside layers."""
 
 BUBBLE: Final = "bubble"
 
 Sync = tuple[int, int, bool]
-"""Replicas of dense layers, replicas of experts, and whether a stage lies on several nodes."""
+"""Replicas of dense layers, replicas of experts, and whether a stage spans several nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Job:
-    """A whole job or a smaller one, with what is predicted of its step."""
+    """A full-scale or scaled-down job with its predicted step."""
 
     candidate: TrainDecision
-    """The whole job's."""
+    """The full-scale decision."""
     scale: Scale | None
-    """None: it is the whole job."""
+    """None: full scale."""
     parts_s_K: Floats
-    """Predicted seconds; they add up to the step."""
+    """Predicted seconds of each part; they add up to the step."""
     sync: Sync
-    """Whose gradient sums it shares."""
+    """Jobs with equal values share the factor of gradient reduction."""
     whole_s: float
-    """Predicted seconds of a step of the whole job."""
+    """Predicted step of the full-scale job, in seconds."""
 
     @property
     def halvings(self) -> float:
-        """How many times shorter than the whole job's a step is predicted, as a power of two."""
+        """log2 of the full-scale predicted step over this one, at least 0."""
         return max(0.0, math.log2(self.whole_s / self.predicted_s))
 
     @property
@@ -80,16 +80,16 @@ class Job:
 
     @property
     def num_devices(self) -> int:
-        """Devices that it asks for."""
+        """Devices that it needs."""
         return (self.scale or self).decision.num_devices
 
     @property
     def decision(self) -> TrainDecision:
-        """What is launched."""
+        """The launched decision."""
         return self.candidate if self.scale is None else self.scale.decision
 
 
-def job_of(
+def build_job(
     plan: Plan,
     candidate: TrainDecision,
     scale: Scale | None,
@@ -97,7 +97,7 @@ def job_of(
     *,
     whole_s: float,
 ) -> Job:
-    """Return the job of a candidate at a scale; `whole_s` is the whole job's predicted step."""
+    """Return the job of a candidate at a scale; `whole_s` is the full-scale predicted step."""
     launched = candidate if scale is None else scale.decision
     shape = launch_shape(plan if scale is None else scaled_plan(plan, scale), launched)
     stage = launched.num_devices // launched.pipeline_model_parallel_size
@@ -115,15 +115,15 @@ def job_of(
 
 
 def parts_s_K(predicted: TrainPrediction) -> Floats:
-    """Split a predicted step."""
-    found = np.zeros(len(PARTS))
+    """Split a predicted step into its parts."""
+    parts_K = np.zeros(len(PARTS))
     for cause, seconds in predicted.breakdown_s.items():
         if cause != BUBBLE:
-            found[PART_OF_CAUSE.get(cause, LAYERS)] += seconds
-    waited = (LAYERS, EXCHANGE)
-    inside = found[list(waited)].sum()
+            parts_K[PART_OF_CAUSE.get(cause, LAYERS)] += seconds
+    waited = (LAYERS, COLLECTIVES)
+    inside = parts_K[list(waited)].sum()
     bubble = predicted.breakdown_s.get(BUBBLE, 0.0)
     for part in waited:
-        found[part] += bubble * (found[part] / inside if inside else part == LAYERS)
-    scaled: Floats = found * (predicted.step_time_s / max(found.sum(), 1e-12))
+        parts_K[part] += bubble * (parts_K[part] / inside if inside else part == LAYERS)
+    scaled: Floats = parts_K * (predicted.step_time_s / max(parts_K.sum(), 1e-12))
     return scaled

@@ -1,4 +1,4 @@
-"""Prices one decision on a measured profile, as the plans of the reference step are priced."""
+"""Prices a decision on a measured profile, like plans of the reference step."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,7 +11,7 @@ from tuner.planner.predict import predict
 
 
 def measured_prices(machine: Machine) -> Callable[[Plan, TrainDecision], TrainPrediction]:
-    """Return what prices decisions of a plan, and of plans made smaller."""
+    """Return the pricer of decisions of a plan and of scaled-down plans."""
 
     def priced(plan: Plan, decision: TrainDecision) -> TrainPrediction:
         own = replace(machine, num_devices=decision.num_devices)
@@ -24,7 +24,7 @@ def measured_prices(machine: Machine) -> Callable[[Plan, TrainDecision], TrainPr
 
 
 def work_of(made: Plan) -> Workload:
-    """Read off a plan what it trains."""
+    """Return the workload of a plan."""
     return Workload(
         model=made.model,
         sequence_length=made.goal.sequence_length,

@@ -1,4 +1,4 @@
-"""Why candidates have no trial on few devices: alike reasons are said once, with a count."""
+"""Why candidates have no trial on few devices: identical reasons once, with a count."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,43 +11,45 @@ class Obstacle:
     """Why nothing can be launched for one candidate."""
 
     rule: str
-    """In words, alike for all candidates that it keeps out."""
+    """The same text for all candidates that it excludes."""
     detail: str = ""
-    """What is this candidate's own about it."""
+    """Details of this candidate."""
     least: TrainDecision | None = None
-    """The candidate's smallest job, where that asks for more devices than are allowed."""
+    """The candidate's smallest job, if that needs more devices than are allowed."""
 
     def __str__(self) -> str:
         return f"{self.rule}: {self.detail}" if self.detail else self.rule
 
 
 def too_large(least: TrainDecision, *, max_devices: int) -> Obstacle:
-    """Return the obstacle of a candidate whose smallest job asks for too many devices."""
+    """Return the obstacle of a candidate whose smallest job needs too many devices."""
     return Obstacle(rule=f"more than the {max_devices} allowed", least=least)
 
 
-def in_words(obstacles: Sequence[Obstacle]) -> tuple[str, ...]:
-    """Say every reason once; of several candidates the range of what they need."""
+def describe_obstacles(obstacles: Sequence[Obstacle]) -> tuple[str, ...]:
+    """List every reason once; for several candidates the range of devices they need."""
     rules: dict[str, list[Obstacle]] = {}
     for one in obstacles:
         rules.setdefault(one.rule, []).append(one)
-    return tuple(_in_words(rule, alike) for rule, alike in rules.items())
+    return tuple(_describe(rule, same_rule) for rule, same_rule in rules.items())
 
 
-def with_the_own_choice(own: Obstacle, others: Sequence[Obstacle]) -> str:
-    """Say what keeps the plan's own choice from a trial, and what the other candidates."""
-    alike = [one for one in others if one.rule == own.rule]
-    unlike = [one for one in others if one.rule != own.rule]
-    if own.least is None and not unlike:
-        return in_words([own, *others])[0]
-    parts = [f"the plan's own choice: {in_words([own])[0]}"]
-    leasts = [one.least.num_devices for one in alike if one.least is not None]
+def describe_with_choice(own: Obstacle, others: Sequence[Obstacle]) -> str:
+    """Say why the plan's own choice has no trial, and why the other candidates have none."""
+    same_rule = [one for one in others if one.rule == own.rule]
+    other_rules = [one for one in others if one.rule != own.rule]
+    if own.least is None and not other_rules:
+        return describe_obstacles([own, *others])[0]
+    parts = [f"the plan's own choice: {describe_obstacles([own])[0]}"]
+    leasts = [one.least.num_devices for one in same_rule if one.least is not None]
     if leasts:
-        parts.append(f"{_candidates(len(alike))}: {_range(min(leasts), max(leasts))}")
-    elif alike:
-        parts.append(f"{_candidates(len(alike))}: likewise")
-    if unlike:
-        parts.append(f"{_candidates(len(unlike))}: {', '.join(in_words(unlike))}")
+        parts.append(f"{_candidates(len(same_rule))}: {_range(min(leasts), max(leasts))}")
+    elif same_rule:
+        parts.append(f"{_candidates(len(same_rule))}: likewise")
+    if other_rules:
+        parts.append(
+            f"{_candidates(len(other_rules))}: {', '.join(describe_obstacles(other_rules))}"
+        )
     return "; ".join(parts)
 
 
@@ -55,12 +57,12 @@ def _candidates(count: int) -> str:
     return f"{count} other candidate{'s' if count > 1 else ''}"
 
 
-def _in_words(rule: str, alike: Sequence[Obstacle]) -> str:
-    leasts = [one.least for one in alike if one.least is not None]
+def _describe(rule: str, same_rule: Sequence[Obstacle]) -> str:
+    leasts = [one.least for one in same_rule if one.least is not None]
     if leasts:
-        whose = "its smallest job needs" if len(alike) == 1 else "their smallest jobs need"
+        whose = "its smallest job needs" if len(same_rule) == 1 else "their smallest jobs need"
         return f"{whose} {_devices(leasts)}, {rule}"
-    details = list(dict.fromkeys(one.detail for one in alike if one.detail))
+    details = list(dict.fromkeys(one.detail for one in same_rule if one.detail))
     if not details:
         return rule
     more = f" (and {len(details) - 1} more like it)" if len(details) > 1 else ""
@@ -68,7 +70,7 @@ def _in_words(rule: str, alike: Sequence[Obstacle]) -> str:
 
 
 def _devices(jobs: Sequence[TrainDecision]) -> str:
-    """Say how many devices jobs ask for, and which groups make the smallest one that large."""
+    """Say how many devices jobs need, and the parallel degrees of the smallest one."""
     least = min(jobs, key=lambda one: one.num_devices)
     most = max(one.num_devices for one in jobs)
     groups = (

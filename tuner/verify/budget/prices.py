@@ -1,9 +1,9 @@
-"""The model that a plan rests on, asked again: for its decisions and for smaller jobs.
+"""Prices decisions and scaled-down jobs with the model that a plan was made with.
 
 A plan of the reference step was priced on its profile. One of a production engine was priced on the
-analytic model; what that rested on is in the plan's folder but for `--uncalibrated`, so the plan's
-own choice is priced first, with residuals and without. Where neither says what the plan says,
-another release wrote it, and smaller jobs have no price.
+analytic model; its inputs are in the plan's folder, except `--uncalibrated`, so the plan's own
+choice is priced first, with residuals and without. If neither matches the plan, another release
+wrote it, and scaled-down jobs have no price.
 """
 
 from collections.abc import Callable
@@ -16,32 +16,32 @@ from tuner.spec.routing import read_routing
 from tuner.spec.spec import Spec
 from tuner.units import format_s
 from tuner.verify.budget.measured import measured_prices
-from tuner.verify.budget.possible import Price
-from tuner.verify.neighbourhood import Around, Neighbourhood
+from tuner.verify.budget.trial_options import Price
+from tuner.verify.neighbourhood import DecisionSpace, Neighbourhood
 
 SAME_RATIO = 1e-3
-"""Within which two predictions of one decision are of one model."""
+"""Tolerance within which two predictions of a decision come from the same model."""
 
 
-def prices_of(around: Around, *, used: Path) -> Price | None:
-    """Return what prices jobs as the plan was priced; None where nothing can.
+def build_pricer(space: DecisionSpace, *, used: Path) -> Price | None:
+    """Return a pricer that matches the plan's model; None if there is none.
 
     Args:
-        around: the plan and its decisions.
-        used: folder of what the plan used.
+        space: the plan and its decisions.
+        used: folder of the plan's inputs.
     """
-    if isinstance(around, Neighbourhood):
-        return measured_prices(around.machine)
-    plan = around.plan
+    if isinstance(space, Neighbourhood):
+        return measured_prices(space.machine)
+    plan = space.plan
     if len(plan.cluster.pools) > 1 or plan.decision is None or plan.predicted is None:
         return None
-    # Read when first asked: most verifications launch whole jobs alone.
-    asked = cache(lambda: _production(plan, used))
-    return lambda smaller, decision: asked()(smaller, decision)
+    # Read on first use: most verifications launch full-scale jobs only.
+    pricer = cache(lambda: _production(plan, used))
+    return lambda smaller, decision: pricer()(smaller, decision)
 
 
 def _production(plan: Plan, used: Path) -> Price:
-    """Return the analytic prices that say of the plan's choice what the plan says.
+    """Return the analytic pricer that reproduces the plan's prediction of its choice.
 
     Raises:
         OutsideProfileError: none does.
@@ -49,16 +49,16 @@ def _production(plan: Plan, used: Path) -> Price:
     decision, whole = plan.decision, plan.predicted
     assert decision is not None
     assert whole is not None
-    said = []
+    predictions = []
     for is_calibrated in (True, False):
         price = _priced(plan, whole, used, is_calibrated=is_calibrated)
         step_s = price(plan, decision).step_time_s
         if abs(step_s / whole.step_time_s - 1.0) <= SAME_RATIO:
             return price
-        said.append(format_s(step_s))
+        predictions.append(format_s(step_s))
     raise OutsideProfileError(
         f"the plan predicts {format_s(whole.step_time_s)} a step and this release"
-        f" {' or '.join(said)}: plan anew to launch smaller jobs"
+        f" {' or '.join(predictions)}: plan anew to launch smaller jobs"
     )
 
 
@@ -67,12 +67,12 @@ def _priced(
 ) -> Callable[[Plan, TrainDecision], TrainPrediction]:
     from tuner.costs.analytic.calibration import shipped
     from tuner.costs.analytic.measured_profile import read_measured
-    from tuner.planner.analytic.build_problem import question_of, site_of
+    from tuner.planner.analytic.build_problem import build_problem, price_pool
     from tuner.verify.budget.production import production_prices
 
     (pool,) = plan.cluster.pools
     is_measured = pool.name in plan.provenance.profile_sha256
-    site = site_of(
+    priced_pool = price_pool(
         pool,
         residuals=shipped() if is_calibrated else None,
         measured=read_measured(used / "profile", calibrated=is_calibrated) if is_measured else None,
@@ -88,4 +88,4 @@ def _priced(
         search=plan.search,
         emit=plan.emit,
     )
-    return production_prices(question_of(spec, site), whole)
+    return production_prices(build_problem(spec, priced_pool), whole)

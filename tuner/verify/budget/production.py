@@ -1,10 +1,9 @@
-"""Prices one decision on the analytic model, as the plans of production engines are priced.
+"""Prices a decision on the analytic model, like plans of production engines.
 
-The search draws one layout for each decision and prices many; here the layout is the decision's
-own, so that smaller jobs can be priced too. A pipeline's step is the larger of closed form and
-play, as in a plan, and the plan's own correction for where it rests (a widened band, for one) comes
-with its band. What embedding, head and prediction layers cost is told apart as `ends`: it is what
-the step loses without them.
+The search builds a layout for each decision and prices many; here the layout is the decision's own,
+so scaled-down jobs can be priced too. A pipeline's step is the larger of closed form and
+simulation, as in a plan, and the plan's band applies to every job. The cost of embedding, LM head
+and MTP layers is listed separately as `ends`: the difference of the step without them.
 
 A recording's imbalance is that of all its layers, whichever are kept; machines are the job's own.
 
@@ -24,39 +23,39 @@ from tuner.costs.analytic.shapes import Stages, Strategies, number
 from tuner.costs.analytic.step import price_step
 from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.planner.analytic.axes import COLUMN_OF_MODULE
-from tuner.planner.analytic.finalists import played_s
-from tuner.planner.analytic.layouts import stages_of
+from tuner.planner.analytic.finalists import simulated_s
+from tuner.planner.analytic.layouts import to_stages
 from tuner.planner.analytic.plan_fields import stage_predictions
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.search_result import CAUSES, Detail
 from tuner.spec.manifests.decision import selective_modules
 
 
 def production_prices(
-    question: Question, whole: TrainPrediction
+    problem: TrainProblem, whole: TrainPrediction
 ) -> Callable[[Plan, TrainDecision], TrainPrediction]:
-    """Return what prices decisions of a plan, and of plans made smaller.
+    """Return the pricer of decisions of a plan and of scaled-down plans.
 
     Args:
-        question: that the plan answered.
-        whole: what the plan predicts of its choice; its band is that of every job.
+        problem: that the plan solves.
+        whole: the plan's prediction of its choice; its band applies to every job.
     """
     low, high = (end / whole.step_time_s for end in whole.step_time_s_band)
 
     def priced(plan: Plan, decision: TrainDecision) -> TrainPrediction:
-        asked = replace(
-            question,
+        job_problem = replace(
+            problem,
             model=plan.model,
             shape=shape_of_model(plan.model, mtp_layers=decision.mtp_num_layers),
             global_batch_size=plan.goal.global_batch_size,
             num_devices=decision.num_devices,
         )
         layers_SC = np.array(decision.pipeline_layout)[:, None]
-        stages = stages_of(plan.model, layers_SC)
-        detail = _detail(asked, decision, stages)
+        stages = to_stages(plan.model, layers_SC)
+        detail = _detail(job_problem, decision, stages)
         closed_s = number(detail.step.step_s)
-        step_s = max(closed_s, played_s(detail))
-        seconds = _seconds(asked, decision, detail, step_s=step_s)
+        step_s = max(closed_s, simulated_s(detail))
+        seconds = _seconds(job_problem, decision, detail, step_s=step_s)
         tokens = plan.goal.tokens_per_step / decision.num_devices
         peaks = tuple(round(float(peak)) for peak in detail.memory.total_PC[:, 0])
         return TrainPrediction(
@@ -66,7 +65,7 @@ def production_prices(
             tokens_per_s_per_device_band=(tokens / step_s / high, tokens / step_s / low),
             peak_memory_bytes=peaks,
             peak_memory_bytes_band=tuple((float(peak), float(peak)) for peak in peaks),
-            memory_limit_bytes=int(question.memory_limit_bytes),
+            memory_limit_bytes=int(problem.memory_limit_bytes),
             activation_bytes=tuple(round(float(b)) for b in detail.memory.activations_PC[:, 0]),
             breakdown_s=seconds,
             communication_s=sum(
@@ -78,37 +77,37 @@ def production_prices(
     return priced
 
 
-def _detail(question: Question, decision: TrainDecision, stages: Stages) -> Detail:
-    strategies = _strategies(question, decision)
+def _detail(problem: TrainProblem, decision: TrainDecision, stages: Stages) -> Detail:
+    strategies = _strategies(problem, decision)
     memory = price_memory(
-        question.shape,
+        problem.shape,
         strategies,
-        question.hardware,
+        problem.hardware,
         stages,
-        constants=question.memory_constants,
+        constants=problem.memory_constants,
     )
-    step = _step(question, decision, strategies, stages)
+    step = _step(problem, decision, strategies, stages)
     return Detail(strategies=strategies, stages=stages, step=step, memory=memory)
 
 
 def _step(
-    question: Question, decision: TrainDecision, strategies: Strategies, stages: Stages
+    problem: TrainProblem, decision: TrainDecision, strategies: Strategies, stages: Stages
 ) -> StepPrice:
     return price_step(
-        question.shape,
+        problem.shape,
         strategies,
-        question.hardware,
-        question.constants,
+        problem.hardware,
+        problem.constants,
         stages,
-        kernels=question.kernels,
+        kernels=problem.kernels,
         order=tuple(decision.rank_order.split("-")),
     )
 
 
 def _seconds(
-    question: Question, decision: TrainDecision, detail: Detail, *, step_s: float
+    problem: TrainProblem, decision: TrainDecision, detail: Detail, *, step_s: float
 ) -> dict[str, float]:
-    """Split a step by cause, as a plan does, and tell the ends apart."""
+    """Split a step by cause, as a plan does, with embedding and LM head separate."""
     closed_s = number(detail.step.step_s)
     seconds = {
         name.removesuffix("_s"): max(0.0, number(getattr(detail.step, name))) for name in CAUSES
@@ -116,39 +115,39 @@ def _seconds(
     seconds["bubble"] += step_s - closed_s
     nothing = np.zeros_like(detail.stages.head_SC)
     bare = replace(detail.stages, embedding_SC=nothing, head_SC=nothing, mtp_SC=nothing)
-    without = _step(question, decision, detail.strategies, bare)
+    without = _step(problem, decision, detail.strategies, bare)
     lost_s = closed_s - number(detail.step.once_s) - number(without.step_s - without.once_s)
     computation_s = max(0.0, step_s - sum(seconds.values()))
-    ends_s = min(max(0.0, lost_s), computation_s)
-    return {"computation": computation_s - ends_s, "ends": ends_s} | seconds
+    embedding_head_s = min(max(0.0, lost_s), computation_s)
+    return {"computation": computation_s - embedding_head_s, "ends": embedding_head_s} | seconds
 
 
-def _strategies(question: Question, decision: TrainDecision) -> Strategies:
-    """Say a decision in the columns of the formulas, as its question prices them."""
-    busiest = question.busiest
+def _strategies(problem: TrainProblem, decision: TrainDecision) -> Strategies:
+    """Return a decision as a column of the formulas, priced like the problem."""
+    imbalance = problem.expert_imbalance
     experts = decision.expert_model_parallel_size
-    mean, p99 = (1.0, 1.0) if busiest is None else busiest.of_degree(experts)
+    mean, p99 = (1.0, 1.0) if imbalance is None else imbalance.of_degree(experts)
     return replace(
         strategies_of(
             decision,
-            sequence_length=question.sequence_length,
-            global_batch_size=question.global_batch_size,
+            sequence_length=problem.sequence_length,
+            global_batch_size=problem.global_batch_size,
         ),
-        element_bytes=question.element_bytes,
-        linear_bytes=question.linear_bytes,
-        weight_bytes=question.weight_bytes,
-        busiest_ratio=mean,
-        busiest_ratio_p99=p99,
+        element_bytes=problem.element_bytes,
+        linear_bytes=problem.linear_bytes,
+        weight_bytes=problem.weight_bytes,
+        expert_imbalance=mean,
+        expert_imbalance_p99=p99,
     )
 
 
 def strategies_of(
     decision: TrainDecision, *, sequence_length: int, global_batch_size: int
 ) -> Strategies:
-    """Say a decision in the columns of the formulas: bf16 and balanced experts."""
+    """Return a decision as a column of the formulas: bf16 and balanced experts."""
     is_full = decision.recompute is Recompute.FULL
-    again = decision.recompute_num_layers
-    share = 1.0 if again is None else again / max(decision.pipeline_layout)
+    recomputed_layers = decision.recompute_num_layers
+    share = 1.0 if recomputed_layers is None else recomputed_layers / max(decision.pipeline_layout)
     modules = selective_modules(decision) if decision.recompute is Recompute.SELECTIVE else ()
     copies = decision.num_state_copies
     shared = decision.data_parallel_size * decision.context_parallel_size

@@ -1,23 +1,23 @@
-"""A smaller job that stands for a decision: fewer layers, fewer replicas, fewer pipeline ranks.
+"""A scaled-down job for a decision: fewer layers, fewer replicas, fewer pipeline ranks.
 
-What a trial at a smaller scale measures says something of the whole job only where its kernels and
-its exchanges are the same ones. So these stay:
+A scaled-down trial says something about the full-scale job only if its kernels and collectives are
+the same. So these stay:
 
-    TP, CP, EP, ETP         the groups of every exchange inside a layer, and its kernels' shapes
+    TP, CP, EP, ETP         the groups of every collective in a layer, and its kernels' shapes
     micro-batch size        and micro-batches per replica: the global batch shrinks with DP
-    devices of one node     used as before, so that groups lie on the same links
+    devices of one node     used as before, so that groups use the same links
     a layer of every kind   on each kept stage, evenly spread over its layers
 
-and these shrink, in this order of what it costs to do without:
+and these shrink, in order of the information lost:
 
     data replicas           to a divisor of DP; EP * ETP must divide TP * CP * DP; never to one
     layers of every stage   each stage by the same ratio
     pipeline ranks          to a divisor of PP, the first and last stay and the others are spread
 
-A layer's kind is what follows attention, and whether attention is windowed. Recorded loads of the
-kept layers come along.
+A layer's kind is dense or MoE, with windowed or full attention. Recorded loads of the kept layers
+are kept.
 
-Not covered: several pools, whose ranks are unlike; fewer micro-batches.
+Not covered: heterogeneous pools, whose ranks differ; fewer micro-batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,54 +35,56 @@ from tuner.spec.model import ModelSpec
 from tuner.verify.budget.obstacles import Obstacle, too_large
 
 LAYER_RATIOS: Final = (Fraction(1), Fraction(1, 2), Fraction(1, 4), Fraction(0))
-"""Shares of a stage's layers that are tried; 0 keeps one of each kind."""
+"""Shares of a stage's layers to try; 0 keeps one of each kind."""
 
 
 class Scale(Record):
-    """What a trial launches in place of the whole job."""
+    """A scaled-down job that a trial launches instead of the full-scale one."""
 
     decision: TrainDecision
-    """Of the smaller job."""
+    """Of the scaled-down job."""
     layers: Annotated[tuple[Size, ...], Field(min_length=1)]
-    """The model's layers that it keeps, in order."""
+    """The kept layers of the model, in order."""
     global_batch_size: Count
-    """Sequences of one of its steps."""
+    """Sequences per step."""
 
     @property
     def num_devices(self) -> int:
-        """Devices that the smaller job asks for."""
+        """Devices that the scaled-down job needs."""
         return self.decision.num_devices
 
 
-def scales_of(plan: Plan, decision: TrainDecision, *, max_devices: int) -> tuple[Scale, ...]:
-    """Return the smaller jobs that may stand for a decision on so many devices, largest first."""
+def launchable_scales(
+    plan: Plan, decision: TrainDecision, *, max_devices: int
+) -> tuple[Scale, ...]:
+    """Return the launchable scaled-down jobs of a decision, largest first."""
     if len(plan.cluster.pools) > 1:
         return ()
-    found = [
+    scales = [
         scale
         for scale in _smaller(plan, decision)
         if scale.num_devices <= max_devices and _is_launchable(plan, decision, scale)
     ]
-    unlike = dict.fromkeys(one for one in found if one.decision != decision)
-    return tuple(sorted(unlike, key=lambda one: (-one.num_devices, -len(one.layers))))
+    smaller = dict.fromkeys(one for one in scales if one.decision != decision)
+    return tuple(sorted(smaller, key=lambda one: (-one.num_devices, -len(one.layers))))
 
 
 def why_none(plan: Plan, decision: TrainDecision, *, max_devices: int) -> Obstacle:
-    """Say why nothing smaller stands for a decision."""
+    """Return why a decision has no scaled-down job."""
     if len(plan.cluster.pools) > 1:
-        return Obstacle(rule="several pools: ranks are unlike, so no part of them stands for all")
+        return Obstacle(rule="several pools: ranks differ, so a part does not represent all")
     least = min(
         (one.decision for one in _smaller(plan, decision) if one.decision != decision),
         key=lambda one: one.num_devices,
         default=decision,
     )
     if least.num_devices <= max_devices:
-        return Obstacle(rule="what is smaller breaks a rule of the target")
+        return Obstacle(rule="scaled-down jobs break a rule of the target")
     return too_large(least, max_devices=max_devices)
 
 
 def scaled_plan(plan: Plan, scale: Scale) -> Plan:
-    """Return the plan of the smaller job; what is predicted of the whole is left out."""
+    """Return the plan of the scaled-down job, without predictions of the full-scale one."""
     kept, model = scale.layers, plan.model
     shrunk = model.model_copy(
         update={
@@ -118,13 +120,13 @@ def _smaller(plan: Plan, decision: TrainDecision) -> Iterator[Scale]:
 
 
 def _pipelines(decision: TrainDecision) -> list[int]:
-    """Pipeline sizes; a pipeline remains one, or it would send nothing."""
+    """Pipeline sizes; at least two ranks remain, so that stages communicate."""
     ranks = decision.pipeline_model_parallel_size
     return [count for count in _divisors(ranks) if count >= min(ranks, 2)]
 
 
 def _replicas(decision: TrainDecision) -> list[int]:
-    """Numbers of replicas; of several two remain, or no gradients would be summed."""
+    """Numbers of replicas; at least two remain, so that gradients are reduced."""
     inside = decision.tensor_model_parallel_size * decision.context_parallel_size
     experts = decision.expert_model_parallel_size * decision.expert_tensor_parallel_size
     whole = decision.data_parallel_size
@@ -144,7 +146,7 @@ def _kept_layers(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the layers of each kept stage, in execution order.
 
-    Stages that were alike in number stay so: all keep what the one with most kinds needs.
+    Stages with equal layer counts stay equal: all keep what the one with most kinds needs.
     """
     starts = [sum(decision.pipeline_layout[:stage]) for stage in range(decision.num_stages)]
     stages = [
@@ -167,14 +169,14 @@ def _kept_stages(decision: TrainDecision, pipeline: int) -> list[int]:
 
 
 def _kinds(model: ModelSpec, layers: Sequence[int]) -> dict[tuple[LayerKind, bool], list[int]]:
-    found: dict[tuple[LayerKind, bool], list[int]] = {}
+    layers_by_kind: dict[tuple[LayerKind, bool], list[int]] = {}
     for layer in layers:
-        found.setdefault((model.layers[layer], model.windowed[layer]), []).append(layer)
-    return found
+        layers_by_kind.setdefault((model.layers[layer], model.windowed[layer]), []).append(layer)
+    return layers_by_kind
 
 
 def _spread(model: ModelSpec, layers: Sequence[int], *, count: int) -> tuple[int, ...]:
-    """Choose layers evenly, every kind by its share and at least one of each."""
+    """Choose evenly spread layers, every kind by its share and at least one of each."""
     kinds = _kinds(model, layers)
     if count >= len(layers):
         return tuple(layers)
@@ -206,7 +208,7 @@ def _scale(
     experts = decision.expert_model_parallel_size * decision.expert_tensor_parallel_size
     stages = _kept_stages(decision, pipeline)
     layout = tuple(len(layers) for layers in kept)
-    again = decision.recompute_num_layers
+    recomputed_layers = decision.recompute_num_layers
     shrunk = decision.model_copy(
         update={
             "pipeline_model_parallel_size": pipeline,
@@ -217,8 +219,8 @@ def _scale(
             "chunks": tuple(decision.chunks[stage] for stage in stages),
             "pipeline_layout": layout,
             "recompute_num_layers": None
-            if again is None
-            else max(1, round(again * max(layout) / max(decision.pipeline_layout))),
+            if recomputed_layers is None
+            else max(1, round(recomputed_layers * max(layout) / max(decision.pipeline_layout))),
         }
     )
     return Scale(
@@ -229,19 +231,19 @@ def _scale(
 
 
 def _shard_ranks(decision: TrainDecision, *, inside: int, data: int) -> int | None:
-    """Ranks that share one copy of the state; all of them where fewer are left."""
+    """Ranks that shard one copy of the state; None (all) if fewer ranks are left."""
     ranks = data * decision.context_parallel_size
-    asked = decision.shard_ranks
+    requested = decision.shard_ranks
     experts = decision.expert_model_parallel_size * decision.expert_tensor_parallel_size
-    if asked is None or asked >= ranks or ranks % asked:
+    if requested is None or requested >= ranks or ranks % requested:
         return None
-    copies = ranks // asked
+    copies = ranks // requested
     fits = data % copies == 0 and (inside * data // experts) % copies == 0
-    return asked if fits else None
+    return requested if fits else None
 
 
 def _is_launchable(plan: Plan, decision: TrainDecision, scale: Scale) -> bool:
-    """Whether every target can launch it, on whole nodes like the job's or inside one."""
+    """Whether every target can launch it, inside one node or on whole nodes like the job's."""
     shrunk = scaled_plan(plan, scale)
     able = launchable(
         plan.emit,
@@ -255,7 +257,7 @@ def _is_launchable(plan: Plan, decision: TrainDecision, scale: Scale) -> bool:
 
 
 def _cluster(plan: Plan, scale: Scale) -> object:
-    """Return the pool with as many nodes as the smaller job fills."""
+    """Return the pool with as many nodes as the scaled-down job fills."""
     (pool,) = plan.cluster.pools
     nodes = -(-scale.num_devices // pool.devices_per_node)
     domain = pool.scale_up_domain
@@ -269,8 +271,8 @@ def _loads(plan: Plan, kept: Sequence[int]) -> tuple[tuple[float, ...], ...]:
     if not plan.load_ratio:
         return ()
     places: list[int | None] = []
-    found = -1
+    moe_layer = -1
     for kind in plan.model.layers:
-        found += kind is LayerKind.MOE
-        places.append(found if kind is LayerKind.MOE else None)
+        moe_layer += kind is LayerKind.MOE
+        places.append(moe_layer if kind is LayerKind.MOE else None)
     return tuple(plan.load_ratio[place] for layer in kept if (place := places[layer]) is not None)

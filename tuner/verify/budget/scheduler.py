@@ -1,19 +1,20 @@
-"""Decides which trial is begun next, so that a budget of time and devices is never exceeded.
+"""Decides which trial to start next within a budget of time and devices.
 
-    before every launch, from all that was measured so far:
-        believe  what every candidate and every smaller job takes      extrapolation.py
+    before every launch, from all measurements so far:
+        infer    the step of every candidate and scaled-down job       extrapolation.py
         price    start-up + (warm-up + timed steps) * step             learnt from trials
-        choose   the set worth most that fits what is left             allocation.py
-        begin    its most valuable trial, or stop and say why
+        choose   the most valuable set that fits the budget            allocation.py
+        start    its most valuable trial, or stop and say why
 
-A trial is begun only if it is predicted to end in time: at the upper end of its step's error, with
-the longest start-up that was seen. Until a trial went well, start-up is taken as START_UP_S. What
-still runs when the budget is over is ended after a grace of a twentieth of the budget, a minute at
-most. Where the budget holds all that was asked for at full size, nothing is decided here.
+A trial is started only if it is predicted to end in time: at the upper end of its step's error
+band, with the longest start-up seen. Before the first successful trial, start-up is START_UP_S. A
+trial that still runs at the end of the budget is ended after a grace period of a twentieth of the
+budget, a minute at most. If the budget covers all requested trials at full scale, nothing is
+decided here.
 
-The budget is of one call, and of wall time; the devices are those of all launches at a time.
+The budget is wall time of one call; the devices are those of all parallel launches.
 
-Not covered: what a job waits in a queue counts as start-up, once it was seen.
+Not covered: queueing time of a job counts as start-up, once it was seen.
 """
 
 import math
@@ -25,20 +26,20 @@ from tuner.errors import SpecError
 from tuner.plan import TrainDecision
 from tuner.units import format_ratio, format_s
 from tuner.verify.budget.allocation import Item, best_set, values_X
-from tuner.verify.budget.estimates import evidence_of
-from tuner.verify.budget.extrapolation import Belief, believed
-from tuner.verify.budget.obstacles import Obstacle, in_words, with_the_own_choice
-from tuner.verify.budget.possible import Option, Possible
+from tuner.verify.budget.estimates import trial_evidence
+from tuner.verify.budget.extrapolation import Belief, infer_belief
+from tuner.verify.budget.obstacles import Obstacle, describe_obstacles, describe_with_choice
 from tuner.verify.budget.scale import Scale
+from tuner.verify.budget.trial_options import Option, TrialOptions
 from tuner.verify.evidence import measured_s
 from tuner.verify.records import TrialRecord
 
 START_UP_S: Final[Mapping[bool, float]] = {True: 20.0, False: 180.0}
-"""Our estimates, by whether the reference step runs: processes that import PyTorch and meet; an
-engine that builds data sets and compiles as well."""
+"""Our estimates, by whether the reference step runs: processes that import PyTorch and rendezvous;
+an engine that also builds data sets and compiles."""
 
 WORTH_RATIO: Final = 1e-3
-"""A trial is worth beginning that saves this share of a step."""
+"""Least expected saving of a trial, as a share of a step."""
 
 STEP_NOISE_RATIO: Final = 0.02
 """Standard error expected of a trial's median step: 5 % a step, eight steps."""
@@ -49,37 +50,37 @@ MOST_GRACE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What trials may use together."""
+    """The resources of all trials."""
 
     wall_s: float = math.inf
     max_devices: int | None = None
-    """At a time; None: as many as the candidates ask for."""
+    """At once; None: as many as the candidates need."""
 
     @property
     def grace_s(self) -> float:
-        """After the end of the budget, for a trial that still runs."""
+        """Grace period after the end of the budget, for a running trial."""
         return min(GRACE_RATIO * self.wall_s, MOST_GRACE_S)
 
 
 Jobs = Sequence[tuple[TrainDecision, Scale | None]]
-"""Candidates, whole or at a scale."""
+"""Candidates, at full scale (None) or scaled down."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Spending:
-    """A budget while it is spent; a resource with a clock."""
+    """Spends a budget; a resource with a clock."""
 
-    possible: Possible
+    possible: TrialOptions
     budget: Budget
     clock: Callable[[], float]
     num_steps: int
-    """Of one launch, warm-up included."""
+    """Per launch, warm-up included."""
     runs_reference: bool = True
     parallel: int = 1
     stopped: str = ""
-    """Why nothing more is begun; empty while something is."""
+    """Why no more trials are started; empty while some are."""
     has_chosen: bool = False
-    """Whether the budget was short at any time."""
+    """Whether the budget ever was too small for all trials."""
     _begun_s: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -92,16 +93,16 @@ class Spending:
         return self.budget.wall_s - (self.clock() - self._begun_s)
 
     def latest_s(self) -> float:
-        """Seconds from now after which a trial must be over, come what may."""
+        """Seconds from now after which a trial is ended in any case."""
         return max(0.0, self.left_s + self.budget.grace_s)
 
     def check(self) -> None:
-        """Refuse a budget that holds no trial at all.
+        """Refuse a budget that is too small for any trial.
 
         Raises:
             SpecError: it names the cheapest trial, or why there is none.
         """
-        options = self._open(records=(), under_way=())
+        options = self._open(records=(), running=())
         if not options:
             raise SpecError(self._why_nothing())
         cheapest = min(options, key=self._first_cost_s)
@@ -114,42 +115,42 @@ class Spending:
             )
 
     def holds_everything(self, records: Sequence[TrialRecord], *, trials: int) -> bool:
-        """Whether so many more whole jobs fit, whichever they are."""
+        """Whether the budget covers `trials` more full-scale jobs, whichever they are."""
         whole = [self.possible.whole(one) for one in self.possible.candidates()]
         if any(one.job.num_devices > self.possible.most_devices for one in whole):
             return False
-        dearest_s = max((self._cost_alone_s(one, records) for one in whole), default=0.0)
+        dearest_s = max((self._whole_cost_s(one, records) for one in whole), default=0.0)
         return trials * dearest_s <= self.left_s
 
-    def has_room(self, under_way: Jobs) -> bool:
-        """Whether any whole job fits the devices that are allowed, beside what is under way."""
+    def has_room(self, running: Jobs) -> bool:
+        """Whether any full-scale job fits on the allowed devices beside the running ones."""
         if self.budget.max_devices is None:
             return True
-        busy = sum((scale or candidate).num_devices for candidate, scale in under_way)
+        busy = sum((scale or candidate).num_devices for candidate, scale in running)
         widest = max((one.num_devices for one in self.possible.candidates()), default=0)
         return busy + widest <= self.budget.max_devices
 
     def affords(self, candidate: TrainDecision, records: Sequence[TrialRecord]) -> bool:
-        """Whether the whole job of a decision fits what is left."""
-        cost_s = self._cost_alone_s(self.possible.whole(candidate), records)
+        """Whether the full-scale job of a decision fits the rest of the budget."""
+        cost_s = self._whole_cost_s(self.possible.whole(candidate), records)
         return cost_s <= self.left_s and candidate.num_devices <= self.possible.most_devices
 
-    def next(
-        self, records: Sequence[TrialRecord], *, under_way: Jobs, trials: int
-    ) -> Option | None:
-        """Return the job to launch now; None where none is, and then `stopped` says why.
+    def next(self, records: Sequence[TrialRecord], *, running: Jobs, trials: int) -> Option | None:
+        """Return the job to launch now; None if there is none, and then `stopped` says why.
 
         Args:
             records: of all trials so far.
-            under_way: begun and not ended.
-            trials: that may still be begun.
+            running: trials that have begun and not ended.
+            trials: that may still be started.
         """
         self.has_chosen = True
-        options = self._open(records=records, under_way=under_way)
+        options = self._open(records=records, running=running)
         items, best_s = self._items(options, records)
-        running = [one for job in under_way if (one := self.possible.option(*job)) is not None]
-        free = self.possible.most_devices - sum(one.job.num_devices for one in running)
-        busy = {candidate for candidate, _ in under_way}
+        running_options = [
+            one for job in running if (one := self.possible.option(*job)) is not None
+        ]
+        free = self.possible.most_devices - sum(one.job.num_devices for one in running_options)
+        busy = {candidate for candidate, _ in running}
         affordable = [
             place
             for place, (option, item) in enumerate(zip(options, items, strict=True))
@@ -162,7 +163,7 @@ class Spending:
             return own
         worthy = [place for place in affordable if items[place].value >= WORTH_RATIO * best_s]
         left_s = self.left_s * self.parallel
-        left_s -= sum(self._cost_alone_s(one, records) for one in running)
+        left_s -= sum(self._whole_cost_s(one, records) for one in running_options)
         chosen = best_set(
             [items[place] for place in worthy], budget_s=max(0.0, left_s), most=trials
         )
@@ -182,8 +183,8 @@ class Spending:
         records: Sequence[TrialRecord],
         busy: Set[TrainDecision],
     ) -> Option | None:
-        """Return the most valuable trial of the plan's own choice where none was begun yet."""
-        own = self.possible.around.plan.decision
+        """Return the most valuable trial of the plan's own choice if it has none yet."""
+        own = self.possible.space.plan.decision
         if own in busy:
             return None
         if any(record.decision == own for record in records):
@@ -193,14 +194,14 @@ class Spending:
         return None if best < 0 else options[best]
 
     def without_own_choice(self) -> tuple[str, ...]:
-        """Say in one line why the plan's own choice has no trial; nothing where it has one."""
-        own = self.possible.around.plan.decision
+        """Say in one line why the plan's own choice has no trial; nothing if it has one."""
+        own = self.possible.space.plan.decision
         if own is None or self.possible.options_of(own):
             return ()
-        (reason,) = in_words([self.possible.why_none(own)])
+        (reason,) = describe_obstacles([self.possible.why_none(own)])
         return (f"the plan's own choice has no trial: {reason}",)
 
-    def said(self, records: Sequence[TrialRecord]) -> tuple[str, ...]:
+    def stop_notes(self, records: Sequence[TrialRecord]) -> tuple[str, ...]:
         """Say why no more was launched, and which candidates had no trial."""
         if not self.has_chosen:
             return ()
@@ -208,10 +209,10 @@ class Spending:
         return (*stopped, *self.left_out(records))
 
     def left_out(self, records: Sequence[TrialRecord]) -> tuple[str, ...]:
-        """Say of the candidates that had no trial, by reason, how many there are."""
+        """Count the candidates without a trial by reason."""
         tried = {record.decision for record in records}
         own = self.without_own_choice()
-        skipped = {self.possible.around.plan.decision} if own else set()
+        skipped = {self.possible.space.plan.decision} if own else set()
         reasons: dict[str, list[Obstacle]] = {}
         for candidate in self.possible.candidates():
             if candidate not in tried | skipped:
@@ -220,24 +221,24 @@ class Spending:
         return (
             *own,
             *(
-                f"{len(alike)} candidate{'s' if len(alike) > 1 else ''} without a trial:"
-                f" {in_words(alike)[0]}"
-                for alike in reasons.values()
+                f"{len(same_rule)} candidate{'s' if len(same_rule) > 1 else ''} without a trial:"
+                f" {describe_obstacles(same_rule)[0]}"
+                for same_rule in reasons.values()
             ),
         )
 
     def _why_nothing(self) -> str:
-        """Say why there is no trial at all, naming the option that rules them out."""
+        """Say why there is no trial at all, naming the option that excludes them."""
         candidates = self.possible.candidates()
         if not candidates:
             return "no candidate of the plan fits in memory: nothing can be launched; plan anew"
-        # Without a limit the whole jobs are options.
+        # Without a limit the full-scale jobs are options.
         own, *others = (self.possible.why_none(one) for one in candidates)
         fewest = self.possible.fewest_devices()
-        way_out = "" if fewest is None else f"; give --max-devices {fewest} or more"
+        remedy = "" if fewest is None else f"; give --max-devices {fewest} or more"
         return (
             f"--max-devices {self.possible.most_devices}: no trial is small enough:"
-            f" {with_the_own_choice(own, others)}{way_out}"
+            f" {describe_with_choice(own, others)}{remedy}"
         )
 
     def _why_untried(self, candidate: TrainDecision, records: Sequence[TrialRecord]) -> Obstacle:
@@ -248,7 +249,7 @@ class Spending:
         if min(item.cost_s for item in items) > self.left_s:
             return Obstacle(rule="the budget ran out")
         return Obstacle(
-            rule="not worth one" if self.stopped else "as many trials as were asked for"
+            rule="not worth one" if self.stopped else "the requested number of trials is reached"
         )
 
     def _why_stopped(self, items: Sequence[Item], *, affordable: Sequence[int], trials: int) -> str:
@@ -267,12 +268,12 @@ class Spending:
     def _items(
         self, options: Sequence[Option], records: Sequence[TrialRecord]
     ) -> tuple[list[Item], float]:
-        """Return the options as items, and the step seconds of the best candidate."""
+        """Return the options as items, and the step of the best candidate in seconds."""
         candidates = self.possible.candidates()
         whole = [self.possible.whole(one).job for one in candidates]
-        seen = evidence_of(self.possible, records)
+        seen = trial_evidence(self.possible, records)
         jobs = [*whole, *(option.job for option in options)]
-        belief = believed(seen, jobs, band_ratio=self.possible.band_ratio)
+        belief = infer_belief(seen, jobs, band_ratio=self.possible.band_ratio)
         places = range(len(whole), len(jobs))
         values = values_X(
             belief,
@@ -292,11 +293,11 @@ class Spending:
         ]
         return items, float(belief.mean_s_T[: len(whole)].min())
 
-    def _open(self, *, records: Sequence[TrialRecord], under_way: Jobs) -> list[Option]:
-        """Return what may be launched and was not yet."""
+    def _open(self, *, records: Sequence[TrialRecord], running: Jobs) -> list[Option]:
+        """Return the options that were not launched yet."""
         done = {(one.decision, one.scale) for one in records}
-        done |= set(under_way)
-        # Nothing is left to learn of a candidate from a part of it once the whole was measured.
+        done |= set(running)
+        # Scaled-down jobs add nothing once the full-scale one was measured.
         whole = {one.decision for one in records if one.scale is None and one.status == "ok"}
         return [
             option
@@ -309,26 +310,26 @@ class Spending:
     def _cost_s(
         self, option: Option, belief: Belief, place: int, records: Sequence[TrialRecord]
     ) -> float:
-        """Predict the wall time of a launch from what was measured, at the upper end."""
+        """Predict the wall time of a launch from measurements, at the upper end of the band."""
         step_s = float(belief.mean_s_T[place]) + belief.error_s(place)
         return self._start_up_s(records) + self.num_steps * step_s
 
     def _first_cost_s(self, option: Option) -> float:
-        """Predict the wall time of a launch from the model alone."""
+        """Predict the wall time of a launch from the model only."""
         return self._start_up_s(()) + self.num_steps * option.predicted.step_time_s_band[1]
 
-    def _cost_alone_s(self, option: Option, records: Sequence[TrialRecord]) -> float:
-        seen = evidence_of(self.possible, records)
+    def _whole_cost_s(self, option: Option, records: Sequence[TrialRecord]) -> float:
+        seen = trial_evidence(self.possible, records)
         if not seen:
             return self._first_cost_s(option)
-        belief = believed(seen, [option.job], band_ratio=self.possible.band_ratio)
+        belief = infer_belief(seen, [option.job], band_ratio=self.possible.band_ratio)
         return self._cost_s(option, belief, 0, records)
 
     def _start_up_s(self, records: Sequence[TrialRecord]) -> float:
-        """Return the longest time beside its timed steps that a trial which went well has taken.
+        """Return the longest time outside the timed steps of any successful trial.
 
-        Its warm-up is in it, and is counted once more among a launch's steps: first steps are
-        slow. Until a trial went well: our estimate.
+        It includes the warm-up, which also counts among a launch's steps: first steps are slow.
+        Before the first successful trial: our estimate.
         """
         spent = [
             one.wall_s - len(one.measured_steps_s) * measured_s(one)

@@ -1,1 +1,1 @@
-"""Deployments launched for real: a server, a client that measures it, and what both come to."""
+"""Real launches of deployments: a server, a benchmark client, and the conclusion."""

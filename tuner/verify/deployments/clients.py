@@ -1,12 +1,12 @@
-"""Clients that measure a deployment, by the name users type: what they leave, how they are called.
+"""Benchmark clients of deployments, by the name that users type: commands and result files.
 
     vllm-bench     vllm bench serve --save-result --result-filename {result}
     sglang-bench   python -m sglang.bench_serving --output-file {result}
     aiperf         aiperf profile --artifact-dir {folder}; GenAI-Perf's summary is read too
 
-The commands below are what runs where none is given: the emitted benchmark, with warm-up requests,
-which clients leave out of their result, and a seed of its own for each run, so that no run finds
-its prompts in the prefix cache that another left behind.
+The commands below are the defaults: the emitted benchmark, with warm-up requests, which clients
+exclude from their results, and a different seed for each run, so that no run hits the prefix cache
+of another.
 """
 
 from collections.abc import Mapping
@@ -17,33 +17,33 @@ from typing import Final, cast
 
 from profilers.files import TooLargeError, read_bounded
 from tuner.errors import SpecError
-from tuner.verify.adapters.bench_result import MAX_RESULT_BYTES, BenchReader
-from tuner.verify.deployments.records import BenchRun
+from tuner.verify.adapters.benchmark_result import MAX_RESULT_BYTES, BenchmarkReader
+from tuner.verify.deployments.records import BenchmarkRun
 
 RESULT_NAME: Final = "result.json"
-"""What `{result}` stands for, in the folder of a run."""
+"""Value of `{result}`, in the folder of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Client:
-    """What is known of a client."""
+    """A benchmark client."""
 
     name: str
     reader: str
     """Module and function."""
     leaves: tuple[str, ...] = (RESULT_NAME,)
-    """Patterns of its result in the folder of a run, tried in this order."""
+    """Patterns of its result file in the folder of a run, tried in this order."""
     command: str = ""
-    """Template of the emitted benchmark; empty where none is emitted."""
+    """Template of the emitted benchmark; empty if none is emitted."""
 
-    def result(self, folder: Path) -> BenchRun:
-        """Read what a run left in its folder.
+    def result(self, folder: Path) -> BenchmarkRun:
+        """Read the result of a run from its folder.
 
         Raises:
             ValueError: there is nothing, it is too large, or not this client's.
         """
-        found = (file for pattern in self.leaves for file in sorted(folder.glob(pattern)))
-        file = next((one for one in found if one.is_file()), None)
+        files = (file for pattern in self.leaves for file in sorted(folder.glob(pattern)))
+        file = next((one for one in files if one.is_file()), None)
         if file is None:
             raise ValueError(
                 f"the client left no {self.leaves[0].rpartition('/')[2]}; does --bench write to"
@@ -56,7 +56,7 @@ class Client:
                 f"{file.name} is larger than {MAX_RESULT_BYTES} bytes; save no details"
             ) from error
         module, _, function = self.reader.partition(":")
-        return cast(BenchReader, getattr(import_module(module), function))(content)
+        return cast(BenchmarkReader, getattr(import_module(module), function))(content)
 
 
 CLIENTS: Final[Mapping[str, Client]] = {
@@ -64,13 +64,13 @@ CLIENTS: Final[Mapping[str, Client]] = {
     for one in (
         Client(
             name="vllm-bench",
-            reader="tuner.verify.adapters.vllm_bench:read",
+            reader="tuner.verify.adapters.vllm_benchmark:read",
             command=(
                 "bash {launch}/bench_vllm.sh --result-filename {result} --num-warmups {warmups}"
                 " --seed {seed}"
             ),
         ),
-        Client(name="sglang-bench", reader="tuner.verify.adapters.sglang_bench:read"),
+        Client(name="sglang-bench", reader="tuner.verify.adapters.sglang_benchmark:read"),
         Client(
             name="aiperf",
             reader="tuner.verify.adapters.aiperf:read",
@@ -88,7 +88,7 @@ CLIENTS: Final[Mapping[str, Client]] = {
 }
 
 
-def client_named(name: str) -> Client:
+def find_client(name: str) -> Client:
     """Return the client of a name.
 
     Raises:

@@ -1,16 +1,16 @@
-"""What the launches of deployments say together: targets, winner, regret, tie, factors.
+"""Conclusion from the launches of deployments: SLOs, winner, regret, tie, factors.
 
     m_d   measured mean of TTFT or TPOT of deployment d: median over all its runs
     p_d   the predicted one
     factor = median over d of m_d / p_d;  d itself is recalibrated by that of the others
 
-A deployment holds a target when the median over its runs does. Failed requests meet no target, and
-clients leave them out of their percentiles; more than 1 % of them fails the deployment.
-The winner is the best by the goal's objective among those that hold every target: most goodput a
-device, least money, fewest devices, and where that is equal the least time of a mean request. Where
-some client tells no goodput, completed requests are compared instead.
+A deployment meets an SLO if the median over its runs does. Failed requests meet none, and clients
+exclude them from their percentiles; more than 1 % of them fails the deployment. The winner is the
+best by the goal's objective among those that meet every SLO: highest goodput per device, lowest
+cost, fewest devices; ties go to the shortest mean request. If some client reports no goodput,
+completed requests are compared instead.
 
-Not covered: the noise between launches of one decision, unless it is launched again (`--repeats`).
+Not covered: the noise between launches of one decision, unless it is repeated (`--repeats`).
 """
 
 import statistics
@@ -24,13 +24,13 @@ from tuner.verify.deployments.measured import (
     Deployment,
     Metric,
     failed_ratio,
-    gathered,
+    group_by_decision,
     measured_spread,
-    median_of,
-    missed_targets,
+    median_over_runs,
+    missed_slos,
 )
 from tuner.verify.deployments.records import (
-    BenchRun,
+    BenchmarkRun,
     ServeAccuracy,
     ServeFactors,
     ServeTrial,
@@ -40,15 +40,15 @@ from tuner.verify.deployments.records import (
 from tuner.verify.evidence import median_error_s
 
 _GOOD: Final = frozenset({"goodput", "rate"})
-"""Objectives that count good requests."""
+"""Objectives that count goodput."""
 LENGTH_RATIO: Final = 0.10
-"""Clients may be this far from the plan's mean lengths without a note: tokenizers count special
-tokens and re-tokenize."""
+"""Tolerance on the clients' mean lengths before a note: tokenizers add special tokens and
+re-tokenize."""
 
 
 def conclude(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> ServeVerified:
     """Derive `verified.json` from the records."""
-    deployments = gathered(records)
+    deployments = group_by_decision(records)
     trials = tuple(_trial(plan, one, deployments) for one in deployments)
     order = _ranked(plan, deployments, trials)
     winner = order[0] if order else None
@@ -72,12 +72,12 @@ def conclude(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> ServeVerif
 
 
 def contenders(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> tuple[ServeDecision, ...]:
-    """Return what another launch may decide between; nothing where noise leaves no question.
+    """Return the decisions whose repetition may change the conclusion.
 
-    These are the two best where only the noise of their runs keeps their order open, or the best
-    alone where some of its runs hold the targets and others do not.
+    These are the two best if they are a tie within the noise of their runs, or the best one if some
+    of its runs meet the SLOs and others do not.
     """
-    deployments = gathered(records)
+    deployments = group_by_decision(records)
     trials = [_trial(plan, one, deployments) for one in deployments]
     order = _ranked(plan, deployments, trials)
     ran = [one for one in deployments if one.runs]
@@ -85,8 +85,8 @@ def contenders(plan: ServePlan, records: Sequence[ServeTrialRecord]) -> tuple[Se
         return ()
     if len(order) > 1 and _noise(plan, order[:2], ran) and _is_tie(plan, order[0], order[1], ran):
         return (order[0].first.decision, order[1].first.decision)
-    held = {not list(missed_targets(plan, [run])) for run in order[0].runs}
-    return (order[0].first.decision,) if len(held) > 1 else ()
+    holds = {not list(missed_slos(plan, [run])) for run in order[0].runs}
+    return (order[0].first.decision,) if len(holds) > 1 else ()
 
 
 def _trial(plan: ServePlan, one: Deployment, deployments: Sequence[Deployment]) -> ServeTrial:
@@ -95,8 +95,8 @@ def _trial(plan: ServePlan, one: Deployment, deployments: Sequence[Deployment]) 
     others = [other for other in deployments if other is not one and other.runs]
     ttft = measured_spread(runs, "ttft") if runs else None
     tpot = measured_spread(runs, "tpot") if runs else None
-    misses = tuple(missed_targets(plan, runs)) if runs else ()
-    good = median_of(runs, lambda run: run.goodput_requests_per_s)
+    misses = tuple(missed_slos(plan, runs)) if runs else ()
+    good = median_over_runs(runs, lambda run: run.goodput_requests_per_s)
     return ServeTrial(
         decision=first.decision,
         origin=first.origin,
@@ -113,9 +113,9 @@ def _trial(plan: ServePlan, one: Deployment, deployments: Sequence[Deployment]) 
         measured_tpot_s=tpot.mean if tpot else None,
         measured_tpot=tpot,
         predicted_requests_per_s=predicted.requests_per_s,
-        measured_requests_per_s=median_of(runs, lambda run: run.requests_per_s),
+        measured_requests_per_s=median_over_runs(runs, lambda run: run.requests_per_s),
         predicted_output_tokens_per_s=predicted.output_tokens_per_s,
-        measured_output_tokens_per_s=median_of(runs, lambda run: run.output_tokens_per_s),
+        measured_output_tokens_per_s=median_over_runs(runs, lambda run: run.output_tokens_per_s),
         predicted_goodput_per_device=predicted.goodput_per_device,
         measured_goodput_per_device=None if good is None else good / first.decision.num_devices,
         failed_ratio=failed_ratio(runs),
@@ -131,15 +131,15 @@ def _first_ok(one: Deployment) -> ServeTrialRecord:
 def _ranked(
     plan: ServePlan, deployments: Sequence[Deployment], trials: Sequence[ServeTrial]
 ) -> list[Deployment]:
-    """Return the deployments that hold every target, best first."""
+    """Return the deployments that meet every SLO, best first."""
     ran = [one for one in deployments if one.runs]
     holding = [one for one, trial in zip(deployments, trials, strict=True) if trial.holds_targets]
-    # sorted() is stable: what is equal in everything stays in the plan's order.
+    # sorted() is stable: exact ties stay in the plan's order.
     return sorted(holding, key=lambda one: (_worth(plan, one, ran), _request_s(plan, one)))
 
 
 def _worth(plan: ServePlan, one: Deployment, ran: Sequence[Deployment]) -> float:
-    """Return what the goal wants least of."""
+    """Return the value that the goal minimises."""
     devices = one.first.decision.num_devices
     if plan.goal.objective in _GOOD:
         return -statistics.median(_goodputs(one, ran)) / _per(plan, one)
@@ -148,18 +148,18 @@ def _worth(plan: ServePlan, one: Deployment, ran: Sequence[Deployment]) -> float
 
 
 def _goodputs(one: Deployment, ran: Sequence[Deployment]) -> list[float]:
-    """Return good requests per second of each run, or completed ones where some are not told."""
+    """Return each run's goodput in requests per second, or completed requests if not reported."""
     good = [run.goodput_requests_per_s for run in one.runs]
-    told = [value for value in good if value is not None]
-    return told if _tell_goodput(ran) else [run.requests_per_s for run in one.runs]
+    reported = [value for value in good if value is not None]
+    return reported if _all_report_goodput(ran) else [run.requests_per_s for run in one.runs]
 
 
-def _tell_goodput(ran: Sequence[Deployment]) -> bool:
+def _all_report_goodput(ran: Sequence[Deployment]) -> bool:
     return all(run.goodput_requests_per_s is not None for one in ran for run in one.runs)
 
 
 def _request_s(plan: ServePlan, one: Deployment) -> float:
-    """Return the time of a mean request."""
+    """Return the latency of a mean request in seconds."""
     lengths = plan.goal.traffic.output_tokens
     tokens = mean_tokens(lengths) if lengths is not None else _output_tokens(one)
     further = max(0.0, tokens - 1.0)
@@ -167,7 +167,7 @@ def _request_s(plan: ServePlan, one: Deployment) -> float:
 
 
 def _output_tokens(one: Deployment) -> float:
-    return median_of(one.runs, lambda run: run.mean_output_tokens) or 1.0
+    return median_over_runs(one.runs, lambda run: run.mean_output_tokens) or 1.0
 
 
 def _regret(
@@ -195,7 +195,7 @@ def _noise(plan: ServePlan, deployments: Iterable[Deployment], ran: Sequence[Dep
 
 
 def _per(plan: ServePlan, one: Deployment) -> int:
-    """Return what good requests are counted by: devices, or all of them together."""
+    """Return the divisor of goodput: devices, or 1 for the total."""
     return one.first.decision.num_devices if plan.goal.objective == "goodput" else 1
 
 
@@ -204,7 +204,7 @@ def _ratios(ran: Sequence[Deployment], metric: Metric) -> Iterator[float]:
         predicted = one.first.predicted
         predicted_s = (predicted.ttft_s if metric == "ttft" else predicted.tpot_s).mean
         measured_s = measured_spread(one.runs, metric).mean
-        # Answers of a single token have no TPOT to compare.
+        # Single-token outputs have no TPOT.
         if predicted_s > 0.0 and measured_s > 0.0:
             yield measured_s / predicted_s
 
@@ -231,17 +231,17 @@ def _accuracy(trials: Sequence[ServeTrial], ran: Sequence[Deployment]) -> ServeA
 
 
 def _ape(pairs: Iterable[tuple[float | None, float | None]]) -> float | None:
-    found = [abs(p - m) / m for p, m in pairs if p is not None and m]
-    return statistics.median(found) if found else None
+    errors = [abs(p - m) / m for p, m in pairs if p is not None and m]
+    return statistics.median(errors) if errors else None
 
 
 def _within(ran: Sequence[Deployment], metric: Metric) -> int:
-    found = 0
+    count = 0
     for one in ran:
         predicted = one.first.predicted
         low_s, high_s = predicted.ttft_s_band if metric == "ttft" else predicted.tpot_s_band
-        found += low_s <= measured_spread(one.runs, metric).mean <= high_s
-    return found
+        count += low_s <= measured_spread(one.runs, metric).mean <= high_s
+    return count
 
 
 def _notes(
@@ -253,47 +253,45 @@ def _notes(
         return
     first = next((one for one in trials if one.decision == plan.decision), None)
     if first is not None and first.misses:
-        yield f"the plan's choice misses its targets: {'; '.join(first.misses)}"
-    if plan.goal.objective in _GOOD and not _tell_goodput(ran):
-        yield "some run tells no goodput: completed requests were compared instead"
+        yield f"the plan's choice misses its SLOs: {'; '.join(first.misses)}"
+    if plan.goal.objective in _GOOD and not _all_report_goodput(ran):
+        yield "some run reports no goodput: completed requests were compared instead"
     failed = sum(run.failed or 0 for run in runs)
     if failed:
         yield f"{failed} of {failed + sum(run.completed for run in runs)} requests failed"
     if any(run.failed is None for run in runs):
-        yield "how many requests failed is unknown: the client does not tell"
-    if any(len({not list(missed_targets(plan, [run])) for run in one.runs}) > 1 for one in ran):
-        yield "of some deployment, some runs hold the targets and others do not"
+        yield "the number of failed requests is unknown: the client does not report it"
+    if any(len({not list(missed_slos(plan, [run])) for run in one.runs}) > 1 for one in ran):
+        yield "some runs of a deployment meet the SLOs and others do not"
     yield from _length_notes(plan, runs)
     yield _cache_note(plan, runs)
 
 
-def _length_notes(plan: ServePlan, runs: Sequence[BenchRun]) -> Iterator[str]:
+def _length_notes(plan: ServePlan, runs: Sequence[BenchmarkRun]) -> Iterator[str]:
     traffic = plan.goal.traffic
-    asked: Mapping[str, float | None] = {
+    planned_tokens: Mapping[str, float | None] = {
         "input": None if traffic.input_tokens is None else mean_tokens(traffic.input_tokens),
         "output": None if traffic.output_tokens is None else mean_tokens(traffic.output_tokens),
     }
     sent = {
-        "input": median_of(runs, lambda run: run.mean_input_tokens),
-        "output": median_of(runs, lambda run: run.mean_output_tokens),
+        "input": median_over_runs(runs, lambda run: run.mean_input_tokens),
+        "output": median_over_runs(runs, lambda run: run.mean_output_tokens),
     }
-    for name, tokens in asked.items():
-        found = sent[name]
-        if tokens and found is not None and abs(found / tokens - 1.0) > LENGTH_RATIO:
+    for name, tokens in planned_tokens.items():
+        sent_tokens = sent[name]
+        if tokens and sent_tokens is not None and abs(sent_tokens / tokens - 1.0) > LENGTH_RATIO:
             yield (
-                f"requests had {found:.0f} {name} tokens on average, the plan is for {tokens:.0f}:"
-                " the prediction is of other requests"
+                f"requests had {sent_tokens:.0f} {name} tokens on average, the plan is for"
+                f" {tokens:.0f}: the prediction is for other requests"
             )
 
 
-def _cache_note(plan: ServePlan, runs: Sequence[BenchRun]) -> str:
-    told = median_of(runs, lambda run: run.prefix_hit_ratio)
+def _cache_note(plan: ServePlan, runs: Sequence[BenchmarkRun]) -> str:
+    measured_hit = median_over_runs(runs, lambda run: run.prefix_hit_ratio)
     planned = format_ratio(plan.goal.traffic.prefix_hit)
-    if told is not None:
-        return (
-            f"{format_ratio(told)} of the prompt tokens were in the prefix cache, planned {planned}"
-        )
+    if measured_hit is not None:
+        measured = format_ratio(measured_hit)
+        return f"{measured} of the prompt tokens were in the prefix cache, planned {planned}"
     return (
-        f"the client tells nothing of the prefix cache; {planned} of the prompt tokens are planned"
-        " to be in it"
+        f"the client does not report prefix cache hits; planned are {planned} of the prompt tokens"
     )

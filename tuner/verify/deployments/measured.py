@@ -1,4 +1,4 @@
-"""What was measured of a deployment: all its launches, medians over their runs, missed targets."""
+"""Measurements of a deployment: all its launches, medians over their runs, missed SLOs."""
 
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -8,10 +8,10 @@ from typing import Final, Literal
 from tuner.serve_plan import ServeDecision, ServePlan
 from tuner.spec.serving.goal import Percentiles
 from tuner.units import format_ratio, format_s
-from tuner.verify.deployments.records import BenchRun, ServeTrialRecord, Spread
+from tuner.verify.deployments.records import BenchmarkRun, ServeTrialRecord, Spread
 
 FAILED_RATIO: Final = 0.01
-"""The share that the strictest percentile of a target, P99, leaves out."""
+"""The share that the strictest SLO percentile, P99, leaves out."""
 
 Metric = Literal["ttft", "tpot"]
 STATISTICS: Final = ("mean", "p50", "p90", "p99")
@@ -22,53 +22,55 @@ class Deployment:
     """All launches of one decision."""
 
     first: ServeTrialRecord
-    """Whose prediction counts."""
+    """Its prediction counts."""
     records: tuple[ServeTrialRecord, ...]
 
     @property
-    def runs(self) -> tuple[BenchRun, ...]:
-        """Runs of the launches that ended well."""
+    def runs(self) -> tuple[BenchmarkRun, ...]:
+        """Runs of the successful launches."""
         return tuple(run for one in self.records if one.status == "ok" for run in one.runs)
 
 
-def gathered(records: Iterable[ServeTrialRecord]) -> tuple[Deployment, ...]:
-    """Join the launches of each decision, in the order they were first launched."""
-    found: dict[ServeDecision, list[ServeTrialRecord]] = {}
+def group_by_decision(records: Iterable[ServeTrialRecord]) -> tuple[Deployment, ...]:
+    """Group the launches by decision, in the order of first launch."""
+    by_decision: dict[ServeDecision, list[ServeTrialRecord]] = {}
     for record in sorted(records, key=lambda one: one.number):
-        found.setdefault(record.decision, []).append(record)
-    return tuple(Deployment(first=each[0], records=tuple(each)) for each in found.values())
+        by_decision.setdefault(record.decision, []).append(record)
+    return tuple(Deployment(first=each[0], records=tuple(each)) for each in by_decision.values())
 
 
 def _median_spread(spreads: Sequence[Spread]) -> Spread:
-    found = {name: [getattr(one, name) for one in spreads] for name in STATISTICS}
+    values = {name: [getattr(one, name) for one in spreads] for name in STATISTICS}
     return Spread(
-        **{name: None if None in each else statistics.median(each) for name, each in found.items()}
+        **{name: None if None in each else statistics.median(each) for name, each in values.items()}
     )
 
 
-def measured_spread(runs: Sequence[BenchRun], metric: Metric) -> Spread:
-    """Return the median over runs of each statistic that all of them have, in seconds."""
+def measured_spread(runs: Sequence[BenchmarkRun], metric: Metric) -> Spread:
+    """Return the median over runs of each statistic that all runs have, in seconds."""
     return _median_spread([run.ttft_s if metric == "ttft" else run.tpot_s for run in runs])
 
 
-def median_of(runs: Sequence[BenchRun], of: Callable[[BenchRun], float | None]) -> float | None:
-    """Return the median over runs of what all of them tell; None where one does not."""
-    found = [of(run) for run in runs]
-    told = [one for one in found if one is not None]
-    return statistics.median(told) if told and len(told) == len(found) else None
+def median_over_runs(
+    runs: Sequence[BenchmarkRun], of: Callable[[BenchmarkRun], float | None]
+) -> float | None:
+    """Return the median of a value over runs; None if a run does not report it."""
+    values = [of(run) for run in runs]
+    reported = [one for one in values if one is not None]
+    return statistics.median(reported) if reported and len(reported) == len(values) else None
 
 
-def failed_ratio(runs: Sequence[BenchRun]) -> float | None:
-    """Return the share of all requests that failed; None where a run does not tell."""
+def failed_ratio(runs: Sequence[BenchmarkRun]) -> float | None:
+    """Return the share of failed requests; None if a run does not report it."""
     failed = [run.failed for run in runs]
-    told = [one for one in failed if one is not None]
-    if not told or len(told) < len(failed):
+    reported = [one for one in failed if one is not None]
+    if not reported or len(reported) < len(failed):
         return None
-    return sum(told) / (sum(told) + sum(run.completed for run in runs))
+    return sum(reported) / (sum(reported) + sum(run.completed for run in runs))
 
 
-def missed_targets(plan: ServePlan, runs: Sequence[BenchRun]) -> Iterator[str]:
-    """Say which targets do not hold."""
+def missed_slos(plan: ServePlan, runs: Sequence[BenchmarkRun]) -> Iterator[str]:
+    """Yield a line per missed SLO."""
     failed = failed_ratio(runs)
     if failed is not None and failed > FAILED_RATIO:
         yield f"{format_ratio(failed)} of the requests failed"
@@ -79,7 +81,7 @@ def missed_targets(plan: ServePlan, runs: Sequence[BenchRun]) -> Iterator[str]:
         for name, limit_s in _limits(targets).items():
             measured_s = getattr(spread, name)
             if measured_s is None:
-                yield f"{metric.upper()} {name.upper()} was not told by the client"
+                yield f"{metric.upper()} {name.upper()} was not reported by the client"
             elif measured_s > limit_s:
                 title = name if name == "mean" else name.upper()
                 yield f"{metric.upper()} {title} {format_s(measured_s)} of {format_s(limit_s)}"

@@ -1,6 +1,6 @@
-"""What is kept of each launch of a deployment, one file each, and what they conclude.
+"""Records of the launches of a deployment, one file each, and their conclusion.
 
-    BenchRun          one run of a client, read off its JSON result
+    BenchmarkRun      one run of a client, read from its JSON result
     ServeTrialRecord  `trials/NNNN.json`: one launch with all its runs, written once it has ended
     ServeVerified     `verified.json`: derived from the records
 
@@ -24,7 +24,7 @@ ServeOrigin = Literal["plan", "alternative", "repeat"]
 
 
 class Spread(Record):
-    """A time over requests, as far as the client tells it."""
+    """Statistics of a latency over requests, as far as reported."""
 
     mean: Seconds
     p50: Seconds | None = None
@@ -32,12 +32,12 @@ class Spread(Record):
     p99: Seconds | None = None
 
 
-class BenchRun(Record):
-    """What a client measured."""
+class BenchmarkRun(Record):
+    """One run of a benchmark client."""
 
     completed: Count
     failed: Size | None
-    """None where the client does not tell and was not told how many to send."""
+    """None if the client neither reports it nor was given the number of requests."""
     duration_s: Seconds
     ttft_s: Spread
     tpot_s: Spread
@@ -46,11 +46,11 @@ class BenchRun(Record):
     """Completed."""
     output_tokens_per_s: Ratio
     goodput_requests_per_s: Ratio | None = None
-    """That met every target, as the client counts them; None where it was told none."""
+    """Requests that met every SLO, as counted by the client; None if it was given none."""
     mean_input_tokens: Ratio | None = None
     mean_output_tokens: Ratio | None = None
     prefix_hit_ratio: Share | None = None
-    """Of the prompt tokens, where the client asks the server."""
+    """Of the prompt tokens, if the client queries the server."""
 
 
 class ServeTrialRecord(Record):
@@ -59,18 +59,18 @@ class ServeTrialRecord(Record):
     schema_version: Literal[1] = 1
     number: Size
     origin: ServeOrigin
-    """A repeat launches a decision again that ran already."""
+    """A repeat launches a decision once more."""
     decision: ServeDecision
     status: TrialStatus
     reason: str = ""
     """One line when the status is not ok."""
     last_lines: tuple[str, ...] = ()
-    """The end of the server's or the client's log, where the status is not ok."""
+    """The tail of the server's or client's log if the status is not ok."""
     predicted: ServePrediction
-    runs: tuple[BenchRun, ...] = ()
-    """Every run of the client that could be read."""
+    runs: tuple[BenchmarkRun, ...] = ()
+    """Every benchmark run with a readable result."""
     ready_s: Seconds | None = None
-    """From the start until every server answered."""
+    """From the start until every server was ready."""
     wall_s: Seconds
     engine: str
     client: str
@@ -85,11 +85,11 @@ class ServeTrial(Record):
     reason: str = ""
     num_devices: Count
     runs: Size
-    """Of the client, all launches together; times below are the medians over them."""
+    """Benchmark runs of all launches; times below are medians over them."""
     predicted_ttft_s: Seconds
     """Mean over requests, as the others without a percentile in their name."""
     recalibrated_ttft_s: Seconds | None
-    """Scaled by what the other deployments showed; absent where no other ran."""
+    """Scaled by the factor of the other deployments; absent if no other ran."""
     measured_ttft_s: Seconds | None
     measured_ttft: Spread | None = None
     predicted_tpot_s: Seconds
@@ -103,11 +103,11 @@ class ServeTrial(Record):
     predicted_goodput_per_device: Ratio
     measured_goodput_per_device: Ratio | None = None
     failed_ratio: Share | None = None
-    """Requests that failed, over all that were sent; None where unknown."""
+    """Failed requests over all sent; None if unknown."""
     holds_targets: bool | None = None
-    """None where nothing was measured."""
+    """Whether every SLO is met; None if nothing was measured."""
     misses: tuple[str, ...] = ()
-    """Targets that do not hold, a line each."""
+    """Missed SLOs, a line each."""
 
 
 class ServeFactors(Record):
@@ -140,12 +140,12 @@ class ServeVerified(Record):
     trials: tuple[ServeTrial, ...]
     """In the order they were first launched."""
     winner: ServeDecision | None
-    """Best by the objective among those that hold every target; absent when none does."""
+    """Best by the objective among those that meet every SLO; absent if none does."""
     regret_ratio: float | None
-    """By the objective, the plan's first choice over the winner, minus 1; absent where the first
-    choice did not run or misses a target."""
+    """By the objective, the plan's first choice over the winner, minus 1; absent if the first
+    choice did not run or misses an SLO."""
     tie: bool
-    """The winner and another are equal by the objective, or nearer than the noise of their runs."""
+    """The winner and another are equal by the objective or within the noise of their runs."""
     factors: ServeFactors | None
     accuracy: ServeAccuracy
     notes: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
-"""A deployment that runs while it is measured, and is gone afterwards.
+"""Runs a deployment while it is measured, and ends it afterwards.
 
-Its processes are found as those of trials are (tuner/verify/termination.py); the command itself is
-asked first, so that srun, mpirun and docker end what they started elsewhere. It answers once every
-address has returned status 200 and one request of a token has been served: engines call themselves
-healthy before a worker has run a step, and some workers end at their first.
+Its processes are found like those of trials (tuner/verify/termination.py); the command itself gets
+SIGTERM first, so that srun, mpirun and docker end their remote processes. It is ready once every
+address has returned status 200 and a single-token request has been served: engines report healthy
+before a worker has run a step, and some workers crash at their first.
 
 Not covered: a command that hands the deployment to a scheduler and returns, as `kubectl apply` and
 `sbatch` do; wait for it in the command (`sbatch --wait`, `srun`), so that it ends with the command.
@@ -32,24 +32,24 @@ from tuner.verify.termination import end_marked, start_marked
 LOGS_NAME: Final = "logs"
 """Where emitted scripts write a log for each server (their variable LOGS)."""
 
-ANSWER_S: Final = 5.0
-"""That one question may take."""
+RESPONSE_TIMEOUT_S: Final = 5.0
+"""Timeout of a health check."""
 
 FIRST_REQUEST_S: Final = 300.0
-"""That one attempt at a first request may take: engines compile and capture for it."""
+"""Timeout of a first request: engines compile and capture CUDA graphs for it."""
 
 MOST_BYTES: Final = 1 << 20
-"""Of an answer."""
+"""Of a response."""
 MOST_WORDS: Final = 160
-"""Of a refusal."""
+"""Bytes of an error body that are read."""
 REFUSED: Final = ("status 401", "status 403")
-"""Refusals that no patience helps against."""
+"""Errors that a retry does not fix."""
 
 STOP_S: Final = 30.0
-"""That the command has to end what it started, elsewhere too, before all of it is killed here."""
+"""Grace period for the command to end its processes, remote ones too, before all are killed."""
 
-NO_ANSWER: Final = "did not answer within"
-"""In the reason of a deployment that never answered."""
+NO_RESPONSE: Final = "did not answer within"
+"""In the reason of a deployment that was never ready."""
 
 OK: Final = 200
 PORTS: Final = {"http": 80, "https": 443}
@@ -63,12 +63,12 @@ class Server:
     folder: Path
 
     def ended(self) -> str:
-        """Say with which code the command ended; nothing while it runs."""
+        """Return the exit message of the command; empty while it runs."""
         code = self.process.poll()
         return "" if code is None else f"the server ended with exit code {code}"
 
     def tail(self) -> str:
-        """Return the ends of all its logs, the one written last at the end."""
+        """Return the tails of all its logs, the latest one last."""
         logs = [file for file in (self.folder / LOGS_NAME).glob("*.log") if file.is_file()]
         logs.sort(key=lambda file: (file.stat().st_mtime_ns, file.name))
         own = self.folder / LOG_NAME
@@ -79,11 +79,11 @@ class Server:
 def serving(
     command: Sequence[str], *, folder: Path, environment: Mapping[str, str]
 ) -> Iterator[Server]:
-    """Run a command that serves; whatever it started is ended when this is left.
+    """Run a command that serves; end all of its processes when this is left.
 
     Args:
         command: program and arguments; no shell reads them.
-        folder: of the server alone; its output goes to a log there.
+        folder: of the server only; its output goes to a log there.
         environment: of the command.
 
     Raises:
@@ -119,7 +119,7 @@ def serving(
             release_builds(environment, since_s=since_s)
 
 
-def await_answers(
+def await_healthy(
     server: Server,
     addresses: Sequence[str],
     *,
@@ -128,27 +128,27 @@ def await_answers(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Wait until every address answers; say what kept one from it, or nothing.
+    """Wait until every address responds with 200; return why one did not, or an empty string.
 
     Args:
-        server: that should answer.
-        addresses: to ask, http or https.
+        server: the deployment.
+        addresses: health endpoints, http or https.
         limit_s: for all of them together.
-        watch_s: between two rounds of questions.
+        watch_s: polling interval.
         clock: seconds.
         sleep: waits.
     """
     start_s = clock()
-    silent, said = list(addresses), "nothing listens there"
+    silent, message = list(addresses), "nothing listens there"
     while True:
-        while silent and not (said := _refusal(silent[0])):
+        while silent and not (message := _refusal(silent[0])):
             silent.pop(0)
         if ended := server.ended():
             return f"{ended} before it answered" if silent else ended
         if not silent:
             return ""
         if clock() - start_s + watch_s > limit_s:
-            return f"{silent[0]} {NO_ANSWER} {limit_s:.0f} s: {said}"
+            return f"{silent[0]} {NO_RESPONSE} {limit_s:.0f} s: {message}"
         sleep(watch_s)
 
 
@@ -163,13 +163,13 @@ def await_request(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Wait until a request of one token is served; say what kept it from that, or nothing.
+    """Wait until a single-token request is served; return why it was not, or an empty string.
 
     Args:
-        server: that should answer.
-        url: where an OpenAI-compatible API is.
-        model: its name there, where the API does not say it.
-        key: that the API wants; empty: none.
+        server: the deployment.
+        url: of the OpenAI-compatible API.
+        model: its name there, if the API does not list it.
+        key: API key; empty: none.
         limit_s: for all attempts together.
         watch_s: between two attempts.
         clock: seconds.
@@ -180,30 +180,32 @@ def await_request(
         left_s = limit_s - (clock() - start_s)
         named = _named_model(url, key) or model
         body = {"model": named, "prompt": "Hello", "max_tokens": 1, "temperature": 0}
-        said = _refusal(
+        message = _refusal(
             f"{url}/v1/completions",
             data=json.dumps(body).encode(),
-            timeout_s=min(max(left_s, ANSWER_S), FIRST_REQUEST_S),
+            timeout_s=min(max(left_s, RESPONSE_TIMEOUT_S), FIRST_REQUEST_S),
             key=key,
         )
-        # A server whose worker died takes a moment to end.
-        if said:
+        # A server whose worker has died takes a moment to exit.
+        if message:
             sleep(watch_s)
         if ended := server.ended():
             return f"{ended} at its first request"
-        if not said:
+        if not message:
             return ""
-        if said.startswith(REFUSED):
-            return f"{url} refuses a first request ({said}): set OPENAI_API_KEY"
+        if message.startswith(REFUSED):
+            return f"{url} refuses a first request ({message}): set OPENAI_API_KEY"
         if clock() - start_s + watch_s > limit_s:
-            return f"{url} is healthy, but {NO_ANSWER} {limit_s:.0f} s to a first request: {said}"
+            return (
+                f"{url} is healthy, but {NO_RESPONSE} {limit_s:.0f} s to a first request: {message}"
+            )
 
 
 def _named_model(url: str, key: str) -> str:
-    """Return how the API calls its first model; empty where it does not say."""
+    """Return the name of the API's first model; empty if it lists none."""
     try:
-        with _opened(f"{url}/v1/models", timeout_s=ANSWER_S, key=key) as answer:
-            listed = json.loads(answer.read(MOST_BYTES))
+        with _opened(f"{url}/v1/models", timeout_s=RESPONSE_TIMEOUT_S, key=key) as response:
+            listed = json.loads(response.read(MOST_BYTES))
         name = listed["data"][0]["id"]
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, RecursionError):
         return ""
@@ -218,10 +220,10 @@ def await_free(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Wait until nobody listens at the addresses; a server that ended may hold its port a moment.
+    """Wait until nothing listens at the addresses; a server that ended may keep its port briefly.
 
     Raises:
-        EnvironmentMissingError: somebody still does.
+        EnvironmentMissingError: something still does.
     """
     start_s = clock()
     for address in addresses:
@@ -234,8 +236,8 @@ def await_free(
             sleep(watch_s)
 
 
-def checked_address(address: str, *, option: str) -> str:
-    """Return an address of HTTP as it stands.
+def check_address(address: str, *, option: str) -> str:
+    """Return a valid HTTP address unchanged.
 
     Raises:
         SpecError: it is none.
@@ -251,13 +253,13 @@ def checked_address(address: str, *, option: str) -> str:
 
 
 def _refusal(
-    address: str, *, data: bytes | None = None, timeout_s: float = ANSWER_S, key: str = ""
+    address: str, *, data: bytes | None = None, timeout_s: float = RESPONSE_TIMEOUT_S, key: str = ""
 ) -> str:
-    """Say why an address does not answer, to what is posted there; nothing when it does."""
+    """Return why a GET, or POST of `data`, fails; empty if it returns 200."""
     try:
-        with _opened(address, data=data, timeout_s=timeout_s, key=key) as answer:
-            answer.read(MOST_BYTES)
-            return "" if answer.status == OK else f"status {answer.status}"
+        with _opened(address, data=data, timeout_s=timeout_s, key=key) as response:
+            response.read(MOST_BYTES)
+            return "" if response.status == OK else f"status {response.status}"
     except urllib.error.HTTPError as error:
         with error:
             words = error.read(MOST_WORDS) if data else b""
@@ -271,13 +273,13 @@ def _refusal(
 def _opened(
     address: str, *, timeout_s: float, key: str, data: bytes | None = None
 ) -> http.client.HTTPResponse:
-    """Ask an address, or post JSON there."""
-    # Servers are asked directly: a proxy for the world outside knows nothing of them.
+    """Send a GET, or POST JSON."""
+    # No proxy: servers are local.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     headers = {"Content-Type": "application/json"} if data else {}
     headers |= {"Authorization": f"Bearer {key}"} if key else {}
-    asked = urllib.request.Request(address, data=data, headers=headers)
-    opened: http.client.HTTPResponse = opener.open(asked, timeout=timeout_s)
+    request = urllib.request.Request(address, data=data, headers=headers)
+    opened: http.client.HTTPResponse = opener.open(request, timeout=timeout_s)
     return opened
 
 
@@ -289,6 +291,6 @@ def _is_listened_at(address: str) -> bool:
     parts = urlsplit(address)
     with contextlib.suppress(OSError):
         place = (parts.hostname or "", parts.port or PORTS[parts.scheme])
-        with socket.create_connection(place, timeout=ANSWER_S):
+        with socket.create_connection(place, timeout=RESPONSE_TIMEOUT_S):
             return True
     return False

@@ -1,1 +1,1 @@
-"""Trials as jobs of Slurm."""
+"""Trials as Slurm jobs."""

@@ -1,7 +1,7 @@
-"""What lies in the folder of a trial that is a job: its ticket, its lease, its end.
+"""Files in the folder of a trial that runs as a Slurm job: ticket, lease, exit code.
 
-Nodes write too, and a file system that they share may show a file late: what cannot be read is not
-there yet.
+Nodes write there too, and a shared file system may show a file late: an unreadable file counts as
+not yet written.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ WITHDRAWN_NAME: Final = "withdrawn"
 
 
 class Ticket(Record):
-    """`ticket.json`: how the job of a trial is found."""
+    """`ticket.json`: name and id of a trial's job."""
 
     name: str
     job: str | None = None
     losses: int = 0
-    """How often the trial was lost before this job, with a node or by a controller."""
+    """How often the trial was lost before this job, by a node or a controller failure."""
 
 
-def report_of(folder: Path) -> StepReport | None:
-    """The report of a run that ended well."""
+def read_report(folder: Path) -> StepReport | None:
+    """Return the report of a successful run."""
     if exit_code(folder) != 0:
         return None
     try:
@@ -45,7 +45,7 @@ def report_of(folder: Path) -> StepReport | None:
 
 
 def exit_code(folder: Path) -> int | None:
-    """Of the last run, as the batch script saw it; None while there is none."""
+    """Return the exit code that the batch script recorded for the last run; None until then."""
     try:
         return int(read_bounded(folder / EXIT_NAME, most_bytes=64))
     except (OSError, ValueError):
@@ -53,15 +53,15 @@ def exit_code(folder: Path) -> int | None:
 
 
 def renew_lease(folder: Path) -> None:
-    """Change the lease; nodes look whether it is another than before."""
-    with contextlib.suppress(OSError):  # A disk that is full for a moment must not end a trial.
+    """Renew the lease; nodes check whether it changes."""
+    with contextlib.suppress(OSError):  # A disk that is briefly full must not end a trial.
         partial = folder / f".{LEASE_NAME}.partial"
         partial.write_text(f"{time.time_ns()}\n", encoding="ascii")
         partial.replace(folder / LEASE_NAME)
 
 
-def ticket_of(folder: Path) -> Ticket | None:
-    """The ticket; None where nothing was prepared."""
+def read_ticket(folder: Path) -> Ticket | None:
+    """Return the ticket; None if no job was prepared."""
     try:
         return Ticket.model_validate_json(
             read_bounded(folder / TICKET_NAME, most_bytes=MAX_RECORD_BYTES)
@@ -71,5 +71,5 @@ def ticket_of(folder: Path) -> Ticket | None:
 
 
 def write_ticket(folder: Path, ticket: Ticket) -> None:
-    """Write it, whole or not at all."""
+    """Write the ticket atomically."""
     write_files(folder, {TICKET_NAME: ticket.model_dump_json() + "\n"})

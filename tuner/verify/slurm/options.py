@@ -1,8 +1,8 @@
-"""What a user may tell Slurm about trials: options of sbatch, passed through as `#SBATCH` lines.
+"""The user's sbatch options for trials, passed through as `#SBATCH` lines.
 
-Names are checked for their form only, because every site has its own; those that the launcher
-decides itself are refused, and so is whatever sbatch may take for short of one of them: it reads
-`arra=1-4` as `array=1-4` (getopt_long(3)). Values hold nothing that could end a line or open
+Names are checked for their form only, because clusters have their own; those that the launcher sets
+are refused, and so are prefixes of them that sbatch would accept: it reads `arra=1-4` as
+`array=1-4` (getopt_long(3)). Values must not contain characters that could end a line or start
 another.
 """
 
@@ -36,11 +36,11 @@ OWN: Final = frozenset(
         "wrap",
     }
 )
-"""What the launcher decides: a trial is one job of a given shape, found again by its name. Sbatch
-knows `tasks-per-node` too, though sbatch(1) does not name it."""
+"""Options that the launcher sets: a trial is one job of a given shape, found by its name. Sbatch
+also accepts `tasks-per-node`, though sbatch(1) does not list it."""
 
 ELSEWHERE: Final = frozenset({"clusters", "cluster-constraint"})
-"""Would hand jobs to a cluster that is not asked for them afterwards."""
+"""Would submit jobs to a cluster that is not queried for them."""
 
 VARIABLES: Final[Mapping[str, str]] = {
     "array": "SBATCH_ARRAY_INX",
@@ -57,25 +57,25 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _VALUE: Final = re.compile(r"[A-Za-z0-9_.,:;/@%+=&|!*()\[\]-]{1,1024}")
 
 
-def parsed_options(written: Iterable[str]) -> Options:
+def parse_options(written: Iterable[str]) -> Options:
     """Read `name=value` pairs.
 
     Raises:
-        SpecError: a pair is none, its name is the launcher's own, or its value could be misread.
+        SpecError: a pair is malformed, its name is set by the launcher, or its value is unsafe.
     """
-    found = tuple(_parsed(pair) for pair in written)
-    if len(found) > MOST_OPTIONS:
-        raise SpecError(f"--slurm is given {len(found)} times; {MOST_OPTIONS} are enough")
-    return found
+    options = tuple(_parsed(pair) for pair in written)
+    if len(options) > MOST_OPTIONS:
+        raise SpecError(f"--slurm is given {len(options)} times; {MOST_OPTIONS} are enough")
+    return options
 
 
-def heeding(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without what would overrule the lines of a batch script.
+def without_overrides(options: Options, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without variables that override the lines of a batch script.
 
-    To sbatch its variables count for more than those (sbatch(1), input environment variables).
+    In sbatch, environment variables take precedence (sbatch(1), input environment variables).
     """
-    said = {*OWN, *(name for name, _ in options)}
-    over = {VARIABLES.get(name, f"SBATCH_{name.upper().replace('-', '_')}") for name in said}
+    set_options = {*OWN, *(name for name, _ in options)}
+    over = {VARIABLES.get(name, f"SBATCH_{name.upper().replace('-', '_')}") for name in set_options}
     return {name: value for name, value in environment.items() if name not in over}
 
 
@@ -99,7 +99,7 @@ def _parsed(pair: str) -> tuple[str, str]:
         )
     if not _VALUE.fullmatch(value):
         raise SpecError(
-            f"--slurm {name}: {value!r} holds a space, quote or other sign that a line of a batch"
-            " script may not"
+            f"--slurm {name}: {value!r} has a space, quote or other character that a batch script"
+            " line must not have"
         )
     return name, value

@@ -1,8 +1,7 @@
-"""How a job ended: what is a result of its trial, and what says nothing of it.
+"""Classifies the end of a job: a result of its trial, or a lost job.
 
-A trial is lost, and may be submitted anew, where its node failed or Slurm does not know its job
-any more, and it has left no exit code of its own. Whatever else ends a job without a report is a
-result: it would happen again.
+A trial is lost, and may be resubmitted, if its node failed or Slurm no longer knows its job, and it
+has no exit code. Any other end without a report is a result: it would happen again.
 """
 
 from collections.abc import Mapping
@@ -16,11 +15,11 @@ from tuner.verify.launcher import (
     REPORT_NAME,
     Launch,
     LaunchResult,
-    ended_early,
-    failure,
-    judge,
+    early_result,
+    exit_result,
+    failure_result,
     log_tail,
-    timed_out,
+    timeout_result,
 )
 from tuner.verify.progress import steps_so_far
 from tuner.verify.slurm.folder import Ticket, exit_code
@@ -28,19 +27,19 @@ from tuner.verify.slurm.queue import LOST_NODE, WAITING, JobState
 from tuner.verify.slurm.script import ABANDONED_EXIT, LOST_NODE_EXIT, MOST_RESTARTS
 
 SLURMS_LIMITS: Final[Mapping[str, str]] = {"TIMEOUT": "time", "DEADLINE": "deadline"}
-"""Option of sbatch that sets the limit behind a state; without one it is the job script's."""
+"""Sbatch option of the limit behind a state; the default is in the job script."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A job that ended without saying anything of its trial."""
+    """A job that ended without a result."""
 
     restarts: int
-    """How often Slurm had queued it again before."""
+    """How often Slurm had requeued it before."""
 
 
-def lost_of(state: JobState | None, folder: Path) -> Lost | None:
-    """Tell a job that is over for reasons that are none of the trial's; None where it is not."""
+def detect_lost(state: JobState | None, folder: Path) -> Lost | None:
+    """Detect a job that ended for reasons outside the trial; None if it did not."""
     restarts = state.restarts if state is not None else 0
     code = exit_code(folder)
     if code == LOST_NODE_EXIT:
@@ -49,25 +48,25 @@ def lost_of(state: JobState | None, folder: Path) -> Lost | None:
     return Lost(restarts=restarts) if code is None and is_gone else None
 
 
-def overrun_of(
+def check_overrun(
     state: JobState, launch: Launch, folder: Path, *, ticket: Ticket, wall_s: float
 ) -> LaunchResult | None:
-    """Say why a job that is alive has to be ended; None while it may go on."""
+    """Return the result of a running job that must be ended; None while it may run on."""
     losses = ticket.losses + state.restarts
     if losses > MOST_RESTARTS:
         return _crash(f"{losses} of its nodes failed", wall_s=wall_s)
     if state.state not in WAITING and state.run_s > launch.deadline_s:
         steps = len(steps_so_far(folder))
-        return timed_out(launch.deadline_s, wall_s=state.run_s, steps=steps)
+        return timeout_result(launch.deadline_s, wall_s=state.run_s, steps=steps)
     if wall_s > launch.latest_s:
         return _late(state, wall_s=wall_s)
     if reason := launch.hopeless(steps_so_far(folder)):
-        return ended_early(folder, reason=reason, wall_s=wall_s)
+        return early_result(folder, reason=reason, wall_s=wall_s)
     return None
 
 
-def ended_as(state: JobState | None, folder: Path, *, wall_s: float) -> LaunchResult:
-    """Judge a job that is over and has left no report that could be read."""
+def job_result(state: JobState | None, folder: Path, *, wall_s: float) -> LaunchResult:
+    """Return the result of a job that ended without a readable report."""
     code, tail = exit_code(folder), log_tail(folder / LOG_NAME)
     if state is not None and state.state == "OUT_OF_MEMORY":
         reason = "Slurm ended the job for lack of memory"
@@ -80,18 +79,18 @@ def ended_as(state: JobState | None, folder: Path, *, wall_s: float) -> LaunchRe
     if code == LOST_NODE_EXIT:
         return _crash("a node of the job could not be reached any more", wall_s=wall_s)
     if code is not None:
-        # A shell says 128 + n of what signal n has ended.
+        # Shells report 128 + n for signal n.
         code = 128 - code if code > 128 else code
-        return judge(code, tail=tail, report_file=folder / REPORT_NAME, wall_s=wall_s)
+        return exit_result(code, tail=tail, report_file=folder / REPORT_NAME, wall_s=wall_s)
     if state is None:
         return _crash("Slurm does not know the job any more, and it left no report", wall_s=wall_s)
     if state.state in LOST_NODE or state.state == "CANCELLED":
         return _crash(f"Slurm says {state.state} of the job", wall_s=wall_s)
-    return failure(1, tail=tail, wall_s=wall_s)
+    return failure_result(1, tail=tail, wall_s=wall_s)
 
 
 def _limit_of(state: JobState) -> str:
-    """Say which limit of Slurm ended a job; the trial's own deadline is none of them."""
+    """Name the Slurm limit that ended a job, as opposed to the trial's own deadline."""
     option = SLURMS_LIMITS[state.state]
     name = "time limit" if option == "time" else option
     limit = f" of {format_s(state.limit_s)}" if option == "time" and state.limit_s else ""

@@ -1,11 +1,11 @@
-"""Asks Slurm and tells it: sbatch, scontrol or sacct, squeue and scancel, each with a time limit.
+"""Client of Slurm: sbatch, scontrol or sacct, squeue and scancel, each with a time limit.
 
-The state of a job comes from `scontrol show job --oneliner` or, where that does not know the job
-any more or no controller answers, from `sacct`; whichever answers counts. Formats are those of
-scontrol(1) and sacct(1). A program that cannot reach its daemon raises `SlurmAwayError`: nothing is
-known then, and it is worth asking again.
+The state of a job comes from `scontrol show job --oneliner` or, if that no longer knows the job or
+no controller responds, from `sacct`; the first reply counts. Formats are those of scontrol(1) and
+sacct(1). A program that cannot reach its daemon raises `SlurmAwayError`: the state is unknown then,
+and a retry is worthwhile.
 
-A controller that lost its state gives ids out again, so a job is always asked for by id and name.
+A controller that lost its state reuses ids, so a job is always looked up by id and name.
 """
 
 import re
@@ -19,8 +19,8 @@ from typing import Final
 from tuner.errors import EnvironmentMissingError, SchedulerError
 
 PROGRAMS: Final = ("sbatch", "scontrol", "squeue", "scancel")
-ANSWER_S: Final = 60.0
-"""For one answer; Slurm's own programs give up on a silent controller after about as long."""
+REPLY_TIMEOUT_S: Final = 60.0
+"""Timeout of a command; Slurm's own programs give up on a silent controller after about as long."""
 
 WAITING: Final = frozenset(
     {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
@@ -29,10 +29,10 @@ GOING: Final = frozenset(
     {"RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED"}
 )
 LOST_NODE: Final = frozenset({"NODE_FAIL", "PREEMPTED", "BOOT_FAIL"})
-"""Ends that say nothing of the trial itself, after which Slurm may start the job again."""
+"""Ends outside the trial's control, after which Slurm may requeue the job."""
 
 HELD_AFTER_LAUNCH: Final = "launch_failed_requeued_held"
-"""Reason of a job that a node could not start; Slurm holds it until somebody releases it."""
+"""Reason of a job that a node could not start; Slurm holds it until it is released."""
 
 _FIELD: Final = re.compile(r"(?<!\S)([A-Za-z]+)=(\S*)")
 _ELAPSED: Final = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
@@ -46,21 +46,21 @@ _REFUSALS: Final = re.compile(
 
 
 class SlurmAwayError(Exception):
-    """Slurm does not answer at the moment."""
+    """Slurm does not respond at the moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobState:
-    """What Slurm says of a job."""
+    """State of a job according to Slurm."""
 
     state: str
     reason: str = ""
     """Why it waits."""
     run_s: float = 0.0
-    """How long its present run has taken."""
+    """Duration of its current run."""
     restarts: int = 0
     limit_s: float = 0.0
-    """Time limit of a run as Slurm holds it; 0 where it tells none."""
+    """Slurm's time limit of a run; 0 if unknown."""
 
     @property
     def is_alive(self) -> bool:
@@ -86,7 +86,7 @@ def submit(script: Path, *, output: Path, environment: Mapping[str, str]) -> str
     """Submit a batch script and return the job's id.
 
     Raises:
-        SlurmAwayError: no controller answers; the job may have been taken nevertheless.
+        SlurmAwayError: no controller responds; the job may have been accepted nevertheless.
         SchedulerError: Slurm refuses the job.
     """
     # The log's name is a pattern to sbatch.
@@ -95,24 +95,24 @@ def submit(script: Path, *, output: Path, environment: Mapping[str, str]) -> str
         ["sbatch", "--parsable", f"--output={log}", f"--chdir={script.parent}", str(script)],
         environment=environment,
     )
-    # With several clusters the answer is ID;CLUSTER.
-    found = _JOB_ID.match(done.stdout.strip())
-    if done.returncode == 0 and found:
-        return found.group()
+    # With several clusters the reply is ID;CLUSTER.
+    match = _JOB_ID.match(done.stdout.strip())
+    if done.returncode == 0 and match:
+        return match.group()
     if _REFUSALS.search(done.stderr):
         raise SchedulerError(f"sbatch refuses the trial: {_said(done)}")
     raise SlurmAwayError(_said(done))
 
 
-def state_of(job: str, *, name: str) -> JobState | None:
+def job_state(job: str, *, name: str) -> JobState | None:
     """Return the state of the job with an id and a name; None where Slurm knows none (any more).
 
     Raises:
-        SlurmAwayError: neither program answers.
+        SlurmAwayError: neither program responds.
     """
     shown = _run(["scontrol", "show", "job", "--oneliner", job])
     if shown.returncode == 0:
-        return parsed_scontrol(shown.stdout, name=name)
+        return parse_scontrol(shown.stdout, name=name)
     listed = _sacct(job, name=name)
     if listed is not None:
         return listed
@@ -121,24 +121,24 @@ def state_of(job: str, *, name: str) -> JobState | None:
     raise SlurmAwayError(_said(shown))
 
 
-def job_named(name: str) -> str | None:
+def find_job(name: str) -> str | None:
     """Return the id of the job with a name; None where none has it.
 
     Raises:
-        SlurmAwayError: no controller answers.
+        SlurmAwayError: no controller responds.
     """
     done = _run(["squeue", "--noheader", "--states=all", f"--name={name}", "--format=%i"])
     if done.returncode != 0:
         raise SlurmAwayError(_said(done))
-    found = [line.strip() for line in done.stdout.splitlines() if _JOB_ID.fullmatch(line.strip())]
-    return found[-1] if found else None
+    jobs = [line.strip() for line in done.stdout.splitlines() if _JOB_ID.fullmatch(line.strip())]
+    return jobs[-1] if jobs else None
 
 
 def release(job: str) -> None:
-    """Ask Slurm to let a held job go; where it may not, the job waits on.
+    """Release a held job; if Slurm refuses, the job keeps waiting.
 
     Raises:
-        SlurmAwayError: no controller answers.
+        SlurmAwayError: no controller responds.
     """
     done = _run(["scontrol", "release", job])
     if done.returncode != 0 and "unable to contact" in done.stderr.lower():
@@ -146,17 +146,17 @@ def release(job: str) -> None:
 
 
 def cancel(job: str, *, name: str) -> None:
-    """Ask Slurm to end the job with an id and a name; one that has ended already is no concern.
+    """Cancel the job with an id and a name, unless it has ended already.
 
     Raises:
-        SlurmAwayError: no controller answers.
+        SlurmAwayError: no controller responds.
     """
     done = _run(["scancel", f"--name={name}", job])
     if done.returncode != 0 and "invalid job id" not in done.stderr.lower():
         raise SlurmAwayError(_said(done))
 
 
-def parsed_scontrol(text: str, *, name: str) -> JobState | None:
+def parse_scontrol(text: str, *, name: str) -> JobState | None:
     """Read the line of `scontrol show job --oneliner`; None where it is of another job."""
     line = next((one for one in text.splitlines() if "JobState=" in one), "")
     fields = dict(reversed(_FIELD.findall(line)))
@@ -172,7 +172,7 @@ def parsed_scontrol(text: str, *, name: str) -> JobState | None:
     )
 
 
-def parsed_sacct(text: str, *, name: str) -> JobState | None:
+def parse_sacct(text: str, *, name: str) -> JobState | None:
     """Read the last line of `sacct`: JobName, State, ElapsedRaw and Timelimit between bars."""
     lines = [line.split("|") for line in text.splitlines() if line.strip()]
     if not lines or len(lines[-1]) < 4 or lines[-1][0] != name or not lines[-1][1].strip():
@@ -199,15 +199,15 @@ def _sacct(job: str, *, name: str) -> JobState | None:
             "--format=JobName%64,State,ElapsedRaw,Timelimit",
         ]
     )
-    return parsed_sacct(done.stdout, name=name) if done.returncode == 0 else None
+    return parse_sacct(done.stdout, name=name) if done.returncode == 0 else None
 
 
 def _elapsed_s(text: str) -> float:
     """Read [days-]hours:minutes:seconds; 0 where it is anything else, e.g. UNLIMITED."""
-    found = _ELAPSED.fullmatch(text)
-    if not found:
+    match = _ELAPSED.fullmatch(text)
+    if not match:
         return 0.0
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
@@ -221,20 +221,22 @@ def _run(
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=ANSWER_S,
+            timeout=REPLY_TIMEOUT_S,
             check=False,
             env=environment,
-            # Ctrl-C is for this process; what it has asked Slurm for goes through.
+            # Ctrl-C is for this process only; running Slurm commands complete.
             start_new_session=True,
         )
     except subprocess.TimeoutExpired as error:
-        raise SlurmAwayError(f"{command[0]} did not answer within {ANSWER_S:.0f} s") from error
+        raise SlurmAwayError(
+            f"{command[0]} did not respond within {REPLY_TIMEOUT_S:.0f} s"
+        ) from error
     except FileNotFoundError as error:
         raise EnvironmentMissingError(f"{command[0]} is not on the path any more") from error
 
 
 def _said(done: subprocess.CompletedProcess[str]) -> str:
-    """The first line of what a program complained about, without its name."""
+    """Return the first line of a program's error message, without its name."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     line = next((one for one in lines if "error" in one.lower()), lines[0] if lines else "")
     return re.sub(r"^\w+: (error: )?", "", line)[:300] or f"exit code {done.returncode}"

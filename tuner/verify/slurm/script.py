@@ -1,17 +1,17 @@
 """The two scripts of a trial's job: `job.sh` for the batch node, `node.sh` for every node.
 
-`node.sh` starts the ranks of a node: with torchrun where there are several nodes, which meet at the
-first one, else with profilers/local_ranks.py. It ends them in three cases: the lease in the trial's
-folder has not changed for a while (nobody waits for the trial any more), the trial's own time is
-over, or the job was requeued and this is its former run on a node that only seemed dead. Ranks end
-with `node.sh` (`--parent`), whatever ended it. The lease is compared with what it was, not with a
-clock, so nodes need not agree on the time. A run is known by the job's name, its id, which a
-controller that lost its state gives out again, and its restart.
+`node.sh` starts the ranks of a node: with torchrun on several nodes, which rendezvous at the first
+one, else with profilers/local_ranks.py. It ends them in three cases: the lease in the trial's
+folder has not changed for a while (nobody waits for the trial any more), the trial's deadline has
+passed, or the job was requeued and this is its former run on a node that only seemed dead. Ranks
+end with `node.sh` (`--parent`), whatever ended it. The lease is compared with its former value, not
+with a clock, so nodes need no common time. A run is identified by the job's name, its id, which a
+controller that lost its state reuses, and its restart count.
 
-`job.sh` runs on the first node of the allocation (sbatch(1)), which is where ranks meet. It leaves
-the exit code of the run in `exit`. Ranks that fail because a node died do so before Slurm misses
-the node, so a run that failed is followed by a task that does nothing on every node: where that
-cannot be started, the node is to blame, and the job is queued again.
+`job.sh` runs on the first node of the allocation (sbatch(1)), where ranks rendezvous. It writes the
+exit code of the run to `exit`. Ranks fail before Slurm notices a dead node, so a failed run is
+followed by an empty task on every node: if that cannot be started, the node has failed, and the job
+is requeued.
 """
 
 import shlex
@@ -41,12 +41,12 @@ def job_script(
     """Return the batch script.
 
     Args:
-        name: of the job, by which it is found again.
+        name: of the job, by which it is looked up.
         folder: of the trial, on a file system that all nodes share.
         shape: nodes and devices on each.
-        options: the user's, of sbatch.
-        limit_s: what the trial may take; the job's time limit unless the user names one.
-        restarts: how often Slurm may start the job again after a node failed or it was preempted.
+        options: the user's sbatch options.
+        limit_s: of the trial; the job's time limit unless the user sets one.
+        restarts: how often Slurm may requeue the job after a node failure or preemption.
     """
     given = dict(options)
     own = {
@@ -73,12 +73,12 @@ def job_script(
 
 
 def node_script(*, shape: LaunchShape, deadline_s: float, lease_s: float) -> str:
-    """Return what runs on every node.
+    """Return the script of every node.
 
     Args:
         shape: nodes and devices on each.
-        deadline_s: what the trial may take.
-        lease_s: how long it goes on after the lease was renewed for the last time.
+        deadline_s: of the trial.
+        lease_s: how long it runs on after the last renewal of the lease.
     """
     step = (
         f"profilers.steps {CONFIG_NAME} --report={REPORT_NAME} --progress={PROGRESS_NAME}"
@@ -103,13 +103,13 @@ def node_script(*, shape: LaunchShape, deadline_s: float, lease_s: float) -> str
 
 
 LOST_NODE_EXIT: Final = 69
-"""Of a job whose node was lost and that is not queued again (EX_UNAVAILABLE of sysexits.h)."""
+"""Of a job whose node was lost and that is not requeued (EX_UNAVAILABLE of sysexits.h)."""
 
 MOST_RESTARTS: Final = 3
 """Of one trial after lost nodes; a trial that takes a node down each time must end."""
 
 PROBE_S: Final = 60
-"""For a task that does nothing; a step that ends is given about as long by Slurm."""
+"""For an empty task; Slurm gives an ending step about as long."""
 
 _RENDEZVOUS: Final = (
     '--node-rank="$SLURM_NODEID" --rdzv-backend=static'

@@ -1,1 +1,1 @@
-"""One study of trials that several processes, on one node or on many, work on together."""
+"""A study of trials that several processes, on one node or on many, share."""

@@ -1,18 +1,18 @@
-"""Trials that are claimed by one worker at a time, and results that count once.
+"""Exclusive claims of trials, and results that count once.
 
-    a trial of the study    running, with a claim: who launches which decision
-                            complete, with a record: what the launch gave; never changed again
-                            failed: nothing came of it, and its decision is free again
+    a trial of the study    running, with a claim: which worker launches which decision
+                            complete, with a record: the result; never changed again
+                            failed: no result, and its decision is free again
 
-All steps are taken exclusively (store.py). Proposing and claiming are one step, so that no two
-workers launch one decision; repeats are claimed like everything else. A result is written onto the
-trial, then into the worker's folder, then told; whatever ends the worker between two of these, the
-next one to look completes it. A claim whose worker has gone is taken over: the trial goes on here
-where its launcher can do that, otherwise it fails. A worker that was only stopped, and whose claim
-somebody took, finds its trial ended and drops its result.
+All steps are exclusive (store.py). Proposing and claiming are one step, so no two workers launch
+the same decision; repeats are claimed likewise. A result is written to the trial, then to the
+worker's folder, then told to Optuna; if the worker dies in between, the next worker completes it. A
+claim of a dead worker is taken over: the trial continues here if its launcher supports that,
+otherwise it fails. A suspended worker whose claim was taken over finds its trial ended and drops
+its result.
 
-A trial that runs without a claim, or under a claim of this worker that this worker does not know
-of, was left by a step that was cut short.
+A running trial without a claim, or with a claim of this worker that it does not know of, was left
+by an interrupted step.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ from tuner.verify.records import TrialRecord
 from tuner.verify.study.store import Store
 from tuner.verify.study.worker import Attendance, Worker
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 Wanted = Mapping[str, Any]
 """The fields of a proposal without its number."""
@@ -39,29 +39,29 @@ CLAIM: Final = "claim"
 RECORD: Final = "record"
 
 FAILED_S: Final = 1e9
-"""What the sampler is told of a launch that failed: slower than anything."""
+"""Value of a failed launch for the sampler: slower than anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a study knows at one moment."""
+    """Snapshot of a study."""
 
     records: tuple[TrialRecord, ...]
-    """Of every trial that ended, whoever launched it, by number."""
+    """Of every finished trial, of any worker, by number."""
     open: tuple[Proposal, ...]
-    """Trials that are being launched, by whomever."""
+    """Running trials of any worker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a trial lies in what the study samples; empty where it lies outside."""
+class SamplePoint:
+    """A trial's point in the sampler's search space; empty if it is outside."""
 
     params: Mapping[str, str] = field(default_factory=dict)
     space: Mapping[str, BaseDistribution] = field(default_factory=dict)
     constraints: Mapping[str, float] = field(default_factory=dict)
 
     def trial(self, **what: Any) -> FrozenTrial:
-        """Return a trial that lies there."""
+        """Return a trial at this point."""
         return optuna.trial.create_trial(
             params=dict(self.params),
             distributions={name: self.space[name] for name in self.params},
@@ -71,21 +71,21 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
-    """What happens outside of a study."""
+class StudyCallbacks:
+    """Side effects outside of a study."""
 
     write: Callable[[TrialRecord], None]
-    """Keeps a record in this worker's folder."""
+    """Writes a record into this worker's folder."""
     is_written: Callable[[int], bool]
-    """Whether that folder holds the record of a number."""
+    """Whether that folder has the record of a trial number."""
     adopt: Callable[[Proposal], bool]
-    """Whether the trial of a worker that has gone can go on here; ends what is left, if not."""
-    told: Callable[[str], None]
-    """Hears a line."""
+    """Whether the trial of a dead worker can continue here; ends its leftovers if not."""
+    on_message: Callable[[str], None]
+    """Gets messages for the user."""
 
 
 class SharedStudy:
-    """A study as one of its workers sees it."""
+    """A shared study, from the view of one worker."""
 
     def __init__(
         self,
@@ -95,34 +95,34 @@ class SharedStudy:
         worker: Worker,
         sign: Callable[[], None],
         attendance: Attendance,
-        outside: Outside,
+        outside: StudyCallbacks,
     ) -> None:
         self.study = study
         self.attendance = attendance
         self.worker = worker
         self.sign = sign
-        """Gives a sign of this worker, and notes those of the others."""
+        """Sends a heartbeat of this worker, and reads those of the others."""
         self.records: dict[int, TrialRecord] = {}
-        """By number; `look` adds what has ended."""
+        """By number; `look` adds finished trials."""
         self.left_out: frozenset[int] = frozenset()
-        """Trials whose records do not count any more."""
+        """Trials whose records are withdrawn."""
         self._store = store
-        self.told = outside.told
+        self.on_message = outside.on_message
         self._outside = outside
         self._mine: set[int] = set()
         self.taken_over: tuple[Proposal, ...] = ()
-        """Trials of others that go on here, and that `hold` has not seen yet."""
+        """Trials of dead workers that continue here and are not yet held."""
 
-    def exclusively(self, action: Callable[[], Answer]) -> Answer:
-        """Run an action while no other worker runs one; it may be run again, see `Store`."""
+    def exclusively(self, action: Callable[[], Result]) -> Result:
+        """Run an action exclusively; it may be retried, see `Store`."""
         return self._store.exclusively(action)
 
     def look(self) -> Progress:
-        """Settle what was left behind, and say how far the study is; exclusively."""
+        """Settle trials of dead workers, and return the progress; exclusively."""
         trials = self.study.get_trials(deepcopy=False)
         running = [trial for trial in trials if trial.state is TrialState.RUNNING]
         self._store.watch(_workers(running))
-        # Whoever was stopped shows that it is back before it claims anything.
+        # A worker that was suspended sends a heartbeat before it claims anything.
         self.sign()
         proposals = [self._settled(trial) for trial in running]
         if None in proposals:
@@ -136,35 +136,35 @@ class SharedStudy:
             open=tuple(one for one in proposals if one is not None),
         )
 
-    def claim(self, wanted: Wanted, place: Place) -> Proposal:
-        """Begin a trial under a claim, in one write; exclusively."""
+    def claim(self, wanted: Wanted, place: SamplePoint) -> Proposal:
+        """Start a trial with a claim, in one write; exclusively."""
         number = len(self.study.get_trials(deepcopy=False))
         self.study.add_trial(
             place.trial(state=TrialState.RUNNING, user_attrs={CLAIM: self._claim(wanted)})
         )
         return Proposal(number=number, **wanted)
 
-    def take_up(self, proposal: Proposal, place: Place) -> None:
-        """Begin a trial anew that goes on here and that the study has lost; exclusively."""
+    def take_up(self, proposal: Proposal, place: SamplePoint) -> None:
+        """Re-create a trial that continues here and is missing in the study; exclusively."""
         self._begin_taken(self.claim(proposal.model_dump(exclude={"number"}), place))
 
-    def claim_asked(self, trial: Trial, wanted: Wanted) -> Proposal:
-        """Put a claim on a trial that the sampler began; exclusively."""
+    def claim_sampled(self, trial: Trial, wanted: Wanted) -> Proposal:
+        """Claim a trial that the sampler proposed; exclusively."""
         trial.set_user_attr(CLAIM, self._claim(wanted))
         return Proposal(number=trial.number, **wanted)
 
     def hold(self, proposal: Proposal) -> None:
-        """Remember a claim, once the step that made it is over."""
+        """Remember a claim, once its exclusive step is over."""
         self._mine.add(proposal.number)
         self.taken_over = tuple(one for one in self.taken_over if one != proposal)
 
     def complete(self, proposal: Proposal, record: TrialRecord) -> bool:
-        """Tell a result; False where somebody else took the trial over meanwhile."""
+        """Store a result; False if another worker has taken the trial over."""
 
-        def told() -> bool:
+        def store_result() -> bool:
             trial = self._store.trial(proposal.number)
             if trial.state.is_finished():
-                # Ours, if the connection broke after it was told.
+                # Ours, if the connection broke after it was stored.
                 return trial.state is TrialState.COMPLETE and recorded(trial) == record
             claim = trial.user_attrs.get(CLAIM)
             if not isinstance(claim, dict) or claim.get("worker") != self.worker.token:
@@ -173,17 +173,17 @@ class SharedStudy:
             self._end(record)
             return True
 
-        counts = self.exclusively(told)
+        counts = self.exclusively(store_result)
         self._mine.discard(proposal.number)
         if not counts:
-            self.told(
-                f"trial {proposal.number}: another process took it over while this one gave no"
-                " sign; the result here is dropped"
+            self.on_message(
+                f"trial {proposal.number}: another process took it over while this one sent no"
+                " heartbeat; the result here is dropped"
             )
         return counts
 
     def fail(self, number: int) -> None:
-        """End a trial of which nothing came."""
+        """Mark a trial without a result as failed."""
         self.study.tell(number, state=TrialState.FAIL)
 
     def _claim(self, wanted: Wanted) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class SharedStudy:
         return {"worker": self.worker.token, "proposal": proposal}
 
     def _settled(self, trial: FrozenTrial) -> Proposal | None:
-        """Return what a running trial launches, after seeing to it that somebody launches it."""
+        """Return the proposal of a running trial, settling it if its worker is dead."""
         record = recorded(trial)
         if record is not None:
             self._end(record)
@@ -218,7 +218,7 @@ class SharedStudy:
         self.taken_over = (*self.taken_over, proposal)
 
     def _claimed(self, number: int, claim: Any) -> tuple[str, Proposal]:
-        """Return who has a claim, and on what."""
+        """Return the worker and the proposal of a claim."""
         try:
             proposal = Proposal.model_validate({**claim["proposal"], "number": number})
             return str(claim["worker"]), proposal
@@ -230,7 +230,7 @@ class SharedStudy:
 
     def _end(self, record: TrialRecord) -> None:
         self._outside.write(record)
-        self.study.tell(record.number, told_s(record))
+        self.study.tell(record.number, sampler_value_s(record))
 
     def _ended(self, trials: Sequence[FrozenTrial]) -> Iterator[tuple[int, TrialRecord]]:
         for trial in trials:
@@ -239,7 +239,7 @@ class SharedStudy:
                 continue
             record = recorded(trial)
             if record is not None:
-                # Others write into their own folders.
+                # Other workers write into their own folders.
                 if not self._store.is_beside_records:
                     self._outside.write(record)
                 yield trial.number, record
@@ -250,13 +250,13 @@ def _workers(running: Sequence[FrozenTrial]) -> set[str]:
     return {str(claim.get("worker")) for claim in claims if isinstance(claim, dict)}
 
 
-def told_s(record: TrialRecord) -> float:
-    """Return what the sampler is told of a trial, in seconds."""
+def sampler_value_s(record: TrialRecord) -> float:
+    """Return a trial's value for the sampler, in seconds."""
     return FAILED_S if record.measured_step_s is None else record.measured_step_s
 
 
 def recorded(trial: FrozenTrial) -> TrialRecord | None:
-    """Return the result on a trial; None where there is none yet.
+    """Return the record of a trial; None if there is none yet.
 
     Raises:
         StudyError: it cannot be read here.

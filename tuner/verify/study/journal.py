@@ -1,22 +1,22 @@
-"""A study in a journal file, for workers on one node or on a file system that they share.
+"""A study in a journal file, for workers on one node or on a shared file system.
 
-    trials/study.journal         what happened, line by line (Optuna's journal)
+    trials/study.journal         Optuna's journal, line by line
     trials/study.journal.lock    held while a line is appended
-    trials/study.journal.turn    held by the one worker that proposes or tells
-    trials/study.journal.workers/TOKEN   the beat of a worker, then who it is
+    trials/study.journal.turn    held by the worker that proposes or tells
+    trials/study.journal.workers/TOKEN   the heartbeat count of a worker, then its identity
     trials/study.journal.damaged*        journals that were moved aside, the first without a number
 
-Locks are the kernel's (flock): they end with their process, whatever ends it. On NFS, Linux makes
-them locks of the server (NFSv4, or v3 with lockd); Lustre needs the mount option `flock`, with
-`localflock` they reach one node only, and then a study must be shared through PostgreSQL. A file
-system without them is refused.
+Locks are the kernel's (flock): they end with their process. On NFS, Linux turns them into locks of
+the server (NFSv4, or v3 with lockd); Lustre needs the mount option `flock`; with `localflock` they
+are local to a node, and then a study must be shared through PostgreSQL. A file system without them
+is refused.
 
-A line that a kill or a full disk cut short is taken back before the next one is appended, and when
-somebody joins others at work. Whoever comes alone, to that or to a journal damaged otherwise, moves
-it aside and begins anew from the records.
+A line that was cut short by a kill or a full disk is removed before the next one is appended, and
+when a worker joins others. A worker that finds it, or another damage, while no others run moves the
+journal aside and starts again from the records.
 
-Not covered: a worker that is stopped (SIGSTOP) while it has the turn keeps the others waiting;
-they say for whom.
+Not covered: a worker that is stopped (SIGSTOP) while it holds the turn blocks the others; they
+print its name.
 """
 
 import contextlib
@@ -41,9 +41,9 @@ from pydantic import ValidationError
 
 from profilers.files import open_regular, read_bounded, require_regular
 from tuner.errors import OutputError, PlanUnreadableError, StudyError
-from tuner.verify.study.worker import MOST_WORKERS, WORKER_TOKEN, WORKERS_SUFFIX, Beat, Worker
+from tuner.verify.study.worker import MOST_WORKERS, WORKER_TOKEN, WORKERS_SUFFIX, Heartbeat, Worker
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 LOCK_SUFFIX: Final = ".lock"
 TURN_SUFFIX: Final = ".turn"
@@ -59,13 +59,13 @@ MISREAD: Final = (
     TypeError,
     ValueError,
 )
-"""What Optuna raises at lines that are JSON and no journal of this study."""
+"""Raised by Optuna for JSON lines that are no journal of this study."""
 
 MOST_JOURNAL_BYTES: Final = 2**28
 """A trial takes some kilobytes."""
 
 SAY_AFTER_S: Final = 30.0
-"""Of waiting for the turn, before the user hears whom it is waited for."""
+"""Waiting time for the turn before the user sees its holder."""
 
 FIRST_PAUSE_S: Final = 0.002
 LONGEST_PAUSE_S: Final = 0.1
@@ -76,17 +76,19 @@ class JournalStore:
 
     is_beside_records = True
 
-    def __init__(self, journal: Path, *, study_name: str, told: Callable[[str], None]) -> None:
-        """Say where the journal is, or is to be.
+    def __init__(
+        self, journal: Path, *, study_name: str, on_message: Callable[[str], None]
+    ) -> None:
+        """Configure the journal, which need not exist yet.
 
         Args:
-            journal: the file; beside it lie its locks and the beats.
+            journal: the file; locks and heartbeats are beside it.
             study_name: of the study in it.
-            told: hears whom the turn is waited for.
+            on_message: gets the holder of the turn after a long wait.
         """
         self._journal = journal
         self._study_name = study_name
-        self._told = told
+        self._on_message = on_message
         self._workers = journal.with_name(f"{journal.name}{WORKERS_SUFFIX}")
         self._watched: set[str] = set()
         with _one_line(journal.parent):
@@ -103,21 +105,21 @@ class JournalStore:
         *,
         space: Mapping[str, BaseDistribution],
         sampler: BaseSampler,
-        is_alone: Callable[[], bool],
+        is_only_worker: Callable[[], bool],
     ) -> optuna.Study:
-        if not _is_whole(self._journal) and not is_alone():
+        if not _is_whole(self._journal) and not is_only_worker():
             _take_back_half_a_line(self._journal)
         if _is_whole(self._journal):
-            # Whole lines can still tell a story that Optuna cannot follow.
+            # Complete lines may still be inconsistent for Optuna.
             with contextlib.suppress(*MISREAD):
                 study = self._study(sampler)
-                asked = [trial.distributions for trial in study.get_trials(deepcopy=False)]
+                distributions = [trial.distributions for trial in study.get_trials(deepcopy=False)]
                 is_minimized = study.direction is StudyDirection.MINIMIZE
                 if is_minimized and all(
-                    space.get(name) == one for each in asked for name, one in each.items()
+                    space.get(name) == one for each in distributions for name, one in each.items()
                 ):
                     return study
-        if not is_alone():
+        if not is_only_worker():
             raise PlanUnreadableError(
                 f"{self._journal} is damaged or of another release, and others work on it: end them"
                 " and go on with --resume"
@@ -125,7 +127,7 @@ class JournalStore:
         self._journal.replace(_name_aside(self._journal))
         return self._study(sampler)
 
-    def exclusively(self, action: Callable[[], Answer]) -> Answer:
+    def exclusively(self, action: Callable[[], Result]) -> Result:
         with _one_line(self._journal), self._turn():
             try:
                 return action()
@@ -144,27 +146,29 @@ class JournalStore:
     def watch(self, tokens: Collection[str]) -> None:
         self._watched |= {token for token in tokens if WORKER_TOKEN.fullmatch(token)}
 
-    def beats(self) -> Mapping[str, Beat]:
-        found = {}
+    def heartbeats(self) -> Mapping[str, Heartbeat]:
+        beats_by_token = {}
         listed = {file.name for file in islice(self._workers.iterdir(), MOST_WORKERS)}
-        # A listing, on NFS, may be older than a file; a file that is asked for by name is not.
+        # On NFS a listing may be older than a file; a lookup by name is not.
         for name in sorted(listed | self._watched):
-            # One that is signing on or off just now.
+            # A worker may be registering or leaving just now.
             with contextlib.suppress(OSError, ValueError, ValidationError):
-                beat = _beat(self._workers / name)
-                found[beat.worker.token] = beat
-        return found
+                heartbeat = _read_heartbeat(self._workers / name)
+                beats_by_token[heartbeat.worker.token] = heartbeat
+        return beats_by_token
 
-    def beat(self, beat: Beat) -> Mapping[str, Beat] | None:
-        # In place: clients of NFS see new contents of a file sooner than a new file.
-        text = f"{beat.count:0{COUNT_DIGITS}d}\n{beat.worker.model_dump_json()}\n"
+    def heartbeat(self, heartbeat: Heartbeat) -> Mapping[str, Heartbeat] | None:
+        # In place: NFS clients see new contents of a file sooner than a new file.
+        text = f"{heartbeat.count:0{COUNT_DIGITS}d}\n{heartbeat.worker.model_dump_json()}\n"
         with contextlib.suppress(OSError):
-            descriptor = os.open(self._workers / beat.worker.token, os.O_CREAT | os.O_WRONLY, 0o666)
+            descriptor = os.open(
+                self._workers / heartbeat.worker.token, os.O_CREAT | os.O_WRONLY, 0o666
+            )
             try:
                 os.write(descriptor, text.encode())
             finally:
                 os.close(descriptor)
-            return self.beats()
+            return self.heartbeats()
         return None
 
     def forget(self, token: str) -> None:
@@ -198,15 +202,15 @@ class JournalStore:
             os.close(descriptor)
 
     def _wait_for_turn(self, descriptor: int) -> None:
-        pause_s, began_s, is_told = FIRST_PAUSE_S, time.monotonic(), False
+        pause_s, began_s, has_reported = FIRST_PAUSE_S, time.monotonic(), False
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if not is_told and time.monotonic() - began_s > SAY_AFTER_S:
+                if not has_reported and time.monotonic() - began_s > SAY_AFTER_S:
                     holder = os.pread(descriptor, 300, 0).decode("utf-8", errors="replace")
-                    self._told(f"waiting for {holder}, which has the turn in {self._journal}")
-                    is_told = True
+                    self._on_message(f"waiting for {holder}, which has the turn in {self._journal}")
+                    has_reported = True
                 time.sleep(pause_s)
                 pause_s = min(2.0 * pause_s, LONGEST_PAUSE_S)
             except OSError as error:
@@ -219,7 +223,7 @@ class JournalStore:
 
 
 class _KernelLock(JournalFileOpenLock):
-    """A lock that ends with the process that holds it; Optuna's own outlive a kill."""
+    """A lock that ends with its process; Optuna's own locks survive a kill."""
 
     def __init__(self, file: Path) -> None:
         super().__init__(str(file))
@@ -236,7 +240,7 @@ class _KernelLock(JournalFileOpenLock):
 
 
 class _MendedFile(JournalFileBackend):
-    """A journal in which no line follows half of another; Optuna appends to that unawares."""
+    """A journal that drops an incomplete last line before it appends; Optuna does not."""
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         self._lock.acquire()
@@ -264,13 +268,13 @@ def _take_back_half_a_line(file: Path) -> None:
 
 
 def _name_aside(journal: Path) -> Path:
-    """Where a damaged journal goes; what went there before stays."""
+    """Return a new name for a damaged journal."""
     names = (f"{journal.name}.damaged{'' if n == 1 else f'-{n}'}" for n in count(1))
     return next(place for name in names if not (place := journal.with_name(name)).exists())
 
 
 def _require_file(path: Path) -> None:
-    """Refuse what Optuna and we would wait for, or read without an end."""
+    """Refuse files that would block or never end, such as pipes and devices."""
     try:
         require_regular(path, most_bytes=MOST_JOURNAL_BYTES)
     except FileNotFoundError:
@@ -282,7 +286,7 @@ def _require_file(path: Path) -> None:
 
 
 def _is_whole(journal: Path) -> bool:
-    """Whether every line was written to its end."""
+    """Whether every line is complete."""
     if not journal.exists():
         return True
     data = read_bounded(journal, most_bytes=MOST_JOURNAL_BYTES)
@@ -293,10 +297,10 @@ def _is_whole(journal: Path) -> bool:
     return data[-1:] in (b"", b"\n") and all(isinstance(line, dict) for line in lines)
 
 
-def _beat(file: Path) -> Beat:
+def _read_heartbeat(file: Path) -> Heartbeat:
     with open_regular(file) as stream:
         count, _, worker = stream.read(MOST_BEAT_BYTES).partition(b"\n")
-    return Beat(count=int(count), worker=Worker.model_validate_json(worker))
+    return Heartbeat(count=int(count), worker=Worker.model_validate_json(worker))
 
 
 @contextmanager

@@ -1,12 +1,11 @@
-"""How a worker comes to a study: it signs on, learns what was done, and signs off at the end.
+"""Joining a study: a worker registers, synchronises records, and leaves at the end.
 
-The study and the files of records in the worker's folder are made to say the same: records that a
-study lacks are told to it under their own numbers, records that the folder lacks are written. Where
-all workers share the folder and nobody else works, a record that is missing was deleted, to have
-its decision launched again.
+The study and the record files in the worker's folder are synchronised: records that the study lacks
+are added under their own numbers, records that the folder lacks are written. If all workers share
+the folder and no other runs, a missing record was deleted so that its decision is launched again.
 
-A study that holds trials, or that another worker is at, is joined when asked to (`--resume`, or a
-database that was named). Otherwise it is an error: the user may not know of them.
+A study with trials or running workers is joined on request only (`--resume`, or a named database).
+Otherwise it is an error: the user may not know of them.
 """
 
 import itertools
@@ -28,164 +27,171 @@ from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
 from tuner.verify.study.claims import (
     RECORD,
-    Outside,
-    Place,
+    SamplePoint,
     SharedStudy,
+    StudyCallbacks,
     recorded,
-    told_s,
+    sampler_value_s,
 )
 from tuner.verify.study.store import Store
-from tuner.verify.study.worker import Attendance, Beat, Worker, beating, this_worker
+from tuner.verify.study.worker import Attendance, Heartbeat, Worker, heartbeat_thread, this_worker
 
 WITHDRAWN: Final = "withdrawn"
 """Attribute of a study: trials whose records were deleted."""
 
-LOOKS_PER_LEASE: Final = 60
+POLLS_PER_LEASE: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Left:
-    """What earlier workers have left in a worker's folder."""
+class EarlierTrials:
+    """Trials of earlier workers in a worker's folder."""
 
     finished: Sequence[TrialRecord] = ()
     """Trials with a record."""
-    under_way: Sequence[Proposal] = ()
-    """Trials that may go on without the process that began them."""
+    running: Sequence[Proposal] = ()
+    """Trials that may have outlived their process."""
     may_go_on: bool = True
-    """Whether this worker was asked to go on after all of that."""
+    """Whether this worker may resume after them."""
     refusal: str = ""
-    """What it hears if it was not."""
+    """Error message if it may not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """What the study samples, and how."""
+    """The search space of the study and its sampler."""
 
     space: Mapping[str, BaseDistribution]
     sampler: BaseSampler
-    place_of: Callable[[TrainDecision], Place]
-    """Where a decision lies in the space."""
+    sample_point: Callable[[TrainDecision], SamplePoint]
+    """The point of a decision in the space."""
 
-    def place_of_trial(self, trial: TrialRecord | Proposal) -> Place:
-        """Return where a trial lies; smaller jobs lie outside."""
-        return self.place_of(trial.decision) if trial.scale is None else Place()
+    def trial_sample_point(self, trial: TrialRecord | Proposal) -> SamplePoint:
+        """Return the point of a trial; scaled-down jobs have none."""
+        return self.sample_point(trial.decision) if trial.scale is None else SamplePoint()
 
 
 @contextmanager
-def taking_part(
+def join_workers(
     store: Store,
     *,
     sampling: Sampling,
-    left: Left,
-    outside: Outside,
+    left: EarlierTrials,
+    outside: StudyCallbacks,
     worker: Worker | None = None,
     attendance: Attendance | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[SharedStudy]:
-    """Join a study, or begin it, and leave it at the end.
+    """Join or create a study, and leave it at the end.
 
     Args:
-        store: where the study lives.
-        sampling: what it samples.
-        left: in this worker's folder, by earlier ones.
-        outside: how what happens outside of the study is done.
-        worker: who joins; by default this process.
-        attendance: how others are watched.
-        pause: waits for some seconds.
+        store: of the study.
+        sampling: search space and sampler.
+        left: trials of earlier workers in this worker's folder.
+        outside: side effects outside of the study.
+        worker: that joins; by default this process.
+        attendance: of the other workers.
+        pause: sleeps for some seconds.
 
     Raises:
-        PlanUnreadableError: there are trials already, and going on was not asked for.
+        PlanUnreadableError: there are trials already, and resuming was not requested.
         StudyError: the study cannot be reached, is not of this plan or release, or another worker
-            is at it and joining was not asked for.
+            runs and joining was not requested.
         OutputError: the folder cannot be written.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     me = worker or this_worker()
     others = attendance or Attendance()
 
-    is_alone = partial(_is_alone, store, me, others, pause=pause)
+    is_only_worker = partial(_is_only_worker, store, me, others, pause=pause)
 
     def opened() -> optuna.Study:
-        # In turn, so that of two that begin at once the second one sees the first.
-        if not left.may_go_on and not is_alone():
+        # Exclusively, so that of two simultaneous starts the second sees the first.
+        if not left.may_go_on and not is_only_worker():
             raise StudyError(
                 f"another `moetune verify` is at work on {store.name}; add --resume to join it, or"
                 " wait for it"
             )
-        study = store.opened(space=sampling.space, sampler=sampling.sampler, is_alone=is_alone)
+        study = store.opened(
+            space=sampling.space, sampler=sampling.sampler, is_only_worker=is_only_worker
+        )
         sign()
         return study
 
     counts = itertools.count()
 
-    def beat() -> None:
-        seen = store.beat(Beat(worker=me, count=next(counts)))
+    def heartbeat() -> None:
+        seen = store.heartbeat(Heartbeat(worker=me, count=next(counts)))
         if seen is not None:
             others.look(seen)
 
     def sign() -> None:
-        beat()
-        # Asked for even where the beat failed: whoever is not seen counts as gone.
-        seen = store.beats()
+        heartbeat()
+        # Read even if the heartbeat failed: an unseen worker counts as gone.
+        seen = store.heartbeats()
         others.look(seen)
         if me.token not in seen:
-            raise StudyError(f"cannot sign on to {store.name}: is the disk full?")
+            raise StudyError(f"cannot register with {store.name}: is the disk full?")
 
     try:
         study = store.exclusively(opened)
-        with beating(beat, lease_s=others.lease_s):
-            if (left.finished or left.under_way) and not left.may_go_on:
+        with heartbeat_thread(heartbeat, lease_s=others.lease_s):
+            if (left.finished or left.running) and not left.may_go_on:
                 raise PlanUnreadableError(left.refusal)
             shared = SharedStudy(
                 study, store=store, worker=me, sign=sign, attendance=others, outside=outside
             )
             shared.exclusively(lambda: _reconcile(shared, store, sampling, left, outside))
             if others.present(but=me):
-                # Two workers with one seed would propose the same.
+                # Workers with equal seeds would propose the same decisions.
                 study.sampler.reseed_rng()
             yield shared
     finally:
         store.leave(me.token)
 
 
-def _is_alone(
+def _is_only_worker(
     store: Store, me: Worker, others: Attendance, *, pause: Callable[[float], None]
 ) -> bool:
-    """Wait until it is known whether anybody else is at work."""
-    others.look(store.beats())
+    """Wait until it is known whether any other worker runs."""
+    others.look(store.heartbeats())
     while present := others.present(but=me):
         if any(others.is_seen(one) for one in present):
             return False
-        pause(others.lease_s / LOOKS_PER_LEASE)
-        others.look(store.beats())
+        pause(others.lease_s / POLLS_PER_LEASE)
+        others.look(store.heartbeats())
     return True
 
 
 def _reconcile(
-    shared: SharedStudy, store: Store, sampling: Sampling, left: Left, outside: Outside
+    shared: SharedStudy,
+    store: Store,
+    sampling: Sampling,
+    left: EarlierTrials,
+    outside: StudyCallbacks,
 ) -> None:
-    """Make the study and the folder say the same."""
+    """Synchronise the study and the folder."""
     shared.sign()
     study = shared.study
     files = {record.number: record for record in left.finished}
-    told = study.get_trials(deepcopy=False)
+    stored_trials = study.get_trials(deepcopy=False)
     for number, record in sorted(files.items()):
-        if number < len(told):
-            _meet(shared, store, told[number], record)
-    jobs = {proposal.number: proposal for proposal in left.under_way}
-    for number in range(len(told), 1 + max((*files, *jobs), default=-1)):
+        if number < len(stored_trials):
+            _meet(shared, store, stored_trials[number], record)
+    jobs = {proposal.number: proposal for proposal in left.running}
+    for number in range(len(stored_trials), 1 + max((*files, *jobs), default=-1)):
         if number in files:
             record = files[number]
             study.add_trial(
-                sampling.place_of_trial(record).trial(
-                    value=told_s(record), user_attrs={RECORD: record.model_dump(mode="json")}
+                sampling.trial_sample_point(record).trial(
+                    value=sampler_value_s(record),
+                    user_attrs={RECORD: record.model_dump(mode="json")},
                 )
             )
         elif number in jobs and outside.adopt(jobs[number]):
-            shared.take_up(jobs[number], sampling.place_of_trial(jobs[number]))
+            shared.take_up(jobs[number], sampling.trial_sample_point(jobs[number]))
         else:
             study.add_trial(optuna.trial.create_trial(state=TrialState.FAIL))
-    _withdraw(shared, store, told, outside, files=files)
+    _withdraw(shared, store, stored_trials, outside, files=files)
     shared.look()
     for number, record in shared.records.items():
         if number not in files:
@@ -193,7 +199,7 @@ def _reconcile(
 
 
 def _meet(shared: SharedStudy, store: Store, trial: FrozenTrial, record: TrialRecord) -> None:
-    """See to it that a record in the folder counts."""
+    """Make a record in the folder count in the study."""
     if recorded(trial) == record:
         return
     if not store.is_beside_records:
@@ -204,25 +210,25 @@ def _meet(shared: SharedStudy, store: Store, trial: FrozenTrial, record: TrialRe
     if trial.state is TrialState.RUNNING:
         store.note(record.number, RECORD, record.model_dump(mode="json"))
     elif trial.number not in shared.records:
-        # The file was changed, or the study was begun anew without it; files are the truth here.
+        # The file was edited, or the study re-created without it; files take precedence.
         shared.records[record.number] = record
 
 
 def _withdraw(
     shared: SharedStudy,
     store: Store,
-    told: Sequence[FrozenTrial],
-    outside: Outside,
+    stored_trials: Sequence[FrozenTrial],
+    outside: StudyCallbacks,
     *,
     files: Mapping[int, TrialRecord],
 ) -> None:
-    """Leave out trials whose records were deleted, now and before."""
+    """Exclude trials whose records were deleted, now or earlier."""
     gone: set[int] = set(shared.study.user_attrs.get(WITHDRAWN, ()))
     is_shared = bool(shared.attendance.present(but=shared.worker))
     if store.is_beside_records and not is_shared:
-        ended = [one.number for one in told if one.state is TrialState.COMPLETE]
-        recorded = [one for one in ended if RECORD in told[one].user_attrs]
-        # Asked for one by one: a listing, on NFS, may be older than a record.
+        ended = [one.number for one in stored_trials if one.state is TrialState.COMPLETE]
+        recorded = [one for one in ended if RECORD in stored_trials[one].user_attrs]
+        # Checked one by one: on NFS a listing may be older than a record.
         lost = {one for one in recorded if one not in files and not outside.is_written(one)}
         if lost - gone:
             shared.study.set_user_attr(WITHDRAWN, sorted(gone | lost))

@@ -1,18 +1,17 @@
 """A study in a PostgreSQL database, for workers that share no file system.
 
-Optuna's tables hold the study; workers and their beats are attributes of it. Who proposes or tells
-holds an advisory lock for as long as one transaction on a connection of its own. The server lets
-the lock go when that connection ends or idles for `TURN_S`: then whoever held it finds the
-connection broken at the end of its turn, counts what it did as not done, and does it again. What
-such a turn wrote is settled by whoever comes next (claims.py), and the server lets a trial end
-only once.
+Optuna's tables hold the study; workers and their heartbeats are attributes of it. A worker that
+proposes or tells holds an advisory lock for one transaction on a separate connection. The server
+releases the lock when that connection ends or idles for `TURN_S`: the holder then finds the
+connection broken at the end of its turn and retries it. What such a turn wrote is settled by the
+next worker (claims.py), and the server lets a trial end only once.
 
-Passwords are read as libpq reads them: from the URL, PGPASSWORD, PGPASSFILE or ~/.pgpass. Prefer
-the latter; command lines are seen by everybody on a node. No message and no record holds one.
+Passwords are read like libpq does: from the URL, PGPASSWORD, PGPASSFILE or ~/.pgpass. Prefer the
+latter; command lines are visible to everybody on a node. No message or record contains one.
 
 Not covered: databases other than PostgreSQL; poolers that hand out a connection per statement; jobs
 of Slurm whose worker died and whose folder the others do not see: each ends with its lease
-(tuner/verify/slurm/launcher.py), until when its successor may run beside it.
+(tuner/verify/slurm/launcher.py); until then its successor may run beside it.
 """
 
 import contextlib
@@ -31,26 +30,26 @@ from pydantic import ValidationError
 
 from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError, StudyError
 from tuner.units import format_s
-from tuner.verify.study.worker import MOST_WORKERS, Beat, Worker
+from tuner.verify.study.worker import MOST_WORKERS, Heartbeat, Worker
 
 if TYPE_CHECKING:
     from sqlalchemy import URL, Connection, Engine
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 SCHEMES: Final = ("postgresql", "postgres")
 SECRETS: Final = ("password", "sslpassword")
-"""Parameters of libpq that a URL may end with."""
+"""Parameters of libpq in a URL."""
 
 BEAT_KEY: Final = "worker:"
 _MALFORMED: Final = "not a URL like postgresql://user@host:5432/database"
 
 TURN_S: Final = 60
-"""Of idling in a turn, after which the server ends it: its worker is stopped or cut off."""
+"""Idle time in a turn after which the server ends it: its worker is stopped or disconnected."""
 
 PATIENCE_S: Final = 600.0
-"""For a server that does not answer in the midst of a study, from its first failure on; as long as
-for Slurm's controller."""
+"""For a server that stops responding during a study, from the first failure on; as for Slurm's
+controller."""
 
 PAUSE_S: Final = 1.0
 CONNECT_S: Final = 15
@@ -62,26 +61,26 @@ OPTIONS: Final[Mapping[str, Any]] = {
 
 
 class PostgresStore:
-    """A `Store` in a database; a resource with connections behind it."""
+    """A `Store` in a database; a resource with connections."""
 
     is_beside_records = False
 
-    def __init__(self, url: str, *, study_name: str, told: Callable[[str], None]) -> None:
-        """Connect, and make Optuna's tables where there are none.
+    def __init__(self, url: str, *, study_name: str, on_message: Callable[[str], None]) -> None:
+        """Connect, and create Optuna's tables if missing.
 
         Args:
             url: `postgresql://user@host:port/database`.
             study_name: of the study in the database.
-            told: hears when the server stays away.
+            on_message: gets a line when the server does not respond.
 
         Raises:
             SpecError: the URL is not of PostgreSQL.
             EnvironmentMissingError: its driver is not installed.
-            StudyError: the server refuses or does not answer.
+            StudyError: the server refuses or does not respond.
         """
         self._url = _parsed(url)
         self._study_name = study_name
-        self._told = told
+        self._on_message = on_message
         self._turn_key = _key(study_name)
         self._study_id = -1
         self._turns = self._engine()
@@ -97,9 +96,9 @@ class PostgresStore:
         *,
         space: Mapping[str, BaseDistribution],
         sampler: BaseSampler,
-        is_alone: Callable[[], bool],
+        is_only_worker: Callable[[], bool],
     ) -> optuna.Study:
-        del is_alone  # A database is not damaged by halves.
+        del is_only_worker  # Transactions leave no partial writes.
         study = optuna.create_study(
             study_name=self._study_name, storage=self._storage, sampler=sampler, load_if_exists=True
         )
@@ -112,22 +111,24 @@ class PostgresStore:
                 )
         return study
 
-    def exclusively(self, action: Callable[[], Answer]) -> Answer:
+    def exclusively(self, action: Callable[[], Result]) -> Result:
         until_s = math.inf
         while True:
             try:
                 return self._in_turn(action, key=self._turn_key)
             except _database_errors() as error:
-                # From the first failure on: a turn that was long in coming has tried no patience.
+                # From the first failure on: waiting for the turn does not count.
                 is_first = math.isinf(until_s)
                 until_s = min(until_s, time.monotonic() + PATIENCE_S)
                 if time.monotonic() > until_s:
                     raise StudyError(
-                        f"{self.name} did not answer for {format_s(PATIENCE_S)}"
-                        f" ({self._line(error)}); go on with the same command when it does"
+                        f"{self.name} did not respond for {format_s(PATIENCE_S)}"
+                        f" ({self._line(error)}); run the same command again when it does"
                     ) from error
                 if is_first:
-                    self._told(f"{self.name} does not answer ({self._line(error)}); asking again")
+                    self._on_message(
+                        f"{self.name} does not respond ({self._line(error)}); retrying"
+                    )
             time.sleep(PAUSE_S)
 
     def trial(self, number: int) -> FrozenTrial:
@@ -137,25 +138,31 @@ class PostgresStore:
         self._storage.set_trial_user_attr(self._trial_id(number), key, value)
 
     def watch(self, tokens: Collection[str]) -> None:
-        del tokens  # A query returns the signs of all.
+        del tokens  # A query returns all heartbeats.
 
-    def beats(self) -> Mapping[str, Beat]:
-        found: dict[str, Beat] = {}
+    def heartbeats(self) -> Mapping[str, Heartbeat]:
+        beats_by_token: dict[str, Heartbeat] = {}
         for key, value in self._storage.get_study_user_attrs(self._study_id).items():
-            if key.startswith(BEAT_KEY) and isinstance(value, dict) and len(found) < MOST_WORKERS:
-                # Anybody with the right to may write into the database.
+            if (
+                key.startswith(BEAT_KEY)
+                and isinstance(value, dict)
+                and len(beats_by_token) < MOST_WORKERS
+            ):
+                # Any user with write access may have added attributes.
                 with contextlib.suppress(ValidationError, LookupError, TypeError, ValueError):
                     worker = Worker.model_validate(value["worker"])
-                    found[worker.token] = Beat(worker=worker, count=int(value["count"]))
-        return found
+                    beats_by_token[worker.token] = Heartbeat(
+                        worker=worker, count=int(value["count"])
+                    )
+        return beats_by_token
 
-    def beat(self, beat: Beat) -> Mapping[str, Beat] | None:
-        value = {"count": beat.count, "worker": beat.worker.model_dump(mode="json")}
+    def heartbeat(self, heartbeat: Heartbeat) -> Mapping[str, Heartbeat] | None:
+        value = {"count": heartbeat.count, "worker": heartbeat.worker.model_dump(mode="json")}
         with contextlib.suppress(*_database_errors()):
             self._storage.set_study_user_attr(
-                self._study_id, f"{BEAT_KEY}{beat.worker.token}", value
+                self._study_id, f"{BEAT_KEY}{heartbeat.worker.token}", value
             )
-            return self.beats()
+            return self.heartbeats()
         return None
 
     def forget(self, token: str) -> None:
@@ -187,7 +194,7 @@ class PostgresStore:
             raise SpecError(f"--storage: {self._line(error)}; {_MALFORMED}") from error
 
     def _connected(self) -> optuna.storages.RDBStorage:
-        """Open the storage; two that make its tables at once would meet."""
+        """Open the storage; creating its tables concurrently would fail."""
         from sqlalchemy import text
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -206,26 +213,26 @@ class PostgresStore:
             # Of the URL's parameters, which the driver takes as they are.
             raise SpecError(f"--storage: {self._line(error)}; {_MALFORMED}") from error
 
-    def _in_turn(self, action: Callable[[], Answer], *, key: int) -> Answer:
+    def _in_turn(self, action: Callable[[], Result], *, key: int) -> Result:
         from sqlalchemy import text
 
         with self._turns.connect() as connection, connection.begin():
             _end_when_idle(connection)
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
-            answer = action()
-            # A turn that the server has ended meanwhile fails here.
+            result = action()
+            # Fails if the server has ended the turn meanwhile.
             connection.execute(text("SELECT 1"))
-        return answer
+        return result
 
     def _line(self, error: BaseException) -> str:
-        """The first line of what a server or driver says, without a password."""
+        """Return the first line of a server's or driver's message, without passwords."""
         cause = error.__cause__ if isinstance(error, optuna.exceptions.OptunaError) else error
-        said = str(getattr(cause, "orig", None) or cause or error).strip().partition("\n")[0]
+        message = str(getattr(cause, "orig", None) or cause or error).strip().partition("\n")[0]
         query = self._url.normalized_query
         secrets = [self._url.password, *(one for name in SECRETS for one in query.get(name, ()))]
         for secret in filter(None, secrets):
-            said = said.replace(secret, "***")
-        return said[:300]
+            message = message.replace(secret, "***")
+        return message[:300]
 
 
 def _end_when_idle(connection: "Connection") -> None:
@@ -235,7 +242,7 @@ def _end_when_idle(connection: "Connection") -> None:
 
 
 def _database_errors() -> tuple[type[Exception], ...]:
-    """What ends a turn that may be taken again."""
+    """Errors after which a turn may be retried."""
     from sqlalchemy.exc import SQLAlchemyError
 
     return (
@@ -246,7 +253,7 @@ def _database_errors() -> tuple[type[Exception], ...]:
 
 
 def _parsed(url: str) -> "URL":
-    """Read a URL; what is wrong with it is said without printing it, for it may hold a password."""
+    """Read a URL; errors do not print it, for it may contain a password."""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -266,6 +273,6 @@ def _parsed(url: str) -> "URL":
 
 
 def _key(name: str) -> int:
-    """The number of an advisory lock, of 64 bits with a sign."""
+    """Return the signed 64-bit key of an advisory lock."""
     digest = hashlib.sha256(f"moetune {name}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)

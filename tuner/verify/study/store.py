@@ -1,9 +1,9 @@
-"""Where a study lives: what a file and a database must both offer to its workers."""
+"""Storage of a study: the interface of the journal file and the database."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from tuner.verify.study.worker import Beat
+from tuner.verify.study.worker import Heartbeat
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
     from optuna.trial import FrozenTrial
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class Store(Protocol):
-    """A study that can be opened, a lock over all of its workers, and their beats."""
+    """A study, a lock over all of its workers, and their heartbeats."""
 
     @property
     def name(self) -> str:
-        """What people know it by; never with a password."""
+        """Name for messages; never with a password."""
         ...
 
     @property
     def is_beside_records(self) -> bool:
-        """Whether all workers share the folder of records: one deleted there is gone for all."""
+        """Whether all workers share the folder of records, so that a deletion is global."""
         ...
 
     def opened(
@@ -32,48 +32,48 @@ class Store(Protocol):
         *,
         space: Mapping[str, "BaseDistribution"],
         sampler: "BaseSampler",
-        is_alone: Callable[[], bool],
+        is_only_worker: Callable[[], bool],
     ) -> "Study":
-        """Open the study or begin it; to be called exclusively.
+        """Open or create the study; call exclusively.
 
         Args:
-            space: what trials may be of.
-            sampler: that proposes them.
-            is_alone: whether nobody else works on it, so that what is damaged may be replaced.
+            space: search space of the trials.
+            sampler: proposes them.
+            is_only_worker: whether no other worker runs, so that a damaged study may be replaced.
         """
         ...
 
-    def exclusively(self, action: Callable[[], Answer]) -> Answer:
-        """Run an action while no other worker runs one; the right to ends with the process.
+    def exclusively(self, action: Callable[[], Result]) -> Result:
+        """Run an action while no other worker runs one; the lock ends with the process.
 
-        An action may be run again when the connection broke; what it does must bear that.
+        An action may be retried after a broken connection and must be idempotent.
         """
         ...
 
     def trial(self, number: int) -> "FrozenTrial":
-        """Return a trial as it is now."""
+        """Return the current state of a trial."""
         ...
 
     def note(self, number: int, key: str, value: object) -> None:
-        """Write an attribute, as JSON, onto a trial that runs."""
+        """Write an attribute of a running trial, as JSON."""
         ...
 
     def watch(self, tokens: Collection[str]) -> None:
-        """Ask for the signs of these workers by name from now on, for they hold claims."""
+        """Read the heartbeats of these workers by name from now on, because they hold claims."""
         ...
 
-    def beats(self) -> Mapping[str, Beat]:
-        """Return the last sign of every worker that has not signed off, by token."""
+    def heartbeats(self) -> Mapping[str, Heartbeat]:
+        """Return the last heartbeat of every registered worker, by token."""
         ...
 
-    def beat(self, beat: Beat) -> Mapping[str, Beat] | None:
-        """Give a sign, the first of which signs on, and return everybody's; None if that fails."""
+    def heartbeat(self, heartbeat: Heartbeat) -> Mapping[str, Heartbeat] | None:
+        """Send a heartbeat, the first of which registers, and return all; None if that fails."""
         ...
 
     def forget(self, token: str) -> None:
-        """Strike out a worker that has gone; if it was only stopped, its next beat is a sign."""
+        """Remove a dead worker; if it was only suspended, its next heartbeat registers it again."""
         ...
 
     def leave(self, token: str) -> None:
-        """Sign off, and let go of the study, which is not used any more here."""
+        """Deregister, and release the study."""
         ...

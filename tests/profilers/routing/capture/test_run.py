@@ -161,14 +161,14 @@ def test_every_form_of_a_gates_output_is_understood(output: Any, wanted: list[li
 def test_ranks_read_different_text_and_are_sources(saved_model: Save, text: Path) -> None:
     """Two ranks with one sequence each see what one rank with two sees."""
     loaded = load_model(saved_model("olmoe"), device=CPU)
-    alone = record(loaded, reading(Path(), text), device=CPU)
+    single = record(loaded, reading(Path(), text), device=CPU)
     halves = reading(Path(), text, sequences=1)
     ranks = [record(loaded, halves, device=CPU, rank=rank, world=2) for rank in (0, 1)]
     both = joined(ranks)
-    np.testing.assert_array_equal(both.count_PLE, alone.count_PLE)
+    np.testing.assert_array_equal(both.count_PLE, single.count_PLE)
     assert both.transition_MEE is not None
-    assert alone.transition_MEE is not None
-    np.testing.assert_array_equal(both.transition_MEE, alone.transition_MEE)
+    assert single.transition_MEE is not None
+    np.testing.assert_array_equal(both.transition_MEE, single.transition_MEE)
     assert both.source_SLE is not None
     assert both.source_SLE.sum(axis=2).tolist() == [[5 * 32 * 2] * 3] * 2
     np.testing.assert_array_equal(both.source_SLE.sum(axis=0), both.count_LE)
@@ -184,6 +184,7 @@ def _first_of_two() -> dict[str, str]:
     return counts | ranks | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
 
+@pytest.mark.slow
 def test_two_processes_of_a_launcher_make_one_recording(
     saved_model: Save, text: Path, tmp_path: Path
 ) -> None:
@@ -209,10 +210,10 @@ def test_two_processes_of_a_launcher_make_one_recording(
     found = read_recording(out / FOLDER / "lines")
     assert found.source_SLE is not None
     assert found.source_SLE.shape == (2, 3, 8)
-    alone = record(
+    single = record(
         load_model(saved_model("mixtral"), device=CPU), reading(Path(), text), device=CPU
     )
-    np.testing.assert_array_equal(found.count_PLE, alone.count_PLE)
+    np.testing.assert_array_equal(found.count_PLE, single.count_PLE)
 
 
 def test_short_text_is_one_pass_and_no_text_is_refused(

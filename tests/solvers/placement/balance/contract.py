@@ -19,7 +19,7 @@ def _features(problem: BalanceProblem, best: Outcome[Placement]) -> Iterable[str
     yield f"workloads {problem.num_workloads}"
     yield f"migration {problem.migration is not None}"
     yield f"active {problem.active_load > 0.0}"
-    yield f"alike {bool((problem.ranks.speed_G == 1.0).all())}"
+    yield f"equal speeds {bool((problem.ranks.speed_G == 1.0).all())}"
     if problem.ranks.num_slots > problem.num_experts:
         yield "spare slots"
 
@@ -40,7 +40,7 @@ def large_problem() -> BalanceProblem:
     return BalanceProblem(
         load_WLE=families(rng, num_families=3, num_layers=4, num_experts=64),
         weight_W=even_weights(3),
-        ranks=Ranks.alike(ranks=8, slots_per_rank=9),
+        ranks=Ranks.uniform(ranks=8, slots_per_rank=9),
     )
 
 
@@ -55,7 +55,7 @@ BALANCE = Contract(
         {
             *("robust mean", "robust worst", "robust cvar", "workloads 1", "workloads 2"),
             *("workloads 3", "migration True", "migration False", "active True", "active False"),
-            *("alike True", "alike False", "spare slots", "optimal"),
+            *("equal speeds True", "equal speeds False", "spare slots", "optimal"),
         }
     ),
     often=5,

@@ -17,7 +17,7 @@ def even(load_E: list[float], *, ranks: int, slots_per_rank: int) -> BalanceProb
     return BalanceProblem(
         load_WLE=np.array([[load_E]]),
         weight_W=np.ones(1),
-        ranks=Ranks.alike(ranks=ranks, slots_per_rank=slots_per_rank),
+        ranks=Ranks.uniform(ranks=ranks, slots_per_rank=slots_per_rank),
     )
 
 
@@ -35,8 +35,8 @@ def test_the_largest_share_is_the_least_that_the_slots_allow() -> None:
     shares = sorted({load / copies for load in load_E for copies in range(1, 13)})
     for num_slots in (5, 6, 7, 9, 12):
         least = min(x for x in shares if np.ceil(load_E / x - 1e-12).sum() <= num_slots)
-        found = least_largest_shares(load_E[None], num_slots=num_slots)[0]
-        assert found == pytest.approx(least, rel=1e-12), num_slots
+        actual = least_largest_shares(load_E[None], num_slots=num_slots)[0]
+        assert actual == pytest.approx(least, rel=1e-12), num_slots
 
 
 @functools.cache

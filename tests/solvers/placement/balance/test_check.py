@@ -14,7 +14,7 @@ def problem(**changes: object) -> BalanceProblem:
     made = BalanceProblem(
         load_WLE=np.array([[[6.0, 2.0, 4.0]], [[2.0, 8.0, 2.0]]]),
         weight_W=np.array([0.75, 0.25]),
-        ranks=Ranks.alike(ranks=2, slots_per_rank=2),
+        ranks=Ranks.uniform(ranks=2, slots_per_rank=2),
     )
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type] # fields by name
 

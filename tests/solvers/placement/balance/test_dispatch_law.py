@@ -19,9 +19,9 @@ from solvers.registry import BALANCE
 from solvers.result import Claim, Status
 from tests.solvers.placement.dispatch.testing import sample_case
 
-NODES = Ranks.alike(ranks=16, slots_per_rank=5, ranks_per_node=4)
-ONE_NODE = Ranks.alike(ranks=8, slots_per_rank=9)
-UNLIKE = Ranks(
+NODES = Ranks.uniform(ranks=16, slots_per_rank=5, ranks_per_node=4)
+ONE_NODE = Ranks.uniform(ranks=8, slots_per_rank=9)
+UNEQUAL = Ranks(
     slots_G=np.array([3, 2, 4, 3, 3, 5]), node_G=np.array([0, 0, 0, 1, 1, 2]), speed_G=np.ones(6)
 )
 
@@ -60,9 +60,9 @@ def test_the_checker_shares_no_code_with_the_dispatch_rules() -> None:
         assert not [name for name in names if name.startswith("solvers") and name not in ours]
 
 
-def test_near_ranks_are_worked_out_twice_alike() -> None:
+def test_near_ranks_agree_with_the_independent_computation() -> None:
     off = []
-    for ranks in (NODES, ONE_NODE, UNLIKE):
+    for ranks in (NODES, ONE_NODE, UNEQUAL):
         for seed in range(4):
             case = case_on(ranks, seed=seed)
             theirs = nearest.expected_split(case)
@@ -74,7 +74,7 @@ def test_near_ranks_are_worked_out_twice_alike() -> None:
 
 def test_launches_of_the_checker_expect_what_the_law_says() -> None:
     off = []
-    for ranks in (NODES, ONE_NODE, UNLIKE):
+    for ranks in (NODES, ONE_NODE, UNEQUAL):
         case = case_on(ranks, seed=1)
         exact = {
             (layer, expert): of for layer, expert, of in expected_ratios(case.placement, ranks)
@@ -106,7 +106,7 @@ def test_places_of_one_stream_are_assigned_evenly_and_those_of_several_as_is_dra
 def test_the_checker_agrees_with_the_engine_s_own_assignments() -> None:
     # The mean over its first seeds, streams that meet by their numbers included.
     off = []
-    for ranks, layers in ((NODES, 6), (ONE_NODE, 6), (UNLIKE, 6)):
+    for ranks, layers in ((NODES, 6), (ONE_NODE, 6), (UNEQUAL, 6)):
         case = case_on(ranks, seed=11, layers=layers)
         problem = problem_of(case, Dispatch.STATIC)
         mean = problem.mean_WL.sum()
@@ -195,9 +195,9 @@ def test_a_broken_expectation_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     problem = problem_of(case, Dispatch.NEAR)
     placement = eplb(problem.load_WLE[0], ranks=NODES)
     BALANCE.checked(problem, claim_of(problem, placement), method="expected", solve_s=0.0)
-    found = starts.solve(problem, time_limit_s=0.05)
-    assert found.solution is not None
-    assert found.objective == starts.claimed(problem, found.solution)[0]
+    actual = starts.solve(problem, time_limit_s=0.05)
+    assert actual.solution is not None
+    assert actual.objective == starts.claimed(problem, actual.solution)[0]
 
     def even(placement: Placement, *, ranks: Ranks) -> Iterator[tuple[int, int, Floats]]:
         for layer, expert, host_R in launches.replicated(placement, ranks=ranks):

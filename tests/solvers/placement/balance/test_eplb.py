@@ -15,7 +15,7 @@ LOAD_LE = np.array(
 
 
 def test_places_the_published_example_as_published() -> None:
-    ranks = Ranks.alike(ranks=8, slots_per_rank=2, ranks_per_node=4)
+    ranks = Ranks.uniform(ranks=8, slots_per_rank=2, ranks_per_node=4)
     assert eplb(LOAD_LE, ranks=ranks, num_groups=4).expert_LS.tolist() == [
         [5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1],
         [7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1],
@@ -23,15 +23,15 @@ def test_places_the_published_example_as_published() -> None:
 
 
 def test_groups_stay_on_one_node() -> None:
-    ranks = Ranks.alike(ranks=8, slots_per_rank=2, ranks_per_node=4)
+    ranks = Ranks.uniform(ranks=8, slots_per_rank=2, ranks_per_node=4)
     for row in eplb(LOAD_LE, ranks=ranks, num_groups=4).expert_LS:
         first, second = ({int(expert) // 3 for expert in half} for half in (row[:8], row[8:]))
         assert not first & second
 
 
 def test_groups_that_do_not_divide_over_the_nodes_are_placed_globally() -> None:
-    two_nodes = Ranks.alike(ranks=8, slots_per_rank=2, ranks_per_node=4)
-    one_node = Ranks.alike(ranks=8, slots_per_rank=2)
+    two_nodes = Ranks.uniform(ranks=8, slots_per_rank=2, ranks_per_node=4)
+    one_node = Ranks.uniform(ranks=8, slots_per_rank=2)
     placed = [
         eplb(LOAD_LE, ranks=two_nodes, num_groups=1),
         eplb(LOAD_LE, ranks=two_nodes, num_groups=3),
@@ -65,14 +65,14 @@ def test_the_global_policy_follows_the_description() -> None:
         (3, 5),
     ):
         load_LE = 2.0 ** np.random.default_rng(5).permuted(np.tile(np.arange(10.0), (4, 1)), axis=1)
-        ranks = Ranks.alike(ranks=num_ranks, slots_per_rank=per_rank)
+        ranks = Ranks.uniform(ranks=num_ranks, slots_per_rank=per_rank)
         placed = eplb(load_LE, ranks=ranks).expert_LS.reshape(4, num_ranks, per_rank)
         for load_E, row in zip(load_LE, placed.tolist(), strict=True):
             assert row == by_hand(load_E, num_ranks, per_rank)
 
 
 def test_refuses_what_the_hierarchical_policy_cannot_divide() -> None:
-    ranks = Ranks.alike(ranks=4, slots_per_rank=4, ranks_per_node=2)
+    ranks = Ranks.uniform(ranks=4, slots_per_rank=4, ranks_per_node=2)
     with pytest.raises(ValueError, match="12 experts do not divide into 8 groups"):
         eplb(LOAD_LE, ranks=ranks, num_groups=8)
     uneven = Ranks(

@@ -75,11 +75,11 @@ def test_the_engine_s_deals_give_each_replica_next_to_as_many_ranks_whatever_the
 
 def test_slots_come_out_even_or_there_is_no_layout() -> None:
     shapes = (*SHAPES, (16, 8, 5, 64), (8, 8, 9, 64), (40, 8, 7, 256))
-    found = {}
+    actual = {}
     for shape in shapes:
         problem = problem_of(*shape)
         layout = layout_of(problem)
-        found[shape] = layout is not None
+        actual[shape] = layout is not None
         if layout is None:
             continue
         used = layout.everywhere * (sum(layout.sizes) - 1) + sum(
@@ -88,7 +88,7 @@ def test_slots_come_out_even_or_there_is_no_layout() -> None:
         assert used == problem.ranks.num_slots - problem.num_experts, shape
     # Two and three nodes have no two groups of several. On one node of 8 ranks an expert takes 3
     # slots on a group and 7 everywhere: neither fills 8.
-    assert {shape for shape, has_layout in found.items() if not has_layout} == {
+    assert {shape for shape, has_layout in actual.items() if not has_layout} == {
         (12, 4, 5, 48),
         (16, 8, 5, 64),
         (8, 8, 9, 64),

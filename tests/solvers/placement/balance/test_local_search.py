@@ -36,20 +36,20 @@ def ruled(problem: BalanceProblem) -> Placement:
 
 @pytest.mark.parametrize(("ranks", "slots"), [(8, 9), (18, 4), (16, 5)])
 def test_one_workload_is_spread_nearly_perfectly(ranks: int, slots: int) -> None:
-    problem = problem_of(num_families=1, ranks=Ranks.alike(ranks=ranks, slots_per_rank=slots))
-    found = local_search.search(problem, time_limit_s=LONG_S, most_steps=1500)
-    assert gap_ratio(problem, found) <= 0.004
-    assert gap_ratio(problem, found) <= 0.4 * gap_ratio(problem, ruled(problem))
+    problem = problem_of(num_families=1, ranks=Ranks.uniform(ranks=ranks, slots_per_rank=slots))
+    actual = local_search.search(problem, time_limit_s=LONG_S, most_steps=1500)
+    assert gap_ratio(problem, actual) <= 0.004
+    assert gap_ratio(problem, actual) <= 0.4 * gap_ratio(problem, ruled(problem))
 
 
 def test_several_workloads_are_spread_at_once() -> None:
-    problem = problem_of(num_families=4, ranks=Ranks.alike(ranks=8, slots_per_rank=9))
-    found = local_search.search(problem, time_limit_s=LONG_S, most_steps=1500)
-    assert gap_ratio(problem, found) <= 0.2 * gap_ratio(problem, ruled(problem))
+    problem = problem_of(num_families=4, ranks=Ranks.uniform(ranks=8, slots_per_rank=9))
+    actual = local_search.search(problem, time_limit_s=LONG_S, most_steps=1500)
+    assert gap_ratio(problem, actual) <= 0.2 * gap_ratio(problem, ruled(problem))
 
 
 def test_an_unseen_family_is_spread_better_than_by_the_rule() -> None:
-    everything = problem_of(num_families=5, ranks=Ranks.alike(ranks=8, slots_per_rank=9))
+    everything = problem_of(num_families=5, ranks=Ranks.uniform(ranks=8, slots_per_rank=9))
     ratios = []
     for fold in range(5):
         known = [family for family in range(5) if family != fold]
@@ -61,14 +61,14 @@ def test_an_unseen_family_is_spread_better_than_by_the_rule() -> None:
             )
             for chosen in (known, [fold])
         )
-        found = local_search.search(seen, time_limit_s=LONG_S, most_steps=600)
-        ratios.append(check.objective(unseen, found) / check.objective(unseen, ruled(seen)))
+        actual = local_search.search(seen, time_limit_s=LONG_S, most_steps=600)
+        ratios.append(check.objective(unseen, actual) / check.objective(unseen, ruled(seen)))
     assert np.mean(ratios) < 0.97
     assert max(ratios) <= 1.01
 
 
 def test_the_number_of_threads_changes_nothing() -> None:
-    problem = problem_of(num_families=2, ranks=Ranks.alike(ranks=8, slots_per_rank=9), layers=5)
+    problem = problem_of(num_families=2, ranks=Ranks.uniform(ranks=8, slots_per_rank=9), layers=5)
     one, two = (
         local_search.search(problem, time_limit_s=LONG_S, threads=threads, most_steps=400)
         for threads in (1, 2)
@@ -77,7 +77,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
 
 
 def test_layers_in_turns_are_layers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = problem_of(num_families=2, ranks=Ranks.alike(ranks=8, slots_per_rank=9), layers=5)
+    problem = problem_of(num_families=2, ranks=Ranks.uniform(ranks=8, slots_per_rank=9), layers=5)
     at_once = local_search.search(problem, time_limit_s=LONG_S, most_steps=400)
     monkeypatch.setattr(local_search, "MOST_CELLS", 1)
     in_turns = local_search.search(problem, time_limit_s=LONG_S, most_steps=400)
@@ -85,19 +85,19 @@ def test_layers_in_turns_are_layers_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("robust", [Robust.WORST, Robust.CVAR])
-def test_what_is_asked_for_is_what_is_small(robust: Robust) -> None:
+def test_the_objective_named_is_the_one_that_is_small(robust: Robust) -> None:
     # One load of the four is steep: the mean hardly sees it, the worst case sees nothing else.
-    problem = problem_of(num_families=4, ranks=Ranks.alike(ranks=16, slots_per_rank=5))
+    problem = problem_of(num_families=4, ranks=Ranks.uniform(ranks=16, slots_per_rank=5))
     load_WLE = problem.load_WLE.copy()
     load_WLE[3] = load_WLE[3] ** 2
     weight_W = np.array([0.32, 0.32, 0.32, 0.04])
     mean = dataclasses.replace(problem, load_WLE=load_WLE, weight_W=weight_W)
-    asked = dataclasses.replace(mean, robust=robust, tail_ratio=0.2)
-    by_mean, by_asked = (
+    robust_problem = dataclasses.replace(mean, robust=robust, tail_ratio=0.2)
+    by_mean, by_robust = (
         local_search.search(stated, time_limit_s=LONG_S, most_steps=1200)
-        for stated in (mean, asked)
+        for stated in (mean, robust_problem)
     )
-    assert check.objective(asked, by_asked) < check.objective(asked, by_mean)
+    assert check.objective(robust_problem, by_robust) < check.objective(robust_problem, by_mean)
 
 
 def test_a_faster_rank_gets_more_to_do() -> None:
@@ -106,15 +106,15 @@ def test_a_faster_rank_gets_more_to_do() -> None:
         slots_G=np.array([20, 20, 24, 8]), node_G=np.zeros(4, dtype=np.int64), speed_G=speed_G
     )
     problem = problem_of(num_families=1, ranks=ranks)
-    found = local_search.search(problem, time_limit_s=LONG_S, most_steps=800)
-    work_G = check.rank_times(problem, found)[0].mean(axis=0) * speed_G
+    actual = local_search.search(problem, time_limit_s=LONG_S, most_steps=800)
+    work_G = check.rank_times(problem, actual)[0].mean(axis=0) * speed_G
     assert work_G[2] > 1.5 * work_G[[0, 1]].mean()
-    assert gap_ratio(problem, found) < 0.05
+    assert gap_ratio(problem, actual) < 0.05
 
 
 def test_the_weights_that_are_read_count() -> None:
     # Ten loads of mean 1 cost the rank 0.63 active loads each: even by load is not even by time.
-    plain = problem_of(num_families=1, ranks=Ranks.alike(ranks=8, slots_per_rank=9), seed=3)
+    plain = problem_of(num_families=1, ranks=Ranks.uniform(ranks=8, slots_per_rank=9), seed=3)
     costly = dataclasses.replace(plain, active_load=3.0)
     by_load, by_time = (
         local_search.search(stated, time_limit_s=LONG_S, most_steps=800)
@@ -124,21 +124,21 @@ def test_the_weights_that_are_read_count() -> None:
 
 
 def test_no_rank_holds_an_expert_twice() -> None:
-    problem = problem_of(num_families=2, ranks=Ranks.alike(ranks=8, slots_per_rank=9))
-    found = local_search.search(problem, time_limit_s=LONG_S, most_steps=300)
-    for row in found.expert_LS.reshape(-1, 9):
+    problem = problem_of(num_families=2, ranks=Ranks.uniform(ranks=8, slots_per_rank=9))
+    actual = local_search.search(problem, time_limit_s=LONG_S, most_steps=300)
+    for row in actual.expert_LS.reshape(-1, 9):
         assert len(set(row.tolist())) == 9
 
 
 def test_a_start_is_never_made_worse() -> None:
-    problem = problem_of(num_families=1, ranks=Ranks.alike(ranks=8, slots_per_rank=9))
+    problem = problem_of(num_families=1, ranks=Ranks.uniform(ranks=8, slots_per_rank=9))
     start = ruled(problem)
-    found = local_search.search(problem, time_limit_s=LONG_S, most_steps=200, start=start)
-    assert check.objective(problem, found) <= check.objective(problem, start)
+    actual = local_search.search(problem, time_limit_s=LONG_S, most_steps=200, start=start)
+    assert check.objective(problem, actual) <= check.objective(problem, start)
 
 
 def test_the_time_limit_ends_the_search() -> None:
-    problem = problem_of(num_families=3, ranks=Ranks.alike(ranks=8, slots_per_rank=9))
+    problem = problem_of(num_families=3, ranks=Ranks.uniform(ranks=8, slots_per_rank=9))
     outcome = BALANCE.solve(problem, method="local_search", time_limit_s=1e-6)
     assert outcome.status.has_solution
 
@@ -147,7 +147,7 @@ def test_the_time_limit_ends_the_search() -> None:
 @given(seed=st.integers(0, 10_000))
 def test_the_layers_add_up(seed: int) -> None:
     problem = problem_of(
-        num_families=3, ranks=Ranks.alike(ranks=4, slots_per_rank=5), experts=16, seed=seed
+        num_families=3, ranks=Ranks.uniform(ranks=4, slots_per_rank=5), experts=16, seed=seed
     )
     placement = ruled(problem)
     layers = certificates(problem, placement)

@@ -13,7 +13,7 @@ from solvers.placement.ranks import Placement, Ranks, contiguous
 from solvers.registry import BALANCE
 from tests.solvers.placement.balance.testing import even_weights, families
 
-RANKS = Ranks.alike(ranks=8, slots_per_rank=9)
+RANKS = Ranks.uniform(ranks=8, slots_per_rank=9)
 CURRENT = contiguous(num_layers=3, num_experts=64, num_slots=72)
 
 
@@ -27,7 +27,7 @@ def problem(most_moved: int) -> BalanceProblem:
 
 
 def test_an_expert_moves_when_its_rank_lacked_it() -> None:
-    ranks = Ranks.alike(ranks=2, slots_per_rank=2)
+    ranks = Ranks.uniform(ranks=2, slots_per_rank=2)
     before = Placement(expert_LS=np.array([[0, 1, 2, 0], [0, 1, 2, 0]]))
     after = Placement(expert_LS=np.array([[1, 0, 0, 2], [2, 1, 0, 0]]))
     assert moved(before, before, ranks) == 0

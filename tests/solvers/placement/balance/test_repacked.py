@@ -25,7 +25,7 @@ def problem_of(seed: int, ranks: int, per_node: int, slots: int, experts: int) -
     return BalanceProblem(
         load_WLE=rng.lognormal(0.0, 1.1, (1, 3, experts)),
         weight_W=np.ones(1),
-        ranks=Ranks.alike(ranks=ranks, slots_per_rank=slots, ranks_per_node=per_node),
+        ranks=Ranks.uniform(ranks=ranks, slots_per_rank=slots, ranks_per_node=per_node),
         dispatch=Dispatch.STATIC,
     )
 
@@ -41,10 +41,10 @@ def largest(problem: BalanceProblem, placement: Placement) -> float:
 
 
 def on_nodes(split_LEG: Floats, ranks: Ranks) -> Floats:
-    found = np.zeros((*split_LEG.shape[:2], ranks.num_nodes))
+    actual = np.zeros((*split_LEG.shape[:2], ranks.num_nodes))
     for rank, node in enumerate(ranks.node_G.tolist()):
-        found[:, :, node] += split_LEG[:, :, rank]
-    return found
+        actual[:, :, node] += split_LEG[:, :, rank]
+    return actual
 
 
 def test_replicas_keep_what_the_table_assigns_them_and_no_layer_gets_less_even() -> None:
@@ -83,19 +83,19 @@ def test_a_placement_for_a_known_seed_is_better_under_it_than_all_it_was_made_fr
             eplb(planning_loads(problem), ranks=problem.ranks),
             start_placement(problem, ceiling=None),
         ]
-        found = search_on_table(problem, bases, seed=SEED, time_limit_s=1.0)
+        actual = search_on_table(problem, bases, seed=SEED, time_limit_s=1.0)
         best = min(largest(problem, base) for base in bases)
-        if violations(problem, found) or largest(problem, found) - 1.0 > 0.5 * (best - 1.0):
-            off.append((shape, best, largest(problem, found)))
+        if violations(problem, actual) or largest(problem, actual) - 1.0 > 0.5 * (best - 1.0):
+            off.append((shape, best, largest(problem, actual)))
     assert not off
 
 
 def test_a_base_stays_where_there_is_no_time_to_find_better() -> None:
     problem = problem_of(3, *SHAPES[0])
     base = eplb(planning_loads(problem), ranks=problem.ranks)
-    found = search_on_table(problem, [base], seed=SEED, time_limit_s=0.0)
-    assert not violations(problem, found)
-    assert largest(problem, found) <= largest(problem, base) + 1e-9
+    actual = search_on_table(problem, [base], seed=SEED, time_limit_s=0.0)
+    assert not violations(problem, actual)
+    assert largest(problem, actual) <= largest(problem, base) + 1e-9
 
 
 def test_deviations_are_those_of_slots_and_raise_what_a_table_is_worth() -> None:
@@ -105,21 +105,21 @@ def test_deviations_are_those_of_slots_and_raise_what_a_table_is_worth() -> None
     scattered = dataclasses.replace(problem, scatter_BWLE=scatter_BWLE)
     base = eplb(planning_loads(problem), ranks=problem.ranks)
     table_LEG = split(case_of(problem, base))
-    found = repacked(scattered, base, table_LEG, time_limit_s=9.0, most_steps=200)
-    assert not violations(problem, found)
-    assert largest(problem, found) < largest(problem, base)
+    actual = repacked(scattered, base, table_LEG, time_limit_s=9.0, most_steps=200)
+    assert not violations(problem, actual)
+    assert largest(problem, actual) < largest(problem, base)
 
 
 def test_streams_that_are_copied_go_on_as_they_would_have() -> None:
     problem = problem_of(5, *SHAPES[0])
     base = eplb(planning_loads(problem), ranks=problem.ranks)
-    streams, found = Streams(SEED, num_ranks=problem.ranks.num_ranks), []
+    streams, actual = Streams(SEED, num_ranks=problem.ranks.num_ranks), []
     for layer, expert_S in enumerate(base.expert_LS):
         # What a copy draws leaves the streams where they are.
         list(layer_targets(expert_S, ranks=problem.ranks, streams=streams.copy()))
         drawn = layer_targets(expert_S, ranks=problem.ranks, streams=streams)
-        found += [(layer, expert, target_H.tolist()) for expert, target_H in drawn]
-    assert found == [
+        actual += [(layer, expert, target_H.tolist()) for expert, target_H in drawn]
+    assert actual == [
         (layer, expert, target_H.tolist())
         for layer, expert, target_H in targets(case_of(problem, base))
     ]

@@ -20,7 +20,7 @@ def problem_of(*, dispatch: Dispatch = Dispatch.NEAR, dispersion: float = 0.05) 
     return BalanceProblem(
         load_WLE=load_WLE,
         weight_W=np.ones(1),
-        ranks=Ranks.alike(ranks=16, slots_per_rank=5, ranks_per_node=4),
+        ranks=Ranks.uniform(ranks=16, slots_per_rank=5, ranks_per_node=4),
         dispatch=dispatch,
         variance_WLE=dispersion * load_WLE,
     )
@@ -76,7 +76,7 @@ def test_drawn_loads_rise_and_fall_together_as_the_problem_says() -> None:
     np.testing.assert_allclose(searched.weight_W @ searched.load_WLE[:, 0], problem.load_WLE[0, 0])
 
 
-def test_experts_that_rise_together_are_put_apart() -> None:
+def test_correlated_experts_are_put_on_different_ranks() -> None:
     gains = []
     for seed in range(1):
         problem = together_of(blocks=8, seed=seed)

@@ -16,7 +16,7 @@ def test_exact_methods_say_so_when_they_leave_a_problem_out(method: str) -> None
     mean = BalanceProblem(
         load_WLE=rng.exponential(1.0, (7, 1, 3)),
         weight_W=np.full(7, 1 / 7),
-        ranks=Ranks.alike(ranks=2, slots_per_rank=2),
+        ranks=Ranks.uniform(ranks=2, slots_per_rank=2),
     )
     cvar = dataclasses.replace(mean, robust=Robust.CVAR)
     solved, left_out = (

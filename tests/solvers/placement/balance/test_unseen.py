@@ -7,7 +7,7 @@ from solvers.placement.balance.unseen import MOST_RATIO, chance_ratio, with_unse
 from solvers.placement.ranks import Floats, Ranks
 from tests.solvers.placement.balance.testing import even_weights, families
 
-RANKS = Ranks.alike(ranks=4, slots_per_rank=20)
+RANKS = Ranks.uniform(ranks=4, slots_per_rank=20)
 
 
 def problem_of(load_WLE: Floats) -> BalanceProblem:

@@ -50,11 +50,11 @@ def tiny_problem(rng: np.random.Generator, *, with_migration: bool = True) -> Ba
     while slots_G.sum() < num_experts:
         slots_G[slots_G.argmin()] += 1
     num_ranks = len(slots_G)
-    alike = rng.random() < 0.5
+    is_identical = rng.random() < 0.5
     ranks = Ranks(
         slots_G=slots_G.astype(np.int64),
         node_G=np.zeros(num_ranks, dtype=np.int64),
-        speed_G=np.ones(num_ranks) if alike else rng.choice([0.5, 1.0, 2.0], size=num_ranks),
+        speed_G=np.ones(num_ranks) if is_identical else rng.choice([0.5, 1.0, 2.0], size=num_ranks),
     )
     load_WLE = rng.exponential(2.0, (num_workloads, num_layers, num_experts))
     load_WLE[rng.random(load_WLE.shape) < 0.1] = 0.0

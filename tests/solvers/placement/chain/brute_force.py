@@ -7,16 +7,16 @@ import numpy as np
 from solvers.placement.chain import check
 from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.ranks import Placement
-from solvers.placement.single import every_way, placed
+from solvers.placement.single import all_assignments, placed
 from solvers.result import Claim
 from tests.solvers.exhaustion import best_of
 
 
 def solve(problem: ChainProblem, *, time_limit_s: float, threads: int = 1) -> Claim[Placement]:
     """Return the best allowed placement, or the proof that there is none."""
-    ways_XE = every_way(tuple(problem.ranks.slots_G.tolist()))
+    rank_XE = all_assignments(tuple(problem.ranks.slots_G.tolist()))
     return best_of(
-        (placed(np.array(rows)) for rows in itertools.product(ways_XE, repeat=problem.num_layers)),
+        (placed(np.array(rows)) for rows in itertools.product(rank_XE, repeat=problem.num_layers)),
         violations=lambda each: check.violations(problem, each),
         objective=lambda each: check.objective(problem, each),
     )

@@ -33,7 +33,7 @@ def _broken(problem: ChainProblem, placement: Placement) -> Placement:
 
 def clusters() -> ChainProblem:
     """Four layers of 16 experts in four latent clusters."""
-    ranks = Ranks.alike(ranks=4, slots_per_rank=4, ranks_per_node=2)
+    ranks = Ranks.uniform(ranks=4, slots_per_rank=4, ranks_per_node=2)
     return latent_clusters(np.random.default_rng(5), num_layers=4, num_experts=16, ranks=ranks)
 
 

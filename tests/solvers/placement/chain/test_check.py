@@ -27,7 +27,7 @@ def test_a_chain_by_hand() -> None:
     # Layer 0: experts 0 and 2 on rank 0. Layer 1: 1 and 2. From rank 0 to 1: 1 + 16 at 2 each;
     # from rank 1 to 0: 4 + 8 at 3 each.
     assert pair_costs(chain(), PLACED).tolist() == [34.0 + 36.0]
-    assert objective(chain(measure=Measure.BUSIEST_PAIR), PLACED) == 36.0
+    assert objective(chain(measure=Measure.MOST_LOADED_PAIR), PLACED) == 36.0
     assert rank_loads(chain(), PLACED).tolist() == [[51.0, 12.0], [46.0, 17.0]]
 
 
@@ -64,6 +64,6 @@ def test_an_impossible_problem_cannot_be_made() -> None:
         ({"cost_GG": np.array([[0.0, np.nan], [0.0, 0.0]])}, "non-negative numbers"),
         ({"load_LE": -np.ones((2, 3))}, "non-negative numbers"),
         ({"most_load_L": np.ones(3)}, "one a layer"),
-        ({"ranks": Ranks.alike(ranks=2, slots_per_rank=2)}, "4 slots for 3 experts"),
+        ({"ranks": Ranks.uniform(ranks=2, slots_per_rank=2)}, "4 slots for 3 experts"),
     )
     assert unrefused(chain, rows) == []

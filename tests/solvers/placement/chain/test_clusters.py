@@ -7,7 +7,7 @@ from tests.solvers.contract import are_equal
 from tests.solvers.placement.chain.contract import clusters
 
 
-def test_clusters_are_found_and_found_again() -> None:
+def test_clusters_are_found_reproducibly() -> None:
     problem = clusters()
     one, two = (CHAIN.solve(problem, method="sweeps", time_limit_s=30.0).solution for _ in range(2))
     assert one is not None

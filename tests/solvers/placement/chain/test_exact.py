@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from solvers.placement.chain.check import objective
-from solvers.placement.chain.co_location import company_of, num_states
+from solvers.placement.chain.co_location import enumerate_states, num_states
 from solvers.placement.chain.exact import _by_placement, solve
 from solvers.placement.chain.hierarchy import Hierarchy, hierarchy_of
 from solvers.placement.chain.problem import ChainProblem
@@ -20,7 +20,7 @@ def chain(ranks: int, slots: int, per_node: int, *, layers: int = 4, seed: int =
         np.random.default_rng(seed),
         num_layers=layers,
         num_experts=ranks * slots,
-        ranks=Ranks.alike(ranks=ranks, slots_per_rank=slots, ranks_per_node=per_node),
+        ranks=Ranks.uniform(ranks=ranks, slots_per_rank=slots, ranks_per_node=per_node),
     )
 
 
@@ -28,12 +28,12 @@ def chain(ranks: int, slots: int, per_node: int, *, layers: int = 4, seed: int =
     ("ranks", "slots", "per_node", "states"),
     [(4, 1, 4, 1), (4, 1, 2, 3), (6, 1, 3, 10), (6, 1, 2, 15), (4, 2, 2, 315), (2, 3, 2, 10)],
 )
-def test_company_is_enough(ranks: int, slots: int, per_node: int, states: int) -> None:
+def test_co_location_states_are_enough(ranks: int, slots: int, per_node: int, states: int) -> None:
     problem = chain(ranks, slots, per_node)
     shape = hierarchy_of(problem)
     assert shape is not None
     assert num_states(shape) == pytest.approx(states)
-    assert len(company_of(shape).block_XN) == states
+    assert len(enumerate_states(shape).block_XN) == states
     loads_L = problem.load_LE.sum(axis=1) / ranks
     problem = dataclasses.replace(problem, most_load_L=1.6 * loads_L)
     claim = solve(problem, time_limit_s=60.0)

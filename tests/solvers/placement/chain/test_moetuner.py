@@ -15,11 +15,11 @@ from solvers.placement.chain.moetuner import (
 )
 from solvers.placement.chain.problem import ChainProblem, Measure
 from solvers.placement.ranks import Floats, Ints, Ranks
-from solvers.placement.single import rank_of_expert
 from solvers.registry import CHAIN
 from solvers.result import Status
 from tests.seeds import seeds
 from tests.solvers.placement.chain.testing import latent_clusters
+from tests.solvers.placement.testing import rank_of_expert
 
 TIME_LIMIT_S = 60.0
 
@@ -30,9 +30,9 @@ def chain(seed: int, *, layers: int = 3) -> ChainProblem:
             np.random.default_rng(seed),
             num_layers=layers,
             num_experts=6,
-            ranks=Ranks.alike(ranks=3, slots_per_rank=2),
+            ranks=Ranks.uniform(ranks=3, slots_per_rank=2),
         ),
-        measure=Measure.BUSIEST_PAIR,
+        measure=Measure.MOST_LOADED_PAIR,
     )
 
 
@@ -54,20 +54,22 @@ def least_unevenness(load_E: Floats, num_clusters: int, *, equal: bool) -> float
 @pytest.mark.parametrize("equal", [True, False])
 def test_clusters_are_as_even_as_any(seed: int, equal: bool) -> None:
     problem = chain(seed)
-    found = balanced_clusters(problem, equal_cluster_size=equal, time_limit_s=TIME_LIMIT_S)
-    assert found.status is Status.OPTIMAL
-    assert found.number_LE is not None
+    actual = balanced_clusters(problem, equal_cluster_size=equal, time_limit_s=TIME_LIMIT_S)
+    assert actual.status is Status.OPTIMAL
+    assert actual.number_LE is not None
     least = [least_unevenness(load_E, 3, equal=equal) for load_E in problem.load_LE]
     reached = [
         unevenness(load_E, row_E, 3)
-        for load_E, row_E in zip(problem.load_LE, found.number_LE, strict=True)
+        for load_E, row_E in zip(problem.load_LE, actual.number_LE, strict=True)
     ]
     assert reached == pytest.approx(least, abs=1e-6)
-    assert found.bound == pytest.approx(sum(least), abs=1e-5)
-    assert found.bound <= sum(reached)
+    assert actual.bound == pytest.approx(sum(least), abs=1e-5)
+    assert actual.bound <= sum(reached)
 
 
-def busiest(problem: ChainProblem, flow_TCC: Floats, rank_LC: tuple[tuple[int, ...], ...]) -> float:
+def peak_pair_cost(
+    problem: ChainProblem, flow_TCC: Floats, rank_LC: tuple[tuple[int, ...], ...]
+) -> float:
     total = 0.0
     for flow_CC, here, there in zip(flow_TCC, rank_LC[:-1], rank_LC[1:], strict=True):
         total += (flow_CC * problem.cost_GG[np.ix_(here, there)]).max()
@@ -80,7 +82,7 @@ def test_clusters_are_named_as_well_as_can_be(seed: int, equal: bool) -> None:
     problem = chain(seed)
     clusters = balanced_clusters(problem, equal_cluster_size=equal, time_limit_s=TIME_LIMIT_S)
     assert clusters.number_LE is not None
-    found = clusters_to_ranks(problem, clusters.number_LE, time_limit_s=TIME_LIMIT_S)
+    actual = clusters_to_ranks(problem, clusters.number_LE, time_limit_s=TIME_LIMIT_S)
     flow_TCC = cluster_flows(problem, clusters.number_LE)
     size_LC = np.array([np.bincount(row, minlength=3) for row in clusters.number_LE])
     names = tuple(itertools.permutations(range(3)))
@@ -91,17 +93,17 @@ def test_clusters_are_named_as_well_as_can_be(seed: int, equal: bool) -> None:
             for row, size_C in zip(rank_LC, size_LC, strict=True)
         )
         missed = int(np.abs(np.asarray(held_G) - 6).max())
-        cost_of[rank_LC] = (missed, busiest(problem, flow_TCC, rank_LC))
+        cost_of[rank_LC] = (missed, peak_pair_cost(problem, flow_TCC, rank_LC))
     fewest_missed = min(missed for missed, _ in cost_of.values())
     assert fewest_missed <= 1
     best = min(cost for missed, cost in cost_of.values() if missed == fewest_missed)
-    assert found.number_LE is not None
-    chosen = tuple(tuple(row) for row in found.number_LE.tolist())
+    assert actual.number_LE is not None
+    chosen = tuple(tuple(row) for row in actual.number_LE.tolist())
     missed, cost = cost_of[chosen]
     assert missed == fewest_missed
     assert cost == pytest.approx(best, rel=1e-5)
-    assert found.bound <= best * (1 + 1e-9)
-    assert found.status is Status.OPTIMAL
+    assert actual.bound <= best * (1 + 1e-9)
+    assert actual.status is Status.OPTIMAL
 
 
 def test_the_second_program_agrees_with_the_dynamic_program_on_clusters() -> None:
@@ -113,21 +115,21 @@ def test_the_second_program_agrees_with_the_dynamic_program_on_clusters() -> Non
     of_clusters = ChainProblem(
         flow_TEE=flow_TCC,
         load_LE=np.ones((2, 3)),
-        ranks=Ranks.alike(ranks=3, slots_per_rank=1),
+        ranks=Ranks.uniform(ranks=3, slots_per_rank=1),
         cost_GG=problem.cost_GG,
-        measure=Measure.BUSIEST_PAIR,
+        measure=Measure.MOST_LOADED_PAIR,
     )
     exact = CHAIN.solve(of_clusters, method="exact", time_limit_s=TIME_LIMIT_S)
     assert outcome.objective == pytest.approx(exact.objective, rel=1e-5)
 
 
-def test_an_expert_hotter_than_a_share_stands_alone_where_sizes_may_differ() -> None:
+def test_an_expert_hotter_than_a_share_gets_its_own_cluster_where_sizes_may_differ() -> None:
     problem = chain(0)
     load_LE = np.tile([9.0, 1.0, 1.0, 1.0, 1.0, 1.0], (3, 1))
     hot = dataclasses.replace(problem, load_LE=load_LE)
-    found = balanced_clusters(hot, equal_cluster_size=False, time_limit_s=TIME_LIMIT_S)
-    assert found.number_LE is not None
-    for row_E in found.number_LE:
+    actual = balanced_clusters(hot, equal_cluster_size=False, time_limit_s=TIME_LIMIT_S)
+    assert actual.number_LE is not None
+    for row_E in actual.number_LE:
         assert (row_E == row_E[0]).sum() == 1
 
 
@@ -140,7 +142,7 @@ def test_a_limit_below_the_heaviest_expert_is_infeasible() -> None:
 
 def test_limits_that_the_program_cannot_keep_in_time_are_kept_by_swaps() -> None:
     # 32 experts on 4 ranks, each at most what EPLB's rule gives one: CBC finds nothing in 20 s.
-    ranks = Ranks.alike(ranks=4, slots_per_rank=8, ranks_per_node=2)
+    ranks = Ranks.uniform(ranks=4, slots_per_rank=8, ranks_per_node=2)
     problem = latent_clusters(np.random.default_rng(1), num_layers=3, num_experts=32, ranks=ranks)
     by_rule_LG = np.add.reduceat(
         np.take_along_axis(problem.load_LE, eplb(problem.load_LE, ranks=ranks).expert_LS, axis=1),

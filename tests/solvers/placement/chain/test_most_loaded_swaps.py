@@ -21,12 +21,12 @@ def chain(seed: int) -> ChainProblem:
         np.random.default_rng(seed),
         num_layers=4,
         num_experts=12,
-        ranks=Ranks.alike(ranks=4, slots_per_rank=3, ranks_per_node=2),
+        ranks=Ranks.uniform(ranks=4, slots_per_rank=3, ranks_per_node=2),
     )
     cost_GG = problem.cost_GG + np.triu(np.full((4, 4), 0.5), k=1)
     limit_L = 1.2 * problem.load_LE.sum(axis=1) / 4
     return dataclasses.replace(
-        problem, cost_GG=cost_GG, most_load_L=limit_L, measure=Measure.BUSIEST_PAIR
+        problem, cost_GG=cost_GG, most_load_L=limit_L, measure=Measure.MOST_LOADED_PAIR
     )
 
 
@@ -77,9 +77,9 @@ def test_one_slow_pair_raises_the_bound_no_higher_than_the_optimum() -> None:
     problem = ChainProblem(
         flow_TEE=flow_TEE,
         load_LE=np.full((2, 3), 3.0),
-        ranks=Ranks.alike(ranks=3, slots_per_rank=1),
+        ranks=Ranks.uniform(ranks=3, slots_per_rank=1),
         cost_GG=cost_GG,
-        measure=Measure.BUSIEST_PAIR,
+        measure=Measure.MOST_LOADED_PAIR,
     )
     bound = lower_bound(problem, time_limit_s=5.0)
     assert bound == pytest.approx(6.0 / 4.2)
@@ -88,7 +88,7 @@ def test_one_slow_pair_raises_the_bound_no_higher_than_the_optimum() -> None:
     assert bound <= outcome.objective == 10.0
 
 
-def test_total_costs_of_unlike_links_are_bounded_by_the_least_of_each_kind() -> None:
+def test_total_costs_of_different_links_are_bounded_by_the_least_of_each_kind() -> None:
     problem = chain(3)
     total = dataclasses.replace(problem, measure=Measure.TOTAL)
     # 0.5 more in one direction: no three costs, but least ones of 1 and 6.

@@ -19,12 +19,12 @@ from tests.solvers.placement.chain.testing import latent_clusters
 
 @pytest.fixture(scope="module")
 def chain() -> ChainProblem:
-    ranks = Ranks.alike(ranks=8, slots_per_rank=4, ranks_per_node=4)
+    ranks = Ranks.uniform(ranks=8, slots_per_rank=4, ranks_per_node=4)
     problem = latent_clusters(np.random.default_rng(1), num_layers=7, num_experts=32, ranks=ranks)
     return dataclasses.replace(problem, most_load_L=1.1 * problem.load_LE.sum(axis=1) / 8)
 
 
-def test_prices_tell_the_cost_of_moving_one_layer(chain: ChainProblem) -> None:
+def test_prices_are_the_cost_of_moving_one_layer(chain: ChainProblem) -> None:
     rank_LE = fit(chain.load_LE, chain.ranks, None).rank_LE
     flows = Flows.of(chain)
     price_AEG = flows.prices_AEG(np.array([0, 3, 6]), rank_LE)
@@ -74,7 +74,7 @@ def test_unequal_slots_stay_as_they_are() -> None:
 
 
 def test_latent_clusters_are_found_and_numbered_along_the_chain() -> None:
-    ranks = Ranks.alike(ranks=8, slots_per_rank=8)
+    ranks = Ranks.uniform(ranks=8, slots_per_rank=8)
     flow_TEE = latent_clusters(
         np.random.default_rng(1), num_layers=7, num_experts=64, ranks=ranks
     ).flow_TEE
@@ -109,7 +109,7 @@ def test_one_rank_leaves_nothing_to_search() -> None:
     problem = ChainProblem(
         flow_TEE=np.ones((2, 3, 3)),
         load_LE=np.ones((3, 3)),
-        ranks=Ranks.alike(ranks=1, slots_per_rank=3),
+        ranks=Ranks.uniform(ranks=1, slots_per_rank=3),
         cost_GG=np.array([[0.7]]),
     )
     claim = solve(problem, time_limit_s=10.0)

@@ -79,5 +79,5 @@ def tiny_problem(rng: np.random.Generator, *, has_equal_costs: bool | None = Non
         ranks=ranks,
         cost_GG=cost_GG,
         most_load_L=limit_L,
-        measure=Measure.TOTAL if rng.random() < 0.7 else Measure.BUSIEST_PAIR,
+        measure=Measure.TOTAL if rng.random() < 0.7 else Measure.MOST_LOADED_PAIR,
     )

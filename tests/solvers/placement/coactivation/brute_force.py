@@ -8,7 +8,7 @@ import numpy as np
 from solvers.placement.coactivation import check
 from solvers.placement.coactivation.problem import CoactivationProblem
 from solvers.placement.ranks import Ints, Placement
-from solvers.placement.single import every_way, placed
+from solvers.placement.single import all_assignments, placed
 from solvers.result import Claim, Status
 
 
@@ -39,7 +39,7 @@ def _only(problem: CoactivationProblem, layer: int) -> CoactivationProblem:
 
 def _best_row(problem: CoactivationProblem) -> tuple[Ints | None, float]:
     best_S, best = None, math.inf
-    for rank_E in every_way(tuple(problem.ranks.slots_G.tolist())):
+    for rank_E in all_assignments(tuple(problem.ranks.slots_G.tolist())):
         placement = placed(rank_E[None])
         value = check.objective(problem, placement)
         if value < best and not check.violations(problem, placement):

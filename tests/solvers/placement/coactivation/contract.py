@@ -20,7 +20,7 @@ def _features(problem: CoactivationProblem, best: Outcome[Placement]) -> Iterabl
         "several layers": problem.num_layers > 1,
         "limits": problem.most_load_L is not None,
         "one chosen": problem.expert_LTK.shape[2] == 1,
-        "a busiest group counts": any(level.busiest_cost for level in levels),
+        "a most-loaded group counts": any(level.peak_cost for level in levels),
         "groups differ in cost": any(len(set(level.weights_J.tolist())) > 1 for level in levels),
         "unequal slots": len(set(problem.ranks.slots_G.tolist())) > 1,
     }
@@ -40,7 +40,7 @@ def topics() -> CoactivationProblem:
         num_tokens=2000,
         num_chosen=4,
         num_experts=32,
-        ranks=Ranks.alike(ranks=8, slots_per_rank=4, ranks_per_node=4),
+        ranks=Ranks.uniform(ranks=8, slots_per_rank=4, ranks_per_node=4),
     )
 
 
@@ -56,7 +56,7 @@ COACTIVATION = Contract(
     features=_features,
     expected=frozenset(
         {
-            *("several layers", "limits", "one chosen", "a busiest group counts"),
+            *("several layers", "limits", "one chosen", "a most-loaded group counts"),
             *("groups differ in cost", "unequal slots", "optimal", "infeasible"),
         }
     ),

@@ -34,7 +34,7 @@ def test_one_slot_a_group_saves_nothing() -> None:
     problem = CoactivationProblem(
         expert_LTK=np.array([[[0, 1], [2, 3], [0, 3]]]),
         load_LE=np.ones((1, 4)),
-        ranks=Ranks.alike(ranks=4, slots_per_rank=1),
+        ranks=Ranks.uniform(ranks=4, slots_per_rank=1),
         levels=(Level(group_G=np.arange(4), total_cost=1.0),),
     )
     both_EE = tokens_of_both_EE(problem.expert_LTK[0], 4)
@@ -48,27 +48,27 @@ def test_separate_pairs_are_bounded_exactly() -> None:
     problem = CoactivationProblem(
         expert_LTK=np.array([[[0, 1], [2, 3], [0, 1], [2, 3]]]),
         load_LE=np.ones((1, 4)),
-        ranks=Ranks.alike(ranks=2, slots_per_rank=2),
-        levels=(Level(group_G=np.arange(2), total_cost=1.0, busiest_cost=10.0),),
+        ranks=Ranks.uniform(ranks=2, slots_per_rank=2),
+        levels=(Level(group_G=np.arange(2), total_cost=1.0, peak_cost=10.0),),
     )
     bound_L = lower_bound_L(problem, time_limit_s=1.0)
     assert bound_L.tolist() == [4.0 + 10.0 * 2 * 2]
     assert COACTIVATION.solve(problem, time_limit_s=5.0).objective == bound_L[0]
 
 
-def test_a_slow_group_raises_the_bound_of_the_busiest_and_of_all() -> None:
+def test_a_slow_group_raises_the_peak_and_the_total_bound() -> None:
     # Experts 0-1 and 2-3 may share groups, 0-2 then cannot: F = 4 copies of three tokens at least,
     # of which 3 go into the cheap group at most.
     weights_J = np.array([1.0, 10.0])
     problem = CoactivationProblem(
         expert_LTK=np.array([[[0, 1], [2, 3], [0, 2]]]),
         load_LE=np.ones((1, 4)),
-        ranks=Ranks.alike(ranks=2, slots_per_rank=2),
+        ranks=Ranks.uniform(ranks=2, slots_per_rank=2),
         levels=(Level(group_G=np.arange(2), total_cost=1.0, weight_J=weights_J),),
     )
     assert lower_bound_L(problem, time_limit_s=1.0).tolist() == [3.0 + 10.0]
-    busiest = Level(group_G=np.arange(2), total_cost=0.0, busiest_cost=1.0, weight_J=weights_J)
-    other = dataclasses.replace(problem, levels=(busiest,))
+    peak_level = Level(group_G=np.arange(2), total_cost=0.0, peak_cost=1.0, weight_J=weights_J)
+    other = dataclasses.replace(problem, levels=(peak_level,))
     assert lower_bound_L(other, time_limit_s=1.0) == pytest.approx([2 * 4 / 1.1])
 
 
@@ -94,7 +94,7 @@ def test_more_time_only_raises_the_bound() -> None:
         num_tokens=3000,
         num_chosen=6,
         num_experts=64,
-        ranks=Ranks.alike(ranks=8, slots_per_rank=8, ranks_per_node=4),
+        ranks=Ranks.uniform(ranks=8, slots_per_rank=8, ranks_per_node=4),
     )
     quick_L = lower_bound_L(problem, time_limit_s=1e-9)
     slow_L = lower_bound_L(problem, time_limit_s=60.0)

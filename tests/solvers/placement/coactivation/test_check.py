@@ -15,9 +15,9 @@ def problem(**changes: Any) -> CoactivationProblem:
     given: dict[str, Any] = {
         "expert_LTK": np.array([[[0, 1], [2, 3], [1, 2]]]),
         "load_LE": np.array([[1.0, 2.0, 4.0, 8.0]]),
-        "ranks": Ranks.alike(ranks=4, slots_per_rank=1, ranks_per_node=2),
+        "ranks": Ranks.uniform(ranks=4, slots_per_rank=1, ranks_per_node=2),
         "levels": (
-            Level(group_G=np.array([0, 0, 1, 1]), total_cost=5.0, busiest_cost=3.0),
+            Level(group_G=np.array([0, 0, 1, 1]), total_cost=5.0, peak_cost=3.0),
             Level(group_G=np.arange(4), total_cost=1.0),
         ),
     }
@@ -26,8 +26,8 @@ def problem(**changes: Any) -> CoactivationProblem:
 
 def test_a_layer_by_hand() -> None:
     placement = Placement(expert_LS=np.array([[0, 2, 1, 3]]))
-    # Nodes hold {0, 2} and {1, 3}: every token touches both, 6 in all, 3 the busiest of 2 nodes.
-    # Ranks: every token touches 2, 6 in all.
+    # Nodes hold {0, 2} and {1, 3}: every token touches both, 6 in all, 3 the most-loaded of 2
+    # nodes. Ranks: every token touches 2, 6 in all.
     assert touched(problem(), placement, level=problem().levels[0], layer=0).tolist() == [3, 3]
     assert layer_costs(problem(), placement).tolist() == [5.0 * 6 + 3.0 * 2 * 3 + 6.0]
     assert rank_loads(problem(), placement).tolist() == [[1.0, 4.0, 2.0, 8.0]]
@@ -38,11 +38,11 @@ def test_a_layer_by_hand() -> None:
 
 def test_a_group_behind_a_slow_link_costs_its_weight() -> None:
     # Tokens touch node 0 (experts 0, 2) and node 1 (1, 3) three times each, see above; a copy into
-    # node 1 costs 10: 5 (3 + 30) in all and 3 x 2 groups x 30 for the busiest one.
+    # node 1 costs 10: 5 (3 + 30) in all and 3 x 2 groups x 30 for the most-loaded one.
     level = Level(
         group_G=np.array([0, 0, 1, 1]),
         total_cost=5.0,
-        busiest_cost=3.0,
+        peak_cost=3.0,
         weight_J=np.array([1.0, 10.0]),
     )
     placement = Placement(expert_LS=np.array([[0, 2, 1, 3]]))
@@ -81,7 +81,7 @@ def test_an_impossible_problem_cannot_be_made() -> None:
         ({"expert_LTK": np.zeros((1, 0, 2), dtype=int)}, "needs tokens and a level"),
         ({"expert_LTK": np.array([[[0, 4]]])}, "experts 0..3"),
         ({"expert_LTK": np.array([[[1, 1]]])}, "one expert twice"),
-        ({"ranks": Ranks.alike(ranks=4, slots_per_rank=2)}, "8 slots for 4 experts"),
+        ({"ranks": Ranks.uniform(ranks=4, slots_per_rank=2)}, "8 slots for 4 experts"),
         ({"load_LE": np.array([[1.0, np.nan, 1.0, 1.0]])}, "non-negative number"),
         ({"most_load_L": np.ones(2)}, "one number a layer"),
     )

@@ -9,8 +9,9 @@ from solvers.placement.coactivation.check import layer_costs
 from solvers.placement.coactivation.layer import layer_of
 from solvers.placement.coactivation.swaps import Tables, largest_without_two
 from solvers.placement.ranks import contiguous
-from solvers.placement.single import placed, rank_of_expert
+from solvers.placement.single import placed
 from tests.solvers.placement.coactivation.testing import tiny_problem
+from tests.solvers.placement.testing import rank_of_expert
 
 
 @settings(deadline=None, max_examples=40)

@@ -8,7 +8,7 @@ from tests.solvers.placement.coactivation.contract import topics
 
 
 @pytest.mark.parametrize("method", COACTIVATION.methods)
-def test_latent_topics_are_brought_together_and_so_again(method: str) -> None:
+def test_latent_topics_are_co_located_reproducibly(method: str) -> None:
     problem = topics()
     in_order = contiguous(num_layers=2, num_experts=32, num_slots=32)
     one, two = (COACTIVATION.solve(problem, method=method, time_limit_s=30.0) for _ in range(2))

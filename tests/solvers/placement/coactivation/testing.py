@@ -72,7 +72,7 @@ def tiny_problem(rng: np.random.Generator) -> CoactivationProblem:
             Level(
                 group_G=group_G,
                 total_cost=float(rng.integers(0, 4)),
-                busiest_cost=float(rng.integers(0, 3)),
+                peak_cost=float(rng.integers(0, 3)),
                 weight_J=rng.choice([0.5, 1.0, 10.0], size=int(group_G.max()) + 1)
                 if rng.random() < 0.5
                 else None,

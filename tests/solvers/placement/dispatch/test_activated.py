@@ -12,7 +12,7 @@ def test_a_replicated_expert_goes_whole_to_the_rank_with_the_fewest_activated() 
     case = DispatchCase(
         load_PLE=np.array([[[5.0, 5.0, 7.0, 1.0]], [[0.0, 0.0, 7.0, 9.0]]]),
         placement=Placement(expert_LS=np.array([[0, 1, 2, 2, 3, 3]])),
-        ranks=Ranks.alike(ranks=2, slots_per_rank=3),
+        ranks=Ranks.uniform(ranks=2, slots_per_rank=3),
     )
     loads, active = schedule(case)
     assert active[:, 0].tolist() == [[2, 2], [1, 1]]
@@ -20,7 +20,7 @@ def test_a_replicated_expert_goes_whole_to_the_rank_with_the_fewest_activated() 
 
 
 def test_it_reads_each_activated_expert_once() -> None:
-    ranks = Ranks.alike(ranks=4, slots_per_rank=4)
+    ranks = Ranks.uniform(ranks=4, slots_per_rank=4)
     case = sample_case(passes=6, layers=3, experts=10, ranks=ranks, seed=2, tokens=0.7)
     active = activated_experts(case)
     assert np.array_equal(active.sum(axis=2), (case.load_PLE > 0.0).sum(axis=2))

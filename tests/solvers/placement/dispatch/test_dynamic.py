@@ -8,7 +8,7 @@ from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.ranks import Placement, Ranks
 from tests.solvers.placement.dispatch.testing import sample_case
 
-RANKS = Ranks.alike(ranks=4, slots_per_rank=2)
+RANKS = Ranks.uniform(ranks=4, slots_per_rank=2)
 
 
 def test_loads_scatter_around_the_even_split_as_a_multinomial() -> None:
@@ -16,7 +16,7 @@ def test_loads_scatter_around_the_even_split_as_a_multinomial() -> None:
     case = DispatchCase(
         load_PLE=np.full((4000, 1, 1), 400.0),
         placement=Placement(expert_LS=np.zeros((1, 4), dtype=np.int64)),
-        ranks=Ranks.alike(ranks=4, slots_per_rank=1),
+        ranks=Ranks.uniform(ranks=4, slots_per_rank=1),
         seed=7,
     )
     loads = rank_loads("dynamic", case)[:, 0]

@@ -8,14 +8,14 @@ from solvers.placement.dispatch.scatter import dealt_variance, near_shares, spre
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
 from tests.solvers.placement.dispatch.testing import sample_case
 
-PAIRS = Ranks.alike(ranks=6, slots_per_rank=1, ranks_per_node=2)
+PAIRS = Ranks.uniform(ranks=6, slots_per_rank=1, ranks_per_node=2)
 
 
 def drawn(rows: list[list[int]], ranks: Ranks, *, launches: int) -> dict[tuple[int, int], Ints]:
     """Targets by layer and expert."""
     placement = Placement(expert_LS=np.array(rows))
-    found = targets(placement, ranks=ranks, rng=np.random.default_rng(0), launches=launches)
-    return {(layer, expert): target_DH for layer, expert, target_DH in found}
+    actual = targets(placement, ranks=ranks, rng=np.random.default_rng(0), launches=launches)
+    return {(layer, expert): target_DH for layer, expert, target_DH in actual}
 
 
 def test_ranks_with_the_same_deals_behind_them_are_dealt_evenly_together() -> None:
@@ -26,24 +26,24 @@ def test_ranks_with_the_same_deals_behind_them_are_dealt_evenly_together() -> No
         assert set(map(tuple, target[layer, 0][:, 4:].tolist())) == {(0, 2), (2, 0)}
 
 
-def test_streams_that_part_meet_again_after_as_many_equal_deals() -> None:
+def test_streams_that_diverge_coincide_after_as_many_equal_deals() -> None:
     # One node of four ranks. Experts 0 to 2 on pairs of them: ranks 2 and 3 draw for expert 0,
     # 0 and 1 for expert 1, and 0 and 2, one deal of two by two behind each, share the third.
-    ranks = Ranks.alike(ranks=4, slots_per_rank=2)
+    ranks = Ranks.uniform(ranks=4, slots_per_rank=2)
     target = drawn([[0, 3, 0, 2, 1, 4, 1, 2]], ranks, launches=100)
     assert set(map(tuple, target[0, 2][:, [0, 2]].tolist())) == {(1, 3), (3, 1)}
 
 
 def test_streams_with_other_deals_behind_them_are_independent() -> None:
     # Experts 0 on two and 1 on three of four ranks: rank 3 draws twice, ranks 1 and 2 once.
-    ranks = Ranks.alike(ranks=4, slots_per_rank=3)
+    ranks = Ranks.uniform(ranks=4, slots_per_rank=3)
     target = drawn([[0, 1, 3, 0, 1, 2, 4, 1, 2, 5, 6, 7]], ranks, launches=200)
     pairs = set(map(tuple, target[0, 2][:, [0, 3]].tolist()))
     assert pairs == {(1, 1), (1, 2), (2, 1), (2, 2)}
 
 
 def test_launches_scatter_as_other_seeds_of_the_engine_s_numbers_do() -> None:
-    ranks = Ranks.alike(ranks=16, slots_per_rank=5, ranks_per_node=4)
+    ranks = Ranks.uniform(ranks=16, slots_per_rank=5, ranks_per_node=4)
     case = sample_case(passes=1, layers=3, experts=64, ranks=ranks, seed=7)
     deviations = []
     for users_DLEG in (_ours(case, 300), _engine_s(case, 300)):
@@ -59,16 +59,16 @@ def test_shares_and_scatter_are_those_of_many_launches() -> None:
     cases = ((8, 3, 2, 16), (12, 3, 4, 20), (8, 9, 8, 64), (6, 4, 6, 18))
     off = []
     for num_ranks, slots, per_node, experts in cases:
-        ranks = Ranks.alike(ranks=num_ranks, slots_per_rank=slots, ranks_per_node=per_node)
+        ranks = Ranks.uniform(ranks=num_ranks, slots_per_rank=slots, ranks_per_node=per_node)
         row_S = _spread_row(ranks, experts)
         # Streams part in the first layers.
         placement = Placement(expert_LS=np.array([row_S] * 3))
-        found = targets(placement, ranks=ranks, rng=np.random.default_rng(1), launches=4000)
+        actual = targets(placement, ranks=ranks, rng=np.random.default_rng(1), launches=4000)
         shares = near_shares(placement.expert_LS, ranks=ranks, num_experts=experts)
         slot_of = {
             (int(e), int(g)): s for s, (e, g) in enumerate(zip(row_S, ranks.rank_S, strict=True))
         }
-        for layer, expert, target_DH in found:
+        for layer, expert, target_DH in actual:
             if layer < 2:
                 continue
             users_DG = (target_DH[:, :, None] == np.arange(num_ranks)).mean(axis=1)
@@ -84,7 +84,7 @@ def test_shares_and_scatter_are_those_of_many_launches() -> None:
 
 
 def test_a_replica_on_every_node_leaves_nothing_to_chance() -> None:
-    ranks = Ranks.alike(ranks=8, slots_per_rank=2, ranks_per_node=4)
+    ranks = Ranks.uniform(ranks=8, slots_per_rank=2, ranks_per_node=4)
     # Expert 0 on both nodes, expert 1 on two ranks of the first.
     row_S = np.array([[0, 1, 1, 2, 3, 4, 5, 6, 0, 7, 8, 9, 10, 11, 12, 13]])
     shares = near_shares(row_S, ranks=ranks, num_experts=14)
@@ -97,12 +97,12 @@ def test_a_replica_on_every_node_leaves_nothing_to_chance() -> None:
 
 def test_dealt_places_are_hypergeometric() -> None:
     # 8 of 16 places, 8 of each of two replicas: 8 * 1/4 * 8/15. All 8 of 8: none is left to chance.
-    found = dealt_variance(np.array([8.0, 8.0]), np.array([16.0, 8.0]), np.array([2.0, 2.0]))
-    np.testing.assert_allclose(found, [16.0 / 15.0, 0.0])
+    actual = dealt_variance(np.array([8.0, 8.0]), np.array([16.0, 8.0]), np.array([2.0, 2.0]))
+    np.testing.assert_allclose(actual, [16.0 / 15.0, 0.0])
 
 
 def test_expected_shares_are_those_of_the_rule() -> None:
-    ranks = Ranks.alike(ranks=12, slots_per_rank=7, ranks_per_node=4)
+    ranks = Ranks.uniform(ranks=12, slots_per_rank=7, ranks_per_node=4)
     case = sample_case(passes=1, layers=3, experts=64, ranks=ranks, seed=3)
     split_LEG = expected_split(case)
     for layer, expert, share_G in expected_shares(case.placement, ranks=ranks):
@@ -126,10 +126,10 @@ def _spread_row(ranks: Ranks, experts: int) -> Ints:
 
 def _ours(case: DispatchCase, launches: int) -> Floats:
     users_DLEG = np.tile((case.copies_LEG > 0).astype(float), (launches, 1, 1, 1))
-    found = targets(
+    actual = targets(
         case.placement, ranks=case.ranks, rng=np.random.default_rng(5), launches=launches
     )
-    for layer, expert, target_DH in found:
+    for layer, expert, target_DH in actual:
         users_DLEG[:, layer, expert] = (
             target_DH[:, :, None] == np.arange(case.ranks.num_ranks)
         ).mean(axis=1)

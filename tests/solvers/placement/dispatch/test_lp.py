@@ -27,7 +27,7 @@ def _least_level(case: DispatchCase, *, of_pass: int, layer: int) -> float:
     return best
 
 
-def _unlike_case(seed: int) -> DispatchCase:
+def _uneven_case(seed: int) -> DispatchCase:
     """Any placement at all: unequal slots and speeds, many replicas, also twins on a rank."""
     rng = np.random.default_rng(seed)
     ranks = Ranks(
@@ -55,7 +55,7 @@ def _unlike_case(seed: int) -> DispatchCase:
 @given(seed=st.integers(0, 100_000), sweeps=st.sampled_from((0, lp.SWEEPS)))
 def test_the_largest_load_is_the_best_that_any_set_of_ranks_allows(seed: int, sweeps: int) -> None:
     """With 0 sweeps the linear program answers alone."""
-    case = _unlike_case(seed)
+    case = _uneven_case(seed)
     levels_PL = (lp.rank_loads(case, sweeps=sweeps) / case.ranks.speed_G).max(axis=2)
     for of_pass, layer in ((0, 0), (1, 1), (3, 2)):
         assert levels_PL[of_pass, layer] == pytest.approx(
@@ -64,7 +64,7 @@ def test_the_largest_load_is_the_best_that_any_set_of_ranks_allows(seed: int, sw
 
 
 def test_a_chain_that_pours_slowly_is_left_to_the_linear_program() -> None:
-    # Expert e stands on ranks e and e + 1 and has 12 tokens: 11 experts, 12 ranks. Rank 0 can only
+    # Expert e is on ranks e and e + 1 and has 12 tokens: 11 experts, 12 ranks. Rank 0 can only
     # take from expert 0, so that all ranks at 11 needs a little passed on along the whole chain.
     slots = np.array([1, *(2,) * 10, 1])
     case = DispatchCase(
@@ -77,7 +77,7 @@ def test_a_chain_that_pours_slowly_is_left_to_the_linear_program() -> None:
 
 
 def test_batches_of_passes_change_nothing() -> None:
-    ranks = Ranks.alike(ranks=4, slots_per_rank=3)
+    ranks = Ranks.uniform(ranks=4, slots_per_rank=3)
     case = sample_case(passes=lp.BATCH_PASSES + 3, layers=2, experts=8, ranks=ranks, seed=5)
     whole = rank_loads("lp", case)
     last = DispatchCase(

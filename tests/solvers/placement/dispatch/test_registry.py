@@ -18,7 +18,7 @@ REPLICATING = [rule for rule in DISPATCH if rule != "least_loaded"]
 
 
 def _case(*, seed: int, slots_per_rank: int = 3) -> DispatchCase:
-    ranks = Ranks.alike(ranks=6, slots_per_rank=slots_per_rank, ranks_per_node=2)
+    ranks = Ranks.uniform(ranks=6, slots_per_rank=slots_per_rank, ranks_per_node=2)
     return sample_case(passes=5, layers=4, experts=12, ranks=ranks, seed=seed)
 
 
@@ -50,11 +50,11 @@ def test_nothing_beats_the_best_split(seed: int) -> None:
 
 
 def test_a_rank_only_computes_what_it_holds() -> None:
-    # Expert 0 stands on ranks 0 and 1, expert 1 on rank 2.
+    # Expert 0 is on ranks 0 and 1, expert 1 on rank 2.
     case = DispatchCase(
         load_PLE=np.array([[[6.0, 5.0]]]),
         placement=Placement(expert_LS=np.array([[0, 0, 1]])),
-        ranks=Ranks.alike(ranks=3, slots_per_rank=1),
+        ranks=Ranks.uniform(ranks=3, slots_per_rank=1),
     )
     for rule in REPLICATING:
         loads = rank_loads(rule, case)[0, 0]
@@ -97,7 +97,7 @@ def test_what_is_no_case_is_refused() -> None:
         given_: dict[str, Any] = {
             "load_PLE": np.ones((1, 1, 3)),
             "placement": Placement(expert_LS=np.array([[0, 1, 2, 0]])),
-            "ranks": Ranks.alike(ranks=2, slots_per_rank=2),
+            "ranks": Ranks.uniform(ranks=2, slots_per_rank=2),
         }
         return DispatchCase(**(given_ | changes))
 

@@ -7,11 +7,11 @@ from solvers.errors import UnknownSolverError
 from solvers.placement.dispatch import kept, lp
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.registry import rank_loads
-from solvers.placement.dispatch.sampling import SPLITS, expected_loads, sampled_loads, splits_of
+from solvers.placement.dispatch.sampling import SPLITS, expected_loads, splits_of
 from solvers.placement.ranks import Floats, Ranks
-from tests.solvers.placement.dispatch.testing import sample_case
+from tests.solvers.placement.dispatch.testing import sample_case, sampled_loads
 
-RANKS = Ranks.alike(ranks=8, slots_per_rank=5, ranks_per_node=4)
+RANKS = Ranks.uniform(ranks=8, slots_per_rank=5, ranks_per_node=4)
 
 
 def test_shares_of_every_rule_sum_to_one_on_hosts() -> None:
@@ -91,7 +91,7 @@ def test_a_linear_program_is_solved_once_for_a_placement_and_a_pass(
 def test_splits_that_were_kept_are_those_that_are_worked_out_anew() -> None:
     rng = np.random.default_rng(0)
     base = sample_case(passes=5, layers=3, experts=24, ranks=RANKS, seed=21)
-    other = Ranks.alike(ranks=8, slots_per_rank=5, ranks_per_node=2)
+    other = Ranks.uniform(ranks=8, slots_per_rank=5, ranks_per_node=2)
     cases = {
         "base": base,
         "nodes": replace(base, ranks=other),

@@ -9,7 +9,7 @@ from solvers.placement.dispatch.static import targets
 from solvers.placement.ranks import Placement, Ranks
 from tests.solvers.placement.dispatch.testing import sample_case
 
-RANKS = Ranks.alike(ranks=6, slots_per_rank=1, ranks_per_node=2)
+RANKS = Ranks.uniform(ranks=6, slots_per_rank=1, ranks_per_node=2)
 
 
 def one_expert(slots: int, ranks: Ranks, *, seed: int = 0, layers: int = 1) -> DispatchCase:
@@ -29,7 +29,7 @@ def test_own_rank_then_own_node_then_none_is_near() -> None:
 
 
 def test_the_first_replica_of_a_node_serves_it() -> None:
-    ranks = Ranks.alike(ranks=8, slots_per_rank=1, ranks_per_node=4)
+    ranks = Ranks.uniform(ranks=8, slots_per_rank=1, ranks_per_node=4)
     near = nearest_H(np.array([1, 2, 5]), ranks=ranks)
     assert near.tolist() == [0, 0, 1, 0, 2, 2, 2, 2]
 
@@ -43,7 +43,7 @@ def test_near_replicas_are_those_of_the_plain_definition() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         per_node = int(rng.choice([1, 2, 4, 8]))
-        ranks = Ranks.alike(ranks=8, slots_per_rank=2, ranks_per_node=per_node)
+        ranks = Ranks.uniform(ranks=8, slots_per_rank=2, ranks_per_node=per_node)
         hosts = np.sort(rng.integers(0, 8, size=int(rng.integers(1, 6))))
         nodes = hosts // per_node
         for source, near in enumerate(nearest_H(hosts, ranks=ranks)):
@@ -61,7 +61,7 @@ def test_near_replicas_are_those_of_the_plain_definition() -> None:
 
 def test_far_sources_of_one_stream_are_dealt_fairly() -> None:
     # Two replicas on the only node: 2 near sources, 18 far ones that have drawn for nothing else.
-    ranks = Ranks.alike(ranks=20, slots_per_rank=1)
+    ranks = Ranks.uniform(ranks=20, slots_per_rank=1)
     for seed in range(8):
         case = one_expert(2, ranks, seed=seed)
         ((_, _, target_H),) = targets(case)
@@ -69,10 +69,10 @@ def test_far_sources_of_one_stream_are_dealt_fairly() -> None:
         assert np.bincount(target_H, minlength=20).tolist() == [10, 10, *[0] * 18]
 
 
-def test_ranks_that_drew_for_other_experts_are_dealt_to_apart() -> None:
+def test_ranks_that_drew_for_other_experts_get_separate_assignments() -> None:
     # Expert 0 is near to ranks 0 and 1, which so skip a draw that ranks 2 to 9 make; expert 1 is
     # near to ranks 2 and 3. Of its eight far hands only those of one stream must be even.
-    ranks = Ranks.alike(ranks=10, slots_per_rank=1)
+    ranks = Ranks.uniform(ranks=10, slots_per_rank=1)
     expert_LS = np.array([[0, 0, 1, 1, 2, 3, 4, 5, 6, 7]])
     counts = set()
     for seed in range(40):
@@ -90,7 +90,7 @@ def test_ranks_that_drew_for_other_experts_are_dealt_to_apart() -> None:
 
 def test_draws_vary_about_the_expected_load() -> None:
     for ranks_per_node in (4, 16):
-        ranks = Ranks.alike(ranks=16, slots_per_rank=5, ranks_per_node=ranks_per_node)
+        ranks = Ranks.uniform(ranks=16, slots_per_rank=5, ranks_per_node=ranks_per_node)
         case = sample_case(passes=1, layers=3, experts=64, ranks=ranks, seed=3)
         expected = split_loads(case, expected_split(case))
         drawn = np.stack([rank_loads("static", replace(case, seed=seed)) for seed in range(64)])
@@ -108,7 +108,7 @@ def test_sources_that_send_more_load_the_replica_they_use() -> None:
     case = DispatchCase(
         load_PLE=np.array([[[8.0]], [[4.0]]]),
         placement=Placement(expert_LS=np.array([[0, 0]])),
-        ranks=Ranks.alike(ranks=2, slots_per_rank=1),
+        ranks=Ranks.uniform(ranks=2, slots_per_rank=1),
         source_HLE=np.array([[[30.0]], [[10.0]]]),
     )
     assert rank_loads("static", case)[:, 0].tolist() == [[6.0, 2.0], [3.0, 1.0]]
@@ -118,7 +118,7 @@ def test_an_expert_that_no_source_sent_is_taken_as_sent_by_all() -> None:
     case = DispatchCase(
         load_PLE=np.array([[[8.0]]]),
         placement=Placement(expert_LS=np.array([[0, 0]])),
-        ranks=Ranks.alike(ranks=2, slots_per_rank=1),
+        ranks=Ranks.uniform(ranks=2, slots_per_rank=1),
         source_HLE=np.zeros((2, 1, 1)),
     )
     assert rank_loads("static", case)[0, 0].tolist() == [4.0, 4.0]

@@ -1,9 +1,12 @@
-"""Cases for tests and benchmarks of dispatch rules."""
+"""Cases for tests and benchmarks of dispatch rules, and draws of their loads."""
+
+from dataclasses import replace
 
 import numpy as np
 
-from solvers.placement.dispatch.case import DispatchCase
-from solvers.placement.ranks import Placement, Ranks
+from solvers.placement.dispatch.case import DispatchCase, split_loads
+from solvers.placement.dispatch.sampling import PASS_BY_PASS, draw, splits_of
+from solvers.placement.ranks import Floats, Placement, Ranks
 
 
 def sample_case(
@@ -34,3 +37,18 @@ def sample_case(
         ranks=ranks,
         seed=seed,
     )
+
+
+def sampled_loads(rule: str, case: DispatchCase) -> Floats:
+    """Return one draw of the token copies of each rank, `[P][L][G]`.
+
+    Tokens of `even` take replicas in turn and are not drawn.
+    """
+    shares = splits_of(rule)[1]
+    passes = [replace(case, load_PLE=load_LE[None]) for load_LE in case.load_PLE]
+    if rule == "even":
+        return split_loads(case, shares(passes[0]))
+    splits = [shares(one) for one in (passes if rule in PASS_BY_PASS else passes[:1])]
+    rng = np.random.default_rng(case.seed)
+    draws = [draw(one, splits[number % len(splits)], rng) for number, one in enumerate(passes)]
+    return np.stack(draws)

@@ -7,9 +7,9 @@ import pytest
 
 from tests.rows import each_row
 from tuner.backtest.serving import tables
-from tuner.backtest.serving.backtest import backtest_serving, pairs_of
+from tuner.backtest.serving.backtest import backtest_serving, predict_pairs
 from tuner.backtest.serving.decoders import LLAMA_70B
-from tuner.backtest.serving.tables import DATASHEET, machines_of
+from tuner.backtest.serving.tables import DATASHEET, build_machines
 from tuner.costs.serving.bands import bands_of
 from tuner.costs.serving.engine import Engine
 from tuner.errors import SpecError
@@ -34,7 +34,7 @@ def test_a_device_without_tables_is_predicted_from_its_datasheet_and_marked(row:
     assert judged.tpot.sources["h200_sxm|vllm|agg"].predicted == 1
 
 
-def test_repeated_measurements_count_once_and_the_readable_one_stands_for_them(row: Row) -> None:
+def test_repeated_measurements_count_once_by_a_readable_row(row: Row) -> None:
     copies = [row(id="blind", tp_size=""), row(id="seen"), row(id="again")]
     judged = backtest_serving(copies)
     assert judged.copies == 2
@@ -57,8 +57,8 @@ def test_what_is_refused_is_counted_with_its_reason(row: Row) -> None:
         row(id="blank", isl="", silicon_ttft_ms="2"),
         row(id="unmeasured", silicon_ttft_ms=""),
     ]
-    found = pairs_of(rows)
-    assert (len(found.pairs), len(found.refused), found.eligible) == (1, 3, 2)
+    result = predict_pairs(rows)
+    assert (len(result.pairs), len(result.refused), result.eligible) == (1, 3, 2)
     judged = backtest_serving(rows)
     assert judged.tpot.rows == 4
     assert judged.tpot.predicted == 1
@@ -88,14 +88,14 @@ def test_a_disaggregated_launch_is_predicted(row: Row) -> None:
         for role in ("prefill", "decode")
         for name, cell in (("tp_size", "4"), ("pp_size", "1"), ("num_workers", "1"))
     }
-    (pair,) = pairs_of([row(mode="disagg", **sides)]).pairs
+    (pair,) = predict_pairs([row(mode="disagg", **sides)]).pairs
     assert 0.0 < pair.latency.tpot_s < 0.1
     assert pair.latency.ttft_s > pair.latency.tpot_s
 
 
 def test_a_folder_that_is_nothing_known_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="neither a stored profile nor a folder of tables"):
-        machines_of(["h200_sxm"], [tmp_path])
+        build_machines(["h200_sxm"], [tmp_path])
 
 
 def test_the_same_table_gives_the_same_predictions(row: Row) -> None:

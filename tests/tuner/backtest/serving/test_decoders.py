@@ -16,8 +16,8 @@ from tuner.backtest.serving.decoders import (
     MIXTRAL_8X22B,
     QWEN3_30B,
     QWEN3_235B,
-    decoder_named,
-    formats_of,
+    checkpoint_formats,
+    find_decoder,
 )
 from tuner.costs.serving.decoder import Decoder, decoder_of
 from tuner.spec.huggingface.read import read_model
@@ -47,9 +47,7 @@ def test_a_model_is_what_its_config_says(folder: str, decoder: Decoder) -> None:
 
 
 @each_row(("folder", "decoder"), [("gpt-oss-120b", GPT_OSS_120B), ("gpt-oss-20b", GPT_OSS_20B)])
-def test_layers_with_a_window_are_told_from_those_that_see_everything(
-    folder: str, decoder: Decoder
-) -> None:
+def test_sliding_window_and_full_attention_layers_differ(folder: str, decoder: Decoder) -> None:
     read = decoder_of(read_model(MODELS / folder))
     assert set(read.layers) == set(decoder.layers)
     assert {group.attention.window for group in read.layers} == {0, 128}
@@ -67,11 +65,11 @@ def test_layers_with_a_window_are_told_from_those_that_see_everything(
     ],
 )
 def test_a_path_names_the_longest_match(path: str, decoder: Decoder | None) -> None:
-    assert decoder_named(path) is decoder
+    assert find_decoder(path) is decoder
 
 
 def test_checkpoints_keep_what_they_did_not_quantise() -> None:
-    found = formats_of(KIMI_K2, precision="fp4", engine="vllm", is_blackwell=True)
-    assert found is not None
-    assert (found.attention, found.experts, found.kv) == ("bf16", "nvfp4", "fp8")
-    assert formats_of(KIMI_K2, precision="fp3", engine="vllm", is_blackwell=True) is None
+    result = checkpoint_formats(KIMI_K2, precision="fp4", engine="vllm", is_blackwell=True)
+    assert result is not None
+    assert (result.attention, result.experts, result.kv) == ("bf16", "nvfp4", "fp8")
+    assert checkpoint_formats(KIMI_K2, precision="fp3", engine="vllm", is_blackwell=True) is None

@@ -10,7 +10,7 @@ from tuner.backtest.serving.launches import (
     Launch,
     MissingError,
     OddError,
-    launch_of,
+    parse_launch,
 )
 from tuner.costs.serving.engine import Degrees
 from tuner.costs.serving.speculative import Drafting, Method
@@ -19,12 +19,12 @@ Row = Callable[..., dict[str, str]]
 
 
 def degrees(cells: dict[str, str]) -> tuple[int, ...]:
-    found = launch_of(cells, number=1).sides[0].degrees
-    return found.attention_tensor, found.attention_data, found.moe_tensor, found.expert
+    result = parse_launch(cells, number=1).sides[0].degrees
+    return result.attention_tensor, result.attention_data, result.moe_tensor, result.expert
 
 
 def test_a_plain_row_by_hand(row: Row) -> None:
-    launch = launch_of(row(), number=1)
+    launch = parse_launch(row(), number=1)
     assert launch.sides[0].degrees == Degrees(attention_tensor=4, moe_tensor=4)
     assert (launch.concurrency, launch.devices, launch.source) == (8, 4, "h200_sxm|vllm|agg")
     assert launch.ttft_s == pytest.approx(0.0805)
@@ -36,7 +36,7 @@ def test_a_plain_row_by_hand(row: Row) -> None:
 @each_row(
     ("cells", "read"),
     [
-        # The product of both degrees of the experts stands for the devices.
+        # The columns state the product of both expert degrees as the devices.
         (("sglang", "DeepSeek-R1", "64", "1", "8", "8"), (8, 1, 1, 8)),
         (("sglang", "Qwen3-235B-A22B-FP8", "16", "1", "4", "4"), (4, 1, 1, 4)),
         (("trtllm", "DeepSeek-R1", "1", "64", "8", "8"), (1, 8, 1, 8)),
@@ -56,7 +56,7 @@ def test_what_recipes_write_is_read_as_what_runs(
     row: Row, cells: tuple[str, ...], read: tuple[int, ...]
 ) -> None:
     engine, model, tensor, data, moe_tensor, expert = cells
-    found = degrees(
+    result = degrees(
         row(
             backend=engine,
             model_path=model,
@@ -66,7 +66,7 @@ def test_what_recipes_write_is_read_as_what_runs(
             moe_ep_size=expert,
         )
     )
-    assert found == read
+    assert result == read
 
 
 @each_row(
@@ -94,7 +94,7 @@ def test_a_row_that_lacks_something_is_refused_by_name(
     row: Row, column: str, cell: str, reason: str
 ) -> None:
     with pytest.raises(MissingError, match=reason) as caught:
-        launch_of(row(**{column: cell}), number=1)
+        parse_launch(row(**{column: cell}), number=1)
     assert not isinstance(caught.value, OddError)
 
 
@@ -107,11 +107,13 @@ def test_a_blank_attention_data_degree_follows_from_the_ranks_of_experts(row: Ro
     }
     for tensor, sliced, whole, data in (("1", "1", "8", 8), ("2", "1", "8", 4), ("8", "2", "4", 1)):
         cells = qwen | {"tp_size": tensor, "moe_tp_size": sliced, "moe_ep_size": whole}
-        side = launch_of(row(**cells), number=1).sides[0]
+        side = parse_launch(row(**cells), number=1).sides[0]
         assert side.degrees.attention_data == data, tensor
         assert side.degrees.devices == 8
     with pytest.raises(OddError, match="8 ranks of experts are no multiple of tp_size 3"):
-        launch_of(row(**qwen | {"tp_size": "3", "moe_tp_size": "1", "moe_ep_size": "8"}), number=1)
+        parse_launch(
+            row(**qwen | {"tp_size": "3", "moe_tp_size": "1", "moe_ep_size": "8"}), number=1
+        )
 
 
 def test_weights_that_no_device_holds_are_refused(row: Row) -> None:
@@ -126,12 +128,12 @@ def test_weights_that_no_device_holds_are_refused(row: Row) -> None:
     }
     for data in ("", "1"):
         with pytest.raises(OddError, match=r"220 GiB of weights a device, h200_sxm has 141 GiB"):
-            launch_of(row(**cells | {"attention_dp_size": data}), number=1)
+            parse_launch(row(**cells | {"attention_dp_size": data}), number=1)
 
 
 def test_heads_that_cannot_be_split_are_refused_as_odd(row: Row) -> None:
     with pytest.raises(OddError, match="72 does not divide 64 heads"):
-        launch_of(row(tp_size="72"), number=1)
+        parse_launch(row(tp_size="72"), number=1)
 
 
 def test_a_disaggregated_row_needs_its_workers(row: Row) -> None:
@@ -140,33 +142,35 @@ def test_a_disaggregated_row_needs_its_workers(row: Row) -> None:
         for role, tensor in (("prefill", "4"), ("decode", "8"))
         for name, cell in (("tp_size", tensor), ("pp_size", "1"), ("num_workers", "2"))
     }
-    launch = launch_of(row(mode="disagg", **sides), number=1)
+    launch = parse_launch(row(mode="disagg", **sides), number=1)
     assert isinstance(launch, Launch)
     assert launch.devices == 24
     with pytest.raises(MissingError, match="decode_num_workers is blank"):
-        launch_of(row(mode="disagg", **{**sides, "decode_num_workers": ""}), number=1)
+        parse_launch(row(mode="disagg", **{**sides, "decode_num_workers": ""}), number=1)
 
 
 def test_one_model_has_three_names(row: Row) -> None:
     names = ("deepseek-ai/DeepSeek-R1", "deepseek-ai/DeepSeek-V3", "nvidia/DeepSeek-V3.1-NVFP4")
-    found = {launch_of(row(model_path=name, tp_size="8"), number=1).decoder.name for name in names}
-    assert found == {"deepseek-v3"}
+    result = {
+        parse_launch(row(model_path=name, tp_size="8"), number=1).decoder.name for name in names
+    }
+    assert result == {"deepseek-v3"}
 
 
 def test_a_blank_precision_is_bf16(row: Row) -> None:
-    launch = launch_of(row(model_path="Qwen/Qwen3-32B", precision=""), number=1)
+    launch = parse_launch(row(model_path="Qwen/Qwen3-32B", precision=""), number=1)
     assert launch.formats.ffn == "bf16"
     assert launch.formats.kv == "bf16"
 
 
 def test_a_row_may_state_drafts_and_prefix_hits(row: Row) -> None:
-    plain = launch_of(row(), number=1)
+    plain = parse_launch(row(), number=1)
     assert (plain.drafting, plain.prefix_ratio) == (None, 0.0)
-    found = launch_of(
+    result = parse_launch(
         row(draft_tokens="2", draft_acceptance="0.7", draft_method="eagle", prefix_hit="0.4"),
         number=1,
     )
-    assert found.prefix_ratio == 0.4
-    assert found.drafting == Drafting(draft_tokens=2, acceptance=0.7, method=Method.EAGLE)
+    assert result.prefix_ratio == 0.4
+    assert result.drafting == Drafting(draft_tokens=2, acceptance=0.7, method=Method.EAGLE)
     with pytest.raises(MissingError, match="draft_method 'guess' is none that is modelled"):
-        launch_of(row(draft_tokens="2", draft_acceptance="1", draft_method="guess"), number=1)
+        parse_launch(row(draft_tokens="2", draft_acceptance="1", draft_method="guess"), number=1)

@@ -3,15 +3,15 @@
 from collections.abc import Callable
 
 from tests.rows import each_row
-from tuner.backtest.serving.launches import launch_of
-from tuner.backtest.serving.recipes import Recipe, recipe_of
+from tuner.backtest.serving.launches import parse_launch
+from tuner.backtest.serving.recipes import Recipe, find_recipe
 
 Row = Callable[..., dict[str, str]]
 UNDOCUMENTED = "source_file=/x/h100/vllm/0.12.0/Llama.csv; silicon_concurrency=8"
 
 
 def recipe(cells: dict[str, str]) -> Recipe:
-    return recipe_of(launch_of(cells, number=1))
+    return find_recipe(parse_launch(cells, number=1))
 
 
 @each_row(
@@ -26,12 +26,12 @@ def test_vllm_pays_per_sequence_until_it_schedules_ahead(
 
 def test_an_undocumented_driver_pays_per_sequence_on_other_engines(row: Row) -> None:
     for source, waits in ((UNDOCUMENTED, True), ("db-dump/1; silicon_concurrency=8", False)):
-        found = recipe(row(backend="trtllm", silicon_data_source=source))
-        assert (found.sequence_s > 0.0) is waits
+        result = recipe(row(backend="trtllm", silicon_data_source=source))
+        assert (result.sequence_s > 0.0) is waits
 
 
 @each_row(("concurrency", "steps"), [(4, 10), (16, 30)])
-def test_sglang_on_blackwell_looks_for_requests_every_few_steps(
+def test_sglang_on_blackwell_polls_for_requests_every_few_steps(
     row: Row, concurrency: int, steps: int
 ) -> None:
     cells = row(
@@ -58,11 +58,11 @@ def test_releases_before_generated_kernels_ran_experts_with_triton(row: Row) -> 
     assert not recipe({**cells, "precision": "fp4"}).experts_table
 
 
-def test_only_equal_answers_keep_sglang_in_lock_step(row: Row) -> None:
+def test_only_equal_output_lengths_keep_sglang_in_lock_step(row: Row) -> None:
     cells = row(backend="sglang", silicon_data_source=UNDOCUMENTED)
     assert recipe(cells).least_ratio == 1.0
-    launch = launch_of(cells, number=1)
-    assert recipe_of(launch, is_unseen=True).least_ratio < 1.0
+    launch = parse_launch(cells, number=1)
+    assert find_recipe(launch, is_unseen=True).least_ratio < 1.0
     assert recipe({**cells, "isl": "1000"}).least_ratio < 1.0
     assert recipe({**cells, "backend": "vllm"}).least_ratio < 1.0
 

@@ -14,7 +14,7 @@ def table(folder: Path, content: bytes) -> Path:
     return file
 
 
-def test_a_table_is_told_by_its_measured_columns(tmp_path: Path) -> None:
+def test_a_table_is_recognised_by_its_measured_columns(tmp_path: Path) -> None:
     assert is_serving_table(table(tmp_path, b"id,silicon_ttft_ms,silicon_tpot_ms\n"))
     assert not is_serving_table(table(tmp_path, b"id,step_time_s\n"))
     assert not is_serving_table(table(tmp_path, b""))

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tuner.costs.analytic.activations import activation_bytes
-from tuner.costs.analytic.in_flight import held
+from tuner.costs.analytic.in_flight import warmup_in_flight
 from tuner.costs.analytic.shapes import ModelShape, Strategies
 
 GIB = 2.0**30
@@ -84,7 +84,7 @@ def _strategy(case: dict[str, Any], **changes: float) -> Strategies:
 
 
 def _saved(case: dict[str, Any], **changes: float) -> float:
-    kept = activation_bytes(_model(case), _strategy(case, **changes), exchanged_ratio=0.0)
+    kept = activation_bytes(_model(case), _strategy(case, **changes), cp_output_copy_ratio=0.0)
     return float(kept.dense.saved)
 
 
@@ -117,7 +117,9 @@ def test_published_bytes_of_the_first_stage(
     case: dict[str, Any], without_gib: float, with_both_gib: float
 ) -> None:
     ranks, chunks = int(case["pipeline"]), int(case["chunks"])
-    counts = held(ranks, chunks, microbatches=np.array([1000.0]), zero_bubble=np.array([0.0]))
+    counts = warmup_in_flight(
+        ranks, chunks, microbatches=np.array([1000.0]), zero_bubble=np.array([0.0])
+    )
     layers = float(counts[:, 0, 0].sum()) * case["layers"] / (ranks * chunks)
     assert layers * _saved(case) / GIB == pytest.approx(without_gib, rel=1e-3)
     both = {"sequence_parallel": 1.0, "recompute_core_attention": 1.0}
@@ -126,7 +128,7 @@ def test_published_bytes_of_the_first_stage(
 
 def test_outputs_that_are_freed_are_not_counted() -> None:
     # Section 6: s b h elements per micro-batch in flight, 2.73 GiB on the first of 35 stages.
-    kept = activation_bytes(_model(GPT_530B), _strategy(GPT_530B), exchanged_ratio=0.0)
+    kept = activation_bytes(_model(GPT_530B), _strategy(GPT_530B), cp_output_copy_ratio=0.0)
     assert 35 * float(kept.boundary) / GIB == pytest.approx(2.73, abs=0.005)
 
 
@@ -157,8 +159,8 @@ TOKENS = 2048.0
 
 def _moe(**changes: float) -> tuple[float, float, float]:
     plain = Strategies(sequence=TOKENS, micro_batch=1.0, num_microbatches=8.0, expert=8.0)
-    kept = activation_bytes(MOE, dataclasses.replace(plain, **changes), exchanged_ratio=0.0)
-    return float(kept.moe.saved), float(kept.moe.again), float(kept.moe.gradients)
+    kept = activation_bytes(MOE, dataclasses.replace(plain, **changes), cp_output_copy_ratio=0.0)
+    return float(kept.moe.saved), float(kept.moe.recomputed), float(kept.moe.gradients)
 
 
 def test_a_layer_of_experts_worked_by_hand() -> None:
@@ -175,7 +177,7 @@ def test_ranks_beyond_the_key_value_heads_keep_one_each() -> None:
     )
     four, eight, sixteen = (
         activation_bytes(
-            dataclasses.replace(MOE, kv_heads=heads), wide, exchanged_ratio=0.0
+            dataclasses.replace(MOE, kv_heads=heads), wide, cp_output_copy_ratio=0.0
         ).moe.saved
         for heads in (4.0, 8.0, 16.0)
     )
@@ -184,14 +186,14 @@ def test_ranks_beyond_the_key_value_heads_keep_one_each() -> None:
     assert sixteen - eight == TOKENS * (64 + 64) * 2
 
 
-def test_the_busiest_rank_keeps_more_copies() -> None:
-    assert _moe(busiest_ratio_p99=1.5)[0] - _moe()[0] == pytest.approx(TOKENS * 2 * 5120)
+def test_the_most_loaded_rank_keeps_more_copies() -> None:
+    assert _moe(expert_imbalance_p99=1.5)[0] - _moe()[0] == pytest.approx(TOKENS * 2 * 5120)
 
 
 def test_recomputed_modules_come_back_one_layer_at_a_time() -> None:
-    saved, again, _ = _moe(recompute_moe=1.0)
+    saved, recomputed, _ = _moe(recompute_moe=1.0)
     whole = _moe()[0]
-    assert again == whole - saved == TOKENS * (160 + 1536 + 4 * 5120)
+    assert recomputed == whole - saved == TOKENS * (160 + 1536 + 4 * 5120)
     assert whole - _moe(recompute_moe_act=1.0)[0] == TOKENS * 4 * 512 * 2
     assert whole - _moe(recompute_shared_experts=1.0)[0] == TOKENS * 1536
     assert whole - _moe(recompute_layernorm=1.0)[0] == TOKENS * 2 * 2048
@@ -201,9 +203,9 @@ def test_recomputed_modules_come_back_one_layer_at_a_time() -> None:
 
 def test_chunks_leave_a_share_of_the_copies_as_in_memfine() -> None:
     # arXiv 2511.21431, figures of table 4: active bytes are A + B / c.
-    again = [_moe(recompute_full=1.0, chunks=float(count))[1] for count in (1, 2, 4)]
-    assert again[0] - again[1] == pytest.approx(2.0 * (again[1] - again[2]))
-    assert again[0] - again[1] == pytest.approx(TOKENS * 4 * 5120 / 2)
+    recomputed = [_moe(recompute_full=1.0, chunks=float(count))[1] for count in (1, 2, 4)]
+    assert recomputed[0] - recomputed[1] == pytest.approx(2.0 * (recomputed[1] - recomputed[2]))
+    assert recomputed[0] - recomputed[1] == pytest.approx(TOKENS * 4 * 5120 / 2)
     assert _moe(chunks=2.0)[0] == _moe()[0] - TOKENS * 4 * 5120
 
 
@@ -222,15 +224,15 @@ def test_every_second_product_is_kept_by_torchtitan() -> None:
     # arXiv 2410.06511, section 2.2.2; here the block's input, q, v, the core's output, log-sum-exp,
     # router, the copies that arrived.
     kept = 2048 + 2048 + 4 * 128 + 2048 + 64 + 160 + 4 * 2048
-    assert _moe(recompute_products=1.0)[0] == TOKENS * kept
+    assert _moe(recompute_by_op=1.0)[0] == TOKENS * kept
 
 
 def test_a_compiled_layer_does_not_keep_its_last_product() -> None:
     # A bf16 number of the residual a token, in dense layers alone; experts' are not kept at all.
-    at = dataclasses.replace(_strategy(GPT_530B), recompute_products=1.0)
+    at = dataclasses.replace(_strategy(GPT_530B), recompute_by_op=1.0)
     model = dataclasses.replace(_model(GPT_530B), is_gated=1.0)
     eager, compiled = (
-        activation_bytes(model, at, exchanged_ratio=0.0, last_product_ratio=ratio)
+        activation_bytes(model, at, cp_output_copy_ratio=0.0, last_gemm_ratio=ratio)
         for ratio in (1.0, 0.0)
     )
     own = at.tokens / (at.tensor if at.sequence_parallel else 1.0)
@@ -257,8 +259,8 @@ def test_bytes_are_proportional_to_the_batch_and_columns_agree_with_numbers(
         recompute_full=full,
     )
     many = dataclasses.replace(one, micro_batch=np.array([1.0, float(micro_batch)]))
-    single = activation_bytes(MOE, one, exchanged_ratio=1.0)
-    columns = activation_bytes(MOE, many, exchanged_ratio=1.0)
-    for name in ("saved", "again", "gradients"):
+    single = activation_bytes(MOE, one, cp_output_copy_ratio=1.0)
+    columns = activation_bytes(MOE, many, cp_output_copy_ratio=1.0)
+    for name in ("saved", "recomputed", "gradients"):
         expected = np.array([1.0, micro_batch]) * float(getattr(single.moe, name))
         assert np.allclose(getattr(columns.moe, name), expected)

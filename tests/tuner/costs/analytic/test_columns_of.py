@@ -33,7 +33,7 @@ def test_windows_are_a_share_of_the_layers() -> None:
     assert (shape.window, shape.windowed_ratio, shape.has_sinks) == (128.0, 0.5, 1.0)
 
 
-def test_cards_of_a_machine_are_shared_and_oversubscription_comes_off() -> None:
+def test_nics_of_a_machine_are_shared_and_divided_by_oversubscription() -> None:
     pool = Pool(
         name="p",
         device="h100-sxm",
@@ -45,7 +45,7 @@ def test_cards_of_a_machine_are_shared_and_oversubscription_comes_off() -> None:
     )
     hardware = hardware_of_pool(find_device("h100-sxm"), pool, precision=Precision.BF16)
 
-    # 4 cards of 50 GB/s over 8 devices, half of it through the oversubscribed network.
+    # 4 NICs of 50 GB/s over 8 devices, half of it through the oversubscribed network.
     assert hardware.scale_out_bytes_per_s == pytest.approx(12.5e9)
     assert hardware.matmul_flop_per_s == pytest.approx(989.4e12)
 
@@ -59,7 +59,7 @@ def test_a_device_without_fp4_falls_back_to_fp8_and_then_to_bf16() -> None:
     assert a100.matmul_flop_per_s == pytest.approx(312e12)
 
 
-def test_layouts_of_unlike_length_are_padded_with_empty_stages() -> None:
+def test_layouts_of_different_length_are_padded_with_empty_stages() -> None:
     model = read_model(MODELS / "deepseek-v3")
     two = (StageLayers(layers=2, embedding=True), StageLayers(layers=59, head=True, mtp_layers=1))
     one = (StageLayers(layers=61, embedding=True, head=True),)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tuner.costs.analytic.columns_of import StageLayers, shape_of_model, stages_of_layouts
 from tuner.costs.analytic.constants import Precision, Software, uncalibrated
 from tuner.costs.analytic.gradient_buckets import (
-    Reduced,
+    ReducedGradients,
+    bucketed_reduction_s,
     default_bucket,
-    resized_s,
     visible_s,
 )
 from tuner.costs.analytic.shapes import Hardware, Numbers, Strategies
@@ -32,13 +32,13 @@ def _ring(start_s: float, s_each: float) -> Callable[[Numbers], Numbers]:
 def _visible(
     parameters: float, bucket: float, *, start_s: float, backward_s: float, ratio: float = 0.0
 ) -> float:
-    kind = Reduced(parameters=parameters, reduce_s=_ring(start_s, 1.0))
+    kind = ReducedGradients(parameters=parameters, reduce_s=_ring(start_s, 1.0))
     return float(visible_s((kind,), bucket=bucket, backward_s=backward_s, interference=ratio))
 
 
 def test_the_engines_own_size_grows_with_the_ranks() -> None:
-    found = np.asarray(default_bucket(np.array([8.0, 40.0, 512.0])))
-    assert found.tolist() == [40e6, 40e6, 512e6]
+    actual = np.asarray(default_bucket(np.array([8.0, 40.0, 512.0])))
+    assert actual.tolist() == [40e6, 40e6, 512e6]
 
 
 def test_by_hand() -> None:
@@ -54,12 +54,12 @@ def test_by_hand() -> None:
 
 def test_dense_parameters_and_experts_have_buckets_of_one_size() -> None:
     kinds = (
-        Reduced(parameters=12.0, reduce_s=_ring(0.0, 1.0)),
-        Reduced(parameters=2.0, reduce_s=_ring(0.0, 2.0)),
+        ReducedGradients(parameters=12.0, reduce_s=_ring(0.0, 1.0)),
+        ReducedGradients(parameters=2.0, reduce_s=_ring(0.0, 2.0)),
     )
     # Buckets of 3: four of 3 s and one of 4 s; at the end one of each is left.
-    found = visible_s(kinds, bucket=3.0, backward_s=100.0, interference=0.0)
-    assert float(found) == pytest.approx(3.0 + 4.0)
+    actual = visible_s(kinds, bucket=3.0, backward_s=100.0, interference=0.0)
+    assert float(actual) == pytest.approx(3.0 + 4.0)
 
 
 @given(
@@ -70,18 +70,18 @@ def test_dense_parameters_and_experts_have_buckets_of_one_size() -> None:
     backward_s=st.floats(1e-3, 10.0),
 )
 @settings(deadline=None, max_examples=200)
-def test_a_replay_of_the_buckets_ends_when_the_formula_says(
+def test_a_replay_of_the_buckets_agrees_with_the_formula(
     parameters: float, count: int, start_s: float, s_each: float, backward_s: float
 ) -> None:
-    kind = Reduced(parameters=parameters, reduce_s=_ring(start_s, s_each))
-    found = float(
+    kind = ReducedGradients(parameters=parameters, reduce_s=_ring(start_s, s_each))
+    actual = float(
         visible_s((kind,), bucket=parameters / count, backward_s=backward_s, interference=0.0)
     )
     buckets = int(np.maximum(np.ceil(parameters / (parameters / count)), 1.0))
     end_s, each_s = 0.0, start_s + s_each * parameters / buckets
     for bucket in range(buckets):
         end_s = max(end_s, backward_s * (bucket + 1) / buckets) + each_s
-    assert found == pytest.approx(end_s - backward_s, rel=1e-9, abs=1e-12)
+    assert actual == pytest.approx(end_s - backward_s, rel=1e-9, abs=1e-12)
 
 
 @given(
@@ -93,19 +93,21 @@ def test_a_replay_of_the_buckets_ends_when_the_formula_says(
 def test_a_size_moves_the_fitted_seconds_by_no_more_than_the_formula_says(
     bucket: float, default: float, usual_s: float
 ) -> None:
-    kind = Reduced(parameters=3e9, reduce_s=_ring(1e-4, 1e-10))
-    found = float(resized_s(usual_s, (kind,), bucket=bucket, default=default, backward_s=1.0))
+    kind = ReducedGradients(parameters=3e9, reduce_s=_ring(1e-4, 1e-10))
+    actual = float(
+        bucketed_reduction_s(usual_s, (kind,), bucket=bucket, default=default, backward_s=1.0)
+    )
     own, other = (
         float(visible_s((kind,), bucket=size, backward_s=1.0)) for size in (bucket, default)
     )
-    assert found >= 0.0
+    assert actual >= 0.0
     if own < other:
-        assert usual_s - (other - own) <= found + 1e-12
-        assert found <= usual_s
+        assert usual_s - (other - own) <= actual + 1e-12
+        assert actual <= usual_s
     else:
-        assert found >= usual_s
+        assert actual >= usual_s
     if bucket == default:
-        assert found == usual_s
+        assert actual == usual_s
 
 
 MACHINE = Hardware(

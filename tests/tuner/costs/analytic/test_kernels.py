@@ -81,7 +81,7 @@ def attention(width: float) -> AttentionShape:
 
 
 def test_attention_reaches_its_share_at_a_width_of_128() -> None:
-    # 2 products of 2 x 10^6 pairs x 8 heads x 128 operations; backward 5 of them at 0.8 of it
+    # 2 GEMMs of 2 x 10^6 pairs x 8 heads x 128 operations; backward 5 of them at 0.8 of it
     forward = 4 * 1e6 * 8 * 128 / (0.40 * 100e12)
     assert KERNELS.attention_s(attention(128.0)) == pytest.approx(forward)
     assert KERNELS.attention_backward_s(attention(128.0)) == pytest.approx(2.5 * forward / 0.8)

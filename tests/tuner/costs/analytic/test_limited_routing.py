@@ -96,6 +96,6 @@ def test_columns_with_and_without_groups_stand_side_by_side() -> None:
         groups=np.array([8.0, 1.0]),
         per_token=np.array([4.0, 1.0]),
     )
-    found = np.asarray(reached_places(both, np.array([8.0, 8.0])))
-    assert found[0] == pytest.approx(float(reached_places(DEEPSEEK_V3, 8.0)))
-    assert found[1] == pytest.approx(float(distinct_places(8.0, 256.0, 8.0)))
+    actual = np.asarray(reached_places(both, np.array([8.0, 8.0])))
+    assert actual[0] == pytest.approx(float(reached_places(DEEPSEEK_V3, 8.0)))
+    assert actual[1] == pytest.approx(float(distinct_places(8.0, 256.0, 8.0)))

@@ -64,11 +64,11 @@ def test_refuses_an_order_that_leaves_a_dimension_out() -> None:
         groups(strategies(), MACHINE, order=("tp", "pp"))
 
 
-def test_a_group_uses_the_cards_of_all_its_members_in_a_node() -> None:
+def test_a_group_uses_the_nics_of_all_its_members_in_a_node() -> None:
     inside = [Group(ranks=16.0, inside=members) for members in (1.0, 4.0, 8.0)]
-    found = [float(bus_bytes_per_s(group, MACHINE, PLAIN)) for group in inside]
+    actual = [float(bus_bytes_per_s(group, MACHINE, PLAIN)) for group in inside]
     # 50 GB/s per member, and never more than the 400 GB/s inside.
-    assert found == pytest.approx([50e9, 200e9, 400e9])
+    assert actual == pytest.approx([50e9, 200e9, 400e9])
 
 
 def test_rings_move_what_nccl_counts() -> None:
@@ -77,16 +77,16 @@ def test_rings_move_what_nccl_counts() -> None:
     assert all_reduce_s(8e9, group, MACHINE, PLAIN) == pytest.approx(2 * 7 / 8 * 8e9 / 400e9)
 
 
-def test_one_rank_alone_needs_no_time() -> None:
-    alone = Group(ranks=1.0, inside=1.0)
+def test_a_group_of_one_rank_needs_no_time() -> None:
+    isolated = Group(ranks=1.0, inside=1.0)
     generic = Constants()
-    assert all_gather_s(1e9, alone, MACHINE, generic) == 0.0
-    assert all_reduce_s(1e9, alone, MACHINE, generic) == 0.0
-    assert send_s(1e9, alone, MACHINE, generic) == 0.0
-    assert all_to_all_s(0.0, 0.0, alone, MACHINE, generic) == 0.0
+    assert all_gather_s(1e9, isolated, MACHINE, generic) == 0.0
+    assert all_reduce_s(1e9, isolated, MACHINE, generic) == 0.0
+    assert send_s(1e9, isolated, MACHINE, generic) == 0.0
+    assert all_to_all_s(0.0, 0.0, isolated, MACHINE, generic) == 0.0
 
 
-def test_an_exchange_between_nodes_is_as_slow_as_its_card() -> None:
+def test_an_all_to_all_between_nodes_is_as_slow_as_its_nic() -> None:
     group = Group(ranks=16.0, inside=8.0)
     plain = all_to_all_s(1e9, 1e9, group, MACHINE, PLAIN)
     merged = all_to_all_s(1e9, 1e9, group, MACHINE, PLAIN, is_merged=1.0)

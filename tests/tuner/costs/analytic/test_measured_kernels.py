@@ -27,13 +27,11 @@ SHEET = DatasheetKernels(hardware=MACHINE, constants=Constants())
 class Product:
     """A curve whose seconds are the product of its axes; nothing above 1,000 was measured."""
 
-    num_points = 1
-
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.requested: list[int] = []
 
     def predict(self, axes_NA: Floats) -> tuple[Floats, Bools]:
-        self.asked.append(len(axes_NA))
+        self.requested.append(len(axes_NA))
         return axes_NA.prod(axis=1), np.asarray((axes_NA > 1000.0).any(axis=1))
 
 
@@ -45,12 +43,12 @@ def measured(curves: Mapping[Series, Curve]) -> MeasuredKernels:
     return MeasuredKernels(curves=curves, fallback=SHEET)
 
 
-def test_products_come_from_the_curve_once_per_shape() -> None:
+def test_gemms_come_from_the_curve_once_per_shape() -> None:
     curve = Product()
     kernels = measured({series("gemm"): curve})
-    found = kernels.gemm_s(np.array([2.0, 2.0, 3.0]), 5.0, 7.0)
-    assert found == pytest.approx([70.0, 70.0, 105.0])
-    assert curve.asked == [2]
+    actual = kernels.gemm_s(np.array([2.0, 2.0, 3.0]), 5.0, 7.0)
+    assert actual == pytest.approx([70.0, 70.0, 105.0])
+    assert curve.requested == [2]
 
 
 def test_what_the_profile_lacks_comes_from_the_datasheet_and_is_named() -> None:
@@ -97,9 +95,9 @@ def test_attention_is_scaled_to_the_pairs_that_are_computed() -> None:
 def test_a_gated_network_of_experts_is_measured_as_a_whole() -> None:
     curves = {series("grouped_gemm"): Product(), series("grouped_gemm", "backward"): Product()}
     kernels = measured(curves)
-    found = kernels.experts_s(2.0, 3.0, hidden=5.0, width=7.0, inner=14.0)
-    assert found.forward_s == pytest.approx(2 * 6 * 3 * 5 * 7)
-    assert found.weight_s == pytest.approx(0.5 * np.asarray(found.backward_s))
+    actual = kernels.experts_s(2.0, 3.0, hidden=5.0, width=7.0, inner=14.0)
+    assert actual.forward_s == pytest.approx(2 * 6 * 3 * 5 * 7)
+    assert actual.weight_s == pytest.approx(0.5 * np.asarray(actual.backward_s))
     ungated = kernels.experts_s(2.0, 3.0, hidden=5.0, width=7.0, inner=7.0)
     assert ungated == SHEET.experts_s(2.0, 3.0, hidden=5.0, width=7.0, inner=7.0)
 

@@ -170,7 +170,7 @@ def test_every_part_of_a_small_pipeline_by_hand() -> None:
     assert price.buffers_PC[1, 0] == 16 * 128 + 2 * 65_536 + both
 
 
-def test_tied_ends_are_held_once_on_one_rank_and_twice_on_two() -> None:
+def test_tied_embeddings_count_once_on_one_rank_and_twice_on_two() -> None:
     tied = dataclasses.replace(TOY, is_tied=1.0)
     one = Strategies(sequence=16.0, micro_batch=1.0, num_microbatches=4.0)
     two = dataclasses.replace(one, pipeline=2.0)
@@ -205,7 +205,7 @@ def test_a_sharded_stage_of_a_pipeline_is_gathered_as_a_whole() -> None:
     assert price.weights_PC[0, 0] == parameters
     assert price.buffers_PC[0, 0] == 16 * (1024 + 128) + 6 * parameters + 16 * 128
     # FSDP2: 2 bytes of a layer's parameters where they are gathered to, 2 of its gradients.
-    apart = dataclasses.replace(NOTHING_ELSE, gathers_apart=1.0)
+    apart = dataclasses.replace(NOTHING_ELSE, has_gather_buffer=1.0)
     more = _price(TOY, strategy, _stages([4.0, 4.0], [0.0, 0.0]), apart)
     assert more.buffers_PC[0, 0] - price.buffers_PC[0, 0] == (2 + 2) * 65_664
 
@@ -295,9 +295,9 @@ def test_only_pytorchs_tensor_parallelism_holds_what_it_gathered() -> None:
     )
     # Two inputs of 16 tokens where a rank has 4; two partial gradients and their new layout.
     assert second - first == (2 * 12 + 3 * 16) * 64 * 2
-    alone = dataclasses.replace(strategy, tensor=1.0, sequence_parallel=0.0)
+    isolated = dataclasses.replace(strategy, tensor=1.0, sequence_parallel=0.0)
     assert np.array_equal(
-        _price(TOY, alone, stages).total_PC, _price(TOY, alone, stages, held).total_PC
+        _price(TOY, isolated, stages).total_PC, _price(TOY, isolated, stages, held).total_PC
     )
 
 
@@ -340,7 +340,7 @@ def test_dispatchers_hold_buffers_of_their_own(dispatcher: str) -> None:
     assert added == pytest.approx(expected[dispatcher])
 
 
-def test_what_the_allocator_and_the_context_take_is_told_apart() -> None:
+def test_allocator_and_context_are_separate_figures() -> None:
     strategy = Strategies(sequence=16.0, micro_batch=1.0, num_microbatches=1.0, partial_graph=1.0)
     constants = MemoryConstants(
         live_bytes=100.0, unused_ratio=0.5, context_bytes=1000.0, graph_ratio=0.25
@@ -427,7 +427,7 @@ def _random(draw: st.DrawFn) -> tuple[Strategies, Stages]:
         zero_stage=float(draw(st.integers(0, 3))),
         recompute_full=draw(st.sampled_from([0.0, 0.5, 1.0])),
         zero_bubble=float(draw(st.integers(0, 1))),
-        busiest_ratio_p99=draw(st.sampled_from([1.0, 1.7])),
+        expert_imbalance_p99=draw(st.sampled_from([1.0, 1.7])),
     )
     return strategy, _stages(dense, moe)
 
@@ -455,13 +455,13 @@ def _joined(cases: list[tuple[Strategies, Stages]]) -> tuple[Strategies, Stages]
 
 @settings(deadline=None, max_examples=25)
 @given(cases=random_cases)
-def test_columns_of_different_pipelines_are_priced_as_each_alone(
+def test_columns_of_different_pipelines_are_priced_independently(
     cases: list[tuple[Strategies, Stages]],
 ) -> None:
     strategies, stages = _joined(cases)
     constants = MemoryConstants(
         gathers_inputs=1.0,
-        gathers_apart=1.0,
+        has_gather_buffer=1.0,
         receives_ahead=1.0,
         keeps_outputs=1.0,
         keeps_input_gradients=1.0,
@@ -469,12 +469,12 @@ def test_columns_of_different_pipelines_are_priced_as_each_alone(
     )
     together = _price(MIXED, strategies, stages, constants)
     for column, (strategy, own) in enumerate(cases):
-        alone = _price(MIXED, strategy, own, constants)
+        isolated = _price(MIXED, strategy, own, constants)
         ranks = int(strategy.pipeline)
         for field in dataclasses.fields(MemoryPrice):
-            found = getattr(together, field.name)[:, column]
-            assert np.allclose(found[:ranks], getattr(alone, field.name)[:, 0])
-            assert not found[ranks:].any()
+            actual = getattr(together, field.name)[:, column]
+            assert np.allclose(actual[:ranks], getattr(isolated, field.name)[:, 0])
+            assert not actual[ranks:].any()
 
 
 @settings(deadline=None, max_examples=25)
@@ -494,7 +494,7 @@ def test_recompute_chunks_and_sharding_never_cost_memory_and_load_never_saves_an
     assert (total(recompute_full=0.0, activation_offload=0.5) <= plain + slack).all()
     assert (total(recompute_full=0.0, optimizer_offload=1.0) <= plain + slack).all()
     assert (total(recompute_full=0.0, gradient_bytes=2.0) <= plain + slack).all()
-    assert (total(recompute_full=0.0, busiest_ratio_p99=2.0) >= plain - slack).all()
+    assert (total(recompute_full=0.0, expert_imbalance_p99=2.0) >= plain - slack).all()
     chunked = total(recompute_full=1.0, chunks=4.0)
     assert (chunked <= total(recompute_full=1.0) + slack).all()
 
@@ -505,7 +505,7 @@ def test_units_are_shared_by_pipelines_of_any_depth() -> None:
     for ranks in (1, 2, 4):
         deep = dataclasses.replace(strategy, pipeline=float(ranks))
         stages = _stages([0.0] * ranks, [2.0] * ranks)
-        found = assemble_memory(units, deep, stages)
+        actual = assemble_memory(units, deep, stages)
         expected = _price(MIXED, deep, stages, MemoryConstants())
-        assert np.array_equal(found.total_PC, expected.total_PC)
-        assert found.total_PC.shape == (ranks, 1)
+        assert np.array_equal(actual.total_PC, expected.total_PC)
+        assert actual.total_PC.shape == (ranks, 1)

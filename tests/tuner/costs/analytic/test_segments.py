@@ -2,8 +2,8 @@
 
 The tensors of training steps in their order, without communication and optimizer: PyTorch's caching
 allocator takes the smallest free block that is large enough. With expandable segments all blocks
-lie in one range that grows; without, each block that was asked of the device stays apart, and what
-is free in two of them never serves one tensor (c10/cuda/CUDACachingAllocator.cpp).
+lie in one range that grows; without, each block that was requested from the device stays separate,
+and what is free in two of them never serves one tensor (c10/cuda/CUDACachingAllocator.cpp).
 
 Sizes in units of one hidden state: q and o 1, k and v 1 / 4.
 """

@@ -2,12 +2,8 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.costs.serving.afd import (
-    busiest_activated,
-    mean_activated,
-    most_activated,
-    steady_batch,
-)
+from tests.tuner.formulas import mean_activated, most_activated
+from tuner.costs.serving.afd import most_loaded_activated, steady_batch
 
 
 def test_janus_numbers_for_160_experts_on_eight_devices() -> None:
@@ -39,28 +35,24 @@ def test_the_bound_lies_above_what_uniform_routing_does(devices: int, tokens: in
     assert np.mean(busiest) < bound <= slots
     if (devices, tokens) == (8, 16):
         assert float(np.mean(busiest)) == pytest.approx(12.1, abs=0.15)
-    near = busiest_activated(
+    near = most_loaded_activated(
         slots=slots, experts=experts, top_k=top_k, tokens_Q=np.array([tokens]), devices=devices
     )
     assert near[0] == pytest.approx(np.mean(busiest), rel=0.05)
     assert mean < near[0] < bound
 
 
-def test_the_busiest_device_of_many_tokens_reads_all_its_experts() -> None:
+def test_the_most_loaded_device_of_many_tokens_reads_all_its_experts() -> None:
     tokens_Q = np.geomspace(1.0, 1e5, 40)
-    read_Q = busiest_activated(slots=20, experts=160, top_k=6, tokens_Q=tokens_Q, devices=8)
+    read_Q = most_loaded_activated(slots=20, experts=160, top_k=6, tokens_Q=tokens_Q, devices=8)
     assert np.all(np.diff(read_Q) >= -1e-9)
     assert read_Q[-1] == pytest.approx(20.0)
-    all_Q = busiest_activated(slots=4, experts=8, top_k=8, tokens_Q=np.ones(2), devices=2)
+    all_Q = most_loaded_activated(slots=4, experts=8, top_k=8, tokens_Q=np.ones(2), devices=2)
     assert all_Q.tolist() == [4.0, 4.0]
-    alone_Q = busiest_activated(slots=8, experts=8, top_k=2, tokens_Q=np.ones(1), devices=1)
-    assert alone_Q[0] == pytest.approx(2.0)
+    dense_Q = most_loaded_activated(slots=8, experts=8, top_k=2, tokens_Q=np.ones(1), devices=1)
+    assert dense_Q[0] == pytest.approx(2.0)
     with pytest.raises(ValueError, match="devices 0"):
-        busiest_activated(slots=4, experts=8, top_k=2, tokens_Q=np.ones(1), devices=0)
-
-
-def test_all_experts_are_read_when_a_token_takes_all() -> None:
-    assert mean_activated(slots=4, experts=8, top_k=8, batch_tokens=1) == 4.0
+        most_loaded_activated(slots=4, experts=8, top_k=2, tokens_Q=np.ones(1), devices=0)
 
 
 def test_a_steady_batch_keeps_up_with_arrivals() -> None:
@@ -81,5 +73,6 @@ def test_a_steady_batch_keeps_up_with_arrivals() -> None:
 )
 def test_impossible_routing_is_refused(changes: dict[str, int], complaint: str) -> None:
     given = {"slots": 2, "experts": 8, "top_k": 2, "batch_tokens": 4} | changes
+    tokens_Q = np.array([given.pop("batch_tokens")], dtype=np.float64)
     with pytest.raises(ValueError, match=complaint):
-        mean_activated(**given)
+        most_loaded_activated(**given, tokens_Q=tokens_Q, devices=1)

@@ -1,4 +1,4 @@
-"""A step with attention and experts apart, on H100's datasheet."""
+"""A step of AFD (attention-FFN disaggregation), on the datasheet of H100."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def test_an_attention_device_keeps_the_room_of_the_experts_for_caches() -> None:
     assert together < 0.0 < apart
 
 
-def test_few_tokens_are_bound_by_the_experts_that_the_busiest_device_reads() -> None:
+def test_few_tokens_are_bound_by_the_experts_that_the_most_loaded_device_reads() -> None:
     read = uniform_activated(ONE.decoder.experts, np.array([16.0]), 8)[0]  # type: ignore[arg-type]
     assert read == pytest.approx(12.1, rel=0.05)
     streamed = 59 * read * expert_bytes(DECODER, BF16) / (0.8 * SHEET.memory_bytes_per_s)

@@ -10,7 +10,7 @@ from tuner.costs.serving.engine import Degrees, Engine
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
 from tuner.costs.serving.memory import weight_bytes
-from tuner.costs.serving.memory_rules import rule_of
+from tuner.costs.serving.memory_rules import memory_rule
 from tuner.costs.serving.reserve import Reserve
 from tuner.devices.catalogue import find_device
 
@@ -28,7 +28,7 @@ def test_engines_take_a_share_of_unlike_things() -> None:
     # 79.16 GiB are visible of 80, 77.16 free, 50 are weights.
     given = {"weights": 50.0 * GIB, "reserve": RESERVE, "memory_bytes": 80.0 * GIB, "ratio": 0.9}
     found = {
-        (engine, release): room_of(rule_of(engine, release), **given).cache_bytes / GIB  # type: ignore[arg-type]
+        (engine, release): room_of(memory_rule(engine, release), **given).cache_bytes / GIB  # type: ignore[arg-type]
         for engine, release in (
             (Engine.VLLM, ""),
             (Engine.VLLM, "0.9.2"),
@@ -50,7 +50,7 @@ def test_engines_take_a_share_of_unlike_things() -> None:
 
 def test_a_share_that_leaves_steps_too_little_says_how_much() -> None:
     given = {"weights": 50.0 * GIB, "reserve": RESERVE, "memory_bytes": 80.0 * GIB}
-    rule = rule_of(Engine.SGLANG)
+    rule = memory_rule(Engine.SGLANG)
     # 2 % of 77.16 GiB for steps that take 5.5.
     tight = room_of(rule, ratio=0.98, **given)  # type: ignore[arg-type]
     assert tight.lacking_bytes / GIB == pytest.approx(5.5 - 0.02 * 77.156)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from profilers.arrays import Arrays
 from tests.rows import each_row
+from tests.tuner.costs.serving.testing import kernel_tables
 from tuner.costs.serving.expert_loads import ExpertLoads, loaded_experts_s
 from tuner.costs.serving.machine import BALANCED, LOAD, MoeShape, ServingMachine
-from tuner.costs.serving.tables import kernel_tables
 from tuner.devices.catalogue import find_device
 
 SHEET = find_device("h200-sxm")
@@ -27,7 +27,7 @@ def skewed(seed: int = 0, *, layers: int = 3, experts: int = 128) -> ExpertLoads
 
 
 def balanced(loads: ExpertLoads, *, ranks: int) -> ExpertLoads:
-    """The fullest expert first, always to the emptiest rank with a free slot."""
+    """The most-loaded expert first, always to the emptiest rank with a free slot."""
     rows = []
     for share_E in loads.share_LE:
         held: list[list[int]] = [[] for _ in range(ranks)]
@@ -64,7 +64,7 @@ def test_one_rank_with_all_the_load_is_as_many_times_the_mean() -> None:
     share_LE = np.zeros((1, 8))
     share_LE[0, :2] = 0.5
     loads = ExpertLoads(share_LE=share_LE, top_k=2)
-    assert loads.busiest_ratio(4) == pytest.approx(4.0)
+    assert loads.expert_imbalance(4) == pytest.approx(4.0)
     # Both experts are read whatever the tokens, and no other.
     assert loads.activated(np.array([1.0, 100.0]), 4) == pytest.approx([2.0, 2.0])
 
@@ -74,7 +74,7 @@ def test_replicas_share_the_tokens_of_their_expert() -> None:
         share_LE=np.array([[0.6, 0.2, 0.2]]), top_k=1, expert_LS=np.array([[0, 1, 0, 2]])
     )
     # Ranks (0, 1) and (0, 2): 0.3 + 0.2 each.
-    assert loads.busiest_ratio(2) == pytest.approx(1.0)
+    assert loads.expert_imbalance(2) == pytest.approx(1.0)
     assert loads.num_slots == 4
 
 
@@ -85,11 +85,11 @@ def test_ranks_may_hold_unlike_numbers_of_slots() -> None:
         expert_LS=np.array([[0, 1, 2]]),
         slots_R=(1, 2),
     )
-    assert loads.busiest_ratio(2) == pytest.approx(1.0)
+    assert loads.expert_imbalance(2) == pytest.approx(1.0)
     assert loads.fits(2)
     assert not loads.fits(3)
     with pytest.raises(ValueError, match="3 slots cannot be dealt out to 3 ranks"):
-        loads.busiest_ratio(3)
+        loads.expert_imbalance(3)
 
 
 def test_activated_experts_are_those_of_drawn_tokens() -> None:
@@ -106,7 +106,7 @@ def test_a_placement_that_balances_beats_the_linear_one() -> None:
     machine = ServingMachine(sheet=SHEET, tables=None)
     loads = skewed()
     placed = balanced(loads, ranks=8)
-    assert placed.busiest_ratio(8) < loads.busiest_ratio(8)
+    assert placed.expert_imbalance(8) < loads.expert_imbalance(8)
     linear_s, placed_s, even_s = (seconds(one, machine) for one in (loads, placed, EVEN))
     assert (placed_s <= linear_s * (1.0 + 1e-9)).all()
     assert (placed_s[-2:] < 0.9 * linear_s[-2:]).all()

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from profilers.arrays import Arrays
+from tests.tuner.costs.serving.testing import kernel_tables
 from tuner.costs.serving.machine import BALANCED, LAUNCH_S, LOAD, MoeShape, ServingMachine
 from tuner.costs.serving.multiplexing import Share, SharedMachine
-from tuner.costs.serving.tables import kernel_tables
 from tuner.devices.catalogue import find_device
 
 Build = Callable[..., Arrays]
@@ -26,7 +26,7 @@ def shape(*, expert: int) -> MoeShape:
 def test_a_product_without_a_table_comes_from_the_datasheet_and_is_named() -> None:
     machine = ServingMachine(sheet=H200, tables=None)
     # 16 rows of a 8192 x 8192 product at fp8 are bound by its 67 MB of weights.
-    seconds = machine.product_s(AT, n=8192, k=8192, dtype="fp8", software="vllm")
+    seconds = machine.gemm_s(AT, n=8192, k=8192, dtype="fp8", software="vllm")
     moved = 8192 * 8192 + 2 * 16 * (8192 + 8192)
     assert float(seconds[0]) == pytest.approx(moved / (0.8 * 4.8e12) + LAUNCH_S, rel=1e-6)
     assert machine.estimated == {"gemm fp8"}
@@ -99,7 +99,7 @@ def test_an_exchange_is_that_of_the_faster_mode_that_holds_the_tokens(build: Bui
     )
     machine = ServingMachine(sheet=H200, tables=tables)
     at = np.array([128.0, 8192.0])
-    found = machine.exchange_s(at, hidden=64, top_k=2, ranks=16)
+    found = machine.all_to_all_s(at, hidden=64, top_k=2, ranks=16)
     assert found is not None
     assert found == pytest.approx([5e-5, 2e-3])
     # Buffers are made for up to 1,024 tokens, whatever was measured; and for no more.
@@ -107,11 +107,11 @@ def test_an_exchange_is_that_of_the_faster_mode_that_holds_the_tokens(build: Bui
     assert at_last is not None
     assert at_last == pytest.approx([8 * 5e-5, np.inf])
     # A few more ranks than were measured are like those; fewer, or many more, are not.
-    near = machine.exchange_s(at, hidden=64, top_k=2, ranks=24)
+    near = machine.all_to_all_s(at, hidden=64, top_k=2, ranks=24)
     assert near is not None
     assert near == pytest.approx(found)
-    assert machine.exchange_s(at, hidden=64, top_k=2, ranks=8) is None
-    assert machine.exchange_s(at, hidden=64, top_k=2, ranks=64) is None
+    assert machine.all_to_all_s(at, hidden=64, top_k=2, ranks=8) is None
+    assert machine.all_to_all_s(at, hidden=64, top_k=2, ranks=64) is None
 
 
 def test_dispatched_copies_have_kernels_of_their_own(build: Build) -> None:
@@ -132,8 +132,8 @@ def test_dispatched_copies_have_kernels_of_their_own(build: Build) -> None:
     )
 
     def seconds(*, load: str = LOAD, dispatched: str = "") -> float:
-        asked = replace(one, load=load, dispatched=dispatched)
-        return float(machine.moe_s(np.array([64.0]), asked, software="sglang")[0])
+        requested = replace(one, load=load, dispatched=dispatched)
+        return float(machine.moe_s(np.array([64.0]), requested, software="sglang")[0])
 
     assert seconds() == pytest.approx(900e-6)
     assert seconds(dispatched="context") == pytest.approx(300e-6)
@@ -158,18 +158,20 @@ def test_mxfp4_is_what_the_engines_own_table_calls_it(build: Build) -> None:
         ],
     )
     machine = ServingMachine(sheet=find_device("b200-sxm"), tables=tables)
-    asked = replace(shape(expert=4), dtype="mxfp4")
-    found = {name: float(machine.moe_s(AT, asked, software=name)[0]) for name in ("sglang", "vllm")}
+    requested = replace(shape(expert=4), dtype="mxfp4")
+    found = {
+        name: float(machine.moe_s(AT, requested, software=name)[0]) for name in ("sglang", "vllm")
+    }
     assert found == pytest.approx({"sglang": 1e-6, "vllm": 3e-6})
     assert not machine.estimated
 
 
 def test_fp4_weights_are_multiplied_in_bf16_where_a_device_has_no_units_for_them() -> None:
-    # 65,536 rows are bound by products: 2 x 65536 x 8192^2 at 0.7 of the bf16 peak of Hopper.
+    # 65,536 rows are bound by GEMMs: 2 x 65536 x 8192^2 at 0.7 of the bf16 peak of Hopper.
     at = np.array([65_536.0])
     found = {
         name: float(
-            ServingMachine(sheet=find_device(name), tables=None).product_s(
+            ServingMachine(sheet=find_device(name), tables=None).gemm_s(
                 at, n=8192, k=8192, dtype="nvfp4", software="vllm"
             )[0]
         )
@@ -190,11 +192,11 @@ def test_fp8_kernels_do_not_stand_in_for_fp4_without_units_for_it(build: Build) 
             for dtype, time_s in rows.items()
         ],
     )
-    asked = replace(shape(expert=4), dtype="nvfp4")
+    requested = replace(shape(expert=4), dtype="nvfp4")
     found = {
         name: float(
             ServingMachine(sheet=find_device(name), tables=tables).moe_s(
-                AT, asked, software="vllm"
+                AT, requested, software="vllm"
             )[0]
         )
         for name in ("h200-sxm", "b200-sxm")

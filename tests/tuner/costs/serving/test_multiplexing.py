@@ -95,7 +95,11 @@ def test_the_steady_state_obeys_littles_law() -> None:
     running_N = np.array([1.0, 8.0, 64.0])
     alone_N, beside_N = 0.01 + 1e-4 * running_N, 0.02 + 1e-4 * running_N
     rate_N, tpot_N = steady_rate_per_s(
-        running_N, alone_s_N=alone_N, beside_s_N=beside_N, prompt_s=0.05, output_tokens=200.0
+        running_N,
+        isolated_s_N=alone_N,
+        multiplexed_s_N=beside_N,
+        prompt_s=0.05,
+        output_tokens=200.0,
     )
     assert (rate_N * 200.0 * tpot_N).tolist() == pytest.approx(running_N.tolist())
     assert (tpot_N > alone_N).all()
@@ -106,8 +110,8 @@ def test_prefill_serves_no_more_than_its_share_can() -> None:
     running_N = np.array([1000.0])
     rate_N, tpot_N = steady_rate_per_s(
         running_N,
-        alone_s_N=np.array([0.01]),
-        beside_s_N=np.array([0.02]),
+        isolated_s_N=np.array([0.01]),
+        multiplexed_s_N=np.array([0.02]),
         prompt_s=0.1,
         output_tokens=100.0,
     )

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuner.costs.serving.capacity import held_weight_bytes
+from tuner.costs.serving.capacity import instance_weight_bytes
 from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serving.engine import Degrees, Engine, Exchange
+from tuner.costs.serving.engine import A2aBackend, Degrees, Engine
 from tuner.costs.serving.iteration import Iteration, sustained_factor
 from tuner.costs.serving.machine import ServingMachine
 from tuner.costs.serving.remote_ffn import (
@@ -47,7 +47,7 @@ def _whole(decoder: Decoder, ranks: int, **changes: Any) -> Iteration:
         degrees=Degrees(attention_data=ranks, expert=ranks),
         engine=Engine.VLLM,
         machine=MACHINE,
-        exchange=Exchange.ALLGATHER,
+        a2a_backend=A2aBackend.ALLGATHER,
         **changes,
     )
 
@@ -67,7 +67,7 @@ def _cell(
     )
 
 
-def test_as_many_ranks_and_no_way_between_are_one_instance(decoder: Decoder) -> None:
+def test_as_many_ranks_and_no_link_between_are_one_instance(decoder: Decoder) -> None:
     cell, whole = _cell(decoder, 4, 4), _whole(decoder, 4)
     norms = decoder.num_layers * cell._small_s(N, NORMS) * sustained_factor(N)
     assert step_s(cell, N, PAST) == pytest.approx(step_s(whole, N, PAST) + norms)
@@ -86,7 +86,7 @@ def test_every_layer_waits_for_its_messages_there_and_back(decoder: Decoder) -> 
 
 def test_halves_take_as_long_as_the_busier_side_and_at_most_both(decoder: Decoder) -> None:
     link = peer_link(
-        inside_bytes_per_s=SHEET.scale_up_bytes_per_s, card_bytes_per_s=5e10, is_inside=False
+        inside_bytes_per_s=SHEET.scale_up_bytes_per_s, nic_bytes_per_s=5e10, is_inside=False
     )
     for attention, ffn in ((4, 4), (8, 2)):
         cell = _cell(decoder, attention, ffn, link=link, halves=True)
@@ -95,15 +95,15 @@ def test_halves_take_as_long_as_the_busier_side_and_at_most_both(decoder: Decode
         rest_s = cell.head_s(N) + cell.scheduler_s
         found_s = step_s(cell, N, PAST) - rest_s
         assert (found_s >= attention_s - 1e-12).all()
-        assert (found_s >= 2.0 * one.exchange_Q - 1e-12).all()
-        assert (found_s <= attention_s + 2.0 * one.exchange_Q + 1e-12).all()
+        assert (found_s >= 2.0 * one.all_to_all_Q - 1e-12).all()
+        assert (found_s <= attention_s + 2.0 * one.all_to_all_Q + 1e-12).all()
 
 
 def test_both_roles_hold_the_model_once_but_for_its_ends(decoder: Decoder) -> None:
     cell, whole = _cell(decoder, 4, 4), _whole(decoder, 4)
     ends = 2.0 * decoder.vocab * decoder.hidden * 2.0
-    together = held_weight_bytes(cell) + ffn_weight_bytes(cell.ffn)
-    assert together == pytest.approx(held_weight_bytes(whole) + ends)
+    together = instance_weight_bytes(cell) + ffn_weight_bytes(cell.ffn)
+    assert together == pytest.approx(instance_weight_bytes(whole) + ends)
 
 
 def test_an_ffn_server_fits_while_its_steps_do(decoder: Decoder) -> None:

@@ -13,22 +13,22 @@ from tuner.backtest.serving.decoders import (
 )
 from tuner.costs.serving.capacity import (
     cache_tokens,
-    held_kv_bytes_per_token,
-    held_weight_bytes,
+    instance_kv_bytes_per_token,
+    instance_weight_bytes,
 )
 from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.engine import Degrees, Engine, Exchange
+from tuner.costs.serving.engine import A2aBackend, Degrees, Engine
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
 from tuner.costs.serving.memory import kv_bytes_per_token, weight_bytes
-from tuner.costs.serving.memory_rules import rule_of
+from tuner.costs.serving.memory_rules import memory_rule
 from tuner.costs.serving.reserve import (
     activation_bytes,
+    all_to_all_buffer_bytes,
     captured_sizes,
     dispatch_cap,
-    exchange_buffer_bytes,
     low_latency_bytes,
-    reserve_of,
+    step_reserve,
 )
 from tuner.costs.serving.speculative import Drafting
 from tuner.devices.catalogue import find_device
@@ -66,7 +66,7 @@ def test_activations_of_a_dense_model_by_hand() -> None:
 
 def test_a_sampler_that_sorts_is_what_profiles_of_large_vocabularies_show() -> None:
     # vLLM before 0.21 sorts logits of the whole vocabulary on every rank, 38 bytes each.
-    old = rule_of(Engine.VLLM, "0.10.1")
+    old = memory_rule(Engine.VLLM, "0.10.1")
     for decoder, running, seen in (
         # "PyTorch activation peak memory 1.26GiB" (pull request 10511, 256 sequences).
         (LLAMA_8B, 256, 1.26),
@@ -74,19 +74,19 @@ def test_a_sampler_that_sorts_is_what_profiles_of_large_vocabularies_show() -> N
         (GPT_OSS_120B, 1024, 7.4),
     ):
         own = iteration(decoder, BF16)
-        found = reserve_of(own, step_tokens=8192, running=running, rule=old).activations
+        found = step_reserve(own, step_tokens=8192, running=running, rule=old).activations
         assert found == pytest.approx(seen * GIB, rel=0.05)
     # As many tokens as sequences leave it as it is (issue 27508: 7.5 GiB).
-    few = reserve_of(iteration(GPT_OSS_120B, BF16), step_tokens=1024, running=1024, rule=old)
+    few = step_reserve(iteration(GPT_OSS_120B, BF16), step_tokens=1024, running=1024, rule=old)
     assert few.activations == pytest.approx(7.4 * GIB, rel=0.05)
 
 
 def test_context_and_communicators_are_what_many_devices_were_seen_to_take() -> None:
     # 2.53 GiB on two nodes of eight (vLLM, issue 13074), 2.3 on one (SGLang, issue 6017).
     own = iteration(DEEPSEEK_V3, attention_tensor=8, expert=8, pipeline=2)
-    found = reserve_of(own, step_tokens=2048, running=32)
+    found = step_reserve(own, step_tokens=2048, running=32)
     assert found.context + found.communicators == pytest.approx(2.4 * GIB, rel=0.1)
-    alone = reserve_of(iteration(LLAMA_8B, BF16), step_tokens=2048, running=32)
+    alone = step_reserve(iteration(LLAMA_8B, BF16), step_tokens=2048, running=32)
     assert alone.communicators == 0.0
 
 
@@ -95,7 +95,7 @@ def test_graphs_grow_with_layers_and_captured_batches() -> None:
     assert [captured_sizes(most) for most in (0, 1, 4, 8, 256, 512)] == [0, 1, 3, 4, 35, 51]
     own = iteration(LLAMA_8B, BF16)
     none, some = (
-        reserve_of(own, step_tokens=2048, running=256, captured=most).graphs for most in (0, 8)
+        step_reserve(own, step_tokens=2048, running=256, captured=most).graphs for most in (0, 8)
     )
     assert none == 0.0
     assert some == 4 * 32 * 0.4 * 2**20
@@ -104,26 +104,26 @@ def test_graphs_grow_with_layers_and_captured_batches() -> None:
 def test_data_ranks_do_not_multiply_what_graphs_take() -> None:
     one = iteration(DEEPSEEK_V3, attention_data=8, expert=8)
     many = iteration(DEEPSEEK_V3, attention_data=64, expert=64)
-    small, large = (reserve_of(own, step_tokens=2048, running=288).graphs for own in (one, many))
+    small, large = (step_reserve(own, step_tokens=2048, running=288).graphs for own in (one, many))
     assert small == large
 
 
 def test_low_latency_buffers_follow_the_published_layout() -> None:
     # 256 experts, 128 tokens, rows of 2 * 7168 + 4 * 56 bytes, two of either buffer: 1.9 GB.
     assert low_latency_bytes(hidden=7168, experts=256, tokens=128) == 4 * 256 * 128 * 14560
-    low = replace(WIDE, exchange=Exchange.LOW_LATENCY)
-    assert exchange_buffer_bytes(WIDE, tokens=64) == 0.0
+    low = replace(WIDE, a2a_backend=A2aBackend.LOW_LATENCY)
+    assert all_to_all_buffer_bytes(WIDE, tokens=64) == 0.0
     # Beside them those of normal kernels, which do not grow.
-    grown = exchange_buffer_bytes(low, tokens=256) - exchange_buffer_bytes(low, tokens=128)
+    grown = all_to_all_buffer_bytes(low, tokens=256) - all_to_all_buffer_bytes(low, tokens=128)
     assert grown == 4 * 256 * 128 * 14560
 
 
 def test_the_cap_counts_drafts_and_is_a_power_of_two() -> None:
     assert [dispatch_cap(tokens) for tokens in (1, 128, 129, 96 * 4)] == [128, 128, 256, 512]
     drafting = Drafting(draft_tokens=3, acceptance=0.8)
-    low = replace(WIDE, exchange=Exchange.LOW_LATENCY)
+    low = replace(WIDE, a2a_backend=A2aBackend.LOW_LATENCY)
     plain, drafted = (
-        reserve_of(one, step_tokens=512, running=96).buffers
+        step_reserve(one, step_tokens=512, running=96).buffers
         for one in (low, replace(low, drafting=drafting))
     )
     assert drafted > 3.0 * plain
@@ -141,9 +141,9 @@ def test_a_drafter_takes_weights_and_cache() -> None:
     drafted = replace(plain, drafting=Drafting(draft_tokens=1, acceptance=0.8))
     # One of 62 layers more in the cache; DeepSeek-V3's MTP module has 11.5 billion parameters
     # without embedding and head (its README), an eighth of them here.
-    each = held_kv_bytes_per_token(drafted) / held_kv_bytes_per_token(plain)
+    each = instance_kv_bytes_per_token(drafted) / instance_kv_bytes_per_token(plain)
     assert each == pytest.approx(62 / 61)
-    added = held_weight_bytes(drafted) - held_weight_bytes(plain)
+    added = instance_weight_bytes(drafted) - instance_weight_bytes(plain)
     assert added == pytest.approx(11.5e9 / 8, rel=0.1)
 
 

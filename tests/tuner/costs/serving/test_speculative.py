@@ -33,7 +33,7 @@ def test_the_mean_of_drawn_steps_is_that_of_the_formula() -> None:
     assert float(kept.mean()) == pytest.approx(drafting.tokens_per_step, rel=0.005)
 
 
-def test_steps_of_an_answer_are_those_that_it_draws_on_average() -> None:
+def test_steps_of_an_output_are_those_that_it_draws_on_average() -> None:
     # 500 tokens take (500 + overshoot) / tau steps by Wald's equation.
     drafting = Drafting(draft_tokens=3, acceptance=0.7)
     rng = np.random.default_rng(2)

@@ -9,7 +9,7 @@ from tuner.costs.serving.two_phase import Side, Wire, two_phase_s
 
 ROW = 1e4
 """Bytes of a token."""
-SIDE = Side(devices=8, domain=8, inside_bytes_per_s=1e11, card_bytes_per_s=1e10)
+SIDE = Side(devices=8, domain=8, inside_bytes_per_s=1e11, nic_bytes_per_s=1e10)
 
 
 def seconds(tokens: float, *, attention: Side, experts: Side, wire: Wire | None = None) -> float:

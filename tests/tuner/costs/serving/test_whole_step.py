@@ -8,7 +8,7 @@ import pytest
 from tests.rows import each_row
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, GLM_5, LLAMA_70B, QWEN35_397B
 from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.engine import Degrees, Engine, Exchange
+from tuner.costs.serving.engine import A2aBackend, Degrees, Engine
 from tuner.costs.serving.expert_loads import ExpertLoads
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
@@ -83,7 +83,7 @@ def test_checking_drafts_reads_the_past_once(decoder: Decoder) -> None:
 
 
 def test_halves_hide_exchange_behind_products_for_many_tokens() -> None:
-    plain = replace(DATA, exchange=Exchange.LOW_LATENCY)
+    plain = replace(DATA, a2a_backend=A2aBackend.LOW_LATENCY)
     halved = replace(plain, two_batch_overlap=True)
     gain = step_s(plain, N, PAST) / step_s(halved, N, PAST)
     # One sequence cannot be halved; few lose by two small halves; many gain.
@@ -93,7 +93,7 @@ def test_halves_hide_exchange_behind_products_for_many_tokens() -> None:
 
 
 def test_halves_never_take_less_than_what_they_compute_or_exchange() -> None:
-    halved = replace(DATA, two_batch_overlap=True, exchange=Exchange.NORMAL)
+    halved = replace(DATA, two_batch_overlap=True, a2a_backend=A2aBackend.NORMAL)
     parts = halves_s(halved, N)
     attention_s = 2.0 * halved.decode_s(N[1:] / 2.0, PAST[1:])
     whole_s = step_s(halved, N, PAST)[1:]
@@ -114,7 +114,7 @@ def test_without_data_parallel_exchange_there_is_nothing_to_halve() -> None:
 def test_a_pipeline_is_as_long_as_its_layers_for_one_sequence() -> None:
     alone, staged = iteration(LLAMA_70B), iteration(LLAMA_70B, pipeline=4)
     one, past = np.ones(1), np.array([1000.0])
-    # All layers one after the other, and three hand-overs.
+    # All layers one after the other, and three KV transfers.
     expected_s = step_s(alone, one, past) + staged.passed_s(one)
     assert step_s(staged, one, past) == pytest.approx(expected_s)
     assert float(staged.passed_s(one)[0]) > 0.0
@@ -148,40 +148,40 @@ def test_a_drafter_reads_prompts_too() -> None:
 
 
 @each_row("tokens", [8.0, 64.0, 1024.0, 8192.0])
-def test_the_exchange_that_is_told_is_never_faster_than_the_fastest(tokens: float) -> None:
+def test_the_stated_all_to_all_is_never_faster_than_the_fastest(tokens: float) -> None:
     at = np.array([tokens])
     least = float(DATA.linear_parts(at)["exchange"][0])
     told = {
-        kind: float(replace(DATA, exchange=kind).linear_parts(at)["exchange"][0])
-        for kind in Exchange
-        if kind is not Exchange.LEAST
+        kind: float(replace(DATA, a2a_backend=kind).linear_parts(at)["exchange"][0])
+        for kind in A2aBackend
+        if kind is not A2aBackend.LEAST
     }
     assert min(told.values()) >= least * (1.0 - 1e-9)
     # Low latency for few tokens; beyond its buffers it is the other mode.
     is_few = tokens <= 8.0
-    assert (told[Exchange.LOW_LATENCY] < told[Exchange.NORMAL]) is is_few
+    assert (told[A2aBackend.LOW_LATENCY] < told[A2aBackend.NORMAL]) is is_few
     if tokens > 1024.0:
-        assert told[Exchange.LOW_LATENCY] == pytest.approx(told[Exchange.NORMAL])
+        assert told[A2aBackend.LOW_LATENCY] == pytest.approx(told[A2aBackend.NORMAL])
 
 
 def test_recorded_loads_price_a_whole_step() -> None:
     share_LE = np.random.default_rng(5).dirichlet(np.full(256, 0.4), size=4)
     linear = ExpertLoads(share_LE=share_LE, top_k=8)
-    # Fullest experts first, dealt out in turn.
+    # Fullest experts first, distributed in turn.
     order_LS = np.argsort(-share_LE, axis=1).reshape(4, 16, 16).transpose(0, 2, 1).reshape(4, 256)
     dealt = ExpertLoads(share_LE=share_LE, top_k=8, expert_LS=order_LS)
-    assert dealt.busiest_ratio(16) < linear.busiest_ratio(16)
+    assert dealt.expert_imbalance(16) < linear.expert_imbalance(16)
     linear_s, dealt_s = (step_s(replace(DATA, loads=one), N, PAST) for one in (linear, dealt))
     assert (dealt_s <= linear_s * (1.0 + 1e-9)).all()
     assert dealt_s[-1] < linear_s[-1]
 
 
 def test_experts_behind_deepep_are_priced_by_what_is_dispatched() -> None:
-    # Without tables the datasheet speaks for both, so only the exchange differs.
+    # Without tables the datasheet speaks for both, so only the all-to-all differs.
     at = np.array([512.0])
     gathered, normal = (
-        replace(DATA, exchange=kind).linear_parts(at)
-        for kind in (Exchange.ALLGATHER, Exchange.NORMAL)
+        replace(DATA, a2a_backend=kind).linear_parts(at)
+        for kind in (A2aBackend.ALLGATHER, A2aBackend.NORMAL)
     )
     assert normal["experts"] == pytest.approx(gathered["experts"])
     assert float(normal["exchange"][0]) != pytest.approx(float(gathered["exchange"][0]))

@@ -106,9 +106,9 @@ def _read_eplb(folder: Path, decision: PlaceDecision) -> Rows:
     assert where.shape == (*count.shape, count.max())
     for layer, row in enumerate(slots):
         for expert in range(decision.num_experts):
-            found = np.flatnonzero(row == expert).tolist()
-            assert count[layer, expert] == len(found)
-            padded = found + [-1] * (where.shape[2] - len(found))
+            result = np.flatnonzero(row == expert).tolist()
+            assert count[layer, expert] == len(result)
+            padded = result + [-1] * (where.shape[2] - len(result))
             assert where[layer, expert].tolist() == padded
     return {
         layer: _ranks(row, decision.ranks)
@@ -211,7 +211,7 @@ def test_a_script_for_several_nodes_wants_to_know_which_it_is(tmp_path: Path, st
         start(tmp_path, "MODEL")
 
 
-def test_sglang_is_told_to_dispatch_as_the_plan_was_judged(tmp_path: Path, start: Start) -> None:
+def test_sglang_dispatches_as_the_plan_was_evaluated(tmp_path: Path, start: Start) -> None:
     cases: dict[Dispatch | None, tuple[str, str]] = {
         None: ("static", "deepep"),
         Dispatch.STATIC: ("static", "deepep"),
@@ -283,7 +283,7 @@ def policies(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return table
 
 
-def test_the_vllm_policy_answers_with_the_table_whatever_the_loads(
+def test_the_vllm_policy_returns_the_table_for_any_loads(
     tmp_path: Path, policies: dict[str, Any]
 ) -> None:
     decision = sample_decision()
@@ -404,7 +404,7 @@ def test_layers_are_named_in_spans() -> None:
 def test_engines_that_count_moe_layers_say_which_model_they_fit() -> None:
     for target in ("vllm", "vllm-ascend"):
         text = _text(emit_placement(target, sample_placement(sample_decision())))
-        assert "MODEL must have MoE layers 1, 3 and no others" in text
+        assert "MODEL must have MoE layers 1, 3 and no others, one per row" in text
 
 
 def test_arrays_hold_no_pickle() -> None:

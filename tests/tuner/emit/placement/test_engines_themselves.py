@@ -29,8 +29,8 @@ Stand = Callable[..., ModuleType]
 
 
 def _installed(package: str, path: str) -> Path:
-    found = importlib.util.find_spec(package)
-    folders = [] if found is None else list(found.submodule_search_locations or ())
+    result = importlib.util.find_spec(package)
+    folders = [] if result is None else list(result.submodule_search_locations or ())
     file = Path(folders[0], path) if folders else None
     if file is None or not file.exists():
         pytest.skip(f"{package} is not installed")
@@ -87,7 +87,7 @@ def test_sglang_reads_its_file(sglang: ExpertLocation, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("per_node", [4, 16])
 def test_sglang_sends_statically_as_we_say(sglang: ExpertLocation, per_node: int) -> None:
-    ranks = Ranks.alike(ranks=16, slots_per_rank=5, ranks_per_node=per_node)
+    ranks = Ranks.uniform(ranks=16, slots_per_rank=5, ranks_per_node=per_node)
     case = sample_case(passes=1, layers=3, experts=64, ranks=ranks, seed=7)
     target_HLE = sglang.targets(
         json.dumps({"physical_to_logical_map": case.placement.expert_LS.tolist()}),

@@ -14,7 +14,7 @@ import torch
 from tests.benchmarks.sglang_expert_location import expert_location_file
 from tuner.devices.datasheet import Generation
 from tuner.spec.lp_memory import BUDGET_BYTES, checked_bytes, launched_bytes, program_shape
-from tuner.spec.place_targets import PLACE_TARGETS, offered
+from tuner.spec.place_targets import PLACE_TARGETS, dispatch_offers
 
 SHAPES = ((6, 11), (64, 98), (111, 177), (196, 326))
 
@@ -58,10 +58,10 @@ def test_the_check_counts_as_we_do(package: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_the_kernel_s_struct_is_as_large_as_we_say(package: Path) -> None:
     text = (package / "kernels/jit/csrc/lplb/ipm.cuh").read_text()
-    found = re.search(r"struct ipm_smem \{(.*?)\};", text, re.DOTALL)
-    assert found is not None
-    members = re.findall(r"(float|bool) \w+((?:\[N[CV]\])*);", found[1])
-    assert len(members) == found[1].count(";")
+    result = re.search(r"struct ipm_smem \{(.*?)\};", text, re.DOTALL)
+    assert result is not None
+    members = re.findall(r"(float|bool) \w+((?:\[N[CV]\])*);", result[1])
+    assert len(members) == result[1].count(";")
     for shape in SHAPES:
         size = dict(zip(("NC", "NV"), shape, strict=True))
         floats = [
@@ -92,7 +92,7 @@ def test_its_solver_builds_the_program_that_we_size(
         row = [*range(experts), *rng.integers(0, experts, ranks * slots - experts).tolist()]
         slots_of = [[slot for slot, one in enumerate(row) if one == e] for e in range(experts)]
         most = max(map(len, slots_of))
-        table = [held + [-1] * (most - len(held)) for held in slots_of]
+        table = [resident + [-1] * (most - len(resident)) for resident in slots_of]
         solver.LPLBSolver(torch.tensor(row), torch.tensor(table), ranks)
         sized.append(program_shape(row, ranks=ranks))
     assert built == sized
@@ -101,7 +101,7 @@ def test_its_solver_builds_the_program_that_we_size(
 def test_it_refuses_the_devices_that_we_refuse(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (lp,) = offered(PLACE_TARGETS["sglang"], "lp", "deepep")
+    (lp,) = dispatch_offers(PLACE_TARGETS["sglang"], "lp", "deepep")
     assert lp.generations is not None
     capability = {
         Generation.AMPERE: (8, 0),

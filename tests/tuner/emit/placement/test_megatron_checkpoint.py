@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from tests.rows import Failures
 from tests.tuner.emit.placement.testing import sample_placement, without_replicas
 from tests.tuner.emit.testing import write_emitted
-from tuner.emit.placement.expert_names import part_of
+from tuner.emit.placement.expert_names import parse_name
 from tuner.emit.placement.megatron_checkpoint import permute_checkpoint, read_permutation
 from tuner.emit.placement.registry import emit_placement
 from tuner.errors import OutputError, SpecError
@@ -197,7 +197,7 @@ def test_megatron_names_are_renumbered_with_the_router(tmp_path: Path) -> None:
         assert new["decoder.layers.5.mlp.router.expert_bias"].tolist() == [2.0, 0.0, 1.0]
         assert new["decoder.layers.5.mlp.shared_experts.linear_fc1.weight"][0, 0] == 9.0
         for key, tensor in new.items():
-            part = part_of(key)
+            part = parse_name(key)
             if part is not None and part.expert is not None:
                 assert tensor[0, 0] == (2.0, 0.0, 1.0)[part.expert], key
 
@@ -225,7 +225,7 @@ def test_the_emitted_script_renumbers_a_checkpoint(tmp_path: Path) -> None:
     assert "--expert-model-parallel-size 3" in (tmp_path / "launch/README.txt").read_text()
 
 
-def test_layers_outside_the_main_stack_are_left_alone(tmp_path: Path) -> None:
+def test_layers_outside_the_main_stack_are_unchanged(tmp_path: Path) -> None:
     draft = {f"mtp.{key.removeprefix('decoder.')}": t for key, t in _megatron("grouped").items()}
     _write_checkpoint(tmp_path / "old", _megatron("grouped") | draft)
     permute_checkpoint(tmp_path / "old", tmp_path / "new", permutation={5: (2, 0, 1)})
@@ -233,11 +233,11 @@ def test_layers_outside_the_main_stack_are_left_alone(tmp_path: Path) -> None:
     assert all(torch.equal(new[key], tensor) for key, tensor in draft.items())
 
 
-def test_groups_that_routing_chooses_among_may_move_whole_and_not_apart(tmp_path: Path) -> None:
+def test_routing_groups_may_move_but_not_split(tmp_path: Path) -> None:
     _write_checkpoint(tmp_path / "old", _megatron("grouped") | _fourth_expert())
     config = {"n_group": 2, "topk_group": 1}
     (tmp_path / "old" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(SpecError, match=r"1 of 2 groups of 2 experts.*takes a group apart"):
+    with pytest.raises(SpecError, match=r"1 of 2 groups of 2 experts.*splits a group"):
         permute_checkpoint(tmp_path / "old", tmp_path / "new", permutation={5: (0, 2, 1, 3)})
     permute_checkpoint(tmp_path / "old", tmp_path / "new", permutation={5: (3, 2, 0, 1)})
     assert (tmp_path / "new").is_dir()
@@ -272,7 +272,7 @@ def test_what_cannot_be_renumbered_is_refused_before_anything_is_written(tmp_pat
         (
             _without("experts.linear") | odd,
             {5: (0, 1, 2)},
-            "no layout of experts that can be renumbered",
+            "not an expert layout that can be renumbered",
         ),
     ]
     failures = Failures()

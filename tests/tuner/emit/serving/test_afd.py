@@ -126,7 +126,7 @@ def test_an_attention_server_must_know_its_ffn_server(
     assert "set AFD_HOST to the first machine of its FFN server" in done.stderr
     few = programs.run(str(launch / "vllm/cell.sh"), cwd=launch, CUDA_VISIBLE_DEVICES="0,1")
     assert few.code == 2
-    assert "has 2 devices, the cell takes 6" in few.stderr
+    assert "has 2 devices, the AFD unit takes 6" in few.stderr
 
 
 def test_the_local_launcher_gives_every_device_to_one_server(

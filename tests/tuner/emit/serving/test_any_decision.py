@@ -31,7 +31,7 @@ from tests.tuner.emit.serving.testing import (
 from tuner.emit.serving.registry import SERVE_EMITTERS, emit_serving, unlaunchable
 from tuner.emit.serving.shape import group_shapes
 from tuner.errors import UnknownTargetError
-from tuner.serve_plan import Handover, Instances, Role, ServeDecision, VerifiedServing
+from tuner.serve_plan import Instances, PlannedKvTransfer, Role, ServeDecision, VerifiedServing
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES
@@ -69,7 +69,7 @@ def decisions(draw: Any) -> ServeDecision:
         for role in ROLES[mode]
         for _ in range(draw(st.integers(1, 2)))
     )
-    ends = Handover(
+    ends = PlannedKvTransfer(
         from_pool=groups[0].pool,
         to_pool=groups[-1].pool,
         connector=draw(st.sampled_from(["nixl", "mooncake"])),
@@ -113,7 +113,7 @@ def _groups(
 
 @settings(deadline=None, max_examples=20)
 @given(decision=decisions(), devices_per_node=st.sampled_from([4, 8]))
-def test_devices_asked_for_are_those_of_the_decision_or_a_line_says_why(
+def test_requested_devices_are_those_of_the_decision_or_a_line_says_why(
     model: ModelSpec, decision: ServeDecision, devices_per_node: int
 ) -> None:
     for engine in ENGINES:
@@ -158,8 +158,8 @@ def _assert_counted(engine: str, decision: ServeDecision, model: ModelSpec) -> N
         is_shared = decision.mode == "shared_device"
         has_it = model.architecture == "Qwen3MoeForCausalLM" and engine == "sglang"
         drafts = bool(decision.instances[-1].draft_tokens)
-        has_cells = decision.mode == "attention_expert" and engine != "vllm"
-        assert has_cells or (is_shared and not has_it) or (drafts and not model.mtp_num_layers)
+        has_afd_units = decision.mode == "attention_expert" and engine != "vllm"
+        assert has_afd_units or (is_shared and not has_it) or (drafts and not model.mtp_num_layers)
         return
     _count(verified, engine)
 

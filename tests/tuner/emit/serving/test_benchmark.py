@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.tuner.emit.serving.testing import aggregated, sample_serving
 from tests.tuner.emit.testing import write_emitted
-from tuner.emit.serving.benchmark import bench_files, num_requests
+from tuner.emit.serving.benchmark import benchmark_files, num_requests
 from tuner.spec.model import ModelSpec
 
 OPEN = {"rate": 20.0, "input_tokens": 4000, "output_tokens": 500}
@@ -15,7 +15,7 @@ OPEN = {"rate": 20.0, "input_tokens": 4000, "output_tokens": 500}
 
 def _words(model: ModelSpec, name: str, **traffic: Any) -> list[str]:
     verified = sample_serving(model, aggregated(), goal={"traffic": traffic} if traffic else None)
-    (text,) = (file.text for file in bench_files(verified) if str(file.path) == name)
+    (text,) = (file.text for file in benchmark_files(verified) if str(file.path) == name)
     _, _, command = text.partition("\nexec ")
     return shlex.split(command.replace("\\\n", " "))
 
@@ -76,15 +76,15 @@ def test_a_tail_that_is_not_drawn_is_owned_up_to(deepseek: ModelSpec) -> None:
     verified = sample_serving(
         deepseek, aggregated(), goal={"traffic": OPEN | {"output_tokens": law}}
     )
-    texts = {str(file.path): file.text for file in bench_files(verified)}
-    assert "its tail is missing" in texts["bench_vllm.sh"]
+    texts = {str(file.path): file.text for file in benchmark_files(verified)}
+    assert "without the tail of their distribution" in texts["bench_vllm.sh"]
     # AIPerf draws the deviation, from another law.
     assert "--output-tokens-stddev 1000" in texts["bench_aiperf.sh"]
 
 
 def test_traces_are_replayed(deepseek: ModelSpec, launch: Path, programs: Any) -> None:
     verified = sample_serving(deepseek, aggregated(), goal={"traffic": {"trace": "recorded.csv"}})
-    write_emitted(launch, bench_files(verified))
+    write_emitted(launch, benchmark_files(verified))
     without = programs.run(str(launch / "bench_aiperf.sh"), cwd=launch)
     assert "set TRACE to the recorded requests" in without.stderr
     done = programs.run(str(launch / "bench_aiperf.sh"), cwd=launch, TRACE="requests.jsonl")
@@ -99,7 +99,7 @@ def test_vllms_client_replays_traces_whose_prompts_have_hashes(
 ) -> None:
     traffic = {"trace": "recorded.csv", "rate": 5.0}
     verified = sample_serving(deepseek, aggregated(), goal={"traffic": traffic})
-    write_emitted(launch, bench_files(verified))
+    write_emitted(launch, benchmark_files(verified))
     assert "stretches the trace to 5 requests/s" in (launch / "bench_vllm.sh").read_text()
     line = '{"timestamp": 0, "input_length": 600, "output_length": 2'
     plain, hashed = launch / "plain.jsonl", launch / "hashed.jsonl"
@@ -128,7 +128,7 @@ def test_runs_are_long_enough(deepseek: ModelSpec) -> None:
 
 def test_what_to_expect_lies_beside_it(deepseek: ModelSpec) -> None:
     verified = sample_serving(deepseek, aggregated(), waived="not launched")
-    (text,) = (file.text for file in bench_files(verified) if str(file.path) == "expected.json")
+    (text,) = (file.text for file in benchmark_files(verified) if str(file.path) == "expected.json")
     expected = json.loads(text)
     assert expected["ttft_s"]["p90"] == verified.predicted.ttft_s.p90
     assert expected["tpot_s_band"] == list(verified.predicted.tpot_s_band)
@@ -138,7 +138,7 @@ def test_what_to_expect_lies_beside_it(deepseek: ModelSpec) -> None:
 def test_the_most_that_a_deployment_serves_is_what_is_sent(deepseek: ModelSpec) -> None:
     goal = {"traffic": OPEN, "objective": "rate"}
     verified = sample_serving(deepseek, aggregated(), goal=goal)
-    files = {str(file.path): file.text for file in bench_files(verified)}
+    files = {str(file.path): file.text for file in benchmark_files(verified)}
     # As predicted, whatever rate says the traffic's shape.
     assert f"--request-rate {verified.predicted.requests_per_s}" in files["bench_vllm.sh"]
     assert f"--request-rate {verified.predicted.requests_per_s}" in files["bench_aiperf.sh"]

@@ -200,7 +200,7 @@ def test_trtllm_prefill_runs_without_overlap_and_graphs(deepseek: ModelSpec) -> 
     assert decode["cache_transceiver_config"] == {"backend": "NIXL"}
 
 
-def test_trtllm_forces_the_planned_exchange_and_bounds_its_buffers(start: Any) -> None:
+def test_trtllm_forces_the_planned_all_to_all_and_bounds_its_buffers(start: Any) -> None:
     decision = disaggregated(decode={**LOW_LATENCY, "devices": 8, "attention_dp": 8, "ep": 8})
     _, environment = start("trtllm", decision, "decode")
     assert environment["TRTLLM_FORCE_COMM_METHOD"] == "DEEPEPLOWLATENCY"
@@ -257,7 +257,7 @@ def test_a_router_gets_every_instance_or_stops(
             assert "names 1 instances, the plan has" in few.stderr
 
 
-UNLIKE = aggregated().model_copy(
+HETEROGENEOUS = aggregated().model_copy(
     update={
         "instances": (
             sample_instances(Role.AGGREGATED, count=2, attention_dp=8, max_batch=40),
@@ -276,11 +276,11 @@ UNLIKE = aggregated().model_copy(
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_unlike_instances_get_requests_by_their_places(
+def test_heterogeneous_instances_get_requests_by_batch_size(
     engine: str, deepseek: ModelSpec, launch: Path, programs: Any
 ) -> None:
     # 8 ranks x 40 requests twice, and 6.
-    verified = sample_serving(deepseek, UNLIKE, engine=engine)
+    verified = sample_serving(deepseek, HETEROGENEOUS, engine=engine)
     write_emitted(launch, emit_serving(engine, verified))
     urls = "http://a:30000 http://b:30000 http://c:30000"
     done = programs.run(str(launch / "router.sh"), cwd=launch, WORKER_URLS=urls)
@@ -329,17 +329,19 @@ def test_unlike_instances_get_requests_by_their_places(
     assert "The frontend has no weights" in graph
 
 
-def test_unlike_decode_instances_are_owned_up_to(deepseek: ModelSpec) -> None:
+def test_heterogeneous_decode_instances_are_noted(deepseek: ModelSpec) -> None:
     one = disaggregated()
     small = sample_instances(Role.DECODE, count=1, max_batch=8)
     both = one.model_copy(update={"instances": (*one.instances, small)})
-    for engine, (decision, unlike) in product(("sglang", "vllm"), ((one, False), (both, True))):
+    for engine, (decision, heterogeneous) in product(
+        ("sglang", "vllm"), ((one, False), (both, True))
+    ):
         verified = sample_serving(deepseek, decision, engine=engine)
         files = {str(file.path): file.text for file in emit_serving(engine, verified)}
         # A threshold that no prompt passes leaves the fewest outstanding requests.
         least = "--policy cache_aware" in files["router.sh"]
-        assert least == ("--cache-threshold 1" in files["router.sh"]) == unlike, engine
-        assert ("has weights" in files["router.sh"]) == unlike, engine
+        assert least == ("--cache-threshold 1" in files["router.sh"]) == heterogeneous, engine
+        assert ("have no weights" in files["router.sh"]) == heterogeneous, engine
 
 
 POLICIES: dict[str, dict[tuple[bool, str, str], str]] = {
@@ -372,9 +374,9 @@ def test_a_policy_is_written_in_the_gateways_words(
         "PREFILL_URLS": "http://a:30000 http://b:30000 http://c:30000",
         "DECODE_URLS": "http://d:30000 http://e:30000",
     }
-    for (apart, policy, decode), words in POLICIES[engine].items():
+    for (by_role, policy, decode), words in POLICIES[engine].items():
         decision = routed(
-            apart=apart,
+            by_role=by_role,
             policy=policy,
             decode_policy=decode or None,
             cache_threshold=0.2 if policy == "cache_aware" else None,
@@ -396,7 +398,7 @@ def test_a_policy_is_written_in_the_gateways_words(
 
 def test_a_policy_that_a_router_lacks_is_refused(deepseek: ModelSpec) -> None:
     for engine, target, decision in (
-        ("sglang", "sglang", routed(policy="power_of_two", apart=True)),
+        ("sglang", "sglang", routed(policy="power_of_two", by_role=True)),
         ("vllm", "dynamo", routed(policy="weighted_least_requests")),
     ):
         verified = sample_serving(deepseek, decision, engine=engine)
@@ -405,7 +407,7 @@ def test_a_policy_that_a_router_lacks_is_refused(deepseek: ModelSpec) -> None:
 
 
 def test_trtllm_and_dynamo_route_by_load(deepseek: ModelSpec, launch: Path, programs: Any) -> None:
-    decision = routed(apart=True, policy="least_requests", decode_policy="least_requests")
+    decision = routed(by_role=True, policy="least_requests", decode_policy="least_requests")
     verified = sample_serving(deepseek, decision, engine="trtllm")
     write_emitted(launch, emit_serving("trtllm", verified))
     urls = {
@@ -435,7 +437,7 @@ def test_trtllm_and_dynamo_route_by_load(deepseek: ModelSpec, launch: Path, prog
         assert ("--kv-events-config" in text) == (mode == "kv")
 
 
-def test_sglangs_router_is_told_where_prefill_hands_over(
+def test_sglangs_router_gets_the_bootstrap_ports(
     deepseek: ModelSpec, launch: Path, programs: Any
 ) -> None:
     write_emitted(launch, emit_serving("sglang", sample_serving(deepseek, disaggregated())))
@@ -524,11 +526,11 @@ def test_copies_of_experts_follow_the_loads_that_the_engine_records(deepseek: Mo
             assert options["moe_config"] == {"load_balancer": balancer}
         else:
             assert all(words in files["aggregated.sh"] for words in said[engine]), engine
-            assert "8 redundant experts a layer" in files["aggregated.sh"], engine
+            assert "8 redundant experts per layer" in files["aggregated.sh"], engine
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
-def test_a_draft_layer_of_its_own_is_asked_for_by_name(
+def test_a_separate_draft_layer_is_named(
     engine: str, deepseek: ModelSpec, start: Any, launch: Path, programs: Any
 ) -> None:
     decision = aggregated(draft_tokens=2)
@@ -610,13 +612,13 @@ def test_shares_of_a_device_are_whole_eights_and_leave_both_some(units: int, sha
         assert abs(prefill - share * units) <= 4 + 1e-9
 
 
-def test_a_pool_known_by_profile_alone_cannot_share_its_devices(deepseek: ModelSpec) -> None:
+def test_a_pool_known_by_profile_only_cannot_multiplex(deepseek: ModelSpec) -> None:
     qwen = read_model(Path(__file__).parents[4] / "examples/models/qwen3-235b-a22b/config.json")
     verified = sample_serving(qwen, shared_device())
     pool = verified.plan.cluster.pools[0].model_copy(update={"device": None})
     cluster = verified.plan.cluster.model_copy(update={"pools": (pool,)})
     plan = verified.plan.model_copy(update={"cluster": cluster})
-    with pytest.raises(ValueError, match="its multiprocessors must be known; state 'device'"):
+    with pytest.raises(ValueError, match="its number of SMs must be known; state 'device'"):
         emit_serving("sglang", verified.model_copy(update={"plan": plan}))
 
 

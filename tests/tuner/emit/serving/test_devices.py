@@ -47,10 +47,11 @@ ON_FOUR = {
 LAUNCHERS = [target for target in SERVE_EMITTERS if target not in ENGINES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "points", grid(tuple(ENGINES), ("engine", *LAUNCHERS), (*DECISIONS, *ON_FOUR))
 )
-def test_the_devices_asked_for_are_those_of_the_plan(
+def test_the_requested_devices_are_those_of_the_plan(
     points: list[tuple[str, str, str]], deepseek: ModelSpec, launch: Path, programs: Any
 ) -> None:
     failures = Failures()
@@ -162,7 +163,7 @@ def _count_slurm(launch: Path, engine: str, decision: ServeDecision, programs: A
         dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", part, flags=re.MULTILINE))
         for part in text.split("#SBATCH hetjob\n")
     ]
-    asked = sum(_asked(component) for component in components)
+    requested = sum(_requested(component) for component in components)
     nodelists = {
         f"SLURM_JOB_NODELIST{suffix}": ",".join(f"n{i}" for i in range(64))
         for suffix in ("", *(f"_HET_GROUP_{index}" for index in range(len(components))))
@@ -177,18 +178,18 @@ def _count_slurm(launch: Path, engine: str, decision: ServeDecision, programs: A
     )
     assert done.code == 0, done.stderr
     steps = programs.calls("steps.jsonl")
-    assert sum(_asked(step) for step in steps) == asked
+    assert sum(_requested(step) for step in steps) == requested
     calls = programs.calls()
     by_port: dict[str, list[dict[str, Any]]] = {}
     for call in calls:
         by_port.setdefault(call["environment"]["PORT"], []).append(call)
     assert len(by_port) == instances
     started = sum(_of_call(found[0], launch) for found in by_port.values())
-    assert started == asked
-    return asked
+    assert started == requested
+    return requested
 
 
-def _asked(options: dict[str, str]) -> int:
+def _requested(options: dict[str, str]) -> int:
     """Return the devices of a component or a step (sbatch(1), srun(1))."""
     if "gpus-per-task" in options:
         return int(options["ntasks"]) * int(options["gpus-per-task"])
@@ -222,7 +223,7 @@ def _count_kubernetes(launch: Path, engine: str, decision: ServeDecision, progra
             pods = [template["leaderTemplate"], *([template["workerTemplate"]] * workers)]
         else:
             continue
-        held = [_limits(pod) for pod in pods]
+        resident = [_limits(pod) for pod in pods]
         command = pods[0]["spec"]["containers"][0]["command"]
         for rank in range(len(pods)):
             done = programs.run(
@@ -235,9 +236,9 @@ def _count_kubernetes(launch: Path, engine: str, decision: ServeDecision, progra
             )
             assert done.code == 0, done.stderr
             (call,) = programs.calls()
-            assert _of_call(call, launch) == sum(held)
+            assert _of_call(call, launch) == sum(resident)
             assert _machines(call) == len(pods)
-        total += each["spec"]["replicas"] * sum(held)
+        total += each["spec"]["replicas"] * sum(resident)
     return total
 
 
@@ -258,15 +259,15 @@ def _count_dynamo(launch: Path, engine: str, decision: ServeDecision, programs: 
             continue
         (container,) = component["podTemplate"]["spec"]["containers"]
         nodes = component.get("multinode", {"nodeCount": 1})["nodeCount"]
-        held = nodes * _limits(component["podTemplate"])
+        resident = nodes * _limits(component["podTemplate"])
         args = container["args"]
         if engine == "trtllm":
             name = Path(args[args.index("--extra-engine-args") + 1]).name
-            assert _of_options(yaml.safe_load(files[name])) == held
+            assert _of_options(yaml.safe_load(files[name])) == resident
         else:
             program = "sglang.launch_server" if engine == "sglang" else "vllm"
-            assert _of_call({"argv": [program, *args]}, launch) == held
-        total += component["replicas"] * held
+            assert _of_call({"argv": [program, *args]}, launch) == resident
+        total += component["replicas"] * resident
     return total
 
 

@@ -209,7 +209,7 @@ def test_a_name_with_dollars_arrives_as_it_was(deepseek: ModelSpec) -> None:
     assert _expanded(value, {"PORT": "30000"}) == "a$(PORT)$$b"
 
 
-def test_the_router_finds_leaders_alone(deepseek: ModelSpec) -> None:
+def test_the_router_finds_leaders_only(deepseek: ModelSpec) -> None:
     objects = _objects("kubernetes", "sglang", disaggregated(), deepseek)
     by_name = {(each["kind"], each["metadata"]["name"]): each for each in objects}
     router = by_name["Deployment", "moetune-deepseek-v3-router"]

@@ -158,8 +158,8 @@ def ask(tmp_path: Path) -> Ask:
             timeout=250,
         )
         assert done.returncode == 0, done.stderr[-2000:]
-        answer = json.loads(file.read_text())
-        return answer["found"], set(answer["options"])
+        response = json.loads(file.read_text())
+        return response["found"], set(response["options"])
 
     return run
 
@@ -372,9 +372,9 @@ def test_dynamos_frontend_and_vllm_workers_take_the_graph(deepseek: ModelSpec, a
         **MTP,
         "traffic": {"concurrency": 8, "input_tokens": 9, "output_tokens": 9, "prefix_hit": 0.5},
     }
-    exchange = {"a2a_backend": "deepep_normal", "two_batch_overlap": True, "page_size": 64}
+    all_to_all = {"a2a_backend": "deepep_normal", "two_batch_overlap": True, "page_size": 64}
     decision = disaggregated(
-        prefill=exchange,
+        prefill=all_to_all,
         decode={"a2a_backend": "deepep_low_latency", "draft_tokens": 3, "page_size": 64},
     )
     verified = sample_serving(deepseek, decision, engine="vllm", goal=goal)

@@ -44,7 +44,7 @@ def test_only_groups_with_its_ranks_take_it(
     assert "run.sh" not in files
 
 
-def test_sglang_chooses_replicas_as_its_exchange_allows(
+def test_sglang_chooses_replicas_as_its_all_to_all_allows(
     deepseek: ModelSpec, placement: VerifiedPlacement
 ) -> None:
     for backend, dispatch in (("none", "dynamic"), ("deepep_normal", "static")):
@@ -54,7 +54,7 @@ def test_sglang_chooses_replicas_as_its_exchange_allows(
         assert f"--ep-dispatch-algorithm {dispatch}" in files["aggregated.sh"]
 
 
-def test_instances_unlike_those_that_were_planned_for_are_told(
+def test_instances_that_differ_from_the_planned_ones_are_noted(
     deepseek: ModelSpec, placement: VerifiedPlacement
 ) -> None:
     planned = MadeFor(
@@ -92,11 +92,11 @@ def test_instances_unlike_those_that_were_planned_for_are_told(
         script = files["aggregated.sh"]
         # Comments are wrapped, also at hyphens.
         header = "".join(script.split("set -euo")[0].replace("\n#", "").split())
-        told = (f"{mark.words}, and these instances run", instead)
-        is_told = all("".join(words.split()) in header for words in told)
-        is_planned = "".join(f"as planned for {mark.words}: plan again".split()) in header
+        notes = (f"{mark.words}, and these instances run", instead)
+        is_noted = all("".join(words.split()) in header for words in notes)
+        is_planned = "".join(f"Experts are placed for {mark.words}: plan again".split()) in header
         rule = "static" if "static" in (instead or mark.dispatch) else "dynamic"
-        if (is_told, is_planned) != (bool(instead), not instead) or (
+        if (is_noted, is_planned) != (bool(instead), not instead) or (
             engine == "sglang" and f"--ep-dispatch-algorithm {rule}" not in script
         ):
             failed.append((engine, backend, per_node, header))
@@ -146,10 +146,8 @@ def test_every_emitter_says_where_a_placement_was_planned_for_something_else(
                 # Comments are wrapped, also at hyphens.
                 texts = ["".join(file.text.replace("\n#", "").split()) for file in files]
                 words = "".join(marks[0].words.split())
-                is_refused = any(
-                    f"NOTASPLANNED:expertsstandasplannedfor{words}" in t for t in texts
-                )
-                is_planned = any(f"asplannedfor{words}:planagain" in t for t in texts)
+                is_refused = any(f"NOTASPLANNED:expertsareplacedfor{words}" in t for t in texts)
+                is_planned = any(f"Expertsareplacedfor{words}:planagain" in t for t in texts)
                 if (is_refused, is_planned) != (change != "as planned", change == "as planned"):
                     failed.append((engine, target, change))
     assert not failed

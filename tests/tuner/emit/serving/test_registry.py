@@ -161,7 +161,7 @@ def _assert_harmless(folder: Path) -> None:
             assert list(yaml.safe_load_all(text))
 
 
-def test_pools_that_read_alike_keep_machines_of_their_own(deepseek: ModelSpec) -> None:
+def test_pools_with_similar_names_keep_separate_machines(deepseek: ModelSpec) -> None:
     decision = disaggregated(prefill={"pool": "Old H100"}, decode={"pool": "old-h100"})
     verified = sample_serving(deepseek, decision)
     assert pool_labels(verified) == {"Old H100": "old-h100", "old-h100": "old-h100-2"}
@@ -193,13 +193,15 @@ def _values(tree: Any) -> list[Any]:
 def test_a_launcher_brings_the_scripts_that_it_starts(deepseek: ModelSpec) -> None:
     verified = sample_serving(deepseek, aggregated(), engine="vllm", emit=("slurm",))
     assert list(emit_all_serving(verified)) == ["vllm", "slurm"]
-    alone = sample_serving(deepseek, aggregated(), engine="vllm", emit=("kubernetes",))
-    assert list(emit_all_serving(alone)) == ["kubernetes"]
+    only = sample_serving(deepseek, aggregated(), engine="vllm", emit=("kubernetes",))
+    assert list(emit_all_serving(only)) == ["kubernetes"]
 
 
 def test_an_unknown_target_is_answered_with_the_known_ones(deepseek: ModelSpec) -> None:
     verified = sample_serving(deepseek, aggregated(), emit=("docker",))
-    with pytest.raises(UnknownTargetError, match=r"'docker' serves nothing.*sglang.*kubernetes"):
+    with pytest.raises(
+        UnknownTargetError, match=r"'docker' is no serving target.*sglang.*kubernetes"
+    ):
         emit_all_serving(verified)
 
 
@@ -216,7 +218,7 @@ def test_an_undescribed_release_is_refused(deepseek: ModelSpec) -> None:
         emit_all_serving(verified)
 
 
-def test_no_release_takes_experts_apart_from_attention(deepseek: ModelSpec) -> None:
+def test_no_release_without_a_plugin_has_afd(deepseek: ModelSpec) -> None:
     groups = tuple(sample_instances(role) for role in (Role.ATTENTION, Role.EXPERT))
     decision = ServeDecision(mode="attention_expert", instances=groups)
     for target in SERVE_EMITTERS:

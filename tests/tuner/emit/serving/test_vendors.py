@@ -16,7 +16,13 @@ from tests.tuner.emit.serving.testing import aggregated, disaggregated, islands,
 from tuner.emit.serving.pods import POOL_LABEL
 from tuner.emit.serving.registry import emit_all_serving, emit_serving, unlaunchable
 from tuner.errors import UnknownTargetError
-from tuner.serve_plan import Handover, Instances, ServeDecision, ServeRouter, VerifiedServing
+from tuner.serve_plan import (
+    Instances,
+    PlannedKvTransfer,
+    ServeDecision,
+    ServeRouter,
+    VerifiedServing,
+)
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.routers import RouterPolicy
 
@@ -49,13 +55,13 @@ PREFILL = GROUP | {"devices": 4, "attention_dp": 1, "ep": 4, "count": 1, "a2a_ba
 DECODE = PREFILL | {"attention_tp": 2, "attention_dp": 2, "a2a_backend": "allgather"}
 
 
-def _pair(one: str, other: str, **handover: Any) -> ServeDecision:
+def _pair(one: str, other: str, **transfer: Any) -> ServeDecision:
     return disaggregated(
         prefill=PREFILL | {"pool": one},
         decode=DECODE | {"pool": other},
         from_pool=one,
         to_pool=other,
-        **handover,
+        **transfer,
     )
 
 
@@ -116,7 +122,7 @@ def test_caches_pass_between_nvidia_and_amd_through_host_memory() -> None:
         text = _text(verified, "vllm", name)
         assert '"kv_buffer_device": "cpu"' in text
         assert "--attention-backend TRITON_ATTN" in text
-        assert "Both sides must be given the same MODEL, release and attention backend" in re.sub(
+        assert "Both sides need the same MODEL, release and attention backend" in re.sub(
             r"\s*\n#\s*", " ", text
         )
     same = _text(_serving(_pair("a", "a")), "vllm", "prefill.sh")
@@ -206,12 +212,12 @@ def test_an_island_is_served_by_its_own_engine() -> None:
     assert any("sglang.launch_server" in one.text for one in files["y/sglang"])
 
 
-def test_pools_chosen_alone_are_served_by_their_own_engine() -> None:
+def test_a_single_chosen_pool_is_served_by_its_engine() -> None:
     goal = {"engines": {"c": {"name": "sglang"}}}
     both = _serving(_islands(("x", "y")), emit=("vllm", "slurm", "kubernetes"), goal=goal)
-    alone = aggregated(pool="c", **GROUP)
-    plan = both.plan.model_copy(update={"decision": alone})
-    files = emit_all_serving(both.model_copy(update={"plan": plan, "decision": alone}))
+    only = aggregated(pool="c", **GROUP)
+    plan = both.plan.model_copy(update={"decision": only})
+    files = emit_all_serving(both.model_copy(update={"plan": plan, "decision": only}))
     assert set(files) == {"sglang", "slurm", "kubernetes"}
     # Machines of the pools that stand idle are not taken.
     assert re.search(rf"{POOL_LABEL}: '?c'?$", files["kubernetes"][0].text, re.MULTILINE)
@@ -239,19 +245,19 @@ def test_an_island_needs_no_other_pool_to_have_its_engine() -> None:
 
 def test_an_island_of_one_decode_instance_has_no_policy_to_choose_it_by() -> None:
     groups: list[Instances] = []
-    ways: list[Handover] = []
+    paths: list[PlannedKvTransfer] = []
     for name, pool, decodes in (("x", "a", 3), ("y", "b", 1)):
         pair = _pair(pool, pool)
         counts = dict(zip(pair.instances, (2, decodes), strict=True))
         groups += [
             one.model_copy(update={"island": name, "count": count}) for one, count in counts.items()
         ]
-        ways += pair.handovers
+        paths += pair.handovers
     decision = _islands(("x", "y")).model_copy(
         update={
             "mode": "disaggregated",
             "instances": tuple(groups),
-            "handovers": tuple(ways),
+            "handovers": tuple(paths),
             "router": ServeRouter(
                 policy=RouterPolicy.LEAST_REQUESTS, decode_policy=RouterPolicy.POWER_OF_TWO
             ),
@@ -282,7 +288,7 @@ def test_files_of_each_vendor_equal_the_golden_ones() -> None:
             assert files[file] == path.read_text(encoding="utf-8"), f"set {UPDATE}=1 for {path}"
 
 
-def test_the_plugins_connector_is_told_one_shape_of_each_side() -> None:
+def test_the_plugins_connector_gets_one_shape_per_side() -> None:
     decision = _pair("c", "c", connector="ascend")
     prefill, decode = decision.instances
     wider = prefill.model_copy(update={"devices": 8, "attention_tp": 8, "ep": 8})

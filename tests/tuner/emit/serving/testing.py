@@ -5,10 +5,10 @@ from types import MappingProxyType
 from typing import Any
 
 from tuner.serve_plan import (
-    Handover,
     Instances,
     Island,
     Latency,
+    PlannedKvTransfer,
     Role,
     ServeCertificate,
     ServeDecision,
@@ -47,10 +47,10 @@ def aggregated(**changes: Any) -> ServeDecision:
     return ServeDecision(mode="aggregated", instances=(group,))
 
 
-def routed(*, apart: bool = False, **router: Any) -> ServeDecision:
+def routed(*, by_role: bool = False, **router: Any) -> ServeDecision:
     """Return several instances behind a router: aggregated ones, or prefill and decode apart."""
     decode = {"count": 2, "devices": 8, "attention_dp": 8, "ep": 8}
-    decision = disaggregated(decode=decode) if apart else aggregated()
+    decision = disaggregated(decode=decode) if by_role else aggregated()
     return decision.model_copy(update={"router": ServeRouter.model_validate(router)})
 
 
@@ -92,7 +92,7 @@ def disaggregated(
     *,
     prefill: dict[str, Any] | None = None,
     decode: dict[str, Any] | None = None,
-    **handover: Any,
+    **transfer: Any,
 ) -> ServeDecision:
     """Return three prefill instances of 4 devices and a decode instance over two machines."""
     first = {"count": 3, "devices": 4, "attention_dp": 4, "ep": 4}
@@ -111,7 +111,7 @@ def disaggregated(
             sample_instances(Role.PREFILL, **(first | (prefill or {}))),
             sample_instances(Role.DECODE, **(last | (decode or {}))),
         ),
-        handovers=(Handover.model_validate(fields | handover),),
+        handovers=(PlannedKvTransfer.model_validate(fields | transfer),),
     )
 
 
@@ -120,7 +120,7 @@ def attention_expert(
     prefill: dict[str, Any] | None = None,
     attention: dict[str, Any] | None = None,
     expert: dict[str, Any] | None = None,
-    **handover: Any,
+    **transfer: Any,
 ) -> ServeDecision:
     """Return three prefill instances, and two cells of 4 attention and 2 expert devices."""
     first = {"count": 3, "devices": 4, "attention_dp": 4, "ep": 4}
@@ -134,7 +134,7 @@ def attention_expert(
             sample_instances(Role.ATTENTION, **(four | (attention or {}))),
             sample_instances(Role.EXPERT, **(two | (expert or {}))),
         ),
-        handovers=disaggregated(**handover).handovers,
+        handovers=disaggregated(**transfer).handovers,
     )
 
 

@@ -54,7 +54,7 @@ def test_tensor_sequence_and_expert_parallelism_are_read() -> None:
     assert (launch.tensor, launch.context, launch.expert) == (4, 2, 8)
 
 
-def test_the_old_way_to_offload_is_deprecated() -> None:
+def test_the_old_offload_setting_is_deprecated() -> None:
     launch = read('{"train_batch_size": 8, "zero_optimization": {"stage": 2, "cpu_offload": true}}')
 
     assert launch.optimizer_offload_ratio == 1.0

@@ -128,7 +128,7 @@ def test_a_list_of_arguments_needs_no_command_and_no_quotes() -> None:
     assert [stage.layers for stage in launch.layout] == [1, 2, 2, 1]
 
 
-def test_flags_that_only_look_alike_are_ignored() -> None:
+def test_flags_with_similar_names_are_ignored() -> None:
     launch = read(LEAST + "--decoder-seq-length 128 --tp-comm-overlap-cfg overlap.yaml")
 
     assert "--decoder-seq-length 128" in launch.ignored
@@ -202,7 +202,7 @@ def test_graphs_by_new_and_old_names() -> None:
         (LEAST + "--pipeline-model-parallel-layout Em|tL", "every m must follow the last t"),
         (
             LEAST + "--pipeline-model-parallel-layout Et*999999|L",
-            "stands for more than 100000 parts",
+            "expands to more than 100000 parts",
         ),
         (
             LEAST + "--num-layers 4 --num-experts 8 --moe-layer-freq [0]*3+[1]*2",

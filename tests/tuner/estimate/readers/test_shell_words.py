@@ -32,9 +32,9 @@ def test_a_condition_whose_sides_are_written_out_takes_its_branch() -> None:
         # A loop is named and not run.
         ({"OTHER": "1"}, ["--fsdp", "--other"], ["ARGS+=--loop"]),
     ):
-        found = shell_text(SCRIPT, source="run.sh", environment=environment)
-        assert found.commands[-1].words == ("python", "train.py", "--a", "1", *taken)
-        assert [*found.skipped] == [*looped, "ARGS+=--unknown", "ARGS+=--compound"]
+        result = shell_text(SCRIPT, source="run.sh", environment=environment)
+        assert result.commands[-1].words == ("python", "train.py", "--a", "1", *taken)
+        assert [*result.skipped] == [*looped, "ARGS+=--unknown", "ARGS+=--compound"]
 
 
 def test_what_only_a_running_shell_knows_is_named() -> None:
@@ -47,9 +47,9 @@ def test_what_only_a_running_shell_knows_is_named() -> None:
         'if [ -n "${SLURM_JOB_ID:-}" ]; then A=1; fi',
         'if [ "${SLURM_NNODES:-1}" = 1 ]; then A=1; fi',
     ):
-        found = shell_text(f'{text}\nrun "$A"', source="run.sh")
-        assert found.skipped[-1] == "A=1", text
-        assert found.commands[-1].words == ("run", "$A")
+        result = shell_text(f'{text}\nrun "$A"', source="run.sh")
+        assert result.skipped[-1] == "A=1", text
+        assert result.commands[-1].words == ("run", "$A")
     padded = shell_text("N=08\nif [ $N -eq 8 ]; then A=1; fi\nrun $A", source="run.sh")
     assert padded.commands[-1].words == ("run", "1")
 
@@ -72,6 +72,6 @@ def test_the_folder_of_the_script_is_known(folder: str) -> None:
         return "--tensor-model-parallel-size 2\n# --not this\n"
 
     text = f'HERE={folder}\nmapfile -t ARGS < <(grep -v "^#" "$HERE/args.txt")\nrun "${{ARGS[@]}}"'
-    found = shell_text(text, source="run.sh", beside=beside)
+    result = shell_text(text, source="run.sh", beside=beside)
     assert read == ["./args.txt"]
-    assert found.commands[-1].words == ("run", "--tensor-model-parallel-size", "2")
+    assert result.commands[-1].words == ("run", "--tensor-model-parallel-size", "2")

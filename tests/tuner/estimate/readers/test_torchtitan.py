@@ -60,7 +60,7 @@ def test_stages_can_be_written_out() -> None:
 def test_checkpoints_by_operation_are_their_own_kind() -> None:
     launch = read('[training]\n[activation_checkpoint]\nselective_ac_option = "op"')
 
-    assert launch.recompute_products
+    assert launch.recompute_by_op
     assert launch.recompute is Recompute.SELECTIVE
 
 

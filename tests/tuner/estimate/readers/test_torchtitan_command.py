@@ -1,4 +1,4 @@
-"""torchtitan's commands, held against its own parser and configurations."""
+"""torchtitan's commands, compared with its own parser and configurations."""
 
 import json
 import time
@@ -11,7 +11,7 @@ from profilers.steps.config import Recompute
 from tests.tuner.real_torchtitan import run_with_torchtitan
 from tuner.errors import SpecError
 from tuner.estimate.launch import Dispatcher, Engine
-from tuner.estimate.readers.torchtitan_command import CONFIGS, command_of
+from tuner.estimate.readers.torchtitan_command import CONFIGS, read_training_command
 from tuner.estimate.registry import read_launch, read_text
 
 START: Final = "torchrun --nnodes 2 --nproc_per_node=8 -m torchtitan.train --module m --config "
@@ -93,20 +93,21 @@ print(json.dumps(made))
 """
 
 
+@pytest.mark.slow
 def test_the_release_itself_reads_the_same(tmp_path: Path) -> None:
-    asked = [[name] for name in CONFIGS] + [
+    options = [[name] for name in CONFIGS] + [
         ["llama3_8b", "--training.local_batch_size", "3", "--parallelism.tensor-parallel-degree=2"],
         ["qwen3_32b", "--training.disable-cuda-graphs", "activation-checkpoint:none"],
         ["llama3_70b", "--parallelism.no-enable-sequence-parallel"],
     ]
-    said, errors = run_with_torchtitan(tmp_path, READS, json.dumps(asked))
+    said, errors = run_with_torchtitan(tmp_path, READS, json.dumps(options))
     assert said, errors
     made = json.loads(said.splitlines()[-1])
-    assert len(made) > len(asked) / 2
+    assert len(made) > len(options) / 2
     defaults = made["llama3_8b"]
     for text, real in made.items():
         name, _, words = text.partition(" ")
-        read = command_of(f"-m torchtitan.train --config {name} {words}", source="it")
+        read = read_training_command(f"-m torchtitan.train --config {name} {words}", source="it")
         assert read is not None
         sections = read.sections
         assert sections["model"]["flavor"] == real["flavor"]

@@ -10,7 +10,7 @@ from tuner.estimate.serving.estimate import estimate_serving, pool_named, surrou
 from tuner.estimate.serving.launch import ServingLaunch
 from tuner.estimate.serving.records import ServingEstimate
 from tuner.estimate.serving.registry import read_serving_text
-from tuner.serve_api import site_of
+from tuner.serve_api import price_serving_pool
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -32,8 +32,10 @@ class Deployment:
         )
 
     def estimate(self, text: str, *, instances: int = 1) -> ServingEstimate:
-        site = site_of(pool_named(self.spec, None), ())
-        return estimate_serving(self.spec, self.read(text), site=site, instances=instances)
+        serving_pool = price_serving_pool(pool_named(self.spec, None), ())
+        return estimate_serving(
+            self.spec, self.read(text), serving_pool=serving_pool, instances=instances
+        )
 
 
 @pytest.fixture

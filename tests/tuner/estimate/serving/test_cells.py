@@ -11,10 +11,10 @@ from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import estimate_serving, surroundings
 from tuner.estimate.serving.registry import read_serving_text
-from tuner.planner.serve.instances import launched_as
+from tuner.planner.serve.instances import to_instances
 from tuner.planner.serve.options import step_seconds
-from tuner.planner.serve.solve_mode import Settings, question_of
-from tuner.serve_api import site_of
+from tuner.planner.serve.solve_mode import Settings, build_serve_problem
+from tuner.serve_api import price_serving_pool
 from tuner.serve_plan import Role
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 
@@ -66,10 +66,10 @@ def _read(spec: ServeSpec, command: str) -> Any:
 
 
 def test_an_attention_server_is_priced_as_the_cell_that_was_planned(spec: ServeSpec) -> None:
-    sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
-    question = question_of(spec, sites, Settings())
-    for option in question.cells.options:
-        attention, expert = launched_as(option, count=1)
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+    problem = build_serve_problem(spec, serving_pools, Settings())
+    for option in problem.afd_units.options:
+        attention, expert = to_instances(option, count=1)
         if attention.attention_tp > 1:
             continue
         afd = CELL | {
@@ -80,19 +80,19 @@ def test_an_attention_server_is_priced_as_the_cell_that_was_planned(spec: ServeS
         command = _command(afd, data=attention.devices, more=halves).replace(
             "--max-num-seqs 64", f"--max-num-seqs {attention.max_batch}"
         )
-        found = estimate_serving(spec, _read(spec, command), site=sites[0])
-        assert found.fits, found.misfit
-        assert found.instance.role is Role.ATTENTION
-        assert found.instance.devices == attention.devices
-        assert found.load is not None
-        assert found.load.devices == option.devices
+        result = estimate_serving(spec, _read(spec, command), serving_pool=serving_pools[0])
+        assert result.fits, result.misfit
+        assert result.instance.role is Role.ATTENTION
+        assert result.instance.devices == attention.devices
+        assert result.load is not None
+        assert result.load.devices == option.devices
         # Options take steps between those that are priced; a launch is priced where it is.
-        step_s = step_seconds(option.iteration, np.array([float(option.running)]), question.demand)
+        step_s = step_seconds(option.iteration, np.array([float(option.running)]), problem.demand)
         running = attention.attention_dp * option.running
-        capacity = running / (question.demand.output_tokens * float(step_s[0]))
-        assert found.load.capacity_per_s == pytest.approx(capacity)
-        assert not found.refused_by
-        assert not found.changes
+        capacity = running / (problem.demand.output_tokens * float(step_s[0]))
+        assert result.load.capacity_per_s == pytest.approx(capacity)
+        assert not result.refused_by
+        assert not result.changes
 
 
 @each_row(
@@ -114,21 +114,23 @@ def test_a_cell_that_cannot_be_is_refused_in_a_line(
     assert "\n" not in str(caught.value)
 
 
-def test_an_ffn_server_alone_answers_nothing(spec: ServeSpec) -> None:
+def test_an_ffn_server_without_attention_is_refused(spec: ServeSpec) -> None:
     launch = _read(spec, _command(CELL | {"role": "ffn"}, data=2))
     assert launch.role is Role.EXPERT
-    site = site_of(spec.cluster.pools[0], ())
-    with pytest.raises(SpecError, match="an FFN server answers no requests; estimate"):
-        estimate_serving(spec, launch, site=site)
+    serving_pool = price_serving_pool(spec.cluster.pools[0], ())
+    with pytest.raises(SpecError, match="an FFN server serves no requests; estimate"):
+        estimate_serving(spec, launch, serving_pool=serving_pool)
 
 
 def test_a_release_without_the_plugin_and_too_few_attention_ranks_are_named(
     tmp_path: Path, spec: ServeSpec
 ) -> None:
-    site = site_of(spec.cluster.pools[0], ())
+    serving_pool = price_serving_pool(spec.cluster.pools[0], ())
     few = _read(spec, _command(CELL | {"num_ffn_ranks": 8}))
-    (line,) = estimate_serving(spec, few, site=site).refused_by
+    (line,) = estimate_serving(spec, few, serving_pool=serving_pool).refused_by
     assert "num_attention_ranks to be at least num_ffn_ranks" in line
     other = _spec(tmp_path, "0.33.0")
-    (line,) = estimate_serving(other, _read(other, _command()), site=site).refused_by
+    (line,) = estimate_serving(
+        other, _read(other, _command()), serving_pool=serving_pool
+    ).refused_by
     assert "vllm 0.30.0+afd does" in line

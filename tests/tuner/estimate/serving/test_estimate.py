@@ -17,26 +17,26 @@ Made = Callable[..., Any]
 START = "vllm serve m"
 
 
-def test_latency_memory_and_cache_are_told(deployment: Made) -> None:
-    found = deployment().estimate(f"{START} -tp 4 --max-num-seqs 64 --seed 1")
-    assert found.fits
-    assert found.load is not None
-    assert found.load.keeps_up
-    assert found.load.devices == found.instance.devices == 4
-    assert 0.0 < found.load.tpot_s.mean < found.load.ttft_s.mean
-    low, high = found.ttft_s_band
-    assert low < found.load.ttft_s.mean < high
-    assert found.load.requests_per_s == pytest.approx(5.0)
-    assert found.load.requests_per_s <= found.load.capacity_per_s
-    assert found.flags_ignored == ("--seed 1",)
+def test_latency_memory_and_cache_are_predicted(deployment: Made) -> None:
+    result = deployment().estimate(f"{START} -tp 4 --max-num-seqs 64 --seed 1")
+    assert result.fits
+    assert result.load is not None
+    assert result.load.keeps_up
+    assert result.load.devices == result.instance.devices == 4
+    assert 0.0 < result.load.tpot_s.mean < result.load.ttft_s.mean
+    low, high = result.ttft_s_band
+    assert low < result.load.ttft_s.mean < high
+    assert result.load.requests_per_s == pytest.approx(5.0)
+    assert result.load.requests_per_s <= result.load.capacity_per_s
+    assert result.flags_ignored == ("--seed 1",)
     # Mixtral has 46.7e9 parameters: in bf16 on 4 devices 23.4e9 bytes each.
-    assert found.memory.weight_bytes == pytest.approx(46.7e9 * 2 / 4, rel=0.01)
+    assert result.memory.weight_bytes == pytest.approx(46.7e9 * 2 / 4, rel=0.01)
     # Of one token 32 layers x 8 heads x 128 x 2 of 2 bytes, a quarter on each of 4 devices.
-    assert found.memory.cache_bytes == pytest.approx(found.kv_tokens * 131072 / 4, rel=1e-3)
+    assert result.memory.cache_bytes == pytest.approx(result.kv_tokens * 131072 / 4, rel=1e-3)
     # vLLM takes 0.92 of what CUDA shows; context and communicators, 2.25 GiB, are not part of it.
-    assert found.memory.limit_ratio == 0.92
-    used = found.memory.weight_bytes + found.memory.cache_bytes + found.memory.reserve_bytes
-    limit = 0.92 * visible_bytes(found.memory.device_bytes) + 2.25 * 2**30
+    assert result.memory.limit_ratio == 0.92
+    used = result.memory.weight_bytes + result.memory.cache_bytes + result.memory.reserve_bytes
+    limit = 0.92 * visible_bytes(result.memory.device_bytes) + 2.25 * 2**30
     assert used == pytest.approx(limit, rel=1e-6)
 
 
@@ -53,9 +53,9 @@ def test_a_stated_cache_counts_whatever_the_share_and_must_fit_beside_the_steps(
     deployment: Made,
 ) -> None:
     made, stated = deployment(), f"{START} -tp 4 --kv-cache-memory-bytes"
-    found = made.estimate(f"{stated} 20G --gpu-memory-utilization 0.5")
-    assert found.fits
-    assert found.memory.cache_bytes == pytest.approx(20 * 2**30, rel=1e-6)
+    result = made.estimate(f"{stated} 20G --gpu-memory-utilization 0.5")
+    assert result.fits
+    assert result.memory.cache_bytes == pytest.approx(20 * 2**30, rel=1e-6)
     tight = made.estimate(f"{stated} 79G")
     assert not tight.fits
     assert "give the engine a smaller cache" in tight.misfit
@@ -64,19 +64,19 @@ def test_a_stated_cache_counts_whatever_the_share_and_must_fit_beside_the_steps(
 
 
 def test_weights_that_leave_no_room_do_not_fit_and_a_change_makes_them(deployment: Made) -> None:
-    found = deployment().estimate(f"{START} --max-num-seqs 64")
-    assert not found.fits
-    assert found.load is None
-    assert found.kv_tokens == 0
-    assert found.instances_needed == 0
-    assert found.smallest_change is not None
-    assert found.smallest_change.instance.devices == 2
-    assert "--" in found.smallest_change.lines[0]
+    result = deployment().estimate(f"{START} --max-num-seqs 64")
+    assert not result.fits
+    assert result.load is None
+    assert result.kv_tokens == 0
+    assert result.instances_needed == 0
+    assert result.smallest_change is not None
+    assert result.smallest_change.instance.devices == 2
+    assert "--" in result.smallest_change.lines[0]
 
 
-def test_a_model_far_too_large_is_told_the_degree_that_holds_it(deployment: Made) -> None:
-    found = deployment(model="deepseek-v3", device="h200-sxm", extra="quantization: fp8_block")
-    change = found.estimate(f"{START} -tp 2").smallest_change
+def test_a_model_far_too_large_gets_a_degree_that_fits(deployment: Made) -> None:
+    result = deployment(model="deepseek-v3", device="h200-sxm", extra="quantization: fp8_block")
+    change = result.estimate(f"{START} -tp 2").smallest_change
     assert change is not None
     assert change.instance.devices == 8
     nowhere = deployment(model="deepseek-v3", nodes=1, extra="quantization: bf16")
@@ -100,19 +100,19 @@ def test_a_launch_that_falls_behind_says_how_many_would_do(deployment: Made) -> 
 
 def test_copies_behind_one_command_share_the_traffic(deployment: Made) -> None:
     made = deployment(model="llama-3.1-8b")
-    found = made.estimate(f"{START} -dp 4 --max-num-seqs 64")
-    assert found.instance.count == 4
-    assert found.load is not None
-    assert found.load.devices == 4
+    result = made.estimate(f"{START} -dp 4 --max-num-seqs 64")
+    assert result.instance.count == 4
+    assert result.load is not None
+    assert result.load.devices == 4
 
 
 def test_the_best_change_of_one_thing_is_itself_predicted_so(deployment: Made) -> None:
     made = deployment()
-    found = made.estimate(f"{START} -tp 8 --max-num-seqs 64")
-    best = found.smallest_change
+    result = made.estimate(f"{START} -tp 8 --max-num-seqs 64")
+    best = result.smallest_change
     assert best is not None
     assert best.beats
-    assert best.gain_ratio >= -found.least_gain_ratio
+    assert best.gain_ratio >= -result.least_gain_ratio
     flags = [line for line in best.lines if not line.startswith("without")]
     command = f"{START} --max-num-seqs 64 {'' if '--tensor' in best.lines[0] else '-tp 8'}"
     again = made.estimate(f"{command} {' '.join(flags)}")
@@ -121,97 +121,99 @@ def test_the_best_change_of_one_thing_is_itself_predicted_so(deployment: Made) -
 
 
 def test_ratios_to_the_launch_have_bands_where_the_degrees_alone_differ(deployment: Made) -> None:
-    found = deployment().estimate(f"{START} -tp 4 --max-num-seqs 64")
-    assert found.load is not None
-    moved = [change for change in found.changes if change.tpot_ratio_band is not None]
+    result = deployment().estimate(f"{START} -tp 4 --max-num-seqs 64")
+    assert result.load is not None
+    moved = [change for change in result.changes if change.tpot_ratio_band is not None]
     assert any(change.what.startswith("TP") for change in moved)
     for change in moved:
-        assert not change.what.startswith(("batch", "step", "exchange"))
+        assert not change.what.startswith(("batch", "step", "all-to-all"))
         low, high = change.tpot_ratio_band
-        assert low < change.load.tpot_s.mean / found.load.tpot_s.mean < high
-        first = found.ttft_s_band
+        assert low < change.load.tpot_s.mean / result.load.tpot_s.mean < high
+        first = result.ttft_s_band
         low, high = change.ttft_ratio_band
         assert high / low < first[1] / first[0]
-    assert len(moved) < len(found.changes)
+    assert len(moved) < len(result.changes)
 
 
 def test_a_pair_without_calibration_rows_is_said_to_be_new(deployment: Made) -> None:
     text = "no calibration row shares this model and engine"
     for model, is_new in (("mixtral-8x7b", True), ("llama-3.1-70b", False)):
-        found = deployment(model=model).estimate(f"{START} -tp 8 --max-num-seqs 64")
-        assert found.is_new_pair is is_new
-        assert any(note.startswith(text) for note in found.notes) is is_new
+        result = deployment(model=model).estimate(f"{START} -tp 8 --max-num-seqs 64")
+        assert result.is_new_pair is is_new
+        assert any(note.startswith(text) for note in result.notes) is is_new
 
 
 def test_a_change_keeps_precision_and_is_launchable(deployment: Made) -> None:
-    found = deployment(engine="sglang").estimate(
+    result = deployment(engine="sglang").estimate(
         "sglang serve m --tp 8 --quantization fp8 --kv-cache-dtype fp8_e4m3"
     )
-    assert (found.quantization, found.kv_cache_dtype) == ("fp8", "fp8")
-    assert any("the launch's fp8 count" in note for note in found.notes)
-    assert found.num_tried == len(found.changes) > 3
-    assert len({change.what for change in found.changes}) == len(found.changes)
-    missed = [len(change.load.missed) + (not change.load.keeps_up) for change in found.changes]
+    assert (result.quantization, result.kv_cache_dtype) == ("fp8", "fp8")
+    assert any("the launch's fp8 count" in note for note in result.notes)
+    assert result.num_tried == len(result.changes) > 3
+    assert len({change.what for change in result.changes}) == len(result.changes)
+    missed = [len(change.load.missed) + (not change.load.keeps_up) for change in result.changes]
     assert missed == sorted(missed)
 
 
 def test_a_model_without_experts_has_none_to_split(deployment: Made) -> None:
-    found = deployment(model="llama-3.1-70b").estimate(f"{START} -tp 4 --max-num-seqs 32")
-    assert {change.instance.devices for change in found.changes} >= {4, 8}
-    for change in found.changes:
+    result = deployment(model="llama-3.1-70b").estimate(f"{START} -tp 4 --max-num-seqs 32")
+    assert {change.instance.devices for change in result.changes} >= {4, 8}
+    for change in result.changes:
         assert change.what.startswith(("TP", "batch", "step"))
         assert (change.instance.ep, change.instance.attention_dp) == (1, 1)
 
 
 def test_fewer_devices_win_where_targets_hold_on_them(deployment: Made) -> None:
-    found = deployment(
+    result = deployment(
         traffic="{rate: 0.2/s, input_tokens: 500, output_tokens: 100}",
         slo="{ttft: {p90: 5s}, tpot: {p90: 200ms}}",
     ).estimate(f"{START} -tp 8")
-    assert found.smallest_change is not None
-    assert found.smallest_change.instance.devices == 4
-    assert found.smallest_change.gain_ratio == pytest.approx(1.0, rel=0.05)
+    assert result.smallest_change is not None
+    assert result.smallest_change.instance.devices == 4
+    assert result.smallest_change.gain_ratio == pytest.approx(1.0, rel=0.05)
 
 
 def test_a_missed_target_is_named_and_the_change_misses_fewer(deployment: Made) -> None:
     made = deployment(slo="{ttft: {p90: 1s}, tpot: {p90: 16ms}}")
-    found = made.estimate(f"{START} -tp 2 --max-num-seqs 64")
-    assert found.load is not None
-    assert "tpot p90" in found.load.missed
-    assert found.smallest_change is not None
-    assert not found.smallest_change.load.missed
+    result = made.estimate(f"{START} -tp 2 --max-num-seqs 64")
+    assert result.load is not None
+    assert "tpot p90" in result.load.missed
+    assert result.smallest_change is not None
+    assert not result.smallest_change.load.missed
 
 
 @each_row("role", ["prefill", "decode"])
 @each_row("load", ["rate: 5/s", "concurrency: 64"])
-def test_half_of_a_deployment_is_told_its_half(deployment: Made, role: str, load: str) -> None:
+def test_a_prefill_or_decode_launch_gets_only_its_latency(
+    deployment: Made, role: str, load: str
+) -> None:
     made = deployment(
         engine="sglang", traffic=f"{{{load}, input_tokens: 2000, output_tokens: 300}}"
     )
-    found = made.estimate(f"sglang serve m --tp 8 --disaggregation-mode {role}")
-    assert found.load is not None
-    assert (found.load.ttft_s is None) == (role == "decode")
-    assert (found.load.tpot_s is None) == (role == "prefill")
-    assert any("other half" in note for note in found.notes)
-    assert any("closed loop of 64" in note for note in found.notes) == ("conc" in load)
+    result = made.estimate(f"sglang serve m --tp 8 --disaggregation-mode {role}")
+    assert result.load is not None
+    assert (result.load.ttft_s is None) == (role == "decode")
+    assert (result.load.tpot_s is None) == (role == "prefill")
+    assert any("other half" in note for note in result.notes)
+    assert any("closed loop of 64" in note for note in result.notes) == ("conc" in load)
     if role == "prefill":
-        assert not any("batch" in change.what for change in found.changes)
+        assert not any("batch" in change.what for change in result.changes)
 
 
 def test_a_closed_loop_always_keeps_up(deployment: Made) -> None:
     made = deployment(traffic="{concurrency: 32, input_tokens: 2000, output_tokens: 300}", slo="{}")
-    found = made.estimate(f"{START} -tp 4 --max-num-seqs 64")
-    assert found.load is not None
-    assert found.load.keeps_up
+    result = made.estimate(f"{START} -tp 4 --max-num-seqs 64")
+    assert result.load is not None
+    assert result.load.keeps_up
     # Little's law: requests under way are rate x time of one.
-    seconds = found.load.ttft_s.mean + 299 * found.load.tpot_s.mean
-    assert found.load.requests_per_s * seconds == pytest.approx(32, rel=0.1)
+    seconds = result.load.ttft_s.mean + 299 * result.load.tpot_s.mean
+    assert result.load.requests_per_s * seconds == pytest.approx(32, rel=0.1)
 
 
 def test_more_sequences_than_are_priced_are_said(deployment: Made) -> None:
-    found = deployment().estimate(f"{START} -tp 4 --max-num-seqs 4096")
-    assert found.instance.max_batch == 1024
-    assert any("not 4096" in note for note in found.notes)
+    result = deployment().estimate(f"{START} -tp 4 --max-num-seqs 4096")
+    assert result.instance.max_batch == 1024
+    assert any("not 4096" in note for note in result.notes)
 
 
 def test_a_small_step_budget_lengthens_the_time_to_the_first_token(deployment: Made) -> None:
@@ -231,17 +233,17 @@ def test_a_small_step_budget_lengthens_the_time_to_the_first_token(deployment: M
 
 
 def test_another_engine_than_the_specs_counts_as_launched(deployment: Made) -> None:
-    found = deployment(engine="sglang").estimate(f"{START} -tp 4")
-    assert found.engine == "vllm"
-    assert any("the launch's vllm counts" in note for note in found.notes)
+    result = deployment(engine="sglang").estimate(f"{START} -tp 4")
+    assert result.engine == "vllm"
+    assert any("the launch's vllm counts" in note for note in result.notes)
 
 
 def test_what_a_release_refuses_is_said(deployment: Made) -> None:
-    found = deployment(model="deepseek-v3", nodes=4, extra="quantization: fp8_block").estimate(
+    result = deployment(model="deepseek-v3", nodes=4, extra="quantization: fp8_block").estimate(
         f"{START} -dp 32 -ep --all2all-backend deepep_low_latency"
         " --max-num-batched-tokens 8192 --max-num-seqs 64"
     )
-    assert any("1024 tokens a rank and step at most" in line for line in found.refused_by)
+    assert any("1024 tokens per rank and step at most" in line for line in result.refused_by)
 
 
 def test_the_same_launch_has_the_same_answer(deployment: Made) -> None:
@@ -287,7 +289,7 @@ def test_drafts_are_priced_where_the_spec_says_how_many_are_kept(deployment: Mad
     assert "--speculative-algorithm NEXTN" in with_them.lines
 
 
-def test_an_exchange_and_halves_that_overlap_are_priced(deployment: Made) -> None:
+def test_all_to_all_backends_and_two_batch_overlap_are_priced(deployment: Made) -> None:
     made = deployment(**V3, extra="quantization: fp8_block")
     start = f"{SGLANG} --attn-dp-size 8 --moe-a2a-backend deepep"
     gathered = made.estimate(f"{SGLANG} --attn-dp-size 8 --ep-size 8")
@@ -296,8 +298,8 @@ def test_an_exchange_and_halves_that_overlap_are_priced(deployment: Made) -> Non
     assert "--enable-two-batch-overlap" in halved.flags_understood
     times = {mean_tpot_s(one) for one in (gathered, dispatched, halved)}
     assert len(times) == 3
-    assert "with two half batches that overlap" in {one.what for one in dispatched.changes}
-    assert "exchange allgather -> deepep_low_latency" in {one.what for one in gathered.changes}
+    assert "with two-batch overlap" in {one.what for one in dispatched.changes}
+    assert "all-to-all allgather -> deepep_low_latency" in {one.what for one in gathered.changes}
 
 
 def test_a_pipeline_is_priced(deployment: Made) -> None:
@@ -318,17 +320,17 @@ def test_a_launch_without_a_prefix_cache_computes_every_prompt(deployment: Made)
     assert whole.load is not None
     assert whole.load.ttft_s is not None
     assert cached.load.ttft_s.p50 < 0.6 * whole.load.ttft_s.p50
-    assert any("keeps no prefixes" in note for note in whole.notes)
+    assert any("has no prefix cache" in note for note in whole.notes)
 
 
 def test_pages_are_read(deployment: Made) -> None:
     assert deployment().estimate(f"{START} -tp 4 --block-size 32").instance.page_size == 32
 
 
-def mean_tpot_s(found: ServingEstimate) -> float:
-    assert found.load is not None
-    assert found.load.tpot_s is not None
-    return found.load.tpot_s.mean
+def mean_tpot_s(result: ServingEstimate) -> float:
+    assert result.load is not None
+    assert result.load.tpot_s is not None
+    return result.load.tpot_s.mean
 
 
 PREFILL = (
@@ -358,11 +360,11 @@ def deepseek(deployment: Made) -> Any:
 def test_a_wide_prefill_launch_has_the_cache_that_it_caps(deployment: Made) -> None:
     made = deepseek(deployment)
     for running in (256, 8192):
-        found = made.estimate(f"{PREFILL} --max-running-requests {running}")
-        assert found.fits, running
-        assert found.kv_tokens == 32 * 131_072
-        used = found.memory.weight_bytes + found.memory.cache_bytes + found.memory.reserve_bytes
-        assert used < found.memory.device_bytes
+        result = made.estimate(f"{PREFILL} --max-running-requests {running}")
+        assert result.fits, running
+        assert result.kv_tokens == 32 * 131_072
+        used = result.memory.weight_bytes + result.memory.cache_bytes + result.memory.reserve_bytes
+        assert used < result.memory.device_bytes
 
 
 def test_a_wide_decode_launch_has_what_its_share_leaves(deployment: Made) -> None:
@@ -378,12 +380,12 @@ def test_a_wide_decode_launch_has_what_its_share_leaves(deployment: Made) -> Non
 
 def test_windowed_layers_count_once_in_memory_and_cache(deployment: Made) -> None:
     made = deployment(model="gpt-oss-120b", extra="quantization: mxfp4")
-    found = made.estimate("vllm serve openai/gpt-oss-120b --tensor-parallel-size 2")
-    assert found.fits
-    used = found.memory.weight_bytes + found.memory.cache_bytes + found.memory.reserve_bytes
-    assert used < found.memory.device_bytes
+    result = made.estimate("vllm serve openai/gpt-oss-120b --tensor-parallel-size 2")
+    assert result.fits
+    used = result.memory.weight_bytes + result.memory.cache_bytes + result.memory.reserve_bytes
+    assert used < result.memory.device_bytes
     # In the log's words every request is of 131,072 tokens, so that windows take next to nothing.
-    assert found.logged_kv_tokens > found.kv_tokens
+    assert result.logged_kv_tokens > result.kv_tokens
 
 
 def test_steps_that_a_share_leaves_too_little_do_not_fit(deployment: Made) -> None:
@@ -406,5 +408,5 @@ def test_vllm_ends_without_room_for_one_request_of_the_longest_length(deployment
 
 
 def test_changes_of_a_pipeline_keep_its_devices(deployment: Made) -> None:
-    found = deployment().estimate("vllm serve m -tp 4 -pp 2 -ep --max-model-len 8192")
-    assert all(change.instance.devices >= 2 for change in found.changes)
+    result = deployment().estimate("vllm serve m -tp 4 -pp 2 -ep --max-model-len 8192")
+    assert all(change.instance.devices >= 2 for change in result.changes)

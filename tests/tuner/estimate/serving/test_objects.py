@@ -117,7 +117,7 @@ def test_groups_are_named_by_label_object_or_role(read: Callable[..., Any]) -> N
         ("vllm serve m -tp 2", "decode", "--role 'decode' is none of aggregated"),
     ],
 )
-def test_what_cannot_be_told_is_one_line(
+def test_what_cannot_be_read_is_refused_in_one_line(
     read: Callable[..., Any], text: str, role: str | None, says: str
 ) -> None:
     with pytest.raises(SpecError, match=says) as caught:

@@ -17,7 +17,7 @@ from tuner.emit.serving.shape import group_shapes
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
 from tuner.estimate.serving.launch import Surroundings
 from tuner.estimate.serving.registry import read_serving_text
-from tuner.serve_api import deploy, site_of
+from tuner.serve_api import deploy, price_serving_pool
 from tuner.serve_plan import Role, ServeDecision, ServePlan, VerifiedServing
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.read import read_serve_spec
@@ -53,11 +53,13 @@ def test_scripts_of_examples_have_the_degrees_batch_and_cache_of_their_plan(name
             engine=spec.goal.engine.name,
             source=shape.name,
         )
-        found = estimate_serving(spec, launch, site=site_of(pool, ()), instances=shape.group.count)
-        assert found.instance == shape.group
-        assert found.kv_tokens == shape.group.kv_tokens
-        assert found.quantization == spec.goal.quantization
-        assert not found.refused_by
+        result = estimate_serving(
+            spec, launch, serving_pool=price_serving_pool(pool, ()), instances=shape.group.count
+        )
+        assert result.instance == shape.group
+        assert result.kv_tokens == shape.group.kv_tokens
+        assert result.quantization == spec.goal.quantization
+        assert not result.refused_by
 
 
 ONE_GROUP = "modes: [aggregated]\n  objective: devices"
@@ -95,13 +97,15 @@ def test_a_plan_of_one_group_is_predicted_as_it_was_planned(
         beside=lambda word: texts.get(word.rpartition("/")[2]),
     )
     assert shape.group.redundant_experts == launch.setting.redundant_experts == copies
-    found = estimate_serving(spec, launch, site=site_of(pool, ()), instances=shape.group.count)
-    assert found.load is not None
+    result = estimate_serving(
+        spec, launch, serving_pool=price_serving_pool(pool, ()), instances=shape.group.count
+    )
+    assert result.load is not None
     assert plan.predicted is not None
-    assert found.load.ttft_s == plan.predicted.ttft_s
-    assert found.load.tpot_s == plan.predicted.tpot_s
-    assert found.load.keeps_up
-    assert not found.load.missed
+    assert result.load.ttft_s == plan.predicted.ttft_s
+    assert result.load.tpot_s == plan.predicted.tpot_s
+    assert result.load.keeps_up
+    assert not result.load.missed
 
 
 DRAFTS = {"draft_tokens": 2, "acceptance": 0.7}
@@ -203,4 +207,4 @@ def test_shared_devices_are_said_to_have_no_price() -> None:
     )
     assert not launch.flags.ignored
     assert "--enable-pdmux" in launch.flags.unpriced
-    assert any("did not share the devices" in note for note in launch.notes)
+    assert any("without intra-GPU prefill/decode multiplexing" in note for note in launch.notes)

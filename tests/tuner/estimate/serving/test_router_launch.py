@@ -46,9 +46,9 @@ def test_routers_of_others_are_named_with_their_policies() -> None:
             "random",
         ),
     ):
-        found = read_router(text, source="the command", beside=FILES.get)
-        assert found is not None, text
-        assert str(found).partition(" by ")[2] == said, text
+        result = read_router(text, source="the command", beside=FILES.get)
+        assert result is not None, text
+        assert str(result).partition(" by ")[2] == said, text
     for text in (
         "vllm serve m",
         "# vllm-router --policy random",

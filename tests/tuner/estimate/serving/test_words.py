@@ -90,7 +90,7 @@ def test_a_file_is_read_like_its_text(tmp_path: Path) -> None:
 @each_row(
     ("text", "says"),
     [
-        ("vllm-router --policy random", "starts a router, vllm-router by random, which answers no"),
+        ("vllm-router --policy random", "starts a router, vllm-router by random, which serves no"),
         ("torchrun pretrain_gpt.py --tensor-model-parallel-size 8", "starts no server of"),
         ("trtllm-serve m --tp_size 8", "starts no server of vllm or sglang"),
         ("vllm bench serve --model m", "starts no server of"),

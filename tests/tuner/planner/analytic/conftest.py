@@ -11,10 +11,9 @@ from tuner.costs.analytic.constants import Precision, Software, uncalibrated
 from tuner.costs.analytic.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
 from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.incumbents import Found
-from tuner.planner.analytic.incumbents import Search as Searched
+from tuner.planner.analytic.incumbents import SearchOutcome, Solutions
 from tuner.planner.analytic.min_memory_layout import price_to_fit
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.space_size import by_facts
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
@@ -23,15 +22,15 @@ from tuner.spec.manifests.manifest import Capabilities
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 ANYTHING = Capabilities(names=("anything",))
 
-MakeQuestion = Callable[..., Question]
-EveryDecision = Callable[[Searched], Found]
+MakeProblem = Callable[..., TrainProblem]
+EveryDecision = Callable[[SearchOutcome], Solutions]
 
 
 @pytest.fixture(scope="session")
-def ask() -> MakeQuestion:
+def make_problem() -> MakeProblem:
     """A model of the examples on nodes of eight H100; any field can be replaced."""
 
-    def make(model: str = "olmoe-1b-7b", *, devices: int = 8, **changes: Any) -> Question:
+    def make(model: str = "olmoe-1b-7b", *, devices: int = 8, **changes: Any) -> TrainProblem:
         sheet = find_device("h100-sxm")
         pool = Pool(
             name="p",
@@ -41,7 +40,7 @@ def ask() -> MakeQuestion:
         )
         spec = read_model(MODELS / model)
         hardware = hardware_of_pool(sheet, pool, precision=Precision.BF16)
-        question = Question(
+        problem = TrainProblem(
             model=spec,
             shape=shape_of_model(spec, mtp_layers=spec.mtp_num_layers),
             hardware=hardware,
@@ -56,7 +55,7 @@ def ask() -> MakeQuestion:
             global_batch_size=32,
             capabilities=ANYTHING,
         )
-        return replace(question, **changes)
+        return replace(problem, **changes)
 
     return make
 
@@ -67,29 +66,29 @@ def every_decision() -> EveryDecision:
     return priced_one_by_one
 
 
-def priced_one_by_one(found: Searched) -> Found:
+def priced_one_by_one(outcome: SearchOutcome) -> Solutions:
     """All legal decisions that fit, priced one kind of degrees at a time."""
-    rows = found.degrees.rows(np.arange(found.degrees.num_cells))
-    every: Found | None = None
+    rows = outcome.degrees.rows(np.arange(outcome.degrees.num_partials))
+    every: Solutions | None = None
     for facts, chosen in by_facts(rows):
-        legal = found.ways.legal(facts)
+        legal = outcome.options.legal(facts)
         if not len(legal):
             continue
         candidates = Candidates(
             rows={name: np.repeat(column[chosen], len(legal)) for name, column in rows.items()},
-            ways={
+            options={
                 axis: np.tile(legal[:, at], len(chosen))
-                for at, axis in enumerate(found.ways.choices)
+                for at, axis in enumerate(outcome.options.choices)
             },
         )
-        prices, _ = price_to_fit(found.question, found.ways, candidates)
-        some = Found(
+        prices, _ = price_to_fit(outcome.problem, outcome.options, candidates)
+        some = Solutions(
             candidates=candidates,
             step_s=prices.step_s,
             peak_bytes=prices.peak_bytes,
             layers_PC=prices.layers_PC,
         )
-        fits = np.flatnonzero(prices.peak_bytes <= found.question.memory_limit_bytes)
-        every = some.taken(fits) if every is None else every.beside(some.taken(fits))
+        fits = np.flatnonzero(prices.peak_bytes <= outcome.problem.memory_limit_bytes)
+        every = some.taken(fits) if every is None else every.concat(some.taken(fits))
     assert every is not None
     return every

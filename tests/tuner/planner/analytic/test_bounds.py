@@ -10,27 +10,31 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tuner.planner.analytic.axes import Facts
-from tuner.planner.analytic.bounds import least_step_s
-from tuner.planner.analytic.candidate_prices import batch_of, least_s, price
+from tuner.planner.analytic.bounds import degrees_bound_s
+from tuner.planner.analytic.candidate_prices import candidate_bound_s, price, price_batch
 from tuner.planner.analytic.candidates import DEGREES, Candidates
 from tuner.planner.analytic.degrees import Degrees, legal_degrees
-from tuner.planner.analytic.memory_feasibility import fits_somehow
-from tuner.planner.analytic.min_memory import again_fits, keeping_fits, row_fits
-from tuner.planner.analytic.min_memory_layout import capped_least_s, price_to_fit
-from tuner.planner.analytic.option_table import (
-    AGAIN_AXES,
-    FRAME_AXES,
-    NEVER_WORSE,
-    WayTable,
-    way_table,
+from tuner.planner.analytic.memory_feasibility import may_fit
+from tuner.planner.analytic.min_memory import (
+    no_recompute_level_fits,
+    recompute_level_fits,
+    row_fits,
 )
-from tuner.planner.analytic.options import Ways, ways_of
-from tuner.planner.analytic.problem import Question
-from tuner.planner.analytic.root_bound import allowed_by, cell_bounds_s
+from tuner.planner.analytic.min_memory_layout import candidate_bound_in_memory_s, price_to_fit
+from tuner.planner.analytic.option_table import (
+    DISPATCH_AXES,
+    NEVER_WORSE,
+    RECOMPUTE_AXES,
+    OptionTable,
+    build_option_table,
+)
+from tuner.planner.analytic.options import OptionSpace, option_space
+from tuner.planner.analytic.problem import TrainProblem
+from tuner.planner.analytic.root_bound import allowed_by, partial_bounds_s
 from tuner.planner.analytic.rules import Ints
 from tuner.planner.analytic.space_size import by_facts
 
-MakeQuestion = Callable[..., Question]
+MakeProblem = Callable[..., TrainProblem]
 Drawn = tuple[Candidates, np.ndarray, Facts]
 
 MODELS = st.sampled_from(("olmoe-1b-7b", "deepseek-v2-lite", "llama-3.1-8b"))
@@ -41,36 +45,36 @@ SEEDS = st.integers(0, 2**32 - 1)
 class Space:
     """All decisions of one model on 16 devices, listed once for all examples."""
 
-    question: Question
+    problem: TrainProblem
     degrees: Degrees
-    ways: Ways
+    options: OptionSpace
     legal: Callable[[Facts], Ints]
-    table: Callable[[Facts], WayTable]
+    table: Callable[[Facts], OptionTable]
 
 
 @pytest.fixture(scope="module")
-def space_of(ask: MakeQuestion) -> Callable[[str], Space]:
+def space_of(make_problem: MakeProblem) -> Callable[[str], Space]:
     @functools.cache
     def listed(model: str) -> Space:
-        question = ask(model, devices=16)
-        ways = ways_of(question)
+        problem = make_problem(model, devices=16)
+        options = option_space(problem)
         return Space(
-            question=question,
-            degrees=legal_degrees(question),
-            ways=ways,
-            legal=functools.cache(ways.legal),
-            table=functools.cache(functools.partial(way_table, ways)),
+            problem=problem,
+            degrees=legal_degrees(problem),
+            options=options,
+            legal=functools.cache(options.legal),
+            table=functools.cache(functools.partial(build_option_table, options)),
         )
 
     return listed
 
 
 def drawn(space: Space, seed: int, *, count: int = 64) -> Drawn:
-    """Random legal ways of random rows that share their facts; also each row's cell."""
+    """Random legal options of random rows of equal facts; also each row's partial row."""
     rng = np.random.default_rng(seed)
-    degrees, ways = space.degrees, space.ways
-    cell = rng.integers(0, degrees.num_cells, size=8)
-    cells = np.repeat(cell, degrees.num_pairs_N[cell])
+    degrees, options = space.degrees, space.options
+    cell = rng.integers(0, degrees.num_partials, size=8)
+    partials = np.repeat(cell, degrees.num_pairs_N[cell])
     rows = degrees.rows(cell)
     groups = [group for group in by_facts(rows) if len(space.legal(group[0]))]
     facts, chosen = groups[int(rng.integers(len(groups)))]
@@ -78,9 +82,9 @@ def drawn(space: Space, seed: int, *, count: int = 64) -> Drawn:
     at, way = rng.choice(chosen, size=count), legal[rng.integers(len(legal), size=count)]
     candidates = Candidates(
         rows={name: rows[name][at] for name in DEGREES},
-        ways={axis: way[:, index] for index, axis in enumerate(ways.choices)},
+        options={axis: way[:, index] for index, axis in enumerate(options.choices)},
     )
-    return candidates, cells[at], facts
+    return candidates, partials[at], facts
 
 
 @given(model=MODELS, seed=SEEDS)
@@ -89,33 +93,33 @@ def test_no_bound_exceeds_the_price(
     space_of: Callable[[str], Space], model: str, seed: int
 ) -> None:
     space = space_of(model)
-    question, ways = space.question, space.ways
-    candidates, cells, facts = drawn(space, seed)
-    step_s = price(question, ways, candidates).step_s
-    least = least_s(question, ways, candidates)
+    problem, options = space.problem, space.options
+    candidates, partials, facts = drawn(space, seed)
+    step_s = price(problem, options, candidates).step_s
+    least = candidate_bound_s(problem, options, candidates)
     table = space.table(facts)
     frame = Candidates(
         rows=candidates.rows,
-        ways={
+        options={
             axis: column if axis in ("dispatcher", "a2a_overlap", "cuda_graph") else 0 * column
-            for axis, column in candidates.ways.items()
+            for axis, column in candidates.options.items()
         },
     )
-    batch = batch_of(question, ways, frame)
+    batch = price_batch(problem, options, frame)
     units = batch.times.taken(batch.time_of_C)
-    frame_s = least_step_s(question, batch.strategies, units, allowed_by(ways, table))
-    cell_s = cell_bounds_s(question, ways, space.degrees)[cells]
+    frame_s = degrees_bound_s(problem, batch.strategies, units, allowed_by(options, table))
+    cell_s = partial_bounds_s(problem, options, space.degrees)[partials]
 
-    again = Candidates(
+    recomputed = Candidates(
         rows=candidates.rows,
-        ways={
-            axis: column if axis in (*FRAME_AXES, *AGAIN_AXES) else 0 * column
-            for axis, column in candidates.ways.items()
+        options={
+            axis: column if axis in (*DISPATCH_AXES, *RECOMPUTE_AXES) else 0 * column
+            for axis, column in candidates.options.items()
         },
     )
-    batch = batch_of(question, ways, again)
+    batch = price_batch(problem, options, recomputed)
     units = batch.times.taken(batch.time_of_C)
-    again_s = least_step_s(question, batch.strategies, units, allowed_by(ways, table))
+    again_s = degrees_bound_s(problem, batch.strategies, units, allowed_by(options, table))
 
     assert (least <= step_s).all()
     assert (again_s <= step_s).all()
@@ -130,17 +134,17 @@ def test_what_fits_in_a_layout_is_never_called_impossible(
     space_of: Callable[[str], Space], model: str, seed: int
 ) -> None:
     space = space_of(model)
-    question, ways = space.question, space.ways
+    problem, options = space.problem, space.options
     candidates, _, _ = drawn(space, seed)
-    plain = price(question, ways, candidates)
-    lean = price(question, ways, candidates, is_lean=True)
-    limit = question.memory_limit_bytes
-    could = fits_somehow(question, ways, candidates)
-    capped = capped_least_s(question, ways, candidates)
-    needs_lean = (plain.peak_bytes > limit) & (lean.peak_bytes <= limit)
+    plain = price(problem, options, candidates)
+    moved = price(problem, options, candidates, is_moved_to_fit=True)
+    limit = problem.memory_limit_bytes
+    could = may_fit(problem, options, candidates)
+    capped = candidate_bound_in_memory_s(problem, options, candidates)
+    needs_move = (plain.peak_bytes > limit) & (moved.peak_bytes <= limit)
 
-    assert could[(plain.peak_bytes <= limit) | needs_lean].all()
-    assert (capped[needs_lean] <= lean.step_s[needs_lean] * (1.0 + 1e-9)).all()
+    assert could[(plain.peak_bytes <= limit) | needs_move].all()
+    assert (capped[needs_move] <= moved.step_s[needs_move] * (1.0 + 1e-9)).all()
 
 
 @given(model=MODELS, seed=SEEDS, share=st.floats(0.05, 1.0))
@@ -149,37 +153,40 @@ def test_what_fits_is_left_standing_at_every_level(
     space_of: Callable[[str], Space], model: str, seed: int, share: float
 ) -> None:
     space = space_of(model)
-    question, ways = space.question, space.ways
-    question = replace(question, memory_limit_bytes=share * question.memory_limit_bytes)
+    problem, options = space.problem, space.options
+    problem = replace(problem, memory_limit_bytes=share * problem.memory_limit_bytes)
     candidates, _, facts = drawn(space, seed)
     table = space.table(facts)
-    every = np.stack([candidates.ways[axis] for axis in table.axes], axis=1)
-    is_kept = (every[:, None] == table.ways_TA[None]).all(axis=2)
+    every = np.stack([candidates.options[axis] for axis in table.axes], axis=1)
+    is_kept = (every[:, None] == table.options_TA[None]).all(axis=2)
     some = candidates.taken(np.flatnonzero(is_kept.any(axis=1)))
     if not len(some):
         return
     way = is_kept.argmax(axis=1)[is_kept.any(axis=1)]
-    again_of_T = np.empty(len(table.ways_TA), dtype=np.int64)
-    again_of_T[table.by_again_T] = np.repeat(np.arange(len(table.again_HA)), table.count_of_H)
-    prices, _ = price_to_fit(question, ways, some)
-    fits = prices.peak_bytes <= question.memory_limit_bytes
+    again_of_T = np.empty(len(table.options_TA), dtype=np.int64)
+    again_of_T[table.by_recompute_T] = np.repeat(
+        np.arange(len(table.recompute_RA)), table.count_of_R
+    )
+    prices, _ = price_to_fit(problem, options, some)
+    fits = prices.peak_bytes <= problem.memory_limit_bytes
 
-    assert row_fits(question, ways, table, some.rows)[fits].all()
-    assert again_fits(question, ways, table, some.rows, again_of_T[way])[fits].all()
-    assert keeping_fits(question, ways, some)[fits].all()
+    assert row_fits(problem, options, table, some.rows)[fits].all()
+    assert recompute_level_fits(problem, options, table, some.rows, again_of_T[way])[fits].all()
+    assert no_recompute_level_fits(problem, options, some)[fits].all()
 
 
 @given(model=MODELS, seed=SEEDS)
 # Two devices of a zero-bubble schedule are about equally slow.
+@pytest.mark.slow
 @example(model="olmoe-1b-7b", seed=7153)
 @example(model="deepseek-v2-lite", seed=7153)
 @example(model="llama-3.1-8b", seed=7153)
 @settings(deadline=None, max_examples=40)
-def test_a_beaten_way_is_neither_faster_nor_leaner(
+def test_a_dominated_option_is_neither_faster_nor_smaller(
     space_of: Callable[[str], Space], model: str, seed: int
 ) -> None:
     space = space_of(model)
-    question, ways = space.question, space.ways
+    problem, options = space.problem, space.options
     candidates, _, _ = drawn(space, seed)
     # Where there is one layout only: otherwise each choice balances its own.
     rows = candidates.rows
@@ -188,18 +195,18 @@ def test_a_beaten_way_is_neither_faster_nor_leaner(
         return
     candidates = candidates.taken(alone)
     for axis, pairs in NEVER_WORSE.items():
-        choices = ways.choices[axis]
+        choices = options.choices[axis]
         for pair in pairs:
             if not set(pair) <= set(choices):
                 continue
             worse, better = (
                 price(
-                    question,
-                    ways,
+                    problem,
+                    options,
                     replace(
                         candidates,
-                        ways={
-                            **candidates.ways,
+                        options={
+                            **candidates.options,
                             axis: np.full(len(candidates), choices.index(choice)),
                         },
                     ),

@@ -11,9 +11,9 @@ from tuner.emit.megatron_bridge import overrides
 from tuner.emit.registry import emit
 from tuner.estimate.estimate import estimate
 from tuner.estimate.readers import megatron
-from tuner.explain.outcomes import figures_of
+from tuner.explain.outcomes import to_figures
 from tuner.plan import Plan, Provenance, VerifiedPlan
-from tuner.planner.analytic.build_problem import site_of
+from tuner.planner.analytic.build_problem import price_pool
 from tuner.planner.analytic.gradient_buckets import LEAST_GAIN_RATIO, MENU
 from tuner.planner.analytic.plan_train import make_analytic_plan
 from tuner.planner.analytic.search import Settings
@@ -63,8 +63,8 @@ def _spec(
 
 def _planned(spec: Spec) -> Plan:
     settings = Settings(top=3, time_limit_s=60.0, clock=time.perf_counter)
-    site = site_of(spec.cluster.pools[0], residuals=shipped())
-    return make_analytic_plan(spec, site, settings=settings, provenance=NOTHING)
+    priced_pool = price_pool(spec.cluster.pools[0], residuals=shipped())
+    return make_analytic_plan(spec, priced_pool, settings=settings, provenance=NOTHING)
 
 
 @pytest.fixture(scope="module")
@@ -105,17 +105,17 @@ def test_the_size_is_shown_and_launched_and_read_back_to_the_same_time(wide: Pla
     assert f"\n--ddp-bucket-size {size}\n" in arguments
     assert ("ddp.bucket_size", size) in overrides(wide.model, wide.goal, decision)
     spec = _spec(nodes=128)
-    found = estimate(spec, megatron.read(arguments, source="args"), residuals=shipped())
-    assert found.decision.ddp_bucket_size == size
-    assert found.step_time_s == pytest.approx(wide.predicted.step_time_s, rel=1e-6)
+    estimated = estimate(spec, megatron.read(arguments, source="args"), residuals=shipped())
+    assert estimated.decision.ddp_bucket_size == size
+    assert estimated.step_time_s == pytest.approx(wide.predicted.step_time_s, rel=1e-6)
     without = arguments.replace(f"--ddp-bucket-size {size}\n", "")
     usual = estimate(spec, megatron.read(without, source="args"), residuals=shipped())
-    assert usual.step_time_s > found.step_time_s * (1 + LEAST_GAIN_RATIO / 2)
+    assert usual.step_time_s > estimated.step_time_s * (1 + LEAST_GAIN_RATIO / 2)
     (change,) = (one for one in usual.changes if "gradient buckets" in one.what[0])
     assert change.decision.ddp_bucket_size == size
     assert change.lines == (f"--ddp-bucket-size {size}",)
-    assert change.step_time_s == pytest.approx(found.step_time_s)
-    offered = [one.decision.ddp_bucket_size for one in found.changes]
+    assert change.step_time_s == pytest.approx(estimated.step_time_s)
+    offered = [one.decision.ddp_bucket_size for one in estimated.changes]
     assert set(offered) <= {size}, "the plan's size is the best of the menu"
 
 
@@ -123,7 +123,7 @@ def test_whatever_a_step_is_compared_with_has_buckets_of_its_own_too(wide: Plan)
     assert wide.predicted is not None
     assert wide.certificate.objective is not None
     assert wide.certificate.objective > wide.predicted.step_time_s
-    figures = figures_of(wide)
+    figures = to_figures(wide)
     assert figures is not None
     assert figures.values["fastest_step_time_s"] == wide.predicted.step_time_s
     tight = _planned(_spec(nodes=128, usable_memory_ratio=0.6, tensor=(1, 2)))
@@ -133,7 +133,7 @@ def test_whatever_a_step_is_compared_with_has_buckets_of_its_own_too(wide: Plan)
     assert would in tight.binding_constraint
 
 
-def test_the_fastest_is_told_with_its_buckets_where_another_is_preferred() -> None:
+def test_the_fastest_is_stated_with_its_buckets_where_another_is_preferred() -> None:
     plan = _planned(_spec(nodes=128, usable_memory_ratio=0.4, tensor=(1, 2)))
     one, predicted, objective_s = plan.preferred, plan.predicted, plan.certificate.objective
     assert one is not None

@@ -1,4 +1,4 @@
-"""What has room and takes a little longer is found, and chosen where running out costs much."""
+"""Slower decisions with headroom are searched, and chosen where running out costs much."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -12,22 +12,21 @@ import pytest
 from tuner.cli.plan_text import plan_text
 from tuner.costs.analytic.calibration import shipped
 from tuner.plan import Plan, Provenance
-from tuner.planner.analytic.build_problem import question_of, site_of
-from tuner.planner.analytic.headroom_search import Rooms, roomy_searches
-from tuner.planner.analytic.incumbents import Found
-from tuner.planner.analytic.incumbents import Search as Searched
+from tuner.planner.analytic.build_problem import build_problem, price_pool
+from tuner.planner.analytic.headroom_search import Headroom, search_headroom
+from tuner.planner.analytic.incumbents import SearchOutcome, Solutions
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL, LossPrices, loss_prices
 from tuner.planner.analytic.plan_train import make_analytic_plan
 from tuner.planner.analytic.preference import (
     MOST_SLOWER_RATIO,
     TOLERANCE_RATIO,
     LeastExpected,
-    chances_of,
-    fastest_with,
-    least_expected,
+    fastest_within_chance,
+    find_least_expected,
+    oom_chances,
 )
-from tuner.planner.analytic.problem import Question
-from tuner.planner.analytic.relaxations import memory_that_would_do
+from tuner.planner.analytic.problem import TrainProblem
+from tuner.planner.analytic.relaxations import least_sufficient_memory
 from tuner.planner.analytic.search import Settings, search
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
@@ -40,8 +39,8 @@ from tuner.units import parse_bytes
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 QWEN = Path(__file__).parents[4] / "examples" / "worked" / "qwen3-30b-a3b-16-h100" / "spec.yaml"
-MakeQuestion = Callable[..., Question]
-EveryDecision = Callable[[Searched], Found]
+MakeProblem = Callable[..., TrainProblem]
+EveryDecision = Callable[[SearchOutcome], Solutions]
 A_MILLION_STEPS = LossPrices(run_steps=1e6)
 NOTHING = Provenance(
     moetune_version="", spec_sha256="", profile_sha256={}, profile_source={}, extrapolated=()
@@ -61,7 +60,7 @@ def planned(*, usable_ratio: float = 0.95, failed_start_s: float | None = None) 
     )
     return make_analytic_plan(
         spec,
-        site_of(pool, residuals=shipped()),
+        price_pool(pool, residuals=shipped()),
         settings=Settings(top=2, clock=time.perf_counter),
         provenance=NOTHING,
         with_unlaunchable=False,
@@ -69,7 +68,7 @@ def planned(*, usable_ratio: float = 0.95, failed_start_s: float | None = None) 
 
 
 def expected_s(plan: Plan) -> float:
-    """Seconds of a step with what running out costs; the run goes on with the roomier decision."""
+    """Seconds of a step with what running out costs; the run continues with the safe decision."""
     assert plan.predicted is not None
     step_s, chance = plan.predicted.step_time_s, plan.predicted.out_of_memory_probability or 0.0
     loss_s = plan.predicted.out_of_memory_loss_s or 0.0
@@ -78,7 +77,8 @@ def expected_s(plan: Plan) -> float:
     return step_s * (1.0 + loss_s / loss_prices(plan.goal).run_s(step_s)) + more_s
 
 
-def test_a_roomier_decision_beyond_the_rows_of_the_search_is_found() -> None:
+@pytest.mark.slow
+def test_a_safe_decision_beyond_the_rows_of_the_search_is_found() -> None:
     """Worth its 3 s: a fastest decision that may run out is rare in a small space."""
     plan = planned()
     assert plan.predicted is not None
@@ -88,6 +88,7 @@ def test_a_roomier_decision_beyond_the_rows_of_the_search_is_found() -> None:
     assert TOLERANCE_RATIO < plan.roomier.slower_ratio <= MOST_SLOWER_RATIO
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ratios", [(0.95, 0.86), pytest.param((0.95, 0.9, 0.86), marks=pytest.mark.slow)]
 )
@@ -95,11 +96,11 @@ def test_less_usable_memory_never_makes_the_expected_step_shorter(
     ratios: tuple[float, ...],
 ) -> None:
     """Up to the tolerance, within which the order of criteria decides."""
-    found = [expected_s(planned(usable_ratio=r, failed_start_s=7.2e5)) for r in ratios]
-    for more, less in pairwise(found):
-        assert more <= less * (1.0 + TOLERANCE_RATIO), found
+    outcome = [expected_s(planned(usable_ratio=r, failed_start_s=7.2e5)) for r in ratios]
+    for more, less in pairwise(outcome):
+        assert more <= less * (1.0 + TOLERANCE_RATIO), outcome
     # The fastest is expected to take 31 s, and what is as near as 2 % of it 25.3 s.
-    assert found[0] == pytest.approx(24.1, abs=0.4)
+    assert outcome[0] == pytest.approx(24.1, abs=0.4)
 
 
 def llama_70b(**pool: object) -> Plan:
@@ -120,7 +121,7 @@ def llama_70b(**pool: object) -> Plan:
     )
     return make_analytic_plan(
         spec,
-        site_of(cluster.pools[0], residuals=shipped()),
+        price_pool(cluster.pools[0], residuals=shipped()),
         settings=Settings(top=2, clock=time.perf_counter),
         provenance=NOTHING,
         with_unlaunchable=False,
@@ -141,9 +142,10 @@ def test_what_runs_out_more_likely_than_not_is_not_planned_however_cheap_a_faile
     assert plan.relaxations == ()
 
 
+@pytest.mark.slow
 def test_where_nothing_is_likely_to_fit_the_plan_warns_and_offers_nodes_and_memory() -> None:
-    question = planned_question("mixtral-8x7b", memory_per_device=80 * 10**9)
-    least_bytes = memory_that_would_do(question)
+    problem = pipeline_problem("mixtral-8x7b", memory_per_device=80 * 10**9)
+    least_bytes = least_sufficient_memory(problem)
     plan = planned_pipeline("mixtral-8x7b", memory_per_device=int(1.03 * least_bytes))
     assert plan.predicted is not None
     assert (plan.predicted.out_of_memory_probability or 0.0) > LIKELY
@@ -154,7 +156,7 @@ def test_where_nothing_is_likely_to_fit_the_plan_warns_and_offers_nodes_and_memo
     warning = plan_text(plan, folder=Path("plan")).splitlines()[0]
     for words in (
         "WARNING",
-        "Every decision found runs out",
+        "Every decision found is likely to run out",
         "nodes instead of 2",
         "per device",
     ):
@@ -188,16 +190,16 @@ def pipeline_spec(model: str, *, memory_per_device: int) -> Spec:
     )
 
 
-def planned_question(model: str, *, memory_per_device: int) -> Question:
+def pipeline_problem(model: str, *, memory_per_device: int) -> TrainProblem:
     spec = pipeline_spec(model, memory_per_device=memory_per_device)
-    return question_of(spec, site_of(spec.cluster.pools[0], residuals=shipped()))
+    return build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
 
 
 def planned_pipeline(model: str, *, memory_per_device: int) -> Plan:
     spec = pipeline_spec(model, memory_per_device=memory_per_device)
     return make_analytic_plan(
         spec,
-        site_of(spec.cluster.pools[0], residuals=shipped()),
+        price_pool(spec.cluster.pools[0], residuals=shipped()),
         settings=Settings(top=2, clock=time.perf_counter),
         provenance=NOTHING,
         with_unlaunchable=False,
@@ -205,14 +207,14 @@ def planned_pipeline(model: str, *, memory_per_device: int) -> Plan:
 
 
 def shrunk(
-    ask: MakeQuestion, every_decision: EveryDecision
-) -> Iterator[tuple[Searched, Rooms, LeastExpected, Found]]:
+    make_problem: MakeProblem, every_decision: EveryDecision
+) -> Iterator[tuple[SearchOutcome, Headroom, LeastExpected, Solutions]]:
     """OLMoE without a pipeline on devices of ever less memory, and all decisions that fit.
 
     Few enough to be priced one by one; without a pipeline no layout depends on the memory.
     """
     limits = {"micro_batch_size": (1, 2), "cuda_graph": ("none",), "zero_stage": (1,)}
-    question = ask(
+    problem = make_problem(
         "olmoe-1b-7b",
         devices=16,
         capabilities=MEGATRON_0_18,
@@ -221,40 +223,41 @@ def shrunk(
     settings = Settings(clock=time.perf_counter, top=2, band_ratio=TOLERANCE_RATIO)
     usable_ratio = 0.95
 
-    def of(capacity_bytes: float) -> Question:
+    def of(capacity_bytes: float) -> TrainProblem:
         limit_bytes = usable_ratio * capacity_bytes
-        return replace(question, memory_limit_bytes=limit_bytes, usable_memory_ratio=usable_ratio)
+        return replace(problem, memory_limit_bytes=limit_bytes, usable_memory_ratio=usable_ratio)
 
     every = every_decision(search(of(1e15), settings))
     for ratio in (1.9, 1.8, 1.55, 1.45, 1.25, 1.2, 1.15, 1.12, 1.1):
-        found = search(of(ratio * float(every.peak_bytes.min())), settings)
-        assert found.found is not None
-        full = found.found.taken(np.array([0]))
-        rooms = roomy_searches(found, settings, full=full, step_s=float(full.step_s[0]))
-        least = least_expected(found, prices=A_MILLION_STEPS, rooms=rooms.searches)
-        fits = every.peak_bytes <= found.question.memory_limit_bytes
-        yield found, rooms, least, every.taken(np.flatnonzero(fits))
+        outcome = search(of(ratio * float(every.peak_bytes.min())), settings)
+        assert outcome.solutions is not None
+        full = outcome.solutions.taken(np.array([0]))
+        headroom = search_headroom(outcome, settings, full=full, step_s=float(full.step_s[0]))
+        least = find_least_expected(outcome, prices=A_MILLION_STEPS, headroom=headroom.searches)
+        fits = every.peak_bytes <= outcome.problem.memory_limit_bytes
+        yield outcome, headroom, least, every.taken(np.flatnonzero(fits))
 
 
-def test_less_memory_never_shortens_the_expected_step_nor_is_room_denied_that_there_is(
-    ask: MakeQuestion, every_decision: EveryDecision
+@pytest.mark.slow
+def test_less_memory_never_shortens_the_expected_step_nor_hides_headroom(
+    make_problem: MakeProblem, every_decision: EveryDecision
 ) -> None:
-    """And what is found is the least of all decisions that fit, nearly."""
+    """And the result is nearly the least of all decisions that fit."""
     wrong, before_s, denied, with_room = [], 0.0, 0, 0
-    for found, rooms, least, every in shrunk(ask, every_decision):
-        risks = chances_of(found, every)
+    for outcome, headroom, least, every in shrunk(make_problem, every_decision):
+        risks = oom_chances(outcome, every)
         roomy_s = float(every.step_s[risks.ever_C <= SMALL].min(initial=np.inf))
-        if rooms.complete_s is not None:
+        if headroom.complete_s is not None:
             denied += 1
-            if roomy_s < rooms.complete_s:
-                wrong.append(("denied", roomy_s, rooms.complete_s))
+            if roomy_s < headroom.complete_s:
+                wrong.append(("denied", roomy_s, headroom.complete_s))
         if not np.isfinite(roomy_s):
             continue  # no run is sure to end
-        if rooms.searches:
+        if headroom.searches:
             with_room += 1
-            fastest = [fastest_with(one, most_chance=SMALL) for one in rooms.searches]
+            fastest = [fastest_within_chance(one, most_chance=SMALL) for one in headroom.searches]
             if not any(fastest):
-                wrong.append(("not found", roomy_s, found.question.capacity_bytes))
+                wrong.append(("not found", roomy_s, outcome.problem.capacity_bytes))
         expected_s = A_MILLION_STEPS.expected_s(every.step_s, risks)
         least_s = float(expected_s[risks.ever_C <= LIKELY].min())
         # What lies between is looked for in few steps of chance only, which shows where what has

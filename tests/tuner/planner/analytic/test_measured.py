@@ -125,12 +125,12 @@ def write_spec(tmp_path: Path) -> WriteSpec:
     def make(*, nodes: int = 1, model: str = "olmoe-1b-7b", **goal: Any) -> Path:
         file = tmp_path / "spec.yaml"
         pool = {"name": "p", "device": "h200-sxm", "nodes": nodes, "devices_per_node": 8}
-        asked = {"kind": "train", "sequence_length": 4096, "global_batch_size": 64} | goal
+        goal_keys = {"kind": "train", "sequence_length": 4096, "global_batch_size": 64} | goal
         content = {
             "schema_version": 1,
             "model": str(MODELS / model / "config.json"),
             "cluster": {"pools": [pool]},
-            "goal": asked,
+            "goal": goal_keys,
             "search": SIMPLE,
             "emit": ["megatron-bridge"],
         }
@@ -166,7 +166,7 @@ def test_what_the_profile_lacks_is_named(
     write_spec: WriteSpec, store_profile: StoreProfile
 ) -> None:
     notes = " ".join(planned(write_spec(), store_profile()).provenance.notes)
-    assert "the datasheet stands in for: grouped_gemm bf16, attention, attention backward" in notes
+    assert "the datasheet prices: grouped_gemm bf16, attention, attention backward" in notes
     assert "all_to_all inside a scale-up domain" in notes
     assert "all_gather" not in notes
     assert "between domains" not in notes
@@ -263,7 +263,7 @@ def test_residuals_of_the_profile_go_first(
         api.plan(spec, profiles=(folder,), time_limit_s=30.0)
 
 
-def test_measured_collectives_correct_the_formulas_where_they_lie_alike() -> None:
+def test_measured_collectives_correct_the_formulas_of_like_groups() -> None:
     own = Constants()
     curves = fit_rows(list(rows_of(slower=1.0, largest=8192)))
     machine = with_measured_links(SHEET, own, curves)
@@ -320,7 +320,7 @@ def test_an_estimate_takes_the_profile_too(
     slow = api.measured_profile(spec, (store_profile(slower=3.0),), calibrated=False)
     on_sheet, on_profile = estimate(spec, launch), estimate(spec, launch, measured=slow)
     assert on_profile.step_time_s > 1.01 * on_sheet.step_time_s
-    assert any("the datasheet stands in for" in note for note in on_profile.notes)
+    assert any("the datasheet prices: " in note for note in on_profile.notes)
     low, high = on_profile.step_time_s_band
     assert high / low > GENERIC_BAND[1] / GENERIC_BAND[0]
 
@@ -357,7 +357,7 @@ def test_a_plan_on_imported_tables_is_made(
     assert "all_gather inside" not in notes
 
 
-def test_of_unlike_pools_each_takes_the_profile_of_its_device(
+def test_of_heterogeneous_pools_each_takes_the_profile_of_its_device(
     write_spec: WriteSpec, store_profile: StoreProfile
 ) -> None:
     file = write_spec()
@@ -370,7 +370,7 @@ def test_of_unlike_pools_each_takes_the_profile_of_its_device(
     made = planned(file, store_profile(largest=8192))
     assert made.provenance.profile_source == {"p": "measured", "q": "datasheet"}
     notes = " ".join(made.provenance.notes)
-    assert "the datasheet stands in for: grouped_gemm bf16" in notes
+    assert "the datasheet prices: grouped_gemm bf16" in notes
     assert any("gemm bf16 forward" in name for name in made.provenance.extrapolated)
     assert made.predicted is not None
     low, high = made.predicted.step_time_s_band

@@ -9,7 +9,7 @@ from tests.rows import each_row
 from tuner.cli.plan_text import plan_text
 from tuner.costs.analytic.calibration import shipped
 from tuner.plan import Plan, Provenance
-from tuner.planner.analytic.build_problem import question_of, site_of
+from tuner.planner.analytic.build_problem import build_problem, price_pool
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL, USUAL_RUN_S
 from tuner.planner.analytic.more_nodes import OFFLOADED, more_nodes
 from tuner.planner.analytic.plan_train import make_analytic_plan
@@ -49,7 +49,7 @@ def spec_of(name: str, *, nodes: int, batch: int) -> Spec:
 def planned(spec: Spec, *, with_unlaunchable: bool = False) -> Plan:
     return make_analytic_plan(
         spec,
-        site_of(spec.cluster.pools[0], residuals=shipped()),
+        price_pool(spec.cluster.pools[0], residuals=shipped()),
         settings=Settings(top=3, time_limit_s=60.0, clock=time.perf_counter),
         provenance=NOTHING,
         with_unlaunchable=with_unlaunchable,
@@ -62,6 +62,7 @@ def plan() -> Plan:
     return planned(spec_of("mixtral-8x7b-64-a100", nodes=2, batch=64), with_unlaunchable=True)
 
 
+@pytest.mark.slow
 def test_the_objective_is_the_fastest_step_and_the_bound_is_below_it(plan: Plan) -> None:
     assert plan.predicted is not None
     fastest_s = plan.preferred.fastest_step_s if plan.preferred else plan.predicted.step_time_s
@@ -110,7 +111,7 @@ def test_a_plan_that_is_preferred_is_near_the_fastest_and_has_a_gap_of_its_own(p
 
 
 def test_one_chance_is_said_everywhere_and_what_an_excluded_fastest_would_come_to() -> None:
-    """Qwen3-30B on seven H100: the fastest runs out more often than not, nothing hardly does."""
+    """Qwen3-30B on seven H100: the fastest probably runs out, and nothing is safe."""
     spec = read_spec(WORKED / "qwen3-30b-a3b-16-h100" / "spec.yaml")
     (pool,) = spec.cluster.pools
     changes = {"nodes": 1, "devices_per_node": 7, "usable_memory_ratio": 1.0}
@@ -137,7 +138,7 @@ def test_one_chance_is_said_everywhere_and_what_an_excluded_fastest_would_come_t
     (trade,) = (line for line in text.splitlines() if line.startswith("trade "))
     assert trade == (
         f"trade          the fastest is excluded: {format_ratio(other)} chance of running out of "
-        "memory; tried first, with this plan after it, a step is expected to take "
+        "memory; tried first, with this plan as fallback, a step is expected to take "
         f"{format_s(tried_first_s)}"
     )
 
@@ -182,6 +183,7 @@ def test_too_little_memory_is_said_with_an_amount_that_would_do() -> None:
     assert way_out.decision is not None
 
 
+@pytest.mark.slow
 def test_more_nodes_are_offered_before_more_memory_and_are_enough() -> None:
     def with_nodes(nodes: int, **limits: tuple[bool, ...] | tuple[str, ...]) -> Spec:
         spec = spec_of("mixtral-8x7b-64-a100", nodes=nodes, batch=64)
@@ -200,8 +202,10 @@ def test_more_nodes_are_offered_before_more_memory_and_are_enough() -> None:
             activation_offload=(False, True),
             cuda_graph=("none", "partial", "full_iteration"),
         )
-        question = question_of(spec, site_of(spec.cluster.pools[0], residuals=shipped()))
-        found = search(question, Settings(top=1, time_limit_s=60.0, clock=time.perf_counter)).found
+        problem = build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
+        found = search(
+            problem, Settings(top=1, time_limit_s=60.0, clock=time.perf_counter)
+        ).solutions
         return None if found is None else float(found.step_s[0])
 
     made = planned(with_nodes(1))
@@ -222,10 +226,10 @@ def test_more_nodes_are_offered_before_more_memory_and_are_enough() -> None:
     assert fastest_s(nodes) == pytest.approx(offered.predicted.step_time_s, rel=0.05)
     assert fastest_s({2: 1, 3: 2, 4: 3, 6: 4, 8: 6}[nodes]) is None
     lines = plan_text(made, folder=Path("plan")).splitlines()
-    ways = [line for line in lines if line.startswith(("nearest way out: ", "or: "))]
-    assert ways[0].startswith(f"nearest way out: nodes: {nodes} nodes instead of 1")
-    assert ways[-1].startswith("or:              memory_per_device: ")
-    assert len(ways) == len(made.relaxations)
+    offers = [line for line in lines if line.startswith(("to make it fit: ", "or: "))]
+    assert offers[0].startswith(f"to make it fit:  nodes: {nodes} nodes instead of 1")
+    assert offers[-1].startswith("or:              memory_per_device: ")
+    assert len(offers) == len(made.relaxations)
 
 
 def test_no_more_nodes_are_searched_for_once_the_shared_time_limit_has_passed() -> None:
@@ -236,16 +240,16 @@ def test_no_more_nodes_are_searched_for_once_the_shared_time_limit_has_passed() 
     settings = Settings(top=1, time_limit_s=100.0, clock=lambda: 40.0)
     assert settings.since(0.0).time_limit_s == 60.0
     assert settings.since(-100.0).time_limit_s == 0.0
-    site = site_of(spec.cluster.pools[0], residuals=shipped())
-    assert more_nodes(spec, site, settings=settings.since(-100.0), band=(0.9, 1.1)) == ()
+    priced_pool = price_pool(spec.cluster.pools[0], residuals=shipped())
+    assert more_nodes(spec, priced_pool, settings=settings.since(-100.0), band=(0.9, 1.1)) == ()
 
 
 def test_an_offer_of_nodes_says_that_it_needs_offloading() -> None:
     """Mixtral 8x22B on one A100 server fits on two with its optimizer on the hosts."""
     spec = read_spec(WORKED.parent / "checks" / "train-infeasible" / "spec.yaml")
-    site = site_of(spec.cluster.pools[0], residuals=shipped())
+    priced_pool = price_pool(spec.cluster.pools[0], residuals=shipped())
     settings = Settings(top=1, time_limit_s=60.0, clock=time.perf_counter)
-    offered, plain = more_nodes(spec, site, settings=settings, band=(0.9, 1.1))
+    offered, plain = more_nodes(spec, priced_pool, settings=settings, band=(0.9, 1.1))
     assert offered.decision is not None
     assert offered.decision.optimizer_offload
     assert offered.change == f"2 nodes instead of 1: 16 devices{OFFLOADED}"
@@ -258,6 +262,7 @@ def test_an_offer_of_nodes_says_that_it_needs_offloading() -> None:
     assert plain.change == f"{nodes} nodes instead of 1: {8 * nodes} devices"
 
 
+@pytest.mark.slow
 @each_row(("target", "spares"), [("megatron-lm", (1.05, 1.3)), ("torchtitan", (1.3,))])
 def test_running_out_of_memory_is_warned_of_before_anything_else(
     target: str, spares: tuple[float, ...]
@@ -291,6 +296,7 @@ def test_running_out_of_memory_is_warned_of_before_anything_else(
         assert predicted.memory_capacity_bytes == int(spare * fullest)
 
 
+@pytest.mark.slow
 def test_overlaps_that_want_opposite_queues_are_named() -> None:
     spec = spec_of("mixtral-8x7b-64-a100", nodes=2, batch=64)
 
@@ -308,10 +314,13 @@ def test_a_search_that_ended_early_says_what_is_not_known_and_how_to_know_it() -
     (pool,) = spec.cluster.pools
     small = pool.model_copy(update={"memory_per_device": 12 * 2**30})
     cluster = spec.cluster.model_copy(update={"pools": (small,)})
-    site = site_of(small, residuals=shipped())
+    priced_pool = price_pool(small, residuals=shipped())
     settings = Settings(top=3, time_limit_s=1e-6, clock=time.perf_counter)
     made = make_analytic_plan(
-        spec.model_copy(update={"cluster": cluster}), site, settings=settings, provenance=NOTHING
+        spec.model_copy(update={"cluster": cluster}),
+        priced_pool,
+        settings=settings,
+        provenance=NOTHING,
     )
     space = made.certificate.space
     assert made.decision is None

@@ -5,8 +5,8 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import SpecError
-from tuner.planner.analytic.build_problem import question_of, site_of
-from tuner.planner.analytic.problem import Question
+from tuner.planner.analytic.build_problem import build_problem, price_pool
+from tuner.planner.analytic.problem import TrainProblem
 from tuner.spec.goal import Precision, Reliability
 from tuner.spec.read import read_spec
 from tuner.spec.search import Search
@@ -14,24 +14,24 @@ from tuner.spec.search import Search
 WORKED = Path(__file__).parents[4] / "examples" / "worked" / "mixtral-8x7b-64-a100" / "spec.yaml"
 
 
-def question(*, emit: tuple[str, ...] = ("megatron-lm",), **limits: Any) -> Question:
+def problem(*, emit: tuple[str, ...] = ("megatron-lm",), **limits: Any) -> TrainProblem:
     spec = read_spec(WORKED).model_copy(update={"search": Search(**limits), "emit": emit})
-    return question_of(spec, site_of(spec.cluster.pools[0], residuals=None))
+    return build_problem(spec, price_pool(spec.cluster.pools[0], residuals=None))
 
 
 def test_gradients_have_four_bytes_unless_two_are_named() -> None:
-    assert question().gradient_bytes == 4.0
-    assert question(gradient_bytes=(2,)).gradient_bytes == 2.0
-    assert question(gradient_bytes=(4, 2)).gradient_bytes == 2.0
+    assert problem().gradient_bytes == 4.0
+    assert problem(gradient_bytes=(2,)).gradient_bytes == 2.0
+    assert problem(gradient_bytes=(4, 2)).gradient_bytes == 2.0
 
 
 def test_a_target_without_bf16_gradients_refuses_them() -> None:
     with pytest.raises(SpecError, match="cannot be launched by torchtitan; 4 can"):
-        question(emit=("torchtitan",), gradient_bytes=(2,))
+        problem(emit=("torchtitan",), gradient_bytes=(2,))
 
 
 @each_row(
-    ("asked", "emit", "message"),
+    ("requested", "emit", "message"),
     [
         (("allgather",), "megatron-lm", "'allgather' is not priced: .*; 'alltoall', 'deepep'.* do"),
         (
@@ -45,22 +45,22 @@ def test_a_target_without_bf16_gradients_refuses_them() -> None:
     ],
 )
 def test_dispatchers_of_which_none_is_possible_are_named(
-    asked: tuple[str, ...], emit: str, message: str
+    requested: tuple[str, ...], emit: str, message: str
 ) -> None:
     with pytest.raises(SpecError, match=f"^search.dispatcher: {message}"):
-        question(emit=(emit,), dispatcher=asked)
+        problem(emit=(emit,), dispatcher=requested)
 
 
 def test_one_possible_dispatcher_among_others_is_enough() -> None:
-    assert question(dispatcher=("hierarchical", "alltoall")).num_devices == 64
+    assert problem(dispatcher=("hierarchical", "alltoall")).num_devices == 64
 
 
 def test_a_dense_model_has_no_other_dispatcher() -> None:
     spec = read_spec(WORKED)
     dense = spec.model.model_copy(update={"moe": None})
-    asked = spec.model_copy(update={"model": dense, "search": Search(dispatcher=("deepep",))})
+    requested = spec.model_copy(update={"model": dense, "search": Search(dispatcher=("deepep",))})
     with pytest.raises(SpecError, match="model without experts has nothing to dispatch"):
-        question_of(asked, site_of(spec.cluster.pools[0], residuals=None))
+        build_problem(requested, price_pool(spec.cluster.pools[0], residuals=None))
 
 
 @each_row(
@@ -75,27 +75,27 @@ def test_a_precision_without_units_or_evidence_is_refused(precision: str, messag
     spec = read_spec(WORKED)
     goal = spec.goal.model_copy(update={"precision": Precision(precision)})
     with pytest.raises(SpecError, match=message):
-        question_of(
+        build_problem(
             spec.model_copy(update={"goal": goal}),
-            site_of(spec.cluster.pools[0], residuals=None),
+            price_pool(spec.cluster.pools[0], residuals=None),
         )
 
 
 def test_offloading_and_dropped_tokens_are_searched_only_when_named() -> None:
-    limits = question().limits
+    limits = problem().limits
     assert limits.optimizer_offload == limits.activation_offload == (False,)
     assert limits.cuda_graph == ("none", "partial")
-    assert question(activation_offload=(True, False)).limits.activation_offload == (True, False)
+    assert problem(activation_offload=(True, False)).limits.activation_offload == (True, False)
 
 
 def test_spare_nodes_are_kept_out_of_the_plan() -> None:
     spec = read_spec(WORKED)
-    site = site_of(spec.cluster.pools[0], residuals=None)
+    priced_pool = price_pool(spec.cluster.pools[0], residuals=None)
 
-    def with_spares(nodes: int) -> Question:
+    def with_spares(nodes: int) -> TrainProblem:
         stated = Reliability(device_mtbf=1e8, restart=600.0, spare_nodes=nodes)
         goal = spec.goal.model_copy(update={"reliability": stated})
-        return question_of(spec.model_copy(update={"goal": goal}), site)
+        return build_problem(spec.model_copy(update={"goal": goal}), priced_pool)
 
     assert with_spares(2).num_devices == 48
     with pytest.raises(SpecError, match="leaves none of the 8 nodes"):

@@ -1,4 +1,4 @@
-"""Which band a target is told: that of runs of its own layers, or its generation's."""
+"""The band of a target: that of runs of its own layers, or its generation's."""
 
 from tuner.costs.analytic.calibration import Band, Residuals, Where
 from tuner.devices.catalogue import find_device
@@ -27,19 +27,19 @@ RESIDUALS = Residuals(
 )
 
 
-def _told(target: str) -> tuple[float, float]:
+def _target_band(target: str) -> tuple[float, float]:
     return band_for((target,), find_device("h100-sxm"), RESIDUALS, precision="bf16")
 
 
-def test_deepspeed_is_priced_as_plain_pytorch_and_not_told_its_band() -> None:
+def test_deepspeed_is_priced_as_plain_pytorch_without_its_band() -> None:
     assert regime_of(("deepspeed",), find_device("h100-sxm"), precision="bf16").family != ""
-    assert _told("deepspeed") == OF_GENERATION
+    assert _target_band("deepspeed") == OF_GENERATION
 
 
-def test_the_reference_step_is_told_the_band_of_its_generation() -> None:
-    assert _told("reference") == OF_GENERATION
+def test_the_reference_step_has_the_band_of_its_generation() -> None:
+    assert _target_band("reference") == OF_GENERATION
 
 
-def test_megatron_is_told_the_band_of_its_containers() -> None:
-    assert _told("megatron-lm") == (0.7, 1.4)
-    assert _told("megatron-bridge") == (0.7, 1.4)
+def test_megatron_has_the_band_of_its_containers() -> None:
+    assert _target_band("megatron-lm") == (0.7, 1.4)
+    assert _target_band("megatron-bridge") == (0.7, 1.4)

@@ -75,7 +75,7 @@ def test_a_stated_release_changes_constants_software_and_band() -> None:
     assert after == pytest.approx(0.9 * before)
 
 
-def test_only_a_stated_release_is_told_its_own_band() -> None:
+def test_only_a_stated_release_has_its_own_band() -> None:
     residuals = _residuals(
         bands=(
             _band(0.5, family="nemo", generation="hopper"),

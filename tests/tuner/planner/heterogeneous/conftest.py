@@ -40,10 +40,10 @@ def spec() -> MakeSpec:
         emit: str = "megatron-lm",
         **goal: Any,
     ) -> Spec:
-        alike = {"nodes": 2, "devices_per_node": 2, "nic": 25e9}
+        any_pool = {"nodes": 2, "devices_per_node": 2, "nic": 25e9}
         pools = (
-            Pool.model_validate({"name": "new", "device": "h100-sxm", **alike, **(new or {})}),
-            Pool.model_validate({"name": "old", "device": "a100-80gb", **alike, **(old or {})}),
+            Pool.model_validate({"name": "new", "device": "h100-sxm", **any_pool, **(new or {})}),
+            Pool.model_validate({"name": "old", "device": "a100-80gb", **any_pool, **(old or {})}),
         )
         joined = Link(between=("new", "old"), bandwidth=bandwidth or 1.0, latency=latency)
         wanted = {"kind": "train", "sequence_length": 1024, "global_batch_size": 8} | goal

@@ -14,15 +14,15 @@ from tuner.cli.plan_text import plan_text
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.plan import Plan, Provenance, TrainPrediction
 from tuner.planner.analytic.memory_risk import LIKELY, SMALL
-from tuner.planner.heterogeneous.build_problem import PoolsQuestion, pools_question
-from tuner.planner.heterogeneous.certificate import certificate_of
+from tuner.planner.heterogeneous.build_problem import PoolsProblem, build_pools_problem
+from tuner.planner.heterogeneous.certificate import to_certificate
 from tuner.planner.heterogeneous.chains import Chain
-from tuner.planner.heterogeneous.headroom_search import roomy_search
+from tuner.planner.heterogeneous.headroom_search import search_chain_headroom
 from tuner.planner.heterogeneous.plan_pools import plan_over_pools
-from tuner.planner.heterogeneous.risk import priced
+from tuner.planner.heterogeneous.risk import price_risks
 from tuner.planner.heterogeneous.search import Settings, search
-from tuner.planner.heterogeneous.to_plan import Played, played, risk_of
-from tuner.planner.nodes.to_plan import on_measured_nodes
+from tuner.planner.heterogeneous.to_plan import SimulatedChain, chain_memory_risk, simulate_chain
+from tuner.planner.nodes.to_plan import with_node_order
 from tuner.report.memory_headroom import memory_warning
 from tuner.spec.capabilities import intersection
 from tuner.spec.goal import Reliability
@@ -106,7 +106,7 @@ def test_hosts_follow_the_stages(together: Plan) -> None:
     assert any("order of hosts" in note for note in placement.notes)
 
 
-def test_what_each_pool_does_alone_stands_beside(together: Plan) -> None:
+def test_single_pool_baselines_are_reported(together: Plan) -> None:
     made, placement = together, together.placement
     assert placement is not None
     assert made.predicted is not None
@@ -127,7 +127,7 @@ def test_a_link_that_takes_forever_leaves_a_pool_out(
     assert any("only pool 'new' is used" in note for note in made.provenance.notes)
 
 
-def test_too_little_memory_is_said_pool_by_pool(spec: MakeSpec, provenance: Provenance) -> None:
+def test_too_little_memory_is_reported_pool_by_pool(spec: MakeSpec, provenance: Provenance) -> None:
     small = {"memory_per_device": 4 * 10**9}
     made = plan(spec("olmoe-1b-7b", new=small, old=small, **TWO), provenance)
     assert made.placement is None
@@ -138,7 +138,7 @@ def test_too_little_memory_is_said_pool_by_pool(spec: MakeSpec, provenance: Prov
     assert "pool 'old' has room for" in said
 
 
-def test_a_batch_that_no_width_divides_is_said(spec: MakeSpec, provenance: Provenance) -> None:
+def test_a_batch_that_no_width_divides_is_reported(spec: MakeSpec, provenance: Provenance) -> None:
     limits = {"tensor_model_parallel_size": (3,)}
     made = plan(spec(limits=limits), provenance)
     assert made.binding_constraint == "search.tensor_model_parallel_size leaves it out"
@@ -158,21 +158,21 @@ def test_a_batch_that_no_width_divides_is_said(spec: MakeSpec, provenance: Prove
         ({"precision": "fp8"}, "a100-80gb-sxm has no units for 'fp8"),
         (
             {"limits": {"pipeline_model_parallel_size": (4,)}},
-            r"search\.pipeline_model_parallel_size: over unlike pools the partition decides",
+            r"search\.pipeline_model_parallel_size: over several pools the partition decides",
         ),
     ],
 )
-def test_impossible_questions_are_one_clear_line(
+def test_impossible_specs_are_refused_in_one_line(
     spec: MakeSpec, changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(SpecError, match=said) as raised:
-        pools_question(spec(**changes), residuals=None)
+        build_pools_problem(spec(**changes), residuals=None)
     assert "\n" not in str(raised.value)
 
 
-def test_an_unknown_device_is_said(spec: MakeSpec) -> None:
+def test_an_unknown_device_is_refused(spec: MakeSpec) -> None:
     with pytest.raises(UnknownDeviceError, match="'h1000'"):
-        pools_question(spec(old={"device": "h1000"}), residuals=None)
+        build_pools_problem(spec(old={"device": "h1000"}), residuals=None)
 
 
 def crossed(nodes: int) -> LinkMatrix:
@@ -184,17 +184,17 @@ def crossed(nodes: int) -> LinkMatrix:
 
 
 def test_nodes_with_measured_links_are_put_in_order(spec: MakeSpec, provenance: Provenance) -> None:
-    asked = spec(
+    requested = spec(
         "olmoe-1b-7b",
         new={"nodes": 4},
         limits=PLAIN | {"data_parallel_size": (4,)},
         sequence_length=8192,
         global_batch_size=64,
     )
-    over = plan(asked, provenance)
+    over = plan(requested, provenance)
     assert over.placement is not None
     assert [stage.pool for stage in over.placement.stages].count("new") == 2
-    made = on_measured_nodes(over, {"new": crossed(4)}, cluster=asked.cluster, time_limit_s=30.0)
+    made = with_node_order(over, {"new": crossed(4)}, cluster=requested.cluster, time_limit_s=30.0)
     assert made.placement is not None
     (order,) = made.placement.node_orders
     assert order.bound_s <= order.step_time_after_s < order.step_time_before_s
@@ -206,7 +206,7 @@ def test_nodes_with_measured_links_are_put_in_order(spec: MakeSpec, provenance: 
     assert made.predicted is not None
     assert made.predicted.step_time_s == pytest.approx(order.step_time_after_s)
     with pytest.raises(SpecError, match="is of 2 nodes, the plan runs on 4"):
-        on_measured_nodes(over, {"new": crossed(2)}, cluster=asked.cluster, time_limit_s=9.0)
+        with_node_order(over, {"new": crossed(2)}, cluster=requested.cluster, time_limit_s=9.0)
 
 
 FAILING: dict[str, Any] = {
@@ -216,11 +216,11 @@ FAILING: dict[str, Any] = {
 
 
 def test_a_run_over_pools_is_forecast(spec: MakeSpec, provenance: Provenance) -> None:
-    priced = {
+    failure_prices = {
         "new": {"nodes": 3, "price_per_device_hour": 3.0},
         "old": {"price_per_device_hour": 1.0},
     }
-    made = plan(spec("olmoe-1b-7b", **priced, **TWO, **FAILING), provenance)
+    made = plan(spec("olmoe-1b-7b", **failure_prices, **TWO, **FAILING), provenance)
     assert made.decision is not None
     assert made.predicted is not None
     assert made.placement is not None
@@ -241,7 +241,9 @@ def test_a_run_over_pools_is_forecast(spec: MakeSpec, provenance: Provenance) ->
     assert run.cost == pytest.approx((6 * 3.0 + 4 * 1.0) * run.wall_clock_s / 3600)
 
 
-def test_tokens_alone_give_the_length_of_a_run(spec: MakeSpec, provenance: Provenance) -> None:
+def test_tokens_without_reliability_give_the_length_of_a_run(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
     made = plan(spec("olmoe-1b-7b", tokens=1e11, **TWO), provenance)
     assert made.predicted is not None
     assert made.predicted.run is not None
@@ -255,8 +257,8 @@ def test_devices_that_fail_all_the_time_are_better_left_out(
     together: Plan, spec: MakeSpec, provenance: Provenance
 ) -> None:
     # Together a step is shorter, but twice as many devices stop the run twice as often.
-    asked = TWO | {"reliability": {"device_mtbf": 20_000.0, "restart": 3_000.0}}
-    troubled = plan(spec("olmoe-1b-7b", **asked), provenance)
+    requested = TWO | {"reliability": {"device_mtbf": 20_000.0, "restart": 3_000.0}}
+    troubled = plan(spec("olmoe-1b-7b", **requested), provenance)
     assert together.placement is not None
     assert troubled.placement is not None
     assert {stage.pool for stage in together.placement.stages} == {"new", "old"}
@@ -265,18 +267,21 @@ def test_devices_that_fail_all_the_time_are_better_left_out(
     assert "of wall clock with failures" in note
 
 
-def test_ties_that_were_not_looked_for_are_said(together: Plan, spec: MakeSpec) -> None:
+def test_ties_that_were_not_searched_for_are_noted(together: Plan, spec: MakeSpec) -> None:
     # Two rows were asked for, and the band is far wider than the gap between these.
     assert together.certificate.within_band_is_least
-    question = pools_question(spec("olmoe-1b-7b", **TWO), residuals=None)
-    every = search(question, Settings(top=10**6, clock=time.perf_counter))
+    problem = build_pools_problem(spec("olmoe-1b-7b", **TWO), residuals=None)
+    every = search(problem, Settings(top=10**6, clock=time.perf_counter))
     assert every.complete_s == math.inf
-    order = sorted((played(chain) for chain in every.chains), key=lambda one: one.objective_s)
-    whole = certificate_of(every, order)
+    order = sorted(
+        (simulate_chain(chain) for chain in every.chains), key=lambda one: one.objective_s
+    )
+    whole = to_certificate(every, order)
     assert not whole.within_band_is_least
     assert whole.within_band >= together.certificate.within_band
 
 
+@pytest.mark.slow
 def test_what_would_fit_is_solved(spec: MakeSpec, provenance: Provenance) -> None:
     small = {"memory_per_device": 14 * 10**9}
     made = plan(spec("olmoe-1b-7b", new=small, old=small, **TWO), provenance)
@@ -296,8 +301,8 @@ def test_what_would_fit_is_solved(spec: MakeSpec, provenance: Provenance) -> Non
     enough = max(first.predicted.peak_memory_bytes) / 0.95 + 1
     for share, fits in ((1.0, True), (0.9, False)):
         each = {"memory_per_device": int(share * enough)}
-        again = plan(spec("olmoe-1b-7b", new=each, old=each, **TWO), provenance)
-        assert (again.decision is not None) == fits
+        replanned = plan(spec("olmoe-1b-7b", new=each, old=each, **TWO), provenance)
+        assert (replanned.decision is not None) == fits
 
 
 def test_the_nearest_legal_value_of_a_limit_is_named(
@@ -317,9 +322,9 @@ def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
     small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
     chances, steps_s = [], []
     for failed_start_s in (1.0, 1e6):
-        asked = spec("olmoe-1b-7b", new=small, old=small, failed_start=failed_start_s, **TIGHT)
+        requested = spec("olmoe-1b-7b", new=small, old=small, failed_start=failed_start_s, **TIGHT)
         made = plan_over_pools(
-            asked,
+            requested,
             residuals=None,
             settings=Settings(top=12, clock=time.perf_counter),
             provenance=provenance,
@@ -339,49 +344,49 @@ def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
     assert made.preferred.fastest_expected_step_s is not None
     assert made.preferred.expected_step_s < made.preferred.fastest_expected_step_s
     # Failures that are priced but decide nothing are no reason.
-    failing = asked.goal.model_copy(
+    failing = requested.goal.model_copy(
         update={"reliability": Reliability(device_mtbf=1e9, restart=600.0)}
     )
-    again = plan_over_pools(
-        asked.model_copy(update={"goal": failing}),
+    replanned = plan_over_pools(
+        requested.model_copy(update={"goal": failing}),
         residuals=None,
         settings=Settings(top=12, clock=time.perf_counter),
         provenance=provenance,
     )
-    assert again.decision == made.decision
-    assert again.preferred is not None
-    assert again.preferred.reasons == made.preferred.reasons
+    assert replanned.decision == made.decision
+    assert replanned.preferred is not None
+    assert replanned.preferred.reasons == made.preferred.reasons
 
 
-def roomiest(chains: Iterable[Chain], question: PoolsQuestion) -> Played:
+def roomiest(chains: Iterable[Chain], problem: PoolsProblem) -> SimulatedChain:
     """The fastest of those that hardly run out."""
     return min(
         (
-            played(one)
+            simulate_chain(one)
             for one in chains
-            if risk_of(one, question).out_of_memory_probability <= SMALL
+            if chain_memory_risk(one, problem).out_of_memory_probability <= SMALL
         ),
         key=lambda one: one.objective_s,
     )
 
 
-def test_chains_with_more_room_are_searched_for_where_the_best_may_run_out(
+def test_chains_with_headroom_are_searched_for_where_the_best_may_run_out(
     spec: MakeSpec, provenance: Provenance
 ) -> None:
     small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
-    asked = spec("olmoe-1b-7b", new=small, old=small, failed_start=1e6, **TIGHT)
-    question = pools_question(asked, residuals=None)
+    requested = spec("olmoe-1b-7b", new=small, old=small, failed_start=1e6, **TIGHT)
+    problem = build_pools_problem(requested, residuals=None)
     settings = Settings(top=1, clock=time.perf_counter)
-    found = search(question, settings)
-    full = played(found.chains[0])
-    assert risk_of(full.chain, question).out_of_memory_probability > SMALL
-    roomy = roomy_search(found, settings, full=full)
+    outcome = search(problem, settings)
+    full = simulate_chain(outcome.chains[0])
+    assert chain_memory_risk(full.chain, problem).out_of_memory_probability > SMALL
+    roomy = search_chain_headroom(outcome, settings, full=full)
     assert roomy is not None
-    with_room = roomiest(roomy.chains, question)
+    with_room = roomiest(roomy.chains, problem)
     assert with_room.objective_s >= full.objective_s
-    assert roomy_search(found, settings, full=with_room) is None
+    assert search_chain_headroom(outcome, settings, full=with_room) is None
     # The plan launches it, or names it beside a chain that is expected to be faster.
-    made = plan_over_pools(asked, residuals=None, settings=settings, provenance=provenance)
+    made = plan_over_pools(requested, residuals=None, settings=settings, provenance=provenance)
     assert made.predicted is not None
     if (made.predicted.out_of_memory_probability or 0.0) > SMALL:
         assert made.roomier is not None
@@ -392,20 +397,20 @@ def test_chains_with_more_room_are_searched_for_where_the_best_may_run_out(
         assert made.preferred.expected_step_s is not None
 
 
-def test_a_chain_that_runs_out_for_sure_is_expected_to_take_the_step_of_one_with_room(
+def test_a_chain_that_surely_runs_out_is_expected_to_take_the_step_of_one_with_headroom(
     spec: MakeSpec,
 ) -> None:
     small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
-    question = pools_question(
+    problem = build_pools_problem(
         spec("olmoe-1b-7b", new=small, old=small, failed_start=1.0, **TIGHT), residuals=None
     )
     settings = Settings(top=1, clock=time.perf_counter)
-    found = search(question, settings)
-    full = played(found.chains[0])
-    roomy = roomy_search(found, settings, full=full)
+    outcome = search(problem, settings)
+    full = simulate_chain(outcome.chains[0])
+    roomy = search_chain_headroom(outcome, settings, full=full)
     assert roomy is not None
-    with_room = roomiest(roomy.chains, question)
-    risks = priced((full, with_room), question)
+    with_room = roomiest(roomy.chains, problem)
+    risks = price_risks((full, with_room), problem)
     chance = risks[full].chance
     assert risks[full].expected_s == pytest.approx(
         (1.0 - chance) * full.objective_s + chance * with_room.objective_s, rel=5e-3
@@ -414,18 +419,20 @@ def test_a_chain_that_runs_out_for_sure_is_expected_to_take_the_step_of_one_with
     assert risks[full].is_fit == (chance <= LIKELY)
 
 
-def apart(spec: MakeSpec, new_bytes: float, *, limits: dict[str, Any], **others: Any) -> Spec:
+def distant_pools(
+    spec: MakeSpec, new_bytes: float, *, limits: dict[str, Any], **others: Any
+) -> Spec:
     """Two pools whose link is so slow that either is better off alone; `new` has little memory."""
     small = {"memory_per_device": int(new_bytes), "usable_memory_ratio": 1.0}
     return spec("olmoe-1b-7b", new=small, bandwidth=1e5, **others, **TWO | {"limits": limits})
 
 
-def test_a_pool_alone_that_is_too_likely_to_run_out_gives_way_to_one_that_fits(
+def test_a_single_pool_that_is_likely_to_run_out_loses_to_one_that_fits(
     spec: MakeSpec, provenance: Provenance
 ) -> None:
     only = PLAIN | {"data_parallel_size": (4,), "expert_model_parallel_size": (4,)}
     slow = {"device": "h20"}
-    made = plan(apart(spec, 33.6e9, limits=only, old=slow), provenance)
+    made = plan(distant_pools(spec, 33.6e9, limits=only, old=slow), provenance)
     assert made.placement is not None
     assert made.predicted is not None
     fast, roomy = made.placement.alone
@@ -441,11 +448,11 @@ def test_a_pool_alone_that_is_too_likely_to_run_out_gives_way_to_one_that_fits(
     assert "pool 'new' alone takes" in note
 
 
-def test_a_pool_alone_is_the_way_out_of_another_without_room(
+def test_a_single_pool_is_the_fallback_of_another_without_headroom(
     spec: MakeSpec, provenance: Provenance
 ) -> None:
     limits = PLAIN | {"expert_model_parallel_size": (2,), "zero_stage": (1,)}
-    made = plan(apart(spec, 40e9, limits=limits), provenance)
+    made = plan(distant_pools(spec, 40e9, limits=limits), provenance)
     assert made.placement is not None
     assert made.predicted is not None
     assert {stage.pool for stage in made.placement.stages} == {"new"}
@@ -463,6 +470,7 @@ def test_a_pool_alone_is_the_way_out_of_another_without_room(
     assert made.roomier.slower_ratio < 0.5
 
 
+@pytest.mark.slow
 def test_nodes_then_memory_are_offered_where_every_decision_is_likely_to_run_out(
     spec: MakeSpec, provenance: Provenance
 ) -> None:
@@ -484,17 +492,17 @@ def test_nodes_then_memory_are_offered_where_every_decision_is_likely_to_run_out
         assert (one.predicted.out_of_memory_probability or 0.0) <= SMALL, one.change
     said = memory_warning(made, name=short_decision)
     assert said is not None
-    assert "What makes room: nodes: pool 'new': 4 working nodes instead of 2; " in said
+    assert "Relaxations: nodes: pool 'new': 4 working nodes instead of 2; " in said
     # Asked for, each way gives a plan that is likely to fit.
     memory = made.relaxations[-1].predicted
     assert memory is not None
     assert memory.rank_at_risk is not None
-    for again in (
+    for replanned in (
         planned(1.001 * max(least.predicted.peak_memory_bytes), nodes=4),
         planned(memory.rank_at_risk.memory_capacity_bytes),
     ):
-        assert again.predicted is not None
-        assert (again.predicted.out_of_memory_probability or 0.0) <= SMALL
+        assert replanned.predicted is not None
+        assert (replanned.predicted.out_of_memory_probability or 0.0) <= SMALL
 
 
 def test_the_chance_peak_and_pool_of_a_plan_are_those_of_one_stage(
@@ -519,22 +527,24 @@ def test_the_chance_peak_and_pool_of_a_plan_are_those_of_one_stage(
             TrainPrediction.model_validate(made.predicted.model_dump() | {"rank_at_risk": other})
 
 
-def test_searches_for_room_keep_all_that_they_found(spec: MakeSpec) -> None:
+def test_searches_for_headroom_keep_all_results(spec: MakeSpec) -> None:
     small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
-    question = pools_question(
+    problem = build_pools_problem(
         spec("olmoe-1b-7b", new=small, old=small, failed_start=1e6, **TIGHT), residuals=None
     )
     settings = Settings(top=1, clock=time.perf_counter)
-    found = search(question, settings)
-    rooms = roomy_search(found, settings, full=played(found.chains[0]))
+    outcome = search(problem, settings)
+    rooms = search_chain_headroom(outcome, settings, full=simulate_chain(outcome.chains[0]))
     assert rooms is not None
-    chances = [risk_of(one, question).out_of_memory_probability for one in rooms.chains]
+    chances = [chain_memory_risk(one, problem).out_of_memory_probability for one in rooms.chains]
     assert min(chances) <= SMALL < max(chances)
     # With a step known that hardly runs out, only what is faster is searched for.
-    known_s = roomiest(rooms.chains, question).objective_s * (1.0 - 1e-6)
-    known = roomy_search(found, settings, full=played(found.chains[0]), known_s=known_s)
+    known_s = roomiest(rooms.chains, problem).objective_s * (1.0 - 1e-6)
+    known = search_chain_headroom(
+        outcome, settings, full=simulate_chain(outcome.chains[0]), known_s=known_s
+    )
     assert known is not None
     assert known.complete_s == pytest.approx(known_s, abs=0.0)
     for one in known.chains:
-        is_roomy = risk_of(one, question).out_of_memory_probability <= SMALL
-        assert not is_roomy or played(one).objective_s > known_s
+        is_roomy = chain_memory_risk(one, problem).out_of_memory_probability <= SMALL
+        assert not is_roomy or simulate_chain(one).objective_s > known_s

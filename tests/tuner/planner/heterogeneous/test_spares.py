@@ -42,6 +42,6 @@ def test_every_pool_keeps_a_node_that_works() -> None:
 @settings(deadline=None, max_examples=50)
 def test_shares_add_up_and_stay_near_proportion(nodes: list[int], share: float) -> None:
     spare_nodes = int(share * sum(count - 1 for count in nodes))
-    found = spares_by_pool(pools(*nodes), spare_nodes)
-    assert sum(found) == spare_nodes
-    assert all(0 <= kept < count for kept, count in zip(found, nodes, strict=True))
+    shares = spares_by_pool(pools(*nodes), spare_nodes)
+    assert sum(shares) == spare_nodes
+    assert all(0 <= kept < count for kept, count in zip(shares, nodes, strict=True))

@@ -5,32 +5,32 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.planner.heterogeneous.build_problem import pools_question
+from tuner.planner.heterogeneous.build_problem import build_pools_problem
 from tuner.planner.heterogeneous.space import pools_space
 from tuner.planner.heterogeneous.stage_prices import (
-    OnPool,
+    PoolPricing,
     chain_price,
     layer_bytes,
     pool_prices,
-    priced_on,
+    price_on,
 )
 from tuner.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]
 
 
-def on_both(spec: Spec, *, column: int) -> list[OnPool]:
-    question = pools_question(spec, residuals=None)
-    space = pools_space(question)
+def on_both(spec: Spec, *, candidate: int) -> list[PoolPricing]:
+    problem = build_pools_problem(spec, residuals=None)
+    space = pools_space(problem)
     table, rows = list(space.tables())[-1]
-    columns = space.columns(table, rows, table.ways_TA)
+    candidates = space.candidates(table, rows, table.options_TA)
     return [
-        priced_on(own, pool, space.ways, columns).taken(column)
-        for own, pool in zip(question.of_pool, question.cluster.pools, strict=True)
+        price_on(own, pool, space.options, candidates).taken(candidate)
+        for own, pool in zip(problem.by_pool, problem.cluster.pools, strict=True)
     ]
 
 
-def taken_apart(on: OnPool, layers_S: list[int]) -> list[float]:
+def taken_apart(on: PoolPricing, layers_S: list[int]) -> list[float]:
     """Bytes of every stage as the solver counts them."""
     parts = layer_bytes(on)
     prices = pool_prices(on, parts, more_s_K=np.zeros(2))
@@ -45,8 +45,10 @@ def taken_apart(on: OnPool, layers_S: list[int]) -> list[float]:
 
 
 @each_row("layers_S", [[8, 8], [3, 5, 8], [1, 1, 13, 1]])
-def test_alike_layers_weigh_what_the_full_price_says(spec: MakeSpec, layers_S: list[int]) -> None:
-    on = on_both(spec("olmoe-1b-7b"), column=0)[0]
+def test_identical_layers_have_the_bytes_of_the_full_price(
+    spec: MakeSpec, layers_S: list[int]
+) -> None:
+    on = on_both(spec("olmoe-1b-7b"), candidate=0)[0]
     price = chain_price(
         [on], pool_S=[0] * len(layers_S), layers_S=layers_S, between_s=np.zeros((1, 1))
     )
@@ -57,13 +59,13 @@ def test_alike_layers_weigh_what_the_full_price_says(spec: MakeSpec, layers_S: l
 
 
 @each_row("model", ["deepseek-v2-lite", "llama-3.1-8b", "glm-4.5-air"])
-@each_row("column", [0, 1, -1])
+@each_row("candidate", [0, 1, -1])
 def test_what_the_solver_counts_never_exceeds_the_full_price(
-    spec: MakeSpec, model: str, column: int
+    spec: MakeSpec, model: str, candidate: int
 ) -> None:
-    asked = spec(model)
-    layers = asked.model.num_layers
-    on = on_both(asked, column=column)[0]
+    requested = spec(model)
+    layers = requested.model.num_layers
+    on = on_both(requested, candidate=candidate)[0]
     for layers_S in ([layers], [1, layers - 1], [layers - 1, 1], [2, layers - 4, 2]):
         price = chain_price(
             [on], pool_S=[0] * len(layers_S), layers_S=layers_S, between_s=np.zeros((1, 1))
@@ -73,7 +75,7 @@ def test_what_the_solver_counts_never_exceeds_the_full_price(
 
 
 def test_a_send_between_pools_holds_up_every_micro_batch(spec: MakeSpec) -> None:
-    pools = on_both(spec("olmoe-1b-7b"), column=0)
+    pools = on_both(spec("olmoe-1b-7b"), candidate=0)
     m = float(np.ravel(pools[0].strategies.num_microbatches)[0])
     free, dear = (
         chain_price(pools, pool_S=[0, 1], layers_S=[8, 8], between_s=np.array([[0.0, s], [s, 0.0]]))

@@ -20,9 +20,9 @@ from tuner.planner.analytic.memory_risk import (
     loss_prices,
 )
 from tuner.planner.analytic.preference import TOLERANCE_RATIO
-from tuner.planner.nodes.expected_step import expected_steps_s, place_taken_by
+from tuner.planner.nodes.expected_step import expected_steps_s, replacement_index
 from tuner.planner.nodes.slow_links import SLOW_LINKS
-from tuner.planner.nodes.to_plan import on_measured_nodes
+from tuner.planner.nodes.to_plan import with_node_order
 from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -51,10 +51,10 @@ def of(plan: Plan, changes: dict[str, Any], *, step_s: float) -> Alternative:
     """A runner-up that takes so long."""
     decision = sample_decision(**changes)
     predicted = sample_verified(plan.model, decision).predicted
-    told = predicted.model_dump() | {"step_time_s": step_s, "breakdown_s": {"compute": step_s}}
+    adjusted = predicted.model_dump() | {"step_time_s": step_s, "breakdown_s": {"compute": step_s}}
     return Alternative(
         decision=decision,
-        predicted=TrainPrediction.model_validate(told),
+        predicted=TrainPrediction.model_validate(adjusted),
         within_band=True,
         lost_by="compute",
     )
@@ -78,34 +78,34 @@ def plan() -> Plan:
 
 
 def on(plan: Plan, matrix: LinkMatrix) -> Plan:
-    return on_measured_nodes(plan, {"pool": matrix}, cluster=plan.cluster, time_limit_s=30.0)
+    return with_node_order(plan, {"pool": matrix}, cluster=plan.cluster, time_limit_s=30.0)
 
 
 def test_a_runner_up_that_slow_links_hurt_less_takes_the_place(plan: Plan) -> None:
-    found = on(plan, links(slow=4e9))
-    assert found.decision == plan.alternatives[1].decision
-    assert found.predicted is not None
-    assert found.predicted.step_time_s == pytest.approx(
-        2.1 + found.predicted.breakdown_s.get(SLOW_LINKS, 0.0)
+    chosen = on(plan, links(slow=4e9))
+    assert chosen.decision == plan.alternatives[1].decision
+    assert chosen.predicted is not None
+    assert chosen.predicted.step_time_s == pytest.approx(
+        2.1 + chosen.predicted.breakdown_s.get(SLOW_LINKS, 0.0)
     )
-    assert found.placement is not None
-    assert len(found.placement.stages) == 4
-    assert found.preferred is not None
-    assert found.preferred.fastest == plan.decision
-    assert found.preferred.slower_ratio == pytest.approx(0.05)
-    assert "lost to slow links, not" in plan_text(found, folder=Path("plan"))
+    assert chosen.placement is not None
+    assert len(chosen.placement.stages) == 4
+    assert chosen.preferred is not None
+    assert chosen.preferred.fastest == plan.decision
+    assert chosen.preferred.slower_ratio == pytest.approx(0.05)
+    assert "lost to slow links, not" in plan_text(chosen, folder=Path("plan"))
     # The bound of the sample is 2 s.
-    assert found.certificate.decision_gap_ratio == pytest.approx(1.0 - 2.0 / 2.1)
-    (first,) = found.alternatives
+    assert chosen.certificate.decision_gap_ratio == pytest.approx(1.0 - 2.0 / 2.1)
+    (first,) = chosen.alternatives
     assert first.decision == plan.decision
-    assert first.predicted.step_time_s > found.predicted.step_time_s
+    assert first.predicted.step_time_s > chosen.predicted.step_time_s
     assert first.lost_by.startswith("slow links: ")
     # The other runner-up runs the layout that is chosen now with larger micro-batches.
-    (variant,) = found.variants
+    (variant,) = chosen.variants
     assert variant.decision == plan.alternatives[0].decision
 
 
-def test_what_was_said_of_the_replaced_decision_goes_with_it(plan: Plan) -> None:
+def test_notes_on_the_replaced_decision_are_dropped(plan: Plan) -> None:
     assert plan.decision is not None
     assert plan.predicted is not None
     gone = (
@@ -122,22 +122,22 @@ def test_what_was_said_of_the_replaced_decision_goes_with_it(plan: Plan) -> None
         out_of_memory_probability=0.0,
     )
     notes = (*gone, "planned on the datasheet")
-    told = plan.model_copy(
+    adjusted = plan.model_copy(
         update={
             "roomier": room,
             "binding_constraint": "pipeline bubble: 1 s of the step",
             "provenance": plan.provenance.model_copy(update={"notes": notes}),
         }
     )
-    kept = on(told, links(slow=400e9))
+    kept = on(adjusted, links(slow=400e9))
     assert kept.roomier == room
     assert set(notes) <= set(kept.provenance.notes)
-    found = on(told, links(slow=4e9))
-    assert found.decision == plan.alternatives[1].decision
-    assert found.roomier is None
-    assert not set(gone) & set(found.provenance.notes)
-    assert notes[-1] in found.provenance.notes
-    assert found.binding_constraint.startswith("compute: 2.10 s of the step")
+    chosen = on(adjusted, links(slow=4e9))
+    assert chosen.decision == plan.alternatives[1].decision
+    assert chosen.roomier is None
+    assert not set(gone) & set(chosen.provenance.notes)
+    assert notes[-1] in chosen.provenance.notes
+    assert chosen.binding_constraint.startswith("compute: 2.10 s of the step")
 
 
 def test_a_runner_up_is_compared_with_the_new_decision_by_the_kernels_of_both(plan: Plan) -> None:
@@ -158,17 +158,17 @@ def test_a_runner_up_is_compared_with_the_new_decision_by_the_kernels_of_both(pl
         )
         for row, band in rows
     )
-    found = on(plan.model_copy(update={"alternatives": banded}), links(slow=4e9))
-    assert found.decision == rows[1][0].decision
+    chosen = on(plan.model_copy(update={"alternatives": banded}), links(slow=4e9))
+    assert chosen.decision == rows[1][0].decision
     shown = {
         one.decision.overlap_grad_reduce: one
-        for one in found.variants
+        for one in chosen.variants
         if one.decision.zero_stage == 0
     }
-    assert shown[True].ratio_band == pytest.approx(on_links(found, shown[True], same))
+    assert shown[True].ratio_band == pytest.approx(on_links(chosen, shown[True], same))
     assert not shown[True].within_band
-    (slower,) = (one for one in found.variants if one.decision == narrow.decision)
-    assert slower.ratio_band == pytest.approx(on_links(found, slower, other))
+    (slower,) = (one for one in chosen.variants if one.decision == narrow.decision)
+    assert slower.ratio_band == pytest.approx(on_links(chosen, slower, other))
     assert slower.within_band
 
 
@@ -179,11 +179,11 @@ def test_the_fastest_needs_no_reason_when_it_comes_back(plan: Plan) -> None:
         slower_ratio=0.0,
         reasons=("fewer pipeline stages",),
     )
-    found = on(plan.model_copy(update={"preferred": easier}), links(slow=4e9))
-    assert found.decision == easier.fastest
-    assert found.preferred is None
-    assert found.certificate.decision_gap_ratio is None
-    (note,) = (one for one in found.provenance.notes if one.startswith("measured links: "))
+    chosen = on(plan.model_copy(update={"preferred": easier}), links(slow=4e9))
+    assert chosen.decision == easier.fastest
+    assert chosen.preferred is None
+    assert chosen.certificate.decision_gap_ratio is None
+    (note,) = (one for one in chosen.provenance.notes if one.startswith("measured links: "))
     assert "lost to slow links, not" in note
 
 
@@ -194,18 +194,18 @@ def test_the_place_is_taken_at_more_risk_only_with_a_word(plan: Plan) -> None:
     risky = risky.model_copy(update={"predicted": risky.predicted.model_copy(update=chance)})
     for before, is_said in ((0.01, True), (0.3, False)):
         own = plan.predicted.model_copy(update={"out_of_memory_probability": before})
-        asked = plan.model_copy(update={"predicted": own, "alternatives": (risky,)})
-        found = on(asked, links(slow=4e9))
-        assert found.preferred is not None
+        requested = plan.model_copy(update={"predicted": own, "alternatives": (risky,)})
+        chosen = on(requested, links(slow=4e9))
+        assert chosen.preferred is not None
         said = "though it has a 20.0 % chance of running out of memory, not 1.0 %"
-        assert (found.preferred.reasons[1:] == (said,)) == is_said, found.preferred.reasons
+        assert (chosen.preferred.reasons[1:] == (said,)) == is_said, chosen.preferred.reasons
 
 
 def test_equal_links_change_no_choice(plan: Plan) -> None:
-    found = on(plan, links(slow=400e9))
-    assert found.decision == plan.decision
-    assert found.alternatives == plan.alternatives
-    assert found.preferred is None
+    chosen = on(plan, links(slow=400e9))
+    assert chosen.decision == plan.decision
+    assert chosen.alternatives == plan.alternatives
+    assert chosen.preferred is None
 
 
 def risky(one: Alternative, chance: float, *, step_s: float | None = None) -> Alternative:
@@ -228,14 +228,14 @@ def at_risk(plan: Plan, chance: float, *others: tuple[float, float]) -> Plan:
     """A plan of 2 s whose runners-up, deep ones, have chances of running out and steps."""
     assert plan.predicted is not None
     deep = plan.alternatives[1]
-    told = [risky(deep, other, step_s=step_s) for other, step_s in others]
+    adjusted = [risky(deep, other, step_s=step_s) for other, step_s in others]
     knobs: tuple[dict[str, Any], ...] = ({}, {"zero_stage": 0}, {"overlap_grad_reduce": True})
     return plan.model_copy(
         update={
             "predicted": with_chance(plan.predicted, chance),
             "alternatives": tuple(
                 one.model_copy(update={"decision": one.decision.model_copy(update=knob)})
-                for one, knob in zip(told, knobs, strict=False)
+                for one, knob in zip(adjusted, knobs, strict=False)
             ),
         }
     )
@@ -260,14 +260,14 @@ def test_equal_links_never_change_a_choice_for_memory(plan: Plan) -> None:
         (0.02, 0.6, 1.5),
         (0.6, 0.7, 1.9),
     ):
-        asked = at_risk(plan, chance, (other, step_s))
-        found = on(asked, links(slow=400e9))
-        assert found.decision == asked.decision, (chance, other, step_s)
-        assert found.runners_up == asked.runners_up
-        assert found.preferred == asked.preferred
+        requested = at_risk(plan, chance, (other, step_s))
+        chosen = on(requested, links(slow=400e9))
+        assert chosen.decision == requested.decision, (chance, other, step_s)
+        assert chosen.runners_up == requested.runners_up
+        assert chosen.preferred == requested.preferred
     # Hardly unequal ones neither.
-    nearly = on(asked, links(slow=399e9))
-    assert nearly.decision == asked.decision
+    nearly = on(requested, links(slow=399e9))
+    assert nearly.decision == requested.decision
 
 
 def test_equal_links_of_any_size_leave_a_fallback_that_is_not_listed_slower(plan: Plan) -> None:
@@ -291,7 +291,7 @@ def test_equal_links_of_any_size_leave_a_fallback_that_is_not_listed_slower(plan
             on_links_s = expected_steps_s(
                 listed, prices=prices, slow_s_C=np.full(3, slow_s), roomier=room
             )
-            taken = place_taken_by(listed, usual_s_C=usual_s, on_links_s_C=on_links_s)
+            taken = replacement_index(listed, usual_s_C=usual_s, on_links_s_C=on_links_s)
             assert taken is None, (prices, slow_s)
             # What running out costs never gets less.
             assert (on_links_s - slow_s >= usual_s - 1e-9 * slow_s).all(), (prices, slow_s)
@@ -306,31 +306,32 @@ def test_the_trade_on_equally_slow_links_still_holds_what_running_out_costs(plan
         peak_memory_bytes=1,
         out_of_memory_probability=0.01,
     )
-    asked = at_risk(plan, 0.3, (0.2, 2.1)).model_copy(update={"roomier": room})
-    found = on(asked, links(slow=4e9))
-    assert found.preferred is not None
-    (left,) = (one for one in found.runners_up if one.decision == asked.decision)
+    requested = at_risk(plan, 0.3, (0.2, 2.1)).model_copy(update={"roomier": room})
+    chosen = on(requested, links(slow=4e9))
+    assert chosen.preferred is not None
+    (left,) = (one for one in chosen.runners_up if one.decision == requested.decision)
     for said_s, of in (
-        (found.preferred.expected_step_s, found.predicted),
-        (found.preferred.fastest_expected_step_s, left.predicted),
+        (chosen.preferred.expected_step_s, chosen.predicted),
+        (chosen.preferred.fastest_expected_step_s, left.predicted),
     ):
         assert of is not None
         assert said_s is not None
         if of.step_time_s < room.step_time_s:
             assert said_s > of.step_time_s
-    assert found.predicted is not None
-    slow_s = [one.breakdown_s.get(SLOW_LINKS, 0.0) for one in (found.predicted, left.predicted)]
+    assert chosen.predicted is not None
+    slow_s = [one.breakdown_s.get(SLOW_LINKS, 0.0) for one in (chosen.predicted, left.predicted)]
     usual = [
         one.model_copy(update={"step_time_s": one.step_time_s - slow})
-        for one, slow in zip((found.predicted, left.predicted), slow_s, strict=True)
+        for one, slow in zip((chosen.predicted, left.predicted), slow_s, strict=True)
     ]
     by_hand = expected_steps_s(
         usual, prices=loss_prices(plan.goal), slow_s_C=np.array(slow_s), roomier=room
     )
-    assert found.preferred.expected_step_s == pytest.approx(by_hand[0])
-    assert found.preferred.fastest_expected_step_s == pytest.approx(by_hand[1])
+    assert chosen.preferred.expected_step_s == pytest.approx(by_hand[0])
+    assert chosen.preferred.fastest_expected_step_s == pytest.approx(by_hand[1])
 
 
+@pytest.mark.slow
 def test_links_bring_no_decision_that_is_worse_by_the_expected_step(plan: Plan) -> None:
     moved = []
     for rate, chance, other, step_s in (
@@ -340,44 +341,44 @@ def test_links_bring_no_decision_that_is_worse_by_the_expected_step(plan: Plan) 
         (4e9, 0.04, 0.02, 2.3),
         (100e9, 0.01, 0.3, 2.02),
     ):
-        asked = at_risk(plan, chance, (other, step_s))
-        found = on(asked, links(slow=rate))
-        assert found.predicted is not None
-        (left,) = found.runners_up
-        own_s = total_s(plan, found.predicted, [left.predicted])
-        left_s = total_s(plan, left.predicted, [found.predicted])
-        if found.decision == asked.decision:
+        requested = at_risk(plan, chance, (other, step_s))
+        chosen = on(requested, links(slow=rate))
+        assert chosen.predicted is not None
+        (left,) = chosen.runners_up
+        own_s = total_s(plan, chosen.predicted, [left.predicted])
+        left_s = total_s(plan, left.predicted, [chosen.predicted])
+        if chosen.decision == requested.decision:
             continue
         moved.append((rate, other))
         assert own_s < left_s / (1.0 + TOLERANCE_RATIO), (rate, chance, other)
-        assert (found.predicted.out_of_memory_probability or 0.0) <= LIKELY
+        assert (chosen.predicted.out_of_memory_probability or 0.0) <= LIKELY
     assert {rate for rate, _ in moved} >= {4e9}
     assert len(moved) < 5
 
 
 def test_the_replaced_decision_stays_what_a_run_goes_on_with(plan: Plan) -> None:
-    asked = at_risk(plan, 0.01, (0.2, 2.1), (0.3, 2.12))
-    found = on(asked, links(slow=4e9))
-    assert found.predicted is not None
-    assert found.preferred is not None
-    assert found.decision == asked.alternatives[0].decision
-    assert found.roomier is not None
-    assert found.roomier.decision == asked.decision
-    (left,) = (one for one in found.runners_up if one.decision == asked.decision)
-    assert found.roomier.step_time_s == left.predicted.step_time_s
-    assert found.roomier.slower_ratio == pytest.approx(
-        left.predicted.step_time_s / found.predicted.step_time_s - 1.0
+    requested = at_risk(plan, 0.01, (0.2, 2.1), (0.3, 2.12))
+    chosen = on(requested, links(slow=4e9))
+    assert chosen.predicted is not None
+    assert chosen.preferred is not None
+    assert chosen.decision == requested.alternatives[0].decision
+    assert chosen.roomier is not None
+    assert chosen.roomier.decision == requested.decision
+    (left,) = (one for one in chosen.runners_up if one.decision == requested.decision)
+    assert chosen.roomier.step_time_s == left.predicted.step_time_s
+    assert chosen.roomier.slower_ratio == pytest.approx(
+        left.predicted.step_time_s / chosen.predicted.step_time_s - 1.0
     )
-    assert found.preferred.expected_step_s == pytest.approx(
-        total_s(plan, found.predicted, [left.predicted]), rel=0.01
+    assert chosen.preferred.expected_step_s == pytest.approx(
+        total_s(plan, chosen.predicted, [left.predicted]), rel=0.01
     )
-    assert found.preferred.fastest_expected_step_s == pytest.approx(
+    assert chosen.preferred.fastest_expected_step_s == pytest.approx(
         left.predicted.step_time_s, rel=0.01
     )
-    assert found.preferred.fastest_out_of_memory_probability == 0.01
+    assert chosen.preferred.fastest_out_of_memory_probability == 0.01
 
 
-def test_what_had_more_room_is_offered_beside_the_new_decision_too(plan: Plan) -> None:
+def test_the_decision_with_headroom_is_kept_for_the_new_decision(plan: Plan) -> None:
     assert plan.decision is not None
     room = Roomier(
         decision=sample_decision(**WIDE, zero_stage=3),
@@ -387,52 +388,52 @@ def test_what_had_more_room_is_offered_beside_the_new_decision_too(plan: Plan) -
         peak_memory_bytes=1,
         out_of_memory_probability=0.01,
     )
-    asked = at_risk(plan, 0.3, (0.2, 2.1)).model_copy(update={"roomier": room})
-    found = on(asked, links(slow=4e9))
-    assert found.decision == asked.alternatives[0].decision
-    assert found.roomier is not None
-    assert found.roomier.decision == room.decision
+    requested = at_risk(plan, 0.3, (0.2, 2.1)).model_copy(update={"roomier": room})
+    chosen = on(requested, links(slow=4e9))
+    assert chosen.decision == requested.alternatives[0].decision
+    assert chosen.roomier is not None
+    assert chosen.roomier.decision == room.decision
     # Neither of the two has its slow links: 2.4 of 2.1 s.
-    assert found.roomier.slower_ratio == pytest.approx(2.4 / 2.1 - 1.0)
+    assert chosen.roomier.slower_ratio == pytest.approx(2.4 / 2.1 - 1.0)
     # One without a chance needs none.
     roomy = on(at_risk(plan, 0.3, (0.0, 2.1)), links(slow=4e9))
     assert roomy.roomier is None
 
 
-def test_that_nothing_has_room_stays_said_whichever_is_run(plan: Plan) -> None:
-    asked = at_risk(plan, 0.6, (0.55, 2.1)).model_copy(update={"no_roomier": True})
-    found = on(asked, links(slow=4e9))
-    assert found.decision == asked.alternatives[0].decision
-    assert found.roomier is None
-    assert found.no_roomier
-    assert found.preferred is not None
-    assert found.preferred.expected_step_s is None
+def test_that_nothing_has_headroom_holds_for_any_decision(plan: Plan) -> None:
+    requested = at_risk(plan, 0.6, (0.55, 2.1)).model_copy(update={"no_roomier": True})
+    chosen = on(requested, links(slow=4e9))
+    assert chosen.decision == requested.alternatives[0].decision
+    assert chosen.roomier is None
+    assert chosen.no_roomier
+    assert chosen.preferred is not None
+    assert chosen.preferred.expected_step_s is None
 
 
 def test_every_runner_up_is_priced_on_the_links_of_the_decision(plan: Plan) -> None:
     own = plan.alternatives[0].model_copy(update={"ratio_band": (4.0, 5.0)})
-    asked = plan.model_copy(update={"alternatives": (own, plan.alternatives[1])})
-    found = on(asked, links(slow=4e9))
-    assert found.predicted is not None
-    assert found.predicted.breakdown_s[SLOW_LINKS] > 0.0
-    before_s = {one.decision: one.predicted.step_time_s for one in asked.runners_up}
-    for one in found.runners_up:
+    requested = plan.model_copy(update={"alternatives": (own, plan.alternatives[1])})
+    chosen = on(requested, links(slow=4e9))
+    assert chosen.predicted is not None
+    assert chosen.predicted.breakdown_s[SLOW_LINKS] > 0.0
+    before_s = {one.decision: one.predicted.step_time_s for one in requested.runners_up}
+    for one in chosen.runners_up:
         slow_s = one.predicted.breakdown_s[SLOW_LINKS]
         usual_s = before_s.get(one.decision, 2.0)
         assert one.predicted.step_time_s == pytest.approx(usual_s + slow_s)
-        assert one.predicted.step_time_s > found.predicted.step_time_s
-    (slower,) = (one for one in found.runners_up if one.decision == own.decision)
+        assert one.predicted.step_time_s > chosen.predicted.step_time_s
+    (slower,) = (one for one in chosen.runners_up if one.decision == own.decision)
     assert slower.ratio_band is not None
-    ratio = slower.predicted.step_time_s / found.predicted.step_time_s
+    ratio = slower.predicted.step_time_s / chosen.predicted.step_time_s
     # 4 to 5 times as long as the replaced one's 2 s: 0.89 to 1.11 times the 9 s predicted.
     assert slower.ratio_band == pytest.approx((ratio * 8.0 / 9.0, ratio * 10.0 / 9.0))
 
 
-def test_a_runner_up_on_more_nodes_than_were_measured_is_said_to_be_on_usual_links(
+def test_a_runner_up_on_more_nodes_than_measured_is_priced_on_usual_links(
     plan: Plan,
 ) -> None:
     huge = of(plan, WIDE | {"data_parallel_size": 64, "expert_data_parallel_size": 8}, step_s=2.5)
-    found = on(plan.model_copy(update={"alternatives": (huge,)}), links(slow=4e9))
-    (one,) = found.runners_up
+    chosen = on(plan.model_copy(update={"alternatives": (huge,)}), links(slow=4e9))
+    (one,) = chosen.runners_up
     assert SLOW_LINKS not in one.predicted.breakdown_s
     assert one.lost_by.endswith("priced on usual links")

@@ -9,7 +9,7 @@ from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.faults.forecast import RunForecast
 from tuner.plan import Plan
 from tuner.planner.nodes.slow_links import SLOW_LINKS, slowed
-from tuner.planner.nodes.to_plan import on_measured_nodes
+from tuner.planner.nodes.to_plan import with_node_order
 from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -33,7 +33,7 @@ def links(*, slow: int) -> LinkMatrix:
 
 def test_a_plan_of_one_pool_names_its_hosts_in_order_of_ranks() -> None:
     made = plan()
-    found = on_measured_nodes(made, {"pool": links(slow=3)}, cluster=made.cluster, time_limit_s=30)
+    found = with_node_order(made, {"pool": links(slow=3)}, cluster=made.cluster, time_limit_s=30)
     placement = found.placement
     assert placement is not None
     (order,) = placement.node_orders
@@ -47,13 +47,13 @@ def test_a_plan_of_one_pool_names_its_hosts_in_order_of_ranks() -> None:
     assert found.provenance.notes == ()
 
 
-def test_slow_links_that_cannot_be_left_out_are_priced_and_said() -> None:
+def test_slow_links_that_cannot_be_avoided_are_priced_and_noted() -> None:
     made = plan()
     matrix = links(slow=3)
     rates_NN = np.array(matrix.bytes_per_s_NN)
     rates_NN[5, :] = rates_NN[:, 5] = 4e9
     two = LinkMatrix(nodes=matrix.nodes, bytes_per_s_NN=rates_NN)
-    found = on_measured_nodes(made, {"pool": two}, cluster=made.cluster, time_limit_s=30)
+    found = with_node_order(made, {"pool": two}, cluster=made.cluster, time_limit_s=30)
     assert found.predicted is not None
     assert made.predicted is not None
     assert found.placement is not None
@@ -102,21 +102,21 @@ def test_all_of_a_prediction_follows_the_step() -> None:
     assert slowed(made, 0.0) is made
 
 
-def test_what_cannot_be_ordered_is_said_and_left() -> None:
+def test_nodes_that_cannot_be_ordered_are_noted_and_kept() -> None:
     made = plan(nodes=12, devices_per_node=6)
-    found = on_measured_nodes(made, {"pool": links(slow=0)}, cluster=made.cluster, time_limit_s=9)
+    found = with_node_order(made, {"pool": links(slow=0)}, cluster=made.cluster, time_limit_s=9)
     assert found.placement is None
     assert found.predicted == made.predicted
     (note,) = found.provenance.notes
     assert note.endswith("stages of 32 devices do not fill nodes of 6")
 
 
-def test_oversubscription_beside_a_matrix_is_said() -> None:
+def test_oversubscription_with_a_matrix_is_noted() -> None:
     made = plan(oversubscription=2.0)
-    found = on_measured_nodes(made, {"pool": links(slow=3)}, cluster=made.cluster, time_limit_s=30)
+    found = with_node_order(made, {"pool": links(slow=3)}, cluster=made.cluster, time_limit_s=30)
     assert any("counted twice" in note for note in found.provenance.notes)
 
 
 def test_without_matrices_a_plan_stays_itself() -> None:
     made = plan()
-    assert on_measured_nodes(made, {}, cluster=made.cluster, time_limit_s=1.0) is made
+    assert with_node_order(made, {}, cluster=made.cluster, time_limit_s=1.0) is made

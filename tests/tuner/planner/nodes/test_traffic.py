@@ -57,7 +57,7 @@ def test_a_stage_of_four_nodes_by_hand(mixtral: ModelSpec) -> None:
     assert found.hop_bytes == 8 * 4096 * 4096 * 2
     # All experts lie inside a node, so nothing is exchanged between nodes.
     assert found.block == 1
-    assert found.exchange_bytes_S.tolist() == [0.0, 0.0]
+    assert found.all_to_all_bytes_S.tolist() == [0.0, 0.0]
     # ZeRO 1: a sum of 4-byte gradients and a gather of 2-byte weights; a ring counts both halves.
     layers = 16 * layer_parameters(mixtral, mixtral.layers[0])
     ends = np.array([embedding_parameters(mixtral), head_parameters(mixtral)])
@@ -71,7 +71,7 @@ def test_experts_over_two_nodes_are_exchanged_and_summed_apart(mixtral: ModelSpe
     assert found.block == 2
     # 16 layers, dispatch and combine forward and backward, 2 experts of a token over 2 nodes: one
     # copy of each of the 8 x 4,096 tokens to either node.
-    assert found.exchange_bytes_S.tolist() == [16 * 4 * 8 * 4096 * 4096 * 2] * 2
+    assert found.all_to_all_bytes_S.tolist() == [16 * 4 * 8 * 4096 * 4096 * 2] * 2
     # A node holds half of the experts and sums them with the node at its place in the other block.
     experts = 16 * 8 * one_expert_parameters(mixtral)
     assert found.block_gradient_bytes_S == pytest.approx(3.0 * experts / 2)
@@ -80,9 +80,9 @@ def test_experts_over_two_nodes_are_exchanged_and_summed_apart(mixtral: ModelSpe
 def test_recomputed_experts_are_exchanged_once_more(mixtral: ModelSpec) -> None:
     wide = WIDE | {"expert_tensor_parallel_size": 2, "expert_data_parallel_size": 2}
     once, again = sent(mixtral, **wide), sent(mixtral, recompute_modules=("moe",), **wide)
-    assert again.exchange_bytes_S == pytest.approx(1.5 * once.exchange_bytes_S)
+    assert again.all_to_all_bytes_S == pytest.approx(1.5 * once.all_to_all_bytes_S)
     hidden = sent(mixtral, a2a_overlap=True, **wide)
-    assert hidden.exchange_bytes_S == pytest.approx(OVERLAPPED_RATIO * once.exchange_bytes_S)
+    assert hidden.all_to_all_bytes_S == pytest.approx(OVERLAPPED_RATIO * once.all_to_all_bytes_S)
 
 
 def test_a_merged_dispatch_sends_a_token_to_a_node_once(mixtral: ModelSpec) -> None:
@@ -90,7 +90,7 @@ def test_a_merged_dispatch_sends_a_token_to_a_node_once(mixtral: ModelSpec) -> N
     plain, merged = sent(mixtral, **wide), sent(mixtral, dispatcher="deepep", **wide)
     # Of 2 of 8 experts on 2 nodes, a node has none with chance 4/8 * 3/7: it is sent 11/14 of the
     # tokens, where plain dispatch sends one copy of each on average.
-    assert merged.exchange_bytes_S == pytest.approx(11 / 14 * plain.exchange_bytes_S)
+    assert merged.all_to_all_bytes_S == pytest.approx(11 / 14 * plain.all_to_all_bytes_S)
 
 
 def test_the_generic_share_of_overlapped_exchanges_is_the_models() -> None:
@@ -146,7 +146,7 @@ def test_sums_hide_behind_the_shortest_backward_pass(mixtral: ModelSpec) -> None
         ),
     ],
 )
-def test_what_fills_no_nodes_is_said(
+def test_stages_that_fill_no_nodes_are_reported(
     mixtral: ModelSpec, changes: dict[str, Any], node: int, why: str
 ) -> None:
     pool = Pool(name="pool", device="h100-sxm", nodes=8, devices_per_node=node)

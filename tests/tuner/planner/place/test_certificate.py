@@ -10,12 +10,12 @@ from profilers.routing.store import write_recording
 from solvers.placement.ranks import Placement
 from solvers.result import Outcome, Status
 from tests.rows import each_row
-from tuner.planner.place.candidates import rule_of
-from tuner.planner.place.certificate import certificate_of
-from tuner.planner.place.evidence import evidence_of
+from tuner.planner.place.candidates import eplb_baseline
+from tuner.planner.place.certificate import to_certificate
+from tuner.planner.place.evidence import split_recordings
 from tuner.planner.place.links import LinkSource, links_between
 from tuner.planner.place.sampled import Tokens
-from tuner.planner.place.traffic import problem_scale, traffic_of
+from tuner.planner.place.traffic import placement_traffic, problem_scale
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 
 TOKENS, LAYERS, EXPERTS = 240, 3, 8
@@ -62,15 +62,15 @@ def test_traffic_is_certified_of_the_chosen_placement_not_of_what_the_solver_fou
     tmp_path: Path, objective: str
 ) -> None:
     spec = stated(tmp_path, objective)
-    evidence = evidence_of(spec)
-    rule = rule_of(evidence, ranks=spec.ranks, groups=None)
+    evidence = split_recordings(spec)
+    baseline = eplb_baseline(evidence, ranks=spec.ranks, groups=None)
     links = links_between(spec, evidence, LinkSource())
-    scale = problem_scale(spec, evidence, rule, links)
+    scale = problem_scale(spec, evidence, baseline, links)
     parted = [0, 2, 4, 6, 1, 3, 5, 7]
     mixed = [0, 2, 1, 3, 4, 6, 5, 7]
     good, bad = (Placement(expert_LS=np.array([row] * LAYERS)) for row in (parted, mixed))
     value = {
-        name: traffic_of(spec, evidence, one, rule, links, tokens=Tokens.PLANNED)
+        name: placement_traffic(spec, evidence, one, baseline, links, tokens=Tokens.FIT)
         for name, one in (("good", good), ("bad", bad))
     }
     assert value["good"] < 0.9 * value["bad"]
@@ -84,8 +84,8 @@ def test_traffic_is_certified_of_the_chosen_placement_not_of_what_the_solver_fou
             solve_s=0.0,
             method="sweeps",
         )
-        made = certificate_of(
-            spec, evidence, chosen, found, rule, None, links,
+        made = to_certificate(
+            spec, evidence, chosen, found, baseline, None, links,
             dispatch="even", method="as it runs", solve_s=0.0,
         )  # fmt: skip
         assert made.objective is not None

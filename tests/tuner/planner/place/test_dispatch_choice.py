@@ -18,11 +18,11 @@ from tuner.emit.placement.registry import emit_placement
 from tuner.errors import SpecError, UnsuitedPlacementError
 from tuner.place_api import place
 from tuner.place_plan import DispatchOutcome, PlacePlan, VerifiedPlacement
-from tuner.planner.place.candidates import rule_of
-from tuner.planner.place.comparison import sources_of
+from tuner.planner.place.candidates import eplb_baseline
+from tuner.planner.place.comparison import source_loads
 from tuner.planner.place.dispatch_choice import DRAWS, SEEDS, choose_dispatch, mean_error
-from tuner.planner.place.evidence import evidence_of
-from tuner.planner.place.notes import notes_of
+from tuner.planner.place.evidence import split_recordings
+from tuner.planner.place.notes import assumption_notes
 from tuner.report.place_page import PlaceEvidence, place_report
 from tuner.spec.place import Dispatch
 from tuner.spec.place_read import read_place_spec
@@ -76,22 +76,26 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
     plan = plan_of(tmp_path)
     found = compared(plan)
     assert set(found) == {("static", True), ("dynamic", True), ("dynamic", False)}
-    static, dynamic, alone = found["static", True], found["dynamic", True], found["dynamic", False]
-    # Static and dynamic expect the same of a rank; what static chooses once it keeps, so that the
-    # busiest rank of a launch has more, and whole tokens add to that in turn. Each mean is over
-    # tables of its own, 16 and 18, which differ by about 0.02 from one to the next.
+    static, dynamic, without_backend = (
+        found["static", True],
+        found["dynamic", True],
+        found["dynamic", False],
+    )
+    # Static and dynamic have the same expected loads; static keeps its table, so the most-loaded
+    # rank of a launch has more, and whole tokens add to that. Each mean is over tables of its own,
+    # 16 and 18, which differ by about 0.02 from one to the next.
     assert dynamic.imbalance < static.imbalance < static.imbalance_sampled + 0.03
     assert (static.tables, dynamic.tables) == (SEEDS, 1)
     text = place_text(plan, folder=tmp_path)
     assert f"  static: mean over {SEEDS} tables that a launch may draw, as not all layers" in text
-    assert "  the objective is of the mean pass that was planned from\n" in text
+    assert "  the objective is that of the mean fit pass\n" in text
     assert static.imbalance_sampled > dynamic.imbalance_sampled
     # Noise adds to a maximum; of 16 draws of two layers the mean is known to about 0.002.
     assert dynamic.imbalance_sampled > dynamic.imbalance - 0.005
-    assert not alone.is_allowed
-    assert "needs goal.a2a_backend: none" in alone.words
+    assert not without_backend.is_allowed
+    assert "needs goal.a2a_backend: none" in without_backend.words
     assert static.is_allowed
-    assert "more" in static.words
+    assert "higher" in static.words
     (chosen,) = (one for one in found.values() if one.is_chosen)
     assert plan.predicted is not None
     assert plan.predicted.dispatches[0] == chosen
@@ -99,7 +103,7 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
     (mark,) = plan.made_for
     assert (mark.engine, mark.release, mark.nodes, mark.ep_size) == ("sglang", "0.5.23", 4, 16)
     assert (mark.dispatch, mark.a2a_backend) == (chosen.dispatch, "deepep")
-    # The judged loads are those that the chosen rule expects.
+    # The evaluated loads are those that the chosen rule expects.
     assert plan.predicted.outcomes[0].imbalance_after == pytest.approx(chosen.imbalance)
     nothing = PlaceEvidence(maps=(), files=(), verified=None, what_if=None)
     page = str(place_report(plan, nothing))
@@ -117,7 +121,7 @@ def on_devices(path: Path, device: str) -> Path:
     return path
 
 
-def test_lp_is_weighed_for_models_and_devices_that_the_engine_runs_it_on(tmp_path: Path) -> None:
+def test_lp_is_scored_for_models_and_devices_that_the_engine_runs_it_on(tmp_path: Path) -> None:
     for model, device, said in (
         ("olmoe-1b-7b", "h100-sxm", "not for OlmoeForCausalLM"),
         ("deepseek-v2-lite", "mi300x", "runs 'lp' on Blackwell or Hopper devices, not on mi300x"),
@@ -127,21 +131,21 @@ def test_lp_is_weighed_for_models_and_devices_that_the_engine_runs_it_on(tmp_pat
     ):
         path = spec_file(tmp_path, model=model)
         plan = place(on_devices(path, device) if device else path, time_limit_s=1.0).plan
-        notes = [note for note in plan.provenance.notes if "lp was not weighed" in note]
+        notes = [note for note in plan.provenance.notes if "lp was not scored" in note]
         assert (("lp", True) in compared(plan)) == (not said)
         assert [said in note for note in notes] == [True] * bool(said)
 
 
-def test_a_rule_is_chosen_on_planned_passes_and_stays_unless_another_surely_gains(
+def test_a_rule_is_chosen_on_fit_passes_and_stays_unless_another_gains_significantly(
     tmp_path: Path,
 ) -> None:
     spec = read_place_spec(spec_file(tmp_path))
-    (one,) = evidence_of(spec)
-    rule = rule_of((one,), ranks=spec.ranks, groups=None)
-    other_judged = replace(one, judged_PLE=one.judged_PLE[:, :, ::-1].copy())
+    (one,) = split_recordings(spec)
+    rule = eplb_baseline((one,), ranks=spec.ranks, groups=None)
+    other_holdout = replace(one, holdout_PLE=one.holdout_PLE[:, :, ::-1].copy())
     for planned in ("near_dynamic", "static"):
         choice = choose_dispatch(spec, (one,), rule.placement, planned=planned)
-        assert choice == choose_dispatch(spec, (other_judged,), rule.placement, planned=planned)
+        assert choice == choose_dispatch(spec, (other_holdout,), rule.placement, planned=planned)
         # Static scatters: dynamic is chosen over it, and never the reverse.
         assert choice.rule == "near_dynamic"
     # Both replicas on one rank: all rules do the same, and none replaces the plan's.
@@ -167,7 +171,7 @@ def test_lp_is_left_out_where_the_engine_would_not_start_with_the_placement(
     plan = place(wide_spec(tmp_path), time_limit_s=1.0).plan
     assert ("lp", True) not in compared(plan)
     assert plan.made_for[0].dispatch == "dynamic"
-    (note,) = (note for note in plan.provenance.notes if "lp was not weighed" in note)
+    (note,) = (note for note in plan.provenance.notes if "lp was not scored" in note)
     assert re.search(r"needs \d+\.\d KiB of shared memory .* \d+\.\d KiB$", note)
 
 
@@ -178,7 +182,7 @@ def test_a_named_lp_is_refused_in_one_line_where_no_placement_found_fits(tmp_pat
     assert "\n" not in str(caught.value)
     # Where no placement at all can fit, without a search.
     path.write_text(path.read_text().replace("slots_per_rank: 3", "slots_per_rank: 7"))
-    with pytest.raises(SpecError, match="however 448 slots on 64 ranks are filled; say static"):
+    with pytest.raises(SpecError, match="however the 448 slots on 64 ranks are filled; say static"):
         read_place_spec(path)
 
 
@@ -209,12 +213,12 @@ def test_a_placement_for_lp_is_emitted_only_where_all_rows_fit(tmp_path: Path) -
 
 def test_a_rule_is_not_chosen_by_sources_that_the_hold_out_is_summed_in(tmp_path: Path) -> None:
     spec = read_place_spec(spec_file(tmp_path))
-    (one,) = evidence_of(spec)
-    rule = rule_of((one,), ranks=spec.ranks, groups=None)
-    source_SLE = np.zeros((16, *one.planned_LE.shape), dtype=np.int64)
+    (one,) = split_recordings(spec)
+    rule = eplb_baseline((one,), ranks=spec.ranks, groups=None)
+    source_SLE = np.zeros((16, *one.fit_LE.shape), dtype=np.int64)
     source_SLE[0] = one.recording.count_LE
     recorded = replace(one, recording=replace(one.recording, source_SLE=source_SLE))
-    assert sources_of(spec, recorded) is not None
+    assert source_loads(spec, recorded) is not None
     choices = [
         choose_dispatch(spec, (each,), rule.placement, planned="static") for each in (one, recorded)
     ]
@@ -224,7 +228,7 @@ def test_a_rule_is_not_chosen_by_sources_that_the_hold_out_is_summed_in(tmp_path
         said = {
             each is recorded: [
                 note
-                for note in notes_of(spec, (each,), name, rule)
+                for note in assumption_notes(spec, (each,), name, rule)
                 if "as if every rank sent equally many tokens" in note
             ]
             for each in (one, recorded)
@@ -233,7 +237,7 @@ def test_a_rule_is_not_chosen_by_sources_that_the_hold_out_is_summed_in(tmp_path
         assert [len(notes) for notes in said.values()] == [is_near, is_near], name
         if is_near:
             assert "do not say which of these ranks sent what" in said[False][0]
-            assert "judged by what each rank was recorded to send" in said[True][0]
+            assert "evaluated with what each rank was recorded to send" in said[True][0]
 
 
 def test_draws_of_one_pass_are_not_taken_for_independent_ones() -> None:
@@ -250,8 +254,8 @@ def test_each_draw_of_static_that_a_rule_is_chosen_by_has_a_table_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = read_place_spec(spec_file(tmp_path))
-    (one,) = evidence_of(spec)
-    rule = rule_of((one,), ranks=spec.ranks, groups=None)
+    (one,) = split_recordings(spec)
+    rule = eplb_baseline((one,), ranks=spec.ranks, groups=None)
     used: list[int] = []
 
     def noted(case: DispatchCase, split_LEG: Floats, rng: np.random.Generator) -> Floats:
@@ -260,7 +264,7 @@ def test_each_draw_of_static_that_a_rule_is_chosen_by_has_a_table_of_its_own(
 
     monkeypatch.setattr("tuner.planner.place.dispatch_choice.draw", noted)
     choose_dispatch(spec, (one,), rule.placement, planned="static")
-    # Six planned passes, three draws of each: static, then dynamic, whose shares are one.
+    # Six fit passes, three draws of each: static, then dynamic, whose shares are one.
     assert len(used) == 2 * 18
     assert len(set(used[:18])) == DRAWS
     assert max(used[:18].count(table) for table in used[:18]) == 2
@@ -303,7 +307,7 @@ def test_without_a_backend_dynamic_is_all_there_is(tmp_path: Path) -> None:
 
 
 def test_a_rule_that_the_goal_names_is_kept(tmp_path: Path) -> None:
-    for rule, backend, judged in (
+    for rule, backend, solver_rule in (
         ("static", "deepep", "static"),
         ("lp", "mooncake", "near_lp"),
         ("dynamic", "deepep", "near_dynamic"),
@@ -311,7 +315,7 @@ def test_a_rule_that_the_goal_names_is_kept(tmp_path: Path) -> None:
     ):
         plan = plan_of(tmp_path, f"  dispatch: {rule}\n  a2a_backend: {backend}\n")
         (only,) = compared(plan).values()
-        assert (only.dispatch, only.rule, only.is_chosen) == (rule, judged, True)
+        assert (only.dispatch, only.rule, only.is_chosen) == (rule, solver_rule, True)
         (mark,) = plan.made_for
         assert (mark.dispatch, mark.a2a_backend) == (rule, backend)
         assert plan.decision is not None
@@ -343,7 +347,7 @@ def test_every_target_is_marked_for_itself(tmp_path: Path) -> None:
 
 def test_a_second_target_states_no_load_of_another_rule(tmp_path: Path) -> None:
     wrong: list[tuple[object, ...]] = []
-    for emit, goal, marks, unjudged in (
+    for emit, goal, marks, unevaluated in (
         ("trtllm, sglang", "", {"sglang": ("dynamic", "none"), "trtllm": ("", "")}, set()),
         (
             "trtllm, sglang",
@@ -361,16 +365,20 @@ def test_a_second_target_states_no_load_of_another_rule(tmp_path: Path) -> None:
         verified = VerifiedPlacement(plan=plan, decision=plan.decision)
         for engine in emit.split(", "):
             text = "".join(file.text for file in emit_placement(engine, verified) if file.text)
-            states = ("Expected of workload" in text, "Verdict:" in text, "NOT JUDGED" not in text)
-            if engine != "eplb" and states != (engine not in unjudged,) * 3:
+            states = (
+                "Expected of workload" in text,
+                "Verdict:" in text,
+                "NOT EVALUATED" not in text,
+            )
+            if engine != "eplb" and states != (engine not in unevaluated,) * 3:
                 wrong.append((emit, goal, engine, states))
             noted = any(
-                note.startswith(f"{engine} runs") and note.endswith("nothing was judged here")
+                note.startswith(f"{engine} runs") and note.endswith("nothing was evaluated here")
                 for note in plan.provenance.notes
             )
-            if noted != (engine in unjudged):
+            if noted != (engine in unevaluated):
                 wrong.append((emit, goal, engine, plan.provenance.notes))
-        if not marks.items() <= found.items() or said != unjudged:
+        if not marks.items() <= found.items() or said != unevaluated:
             wrong.append((emit, goal, found, said))
     assert not wrong
 
@@ -389,7 +397,7 @@ def test_a_second_target_states_no_load_of_another_rule(tmp_path: Path) -> None:
             "  dispatch: static\n  a2a_backend: none\n",
             "deepseek-v2-lite",
             "sglang",
-            "runs 'static' beside an all-to-all backend only, not with goal.a2a_backend none",
+            "runs 'static' with an all-to-all backend only, not with goal.a2a_backend none",
         ),
         (
             "  dispatch: lp\n",

@@ -14,10 +14,10 @@ from tuner.emit.placement.registry import emit_placement
 from tuner.errors import SpecError
 from tuner.place_api import place
 from tuner.place_plan import PlacePlan, VerifiedPlacement
-from tuner.planner.place.comparison import Three, judge_workload
+from tuner.planner.place.comparison import Comparison, evaluate_workload
 from tuner.planner.place.dispatch_gain import dispatch_gain
-from tuner.planner.place.evaluation import judge
-from tuner.planner.place.evidence import evidence_of
+from tuner.planner.place.evaluation import evaluate
+from tuner.planner.place.evidence import split_recordings
 from tuner.spec.place import Dispatch
 from tuner.spec.place_read import read_place_spec
 
@@ -80,8 +80,8 @@ def test_every_dispatch_rule_plans_and_is_certified(tmp_path: Path) -> None:
         proven = plan.certificate
         if proven.objective is None or proven.bound is None or proven.bound > proven.objective:
             wrong.append((rule.value, proven))
-        told = [note for note in plan.provenance.notes if f"rule {rule.value!r}" in note]
-        if len(told) != 1:
+        notes = [note for note in plan.provenance.notes if f"rule {rule.value!r}" in note]
+        if len(notes) != 1:
             wrong.append((rule.value, plan.provenance.notes))
     assert not wrong
 
@@ -100,24 +100,30 @@ def test_experts_that_are_read_set_the_time_of_the_activated_rule(tmp_path: Path
 def test_weights_that_least_loaded_sends_are_counted_in_seconds(tmp_path: Path) -> None:
     goal = "  objective: layer_time\n  tokens_per_pass: 20000\n  dispatch: least_loaded\n"
     plan = planned(tmp_path, goal, priced=True, slots=2, skew=1.2)
-    (sent,) = (note for note in plan.provenance.notes if note.startswith("the busiest rank sends"))
-    assert sent.endswith("their transfer is counted, after and not beside the exchange of tokens")
-    experts = float(re.findall(r"(\d+\.\d+) experts", sent)[0])
+    (note,) = (
+        note for note in plan.provenance.notes if note.startswith("the most-loaded rank sends")
+    )
+    assert note.endswith(
+        "their transfer is counted, after the all-to-all and not overlapped with it"
+    )
+    experts = float(re.findall(r"(\d+\.\d+) experts", note)[0])
     assert experts > 0.5
     assert plan.predicted is not None
     # 352 MB of an expert of Mixtral in bf16 over NVLink's 450 GB/s, in each of 4 layers.
     (times,) = plan.predicted.layer_times
     assert times.exchange_after_s > 4 * experts * 352e6 / 450e9
     plan = planned(tmp_path, "  dispatch: least_loaded\n", priced=False, slots=2, skew=1.2)
-    (sent,) = (note for note in plan.provenance.notes if note.startswith("the busiest rank sends"))
-    assert sent.endswith("their transfer is not counted; name `model` and `cluster` for it")
+    (note,) = (
+        note for note in plan.provenance.notes if note.startswith("the most-loaded rank sends")
+    )
+    assert note.endswith("their transfer is not counted; name `model` and `cluster` for it")
     assert plan.certificate.bound == 1.0
 
 
-def test_what_a_runtime_would_rather_have_is_chosen_on_planned_passes(tmp_path: Path) -> None:
+def test_placements_for_runtimes_without_the_rule_are_chosen_on_fit_passes(tmp_path: Path) -> None:
     planned(tmp_path, "  dispatch: least_loaded\n", priced=False, slots=2)
     heavy, light = 40_000, 1_000
-    # Passes that are planned from have experts 0 and 1 heavy, those that are judged on 0 and 2.
+    # Passes to fit on have experts 0 and 1 heavy, those that are evaluated on 0 and 2.
     count_PLE = np.full((4, 4, 8), light, dtype=np.int64)
     count_PLE[:2, :, [0, 1]] = heavy
     count_PLE[2:, :, [0, 2]] = heavy
@@ -130,38 +136,38 @@ def test_what_a_runtime_would_rather_have_is_chosen_on_planned_passes(tmp_path: 
     path = tmp_path / "spec.yaml"
     path.write_text(path.read_text().replace("path: chat", "path: shifted"))
     spec = read_place_spec(path)
-    evidence = evidence_of(spec)
+    evidence = split_recordings(spec)
 
     def placed(*experts: int) -> Placement:
         return Placement(expert_LS=np.tile(np.array(experts), (4, 1)))
 
-    for_planned, for_judged = placed(0, 2, 1, 3, 4, 5, 6, 7), placed(0, 1, 2, 3, 4, 5, 6, 7)
-    threes = [
-        Three(before=judged, rule=judged, after=judged)
-        for judged in (judge_workload(spec, evidence[0], for_planned, "least_loaded"),)
+    for_fit, for_holdout = placed(0, 2, 1, 3, 4, 5, 6, 7), placed(0, 1, 2, 3, 4, 5, 6, 7)
+    comparisons = [
+        Comparison(current=evaluation, eplb=evaluation, planned=evaluation)
+        for evaluation in (evaluate_workload(spec, evidence[0], for_fit, "least_loaded"),)
     ]
     lines = dispatch_gain(
-        spec, evidence, threes, None, chosen=for_planned, others=(for_judged, for_planned)
+        spec, evidence, comparisons, None, chosen=for_fit, others=(for_holdout, for_fit)
     )
-    (said,) = (line for line in lines if "without it the best placement found" in line)
+    (line,) = (line for line in lines if "without it the best placement found" in line)
     # Judged: both heavy experts on one rank of four.
     mean = (2 * heavy + 6 * light) / 4
-    assert said.endswith(f"the best placement found has {2 * heavy / mean:.3f}")
+    assert line.endswith(f"the best placement found has {2 * heavy / mean:.3f}")
 
 
 def test_experts_that_are_read_are_counted_by_hand() -> None:
     # Experts 0 and 1 stand on both ranks, 2 on the first only, where it is read. So expert 0 goes
     # to the second rank, and expert 1, at one read each, to the lower. Expert 3 has no token.
     placement = Placement(expert_LS=np.array([[0, 1, 2, 0, 1, 3]]))
-    judged = judge(
+    evaluation = evaluate(
         placement,
         load_PLE=np.array([[[4.0, 2.0, 5.0, 0.0]]]),
-        ranks=Ranks.alike(ranks=2, slots_per_rank=3),
+        ranks=Ranks.uniform(ranks=2, slots_per_rank=3),
         dispatch="activated",
     )
-    assert judged.active_PLG is not None
-    assert judged.active_PLG.tolist() == [[[2.0, 1.0]]]
-    assert judged.copies_PLG.tolist() == [[[7.0, 4.0]]]
+    assert evaluation.active_PLG is not None
+    assert evaluation.active_PLG.tolist() == [[[2.0, 1.0]]]
+    assert evaluation.copies_PLG.tolist() == [[[7.0, 4.0]]]
 
 
 def test_rules_of_no_engine_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -169,8 +175,8 @@ def test_rules_of_no_engine_are_refused_in_one_line(tmp_path: Path) -> None:
     cases = (
         (least, 2, "[sglang]", "least_loaded is in no release of sglang; set emit: []"),
         (least, 3, "[]", "12 slots hold 8 experts; set redundant_experts to 0"),
-        (f"{least}  rank_speeds: [1, 1, 1, 2]\n", 2, "[]", "takes ranks as alike"),
-        (f"{least}  objective: layer_chain\n", 2, "[]", "objective layer_chain is about"),
+        (f"{least}  rank_speeds: [1, 1, 1, 2]\n", 2, "[]", "assumes equal ranks"),
+        (f"{least}  objective: layer_chain\n", 2, "[]", "which objective layer_chain minimises"),
         ("  dispatch: activated\n", 3, "[eplb]", "(here balance, prefill)"),
         ("  dispatch: actived\n", 3, "[]", "'least_loaded' or 'activated'"),
     )

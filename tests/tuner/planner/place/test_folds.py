@@ -1,4 +1,4 @@
-"""Methods weighed on planned passes that they did not see."""
+"""Two-fold cross-validation of placement methods."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from solvers.placement.ranks import Placement
-from tuner.planner.place.evaluation import judge
-from tuner.planner.place.evidence import WorkloadEvidence, evidence_of
-from tuner.planner.place.folds import fold_costs, sure_costs
+from tuner.planner.place.evaluation import evaluate
+from tuner.planner.place.evidence import WorkloadEvidence, split_recordings
+from tuner.planner.place.folds import fold_costs, penalised_costs
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 
 
@@ -49,16 +49,16 @@ def spec_of(
 FIXED = Placement(expert_LS=np.array([[0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]]))
 
 
-def test_every_planned_pass_is_weighed_once_by_what_was_made_of_the_others(tmp_path: Path) -> None:
+def test_every_fit_pass_is_scored_once_by_a_placement_of_the_other_half(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, passes=16)
-    evidence = evidence_of(spec)
+    evidence = split_recordings(spec)
     seen: list[np.ndarray] = []
 
     def make(fold: Sequence[WorkloadEvidence]) -> Mapping[str, Placement]:
         (one,) = fold
-        seen.append(one.judged_PLE)
+        seen.append(one.holdout_PLE)
         other_PLE = evidence[0].whole_PLE[:8]
-        together = one.planned_LE * one.planned_passes + one.judged_PLE.sum(axis=0)
+        together = one.fit_LE * one.num_fit_passes + one.holdout_PLE.sum(axis=0)
         assert np.allclose(together, other_PLE.sum(axis=0))
         return {"fixed": FIXED}
 
@@ -69,11 +69,11 @@ def test_every_planned_pass_is_weighed_once_by_what_was_made_of_the_others(tmp_p
         for one in weighed_PLE
     ]
     assert sorted(order) == list(range(8))
-    by_hand = judge(FIXED, load_PLE=weighed_PLE, ranks=spec.ranks, dispatch="near_lp")
+    by_hand = evaluate(FIXED, load_PLE=weighed_PLE, ranks=spec.ranks, dispatch="near_lp")
     assert np.allclose(cost_P, by_hand.imbalance_P)
 
 
-def test_a_half_scatters_as_the_other_half_does_whatever_share_is_judged_on(tmp_path: Path) -> None:
+def test_variance_of_a_half_does_not_depend_on_the_holdout_share(tmp_path: Path) -> None:
     rng = np.random.default_rng(7)
     share_E = rng.dirichlet(np.full(32, 2.0))
     copies = 4_000
@@ -82,7 +82,7 @@ def test_a_half_scatters_as_the_other_half_does_whatever_share_is_judged_on(tmp_
     for judge_ratio in (0.2, 0.5, 0.8):
         counts = rng.multinomial(copies, share_E, size=(80, 20))
         spec = spec_of(tmp_path, passes=80, counts=counts, judge_ratio=judge_ratio)
-        (one,) = evidence_of(spec)
+        (one,) = split_recordings(spec)
         seen: list[WorkloadEvidence] = []
 
         def make(
@@ -94,34 +94,41 @@ def test_a_half_scatters_as_the_other_half_does_whatever_share_is_judged_on(tmp_
         assert not fold_costs(spec, [one], make, dispatch="near_lp", most_passes=1)
         for half in seen:
             # Independent copies: counts of n vary by n, in both means.
-            passes = 1.0 / half.planned_passes + 1.0 / len(half.judged_PLE)
-            told = half.variance_LE.sum() / (20 * copies * passes)
-            if not 0.95 < told < 1.35:
-                wrong.append((judge_ratio, told))
+            passes = 1.0 / half.num_fit_passes + 1.0 / len(half.holdout_PLE)
+            variance_ratio = half.variance_LE.sum() / (20 * copies * passes)
+            if not 0.95 < variance_ratio < 1.35:
+                wrong.append((judge_ratio, variance_ratio))
     assert not wrong
 
 
-def test_no_half_is_weighed_where_there_is_no_time_for_a_pass_of_each(tmp_path: Path) -> None:
+def test_no_fold_is_scored_without_time_for_a_pass_of_each(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, passes=16)
     made = {"fixed": FIXED, "again": FIXED}
     for most_passes, is_weighed in ((3, False), (4, True), (8, True)):
-        found = fold_costs(
-            spec, evidence_of(spec), lambda _: made, dispatch="near_lp", most_passes=most_passes
+        by_method = fold_costs(
+            spec,
+            split_recordings(spec),
+            lambda _: made,
+            dispatch="near_lp",
+            most_passes=most_passes,
         )
-        assert bool(found) is is_weighed
-        assert all(len(cost_P) == most_passes // 2 for cost_P in found.values())
+        assert bool(by_method) is is_weighed
+        assert all(len(cost_P) == most_passes // 2 for cost_P in by_method.values())
 
 
 def test_few_passes_are_not_parted(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, passes=6)
-    assert fold_costs(spec, evidence_of(spec), lambda _: {"fixed": FIXED}, dispatch="near_lp") == {}
+    assert (
+        fold_costs(spec, split_recordings(spec), lambda _: {"fixed": FIXED}, dispatch="near_lp")
+        == {}
+    )
 
 
 def test_a_search_must_beat_the_best_rule_by_more_than_its_error() -> None:
     rule_P = np.array([1.10, 1.20, 1.10, 1.20])
     lucky_P = rule_P + np.array([-0.09, 0.07, 0.06, -0.06])
     better_P = rule_P - np.array([0.05, 0.04, 0.05, 0.04])
-    costs = sure_costs(
+    costs = penalised_costs(
         {"eplb": rule_P, "other": rule_P + 0.01, "lucky": lucky_P, "better": better_P},
         ["eplb", "other"],
     )

@@ -9,10 +9,10 @@ import pytest
 from solvers.placement.balance.check import objective, standard_error
 from solvers.placement.ranks import Placement
 from tuner.place_api import Placed, place
-from tuner.planner.place.candidates import balance_problem, rule_of
-from tuner.planner.place.evaluation import judge
-from tuner.planner.place.evidence import evidence_of
-from tuner.planner.place.known_table import weighed_as
+from tuner.planner.place.candidates import balance_problem, eplb_baseline
+from tuner.planner.place.evaluation import evaluate
+from tuner.planner.place.evidence import split_recordings
+from tuner.planner.place.known_table import apply_known_table
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 
@@ -44,27 +44,27 @@ def planned(folder: Path, *, layers: int, recorded: int, seed: int) -> Placed:
     return place(path, time_limit_s=2.0)
 
 
-def test_what_is_planned_for_the_engine_s_own_table_is_weighed_and_certified_under_it(
+def test_plans_for_the_engine_s_own_table_are_scored_and_certified_under_it(
     tmp_path: Path,
 ) -> None:
     off = []
     for seed in range(2):
         made = planned(tmp_path, layers=2, recorded=2, seed=seed)
-        evidence, ranks = evidence_of(made.spec), made.spec.ranks
+        evidence, ranks = split_recordings(made.spec), made.spec.ranks
         assert made.plan.decision is not None
         rows = np.array(made.plan.decision.physical_to_logical)
-        rule = rule_of(evidence, ranks=ranks, groups=None, dispatch="static").placement
+        baseline = eplb_baseline(evidence, ranks=ranks, groups=None, dispatch="static").placement
         (one,) = evidence
-        mean_PLE = one.judged_PLE.mean(axis=0)[None]
+        mean_PLE = one.holdout_PLE.mean(axis=0)[None]
         ours, theirs = (
-            judge(placement, load_PLE=mean_PLE, ranks=ranks, dispatch="static").imbalance
-            for placement in (Placement(expert_LS=rows), rule)
+            evaluate(placement, load_PLE=mean_PLE, ranks=ranks, dispatch="static").imbalance
+            for placement in (Placement(expert_LS=rows), baseline)
         )
-        # A launch is no draw: the objective is that of the table, on the passes planned from.
+        # A launch is no draw: the objective is that of the table, on the fit passes.
         certificate = made.plan.certificate
-        fitted = judge(
+        fitted = evaluate(
             Placement(expert_LS=rows),
-            load_PLE=one.planned_LE[None],
+            load_PLE=one.fit_LE[None],
             ranks=ranks,
             dispatch="static",
         ).imbalance
@@ -84,12 +84,14 @@ def test_a_table_that_is_not_known_leaves_the_objective_a_mean_over_launches(
     tmp_path: Path,
 ) -> None:
     made = planned(tmp_path, layers=3, recorded=2, seed=0)
-    evidence, goal = evidence_of(made.spec), made.spec.goal
+    evidence, goal = split_recordings(made.spec), made.spec.goal
     problem = balance_problem(evidence, goal=goal, ranks=made.spec.ranks, dispatch="static")
-    rule = rule_of(evidence, ranks=made.spec.ranks, groups=None, dispatch="static").placement
-    assert weighed_as(made.spec, problem, rule, "static") == (problem, rule)
+    baseline = eplb_baseline(
+        evidence, ranks=made.spec.ranks, groups=None, dispatch="static"
+    ).placement
+    assert apply_known_table(made.spec, problem, baseline, "static") == (problem, baseline)
     assert made.plan.decision is not None
     chosen = Placement(expert_LS=np.array(made.plan.decision.physical_to_logical))
     assert made.plan.certificate.objective == pytest.approx(objective(problem, chosen))
     # Launches of a placement that leaves much to draw differ.
-    assert standard_error(problem, rule) > 0.0
+    assert standard_error(problem, baseline) > 0.0

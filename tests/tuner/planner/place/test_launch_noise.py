@@ -8,7 +8,7 @@ import numpy as np
 
 from solvers.placement.ranks import Floats, Placement
 from tuner.place_api import place
-from tuner.planner.place.evidence import evidence_of
+from tuner.planner.place.evidence import split_recordings
 from tuner.planner.place.launch_noise import launch_noise
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 
@@ -50,8 +50,8 @@ def three_copies_of_the_hottest(spec: PlaceSpec, load_E: Floats) -> Placement:
 
 def test_a_gain_under_one_table_is_as_uncertain_as_tables_differ(tmp_path: Path) -> None:
     spec = spec_of_many_tokens(tmp_path, dispatch="static")
-    evidence = evidence_of(spec)
-    placement = three_copies_of_the_hottest(spec, evidence[0].planned_LE[0])
+    evidence = split_recordings(spec)
+    placement = three_copies_of_the_hottest(spec, evidence[0].fit_LE[0])
     noise = launch_noise(spec, evidence, placement, None, dispatch="static")
     assert 0.005 < noise < 0.3
     for rule in ("even", "near_dynamic"):
@@ -60,18 +60,18 @@ def test_a_gain_under_one_table_is_as_uncertain_as_tables_differ(tmp_path: Path)
 
 def test_the_engine_s_own_table_leaves_nothing_open(tmp_path: Path) -> None:
     spec = spec_of_many_tokens(tmp_path, dispatch="static")
-    evidence = evidence_of(spec)
-    placement = three_copies_of_the_hottest(spec, evidence[0].planned_LE[0])
-    told = replace(evidence[0].recording, layer_ids=(0,), num_decoder_layers=1)
-    whole = replace(spec, num_layers=1, recordings={"all": told})
+    evidence = split_recordings(spec)
+    placement = three_copies_of_the_hottest(spec, evidence[0].fit_LE[0])
+    relabelled = replace(evidence[0].recording, layer_ids=(0,), num_decoder_layers=1)
+    whole = replace(spec, num_layers=1, recordings={"all": relabelled})
     assert launch_noise(whole, evidence, placement, None, dispatch="static") == 0.0
-    guessed = replace(whole, recordings={"all": replace(told, num_decoder_layers=None)})
+    guessed = replace(whole, recordings={"all": replace(relabelled, num_decoder_layers=None)})
     assert launch_noise(guessed, evidence, placement, None, dispatch="static") > 0.0
 
 
-def test_where_nothing_is_dealt_launches_are_alike(tmp_path: Path) -> None:
+def test_launches_are_identical_without_replicas(tmp_path: Path) -> None:
     spec = spec_of_many_tokens(tmp_path, dispatch="static", slots=4)
-    evidence = evidence_of(spec)
+    evidence = split_recordings(spec)
     single = Placement(expert_LS=np.arange(32)[None])
     assert launch_noise(spec, evidence, single, None, dispatch="static") == 0.0
 
@@ -82,5 +82,5 @@ def test_a_plan_states_at_least_the_noise_of_its_launches(tmp_path: Path) -> Non
     assert made.plan.decision is not None
     assert made.plan.verdict is not None
     placement = Placement(expert_LS=np.array(made.plan.decision.physical_to_logical))
-    drawn = launch_noise(spec, evidence_of(spec), placement, None, dispatch="static")
+    drawn = launch_noise(spec, split_recordings(spec), placement, None, dispatch="static")
     assert made.plan.verdict.noise_ratio >= drawn

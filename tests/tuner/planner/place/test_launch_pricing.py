@@ -11,13 +11,13 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
 from tuner.planner.place.cost import (
     CHOICE_SEED,
-    parts_cost,
-    planned_cost,
-    planned_seconds,
+    fit_cost,
+    fit_seconds,
+    ordering_cost,
     seconds_error,
 )
-from tuner.planner.place.evaluation import judged_of
-from tuner.planner.place.evidence import evidence_of
+from tuner.planner.place.evaluation import evaluate_loads
+from tuner.planner.place.evidence import split_recordings
 from tuner.planner.place.prices import pricing_of
 from tuner.spec.place_read import read_place_spec
 
@@ -62,34 +62,34 @@ def test_a_candidate_is_priced_by_the_mean_over_launches_whatever_the_engine_s_s
     spec = read_place_spec(tmp_path / "spec.yaml")
     pricing = pricing_of(spec.model, spec.cluster, spec.goal, residuals=None, measured=None)
     assert pricing is not None
-    (evidence,) = evidence_of(spec)
-    placement = eplb(evidence.planned_LE, ranks=spec.ranks)
-    load_PLE = evidence.planned_LE[None]
+    (evidence,) = split_recordings(spec)
+    placement = eplb(evidence.fit_LE, ranks=spec.ranks)
+    load_PLE = evidence.fit_LE[None]
 
     def seconds_of(seed: int) -> float:
         case = DispatchCase(load_PLE=load_PLE, placement=placement, ranks=spec.ranks, seed=seed)
-        judged = judged_of(rank_loads(case), ranks=spec.ranks)
+        evaluation = evaluate_loads(rank_loads(case), ranks=spec.ranks)
         return float(
             pricing.price(
-                placement, judged, load_PLE=load_PLE, ranks=spec.ranks, token_LTK=None
+                placement, evaluation, load_PLE=load_PLE, ranks=spec.ranks, token_LTK=None
             ).pass_P[0]
         )
 
     tables = np.array([seconds_of(1000 + seed) for seed in range(64)])
     assert tables.std() > 0.01 * tables.mean()
     error = tables.std() * np.sqrt(1.0 / 64 + 1.0 / 32)
-    certified = planned_cost(spec, [evidence], placement, pricing, "static")
-    chosen_by = parts_cost(spec, [evidence], placement, certified, "static", pricing)
+    certified = fit_cost(spec, [evidence], placement, pricing, "static")
+    chosen_by = ordering_cost(spec, [evidence], placement, certified, "static", pricing)
     assert certified == pytest.approx(tables.mean(), abs=4.0 * error)
     assert chosen_by == pytest.approx(tables.mean(), abs=4.0 * error)
     # The stated error is what the mean of as many other launches differs by.
     others = [
-        planned_cost(spec, [evidence], placement, pricing, "static", seed=100 + seed)
+        fit_cost(spec, [evidence], placement, pricing, "static", seed=100 + seed)
         for seed in range(24)
     ]
-    priced = planned_seconds(spec, [evidence], placement, pricing, "static")
-    told = seconds_error(spec, [evidence], priced, "static")
-    assert 0.5 < told / np.std(others, ddof=1) < 2.0
+    priced = fit_seconds(spec, [evidence], placement, pricing, "static")
+    jackknife = seconds_error(spec, [evidence], priced, "static")
+    assert 0.5 < jackknife / np.std(others, ddof=1) < 2.0
     assert seconds_error(spec, [evidence], priced, "even") == 0.0
     # Certified by other launches than it is chosen by, and by no table of the engine's.
     assert len({certified, chosen_by, seconds_of(ENGINE_SEED), seconds_of(CHOICE_SEED)}) == 4

@@ -7,7 +7,7 @@ from tuner.planner.place.evidence import load_scatter, load_variance
 COPIES = 20_000
 
 
-def test_the_variance_is_that_of_other_passes_for_texts_that_choose_alike() -> None:
+def test_the_variance_is_that_of_other_passes_for_correlated_texts() -> None:
     rng = np.random.default_rng(2)
     share_E = rng.dirichlet(np.full(64, 1.0))
     missed = []
@@ -21,15 +21,15 @@ def test_the_variance_is_that_of_other_passes_for_texts_that_choose_alike() -> N
         passes_PE = np.array([rng.multinomial(COPIES, one_E) for one_E in shares])
         ratios = []
         for first in range(0, 400, 40):
-            planned_PE, judged_PE = (
+            fit_PE, holdout_PE = (
                 passes_PE[first : first + 20],
                 passes_PE[first + 20 : first + 40],
             )
-            told_E = load_variance(
-                planned_PE[:, None], judged_copies=np.array([judged_PE.sum()]), size=COPIES
+            predicted_E = load_variance(
+                fit_PE[:, None], holdout_copies=np.array([holdout_PE.sum()]), size=COPIES
             )[0]
-            change_E = judged_PE.mean(axis=0) - planned_PE.mean(axis=0)
-            ratios.append(np.square(change_E).sum() / told_E.sum())
+            change_E = holdout_PE.mean(axis=0) - fit_PE.mean(axis=0)
+            ratios.append(np.square(change_E).sum() / predicted_E.sum())
         if not 0.75 < np.mean(ratios) < 1.35:
             missed.append((dispersion, np.mean(ratios)))
     assert not missed
@@ -37,9 +37,9 @@ def test_the_variance_is_that_of_other_passes_for_texts_that_choose_alike() -> N
 
 def test_one_pass_has_what_counting_leaves() -> None:
     counts_LE = np.array([[30, 70]])
-    told_LE = load_variance(counts_LE[None], judged_copies=np.array([100]), size=100.0)
-    # A share of 0.3 of 100 copies, twice: planned from and judged on.
-    assert np.allclose(told_LE, [[60.0, 140.0]])
+    predicted_LE = load_variance(counts_LE[None], holdout_copies=np.array([100]), size=100.0)
+    # A share of 0.3 of 100 copies, twice: planned from and evaluated on.
+    assert np.allclose(predicted_LE, [[60.0, 140.0]])
 
 
 def test_what_passes_differ_by_together_is_kept_and_adds_up_to_the_variance() -> None:
@@ -51,7 +51,7 @@ def test_what_passes_differ_by_together_is_kept_and_adds_up_to_the_variance() ->
     passes_PLE = np.stack([rng.multinomial(COPIES, share_E * lift_E) for lift_E in lift_PE])[
         :, None
     ]
-    variance_LE = load_variance(passes_PLE, judged_copies=np.array([COPIES * 48]), size=COPIES)
+    variance_LE = load_variance(passes_PLE, holdout_copies=np.array([COPIES * 48]), size=COPIES)
     scatter_BLE = load_scatter(passes_PLE, variance_LE=variance_LE)
     assert scatter_BLE is not None
     assert np.isclose(np.square(scatter_BLE).sum(), variance_LE.sum())

@@ -77,6 +77,7 @@ def plan(tmp_path: Path) -> Plan:
     return made
 
 
+@pytest.mark.slow
 def test_every_method_of_every_objective_plans_and_is_certified(plan: Plan) -> None:
     wrong = []
     for objective, legal in METHODS.items():
@@ -127,7 +128,7 @@ def test_every_method_has_a_solver_and_serves_an_objective() -> None:
     assert set(METHODS) == {objective.value for objective in Objective}
 
 
-def test_the_automatic_choice_is_told_beside_a_worse_method(plan: Plan) -> None:
+def test_the_automatic_choice_is_noted_next_to_a_worse_method(plan: Plan) -> None:
     goal = "  objective: layer_chain\n  ranks: 4\n  ranks_per_node: 2\n"
     found = plan(f"{goal}  method: eplb\n")
     (note,) = (one for one in found.provenance.notes if one.startswith("method "))
@@ -183,7 +184,7 @@ def test_methods_that_cannot_serve_are_refused_in_one_line(tmp_path: Path, plan:
     assert not wrong
 
 
-def test_an_automatic_choice_of_the_same_solver_is_not_solved_again(plan: Plan) -> None:
+def test_an_automatic_choice_of_the_same_solver_is_not_solved_twice(plan: Plan) -> None:
     goal = "  objective: layer_chain\n  ranks: 4\n  ranks_per_node: 2\n"
     wrong = []
     for method, is_beside in (("exact", False), ("annealing", True)):

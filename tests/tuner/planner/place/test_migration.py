@@ -5,7 +5,7 @@ import numpy as np
 from solvers.placement.ranks import Placement, Ranks
 from tuner.planner.place.migration import loaded_G, migration_cost
 
-RANKS = Ranks.alike(ranks=2, slots_per_rank=3)
+RANKS = Ranks.uniform(ranks=2, slots_per_rank=3)
 
 
 def table(*rows: list[int]) -> Placement:
@@ -29,7 +29,7 @@ def test_a_second_copy_on_the_same_rank_is_not_loaded_twice() -> None:
 
 
 def test_more_slots_than_today_are_loaded_where_they_hold_something_new() -> None:
-    today = Ranks.alike(ranks=2, slots_per_rank=2)
+    today = Ranks.uniform(ranks=2, slots_per_rank=2)
     loaded = loaded_G(
         table([0, 1, 2, 3]), table([0, 1, 2, 2, 3, 0]), ranks=RANKS, current_ranks=today
     )

@@ -18,10 +18,10 @@ from tuner.place_api import place
 from tuner.place_plan import PlacePlan
 from tuner.planner.place import plan_place as planning
 from tuner.planner.place import search as searching
-from tuner.planner.place.candidates import balance_problem, others_for_time, rule_of
-from tuner.planner.place.evidence import evidence_of
+from tuner.planner.place.candidates import balance_problem, eplb_baseline, layer_time_candidates
+from tuner.planner.place.evidence import split_recordings
 from tuner.planner.place.links import LinkSource, links_between
-from tuner.planner.place.savings import Gain, gain_of_load
+from tuner.planner.place.savings import Gain, load_gain
 from tuner.spec.place_read import read_place_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -115,7 +115,7 @@ def test_the_plan_is_better_than_what_runs_and_no_worse_than_the_rule(
     assert replicated.verdict.word in ("worth it", "fragile")
 
 
-def test_plans_are_judged_on_passes_they_were_not_made_from(tmp_path: Path) -> None:
+def test_plans_are_evaluated_on_holdout_passes(tmp_path: Path) -> None:
     plan = planned(tmp_path, "  ranks: 4\n  judge_ratio: 0.33\n")
     assert plan.predicted is not None
     (first, _) = plan.predicted.outcomes
@@ -147,7 +147,7 @@ def test_a_placement_is_made_and_certified_for_the_rule_that_the_runtime_applies
         assert plan.decision is not None
         found[dispatch] = plan
     spec = read_place_spec(tmp_path / "spec.yaml")
-    evidence = evidence_of(spec)
+    evidence = split_recordings(spec)
     for_static = balance_problem(evidence, goal=spec.goal, ranks=spec.ranks, dispatch="static")
     value = {
         name: objective(
@@ -158,7 +158,7 @@ def test_a_placement_is_made_and_certified_for_the_rule_that_the_runtime_applies
         if plan.decision is not None
     }
     assert found["static"].certificate.objective == pytest.approx(value["static"])
-    rule = rule_of(evidence, ranks=spec.ranks, groups=None, dispatch="static").placement
+    rule = eplb_baseline(evidence, ranks=spec.ranks, groups=None, dispatch="static").placement
     assert value["static"] <= objective(for_static, rule)
     # Half of the excess over the bound of a plan for an even split, or less.
     least = found["static"].certificate.bound
@@ -192,7 +192,7 @@ def test_the_accidents_of_few_tokens_are_no_gain(tmp_path: Path, tokens: int) ->
     assert plan.verdict.word == "not worth it"
 
 
-def test_passes_in_which_a_layer_saw_nothing_are_told_of(tmp_path: Path) -> None:
+def test_passes_in_which_a_layer_saw_no_token_are_noted(tmp_path: Path) -> None:
     plan = planned(tmp_path, "  ranks: 4\n", passes=4, workloads=1)
     values = json.loads((tmp_path / "w0.json").read_text())
     values["passes"][1][2] = [0] * 16
@@ -202,7 +202,8 @@ def test_passes_in_which_a_layer_saw_nothing_are_told_of(tmp_path: Path) -> None
     assert any("1 passes in which some layer saw no token" in one for one in plan.provenance.notes)
 
 
-def test_dynamic_dispatch_is_judged_at_any_size_of_a_pass(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_dynamic_dispatch_is_evaluated_at_any_size_of_a_pass(tmp_path: Path) -> None:
     goal = "  ranks: 4\n  slots_per_rank: 5\n  dispatch: dynamic\n  tokens_per_pass: 77\n"
     # Steps, not the time, end searches of this size.
     plan = planned(tmp_path, goal, layers=1, time_limit_s=8.0)
@@ -259,20 +260,20 @@ def test_a_plan_says_what_priced_it_and_what_it_leaves_idle(tmp_path: Path) -> N
 
 def test_engines_that_share_otherwise_are_named(tmp_path: Path) -> None:
     head = f"model: {MODELS / 'olmoe-1b-7b'}\nemit: [sglang, eplb]\n"
-    said = "eplb runs an even split, under which nothing was judged here"
+    said = "eplb runs an even split, under which nothing was evaluated here"
     for slots, is_said in ((9, True), (8, False)):
         goal = f"  ranks: 8\n  slots_per_rank: {slots}\n"
         plan = planned(tmp_path, goal, head=head, experts=64, top_k=8)
         assert (said in plan.provenance.notes) == is_said
 
 
-def test_recordings_that_differ_in_ways_alone_are_told_apart(tmp_path: Path) -> None:
+def test_recordings_that_differ_in_transitions_only_have_different_hashes(tmp_path: Path) -> None:
     first = planned_ways(tmp_path, "layer_chain", time_limit_s=0.5)
     kept = clustered(np.random.default_rng(11), workload="chat")
     assert kept.transition_MEE is not None
     write_stored(tmp_path / "chat", replace(kept, transition_MEE=2.0 * kept.transition_MEE))
-    again = place(tmp_path / "spec.yaml", time_limit_s=0.5).plan
-    before, after = first.provenance.recording_sha256, again.provenance.recording_sha256
+    repeated = place(tmp_path / "spec.yaml", time_limit_s=0.5).plan
+    before, after = first.provenance.recording_sha256, repeated.provenance.recording_sha256
     assert before["chat"] != after["chat"]
     assert before["law"] == after["law"]
 
@@ -283,7 +284,7 @@ def test_every_workload_is_left_out_in_turn(tmp_path: Path) -> None:
     assert [one.workload for one in plan.predicted.left_out] == ["w0", "w1", "w2"]
 
 
-def test_a_single_workload_says_what_it_cannot_tell(tmp_path: Path) -> None:
+def test_a_single_workload_notes_that_others_are_unknown(tmp_path: Path) -> None:
     plan = planned(tmp_path, "  ranks: 4\n", workloads=1)
     assert plan.predicted is not None
     assert plan.predicted.left_out == ()
@@ -313,10 +314,10 @@ def test_a_balance_that_eplbs_rule_does_better_is_not_worth_it_unless_moves_are_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def behind_the_rule(*args: Any) -> Gain:
-        gain = gain_of_load(*args)
-        return replace(gain, rule_gain_ratio=gain.gain_ratio + 0.05)
+        gain = load_gain(*args)
+        return replace(gain, eplb_gain_ratio=gain.gain_ratio + 0.05)
 
-    monkeypatch.setattr(planning, "gain_of_load", behind_the_rule)
+    monkeypatch.setattr(planning, "load_gain", behind_the_rule)
     (tmp_path / "current.json").write_text(json.dumps([[*range(16), 0, 1, 2, 3]] * 3))
     goal = "  ranks: 4\n  slots_per_rank: 5\n  current: current.json\n"
     free = planned(tmp_path, goal, workloads=1, time_limit_s=0.2)
@@ -332,8 +333,8 @@ def test_a_balance_that_eplbs_rule_does_better_is_not_worth_it_unless_moves_are_
 def test_shares_of_the_time_limit_add_up_to_no_more_than_it() -> None:
     for shares in (searching.PLAIN, searching.PROGRAMS):
         parts = [getattr(shares, field.name) for field in fields(shares)]
-        # Under a linear program the rest is for judging and what more room would bring.
-        assert sum(parts) + planning.RELAXING_SHARE <= 1.0
+        # Under a linear program the rest is for evaluation and relaxations.
+        assert sum(parts) + planning.RELAXATION_SHARE <= 1.0
 
 
 def test_a_plan_may_have_more_slots_than_what_runs(tmp_path: Path) -> None:
@@ -357,7 +358,7 @@ def test_a_plan_may_have_more_slots_than_what_runs(tmp_path: Path) -> None:
         ("  slots_per_rank: 4\n  objective: co_activation\n", "placements of the same slots"),
     ],
 )
-def test_other_slots_than_today_go_with_neither_limits_nor_ways(
+def test_other_slots_than_the_current_ones_exclude_limits_and_traffic(
     tmp_path: Path, goal: str, says: str
 ) -> None:
     (tmp_path / "current.json").write_text(json.dumps([[*range(16), 0, 1, 2, 3]] * 3))
@@ -365,7 +366,7 @@ def test_other_slots_than_today_go_with_neither_limits_nor_ways(
         planned(tmp_path, f"  ranks: 4\n  current: current.json\n{goal}")
 
 
-def test_a_limit_cannot_be_kept_by_objectives_about_ways(tmp_path: Path) -> None:
+def test_a_limit_cannot_be_kept_by_objectives_about_traffic(tmp_path: Path) -> None:
     (tmp_path / "current.json").write_text(json.dumps([list(range(16))] * 3))
     goal = "  ranks: 4\n  objective: layer_chain\n  current: current.json\n  max_moved_experts: 3\n"
     with pytest.raises(SpecError, match="keeps no limit on moved experts"):
@@ -406,7 +407,8 @@ def test_seconds_are_predicted_where_a_model_and_devices_are_named(
     assert plan.certificate.bound <= plan.certificate.objective
 
 
-def test_the_same_question_has_the_same_answer(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_same_spec_has_the_same_plan(tmp_path: Path) -> None:
     goal = "  ranks: 4\n  slots_per_rank: 5\n"
     # Enough time for the search to end by itself: cut short, it depends on the machine.
     first, second = (planned(tmp_path, goal, layers=1, time_limit_s=60.0) for _ in range(2))
@@ -473,6 +475,7 @@ def of_ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PlacePlan]:
     }
 
 
+@pytest.mark.slow
 @each_row("objective", ["layer_chain", "co_activation"])
 def test_traffic_falls_and_the_load_stays_within_the_rules(
     of_ways: dict[str, PlacePlan], objective: str
@@ -505,7 +508,7 @@ def test_affinity_of_one_workload_that_hurts_another_is_called_fragile(tmp_path:
         ("  exchange: merged\n  redundant_experts: 4\n", {"balance of copies"}),
     ],
 )
-def test_time_is_looked_for_where_the_search_for_it_is_blind(
+def test_layer_time_has_candidates_that_its_search_misses(
     tmp_path: Path, goal: str, names: set[str]
 ) -> None:
     write_stored(tmp_path / "chat", clustered(np.random.default_rng(11), workload="chat"))
@@ -515,12 +518,12 @@ def test_time_is_looked_for_where_the_search_for_it_is_blind(
         f"{goal}  workloads: [{{name: chat, path: chat}}]\n"
     )
     spec = read_place_spec(path)
-    evidence = evidence_of(spec)
-    found = others_for_time(
+    evidence = split_recordings(spec)
+    found = layer_time_candidates(
         evidence,
         goal=spec.goal,
         ranks=spec.ranks,
-        rule=rule_of(evidence, ranks=spec.ranks, groups=None),
+        baseline=eplb_baseline(evidence, ranks=spec.ranks, groups=None),
         dispatch="even",
         links=links_between(spec, evidence, LinkSource()),
         migration=None,
@@ -529,19 +532,20 @@ def test_time_is_looked_for_where_the_search_for_it_is_blind(
     assert set(found) == names
 
 
-def test_what_runs_is_kept_where_nothing_found_has_less_traffic(
+@pytest.mark.slow
+def test_the_current_placement_is_kept_if_no_candidate_has_less_traffic(
     tmp_path: Path, of_ways: dict[str, PlacePlan]
 ) -> None:
     plan = of_ways["layer_chain"]
     assert plan.decision is not None
     (tmp_path / "current.json").write_text(json.dumps(plan.decision.physical_to_logical))
     goal = "  current: current.json\n"
-    again = planned_ways(tmp_path, "layer_chain", goal=goal, time_limit_s=20.0)
-    assert again.predicted is not None
-    before, _, after = again.predicted.traffic["layer_chain"]
+    repeated = planned_ways(tmp_path, "layer_chain", goal=goal, time_limit_s=20.0)
+    assert repeated.predicted is not None
+    before, _, after = repeated.predicted.traffic["layer_chain"]
     assert after <= before * (1.0 + 1e-9)
-    assert again.predicted.migration is not None
-    assert again.predicted.migration.break_even_s is None
+    assert repeated.predicted.migration is not None
+    assert repeated.predicted.migration.break_even_s is None
 
 
 def test_the_load_limit_is_named_where_it_binds(
@@ -553,7 +557,7 @@ def test_the_load_limit_is_named_where_it_binds(
     assert "slots of a rank" in wide.binding_constraint
 
 
-def test_traffic_is_judged_on_tokens_that_were_not_planned_from(tmp_path: Path) -> None:
+def test_traffic_is_evaluated_on_holdout_tokens(tmp_path: Path) -> None:
     rng = np.random.default_rng(5)
     # Tokens without any affinity: what the search finds in the first half is not in the second.
     token_LTK = np.argsort(rng.random((3, 200, 16)), axis=2)[:, :, :2].astype(np.int32)
@@ -584,6 +588,6 @@ def test_traffic_is_judged_on_tokens_that_were_not_planned_from(tmp_path: Path) 
     assert abs(after / before - 1.0) < 0.05
 
 
-def test_replicas_have_no_place_where_ways_are_counted(tmp_path: Path) -> None:
+def test_replicas_are_refused_by_objectives_about_traffic(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="places every expert once"):
         planned_ways(tmp_path, "co_activation", goal="  redundant_experts: 4\n")

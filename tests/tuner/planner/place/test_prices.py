@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from solvers.placement.ranks import Placement, Ranks
-from tuner.planner.place.evaluation import judge
+from tuner.planner.place.evaluation import evaluate
 from tuner.planner.place.prices import Pricing, _reach, pricing_of
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.huggingface.read import read_model
@@ -62,8 +62,8 @@ def test_no_placement_goes_below_the_bound(
     load_PLE = tokens * rng.dirichlet(np.full(8, 0.7))[None, None]
     bound = made.bound_L(load_LE=load_PLE[0], ranks=ranks)[0]
     for placement in placements(rng, ranks, 8):
-        judged = judge(placement, load_PLE=load_PLE, ranks=ranks, dispatch="even")
-        priced = made.price(placement, judged, load_PLE=load_PLE, ranks=ranks, token_LTK=None)
+        evaluation = evaluate(placement, load_PLE=load_PLE, ranks=ranks, dispatch="even")
+        priced = made.price(placement, evaluation, load_PLE=load_PLE, ranks=ranks, token_LTK=None)
         assert priced.pass_P[0] >= bound * (1.0 - 1e-9)
 
 
@@ -77,6 +77,6 @@ def test_merged_tokens_take_replicas_in_turn() -> None:
 
 
 def test_a_merged_exchange_needs_tokens() -> None:
-    ranks = Ranks.alike(ranks=2, slots_per_rank=1)
+    ranks = Ranks.uniform(ranks=2, slots_per_rank=1)
     with pytest.raises(ValueError, match="sampled tokens"):
         _reach(Placement(expert_LS=np.array([[0, 1]])), None, pricing(merged=True).machine, ranks)

@@ -11,16 +11,21 @@ from solvers.placement.coactivation import check
 from solvers.placement.ranks import Placement
 from tuner.place_api import place
 from tuner.planner.place import candidates
-from tuner.planner.place.candidates import coactivation_problem, rule_of
-from tuner.planner.place.evidence import evidence_of
+from tuner.planner.place.candidates import coactivation_problem, eplb_baseline
+from tuner.planner.place.evidence import split_recordings
 from tuner.planner.place.links import LinkCosts, LinkSource, links_between
 from tuner.planner.place.sampled import Tokens
-from tuner.planner.place.traffic import problem_scale, stretches, traffic_of, traffic_on_one
+from tuner.planner.place.traffic import (
+    batch_traffic,
+    placement_traffic,
+    problem_scale,
+    workload_traffic,
+)
 from tuner.spec.place_read import PlaceSpec, read_place_spec
 
 
 def constant_links(spec: PlaceSpec) -> LinkCosts:
-    return links_between(spec, evidence_of(spec), LinkSource())
+    return links_between(spec, split_recordings(spec), LinkSource())
 
 
 @pytest.fixture
@@ -48,11 +53,13 @@ def spec(tmp_path: Path) -> PlaceSpec:
 
 
 def test_a_tokens_cost_is_the_ranks_and_nodes_it_touches(spec: PlaceSpec) -> None:
-    (one,) = evidence_of(spec)
-    rule = rule_of([one], ranks=spec.ranks, groups=None)
+    (one,) = split_recordings(spec)
+    baseline = eplb_baseline([one], ranks=spec.ranks, groups=None)
     placement = Placement(expert_LS=np.tile(np.arange(8), (2, 1)))
     assert one.recording.token_LTK is not None
-    found = traffic_on_one(spec, one, placement, rule, constant_links(spec), tokens=Tokens.ALL)
+    found = workload_traffic(
+        spec, one, placement, baseline, constant_links(spec), tokens=Tokens.ALL
+    )
     # Two experts a rank, two ranks a node. From half of the ranks a node is another one, which
     # costs 6, and from half of the ranks of a node a rank is another one, which costs 1.
     by_hand = [
@@ -66,50 +73,52 @@ def test_a_tokens_cost_is_the_ranks_and_nodes_it_touches(spec: PlaceSpec) -> Non
     assert found == pytest.approx(np.mean(by_hand))
 
 
-def test_stretches_of_judged_tokens_average_to_the_judged_traffic(spec: PlaceSpec) -> None:
-    (one,) = evidence_of(spec)
+def test_batches_of_holdout_tokens_average_to_their_traffic(spec: PlaceSpec) -> None:
+    (one,) = split_recordings(spec)
     links = constant_links(spec)
-    rule = rule_of([one], ranks=spec.ranks, groups=None)
-    parts = stretches(spec, one, spec.current, rule, links)
+    baseline = eplb_baseline([one], ranks=spec.ranks, groups=None)
+    parts = batch_traffic(spec, one, spec.current, baseline, links)
     assert len(parts) == 10
     assert len(set(parts.tolist())) > 1
-    judged = traffic_on_one(spec, one, spec.current, rule, links, tokens=Tokens.JUDGED)
-    assert parts.mean() == pytest.approx(judged)
+    compare_predictions = workload_traffic(
+        spec, one, spec.current, baseline, links, tokens=Tokens.HOLDOUT
+    )
+    assert parts.mean() == pytest.approx(compare_predictions)
 
 
-def test_planned_traffic_is_the_checkers_objective_per_token(spec: PlaceSpec) -> None:
-    evidence = evidence_of(spec)
+def test_fit_traffic_is_the_checkers_objective_per_token(spec: PlaceSpec) -> None:
+    evidence = split_recordings(spec)
     links = constant_links(spec)
-    rule = rule_of(evidence, ranks=spec.ranks, groups=None)
+    baseline = eplb_baseline(evidence, ranks=spec.ranks, groups=None)
     placement = Placement(expert_LS=np.random.default_rng(1).permuted([[*range(8)]] * 2, axis=1))
     problem = coactivation_problem(
-        evidence, goal=spec.goal, ranks=spec.ranks, rule=rule, links=links
+        evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
     )
-    scale = problem_scale(spec, evidence, rule, links)
+    scale = problem_scale(spec, evidence, baseline, links)
     assert scale == 20.0
-    stated = traffic_of(spec, evidence, placement, rule, links, tokens=Tokens.PLANNED)
+    stated = placement_traffic(spec, evidence, placement, baseline, links, tokens=Tokens.FIT)
     assert stated == pytest.approx(check.objective(problem, placement) / scale)
     assert stated == pytest.approx(
-        traffic_on_one(spec, evidence[0], placement, rule, links, tokens=Tokens.PLANNED)
+        workload_traffic(spec, evidence[0], placement, baseline, links, tokens=Tokens.FIT)
     )
 
 
-def test_judged_tokens_are_not_planned_from(spec: PlaceSpec) -> None:
-    (one,) = evidence_of(spec)
-    assert one.planned_LTK is not None
-    assert one.judged_LTK is not None
+def test_holdout_tokens_are_no_fit_tokens(spec: PlaceSpec) -> None:
+    (one,) = split_recordings(spec)
+    assert one.fit_LTK is not None
+    assert one.holdout_LTK is not None
     assert one.recording.token_LTK is not None
-    both = np.concatenate([one.planned_LTK, one.judged_LTK], axis=1)
+    both = np.concatenate([one.fit_LTK, one.holdout_LTK], axis=1)
     assert both.tolist() == one.recording.token_LTK.tolist()
-    assert one.judged_LTK.shape[1] == 20
+    assert one.holdout_LTK.shape[1] == 20
 
 
 def test_the_problem_of_a_plan_is_stated_once(spec: PlaceSpec) -> None:
     text = spec.path.read_text()
     over = []
     for objective, stated in (
-        ("co_activation", candidates._planned_coactivation),
-        ("layer_chain", candidates._planned_chain),
+        ("co_activation", candidates._cached_coactivation),
+        ("layer_chain", candidates._cached_chain),
     ):
         spec.path.write_text(text.replace("co_activation", objective))
         before = stated.cache_info().misses

@@ -11,8 +11,8 @@ from tuner.costs.serving.engine import Degrees, Engine
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
-from tuner.planner.serve.demand import Demand, demand_of
-from tuner.planner.serve.options import PoolSite
+from tuner.planner.serve.demand import Demand, build_demand
+from tuner.planner.serve.options import ServingPool
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.goal import ServeGoal
@@ -22,11 +22,11 @@ FORMATS = Formats(attention="fp8", output="fp8", ffn="fp8", experts="fp8", kv="b
 
 
 @pytest.fixture
-def site() -> Callable[..., PoolSite]:
-    def made(device: str = "h100-sxm", *, nodes: int = 2, per_node: int = 8) -> PoolSite:
+def serving_pool() -> Callable[..., ServingPool]:
+    def made(device: str = "h100-sxm", *, nodes: int = 2, per_node: int = 8) -> ServingPool:
         pool = Pool(name=device, device=device, nodes=nodes, devices_per_node=per_node)
         sheet = find_device(device)
-        return PoolSite(
+        return ServingPool(
             pool=pool,
             machine=ServingMachine(sheet=sheet, tables=None),
             memory_bytes=float(sheet.memory_bytes),
@@ -50,20 +50,20 @@ def demand() -> Callable[..., Demand]:
                 "slo": slo or {},
             }
         )
-        return demand_of(goal, longest=longest)
+        return build_demand(goal, longest=longest)
 
     return made
 
 
 @pytest.fixture
-def iteration(site: Callable[..., PoolSite]) -> Callable[..., Iteration]:
+def iteration(serving_pool: Callable[..., ServingPool]) -> Callable[..., Iteration]:
     def made(model: str = "mixtral-8x7b", engine: str = "vllm", **fields: object) -> Iteration:
         plain = Iteration(
             decoder=decoder_of(read_model(MODELS / model)),
             formats=FORMATS,
             degrees=Degrees(attention_tensor=2, expert=2),
             engine=Engine(engine),
-            machine=site().machine,
+            machine=serving_pool().machine,
         )
         return replace(plain, **fields)  # type: ignore[arg-type]  # fields are named by the tests
 

@@ -10,10 +10,10 @@ from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serving.engine import Engine
 from tuner.costs.serving.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.emit.serving.registry import emit_all_serving, unlaunchable
-from tuner.planner.serve.afd_options import BUDGET, PricedCells, priced_cells, sides_of
+from tuner.planner.serve.afd_options import BUDGET, PricedAfdUnits, price_afd_options, sides_of
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.instances import launched_as
-from tuner.planner.serve.options import Option, PoolSite
+from tuner.planner.serve.instances import to_instances
+from tuner.planner.serve.options import Option, ServingPool
 from tuner.serve_api import deploy
 from tuner.serve_plan import Role, ServePlan, VerifiedServing
 from tuner.spec.cluster import Pool
@@ -29,22 +29,22 @@ def decoder() -> Decoder:
 
 
 def _priced(
-    site: PoolSite, decoder: Decoder, demand: Demand, refuse: Callable[[Option], str]
-) -> PricedCells:
-    return priced_cells(
-        (site,),
+    serving_pool: ServingPool, decoder: Decoder, demand: Demand, refuse: Callable[[Option], str]
+) -> PricedAfdUnits:
+    return price_afd_options(
+        (serving_pool,),
         decoder=decoder,
         formats=FP8,
         engine=Engine.VLLM,
         demand=demand,
         loads=None,
-        page_of_pool={},
+        page_by_pool={},
         refuse=refuse,
     )
 
 
 def _more_ffn(option: Option) -> str:
-    attention, expert = launched_as(option, count=1)
+    attention, expert = to_instances(option, count=1)
     return "more experts" if attention.devices < expert.devices else ""
 
 
@@ -67,10 +67,10 @@ def test_every_pair_of_sides_fits_the_pool_and_divides_the_experts(decoder: Deco
     assert not list(sides_of(pool, decoder_of(read_model(MODELS / "llama-3.1-8b"))))
 
 
-def test_cells_count_both_servers_and_each_fits_its_device(
-    site: Callable[..., PoolSite], demand: Callable[..., Demand], decoder: Decoder
+def test_afd_units_count_both_servers_and_each_fits_its_device(
+    serving_pool: Callable[..., ServingPool], demand: Callable[..., Demand], decoder: Decoder
 ) -> None:
-    here = site("h100-sxm", nodes=1)
+    here = serving_pool("h100-sxm", nodes=1)
     found = _priced(here, decoder, demand(slo={"tpot": {"p90": 0.05}}), _more_ffn)
     assert found.options
     assert found.refused
@@ -78,7 +78,7 @@ def test_cells_count_both_servers_and_each_fits_its_device(
     for option in (*found.options, *found.refused):
         own = option.iteration
         assert isinstance(own, RemoteFfnIteration)
-        attention, expert = launched_as(option, count=3)
+        attention, expert = to_instances(option, count=3)
         assert (attention.role, expert.role) == (Role.ATTENTION, Role.EXPERT)
         assert option.devices == attention.devices + expert.devices
         assert attention.count == expert.count == 3
@@ -123,7 +123,7 @@ def _planned(folder: Path, *, model: str = "deepseek-v3", **changes: Any) -> Ser
     return deploy(path, time_limit_s=20.0).plan
 
 
-def test_a_plan_of_cells_is_launched_and_names_what_a_rule_costs(tmp_path: Path) -> None:
+def test_a_plan_of_afd_units_is_launched_and_names_what_a_rule_costs(tmp_path: Path) -> None:
     plan = _planned(tmp_path)
     decision, predicted = plan.decision, plan.predicted
     assert decision is not None
@@ -143,7 +143,7 @@ def test_a_plan_of_cells_is_launched_and_names_what_a_rule_costs(tmp_path: Path)
     # 256 experts need 8 devices, and so little traffic fewer for attention.
     (costly,) = plan.unlaunchable
     assert "num_attention_ranks to be at least num_ffn_ranks" in costly.feature
-    assert f"cells that are launched take {decision.num_devices}" in costly.feature
+    assert f"launched AFD units take {decision.num_devices}" in costly.feature
     assert 0.0 < costly.gain_ratio < 1.0
     assert any("experiment of the engine's plugin" in note for note in plan.provenance.notes)
     assert any("num_ffn_ranks" in reason for reason in plan.certificate.space.illegal_by)
@@ -173,7 +173,7 @@ def test_a_release_without_the_plugin_sizes_the_mode_and_names_the_one_with_it(
     assert "vllm 0.30.0+afd does as an experiment" in own.told
 
 
-def test_a_target_that_starts_no_cells_leaves_the_mode_out(tmp_path: Path) -> None:
+def test_a_target_that_starts_no_afd_units_leaves_the_mode_out(tmp_path: Path) -> None:
     plan = _planned(
         tmp_path,
         model="qwen3-30b-a3b",
@@ -186,7 +186,7 @@ def test_a_target_that_starts_no_cells_leaves_the_mode_out(tmp_path: Path) -> No
     assert plan.decision.mode == "disaggregated"
     (own,) = (one for one in plan.modes if one.mode == "attention_expert")
     assert own.status == "unlaunchable"
-    assert "emit: kubernetes starts no attention and FFN servers apart" in own.told
+    assert "emit: kubernetes has no attention-FFN disaggregation" in own.told
 
 
 def test_the_example_is_planned_and_launched() -> None:

@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.costs.serving.afd import most_activated
+from tests.tuner.formulas import most_activated
 from tuner.costs.serving.afd_step import Activated, uniform_activated
 from tuner.costs.serving.curves import Floats
 from tuner.costs.serving.decoder import Experts, Formats, decoder_of
 from tuner.costs.serving.engine import Engine
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
-from tuner.planner.serve.afd_units import Cell, cells_of
+from tuner.planner.serve.afd_units import AfdUnit, cell_groups
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.options import PoolSite
+from tuner.planner.serve.options import ServingPool
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.huggingface.read import read_model
 
@@ -47,9 +47,9 @@ def demand(*, tpot_s: float = 0.2, rate_per_s: float = 1.0, longest: int = 4000)
     )
 
 
-def site_of(pool: Pool, *, memory_bytes: float | None = None) -> PoolSite:
+def price_serving_pool(pool: Pool, *, memory_bytes: float | None = None) -> ServingPool:
     sheet = find_device(pool.device or "")
-    return PoolSite(
+    return ServingPool(
         pool=pool,
         machine=ServingMachine(sheet=sheet, tables=None),
         memory_bytes=memory_bytes or float(sheet.memory_bytes),
@@ -63,32 +63,32 @@ def priced(
     memory_bytes: float | None = None,
     wanted: Demand | None = None,
     activated: Activated = uniform_activated,
-) -> tuple[Cell, ...]:
+) -> tuple[AfdUnit, ...]:
     return tuple(
-        cells_of(
-            [site_of(pool, memory_bytes=memory_bytes) for pool in pools],
+        cell_groups(
+            [price_serving_pool(pool, memory_bytes=memory_bytes) for pool in pools],
             decoder=DECODER,
             formats=BF16,
             engine=Engine.SGLANG,
             demand=wanted or demand(),
             cluster=Cluster(pools=pools, links=links),
-            activated=lambda site: activated,
+            activated=lambda serving_pool: activated,
         )
     )
 
 
-def smallest(cells: Sequence[Cell], tokens_per_s: float) -> Cell:
-    enough = [cell for cell in cells if cell.rate_per_s * 256.0 >= tokens_per_s]
+def smallest(afd_units: Sequence[AfdUnit], tokens_per_s: float) -> AfdUnit:
+    enough = [cell for cell in afd_units if cell.rate_per_s * 256.0 >= tokens_per_s]
     return min(enough, key=lambda cell: (cell.devices, -cell.rate_per_s))
 
 
 def test_deepseek_v2_takes_few_attention_and_at_least_six_expert_devices() -> None:
     # Published: 1A6E at 64 requests in flight and 99 tokens/s a device, 2A6E at 256 and 240,
     # 4A6E at 512 with a tight target.
-    cells = priced(H100)
-    small = smallest(cells, 7 * 99.0)
+    afd_units = priced(H100)
+    small = smallest(afd_units, 7 * 99.0)
     assert (small.attention_devices, small.expert_devices) == (1, 6)
-    chosen = [smallest(cells, rate) for rate in (7 * 99.0, 8 * 240.0, 5e3, 1e4, 2e4)]
+    chosen = [smallest(afd_units, rate) for rate in (7 * 99.0, 8 * 240.0, 5e3, 1e4, 2e4)]
     assert all(cell.expert_devices >= 6 for cell in chosen)
     assert all(cell.attention_devices <= cell.expert_devices for cell in chosen)
     devices = [cell.devices for cell in chosen]
@@ -113,14 +113,14 @@ def test_within_the_target_one_more_expert_device_never_reads_more() -> None:
     assert inside == sorted(inside)
 
 
-def test_parts_that_fit_nowhere_give_no_cells() -> None:
+def test_parts_that_fit_nowhere_give_no_afd_units() -> None:
     assert priced(H100, memory_bytes=6e9) == ()
     assert priced(H100, wanted=demand(longest=10**8)) == ()
     too_small = Pool(name="few", device="h100-sxm", nodes=1, devices_per_node=6)
     assert priced(too_small) == ()
 
 
-def test_pools_share_a_cell_only_over_a_link() -> None:
+def test_pools_share_an_afd_unit_only_over_a_link() -> None:
     alone = priced(H100, H20)
     assert {(c.attention.pool.name, c.experts.pool.name) for c in alone} == {
         ("h100", "h100"),
@@ -146,7 +146,7 @@ def bound(experts: Experts, tokens_Q: Floats, devices: int) -> Floats:
 
 
 def drawn(experts: Experts, tokens_Q: Floats, devices: int) -> Floats:
-    """Read experts of the busiest device, drawn; all of them where some are hardly left alone."""
+    """Read experts of the most-loaded device, drawn; all of them where few stay unread."""
     rng = np.random.default_rng(3)
     slots = -(-experts.num // devices)
     read_Q = np.full_like(tokens_Q, slots)

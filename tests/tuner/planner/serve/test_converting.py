@@ -1,4 +1,4 @@
-"""What a measured conversion of pages adds to a handover."""
+"""What a measured conversion of pages adds to a KV transfer."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +10,8 @@ from tests.profilers.testing import fake_profile
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
-from tuner.planner.serve.options import Option, PoolSite
-from tuner.planner.serve.solve_mode import Question, Settings, question_of
+from tuner.planner.serve.options import Option, ServingPool
+from tuner.planner.serve.solve_mode import ServeProblem, Settings, build_serve_problem
 from tuner.serve_plan import Role
 from tuner.spec.serving.read import read_serve_spec
 
@@ -47,7 +47,7 @@ def table(kind: str) -> KernelTable:
 
 
 @pytest.fixture
-def question(tmp_path: Path) -> Question:
+def problem(tmp_path: Path) -> ServeProblem:
     path = tmp_path / "spec.yaml"
     path.write_text(
         f"schema_version: 1\nmodel: {MIXTRAL}\n"
@@ -58,46 +58,46 @@ def question(tmp_path: Path) -> Question:
     )
     spec = read_serve_spec(path)
     sheet = find_device("h20")
-    site = PoolSite(
+    serving_pool = ServingPool(
         pool=spec.cluster.pools[0],
         machine=ServingMachine(sheet=sheet, tables=None),
         memory_bytes=float(sheet.memory_bytes),
         source="datasheet",
     )
-    return question_of(spec, (site,), Settings())
+    return build_serve_problem(spec, (serving_pool,), Settings())
 
 
-def option(question: Question, role: Role, *, tensor: int, kind: str | None = None) -> Option:
+def option(problem: ServeProblem, role: Role, *, tensor: int, kind: str | None = None) -> Option:
     found = next(
         one
-        for one in question.options.options
+        for one in problem.options.options
         if (one.role, one.degrees.attention_tensor, one.degrees.pipeline) == (role, tensor, 1)
     )
     measured = None if kind is None else table(kind)
-    return replace(found, site=replace(found.site, conversions=measured))
+    return replace(found, serving_pool=replace(found.serving_pool, conversions=measured))
 
 
-def test_heads_that_are_cut_anew_take_the_measured_rate(question: Question) -> None:
-    own = question.hand_overs
-    sender = option(question, Role.PREFILL, tensor=1)
-    plain = own.seconds(sender, option(question, Role.DECODE, tensor=2))
-    receiver = option(question, Role.DECODE, tensor=2, kind="hnd_hnd")
+def test_heads_that_are_cut_anew_take_the_measured_rate(problem: ServeProblem) -> None:
+    own = problem.kv_transfers
+    sender = option(problem, Role.PREFILL, tensor=1)
+    plain = own.seconds(sender, option(problem, Role.DECODE, tensor=2))
+    receiver = option(problem, Role.DECODE, tensor=2, kind="hnd_hnd")
     # Each of two ranks makes pages of the half that it receives.
     received = own.moved(sender, receiver).received
     assert received == 32 * 2 * 8 * 128 * 2 * 4000 / 2
     assert own.seconds(sender, receiver) - plain == pytest.approx(received / RATE, rel=1e-3)
 
 
-def test_pages_that_are_alike_are_not_converted(question: Question) -> None:
-    own = question.hand_overs
-    sender = option(question, Role.PREFILL, tensor=1)
-    receiver = option(question, Role.DECODE, tensor=1, kind="hnd_hnd")
+def test_pages_that_are_alike_are_not_converted(problem: ServeProblem) -> None:
+    own = problem.kv_transfers
+    sender = option(problem, Role.PREFILL, tensor=1)
+    receiver = option(problem, Role.DECODE, tensor=1, kind="hnd_hnd")
     assert own.converted_bytes_per_s(sender, receiver) is None
     assert own.path(sender, receiver).conversion_bytes_per_s is None
 
 
-def test_what_nobody_measured_is_not_priced(question: Question) -> None:
-    own = question.hand_overs
-    sender = option(question, Role.PREFILL, tensor=1)
-    receiver = option(question, Role.DECODE, tensor=2, kind="nhd_nhd")
+def test_what_nobody_measured_is_not_priced(problem: ServeProblem) -> None:
+    own = problem.kv_transfers
+    sender = option(problem, Role.PREFILL, tensor=1)
+    receiver = option(problem, Role.DECODE, tensor=2, kind="nhd_nhd")
     assert own.path(sender, receiver).conversion_bytes_per_s is None

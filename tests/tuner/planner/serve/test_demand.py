@@ -9,7 +9,7 @@ import pytest
 from tuner.costs.serving.engine import Engine
 from tuner.errors import SpecError
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.occupancy import grown, taken_together
+from tuner.planner.serve.occupancy import grown, joint_quantiles
 from tuner.planner.serve.options import most_running
 
 Made = Callable[..., Demand]
@@ -23,7 +23,7 @@ def test_fixed_lengths_run_as_they_come(demand: Made) -> None:
     np.testing.assert_allclose(found.reserved_N[:50], 2400.0 * np.arange(1, 51))
 
 
-def test_two_kinds_of_answers_run_in_proportion_to_their_length(demand: Made) -> None:
+def test_two_kinds_of_outputs_run_in_proportion_to_their_length(demand: Made) -> None:
     # Answers of 100 and 900: of ten steps nine are of the long one, so held is
     # 2000 + 0.1 * 100 + 0.9 * 900 = 2820, past 2000 + 410.
     found = demand(output_tokens={"kind": "empirical", "values": [100, 900]}, longest=4096)
@@ -60,7 +60,7 @@ def test_fixed_lengths_fill_the_cache(demand: Made) -> None:
     assert most_running(0.0, demand(), engine=Engine.TRTLLM) == 1.0
 
 
-def test_where_pages_are_taken_as_answers_grow_more_sequences_run(demand: Made) -> None:
+def test_where_pages_are_taken_as_outputs_grow_more_sequences_run(demand: Made) -> None:
     for found in (demand(), demand(output_tokens=TAIL)):
         for cache in (1e5, 1e6):
             grows, reserves = (
@@ -71,19 +71,19 @@ def test_where_pages_are_taken_as_answers_grow_more_sequences_run(demand: Made) 
 
 def test_what_sequences_take_together_is_what_drawn_ones_take() -> None:
     rng = np.random.default_rng(7)
-    answers = np.minimum(rng.lognormal(7.0, 1.1, 4000), 32000.0)
-    prompts = rng.integers(1, 900, len(answers)).astype(np.float64)
-    weight = answers / answers.sum()
+    output_lengths = np.minimum(rng.lognormal(7.0, 1.1, 4000), 32000.0)
+    prompt_lengths = rng.integers(1, 900, len(output_lengths)).astype(np.float64)
+    weight = output_lengths / output_lengths.sum()
     taken = {
-        "reserved": taken_together(prompts + answers, weight, most=300),
-        "grown": taken_together(*grown(prompts, answers, weight), most=300),
+        "reserved": joint_quantiles(prompt_lengths + output_lengths, weight, most=300),
+        "grown": joint_quantiles(*grown(prompt_lengths, output_lengths, weight), most=300),
     }
     looks = 20_000
     for count in (1, 3, 17, 300):
-        drawn = rng.choice(len(answers), size=(looks, count), p=weight)
+        drawn = rng.choice(len(output_lengths), size=(looks, count), p=weight)
         share = rng.random(drawn.shape)
         for name, parts in (("reserved", np.ones_like(share)), ("grown", share)):
-            held = (prompts[drawn] + parts * answers[drawn]).sum(axis=1)
+            held = (prompt_lengths[drawn] + parts * output_lengths[drawn]).sum(axis=1)
             # One in a hundred, rather fewer where the longest answers are alike.
             assert 0.006 < np.mean(held > taken[name][count - 1]) < 0.0125, (name, count)
 

@@ -11,11 +11,11 @@ import pytest
 from tuner.costs.serving.engine import Engine
 from tuner.costs.serving.iteration import Iteration
 from tuner.planner.serve.demand import Demand
-from tuner.planner.serve.front import MOST_POINTS, Offer, front_of, offer_of
-from tuner.planner.serve.modes import answers_of
-from tuner.planner.serve.options import Curve, Option, PoolSite, options_of
-from tuner.planner.serve.solve_mode import Settings, question_of
-from tuner.serve_api import site_of
+from tuner.planner.serve.front import MOST_POINTS, Offer, offer_of, pareto_front
+from tuner.planner.serve.modes import solve_modes
+from tuner.planner.serve.options import Curve, Option, ServingPool, price_options
+from tuner.planner.serve.solve_mode import Settings, build_serve_problem
+from tuner.serve_api import price_serving_pool
 from tuner.serve_plan import FrontPoint, Role
 from tuner.spec.serving.read import read_serve_spec
 
@@ -36,13 +36,13 @@ goal:
 
 @pytest.fixture
 def ways(
-    site: Callable[..., PoolSite],
+    serving_pool: Callable[..., ServingPool],
     demand: Callable[..., Demand],
     iteration: Callable[..., Iteration],
 ) -> tuple[Option, ...]:
     """Ways to read prompts and to answer on 8 devices."""
-    return options_of(
-        (site(nodes=1),),
+    return price_options(
+        (serving_pool(nodes=1),),
         decoder=iteration().decoder,
         formats=iteration().formats,
         engine=Engine.VLLM,
@@ -51,16 +51,16 @@ def ways(
     ).options
 
 
-def test_no_priced_way_beats_a_point_and_every_way_is_at_or_below_the_front(
+def test_no_priced_option_beats_a_point_and_every_option_is_at_or_below_the_front(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC)
     spec = read_serve_spec(path)
-    sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
-    question = question_of(spec, sites, Settings(time_limit_s=20.0))
-    answers = answers_of(question)
-    front = front_of(question, answers, most_points=100_000)
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+    problem = build_serve_problem(spec, serving_pools, Settings(time_limit_s=20.0))
+    solutions = solve_modes(problem)
+    front = pareto_front(problem, solutions, most_points=100_000)
     for mode in ("aggregated", "disaggregated"):
         own = [point for point in front if point.mode == mode]
         assert own
@@ -73,9 +73,9 @@ def test_no_priced_way_beats_a_point_and_every_way_is_at_or_below_the_front(
     aggregated = [point for point in front if point.mode == "aggregated"]
     above = [
         (user, device)
-        for curve in question.options.curves
+        for curve in problem.options.curves
         if curve.option.role is Role.AGGREGATED
-        for offer in [offer_of(curve, None, question.demand)]
+        for offer in [offer_of(curve, None, problem.demand)]
         for user, device in zip(offer.user_N, offer.device_N, strict=True)
         if not any(
             point.tokens_per_s_per_user >= user and point.tokens_per_s_per_device >= device
@@ -83,7 +83,7 @@ def test_no_priced_way_beats_a_point_and_every_way_is_at_or_below_the_front(
         )
     ]
     assert above == []
-    shown = front_of(question, answers)
+    shown = pareto_front(problem, solutions)
     assert 0 < len(shown) <= 2 * MOST_POINTS
     assert set(shown) <= set(front)
     assert {shown[0], shown[-1]} == {front[0], front[-1]}
@@ -100,12 +100,12 @@ def _beaten(points: list[FrontPoint]) -> list[tuple[FrontPoint, FrontPoint]]:
 
 
 def test_curves_hold_what_options_were_chosen_from(
-    site: Callable[..., PoolSite],
+    serving_pool: Callable[..., ServingPool],
     demand: Callable[..., Demand],
     iteration: Callable[..., Iteration],
 ) -> None:
-    found = options_of(
-        (site(nodes=1),),
+    found = price_options(
+        (serving_pool(nodes=1),),
         decoder=iteration().decoder,
         formats=iteration().formats,
         engine=Engine.VLLM,

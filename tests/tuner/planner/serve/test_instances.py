@@ -1,7 +1,7 @@
 """Storage formats of the parts of a checkpoint, by how it is quantised."""
 
 from tests.rows import each_row
-from tuner.planner.serve.instances import formats_of_goal
+from tuner.planner.serve.instances import goal_formats
 from tuner.spec.serving.goal import ServeGoal
 
 
@@ -25,6 +25,6 @@ def test_fp4_checkpoints_keep_attention_in_bf16_and_gpt_oss_all_but_experts(
             "quantization": quantization,
         }
     )
-    found = formats_of_goal(goal)
+    found = goal_formats(goal)
     assert (found.attention, found.output) == (attention, attention)
     assert (found.ffn, found.experts, found.head) == (dense, experts, "bf16")

@@ -10,10 +10,10 @@ from solvers.instances.problem import InstancesProblem, Objective, Route
 from solvers.instances.problem import Pool as SolverPool
 from solvers.instances.problem import Role as SolverRole
 from tuner.planner.serve.islands import capacity_per_s, island_layouts, island_shares, prefixes_kept
-from tuner.planner.serve.simulation import Group
-from tuner.planner.serve.solve_mode import KEPT_TOLERANCE, Settings, answer, question_of
-from tuner.planner.serve.to_plan import cautions_of
-from tuner.serve_api import deploy, site_of
+from tuner.planner.serve.simulation import InstanceGroup
+from tuner.planner.serve.solve_mode import KEPT_TOLERANCE, Settings, build_serve_problem, solve_mode
+from tuner.planner.serve.to_plan import plan_cautions
+from tuner.serve_api import deploy, price_serving_pool
 from tuner.serve_plan import Role, ServePlan
 from tuner.spec.serving.read import read_serve_spec
 
@@ -31,6 +31,7 @@ def mi300x() -> ServePlan:
     return deploy(EXAMPLES / "h100-mi300x.yaml", time_limit_s=20.0).plan
 
 
+@pytest.mark.slow
 def test_h100_and_ascend_are_two_islands_that_use_both_pools(ascend: ServePlan) -> None:
     decision = ascend.decision
     assert decision is not None
@@ -80,12 +81,16 @@ def test_one_vendor_is_one_island() -> None:
 
 def test_islands_together_serve_the_least_of_the_roles_of_each() -> None:
     spec = read_serve_spec(EXAMPLES / "h100-ascend.yaml")
-    question = question_of(spec, tuple(site_of(one, ()) for one in spec.cluster.pools), Settings())
+    problem = build_serve_problem(
+        spec, tuple(price_serving_pool(one, ()) for one in spec.cluster.pools), Settings()
+    )
     groups, each = [], {}
     for pool, prefills, decodes in (("h100", 1, 4), ("ascend", 3, 1)):
-        own = {one.role: one for one in question.options.options if one.site.pool.name == pool}
+        own = {
+            one.role: one for one in problem.options.options if one.serving_pool.pool.name == pool
+        }
         served = [(own[Role.PREFILL], prefills), (own[Role.DECODE], decodes)]
-        groups += [Group(option=one, count=count, island=pool) for one, count in served]
+        groups += [InstanceGroup(option=one, count=count, island=pool) for one, count in served]
         each[pool] = min(count * one.rate_per_s for one, count in served)
     assert capacity_per_s(groups) == pytest.approx(sum(each.values()))
     shares = island_shares(groups)
@@ -93,7 +98,7 @@ def test_islands_together_serve_the_least_of_the_roles_of_each() -> None:
         pytest.approx(each)
     )
     # Every batch of both vendors' ways is there for the front of speeds.
-    drawn = {curve.option.site.pool.name for curve in question.options.curves}
+    drawn = {curve.option.serving_pool.pool.name for curve in problem.options.curves}
     assert drawn == {"h100", "ascend"}
 
 
@@ -108,8 +113,10 @@ def test_a_session_finds_its_prefix_on_its_own_island_alone(tmp_path: Path) -> N
     )
     spec = read_serve_spec(path)
     settings = Settings(time_limit_s=10.0)
-    question = question_of(spec, tuple(site_of(one, ()) for one in spec.cluster.pools), settings)
-    found = answer(question, "aggregated")
+    problem = build_serve_problem(
+        spec, tuple(price_serving_pool(one, ()) for one in spec.cluster.pools), settings
+    )
+    found = solve_mode(problem, "aggregated")
     assert found is not None
     shares = island_shares(found.groups).values()
     assert len(shares) == 2
@@ -117,7 +124,7 @@ def test_a_session_finds_its_prefix_on_its_own_island_alone(tmp_path: Path) -> N
     assert prefixes_kept(found.groups, loses=False) == pytest.approx(kept)
     assert found.prefix_hit is not None
     assert found.prefix_hit <= 0.5 * kept * (1.0 + 2.0 * KEPT_TOLERANCE)
-    assert any("islands looks for no prefixes" in line for line in cautions_of(found, question))
+    assert any("islands looks for no prefixes" in line for line in plan_cautions(found, problem))
     # Where no router of an island looks either, one of its instances is met by chance.
     (first, *_) = found.groups
     alone = [replace(first, island="", count=4)]

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tuner.costs.kv_transfer import CARD_RATIO, HAND_OVER_S
+from tuner.costs.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
 from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
-from tuner.planner.serve.kv_routes import ways_of
-from tuner.planner.serve.options import Option, PoolSite
-from tuner.planner.serve.solve_mode import Question, Settings, question_of
+from tuner.planner.serve.kv_routes import build_kv_routes
+from tuner.planner.serve.options import Option, ServingPool
+from tuner.planner.serve.solve_mode import ServeProblem, Settings, build_serve_problem
 from tuner.serve_api import deploy
 from tuner.serve_plan import Role, ServePlan
 from tuner.spec.cluster import Pool
@@ -48,14 +48,16 @@ def spec_of(
     return path
 
 
-def asked(path: Path) -> Question:
+def asked(path: Path) -> ServeProblem:
     spec = read_serve_spec(path)
-    return question_of(spec, tuple(site(pool) for pool in spec.cluster.pools), Settings())
+    return build_serve_problem(
+        spec, tuple(serving_pool(pool) for pool in spec.cluster.pools), Settings()
+    )
 
 
-def site(pool: Pool) -> PoolSite:
+def serving_pool(pool: Pool) -> ServingPool:
     sheet = find_device(pool.device or "")
-    return PoolSite(
+    return ServingPool(
         pool=pool,
         machine=ServingMachine(sheet=sheet, tables=None),
         memory_bytes=float(sheet.memory_bytes),
@@ -67,41 +69,44 @@ def planned(path: Path) -> ServePlan:
     return deploy(path, time_limit_s=20.0).plan
 
 
-def option(question: Question, role: Role, pool: str, *, tensor: int) -> Option:
+def option(problem: ServeProblem, role: Role, pool: str, *, tensor: int) -> Option:
     return next(
         one
-        for one in question.options.options
-        if (one.role, one.site.pool.name, one.degrees.attention_tensor) == (role, pool, tensor)
+        for one in problem.options.options
+        if (one.role, one.serving_pool.pool.name, one.degrees.attention_tensor)
+        == (role, pool, tensor)
     )
 
 
 def test_bytes_and_seconds_are_those_of_the_pair(tmp_path: Path) -> None:
-    question = asked(spec_of(tmp_path))
-    own = question.hand_overs
+    problem = asked(spec_of(tmp_path))
+    own = problem.kv_transfers
     # Mixtral keeps 32 layers x 2 x 8 heads x 128 x 2 bytes a token; 4000 tokens.
     whole = 32 * 2 * 8 * 128 * 2 * 4000
-    sender = option(question, Role.PREFILL, "b200", tensor=1)
-    receiver = option(question, Role.DECODE, "h20", tensor=1)
+    sender = option(problem, Role.PREFILL, "b200", tensor=1)
+    receiver = option(problem, Role.DECODE, "h20", tensor=1)
     assert own.moved(sender, receiver).whole == whole
     pair = (sender, receiver)
-    cards = [CARD_RATIO * one.site.machine.sheet.scale_out_bytes_per_s for one in pair]
+    cards = [NIC_RATIO * one.serving_pool.machine.sheet.scale_out_bytes_per_s for one in pair]
     slowest = min(*cards, 400e9 / 8)
-    assert own.seconds(sender, receiver) == pytest.approx(HAND_OVER_S + 10e-6 + whole / slowest)
+    assert own.seconds(sender, receiver) == pytest.approx(
+        KV_TRANSFER_LATENCY_S + 10e-6 + whole / slowest
+    )
     # Split over two ranks at each end of one pool, each card carries half.
     roles = (Role.PREFILL, Role.DECODE)
     moving = []
     for tensor in (1, 2):
-        ends = [option(question, role, "b200", tensor=tensor) for role in roles]
-        moving.append(own.seconds(*ends) - HAND_OVER_S)
+        ends = [option(problem, role, "b200", tensor=tensor) for role in roles]
+        moving.append(own.seconds(*ends) - KV_TRANSFER_LATENCY_S)
     assert moving[0] == pytest.approx(whole / cards[0])
     assert moving[0] == pytest.approx(2.0 * moving[1])
 
 
 def test_copies_of_a_latent_count_on_the_link(tmp_path: Path) -> None:
-    question = asked(spec_of(tmp_path, model="deepseek-v2-lite"))
-    sender = option(question, Role.PREFILL, "h20", tensor=1)
+    problem = asked(spec_of(tmp_path, model="deepseek-v2-lite"))
+    sender = option(problem, Role.PREFILL, "h20", tensor=1)
     single, double = (
-        question.hand_overs.moved(sender, option(question, Role.DECODE, "h20", tensor=tensor))
+        problem.kv_transfers.moved(sender, option(problem, Role.DECODE, "h20", tensor=tensor))
         for tensor in (1, 2)
     )
     assert double.whole == 2.0 * single.whole
@@ -110,15 +115,15 @@ def test_copies_of_a_latent_count_on_the_link(tmp_path: Path) -> None:
 
 def test_unlike_vendors_pass_through_host_memory_where_the_engine_can(tmp_path: Path) -> None:
     path = spec_of(tmp_path, pools=f"{AMD}, {B200}", links=LINK.format("amd", "b200"))
-    question = asked(path)
-    sender = option(question, Role.PREFILL, "b200", tensor=1)
-    receiver = option(question, Role.DECODE, "amd", tensor=1)
-    passed = question.hand_overs.path(sender, receiver)
+    problem = asked(path)
+    sender = option(problem, Role.PREFILL, "b200", tensor=1)
+    receiver = option(problem, Role.DECODE, "amd", tensor=1)
+    passed = problem.kv_transfers.path(sender, receiver)
     assert len(passed.rates) == 3
-    assert question.hand_overs.path_kind(receiver.site, receiver.site) == "device"
-    assert question.hand_overs.refusals(sender, receiver) == ()
-    like = option(question, Role.PREFILL, "amd", tensor=2)
-    assert question.hand_overs.refusals(like, receiver) == ()
+    assert problem.kv_transfers.path_kind(receiver.serving_pool, receiver.serving_pool) == "device"
+    assert problem.kv_transfers.refusals(sender, receiver) == ()
+    like = option(problem, Role.PREFILL, "amd", tensor=2)
+    assert problem.kv_transfers.refusals(like, receiver) == ()
 
 
 def test_pools_whose_pages_differ_are_given_a_size_that_both_take(tmp_path: Path) -> None:
@@ -134,25 +139,25 @@ def test_pools_whose_pages_differ_are_given_a_size_that_both_take(tmp_path: Path
     assert {group.page_size for group in free.decision.instances} == {None}
 
 
-def test_pages_that_differ_keep_instances_apart(tmp_path: Path) -> None:
-    question = asked(spec_of(tmp_path, engine="sglang"))
-    sender = option(question, Role.PREFILL, "b200", tensor=1)
-    receiver = option(question, Role.DECODE, "h20", tensor=1)
-    assert question.hand_overs.refusals(sender, receiver) == ()
+def test_pages_that_differ_keep_instances_unconnected(tmp_path: Path) -> None:
+    problem = asked(spec_of(tmp_path, engine="sglang"))
+    sender = option(problem, Role.PREFILL, "b200", tensor=1)
+    receiver = option(problem, Role.DECODE, "h20", tensor=1)
+    assert problem.kv_transfers.refusals(sender, receiver) == ()
     own = tuple(replace(one, page_tokens=None) for one in (sender, receiver))
-    (line,) = question.hand_overs.refusals(*own)
+    (line,) = problem.kv_transfers.refusals(*own)
     assert "page sizes 64 (prefill) and 1" in line
 
 
 def test_pages_of_prefill_that_divide_those_of_decode_may_meet(tmp_path: Path) -> None:
     # vLLM's latent pages: 16 tokens on Hopper, 32 on Blackwell.
-    question = asked(spec_of(tmp_path, model="deepseek-v2-lite"))
+    problem = asked(spec_of(tmp_path, model="deepseek-v2-lite"))
     ends = {
-        (role, pool): replace(option(question, role, pool, tensor=1), page_tokens=None)
+        (role, pool): replace(option(problem, role, pool, tensor=1), page_tokens=None)
         for role in (Role.PREFILL, Role.DECODE)
         for pool in ("h20", "b200")
     }
-    refusals = question.hand_overs.refusals
+    refusals = problem.kv_transfers.refusals
     assert refusals(ends[Role.PREFILL, "h20"], ends[Role.DECODE, "b200"]) == ()
     (line,) = refusals(ends[Role.PREFILL, "b200"], ends[Role.DECODE, "h20"])
     assert "prefill's must divide decode's" in line
@@ -162,25 +167,27 @@ def test_tensor_degrees_that_a_release_refuses_to_pair_are_groups_of_their_own(
     tmp_path: Path,
 ) -> None:
     # Qwen3-235B has 4 key-value heads; vLLM's NIXL refuses a wider prefill beyond them.
-    question = asked(spec_of(tmp_path, pools=B200, links="[]", model="qwen3-235b-a22b"))
-    wide, half = (option(question, Role.PREFILL, "b200", tensor=tensor) for tensor in (8, 4))
-    receiver = option(question, Role.DECODE, "b200", tensor=4)
-    (line,) = question.hand_overs.refusals(wide, receiver)
+    problem = asked(spec_of(tmp_path, pools=B200, links="[]", model="qwen3-235b-a22b"))
+    wide, half = (option(problem, Role.PREFILL, "b200", tensor=tensor) for tensor in (8, 4))
+    receiver = option(problem, Role.DECODE, "b200", tensor=4)
+    (line,) = problem.kv_transfers.refusals(wide, receiver)
     assert "the wider prefill exceeds 4 key-value heads" in line
-    options = tuple(one for one in question.options.options if one.role is not Role.AGGREGATED)
-    ways = ways_of(options, question.hand_overs, question.sites, may_refuse=True)
+    options = tuple(one for one in problem.options.options if one.role is not Role.AGGREGATED)
+    ways = build_kv_routes(options, problem.kv_transfers, problem.serving_pools, may_refuse=True)
     ends = {(route.sender, route.receiver) for route in ways.routes}
     assert (ways.group(half), ways.group(receiver)) in ends
     assert (ways.group(wide), ways.group(receiver)) not in ends
-    every = ways_of(options, question.hand_overs, question.sites, may_refuse=False)
+    every = build_kv_routes(options, problem.kv_transfers, problem.serving_pools, may_refuse=False)
     assert (every.group(wide), every.group(receiver)) in {
         (route.sender, route.receiver) for route in every.routes
     }
 
 
 def test_degrees_that_hand_over_alike_are_one_group(tmp_path: Path) -> None:
-    question = asked(spec_of(tmp_path, pools=B200, links="[]"))
-    ways = ways_of(question.options.options, question.hand_overs, question.sites, may_refuse=True)
+    problem = asked(spec_of(tmp_path, pools=B200, links="[]"))
+    ways = build_kv_routes(
+        problem.options.options, problem.kv_transfers, problem.serving_pools, may_refuse=True
+    )
     assert [group.name for group in ways.groups] == [
         "prefill@b200/tp1-2-4-8",
         "decode@b200/tp1-2-4-8",

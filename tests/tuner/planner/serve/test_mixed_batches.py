@@ -1,4 +1,4 @@
-"""Tokens beside prompts, by hand and against the requests that are played."""
+"""Tokens beside prompts, by hand and against the requests that are simulated."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -6,7 +6,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.serve_api import deploy
-from tuner.serve_plan import Role, ServeModeAnswer, ServePlan
+from tuner.serve_plan import Role, ServeModeResult, ServePlan
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 H100 = "{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8, price_per_device_hour: 3.0}"
@@ -42,7 +42,7 @@ def planned(
     return deploy(path, time_limit_s=20.0).plan
 
 
-def by_mode(plan: ServePlan) -> dict[str, ServeModeAnswer]:
+def by_mode(plan: ServePlan) -> dict[str, ServeModeResult]:
     return {one.mode: one for one in plan.modes}
 
 
@@ -52,17 +52,17 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> ServePlan:
     return planned(tmp_path_factory.mktemp("modes"))
 
 
-def test_one_run_answers_every_mode(plan: ServePlan) -> None:
+def test_one_run_solves_every_mode(plan: ServePlan) -> None:
     assert [one.mode for one in plan.modes] == MODES
-    answers = by_mode(plan)
+    solutions = by_mode(plan)
     assert sum(one.status == "chosen" for one in plan.modes) == 1
     begins = {
-        "attention_expert": "attention and experts",
+        "attention_expert": "AFD (attention-FFN",
         "shared_device": "shared_device",
         "prefill_offload": "prefill_offload",
     }
     for mode, begin in begins.items():
-        one = answers[mode]
+        one = solutions[mode]
         assert one.status == "unlaunchable"
         assert one.devices is not None
         assert one.ttft_s is not None
@@ -70,7 +70,7 @@ def test_one_run_answers_every_mode(plan: ServePlan) -> None:
         (told,) = (line for line in plan.unlaunchable if line.feature.startswith(begin))
         assert told.gain_ratio == pytest.approx(max(one.gain_ratio or 0.0, 0.0))
     assert plan.decision is not None
-    assert plan.decision.num_devices == answers[plan.decision.mode].devices
+    assert plan.decision.num_devices == solutions[plan.decision.mode].devices
 
     # What a mode saves is what its devices are fewer.
     for one in plan.modes:
@@ -120,7 +120,7 @@ FIXED = "{rate: 6/s, input_tokens: 4000, output_tokens: 200}"
         (f"{H100}, {H20}", LINK, FIXED, "equally long"),
     ],
 )
-def test_what_keeps_prompts_from_being_offloaded_is_told(
+def test_what_keeps_prompts_from_being_offloaded_is_stated(
     tmp_path: Path, pools: str, links: str, traffic: str, says: str
 ) -> None:
     two = "modes: [aggregated, prefill_offload]"
@@ -153,8 +153,9 @@ def test_no_mode_breaks_on_a_trace(tmp_path: Path) -> None:
     assert by_mode(plan)["prefill_offload"].status == "unlaunchable"
 
 
+@pytest.mark.slow
 def test_no_mode_breaks_on_targets_that_nothing_keeps(tmp_path: Path) -> None:
-    # Few devices: ways out are searched for in every mode.
+    # Few devices: relaxations are searched for in every mode.
     pools = ", ".join(
         one.replace("devices_per_node: 8", "devices_per_node: 2") for one in (H100, H20)
     )
@@ -165,7 +166,7 @@ def test_no_mode_breaks_on_targets_that_nothing_keeps(tmp_path: Path) -> None:
     few = "modes: [aggregated, attention_expert, shared_device, prefill_offload]"
     plan = planned(tmp_path, pools=pools, slo="{ttft: {p99: 200ms}}", extra=few)
     statuses = {one.mode: one.status for one in plan.modes}
-    # Attention and experts apart are not played.
+    # AFD is not simulated.
     del statuses["attention_expert"]
     assert set(statuses.values()) <= {"none", "missed"}
 

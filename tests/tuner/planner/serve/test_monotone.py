@@ -43,12 +43,14 @@ def devices(found: Sequence[ServeCertificate | None]) -> list[float]:
     return [float("inf") if one is None else one for one in objectives]
 
 
+@pytest.mark.slow
 def test_more_time_to_the_first_token_never_takes_more_devices(tmp_path: Path) -> None:
     found = devices([certificate(tmp_path, ttft_s=at) for at in (0.45, 0.6, 2.0)])
     assert found == sorted(found, reverse=True)
     assert found[-1] < found[0]
 
 
+@pytest.mark.slow
 def test_more_time_per_token_never_takes_more_devices(tmp_path: Path) -> None:
     found = devices([certificate(tmp_path, tpot_s=at) for at in (0.03, 0.04, 0.06)])
     assert found == sorted(found, reverse=True)

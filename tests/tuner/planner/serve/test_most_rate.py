@@ -6,12 +6,17 @@ from pathlib import Path
 import pytest
 
 from tuner.cli.serve_text import serve_text
-from tuner.explain.outcomes import figures_of
-from tuner.planner.serve.modes import answers_of
+from tuner.explain.outcomes import to_figures
+from tuner.planner.serve.modes import solve_modes
 from tuner.planner.serve.most_rate import RATE_STEP, at_rate, most_rate, most_rate_with
-from tuner.planner.serve.routers import choices_of
-from tuner.planner.serve.solve_mode import Question, Settings, play, question_of
-from tuner.serve_api import deploy, site_of
+from tuner.planner.serve.routers import router_choices
+from tuner.planner.serve.solve_mode import (
+    ServeProblem,
+    Settings,
+    build_serve_problem,
+    simulate_traffic,
+)
+from tuner.serve_api import deploy, price_serving_pool
 from tuner.serve_plan import Role, ServePlan
 from tuner.spec.serving.read import read_serve_spec
 
@@ -49,10 +54,10 @@ def spec(tmp_path: Path) -> Spec:
     return made
 
 
-def question_of_spec(path: Path) -> Question:
+def question_of_spec(path: Path) -> ServeProblem:
     spec = read_serve_spec(path)
-    sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
-    return question_of(spec, sites, Settings())
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+    return build_serve_problem(spec, serving_pools, Settings())
 
 
 def planned(path: Path) -> ServePlan:
@@ -61,43 +66,43 @@ def planned(path: Path) -> ServePlan:
 
 def test_even_arrivals_are_served_up_to_what_the_instances_can(spec: Spec) -> None:
     # One kind of instance, one device each: four times its rate. Nothing waits at even gaps.
-    question = question_of_spec(spec(traffic=EVEN, extra="max_model_len: 8192"))
+    problem = question_of_spec(spec(traffic=EVEN, extra="max_model_len: 8192"))
     each = {
         option.devices: option.rate_per_s / option.devices
-        for option in sorted(question.options.options, key=lambda one: one.rate_per_s)
+        for option in sorted(problem.options.options, key=lambda one: one.rate_per_s)
     }
-    found = most_rate(question, "aggregated")
+    found = most_rate(problem, "aggregated")
     assert found is not None
     assert found.rate_per_s is not None
-    assert not found.eased
+    assert not found.missed_without_spare
     assert 1.0 / found.bound == pytest.approx(4.0 * max(each.values()), rel=1e-6)
     assert found.rate_per_s == pytest.approx(4.0 * max(each.values()) / (1.0 + RATE_STEP))
 
 
 def test_a_rate_above_what_is_found_misses_a_target(spec: Spec) -> None:
     for slo in ("{ttft: {mean: 400ms}}", "{ttft: {p99: 600ms}, tpot: {p90: 40ms}}"):
-        question = question_of_spec(
+        problem = question_of_spec(
             spec(
                 nodes=1, engine="sglang", traffic="{input_tokens: 8192, output_tokens: 20}", slo=slo
             )
         )
-        found = most_rate(question, "aggregated")
+        found = most_rate(problem, "aggregated")
         assert found is not None
         assert found.rate_per_s is not None
-        assert found.eased
+        assert found.missed_without_spare
         assert found.rate_per_s < 0.95 / found.bound
-        targets = question.spec.goal.slo
+        targets = problem.spec.goal.slo
         for factor, holds in ((1.0, True), (1.0 + 2.0 * RATE_STEP, False)):
-            more = at_rate(question, factor * found.rate_per_s)
-            played = play(more, "aggregated", found.groups)
-            assert played.meets(targets) == holds, (slo, factor)
+            more = at_rate(problem, factor * found.rate_per_s)
+            simulated = simulate_traffic(more, "aggregated", found.groups)
+            assert simulated.meets(targets) == holds, (slo, factor)
 
 
-def test_no_rate_is_named_where_one_request_alone_misses_a_target(spec: Spec) -> None:
+def test_no_rate_is_named_where_a_single_request_misses_a_target(spec: Spec) -> None:
     plan = planned(spec(slo="{ttft: {p90: 1ms}}"))
     assert plan.decision is None
     assert plan.certificate.status == "infeasible"
-    assert "one prompt alone takes" in plan.binding_constraint
+    assert "a single prompt takes" in plan.binding_constraint
 
 
 def test_more_devices_and_longer_targets_never_serve_less(spec: Spec) -> None:
@@ -114,43 +119,50 @@ def test_more_devices_and_longer_targets_never_serve_less(spec: Spec) -> None:
     assert rates[2] == pytest.approx(2.0 * rates[1], rel=0.05)
 
 
+@pytest.mark.slow
 def test_several_kinds_behind_a_router_that_follows_load_serve_more_than_one(spec: Spec) -> None:
     # Of one kind a role, only one pool of the two would serve.
     pools = ", {name: h20, device: h20, nodes: 2, devices_per_node: 1}"
-    question = question_of_spec(spec(nodes=2, more_pools=pools))
-    one_kind, by_load = choices_of(question.spec.goal, question.spec.emit, "aggregated")
-    one = most_rate_with(question, "aggregated", one_kind, None)
-    found = most_rate(question, "aggregated")
+    problem = question_of_spec(spec(nodes=2, more_pools=pools))
+    one_kind, by_load = router_choices(problem.spec.goal, problem.spec.emit, "aggregated")
+    one = most_rate_with(problem, "aggregated", one_kind, None)
+    found = most_rate(problem, "aggregated")
     assert one is not None
     assert found is not None
-    assert {group.option.site.pool.name for group in one.groups} == {"h100"}
-    assert {group.option.site.pool.name for group in found.groups} == {"h100", "h20"}
+    assert {group.option.serving_pool.pool.name for group in one.groups} == {"h100"}
+    assert {group.option.serving_pool.pool.name for group in found.groups} == {"h100", "h20"}
     assert found.router == by_load
     assert found.covered_kinds == by_load.most_kinds
     assert one.rate_per_s is not None
     assert found.rate_per_s is not None
     assert 1.1 * one.rate_per_s < found.rate_per_s <= 1.0 / found.bound
-    targets = question.spec.goal.slo
+    targets = problem.spec.goal.slo
     for factor, holds in ((1.0, True), (1.0 + 2.0 * RATE_STEP, False)):
-        more = at_rate(question, factor * found.rate_per_s)
-        played = play(more, "aggregated", found.groups, router=found.router)
-        assert played.meets(targets) == holds or not found.eased
+        more = at_rate(problem, factor * found.rate_per_s)
+        simulated = simulate_traffic(more, "aggregated", found.groups, router=found.router)
+        assert simulated.meets(targets) == holds or not found.missed_without_spare
 
 
-def test_every_mode_with_a_program_is_answered(spec: Spec) -> None:
+def test_every_mode_with_a_program_is_solved(spec: Spec) -> None:
     modes = "[aggregated, disaggregated, attention_expert, shared_device]"
-    question = question_of_spec(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes=modes))
-    answers = answers_of(question)
-    assert {one.mode for one in answers.found} == {"aggregated", "disaggregated", "shared_device"}
-    assert isinstance(answers.apart, str)
-    for one in answers.found:
+    problem = question_of_spec(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes=modes))
+    solutions = solve_modes(problem)
+    assert {one.mode for one in solutions.serving} == {
+        "aggregated",
+        "disaggregated",
+        "shared_device",
+    }
+    assert isinstance(solutions.afd, str)
+    for one in solutions.serving:
         assert one.rate_per_s is not None
         assert one.rate_per_s <= 1.0 / one.bound
         if one.mode == "disaggregated":
             for role in (Role.PREFILL, Role.DECODE):
                 served = sum(group.rate_per_s for group in one.groups if group.option.role is role)
                 assert one.rate_per_s <= served
-    assert answers.fitting[0].rate_per_s == max(one.rate_per_s or 0.0 for one in answers.fitting)
+    assert solutions.fitting[0].rate_per_s == max(
+        one.rate_per_s or 0.0 for one in solutions.fitting
+    )
 
 
 def test_a_plan_says_the_rate_its_bound_and_the_benchmark_that_sends_it(spec: Spec) -> None:
@@ -166,9 +178,9 @@ def test_a_plan_says_the_rate_its_bound_and_the_benchmark_that_sends_it(spec: Sp
     assert [one.requests_per_s for one in plan.modes] == [certificate.objective]
     assert ServePlan.model_validate_json(plan.model_dump_json()) == plan
     shown = serve_text(plan, folder=Path("plan"))
-    assert "objective rate, most requests/s within the targets: " in shown
-    assert ", nothing above " in shown
+    assert "certificate    requests/s within the SLO " in shown
+    assert ", upper bound " in shown
     assert "devices  requests/s" in shown
-    figures = figures_of(plan)
+    figures = to_figures(plan)
     assert figures is not None
     assert (figures.objective, figures.more_is_better) == ("requests_per_s", True)

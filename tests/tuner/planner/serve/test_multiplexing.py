@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.planner.serve.multiplexing import can_share, on_shares, shared_options, shares_of
-from tuner.planner.serve.solve_mode import Question, Settings, question_of
-from tuner.serve_api import site_of
+from tuner.planner.serve.multiplexing import can_share, multiplexed_options, price_shares, sm_shares
+from tuner.planner.serve.solve_mode import ServeProblem, Settings, build_serve_problem
+from tuner.serve_api import price_serving_pool
 from tuner.serve_plan import Role
 from tuner.spec.serving.read import read_serve_spec
 
@@ -15,7 +15,7 @@ MODEL = Path(__file__).parents[4] / "examples" / "models" / "qwen3-30b-a3b"
 
 
 @pytest.fixture(scope="module")
-def question(tmp_path_factory: pytest.TempPathFactory) -> Question:
+def problem(tmp_path_factory: pytest.TempPathFactory) -> ServeProblem:
     path = tmp_path_factory.mktemp("sharing") / "spec.yaml"
     path.write_text(
         "schema_version: 1\n"
@@ -29,40 +29,40 @@ def question(tmp_path_factory: pytest.TempPathFactory) -> Question:
         "  slo: {ttft: {p90: 1s}, tpot: {p90: 30ms}}\n"
     )
     spec = read_serve_spec(path)
-    sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
-    return question_of(spec, sites, Settings())
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+    return build_serve_problem(spec, serving_pools, Settings())
 
 
-def test_only_plain_ranks_share(question: Question) -> None:
-    made = shared_options(question.options.options, question.demand)
+def test_only_plain_ranks_share(problem: ServeProblem) -> None:
+    made = multiplexed_options(problem.options.options, problem.demand)
     assert made
     for option in made:
         assert option.role is Role.AGGREGATED
         assert option.degrees.attention_data == option.degrees.pipeline == 1
-        assert option.prefill_share_ratio in shares_of(option)
-    assert any(not can_share(option) for option in question.options.options)
+        assert option.prefill_share_ratio in sm_shares(option)
+    assert any(not can_share(option) for option in problem.options.options)
 
 
-def test_shares_are_whole_steps_that_leave_both_phases_some(question: Question) -> None:
-    option = question.options.options[0]
-    for ratio in shares_of(option):
+def test_shares_are_whole_steps_that_leave_both_phases_some(problem: ServeProblem) -> None:
+    option = problem.options.options[0]
+    for ratio in sm_shares(option):
         units = ratio * 132
         assert units / 8 == pytest.approx(round(units / 8))
         assert 16 <= units <= 132 - 16
 
 
-def test_targets_hold_in_the_steady_state(question: Question) -> None:
-    for option in shared_options(question.options.options, question.demand):
-        assert option.ttft_s <= question.demand.ttft_s
-        assert option.tpot_s <= question.demand.tpot_s
+def test_targets_hold_in_the_steady_state(problem: ServeProblem) -> None:
+    for option in multiplexed_options(problem.options.options, problem.demand):
+        assert option.ttft_s <= problem.demand.ttft_s
+        assert option.tpot_s <= problem.demand.tpot_s
 
 
-def test_a_larger_share_reads_faster_and_writes_slower(question: Question) -> None:
-    option = next(one for one in question.options.options if can_share(one))
+def test_a_larger_share_reads_faster_and_writes_slower(problem: ServeProblem) -> None:
+    option = next(one for one in problem.options.options if can_share(one))
     running_N = np.array([64.0])
     found = [
-        on_shares(
-            option.iteration, ratio, running_N, question.demand, step_tokens=option.step_tokens
+        price_shares(
+            option.iteration, ratio, running_N, problem.demand, step_tokens=option.step_tokens
         )
         for ratio in (0.3, 0.5, 0.7)
     ]

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from tuner.planner.serve.pages import page_of_pool
-from tuner.serve_api import site_of
+from tuner.planner.serve.pages import page_by_pool
+from tuner.serve_api import price_serving_pool
 from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -26,8 +26,8 @@ def pages(folder: Path, *, engine: str, model: str, links: str) -> dict[str, int
         "  traffic: {rate: 1/s, input_tokens: 1000, output_tokens: 100}\n"
     )
     spec = read_serve_spec(path)
-    sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
-    return dict(page_of_pool(spec, sites))
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+    return dict(page_by_pool(spec, serving_pools))
 
 
 def test_pools_with_a_link_get_the_smallest_page_that_both_take(tmp_path: Path) -> None:

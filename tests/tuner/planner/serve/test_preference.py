@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tuner.cli.serve_text import serve_explanation, serve_text
-from tuner.planner.serve.solve_mode import Settings, question_of
-from tuner.serve_api import deploy, site_of
+from tuner.planner.serve.solve_mode import Settings, build_serve_problem
+from tuner.serve_api import deploy, price_serving_pool
 from tuner.serve_plan import ServePlan
 from tuner.spec.serving.read import read_serve_spec
 
@@ -43,7 +43,7 @@ def test_a_mode_without_runs_is_not_chosen_where_its_band_takes_the_gain_away(
     assert measured.status == "chosen"
     assert guessed.status == "alternative"
     assert (guessed.devices or 0) < (measured.devices or 0)
-    assert "no published run stands behind shared_device" in guessed.told
+    assert "no published run backs shared_device" in guessed.told
     # The bound is of both modes, so that the measured one is not called optimal.
     assert plan.certificate.status == "feasible"
     assert plan.certificate.bound is not None
@@ -51,7 +51,7 @@ def test_a_mode_without_runs_is_not_chosen_where_its_band_takes_the_gain_away(
     assert "aggregated, shared_device" in plan.certificate.covers
 
 
-def test_a_mode_without_runs_that_is_asked_for_alone_is_chosen_with_a_caution(
+def test_a_mode_without_runs_that_is_the_only_one_requested_is_chosen_with_a_caution(
     tmp_path: Path,
 ) -> None:
     plan = planned(tmp_path, modes="shared_device")
@@ -62,10 +62,10 @@ def test_a_mode_without_runs_that_is_asked_for_alone_is_chosen_with_a_caution(
     assert any(
         "no calibration row shares this model and engine" in note for note in plan.provenance.notes
     )
-    assert any("no published run stands behind" in note for note in plan.provenance.notes)
+    assert any("no published run backs" in note for note in plan.provenance.notes)
 
 
-def test_a_mode_that_misses_a_target_once_played_still_counts_for_the_bound(
+def test_a_mode_that_misses_a_target_once_simulated_still_counts_for_the_bound(
     tmp_path: Path,
 ) -> None:
     plan = planned(tmp_path, modes="aggregated, disaggregated", rate=2.0, ttft="190ms")
@@ -80,8 +80,8 @@ def test_the_bound_is_the_least_of_all_instances_when_they_are_counted_one_by_on
 ) -> None:
     plan = planned(tmp_path, modes="aggregated")
     spec = read_serve_spec(tmp_path / "spec.yaml")
-    sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
-    asked = question_of(spec, sites, Settings(time_limit_s=20.0))
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+    asked = build_serve_problem(spec, serving_pools, Settings(time_limit_s=20.0))
     rate = asked.demand.rate_per_s
     least = min(
         math.ceil(rate / option.rate_per_s) * option.devices for option in asked.options.options
@@ -92,6 +92,6 @@ def test_the_bound_is_the_least_of_all_instances_when_they_are_counted_one_by_on
 def test_the_text_names_what_is_proven_and_no_saving_of_nothing(tmp_path: Path) -> None:
     plan = planned(tmp_path, modes="aggregated, attention_expert, shared_device", engine="vllm")
     for text in (serve_text(plan, folder=tmp_path), serve_explanation(plan)):
-        assert f"the bound holds for {plan.certificate.covers}" in text
+        assert f", for {plan.certificate.covers} (gap" in text
         assert "save 0%" not in text
         assert "1 others" not in text

@@ -9,10 +9,10 @@ import pytest
 
 from tuner.planner.serve import plan_serve as planning
 from tuner.planner.serve import prefix_reuse
-from tuner.planner.serve.demand import PrefixHits, demand_of, with_hits
-from tuner.planner.serve.prefix_reuse import RecordedPrompts, recorded_prompts, reuse_of
-from tuner.planner.serve.simulation import thinned
-from tuner.planner.serve.solve_mode import Found, Question
+from tuner.planner.serve.demand import PrefixHits, build_demand, with_hits
+from tuner.planner.serve.prefix_reuse import RecordedPrompts, measure_reuse, recorded_prompts
+from tuner.planner.serve.simulation import sample_rank_requests
+from tuner.planner.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.serve_api import deploy
 from tuner.serve_plan import PrefixReuse, ServePlan
 from tuner.simulate.serving.prefix_hits import by_weight
@@ -93,7 +93,7 @@ def test_a_trace_without_blocks_is_planned_as_stated(spec: Callable[..., Path]) 
     assert plan.goal.traffic.prefix_hit == 0.9
 
 
-def test_requests_are_played_with_the_hits_of_their_own(spec: Callable[..., Path]) -> None:
+def test_requests_are_simulated_with_the_hits_of_their_own(spec: Callable[..., Path]) -> None:
     read = read_serve_spec(spec(shared(40)))
     prompts = recorded_prompts(read, rate_per_s=10.0)
     assert prompts is not None
@@ -102,12 +102,12 @@ def test_requests_are_played_with_the_hits_of_their_own(spec: Callable[..., Path
     # The first prompt of each document finds nothing, the other 38 find 1536 of 2048 tokens.
     assert hits.cached_N.tolist() == [0, 0, *[1536] * 38]
     assert hits.ratio == pytest.approx(38 * 1536 / (40 * 2048))
-    demand = with_hits(demand_of(read.goal, longest=32768), hits)
+    demand = with_hits(build_demand(read.goal, longest=32768), hits)
     assert demand.computed_tokens == pytest.approx(2048 * (1.0 - hits.ratio))
-    every = thinned(read.goal, demand, count=40, every=1, most_tokens=1e6)
+    every = sample_rank_requests(read.goal, demand, count=40, every=1, most_tokens=1e6)
     assert every.cached_R is not None
     assert every.cached_R.tolist() == hits.cached_N.tolist()
-    third = thinned(read.goal, demand, count=40, every=3, most_tokens=1e6)
+    third = sample_rank_requests(read.goal, demand, count=40, every=3, most_tokens=1e6)
     assert third.cached_R is not None
     assert third.cached_R.tolist() == hits.cached_N[::3].tolist()
 
@@ -118,11 +118,11 @@ def test_a_rank_of_a_closed_loop_gets_its_requests_whether_hits_were_counted_or_
     path = spec([(0.1 * number, 512, [number]) for number in range(160)])
     path.write_text(path.read_text().replace("{trace:", "{concurrency: 16, trace:"))
     goal = read_serve_spec(path).goal
-    demand = demand_of(goal, longest=32768)
+    demand = build_demand(goal, longest=32768)
     assert demand.cached_N is None
-    counted = with_hits(demand, PrefixHits(ratio=0.5, cached_N=np.full(160, 256)))
-    for one in (demand, counted):
-        found = thinned(goal, one, count=40, every=4, most_tokens=1e6)
+    format_devices = with_hits(demand, PrefixHits(ratio=0.5, cached_N=np.full(160, 256)))
+    for one in (demand, format_devices):
+        found = sample_rank_requests(goal, one, count=40, every=4, most_tokens=1e6)
         assert len(found.input_R) == 40
         assert found.after_R is not None
 
@@ -206,12 +206,12 @@ def test_hits_are_counted_at_the_rate_that_is_found(
     path.write_text(path.read_text().replace("objective: devices", "objective: rate"))
     rates: list[tuple[float, float | None]] = []
 
-    def seen(found: Found, question: Question, prompts: RecordedPrompts) -> PrefixReuse:
+    def seen(found: ModeSolution, problem: ServeProblem, prompts: RecordedPrompts) -> PrefixReuse:
         recorded_per_s = (len(prompts.input_N) - 1) / float(prompts.arrival_s_N[-1])
         rates.append((recorded_per_s, found.rate_per_s))
-        return reuse_of(found, question, prompts)
+        return measure_reuse(found, problem, prompts)
 
-    monkeypatch.setattr(planning, "reuse_of", seen)
+    monkeypatch.setattr(planning, "measure_reuse", seen)
     plan = plan_of(path)
     assert rates
     for recorded_per_s, found_per_s in rates:

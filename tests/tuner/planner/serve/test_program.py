@@ -15,7 +15,7 @@ from solvers.instances.problem import (
     Route,
 )
 from solvers.result import Status
-from tuner.planner.serve.program import Program, solve
+from tuner.planner.serve.program import Program, solve_program
 
 MOST = 2
 RATE_PER_S = 2.0
@@ -66,8 +66,8 @@ def test_every_chosen_prefill_instance_may_meet_every_chosen_decode_instance(
         demand_per_s=RATE_PER_S * needed,
         max_kinds=2,
     )
-    program = Program(mode="disaggregated", problem=problem, options=(), sites=())
-    outcome = solve(program, time_limit_s=20.0).outcome
+    program = Program(mode="disaggregated", problem=problem, options=(), serving_pools=())
+    outcome = solve_program(program, time_limit_s=20.0).outcome
     expected = least_price(prices, legal, needed=needed)
     if expected == float("inf"):
         assert outcome.status is Status.INFEASIBLE

@@ -77,7 +77,7 @@ def test_a_placement_holds_the_recorded_layers(tmp_path: Path, is_folder: bool) 
     assert loads.expert_LS.tolist() == rows[1:]
     assert loads.fits(4)
     # Expert 0 takes 8 of 16; beside 1 or beside 7 with 1 or 2 more, over 4.
-    assert loads.busiest_ratio(4) == pytest.approx(np.mean([4 * 10 / 16, 1.0]))
+    assert loads.expert_imbalance(4) == pytest.approx(np.mean([4 * 10 / 16, 1.0]))
 
 
 def test_a_placement_without_a_recording_is_refused(tmp_path: Path) -> None:

@@ -1,16 +1,17 @@
-"""What is offered where nothing fits, each way out held against a plan of its own."""
+"""What is offered where nothing fits, each relaxation held against a plan of its own."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.rows import each_row
-from tuner.planner.serve.relaxations import closest_of
-from tuner.planner.serve.simulation import Group
-from tuner.planner.serve.solve_mode import Settings, play, question_of
-from tuner.serve_api import deploy, site_of
+from tuner.planner.serve.relaxations import find_closest
+from tuner.planner.serve.simulation import InstanceGroup
+from tuner.planner.serve.solve_mode import Settings, build_serve_problem, simulate_traffic
+from tuner.serve_api import deploy, price_serving_pool
 from tuner.serve_plan import Role, ServePlan
 from tuner.spec.serving.read import read_serve_spec
 
@@ -48,6 +49,7 @@ def planned(folder: Path, **asked: Any) -> ServePlan:
     return deploy(written(folder, **asked), time_limit_s=20.0).plan
 
 
+@pytest.mark.slow
 def test_the_closest_plan_serves_what_it_says_and_not_much_more(tmp_path: Path) -> None:
     plan = planned(tmp_path, traffic=f"{{rate: 500/s, {LENGTHS}}}", extra=TOGETHER)
     assert plan.decision is None
@@ -66,7 +68,7 @@ def test_the_closest_plan_serves_what_it_says_and_not_much_more(tmp_path: Path) 
 
 def test_once_time_is_up_the_closest_plan_is_the_first_that_serves(tmp_path: Path) -> None:
     read = read_serve_spec(written(tmp_path, traffic=f"{{rate: 500/s, {LENGTHS}}}"))
-    sites = tuple(site_of(pool, ()) for pool in read.cluster.pools)
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in read.cluster.pools)
     looks = {"patient": 0, "hasty": 0}
 
     def closest(name: str, seconds_a_look: float) -> float:
@@ -75,7 +77,7 @@ def test_once_time_is_up_the_closest_plan_is_the_first_that_serves(tmp_path: Pat
             return looks[name] * seconds_a_look
 
         settings = Settings(time_limit_s=20.0, clock=clock)
-        found = closest_of(question_of(read, sites, settings))
+        found = find_closest(build_serve_problem(read, serving_pools, settings))
         assert found is not None
         return found.requests_per_s
 
@@ -83,6 +85,7 @@ def test_once_time_is_up_the_closest_plan_is_the_first_that_serves(tmp_path: Pat
     assert looks["hasty"] < looks["patient"]
 
 
+@pytest.mark.slow
 def test_one_more_node_and_half_the_context_are_solved(tmp_path: Path) -> None:
     plan = planned(tmp_path, extra=TOGETHER)
     assert plan.decision is None
@@ -93,7 +96,7 @@ def test_one_more_node_and_half_the_context_are_solved(tmp_path: Path) -> None:
     own = planned(tmp_path, nodes=2, extra=TOGETHER)
     assert own.decision is not None
     assert more.num_devices == own.decision.num_devices
-    half = ways["prompts and answers half as long"]
+    half = ways["prompts and outputs half as long"]
     assert half is not None
     shorter = "{rate: 60/s, input_tokens: 1000, output_tokens: 150}"
     own = planned(tmp_path, traffic=shorter, extra=TOGETHER)
@@ -106,11 +109,17 @@ def test_one_more_node_and_half_the_context_are_solved(tmp_path: Path) -> None:
 def fastest_s(spec: Path) -> float:
     """The least median time to the first token of any one instance."""
     read = read_serve_spec(spec)
-    sites = tuple(site_of(pool, ()) for pool in read.cluster.pools)
-    question = question_of(read, sites, Settings())
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in read.cluster.pools)
+    problem = build_serve_problem(read, serving_pools, Settings())
     return min(
-        float(np.median(play(question, "aggregated", [Group(option=one, count=1)]).ttft_s_R))
-        for one in question.options.options
+        float(
+            np.median(
+                simulate_traffic(
+                    problem, "aggregated", [InstanceGroup(option=one, count=1)]
+                ).ttft_s_R
+            )
+        )
+        for one in problem.options.options
         if one.role is Role.AGGREGATED
     )
 
@@ -126,11 +135,12 @@ def test_a_little_more_time_to_the_first_token_is_offered_where_it_helps(tmp_pat
     assert "5 % more time to the first token" in {way.change for way in plan.relaxations}
 
 
+@pytest.mark.slow
 @each_row(
     ("slo", "name", "binds"),
     [
-        ("{tpot: {p90: 1ms}}", "tpot", "one request alone"),
-        ("{ttft: {p90: 5ms}}", "ttft", "one prompt alone"),
+        ("{tpot: {p90: 1ms}}", "tpot", "a single request"),
+        ("{ttft: {p90: 5ms}}", "ttft", "a single prompt"),
     ],
 )
 def test_a_target_that_one_request_misses_is_moved_until_something_fits(
@@ -144,7 +154,8 @@ def test_a_target_that_one_request_misses_is_moved_until_something_fits(
     assert way.decision is not None
 
 
-def test_a_closed_loop_is_told_how_many_requests_fit(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_closed_loop_states_how_many_requests_fit(tmp_path: Path) -> None:
     plan = planned(tmp_path, traffic=f"{{concurrency: 4096, {LENGTHS}}}", extra=TOGETHER)
     assert plan.decision is None
     (way,) = (one for one in plan.relaxations if one.limit == "rate")
@@ -155,7 +166,8 @@ def test_a_closed_loop_is_told_how_many_requests_fit(tmp_path: Path) -> None:
     assert less.decision is not None
 
 
-def test_a_release_that_launches_no_way_is_what_binds(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_release_that_launches_no_option_is_what_binds(tmp_path: Path) -> None:
     # SGLang shares devices between prefill and decode, but not of Mixtral.
     less = f"{{rate: 5/s, {LENGTHS}}}"
     plan = planned(tmp_path, engine="sglang", extra="modes: [shared_device]", traffic=less)
@@ -164,16 +176,17 @@ def test_a_release_that_launches_no_way_is_what_binds(tmp_path: Path) -> None:
     assert [one.status for one in plan.modes] == ["unlaunchable"]
 
 
-def test_modes_that_no_release_has_are_priced_and_told(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_modes_that_no_release_has_are_priced_and_listed(tmp_path: Path) -> None:
     modes = ["attention_expert", "shared_device", "prefill_offload"]
     extra = f"modes: [{', '.join(modes)}]"
     plan = planned(tmp_path, extra=extra, traffic=f"{{rate: 5/s, {LENGTHS}}}")
     assert plan.decision is None
-    assert "launches none of the modes asked for" in plan.binding_constraint
+    assert "launches none of the requested modes" in plan.binding_constraint
     assert [one.mode for one in plan.modes] == modes
 
 
-def test_pools_that_nothing_joins_are_told_to_lack_a_link(tmp_path: Path) -> None:
+def test_pools_that_nothing_links_are_said_to_lack_a_link(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     pool = "{{name: {}, device: h100-sxm, nodes: 1, devices_per_node: 2}}"
     path.write_text(

@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 
 from tuner.planner.serve.mode_simulation import waits_s
-from tuner.planner.serve.program import Spare, program_of
-from tuner.planner.serve.remote_prefill import cut_options, cuts_of
-from tuner.planner.serve.solve_mode import Question, Settings, question_of, variants_of
-from tuner.serve_api import site_of
+from tuner.planner.serve.program import Spare, build_program
+from tuner.planner.serve.remote_prefill import length_thresholds, offload_options
+from tuner.planner.serve.solve_mode import (
+    ServeProblem,
+    Settings,
+    build_serve_problem,
+    problem_variants,
+)
+from tuner.serve_api import price_serving_pool
 from tuner.serve_plan import Role
 from tuner.spec.serving.read import read_serve_spec
 
@@ -17,7 +22,7 @@ MODEL = Path(__file__).parents[4] / "examples" / "models" / "mixtral-8x7b"
 
 
 @pytest.fixture(scope="module")
-def question(tmp_path_factory: pytest.TempPathFactory) -> Question:
+def problem(tmp_path_factory: pytest.TempPathFactory) -> ServeProblem:
     path = tmp_path_factory.mktemp("offloading") / "spec.yaml"
     path.write_text(
         "schema_version: 1\n"
@@ -39,29 +44,29 @@ def question(tmp_path_factory: pytest.TempPathFactory) -> Question:
         "  slo: {ttft: {p90: 5s}, tpot: {p90: 50ms}}\n"
     )
     spec = read_serve_spec(path)
-    sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
-    return question_of(spec, sites, Settings())
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+    return build_serve_problem(spec, serving_pools, Settings())
 
 
-def test_thresholds_part_the_tokens_to_compute(question: Question) -> None:
-    cuts = cuts_of(question.spec.goal, question.demand)
-    shares = [cut.long_share for cut in cuts]
+def test_thresholds_part_the_tokens_to_compute(problem: ServeProblem) -> None:
+    cuts = length_thresholds(problem.spec.goal, problem.demand)
+    shares = [threshold.long_share for threshold in cuts]
     assert shares == sorted(shares, reverse=True)
-    for cut in cuts:
-        assert 0.0 < cut.long_share < 1.0
-        assert cut.lengths(is_long=True).min() > cut.above_tokens
-        assert cut.lengths(is_long=False).max() <= cut.above_tokens
+    for threshold in cuts:
+        assert 0.0 < threshold.long_share < 1.0
+        assert threshold.lengths(is_long=True).min() > threshold.above_tokens
+        assert threshold.lengths(is_long=False).max() <= threshold.above_tokens
         # Half of every prompt is found in the cache.
-        assert cut.input_tokens(is_long=True) > 2.0 * cut.above_tokens
-        whole = cut.long_share * cut.input_tokens(is_long=True)
-        whole += (1.0 - cut.long_share) * cut.input_tokens(is_long=False)
-        assert whole == pytest.approx(question.demand.input_tokens, rel=0.1)
+        assert threshold.input_tokens(is_long=True) > 2.0 * threshold.above_tokens
+        whole = threshold.long_share * threshold.input_tokens(is_long=True)
+        whole += (1.0 - threshold.long_share) * threshold.input_tokens(is_long=False)
+        assert whole == pytest.approx(problem.demand.input_tokens, rel=0.1)
 
 
-def test_more_offloaded_prompts_leave_local_instances_more_requests(question: Question) -> None:
+def test_more_offloaded_prompts_leave_local_instances_more_requests(problem: ServeProblem) -> None:
     best = []
-    for cut in cuts_of(question.spec.goal, question.demand):
-        made = cut_options(question.options.options, cut, question.demand)
+    for threshold in length_thresholds(problem.spec.goal, problem.demand):
+        made = offload_options(problem.options.options, threshold, problem.demand)
         assert {one.role for one in made} == {Role.PREFILL, Role.DECODE}
         best.append(
             (
@@ -74,24 +79,24 @@ def test_more_offloaded_prompts_leave_local_instances_more_requests(question: Qu
     assert list(remote) == sorted(remote)
 
 
-def test_caches_go_between_pools_and_only_those_of_long_prompts(question: Question) -> None:
-    for variant in variants_of(question, "prefill_offload"):
-        program = program_of(
+def test_caches_go_between_pools_and_only_those_of_long_prompts(problem: ServeProblem) -> None:
+    for variant in problem_variants(problem, "prefill_offload"):
+        program = build_program(
             "prefill_offload",
             variant.options.options,
-            sites=variant.sites,
-            hand_overs=variant.hand_overs,
+            serving_pools=variant.serving_pools,
+            kv_transfers=variant.kv_transfers,
             demand=variant.demand,
             spare=Spare(prefill_ratio=0.0, others_ratio=0.0),
         )
         assert program is not None
-        assert variant.cut is not None
+        assert variant.threshold is not None
         own = program.problem
         for route in own.routes:
             ends = own.groups[route.sender].name, own.groups[route.receiver].name
             assert ("h100" in ends[0]) != ("h100" in ends[1])
             # Mixtral keeps 131,072 bytes a token.
-            tokens = variant.cut.long_share * variant.cut.input_tokens(is_long=True)
+            tokens = variant.threshold.long_share * variant.threshold.input_tokens(is_long=True)
             assert route.request_bytes == pytest.approx(131_072 * tokens, rel=1e-3)
             assert {own.links[link].name for link in route.links} <= {"h100 to h20", "h20 to h100"}
 

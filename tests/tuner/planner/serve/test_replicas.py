@@ -30,7 +30,7 @@ def test_even_loads_without_copies_are_counted_as_under_uniform_routing() -> Non
     )
 
 
-def test_copies_lower_what_the_busiest_device_reads() -> None:
+def test_copies_lower_what_the_most_loaded_device_reads() -> None:
     # Janus' own case, 160 experts on 8 devices of 27 slots, gains 1.4 to 2.6 experts by choosing
     # among copies.
     single = ReplicaCounts(loads=ZIPF, slots=20)(EXPERTS, TOKENS_Q, DEVICES)

@@ -8,15 +8,15 @@ import pytest
 
 from tuner.planner.serve import routed_simulation as playing_routed
 from tuner.planner.serve.mode_simulation import is_routed
-from tuner.planner.serve.routed_simulation import played_routed
-from tuner.planner.serve.routers import choices_of, loses_prefixes, router_of
-from tuner.planner.serve.simulation import Group, played_apart
+from tuner.planner.serve.routed_simulation import simulate_routed_mode
+from tuner.planner.serve.routers import loses_prefixes, router_choices, to_serve_router
+from tuner.planner.serve.simulation import InstanceGroup, simulate_disaggregated_mode
 from tuner.serve_api import deploy
 from tuner.serve_plan import Role, ServePlan
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Engine, Mode, ServeGoal
-from tuner.spec.serving.manifests.registry import manifest_of
-from tuner.spec.serving.manifests.routers import ROUTERS, stacks_of
+from tuner.spec.serving.manifests.registry import engine_manifest
+from tuner.spec.serving.manifests.routers import ROUTERS, router_stacks
 from tuner.spec.serving.routers import RouterPolicy
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
@@ -76,13 +76,13 @@ CHOICES: list[tuple[str, tuple[str, ...], Mode, float, tuple[str, str, str | Non
 def test_policies_are_those_that_every_named_stack_has() -> None:
     for engine, targets, mode, hit, (policy, mixed, decode) in CHOICES:
         goal = goal_of(engine, prefix_hit=hit)
-        *_, chosen = choices_of(goal, targets, mode)
+        *_, chosen = router_choices(goal, targets, mode)
         found = (chosen.policy, chosen.mixed_policy, chosen.decode_policy)
         assert found == (policy, mixed, decode), (engine, targets, mode)
         assert loses_prefixes(goal, targets, mode) == (engine == "trtllm")
         assert chosen.has_sessions == (policy == "cache_aware")
     common = goal_of("vllm", prefix_hit=0.5, prefix_scope="common")
-    assert choices_of(common, (), "aggregated")[0].policy is RouterPolicy.ROUND_ROBIN
+    assert router_choices(common, (), "aggregated")[0].policy is RouterPolicy.ROUND_ROBIN
 
 
 def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
@@ -95,8 +95,8 @@ def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
     )
     hits = goal.model_copy(update={"traffic": goal.traffic.model_copy(update={"prefix_hit": 0.5})})
     vllm = goal_of("vllm", prefix_hit=0.5)
-    (_, alone) = choices_of(hits, (), "disaggregated", pools=pools[:1])
-    (_, both) = choices_of(hits, (), "disaggregated", pools=pools)
+    (_, alone) = router_choices(hits, (), "disaggregated", pools=pools[:1])
+    (_, both) = router_choices(hits, (), "disaggregated", pools=pools)
     assert alone.decode_policy is RouterPolicy.POWER_OF_TWO
     # SGLang's gateway has no two choices.
     assert both.decode_policy is RouterPolicy.ROUND_ROBIN
@@ -104,7 +104,7 @@ def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
     # Prefill and decode of vLLM on Ascend are paired by a proxy that knows load alone.
     ascend = pools[0].model_copy(update={"device": "ascend-910b"})
     for own in ((ascend,), (pools[0], ascend)):
-        (_, choice) = choices_of(vllm, (), "disaggregated", pools=own)
+        (_, choice) = router_choices(vllm, (), "disaggregated", pools=own)
         found = {choice.policy, choice.mixed_policy, choice.decode_policy}
         assert found == {RouterPolicy.LEAST_REQUESTS}
         assert loses_prefixes(vllm, (), "disaggregated", pools=own)
@@ -114,30 +114,32 @@ def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
 def test_every_stack_serves_in_turn_and_by_load() -> None:
     for engine in ROUTERS:
         for targets in ((engine,), ("dynamo",), ("kubernetes", "dynamo")):
-            for stack in stacks_of((manifest_of(Engine(name=engine)),), targets):
-                for is_apart in (False, True):
-                    known = {p for one in stack for p in one.policies(is_apart=is_apart)}
+            for stack in router_stacks((engine_manifest(Engine(name=engine)),), targets):
+                for is_disaggregated in (False, True):
+                    known = {
+                        p for one in stack for p in one.policies(is_disaggregated=is_disaggregated)
+                    }
                     assert {RouterPolicy.ROUND_ROBIN, RouterPolicy.LEAST_REQUESTS} <= known
 
 
 def test_a_role_of_one_instance_is_given_no_choice() -> None:
     goal = goal_of("vllm", prefix_hit=0.2)
-    (_, choice) = choices_of(goal, (), "disaggregated")
-    assert router_of(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 1)]) is None
-    some = router_of(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 2)])
+    (_, choice) = router_choices(goal, (), "disaggregated")
+    assert to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 1)]) is None
+    some = to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 2)])
     assert some is not None
     assert some.policy is RouterPolicy.ROUND_ROBIN
     assert some.decode_policy is RouterPolicy.POWER_OF_TWO
     assert some.cache_threshold is None
-    both = router_of(choice, goal, [(Role.PREFILL, 2), (Role.PREFILL, 1), (Role.DECODE, 1)])
+    both = to_serve_router(choice, goal, [(Role.PREFILL, 2), (Role.PREFILL, 1), (Role.DECODE, 1)])
     assert both is not None
     # Half of the prefix, which is less than the router's own three tenths of a prompt.
     assert (both.policy, both.cache_threshold) == (RouterPolicy.CACHE_AWARE, 0.1)
     assert both.decode_policy is RouterPolicy.ROUND_ROBIN
     # Nor is there one in islands of one instance a role each.
     one, three = [(Role.PREFILL, 1), (Role.DECODE, 1)], [(Role.PREFILL, 1), (Role.DECODE, 3)]
-    assert router_of(choice, goal, one, one) is None
-    assert router_of(choice, goal, one, three) == some
+    assert to_serve_router(choice, goal, one, one) is None
+    assert to_serve_router(choice, goal, one, three) == some
 
 
 def test_two_kinds_cost_less_than_one_where_the_router_has_weights(tmp_path: Path) -> None:
@@ -189,37 +191,37 @@ def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
     tmp_path: Path,
 ) -> None:
     from tuner.planner.serve.solve_mode import (
-        Found,
-        Question,
+        ModeSolution,
+        ServeProblem,
         Settings,
-        answer_with,
-        narrowed,
-        question_of,
-        with_hits_left,
+        build_serve_problem,
+        restrict_problem,
+        solve_with_remaining_hits,
+        solve_with_router,
     )
-    from tuner.serve_api import site_of
+    from tuner.serve_api import price_serving_pool
     from tuner.spec.serving.read import read_serve_spec
 
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC.format(rate=60).replace("name: vllm", "name: trtllm"))
     path.write_text(path.read_text().replace("{rate:", "{prefix_hit: 0.5, rate:"))
     spec = read_serve_spec(path)
-    sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
 
-    def of_four(question: Question) -> Question:
-        kept = tuple(one for one in question.options.options if one.devices == 4)
-        return replace(question, options=replace(question.options, options=kept))
+    def of_four(problem: ServeProblem) -> ServeProblem:
+        kept = tuple(one for one in problem.options.options if one.devices == 4)
+        return replace(problem, options=replace(problem.options, options=kept))
 
     asked: list[tuple[float, set[int]]] = []
 
-    def answered(question: Question) -> Found | None:
-        devices = {one.devices for one in question.options.options}
-        asked.append((question.spec.goal.traffic.prefix_hit, devices))
-        router = choices_of(spec.goal, (), "aggregated")[0]
-        return answer_with(question, "aggregated", router, None)
+    def answered(problem: ServeProblem) -> ModeSolution | None:
+        devices = {one.devices for one in problem.options.options}
+        asked.append((problem.spec.goal.traffic.prefix_hit, devices))
+        router = router_choices(spec.goal, (), "aggregated")[0]
+        return solve_with_router(problem, "aggregated", router, None)
 
-    question = narrowed(question_of(spec, sites, Settings()), of_four)
-    assert with_hits_left(question, "aggregated", answered) is not None
+    problem = restrict_problem(build_serve_problem(spec, serving_pools, Settings()), of_four)
+    assert solve_with_remaining_hits(problem, "aggregated", answered) is not None
     hits = [hit for hit, _ in asked]
     assert hits[0] == 0.5
     assert len(hits) > 1
@@ -231,31 +233,35 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
     tmp_path: Path,
 ) -> None:
     # Both simulations of the same two instances agree, so that a second instance starts no jump.
-    from tuner.planner.serve.solve_mode import Settings, question_of
-    from tuner.serve_api import site_of
+    from tuner.planner.serve.solve_mode import Settings, build_serve_problem
+    from tuner.serve_api import price_serving_pool
     from tuner.spec.serving.read import read_serve_spec
 
     planned(tmp_path)
     path = tmp_path / "spec.yaml"
     path.write_text(path.read_text().replace("[aggregated]", "[disaggregated]"))
     spec = read_serve_spec(path)
-    question = question_of(
-        spec, tuple(site_of(pool, ()) for pool in spec.cluster.pools), Settings()
+    problem = build_serve_problem(
+        spec, tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools), Settings()
     )
-    (router, _) = choices_of(spec.goal, (), "disaggregated")
+    (router, _) = router_choices(spec.goal, (), "disaggregated")
     pairs = []
     for role in (Role.PREFILL, Role.DECODE):
         own = [
             one
-            for one in question.options.options
-            if one.role is role and one.site.pool.name == "h100" and one.degrees.attention_data == 1
+            for one in problem.options.options
+            if one.role is role
+            and one.serving_pool.pool.name == "h100"
+            and one.degrees.attention_data == 1
         ]
-        pairs.append(Group(option=max(own, key=lambda one: one.rate_per_s), count=1))
+        pairs.append(InstanceGroup(option=max(own, key=lambda one: one.rate_per_s), count=1))
     assert not is_routed("disaggregated", pairs, router)
-    demand = question.demand
-    single = played_apart(*pairs, hand_overs=question.hand_overs, goal=spec.goal, demand=demand)
-    routed = played_routed(
-        pairs, router=router, hand_overs=question.hand_overs, goal=spec.goal, demand=demand
+    demand = problem.demand
+    single = simulate_disaggregated_mode(
+        *pairs, kv_transfers=problem.kv_transfers, goal=spec.goal, demand=demand
+    )
+    routed = simulate_routed_mode(
+        pairs, router=router, kv_transfers=problem.kv_transfers, goal=spec.goal, demand=demand
     )
     for one_s, other_s in (
         (single.ttft_s_R, routed.ttft_s_R),
@@ -267,8 +273,8 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
 def test_a_large_deployment_is_simulated_as_a_share_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tuner.planner.serve.solve_mode import Settings, question_of
-    from tuner.serve_api import site_of
+    from tuner.planner.serve.solve_mode import Settings, build_serve_problem
+    from tuner.serve_api import price_serving_pool
     from tuner.spec.serving.read import read_serve_spec
 
     path = tmp_path / "spec.yaml"
@@ -277,19 +283,21 @@ def test_a_large_deployment_is_simulated_as_a_share_of_it(
         monkeypatch.setattr(playing_routed, "MOST_REQUESTS", most_requests)
         path.write_text(SPEC.format(rate=rate))
         spec = read_serve_spec(path)
-        sites = tuple(site_of(pool, ()) for pool in spec.cluster.pools)
-        question = question_of(spec, sites, Settings())
-        (_, router) = choices_of(spec.goal, (), "aggregated")
-        options = (one for one in question.options.options if one.degrees.attention_data == 1)
+        serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+        problem = build_serve_problem(spec, serving_pools, Settings())
+        (_, router) = router_choices(spec.goal, (), "aggregated")
+        options = (one for one in problem.options.options if one.degrees.attention_data == 1)
         option = max(options, key=lambda one: one.rate_per_s / one.devices)
-        played = played_routed(
-            [Group(option=option, count=count)],
+        simulated = simulate_routed_mode(
+            [InstanceGroup(option=option, count=count)],
             router=router,
-            hand_overs=question.hand_overs,
+            kv_transfers=problem.kv_transfers,
             goal=spec.goal,
-            demand=question.demand,
+            demand=problem.demand,
         )
-        found.append((len(played.ttft_s_R), float(played.ttft_s_R.mean()), played.requests_per_s))
+        found.append(
+            (len(simulated.ttft_s_R), float(simulated.ttft_s_R.mean()), simulated.requests_per_s)
+        )
     # 64 ranks are two shares of 32; both have as many requests a rank, and wait about as long.
     # Where 24 ranks would have more requests than are simulated, a third of them has enough.
     assert [requests for requests, _, _ in found] == [16 * 200, 32 * 200, 8 * 200]

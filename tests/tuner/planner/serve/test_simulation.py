@@ -1,4 +1,4 @@
-"""Played traffic: queueing, tails, prefixes, and what clients see beside the engine's steps."""
+"""Simulated traffic: queueing, tails, prefixes, and what clients see beside the engine's steps."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,20 +7,26 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.costs.serving.engine import Degrees, Engine, Exchange
+from tuner.costs.serving.engine import A2aBackend, Degrees, Engine
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.speculative import Drafting
-from tuner.planner.serve.demand import Demand, demand_of
+from tuner.planner.serve.demand import Demand, build_demand
 from tuner.planner.serve.mixed_batches import prompt_time
-from tuner.planner.serve.options import Option, PoolSite, most_running
-from tuner.planner.serve.simulation import Group, Played, latency_of, played_together, thinned
+from tuner.planner.serve.options import Option, ServingPool, most_running
+from tuner.planner.serve.simulation import (
+    InstanceGroup,
+    SimulationResult,
+    latency_of,
+    sample_rank_requests,
+    simulate_aggregated_mode,
+)
 from tuner.serve_plan import Role
 from tuner.simulate.serving.client import CLIENT_S, ROUNDS, SGLANG_CLIENT_S
 from tuner.spec.serving.goal import ServeGoal
 
 TAIL = {"kind": "pareto_tailed", "mean": 250, "cv": 1.0, "tail_ratio": 0.05, "tail_index": 1.3}
 Made = Callable[..., Iteration]
-Site = Callable[..., PoolSite]
+Site = Callable[..., ServingPool]
 
 
 def goal_of(engine: str = "vllm", **traffic: object) -> ServeGoal:
@@ -34,9 +40,9 @@ def goal_of(engine: str = "vllm", **traffic: object) -> ServeGoal:
     )
 
 
-def option_of(iteration: Iteration, site: PoolSite, **fields: object) -> Option:
+def option_of(iteration: Iteration, serving_pool: ServingPool, **fields: object) -> Option:
     plain = Option(
-        site=site,
+        serving_pool=serving_pool,
         role=Role.AGGREGATED,
         degrees=iteration.degrees,
         iteration=iteration,
@@ -51,29 +57,31 @@ def option_of(iteration: Iteration, site: PoolSite, **fields: object) -> Option:
     return replace(plain, **fields)  # type: ignore[arg-type]  # named by the tests
 
 
-def played(option: Option, goal: ServeGoal, *, longest: int = 32768) -> Played:
-    demand = demand_of(goal, longest=longest)
-    return played_together((Group(option=option, count=1),), goal=goal, demand=demand)
+def simulated(option: Option, goal: ServeGoal, *, longest: int = 32768) -> SimulationResult:
+    demand = build_demand(goal, longest=longest)
+    return simulate_aggregated_mode(
+        (InstanceGroup(option=option, count=1),), goal=goal, demand=demand
+    )
 
 
 @each_row(("engine", "client_s"), [("vllm", CLIENT_S), ("sglang", SGLANG_CLIENT_S)])
 def test_a_lone_request_waits_for_its_prompt_its_steps_and_its_client(
-    iteration: Made, site: Site, engine: str, client_s: float
+    iteration: Made, serving_pool: Site, engine: str, client_s: float
 ) -> None:
     own, goal = iteration(engine=engine), goal_of(engine, rate=0.001)
-    found = played(option_of(own, site()), goal)
-    demand = demand_of(goal, longest=32768)
+    found = simulated(option_of(own, serving_pool()), goal)
+    demand = build_demand(goal, longest=32768)
     prompt_s = prompt_time(own, demand, step_tokens=8192).latency_s
     tpot_s = float(found.tpot_s_R.mean())
     assert found.ttft_s_R.mean() == pytest.approx(prompt_s + 1.5 * tpot_s + client_s, rel=0.02)
 
 
-def test_a_closed_loop_sends_ten_rounds_and_pauses_between_them(site: Site) -> None:
+def test_a_closed_loop_sends_ten_rounds_and_pauses_between_them(serving_pool: Site) -> None:
     goal = goal_of(
         concurrency=7, rate=None, input_tokens={"kind": "uniform", "low": 80, "high": 100}
     )
-    demand = demand_of(goal, longest=4096)
-    found = thinned(goal, demand, count=ROUNDS * 7, every=1, most_tokens=1e6)
+    demand = build_demand(goal, longest=4096)
+    found = sample_rank_requests(goal, demand, count=ROUNDS * 7, every=1, most_tokens=1e6)
     assert len(found.input_R) == 70
     assert found.delay_s_R is not None
     assert found.arrival_s_R is None
@@ -84,8 +92,8 @@ def test_a_closed_loop_sends_ten_rounds_and_pauses_between_them(site: Site) -> N
 
 def test_few_requests_have_the_mean_and_the_tail_of_many(demand: Callable[..., Demand]) -> None:
     goal = goal_of(output_tokens=TAIL)
-    asked = demand_of(goal, longest=32768)
-    few = thinned(goal, asked, count=200, every=1, most_tokens=1e6).output_R
+    asked = build_demand(goal, longest=32768)
+    few = sample_rank_requests(goal, asked, count=200, every=1, most_tokens=1e6).output_R
     assert few.mean() == pytest.approx(asked.output_tokens, rel=0.15)
     # Beyond 19 in 20 the law is Pareto's: one in 400 is 20^(1 / 1.3) = 10 times as long.
     assert few.max() > 8 * np.quantile(few, 0.95)
@@ -93,47 +101,49 @@ def test_few_requests_have_the_mean_and_the_tail_of_many(demand: Callable[..., D
 
 def test_no_request_exceeds_what_a_rank_holds(demand: Callable[..., Demand]) -> None:
     goal = goal_of(output_tokens=TAIL)
-    found = thinned(goal, demand_of(goal, longest=32768), count=200, every=1, most_tokens=3000.0)
+    found = sample_rank_requests(
+        goal, build_demand(goal, longest=32768), count=200, every=1, most_tokens=3000.0
+    )
     assert (found.input_R + found.output_R).max() <= 3000
 
 
 def test_a_heavy_tail_lowers_the_batch_and_lengthens_the_last_percentile(
-    iteration: Made, site: Site
+    iteration: Made, serving_pool: Site
 ) -> None:
     cache = 40_000.0
     goal = goal_of(output_tokens=TAIL, rate=3.0)
-    tailed = demand_of(goal, longest=32768)
+    tailed = build_demand(goal, longest=32768)
     level = goal_of(output_tokens=round(tailed.output_tokens), rate=3.0)
-    fixed = demand_of(level, longest=32768)
+    fixed = build_demand(level, longest=32768)
     batches = [int(most_running(cache, one, engine=Engine.SGLANG)) for one in (tailed, fixed)]
     assert batches[0] < 0.7 * batches[1]
-    # With the batch of the mean, what is played says what the tail costs.
+    # With the batch of the mean, what is simulated says what the tail costs.
     own = iteration(engine="sglang")
-    option = option_of(own, site(), running=batches[1], kv_tokens=cache)
-    with_tail, without = played(option, goal), played(option, level)
+    option = option_of(own, serving_pool(), running=batches[1], kv_tokens=cache)
+    with_tail, without = simulated(option, goal), simulated(option, level)
     assert latency_of(with_tail.ttft_s_R).p90 > 2.0 * latency_of(without.ttft_s_R).p90
     assert latency_of(with_tail.ttft_s_R).p99 > 1.2 * latency_of(without.ttft_s_R).p99
 
 
-def test_a_prefix_that_is_cached_is_not_read_again(iteration: Made, site: Site) -> None:
-    option = option_of(iteration(), site())
+def test_a_prefix_that_is_cached_is_not_read_again(iteration: Made, serving_pool: Site) -> None:
+    option = option_of(iteration(), serving_pool())
     whole, half = (
-        played(option, goal_of(input_tokens=8000, prefix_hit=hit)).ttft_s_R.mean()
+        simulated(option, goal_of(input_tokens=8000, prefix_hit=hit)).ttft_s_R.mean()
         for hit in (0.0, 0.8)
     )
     assert half < 0.6 * whole
 
 
-def test_kept_drafts_shorten_the_time_per_token(iteration: Made, site: Site) -> None:
+def test_kept_drafts_shorten_the_time_per_token(iteration: Made, serving_pool: Site) -> None:
     plain = iteration(
         "deepseek-v3",
         engine="sglang",
         degrees=Degrees(attention_data=8, expert=8),
-        exchange=Exchange.ALLGATHER,
+        a2a_backend=A2aBackend.ALLGATHER,
     )
     drafted = replace(plain, drafting=Drafting(draft_tokens=2, acceptance=0.9))
     times = [
-        played(option_of(one, site()), goal_of("sglang")).tpot_s_R.mean()
+        simulated(option_of(one, serving_pool()), goal_of("sglang")).tpot_s_R.mean()
         for one in (plain, drafted)
     ]
     assert times[1] < 0.7 * times[0]

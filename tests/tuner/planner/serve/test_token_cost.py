@@ -12,8 +12,8 @@ from tuner.costs.serving.engine import Engine
 from tuner.costs.serving.iteration import Iteration
 from tuner.planner.serve.demand import Demand
 from tuner.planner.serve.mixed_batches import prompt_time
-from tuner.planner.serve.multiplexing import halves_of
-from tuner.planner.serve.options import Option, PoolSite, options_of, step_seconds
+from tuner.planner.serve.multiplexing import split_iteration
+from tuner.planner.serve.options import Option, ServingPool, price_options, step_seconds
 from tuner.planner.serve.token_cost import prompt_ratio
 from tuner.serve_api import deploy
 from tuner.serve_plan import Role
@@ -41,12 +41,12 @@ goal:
 
 @pytest.fixture
 def aggregated(
-    site: Callable[..., PoolSite],
+    serving_pool: Callable[..., ServingPool],
     demand: Callable[..., Demand],
     iteration: Callable[..., Iteration],
 ) -> Option:
-    found = options_of(
-        (site(per_node=4, nodes=1),),
+    found = price_options(
+        (serving_pool(per_node=4, nodes=1),),
         decoder=iteration().decoder,
         formats=iteration().formats,
         engine=Engine.VLLM,
@@ -60,10 +60,13 @@ def test_what_all_tokens_cost_is_what_all_devices_cost(tmp_path: Path) -> None:
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC)
     plan = deploy(path, time_limit_s=20.0).plan
-    answers = [(plan.decision, plan.predicted)]
-    answers += [(other.decision, other.predicted) for other in plan.alternatives]
-    assert {decision.mode for decision, _ in answers if decision} == {"aggregated", "disaggregated"}
-    for decision, predicted in answers:
+    solutions = [(plan.decision, plan.predicted)]
+    solutions += [(other.decision, other.predicted) for other in plan.alternatives]
+    assert {decision.mode for decision, _ in solutions if decision} == {
+        "aggregated",
+        "disaggregated",
+    }
+    for decision, predicted in solutions:
         assert decision is not None
         assert predicted is not None
         cost, per_hour = predicted.token_cost, predicted.cost_per_hour
@@ -82,11 +85,11 @@ def test_what_all_tokens_cost_is_what_all_devices_cost(tmp_path: Path) -> None:
                 if group.role is Role.PREFILL
             )
             assert cost.input_ratio == pytest.approx(prefill / per_hour)
-        assert " EUR a million input tokens, " in token_cost_text(cost)
+        assert " EUR per million input tokens, " in token_cost_text(cost)
         assert "cluster.currency" in token_cost_text(cost.model_copy(update={"currency": ""}))
 
 
-def test_an_aggregated_instance_is_split_by_the_seconds_of_prompts_and_answers(
+def test_an_aggregated_instance_is_split_by_the_seconds_of_prompts_and_outputs(
     aggregated: Option, demand: Callable[..., Demand]
 ) -> None:
     asked = demand()
@@ -94,11 +97,11 @@ def test_an_aggregated_instance_is_split_by_the_seconds_of_prompts_and_answers(
     prompt_s = prompt_time(own, asked, step_tokens=aggregated.step_tokens).busy_s
     step_s = float(step_seconds(own, np.array([float(aggregated.running)]), asked)[0])
     answer_s = 400 * step_s / aggregated.running
-    found = prompt_ratio(aggregated, asked, cut=None)
+    found = prompt_ratio(aggregated, asked, threshold=None)
     assert found == pytest.approx(prompt_s / (prompt_s + answer_s))
-    assert prompt_ratio(replace(aggregated, role=Role.PREFILL), asked, cut=None) == 1.0
-    assert prompt_ratio(replace(aggregated, role=Role.DECODE), asked, cut=None) == 0.0
-    cached = prompt_ratio(aggregated, demand(prefix_hit=0.9), cut=None)
+    assert prompt_ratio(replace(aggregated, role=Role.PREFILL), asked, threshold=None) == 1.0
+    assert prompt_ratio(replace(aggregated, role=Role.DECODE), asked, threshold=None) == 0.0
+    cached = prompt_ratio(aggregated, demand(prefix_hit=0.9), threshold=None)
     # Not a tenth: a step of 200 tokens reads the same weights as one of 2,000.
     assert 0.1 * found < cached < 0.7 * found
 
@@ -108,9 +111,11 @@ def test_shares_of_a_device_weigh_what_runs_on_them(
 ) -> None:
     asked, share = demand(), 0.25
     shared = replace(aggregated, prefill_share_ratio=share)
-    reading, writing = halves_of(shared.iteration, share, asked, step_tokens=shared.step_tokens)
+    reading, writing = split_iteration(
+        shared.iteration, share, asked, step_tokens=shared.step_tokens
+    )
     prompt_s = prompt_time(reading, asked, step_tokens=shared.step_tokens).busy_s
     step_s = float(step_seconds(writing, np.array([float(shared.running)]), asked)[0])
     answer_s = 400 * step_s / shared.running
     expected = 0.25 * prompt_s / (0.25 * prompt_s + 0.75 * answer_s)
-    assert prompt_ratio(shared, asked, cut=None) == pytest.approx(expected)
+    assert prompt_ratio(shared, asked, threshold=None) == pytest.approx(expected)

@@ -29,7 +29,7 @@ def flat_times(
     )
 
 
-def requests_of(count: int, *, inputs: int, outputs: int) -> Requests:
+def sample_requests(count: int, *, inputs: int, outputs: int) -> Requests:
     return Requests(input_R=np.full(count, inputs), output_R=np.full(count, outputs))
 
 
@@ -52,7 +52,7 @@ def test_two_requests_by_hand() -> None:
     # Both prompts fit into one step; 3 tokens each: the first with it, two steps more.
     rules = Rules(batching=Batching.CHUNKED, step_tokens=1000)
     served = simulate(
-        requests_of(2, inputs=100, outputs=3), times=flat_times(), rules=rules, concurrency=2
+        sample_requests(2, inputs=100, outputs=3), times=flat_times(), rules=rules, concurrency=2
     )
     assert served.first_token_s_R == pytest.approx([0.01, 0.01])
     assert served.end_s_R == pytest.approx([0.03, 0.03])
@@ -62,7 +62,7 @@ def test_two_requests_by_hand() -> None:
 def test_a_prompt_longer_than_the_budget_takes_several_steps() -> None:
     rules = Rules(batching=Batching.CHUNKED, step_tokens=100)
     served = simulate(
-        requests_of(1, inputs=250, outputs=2), times=flat_times(), rules=rules, concurrency=1
+        sample_requests(1, inputs=250, outputs=2), times=flat_times(), rules=rules, concurrency=1
     )
     assert served.first_token_s_R == pytest.approx([0.03])
 
@@ -86,21 +86,19 @@ def test_decode_stands_still_while_prompts_go_first() -> None:
 def test_memory_for_one_serves_one_after_the_other() -> None:
     rules = Rules(batching=Batching.WHOLE, step_tokens=1000, kv_tokens=150)
     served = simulate(
-        requests_of(2, inputs=100, outputs=5), times=flat_times(), rules=rules, concurrency=2
+        sample_requests(2, inputs=100, outputs=5), times=flat_times(), rules=rules, concurrency=2
     )
     assert served.first_token_s_R[1] >= served.end_s_R[0]
 
 
-def test_answers_that_outgrow_memory_start_anew_and_lose_no_token() -> None:
-    rules = Rules(
-        batching=Batching.CHUNKED, step_tokens=1000, kv_tokens=260, reserves_answers=False
-    )
+def test_outputs_that_outgrow_memory_start_anew_and_lose_no_token() -> None:
+    rules = Rules(batching=Batching.CHUNKED, step_tokens=1000, kv_tokens=260, reserves_output=False)
     served = simulate(
-        requests_of(3, inputs=100, outputs=80), times=flat_times(), rules=rules, concurrency=3
+        sample_requests(3, inputs=100, outputs=80), times=flat_times(), rules=rules, concurrency=3
     )
     roomy = Rules(batching=Batching.CHUNKED, step_tokens=1000)
     plain = simulate(
-        requests_of(3, inputs=100, outputs=80), times=flat_times(), rules=roomy, concurrency=3
+        sample_requests(3, inputs=100, outputs=80), times=flat_times(), rules=roomy, concurrency=3
     )
     assert served.end_s_R.max() > plain.end_s_R.max()
     assert (served.end_s_R > served.first_token_s_R).all()
@@ -124,7 +122,7 @@ def test_what_the_prefix_cache_holds_is_attended_to_and_not_computed() -> None:
     # 300 tokens in steps of 100: three steps; with 200 of them in the cache one.
     rules = Rules(batching=Batching.CHUNKED, step_tokens=100)
     requests = Requests(input_R=np.array([300]), output_R=np.array([2]), cached_R=np.array([200]))
-    plain = simulate(requests_of(1, inputs=300, outputs=2), times=flat_times(), rules=rules)
+    plain = simulate(sample_requests(1, inputs=300, outputs=2), times=flat_times(), rules=rules)
     times = replace(flat_times(), prompt_s=[0.0, 1.0], prompt_step=1000.0)
     found = simulate(requests, times=times, rules=rules)
     assert plain.first_token_s_R == pytest.approx([0.03])
@@ -142,16 +140,14 @@ def test_drafts_yield_several_tokens_a_step_and_fill_memory_as_fast() -> None:
     # 2.5 tokens a step: 99 further tokens and 0.75 beyond the end take 40 steps.
     times = replace(flat_times(), checked_tokens=4, tokens_per_step=2.5, overshoot_tokens=0.75)
     rules = Rules(batching=Batching.CHUNKED, step_tokens=1000)
-    served = simulate(requests_of(1, inputs=100, outputs=100), times=times, rules=rules)
+    served = simulate(sample_requests(1, inputs=100, outputs=100), times=times, rules=rules)
     assert served.end_s_R == pytest.approx([0.01 + 40 * 0.01])
-    tight = Rules(
-        batching=Batching.CHUNKED, step_tokens=1000, kv_tokens=260, reserves_answers=False
-    )
+    tight = Rules(batching=Batching.CHUNKED, step_tokens=1000, kv_tokens=260, reserves_output=False)
     crowded = simulate(
-        requests_of(3, inputs=100, outputs=80), times=times, rules=tight, concurrency=3
+        sample_requests(3, inputs=100, outputs=80), times=times, rules=tight, concurrency=3
     )
     roomy = simulate(
-        requests_of(3, inputs=100, outputs=80), times=times, rules=rules, concurrency=3
+        sample_requests(3, inputs=100, outputs=80), times=times, rules=rules, concurrency=3
     )
     assert crowded.end_s_R.max() > roomy.end_s_R.max()
 
@@ -181,14 +177,14 @@ def test_a_jump_takes_as_long_as_its_steps_one_by_one() -> None:
     times = flat_times(step_s=0.01, past_s=1e-7)
     rules = Rules(batching=Batching.WHOLE, step_tokens=1000)
     served = simulate(
-        requests_of(1, inputs=100, outputs=50), times=times, rules=rules, concurrency=1
+        sample_requests(1, inputs=100, outputs=50), times=times, rules=rules, concurrency=1
     )
     # Pasts of the 49 steps are 101, 102, ... 149.
     by_step_s = 0.01 + sum(0.01 + 1e-7 * past for past in range(101, 150))
     assert float(served.end_s_R[0]) == pytest.approx(by_step_s, rel=1e-9)
 
 
-def test_more_under_way_never_lowers_the_time_per_token() -> None:
+def test_more_in_flight_never_lowers_the_time_per_token() -> None:
     means = []
     for concurrency in (1, 4, 16, 64):
         requests = uniform_requests(

@@ -8,10 +8,10 @@ from tuner.simulate.serving.client import (
     CLIENT_S,
     SGLANG_CLIENT_S,
     Client,
-    client_of,
+    client_observed_ttft_s,
+    engine_client,
     engine_rules,
-    reading_s,
-    seen_ttft_s,
+    prefill_step_seconds,
 )
 from tuner.simulate.serving.load import Served
 from tuner.simulate.serving.steps import StepTimes
@@ -39,18 +39,20 @@ def test_a_first_token_waits_for_steps_and_for_its_client() -> None:
         end_s_R=np.array([1.5, 2.7]),
         output_R=np.array([11, 11]),
     )
-    found = seen_ttft_s(served, client=Client(overhead_s=0.1, stream_steps=2.0))
+    found = client_observed_ttft_s(served, client=Client(overhead_s=0.1, stream_steps=2.0))
     assert found == pytest.approx([0.5 + 3.5 * 0.15 + 0.1, 0.7 + 3.5 * 0.15 + 0.1])
 
 
-def test_answers_of_one_token_wait_for_their_client_alone() -> None:
+def test_outputs_of_one_token_wait_for_their_client_only() -> None:
     one = np.array([1.0])
     served = Served(arrival_s_R=0.0 * one, first_token_s_R=one, end_s_R=one, output_R=np.array([1]))
-    assert seen_ttft_s(served, client=client_of(Engine.VLLM)) == pytest.approx([1.0 + CLIENT_S])
-    assert client_of(Engine.SGLANG).overhead_s == SGLANG_CLIENT_S
+    assert client_observed_ttft_s(served, client=engine_client(Engine.VLLM)) == pytest.approx(
+        [1.0 + CLIENT_S]
+    )
+    assert engine_client(Engine.SGLANG).overhead_s == SGLANG_CLIENT_S
 
 
-def test_an_engine_batches_as_it_does_unless_it_is_told() -> None:
+def test_an_engine_batches_as_it_does_unless_configured() -> None:
     expected = {
         (Engine.VLLM, None): (Batching.CHUNKED, False),
         (Engine.VLLM, False): (Batching.WHOLE, False),
@@ -62,21 +64,21 @@ def test_an_engine_batches_as_it_does_unless_it_is_told() -> None:
     found = {}
     for engine, is_chunked in expected:
         rules = engine_rules(engine, step_tokens=4096, kv_tokens=1e6, is_chunked=is_chunked)
-        found[engine, is_chunked] = (rules.batching, rules.reserves_answers)
+        found[engine, is_chunked] = (rules.batching, rules.reserves_output)
     assert found == expected
 
 
 def test_a_long_prompt_is_read_in_steps_of_the_budget() -> None:
     full, alone = times(token_s=2e-6), times(token_s=1e-6)
-    prompt_s = reading_s(full, alone, ranks=3, step_tokens=4000)
-    # 8000 tokens in two steps: 2 x 10 ms between, 1 ms of head each, 8 ms of attention; products
+    prompt_s = prefill_step_seconds(full, alone, ranks=3, step_tokens=4000)
+    # 8000 tokens in two steps: 2 x 10 ms between, 1 ms of head each, 8 ms of attention; GEMMs
     # of 8, 12 or 16 ms as one, two or all of three ranks read.
-    for busy, products_s in ((1, 8e-3), (2, 12e-3), (3, 16e-3)):
-        assert prompt_s(8000, busy) == pytest.approx(2e-2 + 2e-3 + 8e-3 + products_s, rel=1e-6)
+    for busy, grouped_gemms_s in ((1, 8e-3), (2, 12e-3), (3, 16e-3)):
+        assert prompt_s(8000, busy) == pytest.approx(2e-2 + 2e-3 + 8e-3 + grouped_gemms_s, rel=1e-6)
 
 
 def test_of_a_cached_prompt_the_rest_is_computed() -> None:
     whole = times(token_s=1e-6)
-    prompt_s = reading_s(whole, whole, ranks=1, step_tokens=8000, computed_ratio=0.25)
-    # 2000 of 8000 tokens: 2 ms of products, 2 ms of attention from 6000 on.
+    prompt_s = prefill_step_seconds(whole, whole, ranks=1, step_tokens=8000, computed_ratio=0.25)
+    # 2000 of 8000 tokens: 2 ms of GEMMs, 2 ms of attention from 6000 on.
     assert prompt_s(8000, 1) == pytest.approx(1e-2 + 1e-3 + 2e-3 + 2e-3, rel=1e-6)

@@ -25,7 +25,7 @@ TIMES = StepTimes(
 )
 
 
-def requests_of(after: list[int], outputs: list[int] | None = None) -> Requests:
+def sample_requests(after: list[int], outputs: list[int] | None = None) -> Requests:
     count = len(after)
     return Requests(
         input_R=np.full(count, 100),
@@ -36,10 +36,10 @@ def requests_of(after: list[int], outputs: list[int] | None = None) -> Requests:
 
 def served_by_each(requests: Requests, concurrency: int) -> dict[str, Served]:
     phases = Phases(
-        prompts_alone=TIMES,
-        prompts_beside=TIMES,
-        steps_alone=TIMES,
-        steps_beside=TIMES,
+        isolated_prompts=TIMES,
+        multiplexed_prompts=TIMES,
+        isolated_steps=TIMES,
+        multiplexed_steps=TIMES,
         step_tokens=1000,
         kv_tokens=1e9,
     )
@@ -47,7 +47,7 @@ def served_by_each(requests: Requests, concurrency: int) -> dict[str, Served]:
         prefill_workers=2,
         prefill_ranks=1,
         prompt_s=lambda tokens, busy: 0.02,
-        handover_s=lambda tokens: 0.001,
+        kv_transfer_s=lambda tokens: 0.001,
         decode_ranks=1,
         decode=TIMES,
     )
@@ -69,7 +69,7 @@ def test_without_sessions_the_next_one_comes_as_one_ends() -> None:
 
 def test_a_turn_is_passed_over_until_the_one_before_has_ended() -> None:
     # 1 waits for 0 and 3 for 1; 2 and 4 are sessions of their own.
-    loop = ClosedLoop(requests_of([-1, 0, -1, 1, -1]), concurrency=2)
+    loop = ClosedLoop(sample_requests([-1, 0, -1, 1, -1]), concurrency=2)
     assert loop.first() == [0, 2]
     # 3 is passed over as 2 ends, and 4 sent; then 0 frees 1, and 1 frees 3.
     assert loop.ended(2) == [4]
@@ -82,7 +82,7 @@ def test_a_turn_is_passed_over_until_the_one_before_has_ended() -> None:
 
 def test_places_that_stayed_free_are_taken_as_turns_get_ready() -> None:
     # Two turns continue request 0: both are sent as it ends.
-    loop = ClosedLoop(requests_of([-1, 0, 0]), concurrency=3)
+    loop = ClosedLoop(sample_requests([-1, 0, 0]), concurrency=3)
     assert loop.first() == [0]
     assert loop.ended(0) == [1, 2]
 
@@ -96,7 +96,7 @@ def test_no_turn_starts_before_the_one_before_has_ended(
     drawn: list[tuple[int, int]], concurrency: int
 ) -> None:
     after = [place - 1 - back if back < place else -1 for place, (back, _) in enumerate(drawn)]
-    requests = requests_of(after, [answer for _, answer in drawn])
+    requests = sample_requests(after, [answer for _, answer in drawn])
     failures = []
     for name, served in served_by_each(requests, concurrency).items():
         for turn, before in enumerate(after):
@@ -115,15 +115,15 @@ def test_no_turn_starts_before_the_one_before_has_ended(
 
 def test_one_session_is_served_turn_by_turn() -> None:
     # Prompt and first token 10 ms, nine steps more: 100 ms a turn, one after the other.
-    served = served_by_each(requests_of([-1, 0, 1]), 3)["batching"]
+    served = served_by_each(sample_requests([-1, 0, 1]), 3)["batching"]
     assert served.end_s_R == pytest.approx([0.1, 0.2, 0.3])
-    free = served_by_each(requests_of([-1, -1, -1]), 3)["batching"]
+    free = served_by_each(sample_requests([-1, -1, -1]), 3)["batching"]
     assert free.end_s_R == pytest.approx([0.1, 0.1, 0.1])
 
 
 def test_a_turn_before_the_first_is_refused() -> None:
     with pytest.raises(ValueError, match="a turn comes after the one before"):
-        requests_of([-1, 1])
+        sample_requests([-1, 1])
 
 
 def test_a_rank_gets_whole_sessions() -> None:

@@ -20,7 +20,7 @@ def stations(
     decode_ranks: int,
     ranks: int = 1,
     step_s: float = STEP_S,
-    handover_s: float = 0.0,
+    kv_transfer_s: float = 0.0,
     kv_tokens: float = math.inf,
     most_running: float = math.inf,
 ) -> Stations:
@@ -38,7 +38,7 @@ def stations(
         prefill_workers=workers,
         prefill_ranks=ranks,
         prompt_s=lambda tokens, busy: 1e-6 * tokens,
-        handover_s=lambda tokens: handover_s,
+        kv_transfer_s=lambda tokens: kv_transfer_s,
         decode_ranks=decode_ranks,
         decode=times,
         kv_tokens=kv_tokens,
@@ -127,9 +127,9 @@ def test_waits_for_one_prefill_worker_follow_m_d_1(count: int, loads: tuple[floa
 
 
 def test_the_first_token_waits_for_the_cache_to_come_over() -> None:
-    # A prompt of 1 ms and a handover of 5 ms; two more tokens take a step of 10 ms each.
+    # A prompt of 1 ms and a KV transfer of 5 ms; two more tokens take a step of 10 ms each.
     requests = Requests(input_R=np.array([1000]), output_R=np.array([3]))
-    both = stations(workers=1, decode_ranks=1, handover_s=0.005)
+    both = stations(workers=1, decode_ranks=1, kv_transfer_s=0.005)
     served = simulate_disaggregated(requests, stations=both, concurrency=1)
     assert served.ttft_s_R.tolist() == pytest.approx([0.006])
     assert served.tpot_s_R.tolist() == pytest.approx([0.01])

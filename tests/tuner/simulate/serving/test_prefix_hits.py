@@ -96,7 +96,7 @@ def test_the_cache_aware_rule_leaves_an_instance_that_is_overloaded() -> None:
     st.integers(1, 12),
     st.integers(1, 3),
 )
-def test_hits_are_those_of_a_cache_told_block_by_block(
+def test_hits_are_those_of_a_cache_simulated_block_by_block(
     prompts: list[list[int]], size: int, places: int
 ) -> None:
     """Against a plain LRU that is asked about single blocks."""

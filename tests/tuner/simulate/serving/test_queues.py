@@ -1,4 +1,4 @@
-"""Played waits against queues: request by request, and on average against closed forms.
+"""Simulated waits against queues: request by request, and on average against closed forms.
 
 A wait is the time to the first token less the request's own service. Request by request it is that
 of Kiefer and Wolfowitz' recursion over the same arrivals and services, which needs no closed form;
@@ -12,8 +12,9 @@ import numpy.typing as npt
 import pytest
 
 from tests.rows import Failures
+from tests.tuner.formulas import crossover_load
 from tuner.costs.serving.engine import Batching
-from tuner.costs.serving.queueing import crossover_load, mean_wait_s
+from tuner.costs.serving.queueing import mean_wait_s
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import Requests
@@ -73,7 +74,7 @@ def prefilled_s(arrival_s_R: Floats, tokens_R: npt.NDArray[np.int64], *, workers
         prefill_workers=workers,
         prefill_ranks=1,
         prompt_s=lambda tokens, busy: TOKEN_S * tokens,
-        handover_s=lambda tokens: 0.0,
+        kv_transfer_s=lambda tokens: 0.0,
         decode_ranks=1000,
         decode=flat_times(1e-12),
     )
@@ -134,7 +135,7 @@ def test_mean_waits_are_those_of_m_m_c() -> None:
     assert found + SERVICE_S == pytest.approx(expected + SERVICE_S, rel=0.02)
 
 
-def test_played_tensor_parallelism_and_pipelines_cross_where_distserve_has_it() -> None:
+def test_simulated_tensor_parallelism_and_pipelines_cross_where_distserve_has_it() -> None:
     # Two devices: K times the speed in one, or two stages that take a prompt every D / 2. Below the
     # crossing of the closed forms the first answers sooner, above it the second.
     wrong = []

@@ -34,7 +34,7 @@ def requests(read: list[bool]) -> Requests:
         input_R=np.array([1000, 1000]),
         output_R=np.array([3, 3]),
         arrival_s_R=np.array([0.0, 10.0]),
-        read_R=np.array(read),
+        prefilled_R=np.array(read),
     )
 
 
@@ -48,13 +48,13 @@ def test_an_engine_runs_them_without_reading() -> None:
 def test_what_gives_its_memory_back_is_read_here_the_second_time() -> None:
     # Room for one whole sequence and the prompt of the other: the later one is sent back.
     rules = Rules(
-        batching=Batching.CHUNKED, step_tokens=1024, kv_tokens=2022.0, reserves_answers=False
+        batching=Batching.CHUNKED, step_tokens=1024, kv_tokens=2022.0, reserves_output=False
     )
     both = Requests(
         input_R=np.array([1000, 1000]),
         output_R=np.array([30, 30]),
         arrival_s_R=np.array([0.0, 0.0]),
-        read_R=np.array([True, True]),
+        prefilled_R=np.array([True, True]),
     )
     served = simulate(both, times=times(), rules=rules)
     assert float(served.end_s_R[1] - served.end_s_R[0]) > PROMPT_S
@@ -65,7 +65,7 @@ def test_decode_ranks_take_them_as_they_come() -> None:
         prefill_workers=1,
         prefill_ranks=1,
         prompt_s=lambda tokens, busy: PROMPT_S,
-        handover_s=lambda tokens: 0.0,
+        kv_transfer_s=lambda tokens: 0.0,
         decode_ranks=1,
         decode=times(),
         kv_tokens=math.inf,

@@ -10,7 +10,13 @@ from tuner.costs.serving.engine import Batching
 from tuner.costs.serving.queueing import mean_wait_s
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.load import Requests
-from tuner.simulate.serving.routed import Instances, Readers, Routed, Routing, simulate_routed
+from tuner.simulate.serving.routed import (
+    Instances,
+    PrefillInstances,
+    Routed,
+    Routing,
+    simulate_routed,
+)
 from tuner.simulate.serving.routing import Router
 from tuner.simulate.serving.steps import StepTimes
 from tuner.spec.serving.routers import RouterPolicy
@@ -36,7 +42,7 @@ def answering(count: int, *, step_s: float, weight: float = 1.0, **rules: object
     fields = {
         "batching": Batching.CHUNKED,
         "step_tokens": 2000,
-        "reserves_answers": False,
+        "reserves_output": False,
         "kv_tokens": 1e9,
     } | rules
     return Instances(
@@ -76,13 +82,13 @@ def queued(policy: RouterPolicy, *, servers: int, load: float, count: int) -> Fl
                 weight=1.0,
             ),
         ),
-        readers=(
-            Readers(
+        prefills=(
+            PrefillInstances(
                 count=servers,
                 ranks=1,
                 prompt_s=lambda tokens, busy: TOKEN_S * tokens,
                 whole_prompt_s=lambda tokens, busy: TOKEN_S * tokens,
-                handed_s=(lambda tokens: 0.0,),
+                kv_transfer_s_by_kind=(lambda tokens: 0.0,),
                 weight=1.0,
             ),
         ),
@@ -239,7 +245,7 @@ def test_a_prefix_is_left_where_too_many_wait_for_it() -> None:
     assert places == [0] * 65 + [1, 0] * 17 + [1]
 
 
-def test_a_closed_loop_keeps_its_requests_under_way() -> None:
+def test_a_closed_loop_keeps_its_requests_in_flight() -> None:
     requests = Requests(input_R=np.full(400, 100), output_R=np.full(400, 50))
     found = simulate_routed(
         requests,

@@ -27,16 +27,16 @@ def times(step_s: float, prompt_s: float) -> StepTimes:
 
 def phases(*, slower: float = 2.0, kv_tokens: float = 1e9) -> Phases:
     return Phases(
-        prompts_alone=times(0.0, PROMPT_S),
-        prompts_beside=times(0.0, slower * PROMPT_S),
-        steps_alone=times(STEP_S, 0.0),
-        steps_beside=times(slower * STEP_S, 0.0),
+        isolated_prompts=times(0.0, PROMPT_S),
+        multiplexed_prompts=times(0.0, slower * PROMPT_S),
+        isolated_steps=times(STEP_S, 0.0),
+        multiplexed_steps=times(slower * STEP_S, 0.0),
         step_tokens=1500,
         kv_tokens=kv_tokens,
     )
 
 
-def test_each_phase_alone_has_the_whole_device() -> None:
+def test_an_isolated_phase_has_the_whole_device() -> None:
     one = Requests(input_R=np.array([1000]), output_R=np.array([11]), arrival_s_R=np.array([0.0]))
     served = simulate_shared(one, phases=phases())
     assert served.ttft_s_R[0] == pytest.approx(PROMPT_S)
@@ -75,7 +75,7 @@ def test_a_batch_holds_what_its_budget_takes() -> None:
     assert served.first_token_s_R[0] == served.first_token_s_R[1] < served.first_token_s_R[2]
 
 
-def test_prompts_alone_wait_as_in_m_d_1() -> None:
+def test_isolated_prompts_wait_as_in_m_d_1() -> None:
     # Answers of one token leave one server of 100 ms, one prompt at a time: rho s / (2 (1 - rho)).
     count, load = 25_000, 0.6
     rng = np.random.default_rng(3)
@@ -89,7 +89,7 @@ def test_prompts_alone_wait_as_in_m_d_1() -> None:
     assert float(served.ttft_s_R.mean()) == pytest.approx(PROMPT_S + wait_s, rel=0.02)
 
 
-def test_a_closed_loop_keeps_so_many_under_way() -> None:
+def test_a_closed_loop_keeps_so_many_in_flight() -> None:
     count = 300
     loop = Requests(input_R=np.full(count, 1000), output_R=np.full(count, 101))
     served = simulate_shared(loop, phases=phases(), concurrency=3)

@@ -8,7 +8,7 @@ import pytest
 from tests.rows import Failures
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B
 from tuner.costs.serving.decoder import Formats
-from tuner.costs.serving.engine import TRAITS, Degrees, Engine, Exchange
+from tuner.costs.serving.engine import TRAITS, A2aBackend, Degrees, Engine
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
 from tuner.costs.serving.speculative import Drafting
@@ -28,7 +28,7 @@ DATA = Iteration(
     degrees=Degrees(attention_data=16, expert=16),
     engine=Engine.SGLANG,
     machine=MACHINE,
-    exchange=Exchange.LOW_LATENCY,
+    a2a_backend=A2aBackend.LOW_LATENCY,
 )
 DENSE = Iteration(
     decoder=LLAMA_70B, formats=FP8, degrees=Degrees(), engine=Engine.VLLM, machine=MACHINE
@@ -61,12 +61,12 @@ def test_a_step_of_the_tables_is_the_whole_step() -> None:
             expected_s = prompt_step_s(iteration, np.array([float(tokens)]), np.array([before]))
             at_s = found.prompt_step_s(tokens, before)
             with failures.of(kind, tokens, before):
-                # A drafter's products are those of a full step, whatever the step.
+                # A drafter's GEMMs are those of a full step, whatever the step.
                 assert at_s == pytest.approx(float(expected_s[0]), rel=0.05)
     failures.check()
 
 
-def test_an_answer_takes_the_steps_that_its_drafts_leave() -> None:
+def test_an_output_takes_the_steps_that_its_drafts_leave() -> None:
     found = tables(KINDS["drafting"])
     assert tables(DATA).steps_of(500) == 500
     assert found.steps_of(1) == 1

@@ -13,8 +13,8 @@ MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
 def test_released_configs_say_it() -> None:
-    found = {path.name: released_quantization(path) for path in MODELS.iterdir() if path.is_dir()}
-    special = {name: one for name, one in found.items() if one != "bf16"}
+    result = {path.name: released_quantization(path) for path in MODELS.iterdir() if path.is_dir()}
+    special = {name: one for name, one in result.items() if one != "bf16"}
     assert special == {
         "deepseek-v3": "fp8_block",
         "kimi-k2": "fp8_block",
@@ -42,11 +42,11 @@ def test_other_methods_are_read_or_refused(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.json"
         path.write_text(json.dumps({"quantization_config": written}))
         try:
-            found = released_quantization(path)
+            result = released_quantization(path)
         except SpecError as error:
-            found = "" if "state the type to serve them in" in str(error) else str(error)
-        if found != expected:
-            failures.append(f"{written}: {found}")
+            result = "" if "state the type to serve them in" in str(error) else str(error)
+        if result != expected:
+            failures.append(f"{written}: {result}")
     assert failures == []
 
 

@@ -22,8 +22,8 @@ def test_named_counts_are_the_nearest_that_are_even() -> None:
             for wanted in range(2 * ranks):
                 below = [count for count in even if count <= wanted]
                 above = [count for count in even if count > wanted]
-                found = (below[-1], above[0]) if below else (above[0],)
-                assert even_counts(experts, wanted, ranks) == found, (experts, ranks, wanted)
+                counts = (below[-1], above[0]) if below else (above[0],)
+                assert even_counts(experts, wanted, ranks) == counts, (experts, ranks, wanted)
             sizes = [size for size in range(1, experts + 1) if experts % size == 0]
             assert set(even_ranks(experts, ranks)) == {
                 *[size for size in sizes if size <= ranks][-1:],

@@ -32,8 +32,8 @@ USUAL = (1, 16, 32, 64, 128)
 def test_pages_are_those_of_the_default_kernels(
     engine: str, cache: CacheKind, generation: Generation, dtype: str, tokens: int | None
 ) -> None:
-    found = page_tokens(engine=engine, cache=cache, generation=generation, dtype=dtype)
-    assert found == tokens
+    pages = page_tokens(engine=engine, cache=cache, generation=generation, dtype=dtype)
+    assert pages == tokens
 
 
 @each_row(
@@ -55,19 +55,19 @@ def test_pages_are_those_of_the_default_kernels(
 def test_pages_that_may_be_stated_are_those_of_the_preferred_kernels(
     engine: str, cache: CacheKind, generation: Generation, dtype: str, tokens: tuple[int, ...]
 ) -> None:
-    asked = {"engine": engine, "cache": cache, "generation": generation, "dtype": dtype}
-    legal = legal_pages(**asked)  # type: ignore[arg-type]  # as the function has them
-    held = () if legal is None else tuple(page for page in USUAL if legal.holds(page))
-    assert held == tokens
-    default = page_tokens(**asked)  # type: ignore[arg-type]  # likewise
+    rule = {"engine": engine, "cache": cache, "generation": generation, "dtype": dtype}
+    legal = legal_pages(**rule)  # type: ignore[arg-type]  # as the function has them
+    supported = () if legal is None else tuple(page for page in USUAL if legal.holds(page))
+    assert supported == tokens
+    default = page_tokens(**rule)  # type: ignore[arg-type]  # likewise
     assert default is None or default in tokens
 
 
-def test_what_is_asked_of_an_unknown_device_is_what_all_take() -> None:
-    found = legal_pages(engine="vllm", cache=CacheKind.LATENT, generation=None, dtype="fp8")
-    assert found is not None
-    assert found.holds(16)
-    assert not found.holds(24)
+def test_pages_of_an_unknown_device_suit_all_devices() -> None:
+    pages = legal_pages(engine="vllm", cache=CacheKind.LATENT, generation=None, dtype="fp8")
+    assert pages is not None
+    assert pages.holds(16)
+    assert not pages.holds(24)
     assert (
         legal_pages(engine="sglang", cache=CacheKind.LATENT, generation=None, dtype="fp8") is None
     )

@@ -8,7 +8,7 @@ import pytest
 from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.spec.serving.kv_connectors import TABLE, CacheKind, Connector, connector_rules
-from tuner.spec.serving.kv_refusals import HandOver, KvSide, refusals
+from tuner.spec.serving.kv_refusals import KvSide, KvTransfer, refusals
 
 SIDE = KvSide(tensor=4, page_tokens=16, dtype="fp8", layout="hnd")
 EVERY = [(row.engine, row.connector, row.cache) for row in TABLE]
@@ -22,8 +22,8 @@ def between(
     cache: CacheKind = CacheKind.GROUPED,
     heads: int = 8,
     is_hybrid: bool = False,
-) -> HandOver:
-    return HandOver(
+) -> KvTransfer:
+    return KvTransfer(
         cache=cache,
         num_kv_heads=1 if cache is CacheKind.LATENT else heads,
         is_hybrid=is_hybrid,
@@ -41,7 +41,7 @@ def nhd(tensor: int, **changes: object) -> KvSide:
 
 
 @each_row(("engine", "connector", "cache"), EVERY)
-def test_like_instances_can_always_hand_over(
+def test_identical_instances_can_always_transfer(
     engine: str, connector: Connector, cache: CacheKind
 ) -> None:
     for is_hybrid in (False, True):
@@ -62,7 +62,7 @@ def test_no_connector_converts_types_or_pairs_ranks_that_do_not_divide(
 
 
 @each_row(("engine", "connector", "cache"), EVERY)
-def test_every_row_names_its_source_and_stands_once(
+def test_every_row_names_its_source_and_is_unique(
     engine: str, connector: Connector, cache: CacheKind
 ) -> None:
     rows = [
@@ -93,7 +93,7 @@ def test_heads_are_cut_from_head_major_pages_in_vllm_and_token_major_ones_in_sgl
 ) -> None:
     assert refusals(between(wide(4), wide(8)), engine="vllm", connector=connector) == ()
     (line,) = refusals(between(nhd(4), nhd(8)), engine="vllm", connector=connector)
-    assert "heads cannot be cut from nhd pages; use hnd" in line
+    assert "heads cannot be split in nhd pages; use hnd" in line
     assert refusals(between(nhd(4), nhd(8)), engine="sglang", connector=connector) == ()
     (line,) = refusals(between(wide(4), wide(8)), engine="sglang", connector=connector)
     assert "use nhd" in line
@@ -120,7 +120,7 @@ def test_vllm_reads_no_copies_into_a_narrower_decode() -> None:
         (wide(4), wide(4, page_tokens=64), False, ""),
         (wide(4, page_tokens=64), wide(4), False, "prefill's must divide decode's"),
         (wide(4), wide(4, page_tokens=24), False, "prefill's must divide decode's"),
-        (wide(4), wide(4, page_tokens=64), True, "a model of unlike layers forbids"),
+        (wide(4), wide(4, page_tokens=64), True, "a hybrid model forbids"),
         (wide(4), wide(4, page_tokens=64, uses_host_buffer=True), False, "a host buffer forbids"),
         (wide(8), wide(4, page_tokens=64), False, "a wider prefill forbids"),
         (wide(4), wide(8, page_tokens=64), False, ""),
@@ -180,14 +180,14 @@ def test_hybrid_models_have_rules_of_their_own() -> None:
 
 
 @each_row(("engine", "dtype", "layout"), [("vllm", "nvfp4", "hnd"), ("sglang", "mxfp8", "nhd")])
-def test_types_with_scales_apart_cannot_be_cut(engine: str, dtype: str, layout: str) -> None:
+def test_types_with_separate_scales_cannot_be_split(engine: str, dtype: str, layout: str) -> None:
     one, other = (wide(tensor, dtype=dtype, layout=layout) for tensor in (2, 4))
     (line,) = refusals(between(one, other), engine=engine, connector=Connector.MOONCAKE)
-    assert f"heads of a {dtype} cache cannot be cut" in line
+    assert f"heads of a {dtype} cache cannot be split" in line
     assert refusals(between(one, one), engine=engine, connector=Connector.MOONCAKE) == ()
 
 
-def test_unlike_layouts_never_meet() -> None:
+def test_layouts_must_be_equal() -> None:
     (line,) = refusals(between(wide(4), nhd(4)), engine="vllm", connector=Connector.NIXL)
     assert "page layouts hnd and nhd differ; give both sides hnd" in line
     mixed = between(wide(4), nhd(4), cache=CacheKind.LATENT)
@@ -226,12 +226,12 @@ def test_what_is_not_described_is_an_error_and_not_a_yes(
 
 @each_row("cache", CacheKind)
 def test_tensorrt_llm_wants_one_page_size_and_re_slices_the_rest(cache: CacheKind) -> None:
-    asked = {"engine": "trtllm", "connector": Connector.NIXL}
+    requested = {"engine": "trtllm", "connector": Connector.NIXL}
     pages = between(wide(4), wide(4, page_tokens=32), cache=cache)
-    (line,) = refusals(pages, **asked)  # type: ignore[arg-type]  # as the function has them
+    (line,) = refusals(pages, **requested)  # type: ignore[arg-type]  # as the function has them
     assert "page sizes 16 (prefill) and 32 (decode) differ" in line
     degrees = between(wide(2, pipeline=4), wide(8, pipeline=2), cache=cache)
-    assert refusals(degrees, **asked) == ()  # type: ignore[arg-type]  # likewise
+    assert refusals(degrees, **requested) == ()  # type: ignore[arg-type]  # likewise
 
 
 def test_the_vllm_rows_cover_three_connectors() -> None:

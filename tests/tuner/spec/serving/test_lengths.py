@@ -66,7 +66,7 @@ def test_means_and_quantiles_by_hand() -> None:
     assert quantile_tokens(REASONING, ratio=0.995) == pytest.approx(start * 10 ** (1 / 2.5))
 
 
-def test_the_tail_makes_long_answers_more_frequent_than_the_body_alone() -> None:
+def test_the_tail_makes_long_outputs_more_frequent() -> None:
     body = LengthLaw(kind=LengthKind.LOGNORMAL, mean=4000.0, cv=1.0)
     heavy = quantile_tokens(REASONING, ratio=0.9999)
     assert heavy > 1.5 * quantile_tokens(body, ratio=0.9999)
@@ -98,8 +98,8 @@ def test_quantiles_rise_and_the_mean_lies_below_the_cut(
         tail_index=tail_index,
         most=most,
     )
-    found = [quantile_tokens(law, ratio=ratio) for ratio in (0.01, 0.3, 0.5, 0.7, 0.99, 0.9999)]
-    assert all(one <= other * (1 + 1e-9) for one, other in pairwise(found))
+    length = [quantile_tokens(law, ratio=ratio) for ratio in (0.01, 0.3, 0.5, 0.7, 0.99, 0.9999)]
+    assert all(one <= other * (1 + 1e-9) for one, other in pairwise(length))
     assert 0.0 < mean_tokens(law) <= most * (1.0 + 1e-9)
 
 

@@ -47,7 +47,7 @@ LINK = "bandwidth: 100Gbit/s, latency: 1us}"
         ({"extra": "modes: []"}, "goal.modes: an empty list"),
         (
             {"traffic": "{input_tokens: 2000, output_tokens: 300}"},
-            "one of 'concurrency', 'rate' or 'trace' says how much is asked",
+            "one of 'concurrency', 'rate' or 'trace' is needed",
         ),
         (
             {
@@ -79,9 +79,9 @@ def test_costs_are_compared_where_every_pool_has_a_price(tmp_path: Path) -> None
 def test_the_words_on_and_off_are_keys_without_quotes(tmp_path: Path) -> None:
     lengths = "input_tokens: 100, output_tokens: 10"
     arrival = "arrival: {kind: on_off, on: 3s, off: 9s}"
-    found = read(tmp_path, traffic=f"{{rate: 5/s, {arrival}, {lengths}}}").goal.traffic.arrival
-    assert found is not None
-    assert (found.kind, found.on, found.off) == (ArrivalKind.ON_OFF, 3.0, 9.0)
+    result = read(tmp_path, traffic=f"{{rate: 5/s, {arrival}, {lengths}}}").goal.traffic.arrival
+    assert result is not None
+    assert (result.kind, result.on, result.off) == (ArrivalKind.ON_OFF, 3.0, 9.0)
 
 
 def test_traffic_needs_no_rate_where_it_is_looked_for(tmp_path: Path) -> None:

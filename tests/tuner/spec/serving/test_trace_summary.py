@@ -32,37 +32,39 @@ def test_a_trace_by_hand(
 ) -> None:
     monkeypatch.setattr(traces, "CHUNK_ROWS", chunk_rows)
     rows = [(0.0, 10, 1), (0.25, 20, 2), (0.5, 30, 3), (1.5, 40, 4), (14.5, 50, 5), (15.0, 9, 0)]
-    found = described(write(form(rows)))
-    assert (found.requests, found.failed) == (5, 1)
-    assert found.span_s == pytest.approx(14.5)
-    assert found.rate_per_s == pytest.approx(4 / 14.5)
+    summary = described(write(form(rows)))
+    assert (summary.requests, summary.failed) == (5, 1)
+    assert summary.span_s == pytest.approx(14.5)
+    assert summary.rate_per_s == pytest.approx(4 / 14.5)
     # gaps 0.25, 0.25, 1, 13
-    assert found.gap_cv == pytest.approx(np.std([0.25, 0.25, 1, 13]) / np.mean([0.25, 0.25, 1, 13]))
-    assert found.gaps == 1
-    assert found.gaps_s == pytest.approx(13.0)
-    assert (found.largest_gap_s, found.largest_gap_at_s) == pytest.approx((13.0, 1.5))
+    assert summary.gap_cv == pytest.approx(
+        np.std([0.25, 0.25, 1, 13]) / np.mean([0.25, 0.25, 1, 13])
+    )
+    assert summary.gaps == 1
+    assert summary.gaps_s == pytest.approx(13.0)
+    assert (summary.largest_gap_s, summary.largest_gap_at_s) == pytest.approx((13.0, 1.5))
     # Of windows of 1 s, 14 are whole: 3, 1, then none. 10 s fits once only.
-    (window,) = found.burstiness
+    (window,) = summary.burstiness
     counts = [3, 1, *[0] * 12]
     assert window.peak_ratio == pytest.approx(3 / np.mean(counts))
     assert window.dispersion == pytest.approx(np.var(counts) / np.mean(counts))
-    assert found.input_tokens.mean_tokens == 30.0
-    assert found.output_tokens.quantile_tokens(0.5) == 3
-    assert found.output_tokens.quantile_tokens(0.81) == 5
-    assert found.correlation == pytest.approx(1.0)
-    assert sorted(found.sample_input_N.tolist()) == [10, 20, 30, 40, 50]
+    assert summary.input_tokens.mean_tokens == 30.0
+    assert summary.output_tokens.quantile_tokens(0.5) == 3
+    assert summary.output_tokens.quantile_tokens(0.81) == 5
+    assert summary.correlation == pytest.approx(1.0)
+    assert sorted(summary.sample_input_N.tolist()) == [10, 20, 30, 40, 50]
 
 
 def test_poisson_arrivals_have_a_dispersion_of_one_at_every_window(write: Write) -> None:
     rng = np.random.default_rng(5)
     times = np.cumsum(rng.exponential(0.05, size=40_000))
-    found = described(write(burst([(float(time_s), 5, 5) for time_s in times])))
-    assert found.rate_per_s == pytest.approx(20.0, rel=0.02)
-    assert found.gap_cv == pytest.approx(1.0, rel=0.02)
-    assert [window.window_s for window in found.burstiness] == [1.0, 10.0, 60.0]
-    for window, tolerance in zip(found.burstiness, (0.15, 0.35, 0.8), strict=True):
+    summary = described(write(burst([(float(time_s), 5, 5) for time_s in times])))
+    assert summary.rate_per_s == pytest.approx(20.0, rel=0.02)
+    assert summary.gap_cv == pytest.approx(1.0, rel=0.02)
+    assert [window.window_s for window in summary.burstiness] == [1.0, 10.0, 60.0]
+    for window, tolerance in zip(summary.burstiness, (0.15, 0.35, 0.8), strict=True):
         assert window.dispersion == pytest.approx(1.0, rel=tolerance)
-    assert found.correlation == 0.0
+    assert summary.correlation == 0.0
 
 
 def test_the_sample_of_a_long_trace_is_uniform_and_keeps_pairs(
@@ -71,14 +73,14 @@ def test_the_sample_of_a_long_trace_is_uniform_and_keeps_pairs(
     monkeypatch.setattr(trace_summary, "SAMPLE_ROWS", 500)
     monkeypatch.setattr(traces, "CHUNK_ROWS", 300)
     path = write(burst([(0.0, number + 1, number + 2) for number in range(5000)]))
-    found = [described(path, seed) for seed in range(20)]
-    for one in found:
+    summary = [described(path, seed) for seed in range(20)]
+    for one in summary:
         assert len(set(one.sample_input_N.tolist())) == 500
         assert np.array_equal(one.sample_output_N, one.sample_input_N + 1)
     # 10,000 draws of 1..5000: mean 2500.5, its standard error 1443 / 100
-    means = np.mean([one.sample_input_N.mean() for one in found])
+    means = np.mean([one.sample_input_N.mean() for one in summary])
     assert means == pytest.approx(2500.5, abs=5 * 14.4)
-    early = np.mean([np.count_nonzero(one.sample_input_N <= 500) for one in found])
+    early = np.mean([np.count_nonzero(one.sample_input_N <= 500) for one in summary])
     assert early == pytest.approx(50.0, abs=8.0)
 
 
@@ -90,30 +92,30 @@ def test_equal_seeds_sample_equal_pairs(write: Write, monkeypatch: pytest.Monkey
 
 
 def test_a_trace_of_one_request_is_no_load(write: Write) -> None:
-    with pytest.raises(SpecError, match="prompt and answer: 1; a load has two"):
+    with pytest.raises(SpecError, match="input and output tokens: 1; a load has two"):
         described(write(burst([(0.0, 5, 5), (1.0, 5, 0)])))
 
 
 @pytest.mark.skipif(not PUBLIC.is_dir(), reason="the public Azure traces are not beside this tree")
-def test_the_figures_of_the_public_code_trace_are_found_again() -> None:
-    found = described(PUBLIC / "azure_llm_2023_code.csv")
+def test_the_figures_of_the_public_code_trace_are_reproduced() -> None:
+    summary = described(PUBLIC / "azure_llm_2023_code.csv")
     # Figures of the whole file, computed independently of this reader.
-    assert (found.requests, found.failed) == (8819, 0)
-    assert found.span_s == pytest.approx(3436, abs=1)
-    assert found.rate_per_s == pytest.approx(2.57, abs=0.005)
-    assert found.gap_cv == pytest.approx(13.2, abs=0.05)
-    assert found.largest_gap_s == pytest.approx(217, abs=1)
-    peaks = [window.peak_ratio for window in found.burstiness]
+    assert (summary.requests, summary.failed) == (8819, 0)
+    assert summary.span_s == pytest.approx(3436, abs=1)
+    assert summary.rate_per_s == pytest.approx(2.57, abs=0.005)
+    assert summary.gap_cv == pytest.approx(13.2, abs=0.05)
+    assert summary.largest_gap_s == pytest.approx(217, abs=1)
+    peaks = [window.peak_ratio for window in summary.burstiness]
     assert peaks == pytest.approx([26, 12.8, 4.2], rel=0.03)
-    indices = [window.dispersion for window in found.burstiness]
+    indices = [window.dispersion for window in summary.burstiness]
     assert indices == pytest.approx([13, 71, 161], rel=0.03)
-    prompts, answers = found.input_tokens, found.output_tokens
+    prompts, outputs = summary.input_tokens, summary.output_tokens
     assert prompts.mean_tokens == pytest.approx(2048, abs=1)
     assert [prompts.quantile_tokens(q) for q in (0.5, 0.9, 0.99)] == pytest.approx(
         [1469, 5194, 7436], abs=8
     )
-    assert answers.mean_tokens == pytest.approx(27.9, abs=0.05)
-    assert [answers.quantile_tokens(q) for q in (0.5, 0.9, 0.99)] == pytest.approx(
+    assert outputs.mean_tokens == pytest.approx(27.9, abs=0.05)
+    assert [outputs.quantile_tokens(q) for q in (0.5, 0.9, 0.99)] == pytest.approx(
         [13, 55, 252], abs=2
     )
-    assert abs(found.correlation) < 0.01
+    assert abs(summary.correlation) < 0.01

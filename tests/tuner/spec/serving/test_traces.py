@@ -149,7 +149,7 @@ def _hashed(*rows: tuple[int, list[int] | None], output: int = 10) -> str:
     return "\n".join(named)
 
 
-def test_blocks_of_prompts_are_read_where_they_are_asked_for(
+def test_blocks_of_prompts_are_read_on_request(
     write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The two samples of Mooncake's README: 6955 and 6472 tokens in 14 and 13 blocks of 512.
@@ -165,8 +165,8 @@ def test_blocks_of_prompts_are_read_where_they_are_asked_for(
     assert first[:12] == second[:12] == common
     assert (len(first), len(second), third) == (14, 13, [])
     monkeypatch.setattr(traces, "CHUNK_BLOCKS", 10)
-    parted = list(trace_chunks(path, with_blocks=True))
-    assert [len(one.input_tokens_N) for one in parted] == [1, 1, 1]
+    split = list(trace_chunks(path, with_blocks=True))
+    assert [len(one.input_tokens_N) for one in split] == [1, 1, 1]
 
 
 def test_a_format_without_blocks_has_none(write: Write) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.spec.serving.requests import requests_of
+from tuner.spec.serving.requests import sample_requests
 from tuner.spec.serving.traffic import Traffic
 from tuner.spec.serving.turns import NONE, Sessions
 
@@ -32,31 +32,31 @@ def test_a_turn_continues_the_latest_prompt_that_is_its_beginning() -> None:
         ([7], 100, 10, NONE),
         ([], 4000, 10, NONE),
     ]
-    found = [
-        sessions.add(blocks, input_tokens=tokens, output_tokens=answer)
-        for blocks, tokens, answer, _ in rows
+    result = [
+        sessions.add(blocks, input_tokens=tokens, output_tokens=output)
+        for blocks, tokens, output, _ in rows
     ]
-    assert found == [before for *_, before in rows]
+    assert result == [before for *_, before in rows]
 
 
 def test_a_closed_loop_takes_a_trace_in_its_order_where_it_names_blocks(tmp_path: Path) -> None:
     rows = [([1, 2], 1024, 100), ([9], 512, 10), ([1, 2, 3], 1200, 10), ([1, 2, 3, 4], 1600, 10)]
     lines = [
-        {"timestamp": 0, "input_length": tokens, "output_length": answer, "hash_ids": blocks}
-        for blocks, tokens, answer in rows
+        {"timestamp": 0, "input_length": tokens, "output_length": output, "hash_ids": blocks}
+        for blocks, tokens, output in rows
     ]
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     rng = np.random.default_rng(0)
-    found = requests_of(Traffic(trace=path, concurrency=2), count=100, rng=rng)
-    assert found.arrival_s_N is None
-    assert found.input_tokens_N.tolist() == [1024, 512, 1200, 1600]
+    result = sample_requests(Traffic(trace=path, concurrency=2), count=100, rng=rng)
+    assert result.arrival_s_N is None
+    assert result.input_tokens_N.tolist() == [1024, 512, 1200, 1600]
     # The whole blocks of 1200 tokens are 1 and 2, the first one's: both others continue that.
-    assert found.after_N is not None
-    assert found.after_N.tolist() == [-1, -1, 0, 0]
-    few = requests_of(Traffic(trace=path, concurrency=2), count=3, rng=rng)
+    assert result.after_N is not None
+    assert result.after_N.tolist() == [-1, -1, 0, 0]
+    few = sample_requests(Traffic(trace=path, concurrency=2), count=3, rng=rng)
     assert few.input_tokens_N.tolist() == [1024, 512, 1200]
     path.write_text("Timestamp,Request tokens,Response tokens\n1,2,3\n1,2,3\n")
-    drawn = requests_of(Traffic(trace=path, concurrency=2), count=100, rng=rng)
+    drawn = sample_requests(Traffic(trace=path, concurrency=2), count=100, rng=rng)
     assert drawn.after_N is None
     assert len(drawn.input_tokens_N) == 100

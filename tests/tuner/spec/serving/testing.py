@@ -11,9 +11,9 @@ Form = Callable[[Sequence[tuple[float, int, int]]], str]
 def azure(rows: Sequence[tuple[float, int, int]], *, suffix: str = "") -> str:
     start = datetime(2023, 11, 16, 23, 59, 50, tzinfo=UTC)
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
-    for time_s, prompt, answer in rows:
+    for time_s, prompt, output in rows:
         at = start + timedelta(microseconds=round(time_s * 1e6))
-        lines.append(f"{at:%Y-%m-%d %H:%M:%S.%f}0{suffix},{prompt},{answer}")
+        lines.append(f"{at:%Y-%m-%d %H:%M:%S.%f}0{suffix},{prompt},{output}")
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,7 @@ from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.verify.adapters.interface import Job, Reading
 from tuner.verify.launches import WARMUP_STEPS
-from tuner.verify.metrics import ADAPTERS, MAX_LINE, LogReader, adapter_named
+from tuner.verify.metrics import ADAPTERS, MAX_LINE, LogReader, find_adapter
 
 JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
 
@@ -126,7 +126,7 @@ JOB = Job(num_devices=8, samples_per_step=32, tokens_per_step=131_072)
     ],
 )
 def test_a_line_is_read(name: str, line: str, expected: Reading) -> None:
-    assert adapter_named(name)(line, JOB) == expected
+    assert find_adapter(name)(line, JOB) == expected
 
 
 def test_what_the_log_itself_says_of_a_step_is_believed() -> None:
@@ -134,11 +134,11 @@ def test_what_the_log_itself_says_of_a_step_is_believed() -> None:
     # first two of four steps are not printed: 8 / 8.697... and 8 / 9.994... seconds.
     log = Path(__file__).parent / "logs" / "deepspeed-0.19.8-autotp.txt"
     job = replace(JOB, samples_per_step=4)
-    reader = LogReader(log, adapter=adapter_named("deepspeed"), job=job)
+    reader = LogReader(log, adapter=find_adapter("deepspeed"), job=job)
     reader.read_on(to_end=True)
     for warmup_steps, left in ((2, 2), (3, 1), (4, 0)):
-        found = reader.metrics(warmup_steps=warmup_steps, most_steps=9)
-        assert len(found.steps_s) == left
+        result = reader.metrics(warmup_steps=warmup_steps, most_steps=9)
+        assert len(result.steps_s) == left
     steps_s = reader.metrics(warmup_steps=2, most_steps=9).steps_s
     assert steps_s == pytest.approx((0.9198, 0.8004), rel=1e-3)
 
@@ -148,17 +148,17 @@ def test_logs_of_deepspeed_give_the_seconds_between_their_own_time_stamps() -> N
     for name in ("zero3", "zero2-autoep"):
         log = Path(__file__).parent / "logs" / f"deepspeed-0.19.8-{name}.txt"
         job = replace(JOB, samples_per_step=16)
-        reader = LogReader(log, adapter=adapter_named("deepspeed"), job=job)
+        reader = LogReader(log, adapter=find_adapter("deepspeed"), job=job)
         reader.read_on(to_end=True)
-        found = reader.metrics(warmup_steps=2, most_steps=9).steps_s
+        result = reader.metrics(warmup_steps=2, most_steps=9).steps_s
         stamps = [
             datetime.strptime(line[1:24], "%Y-%m-%d %H:%M:%S,%f")
             for line in log.read_text().splitlines()
             if re.search(r"\] step=\d", line)
         ]
         between_s = [(b - a).total_seconds() for a, b in itertools.pairwise(stamps)]
-        assert len(found) == 4, name
-        assert found == pytest.approx(between_s[-4:], rel=0.03), name
+        assert len(result) == 4, name
+        assert result == pytest.approx(between_s[-4:], rel=0.03), name
 
 
 @each_row(
@@ -201,20 +201,20 @@ def test_logs_of_deepspeed_give_the_seconds_between_their_own_time_stamps() -> N
     ],
 )
 def test_what_is_no_step_is_left_alone(name: str, line: str) -> None:
-    assert adapter_named(name)(line, JOB) is None
+    assert find_adapter(name)(line, JOB) is None
 
 
 @each_row("name", ADAPTERS)
 @given(line=st.text(max_size=200))
 @settings(max_examples=40, deadline=None)
 def test_no_line_upsets_an_adapter(name: str, line: str) -> None:
-    found = adapter_named(name)(line, JOB)
-    assert found is None or found.step_s is None or found.step_s >= 0.0
+    result = find_adapter(name)(line, JOB)
+    assert result is None or result.step_s is None or result.step_s >= 0.0
 
 
 @each_row("name", ADAPTERS)
 def test_a_long_line_is_read_in_linear_time(name: str) -> None:
-    read = adapter_named(name)
+    read = find_adapter(name)
     begin_s = time.process_time()
     for text in (
         "iteration 1/ 1 | ",
@@ -240,13 +240,13 @@ def test_a_long_line_is_read_in_linear_time(name: str) -> None:
 )
 def test_an_unusable_way_to_read_is_refused(name: str, said: str) -> None:
     with pytest.raises(SpecError) as raised:
-        adapter_named(name)
+        find_adapter(name)
     assert said in str(raised.value)
 
 
 def test_a_growing_log_is_read_once_and_warm_up_left_out(tmp_path: Path) -> None:
     file = tmp_path / "log"
-    reader = LogReader(file, adapter=adapter_named("jsonl"), job=JOB)
+    reader = LogReader(file, adapter=find_adapter("jsonl"), job=JOB)
     reader.read_on()
     lines = [f'{{"step_s": {step}.5}}\n' for step in range(6)]
     text = "".join(lines)
@@ -266,7 +266,7 @@ def test_ranks_that_say_the_same_step_count_once_and_colours_do_not_matter(tmp_p
     line = "iteration {step}/ 9 | \x1b[31melapsed time per iteration (ms): {time}\x1b[0m |\n"
     told = [line.format(step=step, time=time) for step in (1, 2) for time in (500, 700)]
     file.write_text("".join(told) + "\x00\xff" + "x" * 100_000 + "\n")
-    reader = LogReader(file, adapter=adapter_named("megatron"), job=JOB)
+    reader = LogReader(file, adapter=find_adapter("megatron"), job=JOB)
     reader.read_on(to_end=True)
     assert reader.metrics(warmup_steps=0, most_steps=9).steps_s == (0.5, 0.5)
 
@@ -281,7 +281,7 @@ def test_torchtitans_colours_are_taken_off(tmp_path: Path) -> None:
         "\x1b[33mvalidate step:  3  \x1b[32mloss:  8.1234  \x1b[38;2;54;234;195mmemory: 41.50GiB"
         "(51.90%)  \x1b[34mtps: 1,192\x1b[39m\n"
     )
-    reader = LogReader(file, adapter=adapter_named("torchtitan"), job=JOB)
+    reader = LogReader(file, adapter=find_adapter("torchtitan"), job=JOB)
     reader.read_on(to_end=True)
     assert reader.metrics(warmup_steps=0, most_steps=9).steps_s == (2.0,)
 
@@ -294,6 +294,6 @@ def test_the_first_iterations_of_megatron_are_left_out_with_what_carries_them(
     line = " iteration {:8d}/{:8d} | elapsed time per iteration (ms): {:.1f} |\n"
     times_ms = (9000.0, 5000.0, 1000.0, 1000.0)
     file.write_text("".join(line.format(at, 4, time) for at, time in enumerate(times_ms, 1)))
-    reader = LogReader(file, adapter=adapter_named("megatron"), job=JOB)
+    reader = LogReader(file, adapter=find_adapter("megatron"), job=JOB)
     reader.read_on(to_end=True)
     assert reader.metrics(warmup_steps=WARMUP_STEPS, most_steps=9).steps_s == (1.0, 1.0)

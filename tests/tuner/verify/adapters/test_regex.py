@@ -13,8 +13,8 @@ JOB = Job(num_devices=1, samples_per_step=1, tokens_per_step=1)
 
 def test_groups_are_read_line_by_line() -> None:
     read = adapter(r"iter (?P<step>\d+) took (?P<step_s>[0-9.]+) s")
-    found = [read(f"iter {at} took {at}.5 s \U0001f642", JOB) for at in (1, 2)]
-    assert [(one.step, one.step_s) for one in found if one] == [(1, 1.5), (2, 2.5)]
+    result = [read(f"iter {at} took {at}.5 s \U0001f642", JOB) for at in (1, 2)]
+    assert [(one.step, one.step_s) for one in result if one] == [(1, 1.5), (2, 2.5)]
     assert read("something else", JOB) is None
 
 

@@ -15,7 +15,7 @@ from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
 from tuner.plan import Plan
 from tuner.verify.budget.measured import measured_prices
-from tuner.verify.budget.possible import Possible
+from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.neighbourhood import Neighbourhood
 
 SEARCH: Mapping[str, Any] = {
@@ -32,16 +32,16 @@ CANDIDATES = 14
 class Site:
     """A plan with what prices its decisions."""
 
-    around: Neighbourhood
+    space: Neighbourhood
 
     @property
     def plan(self) -> Plan:
-        return self.around.plan
+        return self.space.plan
 
     @cache  # noqa: B019 # one site lives as long as the session
-    def possible(self, *, max_devices: int = 16) -> Possible:
-        price = measured_prices(self.around.machine)
-        return Possible(around=self.around, price=price, max_devices=max_devices)
+    def possible(self, *, max_devices: int = 16) -> TrialOptions:
+        price = measured_prices(self.space.machine)
+        return TrialOptions(space=self.space, price=price, max_devices=max_devices)
 
 
 @pytest.fixture(scope="session")
@@ -67,7 +67,7 @@ def wide(
         update={"alternatives": plan.runners_up[: CANDIDATES - 1], "variants": ()}
     )
     return Site(
-        around=Neighbourhood(
+        space=Neighbourhood(
             plan=plan,
             work=api.work_of(plan),
             machine=api.machine_of(plan.cluster.pools[0], profile),
@@ -81,7 +81,7 @@ def hidden(wide: Site) -> Callable[..., HiddenMachine]:
     """Make a machine from a seed: hidden(3); its slowest part is another one than predicted."""
 
     def made(seed: int, **options: Any) -> HiddenMachine:
-        machine = wide.around.machine
+        machine = wide.space.machine
         computation, communication = np.exp(np.random.default_rng(seed).normal(0.0, 0.3, 2))
         residual = machine.residual.model_copy(
             update={"computation": float(computation), "communication": float(communication)}

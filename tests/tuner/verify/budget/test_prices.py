@@ -13,11 +13,11 @@ from tuner import api
 from tuner.errors import OutsideProfileError
 from tuner.plan import Plan, VerifiedPlan
 from tuner.plan_folder import TRIALS_NAME, launch_files, read_plan, write_plan
-from tuner.verify.budget.jobs import ENDS, parts_s_K
-from tuner.verify.budget.possible import Possible
-from tuner.verify.budget.prices import prices_of
-from tuner.verify.budget.scale import scaled_plan, scales_of
+from tuner.verify.budget.jobs import EMBEDDING_HEAD, parts_s_K
+from tuner.verify.budget.prices import build_pricer
+from tuner.verify.budget.scale import launchable_scales, scaled_plan
 from tuner.verify.budget.scheduler import Budget
+from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.candidates import Candidates
 from tuner.verify.records import read_trials
 from tuner.verify.verification import Effort, Watcher
@@ -80,13 +80,13 @@ def test_every_target_writes_smaller_jobs_that_ask_for_their_devices(
 ) -> None:
     folder = sixteen if target == "megatron-lm" else plan_for(target)
     plan = read_plan(folder)
-    price = prices_of(Candidates(plan=plan), used=folder / "used")
+    price = build_pricer(Candidates(plan=plan), used=folder / "used")
     assert price is not None
     decisions = [plan.decision, *(one.decision for one in plan.runners_up)]
     seen = 0
     for decision in decisions:
         assert decision is not None
-        for scale in scales_of(plan, decision, max_devices=8):
+        for scale in launchable_scales(plan, decision, max_devices=8):
             smaller = scaled_plan(plan, scale)
             trial = VerifiedPlan(
                 plan=smaller,
@@ -104,7 +104,7 @@ def test_every_target_writes_smaller_jobs_that_ask_for_their_devices(
 
 def test_a_whole_job_costs_what_the_plan_says(sixteen: Path) -> None:
     plan = read_plan(sixteen)
-    price = prices_of(Candidates(plan=plan), used=sixteen / "used")
+    price = build_pricer(Candidates(plan=plan), used=sixteen / "used")
     assert price is not None
     known = [(plan.decision, plan.predicted)]
     known += [(one.decision, one.predicted) for one in plan.runners_up]
@@ -112,28 +112,28 @@ def test_a_whole_job_costs_what_the_plan_says(sixteen: Path) -> None:
     for decision, predicted in known:
         assert decision is not None
         assert predicted is not None
-        found = price(plan, decision)
-        assert found.step_time_s == pytest.approx(predicted.step_time_s, rel=1e-9)
-        assert found.peak_memory_bytes == predicted.peak_memory_bytes
-        assert found.communication_s == pytest.approx(predicted.communication_s, rel=1e-9)
-        assert sum(found.breakdown_s.values()) == pytest.approx(found.step_time_s)
-        assert parts_s_K(found)[ENDS] > 0.0
+        result = price(plan, decision)
+        assert result.step_time_s == pytest.approx(predicted.step_time_s, rel=1e-9)
+        assert result.peak_memory_bytes == predicted.peak_memory_bytes
+        assert result.communication_s == pytest.approx(predicted.communication_s, rel=1e-9)
+        assert sum(result.breakdown_s.values()) == pytest.approx(result.step_time_s)
+        assert parts_s_K(result)[EMBEDDING_HEAD] > 0.0
 
 
 def test_fewer_layers_cost_less_and_ends_stay(sixteen: Path) -> None:
     plan = read_plan(sixteen)
-    price = prices_of(Candidates(plan=plan), used=sixteen / "used")
+    price = build_pricer(Candidates(plan=plan), used=sixteen / "used")
     assert price is not None
     decision = next(
         one.decision for one in plan.runners_up if one.decision.pipeline_model_parallel_size == 1
     )
     whole = price(plan, decision)
-    for scale in scales_of(plan, decision, max_devices=16):
-        found = price(scaled_plan(plan, scale), scale.decision)
-        assert found.step_time_s < whole.step_time_s * 1.001
+    for scale in launchable_scales(plan, decision, max_devices=16):
+        result = price(scaled_plan(plan, scale), scale.decision)
+        assert result.step_time_s < whole.step_time_s * 1.001
         if len(scale.layers) < plan.model.num_layers:
-            share = parts_s_K(found)[ENDS] / found.step_time_s
-            assert share > parts_s_K(whole)[ENDS] / whole.step_time_s
+            share = parts_s_K(result)[EMBEDDING_HEAD] / result.step_time_s
+            assert share > parts_s_K(whole)[EMBEDDING_HEAD] / whole.step_time_s
 
 
 def test_a_plan_of_another_release_has_no_smaller_jobs(sixteen: Path) -> None:
@@ -141,13 +141,13 @@ def test_a_plan_of_another_release_has_no_smaller_jobs(sixteen: Path) -> None:
     assert plan.predicted is not None
     slower = plan.predicted.model_copy(update={"step_time_s": 2.0 * plan.predicted.step_time_s})
     stale: Plan = plan.model_copy(update={"predicted": slower})
-    around = Candidates(plan=stale)
-    price = prices_of(around, used=sixteen / "used")
+    space = Candidates(plan=stale)
+    price = build_pricer(space, used=sixteen / "used")
     assert price is not None
     assert stale.decision is not None
     with pytest.raises(OutsideProfileError, match="plan anew to launch smaller jobs"):
         price(stale, stale.decision)
-    possible = Possible(around=around, price=price, max_devices=8)
+    possible = TrialOptions(space=space, price=price, max_devices=8)
     assert possible.options_of(stale.decision) == ()
     assert "plan anew" in possible.why_none(stale.decision).detail
 
@@ -155,10 +155,10 @@ def test_a_plan_of_another_release_has_no_smaller_jobs(sixteen: Path) -> None:
 def test_the_users_engine_is_launched_smaller_by_its_own_command(
     sixteen: Path, tmp_path: Path
 ) -> None:
-    engine, asked = tmp_path / "engine.py", tmp_path / "asked.txt"
+    engine, requested = tmp_path / "engine.py", tmp_path / "asked.txt"
     engine.write_text(ENGINE)
-    command = f"{sys.executable} {engine} {{metrics}} {asked} {{world}} {{megatron_args}}"
-    found = api.verify(
+    command = f"{sys.executable} {engine} {{metrics}} {requested} {{world}} {{megatron_args}}"
+    result = api.verify(
         sixteen,
         effort=Effort(trials=3, steps=4),
         resume=False,
@@ -169,12 +169,12 @@ def test_the_users_engine_is_launched_smaller_by_its_own_command(
     records = read_trials(sixteen / TRIALS_NAME)
     assert records
     assert [one.status for one in records] == ["ok"] * len(records)
-    launched = [tuple(map(int, line.split())) for line in asked.read_text().splitlines()]
+    launched = [tuple(map(int, line.split())) for line in requested.read_text().splitlines()]
     for record, (layers, world) in zip(records, launched, strict=True):
         assert record.scale is not None
         assert (len(record.scale.layers), record.scale.num_devices) == (layers, world)
         assert world <= 8
-    assert found.winner is not None
-    assert found.winner.num_devices == 16
+    assert result.winner is not None
+    assert result.winner.num_devices == 16
     stored: dict[str, Any] = json.loads((sixteen / "verified.json").read_text())
     assert stored["winner_extrapolated"]["error_ratio"] > 0.0

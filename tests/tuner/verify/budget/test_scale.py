@@ -12,8 +12,8 @@ from profilers.steps.config import LayerKind, Recompute
 from tuner.launch.step_config import step_config
 from tuner.plan import Plan, TrainDecision
 from tuner.spec.model import ModelSpec
-from tuner.verify.budget.obstacles import in_words
-from tuner.verify.budget.scale import scaled_plan, scales_of, why_none
+from tuner.verify.budget.obstacles import describe_obstacles
+from tuner.verify.budget.scale import launchable_scales, scaled_plan, why_none
 from tuner.verify.neighbourhood import Neighbourhood
 
 DENSE, MOE = LayerKind.DENSE, LayerKind.MOE
@@ -32,8 +32,8 @@ def job(wide: Any) -> Callable[..., tuple[Plan, TrainDecision]]:
         expert: int = 4,
         **changes: Any,
     ) -> tuple[Plan, TrainDecision]:
-        around: Neighbourhood = wide.around
-        plan = around.plan
+        space: Neighbourhood = wide.space
+        plan = space.plan
         model: ModelSpec = plan.model.model_copy(
             update={
                 "num_layers": len(kinds),
@@ -72,7 +72,7 @@ Job = Callable[..., tuple[Plan, TrainDecision]]
 
 def test_groups_micro_batches_and_kernels_stay(job: Job) -> None:
     plan, decision = job()
-    scales = scales_of(plan, decision, max_devices=16)
+    scales = launchable_scales(plan, decision, max_devices=16)
     assert {one.num_devices for one in scales} == {8, 4}
     for scale in scales:
         small = scale.decision
@@ -90,7 +90,7 @@ def test_every_smaller_job_is_one_that_the_reference_step_accepts(wide: Any) -> 
     seen = 0
     for decision in decisions:
         assert decision is not None
-        for scale in scales_of(plan, decision, max_devices=16):
+        for scale in launchable_scales(plan, decision, max_devices=16):
             shrunk = scaled_plan(plan, scale)
             config = step_config(shrunk, scale.decision, steps=3, warmup_steps=1)
             assert config.parallelism.world == scale.num_devices
@@ -102,17 +102,17 @@ def test_every_smaller_job_is_one_that_the_reference_step_accepts(wide: Any) -> 
 
 def test_experts_need_their_group_whole_and_a_plan_says_so(job: Job) -> None:
     plan, decision = job(data=8, expert=8)
-    assert {one.num_devices for one in scales_of(plan, decision, max_devices=16)} == {8}
-    assert scales_of(plan, decision, max_devices=4) == ()
+    assert {one.num_devices for one in launchable_scales(plan, decision, max_devices=16)} == {8}
+    assert launchable_scales(plan, decision, max_devices=4) == ()
     why = why_none(plan, decision, max_devices=4)
-    assert in_words([why]) == (
+    assert describe_obstacles([why]) == (
         "its smallest job needs 8 devices (TP 1, CP 1, EP 8, DP 8, PP 1), more than the 4 allowed",
     )
 
 
 def test_gradients_stay_summed_and_a_pipeline_stays_one(job: Job) -> None:
     plan, decision = job(layout=(2, 2, 2, 2), data=4, expert=2)
-    scales = scales_of(plan, decision, max_devices=16)
+    scales = launchable_scales(plan, decision, max_devices=16)
     assert {one.decision.data_parallel_size for one in scales} == {4, 2}
     assert {one.decision.pipeline_model_parallel_size for one in scales} == {4, 2}
     # The first and the last stage hold embedding and loss.
@@ -123,7 +123,7 @@ def test_gradients_stay_summed_and_a_pipeline_stays_one(job: Job) -> None:
 def test_every_stage_keeps_a_layer_of_each_of_its_kinds(job: Job) -> None:
     kinds = (DENSE, MOE, MOE, MOE, MOE, MOE, MOE, MOE)
     plan, decision = job(kinds, layout=(4, 4), data=4, expert=2)
-    scales = scales_of(plan, decision, max_devices=16)
+    scales = launchable_scales(plan, decision, max_devices=16)
     fewest = min(scales, key=lambda one: len(one.layers))
     assert fewest.decision.pipeline_layout == (2, 2)
     assert fewest.layers[0] == 0
@@ -133,7 +133,7 @@ def test_every_stage_keeps_a_layer_of_each_of_its_kinds(job: Job) -> None:
 def test_recorded_loads_come_along_with_their_layers(job: Job) -> None:
     kinds = (DENSE, MOE, MOE, MOE, MOE, MOE, MOE, MOE)
     plan, decision = job(kinds)
-    for scale in scales_of(plan, decision, max_devices=16):
+    for scale in launchable_scales(plan, decision, max_devices=16):
         shrunk = scaled_plan(plan, scale)
         # Row r of the loads begins with r, and layer 1 is the first with experts.
         rows = [row[0] for row in shrunk.load_ratio]
@@ -155,7 +155,7 @@ def test_layers_are_kept_in_order_and_once(
     first = cut.draw(st.integers(1, len(kinds) - 1))
     layout = (first, len(kinds) - first)
     plan, decision = job(kinds, layout=layout, data=4, expert=2)
-    for scale in scales_of(plan, decision, max_devices=16):
+    for scale in launchable_scales(plan, decision, max_devices=16):
         assert list(scale.layers) == sorted(set(scale.layers))
         assert sum(scale.decision.pipeline_layout) == len(scale.layers)
         kept_first = scale.layers[: scale.decision.pipeline_layout[0]]
@@ -168,11 +168,11 @@ def test_partial_recomputation_and_copies_shrink_with_the_job(job: Job) -> None:
         recompute=Recompute.FULL, stage_recompute=(Recompute.FULL,), recompute_num_layers=4
     )
     # The reference step has no partial recomputation, so nothing it accepts is smaller.
-    assert scales_of(plan, decision, max_devices=16) == ()
+    assert launchable_scales(plan, decision, max_devices=16) == ()
     able = plan.model_copy(update={"emit": ("megatron-lm",)})
     by_layers = {
         len(one.layers): one.decision.recompute_num_layers
-        for one in scales_of(able, decision, max_devices=16)
+        for one in launchable_scales(able, decision, max_devices=16)
     }
     assert by_layers == {8: 4, 4: 2, 2: 1, 1: 1}
 
@@ -183,5 +183,5 @@ def test_several_pools_have_no_smaller_job(job: Job) -> None:
     other = pool.model_copy(update={"name": "other"})
     unlike = plan.cluster.model_copy(update={"pools": (pool, other)})
     plan = plan.model_copy(update={"cluster": unlike})
-    assert scales_of(plan, decision, max_devices=16) == ()
+    assert launchable_scales(plan, decision, max_devices=16) == ()
     assert why_none(plan, decision, max_devices=16).rule.startswith("several pools")

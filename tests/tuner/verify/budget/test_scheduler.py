@@ -11,8 +11,8 @@ import pytest
 from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.verify.budget.estimates import estimates
-from tuner.verify.budget.possible import Possible
 from tuner.verify.budget.scheduler import MOST_GRACE_S, START_UP_S, Budget, Spending
+from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.records import TrialRecord
 
 Hidden = Callable[..., Any]
@@ -36,6 +36,7 @@ def spend(wide: Any) -> Callable[..., Spending]:
 Spend = Callable[..., Spending]
 
 
+@pytest.mark.slow
 @each_row("seed", range(3))
 def test_trials_end_inside_the_budget(spend: Spend, hidden: Hidden, seed: int) -> None:
     machine = hidden(seed)
@@ -44,7 +45,7 @@ def test_trials_end_inside_the_budget(spend: Spend, hidden: Hidden, seed: int) -
     assert records
     assert machine.clock_s <= 150.0 + spending.budget.grace_s
     assert spending.stopped
-    said = spending.said(records)
+    said = spending.stop_notes(records)
     assert said[0].startswith("stopped: ")
     assert any(line.endswith("without a trial: the budget ran out") for line in said) or (
         "no further trial" in said[0]
@@ -119,7 +120,7 @@ def test_on_few_devices_the_plans_own_choice_is_launched_first(
         for devices in (4, 8):
             spending = spend(hidden(seed), max_devices=devices)
             own = wide.plan.decision
-            choice = spending.next((), under_way=(), trials=8)
+            choice = spending.next((), running=(), trials=8)
             assert choice is not None
             if spending.possible.options_of(own) and choice.job.candidate != own:
                 failed.append((seed, devices))
@@ -136,7 +137,7 @@ def test_in_little_time_the_plans_own_choice_is_launched_first(
         for wall_s in (60.0, 150.0):
             spending = spend(hidden(seed), wall_s=wall_s)
             own = wide.plan.decision
-            choice = spending.next((), under_way=(), trials=8)
+            choice = spending.next((), running=(), trials=8)
             if choice is None or choice.job.candidate != own:
                 failed.append((seed, wall_s, choice))
     assert not failed
@@ -180,11 +181,11 @@ def test_a_budget_for_no_trial_is_refused_in_one_line(spend: Spend, hidden: Hidd
 
 
 def test_a_plan_that_fits_nowhere_is_not_blamed_on_an_option(wide: Any) -> None:
-    machine = dataclasses.replace(wide.around.machine, memory_limit_bytes=1)
-    full = dataclasses.replace(wide.around, machine=machine)
+    machine = dataclasses.replace(wide.space.machine, memory_limit_bytes=1)
+    full = dataclasses.replace(wide.space, machine=machine)
     for budget in (Budget(wall_s=1e6), Budget(max_devices=16)):
         spending = Spending(
-            possible=Possible(around=full, max_devices=budget.max_devices),
+            possible=TrialOptions(space=full, max_devices=budget.max_devices),
             budget=budget,
             clock=lambda: 0.0,
             num_steps=10,
@@ -196,10 +197,10 @@ def test_a_plan_that_fits_nowhere_is_not_blamed_on_an_option(wide: Any) -> None:
 def test_what_runs_beside_takes_devices_and_its_candidate(spend: Spend, hidden: Hidden) -> None:
     machine = hidden(2)
     spending = spend(machine, max_devices=8)
-    first = spending.next((), under_way=(), trials=8)
+    first = spending.next((), running=(), trials=8)
     assert first is not None
     job = (first.job.candidate, first.job.scale)
-    second = spending.next((), under_way=[job], trials=7)
+    second = spending.next((), running=[job], trials=7)
     if second is not None:
         assert second.job.candidate != first.job.candidate
         assert second.job.num_devices + first.job.num_devices <= 8
@@ -210,7 +211,7 @@ def test_a_failed_trial_is_not_begun_again(spend: Spend, hidden: Hidden) -> None
     spending = spend(machine, max_devices=8)
     records: list[TrialRecord] = []
     for number in range(5):
-        choice = spending.next(records, under_way=(), trials=5 - number)
+        choice = spending.next(records, running=(), trials=5 - number)
         assert choice is not None
         made = machine.record(number, choice.job.candidate, choice.job.scale)
         failed = {"status": "crashed", "measured_steps_s": (), "measured_step_s": None}

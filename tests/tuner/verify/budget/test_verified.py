@@ -91,12 +91,12 @@ def test_smaller_jobs_are_launched_recorded_and_extrapolated(
     eight: Path, hidden_launcher: Launcher
 ) -> None:
     launcher = hidden_launcher(eight, computation=1.5, communication=0.6, noise_ratio=0.02)
-    found = _verified(eight, launcher, Budget(max_devices=4))
-    assert found.trials
+    result = _verified(eight, launcher, Budget(max_devices=4))
+    assert result.trials
     records = read_trials(eight / TRIALS_NAME)
     assert [one.scale.decision for one in records if one.scale] == launcher.launched
     plan = read_plan(eight)
-    for trial, launched in zip(found.trials, launcher.launched, strict=True):
+    for trial, launched in zip(result.trials, launcher.launched, strict=True):
         assert trial.scale is not None
         assert launched.num_devices <= 4 < trial.decision.num_devices == 8
         assert trial.measured_step_s is not None
@@ -105,11 +105,11 @@ def test_smaller_jobs_are_launched_recorded_and_extrapolated(
         low_s, high_s = trial.extrapolated.step_time_s_band
         assert low_s < trial.extrapolated.step_time_s < high_s
         assert trial.extrapolated.error_ratio < 0.6
-    assert found.winner in [plan.decision, *(one.decision for one in plan.runners_up)]
-    assert found.winner_extrapolated is not None
-    assert found.winner_step_s == found.winner_extrapolated.step_time_s
-    assert any("without a trial" in note or "stopped" in note for note in found.notes)
-    assert found.accuracy.activation_max_ape == 0.0
+    assert result.winner in [plan.decision, *(one.decision for one in plan.runners_up)]
+    assert result.winner_extrapolated is not None
+    assert result.winner_step_s == result.winner_extrapolated.step_time_s
+    assert any("without a trial" in note or "stopped" in note for note in result.notes)
+    assert result.accuracy.activation_max_ape == 0.0
 
 
 def test_what_is_emitted_is_the_whole_job_and_says_it_was_not_launched(
@@ -169,20 +169,20 @@ def test_failed_smaller_jobs_are_told_like_any_other(
     eight: Path, hidden_launcher: Launcher
 ) -> None:
     launcher = hidden_launcher(eight, otherwise="out_of_memory")
-    found = _verified(eight, launcher, Budget(max_devices=4), trials=3)
-    assert found.winner is None
-    assert [trial.status for trial in found.trials] == ["out_of_memory"] * 3
-    assert all(trial.extrapolated is None for trial in found.trials)
+    result = _verified(eight, launcher, Budget(max_devices=4), trials=3)
+    assert result.winner is None
+    assert [trial.status for trial in result.trials] == ["out_of_memory"] * 3
+    assert all(trial.extrapolated is None for trial in result.trials)
 
 
 def test_text_says_scale_extrapolation_and_error(small_jobs: tuple[Path, Verified]) -> None:
-    folder, found = small_jobs
-    text = verified_text(found, folder=folder)
+    folder, result = small_jobs
+    text = verified_text(result, folder=folder)
     assert ", on 4 of 8 devices" in text
     assert "extrapolated   " in text
     assert " ± " in text
     assert ", from 4 of 8 devices" in text
-    assert "(nine of ten whole jobs lie within ±)" in text
+    assert "(± is the 90 % error band)" in text
     winner = next(line for line in text.splitlines() if line.startswith("winner"))
     assert winner.endswith("%, extrapolated")
 
@@ -190,9 +190,9 @@ def test_text_says_scale_extrapolation_and_error(small_jobs: tuple[Path, Verifie
 def test_the_report_says_what_is_extrapolated(
     small_jobs: tuple[Path, Verified],
 ) -> None:
-    folder, found = small_jobs
+    folder, result = small_jobs
     evidence = TrainEvidence(
-        verified=found, trials=read_trials(folder / TRIALS_NAME), files=(), what_if=None
+        verified=result, trials=read_trials(folder / TRIALS_NAME), files=(), what_if=None
     )
     text = markdown(train_report(read_plan(folder), evidence))
     assert "extrapolated from smaller jobs; no job of its own size was launched" in text
@@ -200,10 +200,10 @@ def test_the_report_says_what_is_extrapolated(
 
 def test_an_impossible_budget_is_one_line_and_exit_code_2(eight: Path, capsys: Captured) -> None:
     assert frame.run(["verify", str(eight), "--max-devices", "1"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1
-    assert told[0].startswith("moetune: --max-devices 1: no trial is small enough: the plan's own")
-    assert "; give --max-devices 2 or more" in told[0]
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("moetune: --max-devices 1: no trial is small enough: the plan's own")
+    assert "; give --max-devices 2 or more" in lines[0]
     assert frame.run(["verify", str(eight), "--budget", "1s"]) == 2
     assert "the shortest trial is predicted to take up to" in capsys.readouterr().err
     assert frame.run(["verify", str(eight), "--budget", "soon"]) == 2
@@ -216,8 +216,8 @@ def test_a_plan_of_nothing_smaller_still_takes_whole_jobs(
 ) -> None:
     with pytest.raises(SpecError, match=r"--budget 1\.00 s"):
         _verified(eight, hidden_launcher(eight), Budget(wall_s=1.0))
-    found = _verified(eight, hidden_launcher(eight), Budget(wall_s=1e7), trials=2)
-    assert [trial.scale for trial in found.trials] == [None, None]
+    result = _verified(eight, hidden_launcher(eight), Budget(wall_s=1e7), trials=2)
+    assert [trial.scale for trial in result.trials] == [None, None]
 
 
 def test_records_of_smaller_jobs_read_back_as_they_were(

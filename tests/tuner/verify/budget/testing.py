@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 
 from tuner.plan import TrainDecision, TrainPrediction
-from tuner.verify.budget.jobs import PARTS, STATE, job_of
-from tuner.verify.budget.possible import Possible, Price
+from tuner.verify.budget.jobs import PARTS, STATE, build_job
 from tuner.verify.budget.scale import Scale, scaled_plan
 from tuner.verify.budget.scheduler import Spending
+from tuner.verify.budget.trial_options import Price, TrialOptions
 from tuner.verify.records import TrialRecord
 
 FACTOR, SYNC, CANDIDATE, JOB, STEP = 0.3, 0.15, 0.04, 0.03, 0.03
@@ -27,7 +27,7 @@ TIMED_STEPS: Final = 8
 class HiddenMachine:
     """Answers for every job, the same whenever it is asked."""
 
-    possible: Possible
+    possible: TrialOptions
     price: Price
     """What this machine's own model says."""
     seed: int
@@ -40,13 +40,13 @@ class HiddenMachine:
 
     def step_s(self, candidate: TrainDecision, scale: Scale | None) -> float:
         """Return the true step of a job."""
-        plan = self.possible.around.plan
+        plan = self.possible.space.plan
         own = plan if scale is None else scaled_plan(plan, scale)
         launched = candidate if scale is None else scale.decision
         known = self._known.get((candidate, scale))
         if known is None:
             known = self._known[candidate, scale] = self.price(own, launched)
-        job = job_of(plan, candidate, scale, known, whole_s=known.step_time_s)
+        job = build_job(plan, candidate, scale, known, whole_s=known.step_time_s)
         parts_K = job.parts_s_K * [self._drawn(FACTOR, part) for part in PARTS]
         parts_K[STATE] *= self._drawn(SYNC, job.sync)
         name = candidate.model_dump_json()
@@ -84,7 +84,7 @@ class HiddenMachine:
         """Launch what a budget is spent on."""
         records: list[TrialRecord] = []
         while (left := trials - len(records)) > 0:
-            chosen = spending.next(records, under_way=(), trials=left)
+            chosen = spending.next(records, running=(), trials=left)
             if chosen is None:
                 break
             records.append(self.record(len(records), chosen.job.candidate, chosen.job.scale))
@@ -92,14 +92,14 @@ class HiddenMachine:
 
     def first_ones_s(self, wall_s: float, *, trials: int) -> list[float]:
         """Return the true steps of the plan's first candidates, launched whole while time lasts."""
-        found: list[float] = []
+        result: list[float] = []
         for candidate in self.possible.candidates()[:trials]:
             step_s = self.step_s(candidate, None)
             wall_s -= self.start_up_s + self.num_steps * step_s
             if wall_s < 0.0:
                 break
-            found.append(step_s)
-        return found
+            result.append(step_s)
+        return result
 
     def _drawn(self, spread: float, *what: object) -> float:
         """Return a factor that only the seed and what it is of decide."""

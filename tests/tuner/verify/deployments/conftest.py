@@ -52,14 +52,14 @@ def serve_plan(predicted: ServePrediction) -> Callable[..., ServePlan]:
 
     def made(devices: tuple[int, ...] = (8, 16, 24), **goal: Any) -> ServePlan:
         decisions = [decision(count) for count in devices]
-        asked = {
+        requested = {
             "traffic": {"concurrency": 3, "input_tokens": 4, "output_tokens": 5},
             "slo": {"ttft": {"p90": 60.0}, "tpot": {"p90": 60.0}},
             "max_model_len": 4096,
             "objective": "devices",
         }
         plan = sample_serving(
-            read_model(MODEL), decisions[0], emit=("sglang", "local"), goal=asked | goal
+            read_model(MODEL), decisions[0], emit=("sglang", "local"), goal=requested | goal
         ).plan
         return plan.model_copy(
             update={
@@ -146,16 +146,16 @@ def verify(url: str) -> Callable[..., ServeVerified]:
         repeats: int = 0,
         resume: bool = False,
         health: tuple[str, ...] = (),
-        told: Callable[[str], None] = lambda _line: None,
+        on_message: Callable[[str], None] = lambda _line: None,
     ) -> ServeVerified:
         by = deployment_trials(
             folder=folder,
             command=command,
-            bench=bench,
+            benchmark=bench,
             metrics=metrics,
             runs=runs,
             start_s=start_s,
-            told=told,
+            on_message=on_message,
             environment=os.environ,
             watch_s=0.02,
         )
@@ -174,7 +174,7 @@ def verify(url: str) -> Callable[..., ServeVerified]:
 def left_running() -> Callable[[Path], list[int]]:
     """left_running(folder) -> processes that carry the mark of a folder of the plan's."""
 
-    def found(folder: Path) -> list[int]:
+    def outcome(folder: Path) -> list[int]:
         marked = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -183,4 +183,4 @@ def left_running() -> Callable[[Path], list[int]]:
                     marked.append(process.pid)
         return marked
 
-    return found
+    return outcome

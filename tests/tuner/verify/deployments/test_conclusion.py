@@ -15,14 +15,14 @@ from tests.rows import each_row
 from tests.tuner.emit.serving.testing import aggregated
 from tuner.serve_plan import Latency, ServeDecision, ServePlan, ServePrediction
 from tuner.verify.deployments.conclusion import conclude, contenders
-from tuner.verify.deployments.records import BenchRun, ServeTrialRecord, Spread
+from tuner.verify.deployments.records import BenchmarkRun, ServeTrialRecord, Spread
 
 Plan = Callable[..., ServePlan]
 
 SLO = {"ttft": {"p90": 0.05}, "tpot": {"p90": 0.005}}
 
 
-def run(**changes: Any) -> BenchRun:
+def run(**changes: Any) -> BenchmarkRun:
     ttft_s, tpot_s = changes.pop("ttft_s", 0.02), changes.pop("tpot_s", 0.002)
     fields: dict[str, Any] = {
         "completed": 100,
@@ -36,11 +36,11 @@ def run(**changes: Any) -> BenchRun:
         "mean_input_tokens": 4.0,
         "mean_output_tokens": 5.0,
     }
-    return BenchRun.model_validate(fields | changes)
+    return BenchmarkRun.model_validate(fields | changes)
 
 
 def record(
-    plan: ServePlan, place: int, *runs: BenchRun, number: int | None = None, **changes: Any
+    plan: ServePlan, place: int, *runs: BenchmarkRun, number: int | None = None, **changes: Any
 ) -> ServeTrialRecord:
     """Return the launch of the plan's decision of this place, the choice being 0."""
     decisions = [plan.decision, *(other.decision for other in plan.alternatives)]
@@ -61,19 +61,19 @@ def record(
 def test_the_fewest_devices_that_hold_the_targets_win(serve_plan: Plan) -> None:
     plan = serve_plan(slo=SLO)
     slow = record(plan, 0, run(ttft_s=0.06))
-    found = conclude(plan, [slow, record(plan, 1, run()), record(plan, 2, run(ttft_s=0.001))])
-    assert found.winner == plan.alternatives[0].decision
-    assert found.trials[0].misses == ("TTFT P90 60.0 ms of 50.0 ms",)
-    assert found.regret_ratio is None
-    assert "the plan's choice misses its targets: TTFT P90 60.0 ms of 50.0 ms" in found.notes
+    result = conclude(plan, [slow, record(plan, 1, run()), record(plan, 2, run(ttft_s=0.001))])
+    assert result.winner == plan.alternatives[0].decision
+    assert result.trials[0].misses == ("TTFT P90 60.0 ms of 50.0 ms",)
+    assert result.regret_ratio is None
+    assert "the plan's choice misses its SLOs: TTFT P90 60.0 ms of 50.0 ms" in result.notes
 
 
 def test_regret_is_what_the_first_choice_costs_more(serve_plan: Plan) -> None:
     plan = serve_plan((24, 16, 8), slo=SLO)
-    found = conclude(plan, [record(plan, place, run()) for place in (0, 1, 2)])
+    result = conclude(plan, [record(plan, place, run()) for place in (0, 1, 2)])
     # 24 devices where 8 hold the targets too.
-    assert found.regret_ratio == pytest.approx(2.0)
-    assert found.winner == plan.alternatives[1].decision
+    assert result.regret_ratio == pytest.approx(2.0)
+    assert result.winner == plan.alternatives[1].decision
 
 
 def test_goodput_is_judged_by_the_device_with_its_noise(serve_plan: Plan) -> None:
@@ -85,10 +85,10 @@ def test_goodput_is_judged_by_the_device_with_its_noise(serve_plan: Plan) -> Non
 
     # 80 / 8 = 10 against 176 / 16 = 11: 10 % more, and no noise.
     records = measured([80.0] * 3, [176.0] * 3)
-    found = conclude(plan, records)
-    assert found.winner == plan.alternatives[0].decision
-    assert found.regret_ratio == pytest.approx(0.1)
-    assert not found.tie
+    result = conclude(plan, records)
+    assert result.winner == plan.alternatives[0].decision
+    assert result.regret_ratio == pytest.approx(0.1)
+    assert not result.tie
     assert contenders(plan, records) == ()
     # The same medians with runs that differ by half: a tie, to be decided by further launches.
     noisy = measured([60.0, 80.0, 100.0], [120.0, 176.0, 220.0])
@@ -105,22 +105,22 @@ def test_equal_devices_are_ordered_by_the_time_of_a_request(serve_plan: Plan) ->
         }
     )
     # 20 ms + 4 * 2 ms against 22 ms + 4 * 1 ms.
-    found = conclude(
+    result = conclude(
         plan, [record(plan, 0, run()), record(plan, 1, run(ttft_s=0.022, tpot_s=0.001))]
     )
-    assert found.winner == twin
-    assert found.regret_ratio == 0.0
-    assert found.tie
+    assert result.winner == twin
+    assert result.regret_ratio == 0.0
+    assert result.tie
 
 
 def test_money_decides_where_the_goal_is_cost(serve_plan: Plan, predicted: ServePrediction) -> None:
     plan = serve_plan((8, 16), objective="cost")
     cheap = predicted.model_copy(update={"cost_per_hour": 24.0})
     records = [record(plan, 0, run()), record(plan, 1, run(), predicted=cheap)]
-    found = conclude(plan, records)
-    assert found.winner == plan.alternatives[0].decision
+    result = conclude(plan, records)
+    assert result.winner == plan.alternatives[0].decision
     # 48 an hour against 24.
-    assert found.regret_ratio == pytest.approx(1.0)
+    assert result.regret_ratio == pytest.approx(1.0)
 
 
 def test_factors_are_medians_and_each_deployment_is_judged_by_the_others(
@@ -128,40 +128,40 @@ def test_factors_are_medians_and_each_deployment_is_judged_by_the_others(
 ) -> None:
     plan = serve_plan()
     ratios = (2.0, 3.0, 7.0)
-    found = conclude(
+    result = conclude(
         plan,
         [record(plan, place, run(ttft_s=0.01 * ratio)) for place, ratio in enumerate(ratios)],
     )
-    assert found.factors is not None
-    assert found.factors.ttft == pytest.approx(3.0)
-    assert found.factors.tpot == pytest.approx(2.0)
+    assert result.factors is not None
+    assert result.factors.ttft == pytest.approx(3.0)
+    assert result.factors.tpot == pytest.approx(2.0)
     # The medians of (3, 7), (2, 7) and (2, 3), of 10 ms each.
-    again = [trial.recalibrated_ttft_s for trial in found.trials]
-    assert again == pytest.approx([0.05, 0.045, 0.025])
-    assert found.accuracy.ttft_median_ape == pytest.approx(2.0 / 3.0)
+    repeated = [trial.recalibrated_ttft_s for trial in result.trials]
+    assert repeated == pytest.approx([0.05, 0.045, 0.025])
+    assert result.accuracy.ttft_median_ape == pytest.approx(2.0 / 3.0)
     # |50 - 20| / 20, |45 - 30| / 30, |25 - 70| / 70.
-    assert found.accuracy.recalibrated_ttft_median_ape == pytest.approx(45.0 / 70.0)
-    assert found.accuracy.tpot_within_band == 0
+    assert result.accuracy.recalibrated_ttft_median_ape == pytest.approx(45.0 / 70.0)
+    assert result.accuracy.tpot_within_band == 0
 
 
 def test_a_run_that_holds_by_luck_is_outvoted_and_repeated(serve_plan: Plan) -> None:
     plan = serve_plan(slo=SLO)
     split = record(plan, 0, run(), run(ttft_s=0.06), run())
-    found = conclude(plan, [split])
-    assert found.winner == plan.decision
+    result = conclude(plan, [split])
+    assert result.winner == plan.decision
     assert contenders(plan, [split]) == (plan.decision,)
-    assert "of some deployment, some runs hold the targets and others do not" in found.notes
+    assert "some runs of a deployment meet the SLOs and others do not" in result.notes
 
 
 def test_launches_of_one_decision_are_joined(serve_plan: Plan) -> None:
     plan = serve_plan(slo=SLO)
     first = record(plan, 0, run(ttft_s=0.02), run(ttft_s=0.03))
-    again = record(plan, 0, run(ttft_s=0.04), number=5, origin="repeat")
+    repeated = record(plan, 0, run(ttft_s=0.04), number=5, origin="repeat")
     failed = record(plan, 0, number=6, origin="repeat", reason="broke")
-    (trial,) = conclude(plan, [failed, again, first]).trials
+    (trial,) = conclude(plan, [failed, repeated, first]).trials
     assert (trial.status, trial.runs, trial.measured_ttft_s) == ("ok", 3, 0.03)
     # A launch that ran after one that did not is what counts.
-    (trial,) = conclude(plan, [record(plan, 0, reason="broke"), again]).trials
+    (trial,) = conclude(plan, [record(plan, 0, reason="broke"), repeated]).trials
     assert (trial.status, trial.reason, trial.runs) == ("ok", "", 1)
 
 
@@ -175,35 +175,35 @@ def test_launches_of_one_decision_are_joined(serve_plan: Plan) -> None:
     ],
 )
 def test_failed_requests_are_counted(
-    serve_plan: Plan, runs: list[BenchRun], ratio: float | None, holds: bool
+    serve_plan: Plan, runs: list[BenchmarkRun], ratio: float | None, holds: bool
 ) -> None:
     plan = serve_plan()
-    found = conclude(plan, [record(plan, 0, *runs)])
-    (trial,) = found.trials
+    result = conclude(plan, [record(plan, 0, *runs)])
+    (trial,) = result.trials
     assert (trial.failed_ratio, trial.holds_targets) == (ratio, holds)
-    assert any("requests failed" in note for note in found.notes)
+    assert any("requests failed" in note for note in result.notes)
 
 
 def test_a_percentile_that_the_client_does_not_tell_holds_nothing(serve_plan: Plan) -> None:
     plan = serve_plan(slo=SLO)
     silent = run().model_copy(update={"ttft_s": Spread(mean=0.001)})
     (trial,) = conclude(plan, [record(plan, 0, silent)]).trials
-    assert trial.misses == ("TTFT P90 was not told by the client",)
+    assert trial.misses == ("TTFT P90 was not reported by the client",)
 
 
 def test_requests_of_other_lengths_are_noted(serve_plan: Plan) -> None:
     plan = serve_plan()
-    found = conclude(plan, [record(plan, 0, run(mean_output_tokens=2.0))])
-    assert "requests had 2 output tokens on average, the plan is for 5" in " ".join(found.notes)
-    assert not any("input tokens" in note for note in found.notes)
+    result = conclude(plan, [record(plan, 0, run(mean_output_tokens=2.0))])
+    assert "requests had 2 output tokens on average, the plan is for 5" in " ".join(result.notes)
+    assert not any("input tokens" in note for note in result.notes)
 
 
 def test_the_prefix_cache_is_spoken_of(serve_plan: Plan) -> None:
     plan = serve_plan()
-    told = conclude(plan, [record(plan, 0, run(prefix_hit_ratio=0.5))])
-    assert "50.0 % of the prompt tokens were in the prefix cache, planned 0.0 %" in told.notes
+    concluded = conclude(plan, [record(plan, 0, run(prefix_hit_ratio=0.5))])
+    assert "50.0 % of the prompt tokens were in the prefix cache, planned 0.0 %" in concluded.notes
     assert any(
-        "tells nothing of the prefix cache" in note
+        "does not report prefix cache hits" in note
         for note in conclude(plan, [record(plan, 0, run())]).notes
     )
 
@@ -214,17 +214,22 @@ def test_where_goodput_is_not_told_completed_requests_are_compared(serve_plan: P
         record(plan, 0, run(goodput_requests_per_s=None)),
         record(plan, 1, run(requests_per_s=400.0)),
     ]
-    found = conclude(plan, records)
-    assert found.winner == plan.alternatives[0].decision
-    assert found.trials[0].measured_goodput_per_device is None
-    assert "some run tells no goodput: completed requests were compared instead" in found.notes
+    result = conclude(plan, records)
+    assert result.winner == plan.alternatives[0].decision
+    assert result.trials[0].measured_goodput_per_device is None
+    assert "some run reports no goodput: completed requests were compared instead" in result.notes
 
 
 def test_nothing_that_ran_concludes_nothing(serve_plan: Plan) -> None:
     plan = serve_plan()
-    found = conclude(plan, [record(plan, 0, reason="broke")])
-    assert (found.winner, found.regret_ratio, found.factors, found.tie) == (None, None, None, False)
-    assert found.trials[0].holds_targets is None
+    result = conclude(plan, [record(plan, 0, reason="broke")])
+    assert (result.winner, result.regret_ratio, result.factors, result.tie) == (
+        None,
+        None,
+        None,
+        False,
+    )
+    assert result.trials[0].holds_targets is None
     assert contenders(plan, []) == ()
 
 
@@ -241,11 +246,11 @@ def test_the_order_of_launches_changes_nothing(
         record(plan, place, run(ttft_s=ttft_s, tpot_s=tpot_s))
         for place, (ttft_s, tpot_s) in enumerate(measured)
     ]
-    found = conclude(plan, records)
+    result = conclude(plan, records)
     shuffled.shuffle(records)
-    assert conclude(plan, records) == found
-    holding: list[ServeDecision] = [one.decision for one in found.trials if one.holds_targets]
-    assert found.winner in holding if holding else found.winner is None
+    assert conclude(plan, records) == result
+    holding: list[ServeDecision] = [one.decision for one in result.trials if one.holds_targets]
+    assert result.winner in holding if holding else result.winner is None
 
 
 def test_single_token_answers_have_no_tpot_to_compare(
@@ -253,9 +258,9 @@ def test_single_token_answers_have_no_tpot_to_compare(
 ) -> None:
     plan = serve_plan()
     nothing = predicted.model_copy(update={"tpot_s": Latency(mean=0, p50=0, p90=0, p99=0)})
-    found = conclude(plan, [record(plan, 0, run(tpot_s=0.0), predicted=nothing)])
-    assert found.factors is not None
-    assert found.factors.tpot == 1.0
+    result = conclude(plan, [record(plan, 0, run(tpot_s=0.0), predicted=nothing)])
+    assert result.factors is not None
+    assert result.factors.tpot == 1.0
 
 
 def test_the_most_good_requests_win_where_their_rate_is_the_goal(serve_plan: Plan) -> None:
@@ -265,7 +270,7 @@ def test_the_most_good_requests_win_where_their_rate_is_the_goal(serve_plan: Pla
         record(plan, 0, run(goodput_requests_per_s=80.0)),
         record(plan, 1, run(goodput_requests_per_s=100.0)),
     ]
-    found = conclude(plan, records)
+    result = conclude(plan, records)
     # On twice the devices: only requests count.
-    assert found.winner == plan.alternatives[0].decision
-    assert found.regret_ratio == pytest.approx(100.0 / 80.0 - 1.0)
+    assert result.winner == plan.alternatives[0].decision
+    assert result.regret_ratio == pytest.approx(100.0 / 80.0 - 1.0)

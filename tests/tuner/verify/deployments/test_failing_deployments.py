@@ -16,13 +16,13 @@ from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.serve_folder import read_serve_plan, read_serve_trials
 from tuner.verify.deployments.conclusion import contenders
 from tuner.verify.deployments.records import ServeVerified
-from tuner.verify.deployments.server import NO_ANSWER
-from tuner.verify.identical_failures import cause_of
+from tuner.verify.deployments.server import NO_RESPONSE
+from tuner.verify.identical_failures import failure_cause
 
 Command = Callable[..., str]
 WritePlan = Callable[..., Path]
 Verify = Callable[..., ServeVerified]
-Left = Callable[[Path], list[int]]
+LeftRunning = Callable[[Path], list[int]]
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ def test_a_server_that_ends_at_its_start_is_named_by_its_last_line(
     write_plan: WritePlan, server: Command, client: Command, verify: Verify
 ) -> None:
     folder = write_plan()
-    found = verify(folder, server("--say", "RuntimeError: no such weights"), client())
-    (trial,) = found.trials
+    outcome = verify(folder, server("--say", "RuntimeError: no such weights"), client())
+    (trial,) = outcome.trials
     assert trial.status == "crashed"
     assert trial.reason == (
         "the server ended with exit code 1 before it answered: RuntimeError: no such weights"
     )
     (record,) = read_serve_trials(folder)
     assert record.last_lines == ("RuntimeError: no such weights",)
-    assert found.winner is None
-    assert found.factors is None
+    assert outcome.winner is None
+    assert outcome.factors is None
     # Nothing is verified, so no launch file claims to be.
     assert not (folder / "launch").exists()
 
@@ -55,9 +55,9 @@ def test_lack_of_memory_is_told_from_a_crash(
     write_plan: WritePlan, server: Command, client: Command, verify: Verify
 ) -> None:
     said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-    found = verify(write_plan(), server("--say", said), client())
-    assert found.trials[0].status == "out_of_memory"
-    assert said in found.trials[0].reason
+    outcome = verify(write_plan(), server("--say", said), client())
+    assert outcome.trials[0].status == "out_of_memory"
+    assert said in outcome.trials[0].reason
 
 
 def test_a_server_that_never_answers_is_ended_at_the_limit(
@@ -65,11 +65,11 @@ def test_a_server_that_never_answers_is_ended_at_the_limit(
     server: Command,
     client: Command,
     verify: Verify,
-    left_running: Left,
+    left_running: LeftRunning,
 ) -> None:
     folder = write_plan()
-    found = verify(folder, server("--health", "503"), client(), start_s=1.0)
-    (trial,) = found.trials
+    outcome = verify(folder, server("--health", "503"), client(), start_s=1.0)
+    (trial,) = outcome.trials
     assert trial.status == "timeout"
     # A machine with much to do may not even have begun to listen: then that is what is said.
     assert "/health did not answer within 1 s: " in trial.reason
@@ -81,12 +81,12 @@ def test_a_healthy_server_that_serves_no_request_is_not_measured(
     server: Command,
     client: Command,
     verify: Verify,
-    left_running: Left,
+    left_running: LeftRunning,
 ) -> None:
     folder = write_plan()
-    found = verify(folder, server("--die-after", "1"), client())
-    assert found.trials[0].status == "crashed"
-    assert found.trials[0].reason == (
+    outcome = verify(folder, server("--die-after", "1"), client())
+    assert outcome.trials[0].status == "crashed"
+    assert outcome.trials[0].reason == (
         "the server ended with exit code 3 at its first request: RuntimeError: the engine broke"
     )
     other = verify(
@@ -109,10 +109,10 @@ def test_a_server_that_wants_a_key_is_asked_with_it(
 ) -> None:
     folder = write_plan()
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    found = verify(folder, server("--key", "secret"), client())
-    assert "refuses a first request (status 401" in found.trials[0].reason
-    assert "set OPENAI_API_KEY" in found.trials[0].reason
-    assert found.trials[0].status == "timeout"
+    outcome = verify(folder, server("--key", "secret"), client())
+    assert "refuses a first request (status 401" in outcome.trials[0].reason
+    assert "set OPENAI_API_KEY" in outcome.trials[0].reason
+    assert outcome.trials[0].status == "timeout"
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     later = verify(folder, server("--key", "secret"), client(), trials=2, resume=True)
     # The client of these tests sends no key: its requests fail, and the deployment is ready.
@@ -123,8 +123,8 @@ def test_a_server_that_ends_under_the_client_is_no_fault_of_the_client(
     write_plan: WritePlan, server: Command, client: Command, verify: Verify
 ) -> None:
     folder = write_plan()
-    found = verify(folder, server("--die-after", "8"), client(), runs=3)
-    (trial,) = found.trials
+    outcome = verify(folder, server("--die-after", "8"), client(), runs=3)
+    (trial,) = outcome.trials
     assert trial.status == "crashed"
     assert trial.reason == (
         "the server ended with exit code 3 under run 2 of the client:"
@@ -142,7 +142,7 @@ def test_a_server_that_ends_under_the_client_is_no_fault_of_the_client(
         (("--text", ""), "run 1: not the JSON of vllm bench serve: cut short"),
         (("--text", '{"completed": 5, "durat'), "run 1: not the JSON of vllm bench serve: cut"),
         (("--text", "[" * 20_000), "run 1: not the JSON of vllm bench serve"),
-        (("--text", '{"completed": 0}'), "run 1: vllm bench serve tells no request that completed"),
+        (("--text", '{"completed": 0}'), "run 1: vllm bench serve reports no completed request"),
         (("--text", '{"completed": 5}'), "run 1: not the JSON of vllm bench serve: duration: Fi"),
     ],
 )
@@ -154,16 +154,16 @@ def test_a_client_that_fails_is_one_line(
     options: tuple[str, ...],
     reason: str,
 ) -> None:
-    found = verify(write_plan(), server(), client(*options))
-    assert found.trials[0].status == "crashed"
-    assert found.trials[0].reason.startswith(reason)
+    outcome = verify(write_plan(), server(), client(*options))
+    assert outcome.trials[0].status == "crashed"
+    assert outcome.trials[0].reason.startswith(reason)
 
 
 def test_a_client_that_leaves_nothing_is_told_where_to(
     write_plan: WritePlan, server: Command, verify: Verify
 ) -> None:
-    found = verify(write_plan(), server(), f"{sys.executable} -S -c pass")
-    assert "the client left no result.json" in found.trials[0].reason
+    outcome = verify(write_plan(), server(), f"{sys.executable} -S -c pass")
+    assert "the client left no result.json" in outcome.trials[0].reason
 
 
 def test_a_result_that_is_too_large_is_not_read(
@@ -171,8 +171,8 @@ def test_a_result_that_is_too_large_is_not_read(
 ) -> None:
     # A sparse file: nothing is written to the disk.
     bench = f"{sys.executable} -S -c 'import os,sys; os.truncate(os.open(sys.argv[1], 65), 2**40)'"
-    found = verify(write_plan(), server(), f"{bench} {{result}}")
-    assert "result.json is larger than" in found.trials[0].reason
+    outcome = verify(write_plan(), server(), f"{bench} {{result}}")
+    assert "result.json is larger than" in outcome.trials[0].reason
 
 
 @each_row("is_server", [True, False])
@@ -182,7 +182,7 @@ def test_a_program_that_does_not_exist_ends_the_verification(
     client: Command,
     verify: Verify,
     is_server: bool,
-    left_running: Left,
+    left_running: LeftRunning,
 ) -> None:
     folder = write_plan()
     commands = ("/no/such/program", client()) if is_server else (server(), "/no/such/program")
@@ -237,9 +237,9 @@ def test_what_cannot_be_run_is_one_line(
     said: str,
 ) -> None:
     monkeypatch.delenv("MODEL", raising=False)
-    asked = {"command": server(), "bench": client()} | change
+    requested = {"command": server(), "bench": client()} | change
     with pytest.raises(SpecError) as caught:
-        verify(write_plan(), **asked)
+        verify(write_plan(), **requested)
     assert said in str(caught.value)
 
 
@@ -249,14 +249,14 @@ def test_a_server_that_does_not_want_to_end_is_killed(
     client: Command,
     verify: Verify,
     monkeypatch: pytest.MonkeyPatch,
-    left_running: Left,
+    left_running: LeftRunning,
 ) -> None:
     monkeypatch.setattr("tuner.verify.deployments.server.STOP_S", 0.1)
     monkeypatch.setattr("tuner.verify.termination.GRACE_S", 0.1)
     folder = write_plan()
     deaf = f'bash -c "trap : TERM; {server()} & while true; do wait; done"'
-    found = verify(folder, deaf, client())
-    assert found.trials[0].status == "ok"
+    outcome = verify(folder, deaf, client())
+    assert outcome.trials[0].status == "ok"
     assert left_running(folder) == []
 
 
@@ -264,14 +264,14 @@ def test_two_deployments_that_fail_alike_end_the_verification(
     write_plan: WritePlan, server: Command, client: Command, verify: Verify
 ) -> None:
     folder = write_plan()
-    found = verify(folder, server("--say", "RuntimeError: no such weights"), client(), trials=3)
-    assert [one.status for one in found.trials] == ["crashed", "crashed"]
-    (stopped,) = (note for note in found.notes if note.startswith("stopped: "))
-    assert stopped.startswith("stopped: 2 trials failed alike, so 1 of 3 were not launched")
+    outcome = verify(folder, server("--say", "RuntimeError: no such weights"), client(), trials=3)
+    assert [one.status for one in outcome.trials] == ["crashed", "crashed"]
+    (stopped,) = (note for note in outcome.notes if note.startswith("stopped: "))
+    assert stopped.startswith("stopped: 2 trials failed identically, so 1 of 3 were not launched")
     # Mended, the failures are launched again first, then the one that was left.
-    again = verify(folder, server(), client(), trials=3, resume=True)
-    assert [one.status for one in again.trials] == ["ok", "ok", "ok"]
-    assert not any(note.startswith("stopped: ") for note in again.notes)
+    repeated = verify(folder, server(), client(), trials=3, resume=True)
+    assert [one.status for one in repeated.trials] == ["ok", "ok", "ok"]
+    assert not any(note.startswith("stopped: ") for note in repeated.notes)
     records = read_serve_trials(folder)
     assert [one.origin for one in records] == [
         "plan",
@@ -292,9 +292,9 @@ def test_no_tie_is_launched_again_after_two_failures_alike(
         file = folder / f"trials/{number:04}.json"
         record = json.loads(file.read_text())
         (run,) = record["runs"]
-        told = {"goodput_requests_per_s": devices, "requests_per_s": devices}
-        more = {name: 1.5 * value for name, value in told.items()}
-        record["runs"] = [run | told, run | more]
+        rates = {"goodput_requests_per_s": devices, "requests_per_s": devices}
+        more = {name: 1.5 * value for name, value in rates.items()}
+        record["runs"] = [run | rates, run | more]
         file.write_text(json.dumps(record))
     assert len(contenders(read_serve_plan(folder), read_serve_trials(folder))) == 2
     broken = server("--say", "RuntimeError: no such weights")
@@ -310,7 +310,7 @@ def test_deployments_that_never_answer_fail_alike_and_lack_of_memory_does_not(
     write_plan: WritePlan, server: Command, client: Command, verify: Verify
 ) -> None:
     said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-    found = verify(write_plan(), server("--say", said), client(), trials=3)
-    assert [one.status for one in found.trials] == ["out_of_memory"] * 3
-    silent = f"http://127.0.0.1:1/health {NO_ANSWER} 9 s: nothing listens there"
-    assert cause_of(Ended(status="timeout", reason=silent)) == "timeout"
+    outcome = verify(write_plan(), server("--say", said), client(), trials=3)
+    assert [one.status for one in outcome.trials] == ["out_of_memory"] * 3
+    silent = f"http://127.0.0.1:1/health {NO_RESPONSE} 9 s: nothing listens there"
+    assert failure_cause(Ended(status="timeout", reason=silent)) == "timeout"

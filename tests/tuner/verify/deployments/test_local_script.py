@@ -42,11 +42,11 @@ def test_instances_and_router_are_started_awaited_measured_and_ended(
     by = deployment_trials(
         folder=folder,
         command="bash {launch}/local.sh",
-        bench=client(),
+        benchmark=client(),
         metrics="vllm-bench",
         runs=1,
         start_s=60.0,
-        told=lambda _line: None,
+        on_message=lambda _line: None,
         environment={
             **os.environ,
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
@@ -55,11 +55,11 @@ def test_instances_and_router_are_started_awaited_measured_and_ended(
         },
         watch_s=0.1,
     )
-    found = verify_serve(folder, effort=DeploymentEffort(), resume=False, by=by)
-    assert [(one.status, one.reason) for one in found.trials] == [("ok", ""), ("ok", "")]
+    result = verify_serve(folder, effort=DeploymentEffort(), resume=False, by=by)
+    assert [(one.status, one.reason) for one in result.trials] == [("ok", ""), ("ok", "")]
     # One instance is enough, and twice as good by the number of devices.
-    assert found.winner == found.trials[1].decision
-    assert found.regret_ratio == 1.0
+    assert result.winner == result.trials[1].decision
+    assert result.regret_ratio == 1.0
     assert not (folder / "launch/sglang/router.sh").exists()
     for port in PORTS:
         with socket.socket() as one:
@@ -73,11 +73,11 @@ def test_a_machine_with_too_few_devices_is_told_by_the_scripts_own_words(
     by = deployment_trials(
         folder=folder,
         command="bash {launch}/local.sh",
-        bench=client(),
+        benchmark=client(),
         metrics="vllm-bench",
         runs=1,
         start_s=60.0,
-        told=lambda _line: None,
+        on_message=lambda _line: None,
         environment={**os.environ, "MODEL": "tiny", "AVAILABLE": "2"},
         watch_s=0.1,
     )

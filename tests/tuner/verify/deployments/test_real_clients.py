@@ -70,7 +70,7 @@ def engines(tmp_path: Path) -> Callable[[str], dict[str, str]]:
     python = os.environ.get("MOETUNE_ENGINES_PYTHON", sys.executable)
 
     def environment(package: str) -> dict[str, str]:
-        found = subprocess.run(
+        outcome = subprocess.run(
             [
                 python,
                 "-c",
@@ -78,7 +78,7 @@ def engines(tmp_path: Path) -> Callable[[str], dict[str, str]]:
             ],
             check=False,
         )
-        if found.returncode:
+        if outcome.returncode:
             pytest.skip(f"{package} is not installed; set MOETUNE_ENGINES_PYTHON")
         model = tmp_path / "model"
         subprocess.run([python, "-c", TOKENIZER, str(model)], check=True, capture_output=True)
@@ -119,17 +119,17 @@ def test_a_client_measures_what_the_server_does(
     by = deployment_trials(
         folder=folder,
         command=server("--ttft", "0.05", "--tpot", "0.01"),
-        bench=bench,
+        benchmark=bench,
         metrics=metrics,
         runs=2,
         start_s=60.0,
-        told=lambda _line: None,
+        on_message=lambda _line: None,
         environment=engines(package),
     )
-    found = verify_serve(
+    outcome = verify_serve(
         folder, effort=DeploymentEffort(trials=1), resume=False, by=by, reached=Reached(url=url)
     )
-    (trial,) = found.trials
+    (trial,) = outcome.trials
     assert (trial.status, trial.reason) == ("ok", "")
     assert (trial.runs, trial.failed_ratio) == (2, 0.0)
     assert trial.holds_targets
@@ -143,4 +143,4 @@ def test_a_client_measures_what_the_server_does(
         assert spread.p90 is not None
         assert spread.p99 is not None
         assert spread.p50 <= spread.p90 <= spread.p99
-    assert not any("tokens on average" in note for note in found.notes)
+    assert not any("tokens on average" in note for note in outcome.notes)

@@ -13,16 +13,16 @@ import pytest
 
 from tuner.cli import app as frame
 from tuner.errors import OutputError, PlanUnreadableError
-from tuner.plan_folder import verified_as
+from tuner.plan_folder import read_verified_as
 from tuner.serve_folder import read_serve_plan, read_serve_trials
+from tuner.verify.deployments.exclusive_use import exclusive_use
 from tuner.verify.deployments.records import ServeVerified
-from tuner.verify.deployments.sole import sole_use
 from tuner.verify.termination import TRIAL_MARK
 
 Command = Callable[..., str]
 WritePlan = Callable[..., Path]
 Verify = Callable[..., ServeVerified]
-Left = Callable[[Path], list[int]]
+LeftRunning = Callable[[Path], list[int]]
 
 
 def test_a_deployment_is_measured_and_the_model_calibrated(
@@ -30,15 +30,15 @@ def test_a_deployment_is_measured_and_the_model_calibrated(
     server: Command,
     client: Command,
     verify: Verify,
-    left_running: Left,
+    left_running: LeftRunning,
 ) -> None:
     folder, lines = write_plan(), list[str]()
-    found = verify(folder, server(), client(), runs=2, trials=2, told=lines.append)
-    first, second = found.trials
-    assert [one.status for one in found.trials] == ["ok", "ok"]
-    assert found.winner == first.decision
-    assert found.regret_ratio == 0.0
-    assert not found.tie
+    outcome = verify(folder, server(), client(), runs=2, trials=2, on_message=lines.append)
+    first, second = outcome.trials
+    assert [one.status for one in outcome.trials] == ["ok", "ok"]
+    assert outcome.winner == first.decision
+    assert outcome.regret_ratio == 0.0
+    assert not outcome.tie
     assert (first.runs, first.num_devices, second.num_devices) == (2, 8, 16)
     # The server waits 20 ms and 2 ms with a sleep, which is never shorter.
     assert first.measured_ttft_s is not None
@@ -48,13 +48,13 @@ def test_a_deployment_is_measured_and_the_model_calibrated(
     assert first.measured_ttft is not None
     assert first.measured_ttft.p90 is not None
     assert first.holds_targets
-    assert found.factors is not None
-    assert found.factors.ttft >= 2.0
+    assert outcome.factors is not None
+    assert outcome.factors.ttft >= 2.0
     assert second.recalibrated_ttft_s == pytest.approx(first.measured_ttft_s)
-    assert found.accuracy.ttft_within_band == 2
-    assert found.accuracy.tpot_within_band == 0
+    assert outcome.accuracy.ttft_within_band == 2
+    assert outcome.accuracy.tpot_within_band == 0
     assert first.failed_ratio == 0.0
-    assert verified_as(ServeVerified, folder) == found
+    assert read_verified_as(ServeVerified, folder) == outcome
     assert [len(one.runs) for one in read_serve_trials(folder)] == [2, 2]
     assert "run 2 of 2: TTFT" in lines[-1]
     text = (folder / "launch/local/local.sh").read_text()
@@ -69,14 +69,14 @@ def test_the_result_of_sglangs_client_is_read_too(
 ) -> None:
     # SGLang's result names no failed requests: the client was told how many to send.
     bench = f"{client('--form', 'sglang')} --requests {{requests}} --concurrency 60"
-    found = verify(write_plan(), server("--fail-every", "50"), bench, metrics="sglang-bench")
-    (trial,) = found.trials
+    outcome = verify(write_plan(), server("--fail-every", "50"), bench, metrics="sglang-bench")
+    (trial,) = outcome.trials
     assert trial.status == "ok"
     # 100 requests, of which the 50th and the 100th fail: more than 1 %.
     assert trial.failed_ratio == 0.02
     assert trial.misses == ("2.0 % of the requests failed",)
-    assert found.winner is None
-    assert "2 of 100 requests failed" in found.notes
+    assert outcome.winner is None
+    assert "2 of 100 requests failed" in outcome.notes
 
 
 def test_resume_launches_only_what_has_no_record(
@@ -87,8 +87,8 @@ def test_resume_launches_only_what_has_no_record(
     before = (folder / "trials/0000.json").read_bytes()
     with pytest.raises(PlanUnreadableError, match="holds 1 trials already: add --resume"):
         verify(folder, server(), client(), trials=2)
-    found = verify(folder, server(), client(), trials=2, resume=True)
-    assert [one.num_devices for one in found.trials] == [8, 16]
+    outcome = verify(folder, server(), client(), trials=2, resume=True)
+    assert [one.num_devices for one in outcome.trials] == [8, 16]
     assert (folder / "trials/0000.json").read_bytes() == before
     (folder / "trials/0001.json").write_text(before.decode()[:-20])
     with pytest.raises(PlanUnreadableError, match=r"0001\.json.*delete it to launch that trial"):
@@ -100,10 +100,10 @@ def test_repeats_are_launched_while_noise_keeps_the_order_open(
 ) -> None:
     # 10 ms is on the edge of nothing: the server takes 20 ms in every run, so no run holds it.
     slo = {"ttft": {"p90": 0.01}, "tpot": {}}
-    found = verify(write_plan(slo=slo), server(), client(), repeats=3, runs=2)
-    assert [one.runs for one in found.trials] == [2]
-    assert found.winner is None
-    assert found.notes[0].startswith("the plan's choice misses its targets: TTFT P90")
+    outcome = verify(write_plan(slo=slo), server(), client(), repeats=3, runs=2)
+    assert [one.runs for one in outcome.trials] == [2]
+    assert outcome.winner is None
+    assert outcome.notes[0].startswith("the plan's choice misses its SLOs: TTFT P90")
 
 
 def test_another_verification_of_the_plan_is_kept_out(
@@ -111,7 +111,7 @@ def test_another_verification_of_the_plan_is_kept_out(
 ) -> None:
     folder = write_plan()
     with (
-        sole_use(folder / "trials", plan=folder),
+        exclusive_use(folder / "trials", plan=folder),
         pytest.raises(OutputError, match="another `moetune verify` launches this plan's"),
     ):
         verify(folder, server(), client())
@@ -122,13 +122,13 @@ def test_ctrl_c_ends_everything_and_keeps_the_records(
     server: Command,
     client: Command,
     verify: Verify,
-    left_running: Left,
+    left_running: LeftRunning,
 ) -> None:
     folder = write_plan()
 
     def interrupt(line: str) -> None:
-        # In the second trial, when the server answers and the client is about to run.
-        if line.startswith("answers") and (folder / "trials/0000.json").exists():
+        # In the second trial, when the server is ready and the client is about to run.
+        if line.startswith("ready") and (folder / "trials/0000.json").exists():
             threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,)).start()
 
     slow = client("--requests", "1", "--tokens", "100000")
@@ -138,12 +138,12 @@ def test_ctrl_c_ends_everything_and_keeps_the_records(
             server(),
             f"bash -c 'test $0 = 1 && exec {client()} || exec {slow}' {{seed}}",
             trials=2,
-            told=interrupt,
+            on_message=interrupt,
         )
     assert [one.status for one in read_serve_trials(folder)] == ["ok"]
     assert left_running(folder) == []
-    found = verify(folder, server(), client(), trials=2, resume=True)
-    assert [one.status for one in found.trials] == ["ok", "ok"]
+    outcome = verify(folder, server(), client(), trials=2, resume=True)
+    assert [one.status for one in outcome.trials] == ["ok", "ok"]
 
 
 def test_what_a_killed_verification_left_running_is_ended(
@@ -190,8 +190,8 @@ def test_the_command_line_tells_a_deployment_from_start_to_end(
     assert shown.out.count(", median of 1 run\n") == 2
     assert " P99 " in shown.out
     assert "first choice   it is the winner" in shown.out
-    again = [*options, "--trials", "2", "--resume", "--json"]
-    assert frame.run(["verify", str(folder), *again]) == 0
+    repeated = [*options, "--trials", "2", "--resume", "--json"]
+    assert frame.run(["verify", str(folder), *repeated]) == 0
     assert ServeVerified.model_validate_json(capsys.readouterr().out).regret_ratio == 0.0
     assert frame.run(["verify", str(folder), *options]) == 2
     assert "holds 2 trials already: add --resume" in capsys.readouterr().err

@@ -25,12 +25,12 @@ def request(url: str, tokens: int) -> tuple[float, float] | None:
     body = json.dumps({"model": "tiny", "prompt": "a b c d", "max_tokens": tokens, "stream": True})
     try:
         connection.request("POST", "/v1/completions", body)
-        answer = connection.getresponse()
-        if answer.status != 200:
+        reply = connection.getresponse()
+        if reply.status != 200:
             return None
-        answer.readline()
+        reply.readline()
         first = time.perf_counter() - start
-        answer.read()
+        reply.read()
         return first, time.perf_counter() - start
     except (OSError, http.client.HTTPException):
         return None

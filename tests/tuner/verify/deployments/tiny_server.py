@@ -67,7 +67,7 @@ class Served:
         await reply(writer, status, json.dumps(known.get(path, {})).encode())
         return True
 
-    async def complete(self, path: str, asked: dict[str, Any], writer: StreamWriter) -> None:
+    async def complete(self, path: str, requested: dict[str, Any], writer: StreamWriter) -> None:
         self.count += 1
         options = self.options
         if options.die_after and self.count >= options.die_after:
@@ -76,7 +76,7 @@ class Served:
         if options.fail_every and self.count % options.fail_every == 0:
             await reply(writer, 500, b'{"error": "broken"}')
             return
-        tokens = asked.get("max_completion_tokens") or asked.get("max_tokens") or 8
+        tokens = requested.get("max_completion_tokens") or requested.get("max_tokens") or 8
         chat = "chat" in path
         head = {"id": "1", "object": "chat.completion.chunk" if chat else "text_completion"}
         writer.write(
@@ -87,16 +87,16 @@ class Served:
             await asyncio.sleep(options.tpot if token else options.ttft)
             said = {"delta": {"content": WORD}} if chat else {"text": WORD}
             await event(writer, {**head, "choices": [{"index": 0, **said}]})
-        if asked.get("stream_options", {}).get("include_usage"):
-            usage = {"prompt_tokens": prompt_tokens(asked), "completion_tokens": tokens}
+        if requested.get("stream_options", {}).get("include_usage"):
+            usage = {"prompt_tokens": prompt_tokens(requested), "completion_tokens": tokens}
             usage["total_tokens"] = sum(usage.values())
             await event(writer, {**head, "choices": [], "usage": usage})
         await chunk(writer, b"data: [DONE]\n\n")
         await chunk(writer, b"")
 
 
-def prompt_tokens(asked: dict[str, Any]) -> int:
-    prompt = asked.get("prompt", "")
+def prompt_tokens(requested: dict[str, Any]) -> int:
+    prompt = requested.get("prompt", "")
     return len(prompt) if isinstance(prompt, list) else len(str(prompt).split())
 
 

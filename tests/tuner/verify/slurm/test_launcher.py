@@ -90,14 +90,14 @@ class Lab:
         self.folder = folder
         self.trial = launch.folder
         self.launch = launch
-        self.told: list[str] = []
+        self.messages: list[str] = []
 
     def forget(self) -> None:
         """Forget what was asked and left."""
         shutil.rmtree(self.trial, ignore_errors=True)
         for name in ("asked", "name"):
             (self.folder / name).unlink(missing_ok=True)
-        self.told.clear()
+        self.messages.clear()
 
     def says(self, *states: str) -> None:
         (self.folder / "states").write_text("\n".join(states))
@@ -109,12 +109,12 @@ class Lab:
         if report:
             (self.trial / REPORT_NAME).write_text(report)
 
-    def asked(self, program: str) -> list[str]:
+    def calls(self, program: str) -> list[str]:
         lines = (self.folder / "asked").read_text().splitlines()
         return [line for line in lines if line.split()[0] == program]
 
     def launcher(self, pace: Pace = QUICK) -> SlurmLauncher:
-        return SlurmLauncher(pace=pace, environment=os.environ, told=self.told.append)
+        return SlurmLauncher(pace=pace, environment=os.environ, on_message=self.messages.append)
 
 
 @pytest.fixture
@@ -168,17 +168,17 @@ def test_a_trial_waits_runs_and_is_read(lab: Lab, finishing: Callable[[int], str
     lab.says("PENDING", "PENDING", "RUNNING RunTime=00:00:01", finishing(0))
     result = lab.launcher()(lab.launch)
     assert (result.status, result.report, result.reason) == ("ok", REPORT, "")
-    assert len(lab.asked("sbatch")) == 1
-    assert lab.told[0] == "job 41 submitted"
-    assert "job 41 waits: Resources" in lab.told
-    assert "job 41: RUNNING" in lab.told
-    assert not lab.asked("scancel")
+    assert len(lab.calls("sbatch")) == 1
+    assert lab.messages[0] == "job 41 submitted"
+    assert "job 41 waits: Resources" in lab.messages
+    assert "job 41: RUNNING" in lab.messages
+    assert not lab.calls("scancel")
 
 
 def test_the_job_is_named_before_it_exists_and_known_before_it_is_awaited(lab: Lab) -> None:
     lab.says("FAILED")
     (lab.folder / "away").touch()
-    with pytest.raises(SchedulerError, match="Slurm did not answer for "):
+    with pytest.raises(SchedulerError, match="Slurm did not respond for "):
         lab.launcher()(lab.launch)
     ticket = (lab.trial / TICKET_NAME).read_text()
     assert '"job":null' in ticket.replace(" ", "")
@@ -200,7 +200,7 @@ def test_a_lost_answer_of_sbatch_is_found_by_the_name_and_not_submitted_again(
     assert launcher.holds(lab.trial)
     lab.says("RUNNING", finishing(0))
     assert launcher(lab.launch).status == "ok"
-    assert not lab.asked("sbatch")
+    assert not lab.calls("sbatch")
 
 
 @each_row(
@@ -248,11 +248,11 @@ def test_a_report_that_comes_while_the_controller_is_away_is_read_at_once(lab: L
     def away(line: str) -> None:
         if line == "job 41: RUNNING":
             (lab.folder / "away").touch()
-        elif "does not answer" in line:
+        elif "does not respond" in line:
             lab.leaves(0, REPORT.model_dump_json())
 
     patient = Pace(poll_s=0.01, lease_s=60.0, patience_s=60.0, queue_s=5.0, settle_s=0.1)
-    launcher = SlurmLauncher(pace=patient, environment=os.environ, told=away)
+    launcher = SlurmLauncher(pace=patient, environment=os.environ, on_message=away)
     assert launcher(lab.launch).report == REPORT
 
 
@@ -261,7 +261,7 @@ def test_a_run_past_its_deadline_is_cancelled_and_waiting_does_not_count(lab: La
     result = lab.launcher()(lab.launch)
     assert result.status == "timeout"
     assert result.reason == "no report after 60 s; the trial was ended"
-    assert lab.asked("scancel") == [f"scancel --name={(lab.folder / 'name').read_text()} 41"]
+    assert lab.calls("scancel") == [f"scancel --name={(lab.folder / 'name').read_text()} 41"]
 
 
 def test_a_hopeless_trial_is_cancelled_and_its_steps_are_kept(lab: Lab) -> None:
@@ -273,7 +273,7 @@ def test_a_hopeless_trial_is_cancelled_and_its_steps_are_kept(lab: Lab) -> None:
     assert (result.status, result.reason) == ("ok", "slow")
     assert result.metrics is not None
     assert result.metrics.steps_s == (2.0, 2.5)
-    assert lab.asked("scancel")
+    assert lab.calls("scancel")
 
 
 def test_a_queue_that_is_too_long_ends_the_verification_and_the_job(lab: Lab) -> None:
@@ -283,7 +283,7 @@ def test_a_queue_that_is_too_long_ends_the_verification_and_the_job(lab: Lab) ->
         SchedulerError, match=r"job 41 has waited .* \(Resources\); allow more with"
     ):
         lab.launcher(short)(lab.launch)
-    assert lab.asked("scancel") == [f"scancel --name={(lab.folder / 'name').read_text()} 41"]
+    assert lab.calls("scancel") == [f"scancel --name={(lab.folder / 'name').read_text()} 41"]
     assert (lab.trial / WITHDRAWN_NAME).exists()
 
 
@@ -300,7 +300,7 @@ def test_a_job_that_takes_node_after_node_down_is_given_up(lab: Lab) -> None:
     lab.says("RUNNING", "PENDING Restarts=4")
     result = lab.launcher()(lab.launch)
     assert (result.status, result.reason) == ("crashed", "4 of its nodes failed")
-    assert lab.asked("scancel")
+    assert lab.calls("scancel")
 
 
 @each_row(("lost", "code"), [("FAILED", LOST_NODE_EXIT), ("UNKNOWN", None), ("NODE_FAIL", None)])
@@ -310,7 +310,7 @@ def test_a_trial_that_was_lost_without_a_result_is_submitted_anew(
     lab.forget()
     names: list[str] = []
 
-    def told(line: str) -> None:
+    def on_message(line: str) -> None:
         if line == "job 41 submitted":
             names.append((lab.folder / "name").read_text())
             if len(names) == 2:
@@ -322,37 +322,39 @@ def test_a_trial_that_was_lost_without_a_result_is_submitted_anew(
             (lab.trial / RUN_NAME).write_text("of this job")
 
     lab.says(*[lost] * 100)
-    launcher = SlurmLauncher(pace=QUICK, environment=os.environ, told=told)
+    launcher = SlurmLauncher(pace=QUICK, environment=os.environ, on_message=on_message)
     assert launcher(lab.launch).status == "ok"
     assert len(set(names)) == 2
 
 
 def test_a_trial_that_is_lost_again_and_again_is_given_up(lab: Lab) -> None:
-    def told(_line: str) -> None:
+    def on_message(_line: str) -> None:
         lab.says("UNKNOWN")
 
-    told("")
-    lost = SlurmLauncher(pace=QUICK, environment=os.environ, told=told)(lab.launch)
-    assert (lost.status, len(lab.asked("sbatch"))) == ("crashed", 1 + MOST_RESTARTS)
+    on_message("")
+    lost = SlurmLauncher(pace=QUICK, environment=os.environ, on_message=on_message)(lab.launch)
+    assert (lost.status, len(lab.calls("sbatch"))) == ("crashed", 1 + MOST_RESTARTS)
     assert "does not know the job any more" in lost.reason
 
 
 def test_a_trial_that_must_not_be_repeated_is_not_submitted_anew(lab: Lab) -> None:
     lab.says("NODE_FAIL")
-    once = SlurmLauncher(requeue=False, pace=QUICK, environment=os.environ, told=lab.told.append)
+    once = SlurmLauncher(
+        requeue=False, pace=QUICK, environment=os.environ, on_message=lab.messages.append
+    )
     assert once(lab.launch).reason == "Slurm says NODE_FAIL of the job"
-    assert len(lab.asked("sbatch")) == 1
+    assert len(lab.calls("sbatch")) == 1
 
 
 def test_a_report_that_comes_while_its_job_is_given_up_counts(lab: Lab) -> None:
-    def told(line: str) -> None:
+    def on_message(line: str) -> None:
         if "was lost" in line:
             lab.leaves(0, REPORT.model_dump_json())
 
     lab.says("UNKNOWN")
-    launcher = SlurmLauncher(pace=QUICK, environment=os.environ, told=told)
+    launcher = SlurmLauncher(pace=QUICK, environment=os.environ, on_message=on_message)
     assert launcher(lab.launch).report == REPORT
-    assert len(lab.asked("sbatch")) == 1
+    assert len(lab.calls("sbatch")) == 1
 
 
 @each_row(
@@ -390,9 +392,9 @@ def test_a_job_that_a_node_could_not_start_is_let_go_again(lab: Lab) -> None:
         if line == "job 41: RUNNING":
             lab.leaves(0, REPORT.model_dump_json())
 
-    launcher = SlurmLauncher(pace=QUICK, environment=os.environ, told=end)
+    launcher = SlurmLauncher(pace=QUICK, environment=os.environ, on_message=end)
     assert launcher(lab.launch).status == "ok"
-    assert "scontrol release 41" in lab.asked("scontrol")
+    assert "scontrol release 41" in lab.calls("scontrol")
 
 
 def test_the_lease_changes_while_a_trial_is_awaited(
@@ -402,7 +404,7 @@ def test_the_lease_changes_while_a_trial_is_awaited(
     launcher = SlurmLauncher(
         pace=QUICK,
         environment=os.environ,
-        told=lambda _line: leases.append((lab.trial / LEASE_NAME).read_text()),
+        on_message=lambda _line: leases.append((lab.trial / LEASE_NAME).read_text()),
     )
     lab.says("PENDING", "RUNNING", finishing(0))
     launcher(lab.launch)
@@ -415,4 +417,4 @@ def test_stopping_cancels_what_is_under_way(lab: Lab) -> None:
     launcher.stop()
     with pytest.raises(SchedulerError, match="cancelled"):
         launcher(lab.launch)
-    assert lab.asked("scancel") == [f"scancel --name={(lab.folder / 'name').read_text()} 41"]
+    assert lab.calls("scancel") == [f"scancel --name={(lab.folder / 'name').read_text()} 41"]

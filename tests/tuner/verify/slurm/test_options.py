@@ -4,7 +4,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import SpecError
-from tuner.verify.slurm.options import ELSEWHERE, OWN, heeding, parsed_options
+from tuner.verify.slurm.options import ELSEWHERE, OWN, parse_options, without_overrides
 
 OF_SBATCH = """
 account acctg-freq batch bb bbf begin comment constraint container contiguous core-spec
@@ -22,7 +22,7 @@ use-min-nodes verbose wait-all-nodes wckey
 
 def test_sites_own_options_are_passed_through_in_order() -> None:
     written = ("partition=gpu", "--account=a_1", "constraint=[rack1|rack2]", "gres=gpu:8")
-    assert parsed_options(written) == (
+    assert parse_options(written) == (
         ("partition", "gpu"),
         ("account", "a_1"),
         ("constraint", "[rack1|rack2]"),
@@ -40,22 +40,22 @@ def test_sites_own_options_are_passed_through_in_order() -> None:
         ("tasks-per-node=4", "moetune sets it for every trial"),
         ("output=/etc/passwd", "moetune sets it for every trial"),
         ("clusters=other", "jobs of this cluster alone"),
-        ("comment=two words", "holds a space"),
-        ("comment=a\n#SBATCH --uid=0", "holds a space"),
-        ("comment=", "holds a space"),
-        ("comment=$(id)", "holds a space"),
-        ("comment='x'", "holds a space"),
+        ("comment=two words", "has a space"),
+        ("comment=a\n#SBATCH --uid=0", "has a space"),
+        ("comment=", "has a space"),
+        ("comment=$(id)", "has a space"),
+        ("comment='x'", "has a space"),
     ],
 )
 def test_what_could_be_misread_is_refused_with_the_way_out(written: str, said: str) -> None:
     with pytest.raises(SpecError, match=r"--slurm") as raised:
-        parsed_options([written])
+        parse_options([written])
     assert said in str(raised.value)
 
 
 @each_row("name", OF_SBATCH.split())
 def test_no_option_of_sbatch_is_taken_for_short_of_another(name: str) -> None:
-    assert parsed_options([f"{name}=1"]) == ((name, "1"),)
+    assert parse_options([f"{name}=1"]) == ((name, "1"),)
 
 
 @each_row("owned", sorted(OWN | ELSEWHERE))
@@ -63,18 +63,18 @@ def test_nothing_short_of_an_option_that_is_not_to_be_set_gets_through(owned: st
     for end in range(1, len(owned)):
         name = owned[:end]
         with pytest.raises(SpecError, match=f"^--slurm {name}: "):
-            parsed_options([f"{name}=1-4"])
+            parse_options([f"{name}=1-4"])
 
 
 @each_row("name", ["arra", "clust", "cluster", "no-requ", "outp", "t", "n"])
 def test_what_is_short_of_one_is_told_to_be_written_in_full(name: str) -> None:
     with pytest.raises(SpecError, match=r"sbatch may read it as '.*'.*write the whole name"):
-        parsed_options([f"{name}=1-4"])
+        parse_options([f"{name}=1-4"])
 
 
 def test_a_flood_of_options_is_refused() -> None:
     with pytest.raises(SpecError, match="65 times; 64 are enough"):
-        parsed_options(["comment=x"] * 65)
+        parse_options(["comment=x"] * 65)
 
 
 def test_variables_of_sbatch_do_not_overrule_what_is_written() -> None:
@@ -88,6 +88,6 @@ def test_variables_of_sbatch_do_not_overrule_what_is_written() -> None:
         "SBATCH_TIMELIMIT": "1",
     }
     kept = {"HOME": "/root", "SBATCH_ACCOUNT": "a"}
-    assert heeding((("partition", "gpu"), ("time", "10:00")), environment) == kept
+    assert without_overrides((("partition", "gpu"), ("time", "10:00")), environment) == kept
     others = {"SBATCH_PARTITION": "cpu", "SBATCH_TIMELIMIT": "1"}
-    assert heeding((), environment) == kept | others
+    assert without_overrides((), environment) == kept | others

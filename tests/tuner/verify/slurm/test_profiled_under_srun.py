@@ -47,14 +47,14 @@ def _profiling(
 
 def _ranks(out: Path) -> dict[int, int]:
     """Process ids by rank of those who measure into a folder."""
-    found = {}
+    result = {}
     for process in psutil.process_iter():
         try:
             if str(out) in process.cmdline() and "srun" not in process.name():
-                found[int(process.environ()["SLURM_PROCID"])] = process.pid
+                result[int(process.environ()["SLURM_PROCID"])] = process.pid
         except (psutil.Error, KeyError):
             continue
-    return found
+    return result
 
 
 def _measured(cluster: Cluster, table: Path, process: "subprocess.Popen[str]") -> None:

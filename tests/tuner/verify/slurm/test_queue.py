@@ -8,7 +8,7 @@ import pytest
 from tests.rows import each_row
 from tuner.errors import EnvironmentMissingError, SchedulerError
 from tuner.verify.slurm import queue
-from tuner.verify.slurm.queue import JobState, SlurmAwayError, parsed_sacct, parsed_scontrol
+from tuner.verify.slurm.queue import JobState, SlurmAwayError, parse_sacct, parse_scontrol
 
 LINE = (
     "JobId=7 JobName=moetune-1 UserId=a(1) JobState=RUNNING Reason=None Dependency=(null)"
@@ -34,41 +34,41 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_scontrol_tells_state_restarts_and_run_time() -> None:
     # 1 day, 2 h, 3 min and 4 s.
     expected = JobState(state="RUNNING", reason="None", run_s=93784.0, restarts=2, limit_s=3600.0)
-    assert parsed_scontrol(LINE, name="moetune-1") == expected
+    assert parse_scontrol(LINE, name="moetune-1") == expected
     assert expected.is_alive
 
 
 def test_what_a_job_calls_itself_cannot_change_its_state() -> None:
-    found = parsed_scontrol(LINE + " Comment=x JobState=COMPLETED", name="moetune-1")
-    assert found is not None
-    assert found.state == "RUNNING"
+    result = parse_scontrol(LINE + " Comment=x JobState=COMPLETED", name="moetune-1")
+    assert result is not None
+    assert result.state == "RUNNING"
 
 
 @each_row("text", ["", "No jobs in the system", "slurm_load_jobs error"])
 def test_another_answer_of_scontrol_is_none(text: str) -> None:
-    assert parsed_scontrol(text, name="moetune-1") is None
+    assert parse_scontrol(text, name="moetune-1") is None
 
 
 def test_sacct_tells_the_last_run_and_who_cancelled() -> None:
     cancelled = JobState(state="CANCELLED", run_s=65.0, limit_s=180.0)
-    assert parsed_sacct("a|CANCELLED by 1000|65|00:03:00\n", name="a") == cancelled
-    again = JobState(state="COMPLETED", run_s=70.0)
+    assert parse_sacct("a|CANCELLED by 1000|65|00:03:00\n", name="a") == cancelled
+    repeated = JobState(state="COMPLETED", run_s=70.0)
     text = "a|NODE_FAIL|9|UNLIMITED\na|COMPLETED|70|UNLIMITED\n"
-    assert parsed_sacct(text, name="a") == again
-    assert parsed_sacct("\n", name="a") is None
-    assert parsed_sacct("garbage", name="a") is None
+    assert parse_sacct(text, name="a") == repeated
+    assert parse_sacct("\n", name="a") is None
+    assert parse_sacct("garbage", name="a") is None
 
 
 def test_an_id_that_was_given_to_another_job_is_not_ours() -> None:
-    assert parsed_scontrol(LINE, name="moetune-2") is None
-    assert parsed_sacct("moetune-1|RUNNING|9|", name="moetune-2") is None
+    assert parse_scontrol(LINE, name="moetune-2") is None
+    assert parse_sacct("moetune-1|RUNNING|9|", name="moetune-2") is None
 
 
 def test_sacct_is_asked_where_scontrol_has_forgotten_the_job(path: Path) -> None:
     program(path, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    assert queue.state_of("7", name="a") is None
+    assert queue.job_state("7", name="a") is None
     program(path, "sacct", "echo 'a|FAILED|12|Partition_Limit'")
-    assert queue.state_of("7", name="a") == JobState(state="FAILED", run_s=12.0)
+    assert queue.job_state("7", name="a") == JobState(state="FAILED", run_s=12.0)
 
 
 def test_a_silent_controller_is_not_an_end_of_the_job(path: Path) -> None:
@@ -78,7 +78,7 @@ def test_a_silent_controller_is_not_an_end_of_the_job(path: Path) -> None:
         "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1",
     )
     with pytest.raises(SlurmAwayError, match="Unable to contact"):
-        queue.state_of("7", name="a")
+        queue.job_state("7", name="a")
 
 
 @each_row(

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tuner.plan_folder import TRIALS_NAME, VERIFIED_NAME
-from tuner.study_folder import UNDER_WAY_NAME
+from tuner.study_folder import RUNNING_NAME
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.slurm.folder import TICKET_NAME
 from tuner.verify.termination import TRIAL_MARK
@@ -63,14 +63,14 @@ def _finished(folder: Path) -> int:
 
 def _marked() -> list[int]:
     """Processes of any trial."""
-    found = []
+    outcome = []
     for process in psutil.process_iter():
         try:
-            if UNDER_WAY_NAME in process.environ().get(TRIAL_MARK, ""):
-                found.append(process.pid)
+            if RUNNING_NAME in process.environ().get(TRIAL_MARK, ""):
+                outcome.append(process.pid)
         except psutil.Error:
             continue
-    return found
+    return outcome
 
 
 def _queued_again(cluster: Cluster) -> bool:
@@ -80,7 +80,7 @@ def _queued_again(cluster: Cluster) -> bool:
 
 
 def _jobs_under_way(folder: Path) -> list[str]:
-    tickets = (folder / TRIALS_NAME / UNDER_WAY_NAME).glob(f"*/{TICKET_NAME}")
+    tickets = (folder / TRIALS_NAME / RUNNING_NAME).glob(f"*/{TICKET_NAME}")
     return [job for ticket in tickets if (job := json.loads(ticket.read_text())["job"])]
 
 
@@ -114,7 +114,7 @@ class Runs:
 
 def _runs() -> dict[str, frozenset[str]]:
     """By trial: its runs that have ranks which live."""
-    found: dict[str, set[str]] = {}
+    outcome: dict[str, set[str]] = {}
     for pid in _marked():
         try:
             process = psutil.Process(pid)
@@ -125,8 +125,8 @@ def _runs() -> dict[str, frozenset[str]]:
         if "profilers.steps" in command and not starters & set(command):
             names = ("SLURM_JOB_NAME", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
             run = ".".join(environment.get(name, "0") for name in names)
-            found.setdefault(environment[TRIAL_MARK], set()).add(run)
-    return {trial: frozenset(runs) for trial, runs in found.items()}
+            outcome.setdefault(environment[TRIAL_MARK], set()).add(run)
+    return {trial: frozenset(runs) for trial, runs in outcome.items()}
 
 
 def test_eight_trials_survive_a_node_the_controller_and_moetune_dying_in_one_study(
@@ -152,7 +152,7 @@ def test_eight_trials_survive_a_node_the_controller_and_moetune_dying_in_one_stu
             before = _finished(two_nodes)
             cluster.kill("slurmctld")
             wait_for(
-                lambda: "does not answer" in verifying.said() or _finished(two_nodes) > before,
+                lambda: "does not respond" in verifying.said() or _finished(two_nodes) > before,
                 what="its death to be noticed",
             )
             cluster.start_controller()
@@ -185,13 +185,13 @@ def test_eight_trials_survive_a_node_the_controller_and_moetune_dying_in_one_stu
     records = read_trials(two_nodes / TRIALS_NAME)
     assert [record.status for record in records] == ["ok"] * 8, verifying.said()
     assert len({record.decision for record in records}) == 8
-    found = Verified.model_validate_json((two_nodes / VERIFIED_NAME).read_bytes())
-    assert (len(found.trials), found.winner is not None) == (8, True)
+    outcome = Verified.model_validate_json((two_nodes / VERIFIED_NAME).read_bytes())
+    assert (len(outcome.trials), outcome.winner is not None) == (8, True)
     assert not runs.at_once
     # A job more for each one that Slurm lost with its controller's memory, and none besides.
     said = verifying.said()
     assert said.count("submitted\n") == 8 + said.count("was lost without a result")
-    assert not list((two_nodes / TRIALS_NAME / UNDER_WAY_NAME).glob("*"))
+    assert not list((two_nodes / TRIALS_NAME / RUNNING_NAME).glob("*"))
 
 
 def test_eight_trials_survive_the_death_of_the_controller_and_of_moetune(
@@ -206,7 +206,7 @@ def test_eight_trials_survive_the_death_of_the_controller_and_of_moetune(
         wait_for(_marked, what="ranks of another trial")
         cluster.wait_for_saved_state()
         cluster.kill("slurmctld")
-        wait_for(lambda: "does not answer" in verifying.said(), what="it to be noticed")
+        wait_for(lambda: "does not respond" in verifying.said(), what="it to be noticed")
         cluster.start_controller()
         before = _finished(two_nodes)
         wait_for(lambda: _finished(two_nodes) > before, what="a trial after it")
@@ -232,14 +232,14 @@ def test_eight_trials_survive_the_death_of_the_controller_and_of_moetune(
     assert len(records) == 8
     assert len({record.decision for record in records}) == 8
     assert [record.status for record in records] == ["ok"] * 8, verifying.said()
-    found = Verified.model_validate_json((two_nodes / VERIFIED_NAME).read_bytes())
-    assert len(found.trials) == 8
-    assert found.winner is not None
+    outcome = Verified.model_validate_json((two_nodes / VERIFIED_NAME).read_bytes())
+    assert len(outcome.trials) == 8
+    assert outcome.winner is not None
     # Every job that was ever submitted is one of the records': nothing ran twice.
     assert verifying.said().count("submitted") == 8
     wait_for(lambda: not cluster.jobs(), what="the queue to be empty")
     wait_for(lambda: not _marked(), what="no process to be left")
-    assert not list((two_nodes / TRIALS_NAME / UNDER_WAY_NAME).glob("*"))
+    assert not list((two_nodes / TRIALS_NAME / RUNNING_NAME).glob("*"))
 
 
 def test_a_trial_whose_node_dies_ends_well_all_the_same_or_is_queued_again(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.launch.shape import LaunchShape
-from tuner.verify.slurm.options import parsed_options
+from tuner.verify.slurm.options import parse_options
 from tuner.verify.slurm.script import (
     ABANDONED_EXIT,
     EXIT_NAME,
@@ -42,7 +42,7 @@ def _job(folder: Path, shape: LaunchShape = TWO, *, options: tuple[str, ...] = (
         name="moetune-1",
         folder=folder,
         shape=shape,
-        options=parsed_options(options),
+        options=parse_options(options),
         limit_s=150.0,
         restarts=MOST_RESTARTS,
     )
@@ -85,7 +85,7 @@ def _left(tmp_path: Path, name: str) -> str:
     return file.read_text().strip() if file.exists() else ""
 
 
-def _asked(tmp_path: Path) -> str:
+def _scontrol_calls(tmp_path: Path) -> str:
     file = tmp_path / "programs" / "asked"
     return file.read_text().strip() if file.exists() else ""
 
@@ -98,7 +98,7 @@ def test_a_run_leaves_its_exit_code_and_its_number(
     assert (done.returncode, done.stderr) == (code, "")
     assert _left(tmp_path, EXIT_NAME) == str(code)
     assert _left(tmp_path, RUN_NAME) == "moetune-1.41.2"
-    assert not _asked(tmp_path)
+    assert not _scontrol_calls(tmp_path)
 
 
 def test_a_job_whose_nodes_cannot_be_reached_is_queued_again_in_bounds(
@@ -106,10 +106,10 @@ def test_a_job_whose_nodes_cannot_be_reached_is_queued_again_in_bounds(
 ) -> None:
     done = job("exit 1", restarts=2)
     assert "cannot be reached" in done.stderr
-    assert _asked(tmp_path) == "requeue 41"
+    assert _scontrol_calls(tmp_path) == "requeue 41"
     assert done.returncode == LOST_NODE_EXIT
     assert job("exit 1", restarts=3).returncode == LOST_NODE_EXIT
-    assert _asked(tmp_path) == "requeue 41"
+    assert _scontrol_calls(tmp_path) == "requeue 41"
 
 
 def test_a_job_with_our_id_and_another_name_is_not_queued_again(
@@ -117,7 +117,7 @@ def test_a_job_with_our_id_and_another_name_is_not_queued_again(
 ) -> None:
     _program(tmp_path / "programs", "squeue", "echo somebody-elses")
     assert job("exit 1").returncode == LOST_NODE_EXIT
-    assert not _asked(tmp_path)
+    assert not _scontrol_calls(tmp_path)
 
 
 def test_a_former_run_of_a_job_leaves_nothing(job: Callable[..., Done], tmp_path: Path) -> None:
@@ -147,9 +147,9 @@ def test_nodes_meet_at_the_first_one(tmp_path: Path) -> None:
     assert '--node-rank="$SLURM_NODEID" --rdzv-backend=static' in text
     assert "--nnodes=2 --nproc-per-node=1" in text
     assert "--deadline=63" in text
-    alone = node_script(shape=ONE, deadline_s=60.0, lease_s=300.0)
-    assert "torch.distributed.run" not in alone
-    assert "profilers.local_ranks" not in alone
+    single = node_script(shape=ONE, deadline_s=60.0, lease_s=300.0)
+    assert "torch.distributed.run" not in single
+    assert "profilers.local_ranks" not in single
 
 
 def test_ranks_of_one_node_meet_through_a_file() -> None:

@@ -27,9 +27,9 @@ class Server(NamedTuple):
 
 
 def _programs() -> Path | None:
-    found = shutil.which("initdb")
-    if found is not None:
-        return Path(found).resolve().parent
+    result = shutil.which("initdb")
+    if result is not None:
+        return Path(result).resolve().parent
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
     return debian[-1].parent if debian else None
 

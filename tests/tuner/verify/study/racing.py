@@ -26,10 +26,10 @@ from tuner.plan import TrainDecision
 from tuner.plan_folder import read_plan, read_used_profile, trial_file, write_trial
 from tuner.verify.launcher import EngineMetrics, Launch, LaunchResult
 from tuner.verify.neighbourhood import Neighbourhood
-from tuner.verify.search import studying
-from tuner.verify.study.claims import Outside
+from tuner.verify.search import join_study
+from tuner.verify.study.claims import StudyCallbacks
 from tuner.verify.study.journal import JournalStore
-from tuner.verify.study.membership import Left
+from tuner.verify.study.membership import EarlierTrials
 from tuner.verify.study.postgres import PostgresStore
 from tuner.verify.study.store import Store
 from tuner.verify.verification import Effort, Watcher, run_trials
@@ -48,32 +48,32 @@ def main() -> None:
     parser.add_argument("--trials", type=int, required=True)
     parser.add_argument("--kill", type=int, default=0)
     parser.add_argument("--peaceful", type=int, default=0)
-    asked = parser.parse_args()
-    around = _around(asked.plan)
-    if asked.storage:
+    requested = parser.parse_args()
+    space = _around(requested.plan)
+    if requested.storage:
         # What Optuna imports when a database is opened, once for all workers.
         for name in ("alembic.command", "optuna.storages._rdb.models", "psycopg"):
             importlib.import_module(name)
     rng = random.Random(0)
-    for race in range(asked.races):
-        folder = asked.out / f"race-{race}"
+    for race in range(requested.races):
+        folder = requested.out / f"race-{race}"
         folder.mkdir(parents=True)
-        kill = 0 if race < asked.peaceful else asked.kill
-        sys.stdout.write(json.dumps(_race(around, folder, asked, rng, kill=kill)) + "\n")
+        kill = 0 if race < requested.peaceful else requested.kill
+        sys.stdout.write(json.dumps(_race(space, folder, requested, rng, kill=kill)) + "\n")
         sys.stdout.flush()
 
 
 def _race(
-    around: Neighbourhood,
+    space: Neighbourhood,
     folder: Path,
-    asked: argparse.Namespace,
+    requested: argparse.Namespace,
     rng: random.Random,
     *,
     kill: int,
 ) -> dict[str, object]:
-    workers = [_forked(around, folder, asked, index) for index in range(asked.workers)]
+    workers = [_forked(space, folder, requested, index) for index in range(requested.workers)]
     killed = []
-    for pid in rng.sample(workers, min(kill, asked.workers - 1)):
+    for pid in rng.sample(workers, min(kill, requested.workers - 1)):
         time.sleep(rng.uniform(0.0, KILL_WITHIN_S))
         os.kill(pid, signal.SIGKILL)
         killed.append(pid)
@@ -87,19 +87,19 @@ def _race(
     }
 
 
-def _forked(around: Neighbourhood, folder: Path, asked: argparse.Namespace, index: int) -> int:
+def _forked(space: Neighbourhood, folder: Path, requested: argparse.Namespace, index: int) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
-        _work(around, folder, asked, index)
+        _work(space, folder, requested, index)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
     os._exit(0)
 
 
-def _work(around: Neighbourhood, folder: Path, asked: argparse.Namespace, index: int) -> None:
+def _work(space: Neighbourhood, folder: Path, requested: argparse.Namespace, index: int) -> None:
     rng = random.Random(os.getpid())
 
     def launch(launch: Launch) -> LaunchResult:
@@ -113,19 +113,19 @@ def _work(around: Neighbourhood, folder: Path, asked: argparse.Namespace, index:
         )
 
     # Where a database is shared, folders are not.
-    own = folder / f"plan-{index}" if asked.storage else folder / "plan"
-    outside = Outside(
+    own = folder / f"plan-{index}" if requested.storage else folder / "plan"
+    outside = StudyCallbacks(
         write=lambda record: write_trial(own, record),
         is_written=lambda number: trial_file(own, number).is_file(),
         adopt=lambda _proposal: False,
-        told=_told,
+        on_message=_print_message,
     )
-    store = _store(asked.storage, own, name=str(folder))
-    with studying(around, store=store, left=Left(), outside=outside) as study:
+    store = _store(requested.storage, own, name=str(folder))
+    with join_study(space, store=store, left=EarlierTrials(), outside=outside) as study:
         records = run_trials(
-            around,
+            space,
             study,
-            effort=Effort(trials=asked.trials, steps=3),
+            effort=Effort(trials=requested.trials, steps=3),
             launch=launch,
             scratch=own / "scratch",
             watcher=Watcher(started=lambda _decision, _s: None, ended=lambda _record: None),
@@ -139,26 +139,28 @@ def _work(around: Neighbourhood, folder: Path, asked: argparse.Namespace, index:
 
 def _store(storage: str, own: Path, *, name: str) -> Store:
     if storage:
-        return PostgresStore(storage, study_name=name, told=_told)
-    return JournalStore(own / "trials" / "study.journal", study_name="race", told=_told)
+        return PostgresStore(storage, study_name=name, on_message=_print_message)
+    return JournalStore(
+        own / "trials" / "study.journal", study_name="race", on_message=_print_message
+    )
 
 
-def _told(line: str) -> None:
+def _print_message(line: str) -> None:
     sys.stderr.write(f"{line}\n")
 
 
 def _around(folder: Path) -> Neighbourhood:
     plan = read_plan(folder)
-    around = Neighbourhood(
+    space = Neighbourhood(
         plan=plan,
         work=api.work_of(plan),
         machine=api.machine_of(plan.cluster.pools[0], read_used_profile(folder)),
         limits=plan.search,
     )
     # Priced once, for all workers to come.
-    for point in around.seeds():
-        around.predicted_step_s(point)
-    return around
+    for point in space.seeds():
+        space.predicted_step_s(point)
+    return space
 
 
 def _name(decision: TrainDecision) -> str:

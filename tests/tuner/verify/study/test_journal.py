@@ -11,7 +11,7 @@ from tuner.verify.study.journal import JournalStore
 
 
 def _store(journal: Path) -> JournalStore:
-    return JournalStore(journal, study_name="test", told=lambda _line: None)
+    return JournalStore(journal, study_name="test", on_message=lambda _line: None)
 
 
 def test_devices_pipes_and_folders_in_place_of_its_files_are_refused_unread(tmp_path: Path) -> None:
@@ -44,4 +44,4 @@ def test_a_journal_that_is_too_large_is_refused(tmp_path: Path) -> None:
 def test_a_pipe_among_the_beats_of_workers_is_passed_over(tmp_path: Path) -> None:
     store = _store(tmp_path / "study.journal")
     os.mkfifo(tmp_path / "study.journal.workers" / "pipe")
-    assert store.beats() == {}
+    assert store.heartbeats() == {}

@@ -14,13 +14,13 @@ from tuner.plan_folder import trial_file, write_trial
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, read_trials
-from tuner.verify.search import StudySearch, Wish, studying
-from tuner.verify.study.claims import Outside, Progress
-from tuner.verify.study.membership import Left
+from tuner.verify.search import LaunchRequest, StudySearch, join_study
+from tuner.verify.study.claims import Progress, StudyCallbacks
+from tuner.verify.study.membership import EarlierTrials
 from tuner.verify.study.postgres import PostgresStore
 from tuner.verify.study.worker import this_worker
 
-Around = Callable[..., Neighbourhood]
+DecisionSpace = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]
 
 
@@ -48,7 +48,7 @@ def _silent(_line: str) -> None:
 )
 def test_what_is_no_url_of_postgresql_is_refused_without_being_repeated(url: str) -> None:
     with pytest.raises(SpecError) as refused:
-        PostgresStore(url, study_name="s", told=_silent)
+        PostgresStore(url, study_name="s", on_message=_silent)
     (line,) = str(refused.value).splitlines()
     assert "postgresql://" in line
     assert "hunter2" not in line
@@ -68,7 +68,7 @@ def test_a_server_that_is_not_there_is_one_line_without_the_password(
     pytest.importorskip("psycopg")
     url = f"postgresql://{login}@/trials?host={tmp_path}{query}"
     with pytest.raises(StudyError) as away:
-        PostgresStore(url, study_name="s", told=_silent)
+        PostgresStore(url, study_name="s", on_message=_silent)
     (line,) = str(away.value).splitlines()
     assert line.startswith(f"postgresql://{login.replace('hunter2', '***')}@/trials")
     assert "hunter2" not in line
@@ -76,28 +76,28 @@ def test_a_server_that_is_not_there_is_one_line_without_the_password(
 
 @contextmanager
 def _study(
-    server: Server, around: Neighbourhood, folder: Path, *, name: str, **what: Any
+    server: Server, space: Neighbourhood, folder: Path, *, name: str, **what: Any
 ) -> Iterator[tuple[StudySearch, PostgresStore]]:
-    store = PostgresStore(server.url, study_name=name, told=_silent)
-    outside = Outside(
+    store = PostgresStore(server.url, study_name=name, on_message=_silent)
+    outside = StudyCallbacks(
         write=lambda record: write_trial(folder, record),
         is_written=lambda number: trial_file(folder, number).is_file(),
         adopt=lambda _proposal: False,
-        told=_silent,
+        on_message=_silent,
     )
-    left = Left(finished=read_trials(folder / "trials"))
-    with studying(around, store=store, left=left, outside=outside, **what) as study:
+    left = EarlierTrials(finished=read_trials(folder / "trials"))
+    with join_study(space, store=store, left=left, outside=outside, **what) as study:
         yield study, store
 
 
-def _anything(_progress: Progress) -> list[Wish]:
-    return [Wish()]
+def _anything(_progress: Progress) -> list[LaunchRequest]:
+    return [LaunchRequest()]
 
 
 def _proposed(study: StudySearch) -> Proposal:
-    found = study.next(_anything)
-    assert isinstance(found, Proposal)
-    return found
+    result = study.next(_anything)
+    assert isinstance(result, Proposal)
+    return result
 
 
 def _cut_off(server: Server) -> None:
@@ -123,24 +123,24 @@ def test_a_wrong_password_is_one_line_without_it(
 ) -> None:
     monkeypatch.setenv("PGPASSWORD", "hunter2")
     with pytest.raises(StudyError, match="password authentication failed") as refused:
-        PostgresStore(postgres.url, study_name="s", told=_silent)
+        PostgresStore(postgres.url, study_name="s", on_message=_silent)
     assert len(str(refused.value).splitlines()) == 1
     assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.slow
 def test_folders_that_are_not_shared_hold_the_same_records_and_no_password(
-    served: Server, planned: Path, tmp_path: Path, around: Around, record: Record
+    served: Server, planned: Path, tmp_path: Path, space: DecisionSpace, record: Record
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    near = around(planned)
+    near = space(planned)
     with _study(served, near, one, name="mirror") as (first, _):
         proposal = _proposed(first)
-        assert first.tell(proposal, record(proposal.number, decision=proposal.decision))
+        assert first.report(proposal, record(proposal.number, decision=proposal.decision))
         with _study(served, near, two, name="mirror") as (second, _):
             other = _proposed(second)
             assert other.decision != proposal.decision
-            assert second.tell(other, record(other.number, decision=other.decision))
+            assert second.report(other, record(other.number, decision=other.decision))
             assert len(read_trials(two / "trials")) == 2
         first.next(lambda _progress: [])
     assert read_trials(one / "trials") == read_trials(two / "trials") == first.records
@@ -155,30 +155,34 @@ def test_folders_that_are_not_shared_hold_the_same_records_and_no_password(
 
 @pytest.mark.slow
 def test_a_turn_that_the_server_ended_is_taken_again_and_leaves_nothing(
-    served: Server, planned: Path, tmp_path: Path, around: Around, record: Record
+    served: Server, planned: Path, tmp_path: Path, space: DecisionSpace, record: Record
 ) -> None:
-    near = around(planned)
+    near = space(planned)
     cuts = iter([True])
 
-    def wishes(progress: Progress) -> list[Wish]:
+    def requests(progress: Progress) -> list[LaunchRequest]:
         if next(cuts, False):
             _cut_off(served)
         return _anything(progress)
 
     with _study(served, near, tmp_path, name="cut") as (study, _):
-        found = study.next(wishes)
-        assert isinstance(found, Proposal)
-        assert found.decision == near.plan.decision
-        assert study.tell(found, record(found.number, decision=found.decision))
+        result = study.next(requests)
+        assert isinstance(result, Proposal)
+        assert result.decision == near.plan.decision
+        assert study.report(result, record(result.number, decision=result.decision))
         assert [one.number for one in study.records] == []
         study.next(lambda _progress: [])
-        assert [one.number for one in study.records] == [found.number]
-        assert _proposed(study).decision != found.decision
+        assert [one.number for one in study.records] == [result.number]
+        assert _proposed(study).decision != result.decision
 
 
 @pytest.mark.slow
 def test_patience_begins_with_the_first_failure_and_ends(
-    served: Server, planned: Path, tmp_path: Path, around: Around, monkeypatch: pytest.MonkeyPatch
+    served: Server,
+    planned: Path,
+    tmp_path: Path,
+    space: DecisionSpace,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tuner.verify.study.postgres.PATIENCE_S", 1.0)
     monkeypatch.setattr("tuner.verify.study.postgres.PAUSE_S", 0.1)
@@ -197,22 +201,22 @@ def test_patience_begins_with_the_first_failure_and_ends(
 
         return action
 
-    with _study(served, around(planned), tmp_path, name="patient") as (_, store):
+    with _study(served, space(planned), tmp_path, name="patient") as (_, store):
         assert store.exclusively(broken(1)) == 2
         began.clear()
-        with pytest.raises(StudyError, match="did not answer for 1"):
+        with pytest.raises(StudyError, match="did not respond for 1"):
             store.exclusively(broken(10**6))
     assert len(began) > 2
 
 
 @pytest.mark.slow
 def test_a_folder_of_another_study_is_not_mixed_in(
-    served: Server, planned: Path, tmp_path: Path, around: Around, record: Record
+    served: Server, planned: Path, tmp_path: Path, space: DecisionSpace, record: Record
 ) -> None:
-    near = around(planned)
+    near = space(planned)
     with _study(served, near, tmp_path / "one", name="mixed") as (study, _):
         proposal = _proposed(study)
-        assert study.tell(proposal, record(proposal.number, decision=proposal.decision))
+        assert study.report(proposal, record(proposal.number, decision=proposal.decision))
     write_trial(tmp_path / "two", record(0, measured_s=9.0))
     with (
         pytest.raises(PlanUnreadableError, match="move the folder of trials away"),
@@ -223,13 +227,13 @@ def test_a_folder_of_another_study_is_not_mixed_in(
 
 @pytest.mark.slow
 def test_a_worker_that_signed_off_is_followed_at_once(
-    served: Server, planned: Path, tmp_path: Path, around: Around
+    served: Server, planned: Path, tmp_path: Path, space: DecisionSpace
 ) -> None:
-    near = around(planned)
+    near = space(planned)
     elsewhere = this_worker().model_copy(update={"place": "another boot"})
     with _study(served, near, tmp_path, name="left", worker=elsewhere) as (study, store):
         begun = _proposed(study)
-        assert set(store.beats()) == {elsewhere.token}
+        assert set(store.heartbeats()) == {elsewhere.token}
     with _study(served, near, tmp_path, name="left") as (study, store):
-        assert elsewhere.token not in store.beats()
+        assert elsewhere.token not in store.heartbeats()
         assert _proposed(study).decision == begun.decision

@@ -19,7 +19,7 @@ def test_malformed_urls_are_one_line_without_the_password() -> None:
         "postgresql",
     ):
         with pytest.raises((SpecError, StudyError)) as raised:
-            PostgresStore(url, study_name="x", told=print)
+            PostgresStore(url, study_name="x", on_message=print)
         message = str(raised.value)
         assert "secret" not in message, url
         assert "\n" not in message

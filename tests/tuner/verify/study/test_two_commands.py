@@ -73,8 +73,8 @@ def test_two_share_the_trials_and_conclude_the_same(roomy: Path, tmp_path: Path)
     assert len({record.decision for record in records}) == 4
     assert _launches(*logs) == 4
     assert all(_launches(log) for log in logs)
-    found = Verified.model_validate(json.loads((roomy / VERIFIED_NAME).read_text()))
-    assert [trial.decision for trial in found.trials] == [record.decision for record in records]
+    result = Verified.model_validate(json.loads((roomy / VERIFIED_NAME).read_text()))
+    assert [trial.decision for trial in result.trials] == [record.decision for record in records]
 
 
 def test_the_other_goes_on_when_one_is_killed(roomy: Path, tmp_path: Path) -> None:

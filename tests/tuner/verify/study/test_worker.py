@@ -10,9 +10,9 @@ import pytest
 
 from tuner.verify.study.worker import (
     Attendance,
-    Beat,
+    Heartbeat,
     Worker,
-    beating,
+    heartbeat_thread,
     process_has_gone,
     this_worker,
 )
@@ -36,7 +36,7 @@ def _look(attendance: Attendance, clock: Clock, worker: Worker, counts: list[int
     """Look every 10 s at a worker whose beats are these."""
     for count in counts:
         clock.now_s += 10.0
-        attendance.look({worker.token: Beat(worker=worker, count=count)})
+        attendance.look({worker.token: Heartbeat(worker=worker, count=count)})
 
 
 def test_a_beat_that_stands_still_for_the_lease_is_the_end_of_a_worker() -> None:
@@ -67,7 +67,7 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
 def test_a_worker_that_signed_off_has_gone_at_once() -> None:
     attendance = Attendance(now_s=Clock())
     worker = _elsewhere()
-    attendance.look({worker.token: Beat(worker=worker, count=3)})
+    attendance.look({worker.token: Heartbeat(worker=worker, count=3)})
     assert attendance.present(but=this_worker()) == (worker,)
     attendance.look({})
     assert attendance.has_gone(worker.token)
@@ -115,14 +115,14 @@ def test_a_killed_process_that_nobody_has_waited_for_has_gone() -> None:
 
 
 def test_beats_go_on_until_the_end() -> None:
-    beats: list[float] = []
+    heartbeats: list[float] = []
     thrice = threading.Event()
 
-    def beat() -> None:
-        beats.append(time.monotonic())
-        if len(beats) == 3:
+    def heartbeat() -> None:
+        heartbeats.append(time.monotonic())
+        if len(heartbeats) == 3:
             thrice.set()
 
-    with beating(beat, lease_s=0.06):
+    with heartbeat_thread(heartbeat, lease_s=0.06):
         assert thrice.wait(60.0)
     assert not any(thread.name == "beat" for thread in threading.enumerate())

@@ -1,8 +1,8 @@
 """Reads `python -m sglang.launch_server`.
 
---tp-size counts all devices of an instance, of which --attn-dp-size ranks run attention apart; the
+--tp-size counts all devices of an instance; --attn-dp-size is the attention data parallelism. The
 engine divides --max-running-requests and --chunked-prefill-size by them. --dp-size without
---enable-dp-attention starts so many instances. DeepEP spreads experts over --tp-size whatever
+--enable-dp-attention starts that many instances. DeepEP spreads experts over --tp-size whatever
 --ep-size says. Facts and their source: tuner/spec/serving/manifests/sglang.py.
 """
 
@@ -21,9 +21,9 @@ from tuner.estimate.serving.split import (
     check_experts,
     check_heads,
     check_length,
-    format_named,
     memory_share,
-    stages_of,
+    pipeline_stages,
+    weight_format,
 )
 from tuner.estimate.serving.words import Server, sorted_flags, tokens
 from tuner.planner.serve.choices import BUDGETS
@@ -38,7 +38,7 @@ _DRAFTING: Final = (
     "speculative-num-draft-tokens",
 )
 USUAL_DRAFTS: Final = 3
-"""Steps of drafting that the engine chooses for models with heads for further tokens
+"""Draft steps that the engine chooses for models with MTP heads
 (sglang/srt/server_args.py, `auto_choose_speculative_params`)."""
 SERVER: Final = Server(
     starts=(
@@ -174,7 +174,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         SpecError: flags that contradict each other, or have no price.
     """
     devices = flags.number("tp-size") or 1
-    stages = stages_of(flags, "pp-size", around=around)
+    stages = pipeline_stages(flags, "pp-size", around=around)
     data, copies = _data(flags, devices=devices)
     check_heads(
         flags,
@@ -228,8 +228,8 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         memory_ratio=memory_share(flags, "mem-fraction-static"),
         most_cached_tokens=tokens(flags, "max-total-tokens"),
         max_model_len=length,
-        quantization=format_named(flags, "quantization", _WEIGHTS, ""),
-        kv_cache_dtype=format_named(flags, "kv-cache-dtype", _CACHES, "bf16"),
+        quantization=weight_format(flags, "quantization", _WEIGHTS, ""),
+        kv_cache_dtype=weight_format(flags, "kv-cache-dtype", _CACHES, "bf16"),
         flags=sorted_flags(flags, SERVER),
         notes=(*flags.notes, *_notes(flags, degrees, running=running, copies=copies)),
     )
@@ -256,26 +256,27 @@ def _data(flags: Flags, *, devices: int) -> tuple[int, int]:
 
 
 def _experts(flags: Flags, *, devices: int, data: int, around: Surroundings) -> Degrees:
-    asked = flags.number("ep-size") or 1
+    expert_ranks = flags.number("ep-size") or 1
     if around.model.moe is None:
-        if asked > 1:
+        if expert_ranks > 1:
             raise SpecError(
-                f"{flags.source}: --ep-size {asked} of {around.model.name}, a model without"
+                f"{flags.source}: --ep-size {expert_ranks} of {around.model.name}, a model without"
                 " experts; the nearest is 1"
             )
         return Degrees(attention_tensor=devices // data, attention_data=data)
     if _backend(flags) == "deepep":
-        asked = devices
-    if devices % asked:
+        expert_ranks = devices
+    if devices % expert_ranks:
         raise SpecError(
-            f"{flags.source}: --ep-size {asked} does not divide --tp-size {devices}; the nearest"
-            f" that does is {nearest_divisor(devices, asked)}"
+            f"{flags.source}: --ep-size {expert_ranks} does not divide --tp-size {devices}; the "
+            "nearest"
+            f" that does is {nearest_divisor(devices, expert_ranks)}"
         )
     return Degrees(
         attention_tensor=devices // data,
         attention_data=data,
-        expert=asked,
-        moe_tensor=devices // asked,
+        expert=expert_ranks,
+        moe_tensor=devices // expert_ranks,
     )
 
 
@@ -318,7 +319,7 @@ def _prompts(flags: Flags, *, data: int) -> tuple[int | None, bool]:
 
 
 def _drafts(flags: Flags) -> int:
-    """Return the tokens of a chain of drafts; 0 where nothing drafts, or no layer of a model does.
+    """Return the draft length; 0 without drafting, or with one that is not modelled.
 
     Raises:
         SpecError: flags of drafting without an algorithm.
@@ -337,14 +338,14 @@ def _drafts(flags: Flags) -> int:
 
 
 def _draft_method(flags: Flags, around: Surroundings) -> Method:
-    """Return what drafts: `EAGLE` of a model with heads for further tokens is those heads."""
+    """Return the draft method: `EAGLE` of a model with MTP heads means those heads."""
     own = flags.word("speculative-algorithm") or ""
     is_own = own == "NEXTN" or (own == "EAGLE" and around.model.mtp_num_layers > 0)
     return Method.MTP if is_own else Method.EAGLE
 
 
 def _backend(flags: Flags) -> str:
-    """Return the exchange around experts; older releases had a switch for DeepEP."""
+    """Return the all-to-all backend; older releases had a switch for DeepEP."""
     usual = "deepep" if flags.is_on("enable-deepep-moe") else "none"
     return flags.word("moe-a2a-backend") or usual
 
@@ -370,12 +371,12 @@ def _notes(flags: Flags, degrees: Degrees, *, running: int | None, copies: int) 
     if backend == "deepep" and flags.number("ep-size") not in (None, degrees.expert):
         notes.append(f"deepep spreads experts over all {degrees.expert} ranks, not --ep-size")
     if backend not in ("none", "deepep"):
-        notes.append(f"--moe-a2a-backend {backend[:40]} is priced as an exchange like DeepEP's")
+        notes.append(f"--moe-a2a-backend {backend[:40]} is priced as an all-to-all like DeepEP's")
     if backend != "deepep" and "deepep-mode" in flags.values:
-        notes.append("--deepep-mode takes effect with --moe-a2a-backend deepep alone")
+        notes.append("--deepep-mode takes effect only with --moe-a2a-backend deepep")
     notes += _copied(flags)
     if flags.is_on("enable-pdmux"):
-        notes.append("--enable-pdmux: priced as if prefill and decode did not share the devices")
+        notes.append("--enable-pdmux: priced without intra-GPU prefill/decode multiplexing")
     graphs = flags.number("cuda-graph-max-bs-decode")
     if graphs is not None and running is not None and graphs < running:
         notes.append(
@@ -389,7 +390,7 @@ def _notes(flags: Flags, degrees: Degrees, *, running: int | None, copies: int) 
 
 
 def _copied(flags: Flags) -> list[str]:
-    """Say that copies of experts lie where no load is known."""
+    """Return a note on redundant experts that are placed without known loads."""
     placed = flags.is_on("enable-eplb") or "init-expert-location" in flags.values
     if not flags.number("ep-num-redundant-experts", least=0) or placed:
         return []

@@ -1,14 +1,14 @@
-"""Reads `trtllm-serve serve` with its file of options, or that file alone.
+"""Reads `trtllm-serve serve` with its options file, or only that file.
 
 `tensor_parallel_size` counts all devices of a pipeline stage, each of which is a rank of attention
-under `enable_attention_dp`. Without degrees of experts they are sliced over all devices
-(llmapi/llm_args.py, TorchLlmArgs). The command does not say which half of a deployment an instance
-is: one with a `cache_transceiver_config` reads prompts where its scheduler does not overlap, which
-the engine wants of such instances (docs/source/features/disagg-serving.md), and writes answers
-otherwise. Facts and their source: tuner/spec/serving/manifests/trtllm.py.
+under `enable_attention_dp`. Without expert degrees they are split by MoE-TP over all devices
+(llmapi/llm_args.py, TorchLlmArgs). The command does not state the role of an instance: one with a
+`cache_transceiver_config` prefills if its scheduler does not overlap, as the engine requires of
+prefill instances (docs/source/features/disagg-serving.md), and decodes otherwise. Facts and their
+source: tuner/spec/serving/manifests/trtllm.py.
 
-Not covered: the TensorRT backend, all-to-alls that the engine chooses by itself, which are priced
-as gathering all tokens.
+Not covered: the TensorRT backend; all-to-alls that the engine chooses by itself, which are priced
+as all-gather.
 """
 
 from typing import Final
@@ -24,9 +24,9 @@ from tuner.estimate.serving.split import (
     check_experts,
     check_heads,
     check_length,
-    format_named,
     memory_share,
-    stages_of,
+    pipeline_stages,
+    weight_format,
 )
 from tuner.estimate.serving.words import Server, sorted_flags, tokens
 from tuner.planner.serve.demand import MOST_RUNNING
@@ -36,7 +36,7 @@ from tuner.spec.serving.manifests.trtllm import TRTLLM_1_3
 OPTIONS: Final = ("config", "extra-llm-api-options", "extra-engine-args")
 """Flags that name a file of options."""
 BALANCERS: Final = ("moe-config.load-balancer",)
-"""Options whose mapping may stand in a further file."""
+"""Options whose mapping may be in a further file."""
 _TENSOR: Final = "tensor-parallel-size"
 _SLOTS: Final = "moe-config.load-balancer.num-slots"
 _MEMORY: Final = "kv-cache-config.free-gpu-memory-fraction"
@@ -165,7 +165,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         draft_method=_METHODS.get(flags.word(_METHOD) or "", Method.MTP),
         memory_ratio=memory_share(flags, _MEMORY),
         max_model_len=length,
-        kv_cache_dtype=format_named(flags, "kv-cache-config.dtype", _CACHES, "bf16"),
+        kv_cache_dtype=weight_format(flags, "kv-cache-config.dtype", _CACHES, "bf16"),
         flags=sorted_flags(flags, SERVER),
         notes=(*flags.notes, *_notes(flags)),
     )
@@ -197,7 +197,7 @@ def _degrees(flags: Flags, around: Surroundings) -> Degrees:
         attention_data=ranks if is_data else 1,
         expert=expert or 1,
         moe_tensor=sliced,
-        pipeline=stages_of(flags, "pipeline-parallel-size", around=around),
+        pipeline=pipeline_stages(flags, "pipeline-parallel-size", around=around),
     )
 
 
@@ -247,7 +247,7 @@ def _notes(flags: Flags) -> list[str]:
     notes = []
     forced = flags.environment.get("TRTLLM_FORCE_COMM_METHOD", "ALLGATHER")
     if forced not in _ALL2ALL:
-        notes.append(f"TRTLLM_FORCE_COMM_METHOD {forced[:40]} is priced as gathering all tokens")
+        notes.append(f"TRTLLM_FORCE_COMM_METHOD {forced[:40]} is priced as all-gather")
     if flags.word(_METHOD) not in (None, *_METHODS):
         notes.append(f"speculative_config of type {str(flags.word(_METHOD))[:40]} is priced as MTP")
     return notes

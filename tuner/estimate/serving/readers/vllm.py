@@ -1,7 +1,7 @@
 """Reads `vllm serve` and its older entry point.
 
-Experts are whole on TP x DP ranks under --enable-expert-parallel, else sliced over them; sizes of
-batches are of one data-parallel rank. Facts and their source:
+Experts are split by EP over TP x DP ranks under --enable-expert-parallel, else by MoE-TP; batch
+sizes are per data-parallel rank. Facts and their source:
 tuner/spec/serving/manifests/vllm.py. Without experts data-parallel ranks are instances of their
 own (vllm/config/parallel.py: only models with experts synchronise their ranks).
 """
@@ -20,9 +20,9 @@ from tuner.estimate.serving.split import (
     check_experts,
     check_heads,
     check_length,
-    format_named,
     memory_share,
-    stages_of,
+    pipeline_stages,
+    weight_format,
 )
 from tuner.estimate.serving.words import Server, size_bytes, sorted_flags, tokens
 from tuner.planner.serve.demand import MOST_RUNNING
@@ -146,7 +146,7 @@ _ALL2ALL: Final = {
 }
 _COPIES: Final = "eplb-config.num-redundant-experts"
 _COPIES_SPELLED: Final = "eplb-config.num_redundant_experts"
-"""As the engine takes it, which turns underscores into dashes before the dot alone."""
+"""As the engine takes it: dashes become underscores only before the dot."""
 MOST_DRAFTS: Final = 16
 _WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4"}
 _CACHES: Final = {
@@ -180,7 +180,7 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
     has_experts = around.model.moe is not None
     tensor = flags.number("tensor-parallel-size") or 1
     data = flags.number("data-parallel-size") or 1
-    stages = stages_of(flags, "pipeline-parallel-size", around=around)
+    stages = pipeline_stages(flags, "pipeline-parallel-size", around=around)
     check_heads(
         flags,
         "tensor-parallel-size",
@@ -243,8 +243,8 @@ def read(flags: Flags, around: Surroundings) -> ServingLaunch:
         memory_ratio=memory_share(flags, "gpu-memory-utilization"),
         cache_bytes=size_bytes(flags, "kv-cache-memory-bytes"),
         max_model_len=length,
-        quantization=format_named(flags, "quantization", _WEIGHTS, ""),
-        kv_cache_dtype=format_named(flags, "kv-cache-dtype", _CACHES, "bf16"),
+        quantization=weight_format(flags, "quantization", _WEIGHTS, ""),
+        kv_cache_dtype=weight_format(flags, "kv-cache-dtype", _CACHES, "bf16"),
         flags=sorted_flags(flags, SERVER),
         notes=(
             *flags.notes,
@@ -304,14 +304,14 @@ def _usual_batches(around: Surroundings) -> tuple[int, int]:
 
 
 def _cell(flags: Flags) -> dict[str, object]:
-    """Return what the launch says of attention and FFN servers apart; nothing where it is neither.
+    """Return the AFD configuration of the launch; empty without one.
 
     Raises:
         SpecError: no such role.
     """
     if "additional-config" not in flags.values:
         return {}
-    # Addresses in it may be variables that whoever starts it sets.
+    # Addresses in it may be variables of the environment.
     text = " ".join(flags.values["additional-config"])
     cell = _parsed(flags, "additional-config", text).get("afd")
     if cell is None:
@@ -325,7 +325,7 @@ def _cell(flags: Flags) -> dict[str, object]:
 
 
 def _ffn_devices(flags: Flags, cell: dict[str, object], *, devices: int) -> int:
-    """Return the devices of the FFN server of an attention server; 0 for all others.
+    """Return the devices of the FFN server of an attention server; 0 for other launches.
 
     Raises:
         SpecError: numbers of ranks that are none, or that are not those of the launch.
@@ -334,13 +334,13 @@ def _ffn_devices(flags: Flags, cell: dict[str, object], *, devices: int) -> int:
         return 0
     ranks = {}
     for name in ("num_attention_ranks", "num_ffn_ranks"):
-        found = cell.get(name, 1)
-        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        count = cell.get(name, 1)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
             raise SpecError(
-                f"{flags.source}: --additional-config: afd.{name} {found!r:.40} is no number of"
+                f"{flags.source}: --additional-config: afd.{name} {count!r:.40} is no number of"
                 " ranks; write a whole one from 1 on"
             )
-        ranks[name] = found
+        ranks[name] = count
     own = "num_attention_ranks" if cell["role"] == "attention" else "num_ffn_ranks"
     if ranks[own] != devices:
         raise SpecError(
@@ -351,7 +351,7 @@ def _ffn_devices(flags: Flags, cell: dict[str, object], *, devices: int) -> int:
 
 
 def _role(flags: Flags, cell: dict[str, object]) -> Role:
-    """Return what the instance does; Dynamo's workers say it beside a connector for both."""
+    """Return the role of the instance; Dynamo's workers state it beside a connector for both."""
     if cell:
         return _AFD_ROLES[str(cell["role"])]
     if "disaggregation-mode" in flags.values:
@@ -368,7 +368,7 @@ def _role(flags: Flags, cell: dict[str, object]) -> Role:
 
 
 def _drafting(flags: Flags) -> tuple[int, Method]:
-    """Return drafted tokens and what drafts them; 0 where no layer of a model does.
+    """Return drafted tokens and the draft method; 0 with a method that is not modelled.
 
     Raises:
         SpecError: the configuration is none.
@@ -390,7 +390,7 @@ def _drafting(flags: Flags) -> tuple[int, Method]:
 
 
 def _redundant(flags: Flags, degrees: Degrees) -> int:
-    """Return the copies of experts.
+    """Return the number of redundant experts.
 
     Raises:
         SpecError: they are no number, or the engine has none without its load balancer.
@@ -446,7 +446,7 @@ def _notes(flags: Flags, *, running: int, has_experts: bool, data: int) -> list[
             " num_speculative_tokens"
         )
     if flags.word("all2all-backend") and not flags.is_on("enable-expert-parallel"):
-        notes.append("--all2all-backend takes effect under --enable-expert-parallel alone")
+        notes.append("--all2all-backend takes effect only under --enable-expert-parallel")
     graphs = flags.number("max-cudagraph-capture-size", least=0)
     if graphs is not None and running > 0 and graphs < running * (_drafting(flags)[0] + 1):
         notes.append(
@@ -454,7 +454,7 @@ def _notes(flags: Flags, *, running: int, has_experts: bool, data: int) -> list[
         )
     backend = flags.word("all2all-backend")
     if backend and backend not in _ALL2ALL:
-        notes.append(f"--all2all-backend {backend[:40]} is priced as an exchange like DeepEP's")
+        notes.append(f"--all2all-backend {backend[:40]} is priced as an all-to-all like DeepEP's")
     if data > 1 and not has_experts:
         notes.append(f"without experts --data-parallel-size {data} is {data} separate instances")
     if not has_experts and flags.is_on("enable-expert-parallel"):

@@ -1,8 +1,8 @@
-"""Attention and FFN on servers of their own (AFD): what a plugin launches, and its rules.
+"""Attention-FFN disaggregation (AFD): what a plugin launches, and its rules.
 
-A cell is an instance of the role `attention` with the instance of the role `expert` that serves it:
-groups of the two roles pair up in the order of the decision, instance by instance. Ranks are
-devices: A of the attention instance, F of the FFN server, which holds the experts.
+An AFD unit is an instance of the role `attention` with the instance of the role `expert` that
+serves it: groups of the two roles pair up in the order of the decision, instance by instance. Ranks
+are devices: A of the attention instance, F of the FFN server, which has the experts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,26 +15,26 @@ from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.kv_pages import NVIDIA
 from tuner.spec.serving.manifests.protocols import Group
 
-CELL_TARGETS: Final = frozenset({"vllm", "slurm", "local"})
-"""Of `emit`, those that start attention servers with FFN servers of their own."""
+AFD_TARGETS: Final = frozenset({"vllm", "slurm", "local"})
+"""Targets of `emit` that support AFD."""
 _ROLES: Final = ("attention", "expert")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AfdConnector:
-    """One way of a plugin to get hidden states from attention to FFN ranks."""
+    """A plugin's connector for hidden states between attention and FFN ranks."""
 
     name: str
-    """As the configuration has it."""
+    """Name in the configuration."""
     platform: str
-    """`cuda`, or the one accelerator that it is built for."""
+    """`cuda`, or the accelerator that it is built for."""
     stage: str
-    """Of a request that it is made for, by the plugin's documents."""
+    """Phases that it is for, by the plugin's documents."""
     is_synchronous: bool
     graphs: str
-    """The mode of device graphs that it runs under; empty: none, steps run eagerly."""
+    """CUDA graph mode; empty: eager."""
     least_attention_per_ffn: int = 0
-    """Attention ranks of an FFN rank at least; 0: any."""
+    """Least attention ranks per FFN rank; 0: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +48,10 @@ class AfdCapabilities:
     architectures: frozenset[str]
     """Models that have a wrapper for both roles."""
     plain_experts: frozenset[str]
-    """Of them, those whose experts may not split tokens over tensor ranks, as vLLM does where there
-    are tensor and data ranks."""
+    """Those without sequence-parallel experts, which vLLM uses with both tensor and data ranks."""
 
     def connector(self, generation: Generation | None) -> AfdConnector | None:
-        """Return the connector of such devices; None where there is none.
+        """Return the connector of such devices, or None.
 
         A device of unknown generation counts as NVIDIA's.
         """
@@ -61,12 +60,12 @@ class AfdCapabilities:
 
 
 def target_refusals(targets: Iterable[str]) -> tuple[str, ...]:
-    """Return a line for every target that starts no cells, whatever the release."""
+    """Return a line for every target without AFD, for any release."""
     return tuple(
-        f"emit: {target} starts no attention and FFN servers apart; emit"
-        f" {', '.join(sorted(CELL_TARGETS))}, or plan with other goal.modes"
+        f"emit: {target} has no attention-FFN disaggregation; emit"
+        f" {', '.join(sorted(AFD_TARGETS))}, or plan with other goal.modes"
         for target in dict.fromkeys(targets)
-        if target not in CELL_TARGETS
+        if target not in AFD_TARGETS
     )
 
 
@@ -78,7 +77,7 @@ def side_refusals(
     goal: ServeGoal,
     generation: Generation | None,
 ) -> Iterator[str]:
-    """Yield what keeps the plugin from one server of a cell."""
+    """Yield why the plugin cannot run one server of a unit."""
     if afd.connector(generation) is None:
         names = ", ".join(f"{one.name} ({one.platform})" for one in afd.connectors)
         yield f"no connector runs on {generation} devices; there are {names}"
@@ -86,7 +85,7 @@ def side_refusals(
         known = ", ".join(sorted(afd.architectures))
         yield f"no wrapper splits {model.architecture}; there are wrappers for {known}"
     if group.pp > 1:
-        yield f"pp {group.pp} must be 1: ranks are counted by data and tensor ranks alone"
+        yield f"pp {group.pp} must be 1: ranks are counted by data and tensor ranks only"
     if group.draft_tokens:
         yield f"draft_tokens {group.draft_tokens} must be 0: no draft layer has a wrapper"
     if goal.placement is not None:
@@ -101,16 +100,16 @@ def side_refusals(
         yield f"a2a_backend {group.a2a_backend} of the FFN server: no recipe runs it; use allgather"
 
 
-def cells_of(groups: Sequence[Group]) -> tuple[tuple[Group, Group], ...]:
+def afd_pairs(groups: Sequence[Group]) -> tuple[tuple[Group, Group], ...]:
     """Return the groups of attention instances with those of their FFN servers, in order."""
     attention, expert = ([one for one in groups if one.role == role] for role in _ROLES)
     return tuple(zip(attention, expert, strict=False))
 
 
-def cell_refusals(
+def afd_refusals(
     afd: AfdCapabilities, groups: Sequence[Group], *, generations: Mapping[str, Generation]
 ) -> Iterator[str]:
-    """Yield what keeps the plugin from joining the servers of a decision.
+    """Yield why the plugin cannot connect the servers of a decision.
 
     Args:
         afd: the plugin.
@@ -123,7 +122,7 @@ def cell_refusals(
             "every attention instance has one FFN server: groups of"
             f" {attention} attention and {expert} expert instances do not pair up"
         )
-    for pair in cells_of(groups):
+    for pair in afd_pairs(groups):
         yield from pair_refusals(afd, *pair, generations=generations)
 
 
@@ -134,10 +133,10 @@ def pair_refusals(
     *,
     generations: Mapping[str, Generation],
 ) -> Iterator[str]:
-    """Yield what keeps the plugin from one cell, beside what its servers are refused for."""
+    """Yield why the plugin cannot run one unit, in addition to its servers' rules."""
     ranks = f"{attention.devices} attention and {expert.devices} expert devices"
     if attention.pool != expert.pool:
-        yield f"cells over two pools ({attention.pool}, {expert.pool}): no recipe runs one"
+        yield f"AFD units over two pools ({attention.pool}, {expert.pool}): no recipe runs one"
     connector = afd.connector(generations.get(attention.pool))
     least = 0 if connector is None else connector.least_attention_per_ffn
     if connector is not None and attention.devices < least * expert.devices:
@@ -150,4 +149,4 @@ def pair_refusals(
             " ranks of an FFN server must get the same tokens, so both sides must be identical"
         )
     if attention.two_batch_overlap != expert.two_batch_overlap:
-        yield "both servers of a cell halve their batches, or neither does"
+        yield "both servers of an AFD unit use two_batch_overlap, or neither does"

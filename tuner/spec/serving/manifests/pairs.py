@@ -1,7 +1,7 @@
-"""What prefill and decode instances of one deployment must share so that KV caches pass.
+"""Rules on KV transfers between prefill and decode instances of one deployment.
 
-Every prefill instance of an island may meet every decode instance of it, because routers choose
-them apart. Rules of pages, types, tensor and pipeline degrees are those of the connector
+Every prefill instance of an island may serve every decode instance of it, because routers choose
+them independently. Rules of pages, types, tensor and pipeline degrees are those of the connector
 (kv_refusals.py), rules between vendors and releases those of vendor_pairs.py.
 """
 
@@ -14,7 +14,7 @@ from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.kv_connectors import CacheKind, Connector
 from tuner.spec.serving.kv_pages import LAYOUT, page_layout, page_tokens
-from tuner.spec.serving.kv_refusals import HandOver, KvSide, refusals
+from tuner.spec.serving.kv_refusals import KvSide, KvTransfer, refusals
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.protocols import RECEIVERS, Deployment, Group, Transfer
 from tuner.spec.serving.manifests.steps import cache_kind
@@ -32,7 +32,7 @@ def pair_refusals(
     generations: Mapping[str, Generation],
     releases: Mapping[str, ServingCapabilities],
 ) -> Iterator[str]:
-    """Yield what keeps instances of one island from handing caches over to each other."""
+    """Yield why instances of one island cannot transfer KV caches."""
     senders = [group for group in decision.instances if group.role == "prefill"]
     receivers = [group for group in decision.instances if group.role in RECEIVERS]
     yield from _drafting(receivers)
@@ -40,16 +40,16 @@ def pair_refusals(
     for sender, receiver in product(senders, receivers):
         if sender.island != receiver.island:
             continue
-        handover = _handover(decision, sender, receiver)
-        if handover is None or handover.connector not in _CONNECTORS:
+        transfer = _pair_transfer(decision, sender, receiver)
+        if transfer is None or transfer.connector not in _CONNECTORS:
             continue
-        ends = (releases.get(sender.pool, engine), releases.get(receiver.pool, engine))
-        if ends[0] is ends[1] and handover.connector not in ends[0].connectors:
-            continue  # The rule of handovers says so.
+        sides = (releases.get(sender.pool, engine), releases.get(receiver.pool, engine))
+        if sides[0] is sides[1] and transfer.connector not in sides[0].connectors:
+            continue  # rules.py refuses this.
         lines = _lines(
             (sender, receiver),
-            ends,
-            handover,
+            sides,
+            transfer,
             model=model,
             goal=goal,
             generations=generations,
@@ -58,8 +58,8 @@ def pair_refusals(
             yield f"{sender.pool} to {receiver.pool}: {line}"
 
 
-def _handover(decision: Deployment, sender: Group, receiver: Group) -> Transfer | None:
-    """Return how a pair hands over; of decisions that do not say it for every pair, the first."""
+def _pair_transfer(decision: Deployment, sender: Group, receiver: Group) -> Transfer | None:
+    """Return the KV transfer of a pair, by default the decision's first one."""
     own = (
         one
         for one in decision.handovers
@@ -70,19 +70,19 @@ def _handover(decision: Deployment, sender: Group, receiver: Group) -> Transfer 
 
 def _lines(
     groups: tuple[Group, Group],
-    ends: tuple[ServingCapabilities, ServingCapabilities],
-    handover: Transfer,
+    sides: tuple[ServingCapabilities, ServingCapabilities],
+    transfer: Transfer,
     *,
     model: ModelSpec,
     goal: ServeGoal,
     generations: Mapping[str, Generation],
 ) -> Iterator[str]:
-    cache, connector = cache_kind(model), Connector(handover.connector)
+    cache, connector = cache_kind(model), Connector(transfer.connector)
     known = [generations.get(group.pool) for group in groups]
     both = None if known[0] is None or known[1] is None else (known[0], known[1])
     broken = tuple(
         vendor_refusals(
-            *ends,
+            *sides,
             connector=connector,
             cache=cache,
             kv_cache_dtype=goal.kv_cache_dtype,
@@ -91,19 +91,21 @@ def _lines(
     )
     yield from broken
     one, other = (
-        _side(own, group, cache=cache, goal=goal, generations=generations, path=handover.path)
-        for own, group in zip(ends, groups, strict=True)
+        _side(own, group, cache=cache, goal=goal, generations=generations, path=transfer.path)
+        for own, group in zip(sides, groups, strict=True)
     )
     if broken or one is None or other is None:
         return
-    found = HandOver(
+    kv_transfer = KvTransfer(
         cache=cache,
         num_kv_heads=1 if cache is CacheKind.LATENT else model.attention.num_kv_heads,
         is_hybrid=any(model.windowed) and not all(model.windowed),
         prefill=one,
         decode=other,
     )
-    for line in refusals(found, engine=ends[0].name, release=ends[0].release, connector=connector):
+    for line in refusals(
+        kv_transfer, engine=sides[0].name, release=sides[0].release, connector=connector
+    ):
         yield line.partition(": ")[2]
 
 
@@ -113,18 +115,18 @@ def _one_shape(
     *,
     releases: Mapping[str, ServingCapabilities],
 ) -> Iterator[str]:
-    """vllm-ascend's connector is told one pair of degrees for each side, at start."""
+    """Yield a line if vllm-ascend's connector, which has one set of degrees per side, gets more."""
     shapes: dict[tuple[str, str], set[tuple[int, int, int]]] = {}
     for group in decision.instances:
         own = releases.get(group.pool, engine)
         if own.name == "vllm" and "ascend" in own.connectors:
             degrees = group.attention_tp, group.attention_dp, group.pp
             shapes.setdefault((group.role, group.island), set()).add(degrees)
-    for (role, _), found in shapes.items():
-        if role in ("prefill", "decode") and len(found) > 1:
+    for (role, _), kinds in shapes.items():
+        if role in ("prefill", "decode") and len(kinds) > 1:
             yield (
-                f"{len(found)} kinds of {role} instances: the connector of vllm-ascend is told one"
-                " pair of degrees for each side; give them one"
+                f"{len(kinds)} kinds of {role} instances: the connector of vllm-ascend has one"
+                " set of degrees per side; give them one"
             )
 
 
@@ -132,8 +134,8 @@ def _drafting(receivers: list[Group]) -> Iterator[str]:
     drafts = sorted({group.draft_tokens for group in receivers})
     if len(drafts) > 1:
         yield (
-            f"decode groups draft {' and '.join(map(str, drafts))} tokens: prefill hands the draft"
-            " layer's cache over to all or none; give all of them one number"
+            f"decode groups draft {' and '.join(map(str, drafts))} tokens: prefill transfers the"
+            " draft layer's cache to all or none; give all of them one number"
         )
 
 

@@ -1,10 +1,10 @@
-"""What rules read of a deployment; `tuner.serve_plan` has values of these forms."""
+"""The fields of a deployment that rules read, as in `tuner.serve_plan`."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 RECEIVERS: Final = frozenset({"decode", "attention"})
-"""Roles whose instances get KV caches from prefill and read no prompts."""
+"""Roles whose instances receive KV caches from prefill."""
 
 
 class Group(Protocol):
@@ -51,7 +51,7 @@ class Group(Protocol):
 
 
 class Transfer(Protocol):
-    """A handover of KV caches."""
+    """A KV transfer between two pools."""
 
     @property
     def from_pool(self) -> str: ...

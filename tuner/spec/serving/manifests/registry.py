@@ -1,6 +1,6 @@
 """Every described release of every serving engine, by the vendor of the devices.
 
-A release with a plugin stands behind those without: nobody gets it who does not name it.
+A release with a plugin comes after those without, so that it must be named.
 """
 
 from collections.abc import Mapping
@@ -28,18 +28,18 @@ ENGINES: Final[Mapping[str, tuple[ServingCapabilities, ...]]] = {
     "vllm": (VLLM_0_33, VLLM_0_30_AFD),
     "trtllm": (TRTLLM_1_3,),
 }
-"""By the name users type, the newest first: on NVIDIA devices. `goal.engine.version` names one."""
+"""On NVIDIA devices, by the name users type, newest first. `goal.engine.version` names one."""
 
 RELEASES: Final[Mapping[Vendor, Mapping[str, tuple[ServingCapabilities, ...]]]] = {
     Vendor.NVIDIA: ENGINES,
     Vendor.AMD: {"sglang": (SGLANG_0_5_23_ROCM,), "vllm": (VLLM_0_33_ROCM,)},
     Vendor.HUAWEI: {"sglang": (SGLANG_0_5_23_CANN,), "vllm": (VLLM_ASCEND_0_23,)},
 }
-"""Likewise on every vendor's; an engine that is absent does not run there."""
+"""The same by vendor; an absent engine does not run there."""
 
 
-def manifest_of(engine: Engine, *, vendor: Vendor = Vendor.NVIDIA) -> ServingCapabilities:
-    """Return the release that is named, or the newest where none is.
+def engine_manifest(engine: Engine, *, vendor: Vendor = Vendor.NVIDIA) -> ServingCapabilities:
+    """Return the named release, or the newest.
 
     Raises:
         UnknownTargetError: the engine does not serve on such devices, or the release is not
@@ -64,8 +64,8 @@ def manifest_of(engine: Engine, *, vendor: Vendor = Vendor.NVIDIA) -> ServingCap
     )
 
 
-def vendor_of(pool: Pool) -> Vendor:
-    """Return who makes a pool's devices; NVIDIA where the pool names no device."""
+def pool_vendor(pool: Pool) -> Vendor:
+    """Return the vendor of a pool's devices; NVIDIA if the pool names no device."""
     if pool.device is None:
         return Vendor.NVIDIA
     return find_device(pool.device).generation.vendor
@@ -74,20 +74,20 @@ def vendor_of(pool: Pool) -> Vendor:
 def release_on(goal: ServeGoal, pool: Pool) -> ServingCapabilities:
     """Return the release that serves on a pool.
 
-    A version that `goal.engine` names is of NVIDIA devices where the pools are of several vendors,
-    since plugins follow the engine's releases late; `goal.engines` names those of other pools.
+    With pools of several vendors, the version in `goal.engine` applies to NVIDIA devices, since
+    plugins follow the engine's releases late; `goal.engines` names those of other pools.
 
     Raises:
         UnknownTargetError: the engine does not serve on the pool's devices, or its release is not
             described there.
     """
-    vendor = vendor_of(pool)
+    vendor = pool_vendor(pool)
     own = goal.engines.get(pool.name)
     try:
         if own is not None:
-            return manifest_of(own, vendor=vendor)
+            return engine_manifest(own, vendor=vendor)
         if vendor is Vendor.NVIDIA:
-            return manifest_of(goal.engine)
+            return engine_manifest(goal.engine)
         return _on_other(goal.engine, vendor)
     except UnknownTargetError as error:
         raise UnknownTargetError(
@@ -99,7 +99,7 @@ def release_on(goal: ServeGoal, pool: Pool) -> ServingCapabilities:
 
 
 def main_release(goal: ServeGoal, cluster: Cluster) -> ServingCapabilities:
-    """Return the release of the first pool, which speaks for all where one name is needed.
+    """Return the release of the first pool, where one name for all is needed.
 
     Raises:
         UnknownTargetError: as `release_on`.
@@ -129,7 +129,7 @@ def modes_on(goal: ServeGoal, cluster: Cluster) -> frozenset[str]:
 def _on_other(engine: Engine, vendor: Vendor) -> ServingCapabilities:
     described = RELEASES[vendor].get(engine.name, ())
     if engine.version in {manifest.release for manifest in described}:
-        return manifest_of(engine, vendor=vendor)
+        return engine_manifest(engine, vendor=vendor)
     if any(engine.version in ("", one.release) for one in ENGINES[engine.name]):
-        return manifest_of(engine.model_copy(update={"version": ""}), vendor=vendor)
-    return manifest_of(engine, vendor=vendor)
+        return engine_manifest(engine.model_copy(update={"version": ""}), vendor=vendor)
+    return engine_manifest(engine, vendor=vendor)

@@ -3,28 +3,28 @@
 Read from the wheels' option parsers and sources:
 
 - sglang-router 0.3.2, router_args.py and src/policies of sgl-model-gateway. `cache_aware` sends a
-  prompt whose prefix no instance holds above `--cache-threshold` to the one with the fewest
-  requests outstanding, so that a threshold of 1 leaves only that. `power_of_two` is left out: it
-  compares what it polls from `/get_load`, which sglang 0.5.23 no longer answers (there is
-  `/v1/loads` instead), takes each failure for -1 and so picks at random. A request counts on its
-  prefill instance until the answer ends (src/routers/http/pd_router.rs holds a guard for both).
+  prompt without a cached prefix above `--cache-threshold` to the instance with the fewest requests
+  outstanding, so that a threshold of 1 is pure least-requests. `power_of_two` is left out: it
+  compares loads from `/get_load`, which sglang 0.5.23 no longer has (it has `/v1/loads`), counts
+  each failure as -1 and so picks at random. A request counts on its prefill instance until its
+  output ends (src/routers/http/pd_router.rs has a guard for both).
 - vllm-router 0.1.17 (source distribution), src/policies and src/routers/http/pd_types.rs: the same
-  names; `power_of_two` finds no `/get_load` at vLLM and falls back to the router's own count of
-  requests outstanding; a request leaves its prefill instance when the prompt is read.
-- Dynamo 1.6.1, common/configuration/groups/router_args.py: `--router-mode` holds for both roles.
+  names; `power_of_two` finds no `/get_load` in vLLM and falls back to the router's count of
+  outstanding requests; a request leaves its prefill instance after prefill.
+- Dynamo 1.6.1, common/configuration/groups/router_args.py: `--router-mode` applies to both roles.
 - TensorRT-LLM 1.3.0rc27, tensorrt_llm/serve/router.py: `router: {type: ...}` of the disaggregated
-  server, by role. Its `kv_cache_aware` needs events of block reuse from every server, which emitted
-  files do not turn on, so it is left out.
-- nginx 1.29, ngx_http_upstream_module: `least_conn` divides by a server's `weight`. It stands in
-  front of aggregated instances of any engine.
+  server, by role. Its `kv_cache_aware` needs KV events from every server, which emitted files do
+  not enable, so it is left out.
+- nginx 1.29, ngx_http_upstream_module: `least_conn` divides by a server's `weight`. Used for
+  aggregated instances of any engine.
 - vllm-ascend 0.23.0, examples/disaggregated_prefill_v1/load_balance_proxy_server_example.py: each
-  request goes where the least prompt length is outstanding, simulated as the fewest requests. A
-  prefill instance is given free when the prompt is read, but for its cache, which counts 0.3 until
-  the first token. No choice of policy, and no look at prefixes.
+  request goes to the instance with the least outstanding prompt length, simulated as the fewest
+  requests. A prefill instance is released after prefill, except for its cache, which counts 0.3
+  until the first token. It has one policy, without prefixes.
 
-Not covered: sessions by header (`manual`, `consistent_hash`, `sticky_least_loaded`), prompts sorted
-into buckets by length, `kv_aware` of vllm-router with its events, endpoint pickers of a Kubernetes
-gateway (llm-d), whose scorers look at the metrics of the engines.
+Not covered: sessions by header (`manual`, `consistent_hash`, `sticky_least_loaded`), length buckets
+of prompts, `kv_aware` of vllm-router with its events, endpoint pickers of a Kubernetes gateway
+(llm-d), whose scorers use the metrics of the engines.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +36,7 @@ from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.routers import RouterPolicy
 
 LEAST_THRESHOLD: Final = 1.0
-"""Of `--cache-threshold`: no prompt matches by more, so all follow load."""
+"""Value of `--cache-threshold` that no prompt exceeds, so that all are balanced by load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +47,19 @@ class RouterCapabilities:
     release: str
     source: str
     aggregated: Mapping[RouterPolicy, str] = field(default_factory=dict)
-    """Its name of each policy where instances read and answer; empty: it does not stand there."""
+    """Its name of each policy for aggregated instances; empty: not supported."""
     disaggregated: Mapping[RouterPolicy, str] = field(default_factory=dict)
-    """The same for prefill and for decode instances."""
+    """The same for disaggregated instances."""
     one_policy: bool = False
-    """Prefill and decode instances have the same."""
+    """Prefill and decode instances have the same policy."""
     threshold: bool = False
-    """Least load is its cache-aware policy at a threshold, which all roles share."""
+    """Least-requests is its cache-aware policy at a threshold, which all roles share."""
     holds_prefill: bool = False
-    """A request counts on its prefill instance until its answer ends."""
+    """A request counts on its prefill instance until its output ends."""
 
-    def policies(self, *, is_apart: bool) -> Mapping[RouterPolicy, str]:
-        """Return its name of each policy where prefill and decode are apart, or are not."""
-        return self.disaggregated if is_apart else self.aggregated
+    def policies(self, *, is_disaggregated: bool) -> Mapping[RouterPolicy, str]:
+        """Return its names of policies, disaggregated or aggregated."""
+        return self.disaggregated if is_disaggregated else self.aggregated
 
 
 _GATEWAY: Final = {
@@ -132,20 +132,20 @@ ROUTERS: Final[Mapping[str, tuple[RouterCapabilities, ...]]] = {
     "vllm": (VLLM_ROUTER, NGINX),
     "trtllm": (TRTLLM_DISAGGREGATED, NGINX),
 }
-"""Of each engine, the first that has a policy is taken."""
+"""By engine, in order of preference: the first one that has a policy is used."""
 ON_ASCEND: Final[Mapping[str, tuple[RouterCapabilities, ...]]] = {
     **ROUTERS,
     "vllm": (ASCEND_PROXY, replace(VLLM_ROUTER, disaggregated={}), NGINX),
 }
-"""The same on Ascend, where the plugin's proxy pairs vLLM's prefill and decode instances."""
+"""The same on Ascend, where vllm-ascend's proxy pairs prefill and decode instances."""
 DYNAMO: Final = "dynamo"
-"""The target whose own frontend routes."""
+"""The target with its own router (frontend)."""
 
 
-def stacks_of(
+def router_stacks(
     releases: Iterable[ServingCapabilities], targets: Iterable[str]
 ) -> tuple[tuple[RouterCapabilities, ...], ...]:
-    """Return the routers of every stack that a spec names, the engines' own where it names none.
+    """Return the routers of every stack that a spec names, by default the engines' own.
 
     Args:
         releases: of the pools; each island of another release has a router of its own.
@@ -162,7 +162,9 @@ def stacks_of(
 
 
 def router_with(
-    routers: Iterable[RouterCapabilities], policy: RouterPolicy, *, is_apart: bool
+    routers: Iterable[RouterCapabilities], policy: RouterPolicy, *, is_disaggregated: bool
 ) -> RouterCapabilities | None:
     """Return the first router of a stack that has the policy."""
-    return next((one for one in routers if policy in one.policies(is_apart=is_apart)), None)
+    return next(
+        (one for one in routers if policy in one.policies(is_disaggregated=is_disaggregated)), None
+    )

@@ -1,8 +1,8 @@
-"""Which rules of a release a deployment breaks, one line each: value, rule and way out.
+"""Rules of a release that a deployment breaks, one line each: value, rule and way out.
 
-A group is a set of equal instances; `devices_per_node` of its pool says over how many machines an
-instance is laid. What one step of an instance may hold is judged in steps.py, what prefill and
-decode instances must share in pairs.py.
+A group is a set of equal instances; `devices_per_node` of its pool gives the machines of an
+instance. Limits of a step are checked in steps.py, pairs of prefill and decode instances in
+pairs.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from tuner.devices.datasheet import Generation
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
 from tuner.spec.serving.goal import ServeGoal
-from tuner.spec.serving.manifests.afd import cell_refusals, side_refusals
+from tuner.spec.serving.manifests.afd import afd_refusals, side_refusals
 from tuner.spec.serving.manifests.manifest import (
     DEEPEP,
     DEEPEP_HIDDEN_SIZES,
@@ -33,16 +33,16 @@ ROLES: Final[Mapping[str, frozenset[str]]] = {
     "shared_device": frozenset({"aggregated"}),
     "prefill_offload": frozenset({"prefill", "aggregated"}),
 }
-"""Those that a mode is made of."""
+"""Roles of each mode."""
 
 _WHY_NOT: Final[Mapping[str, str]] = {
-    "attention_expert": "the release keeps experts on no device without attention; vllm 0.30.0+afd"
-    " does, as an experiment",
-    "shared_device": "the release shares no device between prefill and decode",
+    "attention_expert": "the release has no attention-FFN disaggregation; vllm 0.30.0+afd has it,"
+    " as an experiment",
+    "shared_device": "the release does not multiplex prefill and decode on a device",
     "prefill_offload": "routers keep only prompts local that are cached in part, whatever their"
     " length",
 }
-"""Of modes that releases lack. Routers: NVIDIA Dynamo 1.6.1 (`--router-conditional-disagg`, policy
+"""Why releases lack a mode. Routers: NVIDIA Dynamo 1.6.1 (`--router-conditional-disagg`, policy
 isl_bounding: tokens to compute over all tokens below a ratio of 1 at most) and TensorRT-LLM
 (`conditional_disagg_config`, examples/disaggregated), whose limits need a cached part too."""
 
@@ -60,16 +60,16 @@ def refusals(
     generations: Mapping[str, Generation] = _UNKNOWN,
     releases: Mapping[str, ServingCapabilities] = _SAME,
 ) -> tuple[str, ...]:
-    """Return what keeps the release from launching the decision; empty: it can.
+    """Return why the release cannot launch the decision; empty if it can.
 
     Args:
         engine: the release.
         decision: what is to be launched.
-        model: what is served.
-        goal: with which precision and for which requests.
+        model: to serve.
+        goal: precision and traffic.
         devices_per_node: by pool.
-        generations: of the devices, by pool; what only they decide is not judged where they lack.
-        releases: by pool, where another than `engine` serves there.
+        generations: of the devices, by pool; rules that need a missing one are skipped.
+        releases: by pool, if not `engine`.
     """
     used = {group.pool: releases.get(group.pool, engine) for group in decision.instances}
     for own in used.values():
@@ -79,11 +79,11 @@ def refusals(
         f"{engine.title}: {line}"
         for line in (
             *_roles(decision),
-            *_handovers(engine, decision, releases=used),
+            *_kv_transfers(engine, decision, releases=used),
             *pair_refusals(
                 engine, decision, model=model, goal=goal, generations=generations, releases=used
             ),
-            *_cells(decision, generations=generations, releases=used),
+            *_afd_units(decision, generations=generations, releases=used),
         )
     ]
     for group in decision.instances:
@@ -111,12 +111,12 @@ def group_refusals(
     devices_per_node: int,
     generation: Generation | None = None,
 ) -> tuple[str, ...]:
-    """Return what keeps the release from launching instances like these, whatever else there is."""
+    """Return why the release cannot launch such instances, regardless of other groups."""
     return tuple(
         f"{group.role} on {group.pool}: {line}"
         for line in (
             *_experts(engine, group, model=model),
-            *_cell(engine, group, model=model, goal=goal, generation=generation),
+            *_afd_server(engine, group, model=model, goal=goal, generation=generation),
             *_attention(engine, group, devices_per_node=devices_per_node),
             *_all_to_all(engine, group, model=model, generation=generation),
             *step_refusals(engine, group, model=model, goal=goal, generation=generation),
@@ -124,8 +124,8 @@ def group_refusals(
     )
 
 
-def nodes_of(devices: int, *, devices_per_node: int) -> int:
-    """Return the machines of one instance: as few as hold it in equal parts."""
+def nodes_needed(devices: int, *, devices_per_node: int) -> int:
+    """Return the machines of one instance: the fewest that fit it in equal parts."""
     nodes = -(-devices // devices_per_node)
     while devices % nodes:
         nodes += 1
@@ -139,15 +139,15 @@ def _absent(engine: ServingCapabilities, mode: str) -> str:
 
 
 def _roles(decision: Deployment) -> Iterator[str]:
-    found = {str(group.role) for group in decision.instances}
-    if found != ROLES[decision.mode]:
+    roles = {str(group.role) for group in decision.instances}
+    if roles != ROLES[decision.mode]:
         yield (
-            f"mode {decision.mode} is made of {' and '.join(sorted(ROLES[decision.mode]))}, the"
-            f" decision of {' and '.join(sorted(found))}"
+            f"mode {decision.mode} has roles {' and '.join(sorted(ROLES[decision.mode]))}, the"
+            f" decision of {' and '.join(sorted(roles))}"
         )
 
 
-def _handovers(
+def _kv_transfers(
     engine: ServingCapabilities,
     decision: Deployment,
     *,
@@ -155,27 +155,27 @@ def _handovers(
 ) -> Iterator[str]:
     if "prefill" not in ROLES[decision.mode]:
         return
-    used = {handover.connector for handover in decision.handovers}
+    used = {transfer.connector for transfer in decision.handovers}
     of_pool: dict[str, set[str]] = {}
-    for handover in decision.handovers:
-        for pool in (handover.from_pool, handover.to_pool):
-            of_pool.setdefault(pool, set()).add(handover.connector)
+    for transfer in decision.handovers:
+        for pool in (transfer.from_pool, transfer.to_pool):
+            of_pool.setdefault(pool, set()).add(transfer.connector)
     if not used or any(len(names) > 1 for names in of_pool.values()):
-        yield f"an instance has one KV connector, the handovers name {sorted(used) or 'none'}"
+        yield f"an instance has one KV connector, the KV transfers name {sorted(used) or 'none'}"
     for pool, names in of_pool.items():
         own = releases.get(pool, engine)
         for connector in sorted(names - set(own.connectors)):
             yield f"connector {connector} is not one of {', '.join(own.connectors)}"
-    through_host = [handover for handover in decision.handovers if handover.path == "host"]
-    for handover in through_host:
-        ends = (releases.get(pool, engine) for pool in (handover.from_pool, handover.to_pool))
-        if not all(own.host_path for own in ends):
+    through_host = [transfer for transfer in decision.handovers if transfer.path == "host"]
+    for transfer in through_host:
+        sides = (releases.get(pool, engine) for pool in (transfer.from_pool, transfer.to_pool))
+        if not all(own.host_path for own in sides):
             yield "KV caches cannot pass through host memory; plan for a path between devices"
-        elif handover.connector == "mooncake":
+        elif transfer.connector == "mooncake":
             yield "connector mooncake cannot pass through host memory; nixl can"
 
 
-def _cells(
+def _afd_units(
     decision: Deployment,
     *,
     generations: Mapping[str, Generation],
@@ -186,10 +186,10 @@ def _cells(
     )
     for plugin in plugins:
         own_groups = [one for one in decision.instances if releases[one.pool].afd is plugin]
-        yield from cell_refusals(plugin, own_groups, generations=generations)
+        yield from afd_refusals(plugin, own_groups, generations=generations)
 
 
-def _cell(
+def _afd_server(
     engine: ServingCapabilities,
     group: Group,
     *,
@@ -216,12 +216,12 @@ def _experts(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> 
         return
     if spread * group.pp != group.devices:
         yield (
-            f"experts lie on all {group.devices // group.pp} devices of a pipeline stage, moe_tp"
+            f"experts are on all {group.devices // group.pp} devices of a pipeline stage, moe_tp"
             f" {group.moe_tp} x ep {group.ep} is {spread}"
         )
     yield from _slots(engine, group, model=model, experts=model.moe.num_experts)
     if group.moe_tp > 1 and group.ep > 1 and not engine.both_expert_degrees:
-        yield f"experts are whole or sliced: moe_tp {group.moe_tp} or ep {group.ep} must be 1"
+        yield f"experts are split or not: moe_tp {group.moe_tp} or ep {group.ep} must be 1"
 
 
 def _slots(
@@ -238,7 +238,7 @@ def _slots(
     if not copies:
         return
     if not has_copies:
-        yield f"redundant_experts {copies}: experts of {model.architecture} have no copies"
+        yield f"redundant_experts {copies}: {model.architecture} has no redundant experts"
     if group.ep == 1:
         yield f"redundant_experts {copies} need ep above 1"
     if engine.redundant_needs_attention_dp and group.attention_dp == 1:
@@ -253,7 +253,7 @@ def _attention(
             f"attention_tp {group.attention_tp} or attention_dp {group.attention_dp} must be 1:"
             " every device is a data-parallel rank of attention, or none is"
         )
-    nodes = nodes_of(group.devices, devices_per_node=devices_per_node)
+    nodes = nodes_needed(group.devices, devices_per_node=devices_per_node)
     if group.attention_dp > 1 and nodes > 1 and not engine.data_parallel_rank_spans_nodes:
         local = group.devices // nodes
         if local % (group.attention_tp * group.pp):
@@ -287,18 +287,18 @@ def _all_to_all(
         )
     if engine.deepep_needs_attention_dp and group.attention_dp == 1:
         yield f"a2a_backend {backend} needs attention_dp above 1"
-    known = engine.exchange_architectures
+    known = engine.a2a_architectures
     if known is not None and model.moe is not None and model.architecture not in known:
         yield f"a2a_backend {backend} is not built into the experts of {model.architecture}"
     if _runs_normal(engine, group) and group.ep not in {1, *DEEPEP_RANKS}:
         ranks = ", ".join(map(str, sorted(DEEPEP_RANKS)))
-        yield f"DeepEP's kernels for many tokens run on {ranks} ranks, not ep {group.ep}"
+        yield f"DeepEP's normal kernels run on {ranks} ranks, not ep {group.ep}"
     if backend == "deepep_low_latency":
         yield from _low_latency(engine, group, hidden_size=model.hidden_size)
 
 
 def _runs_normal(engine: ServingCapabilities, group: Group) -> bool:
-    """Say whether some steps go through DeepEP's kernels for many tokens."""
+    """Say whether some steps use DeepEP's normal kernels."""
     if group.a2a_backend == "deepep_normal":
         return True
     return engine.low_latency_leaves_prefill and group.role == "aggregated"
@@ -311,7 +311,7 @@ def _low_latency(engine: ServingCapabilities, group: Group, *, hidden_size: int)
     tokens = dispatch_tokens(engine, group)
     if tokens > LARGEST_DISPATCH_TOKENS:
         yield (
-            f"low-latency DeepEP takes {LARGEST_DISPATCH_TOKENS} tokens a rank and step at most,"
+            f"low-latency DeepEP takes {LARGEST_DISPATCH_TOKENS} tokens per rank and step at most,"
             f" not {tokens}; lower the batch{' or the drafts' if group.draft_tokens else ''} or use"
             " deepep_normal"
         )

@@ -1,7 +1,7 @@
-"""What one step of an instance may hold under a release: tokens, drafts, halves, pages and shares.
+"""Rules on one step of an instance: tokens, drafts, two-batch overlap, pages and multiplexing.
 
-A step that checks drafts carries draft_tokens + 1 tokens of each running request (Leviathan et al.,
-arXiv:2211.17192), which buffers and graphs must hold.
+A verification step has draft_tokens + 1 tokens of each running request (Leviathan et al.,
+arXiv:2211.17192), which buffers and graphs must fit.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def step_refusals(
     goal: ServeGoal,
     generation: Generation | None,
 ) -> Iterator[str]:
-    """Yield what keeps the release from steps like these."""
+    """Yield why the release cannot run such steps."""
     yield from _weights(engine, goal, generation=generation)
     yield from _tokens(engine, group, longest=goal.max_model_len or model.max_position)
     if group.draft_tokens:
@@ -42,7 +42,7 @@ def step_tokens(group: Group) -> int:
 
 
 def dispatch_tokens(engine: ServingCapabilities, group: Group) -> int:
-    """Return the most tokens of a step that one rank sends through low-latency DeepEP."""
+    """Return the most tokens of a step that one rank dispatches through low-latency DeepEP."""
     decoded = step_tokens(group)
     if group.role == "decode":
         return decoded
@@ -52,12 +52,12 @@ def dispatch_tokens(engine: ServingCapabilities, group: Group) -> int:
 
 
 def cache_kind(model: ModelSpec) -> CacheKind:
-    """Return what the model's attention keeps."""
+    """Return the kind of the model's KV cache."""
     return CacheKind.LATENT if model.attention.kind == "mla" else CacheKind.GROUPED
 
 
 def lacks_units(quantization: str, *, generation: Generation | None) -> bool:
-    """Say whether NVIDIA's device is known not to multiply such weights as they are."""
+    """Say whether an NVIDIA device is known to have no tensor cores for such weights."""
     if generation not in NVIDIA or quantization not in HAVE_UNITS:
         return False
     return generation not in HAVE_UNITS[quantization]
@@ -96,32 +96,32 @@ def _drafting(
 ) -> Iterator[str]:
     drafts = f"draft_tokens {group.draft_tokens}"
     if goal.speculative is None:
-        yield f"{drafts} need goal.speculative to say who drafts"
+        yield f"{drafts} need goal.speculative with the method"
         return
     method = goal.speculative.method
     if method not in engine.drafting:
         known = ", ".join(engine.drafting) or "none"
         yield f"{drafts}: drafting by {method} is not one of {known}"
     if method == "mtp" and not model.mtp_num_layers:
-        yield f"{drafts}: {model.architecture} has no heads for further tokens; draft by eagle"
+        yield f"{drafts}: {model.architecture} has no MTP layers; draft by eagle"
     if group.pp > 1 and group.role not in engine.drafting_pipeline_roles:
         yield f"{drafts} across pp {group.pp}: drafting needs one pipeline stage"
 
 
 def _overlap(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> Iterator[str]:
     if engine.afd is not None and group.role in ("attention", "expert"):
-        return  # One half's attention hides the other's way through the FFN server.
+        return  # One half's attention overlaps with the other half on the FFN server.
     if not engine.overlap_backends:
         yield "two_batch_overlap does not exist; plan without"
         return
     if group.a2a_backend not in engine.overlap_backends:
         yield (
-            f"two_batch_overlap hides {' or '.join(sorted(engine.overlap_backends))}, not"
+            f"two_batch_overlap overlaps {' or '.join(sorted(engine.overlap_backends))}, not"
             f" a2a_backend {group.a2a_backend}"
         )
     if engine.overlap_needs_attention_dp and group.attention_dp == 1:
         yield "two_batch_overlap needs attention_dp above 1"
-    known = engine.exchange_architectures
+    known = engine.a2a_architectures
     if known is not None and model.architecture not in known:
         yield f"two_batch_overlap is not built into {model.architecture}"
 
@@ -155,9 +155,9 @@ def _pages(
 def _sharing(engine: ServingCapabilities, group: Group, *, model: ModelSpec) -> Iterator[str]:
     share = f"prefill_share_ratio {group.prefill_share_ratio:g}"
     if not engine.shared_device_architectures:
-        return  # The mode says so.
+        return  # The mode is refused already.
     if model.architecture not in engine.shared_device_architectures:
-        yield f"{share}: prompts of {model.architecture} do not run layer by layer beside decode"
+        yield f"{share}: {model.architecture} has no layer-by-layer prefill beside decode"
     wrong = [
         *((f"pp {group.pp}",) if group.pp > 1 else ()),
         *((f"attention_dp {group.attention_dp}",) if group.attention_dp > 1 else ()),

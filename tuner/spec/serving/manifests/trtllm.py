@@ -5,25 +5,24 @@ CacheTransceiverConfig), docs/source/features/disagg-serving.md, and
 tensorrt_llm/_torch/modules/fused_moe/communication of github.com/NVIDIA/TensorRT-LLM:
 
 - `tensor_parallel_size` counts all devices of a pipeline stage. `enable_attention_dp` makes every
-  one of them a data-parallel rank of attention, so nothing lies between.
+  one of them an attention data-parallel rank, so there are no intermediate degrees.
 - An all-to-all needs attention data parallelism and whole experts; TRTLLM_FORCE_COMM_METHOD names
   one, TRTLLM_DEEP_EP_TOKEN_LIMIT bounds its low-latency buffers, and batches above it fall back.
 - `moe_config.load_balancer`, a mapping or a file, gives `num_slots` to the experts of a layer: at
-  least one each, a multiple of the expert ranks, under attention data parallelism alone
-  (modules/fused_moe/interface.py). `layer_updates_per_iter` above 0 moves them by the loads that
-  it records. Its documents name DeepSeek-V3 and Qwen3 (features/parallel-strategy, wide expert
+  least one each, a multiple of the expert ranks, only under attention data parallelism
+  (modules/fused_moe/interface.py). `layer_updates_per_iter` above 0 moves them by the loads that it
+  records. Its documents name DeepSeek-V3 and Qwen3 (features/parallel-strategy, wide expert
   parallelism).
-- Weights are quantised beforehand, so the checkpoint says how. MXFP4 experts run beside MXFP8
-  activations on Blackwell, BF16 on Hopper (deployment-guide-for-gpt-oss-on-trtllm).
+- Weights are quantised beforehand, as the checkpoint says. MXFP4 experts run with MXFP8 activations
+  on Blackwell, BF16 on Hopper (deployment-guide-for-gpt-oss-on-trtllm).
 - A prefill instance cannot overlap its scheduler.
-- `speculative_config` of type MTP drafts `max_draft_len` tokens with the model's own heads; another
-  draft's path would have to stand in the options file, and a plan has none.
+- `speculative_config` of type MTP drafts `max_draft_len` tokens with the model's MTP layers;
+  another draft model needs a path in the options file, which a plan does not have.
 - `tokens_per_block` is a power of two (docs/source/features/kvcache.md).
 
 Not covered: the TensorRT backend, context parallelism, chunked KV transfer, drafting across
-pipeline stages, which its documents do not speak of and which is therefore refused. The release
-cannot be installed without its devices' libraries, so these names were checked against documents
-alone.
+pipeline stages, which its documents do not mention and which is therefore refused. The release
+cannot be installed without GPU libraries, so these names were checked against documents only.
 """
 
 from typing import Final

@@ -1,22 +1,22 @@
-"""Why prefill on one vendor's devices cannot hand caches over to decode on another's, by rule.
+"""Rules for KV transfers from prefill on one vendor's devices to decode on another's.
 
-    engine       both ends run one engine: no connector speaks another's protocol
+    engine       both sides run one engine: no connector has another's protocol
     connector    both releases have it
-    release      both ends run one release: vLLM's NIXL connector hashes the vLLM release and its
+    release      both sides run one release: vLLM's NIXL connector hashes the vLLM release and its
                  own version and refuses another (kv_connector/v1/nixl/metadata.py,
                  compute_nixl_compatibility_hash); others are not described between releases
     host_path    between vendors caches pass through the memory of both hosts, which vLLM's NIXL
                  connector does with `kv_buffer_device: cpu` (nixl/base_worker.py,
-                 initialize_host_xfer_buffer); SGLang's backends register device memory alone
+                 initialize_host_xfer_buffer); SGLang's backends register device memory only
                  (disaggregation/common/conn.py), and so do Mooncake's of both engines
-    attention    the same hash holds the attention backend's name, so both ends are given one that
+    attention    the same hash includes the attention backend's name, so both sides get one that
                  exists for both: TRITON_ATTN, or TRITON_MLA of latent caches
     kv_format    fp8 of AMD's CDNA3 is e4m3fnuz, of NVIDIA's devices e4m3fn (platforms/rocm.py,
-                 is_fp8_fnuz): the same bits are other numbers, and nothing converts them
+                 is_fp8_fnuz): the same bits are different numbers, and nothing converts them
 
-Pages, tensor and pipeline degrees and layouts are judged by kv_refusals.py beside these. A store
-between both ends (LMCache, Mooncake Store) is not covered: no released recipe of one between
-vendors was found.
+Pages, tensor and pipeline degrees and layouts are checked by kv_refusals.py. Stores between both
+sides (LMCache, Mooncake Store) are not covered: no released recipe of one between vendors was
+found.
 """
 
 from collections.abc import Iterator
@@ -31,11 +31,11 @@ _PREFERRED: Final = {
     "vllm": (Connector.NIXL, Connector.MOONCAKE, Connector.ASCEND),
     "trtllm": (Connector.NIXL, Connector.MOONCAKE),
 }
-"""Order in which a plan takes connectors."""
+"""Connectors in order of preference."""
 
 
 def connector_between(sender: ServingCapabilities, receiver: ServingCapabilities) -> Connector:
-    """Return the connector of a pair: one that both have, else the sender's own."""
+    """Return the connector of a pair: one that both have, else the sender's."""
     order = _PREFERRED[sender.name]
     own = [one for one in order if one.value in sender.connectors]
     shared = [one for one in own if one.value in receiver.connectors]
@@ -45,7 +45,7 @@ def connector_between(sender: ServingCapabilities, receiver: ServingCapabilities
 def portable_backend(
     sender: ServingCapabilities, receiver: ServingCapabilities, *, cache: CacheKind
 ) -> str | None:
-    """Return the attention backend that both ends must run where their vendors differ, if any."""
+    """Return the attention backend that both sides must run if their vendors differ, or None."""
     one, other = (end.portable_backends.get(cache.value) for end in (sender, receiver))
     return one if one == other else None
 
@@ -59,15 +59,15 @@ def vendor_refusals(
     kv_cache_dtype: str,
     generations: tuple[Generation, Generation] | None,
 ) -> Iterator[str]:
-    """Yield the rules that a pair breaks, each by its name.
+    """Yield the rules that a pair breaks, by name.
 
     Args:
         sender: release of the prefill side.
         receiver: release of the decode side.
-        connector: that moves the caches.
-        cache: what attention keeps.
-        kv_cache_dtype: of both caches, as the goal has it.
-        generations: of both sides' devices; None where they are not known.
+        connector: of the transfer.
+        cache: kind of KV cache.
+        kv_cache_dtype: of both caches, from the goal.
+        generations: of both sides' devices; None if not known.
     """
     if sender.name != receiver.name:
         yield f"rule engine: {sender.title} and {receiver.title} have no common KV protocol"
@@ -102,7 +102,7 @@ def _between_vendors(
 ) -> Iterator[str]:
     if not (sender.host_path and receiver.host_path) or connector is not Connector.NIXL:
         yield (
-            f"rule host_path: {connector} of {sender.name} moves device memory alone, and between"
+            f"rule host_path: {connector} of {sender.name} moves device memory only, and between"
             f" {sender.vendor} and {receiver.vendor} caches must pass through host memory"
         )
     elif portable_backend(sender, receiver, cache=cache) is None:

@@ -1,4 +1,4 @@
-"""What a vendor of devices decides: the engines' releases there, containers, resources, variables.
+"""Settings by device vendor: engine releases, containers, resources, variables.
 
     vendor   engine            container                    KV connectors      all-to-all
     nvidia   as their modules  mainline                     NIXL, Mooncake     DeepEP, all-gather
@@ -6,15 +6,15 @@
     amd      sglang 0.5.23     lmsysorg/sglang …-rocm…      Mooncake           all-gather
     huawei   vllm 0.23.0       quay.io/ascend/vllm-ascend   Mooncake (ascend)  chosen by the plugin
     huawei   sglang 0.5.23     quay.io/ascend/sglang        MemFabric          all-gather
-    any      trtllm            NVIDIA alone
+    any      trtllm            NVIDIA only
 
 Sources:
 - vllm 0.33.0: platforms/rocm.py (device_type "cuda", so that the NIXL connector takes "cuda" and
-  "cpu" buffers; supported_quantization; `_get_backend_priorities`, which keeps ROCM_ATTN away from
-  KV connectors; is_fp8_fnuz), config/parallel.py (All2AllBackend has `mori_high_throughput` and
-  `mori_low_latency` for AMD). Container names: docs.vllm.ai, installation on ROCm.
+  "cpu" buffers; supported_quantization; `_get_backend_priorities`, which does not use ROCM_ATTN
+  with KV connectors; is_fp8_fnuz), config/parallel.py (All2AllBackend has `mori_high_throughput`
+  and `mori_low_latency` for AMD). Container names: docs.vllm.ai, installation on ROCm.
 - vllm-ascend, branch releases/v0.23.0: community/versioning_policy.md (plugin 0.23.0 needs vllm
-  0.23.0, so a release behind is what runs on Ascend), vllm_ascend/platform.py (device_type "npu",
+  0.23.0, so Ascend runs an older release), vllm_ascend/platform.py (device_type "npu",
   supported_quantization, ASCEND_RT_VISIBLE_DEVICES), utils.py (refresh_block_size: 128 tokens),
   ascend_forward_context.py (select_moe_comm_method chooses among all-gather, MC2 and all-to-all
   itself), distributed/kv_transfer/__init__.py and kv_p2p/mooncake_connector.py (MooncakeConnectorV1
@@ -25,12 +25,12 @@ Sources:
   disaggregation/ascend/transfer_engine.py (ASCEND_MF_STORE_URL), hardware_backend/npu/utils.py
   (attention backend "ascend", pages of 128 tokens). Container names: its documents for AMD GPUs and
   for Ascend NPUs.
-- Kubernetes resources: NVIDIA, ROCm and Ascend (MindCluster) device plugins. Visible devices:
-  CUDA, HIP and CANN runtimes.
+- Kubernetes resources: NVIDIA, ROCm and Ascend (MindCluster) device plugins. Visible devices: CUDA,
+  HIP and CANN runtimes.
 
-Not covered: the kernels of MORI, MC2 and Ascend's DeepEP, of which no measurement is at hand:
-all-gather is planned in their place. W8A8 checkpoints and copies of experts on Ascend, whose EPLB
-is the plugin's own. vllm-ascend after 0.23.0.
+Not covered: the kernels of MORI, MC2 and Ascend's DeepEP, for lack of measurements: all-gather is
+planned instead. W8A8 checkpoints and redundant experts on Ascend, whose EPLB is that of the plugin.
+vllm-ascend after 0.23.0.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ from tuner.spec.serving.manifests.vllm import VLLM_0_33
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VendorTraits:
-    """What launchers must know of a vendor's devices, whatever the engine."""
+    """Settings of a vendor for launchers, for any engine."""
 
     resource: str
     """Kubernetes extended resource of one device."""
@@ -52,7 +52,7 @@ class VendorTraits:
     """Variable that says which devices a process sees."""
     count_command: str
     """Bash that prints how many devices a machine has."""
-    own_exchange: str
+    a2a_kernels: str
     """The vendor's all-to-all kernels."""
 
 
@@ -61,31 +61,31 @@ TRAITS: Final[Mapping[Vendor, VendorTraits]] = {
         resource="nvidia.com/gpu",
         visible_devices="CUDA_VISIBLE_DEVICES",
         count_command="nvidia-smi --list-gpus | wc -l",
-        own_exchange="DeepEP",
+        a2a_kernels="DeepEP",
     ),
     Vendor.AMD: VendorTraits(
         resource="amd.com/gpu",
         visible_devices="HIP_VISIBLE_DEVICES",
         count_command="ls -d /sys/class/drm/renderD* | wc -l",
-        own_exchange="MORI",
+        a2a_kernels="MORI",
     ),
     Vendor.HUAWEI: VendorTraits(
         resource="huawei.com/Ascend910",
         visible_devices="ASCEND_RT_VISIBLE_DEVICES",
         count_command="ls -d /dev/davinci[0-9]* | wc -l",
-        own_exchange="MC2",
+        a2a_kernels="MC2",
     ),
 }
 
 PLAIN_EXCHANGES: Final = frozenset({"none", "allgather"})
-"""What is planned where a vendor's own kernels were never measured."""
+"""All-to-all planned where a vendor's kernels were not measured."""
 
 VLLM_0_33_ROCM: Final = replace(
     VLLM_0_33,
     vendor=Vendor.AMD,
     source="vllm 0.33.0 (wheel): platforms/rocm.py",
     image="vllm/vllm-openai-rocm:v0.33.0",
-    image_note="its NIXL is ROCm's build (RIXL): check that the container brings it",
+    image_note="its NIXL is ROCm's build (RIXL): check that the container has it",
     quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "mxfp4": ""},
     connectors={"nixl": "NixlConnector"},
     a2a_backends=PLAIN_EXCHANGES,
@@ -97,7 +97,7 @@ SGLANG_0_5_23_ROCM: Final = replace(
     vendor=Vendor.AMD,
     source="sglang 0.5.23 (wheel), docs.sglang.io (AMD GPUs)",
     image="lmsysorg/sglang:v0.5.23-rocm720-mi30x",
-    image_note="the tag is spelled as those of v0.5.16 and v0.5.18 were: check that it exists",
+    image_note="the tag follows those of v0.5.16 and v0.5.18: check that it exists",
     quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "mxfp4": ""},
     connectors={"mooncake": "mooncake"},
     a2a_backends=PLAIN_EXCHANGES,
@@ -122,7 +122,7 @@ VLLM_ASCEND_0_23: Final = replace(
     connectors={"ascend": "MooncakeConnectorV1"},
     host_path=False,
     a2a_backends=PLAIN_EXCHANGES,
-    exchange_option=False,
+    has_a2a_option=False,
     redundant_architectures=frozenset(),
     overlap_backends=frozenset(),
     portable_backends={},
@@ -133,7 +133,7 @@ SGLANG_0_5_23_CANN: Final = replace(
     vendor=Vendor.HUAWEI,
     source="sglang 0.5.23 (wheel), docs.sglang.io (Ascend NPUs)",
     image="quay.io/ascend/sglang:cann9.0.0-910b-v0.5.23",
-    image_note="the tag is spelled as that of v0.5.16 is: check that it exists",
+    image_note="the tag follows that of v0.5.16: check that it exists",
     environment=frozenset({"ASCEND_MF_STORE_URL", "ASCEND_MF_TRANSFER_PROTOCOL"}),
     quantization={"bf16": ""},
     weight_only_fallback=False,

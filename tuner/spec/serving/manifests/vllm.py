@@ -4,23 +4,23 @@ Read from the sources of 0.33.0: vllm/engine/arg_utils.py, vllm/config/{parallel
 vllm/model_executor/layers/fused_moe, docs/serving/{data_parallel,expert_parallel}_deployment.md and
 docs/features/{nixl,mooncake}_connector_usage.md:
 
-- Experts are spread over TP x DP devices, either whole (`--enable-expert-parallel`) or sliced.
+- Experts are on TP x DP devices, expert parallel (`--enable-expert-parallel`) or tensor parallel.
 - An all-to-all backend takes effect under expert parallelism with data parallelism.
 - `--max-num-seqs` and `--max-num-batched-tokens` are of one data-parallel rank. Low-latency DeepEP
-  buffers hold `--max-num-batched-tokens` tokens, and every batch goes through them.
-- One data-parallel rank spans machines with `--nnodes`; several ranks that each do are left out,
-  because the release infers their ranks in ways that differ by load balancer.
+  buffers have `--max-num-batched-tokens` tokens, and every batch uses them.
+- One data-parallel rank spans machines with `--nnodes`; several such ranks are left out, because
+  the release infers their ranks differently by load balancer.
 - `num_redundant_experts` of `--eplb-config` needs `--enable-eplb` (vllm/config/parallel.py), which
   needs `--enable-expert-parallel`, experts and copies that are a multiple of the ranks
-  (fused_moe/layer.py) and models that are a `MixtureOfExperts` (model_executor/models). Copies
-  start as the first experts and are moved by recorded loads.
+  (fused_moe/layer.py) and models that are a `MixtureOfExperts` (model_executor/models). Redundant
+  experts start as copies of the first experts and are rebalanced by recorded loads.
 - Without chunked prefill `--max-num-batched-tokens` must reach `--max-model-len`.
 - NIXL can pass through host memory (`kv_buffer_device`), Mooncake cannot.
-- Drafts count as tokens of a step: graphs hold requests x (drafts + 1) tokens
+- Drafts count as tokens of a step: graphs have requests x (drafts + 1) tokens
   (`uniform_decode_query_len`, vllm/config/vllm.py). NIXL compares the drafting of both sides
   (kv_connector/v1/nixl/metadata.py), so both draft or neither does. The draft layer runs on the
   last pipeline stage (v1/worker/gpu_model_runner.py).
-- FP8 and NVFP4 weights run by Marlin's kernels where a device lacks the units
+- FP8 and NVFP4 weights use Marlin kernels where a device lacks tensor cores for them
   (layers/quantization/{fp8,modelopt}.py, get_min_capability).
 - gpt-oss checkpoints say "quant_method": "mxfp4" themselves; no option is needed
   (layers/quantization/mxfp4.py).

@@ -7,10 +7,10 @@
 # By stage: 0-1: layers 16, recompute full, chunks of each MoE layer 1.
 # assumed: attention as one fused kernel, which your model chooses
 # assumed: memory for a loss that is compiled, fused or cut into chunks (4 bytes a logit); PyTorch's plain cross entropy in fp32 holds 14
-# assumed: gradients summed in fp32; DeepSpeed sums them in bf16, twice as fast, unless communication_data_type says fp32
+# assumed: gradients reduced in fp32; DeepSpeed reduces them in bf16, twice as fast, unless communication_data_type says fp32
 # assumed: balanced routing, which your program's auxiliary loss is to bring about
 #
-# Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
+# Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
 # learning rate. They belong to your program, which TRAIN names:
 #   TRAIN=train.py bash run.sh [arguments of the program]
 #
@@ -50,9 +50,9 @@ if (( 10#$NNODES > 1 )); then
     "--master-port=${MASTER_PORT:-29500}"
   )
 else
-  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's own store does not:
-  # it listens on every address of this node without authentication, which no option of it changes;
-  # keep the port from others.
+  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's store does not:
+  # it listens on every address of this node without authentication, and no option changes that;
+  # keep other users away from the port.
   export GLOO_SOCKET_IFNAME=lo
   export NCCL_SOCKET_IFNAME="=lo"
   LAUNCHER+=(

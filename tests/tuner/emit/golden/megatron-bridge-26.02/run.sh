@@ -10,7 +10,7 @@
 # assumed: fp32 moments; recipes that keep bf16 ones (DeepSeek-V3) use less memory
 # Recipe: none fits in this release; name a near one.
 #
-# Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
+# Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
 # learning rate. The recipe has them; add overrides of your own after run.sh:
 #   bash run.sh train.train_iters=1000 optimizer.lr=1e-4 ...
 #
@@ -50,9 +50,9 @@ if (( 10#$NNODES > 1 )); then
     "--master-port=${MASTER_PORT:-29500}"
   )
 else
-  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's own store does not:
-  # it listens on every address of this node without authentication, which no option of it changes;
-  # keep the port from others.
+  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's store does not:
+  # it listens on every address of this node without authentication, and no option changes that;
+  # keep other users away from the port.
   export GLOO_SOCKET_IFNAME=lo
   export NCCL_SOCKET_IFNAME="=lo"
   LAUNCHER+=(
@@ -62,7 +62,7 @@ else
     "--master-port=${MASTER_PORT:-$((20000 + RANDOM % 12000))}"
   )
 fi
-# Megatron-LM's overlap of communication and computation counts on one hardware queue.
+# Megatron-LM's overlap of communication and computation relies on one hardware queue.
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 export RECIPE="${RECIPE:?must name a recipe}"
 

@@ -11,7 +11,7 @@
 # WARNING: mlp_chunks_for_training cuts each rank's own tokens into at most so many chunks. Under expert parallelism, ranks of a group with unequal numbers of tokens may run unequal numbers of all-to-alls and hang: give every rank sequences of one length (pad them, and do not pack sequences of varying length)
 # Recipe: vanilla_gpt_pretrain_config.
 #
-# Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
+# Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
 # learning rate. The recipe has them; add overrides of your own after run.sh:
 #   bash run.sh train.train_iters=1000 optimizer.lr=1e-4 ...
 #
@@ -51,9 +51,9 @@ if (( 10#$NNODES > 1 )); then
     "--master-port=${MASTER_PORT:-29500}"
   )
 else
-  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's own store does not:
-  # it listens on every address of this node without authentication, which no option of it changes;
-  # keep the port from others.
+  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's store does not:
+  # it listens on every address of this node without authentication, and no option changes that;
+  # keep other users away from the port.
   export GLOO_SOCKET_IFNAME=lo
   export NCCL_SOCKET_IFNAME="=lo"
   LAUNCHER+=(
@@ -63,7 +63,7 @@ else
     "--master-port=${MASTER_PORT:-$((20000 + RANDOM % 12000))}"
   )
 fi
-# Megatron-LM's overlap of communication and computation counts on one hardware queue.
+# Megatron-LM's overlap of communication and computation relies on one hardware queue.
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 export RECIPE="${RECIPE:-vanilla_gpt_pretrain_config}"
 

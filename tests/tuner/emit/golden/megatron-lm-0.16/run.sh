@@ -6,10 +6,10 @@
 # 16 devices: TP 1, PP 2, VPP 1, CP 1, DP 8, EP 8, ETP 1, EDP 1; ZeRO stage 1, micro-batch 1.
 # By stage: 0-1: layers 16, recompute selective, chunks of each MoE layer 1.
 # With recomputation of moe.
-# The plan counts on a vocabulary of 32000; the tokenizer decides.
+# The plan assumes a vocabulary of 32000; the tokenizer decides.
 # assumed: balanced routing, though no auxiliary loss is written here (moe_aux_loss_coeff is 0.0 unless given); state goal.moe_aux_loss_coeff to have it written (it changes the loss)
 #
-# Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
+# Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
 # learning rate, rope scaling, partial rotary, routed scaling factor. Add them after run.sh:
 #   bash run.sh --data-path ... --tokenizer-type ... --train-iters ... --lr ...
 #
@@ -49,9 +49,9 @@ if (( 10#$NNODES > 1 )); then
     "--master-port=${MASTER_PORT:-29500}"
   )
 else
-  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's own store does not:
-  # it listens on every address of this node without authentication, which no option of it changes;
-  # keep the port from others.
+  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's store does not:
+  # it listens on every address of this node without authentication, and no option changes that;
+  # keep other users away from the port.
   export GLOO_SOCKET_IFNAME=lo
   export NCCL_SOCKET_IFNAME="=lo"
   LAUNCHER+=(
@@ -61,7 +61,7 @@ else
     "--master-port=${MASTER_PORT:-$((20000 + RANDOM % 12000))}"
   )
 fi
-# Megatron-LM's overlap of communication and computation counts on one hardware queue.
+# Megatron-LM's overlap of communication and computation relies on one hardware queue.
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 : "${MEGATRON_LM:?must name the folder of a Megatron-LM checkout}"
 mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/megatron_args.txt" | tr ' ' '\n')

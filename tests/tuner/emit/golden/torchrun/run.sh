@@ -45,7 +45,7 @@ if (( 10#$NNODES > 1 )); then
   )
   LAUNCHER+=(--no-python "${PYTHON:-python}" -P -m)
 else
-  # The ranks meet through a file, and listen on loopback alone.
+  # The ranks rendezvous through a file and listen on loopback only.
   LAUNCHER=("${PYTHON:-python}" -P -m profilers.local_ranks "--ranks=$NPROC_PER_NODE")
 fi
 CONFIG="${CONFIG:-step.json}"

@@ -10,7 +10,7 @@
 # assumed: memory for a loss that is compiled, fused or cut into chunks (4 bytes a logit); PyTorch's plain cross entropy in fp32 holds 14
 # assumed: balanced routing, which torchtitan's expert bias (load_balance_coeff 0.001 in the model's configuration) is to bring about
 #
-# Not held here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
+# Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,
 # learning rate. Add them after run.sh, in torchtitan's own form:
 #   bash run.sh --training.steps 1000 --hf_assets_path ... --optimizer.lr 1e-4
 #
@@ -53,9 +53,9 @@ if (( 10#$NNODES > 1 )); then
     "--master-port=${MASTER_PORT:-29500}"
   )
 else
-  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's own store does not:
-  # it listens on every address of this node without authentication, which no option of it changes;
-  # keep the port from others.
+  # gloo and NCCL stay on loopback, whatever a login script exports. torchrun's store does not:
+  # it listens on every address of this node without authentication, and no option changes that;
+  # keep other users away from the port.
   export GLOO_SOCKET_IFNAME=lo
   export NCCL_SOCKET_IFNAME="=lo"
   LAUNCHER+=(

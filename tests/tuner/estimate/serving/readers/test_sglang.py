@@ -74,7 +74,7 @@ def test_deepep_spreads_experts_whatever_is_stated(deployment: Made) -> None:
     assert any("all 8 ranks" in note for note in launch.notes)
 
 
-def test_an_unknown_exchange_is_named(deployment: Made) -> None:
+def test_an_unknown_all_to_all_backend_is_named(deployment: Made) -> None:
     launch = deployment(engine="sglang").read(
         f"{START} --tp 8 --moe-a2a-backend mooncake --deepep-mode auto"
     )

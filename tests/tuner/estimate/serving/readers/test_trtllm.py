@@ -95,13 +95,13 @@ def test_a_role_is_that_of_cache_and_scheduler_or_of_dynamos_worker(read: Read) 
     assert read(sends, script=f"{worker} prefill\n").role is Role.PREFILL
 
 
-def test_the_exchange_is_the_one_that_a_variable_forces(read: Read) -> None:
+def test_a_variable_forces_the_all_to_all_backend(read: Read) -> None:
     wide = PLAIN | {"moe_expert_parallel_size": 8, "enable_attention_dp": True}
     for value, backend in (("DEEPEP", "deepep_normal"), ("ALLGATHER", "allgather")):
         launch = read(wide, script=f"export TRTLLM_FORCE_COMM_METHOD={value}\n{SCRIPT}")
         assert launch.setting.a2a_backend == backend
     other = read(wide, script=f"export TRTLLM_FORCE_COMM_METHOD=NVLINK\n{SCRIPT}")
-    assert any("NVLINK is priced as gathering" in note for note in other.notes)
+    assert any("NVLINK is priced as all-gather" in note for note in other.notes)
 
 
 def test_slots_beyond_the_experts_are_copies_wherever_they_are_stated(

@@ -89,7 +89,7 @@ def test_a_role_that_is_both_is_said_to_be_read_as_both(deployment: Made) -> Non
 
 def test_what_takes_no_effect_is_said(deployment: Made) -> None:
     launch = deployment().read("vllm serve m -dp 8 --all2all-backend pplx")
-    assert any("takes effect under --enable-expert-parallel" in note for note in launch.notes)
+    assert any("takes effect only under --enable-expert-parallel" in note for note in launch.notes)
     assert any("pplx is priced as" in note for note in launch.notes)
     dense = deployment(model="llama-3.1-8b").read("vllm serve m -ep")
     assert any("changes nothing of a model without" in note for note in dense.notes)
@@ -179,6 +179,6 @@ def test_batches_that_are_not_stated_follow_the_device(deployment: Made) -> None
         assert (setting.step_tokens, setting.running) == (tokens, running), device
 
 
-def test_what_stands_behind_a_value_with_an_equals_sign_is_none_of_it(deployment: Made) -> None:
+def test_words_after_a_flag_with_an_equals_sign_are_not_its_value(deployment: Made) -> None:
     launch = deployment().read("vllm serve -tp 2 --gpu_memory_utilization=0.98 /models/mixtral")
     assert launch.memory_ratio == 0.98

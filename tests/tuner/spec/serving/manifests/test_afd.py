@@ -16,7 +16,7 @@ from tuner.devices.datasheet import Generation
 from tuner.serve_plan import ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
-from tuner.spec.serving.manifests.registry import ENGINES, manifest_of
+from tuner.spec.serving.manifests.registry import ENGINES, engine_manifest
 from tuner.spec.serving.manifests.rules import refusals
 from tuner.spec.serving.manifests.vllm_afd import AFD_PLUGIN, VLLM_0_30_AFD
 
@@ -49,7 +49,7 @@ def _refused(
     plan = sample_serving(model, decision, goal=AFD_ENGINE | goal).plan
     return "\n".join(
         refusals(
-            manifest_of(plan.goal.engine),
+            engine_manifest(plan.goal.engine),
             decision,
             model=model,
             goal=plan.goal,
@@ -61,7 +61,7 @@ def _refused(
 
 def test_a_cell_by_the_rules_is_launched(deepseek: ModelSpec, qwen: ModelSpec) -> None:
     uneven = attention_expert(attention={"devices": 3, "attention_dp": 3})
-    alike = attention_expert(
+    identical = attention_expert(
         attention={"devices": 4, "attention_tp": 4, "attention_dp": 1},
         expert={"devices": 4, "attention_tp": 4, "attention_dp": 1, "ep": 4},
     )
@@ -69,7 +69,7 @@ def test_a_cell_by_the_rules_is_launched(deepseek: ModelSpec, qwen: ModelSpec) -
         attention={"two_batch_overlap": True}, expert={"two_batch_overlap": True}
     )
     for model in (deepseek, qwen):
-        for decision in (attention_expert(), uneven, alike, halved, aggregated()):
+        for decision in (attention_expert(), uneven, identical, halved, aggregated()):
             assert _refused(decision, model) == ""
 
 
@@ -78,23 +78,23 @@ def test_a_cell_by_the_rules_is_launched(deepseek: ModelSpec, qwen: ModelSpec) -
     [
         ({"expert": {"devices": 8, "attention_dp": 8, "ep": 8}}, "at least num_ffn_ranks"),
         ({"attention": {"count": 3}}, "do not pair up"),
-        ({"expert": {"pool": "h20"}}, "cells over two pools (h100, h20)"),
+        ({"expert": {"pool": "h20"}}, "AFD units over two pools (h100, h20)"),
         ({"attention": {"pp": 2, "devices": 8}}, "pp 2 must be 1"),
         ({"attention": {"draft_tokens": 2}}, "no draft layer has a wrapper"),
         ({"attention": {"ep": 4}}, "ep 4 of a server without experts must be 1"),
-        ({"expert": {"ep": 1, "moe_tp": 1}}, "experts lie on all 2 devices"),
+        ({"expert": {"ep": 1, "moe_tp": 1}}, "experts are on all 2 devices"),
         ({"expert": {"a2a_backend": "deepep_low_latency"}}, "no recipe runs it"),
         ({"attention": DATA_TWO}, "tensor ranks of an FFN server must get the same tokens"),
-        ({"attention": {"two_batch_overlap": True}}, "halve their batches, or neither"),
+        ({"attention": {"two_batch_overlap": True}}, "use two_batch_overlap, or neither"),
         ({"connector": "mooncake"}, "connector mooncake is not one of nixl"),
     ],
 )
 def test_a_cell_that_breaks_a_rule_is_refused_by_it(
     changes: dict[str, Any], line: str, deepseek: ModelSpec
 ) -> None:
-    found = _refused(attention_expert(**changes), deepseek)
-    assert line in found
-    assert all(each.startswith("vllm 0.30.0+afd: ") for each in found.splitlines())
+    lines = _refused(attention_expert(**changes), deepseek)
+    assert line in lines
+    assert all(each.startswith("vllm 0.30.0+afd: ") for each in lines.splitlines())
 
 
 def test_models_and_devices_without_support_are_refused(
@@ -108,9 +108,9 @@ def test_models_and_devices_without_support_are_refused(
     assert _refused(both, deepseek) == ""
     assert "without sequence-parallel experts" in _refused(both, qwen)
     other = next(one for one in Generation if AFD_PLUGIN.connector(one) is None)
-    found = _refused(attention_expert(), deepseek, generation=other)
-    assert "no connector runs on" in found
-    assert "CAMP2pAFDConnector (Ascend 910C)" in found
+    lines = _refused(attention_expert(), deepseek, generation=other)
+    assert "no connector runs on" in lines
+    assert "CAMP2pAFDConnector (Ascend 910C)" in lines
 
 
 def test_nobody_gets_the_experiment_who_does_not_name_it() -> None:

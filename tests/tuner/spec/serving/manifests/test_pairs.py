@@ -13,7 +13,7 @@ from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
 EXAMPLES = Path(__file__).parents[5] / "examples/models"
-UNLIKE = {"old": "h100", "new": "b200"}
+HETEROGENEOUS = {"old": "h100", "new": "b200"}
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def qwen() -> ModelSpec:
 
 
 def _serving(model: ModelSpec, engine: str, decision: ServeDecision) -> VerifiedServing:
-    return sample_serving(model, decision, engine=engine, devices=UNLIKE)
+    return sample_serving(model, decision, engine=engine, devices=HETEROGENEOUS)
 
 
 def _between(one: dict[str, Any], other: dict[str, Any]) -> ServeDecision:

@@ -8,7 +8,7 @@ from tests.rows import each_row
 from tuner.errors import UnknownTargetError
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.serving.goal import Engine, ServeGoal
-from tuner.spec.serving.manifests.registry import ENGINES, manifest_of, modes_on
+from tuner.spec.serving.manifests.registry import ENGINES, engine_manifest, modes_on
 
 
 def test_every_engine_of_a_goal_is_described() -> None:
@@ -16,16 +16,16 @@ def test_every_engine_of_a_goal_is_described() -> None:
 
 
 @each_row("name", ENGINES)
-def test_the_newest_release_stands_for_none(name: str) -> None:
+def test_the_newest_release_is_the_default(name: str) -> None:
     newest = ENGINES[name][0]
-    assert manifest_of(Engine.model_validate({"name": name})) is newest
+    assert engine_manifest(Engine.model_validate({"name": name})) is newest
     named = Engine.model_validate({"name": name, "version": newest.release})
-    assert manifest_of(named) is newest
+    assert engine_manifest(named) is newest
 
 
 def test_a_release_that_is_not_described_is_answered_with_those_that_are() -> None:
     with pytest.raises(UnknownTargetError, match=r"no sglang '0.4' .* there is 0.5.23"):
-        manifest_of(Engine(name="sglang", version="0.4"))
+        engine_manifest(Engine(name="sglang", version="0.4"))
 
 
 @each_row("name", ENGINES)

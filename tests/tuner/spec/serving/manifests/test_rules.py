@@ -14,7 +14,7 @@ from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.manifest import DEEPEP_HIDDEN_SIZES, LARGEST_DISPATCH_TOKENS
 from tuner.spec.serving.manifests.registry import ENGINES
-from tuner.spec.serving.manifests.rules import nodes_of, refusals
+from tuner.spec.serving.manifests.rules import nodes_needed, refusals
 
 EXAMPLES = Path(__file__).parents[5] / "examples/models"
 ALL = tuple(ENGINES)
@@ -35,7 +35,7 @@ def _refused(
     **goal: Any,
 ) -> str:
     plan = sample_serving(model, decision, engine=engine, goal=goal).plan
-    found = refusals(
+    lines = refusals(
         ENGINES[engine][0],
         decision,
         model=model,
@@ -44,7 +44,7 @@ def _refused(
             (group.pool for group in decision.instances), devices_per_node
         ),
     )
-    return "\n".join(found)
+    return "\n".join(lines)
 
 
 @each_row("engine", ALL)
@@ -57,7 +57,7 @@ def test_plain_deployments_are_taken(
 
 CASES: list[tuple[str, tuple[str, ...], ServeDecision]] = [
     (
-        "experts lie on all 8 devices",
+        "experts are on all 8 devices",
         ALL,
         aggregated(ep=1, moe_tp=1),
     ),
@@ -66,7 +66,7 @@ CASES: list[tuple[str, tuple[str, ...], ServeDecision]] = [
         ("trtllm",),
         aggregated(attention_tp=2, attention_dp=4),
     ),
-    ("experts are whole or sliced", ("vllm",), aggregated(moe_tp=2, ep=4)),
+    ("experts are split or not", ("vllm",), aggregated(moe_tp=2, ep=4)),
     (
         "deepep_normal needs moe_tp 1 and ep above 1",
         ALL,
@@ -78,13 +78,13 @@ CASES: list[tuple[str, tuple[str, ...], ServeDecision]] = [
         aggregated(attention_tp=8, attention_dp=1, a2a_backend="deepep_normal"),
     ),
     (
-        "1024 tokens a rank and step at most, not 2048",
+        "1024 tokens per rank and step at most, not 2048",
         ALL,
         disaggregated(decode={"max_batch": 2048, "a2a_backend": "deepep_low_latency"}),
     ),
     (
         # vLLM's prompts go through the same buffers; the others' do not.
-        "1024 tokens a rank and step at most, not 8192",
+        "1024 tokens per rank and step at most, not 8192",
         ("vllm",),
         aggregated(a2a_backend="deepep_low_latency"),
     ),
@@ -141,14 +141,14 @@ def test_copies_of_experts_need_what_the_release_wants(engine: str, deepseek: Mo
     wants_data = "need attention_dp above 1" in _refused(engine, tensor, deepseek)
     assert wants_data == (engine == "trtllm")
     olmoe = read_model(EXAMPLES / "olmoe-1b-7b/config.json")
-    assert "experts of OlmoeForCausalLM have no copies" in _refused(
+    assert "OlmoeForCausalLM has no redundant experts" in _refused(
         engine, aggregated(redundant_experts=8), olmoe
     )
 
 
 def test_deepeps_kernels_for_many_tokens_run_on_some_numbers_of_ranks(deepseek: ModelSpec) -> None:
     wide = {"devices": 72, "attention_dp": 72, "ep": 72, "redundant_experts": 32}
-    line = "DeepEP's kernels for many tokens run on"
+    line = "DeepEP's normal kernels run on"
     for engine in ALL:
         normal = aggregated(**wide, a2a_backend="deepep_normal")
         assert line in _refused(engine, normal, deepseek)
@@ -181,19 +181,19 @@ def test_modes_are_made_of_their_roles(engine: str, deepseek: ModelSpec) -> None
     decision = ServeDecision(
         mode="disaggregated", instances=(group,), handovers=disaggregated().handovers
     )
-    assert "is made of decode and prefill, the decision of aggregated" in _refused(
+    assert "has roles decode and prefill, the decision of aggregated" in _refused(
         engine, decision, deepseek
     )
 
 
 @each_row("engine", ALL)
-def test_a_handover_is_needed_and_only_one_connector(engine: str, deepseek: ModelSpec) -> None:
+def test_a_kv_transfer_with_one_connector_is_needed(engine: str, deepseek: ModelSpec) -> None:
     good = disaggregated()
     none = good.model_copy(update={"handovers": ()})
-    assert "the handovers name none" in _refused(engine, none, deepseek)
-    (handover,) = good.handovers
-    other = handover.model_copy(update={"connector": "mooncake"})
-    both = good.model_copy(update={"handovers": (handover, other)})
+    assert "the KV transfers name none" in _refused(engine, none, deepseek)
+    (transfer,) = good.handovers
+    other = transfer.model_copy(update={"connector": "mooncake"})
+    both = good.model_copy(update={"handovers": (transfer, other)})
     assert "['mooncake', 'nixl']" in _refused(engine, both, deepseek)
 
 
@@ -206,7 +206,7 @@ def test_the_cap_is_that_of_the_kernels_tag() -> None:
 def test_machines_hold_equal_parts_and_are_no_more_than_needed(
     devices: int, devices_per_node: int
 ) -> None:
-    nodes = nodes_of(devices, devices_per_node=devices_per_node)
+    nodes = nodes_needed(devices, devices_per_node=devices_per_node)
     assert devices % nodes == 0
     assert devices // nodes <= devices_per_node
     fewer = [n for n in range(1, nodes) if devices % n == 0 and devices // n <= devices_per_node]

@@ -57,7 +57,7 @@ def _refused(
 ) -> str:
     plan = sample_serving(model, decision, engine=engine, goal=goal).plan
     pools = {group.pool for group in decision.instances}
-    found = refusals(
+    lines = refusals(
         ENGINES[engine][0],
         decision,
         model=model,
@@ -65,7 +65,7 @@ def _refused(
         devices_per_node=dict.fromkeys(pools, 8),
         generations=dict.fromkeys(pools, generation),
     )
-    return "\n".join(found)
+    return "\n".join(lines)
 
 
 @each_row("engine", ALL)
@@ -74,7 +74,7 @@ def test_drafts_count_under_the_low_latency_cap(engine: str, deepseek: ModelSpec
     fits = disaggregated(decode={**LOW_LATENCY, "max_batch": 256, "draft_tokens": 3})
     assert not _refused(engine, fits, deepseek, MTP)
     more = disaggregated(decode={**LOW_LATENCY, "max_batch": 257, "draft_tokens": 3})
-    line = "1024 tokens a rank and step at most, not 1028; lower the batch or the drafts"
+    line = "1024 tokens per rank and step at most, not 1028; lower the batch or the drafts"
     assert line in _refused(engine, more, deepseek, MTP)
 
 
@@ -93,8 +93,8 @@ def test_drafting_needs_somebody_who_drafts(
 ) -> None:
     decision = aggregated(draft_tokens=3)
     assert not _refused(engine, decision, deepseek, MTP)
-    assert "need goal.speculative to say who drafts" in _refused(engine, decision, deepseek)
-    assert "Qwen3MoeForCausalLM has no heads" in _refused(engine, decision, qwen, MTP)
+    assert "need goal.speculative with the method" in _refused(engine, decision, deepseek)
+    assert "Qwen3MoeForCausalLM has no MTP layers" in _refused(engine, decision, qwen, MTP)
     eagle = _refused(engine, decision, qwen, EAGLE)
     assert ("drafting by eagle is not one of mtp" in eagle) == (engine == "trtllm")
 
@@ -106,7 +106,7 @@ def test_drafting_across_pipeline_stages_is_what_each_release_says(deepseek: Mod
 
 
 @each_row("engine", ALL)
-def test_decode_groups_draft_alike(engine: str, deepseek: ModelSpec) -> None:
+def test_decode_groups_draft_equally_many_tokens(engine: str, deepseek: ModelSpec) -> None:
     one = disaggregated(decode={"draft_tokens": 3})
     plain = sample_instances(Role.DECODE, count=1)
     both = one.model_copy(update={"instances": (*one.instances, plain)})
@@ -129,12 +129,12 @@ def test_a_batch_with_its_drafts_must_fit_the_tokens_of_a_step(deepseek: ModelSp
         ("trtllm", {"a2a_backend": "deepep_normal"}, "two_batch_overlap does not exist"),
     ],
 )
-def test_halves_overlap_only_with_an_exchange_to_hide(
+def test_two_batch_overlap_needs_an_all_to_all(
     engine: str, changes: dict[str, Any], line: str, deepseek: ModelSpec
 ) -> None:
-    found = _refused(engine, aggregated(two_batch_overlap=True, **changes), deepseek)
-    assert line in found
-    assert bool(found) == bool(line)
+    lines = _refused(engine, aggregated(two_batch_overlap=True, **changes), deepseek)
+    assert line in lines
+    assert bool(lines) == bool(line)
 
 
 def test_sglang_builds_deepep_into_some_models(mixtral: ModelSpec, qwen: ModelSpec) -> None:
@@ -166,9 +166,9 @@ def test_sglang_builds_deepep_into_some_models(mixtral: ModelSpec, qwen: ModelSp
 def test_pages_are_those_that_the_kernels_take(
     engine: str, generation: Generation, page: int, line: str, deepseek: ModelSpec
 ) -> None:
-    found = _refused(engine, aggregated(page_size=page), deepseek, generation=generation)
-    assert line in found
-    assert bool(found) == bool(line), found
+    lines = _refused(engine, aggregated(page_size=page), deepseek, generation=generation)
+    assert line in lines
+    assert bool(lines) == bool(line), lines
 
 
 def test_fp8_latent_caches_need_the_pages_of_flashmla(deepseek: ModelSpec) -> None:
@@ -193,9 +193,9 @@ def test_weights_without_units_are_refused_or_unpacked(
 ) -> None:
     goal = {"quantization": quantization}
     for engine in ALL:
-        found = _refused(engine, aggregated(), deepseek, goal, generation=generation)
-        assert bool(found) == (engine == "trtllm" and not has_units)
-        assert not found or f"not {generation}" in found
+        lines = _refused(engine, aggregated(), deepseek, goal, generation=generation)
+        assert bool(lines) == (engine == "trtllm" and not has_units)
+        assert not lines or f"not {generation}" in lines
 
 
 def test_scripts_say_where_weights_are_unpacked(deepseek: ModelSpec) -> None:
@@ -204,7 +204,7 @@ def test_scripts_say_where_weights_are_unpacked(deepseek: ModelSpec) -> None:
             deepseek, aggregated(), goal={"quantization": "nvfp4"}, devices={"h100": device}
         )
         files = {str(file.path): file.text for file in emit_serving("sglang", verified)}
-        assert ("has no units for nvfp4" in files["aggregated.sh"]) == said
+        assert ("has no tensor cores for nvfp4" in files["aggregated.sh"]) == said
 
 
 def test_shared_devices_are_sglangs_for_some_models(
@@ -212,11 +212,11 @@ def test_shared_devices_are_sglangs_for_some_models(
 ) -> None:
     assert not _refused("sglang", shared_device(), qwen)
     for model in (deepseek, mixtral):
-        found = _refused("sglang", shared_device(), model)
-        assert f"prompts of {model.architecture} do not run layer by layer" in found
+        lines = _refused("sglang", shared_device(), model)
+        assert f"{model.architecture} has no layer-by-layer prefill beside decode" in lines
     for engine in ("vllm", "trtllm"):
-        found = _refused(engine, shared_device(), qwen)
-        assert "mode shared_device is not one of aggregated, disaggregated: the release" in found
+        lines = _refused(engine, shared_device(), qwen)
+        assert "mode shared_device is not one of aggregated, disaggregated: the release" in lines
 
 
 @each_row(
@@ -238,7 +238,10 @@ def test_what_a_shared_device_excludes_is_named(
 @each_row("mode", ["attention_expert", "prefill_offload"])
 def test_modes_without_a_launcher_say_why(engine: str, mode: str, deepseek: ModelSpec) -> None:
     decision = aggregated().model_copy(update={"mode": mode})
-    found = _refused(engine, decision, deepseek)
-    assert f"mode {mode} is not one of" in found
-    assert {"attention_expert": "keeps experts", "prefill_offload": "cached in part"}[mode] in found
-    assert len(found.splitlines()) == 1
+    lines = _refused(engine, decision, deepseek)
+    assert f"mode {mode} is not one of" in lines
+    assert {
+        "attention_expert": "has no attention-FFN disaggregation",
+        "prefill_offload": "cached in part",
+    }[mode] in lines
+    assert len(lines.splitlines()) == 1

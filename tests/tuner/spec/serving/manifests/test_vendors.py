@@ -15,7 +15,7 @@ from tuner.spec.serving.kv_connectors import CacheKind, Connector, connector_rul
 from tuner.spec.serving.manifests.registry import (
     ENGINES,
     RELEASES,
-    manifest_of,
+    engine_manifest,
     release_on,
 )
 from tuner.spec.serving.manifests.vendor_pairs import (
@@ -46,13 +46,13 @@ def _goal(**changes: Any) -> ServeGoal:
 def _broken(
     one: tuple[str, Vendor], other: tuple[str, Vendor], *, dtype: str = "bf16"
 ) -> list[str]:
-    ends = tuple(
-        manifest_of(Engine.model_validate({"name": name}), vendor=vendor)
+    sides = tuple(
+        engine_manifest(Engine.model_validate({"name": name}), vendor=vendor)
         for name, vendor in (one, other)
     )
     lines = vendor_refusals(
-        *ends,
-        connector=connector_between(*ends),
+        *sides,
+        connector=connector_between(*sides),
         cache=CacheKind.GROUPED,
         kv_cache_dtype=dtype,
         generations=(OF_VENDOR[one[1]], OF_VENDOR[other[1]]),
@@ -79,10 +79,10 @@ def test_every_vendor_has_traits_and_releases_that_name_their_source() -> None:
                             connector=Connector(connector),
                             cache=cache,
                         )
-    assert len(images) == sum(len(found) for one in RELEASES.values() for found in one.values())
+    assert len(images) == sum(len(result) for one in RELEASES.values() for result in one.values())
 
 
-def test_deepep_is_planned_on_nvidia_devices_alone() -> None:
+def test_deepep_is_planned_on_nvidia_devices_only() -> None:
     for vendor, engines in RELEASES.items():
         for releases in engines.values():
             has_deepep = any("deepep" in one for one in releases[0].a2a_backends)
@@ -105,17 +105,19 @@ def test_which_pairs_break_which_rules() -> None:
         (nvidia, ("sglang", Vendor.NVIDIA), "bf16", ["engine"]),
     ]
     failures = [
-        f"{one} to {other} {dtype}: {found}, not {rules}"
+        f"{one} to {other} {dtype}: {result}, not {rules}"
         for one, other, dtype, rules in expected
-        if (found := _broken(one, other, dtype=dtype)) != rules
+        if (result := _broken(one, other, dtype=dtype)) != rules
     ]
     assert not failures, "\n".join(failures)
 
 
-def test_both_ends_of_two_vendors_run_one_attention_backend() -> None:
-    ends = [manifest_of(Engine(name="vllm"), vendor=one) for one in (Vendor.NVIDIA, Vendor.AMD)]
-    assert portable_backend(ends[0], ends[1], cache=CacheKind.GROUPED) == "TRITON_ATTN"
-    assert portable_backend(ends[0], ends[1], cache=CacheKind.LATENT) == "TRITON_MLA"
+def test_both_sides_of_two_vendors_run_one_attention_backend() -> None:
+    sides = [
+        engine_manifest(Engine(name="vllm"), vendor=one) for one in (Vendor.NVIDIA, Vendor.AMD)
+    ]
+    assert portable_backend(sides[0], sides[1], cache=CacheKind.GROUPED) == "TRITON_ATTN"
+    assert portable_backend(sides[0], sides[1], cache=CacheKind.LATENT) == "TRITON_MLA"
 
 
 def test_a_named_release_is_of_nvidia_where_a_plugin_follows_later() -> None:
@@ -132,9 +134,11 @@ def test_a_named_release_is_of_nvidia_where_a_plugin_follows_later() -> None:
 def test_attention_and_ffn_servers_and_copies_of_experts_stay_where_they_were_described() -> None:
     named = _goal(engine={"name": "vllm", "version": "0.30.0+afd"})
     for device, release in (("h100-sxm", "0.30.0+afd"), ("mi300x", "0.33.0")):
-        found = release_on(named, Pool(name="one", device=device, devices_per_node=8))
-        assert found.release == release
-        assert (found.afd is not None) == ("attention_expert" in found.modes) == ("+afd" in release)
+        result = release_on(named, Pool(name="one", device=device, devices_per_node=8))
+        assert result.release == release
+        assert (
+            (result.afd is not None) == ("attention_expert" in result.modes) == ("+afd" in release)
+        )
     for vendor, engines in RELEASES.items():
         kept = {bool(one.redundant_architectures) for one in (*engines["vllm"], *engines["sglang"])}
         assert kept == {vendor is not Vendor.HUAWEI}

@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
 # Written by moetune 0.1.0 for the model deepseek-v3.
 # 24 devices, mode attention_expert.
-# EXPERIMENTAL: attention and experts apart need vllm-project/afd-plugin at commit 1de1a990bf0dd638fae31705a683c74707092a29 with vllm 0.30.0 and no other; install both first.
-# prefill: 3 x 4 devices of h100, each on a machine; attention TP 1 x DP 4, experts TP 1 x EP 4, PP 1, all-to-all none; 64 requests and 8192 tokens a rank at most.
-# attention: 2 x 4 devices of h100, each on a machine; attention TP 1 x DP 4, no experts; 64 requests and 1024 tokens a rank at most.
-# expert: 2 x 2 devices of h100, each on a machine; experts EP 2 on TP 1 x DP 2 ranks; 64 requests and 1024 tokens a rank at most.
+# EXPERIMENTAL: AFD needs exactly vllm-project/afd-plugin at commit 1de1a990bf0dd638fae31705a683c74707092a29 with vllm 0.30.0; install both first.
+# prefill: 3 x 4 devices of h100, each on a machine; attention TP 1 x DP 4, experts TP 1 x EP 4, PP 1, all-to-all none; 64 requests and 8192 tokens per rank at most.
+# attention: 2 x 4 devices of h100, each on a machine; attention TP 1 x DP 4, no experts; 64 requests and 1024 tokens per rank at most.
+# expert: 2 x 2 devices of h100, each on a machine; experts EP 2 on TP 1 x DP 2 ranks; 64 requests and 1024 tokens per rank at most.
 # Expected TTFT: mean 500 ms (between 400 ms and 700 ms), P50 400 ms, P90 900 ms, P99 1.50 s.
 # Expected TPOT: mean 20.0 ms (between 18.0 ms and 23.0 ms), P50 20.0 ms, P90 30.0 ms, P99 40.0 ms.
 # Expected: 14 requests/s, 14000 output tokens/s, goodput 0.5 requests/s per device.
-# No published run stands behind the bands of attention_expert: they are a guess.
+# No published run supports the bands of attention_expert: they are a guess.
 #
 # Usage: MODEL=... [PORT=...] ./expert.sh [more flags of the engine]
-# Each serves an instance of attention.sh and takes no requests; its ranks meet that one's at AFD_HOST:AFD_PORT, by default this machine and PORT + 30.
-# Start both together, in either order: ranks give up where the others have not loaded their weights two minutes later.
-# Instances to start: 2. Those that share a machine need PORTs 200 apart and devices of their own (CUDA_VISIBLE_DEVICES).
+# Each serves an instance of attention.sh and takes no requests; their ranks rendezvous at AFD_HOST:AFD_PORT, by default this machine and PORT + 30.
+# Start both together, in either order: ranks time out if the others have not loaded their weights two minutes later.
+# Instances to start: 2. Instances on one machine need PORTs 200 apart and devices of their own (CUDA_VISIBLE_DEVICES).
 set -euo pipefail
 FILES="${FILES:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)}"
 : "${MODEL:?set MODEL to the path or name of the weights}"

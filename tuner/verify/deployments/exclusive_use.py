@@ -1,7 +1,7 @@
-"""One verification at a time has the deployments of a plan, and begins on a machine without them.
+"""Locks the deployments of a plan for one verification, and ends leftovers of a killed one.
 
-The lock goes with its holder, however that ends. What a killed verification left running on this
-machine carries the mark of a folder inside the plan's; by that it is found and ended.
+The lock ends with its holder. Processes that a killed verification left on this machine carry the
+mark of a folder inside the plan's; by that they are found and ended.
 
 Not covered: shared file systems without locks (flock), and what was left on other machines.
 """
@@ -16,14 +16,14 @@ from typing import Final
 from tuner.errors import OutputError
 from tuner.verify.termination import end_marked
 
-UNDER_WAY_NAME: Final = "deployments"
-"""In the folder of trials: files and logs of the launch under way."""
+SCRATCH_NAME: Final = "deployments"
+"""In the folder of trials: files and logs of the running launch."""
 LOCK_NAME: Final = "deployments.lock"
 
 
 @contextmanager
-def sole_use(trials: Path, *, plan: Path) -> Iterator[Path]:
-    """Keep others from a plan's deployments, end what was left of them, and say where to work.
+def exclusive_use(trials: Path, *, plan: Path) -> Iterator[Path]:
+    """Lock a plan's deployments, end leftovers, and yield the scratch folder.
 
     Args:
         trials: folder of the plan's trials.
@@ -32,7 +32,7 @@ def sole_use(trials: Path, *, plan: Path) -> Iterator[Path]:
     Raises:
         OutputError: the folder cannot be written, or another verification has it.
     """
-    scratch = trials / UNDER_WAY_NAME
+    scratch = trials / SCRATCH_NAME
     try:
         trials.mkdir(exist_ok=True)
         lock = (trials / LOCK_NAME).open("wb")

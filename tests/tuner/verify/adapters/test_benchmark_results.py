@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
-from tuner.verify.adapters import aiperf, sglang_bench, vllm_bench
-from tuner.verify.adapters.bench_result import BenchReader
-from tuner.verify.deployments.records import BenchRun
+from tuner.verify.adapters import aiperf, sglang_benchmark, vllm_benchmark
+from tuner.verify.adapters.benchmark_result import BenchmarkReader
+from tuner.verify.deployments.records import BenchmarkRun
 
 TIMES = {
     "mean_ttft_ms": 22.128630851511844,
@@ -91,7 +91,7 @@ AIPERF: dict[str, Any] = {
 }
 
 
-def read(reader: BenchReader, values: dict[str, Any]) -> BenchRun:
+def read(reader: BenchmarkReader, values: dict[str, Any]) -> BenchmarkRun:
     return reader(json.dumps(values).encode())
 
 
@@ -100,48 +100,50 @@ def without(values: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def test_vllms_client_tells_seconds_and_failures() -> None:
-    found = read(vllm_bench.read, VLLM)
-    assert (found.completed, found.failed) == (27, 3)
-    assert found.ttft_s.mean == pytest.approx(0.022128630851511844)
-    assert found.ttft_s.p90 == pytest.approx(0.022638186599942856)
-    assert found.tpot_s.p99 == pytest.approx(0.002268175411424766)
-    assert found.goodput_requests_per_s == found.requests_per_s
+    result = read(vllm_benchmark.read, VLLM)
+    assert (result.completed, result.failed) == (27, 3)
+    assert result.ttft_s.mean == pytest.approx(0.022128630851511844)
+    assert result.ttft_s.p90 == pytest.approx(0.022638186599942856)
+    assert result.tpot_s.p99 == pytest.approx(0.002268175411424766)
+    assert result.goodput_requests_per_s == result.requests_per_s
     # 540 tokens in and 216 out of 27 requests that completed.
-    assert (found.mean_input_tokens, found.mean_output_tokens) == (20.0, 8.0)
+    assert (result.mean_input_tokens, result.mean_output_tokens) == (20.0, 8.0)
 
 
 def test_older_releases_of_vllms_client_are_read() -> None:
     older = without(VLLM, "failed", "request_goodput", "p90_ttft_ms") | {"request_goodput:": 7.0}
-    found = read(vllm_bench.read, older)
-    assert (found.failed, found.goodput_requests_per_s, found.ttft_s.p90) == (3, 7.0, None)
-    assert read(vllm_bench.read, VLLM | {"request_goodput": None}).goodput_requests_per_s is None
+    result = read(vllm_benchmark.read, older)
+    assert (result.failed, result.goodput_requests_per_s, result.ttft_s.p90) == (3, 7.0, None)
+    assert (
+        read(vllm_benchmark.read, VLLM | {"request_goodput": None}).goodput_requests_per_s is None
+    )
 
 
 def test_of_appended_results_the_last_counts() -> None:
     lines = [json.dumps(SGLANG | {"completed": number}) for number in (20, 27)]
-    assert sglang_bench.read(("\n".join(lines) + "\n").encode()).completed == 27
+    assert sglang_benchmark.read(("\n".join(lines) + "\n").encode()).completed == 27
 
 
 def test_what_sglangs_client_sent_follows_from_its_goodput() -> None:
     # 93.6055 requests/s * 0.288444 s = 27 good ones, 27 / 0.9 = 30 sent.
-    assert read(sglang_bench.read, SGLANG | SGLANG_GOODPUT).failed == 3
-    assert read(sglang_bench.read, SGLANG).failed is None
+    assert read(sglang_benchmark.read, SGLANG | SGLANG_GOODPUT).failed == 3
+    assert read(sglang_benchmark.read, SGLANG).failed is None
     errors = [""] * 27 + ["Bad Request"] * 3
-    assert read(sglang_bench.read, SGLANG | {"errors": errors}).failed == 3
+    assert read(sglang_benchmark.read, SGLANG | {"errors": errors}).failed == 3
 
 
 def test_sglangs_client_tells_of_the_prefix_cache_where_it_asks() -> None:
     report = {"total_prompt_tokens": 540, "total_cached_tokens": 54, "cache_hit_rate_pct": 10.0}
-    found = read(sglang_bench.read, SGLANG | {"cache_report": report})
-    assert found.prefix_hit_ratio == pytest.approx(0.1)
+    result = read(sglang_benchmark.read, SGLANG | {"cache_report": report})
+    assert result.prefix_hit_ratio == pytest.approx(0.1)
 
 
 def test_aiperfs_units_are_heeded_and_its_warm_up_is_left_out() -> None:
-    found = read(aiperf.read, AIPERF)
-    assert (found.completed, found.failed) == (27, 3)
-    assert found.ttft_s.mean == pytest.approx(0.023364168111111113)
-    assert found.duration_s == pytest.approx(0.33962752)
-    assert found.mean_output_tokens == 8.0
+    result = read(aiperf.read, AIPERF)
+    assert (result.completed, result.failed) == (27, 3)
+    assert result.ttft_s.mean == pytest.approx(0.023364168111111113)
+    assert result.duration_s == pytest.approx(0.33962752)
+    assert result.mean_output_tokens == 8.0
     nanoseconds = AIPERF | {"time_to_first_token": {"unit": "ns", "avg": 2.5e7}}
     assert read(aiperf.read, nanoseconds).ttft_s.mean == pytest.approx(0.025)
     # Without an error the metric is not there.
@@ -151,17 +153,21 @@ def test_aiperfs_units_are_heeded_and_its_warm_up_is_left_out() -> None:
 @each_row(
     ("reader", "values", "said"),
     [
-        (vllm_bench.read, VLLM | {"completed": 0}, "no request that completed"),
-        (vllm_bench.read, VLLM | {"mean_ttft_ms": float("nan")}, "mean_ttft_ms"),
-        (vllm_bench.read, VLLM | {"duration": 0.0}, "duration"),
-        (vllm_bench.read, VLLM | {"median_tpot_ms": -1.0}, "greater than or equal to 0"),
-        (vllm_bench.read, without(VLLM, "median_tpot_ms"), "median_tpot_ms"),
-        (sglang_bench.read, without(SGLANG, *SGLANG), "no request that completed"),
-        (sglang_bench.read, SGLANG | {"errors": "none"}, "errors"),
+        (vllm_benchmark.read, VLLM | {"completed": 0}, "reports no completed request"),
+        (vllm_benchmark.read, VLLM | {"mean_ttft_ms": float("nan")}, "mean_ttft_ms"),
+        (vllm_benchmark.read, VLLM | {"duration": 0.0}, "duration"),
+        (vllm_benchmark.read, VLLM | {"median_tpot_ms": -1.0}, "greater than or equal to 0"),
+        (vllm_benchmark.read, without(VLLM, "median_tpot_ms"), "median_tpot_ms"),
+        (sglang_benchmark.read, without(SGLANG, *SGLANG), "reports no completed request"),
+        (sglang_benchmark.read, SGLANG | {"errors": "none"}, "errors"),
         (aiperf.read, AIPERF | {"is_complete": False, "incomplete_reason": "stalled"}, "stalled"),
         (aiperf.read, AIPERF | {"was_cancelled": True}, "cancelled"),
         (aiperf.read, without(AIPERF, "inter_token_latency"), "inter_token_latency"),
-        (aiperf.read, AIPERF | {"request_count": {"unit": "requests", "avg": 0.0}}, "no request"),
+        (
+            aiperf.read,
+            AIPERF | {"request_count": {"unit": "requests", "avg": 0.0}},
+            "no completed request",
+        ),
         (
             aiperf.read,
             AIPERF | {"time_to_first_token": {"unit": "fortnight", "avg": 1.0}},
@@ -170,14 +176,14 @@ def test_aiperfs_units_are_heeded_and_its_warm_up_is_left_out() -> None:
     ],
 )
 def test_what_cannot_be_compared_is_refused(
-    reader: BenchReader, values: dict[str, Any], said: str
+    reader: BenchmarkReader, values: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
         read(reader, values)
 
 
-@each_row("reader", [vllm_bench.read, sglang_bench.read, aiperf.read])
+@each_row("reader", [vllm_benchmark.read, sglang_benchmark.read, aiperf.read])
 @each_row("content", [b"", b"\xff\xfe", b"[]", b"[" * 10**6, b'{"a": 1', b"null"])
-def test_garbage_is_refused(reader: BenchReader, content: bytes) -> None:
+def test_garbage_is_refused(reader: BenchmarkReader, content: bytes) -> None:
     with pytest.raises(ValueError, match="not the JSON of"):
         reader(content)

@@ -1,9 +1,9 @@
-"""Move between cores that are alike, where another guest of the host slows the one that measures.
+"""Move between equal cores when another guest of the host slows the current one down.
 
-Virtual cores are disturbed one by one, so that a rank that is alone can leave a slow one. Only
-cores that share the last cache with the first one are taken, so that memory stays as near as it
-was, out of those that the thread may use. Where Linux does not say which, or for lack of Linux, a
-rank stays where it is.
+Virtual cores are disturbed one by one, so a single rank can leave a slow one. Only cores that share
+the last-level cache with the first one and that the thread may use are taken, so memory stays as
+near as it was. Where Linux does not say which cores those are, or on other systems, the rank stays
+where it is.
 
 For one thread: a second one would stay behind.
 """
@@ -18,49 +18,49 @@ import psutil
 from profilers.affinity import usable_cores
 
 CPUS: Final = Path("/sys/devices/system/cpu")
-LAST_CACHE: Final = "cache/index3/shared_cpu_list"
-MOST_CORES: Final = 8
-"""Where all of so many are slow, more would be, too."""
+LAST_LEVEL_CACHE: Final = "cache/index3/shared_cpu_list"
+MAX_CORES: Final = 8
+"""If that many are all slow, more would be, too."""
 
 
 class Cores:
     """The cores that this thread moves between; it may run anywhere until `enter`."""
 
     def __init__(self, near: Sequence[int] = (), *, allowed: frozenset[int] = frozenset()) -> None:
-        self._near = tuple(near[:MOST_CORES])
+        self._near = tuple(near[:MAX_CORES])
         self._allowed = allowed
-        self._at = 0
+        self._current = 0
         self._is_pinned = False
 
     @classmethod
     def of_this_thread(cls, cpus: Path = CPUS) -> "Cores":
-        """Those near the core that this process runs on just now."""
+        """Cores near the one that this process runs on."""
         if not hasattr(os, "sched_getaffinity"):
             return cls()
         allowed = usable_cores()
         here = psutil.Process().cpu_num()
         first = here if here in allowed else min(allowed)
-        near = cores_in(cpus / f"cpu{first}" / LAST_CACHE) & allowed
+        near = parse_cores(cpus / f"cpu{first}" / LAST_LEVEL_CACHE) & allowed
         return cls((first, *sorted(near - {first})), allowed=allowed)
 
     @property
     def count(self) -> int:
-        """How many there are to choose from; one means staying."""
+        """How many there are to choose from; with one, the thread stays."""
         return max(1, len(self._near))
 
     @property
-    def at(self) -> int:
-        """Number of the one that it is on, from 0 to `count`."""
-        return self._at
+    def current(self) -> int:
+        """Number of the core that the thread is on, below `count`."""
+        return self._current
 
     def enter(self, number: int) -> None:
-        """Go to one of them, and stay there."""
-        if self.count > 1 and not (self._is_pinned and number == self._at):
-            self._at = number
+        """Pin the thread to one of them."""
+        if self.count > 1 and not (self._is_pinned and number == self._current):
+            self._current = number
             self._pin(frozenset({self._near[number]}))
 
     def leave(self) -> None:
-        """May run anywhere again, as before."""
+        """Let the thread run anywhere again, as before."""
         if self._is_pinned:
             self._pin(self._allowed)
             self._is_pinned = False
@@ -70,12 +70,12 @@ class Cores:
             os.sched_setaffinity(0, cores)
             self._is_pinned = True
         except OSError:
-            # Taken away in the meantime (a cpuset): whoever took it says where this runs.
-            self._near, self._at = (), 0
+            # A cpuset took the core away in the meantime; it decides where this thread runs.
+            self._near, self._current = (), 0
 
 
-def cores_in(file: Path) -> frozenset[int]:
-    """Read cores as Linux lists them (`0-3,8`); none where it does not say."""
+def parse_cores(file: Path) -> frozenset[int]:
+    """Parse a file of cores as Linux lists them (`0-3,8`); empty if it cannot be read."""
     try:
         parts = file.read_text(encoding="ascii").strip().split(",")
         bounds = [part.partition("-")[::2] for part in parts if part]

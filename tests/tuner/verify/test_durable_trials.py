@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME
+from tuner.verify.durable_trials import adopt_trial, note, read_running_trials, sweep, trial_folder
 from tuner.verify.launcher import Launch, LaunchResult
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
-from tuner.verify.search import StudySearch, Wish
+from tuner.verify.search import LaunchRequest, StudySearch
 from tuner.verify.study.claims import Progress
-from tuner.verify.study.membership import Left
+from tuner.verify.study.membership import EarlierTrials
 from tuner.verify.study.worker import this_worker
-from tuner.verify.under_way import folder_of, found_under_way, is_adopted, note, sweep
 
-Around = Callable[..., Neighbourhood]
+DecisionSpace = Callable[..., Neighbourhood]
 Record = Callable[..., TrialRecord]
 Join = Callable[..., StudySearch]
 
@@ -42,7 +42,7 @@ class Jobs:
         self.alive.clear()
 
     def begin(self, place: Path, proposal: Proposal, *, plan_sha256: str = PLAN) -> Path:
-        folder = folder_of(place, proposal.number)
+        folder = trial_folder(place, proposal.number)
         note(folder, proposal, plan_sha256=plan_sha256)
         self.alive.add(folder)
         return folder
@@ -53,55 +53,55 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "under-way"
 
 
-def _anything(_progress: Progress) -> list[Wish]:
-    return [Wish()]
+def _anything(_progress: Progress) -> list[LaunchRequest]:
+    return [LaunchRequest()]
 
 
 def _proposed(study: StudySearch) -> Proposal:
-    found = study.next(_anything)
-    assert isinstance(found, Proposal)
-    return found
+    result = study.next(_anything)
+    assert isinstance(result, Proposal)
+    return result
 
 
 def _adopting(jobs: Jobs, place: Path) -> Callable[[Proposal], bool]:
-    return lambda proposal: is_adopted(place, jobs, proposal, plan_sha256=PLAN)
+    return lambda proposal: adopt_trial(place, jobs, proposal, plan_sha256=PLAN)
 
 
 def test_the_job_of_a_dead_worker_goes_on_under_its_number(
-    planned: Path, around: Around, record: Record, join: Join, place: Path
+    planned: Path, space: DecisionSpace, record: Record, join: Join, place: Path
 ) -> None:
     jobs = Jobs()
-    begun = _proposed(join(around(planned), planned))
+    begun = _proposed(join(space(planned), planned))
     folder = jobs.begin(place, begun)
-    next_one = join(around(planned), planned, adopt=_adopting(jobs, place), worker=this_worker())
+    next_one = join(space(planned), planned, adopt=_adopting(jobs, place), worker=this_worker())
     next_one.sweep(lambda numbers: sweep(place, jobs, but=numbers))
     assert _proposed(next_one) == begun
     assert _proposed(next_one).decision != begun.decision
     assert jobs.alive == {folder}
-    assert next_one.tell(begun, record(begun.number, decision=begun.decision))
+    assert next_one.report(begun, record(begun.number, decision=begun.decision))
 
 
 def test_a_job_that_has_gone_frees_its_decision_and_leaves_no_folder(
-    planned: Path, around: Around, join: Join, place: Path
+    planned: Path, space: DecisionSpace, join: Join, place: Path
 ) -> None:
     jobs = Jobs()
-    begun = _proposed(join(around(planned), planned))
+    begun = _proposed(join(space(planned), planned))
     folder = jobs.begin(place, begun)
     jobs.alive.clear()
-    next_one = join(around(planned), planned, adopt=_adopting(jobs, place))
-    again = _proposed(next_one)
-    assert again.decision == begun.decision
-    assert again.number != begun.number
+    next_one = join(space(planned), planned, adopt=_adopting(jobs, place))
+    repeated = _proposed(next_one)
+    assert repeated.decision == begun.decision
+    assert repeated.number != begun.number
     assert not folder.exists()
 
 
 def test_jobs_of_a_worker_that_lives_are_left_alone(
-    planned: Path, around: Around, join: Join, place: Path
+    planned: Path, space: DecisionSpace, join: Join, place: Path
 ) -> None:
     jobs = Jobs()
-    begun = _proposed(join(around(planned), planned, worker=this_worker()))
+    begun = _proposed(join(space(planned), planned, worker=this_worker()))
     folder = jobs.begin(place, begun)
-    beside = join(around(planned), planned, adopt=_adopting(jobs, place), worker=this_worker())
+    beside = join(space(planned), planned, adopt=_adopting(jobs, place), worker=this_worker())
     beside.sweep(lambda numbers: sweep(place, jobs, but=numbers))
     assert _proposed(beside).decision != begun.decision
     assert jobs.alive == {folder}
@@ -109,27 +109,27 @@ def test_jobs_of_a_worker_that_lives_are_left_alone(
 
 
 def test_a_job_outlives_the_loss_of_the_study(
-    planned: Path, around: Around, join: Join, place: Path
+    planned: Path, space: DecisionSpace, join: Join, place: Path
 ) -> None:
     jobs = Jobs()
-    begun = _proposed(join(around(planned), planned))
+    begun = _proposed(join(space(planned), planned))
     jobs.begin(place, begun)
     (planned / TRIALS_NAME / JOURNAL_NAME).unlink()
-    left = Left(under_way=found_under_way(place, plan_sha256=PLAN))
+    left = EarlierTrials(running=read_running_trials(place, plan_sha256=PLAN))
     next_one = join(
-        around(planned), planned, left=left, adopt=_adopting(jobs, place), worker=this_worker()
+        space(planned), planned, left=left, adopt=_adopting(jobs, place), worker=this_worker()
     )
     assert _proposed(next_one) == begun
 
 
 def test_what_belongs_to_another_plan_is_ended(
-    planned: Path, around: Around, join: Join, place: Path
+    planned: Path, space: DecisionSpace, join: Join, place: Path
 ) -> None:
     jobs = Jobs()
-    study = join(around(planned), planned, adopt=_adopting(jobs, place), worker=this_worker())
+    study = join(space(planned), planned, adopt=_adopting(jobs, place), worker=this_worker())
     strange = Proposal(number=7, decision=_proposed(study).decision, origin="plan")
     folder = jobs.begin(place, strange, plan_sha256="b" * 64)
-    assert found_under_way(place, plan_sha256=PLAN) == ()
+    assert read_running_trials(place, plan_sha256=PLAN) == ()
     study.sweep(lambda numbers: sweep(place, jobs, but=numbers))
     assert not jobs.alive
     assert not folder.exists()

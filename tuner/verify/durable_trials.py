@@ -1,10 +1,10 @@
-"""Trials that outlive the process which started them: each has a folder with its proposal in it.
+"""Trials that outlive the process which started them, e.g. Slurm jobs.
 
     <folder>/NNNN/proposal.json      written before the launch, removed with the folder at its end
 
-Whoever takes over the trials of a verification that was killed finds them again and asks the
-launcher which ones it still holds; those are awaited, the others are removed and their decisions
-launched again. Folders are numbered by the study, so several verifications may share the place.
+A verification that resumes after a kill finds these folders and checks which trials the launcher
+still has; those are awaited, the others are removed and their decisions launched again. Folders are
+numbered by the study, so several verifications may share the parent folder.
 """
 
 import shutil
@@ -24,22 +24,22 @@ PROPOSAL_NAME: Final = "proposal.json"
 
 
 class DurableLauncher(Protocol):
-    """Runs trials that go on when this process ends."""
+    """Runs trials that outlive this process."""
 
     def __call__(self, launch: Launch) -> LaunchResult:
-        """Run a trial, or await the one that lies in its folder already."""
+        """Run a trial, or await the one whose folder exists already."""
         ...
 
     def holds(self, folder: Path) -> bool:
-        """Whether the trial in a folder runs, waits or has left its result."""
+        """Whether the trial in a folder runs, waits or has a result."""
         ...
 
     def forget(self, folder: Path) -> None:
-        """End what may be left of the trial in a folder."""
+        """End what is left of the trial in a folder."""
         ...
 
     def stop(self) -> None:
-        """End every trial under way; their calls raise."""
+        """End every running trial; their calls raise."""
         ...
 
 
@@ -50,7 +50,7 @@ class Stored(Proposal):
 
 
 def note(folder: Path, proposal: Proposal, *, plan_sha256: str) -> None:
-    """Write down what a folder is going to hold.
+    """Write the proposal of a trial into its folder.
 
     Raises:
         OutputError: the folder cannot be written.
@@ -59,26 +59,26 @@ def note(folder: Path, proposal: Proposal, *, plan_sha256: str) -> None:
     write_files(folder, {PROPOSAL_NAME: stored.model_dump_json(indent=1) + "\n"})
 
 
-def found_under_way(place: Path, *, plan_sha256: str) -> tuple[Proposal, ...]:
-    """Return the trials that earlier processes, or others, have under way.
+def read_running_trials(place: Path, *, plan_sha256: str) -> tuple[Proposal, ...]:
+    """Return the running trials of earlier or other processes.
 
     Args:
-        place: folder of all trials under way.
-        plan_sha256: of the plan; trials of another one are not ours to count.
+        place: folder of all running trials.
+        plan_sha256: of the plan; trials of other plans are skipped.
     """
-    found = (_stored(one / PROPOSAL_NAME) for one in sorted(place.glob("[0-9]*")))
+    stored = (_stored(one / PROPOSAL_NAME) for one in sorted(place.glob("[0-9]*")))
     return tuple(
         Proposal(**one.model_dump(exclude={"plan_sha256"}))
-        for one in found
+        for one in stored
         if one is not None and one.plan_sha256 == plan_sha256
     )
 
 
-def is_adopted(
+def adopt_trial(
     place: Path, launcher: DurableLauncher, proposal: Proposal, *, plan_sha256: str
 ) -> bool:
-    """Whether a trial goes on and can be awaited here; what is left of it is removed if not."""
-    folder = folder_of(place, proposal.number)
+    """Whether a trial still runs and can be awaited here; otherwise remove what is left of it."""
+    folder = trial_folder(place, proposal.number)
     stored = _stored(folder / PROPOSAL_NAME)
     if stored == Stored(plan_sha256=plan_sha256, **proposal.model_dump()) and launcher.holds(
         folder
@@ -89,8 +89,8 @@ def is_adopted(
 
 
 def sweep(place: Path, launcher: DurableLauncher, *, but: Collection[int]) -> None:
-    """Remove the folders of trials that nobody has under way."""
-    kept = {folder_of(place, number) for number in but}
+    """Remove the folders of trials that are not running."""
+    kept = {trial_folder(place, number) for number in but}
     for folder in sorted(place.glob("[0-9]*")):
         if folder not in kept:
             _remove(folder, launcher)
@@ -102,7 +102,7 @@ def _remove(folder: Path, launcher: DurableLauncher) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def folder_of(place: Path, number: int) -> Path:
+def trial_folder(place: Path, number: int) -> Path:
     """Return the folder of a trial."""
     return place / f"{number:04d}"
 

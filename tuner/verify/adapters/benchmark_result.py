@@ -1,8 +1,8 @@
-"""What readers of clients' results share: the document, its size, and the fields of one family.
+"""Shared by the readers of benchmark results: the JSON document and the common fields.
 
-SGLang's client grew out of vLLM's, and both name most of what they tell alike. A result is one
-JSON document, or a line of JSON for each run, of which the last counts. It comes from a program of
-the user's, so it is bounded, and whatever it lacks is said in one line.
+SGLang's client grew out of vLLM's, and most of their fields have the same names. A result is one
+JSON document, or a JSON line per run, of which the last counts. It comes from the user's program,
+so its size is bounded, and what it lacks is reported in one line.
 """
 
 import json
@@ -10,32 +10,32 @@ from typing import Any, Final, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tuner.verify.deployments.records import BenchRun, Spread
+from tuner.verify.deployments.records import BenchmarkRun, Spread
 
 MAX_RESULT_BYTES: Final = 64 * 2**20
-"""Some 100,000 requests with a time for each; tokens' own times are never needed."""
+"""Some 100,000 requests with a time each; times per token are never needed."""
 
 S_PER_MS: Final = 1e-3
 
 
-class BenchReader(Protocol):
+class BenchmarkReader(Protocol):
     """Reads the result of one client.
 
     Raises:
         ValueError: it is not what that client writes, or no request completed.
     """
 
-    def __call__(self, content: bytes) -> BenchRun: ...
+    def __call__(self, content: bytes) -> BenchmarkRun: ...
 
 
 class Fields(BaseModel):
-    """Fields of a result that are read; there are more, which are let be."""
+    """Fields of a result that are read; others are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
-class Told(Fields):
-    """What both of the family tell of a run; times in milliseconds."""
+class CommonResult(Fields):
+    """Fields that both clients report for a run; times in milliseconds."""
 
     completed: int
     duration: float = Field(gt=0.0)
@@ -54,9 +54,9 @@ class Told(Fields):
 
     def run(
         self, *, failed: int | None, goodput: float | None, prefix_hit: float | None = None
-    ) -> BenchRun:
-        """Return it as a run."""
-        return BenchRun(
+    ) -> BenchmarkRun:
+        """Convert to a run."""
+        return BenchmarkRun(
             completed=self.completed,
             failed=failed,
             duration_s=self.duration,
@@ -85,7 +85,7 @@ def _spread(mean_ms: float, p50_ms: float, p90_ms: float | None, p99_ms: float |
 
 
 def document(content: bytes, *, client: str) -> dict[str, Any]:
-    """Return the JSON object of a result, the last one where there is one a line.
+    """Return the JSON object of a result, the last one of JSON lines.
 
     Raises:
         ValueError: there is none.
@@ -93,16 +93,16 @@ def document(content: bytes, *, client: str) -> dict[str, Any]:
     lines = content.strip().splitlines()
     for text in (content, lines[-1] if lines else b""):
         try:
-            found = json.loads(text)
+            value = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict):
-            return found
+        if isinstance(value, dict):
+            return value
     raise ValueError(f"not the JSON of {client}: cut short, or of another program")
 
 
 def first_problem(error: ValidationError, *, client: str) -> str:
-    """Say in a line what of a result cannot be read."""
+    """Return in one line which field of a result cannot be read."""
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"]) or "result"
     return f"not the JSON of {client}: {field}: {first['msg']}"

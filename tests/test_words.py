@@ -1,0 +1,90 @@
+"""Identifiers are the words of the field: engineers of Megatron or vLLM read them unprepared.
+
+Counted are files of the three packages that define a name (function, class, argument, variable,
+attribute) with a word that this project once made up. `python -m tests.test_words` lists them.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("tuner", "solvers", "profilers")
+MOST_FILES = 15
+MOST_GERUNDS = 10
+
+OWN_WORDS = frozenset(
+    """
+    again agains alike alone answer answering answers apart asked asking bench book busiest cards
+    company dearer ends exchange frame frames fullest handover handovers judged keeping keepings
+    lean leanest leaning lived looks meeting meetings parted play played playing products question
+    questions site sites stands tell teller telling tells told unlike visits way ways
+    """.split()  # noqa: SIM905
+)
+BARE_PARTICIPLES = frozenset({"asked", "found", "held", "lived", "told"})
+"""Names that say what happened to a value, not what it is."""
+
+TERMS = frozenset(
+    """
+    accounting annealing batching forced_routing hybrid_sharding limited_routing matching
+    profile_routing queueing recording routing sampling serving sharding timing training
+    """.split()  # noqa: SIM905
+)
+"""Modules in -ing that the field calls so."""
+
+
+def names(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Every name that a module defines, with its line."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name, node.lineno
+            case ast.ClassDef(name=name) | ast.arg(arg=name):
+                yield name, node.lineno
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name, node.lineno
+
+
+def is_own(name: str) -> bool:
+    """Whether a name holds a word of the project's own."""
+    parts = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_").split("_")
+    return not OWN_WORDS.isdisjoint(parts) or name.strip("_").lower() in BARE_PARTICIPLES
+
+
+def own_names() -> dict[str, list[str]]:
+    """For each file that has any: its names of the project's own, each with its line."""
+    files: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            own = [
+                f"{line}: {name}"
+                for name, line in names(ast.parse(path.read_text()))
+                if is_own(name)
+            ]
+            if is_own(path.stem):
+                own.insert(0, f"module {path.stem}")
+            if own:
+                files[str(path.relative_to(ROOT))] = own
+    return files
+
+
+def test_identifiers_are_the_fields_words() -> None:
+    files = own_names()
+    assert len(files) <= MOST_FILES, files
+
+
+def test_modules_are_nouns_or_verbs() -> None:
+    gerunds = {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*ing.py")
+        if path.stem not in TERMS
+    }
+    assert len(gerunds) <= MOST_GERUNDS, sorted(gerunds)
+
+
+if __name__ == "__main__":
+    for file, own in own_names().items():
+        sys.stdout.write("\n    ".join([file, *dict.fromkeys(own)]) + "\n")
