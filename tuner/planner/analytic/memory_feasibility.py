@@ -83,6 +83,7 @@ def _layer_capacity(problem: TrainProblem, strategies: Strategies, units: Memory
     name, kind = ("moe_SC", 1) if problem.model.num_moe_layers else ("dense_SC", 0)
     plain = replace(strategies, virtual_pipeline=1.0, zero_bubble=0.0)
     stages = _without_layers(problem, int(np.max(strategies.pipeline)))
+    units = _in_largest_chunk(units, strategies)
     one, two = (
         assemble_memory(
             units, plain, replace(stages, **{name: np.full_like(stages.dense_SC, count)})
@@ -113,6 +114,21 @@ def _without_layers(problem: TrainProblem, num_stages: int) -> Stages:
         head_SC=last,
         mtp_SC=problem.shape.mtp_layers * last,
     )
+
+
+def _in_largest_chunk(units: MemoryUnits, strategies: Strategies) -> MemoryUnits:
+    """Bound the whole gradients of the largest of v chunks by their mean, 1 / v of all.
+
+    Under ZeRO 3 with at most p micro-batches a device has those of one chunk at a time
+    (tuner/costs/analytic/memory.py).
+    """
+    chunks = np.asarray(strategies.virtual_pipeline)
+    if not (np.any(units.is_gathered_C > 0.0) and np.any(chunks > 1.0)):
+        return units
+    is_one_at_a_time = np.asarray(strategies.num_microbatches) <= np.asarray(strategies.pipeline)
+    ratio = np.where(is_one_at_a_time, 1.0 / chunks, 1.0)
+    *others, whole_gradient_KC = np.broadcast_arrays(*units.state_BKC, ratio)[:-1]
+    return replace(units, state_BKC=np.stack([*others, whole_gradient_KC * ratio]))
 
 
 def _idle(memory: MemoryUnits) -> MemoryUnits:

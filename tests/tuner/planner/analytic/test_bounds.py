@@ -129,6 +129,8 @@ def test_no_bound_exceeds_the_price(
 
 
 @given(model=MODELS, seed=SEEDS)
+# ZeRO 3 with two chunks and as many micro-batches as ranks.
+@example(model="deepseek-v2-lite", seed=2377012935)
 @settings(deadline=None, max_examples=40)
 def test_what_fits_in_a_layout_is_never_called_impossible(
     space_of: Callable[[str], Space], model: str, seed: int
