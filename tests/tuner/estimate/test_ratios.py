@@ -46,7 +46,7 @@ def test_the_release_that_the_goal_names_is_priced_and_said(spec_of: MakeSpec) -
     named = _estimated(
         spec_of("mixtral-8x7b", nodes=8, engine={"name": "nemo", "version": "25.11"})
     )
-    assert any("over all published releases of nemo" in note for note in plain.notes)
+    assert any("on all published releases of nemo" in note for note in plain.notes)
     assert any("priced as nemo 25.11" in note for note in named.notes)
     with pytest.raises(ValidationError, match="in quotes"):
         spec_of("mixtral-8x7b", nodes=8, engine={"name": "nemo", "version": 26.04})

@@ -53,7 +53,7 @@ def test_without_an_engine_the_newest_release_of_the_target_is_priced_and_said()
     assert {name: one.release for name, one in found.items()} == expected
     assert all(not one.stated for one in found.values())
     assert "26.08, the newest published; set goal.engine" in found["megatron-bridge"].note
-    assert "over all published releases of nemo" in found["megatron-lm"].note
+    assert "calibrated on all published releases of nemo" in found["megatron-lm"].note
     whose = "constants of llm-foundry: no run of deepspeed is published"
     assert whose in found["deepspeed"].note
     assert priced_release(("megatron-bridge",), None, None).note == ""
