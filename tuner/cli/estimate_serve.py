@@ -6,10 +6,9 @@ from textwrap import wrap
 
 import typer
 
-from tuner.cli.serve_text import group_text
+from tuner.cli.serve_text import group_text, latency_text
 from tuner.cli.text import columns, print_exact, print_text
 from tuner.estimate.serving.records import ServingChange, ServingEstimate, ServingLoad
-from tuner.serve_plan import Latency
 from tuner.units import format_bytes, format_ratio, format_s
 
 SHOWN_CHANGES = 6
@@ -81,14 +80,11 @@ def _what(estimate: ServingEstimate) -> Iterator[str]:
 
 def _load(estimate: ServingEstimate, load: ServingLoad) -> Iterator[str]:
     for name, value, band in (
-        ("ttft", load.ttft_s, estimate.ttft_s_band),
-        ("tpot", load.tpot_s, estimate.tpot_s_band),
+        ("TTFT", load.ttft_s, estimate.ttft_s_band),
+        ("TPOT", load.tpot_s, estimate.tpot_s_band),
     ):
         if value is not None and band is not None:
-            yield (
-                f"{name:<15}{_latency(value)} (mean between {format_s(band[0])} and"
-                f" {format_s(band[1])})"
-            )
+            yield f"{name:<15}{latency_text(value, band)}"
     output_rate = f" {load.output_tokens_per_s:.0f} output tokens/s," * (load.tpot_s is not None)
     yield (
         f"load           {load.requests_per_s:.4g} requests/s of {load.capacity_per_s:.4g} at most,"
@@ -101,11 +97,6 @@ def _load(estimate: ServingEstimate, load: ServingLoad) -> Iterator[str]:
             "FALLS BEHIND   the traffic; latencies grow for as long as it lasts,"
             f" {estimate.instances_needed} instances would serve it"
         )
-
-
-def _latency(value: Latency) -> str:
-    parts = (f"{kind} {format_s(getattr(value, kind))}" for kind in ("mean", "p50", "p90", "p99"))
-    return ", ".join(parts)
 
 
 def _memory(estimate: ServingEstimate) -> Iterator[str]:

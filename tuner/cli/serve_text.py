@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from tuner.cli.text import asides, columns
 from tuner.serve_plan import (
@@ -31,6 +32,7 @@ SHOWN_POINTS = 6
 """Of the front, at most."""
 PART_NAMES = {"exchange": "all-to-all"}
 """Of parts of a step whose stored name is another."""
+NO_LIMIT: Final = Percentiles()
 SHOWN_REASONS = 4
 """Why options are illegal, the most frequent."""
 
@@ -120,8 +122,8 @@ def _prediction(plan: ServePlan) -> Iterator[str]:
     if plan.decision is None or predicted is None:
         return
     slo = plan.goal.slo
-    yield f"TTFT           {_latency(predicted.ttft_s, predicted.ttft_s_band, slo=slo.ttft)}"
-    yield f"TPOT           {_latency(predicted.tpot_s, predicted.tpot_s_band, slo=slo.tpot)}"
+    yield f"TTFT           {latency_text(predicted.ttft_s, predicted.ttft_s_band, slo=slo.ttft)}"
+    yield f"TPOT           {latency_text(predicted.tpot_s, predicted.tpot_s_band, slo=slo.tpot)}"
     yield (
         f"throughput     {predicted.requests_per_s:.4g} requests/s,"
         f" {predicted.output_tokens_per_s:.0f} output tokens/s,"
@@ -177,7 +179,8 @@ def _mode(mode: ServeModeResult, *, has_price: bool, has_rate: bool) -> tuple[st
     )
 
 
-def _latency(value: Latency, band: Band, *, slo: Percentiles) -> str:
+def latency_text(value: Latency, band: Band, *, slo: Percentiles = NO_LIMIT) -> str:
+    """A latency in a line: its mean with the band, its percentiles, each with its SLO."""
     low, high = (format_s(one) for one in band)
     parts = [f"mean {format_s(value.mean)} ({low} to {high}){_limit(slo.mean)}"]
     parts += [

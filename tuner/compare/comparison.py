@@ -209,7 +209,7 @@ def _seconds(plan: StoredPlan) -> Mapping[str, float]:
             for one in times
             for part, seconds in (
                 ("experts", one.experts_after_s),
-                ("all-to-all", one.exchange_after_s),
+                ("exchange", one.exchange_after_s),
                 ("rest", one.after_s - one.experts_after_s - one.exchange_after_s),
             )
         }

@@ -17,7 +17,7 @@ def imbalance_figure(predicted: PlacePrediction) -> Figure:
     bands = [predicted.imbalance_band.get(one.workload) for one in outcomes]
     series = (
         ("before", [one.imbalance_before for one in outcomes], GREY, ""),
-        ("EPLB's rule", [one.imbalance_rule for one in outcomes], ORANGE, "/"),
+        ("EPLB", [one.imbalance_rule for one in outcomes], ORANGE, "/"),
         ("the plan", [one.imbalance_after for one in outcomes], BLUE, ""),
     )
     traces: list[dict[str, object]] = []
@@ -60,7 +60,7 @@ def imbalance_figure(predicted: PlacePrediction) -> Figure:
             header=(
                 "workload",
                 "before",
-                "EPLB's rule",
+                "EPLB",
                 "the plan",
                 "P50 before",
                 "P50 plan",
@@ -119,7 +119,7 @@ def left_out_figure(predicted: PlacePrediction) -> Figure | None:
         ),
         table=Table(
             caption="Leave-one-out by workload",
-            header=("left out", "before", "EPLB's rule", "planned without it", "worst layer"),
+            header=("left out", "before", "EPLB", "planned without it", "worst layer"),
             rows=tuple(
                 (
                     word(one.workload),
@@ -193,7 +193,7 @@ def times_figure(predicted: PlacePrediction) -> Figure | None:
     names = [one.workload for one in times]
     series = (
         ("before", [one.before_s for one in times], GREY, ""),
-        ("EPLB's rule", [one.rule_s for one in times], ORANGE, "/"),
+        ("EPLB", [one.rule_s for one in times], ORANGE, "/"),
         ("the plan", [one.after_s for one in times], GREEN, ""),
     )
     return Figure(
@@ -217,7 +217,7 @@ def times_figure(predicted: PlacePrediction) -> Figure | None:
         ),
         table=Table(
             caption="Seconds of the expert layers of one pass",
-            header=("workload", "before", "EPLB's rule", "the plan", "of it all-to-all"),
+            header=("workload", "before", "EPLB", "the plan", "of it all-to-all"),
             rows=tuple(_times_row(one, at) for at, one in enumerate(times)),
         ),
         height=340,

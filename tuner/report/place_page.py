@@ -166,7 +166,7 @@ def _traffic(plan: PlacePlan, predicted: PlacePrediction) -> Table | None:
     unit = "" if in_seconds else ", relative to a copy inside a domain"
     return Table(
         caption=f"Traffic of {plan.goal.traffic_unit}, all layers{unit}",
-        header=("", "before", "EPLB's rule", "the plan"),
+        header=("", "before", "EPLB", "the plan"),
         rows=tuple(
             (
                 word(name),
@@ -186,7 +186,7 @@ def _traffic_times(predicted: PlacePrediction) -> Table | None:
     path = "predicted.traffic_times"
     return Table(
         caption="Predicted traffic of a pass on these links",
-        header=("workload", "before", "EPLB's rule", "the plan", "judged on"),
+        header=("workload", "before", "EPLB", "the plan", "evaluated on"),
         rows=tuple(
             (
                 word(one.workload),
