@@ -23,6 +23,7 @@ from typing import Final
 import pytest
 import typer
 
+from tests.printed import unwrapped
 from tuner.cli.app import app
 from tuner.spec.kind import goal_kind
 from tuner.spec.place import Dispatch
@@ -236,6 +237,7 @@ def compact(text: str) -> str:
     return " ".join(text.split())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_front_page_shows_what_its_commands_print(checkout: Path) -> None:
     shown = list(blocks(FRONT.read_text(encoding="utf-8")))
@@ -246,7 +248,7 @@ def test_the_front_page_shows_what_its_commands_print(checkout: Path) -> None:
             compact(line)
             for command in block.commands
             if not is_elsewhere(command)
-            for line in run_line(unhurried(command), checkout).splitlines()
+            for line in unwrapped(run_line(unhurried(command), checkout)).splitlines()
         ]
         if after is None or after.language != "text":
             continue

@@ -7,7 +7,9 @@ that differ in a field never read the same.
     group_steps     what its steps hold and how they run
     short_group     a group of instances in one cell
     short_serve     a deployment in one cell
+    group_changes   how one kind of instance differs from another
     router_words    how its requests are spread
+    target_words    an SLO target
 """
 
 from collections.abc import Iterator
@@ -15,14 +17,34 @@ from typing import Final
 
 from tuner.serve_plan import Instances, PlannedKvTransfer, ServeDecision, ServeRouter
 from tuner.spec.serving.routers import RouterPolicy
-from tuner.units import format_bytes, format_s
+from tuner.units import format_bytes, format_ratio, format_s
+
+DEGREES: Final = {
+    "attention_tp": "TP",
+    "pp": "PP",
+    "attention_dp": "DP",
+    "ep": "EP",
+    "moe_tp": "MoE-TP",
+}
+"""Fields of an instance that are degrees, and their usual names."""
+
+_LABELS: Final = DEGREES | {
+    "count": "instances",
+    "devices": "devices each",
+    "max_batch": "sequences",
+    "max_batched_tokens": "batched tokens per rank",
+    "kv_tokens": "KV cache tokens",
+    "prefill_share_ratio": "share of SMs for prefill",
+    "memory_ratio": "share of memory for weights and KV cache",
+}
 
 
 def group_degrees(group: Instances) -> str:
     """Say how one instance is split, e.g. `TP 2, DP 4, EP 8`."""
-    parts = [f"TP {group.attention_tp}", f"DP {group.attention_dp}"]
-    further = (("EP", group.ep), ("MoE-TP", group.moe_tp), ("PP", group.pp))
-    return ", ".join((*parts, *(f"{name} {degree}" for name, degree in further if degree > 1)))
+    always = {"TP": group.attention_tp, "DP": group.attention_dp}
+    further = {"PP": group.pp, "EP": group.ep, "MoE-TP": group.moe_tp}
+    shown = always | {name: degree for name, degree in further.items() if degree > 1}
+    return ", ".join(f"{name} {shown[name]}" for name in DEGREES.values() if name in shown)
 
 
 def group_steps(group: Instances) -> Iterator[str]:
@@ -30,7 +52,7 @@ def group_steps(group: Instances) -> Iterator[str]:
     if group.island:
         yield f"island {group.island}"
     yield _counted(group.max_batch, "sequence")
-    tokens = f"{group.max_batched_tokens} batched tokens per rank"
+    tokens = f"{group.max_batched_tokens:,} batched tokens per rank"
     yield f"{tokens}, chunked prefill" if group.chunked_prefill else tokens
     if group.draft_tokens:
         yield _counted(group.draft_tokens, "draft token")
@@ -43,11 +65,30 @@ def group_steps(group: Instances) -> Iterator[str]:
     if group.page_size is not None:
         yield f"pages of {group.page_size}"
     if group.prefill_share_ratio is not None:
-        yield f"{group.prefill_share_ratio:.0%} of SMs for prefill"
+        yield f"{format_ratio(group.prefill_share_ratio, digits=0)} of SMs for prefill"
     if group.kv_tokens:
-        yield f"KV cache of {group.kv_tokens} tokens"
+        yield f"KV cache of {group.kv_tokens:,} tokens"
     if group.memory_ratio is not None:
         yield f"{group.memory_ratio:.3g} of memory for it and the weights"
+
+
+def group_changes(before: Instances, after: Instances) -> Iterator[str]:
+    """Yield how equal instances of one role and pool differ from others, e.g. `TP 1 -> 2`."""
+    for field in dict.fromkeys((*_LABELS, *Instances.model_fields)):
+        old, new = getattr(before, field), getattr(after, field)
+        if old != new:
+            label = _LABELS.get(field, field.replace("_", " "))
+            yield f"{label} {_value(old)} -> {_value(new)}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "none" if value in (None, "") else str(value).replace("_", " ")
 
 
 def short_group(group: Instances) -> str:
@@ -67,14 +108,14 @@ def short_serve(decision: ServeDecision) -> str:
     transfers += "".join(f"; {words}" for words in island_words(decision))
     router = "" if decision.router is None else f"; {router_words(decision.router)}"
     return f"{decision.mode} {groups}{transfers}{router}" + (
-        "" if above is None else f"; prompts above {above} tokens go to the remote pool"
+        "" if above is None else f"; prompts above {above:,} tokens go to the remote pool"
     )
 
 
 def island_words(decision: ServeDecision) -> Iterator[str]:
     """Say which share of the requests each island gets."""
     for island in decision.islands:
-        yield f"island {island.name} gets {island.share_ratio:.1%} of the requests"
+        yield f"island {island.name} gets {format_ratio(island.share_ratio)} of the requests"
 
 
 def describe_kv_transfer(transfer: PlannedKvTransfer) -> str:
@@ -88,11 +129,17 @@ def describe_kv_transfer(transfer: PlannedKvTransfer) -> str:
     )
 
 
+def target_words(target: str) -> str:
+    """Name an SLO target, e.g. `TTFT P90` of `ttft p90`."""
+    latency, _, kind = target.partition(" ")
+    return f"{latency.upper()} {kind.upper() if kind.startswith('p') else kind}"
+
+
 def gain_words(ratio: float, *, objective: str) -> str:
     """Say what a mode would gain; a rate's `ratio` is the time of a request that it saves."""
     if objective == "rate" and ratio < 1.0:
-        return f"serve {ratio / (1.0 - ratio):.0%} more"
-    return f"save {ratio:.0%}"
+        return f"serve {format_ratio(ratio / (1.0 - ratio), digits=0)} more"
+    return f"save {format_ratio(ratio, digits=0)}"
 
 
 _POLICY: Final = {
@@ -111,11 +158,11 @@ def router_words(router: ServeRouter) -> str:
     """Say how requests are spread over instances."""
     text = f"router: requests {_POLICY[router.policy]}"
     if router.cache_threshold is not None:
-        text += f" (prefixes above {router.cache_threshold:.0%} of a prompt)"
+        text += f" (prefixes above {format_ratio(router.cache_threshold, digits=0)} of a prompt)"
     if router.decode_policy is not None:
         text += f"; decode {_POLICY[router.decode_policy]}"
     return text
 
 
 def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'s' * (count != 1)}"
+    return f"{count:,} {thing}{'s' * (count != 1)}"

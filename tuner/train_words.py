@@ -11,7 +11,7 @@ its default.
     train_changes   how one decision differs from another
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Final
 
@@ -19,21 +19,40 @@ from profilers.steps.config import Recompute
 from tuner.plan import TrainDecision
 from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER
 
-DEGREES: Final[Mapping[str, str]] = {
+MICRO_BATCH: Final = "micro-batch"
+DEGREES: Final = {
     "tensor_model_parallel_size": "TP",
-    "context_parallel_size": "CP",
     "pipeline_model_parallel_size": "PP",
     "virtual_pipeline_model_parallel_size": "VPP",
+    "context_parallel_size": "CP",
     "data_parallel_size": "DP",
     "expert_model_parallel_size": "EP",
     "expert_tensor_parallel_size": "ETP",
+    "expert_data_parallel_size": "EDP",
     "zero_stage": "ZeRO",
-    "micro_batch_size": "micro-batch",
+    "micro_batch_size": MICRO_BATCH,
 }
 """Fields that are degrees, and their usual names."""
 
+SETTINGS: Final = {
+    "pipeline_layout": "stages",
+    "stage_recompute": "recompute",
+    "recompute_modules": "recomputed modules",
+    "chunks": "chunks of MoE layers",
+    "cuda_graph": "CUDA graphs",
+    "a2a_overlap": "overlapped all-to-all",
+    "overlap_grad_reduce": "overlapped gradient reduction",
+    "overlap_param_gather": "overlapped parameter all-gather",
+}
+"""Further fields that have a usual name."""
+
 FOLLOWING: Final = frozenset({"expert_data_parallel_size", "recompute"})
 """Fields that follow from others: EDP from the devices, the strongest recomputation level."""
+
+
+def degrees(decision: TrainDecision) -> dict[str, int]:
+    """Return every degree, the ZeRO stage and the micro-batch by their usual names, in order."""
+    return {name: getattr(decision, field) for field, name in DEGREES.items()}
 
 
 def knobs(decision: TrainDecision) -> Iterator[str]:
@@ -109,12 +128,20 @@ def short_layout(decision: TrainDecision) -> str:
 
 def train_changes(before: TrainDecision, after: TrainDecision) -> tuple[str, ...]:
     """Return how one decision differs from another, e.g. `PP 2 -> 4`."""
-    named = {name: DEGREES.get(name, name) for name in (*DEGREES, *TrainDecision.model_fields)}
+    labels = DEGREES | SETTINGS
     return tuple(
-        f"{label} {_shown(name, before)} -> {_shown(name, after)}"
-        for name, label in named.items()
-        if name not in FOLLOWING and getattr(before, name) != getattr(after, name)
+        f"{labels.get(name, name)} {old} -> {new}"
+        for name in dict.fromkeys((*labels, *TrainDecision.model_fields))
+        if name not in FOLLOWING and (old := _shown(name, before)) != (new := _shown(name, after))
     )
+
+
+def stages_words(decision: TrainDecision) -> str:
+    """Say how many layers the stages have, e.g. `15 stages of 4 layers, 1 of 1`."""
+    counted = [(layers, len(list(equal))) for layers, equal in groupby(decision.pipeline_layout)]
+    first, *others = counted
+    words = f"{first[1]} stage{'s' * (first[1] > 1)} of {first[0]} layer{'s' * (first[0] != 1)}"
+    return ", ".join((words, *(f"{count} of {layers}" for layers, count in others)))
 
 
 def runs(values: Iterable[object]) -> str:
@@ -172,6 +199,10 @@ def _short_knobs(d: TrainDecision) -> Iterator[str]:
 
 def _shown(name: str, decision: TrainDecision) -> str:
     value = getattr(decision, name)
+    if name == "pipeline_layout":
+        return stages_words(decision)
+    if isinstance(value, tuple) and name in ("stage_recompute", "chunks") and len(set(value)) == 1:
+        return str(value[0])
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):

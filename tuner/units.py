@@ -211,9 +211,14 @@ def format_money(amount: float, currency: str | None) -> str:
     return f"{shown} {currency or ''}".rstrip()
 
 
-def format_ratio(ratio: float) -> str:
-    """Write a share in [0, 1] as percent, e.g. `25.3 %`."""
-    return f"{100.0 * ratio:.1f} %"
+def format_ratio(ratio: float, *, digits: int = 1) -> str:
+    """Write a share as percent, e.g. `25.3 %`, with so many digits behind the point."""
+    return f"{100.0 * ratio:.{digits}f} %"
+
+
+def format_number(value: float) -> str:
+    """Write a number to four significant digits, from 1,000 on whole with grouped digits."""
+    return f"{value:,.0f}" if abs(value) >= 999.95 else f"{value:.4g}"
 
 
 def _scaled(value: float, factors: Mapping[str, float]) -> str:

@@ -112,7 +112,10 @@ class Revisits:
         faster = 1.0 - math.exp(-float(np.mean(self._gains))) if count else 0.0
         if faster < REPORTED_RATIO:
             return ""
-        return f"the machine is disturbed: {count} sizes measured again were {faster:.0%} faster"
+        return (
+            f"the machine is disturbed: {count} sizes measured again were {100.0 * faster:.0f} %"
+            " faster"
+        )
 
 
 def _most_valuable(doubts: Sequence[_Doubt], *, limit_s: float) -> list[Case]:

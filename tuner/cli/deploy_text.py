@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tuner.cli.serve_text import group_text
-from tuner.cli.text import columns
+from tuner.cli.text import columns, labelled
 from tuner.plan_folder import TRIALS_NAME
 from tuner.units import format_ratio, format_s
 from tuner.verify.deployments.records import ServeTrial, ServeVerified, Spread
@@ -35,7 +35,9 @@ def serving_verified_text(verified: ServeVerified, *, folder: Path) -> str:
         *(f"note           {note}" for note in verified.notes),
     ]
     if verified.winner is not None:
-        lines += ["", *(f"  {group_text(group)}" for group in verified.winner.instances)]
+        lines.append("")
+        for group in verified.winner.instances:
+            lines += labelled(group.role.value, group_text(group))
         lines.append(f"launch files: {folder / 'launch'}")
     lines += kept_logs_line(folder / TRIALS_NAME)
     return "\n".join(lines)

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from textwrap import wrap
 
 import typer
 
 from tuner.cli.serve_text import group_text, latency_text
-from tuner.cli.text import columns, print_exact, print_text
+from tuner.cli.text import columns, labelled, print_exact, print_text
 from tuner.estimate.serving.records import ServingChange, ServingEstimate, ServingLoad
-from tuner.units import format_bytes, format_ratio, format_s
+from tuner.serve_words import target_words
+from tuner.units import format_bytes, format_number, format_ratio, format_s
 
 SHOWN_CHANGES = 6
-LINE_WIDTH = 100
 
 
 def estimate_serving(
@@ -71,7 +70,7 @@ def _what(estimate: ServingEstimate) -> Iterator[str]:
         f"{estimate.source}: {estimate.model} with {estimate.engine} {estimate.release} on"
         f" {estimate.device}"
     )
-    yield group_text(estimate.instance)
+    yield from labelled(estimate.instance.role.value, group_text(estimate.instance))
     yield (
         f"{estimate.quantization} weights, {estimate.kv_cache_dtype} cache,"
         f" {estimate.kernels} kernels"
@@ -85,13 +84,16 @@ def _load(estimate: ServingEstimate, load: ServingLoad) -> Iterator[str]:
     ):
         if value is not None and band is not None:
             yield f"{name:<15}{latency_text(value, band)}"
-    output_rate = f" {load.output_tokens_per_s:.0f} output tokens/s," * (load.tpot_s is not None)
+    output_rate = f" {format_number(load.output_tokens_per_s)} output tokens/s," * (
+        load.tpot_s is not None
+    )
     yield (
-        f"load           {load.requests_per_s:.4g} requests/s of {load.capacity_per_s:.4g} at most,"
-        f"{output_rate} goodput {load.goodput_per_device:.4g} requests/s per device"
+        f"throughput     {format_number(load.requests_per_s)} requests/s (capacity"
+        f" {format_number(load.capacity_per_s)}),"
+        f"{output_rate} goodput {format_number(load.goodput_per_device)} requests/s per device"
     )
     if load.missed:
-        yield f"MISSES         {', '.join(load.missed)}"
+        yield from labelled("MISSES", ", ".join(map(target_words, load.missed)))
     if not load.keeps_up:
         yield (
             "FALLS BEHIND   the traffic; latencies grow for as long as it lasts,"
@@ -107,9 +109,9 @@ def _memory(estimate: ServingEstimate) -> Iterator[str]:
         f" cache, {format_bytes(own.reserve_bytes)} reserve: {format_bytes(total)} of"
         f" {format_bytes(own.device_bytes)} a device"
     )
-    yield f"KV cache       {estimate.kv_tokens} tokens an instance"
+    yield f"KV cache       {estimate.kv_tokens:,} tokens an instance"
     if not estimate.fits:
-        yield from _wrapped("DOES NOT FIT   ", estimate.misfit)
+        yield from labelled("DOES NOT FIT", estimate.misfit)
 
 
 def _changes(estimate: ServingEstimate) -> Iterator[str]:
@@ -131,7 +133,7 @@ def _changes(estimate: ServingEstimate) -> Iterator[str]:
     if others:
         yield "other changes of one thing"
         rows = [(f"  {change.what}", *_cells(change)) for change in others[:SHOWN_CHANGES]]
-        yield columns(rows, header=("  change", "devices", "ttft", "tpot", "goodput/device", ""))
+        yield columns(rows, header=("  change", "devices", "TTFT", "TPOT", "goodput/device", ""))
         if len(others) > SHOWN_CHANGES:
             yield f"  and {len(others) - SHOWN_CHANGES} more in --json"
 
@@ -140,7 +142,7 @@ def _ratios(change: ServingChange) -> Iterator[str]:
     """Bands of the latency ratios to the launch, where published launches give them."""
     ratios = [
         f"{name} {format_ratio(band[0])} to {format_ratio(band[1])} of the launch's"
-        for name, band in (("ttft", change.ttft_ratio_band), ("tpot", change.tpot_ratio_band))
+        for name, band in (("TTFT", change.ttft_ratio_band), ("TPOT", change.tpot_ratio_band))
         if band is not None
     ]
     if ratios:
@@ -150,7 +152,7 @@ def _ratios(change: ServingChange) -> Iterator[str]:
 def _brief(change: ServingChange) -> str:
     devices, first, each, good, missed = _cells(change)
     return (
-        f"{devices} devices, ttft {first}, tpot {each}, goodput {good} requests/s per device"
+        f"{devices} devices, TTFT {first}, TPOT {each}, goodput {good} requests/s per device"
         f"{', ' * bool(missed)}{missed}"
     )
 
@@ -161,14 +163,14 @@ def _cells(change: ServingChange) -> tuple[str, str, str, str, str]:
         str(load.devices),
         "-" if load.ttft_s is None else format_s(load.ttft_s.mean),
         "-" if load.tpot_s is None else format_s(load.tpot_s.mean),
-        f"{load.goodput_per_device:.4g} ({_signed(change.gain_ratio)})",
+        f"{format_number(load.goodput_per_device)} ({_signed(change.gain_ratio)})",
         ", ".join((*("falls behind" for _ in range(not load.keeps_up)), *_missed(load))),
     )
 
 
 def _missed(load: ServingLoad) -> Iterator[str]:
     if load.missed:
-        yield f"misses {', '.join(load.missed)}"
+        yield f"misses {', '.join(map(target_words, load.missed))}"
 
 
 def _signed(ratio: float) -> str:
@@ -177,23 +179,12 @@ def _signed(ratio: float) -> str:
 
 def _listed(estimate: ServingEstimate) -> Iterator[str]:
     for refusal in estimate.refused_by:
-        yield from _wrapped("manifest       ", refusal)
+        yield from labelled("manifest", refusal)
     if estimate.flags_unpriced:
-        yield from _wrapped("without price  ", ", ".join(estimate.flags_unpriced))
+        yield from labelled("without price", ", ".join(estimate.flags_unpriced))
     if estimate.flags_timeless:
-        yield from _wrapped("no effect      ", ", ".join(estimate.flags_timeless))
+        yield from labelled("no effect", ", ".join(estimate.flags_timeless))
     if estimate.flags_ignored:
-        yield from _wrapped("ignored        ", ", ".join(estimate.flags_ignored))
+        yield from labelled("ignored", ", ".join(estimate.flags_ignored))
     for note in estimate.notes:
-        yield from _wrapped("note           ", note)
-
-
-def _wrapped(label: str, text: str) -> Iterator[str]:
-    yield from wrap(
-        text,
-        LINE_WIDTH,
-        initial_indent=label,
-        subsequent_indent=" " * len(label),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+        yield from labelled("note", note)

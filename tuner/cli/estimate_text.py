@@ -1,16 +1,14 @@
 """An estimate as text for people: time first, then where it goes, memory, and what to change."""
 
 from collections.abc import Iterator
-from textwrap import wrap
 
-from tuner.cli.text import columns, format_times
+from tuner.cli.text import breakdown_text, columns, format_times, labelled
 from tuner.estimate.records import Change, Estimate, RankMemory
 from tuner.report.memory_headroom import lost_starts_words
-from tuner.train_words import knobs, runs
-from tuner.units import format_bytes, format_flop_per_s, format_ratio, format_s
+from tuner.train_words import MICRO_BATCH, degrees, knobs, stages_words
+from tuner.units import format_bytes, format_flop_per_s, format_number, format_ratio, format_s
 
 SHOWN_RANKS = 8
-LINE_WIDTH = 100
 
 
 def estimate_text(estimate: Estimate) -> str:
@@ -22,7 +20,9 @@ def estimate_text(estimate: Estimate) -> str:
             *_time(estimate),
             "",
             "where a step's time goes",
-            _shares(estimate),
+            breakdown_text(estimate.breakdown_s),
+            "  of this, exposed data-parallel communication takes "
+            f"{format_ratio(estimate.exposed.data_ratio)} of the step",
             "",
             "highest memory of a device, by pipeline rank",
             _memory(estimate),
@@ -31,49 +31,37 @@ def estimate_text(estimate: Estimate) -> str:
             *_changes(estimate),
             "",
             *_flags(estimate),
-            *(line for note in estimate.notes for line in _wrapped("note           ", note)),
+            *(line for note in estimate.notes for line in labelled("note", note)),
         ]
     )
 
 
 def _what(estimate: Estimate) -> Iterator[str]:
     decision = estimate.decision
-    degrees = {
-        "TP": decision.tensor_model_parallel_size,
-        "CP": decision.context_parallel_size,
-        "PP": decision.pipeline_model_parallel_size,
-        "VPP": decision.virtual_pipeline_model_parallel_size,
-        "DP": decision.data_parallel_size,
-        "EP": decision.expert_model_parallel_size,
-        "ETP": decision.expert_tensor_parallel_size,
-    }
     yield (
-        f"{estimate.source}: {estimate.model} with {estimate.engine} on {estimate.devices} x"
+        f"{estimate.source}: {estimate.model} with {estimate.engine} on {estimate.devices:,} x"
         f" {estimate.device}"
     )
     yield (
-        ", ".join(f"{name} {degree}" for name, degree in degrees.items())
-        + f", ZeRO {decision.zero_stage}; {_times(estimate.rounds)}{estimate.num_microbatches} "
+        ", ".join(
+            f"{name} {degree}" for name, degree in degrees(decision).items() if name != MICRO_BATCH
+        )
+        + f"; {_times(estimate.rounds)}{estimate.num_microbatches:,} "
         f"micro-batch{'es' * (estimate.num_microbatches > 1)} of {decision.micro_batch_size} x "
-        f"{estimate.sequence_length} tokens, batch {estimate.global_batch_size}"
+        f"{estimate.sequence_length:,} tokens, batch {estimate.global_batch_size:,}"
     )
     layers = decision.recompute_num_layers
     whole = f"{layers} layers of each stage" if layers else "whole layers"
     by_part = ", ".join(decision.recompute_modules) or "by operation"
     recompute = whole if decision.recompute == "full" else by_part
-    dispatcher = f"dispatcher {decision.dispatcher}; "
     chunks = max(decision.chunks)
-    yield (
-        f"{estimate.precision}; {dispatcher if decision.expert_model_parallel_size > 1 else ''}"
-        f"recompute {decision.recompute}"
+    yield from labelled(
+        "stages",
+        f"{stages_words(decision)}, recompute {decision.recompute}"
         f"{f' ({recompute})' if decision.recompute != 'none' else ''}"
-        f"{f', {chunks} MemFine chunks' if chunks > 1 else ''}"
+        f"{f', {chunks} chunks of MoE layers' if chunks > 1 else ''}",
     )
-    with_knobs = ", ".join(knobs(decision))
-    if with_knobs:
-        yield from _wrapped("with ", with_knobs)
-    if len(set(decision.pipeline_layout)) > 1:
-        yield f"layers of the stages {runs(decision.pipeline_layout)}"
+    yield from labelled("with", ", ".join((estimate.precision, *knobs(decision))))
 
 
 def _times(rounds: int) -> str:
@@ -86,7 +74,7 @@ def _time(estimate: Estimate) -> Iterator[str]:
     use = estimate.utilisation
     yield (
         f"step time      {format_s(estimate.step_time_s)} "
-        f"(between {format_s(low)} and {format_s(high)})"
+        f"(90 % band: {format_s(low)} to {format_s(high)})"
     )
     if (
         estimate.played_step_time_s is not None
@@ -97,33 +85,18 @@ def _time(estimate: Estimate) -> Iterator[str]:
             "pipeline simulated"
         )
     yield (
-        f"tokens/s       {estimate.tokens_per_s_per_device:.4g} per device "
-        f"(between {slow:.4g} and {fast:.4g})"
+        f"tokens/s       {format_number(estimate.tokens_per_s_per_device)} per device "
+        f"({format_number(slow)} to {format_number(fast)})"
     )
     yield (
         f"MFU            {format_ratio(use.mfu_ratio)}, HFU {format_ratio(use.hfu_ratio)} "
         f"of {use.peak_name}"
     )
-    yield from _wrapped("               ", use.convention)
+    yield from labelled("", use.convention)
     yield (
         f"Megatron's log {format_flop_per_s(use.megatron_flop_per_s_per_device)} per GPU by "
         "Megatron-LM's own count"
     )
-
-
-def _shares(estimate: Estimate) -> str:
-    shares = estimate.exposed
-    rows = [
-        ("pipeline bubble", shares.bubble_ratio),
-        ("exposed all-to-all of experts", shares.all_to_all_ratio),
-        ("exposed tensor parallelism", shares.tensor_ratio),
-        ("exposed context parallelism", shares.context_ratio),
-        ("exposed data parallelism", shares.data_ratio),
-        ("recomputation", shares.recompute_ratio),
-        ("waiting for the host", shares.host_ratio),
-    ]
-    ordered = sorted(rows, key=lambda row: -row[1])
-    return columns([(f"  {name}", format_ratio(share)) for name, share in ordered])
 
 
 def _memory(estimate: Estimate) -> str:
@@ -167,8 +140,10 @@ def _verdict(estimate: Estimate) -> Iterator[str]:
     )
     where = f"pipeline rank {estimate.fullest_pipeline_rank} needs {peak}, {limit} may be used"
     yield f"fits           {where}" if estimate.fits else f"DOES NOT FIT   {where}"
-    yield from _wrapped(
-        "OOM risk       ",
+    if not estimate.fits:
+        return
+    yield from labelled(
+        "OOM risk",
         f"{format_ratio(estimate.out_of_memory_probability)} chance of running out of the "
         f"{format_bytes(estimate.memory_capacity_bytes)} that a device has "
         f"({format_ratio(estimate.out_of_memory_at_start_probability)} at the start); "
@@ -187,12 +162,12 @@ def _changes(estimate: Estimate) -> Iterator[str]:
         )
         return
     yield f"{_best(estimate, estimate.smallest_change)}: {_described(estimate.smallest_change)}"
-    yield _sure(estimate.smallest_change)
+    yield _sure(estimate.smallest_change, fits=estimate.fits)
     yield from _lines(estimate.smallest_change)
     if estimate.best_pair is not None:
         beats = "may bring more (a tie)" if estimate.best_pair.within_band else "bring more"
         yield f"two changes {beats}: {_described(estimate.best_pair)}"
-        yield _sure(estimate.best_pair)
+        yield _sure(estimate.best_pair, fits=estimate.fits)
         yield from _lines(estimate.best_pair)
     others = [one for one in estimate.changes if one != estimate.smallest_change]
     if others:
@@ -203,7 +178,7 @@ def _changes(estimate: Estimate) -> Iterator[str]:
                 _gain(one),
                 format_times(one.ratio_band),
                 format_bytes(one.peak_memory_bytes),
-                "tie" if one.within_band else "",
+                "tie" if one.within_band and estimate.fits else "",
             )
             for one in others
         ]
@@ -226,10 +201,10 @@ def _described(change: Change) -> str:
     )
 
 
-def _sure(change: Change) -> str:
+def _sure(change: Change, *, fits: bool) -> str:
     """The band of the change's gain; a tie is within the error of the model."""
     band = f"    {format_times(change.ratio_band)} the launch's time (80 % band of such pairs)"
-    return f"{band}: a tie, measure both" if change.within_band else band
+    return f"{band}: a tie, measure both" if change.within_band and fits else band
 
 
 def _gain(change: Change) -> str:
@@ -242,7 +217,7 @@ def _lines(change: Change) -> Iterator[str]:
     for line in change.environment:
         assignment, _, why = line.partition("  # ")
         yield f"    {assignment}"
-        yield from _wrapped("      because ", why)
+        yield f"      because {why}"
 
 
 def _set(change: Change) -> Iterator[str]:
@@ -253,20 +228,8 @@ def _set(change: Change) -> Iterator[str]:
 
 def _flags(estimate: Estimate) -> Iterator[str]:
     for flag in estimate.flags_deprecated:
-        yield from _wrapped("deprecated     ", flag)
+        yield from labelled("deprecated", flag)
     for refusal in estimate.refused_by:
-        yield from _wrapped("manifest       ", refusal)
+        yield from labelled("manifest", refusal)
     if estimate.flags_ignored:
-        yield from _wrapped("ignored        ", ", ".join(estimate.flags_ignored))
-
-
-def _wrapped(label: str, text: str) -> Iterator[str]:
-    """Yield lines of a bounded width, all but the first under the label's end."""
-    yield from wrap(
-        text,
-        LINE_WIDTH,
-        initial_indent=label,
-        subsequent_indent=" " * len(label),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+        yield from labelled("ignored", ", ".join(estimate.flags_ignored))

@@ -5,7 +5,7 @@ from typing import Final
 
 from tuner.cli.text import asides, columns, format_times
 from tuner.explain.other_limits import IDLE
-from tuner.units import format_bytes, format_ratio, format_s
+from tuner.units import format_bytes, format_number, format_ratio, format_s
 from tuner.what_if import Outcome, Rival, WhatIf, Why
 
 SHOWN_TERMS: Final = 3
@@ -13,24 +13,31 @@ SHOWN_CHANGES: Final = 4
 NO_GAIN_RATIO: Final = 0.0005
 """Of the objective; less is printed as no change."""
 
-GROUPED: Final = 1000.0
-"""From here on numbers are printed whole, digits in groups of three."""
-
 _FIGURES: Final = {
     "step_time_s": ("", " a step"),
     "tokens_per_s": ("", " tokens/s"),
     "fastest_step_time_s": ("fastest found ", ""),
-    "peak_memory_bytes": ("", ""),
+    "peak_memory_bytes": ("peak memory ", ""),
     "num_devices": ("", " devices"),
-    "cost_per_hour": ("", " an hour"),
+    "cost_per_hour": ("cost ", " per hour"),
     "requests_per_s": ("", " requests/s"),
-    "ttft_p90_s": ("ttft p90 ", ""),
-    "tpot_p90_s": ("tpot p90 ", ""),
+    "ttft_p90_s": ("P90 TTFT ", ""),
+    "tpot_p90_s": ("P90 TPOT ", ""),
     "goodput_per_device": ("goodput ", " requests/s per device"),
     "busiest_rank_ratio": ("most-loaded ranks carry ", " of a layer's token copies"),
     "objective": ("objective ", ""),
 }
 """Printed figures, in this order: words before and after the number."""
+
+_OBJECTIVES: Final = {
+    "tokens_per_s": "tokens/s",
+    "num_devices": "devices",
+    "cost_per_hour": "cost",
+    "requests_per_s": "requests/s",
+    "goodput_per_device": "goodput",
+    "busiest_rank_ratio": "peak load",
+}
+_MORE_IS_BETTER: Final = frozenset({"tokens_per_s", "requests_per_s", "goodput_per_device"})
 
 
 def why_lines(why: Why, *, verbose: bool = False) -> Iterator[str]:
@@ -42,7 +49,7 @@ def why_lines(why: Why, *, verbose: bool = False) -> Iterator[str]:
     if why.what_if is not None:
         yield ""
         yield from _what_if(why.what_if)
-    yield from asides("notes: ", why.notes, verbose=verbose)
+    yield from asides("notes", why.notes, verbose=verbose)
 
 
 def _rival(rival: Rival) -> str:
@@ -94,7 +101,9 @@ def _verdict(one: Outcome) -> str:
         return "fits"
     if abs(one.gain_ratio) < NO_GAIN_RATIO:
         return "no change"
-    return f"{format_ratio(abs(one.gain_ratio))} {'better' if one.gain_ratio > 0 else 'worse'}"
+    grows = one.gain_ratio > 0 if one.objective in _MORE_IS_BETTER else one.gain_ratio < 0
+    name = _OBJECTIVES.get(one.objective, one.objective)
+    return f"{'+' if grows else '-'}{format_ratio(abs(one.gain_ratio))} {name}"
 
 
 def _figures(one: Outcome) -> str:
@@ -121,7 +130,7 @@ def figure_text(name: str, value: float) -> str:
         return format_bytes(value)
     if name.endswith("_ratio"):
         return format_ratio(value)
-    return f"{value:,.0f}" if value >= GROUPED else f"{value:.5g}"
+    return format_number(value)
 
 
 def _details(one: Outcome) -> Iterator[str]:
@@ -135,7 +144,7 @@ def _details(one: Outcome) -> Iterator[str]:
         changes = list(one.decision_changes[:SHOWN_CHANGES])
         left = len(one.decision_changes) - SHOWN_CHANGES
         changes += [f"{left} more"] if left > 0 else []
-        yield f"  {one.change}: {one.says}: {', '.join(changes)}"
+        yield f"  {one.change}: {one.says}: {'; '.join(changes)}"
         if IDLE in one.reason:
             yield f"  {one.change}: {IDLE}"
         return

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from solvers.placement.balance.check import LAUNCHES
-from tuner.cli.text import asides
+from tuner.cli.text import asides, labelled
 from tuner.place_plan import (
     DispatchOutcome,
     LayerTimes,
@@ -18,7 +18,7 @@ from tuner.place_plan import (
     WorkloadOutcome,
 )
 from tuner.spec.place import Objective, Traffic
-from tuner.units import format_bytes, format_s
+from tuner.units import format_bytes, format_ratio, format_s
 from tuner.verify.placement_records import PlaceVerified
 
 MOST_NAME: Final = 40
@@ -37,9 +37,11 @@ def place_text(plan: PlacePlan, *, folder: Path, verbose: bool = False) -> str:
 def place_explanation(plan: PlacePlan, *, verbose: bool = False) -> str:
     """What `moetune explain` prints of a placement."""
     lines = [*_body(plan), *_layers(plan), ""]
-    lines += [f"alternative: {one.method}, {one.lost_by}" for one in plan.alternatives]
-    lines += [f"relaxation: {line}" for line in plan.relaxations]
-    return "\n".join((*lines, *asides("notes: ", plan.provenance.notes, verbose=verbose)))
+    for one in plan.alternatives:
+        lines += labelled("alternative", f"{one.method}: {one.lost_by}")
+    for relaxation in plan.relaxations:
+        lines += labelled("relaxation", relaxation)
+    return "\n".join((*lines, *asides("notes", plan.provenance.notes, verbose=verbose)))
 
 
 def place_verified_text(verified: PlaceVerified) -> str:
@@ -52,36 +54,38 @@ def place_verified_text(verified: PlaceVerified) -> str:
             f"  {trial.decision:<20} {'failed' if measured is None else format_s(measured)}"
         )
     if verified.winner is not None and verified.regret_ratio is not None:
-        lines.append(f"best: {verified.winner}; the plan is {verified.regret_ratio:.1%} behind it")
+        lines.append(
+            f"best: {verified.winner}; the plan is {format_ratio(verified.regret_ratio)} behind it"
+        )
     return "\n".join((*lines, *(f"note: {note}" for note in verified.notes)))
 
 
 def _body(plan: PlacePlan) -> Iterator[str]:
     certificate = plan.certificate
     if plan.decision is None or plan.verdict is None or plan.predicted is None:
-        yield f"no placement: {plan.binding_constraint}"
+        yield from labelled("no placement", plan.binding_constraint)
         return
     predicted, decision = plan.predicted, plan.decision
     yield from _judgement(plan, plan.verdict)
     ranks = "1 rank" if decision.ranks == 1 else f"{decision.ranks} ranks"
-    yield (
+    yield from labelled(
+        "placement",
         f"{len(decision.layer_ids)} layers of {decision.num_experts} experts in"
-        f" {decision.num_slots} slots on {ranks} ({decision.redundant_experts} redundant)"
+        f" {decision.num_slots} slots on {ranks} ({decision.redundant_experts} redundant)",
     )
-    yield (
-        f"objective {plan.goal.objective.value}: {_objective(plan, certificate.objective)}, lower"
-        f" bound {_objective(plan, certificate.bound)} (gap {certificate.gap_ratio:.3%},"
-        f" {certificate.status}, {certificate.method}, planned in"
-        f" {certificate.solve_s:.1f} s){_for(plan)}"
+    yield from labelled(
+        "certificate",
+        f"{plan.goal.objective.value.replace('_', ' ')} {_objective(plan, certificate.objective)},"
+        f" lower bound {_objective(plan, certificate.bound)} (gap"
+        f" {format_ratio(certificate.gap_ratio)}, {certificate.status}, {certificate.method}),"
+        f" solved in {format_s(certificate.solve_s)}{_for(plan)}",
     )
     if certificate.objective_error:
         error = certificate.objective_error
         in_seconds = plan.goal.objective is Objective.LAYER_TIME
-        yield (
-            f"  a mean over {LAUNCHES} drawn launches, standard error"
-            f" {format_s(error) if in_seconds else f'{error:.2g}'}"
-        )
-    yield f"binding: {plan.binding_constraint}"
+        shown = format_s(error) if in_seconds else f"{error:.2g}"
+        yield from labelled("", f"a mean over {LAUNCHES} drawn launches, standard error {shown}")
+    yield from labelled("bound by", plan.binding_constraint)
     width = max(8, *(min(MOST_NAME, len(one.workload)) for one in predicted.outcomes))
     yield from _workloads(predicted.outcomes, width)
     yield from _dispatches(predicted.dispatches)
@@ -90,7 +94,7 @@ def _body(plan: PlacePlan) -> Iterator[str]:
     yield from _times(plan, predicted.layer_times, width)
     if predicted.migration is not None:
         yield ""
-        yield _move(predicted.migration)
+        yield from labelled("migration", _move(predicted.migration))
 
 
 def _traffic(plan: PlacePlan, predicted: PlacePrediction, width: int) -> Iterator[str]:
@@ -136,23 +140,37 @@ def _cost(value: float, links: LinkFacts | None) -> str:
 
 
 def _judgement(plan: PlacePlan, verdict: Verdict) -> Iterator[str]:
-    yield f"{verdict.word}: {verdict.reason}"
+    yield from labelled("verdict", f"{verdict.word}: {verdict.reason}")
     if verdict.word == "fragile":
         whole = verdict.step_gain_ratio
-        pass_text = "" if whole is None else f" ({whole:.1%} of a whole pass)"
-        yield (
-            f"on the workloads it was made for: {verdict.gain_ratio:.1%} saved{pass_text}, noise"
-            f" {verdict.noise_ratio:.2%}"
+        pass_text = "" if whole is None else f" ({format_ratio(whole)} of a whole pass)"
+        yield from labelled(
+            "",
+            f"on the workloads it was made for: {format_ratio(verdict.gain_ratio)}"
+            f" saved{pass_text}, noise {format_ratio(verdict.noise_ratio, digits=2)}",
         )
     rule = _rule_gain_ratio(plan)
     if rule is not None:
         limits = (plan.goal.max_moved_experts, plan.goal.max_moved_bytes)
         unlimited = "" if limits == (None, None) else ", without the migration limit,"
         gain = verdict.gain_ratio
-        yield (
-            f"EPLB's rule{unlimited} would {'save' if rule >= 0.0 else 'add'} {abs(rule):.1%}, the"
-            f" plan {'saves' if gain >= 0.0 else 'adds'} {abs(gain):.1%}"
+        yield from labelled(
+            "against EPLB",
+            f"EPLB's rule{unlimited} would {'save' if rule >= 0.0 else 'add'}"
+            f" {format_ratio(abs(rule))}, the plan {'saves' if gain >= 0.0 else 'adds'}"
+            f" {format_ratio(abs(gain))}{_unseen(plan)}",
         )
+
+
+def _unseen(plan: PlacePlan) -> str:
+    """On how many workloads that were left out of the planning the plan is the more even one."""
+    folds = () if plan.predicted is None else plan.predicted.left_out
+    if not folds:
+        return ""
+    better = sum(one.imbalance_after < one.imbalance_rule for one in folds)
+    return (
+        f"; left out of the planning, {better} of {len(folds)} workloads are more even than by it"
+    )
 
 
 def _rule_gain_ratio(plan: PlacePlan) -> float | None:
@@ -278,7 +296,7 @@ def _times(plan: PlacePlan, times: Sequence[LayerTimes], width: int) -> Iterator
             f" {_saved((one.before_s - one.after_s) / layers)} a layer"
         )
     if plan.verdict is not None and plan.verdict.step_gain_ratio is not None:
-        yield f"  of a whole pass: {plan.verdict.step_gain_ratio:.1%} saved"
+        yield f"  of a whole pass: {format_ratio(plan.verdict.step_gain_ratio)} saved"
 
 
 def _saved(seconds: float) -> str:
@@ -289,7 +307,7 @@ def _move(moved: MigrationCost) -> str:
     size = "" if moved.moved_bytes is None else f", {format_bytes(moved.moved_bytes)}"
     takes = "" if moved.transfer_s is None else f", {format_s(moved.transfer_s)} to transfer"
     pays = "" if moved.break_even_s is None else f", paid back after {format_s(moved.break_even_s)}"
-    return f"migration: {moved.moved_experts} experts{size}{takes}{pays}"
+    return f"{moved.moved_experts} experts{size}{takes}{pays}"
 
 
 def _layers(plan: PlacePlan) -> Iterator[str]:
@@ -324,10 +342,9 @@ def _name(workload: str, width: int) -> str:
 
 def _tail(plan: PlacePlan, *, folder: Path, verbose: bool) -> Iterator[str]:
     yield ""
-    yield from (
-        f"made for {mark.words}; plan again when one of these changes" for mark in plan.made_for
-    )
-    yield from asides("notes: ", plan.provenance.notes, verbose=verbose)
+    for mark in plan.made_for:
+        yield from labelled("made for", f"{mark.words}; plan again when one of these changes")
+    yield from asides("notes", plan.provenance.notes, verbose=verbose)
     if plan.decision is not None:
         launch = ", ".join(f"launch/{name}" for name in dict.fromkeys(plan.emit))
         yield f"written to {folder} ({launch or 'plan.json'}); next: moetune explain {folder}"

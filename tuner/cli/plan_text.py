@@ -1,16 +1,18 @@
 """A plan as text for people: the decision first, then what it costs, then how sure that is."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import Final
 
-from tuner.cli.text import asides, columns, format_times
+from tuner.cli.text import asides, breakdown_text, columns, format_times, labelled
 from tuner.equal_stages import equal_stages
 from tuner.faults.forecast import RunForecast
 from tuner.placement import StagePlacement
-from tuner.plan import Certificate, Plan, TrainDecision, TrainPrediction
+from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.planner.layout_groups import layout_of, variants_of, variants_words
-from tuner.planner.plan_profiled import certificate_line, gap_words, proof_words
+from tuner.planner.plan_profiled import certificate_line, gap_words
 from tuner.report.memory_headroom import (
     HARDLY_ANY,
     chance_sentence,
@@ -26,13 +28,24 @@ from tuner.spec.accounting import (
     training_flop_per_token,
 )
 from tuner.spec.goal import TrainGoal
-from tuner.train_words import knobs, short_decision, short_layout, train_changes
-from tuner.units import format_bytes, format_count, format_ratio, format_s
+from tuner.train_words import degrees, knobs, short_decision, short_layout, train_changes
+from tuner.units import (
+    format_bytes,
+    format_count,
+    format_money,
+    format_number,
+    format_ratio,
+    format_s,
+)
 
 SHOWN_ALTERNATIVES = 8
 SHOWN_RANKS = 4
 SHOWN_NODES = 16
 SHOWN_CHANGES = 2
+LEAST_COMMON = 3
+"""From so many runners-up on, the settings that all have are named once."""
+
+_DEGREE: Final = re.compile(r"[a-z]{1,3}\d+(x\d+)?")
 
 
 def plan_text(plan: Plan, *, folder: Path, verbose: bool = False) -> str:
@@ -41,22 +54,14 @@ def plan_text(plan: Plan, *, folder: Path, verbose: bool = False) -> str:
         return "\n".join(_nothing_fits(plan, verbose=verbose))
     lines = [
         *_warning_lines(plan),
+        *_model_lines(plan),
         *decision_lines(plan.decision),
         "",
         *_prediction_lines(plan.predicted, plan.goal, currency=plan.cluster.currency),
-        f"certificate    {certificate_line(plan.certificate)}, "
-        f"solved in {format_s(plan.certificate.solve_s)}",
-        *_preference_lines(plan),
-        f"ties           {_ties(plan.certificate)} other parallel layouts are within the error "
-        "band",
-        *(
-            f"runner-up      {short_decision(one.decision)}: a step takes "
-            f"{format_times(one.ratio_band)} as long"
-            for one in plan.alternatives[:1]
-            if one.ratio_band is not None
-        ),
-        f"bound by       {plan.binding_constraint}",
-        *asides("not launchable ", _unlaunchable(plan), verbose=verbose),
+        *_proof_lines(plan),
+        *_runner_up(plan),
+        *labelled("bound by", plan.binding_constraint),
+        *asides("not launchable", _unlaunchable(plan), verbose=verbose),
         *_placement_lines(plan.placement),
         *_notes(plan, verbose=verbose),
         "",
@@ -77,25 +82,26 @@ def explanation(plan: Plan, *, verbose: bool = False) -> str:
         return "\n".join(_nothing_fits(plan, verbose=verbose))
     lines = [
         *_warning_lines(plan),
-        _model_line(plan),
+        *_model_lines(plan, verbose=True),
         *decision_lines(plan.decision),
         "",
         "where a step's time goes",
-        _breakdown(plan.predicted),
+        breakdown_text(plan.predicted.breakdown_s),
         "",
-        "each stage",
-        _stages(plan.decision, plan.predicted),
+        "a micro-batch on each stage",
+        _stage_times(plan.decision, plan.predicted),
+        "",
+        "highest memory of a device, by pipeline rank",
+        _rank_memory(plan.predicted),
         "",
         *_where(plan.placement),
         "why this one",
-        f"  {certificate_line(plan.certificate)}",
-        *(f"  {line}" for line in _preference_lines(plan)),
+        *_proof_lines(plan),
         *_fastest(plan),
-        f"  bound by {plan.binding_constraint}",
-        *(f"  {one}" for one in _unlaunchable(plan)),
+        *labelled("bound by", plan.binding_constraint),
+        *asides("not launchable", _unlaunchable(plan), verbose=True),
         "",
-        f"why not the others ({_ties(plan.certificate)} parallel layouts are within the error "
-        "band: ties)",
+        "why not the others (z ZeRO stage, b micro-batch, c chunks of MoE layers, pp4x8: VPP 8)",
         *_alternatives(plan),
         *_own_variants(plan),
         *_notes(plan, verbose=verbose),
@@ -114,13 +120,26 @@ def _warning_lines(plan: Plan) -> Iterable[str]:
     """The warning that comes before everything else."""
     message = memory_warning(plan, name=short_decision)
     if message is not None:
-        yield f"WARNING        {message}"
+        yield from labelled("WARNING", message)
         yield ""
 
 
-def _ties(certificate: Certificate) -> str:
+def _proof_lines(plan: Plan) -> Iterable[str]:
+    """How near the optimum is, what was preferred to it, and what the model cannot tell apart."""
+    certificate = plan.certificate
+    solved = f"solved in {format_s(certificate.solve_s)}"
+    yield from labelled("certificate", f"{certificate_line(certificate)}, {solved}")
+    yield from _preference_lines(plan)
     least = "at least " if certificate.within_band_is_least else ""
-    return f"{least}{certificate.within_band}"
+    others = f"{least}{certificate.within_band:,} other parallel layouts"
+    yield from labelled("ties", f"{others} are within the error band")
+
+
+def _runner_up(plan: Plan) -> Iterable[str]:
+    for one in plan.alternatives[:1]:
+        if one.ratio_band is not None:
+            times = f"a step takes {format_times(one.ratio_band)} as long"
+            yield from labelled("runner-up", f"{short_decision(one.decision)}: {times}")
 
 
 def _preference_lines(plan: Plan) -> Iterable[str]:
@@ -128,22 +147,22 @@ def _preference_lines(plan: Plan) -> Iterable[str]:
     if plan.preferred is None or plan.decision is None:
         return
     one, gap = plan.preferred, plan.certificate.decision_gap_ratio
-    yield (
-        f"preferred      {format_ratio(one.slower_ratio)} slower than the fastest found "
+    yield from labelled(
+        "preferred",
+        f"{format_ratio(one.slower_ratio)} slower than the fastest found "
         f"({_distinguishing_name(one.fastest, plan.decision)}, {format_s(one.fastest_step_s)}), "
-        f"within {gap_words(gap or 0.0)} of optimal"
+        f"within {gap_words(gap or 0.0)} of optimal",
     )
-    yield f"reason         {', '.join(one.reasons)}"
+    yield from labelled("reason", ", ".join(one.reasons))
     message = "; ".join(trade_words(plan))
     if message:
-        yield f"trade          {message}"
+        yield from labelled("trade", message)
 
 
 def _fastest(plan: Plan) -> Iterable[str]:
     """The fastest decision in full, where another was preferred: the certificate is about it."""
     if plan.preferred is not None:
-        fastest = short_decision(plan.preferred.fastest)
-        yield f"  the fastest found ({proof_words(plan.certificate)}): {fastest}"
+        yield from labelled("fastest found", short_decision(plan.preferred.fastest))
 
 
 def _distinguishing_name(one: TrainDecision, other: TrainDecision) -> str:
@@ -153,39 +172,39 @@ def _distinguishing_name(one: TrainDecision, other: TrainDecision) -> str:
     return ", ".join(train_changes(other, one)[:SHOWN_CHANGES])
 
 
-def _model_line(plan: Plan) -> str:
-    model, sequence = plan.model, plan.goal.sequence_length
-    flop = training_flop_per_token(model, sequence_length=sequence)
-    cached = kv_bytes_per_token(model, bytes_per_element=2.0)
-    return (
-        f"{model.name}: {format_count(num_parameters(model))} parameters, "
+def _model_lines(plan: Plan, *, verbose: bool = False) -> Iterable[str]:
+    """What is trained, on how much at a time; with `verbose` what a token costs too."""
+    model, goal = plan.model, plan.goal
+    yield from labelled(
+        "model",
+        f"{model.name}, {format_count(num_parameters(model))} parameters, "
         f"{format_count(active_parameters(model))} active per token; "
-        f"{format_count(flop)} FLOP per token to train on {sequence} tokens, "
-        f"{format_bytes(cached)} of bf16 KV cache per token"
+        f"{goal.global_batch_size:,} x {goal.sequence_length:,} tokens a step, "
+        f"{goal.precision.value}",
     )
+    if verbose:
+        flop = training_flop_per_token(model, sequence_length=goal.sequence_length)
+        cached = kv_bytes_per_token(model, bytes_per_element=2.0)
+        yield from labelled(
+            "a token",
+            f"{format_count(flop)} FLOP to train, {format_bytes(cached)} of bf16 KV cache to serve",
+        )
 
 
 def decision_lines(decision: TrainDecision) -> Iterable[str]:
     """Two lines: the degrees, and what each stage does."""
-    yield (
-        f"{decision.num_devices} devices: "
-        f"TP {decision.tensor_model_parallel_size}, CP {decision.context_parallel_size}, "
-        f"PP {decision.pipeline_model_parallel_size}"
-        f" (x{decision.virtual_pipeline_model_parallel_size} chunks), "
-        f"DP {decision.data_parallel_size}, EP {decision.expert_model_parallel_size}, "
-        f"ETP {decision.expert_tensor_parallel_size}, "
-        f"EDP {decision.expert_data_parallel_size}, ZeRO {decision.zero_stage}, "
-        f"micro-batch {decision.micro_batch_size}"
-    )
+    listed_degrees = (f"{name} {degree}" for name, degree in degrees(decision).items())
+    yield from labelled("plan", f"{decision.num_devices:,} devices: {', '.join(listed_degrees)}")
     stages = zip(decision.pipeline_layout, decision.stage_recompute, decision.chunks, strict=True)
     with_knobs = ", ".join(knobs(decision))
     if with_knobs:
-        yield f"with {with_knobs}"
-    yield "stages: " + "; ".join(
-        f"{f'{len(list(group))} x ' if len(decision.pipeline_layout) > 1 else ''}"
-        f"{layers} layers, recompute {recompute}, {chunks} MemFine chunk{'s' * (chunks > 1)}"
+        yield from labelled("with", with_knobs)
+    listed_stages = (
+        f"{len(list(group))} of {layers} layers, recompute {recompute}"
+        f"{f', {chunks} chunks of MoE layers' if chunks > 1 else ''}"
         for (layers, recompute, chunks), group in groupby(stages)
     )
+    yield from labelled("stages", "; ".join(listed_stages))
 
 
 def _prediction_lines(
@@ -194,8 +213,8 @@ def _prediction_lines(
     low, high = predicted.step_time_s_band
     yield (
         f"step time      {format_s(predicted.step_time_s)} "
-        f"(between {format_s(low)} and {format_s(high)}), "
-        f"{predicted.tokens_per_s_per_device:.4g} tokens/s per device"
+        f"(90 % band: {format_s(low)} to {format_s(high)}), "
+        f"{format_number(predicted.tokens_per_s_per_device)} tokens/s per device"
     )
     if predicted.mfu_ratio is not None:
         yield f"MFU            {format_ratio(predicted.mfu_ratio)}"
@@ -206,7 +225,7 @@ def _prediction_lines(
         highest = peaks.index(max(peaks))
         yield (
             f"peak memory    {format_bytes(peaks[highest])} on pipeline rank {highest}, the "
-            f"highest of {len(peaks)} ranks; the lowest is {format_bytes(min(peaks))}"
+            f"highest of {len(peaks):,} ranks; the lowest is {format_bytes(min(peaks))}"
         )
     else:
         listed = ", ".join(format_bytes(peak) for peak in peaks)
@@ -221,14 +240,15 @@ def _room_lines(predicted: TrainPrediction, goal: TrainGoal) -> Iterable[str]:
     message = (
         "see the warning" if needs_memory_warning(predicted) else chance_sentence(predicted, goal)
     )
-    yield f"OOM risk       {message}"
-    yield (f"memory band    {peak_band_words(predicted)}, by the largest errors of published peaks")
+    yield from labelled("OOM risk", message)
+    band = f"{peak_band_words(predicted)}, by the largest errors of published peaks"
+    yield from labelled("memory band", band)
 
 
 def _run_lines(run: RunForecast, currency: str | None) -> Iterable[str]:
     """The whole run with failures and checkpoints."""
     if not run.finishes:
-        yield f"whole run      never finishes: {run.reason}"
+        yield from labelled("whole run", f"never finishes: {run.reason}")
         return
     effective = f"{format_ratio(run.effective_time_ratio)} of the time trains"
     if run.checkpoint_interval_s is not None and run.checkpoint_write_s is not None:
@@ -237,13 +257,14 @@ def _run_lines(run: RunForecast, currency: str | None) -> Iterable[str]:
             f"({format_s(run.checkpoint_write_s)} to write)"
         )
     if run.wall_clock_s is None or run.device_hours is None:
-        yield f"whole run      {effective}"
+        yield from labelled("whole run", effective)
         return
-    cost = "" if run.cost is None else f", cost {run.cost:,.0f} {currency or ''}".rstrip()
-    failures = "" if not run.expected_failures else f", {run.expected_failures:.0f} failures"
-    yield (
-        f"whole run      {format_s(run.wall_clock_s)}, {run.device_hours:,.0f} device hours"
-        f"{cost}{failures}; {effective}"
+    cost = "" if run.cost is None else f", cost {format_money(run.cost, currency)}"
+    failures = "" if not run.expected_failures else f", {run.expected_failures:,.0f} failures"
+    yield from labelled(
+        "whole run",
+        f"{format_s(run.wall_clock_s)}, {run.device_hours:,.0f} device hours{cost}{failures}; "
+        f"{effective}",
     )
 
 
@@ -254,11 +275,12 @@ def _placement_lines(placement: StagePlacement | None) -> Iterable[str]:
     runs = [
         (pool, list(stages)) for pool, stages in groupby(placement.stages, lambda one: one.pool)
     ]
-    yield "placement      " + ", then ".join(
+    listed = (
         f"{len(stages)} stage{'s' * (len(stages) > 1)} of "
         f"{'/'.join(dict.fromkeys(str(one.layers) for one in stages))} layers on {pool}"
         for pool, stages in runs
     )
+    yield from labelled("placement", ", then ".join(listed))
     for single_pool in placement.alone:
         takes = (
             "does not fit"
@@ -267,18 +289,22 @@ def _placement_lines(placement: StagePlacement | None) -> Iterable[str]:
         )
         if single_pool.out_of_memory_probability is not None:
             takes += f", {_chance(single_pool.out_of_memory_probability)} of running out of memory"
-        yield f"single pool    {single_pool.pool}, {single_pool.devices} devices: {takes}"
+        yield from labelled(
+            "single pool", f"{single_pool.pool}, {single_pool.devices:,} devices: {takes}"
+        )
     for order in placement.node_orders:
-        yield (
-            f"node order     {order.pool}: {format_s(order.step_time_after_s)} a step instead of "
+        yield from labelled(
+            "node order",
+            f"{order.pool}: {format_s(order.step_time_after_s)} a step instead of "
             f"{format_s(order.step_time_before_s)} in the listed order; no order is faster "
-            f"than {format_s(order.bound_s)}"
+            f"than {format_s(order.bound_s)}",
         )
         spare = f"; spare: {_listed(order.spare)}" if order.spare else ""
-        yield f"nodes          {_listed(order.nodes)}{spare}"
+        yield from labelled("nodes", f"{_listed(order.nodes)}{spare}")
     for pool, devices in placement.unused_devices.items():
-        yield f"unused         {devices} devices of {pool}"
-    yield from (f"note           {note}" for note in placement.notes)
+        yield from labelled("unused", f"{devices:,} devices of {pool}")
+    for note in placement.notes:
+        yield from labelled("note", note)
 
 
 def _chance(probability: float) -> str:
@@ -291,7 +317,7 @@ def _chance(probability: float) -> str:
 def _where(placement: StagePlacement | None) -> Iterable[str]:
     if placement is not None:
         yield "where it runs"
-        yield from (f"  {line}" for line in _placement_lines(placement))
+        yield from _placement_lines(placement)
         yield ""
 
 
@@ -301,40 +327,44 @@ def _listed(names: tuple[str, ...]) -> str:
     return f"{shown} and {left} more" if left > 0 else shown
 
 
-def _breakdown(predicted: TrainPrediction) -> str:
-    step_s = predicted.step_time_s
-    rows = [
-        (f"  {cause}", format_s(seconds), format_ratio(seconds / step_s))
-        for cause, seconds in sorted(predicted.breakdown_s.items(), key=lambda item: -item[1])
+def _stage_times(decision: TrainDecision, predicted: TrainPrediction) -> str:
+    """A row for each kind of stage; settings that all have are left out."""
+    settings = [
+        (str(layers), f"{recompute}{f', {chunks} chunks' if chunks > 1 else ''}")
+        for layers, recompute, chunks in zip(
+            decision.pipeline_layout, decision.stage_recompute, decision.chunks, strict=True
+        )
     ]
-    return columns([*rows, ("  step", format_s(step_s), "")])
-
-
-def _stages(decision: TrainDecision, predicted: TrainPrediction) -> str:
-    """A row for each kind of stage; equal ones share theirs."""
+    is_uniform = len(set(settings)) == 1
     rows = [
         (
-            str(stage.layers),
-            f"{decision.stage_recompute[index]}/c{decision.chunks[index]}",
+            *(() if is_uniform else settings[index]),
             format_s(stage.forward_s),
             format_s(stage.backward_s),
-            *(
-                format_bytes(size)
-                for size in (
-                    stage.parameter_bytes,
-                    stage.gradient_bytes,
-                    stage.optimizer_bytes,
-                    stage.activation_bytes,
-                    stage.other_bytes,
-                    stage.total_bytes,
-                )
-            ),
         )
         for index, stage in enumerate(predicted.stages)
     ]
     table = [(f"  {equal.label}", *equal.row) for equal in equal_stages(rows)]
-    header = ("  stages", "layers", "recompute", "forward", "backward", "parameters", "gradients")
-    return columns(table, header=(*header, "optimizer", "activations", "gathered", "total"))
+    of_each = () if is_uniform else ("layers", "recompute")
+    return columns(table, header=("  stages", *of_each, "forward", "backward"))
+
+
+def _rank_memory(predicted: TrainPrediction) -> str:
+    """A row for each kind of pipeline rank at its peak, equal ones once."""
+    ranks = len(predicted.peak_memory_bytes)
+    rows = []
+    for rank, peak in enumerate(predicted.peak_memory_bytes):
+        own = predicted.stages[rank::ranks]
+        held = (
+            sum(stage.parameter_bytes for stage in own),
+            sum(stage.gradient_bytes for stage in own),
+            sum(stage.optimizer_bytes for stage in own),
+            predicted.activation_bytes[rank],
+        )
+        rows.append(tuple(map(format_bytes, (*held, max(0, peak - sum(held)), peak))))
+    table = [(f"  {equal.label}", *equal.row) for equal in equal_stages(rows)]
+    header = ("  ranks", "weights", "gradients", "optimizer", "activations", "buffers", "total")
+    return columns(table, header=header)
 
 
 def _alternatives(plan: Plan) -> Iterable[str]:
@@ -342,9 +372,11 @@ def _alternatives(plan: Plan) -> Iterable[str]:
     if not plan.alternatives:
         yield "  no other layout was kept by the search"
         return
+    shown = [short_decision(other.decision) for other in plan.alternatives[:SHOWN_ALTERNATIVES]]
+    common = _common_settings(shown)
     rows = [
         (
-            f"  {short_decision(other.decision)}",
+            f"  {' '.join(word for word in name.split() if word not in common)}",
             format_s(other.predicted.step_time_s),
             format_bytes(max(other.predicted.peak_memory_bytes)),
             ""
@@ -355,10 +387,10 @@ def _alternatives(plan: Plan) -> Iterable[str]:
             variants_words(plan, other),
             other.lost_by,
         )
-        for other in plan.alternatives[:SHOWN_ALTERNATIVES]
+        for name, other in zip(shown, plan.alternatives, strict=False)
     ]
     header = (
-        "  decision",
+        f"  decision (all {' '.join(common)})" if common else "  decision",
         "step",
         "memory",
         "OOM risk",
@@ -371,6 +403,14 @@ def _alternatives(plan: Plan) -> Iterable[str]:
     left = len(plan.alternatives) - SHOWN_ALTERNATIVES
     if left > 0:
         yield f"  and {left} more in plan.json"
+
+
+def _common_settings(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the knobs that all of several decisions have set; degrees are never left out."""
+    if len(names) < LEAST_COMMON:
+        return ()
+    knobs_of = [[word for word in name.split() if not _DEGREE.fullmatch(word)] for name in names]
+    return tuple(word for word in knobs_of[0] if all(word in other for other in knobs_of[1:]))
 
 
 def _own_variants(plan: Plan) -> Iterable[str]:
@@ -387,20 +427,21 @@ def _own_variants(plan: Plan) -> Iterable[str]:
 
 
 def _nothing_fits(plan: Plan, *, verbose: bool) -> Iterable[str]:
-    yield f"no plan: {certificate_line(plan.certificate)}"
+    yield from labelled("no plan", certificate_line(plan.certificate))
     is_open = plan.certificate.status == "unknown"
-    yield f"{'not decided:' if is_open else 'limit not met:'} {plan.binding_constraint}"
+    yield from labelled("not decided" if is_open else "limit not met", plan.binding_constraint)
     for index, relaxation in enumerate(plan.relaxations):
-        label = "or:" if index else "to make it fit:"
-        yield f"{label:<16} {relaxation.limit}: {relaxation.change}"
+        label = "or" if index else "to make it fit"
+        allowed = ""
         if relaxation.decision is not None and relaxation.predicted is not None:
-            yield f"  it would allow {short_decision(relaxation.decision)}"
-            yield f"  at {format_s(relaxation.predicted.step_time_s)} a step"
+            step = format_s(relaxation.predicted.step_time_s)
+            allowed = f"; it would allow {short_decision(relaxation.decision)} at {step} a step"
+        yield from labelled(label, f"{relaxation.limit}: {relaxation.change}{allowed}")
     yield from _notes(plan, verbose=verbose)
 
 
 def _notes(plan: Plan, *, verbose: bool) -> Iterable[str]:
-    yield from asides("notes          ", plan.provenance.notes, verbose=verbose)
+    yield from asides("notes", plan.provenance.notes, verbose=verbose)
     if plan.provenance.extrapolated:
         outside = ", ".join(plan.provenance.extrapolated)
-        yield f"note           priced outside the measured range: {outside}"
+        yield from labelled("note", f"priced outside the measured range: {outside}")

@@ -322,10 +322,15 @@ def summary(header: "ProfileHeader") -> str:
 
 def _between(info: "TableInfo") -> str:
     """The table's interpolation error on held-out sizes."""
+    from tuner.units import format_ratio
+
     checked = info.checked
     if checked is None:
         return ""
-    return f"{checked.median_ratio:.1%} / {checked.p90_ratio:.1%} of {checked.sizes}"
+    return (
+        f"{format_ratio(checked.median_ratio)} / {format_ratio(checked.p90_ratio)} of"
+        f" {checked.sizes}"
+    )
 
 
 def _medians(profile: "Profile") -> str:

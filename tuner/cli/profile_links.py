@@ -85,7 +85,7 @@ def stragglers_text(slow: "tuple[Straggler, ...]", *, shares_cores: bool) -> str
 
 
 def _row(link: "Link", names: "Mapping[int, str]") -> tuple[object, ...]:
-    from tuner.units import format_bytes, format_s
+    from tuner.units import format_bytes, format_ratio, format_s
 
     fit = link.fit
     return (
@@ -94,7 +94,7 @@ def _row(link: "Link", names: "Mapping[int, str]") -> tuple[object, ...]:
         "" if link.latency_s is None else format_s(link.latency_s),
         _rate(link.bytes_per_s),
         "" if fit is None else f"{format_s(fit.latency_s)} + {_rate(fit.bytes_per_s)}",
-        "" if fit is None else f"{fit.residual_ratio:.0%}",
+        "" if fit is None else f"{format_ratio(fit.residual_ratio, digits=0)}",
         ""
         if fit is None
         else f"{format_bytes(fit.lines[0].smallest_bytes)} to {format_bytes(fit.largest_bytes)}",
@@ -123,6 +123,7 @@ def _classes(links: "Sequence[Link]") -> str:
 
 def _shared(links: "tuple[Link, ...]") -> str:
     from profilers.links.matrix import shared_ratio
+    from tuner.units import format_ratio
 
     shared = shared_ratio(links)
     lanes = max(link.lanes for link in links)
@@ -130,7 +131,10 @@ def _shared(links: "tuple[Link, ...]") -> str:
         return ""
     # The geometric mean of full bandwidth and a fair share of one NIC.
     says = "each pair has its own NIC" if shared > lanes**-0.5 else "the pairs share a NIC"
-    return f"{lanes} concurrent pairs between two nodes get {shared:.0%} of a single pair's: {says}"
+    return (
+        f"{lanes} concurrent pairs between two nodes get {format_ratio(shared, digits=0)} of a"
+        f" single pair's: {says}"
+    )
 
 
 def _both(profile: "Profile") -> "Iterator[tuple[int, int, int, float, float]]":

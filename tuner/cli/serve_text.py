@@ -5,11 +5,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from tuner.cli.text import asides, columns
+from tuner.cli.text import asides, breakdown_text, columns, labelled
 from tuner.serve_plan import (
     Band,
     Instances,
     Latency,
+    Role,
     ServeModeResult,
     ServePlan,
     TokenCost,
@@ -23,15 +24,21 @@ from tuner.serve_words import (
     router_words,
     short_serve,
 )
+from tuner.spec.accounting import active_parameters, num_parameters
 from tuner.spec.serving.goal import Percentiles
-from tuner.units import format_bytes, format_money, format_ratio, format_s
+from tuner.units import (
+    format_bytes,
+    format_count,
+    format_money,
+    format_number,
+    format_ratio,
+    format_s,
+)
 
 SHOWN_RATIO = 0.005
 """Least saving of an unlaunchable mode that a plan mentions."""
 SHOWN_POINTS = 6
 """Of the front, at most."""
-PART_NAMES = {"exchange": "all-to-all"}
-"""Of parts of a step whose stored name is another."""
 NO_LIMIT: Final = Percentiles()
 SHOWN_REASONS = 4
 """Why options are illegal, the most frequent."""
@@ -46,8 +53,8 @@ def serve_text(plan: ServePlan, *, folder: Path, verbose: bool = False) -> str:
         *_proof(plan),
         *_modes(plan),
         *_relaxations(plan),
-        *asides("not launchable ", not_launchable, verbose=verbose or plan.decision is None),
-        *asides("notes          ", plan.provenance.notes, verbose=verbose),
+        *asides("not launchable", not_launchable, verbose=verbose or plan.decision is None),
+        *asides("notes", plan.provenance.notes, verbose=verbose),
         "",
         f"written to {folder}; next: moetune explain {folder}",
     ]
@@ -65,27 +72,49 @@ def serve_explanation(plan: ServePlan, *, verbose: bool = False) -> str:
         *_alternatives(plan),
         *_front(plan),
         *_relaxations(plan),
-        *(f"not launchable {line}" for line in _unlaunchable(plan, least_gain_ratio=SHOWN_RATIO)),
-        *asides("notes          ", plan.provenance.notes, verbose=verbose),
+        *asides(
+            "not launchable", list(_unlaunchable(plan, least_gain_ratio=SHOWN_RATIO)), verbose=True
+        ),
+        *asides("notes", plan.provenance.notes, verbose=verbose),
     ]
     return "\n".join(lines)
 
 
 def _decision(plan: ServePlan) -> Iterator[str]:
     decision = plan.decision
+    yield from _model(plan)
     if decision is None:
-        yield f"no deployment meets the SLO: {plan.binding_constraint}"
+        yield from labelled("no plan", f"no deployment meets the SLO: {plan.binding_constraint}")
         return
-    yield f"{decision.mode}, {_counted(decision.num_devices, 'device')}"
-    yield from (f"  {group_text(group)}" for group in decision.instances)
-    yield from (f"  {describe_kv_transfer(transfer)}" for transfer in decision.handovers)
+    yield from labelled("plan", f"{decision.mode}, {_counted(decision.num_devices, 'device')}")
+    for group in decision.instances:
+        yield from labelled(group.role.value, group_text(group))
+    for transfer in decision.handovers:
+        yield from labelled("KV transfer", describe_kv_transfer(transfer))
     if decision.router is not None:
-        yield f"  {router_words(decision.router)}"
-    yield from (f"  {words}" for words in island_words(decision))
+        yield from labelled("router", router_words(decision.router).removeprefix("router: "))
+    for words in island_words(decision):
+        yield from labelled("islands", words)
     if decision.offload_above_tokens is not None:
-        longest = decision.offload_above_tokens
-        yield f"  prompts above {longest} tokens are prefilled on the remote pool"
+        longest = f"prompts above {decision.offload_above_tokens:,} tokens"
+        yield from labelled("remote pool", f"{longest} are prefilled there")
     yield ""
+
+
+def _model(plan: ServePlan) -> Iterator[str]:
+    """What is served, by what, under which load."""
+    model, goal, traffic = plan.model, plan.goal, plan.goal.traffic
+    load = "a recorded trace"
+    if traffic.rate is not None:
+        load = f"{format_number(traffic.rate)} requests/s"
+    if traffic.concurrency is not None:
+        load = f"{traffic.concurrency:,} concurrent requests"
+    yield from labelled(
+        "model",
+        f"{model.name}, {format_count(num_parameters(model))} parameters, "
+        f"{format_count(active_parameters(model))} active per token; {goal.quantization} weights,"
+        f" {goal.kv_cache_dtype} KV cache; {goal.engine.name}; {load}",
+    )
 
 
 def _proof(plan: ServePlan) -> Iterator[str]:
@@ -96,24 +125,27 @@ def _proof(plan: ServePlan) -> Iterator[str]:
     side = "upper" if goal == "rate" else "lower"
     named = {"goodput": "goodput per device", "rate": "requests/s within the SLO"}
     covers = f", for {certificate.covers}" if certificate.covers else ""
-    yield (
-        f"certificate    {named.get(goal, goal)} {certificate.objective:.6g}, {side} bound"
+    yield from labelled(
+        "certificate",
+        f"{named.get(goal, goal)} {certificate.objective:.6g}, {side} bound"
         f" {certificate.bound:.6g}{covers} (gap {format_ratio(certificate.gap_ratio)},"
-        f" {certificate.status}, {certificate.method}, {certificate.solve_s:.1f} s;"
-        f" {certificate.space.priced} options priced, {certificate.space.illegal} illegal)"
+        f" {certificate.status}, {certificate.method}; {certificate.space.priced:,} options"
+        f" priced, {certificate.space.illegal:,} illegal), solved in"
+        f" {format_s(certificate.solve_s)}",
     )
     if certificate.within_band:
         least = "at least " if certificate.within_band_is_least else ""
         others = "other deployment is" if certificate.within_band == 1 else "other deployments are"
-        yield f"ties           {least}{certificate.within_band} {others} within the error band"
-    yield f"bound by       {plan.binding_constraint}"
+        tied = f"{least}{certificate.within_band:,} {others} within the error band"
+        yield from labelled("ties", tied)
+    yield from labelled("bound by", plan.binding_constraint)
 
 
 def group_text(group: Instances) -> str:
-    """A group of identical instances in a line: degrees, and the batch of a step."""
+    """A group of identical instances: degrees, and the batch of a step."""
     return (
-        f"{group.count} x {group.role} of {group.devices} on {group.pool}: {group_degrees(group)};"
-        f" {', '.join(group_steps(group))}"
+        f"{group.count:,} x {_counted(group.devices, 'device')} on {group.pool}:"
+        f" {group_degrees(group)}; {', '.join(group_steps(group))}"
     )
 
 
@@ -125,17 +157,19 @@ def _prediction(plan: ServePlan) -> Iterator[str]:
     yield f"TTFT           {latency_text(predicted.ttft_s, predicted.ttft_s_band, slo=slo.ttft)}"
     yield f"TPOT           {latency_text(predicted.tpot_s, predicted.tpot_s_band, slo=slo.tpot)}"
     yield (
-        f"throughput     {predicted.requests_per_s:.4g} requests/s,"
-        f" {predicted.output_tokens_per_s:.0f} output tokens/s,"
-        f" goodput {predicted.goodput_per_device:.4g} requests/s per device"
+        f"throughput     {format_number(predicted.requests_per_s)} requests/s,"
+        f" {format_number(predicted.output_tokens_per_s)} output tokens/s,"
+        f" goodput {format_number(predicted.goodput_per_device)} requests/s per device"
     )
     if predicted.cost_per_hour is not None:
-        price = f"{format_money(predicted.cost_per_hour, currency)} an hour"
+        price = f"{format_money(predicted.cost_per_hour, currency)} per hour"
         tokens = predicted.token_cost
-        yield f"cost           {price}{f', {token_cost_text(tokens)}' if tokens else ''}"
+        yield from labelled("cost", f"{price}{f', {token_cost_text(tokens)}' if tokens else ''}")
     for name, ratio in predicted.utilisation_ratio.items():
         memory = format_bytes(predicted.memory_bytes[name])
-        yield f"load           {name}: {format_ratio(ratio)} busy, {memory} per device"
+        yield from labelled(
+            "utilisation", f"{name}: {format_ratio(ratio)} busy, {memory} per device"
+        )
 
 
 def token_cost_text(cost: TokenCost) -> str:
@@ -155,7 +189,7 @@ def _modes(plan: ServePlan) -> Iterator[str]:
     has_price = any(mode.cost_per_hour is not None for mode in plan.modes)
     has_rate = plan.goal.objective == "rate"
     further = (*(["requests/s"] * has_rate), *(["cost/h"] * has_price))
-    head = ("mode", "", "devices", *further, "TTFT", "TPOT", "")
+    head = ("mode", "", "devices", *further, "TTFT mean", "TPOT mean", "")
     order = sorted(plan.modes, key=lambda mode: mode.status != "chosen")
     rows = [_mode(mode, has_price=has_price, has_rate=has_rate) for mode in order]
     yield ""
@@ -164,11 +198,11 @@ def _modes(plan: ServePlan) -> Iterator[str]:
 
 
 def _mode(mode: ServeModeResult, *, has_price: bool, has_rate: bool) -> tuple[str, ...]:
-    rate = "-" if mode.requests_per_s is None else f"{mode.requests_per_s:.4g}"
-    price = "-" if mode.cost_per_hour is None else f"{mode.cost_per_hour:.4g}"
+    rate = "-" if mode.requests_per_s is None else format_number(mode.requests_per_s)
+    price = "-" if mode.cost_per_hour is None else format_money(mode.cost_per_hour, None)
     return (
         mode.mode,
-        mode.status,
+        mode.status.replace("unlaunchable", "not launchable"),
         "-" if mode.devices is None else str(mode.devices),
         *([rate] * has_rate),
         *([price] * has_price),
@@ -182,7 +216,7 @@ def _mode(mode: ServeModeResult, *, has_price: bool, has_rate: bool) -> tuple[st
 def latency_text(value: Latency, band: Band, *, slo: Percentiles = NO_LIMIT) -> str:
     """A latency in a line: its mean with the band, its percentiles, each with its SLO."""
     low, high = (format_s(one) for one in band)
-    parts = [f"mean {format_s(value.mean)} ({low} to {high}){_limit(slo.mean)}"]
+    parts = [f"mean {format_s(value.mean)} (80 % band: {low} to {high}){_limit(slo.mean)}"]
     parts += [
         f"{kind.upper()} {format_s(getattr(value, kind))}{_limit(getattr(slo, kind))}"
         for kind in ("p50", "p90", "p99")
@@ -198,14 +232,9 @@ def _step(plan: ServePlan) -> Iterator[str]:
     if plan.decision is None or plan.predicted is None:
         return
     yield "where the time of a decode step goes, in the slowest group"
-    parts = sorted(plan.predicted.breakdown_s.items(), key=lambda part: -part[1])
-    total_s = sum(seconds for _, seconds in parts)
-    yield columns(
-        [
-            (f"  {PART_NAMES.get(name, name)}", format_s(seconds), format_ratio(seconds / total_s))
-            for name, seconds in parts
-        ]
-    )
+    yield breakdown_text(plan.predicted.breakdown_s)
+    if any(group.role is Role.AGGREGATED for group in plan.decision.instances):
+        yield "  a step that also computes a chunk of a prompt takes longer; TPOT is over both"
     yield ""
 
 
@@ -216,13 +245,14 @@ def _illegal(plan: ServePlan, *, most: int | None) -> Iterator[str]:
         return
     yield ""
     yield (
-        f"{space.illegal} instance options are illegal, {space.bounded} more are dominated by"
+        f"{space.illegal:,} instance options are illegal, {space.bounded:,} more are dominated by"
         " another"
     )
-    yield from (f"  {count:>5} {reason}" for reason, count in reasons[:most])
-    left = len(reasons[most:]) if most is not None else 0
-    if left:
-        yield f"        {_counted(left, 'further reason')}, shown by --verbose"
+    yield from (f"  {count:>6,} {reason}" for reason, count in reasons[:most])
+    rest = [] if most is None else reasons[most:]
+    if rest:
+        options = sum(count for _, count in rest)
+        yield f"  {options:>6,} for {_counted(len(rest), 'further reason')}, shown by --verbose"
 
 
 def _merged(counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -237,10 +267,10 @@ def _merged(counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
 
 def _alternatives(plan: ServePlan) -> Iterator[str]:
     for other in plan.alternatives:
-        yield (
-            f"alternative    {short_serve(other.decision)},"
-            f" TTFT P90 {format_s(other.predicted.ttft_s.p90)},"
-            f" TPOT P90 {format_s(other.predicted.tpot_s.p90)}; {other.lost_by}"
+        yield from labelled(
+            "alternative",
+            f"{short_serve(other.decision)}, TTFT P90 {format_s(other.predicted.ttft_s.p90)},"
+            f" TPOT P90 {format_s(other.predicted.tpot_s.p90)}; {other.lost_by}",
         )
 
 
@@ -257,8 +287,8 @@ def _front(plan: ServePlan) -> Iterator[str]:
     yield columns(
         [
             (
-                f"  {point.tokens_per_s_per_user:.4g}",
-                f"{point.tokens_per_s_per_device:.4g}",
+                f"  {format_number(point.tokens_per_s_per_user)}",
+                format_number(point.tokens_per_s_per_device),
                 "yes" if point.within_targets else "no",
                 point.mode,
                 str(point.running),
@@ -280,7 +310,8 @@ def _degrees(instance: str) -> str:
 def _relaxations(plan: ServePlan) -> Iterator[str]:
     for relaxation in plan.relaxations:
         if relaxation.decision is not None:
-            yield f"relaxation     {relaxation.change}: {short_serve(relaxation.decision)}"
+            said = f"{relaxation.change}: {short_serve(relaxation.decision)}"
+            yield from labelled("relaxation", said)
 
 
 def _unlaunchable(plan: ServePlan, *, least_gain_ratio: float = 0.0) -> Iterator[str]:
@@ -295,4 +326,4 @@ def _unlaunchable(plan: ServePlan, *, least_gain_ratio: float = 0.0) -> Iterator
 
 
 def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}{'s' * (count != 1)}"
+    return f"{count:,} {thing}{'s' * (count != 1)}"

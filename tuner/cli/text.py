@@ -5,7 +5,14 @@ tabs, direction marks) are escaped here for all text.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
+from typing import Final
+
+from tuner.breakdown import breakdown_rows
+
+LABEL_WIDTH: Final = 15
+LINE_WIDTH: Final = 100
 
 
 def printable(text: str) -> str:
@@ -47,12 +54,30 @@ def columns(rows: Sequence[Sequence[object]], *, header: Sequence[str] = ()) -> 
     )
 
 
+def labelled(label: str, text: str) -> Iterator[str]:
+    """Yield a labelled statement in lines of a bounded width, the text in one column."""
+    yield from wrap(
+        text,
+        LINE_WIDTH,
+        initial_indent=f"{label:<{LABEL_WIDTH}}",
+        subsequent_indent=" " * LABEL_WIDTH,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def breakdown_text(seconds: Mapping[str, float]) -> str:
+    """Return the seconds of a step by cause as an indented table."""
+    return columns([(f"  {cause}", *cells) for cause, *cells in breakdown_rows(seconds)])
+
+
 def asides(label: str, lines: Sequence[str], *, verbose: bool) -> Iterator[str]:
-    """Yield each line after its label, or only their number; a single line is never hidden."""
+    """Yield each statement after its label, or only their number; a single one is never hidden."""
     if verbose or len(lines) == 1:
-        yield from (f"{label}{line}" for line in lines)
+        for line in lines:
+            yield from labelled(label, line)
     elif lines:
-        yield f"{label}{len(lines)}, shown by --verbose"
+        yield from labelled(label, f"{len(lines)}, shown by --verbose")
 
 
 def format_times(band: tuple[float, float]) -> str:

@@ -1,22 +1,30 @@
 """The header of every emitted file: the decision, the evidence for it, the expected figures.
 
-An unmeasured plan says so first, with the reason that was given.
+An unmeasured plan says so first, with the reason that was given. What one starts has the whole
+header; files beside it say only what wrote them and whether it was verified.
 """
 
 from tuner.equal_stages import equal_stages
 from tuner.plan import TrainDecision, VerifiedPlan
-from tuner.train_words import knobs
-from tuner.units import format_bytes, format_s
+from tuner.train_words import degrees, knobs
+from tuner.units import format_bytes, format_number, format_s
 
 
 def statement(verified: VerifiedPlan) -> tuple[str, ...]:
     """Return the header's lines."""
     return (
+        *brief_statement(verified),
+        *_expectation(verified),
+        *_degrees(verified.decision),
+    )
+
+
+def brief_statement(verified: VerifiedPlan) -> tuple[str, ...]:
+    """Return the lines of a file beside the one that is started."""
+    return (
         f"Written by moetune {verified.plan.provenance.moetune_version} for the model "
         f"{verified.plan.model.name}.",
         *_evidence(verified),
-        *_expectation(verified),
-        *_degrees(verified.decision),
     )
 
 
@@ -45,8 +53,8 @@ def _expectation(verified: VerifiedPlan) -> tuple[str, ...]:
     memory = ", ".join(f"{peak.label}: {peak.row}" for peak in peaks)
     return (
         f"Expected: {format_s(predicted.step_time_s)} a step "
-        f"(between {format_s(low)} and {format_s(high)}), "
-        f"{predicted.tokens_per_s_per_device:.4g} tokens/s per device.",
+        f"(90 % band: {format_s(low)} to {format_s(high)}), "
+        f"{format_number(predicted.tokens_per_s_per_device)} tokens/s per device.",
         f"Expected peak memory by pipeline rank, the highest of its devices: {memory}.",
     )
 
@@ -54,15 +62,7 @@ def _expectation(verified: VerifiedPlan) -> tuple[str, ...]:
 def _degrees(decision: TrainDecision) -> tuple[str, ...]:
     return (
         f"{decision.num_devices} devices: "
-        f"TP {decision.tensor_model_parallel_size}, "
-        f"PP {decision.pipeline_model_parallel_size}, "
-        f"VPP {decision.virtual_pipeline_model_parallel_size}, "
-        f"CP {decision.context_parallel_size}, "
-        f"DP {decision.data_parallel_size}, "
-        f"EP {decision.expert_model_parallel_size}, "
-        f"ETP {decision.expert_tensor_parallel_size}, "
-        f"EDP {decision.expert_data_parallel_size}; "
-        f"ZeRO stage {decision.zero_stage}, micro-batch {decision.micro_batch_size}.",
+        f"{', '.join(f'{name} {degree}' for name, degree in degrees(decision).items())}.",
         f"By stage: {_stages(decision)}.",
         *_knobs(decision),
     )

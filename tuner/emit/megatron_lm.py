@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import PurePosixPath
 from typing import Final
 
-from tuner.emit.evidence import statement
+from tuner.emit.evidence import brief_statement, statement
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.megatron_core import GPT_OSS, Core, Value, decision_fields, model_fields
 from tuner.emit.megatron_environment import environment
@@ -70,11 +70,14 @@ def emit_0_16(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
 
 def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     plan = verified.plan
+    warnings = (
+        *cautions(plan.model, verified.decision),
+        *assumptions("megatron-lm", plan.model, plan.goal, verified.decision),
+    )
     said = (
         *statement(verified),
         f"The plan assumes a vocabulary of {plan.model.vocab_size}; the tokenizer decides.",
-        *cautions(plan.model, verified.decision),
-        *assumptions("megatron-lm", plan.model, plan.goal, verified.decision),
+        *warnings,
         "",
         *_YOURS,
     )
@@ -82,7 +85,8 @@ def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
     return (
         EmittedFile(
             path=PurePosixPath("megatron_args.txt"),
-            text=comment(said) + "".join(" ".join(line) + "\n" for line in lines),
+            text=comment((*brief_statement(verified), *warnings))
+            + "".join(" ".join(line) + "\n" for line in lines),
         ),
         EmittedFile(
             path=PurePosixPath("run.sh"),

@@ -8,7 +8,7 @@ the order of `hosts.txt` (SLURM_HOSTFILE with --distribution=arbitrary, srun(1))
 
 from pathlib import PurePosixPath
 
-from tuner.emit.evidence import statement
+from tuner.emit.evidence import brief_statement
 from tuner.emit.files import JOB_FOLDER, JOB_NAME, EmittedFile, comment, label
 from tuner.emit.hosts import HOSTS_NAME, hosts, notes
 from tuner.launch.shape import LaunchShape, launch_shape
@@ -25,7 +25,7 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
         + _directives(shape, name=f"moetune-{label(verified.plan.model.name)}")
         + comment(
             (
-                *statement(verified),
+                *brief_statement(verified),
                 "",
                 "Submit it by this name: sbatch [PATH/]job.sbatch [arguments of the program]",
                 "Account, partition and time limit are yours: sbatch --partition=... job.sbatch",

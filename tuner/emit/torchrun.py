@@ -22,7 +22,8 @@ from tuner.launch.shape import LaunchShape
 ENVIRONMENT_NOTE = (
     "Start it once on every node. From the environment, each with a default:",
     "  NNODES, NPROC_PER_NODE   how the devices are spread over nodes",
-    "  NODE_RANK                this node's number; else its line in hosts.txt, or SLURM_NODEID",
+    "  NODE_RANK                this node's number; else its line in hosts.txt, or SLURM_NODEID;"
+    " needed on several nodes without either",
     "  MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name",
 )
 
@@ -75,7 +76,7 @@ if (( 10#$NNODES > 1 )); then
   # The store listens on every address of the first node, and whoever reaches MASTER_PORT there can
   # write to it without authentication: keep the network between the nodes private.
   LAUNCHER+=(
-    "--node-rank=$NODE_RANK"
+    "--node-rank=${{NODE_RANK:?is needed with several nodes: the number of this one, from 0}}"
     "--rdzv-backend=static"
     "--master-addr=${{MASTER_ADDR:?is needed with several nodes: the name of the first one}}"
     "--master-port=${{MASTER_PORT:-29500}}"
@@ -88,7 +89,7 @@ if (( 10#$NNODES > 1 )); then
 def _node_rank(shape: LaunchShape) -> str:
     if shape.hosts:
         return ""
-    return 'NODE_RANK="${NODE_RANK:-${SLURM_NODEID:-0}}"\n'
+    return 'NODE_RANK="${NODE_RANK:-${SLURM_NODEID:-}}"\n'
 
 
 def _rank_by_line(shape: LaunchShape) -> str:

@@ -114,6 +114,7 @@ def estimate(
         tokens_per_s_per_device=per_device / priced.step_s,
         tokens_per_s_per_device_band=(per_device / high, per_device / low),
         utilisation=_utilisation(priced, setup),
+        breakdown_s=priced.step.by_cause(simulated_s=priced.step_s),
         exposed=_exposed(priced, setup),
         memory=memory,
         fullest_pipeline_rank=max(memory, key=lambda rank: rank.total_bytes).pipeline_rank,

@@ -128,6 +128,8 @@ class Estimate(Record):
     tokens_per_s_per_device: float
     tokens_per_s_per_device_band: Band
     utilisation: Utilisation
+    breakdown_s: dict[str, float]
+    """Seconds of a step by cause, as in a plan's prediction; their sum is `step_time_s`."""
     exposed: ExposedRatios
     memory: tuple[RankMemory, ...]
     """By pipeline rank."""

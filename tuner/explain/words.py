@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from tuner.emit.placement.statement import spans
 from tuner.place_plan import PlaceDecision
 from tuner.plan import TrainDecision
-from tuner.serve_plan import ServeDecision
+from tuner.serve_plan import Instances, ServeDecision
 from tuner.serve_words import (
     describe_kv_transfer,
+    group_changes,
     island_words,
     router_words,
     short_group,
@@ -54,22 +55,55 @@ def placement_words(decision: PlaceDecision) -> str:
 
 
 def _serving_changes(before: ServeDecision, after: ServeDecision) -> Iterator[str]:
-    """Yield changes of mode, and removed and added instances and KV transfers."""
+    """Yield changes of mode, of instances, and of what lies between them.
+
+    Where one kind of instance of a role and pool became one other kind, only what differs between
+    the two is named.
+    """
     if before.mode != after.mode:
         yield f"{before.mode} -> {after.mode}"
-    old, new = _parts(before), _parts(after)
-    yield from (f"without {one}" for one in old if one not in new)
-    yield from (f"with {one}" for one in new if one not in old)
+    old, new = _kinds(before), _kinds(after)
+    for kind in dict.fromkeys((*old, *new)):
+        gone = [one for one in old.get(kind, ()) if one not in new.get(kind, ())]
+        come = [one for one in new.get(kind, ()) if one not in old.get(kind, ())]
+        if len(gone) == len(come) == 1:
+            yield f"{' '.join(filter(None, kind))}: {', '.join(group_changes(gone[0], come[0]))}"
+        else:
+            yield from (f"without {short_group(one)}" for one in gone)
+            yield from (f"with {short_group(one)}" for one in come)
+    transfers, other_transfers = _transfers(before), _transfers(after)
+    for pools in dict.fromkeys((*transfers, *other_transfers)):
+        was, will_be = transfers.get(pools, "none"), other_transfers.get(pools, "none")
+        if was != will_be:
+            yield f"KV transfer {pools}: {was} -> {will_be}"
+    links, other_links = _between(before), _between(after)
+    yield from (f"without {one}" for one in links if one not in other_links)
+    yield from (f"with {one}" for one in other_links if one not in links)
 
 
-def _parts(decision: ServeDecision) -> list[str]:
+def _kinds(decision: ServeDecision) -> dict[tuple[str, ...], list[Instances]]:
+    kinds: dict[tuple[str, ...], list[Instances]] = {}
+    for one in decision.instances:
+        kinds.setdefault((one.role.value, "on", one.pool, one.island), []).append(one)
+    return kinds
+
+
+def _transfers(decision: ServeDecision) -> dict[str, str]:
+    """KV transfers in words, by the pools that they connect."""
+    found: dict[str, str] = {}
+    for one in decision.handovers:
+        pools = f"{one.from_pool} to {one.to_pool}"
+        words = describe_kv_transfer(one).removeprefix(pools).strip(" :")
+        found[pools] = f"{found[pools]} and {words}" if pools in found else words
+    return found
+
+
+def _between(decision: ServeDecision) -> list[str]:
     above = decision.offload_above_tokens
     return [
-        *(short_group(one) for one in decision.instances),
-        *(describe_kv_transfer(one) for one in decision.handovers),
         *([] if decision.router is None else [router_words(decision.router)]),
         *island_words(decision),
-        *([] if above is None else [f"prompts above {above} tokens on the remote pool"]),
+        *([] if above is None else [f"prompts above {above:,} tokens on the remote pool"]),
     ]
 
 

@@ -98,6 +98,7 @@ def make_plan(spec: Spec, machine: Machine, *, settings: Settings, provenance: P
         certificate=result.certificate,
         binding_constraint=binding_constraint(
             predicted,
+            fastest_s=predicted.step_time_s,
             unlimited_s=unlimited_s,
             memory_limit_bytes=machine.memory_limit_bytes,
         ),
@@ -288,11 +289,11 @@ def certificate_line(certificate: Certificate) -> str:
     """Say in one line what is proven."""
     space = certificate.space
     counted = (
-        f"{space.priced} priced, {space.bounded} proven worse by their bounds, "
-        f"{space.illegal} illegal"
+        f"{space.priced:,} priced, {space.bounded:,} proven worse by their bounds, "
+        f"{space.illegal:,} illegal"
     )
     if space.open:
-        counted += f", {space.open} neither solved nor ruled out"
+        counted += f", {space.open:,} neither solved nor ruled out"
     proven = proof_words(certificate)
     if certificate.decision_gap_ratio is not None:
         proven = (
@@ -303,8 +304,15 @@ def certificate_line(certificate: Certificate) -> str:
 
 
 def gap_words(gap_ratio: float) -> str:
-    """Write a gap in percent, rounded up, so that what is said to be within it is."""
-    return format_ratio(math.ceil(1000.0 * gap_ratio - 1e-6) / 1000.0)
+    """Say how far above the bound an objective is, rounded up, so that it is within what is said.
+
+    Args:
+        gap_ratio: share of the objective, as solvers state it; people read a share of the optimum.
+    """
+    if gap_ratio >= 1.0:
+        return "an unknown distance"
+    above = gap_ratio / (1.0 - gap_ratio)
+    return format_ratio(math.ceil(1000.0 * above - 1e-6) / 1000.0)
 
 
 def proof_words(certificate: Certificate) -> str:

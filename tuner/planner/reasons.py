@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from solvers.layout.relax import nearest_relaxation
+from tuner.breakdown import cause_words
 from tuner.costs.temporaries import UNCOUNTED_RATIO
 from tuner.formulate.space import BATCH_RULE, Enumeration
 from tuner.plan import Certificate, Relaxation, TrainPrediction
@@ -19,26 +20,30 @@ WORTH_NAMING_RATIO = 1e-3
 
 
 def binding_constraint(
-    predicted: TrainPrediction, *, unlimited_s: float | None, memory_limit_bytes: int
+    predicted: TrainPrediction,
+    *,
+    fastest_s: float,
+    unlimited_s: float | None,
+    memory_limit_bytes: int,
 ) -> str:
     """Name what keeps the plan from being faster.
 
     Args:
-        predicted: prediction for the fastest decision.
-        unlimited_s: step time of the best decision if memory were unlimited, from another search.
+        predicted: prediction for the plan's decision.
+        fastest_s: step time of the fastest decision found.
+        unlimited_s: the same if memory were unlimited, from another search.
         memory_limit_bytes: what one device may use.
     """
-    step_s = predicted.step_time_s
-    if unlimited_s is not None and unlimited_s < step_s * (1.0 - WORTH_NAMING_RATIO):
-        gain = format_ratio(1.0 - unlimited_s / step_s)
+    if unlimited_s is not None and unlimited_s < fastest_s * (1.0 - WORTH_NAMING_RATIO):
+        gain = format_ratio(1.0 - unlimited_s / fastest_s)
         return (
-            f"memory_per_device: with more than {format_bytes(memory_limit_bytes)} usable a step "
-            f"would take {format_s(unlimited_s)}, {gain} less than the fastest found "
-            f"({format_s(step_s)})"
+            f"memory_per_device: with unlimited memory the fastest step takes "
+            f"{format_s(unlimited_s)}, {gain} less than the fastest found ({format_s(fastest_s)}); "
+            f"{format_bytes(memory_limit_bytes)} of a device may be used"
         )
     cause, seconds = max(predicted.breakdown_s.items(), key=lambda item: item[1])
-    share = format_ratio(seconds / step_s)
-    return f"{cause}: {format_s(seconds)} of the step ({share}); memory does not bind"
+    share = format_ratio(seconds / predicted.step_time_s)
+    return f"{cause_words(cause)}: {format_s(seconds)} ({share}) of the step; memory does not bind"
 
 
 def what_is_not_known(certificate: Certificate, *, time_limit_s: float) -> str:
@@ -82,7 +87,8 @@ def why_lost(chosen: TrainPrediction, other: TrainPrediction) -> str:
         ratio = format_ratio(-slower_s / chosen.step_time_s)
         return f"preference: the plan gives up {format_s(-slower_s)} ({ratio})"
     ratio = format_ratio(slower_s / chosen.step_time_s)
-    return f"{format_s(slower_s)} ({ratio}) slower; {cause} takes {format_s(extra_s)} more"
+    more = f"{cause_words(cause)} takes {format_s(extra_s)} more"
+    return f"{format_s(slower_s)} ({ratio}) slower; {more}"
 
 
 def needed_memory_bytes(infeasible: Sequence[Candidate], *, time_limit_s: float) -> int | None:

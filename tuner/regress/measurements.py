@@ -39,6 +39,7 @@ from profilers.records import Machine, Profile, Record
 from profilers.store import read_profile
 from tuner.plan_folder import MAX_PROFILE_FILE_BYTES
 from tuner.regress.records import Change, Verdict
+from tuner.units import format_ratio
 
 HARDWARE: Final = ("device", "device_kind", "threads_per_rank", "world")
 MEMORY_RATIO: Final = 0.02
@@ -110,17 +111,17 @@ class Family:
         """One clause."""
         if self.is_shifted:
             word = "slower" if self.ratio > 1.0 else "faster"
-            change = f"{abs(self.ratio - 1.0):.0%}".replace("%", " %")
+            change = format_ratio(abs(self.ratio - 1.0), digits=0)
             return f"{self.name}: {change} {word} over its {self.cases} cases, significantly"
         if self.slower:
-            change = f"{self.slower_ratio - 1.0:.0%}".replace("%", " %")
+            change = format_ratio(self.slower_ratio - 1.0, digits=0)
             return (
                 f"{self.name}: {self.slower} of {self.cases} cases significantly slower, {change}"
             )
         if self.gone:
             return f"{self.name}: {self.gone} cases are no longer measured"
         if self.faster:
-            change = f"{1.0 - self.faster_ratio:.0%}".replace("%", " %")
+            change = format_ratio(1.0 - self.faster_ratio, digits=0)
             return f"{self.name}: {self.faster} of {self.cases} cases faster, {change}"
         return f"{self.name}: no significant change in {self.cases} cases"
 

@@ -30,6 +30,7 @@ from tuner.regress.words import (
     percent,
     spec_difference_words,
 )
+from tuner.units import format_ratio
 
 UNCHANGED_RATIO: Final = 1e-6
 """Numbers this near are equal: sums in another order, texts in fewer digits."""
@@ -433,4 +434,4 @@ def _to_judgement(findings: Iterable[Finding], current: PlanFacts) -> Judgement:
 def _unchanged(current: PlanFacts) -> str:
     if not current.has_decision:
         return f"still {current.status}: {current.binding}"
-    return f"same decision and prediction, {current.status}, gap {current.gap_ratio:.1%}"
+    return f"same decision and prediction, {current.status}, gap {format_ratio(current.gap_ratio)}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tuner.regress.observed import Figure, Json, PlanFacts, spec_differences
-from tuner.units import format_bytes, format_s
+from tuner.units import format_bytes, format_ratio, format_s
 
 MOST_FIELDS: Final = 3
 LONGEST_VALUE: Final = 40
@@ -33,7 +33,7 @@ def shown(figure: Figure) -> str:
 
 def percent(accepted: float, current: float) -> str:
     """Return the change as ` (+1.2 %)`; nothing where there is nothing to relate it to."""
-    return f" ({current / accepted - 1.0:+.2%})".replace("%", " %") if accepted else ""
+    return f" ({100.0 * (current / accepted - 1.0):+.2f} %)" if accepted else ""
 
 
 def gap_words(accepted: PlanFacts, current: PlanFacts) -> str:
@@ -41,7 +41,10 @@ def gap_words(accepted: PlanFacts, current: PlanFacts) -> str:
     status = accepted.status
     if current.status != accepted.status:
         status = f"{accepted.status} -> {current.status}"
-    return f"certificate {status}, gap {accepted.gap_ratio:.2%} -> {current.gap_ratio:.2%}"
+    return (
+        f"certificate {status}, gap {format_ratio(accepted.gap_ratio, digits=2)} ->"
+        f" {format_ratio(current.gap_ratio, digits=2)}"
+    )
 
 
 def spec_difference_words(differences: Sequence[tuple[str, Any, Any]]) -> str:

@@ -4,29 +4,18 @@ from collections.abc import Iterator
 
 from tuner.plan import Plan, TrainDecision
 from tuner.report.content import Cell, Facts, Section, Table, number, some, word
-from tuner.report.decisions import stages_words, train_extras
+from tuner.report.decisions import train_extras
 from tuner.spec.accounting import active_parameters, num_parameters
+from tuner.train_words import DEGREES, stages_words
 from tuner.units import format_count
 
 
 def decision_section(plan: Plan, decision: TrainDecision) -> Section:
     """Say which degrees, stages and extras are launched, and where."""
     d = decision
-    virtual = d.virtual_pipeline_model_parallel_size
-    degrees: tuple[tuple[str, str, int], ...] = (
-        ("TP", "tensor_model_parallel_size", d.tensor_model_parallel_size),
-        ("CP", "context_parallel_size", d.context_parallel_size),
-        ("PP", "pipeline_model_parallel_size", d.pipeline_model_parallel_size),
-        ("chunks per rank", "virtual_pipeline_model_parallel_size", virtual),
-        ("DP", "data_parallel_size", d.data_parallel_size),
-        ("EP", "expert_model_parallel_size", d.expert_model_parallel_size),
-        ("expert TP", "expert_tensor_parallel_size", d.expert_tensor_parallel_size),
-        ("expert DP", "expert_data_parallel_size", d.expert_data_parallel_size),
-        ("ZeRO stage", "zero_stage", d.zero_stage),
-        ("micro-batch", "micro_batch_size", d.micro_batch_size),
-    )
+    degrees = [(name, field, getattr(d, field)) for field, name in DEGREES.items()]
     table = Table(
-        caption="Parallelism: tensor, context, pipeline, data and expert parallel degrees",
+        caption="Parallel degrees, ZeRO stage and micro-batch",
         header=("", *(name for name, *_ in degrees)),
         rows=(
             (word("degree"), *(number(value, key=f"decision.{key}") for _, key, value in degrees)),

@@ -1,29 +1,23 @@
 """Decisions in few words, as plots and tables name them."""
 
-from itertools import groupby
+from typing import Final
 
 from tuner.plan import TrainDecision
 from tuner.serve_plan import Instances, ServeDecision
 from tuner.serve_words import group_degrees, short_serve
-from tuner.train_words import knobs, runs
+from tuner.train_words import MICRO_BATCH, degrees, knobs, runs, stages_words
+
+_ALWAYS_NAMED: Final = ("TP", "PP", "DP", "EP", "ZeRO", MICRO_BATCH)
 
 
 def train_words(decision: TrainDecision) -> str:
-    """Name a training decision, e.g. `TP 1, PP 2 x 8, DP 32, EP 8, ZeRO 1, micro-batch 1`."""
-    d = decision
-    virtual = d.virtual_pipeline_model_parallel_size
-    parts = [
-        f"TP {d.tensor_model_parallel_size}",
-        f"PP {d.pipeline_model_parallel_size}{f' x {virtual}' if virtual > 1 else ''}",
-        f"DP {d.data_parallel_size}",
-        f"CP {d.context_parallel_size}" if d.context_parallel_size > 1 else "",
-        f"EP {d.expert_model_parallel_size}",
-        f"ETP {d.expert_tensor_parallel_size}" if d.expert_tensor_parallel_size > 1 else "",
-        f"ZeRO {d.zero_stage}",
-        f"micro-batch {d.micro_batch_size}",
-        *train_extras(decision),
-    ]
-    return ", ".join(part for part in parts if part)
+    """Name a training decision, e.g. `TP 1, PP 2, VPP 8, DP 32, EP 8, ZeRO 1, micro-batch 1`."""
+    named = (
+        f"{name} {degree}"
+        for name, degree in degrees(decision).items()
+        if degree > 1 or name in _ALWAYS_NAMED
+    )
+    return ", ".join((*named, *train_extras(decision)))
 
 
 def train_extras(decision: TrainDecision) -> tuple[str, ...]:
@@ -35,18 +29,10 @@ def train_extras(decision: TrainDecision) -> tuple[str, ...]:
         f"recompute {'/'.join(levels) if is_uniform else runs(decision.stage_recompute)}": (
             list(levels) != ["none"]
         ),
-        f"{chunks[0] if is_uniform else runs(decision.chunks)} MemFine chunks": chunks != [1],
-        f"stages of {runs(decision.pipeline_layout)} layers": (
-            len(set(decision.pipeline_layout)) > 1
-        ),
+        f"{chunks[0] if is_uniform else runs(decision.chunks)} chunks of MoE layers": chunks != [1],
+        stages_words(decision): (len(set(decision.pipeline_layout)) > 1),
     }
     return (*(name for name, is_set in named.items() if is_set), *knobs(decision))
-
-
-def stages_words(decision: TrainDecision) -> str:
-    """Say how many layers the stages have, e.g. `15 x 4 layers, 1 x 1 layers`."""
-    runs = ((layers, len(list(run))) for layers, run in groupby(decision.pipeline_layout))
-    return ", ".join(f"{count} x {layers} layers" for layers, count in runs)
 
 
 def serve_words(decision: ServeDecision) -> str:

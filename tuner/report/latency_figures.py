@@ -13,7 +13,7 @@ from tuner.report.palette import BLUE, GREEN, GREY, ORANGE, VERMILLION
 from tuner.report.replay import QUANTILES, Replay
 from tuner.serve_plan import Band, Latency
 from tuner.spec.serving.goal import Percentiles
-from tuner.units import format_s
+from tuner.units import format_ratio, format_s
 
 _QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _MEAN_HEIGHT: Final = 0.25
@@ -124,7 +124,7 @@ def _quantile_traces(
         "y": list(QUANTILES),
         "line": {"color": BLUE, "width": 2, "shape": "linear"},
         "hovertext": [
-            f"{share_:.1%} within {format_s(value)}"
+            f"{format_ratio(share_)} within {format_s(value)}"
             for share_, value in zip(QUANTILES, simulated_s, strict=True)
         ],
         "hoverinfo": "text",
@@ -221,10 +221,10 @@ def goodput_figure(replay: Replay) -> Figure:
         table=Table(
             caption="The same instances under other traffic",
             header=(
-                "load over planned",
+                "times the planned load",
                 load_unit,
-                "all, per s",
-                "within SLO, per s",
+                *(() if replay.is_open else ("served, requests/s",)),
+                "within SLO, requests/s",
                 "share within SLO",
                 "TTFT P90",
                 "TPOT P90",
@@ -233,7 +233,7 @@ def goodput_figure(replay: Replay) -> Figure:
                 (
                     word(f"{one.factor:g}"),
                     number(one.offered),
-                    number(one.requests_per_s),
+                    *(() if replay.is_open else (number(one.requests_per_s),)),
                     number(one.good_per_s),
                     share(one.good_per_s / one.requests_per_s if one.requests_per_s else 0.0),
                     seconds(one.ttft_s.p90),

@@ -39,6 +39,7 @@ from tuner.report.place_figures import (
 )
 from tuner.report.provenance import provenance_section
 from tuner.spec.place import Objective
+from tuner.units import format_ratio
 from tuner.verify.placement_records import PlaceVerified
 
 
@@ -139,7 +140,7 @@ def _headline(
 def _proof(certificate: PlaceCertificate) -> str:
     if certificate.status == "optimal":
         return "Proven optimal under the model."
-    return f"Within {certificate.gap_ratio:.3%} of the proven lower bound."
+    return f"The proven lower bound leaves a gap of {format_ratio(certificate.gap_ratio)}."
 
 
 def _certificate(plan: PlacePlan) -> Iterator[tuple[str, Cell]]:

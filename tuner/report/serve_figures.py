@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from tuner.breakdown import cause_words
 from tuner.report.axes import axis, layout, limit_line, time_axis
 from tuner.report.content import Cell, Figure, Table, number, seconds, share, size, word
 from tuner.report.decisions import group_words
@@ -126,18 +127,18 @@ def decode_figure(plan: ServePlan, predicted: ServePrediction) -> Figure:
     parts.sort(key=lambda part: -max(one.breakdown_s.get(part, 0.0) for *_, one in rows))
     return Figure(
         name="decode-step",
-        title="Where a decode step goes",
-        reading="Predicted seconds of one decode step of the most-loaded group, by operation.",
+        title="Where the time of a decode step goes",
+        reading="Predicted seconds of one decode step of the slowest group, by cause.",
         traces=tuple(
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": part.replace("_", " "),
+                "name": cause_words(part),
                 "y": [name for name, *_ in rows],
                 "x": [one.breakdown_s.get(part, 0.0) for *_, one in rows],
                 "marker": filled(place),
                 "hovertext": [
-                    f"{part.replace('_', ' ')}: {format_s(one.breakdown_s.get(part, 0.0))}"
+                    f"{cause_words(part)}: {format_s(one.breakdown_s.get(part, 0.0))}"
                     for *_, one in rows
                 ],
                 "hoverinfo": "text",
@@ -150,8 +151,8 @@ def decode_figure(plan: ServePlan, predicted: ServePrediction) -> Figure:
             barmode="stack",
         ),
         table=Table(
-            caption="Seconds of a decode step by operation",
-            header=("", *(part.replace("_", " ") for part in parts)),
+            caption="Seconds of a decode step by cause",
+            header=("", *map(cause_words, parts)),
             rows=tuple(
                 (
                     word(name),

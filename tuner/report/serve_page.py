@@ -39,7 +39,7 @@ from tuner.serve_plan import (
     ServePlan,
     ServePrediction,
 )
-from tuner.units import format_s
+from tuner.units import format_ratio, format_s
 from tuner.verify.deployments.records import ServeVerified
 
 SAME_RATIO: Final = 1e-6
@@ -145,7 +145,10 @@ def _proof(certificate: ServeCertificate) -> str:
     counted = f"{space.priced:,} instance configurations were priced, {space.illegal:,} are illegal"
     if certificate.status == "optimal":
         return f"Instance counts proven optimal under the model: {counted}.{ties}"
-    return f"Within {certificate.gap_ratio:.2%} of optimal under the model: {counted}.{ties}"
+    return (
+        f"Not proven optimal: the bound leaves a gap of {format_ratio(certificate.gap_ratio)} under"
+        f" the model. {counted}.{ties}"
+    )
 
 
 def _headline(

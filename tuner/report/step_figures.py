@@ -6,6 +6,7 @@ All numbers are the plan's (`predicted` of tuner/plan.py); nothing is priced her
 from collections.abc import Sequence
 from typing import Final
 
+from tuner.breakdown import cause_words
 from tuner.equal_stages import equal_stages
 from tuner.plan import Plan, StagePrediction, TrainPrediction
 from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
@@ -75,7 +76,7 @@ def breakdown_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
     )
     return Figure(
         name="breakdown",
-        title="Step time breakdown",
+        title="Where a step's time goes",
         reading="Predicted seconds of one step by cause, for the plan and its runners-up. "
         "Overlapped communication is not counted.",
         traces=traces,
@@ -87,18 +88,6 @@ def breakdown_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
         table=table,
         height=190 + 44 * len(rows),
     )
-
-
-def cause_words(cause: str) -> str:
-    """Return the label of a cause."""
-    known = {
-        "once": "once per step (gradient reduction, optimizer)",
-        "host": "host",
-        "tensor": "tensor parallelism",
-        "context": "context parallelism",
-        "expert": "expert exchange",
-    }
-    return known.get(cause, cause.replace("_", " "))
 
 
 def stage_time_figure(predicted: TrainPrediction) -> Figure:

@@ -58,7 +58,7 @@ def test_on_a_disturbed_machine_most_sessions_are_repeated_ones_and_the_summary_
     # No size looks slow if all of a stretch was disturbed equally.
     chosen = choose(revisits, dict.fromkeys(SIZES, 0.0))
     assert len(chosen) == MOST_SHARE * 8
-    assert "33% faster" in revisits.summary()
+    assert "33 % faster" in revisits.summary()
 
 
 def test_of_two_equally_doubtful_the_cheaper_one_comes_first() -> None:

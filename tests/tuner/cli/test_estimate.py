@@ -47,7 +47,7 @@ def test_a_person_reads_time_utilisation_memory_and_what_to_change(
         "model FLOPs: 3 x forward",
         "Megatron's log ",
         "pipeline bubble",
-        "exposed all-to-all of experts",
+        "exposed all-to-all",
         "highest",
         "fits  ",
         "smallest change that beats it: ",

@@ -27,7 +27,7 @@ def test_a_person_reads_latency_memory_and_what_to_change(capsys: Captured) -> N
     shown = capsys.readouterr().out
     for part in (
         "the command: deepseek-v3 with sglang 0.5.23 on h200-sxm",
-        "4 x aggregated of 8 on h200: TP 8, DP 1, EP 8; 64 sequences, 8192 batched tokens per rank",
+        "aggregated     4 x 8 devices on h200: TP 8, DP 1, EP 8; 64 sequences, 8,192 batched",
         "requests/s per device",
         "memory         ",
         "KV cache       ",
@@ -60,7 +60,7 @@ def test_a_launch_that_falls_behind_is_a_negative_result(capsys: Captured) -> No
     assert run(V3, "--launch", launch) == 1
     shown = capsys.readouterr().out
     assert "FALLS BEHIND   the traffic" in shown
-    assert "MISSES         ttft p90" in shown
+    assert "MISSES         TTFT P90" in shown
 
 
 def test_a_launch_that_does_not_fit_is_a_negative_result(capsys: Captured) -> None:

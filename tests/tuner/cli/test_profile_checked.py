@@ -11,5 +11,5 @@ def test_the_error_at_sizes_left_out_is_printed_beside_its_table() -> None:
     result = Checked(sizes=40, median_ratio=0.0312, p90_ratio=0.1049)
     table = TableInfo(rows=300, complete=True, seconds=9.0, checked=result)
     text = summary(header.model_copy(update={"tables": {"gemm": table}}))
-    assert "3.1% / 10.5% of 40" in text
+    assert "3.1 % / 10.5 % of 40" in text
     assert "interpolation: error on random held-out sizes" in text

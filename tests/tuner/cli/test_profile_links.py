@@ -67,14 +67,14 @@ def test_links_are_summed_up_by_class_and_listed_by_the_names_of_hosts() -> None
     assert lines[2].split() == ["between", "nodes", "2", "1", "Gbit/s", "1", "Gbit/s"]
     assert any(line.startswith("rank 0 on host-0  rank 2 on host-1") for line in lines)
     assert (
-        "2 concurrent pairs between two nodes get 50% of a single pair's: the pairs share a NIC"
+        "2 concurrent pairs between two nodes get 50 % of a single pair's: the pairs share a NIC"
         in text
     )
 
 
 def test_lanes_with_cards_of_their_own_are_told() -> None:
     text = links_text(_profile(_two_nodes(crowded=0.98), world=4, per_node=2))
-    assert "98% of a single pair's: each pair has its own NIC" in text
+    assert "98 % of a single pair's: each pair has its own NIC" in text
 
 
 def test_both_ways_to_exchange_everything_stand_side_by_side_where_both_were_measured() -> None:

@@ -28,7 +28,7 @@ def test_examples_are_planned_explained_and_emitted(
     assert {line.split()[0] for line in table[: len(modes)]} == set(modes)
     assert table[0].split()[:2] == [plan["decision"]["mode"], "chosen"]
     low, high = plan["predicted"]["tpot_s_band"]
-    assert f"({format_s(low)} to {format_s(high)})" in shown
+    assert f"(80 % band: {format_s(low)} to {format_s(high)})" in shown
     assert all((out / file).is_file() for file in plan["files"])
     devices = sum(one["count"] * one["devices"] for one in plan["decision"]["instances"])
     expected = json.loads(next(out.glob("launch/*/expected.json")).read_text())

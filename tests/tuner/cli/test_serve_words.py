@@ -26,5 +26,5 @@ def test_reasons_that_differ_in_numbers_alone_take_one_line(tmp_path: Path) -> N
     space = plan.certificate.space.model_copy(update={"illegal_by": counts | {"no memory": 1}})
     certificate = plan.certificate.model_copy(update={"space": space})
     shown = serve_explanation(plan.model_copy(update={"certificate": certificate})).splitlines()
-    assert "      5 buffers hold 1024 tokens, not 2048 (1 more such reason)" in shown
-    assert "      1 no memory" in shown
+    assert "       5 buffers hold 1024 tokens, not 2048 (1 more such reason)" in shown
+    assert "       1 no memory" in shown

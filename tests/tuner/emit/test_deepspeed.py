@@ -211,9 +211,18 @@ def test_the_script_hands_over_the_configuration(tmp_path: Path) -> None:
     write_emitted(tmp_path, emit(_verified()))
     recorders = Recorders(tmp_path / "recorders")
     ran = recorders.run(
-        tmp_path / "run.sh", "--epochs", "1", cwd=Path("/"), MASTER_ADDR="head", TRAIN="mine.py"
+        tmp_path / "run.sh",
+        "--epochs",
+        "1",
+        cwd=Path("/"),
+        MASTER_ADDR="head",
+        NODE_RANK="0",
+        TRAIN="mine.py",
     )
     assert ran.code == 0, ran.stderr
     expected = ["mine.py", "--deepspeed_config", f"{tmp_path}/deepspeed.json", "--epochs", "1"]
     assert ran.only("torchrun")[-5:] == expected
-    assert recorders.run(tmp_path / "run.sh", cwd=Path("/"), MASTER_ADDR="head").code != 0
+    assert (
+        recorders.run(tmp_path / "run.sh", cwd=Path("/"), MASTER_ADDR="head", NODE_RANK="0").code
+        != 0
+    )

@@ -83,7 +83,7 @@ def test_every_line_is_one_override_that_needs_no_shell(tmp_path: Path) -> None:
     assert "model.recompute_modules=[moe]" in lines
     write_emitted(tmp_path, emit(verified))
     ran = Recorders(tmp_path / "recorders").run(
-        tmp_path / "run.sh", "train.train_iters=5", cwd=Path("/"), MASTER_ADDR="head"
+        tmp_path / "run.sh", "train.train_iters=5", cwd=Path("/"), MASTER_ADDR="head", NODE_RANK="0"
     )
     assert ran.code == 0, ran.stderr
     assert ran.only("torchrun")[-2:] == [f"{tmp_path}/train.py", "train.train_iters=5"]

@@ -74,7 +74,7 @@ def test_the_script_starts_the_step_with_our_packages_first(tmp_path: Path) -> N
     step = ["profilers.steps", f"{tmp_path}/step.json", "--report=-r", "--deadline", "9"]
     assert ran.only("python") == ["-P", "-m", "profilers.local_ranks", "--ranks=2", *step]
     # Ranks of two nodes meet at the first one, and torchrun starts them.
-    spread = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "head"}
+    spread = {"NNODES": "2", "NPROC_PER_NODE": "1", "MASTER_ADDR": "head", "NODE_RANK": "0"}
     ran = recorders.run(
         tmp_path / "run.sh", "--deadline", "9", cwd=Path("/"), **arguments, **spread
     )

@@ -181,7 +181,7 @@ def _requested_devices(launch: Path, recorders: Recorders, *, target: str) -> in
             if line.startswith("#SBATCH")
         )
         return int(directives["nodes"]) * int(directives["gpus-per-node"])
-    environment = {"MASTER_ADDR": "head", **NAMES}
+    environment = {"MASTER_ADDR": "head", "NODE_RANK": "0", **NAMES}
     ran = recorders.run(launch / target / "run.sh", cwd=launch, **environment)
     assert ran.code == 0, ran.stderr
     (call,) = ran.calls
@@ -255,6 +255,7 @@ def test_a_script_refuses_another_number_of_devices(mixtral: ModelSpec, tmp_path
                 NNODES=nodes,
                 NPROC_PER_NODE=processes,
                 MASTER_ADDR="head",
+                NODE_RANK="0",
                 **NAMES,
             )
             with failures.of(target, nodes, processes):
@@ -265,13 +266,20 @@ def test_a_script_refuses_another_number_of_devices(mixtral: ModelSpec, tmp_path
     failures.check()
 
 
-def test_several_nodes_need_the_name_of_the_first(mixtral: ModelSpec, tmp_path: Path) -> None:
+def test_several_nodes_need_their_number_and_the_name_of_the_first(
+    mixtral: ModelSpec, tmp_path: Path
+) -> None:
     verified = sample_verified(mixtral, sample_decision())
     write_emitted(tmp_path, emit("reference", verified))
     recorders = Recorders(tmp_path / "recorders")
-    ran = recorders.run(tmp_path / "run.sh", cwd=tmp_path)
-    assert ran.code != 0
-    assert "MASTER_ADDR" in ran.stderr
+    for given, lacking in (
+        ({"MASTER_ADDR": "head"}, "NODE_RANK"),
+        ({"SLURM_NODEID": "1"}, "MASTER_ADDR"),
+    ):
+        ran = recorders.run(tmp_path / "run.sh", cwd=tmp_path, **given)
+        assert ran.code != 0
+        assert ran.calls == ()
+        assert lacking in ran.stderr
     ran = recorders.run(
         tmp_path / "run.sh", cwd=tmp_path, MASTER_ADDR="head", SLURM_NODEID="1", MASTER_PORT="123"
     )

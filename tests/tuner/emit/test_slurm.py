@@ -80,6 +80,7 @@ def test_a_job_starts_any_program_on_the_devices_of_the_plan(tmp_path: Path) -> 
             CONFIG="mixtral",
             TRAIN="mine.py",
             SLURM_JOB_ID="7",
+            SLURM_NODEID="0",
             SLURM_JOB_NODELIST="node[1-2]",
         )
         directives = _directives((tmp_path / "slurm" / "job.sbatch").read_text())
@@ -118,6 +119,7 @@ def test_a_job_starts_from_a_folder_with_a_space_submitted_from_another(tmp_path
             JOB_COMMAND=command,
             MEGATRON_LM="/megatron",
             SLURM_JOB_ID="7",
+            SLURM_NODEID="0",
             SLURM_JOB_NODELIST="node[1-2]",
         )
         assert ran.code == 0, ran.stderr

@@ -142,10 +142,15 @@ def test_a_shipped_model_is_named_and_another_one_required(tmp_path: Path) -> No
     assert _toml(verified)["model"] == {"attn_backend": "flex", "moe_comm_backend": "standard"}
     write_emitted(tmp_path, emit(verified))
     recorders = Recorders(tmp_path / "recorders")
-    ran = recorders.run(tmp_path / "run.sh", cwd=Path("/"), MASTER_ADDR="head")
+    ran = recorders.run(tmp_path / "run.sh", cwd=Path("/"), MASTER_ADDR="head", NODE_RANK="0")
     assert "MODULE" in ran.stderr
     ran = recorders.run(
-        tmp_path / "run.sh", cwd=Path("/"), MASTER_ADDR="head", MODULE="mine", CONFIG="mixtral"
+        tmp_path / "run.sh",
+        cwd=Path("/"),
+        MASTER_ADDR="head",
+        NODE_RANK="0",
+        MODULE="mine",
+        CONFIG="mixtral",
     )
     assert ran.code == 0, ran.stderr
     assert ran.only("torchrun")[-4:] == ["--module", "moetune_plan", "--config", "plan"]

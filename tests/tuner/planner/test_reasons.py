@@ -35,26 +35,28 @@ CHOSEN = _prediction({"experts": 3.0, "attention": 1.0})
 @each_row(
     ("unlimited_s", "start"),
     [
-        (4.0, "experts: 3.00 s of the step (75"),
+        (4.0, "experts: 3.00 s (75.0 %) of the step"),
         (3.999, "experts:"),
         (None, "experts:"),
         (
             3.0,
-            "memory_per_device: with more than 1.00 KiB usable a step would take 3.00 s, 25.0 % "
-            "less than the fastest found (4.00 s)",
+            "memory_per_device: with unlimited memory the fastest step takes 3.00 s, 25.0 % less "
+            "than the fastest found (4.00 s); 1.00 KiB of a device may be used",
         ),
     ],
 )
 def test_memory_binds_only_where_more_of_it_would_help(
     unlimited_s: float | None, start: str
 ) -> None:
-    named = binding_constraint(CHOSEN, unlimited_s=unlimited_s, memory_limit_bytes=1024)
+    named = binding_constraint(
+        CHOSEN, fastest_s=4.0, unlimited_s=unlimited_s, memory_limit_bytes=1024
+    )
     assert named.startswith(start)
 
 
 def test_a_runner_up_lost_by_what_grew_most() -> None:
     other = _prediction({"experts": 2.5, "attention": 1.0, "bubble": 1.5})
-    assert why_lost(CHOSEN, other) == "1.00 s (25.0 %) slower; bubble takes 1.50 s more"
+    assert why_lost(CHOSEN, other) == "1.00 s (25.0 %) slower; pipeline bubble takes 1.50 s more"
     faster = _prediction({"experts": 2.9, "attention": 1.0})
     assert why_lost(CHOSEN, faster) == "preference: the plan gives up 100 ms (2.5 %)"
     assert why_lost(CHOSEN, CHOSEN) == "nothing: the model predicts the same time"

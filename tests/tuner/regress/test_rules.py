@@ -141,7 +141,7 @@ def test_a_wider_gap_is_a_weaker_proof(
 ) -> None:
     result = judged(seen(), seen(certificate__status=status, certificate__gap_ratio=gap))
     assert result.verdict is verdict
-    assert f"-> {gap:.2%}" in result.reason
+    assert f"-> {100.0 * gap:.2f} %" in result.reason
 
 
 def test_a_much_wider_band_drifts(seen: Seen) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tuner.costs.analytic.shapes import Grid, Numbers
+from tuner.costs.analytic.shapes import Grid, Numbers, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,6 +32,26 @@ class StepPrice:
     """Of `step_s`: recomputed forward passes."""
     host_s: Numbers
     """Of `step_s`: waiting for the host's kernel launches."""
+
+    def by_cause(self, *, simulated_s: float) -> dict[str, float]:
+        """Split the step of a single column into seconds by cause (tuner/breakdown.py).
+
+        Args:
+            simulated_s: the step with every pass simulated, not below `step_s`; what it adds is
+                pipeline bubble.
+        """
+        parts = {
+            "bubble": number(self.bubble_s),
+            "tensor": number(self.tensor_s),
+            "context": number(self.context_s),
+            "expert": number(self.expert_s),
+            "recompute": number(self.recompute_s),
+            "host": number(self.host_s),
+            "once": number(self.once_s),
+        }
+        parts = {cause: max(0.0, seconds) for cause, seconds in parts.items()}
+        parts["bubble"] += simulated_s - number(self.step_s)
+        return {"computation": max(0.0, simulated_s - sum(parts.values()))} | parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from tuner.emit.files import EmittedFile, comment
-from tuner.emit.placement.statement import statement
+from tuner.emit.placement.statement import brief_statement, statement
 from tuner.place_plan import VerifiedPlacement
 
 _PERMUTATION: Final = "expert_permutation.json"
@@ -36,7 +36,9 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
     )
     return (
         EmittedFile(path=PurePosixPath(_PERMUTATION), text=json.dumps(record) + "\n"),
-        EmittedFile(path=PurePosixPath("apply.py"), text=comment(statement(verified)) + _APPLY),
+        EmittedFile(
+            path=PurePosixPath("apply.py"), text=comment(brief_statement(verified)) + _APPLY
+        ),
         EmittedFile(path=PurePosixPath("README.txt"), text=comment(note, prefix="")),
     )
 

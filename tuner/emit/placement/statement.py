@@ -5,24 +5,29 @@ from collections.abc import Iterable
 from tuner.place_plan import VerifiedPlacement
 
 
+def brief_statement(verified: VerifiedPlacement) -> tuple[str, ...]:
+    """Return the lines of a file beside the one that is started."""
+    decision, plan = verified.decision, verified.plan
+    slots = sorted(set(decision.slots_per_rank))
+    return (
+        f"Written by moetune {plan.provenance.moetune_version} for MoE layers"
+        f" {spans(decision.layer_ids)}: {decision.num_experts} experts in {decision.num_slots}"
+        f" slots on {decision.num_devices} ranks of {' or '.join(map(str, slots))}.",
+        *(
+            f"Made for {mark.words}: plan again when one of these changes."
+            for mark in plan.made_for
+        ),
+        *((f"NOT VERIFIED: {verified.waived}",) if verified.waived else ()),
+    )
+
+
 def statement(verified: VerifiedPlacement) -> tuple[str, ...]:
     """Return the lines; an unmeasured placement says so.
 
     Verdict and expected loads are left out where they were evaluated under another dispatch rule
     than the engine's.
     """
-    decision, plan = verified.decision, verified.plan
-    slots = sorted(set(decision.slots_per_rank))
-    lines = [
-        f"Written by moetune {plan.provenance.moetune_version} for MoE layers"
-        f" {spans(decision.layer_ids)}: {decision.num_experts} experts in {decision.num_slots}"
-        f" slots on {decision.num_devices} ranks of {' or '.join(map(str, slots))}.",
-    ]
-    lines += [
-        f"Made for {mark.words}: plan again when one of these changes." for mark in plan.made_for
-    ]
-    if verified.waived:
-        lines.append(f"NOT VERIFIED: {verified.waived}")
+    plan, lines = verified.plan, list(brief_statement(verified))
     if not all(mark.is_judged for mark in plan.made_for):
         lines.append(
             "NOT EVALUATED for this engine: the plan's verdict and expected loads are for another"

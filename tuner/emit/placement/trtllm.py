@@ -10,7 +10,7 @@ from typing import Final
 
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.placement.launch_script import num_nodes, run_script
-from tuner.emit.placement.statement import statement
+from tuner.emit.placement.statement import brief_statement, statement
 from tuner.place_plan import VerifiedPlacement
 
 _BALANCER: Final = "moe_load_balancer.yaml"
@@ -25,7 +25,7 @@ def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:
         for layer, row in zip(decision.layer_ids, decision.physical_to_logical, strict=True)
     )
     balancer = (
-        comment(statement(verified))
+        comment(brief_statement(verified))
         + f"num_slots: {decision.num_slots}\n"
         + "initial_global_assignments:\n"
         + rows

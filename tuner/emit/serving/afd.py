@@ -18,7 +18,7 @@ from tuner.devices.catalogue import find_device
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
 from tuner.emit.serving.shape import GroupShape, group_release, group_shapes
-from tuner.emit.serving.statement import statement
+from tuner.emit.serving.statement import brief_statement
 from tuner.serve_plan import Role, VerifiedServing
 
 RENDEZVOUS_PORT_OFFSET: Final = 30
@@ -137,7 +137,7 @@ def afd_unit_scripts(verified: VerifiedServing) -> Iterator[EmittedFile]:
     for attention, expert in one_machine_units(verified):
         own, ffn = attention.group.devices, expert.group.devices
         lines = (
-            *statement(verified),
+            *brief_statement(verified),
             "",
             f"Usage: CUDA_VISIBLE_DEVICES={','.join(map(str, range(own + ffn)))} MODEL=..."
             f" [PORT=...] ./{afd_unit_name(attention)}.sh",

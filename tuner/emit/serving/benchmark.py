@@ -19,7 +19,7 @@ from typing import Final
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.command import FIRST_PORT
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
-from tuner.emit.serving.statement import statement
+from tuner.emit.serving.statement import brief_statement, expectation, statement
 from tuner.serve_plan import VerifiedServing
 from tuner.spec.serving.goal import Percentiles
 from tuner.spec.serving.lengths import LengthKind, LengthLaw, mean_tokens
@@ -43,7 +43,7 @@ def benchmark_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
         "bench_aiperf.sh": benchmark_aiperf_bash(verified),
         "bench_vllm.sh": benchmark_vllm_bash(verified),
     }
-    heads = comment((*statement(verified), "", *_notes(verified)))
+    heads = comment((*brief_statement(verified), *expectation(verified), "", *_notes(verified)))
     return (
         *(
             EmittedFile(

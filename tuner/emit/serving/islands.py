@@ -12,7 +12,7 @@ from typing import Final
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.router import FRONT_NGINX
 from tuner.emit.serving.shape import dns_label
-from tuner.emit.serving.statement import statement
+from tuner.emit.serving.statement import brief_statement
 from tuner.serve_plan import (
     Island,
     Role,
@@ -101,7 +101,7 @@ def front_files(verified: VerifiedServing) -> tuple[EmittedFile, ...]:
         "#!/usr/bin/env bash\n"
         + comment(
             (
-                *statement(verified),
+                *brief_statement(verified),
                 "",
                 f"Usage: {' '.join(f'{name}=http://host:port' for name in names)} ./front.sh",
                 "Each is the router of an island, or its only instance; start them first.",

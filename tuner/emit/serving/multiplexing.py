@@ -16,7 +16,7 @@ import yaml
 from tuner.devices.catalogue import find_device
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.shape import GroupShape
-from tuner.emit.serving.statement import statement
+from tuner.emit.serving.statement import brief_statement
 from tuner.serve_plan import VerifiedServing
 
 _GRAIN: Final = 8
@@ -45,6 +45,6 @@ def shares_file(verified: VerifiedServing, shape: GroupShape) -> EmittedFile:
     units = find_device(device or "").compute_units
     prefill, decode = division(compute_units=units, prefill_share_ratio=share)
     options = {"sm_group_num": 3, "manual_divisions": [[prefill, decode, 1]]}
-    lines = (*statement(verified), f"Of {units} multiprocessors prefill has {prefill}.")
+    lines = (*brief_statement(verified), f"Of {units} multiprocessors prefill has {prefill}.")
     text = comment(lines) + yaml.safe_dump(options, sort_keys=False, default_flow_style=None)
     return EmittedFile(path=PurePosixPath(shares_name(shape)), text=text)

@@ -24,7 +24,7 @@ from tuner.emit.serving.engines import MPI_ENGINES
 from tuner.emit.serving.placement import ServedPlacement, placement_notes
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
 from tuner.emit.serving.shape import GroupShape, group_shapes, needs_draft_model, url_list
-from tuner.emit.serving.statement import statement
+from tuner.emit.serving.statement import brief_statement, statement
 from tuner.serve_plan import VerifiedServing
 
 _CPUS_PER_GPU: Final = 8
@@ -73,7 +73,7 @@ def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[
         EmittedFile(
             path=PurePosixPath("instance.sh"),
             text="#!/usr/bin/env bash\n"
-            + comment((*statement(verified), "", "Started by job.sbatch, once per task."))
+            + comment((*brief_statement(verified), "", "Started by job.sbatch, once per task."))
             + _INSTANCE.format(
                 engine=engine,
                 first=FIRST_PORT,

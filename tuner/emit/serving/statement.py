@@ -16,30 +16,22 @@ from tuner.emit.serving.shape import (
 from tuner.serve_plan import PUBLISHED_MODES, Instances, Latency, Role, VerifiedServing
 from tuner.serve_words import router_words
 from tuner.spec.serving.manifests.steps import lacks_units
-from tuner.units import format_s
+from tuner.units import format_number, format_ratio, format_s
 
 
 def statement(verified: VerifiedServing) -> tuple[str, ...]:
-    """Return the header's lines."""
+    """Return the header's lines, for a file that starts engines."""
     plan = verified.plan
-    lines = [
-        f"Written by moetune {plan.provenance.moetune_version} for the model {plan.model.name}.",
-        f"{_several(verified.decision.num_devices, 'device')}, mode {verified.decision.mode}.",
-    ]
-    lines += _experiment(verified)
-    if verified.waived:
-        lines.append(f"NOT VERIFIED: {verified.waived}")
-    if verified.measured:
-        lines.append(f"Measured: {verified.measured}")
+    lines = list(brief_statement(verified))
     lines += [
-        f"Island {one.name} gets {one.share_ratio:.1%} of all requests."
+        f"Island {one.name} gets {format_ratio(one.share_ratio)} of all requests."
         for one in verified.decision.islands
     ]
     lines += [_line(shape) for shape in group_shapes(verified)]
     speculative = plan.goal.speculative
     if speculative is not None and any(each.draft_tokens for each in verified.decision.instances):
         lines.append(
-            f"Expected if {speculative.acceptance:.0%} of the tokens drafted by"
+            f"Expected if {format_ratio(speculative.acceptance, digits=0)} of the tokens drafted by"
             f" {speculative.method} are accepted, which depends on the texts."
         )
     if verified.decision.router is not None:
@@ -51,6 +43,18 @@ def statement(verified: VerifiedServing) -> tuple[str, ...]:
             " and ignore the size of an instance; watch small ones for overload."
         )
     return (*lines, *expectation(verified))
+
+
+def brief_statement(verified: VerifiedServing) -> tuple[str, ...]:
+    """Return the lines of a file beside those that start engines."""
+    plan, decision = verified.plan, verified.decision
+    return (
+        f"Written by moetune {plan.provenance.moetune_version} for the model {plan.model.name}.",
+        f"{_several(decision.num_devices, 'device')}, mode {decision.mode}.",
+        *_experiment(verified),
+        *((f"NOT VERIFIED: {verified.waived}",) if verified.waived else ()),
+        *((f"Measured: {verified.measured}",) if verified.measured else ()),
+    )
 
 
 def _experiment(verified: VerifiedServing) -> Iterator[str]:
@@ -75,9 +79,9 @@ def expectation(verified: VerifiedServing) -> tuple[str, ...]:
     return (
         _latency("TTFT", predicted.ttft_s, band=predicted.ttft_s_band),
         _latency("TPOT", predicted.tpot_s, band=predicted.tpot_s_band),
-        f"Expected: {_rate(predicted.requests_per_s)} requests/s,"
-        f" {_rate(predicted.output_tokens_per_s)} output tokens/s,"
-        f" goodput {predicted.goodput_per_device:.4g} requests/s per device.",
+        f"Expected: {format_number(predicted.requests_per_s)} requests/s,"
+        f" {format_number(predicted.output_tokens_per_s)} output tokens/s,"
+        f" goodput {format_number(predicted.goodput_per_device)} requests/s per device.",
         *((f"{NEW_PAIR[0].upper()}{NEW_PAIR[1:]}.",) if predicted.is_new_pair else ()),
         *(() if mode in PUBLISHED_MODES else guessed),
     )
@@ -88,7 +92,7 @@ def group_notes(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]
     quantization = verified.plan.goal.quantization
     notes = []
     if shape.group.kv_tokens:
-        notes.append(f"Its KV cache should hold {shape.group.kv_tokens} tokens an instance.")
+        notes.append(f"Its KV cache should hold {shape.group.kv_tokens:,} tokens an instance.")
     if quantization != "bf16":
         notes.append(f"Planned for {quantization} weights.")
     pools = verified.plan.cluster.pools
@@ -148,21 +152,17 @@ def _extras(group: Instances) -> Iterator[str]:
     if group.two_batch_overlap:
         yield "two-batch overlap"
     if group.prefill_share_ratio is not None:
-        yield f"{group.prefill_share_ratio:.0%} of the SMs for prefill"
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:.4g}" if per_s < 1e4 else f"{per_s:.0f}"
+        yield f"{format_ratio(group.prefill_share_ratio, digits=0)} of the SMs for prefill"
 
 
 def _several(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _latency(name: str, latency: Latency, *, band: tuple[float, float]) -> str:
     low, high = band
     return (
-        f"Expected {name}: mean {format_s(latency.mean)} (between {format_s(low)} and"
+        f"Expected {name}: mean {format_s(latency.mean)} (80 % band: {format_s(low)} to"
         f" {format_s(high)}), P50 {format_s(latency.p50)}, P90 {format_s(latency.p90)},"
         f" P99 {format_s(latency.p99)}."
     )

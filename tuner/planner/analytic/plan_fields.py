@@ -41,7 +41,6 @@ from tuner.planner.analytic.memory_risk import (
 )
 from tuner.planner.analytic.preference import fastest_with_headroom, is_excluded
 from tuner.planner.analytic.search_result import (
-    CAUSES,
     Detail,
     cost_of_step,
     pareto_front,
@@ -142,16 +141,11 @@ class PlanFormatter:
 
     def prediction(self, detail: Detail, *, simulated_s: float | None = None) -> TrainPrediction:
         """Predict one decision."""
-        closed_s = number(detail.step.step_s)
-        step_s = max(closed_s, simulated_s or 0.0)
+        step_s = max(number(detail.step.step_s), simulated_s or 0.0)
         tokens = self.spec.goal.tokens_per_step / self.search.problem.num_devices
         peaks = tuple(round(float(peak)) for peak in detail.memory.total_PC[:, 0])
         low_s, high_s = step_s * self.band[0], step_s * self.band[1]
-        seconds = {
-            name.removesuffix("_s"): max(0.0, number(getattr(detail.step, name))) for name in CAUSES
-        }
-        seconds["bubble"] += step_s - closed_s
-        seconds = {"computation": max(0.0, step_s - sum(seconds.values()))} | seconds
+        seconds = detail.step.by_cause(simulated_s=step_s)
         return TrainPrediction(
             step_time_s=step_s,
             step_time_s_band=(low_s, high_s),

@@ -223,7 +223,8 @@ def make_analytic_plan(
             "roomier_within_ratio": choice.searched_ratio,
             "no_roomier": is_full and room is None and choice.has_searched_all,
             "binding_constraint": binding_constraint(
-                formatter.simulated_prediction(choice.fastest),
+                predicted,
+                fastest_s=formatter.simulated_prediction(choice.fastest).step_time_s,
                 unlimited_s=unlimited_s,
                 memory_limit_bytes=int(problem.memory_limit_bytes),
             ),

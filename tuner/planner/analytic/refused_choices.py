@@ -18,6 +18,7 @@ from tuner.planner.analytic.options import option_space
 from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.rules import dense_rules, expert_rules, schedule_rules
 from tuner.planner.analytic.space_size import by_facts
+from tuner.units import format_ratio
 
 _ON: Final[Mapping[str, str]] = {
     "a2a_overlap": "overlapped all-to-all",
@@ -94,7 +95,11 @@ def _choice(axis: str, choice: Choice) -> str:
 
 def _recomputed(choice: RecomputeChoice) -> str:
     if choice.level is Recompute.FULL:
-        part = "" if choice.share == 1.0 else f" of {choice.share:.0%} of the layers"
+        part = (
+            ""
+            if choice.share == 1.0
+            else f" of {format_ratio(choice.share, digits=0)} of the layers"
+        )
         return f"full recomputation{part}"
     if choice.level is Recompute.SELECTIVE:
         return f"recomputation of {'+'.join(sorted(choice.modules))}"

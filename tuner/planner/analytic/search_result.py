@@ -12,7 +12,7 @@ import numpy as np
 
 from tuner.costs.analytic.memory import assemble_memory
 from tuner.costs.analytic.prices import MemoryPrice, StepPrice
-from tuner.costs.analytic.shapes import Stages, Strategies, number, taken
+from tuner.costs.analytic.shapes import Stages, Strategies, taken
 from tuner.plan import Certificate, Space
 from tuner.planner.analytic.axes import RecomputeChoice
 from tuner.planner.analytic.candidate_prices import (
@@ -28,12 +28,9 @@ from tuner.planner.analytic.memory import take_units, unit_memory
 from tuner.planner.analytic.options import OptionSpace
 from tuner.planner.analytic.problem import TrainProblem
 from tuner.planner.analytic.ties import NO_TIES, Ties
-from tuner.units import format_ratio, format_s
 
 PROVEN_GAP_RATIO = 1e-6
 """Largest relative gap that still counts as proven optimal."""
-
-CAUSES = ("bubble_s", "tensor_s", "context_s", "expert_s", "recompute_s", "host_s", "once_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -169,21 +166,6 @@ def to_certificate(
         solve_s=search.solve_s,
         method=method,
     )
-
-
-def why_lost(search: SearchOutcome, index: int) -> str:
-    """Name the cause that makes a runner-up slower than the best."""
-    best, other = price_solution(search, 0).step, price_solution(search, index).step
-    best_s, other_s = number(best.step_s), number(other.step_s)
-    slower_s = other_s - best_s
-    if slower_s <= best_s * 1e-9:
-        return "nothing: the model predicts the same time"
-    extra = {name: number(getattr(other, name)) - number(getattr(best, name)) for name in CAUSES}
-    extra["compute_s"] = slower_s - sum(extra.values())
-    name = max(extra, key=lambda cause: extra[cause])
-    ratio = format_ratio(slower_s / best_s)
-    cause = name.removesuffix("_s")
-    return f"{format_s(slower_s)} ({ratio}) slower; {cause} takes {format_s(extra[name])} more"
 
 
 def pareto_front(search: SearchOutcome) -> tuple[int, ...]:

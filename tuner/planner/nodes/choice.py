@@ -283,6 +283,7 @@ def _binding(plan: Plan, other: Alternative) -> str:
         return plan.binding_constraint
     return binding_constraint(
         other.predicted,
+        fastest_s=other.predicted.step_time_s,
         unlimited_s=None,
         memory_limit_bytes=other.predicted.memory_limit_bytes or 0,
     )

@@ -36,6 +36,7 @@ from tuner.planner.place.sampled import Tokens
 from tuner.planner.place.traffic import placement_traffic, problem_scale
 from tuner.spec.place import Dispatch, Objective
 from tuner.spec.place_read import PlaceSpec
+from tuner.units import format_ratio
 
 NEAR_RATIO = 0.98
 """Share of a load limit from which on it counts as binding: experts are indivisible."""
@@ -178,7 +179,8 @@ def binding_constraint(
         share = float(load_E.max() / load_E.sum())
         return (
             f"slots: in layer {spec.layer_ids[layer]} expert {int(load_E.argmax())} draws"
-            f" {share:.1%} of {evidence[workload].name!r}, and {int(by_slots.any(axis=0).sum())} of"
+            f" {format_ratio(share)} of {evidence[workload].name!r}, and"
+            f" {int(by_slots.any(axis=0).sum())} of"
             f" {by_slots.shape[1]} layers cannot be even with {spec.ranks.num_slots} slots"
         )
     if dispatch in PASS_BY_PASS:
@@ -226,7 +228,7 @@ def _binding_traffic(
     if not at_limit:
         return "the slots of a rank: no more co-activated experts fit on one"
     slack = spec.goal.traffic_slack_ratio
-    more = f", plus {slack:.0%}" if slack else ""
+    more = f", plus {format_ratio(slack, digits=0)}" if slack else ""
     return (
         f"the largest load that EPLB's rule gives a rank{more}: {at_limit} of {len(limit_L)} layers"
         " reach it"

@@ -39,6 +39,7 @@ from tuner.spec.place_targets import (
     rule_run,
     same_loads,
 )
+from tuner.units import format_ratio
 
 DRAWS: Final = 16
 """Per rule over all its passes, and at least one per pass; the mean of 16 maxima is known to a
@@ -423,5 +424,7 @@ def _words(
     if is_chosen:
         return "chosen" + cost
     change = one.imbalance_sampled / best.imbalance_sampled - 1.0
-    costs = f"largest rank load {abs(change):.1%} {'higher' if change >= 0.0 else 'lower'}"
+    costs = (
+        f"largest rank load {format_ratio(abs(change))} {'higher' if change >= 0.0 else 'lower'}"
+    )
     return costs + cost + (f"; {refusal}" if refusal else "")

@@ -26,6 +26,7 @@ from tuner.errors import SpecError
 from tuner.place_plan import PlaceAlternative
 from tuner.spec.place import PlaceGoal
 from tuner.spec.place_method import Method
+from tuner.units import format_ratio
 
 SOLVERS: Final[Mapping[Method, str]] = {
     Method.LOCAL_SEARCH: "local_search",
@@ -247,7 +248,9 @@ def automatic_note(
         return
     more = automatic.objective / objective - 1.0 if objective > 0.0 else 0.0
     much = (
-        "as much" if abs(more) < SAME_RATIO else f"{abs(more):.2%} {'more' if more > 0 else 'less'}"
+        "as much"
+        if abs(more) < SAME_RATIO
+        else f"{format_ratio(abs(more), digits=2)} {'more' if more > 0 else 'less'}"
     )
     yield (
         f"method {goal.method.value}, as the goal says; the automatic choice,"

@@ -22,6 +22,7 @@ from tuner.spec.files import shown_path
 from tuner.spec.place import Objective
 from tuner.spec.place_method import Method
 from tuner.spec.place_read import PlaceSpec
+from tuner.units import format_ratio
 
 SAME_RATIO: Final = 1e-9
 """Relative difference of costs that count as equal."""
@@ -176,10 +177,10 @@ def _lost_by(scores: CandidateScores, name: str) -> str:
 def more_of(value: float, least: float) -> str:
     """Format how much more, or less, a value is than another."""
     if value < least * (1.0 - SAME_RATIO):
-        return f"{1.0 - value / least:.2%} less"
+        return f"{format_ratio(1.0 - value / least, digits=2)} less"
     if value <= least * (1.0 + SAME_RATIO):
         return "as much"
-    return f"{value / max(least, 1e-12) - 1.0:.2%} more"
+    return f"{format_ratio(value / max(least, 1e-12) - 1.0, digits=2)} more"
 
 
 def to_decision(spec: PlaceSpec, chosen: Placement) -> PlaceDecision:

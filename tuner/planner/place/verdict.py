@@ -16,6 +16,7 @@ import numpy as np
 
 from solvers.placement.ranks import Floats
 from tuner.place_plan import LeftOut, MigrationCost, Verdict, WorkloadOutcome
+from tuner.units import format_ratio
 
 CONFIDENCE_FACTOR = 1.645
 """Standard errors of a one-sided 95 % statement."""
@@ -135,7 +136,9 @@ def _overloaded(loads: Loads) -> str:
 
 def _more(loads: Sequence[WorkloadOutcome]) -> str:
     more = max((one.imbalance_after / one.imbalance_before - 1.0 for one in loads), default=0.0)
-    return f"; the most-loaded ranks have up to {more:.1%} more load" if more > 0.001 else ""
+    return (
+        f"; the most-loaded ranks have up to {format_ratio(more)} more load" if more > 0.001 else ""
+    )
 
 
 def _fragile(left_out: Sequence[LeftOut], baseline_worst: Sequence[float]) -> str:
@@ -162,14 +165,14 @@ def _fragile(left_out: Sequence[LeftOut], baseline_worst: Sequence[float]) -> st
 
 def _too_small(gain: float, noise: float, step_gain: float | None, saved: str) -> str:
     if gain < -noise:
-        return f"{-gain:.2%} more {saved}, beyond the noise of {noise:.2%}"
+        return f"{_percent(-gain)} more {saved}, beyond the noise of {_percent(noise)}"
     if gain <= noise:
         what = "gain" if gain >= 0.0 else "loss"
-        return f"the {what} of {abs(gain):.2%} is within the noise of {noise:.2%}"
+        return f"the {what} of {_percent(abs(gain))} is within the noise of {_percent(noise)}"
     if step_gain is not None and step_gain <= RUN_TO_RUN_RATIO:
         return (
-            f"{step_gain:.2%} of a whole pass is less than two runs of one configuration differ by"
-            f" ({RUN_TO_RUN_RATIO:.0%})"
+            f"{_percent(step_gain)} of a whole pass is less than two runs of one configuration"
+            f" differ by ({format_ratio(RUN_TO_RUN_RATIO, digits=0)})"
         )
     return ""
 
@@ -177,10 +180,14 @@ def _too_small(gain: float, noise: float, step_gain: float | None, saved: str) -
 def _below_eplb(gain: float, eplb_gain: float | None, noise: float) -> str:
     if eplb_gain is None or eplb_gain - gain <= noise:
         return ""
-    beyond = f", {eplb_gain - gain:.2%} more, beyond the noise of {noise:.2%}" if noise else ""
+    beyond = (
+        f", {_percent(eplb_gain - gain)} more, beyond the noise of {_percent(noise)}"
+        if noise
+        else ""
+    )
     return (
-        f"EPLB's rule saves {eplb_gain:.2%} where this saves {gain:.2%}{beyond}; take its"
-        " placement, which is among the alternatives"
+        f"EPLB's rule saves {_percent(eplb_gain)} where this saves {_percent(gain)}{beyond}; take"
+        " its placement, which is among the alternatives"
     )
 
 
@@ -188,8 +195,9 @@ def _like_eplb(gain: float, eplb_gain: float | None, noise: float) -> str:
     if eplb_gain is None or eplb_gain == gain or abs(eplb_gain - gain) > noise:
         return ""
     return (
-        f"; no better or worse than EPLB's rule, which saves {eplb_gain:.2%}, within the noise of"
-        f" {noise:.2%} between the two"
+        f"; no better or worse than EPLB's rule, which saves {_percent(eplb_gain)}, within the"
+        " noise of"
+        f" {_percent(noise)} between the two"
     )
 
 
@@ -203,5 +211,9 @@ def _move_costs_more(migration: MigrationCost, rebalance_s: float) -> str:
 
 
 def _praise(gain: float, noise: float, step_gain: float | None, saved: str) -> str:
-    whole = "" if step_gain is None else f", {step_gain:.1%} of a whole pass"
-    return f"{gain:.1%} less {saved}{whole}; noise {noise:.2%}"
+    whole = "" if step_gain is None else f", {format_ratio(step_gain)} of a whole pass"
+    return f"{format_ratio(gain)} less {saved}{whole}; noise {_percent(noise)}"
+
+
+def _percent(ratio: float) -> str:
+    return format_ratio(ratio, digits=2)

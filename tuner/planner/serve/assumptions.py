@@ -10,6 +10,7 @@ from tuner.planner.serve.demand import Demand
 from tuner.simulate.serving.client import DELAY_S, ROUNDS
 from tuner.spec.files import shown_path
 from tuner.spec.serving.read import ServeSpec
+from tuner.units import format_ratio
 
 LONG_RATIO: Final = 1.1
 """Tokens that a running sequence will hold over those of a mean request, from which on it is
@@ -23,7 +24,8 @@ def plan_assumptions(spec: ServeSpec, demand: Demand, choices: Choices) -> Itera
     drafting = choices.drafting
     if drafting is not None:
         yield (
-            f"{drafting.draft_tokens} drafted tokens, {drafting.acceptance:.0%} of them kept where"
+            f"{drafting.draft_tokens} drafted tokens,"
+            f" {format_ratio(drafting.acceptance, digits=0)} of them kept where"
             f" all before were, make {drafting.tokens_per_step:.3g} tokens of a step; instances"
             " with and without them were priced"
         )
@@ -65,7 +67,10 @@ def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:
             if traffic.prefix_scope == "common"
             else "the instance that served the request before of its session"
         )
-        yield f"{traffic.prefix_hit:.0%} of every prompt is found in the prefix cache of {where}"
+        yield (
+            f"{format_ratio(traffic.prefix_hit, digits=0)} of every prompt is found in the prefix"
+            f" cache of {where}"
+        )
     mean = demand.input_tokens + demand.output_tokens
     if demand.held_tokens > LONG_RATIO * mean:
         yield (

@@ -24,6 +24,7 @@ from tuner.serve_plan import ServeUnlaunchable
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.manifests.routers import router_with
 from tuner.spec.serving.routers import RouterPolicy
+from tuner.units import format_ratio
 
 WEIGHTED: Final = RouterPolicy.WEIGHTED_LEAST_REQUESTS
 
@@ -56,7 +57,8 @@ def missing_routers(problem: ServeProblem, best: ModeSolution) -> Iterator[Serve
         less = SAVED.get(goal.objective, "devices")
         yield ServeUnlaunchable(
             feature=(
-                f"{describe_solution(solution)} behind a router with weights, {gained:.0%} less"
+                f"{describe_solution(solution)} behind a router with weights,"
+                f" {format_ratio(gained, digits=0)} less"
                 f" {less}: {lacking} has no {WEIGHTED.value}{roles}"
             ),
             gain_ratio=gained,

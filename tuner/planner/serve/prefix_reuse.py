@@ -44,6 +44,7 @@ from tuner.simulate.serving.prefix_hits import (
 from tuner.spec.serving.read import ServeSpec
 from tuner.spec.serving.routers import RouterPolicy
 from tuner.spec.serving.traces import BLOCK_TOKENS, Blocks, trace_chunks
+from tuner.units import format_ratio
 
 MOST_REQUESTS: Final = 100_000
 MOST_BLOCKS: Final = 1_000_000
@@ -262,14 +263,14 @@ def describe_reuse(reuse: PrefixReuse, *, planned_ratio: float) -> str:
     """Describe the hits, and what the plan counts on."""
     ranks = sum(one.instances * one.ranks for one in reuse.islands or (reuse,))
     others = ", ".join(
-        f"{ratio:.1%} {_ROUTERS[router]}" for router, ratio in reuse.by_router.items()
+        f"{format_ratio(ratio)} {_ROUTERS[router]}" for router, ratio in reuse.by_router.items()
     )
     return (
         f"by the hash_ids of the trace's first {reuse.requests} requests, {others} of the prompt"
         f" tokens are in the prefix caches of {ranks} rank{'s' * (ranks != 1)} with"
         f" {'at least ' * bool(reuse.islands)}{reuse.cache_blocks * BLOCK_TOKENS} tokens each,"
         " counted from empty caches;"
-        f" {planned_ratio:.1%} is planned on, a router {_ROUTERS[reuse.router]}"
+        f" {format_ratio(planned_ratio)} is planned on, a router {_ROUTERS[reuse.router]}"
     )
 
 

@@ -17,6 +17,8 @@ from tuner.planner.serve.preference import format_devices, gain_ratio, lost_by, 
 from tuner.planner.serve.solve_mode import ModeSolution, ServeProblem, restrict_problem
 from tuner.planner.serve.to_plan import describe_solution, solution_refusals
 from tuner.serve_plan import Role, ServeUnlaunchable
+from tuner.serve_words import target_words
+from tuner.units import format_ratio
 
 LEAST_GAIN_RATIO: Final = 1e-6
 """Less is the solver's tolerance."""
@@ -40,7 +42,8 @@ def refused_kv_transfers(problem: ServeProblem, best: ModeSolution) -> Iterator[
         less = SAVED.get(goal.objective, "devices")
         yield ServeUnlaunchable(
             feature=(
-                f"disaggregated on {free.devices} devices, {gained:.0%} less {less}: {broken[0]}"
+                f"disaggregated on {free.devices} devices, {format_ratio(gained, digits=0)} less"
+                f" {less}: {broken[0]}"
             ),
             gain_ratio=gained,
         )
@@ -98,7 +101,11 @@ def refused_vendors(
         solution = solve_goal(between_vendors, "disaggregated", may_refuse=False)
         where = f"prefill on {sender.pool.name} and decode on {receiver.pool.name}"
         if solution is None or solution.missed:
-            missed = "serve the traffic" if solution is None else f"hold {solution.missed[0]}"
+            missed = (
+                "serve the traffic"
+                if solution is None
+                else f"hold {target_words(solution.missed[0])}"
+            )
             yield ServeUnlaunchable(
                 feature=f"{where}: would not {missed} either; {rules[0]}",
                 gain_ratio=0.0,

@@ -42,7 +42,7 @@ from tuner.spec.serving.goal import Mode, Percentiles, ServeGoal, Slo
 from tuner.spec.serving.lengths import LengthLaw
 from tuner.spec.serving.manifests.registry import main_release, modes_on
 from tuner.spec.serving.read import ServeSpec
-from tuner.units import format_s
+from tuner.units import format_ratio, format_s
 
 LINK_BYTES_PER_S: Final = 50e9
 LINK_LATENCY_S: Final = 10e-6
@@ -282,7 +282,7 @@ def _a_little_more(problem: ServeProblem) -> Iterator[ServeRelaxation]:
         for ratio in LADDER_RATIOS:
             decision = _moved(problem, name, ratio)
             if decision is not None:
-                change = f"{ratio:.0%} more time {words}".replace("%", " %")
+                change = f"{format_ratio(ratio, digits=0)} more time {words}"
                 yield ServeRelaxation(limit=name, change=change, decision=decision)
                 break
 

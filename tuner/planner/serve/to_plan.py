@@ -41,12 +41,14 @@ from tuner.serve_plan import (
     ServeDecision,
     ServePrediction,
 )
+from tuner.serve_words import target_words
 from tuner.spec.serving.manifests.afd import target_refusals
 from tuner.spec.serving.manifests.registry import main_release
 from tuner.spec.serving.manifests.rules import refusals
 from tuner.spec.serving.manifests.steps import lacks_units
 from tuner.spec.serving.manifests.vendor_pairs import portable_backend
 from tuner.spec.serving.manifests.vendors import TRAITS
+from tuner.units import format_ratio
 
 
 def tie_ratio() -> float:
@@ -222,7 +224,7 @@ def binding_constraint(best: ModeSolution, problem: ServeProblem) -> str:
     """Name what keeps the deployment from being smaller."""
     slo, simulated = problem.spec.goal.slo, best.simulated
     tight = [
-        (value / limit, f"{name} {kind}")
+        (value / limit, target_words(f"{name} {kind}"))
         for name, targets, values in (
             ("ttft", slo.ttft, simulated.ttft_s_R),
             ("tpot", slo.tpot, simulated.tpot_s_R),
@@ -231,13 +233,17 @@ def binding_constraint(best: ModeSolution, problem: ServeProblem) -> str:
         if (limit := getattr(targets, kind)) is not None and len(values)
         for value in [getattr(latency_of(values), kind)]
     ]
-    kept = " and ".join(best.missed_without_spare) or max(tight, default=(0.0, ""))[1]
+    missed = map(target_words, best.missed_without_spare)
+    kept = " and ".join(missed) or max(tight, default=(0.0, ""))[1]
     if best.rate_per_s is not None:
         return _of_rate(best, kept)
     spare, goal_ratio = best.spare, problem.spec.goal.spare_ratio
     if spare.most_ratio > goal_ratio:
         whose = "of prefill " if spare.prefill_ratio > max(spare.others_ratio, goal_ratio) else ""
-        return f"waiting: {spare.most_ratio:.0%} of spare capacity {whose}keeps {kept}"
+        return (
+            f"waiting: {format_ratio(spare.most_ratio, digits=0)} of spare capacity {whose}keeps"
+            f" {kept}"
+        )
     if tight and best.objective > best.bound * (1.0 + tie_ratio()):
         return f"waiting: cheaper instances that serve the rate miss {kept}"
     if tight and max(tight)[0] > 0.85:
@@ -272,7 +278,9 @@ def to_alternatives(
 def describe_missed(solution: ModeSolution) -> str:
     """Name the target that a solution misses, and the most spare capacity that was tried."""
     most = solution.spare.most_ratio
-    text = f"{solution.missed[0]}, with {most:.0%} of spare capacity"
+    text = (
+        f"{target_words(solution.missed[0])}, with {format_ratio(most, digits=0)} of spare capacity"
+    )
     # The next step is twice as much, a quarter at least.
     return text if max(FIRST_SPARE, 2.0 * most) > MOST_SPARE else f"{text}; the pools hold no more"
 
@@ -287,11 +295,11 @@ def describe_solution(solution: ModeSolution) -> str:
     words = f"{solution.mode} on {groups}"
     share = solution.groups[0].option.prefill_share_ratio
     if share is not None:
-        words += f", {share:.0%} of the SMs for prefill"
+        words += f", {format_ratio(share, digits=0)} of the SMs for prefill"
     if solution.threshold is not None:
         words += (
             f", prompts with more than {solution.threshold.above_tokens} tokens to compute"
-            f" ({solution.threshold.long_share:.0%}) prefilled remotely"
+            f" ({format_ratio(solution.threshold.long_share, digits=0)}) prefilled remotely"
         )
     return words
 
@@ -318,7 +326,8 @@ def plan_cautions(solution: ModeSolution, problem: ServeProblem) -> Iterator[str
             " own on one island of several"
         )
         yield (
-            f"{solution.prefix_hit:.0%} of every prompt is counted on in prefix caches: {where};"
+            f"{format_ratio(solution.prefix_hit, digits=0)} of every prompt is counted on in"
+            f" prefix caches: {where};"
             " where requests have the same prefix state goal.traffic.prefix_scope: common"
         )
     if bands_around(solution, problem).is_new:
@@ -399,7 +408,7 @@ def _shares(solution: ModeSolution) -> Iterator[str]:
         total = sum(group.rate_per_s for group in own)
         if len(own) > 1:
             text = ", ".join(
-                f"{group.option.rate_per_s / total:.1%} to each of {group.count} of"
+                f"{format_ratio(group.option.rate_per_s / total)} to each of {group.count} x"
                 f" {group.option.devices} {group.option.serving_pool.pool.name}"
                 for group in own
             )

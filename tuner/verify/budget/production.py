@@ -27,7 +27,7 @@ from tuner.planner.analytic.finalists import simulated_s
 from tuner.planner.analytic.layouts import to_stages
 from tuner.planner.analytic.plan_fields import stage_predictions
 from tuner.planner.analytic.problem import TrainProblem
-from tuner.planner.analytic.search_result import CAUSES, Detail
+from tuner.planner.analytic.search_result import Detail
 from tuner.spec.manifests.decision import selective_modules
 
 
@@ -53,8 +53,7 @@ def production_prices(
         layers_SC = np.array(decision.pipeline_layout)[:, None]
         stages = to_stages(plan.model, layers_SC)
         detail = _detail(job_problem, decision, stages)
-        closed_s = number(detail.step.step_s)
-        step_s = max(closed_s, simulated_s(detail))
+        step_s = max(number(detail.step.step_s), simulated_s(detail))
         seconds = _seconds(job_problem, decision, detail, step_s=step_s)
         tokens = plan.goal.tokens_per_step / decision.num_devices
         peaks = tuple(round(float(peak)) for peak in detail.memory.total_PC[:, 0])
@@ -108,18 +107,15 @@ def _seconds(
     problem: TrainProblem, decision: TrainDecision, detail: Detail, *, step_s: float
 ) -> dict[str, float]:
     """Split a step by cause, as a plan does, with embedding and LM head separate."""
-    closed_s = number(detail.step.step_s)
-    seconds = {
-        name.removesuffix("_s"): max(0.0, number(getattr(detail.step, name))) for name in CAUSES
-    }
-    seconds["bubble"] += step_s - closed_s
+    seconds = detail.step.by_cause(simulated_s=step_s)
     nothing = np.zeros_like(detail.stages.head_SC)
     bare = replace(detail.stages, embedding_SC=nothing, head_SC=nothing, mtp_SC=nothing)
     without = _step(problem, decision, detail.strategies, bare)
-    lost_s = closed_s - number(detail.step.once_s) - number(without.step_s - without.once_s)
-    computation_s = max(0.0, step_s - sum(seconds.values()))
-    embedding_head_s = min(max(0.0, lost_s), computation_s)
-    return {"computation": computation_s - embedding_head_s, "ends": embedding_head_s} | seconds
+    passes_s = number(detail.step.step_s) - number(detail.step.once_s)
+    lost_s = passes_s - number(without.step_s - without.once_s)
+    embedding_head_s = min(max(0.0, lost_s), seconds["computation"])
+    computation_s = seconds.pop("computation") - embedding_head_s
+    return {"computation": computation_s, "ends": embedding_head_s} | seconds
 
 
 def _strategies(problem: TrainProblem, decision: TrainDecision) -> Strategies:

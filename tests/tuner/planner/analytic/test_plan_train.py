@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.plan_text import plan_text
 from tuner.costs.analytic.calibration import shipped
@@ -126,7 +127,7 @@ def test_one_chance_is_said_everywhere_and_what_an_excluded_fastest_would_come_t
     other = one.fastest_out_of_memory_probability or 0.0
     assert SMALL < chance <= LIKELY < other
     assert one.reasons[0] == less_chance_words(chance, other=other)
-    text = plan_text(plan, folder=Path())
+    text = unwrapped(plan_text(plan, folder=Path()))
     assert text.startswith(f"WARNING        {format_ratio(chance)} chance of running out of memory")
     (fastest,) = (o.predicted for o in plan.runners_up if o.decision == one.fastest)
     assert fastest.out_of_memory_probability == pytest.approx(other)

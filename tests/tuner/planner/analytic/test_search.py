@@ -22,7 +22,6 @@ from tuner.planner.analytic.search_result import (
     price_solution,
     solution_fields,
     to_certificate,
-    why_lost,
 )
 from tuner.planner.analytic.space_size import by_facts, space
 from tuner.planner.analytic.ties import Ties, count_ties
@@ -180,12 +179,6 @@ def test_the_front_is_fastest_first_and_ever_smaller(outcome: SearchOutcome) -> 
     assert (np.diff(outcome.solutions.peak_bytes[list(front)]) < 0.0).all()
     hours = outcome.solutions.step_s[0] / 3600.0
     assert cost_of_step(outcome, 0) == pytest.approx(hours * 32 * 2.0)
-
-
-def test_a_runner_up_names_what_it_lost_by(outcome: SearchOutcome) -> None:
-    assert outcome.solutions is not None
-    assert why_lost(outcome, 0) == "nothing: the model predicts the same time"
-    assert " more" in why_lost(outcome, len(outcome.solutions) - 1)
 
 
 def test_the_same_problem_has_the_same_solution(make_problem: MakeProblem) -> None:

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from profilers.imports.link_matrix import LinkMatrix
+from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.plan_text import plan_text
 from tuner.errors import SpecError, UnknownDeviceError
@@ -518,7 +519,7 @@ def test_the_chance_peak_and_pool_of_a_plan_are_those_of_one_stage(
     assert at_risk.pool == "old" == made.placement.stages[at_risk.pipeline_rank].pool
     assert at_risk.peak_memory_bytes == peaks[at_risk.pipeline_rank] < max(peaks)
     assert at_risk.memory_capacity_bytes == 21 * 10**9
-    said = plan_text(made, folder=Path("plan"))
+    said = unwrapped(plan_text(made, folder=Path("plan")))
     stated = format_bytes(at_risk.peak_memory_bytes)
     assert f"{stated} predicted on pipeline rank {at_risk.pipeline_rank} of the 19.6 GiB" in said
     for broken in (-1, len(peaks)):

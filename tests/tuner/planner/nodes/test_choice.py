@@ -137,7 +137,7 @@ def test_notes_on_the_replaced_decision_are_dropped(plan: Plan) -> None:
     assert chosen.roomier is None
     assert not set(gone) & set(chosen.provenance.notes)
     assert notes[-1] in chosen.provenance.notes
-    assert chosen.binding_constraint.startswith("compute: 2.10 s of the step")
+    assert chosen.binding_constraint.startswith("compute: 2.10 s (100.0 %) of the step")
 
 
 def test_a_runner_up_is_compared_with_the_new_decision_by_the_kernels_of_both(plan: Plan) -> None:

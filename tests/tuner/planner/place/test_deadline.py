@@ -116,9 +116,9 @@ def test_what_orders_alternatives_is_stated_next_to_the_objective(tmp_path: Path
     (alternative,) = to_alternatives(spec, evidence, scores, "near_lp")
     assert alternative.objective == 1.225
     assert alternative.lost_by == (
-        "2.00% less of the objective; on held-out fit passes, which decides, 2.00% more"
+        "2.00 % less of the objective; on held-out fit passes, which decides, 2.00 % more"
     )
     (plain,) = to_alternatives(
         spec, evidence, replace(scores, order_is_of="", ordered_by=scores.values), "near_lp"
     )
-    assert plain.lost_by == "2.00% less of the objective, but the goal names its method"
+    assert plain.lost_by == "2.00 % less of the objective, but the goal names its method"

@@ -11,6 +11,7 @@ import pytest
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.sampling import draw
 from solvers.placement.ranks import Floats, Placement
+from tests.printed import unwrapped
 from tests.rows import each_row
 from tests.tuner.emit.placement.testing import sample_decision, sample_placement
 from tuner.cli.place_text import place_text
@@ -107,8 +108,8 @@ def test_rules_of_a_deployment_with_a_backend_are_compared_and_the_best_is_emitt
     assert plan.predicted.outcomes[0].imbalance_after == pytest.approx(chosen.imbalance)
     nothing = PlaceEvidence(maps=(), files=(), verified=None, what_if=None)
     page = str(place_report(plan, nothing))
-    text = place_text(plan, folder=tmp_path)
-    assert "made for sglang 0.5.23, 4 nodes, EP 16" in text
+    text = unwrapped(place_text(plan, folder=tmp_path))
+    assert "made for       sglang 0.5.23, 4 nodes, EP 16" in text
     for one in found.values():
         assert one.words in text
         assert one.words in page

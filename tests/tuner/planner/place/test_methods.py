@@ -138,7 +138,7 @@ def test_the_automatic_choice_is_noted_next_to_a_worse_method(plan: Plan) -> Non
     assert saved > 0.0
     assert note == (
         "method eplb, as the goal says; the automatic choice, exact, has"
-        f" {saved:.2%} less of the objective"
+        f" {100.0 * saved:.2f} % less of the objective"
     )
     assert automatic.lost_by.endswith("less of the objective, but the goal names its method")
     # The dynamic program proves what no placement is below; the rule's certificate holds it.

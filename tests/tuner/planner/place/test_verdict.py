@@ -41,7 +41,7 @@ def verdict_for(
 def test_a_gain_above_the_noise_is_worth_it() -> None:
     verdict = verdict_for()
     assert verdict.word == "worth it"
-    assert "30.0% less" in verdict.reason
+    assert "30.0 % less" in verdict.reason
 
 
 def test_a_gain_within_the_noise_is_not() -> None:
@@ -120,7 +120,7 @@ def outcome(*, before: float, after: float) -> WorkloadOutcome:
 @each_row(
     ("after", "word", "says"),
     [
-        (1.04, "worth it", "up to 4.0% more load"),
+        (1.04, "worth it", "up to 4.0 % more load"),
         (1.15, "fragile", "1.15 times the mean"),
         (2.5, "fragile", "2.50 times the mean"),
     ],
@@ -158,16 +158,16 @@ def test_what_saves_less_than_eplbs_rule_is_not_worth_it(
         eplb_gain_ratio=rule_gain,
     )
     assert verdict.word == word
-    assert ("EPLB's rule saves 31.00%" in verdict.reason) is (word == "not worth it")
+    assert ("EPLB's rule saves 31.00 %" in verdict.reason) is (word == "not worth it")
 
 
 def test_ties_with_eplb_are_neither_better_nor_worse() -> None:
     wrong = []
     for rule_gain, noise, word, says in (
-        (0.31, 0.02, "worth it", "no better or worse than EPLB's rule, which saves 31.00%"),
-        (0.29, 0.02, "worth it", "no better or worse than EPLB's rule, which saves 29.00%"),
-        (0.33, 0.02, "not worth it", "3.00% more, beyond the noise of 2.00%"),
-        (0.25, 0.02, "worth it", "noise 1.00%"),
+        (0.31, 0.02, "worth it", "no better or worse than EPLB's rule, which saves 31.00 %"),
+        (0.29, 0.02, "worth it", "no better or worse than EPLB's rule, which saves 29.00 %"),
+        (0.33, 0.02, "not worth it", "3.00 % more, beyond the noise of 2.00 %"),
+        (0.25, 0.02, "worth it", "noise 1.00 %"),
     ):
         verdict = to_verdict(
             gain_ratio=0.3,
@@ -189,5 +189,5 @@ def test_ties_with_eplb_are_neither_better_nor_worse() -> None:
 def test_a_loss_is_called_a_loss() -> None:
     beyond, within = verdict_for(gain=-0.0122, noise=0.0039), verdict_for(gain=-0.002, noise=0.0039)
     assert beyond.word == within.word == "not worth it"
-    assert beyond.reason == "1.22% more load on the most-loaded ranks, beyond the noise of 0.39%"
-    assert within.reason == "the loss of 0.20% is within the noise of 0.39%"
+    assert beyond.reason == "1.22 % more load on the most-loaded ranks, beyond the noise of 0.39 %"
+    assert within.reason == "the loss of 0.20 % is within the noise of 0.39 %"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.printed import unwrapped
 from tuner.cli.serve_text import serve_explanation, serve_text
 from tuner.planner.serve.solve_mode import Settings, build_serve_problem
 from tuner.serve_api import deploy, price_serving_pool
@@ -91,7 +92,7 @@ def test_the_bound_is_the_least_of_all_instances_when_they_are_counted_one_by_on
 
 def test_the_text_names_what_is_proven_and_no_saving_of_nothing(tmp_path: Path) -> None:
     plan = planned(tmp_path, modes="aggregated, attention_expert, shared_device", engine="vllm")
-    for text in (serve_text(plan, folder=tmp_path), serve_explanation(plan)):
+    for text in map(unwrapped, (serve_text(plan, folder=tmp_path), serve_explanation(plan))):
         assert f", for {plan.certificate.covers} (gap" in text
         assert "save 0%" not in text
         assert "1 others" not in text

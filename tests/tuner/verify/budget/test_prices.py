@@ -97,7 +97,7 @@ def test_every_target_writes_smaller_jobs_that_ask_for_their_devices(
             texts = launch_files(trial).texts
             (script,) = (text for name, text in texts.items() if name.endswith(".sbatch"))
             assert "--nodes=1" in script
-            assert f"{scale.num_devices} devices: " in script
+            assert f"--gpus-per-node={scale.num_devices}\n" in script
             seen += 1
     assert seen
 

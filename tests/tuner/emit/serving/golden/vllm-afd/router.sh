@@ -2,12 +2,12 @@
 # Written by moetune 0.1.0 for the model deepseek-v3.
 # 24 devices, mode attention_expert.
 # EXPERIMENTAL: AFD needs exactly vllm-project/afd-plugin at commit 1de1a990bf0dd638fae31705a683c74707092a29 with vllm 0.30.0; install both first.
-# prefill: 3 x 4 devices of h100, each on a machine; attention TP 1 x DP 4, experts TP 1 x EP 4, PP 1, all-to-all none; 64 requests and 8192 tokens per rank at most.
-# attention: 2 x 4 devices of h100, each on a machine; attention TP 1 x DP 4, no experts; 64 requests and 1024 tokens per rank at most.
-# expert: 2 x 2 devices of h100, each on a machine; experts EP 2 on TP 1 x DP 2 ranks; 64 requests and 1024 tokens per rank at most.
-# Expected TTFT: mean 500 ms (between 400 ms and 700 ms), P50 400 ms, P90 900 ms, P99 1.50 s.
-# Expected TPOT: mean 20.0 ms (between 18.0 ms and 23.0 ms), P50 20.0 ms, P90 30.0 ms, P99 40.0 ms.
-# Expected: 14 requests/s, 14000 output tokens/s, goodput 0.5 requests/s per device.
+# prefill: 3 x 4 devices of h100, each on a machine; attention TP 1 x DP 4, experts TP 1 x EP 4, PP 1, all-to-all none; 64 requests and 8,192 tokens per rank at most.
+# attention: 2 x 4 devices of h100, each on a machine; attention TP 1 x DP 4, no experts; 64 requests and 1,024 tokens per rank at most.
+# expert: 2 x 2 devices of h100, each on a machine; experts EP 2 on TP 1 x DP 2 ranks; 64 requests and 1,024 tokens per rank at most.
+# Expected TTFT: mean 500 ms (80 % band: 400 ms to 700 ms), P50 400 ms, P90 900 ms, P99 1.50 s.
+# Expected TPOT: mean 20.0 ms (80 % band: 18.0 ms to 23.0 ms), P50 20.0 ms, P90 30.0 ms, P99 40.0 ms.
+# Expected: 14 requests/s, 14,000 output tokens/s, goodput 0.5 requests/s per device.
 # No published run supports the bands of attention_expert: they are a guess.
 #
 # Usage: set PREFILL_URLS and DECODE_URLS to addresses such as http://host:30000, separated by spaces, one per instance in the order above, and run ./router.sh [more flags of the router]

@@ -1,0 +1,260 @@
+"""Counts how often one idea is written, and how long the way from a plan to a price is.
+
+    python tests/benchmarks/code_structure.py [--json FILE] [--list MEASURE]
+
+    configuration types   classes with fields for at least four of: tensor, pipeline, context, data
+                          and expert parallelism, micro-batch
+    goal branches         files that ask for the kind of a goal: isinstance or a case of a type of
+                          one goal, a comparison with a goal's name, a table by their names
+    knob files            files that name `a2a_overlap`, the example of a knob
+    path to a price       product functions on the longest stack from `tuner.api.plan` to the price
+                          of one kernel, over a plan of every goal that has kernels
+    files of a plan       product files of which a function runs during those plans
+    repeated class names  names that two or more classes have
+    statements            of the three packages, docstrings not counted
+    arrows                pairs of folders of `tuner/` of which one imports the other
+
+All but the two that plan something are read from the source without importing it.
+"""
+
+import argparse
+import ast
+import json
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+CHECKOUT: Final = Path(__file__).parents[2]
+PACKAGES: Final = ("tuner", "solvers", "profilers")
+GOALS: Final = ("train", "serve", "place")
+KNOB: Final = "a2a_overlap"
+DEGREES: Final[Mapping[str, str]] = {
+    "tensor": r"tensor|tensor_model_parallel_size|tp",
+    "pipeline": r"pipeline|pipeline_model_parallel_size|pp",
+    "context": r"context|context_parallel_size|cp",
+    "data": r"data|data_parallel_size|dp",
+    "expert": r"expert|expert_model_parallel_size|ep",
+    "micro-batch": r"micro_batch(_size)?|mbs",
+}
+LEAST_DEGREES: Final = 4
+OF_ONE_GOAL: Final = re.compile(
+    r"(Train|Serve|Place)\w*|\w+(Train|Serve|Place)\w*|Plan|VerifiedPlan|VerifiedPlacement|Spec"
+)
+PRICERS: Final = re.compile(r"costs/.*kernels\.py$|costs/serving/tables\.py$")
+SPECS: Final = (
+    "examples/checks/train-mixtral/spec.yaml",
+    "examples/checks/train-measured/spec.yaml",
+    "examples/checks/serve-disaggregated/spec.yaml",
+)
+
+
+def main() -> int:
+    """Print the counts."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--list", dest="listed", default="")
+    parser.add_argument("--static", action="store_true", help="plan nothing")
+    options = parser.parse_args()
+    found = static_measures(sources())
+    if not options.static:
+        found |= planned_measures()
+    for name, items in found.items():
+        sys.stdout.write(f"{name:<22}{len(items) if isinstance(items, list) else items:>8,}\n")
+        if name == options.listed and isinstance(items, list):
+            sys.stdout.writelines(f"    {item}\n" for item in items)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+Measures = dict[str, list[str] | int]
+
+
+def sources() -> dict[str, ast.Module]:
+    """Parse every file of the packages, by its path from the checkout."""
+    return {
+        str(path.relative_to(CHECKOUT)): ast.parse(path.read_bytes())
+        for package in PACKAGES
+        for path in sorted((CHECKOUT / package).rglob("*.py"))
+    }
+
+
+def static_measures(trees: Mapping[str, ast.Module]) -> Measures:
+    """Count what the source alone shows."""
+    classes = [
+        (f"{file}:{node.name}", node)
+        for file, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    ]
+    names = Counter(node.name for _, node in classes)
+    return {
+        "configuration types": [where for where, node in classes if _is_configuration(node)],
+        "goal branches": [file for file, tree in trees.items() if _branches_on_goal(tree)],
+        "knob files": [file for file, tree in trees.items() if _names(tree, KNOB)],
+        "repeated class names": sorted(name for name, count in names.items() if count > 1),
+        "statements": sum(map(_statements, trees.values())),
+        "arrows": sorted(_arrows(trees)),
+        "rooms": sorted({_room(file) for file in trees if file.startswith("tuner/")}),
+        "files": len(trees),
+    }
+
+
+def _is_configuration(node: ast.ClassDef) -> bool:
+    fields = {
+        one.target.id
+        for one in node.body
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    }
+    known = sum(
+        any(re.fullmatch(pattern, field) for field in fields) for pattern in DEGREES.values()
+    )
+    return known >= LEAST_DEGREES
+
+
+def _branches_on_goal(tree: ast.Module) -> bool:
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "isinstance"
+            and any(
+                isinstance(name, ast.Name) and OF_ONE_GOAL.fullmatch(name.id)
+                for name in ast.walk(node.args[1])
+            )
+        ):
+            return True
+        if isinstance(node, ast.Compare) and any(
+            isinstance(part, ast.Constant) and part.value in GOALS
+            for side in (node.left, *node.comparators)
+            for part in ast.walk(side)
+        ):
+            return True
+        if isinstance(node, ast.Dict) and sum(_is_goal_name(key) for key in node.keys) > 1:
+            return True
+        if isinstance(node, ast.MatchClass) and OF_ONE_GOAL.fullmatch(ast.unparse(node.cls)):
+            return True
+    return False
+
+
+def _is_goal_name(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value in GOALS
+
+
+def _names(tree: ast.Module, knob: str) -> bool:
+    for node in ast.walk(tree):
+        said = (
+            getattr(node, "attr", None),
+            getattr(node, "id", None),
+            getattr(node, "arg", None),
+            node.value if isinstance(node, ast.Constant) else None,
+        )
+        if knob in said:
+            return True
+    return False
+
+
+def _statements(tree: ast.Module) -> int:
+    return sum(
+        isinstance(node, ast.stmt)
+        and not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+        for node in ast.walk(tree)
+    )
+
+
+def _room(file: str) -> str:
+    return str(Path(file).parent)
+
+
+def _arrows(trees: Mapping[str, ast.Module]) -> set[str]:
+    arrows = set()
+    for file, tree in trees.items():
+        if not file.startswith("tuner/"):
+            continue
+        for target in _imported(tree):
+            path = target.replace(".", "/")
+            room = _room(f"{path}.py") if f"{path}.py" in trees else path
+            if room != _room(file) and (room == "tuner" or room.startswith("tuner/")):
+                arrows.add(f"{_room(file)} -> {room}")
+    return arrows
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """Yield the modules that a file imports from its own package, `if TYPE_CHECKING` included."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tuner"):
+            yield node.module or ""
+
+
+def planned_measures() -> Measures:
+    """Plan a spec of every goal that has kernels, and watch which functions run."""
+    watch = CallWatch()
+    for spec in SPECS:
+        watch.during(partial(_plan, CHECKOUT / spec))
+    return {
+        "path to a price": watch.longest,
+        "files of a plan": sorted(watch.files),
+    }
+
+
+def _plan(spec: Path) -> None:
+    from tuner import api
+
+    with tempfile.TemporaryDirectory() as folder:
+        made = api.plan(spec, time_limit_s=30.0)
+        api.write(Path(folder) / "plan", made)
+
+
+class CallWatch:
+    """Records product files whose functions run, and the longest stack down to a pricer."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.longest: list[str] = []
+
+    def during(self, call: Callable[[], Any]) -> None:
+        """Watch one call, in this thread."""
+        sys.setprofile(self._event)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+
+    def _event(self, frame: FrameType, event: str, _argument: Any) -> None:
+        if event != "call" or (file := _product_file(frame)) is None:
+            return
+        self.files.add(file)
+        if PRICERS.search(file):
+            stack = list(_product_stack(frame))
+            if len(stack) > len(self.longest):
+                self.longest = stack
+
+
+def _product_file(frame: FrameType) -> str | None:
+    name = frame.f_code.co_filename
+    if not name.startswith(str(CHECKOUT)) or frame.f_code.co_name.startswith("<"):
+        return None
+    file = name[len(str(CHECKOUT)) + 1 :]
+    return file if file.partition("/")[0] in PACKAGES else None
+
+
+def _product_stack(frame: FrameType) -> Iterable[str]:
+    """Return the product functions on the stack, the outermost first, comprehensions left out."""
+    found: list[str] = []
+    at: FrameType | None = frame
+    while at is not None:
+        if (file := _product_file(at)) is not None:
+            found.append(f"{file}:{at.f_code.co_name}")
+        at = at.f_back
+    return reversed(found)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(CHECKOUT))
+    sys.exit(main())

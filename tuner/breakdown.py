@@ -1,0 +1,60 @@
+"""Seconds of a step by cause, as one table for the plan, `explain`, `estimate` and the report.
+
+Files keep short keys (`breakdown_s` of tuner/plan.py and tuner/serve_plan.py); people read what
+they stand for. Communication counts where it is exposed: what computation hides takes no time.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tuner.units import format_ratio, format_s
+
+CAUSES: Final[Mapping[str, str]] = {
+    # A training step.
+    "bubble": "pipeline bubble",
+    "once": "gradient reduction and optimizer",
+    "expert": "exposed all-to-all",
+    "tensor": "exposed TP communication",
+    "context": "exposed CP communication",
+    "collectives": "exposed communication",
+    "recompute": "recomputation",
+    "host": "waiting for the host",
+    # One on the reference step, operation by operation.
+    "ffn": "FFN and shared experts",
+    "ends": "embedding and head",
+    "tensor_communication": "TP communication",
+    "expert_communication": "all-to-all",
+    "pipeline_communication": "pipeline sends",
+    "data_communication": "gradient reduction",
+    # A decode step.
+    "projections": "attention projections",
+    "dense": "dense FFN",
+    "shared": "shared experts",
+    "exchange": "all-to-all",
+    "small": "norms and other small kernels",
+    "scheduler": "scheduler on the host",
+    "clocks": "lower clocks under load",
+}
+"""Causes whose key alone would not be understood."""
+
+
+def cause_words(cause: str) -> str:
+    """Name a cause for people."""
+    return CAUSES.get(cause, cause.replace("_", " "))
+
+
+def breakdown_rows(seconds: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    """Return cause, seconds and share of the step, the longest first, then the whole step.
+
+    Causes that take no time are left out.
+    """
+    whole_s = sum(seconds.values())
+    ordered = sorted(seconds.items(), key=lambda item: -item[1])
+    return [
+        *(
+            (cause_words(cause), format_s(spent_s), format_ratio(spent_s / whole_s))
+            for cause, spent_s in ordered
+            if spent_s != 0.0
+        ),
+        ("step", format_s(whole_s), ""),
+    ]
