@@ -2,9 +2,12 @@
 
 import json
 
+import pytest
+
 from tests.benchmarks.deepspeed_layouts import LAYOUTS, STORED, figures
 
 
+@pytest.mark.slow
 def test_layouts_of_deepspeed_are_predicted_from_the_others() -> None:
     steps_s = json.loads((STORED / "steps.json").read_text())
     assert set(steps_s) == set(LAYOUTS)

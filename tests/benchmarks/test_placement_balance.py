@@ -43,6 +43,7 @@ def check_small_cases(result: list[Line]) -> None:
         assert line.value < 1.0, line
 
 
+@pytest.mark.slow
 def test_small_cases_are_spread_far_better_than_by_the_rule() -> None:
     check_small_cases(list(lines(replace(SMALL, time_scale=0.04, threads=1), None)))
 

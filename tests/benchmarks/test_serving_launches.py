@@ -33,6 +33,7 @@ def script() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_public_launches_are_said_to_do_what_they_did(script: ModuleType) -> None:
     launches, models = script.read_launches()
     result = [script.evaluate_launch(entry, models) for entry in launches]

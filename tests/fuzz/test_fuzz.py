@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SEED = 22
 MUTATIONS = 2000
-SAMPLE = "0,1,3,4,7,11,14,17,19,21,25,33,43,44"
+SAMPLE = "0,3,7,14,19,25,33,43"
 """Quick mutations of different kinds."""
 
 
@@ -35,7 +35,7 @@ def test_a_sample_of_spoilt_inputs_is_refused_in_one_line_or_read() -> None:
     result = _summary("--only", SAMPLE, timeout_s=250)
     assert result["finds"] == 0
     assert result["mutations"] == len(SAMPLE.split(","))
-    assert result["codes"].get("2", 0) >= 5
+    assert result["codes"].get("2", 0) >= 3
 
 
 @pytest.mark.slow

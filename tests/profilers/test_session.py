@@ -160,6 +160,7 @@ def test_two_ranks_measure_everything_within_the_budget(two_ranks: TwoRanks) -> 
     assert children() == []
 
 
+@pytest.mark.slow
 def test_ranks_listen_only_on_loopback_and_connect_in_a_private_folder(two_ranks: TwoRanks) -> None:
     # Both ranks lived and listened for each other while they were looked at.
     assert len(two_ranks.addresses) == 2

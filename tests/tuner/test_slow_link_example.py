@@ -51,6 +51,7 @@ def test_the_bad_cable_is_left_as_the_spare(planned: Planned) -> None:
     assert order.bound_s <= order.step_time_after_s < 0.95 * order.step_time_before_s
 
 
+@pytest.mark.slow
 def test_the_weak_port_joins_no_ring_of_gradients(planned: Planned) -> None:
     decision, placement = planned.plan.decision, planned.plan.placement
     assert decision is not None

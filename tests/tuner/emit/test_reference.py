@@ -93,8 +93,8 @@ def test_the_script_starts_the_step_with_our_packages_first(tmp_path: Path) -> N
     ]
 
 
-# Worth its seconds: no other test runs the ranks that an emitted script starts.
-@pytest.mark.parametrize("name", ["step.json", pytest.param("train.json", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["step.json", "train.json"])
 def test_the_emitted_folder_really_trains(tmp_path: Path, name: str) -> None:
     folder = tmp_path / "my launch $(exit 1)"
     write_emitted(folder, emit("reference", _two_ranks()))

@@ -64,6 +64,7 @@ def test_another_release_or_nodes_than_a_placement_was_made_for_are_reported(
         assert f"{name} {value} (now {now})" in result.reason
 
 
+@pytest.mark.slow
 def test_a_decision_that_differs_in_no_slot_names_the_field_that_differs(placed: Path) -> None:
     accepted = stored(placed)
     accepted["decision"]["num_layers"] = None

@@ -46,6 +46,7 @@ LITTLE = Capabilities(
 FEW = Search(micro_batch_size=(1, 2), optimizer_offload=(False,))
 
 
+@pytest.mark.slow
 def test_what_a_feature_adds_has_its_fastest_decision(make_problem: MakeProblem) -> None:
     problems = {
         "roomy": make_problem(devices=16, capabilities=LITTLE, limits=FEW),

@@ -252,6 +252,7 @@ def test_a_costlier_failure_reaches_for_safer_decisions(outcome: SearchOutcome) 
     assert dear == pytest.approx(1.05 * step_s, rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_roomier_decision_is_the_fastest_with_a_small_chance(
     tight: SearchOutcome, every_tight: Solutions
 ) -> None:

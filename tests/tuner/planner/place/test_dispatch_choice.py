@@ -122,6 +122,7 @@ def on_devices(path: Path, device: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_lp_is_scored_for_models_and_devices_that_the_engine_runs_it_on(tmp_path: Path) -> None:
     for model, device, said in (
         ("olmoe-1b-7b", "h100-sxm", "not for OlmoeForCausalLM"),
@@ -307,6 +308,7 @@ def test_without_a_backend_dynamic_is_all_there_is(tmp_path: Path) -> None:
     assert (mark.dispatch, mark.a2a_backend) == ("dynamic", "none")
 
 
+@pytest.mark.slow
 def test_a_rule_that_the_goal_names_is_kept(tmp_path: Path) -> None:
     for rule, backend, solver_rule in (
         ("static", "deepep", "static"),
@@ -346,6 +348,7 @@ def test_every_target_is_marked_for_itself(tmp_path: Path) -> None:
     assert "Made for eplb" not in text
 
 
+@pytest.mark.slow
 def test_a_second_target_states_no_load_of_another_rule(tmp_path: Path) -> None:
     wrong: list[tuple[object, ...]] = []
     for emit, goal, marks, unevaluated in (

@@ -70,6 +70,7 @@ def test_sglang_is_written_for_without_a_model_where_all_layers_were_recorded(
     assert any("taken for all decoder layers" in note for note in plan.provenance.notes)
 
 
+@pytest.mark.slow
 def test_every_dispatch_rule_plans_and_is_certified(tmp_path: Path) -> None:
     wrong: list[tuple[str, object]] = []
     for rule in Dispatch:

@@ -223,6 +223,7 @@ def test_dynamic_dispatch_is_evaluated_at_any_size_of_a_pass(tmp_path: Path) -> 
     assert not even.predicted.dispatches
 
 
+@pytest.mark.slow
 def test_more_slots_are_compared_in_the_plans_own_unit(tmp_path: Path) -> None:
     head = f"model: {MODELS / 'olmoe-1b-7b'}\n{CLUSTER}"
     goal = "  ranks: 16\n  objective: layer_time\n  tokens_per_pass: 65536\n"
@@ -291,6 +292,7 @@ def test_a_single_workload_notes_that_others_are_unknown(tmp_path: Path) -> None
     assert any("one workload" in note for note in plan.provenance.notes)
 
 
+@pytest.mark.slow
 @each_row("robust", ["mean", "worst", "cvar"])
 def test_every_way_to_be_robust_gives_a_bounded_plan(tmp_path: Path, robust: str) -> None:
     plan = planned(tmp_path, f"  ranks: 4\n  slots_per_rank: 5\n  robust: {robust}\n")
@@ -548,6 +550,7 @@ def test_the_current_placement_is_kept_if_no_candidate_has_less_traffic(
     assert repeated.predicted.migration.break_even_s is None
 
 
+@pytest.mark.slow
 def test_the_load_limit_is_named_where_it_binds(
     tmp_path: Path, of_ways: dict[str, PlacePlan]
 ) -> None:
