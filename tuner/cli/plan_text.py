@@ -183,7 +183,11 @@ def _model_lines(plan: Plan, *, verbose: bool = False) -> Iterable[str]:
         f"{goal.precision.value}",
     )
     if verbose:
-        flop = training_flop_per_token(model, sequence_length=goal.sequence_length)
+        flop = training_flop_per_token(
+            model,
+            sequence_length=goal.sequence_length,
+            mtp_layers=0 if plan.decision is None else plan.decision.mtp_num_layers,
+        )
         cached = kv_bytes_per_token(model, bytes_per_element=2.0)
         yield from labelled(
             "a token",

@@ -21,6 +21,7 @@ from tuner.spec.accounting import (
     attention_weights,
     forward_flop_per_token,
     training_flop_per_token,
+    with_mtp,
 )
 from tuner.spec.model import ModelSpec
 
@@ -34,12 +35,9 @@ VOCABULARY_MULTIPLE: Final = 128
 
 def model_flop(config: Configuration, model: ModelSpec) -> float:
     """Model FLOPs of one step."""
-    extended = _with_mtp(model, config.mtp_layers)
-    per_token = training_flop_per_token(extended, sequence_length=config.sequence)
-    # Each MTP layer joins two hidden states and has the main model's head applied once more.
-    hidden = model.hidden_size
-    extra = config.mtp_layers * 6.0 * (2.0 * hidden * hidden + hidden * model.vocab_size)
-    return _tokens(config) * (per_token + extra)
+    return _tokens(config) * training_flop_per_token(
+        model, sequence_length=config.sequence, mtp_layers=config.mtp_layers
+    )
 
 
 def recomputed_flop(config: Configuration, model: ModelSpec) -> float:
@@ -48,7 +46,7 @@ def recomputed_flop(config: Configuration, model: ModelSpec) -> float:
     torchtitan's per-operation checkpointing keeps attention and every second GEMM.
     """
     forward = forward_flop_per_token(
-        _with_mtp(model, config.mtp_layers), sequence_length=config.sequence
+        with_mtp(model, config.mtp_layers), sequence_length=config.sequence
     )
     if config.recompute is Recompute.FULL:
         recomputed = config.recompute_ratio * (forward.total - forward.head)
@@ -71,7 +69,7 @@ def recomputed_flop(config: Configuration, model: ModelSpec) -> float:
 def megatron_flop(config: Configuration, model: ModelSpec) -> float:
     """FLOPs of one step as Megatron-LM counts them."""
     attention, moe, hidden = model.attention, model.moe, model.hidden_size
-    extended = _with_mtp(model, config.mtp_layers)
+    extended = with_mtp(model, config.mtp_layers)
     matrices = 3 if model.ffn_is_gated else 2
     dense = extended.num_layers - extended.num_moe_layers
     networks = dense * matrices * model.dense_ffn_size
@@ -92,19 +90,6 @@ def megatron_flop(config: Configuration, model: ModelSpec) -> float:
 
 def _tokens(config: Configuration) -> float:
     return float(config.global_batch * config.sequence)
-
-
-def _with_mtp(model: ModelSpec, mtp_layers: int) -> ModelSpec:
-    """Append the multi-token-prediction layers, which are like the last layer."""
-    if not mtp_layers:
-        return model
-    return model.model_copy(
-        update={
-            "num_layers": model.num_layers + mtp_layers,
-            "layers": model.layers + (model.layers[-1],) * mtp_layers,
-            "windowed": model.windowed + (model.windowed[-1],) * mtp_layers,
-        }
-    )
 
 
 def _up_projections(model: ModelSpec) -> float:

@@ -221,15 +221,39 @@ def forward_flop_per_token(model: ModelSpec, *, sequence_length: int) -> Forward
     )
 
 
-def training_flop_per_token(model: ModelSpec, *, sequence_length: int) -> float:
+def training_flop_per_token(
+    model: ModelSpec, *, sequence_length: int, mtp_layers: int = 0
+) -> float:
     """FLOPs of forward and backward pass of one token: three times the forward pass.
 
     The backward pass has two matmuls for each one forward. These are model FLOPs: recomputation and
     masked attention do not count, the LM head and the k routed experts do. Megatron's figure
     differs by counting S / 2 attended tokens; the 6 N rule leaves out core attention and counts the
     embedding.
+
+    Args:
+        model: without multi-token prediction.
+        sequence_length: in tokens.
+        mtp_layers: multi-token-prediction layers that are trained. Each is like the last layer,
+            joins two hidden states, and has the head applied once more.
     """
-    return 3.0 * forward_flop_per_token(model, sequence_length=sequence_length).total
+    extended = with_mtp(model, mtp_layers)
+    hidden = model.hidden_size
+    joined = mtp_layers * 6.0 * (2.0 * hidden * hidden + hidden * model.vocab_size)
+    return 3.0 * forward_flop_per_token(extended, sequence_length=sequence_length).total + joined
+
+
+def with_mtp(model: ModelSpec, mtp_layers: int) -> ModelSpec:
+    """Append multi-token-prediction layers, which are like the last layer."""
+    if not mtp_layers:
+        return model
+    return model.model_copy(
+        update={
+            "num_layers": model.num_layers + mtp_layers,
+            "layers": model.layers + (model.layers[-1],) * mtp_layers,
+            "windowed": model.windowed + (model.windowed[-1],) * mtp_layers,
+        }
+    )
 
 
 def kv_bytes_per_token(model: ModelSpec, *, bytes_per_element: float) -> float:

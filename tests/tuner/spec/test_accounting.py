@@ -258,6 +258,21 @@ def test_forward_flop_are_twice_the_active_matrices_plus_attention() -> None:
     assert training_flop_per_token(model, sequence_length=128) == 3 * flop.total
 
 
+def test_a_trained_mtp_layer_counts_as_a_layer_with_a_projection_and_a_head() -> None:
+    model = shipped("deepseek-v3")
+    without, one, two = (
+        training_flop_per_token(model, sequence_length=4096, mtp_layers=count) for count in range(3)
+    )
+    hidden, vocabulary = model.hidden_size, model.vocab_size
+    flop = forward_flop_per_token(model, sequence_length=4096)
+    moe = flop.router + flop.routed_experts + flop.shared_experts
+    # Attention is alike in all 61 layers; 58 of them have experts.
+    layer = (flop.total - flop.head - flop.dense_ffn - moe) / 61 + moe / 58
+    added = 3 * (layer + 2 * (2 * hidden * hidden + hidden * vocabulary))
+    assert one - without == pytest.approx(added, rel=1e-9)
+    assert two - one == pytest.approx(added, rel=1e-9)
+
+
 @each_row("name", NAMES)
 def test_forward_flop_follow_active_parameters_on_every_model(name: str) -> None:
     model = shipped(name)

@@ -323,7 +323,9 @@ class PlanFormatter:
     def _mfu(self, step_s: float) -> float:
         goal, problem = self.spec.goal, self.search.problem
         flop = goal.tokens_per_step * training_flop_per_token(
-            self.spec.model, sequence_length=goal.sequence_length
+            self.spec.model,
+            sequence_length=goal.sequence_length,
+            mtp_layers=int(problem.shape.mtp_layers),
         )
         peak = problem.num_devices * number(problem.hardware.matmul_flop_per_s)
         return flop / (peak * step_s)

@@ -106,7 +106,11 @@ def to_prediction(one: SimulatedChain, problem: PoolsProblem) -> TrainPrediction
         communication_s=price.collectives_s + seconds["bubble"],
         stages=tuple(_stage(chain, stage) for stage in range(len(chain.pool_S))),
         mfu_ratio=tokens
-        * training_flop_per_token(any_pool.model, sequence_length=any_pool.sequence_length)
+        * training_flop_per_token(
+            any_pool.model,
+            sequence_length=any_pool.sequence_length,
+            mtp_layers=int(any_pool.shape.mtp_layers),
+        )
         / (_peak_flop_per_s(chain, problem) * step_s),
         played_step_time_s=one.simulated_s,
         run=forecast_run(chain, problem, step_s=step_s),
