@@ -3,12 +3,36 @@
 from collections.abc import Iterator
 from typing import Final
 
+from tuner.breakdown import cause_words
 from tuner.cli.explain_text import figure_text, signed_s
 from tuner.cli.text import columns, format_times
 from tuner.compare.comparison import ComparedPlan, Comparison
 
 SHOWN_TERMS: Final = 6
 SHOWN_CHANGES: Final = 12
+
+_FIGURES: Final = {
+    "step_time_s": "step time",
+    "tokens_per_s": "tokens/s",
+    "fastest_step_time_s": "fastest step found",
+    "tokens_per_s_per_device": "tokens/s per device",
+    "peak_memory_bytes": "peak memory",
+    "mfu_ratio": "MFU",
+    "run_s": "whole run",
+    "run_cost": "cost of the run",
+    "num_devices": "devices",
+    "requests_per_s": "requests/s",
+    "goodput_per_device": "goodput per device",
+    "ttft_mean_s": "TTFT mean",
+    "ttft_p90_s": "TTFT P90",
+    "tpot_mean_s": "TPOT mean",
+    "tpot_p90_s": "TPOT P90",
+    "cost_per_hour": "cost per hour",
+    "cost_per_million_input_tokens": "cost per million input tokens",
+    "cost_per_million_output_tokens": "cost per million output tokens",
+    "busiest_rank_ratio": "load of the most-loaded ranks",
+}
+"""Names of figures (tuner/explain/outcomes.py) for people."""
 
 
 def comparison_text(comparison: Comparison) -> str:
@@ -23,7 +47,7 @@ def comparison_text(comparison: Comparison) -> str:
     ]
     lines += ["", comparison.verdict]
     if comparison.band_source:
-        lines.append(f"band of the ratio: {comparison.band_source}")
+        lines.append(f"band of the ratios: {comparison.band_source}")
     return "\n".join(lines)
 
 
@@ -38,7 +62,9 @@ def _differences(plan: ComparedPlan) -> Iterator[str]:
         yield "  same problem and decision"
     if plan.terms_s:
         terms = list(plan.terms_s.items())
-        shown = ", ".join(f"{name} {signed_s(seconds)}" for name, seconds in terms[:SHOWN_TERMS])
+        shown = ", ".join(
+            f"{cause_words(name)} {signed_s(seconds)}" for name, seconds in terms[:SHOWN_TERMS]
+        )
         more = f" and {len(terms) - SHOWN_TERMS} smaller" if len(terms) > SHOWN_TERMS else ""
         total = signed_s(sum(plan.terms_s.values()))
         yield f"  time, term by term: {total} = {shown}{more}"
@@ -47,8 +73,8 @@ def _differences(plan: ComparedPlan) -> Iterator[str]:
 def _rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     names = dict.fromkeys(name for plan in comparison.plans for name in plan.figures)
     for name in names:
-        mark = " *" if name == comparison.objective else ""
-        yield f"{name}{mark}", *(_cell(plan, name) for plan in comparison.plans)
+        mark = " (objective)" if name == comparison.objective else ""
+        yield f"{_FIGURES.get(name, name)}{mark}", *(_cell(plan, name) for plan in comparison.plans)
 
 
 def _cell(plan: ComparedPlan, name: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Final
 
+from tuner.breakdown import cause_words
 from tuner.cli.text import asides, columns, format_times
 from tuner.explain.other_limits import IDLE
 from tuner.units import format_bytes, format_number, format_ratio, format_s
@@ -54,7 +55,9 @@ def why_lines(why: Why, *, verbose: bool = False) -> Iterator[str]:
 
 def _rival(rival: Rival) -> str:
     terms = list(rival.terms_s.items())
-    shown = ", ".join(f"{name} {signed_s(seconds)}" for name, seconds in terms[:SHOWN_TERMS])
+    shown = ", ".join(
+        f"{cause_words(name)} {signed_s(seconds)}" for name, seconds in terms[:SHOWN_TERMS]
+    )
     left = len(terms) - SHOWN_TERMS
     more = f" and {left} smaller" if left > 0 else ""
     tie = " (tie)" if rival.within_band else ""

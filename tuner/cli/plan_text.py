@@ -359,13 +359,13 @@ def _rank_memory(predicted: TrainPrediction) -> str:
     rows = []
     for rank, peak in enumerate(predicted.peak_memory_bytes):
         own = predicted.stages[rank::ranks]
-        held = (
+        parts = (
             sum(stage.parameter_bytes for stage in own),
             sum(stage.gradient_bytes for stage in own),
             sum(stage.optimizer_bytes for stage in own),
             predicted.activation_bytes[rank],
         )
-        rows.append(tuple(map(format_bytes, (*held, max(0, peak - sum(held)), peak))))
+        rows.append(tuple(map(format_bytes, (*parts, max(0, peak - sum(parts)), peak))))
     table = [(f"  {equal.label}", *equal.row) for equal in equal_stages(rows)]
     header = ("  ranks", "weights", "gradients", "optimizer", "activations", "buffers", "total")
     return columns(table, header=header)
