@@ -23,6 +23,7 @@ class _Point(NamedTuple):
     step_time_s: float
     peak_bytes: float
     key: str
+    """Of the step in the plan; empty: drawn alone, another point has the row."""
     lost_by: str
     variants: str = ""
 
@@ -60,7 +61,7 @@ def candidates_figure(plan: Plan, predicted: TrainPrediction) -> Figure:
         table=Table(
             caption="Candidates stored in the plan",
             header=("decision", "what it is", "step", "peak memory", "why it lost"),
-            rows=tuple(_row(point) for point in points),
+            rows=tuple(_row(point) for point in points if point.key),
         ),
         height=440,
     )
@@ -84,9 +85,9 @@ def _points(plan: Plan, predicted: TrainPrediction) -> Iterator[_Point]:
     assert chosen is not None
     peak = max(predicted.peak_memory_bytes)
     yield _Point(_CHOSEN, chosen, predicted.step_time_s, peak, "predicted.step_time_s", "")
-    listed = {chosen}
+    listed = {chosen: predicted}
     for index, one in enumerate(plan.alternatives):
-        listed.add(one.decision)
+        listed[one.decision] = one.predicted
         yield _Point(
             _TIE if one.within_band else _OTHER,
             one.decision,
@@ -97,13 +98,18 @@ def _points(plan: Plan, predicted: TrainPrediction) -> Iterator[_Point]:
             variants_words(plan, one),
         )
     for index, point in enumerate(plan.pareto):
+        if (known := listed.get(point.decision)) is not None:
+            # Its row is above, with every pass of the pipeline simulated; here it is only drawn.
+            known_peak = max(known.peak_memory_bytes)
+            yield _Point(_FRONT, point.decision, known.step_time_s, known_peak, "", "")
+            continue
         yield _Point(
             _FRONT,
             point.decision,
             point.step_time_s,
             point.peak_memory_bytes,
             f"pareto.{index}.step_time_s",
-            "also listed above" if point.decision in listed else "",
+            "by the closed form of the pipeline, its passes not simulated",
         )
 
 
