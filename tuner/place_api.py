@@ -15,12 +15,12 @@ from tuner.errors import PlanUnreadableError, SpecError
 from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.place_folder import read_holdout_pass, read_place_plan, write_place_verified
 from tuner.place_plan import PlacePlan, PlaceProvenance
-from tuner.planner.place.links import LinkSource
-from tuner.planner.place.plan_place import Settings, make_place_plan
-from tuner.planner.place.prices import pricing_of
 from tuner.planning_time import with_planning_time
 from tuner.profiles import pool_profile
 from tuner.report.placement_maps import heat_maps
+from tuner.search.place.links import LinkSource
+from tuner.search.place.plan_place import Settings, make_place_plan
+from tuner.search.place.prices import pricing_of
 from tuner.spec.cluster import Cluster
 from tuner.spec.files import LARGEST_FILE_BYTES, shown_path
 from tuner.spec.huggingface.read import read_model
@@ -134,8 +134,8 @@ def _links(
 ) -> "LinkSource":
     """The links between the ranks; none where neither traffic nor time is priced."""
     from tuner.costs.analytic.measured_profile import read_measured
-    from tuner.planner.nodes.node_order import read_links
-    from tuner.planner.place.link_source import is_of_accelerators, link_source
+    from tuner.search.nodes.node_order import read_links
+    from tuner.search.place.link_source import is_of_accelerators, link_source
 
     cluster = spec.cluster
     if cluster is None:

@@ -24,7 +24,7 @@ from tuner.output import write_files
 from tuner.paths import AnyPath
 from tuner.place_plan import PlacePlan, VerifiedPlacement
 from tuner.plan_folder import MAX_PLAN_BYTES, PLAN_NAME, VERIFIED_NAME, read_plan_as, write_folder
-from tuner.planner.place.evidence import split_recordings
+from tuner.search.place.evidence import split_recordings
 from tuner.spec.current_placement import LARGEST_BYTES
 from tuner.spec.files import LARGEST_FILE_BYTES, read_json_object
 from tuner.spec.place_read import PlaceSpec

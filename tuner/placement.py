@@ -36,7 +36,7 @@ class NodeOrder(Record):
     spare: tuple[str, ...] = ()
     step_time_before_s: Seconds
     """With the nodes as the matrix lists them: the plan's price plus the cost of slow links
-    (tuner/planner/nodes/node_order.py)."""
+    (tuner/search/nodes/node_order.py)."""
     step_time_after_s: Seconds
     bound_s: Seconds
     """Lower bound over all orders of these nodes."""

@@ -202,7 +202,7 @@ class TrainPrediction(Record):
     """The rank that the probabilities are of; absent on a single kind of devices."""
     out_of_memory_probability: Probability | None = None
     """That a device ever needs more than it has, by the errors of published peaks and the growth of
-    peaks over a run (tuner/planner/analytic/memory_risk.py). This and the next two are absent
+    peaks over a run (tuner/search/train/memory_risk.py). This and the next two are absent
     where memory was computed on the reference step, which has no published errors."""
     out_of_memory_at_start_probability: Probability | None = None
     """The same in the first steps."""

@@ -12,12 +12,12 @@ from tuner.explain.other_limits import what_ifs
 from tuner.explain.planned_spec import read_any_plan, read_planned_spec
 from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.plan_folder import plan_kind
-from tuner.planner.progress import PlanningEvent, ProgressListener, ignore_progress
-from tuner.planner.serve.prefix_reuse import recorded_prompts
 from tuner.report.content import Report
 from tuner.report.read import WhatIfEvidence, build_report
 from tuner.report.replay import Replay, at_planned_rate, replayed
 from tuner.report.what_if_curves import what_if_requests
+from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
+from tuner.search.serve.prefix_reuse import recorded_prompts
 from tuner.serve_api import price_serving_pool
 from tuner.serve_folder import read_serve_plan
 from tuner.spec.serving.read import read_serve_spec

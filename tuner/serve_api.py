@@ -15,10 +15,10 @@ from tuner.costs.serving.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.paths import AnyPath, to_paths
-from tuner.planner.serve.options import ServingPool
-from tuner.planner.serve.plan_serve import make_serve_plan
-from tuner.planner.serve.solve_mode import Settings
 from tuner.planning_time import with_planning_time
+from tuner.search.serve.options import ServingPool
+from tuner.search.serve.plan_serve import make_serve_plan
+from tuner.search.serve.solve_mode import Settings
 from tuner.serve_kernels import kernel_hashes
 from tuner.serve_plan import ServePlan, ServeProvenance
 from tuner.spec.cluster import Pool

@@ -168,7 +168,7 @@ class Latency(Record):
 
 
 class TokenCost(Record):
-    """What tokens cost, by the device-seconds that they take; tuner/planner/serve/token_cost.py."""
+    """What tokens cost, by the device-seconds that they take; tuner/search/serve/token_cost.py."""
 
     currency: str = ""
     """Of the amounts, as the spec names it; empty: the unit of `price_per_device_hour`."""
@@ -325,7 +325,7 @@ class PrefixReuse(Record):
 class FrontPoint(Record):
     """An option that no other of its mode dominates in both speeds.
 
-    At the steady state, every instance full and none waiting (tuner/planner/serve/front.py).
+    At the steady state, every instance full and none waiting (tuner/search/serve/front.py).
     """
 
     mode: Mode

@@ -22,12 +22,12 @@ from tuner.paths import AnyPath, to_paths
 from tuner.plan import Plan, Provenance
 from tuner.plan_folder import MAX_PROFILE_FILE_BYTES
 from tuner.plan_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
-from tuner.planner.plan_profiled import make_plan
-from tuner.planner.progress import PlanningEvent, ProgressListener, ignore_progress
-from tuner.planner.search import Settings
-from tuner.planner.shapes import cases_for
 from tuner.planning_time import with_planning_time
 from tuner.profiles import pool_profile, trial_residual
+from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
+from tuner.search.reference.plan_profiled import make_plan
+from tuner.search.reference.search import Settings
+from tuner.search.reference.shapes import cases_for
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.files import LARGEST_FILE_BYTES
@@ -247,13 +247,13 @@ def _plan_on_the_model(
     """Plan production engines on datasheets, and on profiles where pools have them."""
     from tuner.costs.analytic.calibration import shipped
     from tuner.costs.analytic.measured_profile import read_measured
-    from tuner.planner.analytic.build_problem import price_pool
-    from tuner.planner.analytic.plan_train import make_analytic_plan
-    from tuner.planner.analytic.search import Settings as AnalyticSettings
-    from tuner.planner.heterogeneous.plan_pools import plan_over_pools
-    from tuner.planner.heterogeneous.search import Settings as PoolsSettings
-    from tuner.planner.nodes.node_order import read_links
-    from tuner.planner.nodes.to_plan import with_node_order
+    from tuner.search.nodes.node_order import read_links
+    from tuner.search.nodes.to_plan import with_node_order
+    from tuner.search.train.build_problem import price_pool
+    from tuner.search.train.plan_train import make_analytic_plan
+    from tuner.search.train.pools.plan_pools import plan_over_pools
+    from tuner.search.train.pools.search import Settings as PoolsSettings
+    from tuner.search.train.search import Settings as AnalyticSettings
 
     refuse_unlaunchable(spec)
     links = read_links(spec.cluster)

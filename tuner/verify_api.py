@@ -18,7 +18,6 @@ from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import Residual, residual_for
 from tuner.emit.registry import broken_rules, emitted_targets
 from tuner.errors import PlanUnreadableError
-from tuner.formulate.layer_costs import Machine
 from tuner.output import write_files
 from tuner.paths import AnyPath, plan_folder
 from tuner.plan import Plan, VerifiedPlan
@@ -30,6 +29,7 @@ from tuner.plan_folder import (
     read_used_profile,
     write_verified,
 )
+from tuner.search.reference.layer_costs import Machine
 from tuner.spec.cluster import Pool
 from tuner.spec.routing import RoutingRecord, read_routing
 from tuner.study_folder import opened_study, plan_sha256, trial_folders

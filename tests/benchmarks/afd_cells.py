@@ -30,9 +30,9 @@ from tuner.costs.serving.machine import ServingMachine
 from tuner.costs.serving.two_phase import two_phase_s
 from tuner.costs.serving.whole_step import step_s
 from tuner.devices.catalogue import find_device
-from tuner.planner.serve.afd_options import remote_ffn_step
-from tuner.planner.serve.afd_units import side_of
-from tuner.planner.serve.options import ServingPool
+from tuner.search.serve.afd_options import remote_ffn_step
+from tuner.search.serve.afd_units import side_of
+from tuner.search.serve.options import ServingPool
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tuner.costs.serving.engine import Batching
-from tuner.planner.serve.demand import Demand, build_demand
-from tuner.planner.serve.occupancy import OCCUPANCY_QUANTILE
+from tuner.search.serve.demand import Demand, build_demand
+from tuner.search.serve.occupancy import OCCUPANCY_QUANTILE
 from tuner.simulate.serving.batching import WATERMARK_RATIO, Rules, simulate
 from tuner.simulate.serving.load import Requests
 from tuner.simulate.serving.steps import StepTimes

@@ -5,9 +5,9 @@
 Random models, layouts of one or two ranks, recomputation and precisions; the limit of a trial is
 its predicted peak times a factor drawn log-uniformly from 0.8 to 1.25, so that half of the trials
 are predicted to fit. The kernel enforces the limit (profilers/steps/limit.py), trials are
-classified as by `moetune verify`, and the prediction is the planner's (tuner/planner/peak.py).
-Ranks are forked from this process, which has loaded PyTorch and runs no thread; their memory is
-counted from their start.
+classified as by `moetune verify`, and the prediction is the planner's
+(tuner/search/reference/peak.py). Ranks are forked from this process, which has loaded PyTorch and
+runs no thread; their memory is counted from their start.
 
 A trial counts as out of memory only if its launch reports it; other failures are counted
 separately. Exit code 1: such a failure, a trial that was predicted to fit and did not, or more than
@@ -53,12 +53,12 @@ from profilers.steps.run import refusal
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import residual_for
 from tuner.costs.workload import Degrees, Workload
-from tuner.formulate.layer_costs import CandidateCosts, Machine
-from tuner.formulate.options import Option
 from tuner.launch.step_config import model_shape
 from tuner.plan import TrainDecision
-from tuner.planner.decisions import decision
-from tuner.planner.peak import peak_bytes
+from tuner.search.reference.decisions import decision
+from tuner.search.reference.layer_costs import CandidateCosts, Machine
+from tuner.search.reference.options import Option
+from tuner.search.reference.peak import peak_bytes
 from tuner.spec.model import Attention, ModelSpec, Moe
 from tuner.units import format_ratio
 from tuner.verify.launcher import CONFIG_NAME, LOG_NAME, REPORT_NAME, exit_result, log_tail

@@ -16,7 +16,7 @@ from tuner.estimate.configuration import build_configuration
 from tuner.estimate.estimate import pricing_setup
 from tuner.estimate.prices import price_configurations
 from tuner.estimate.readers import megatron
-from tuner.planner.analytic.gradient_buckets import LEAST_GAIN_RATIO, MENU
+from tuner.search.train.gradient_buckets import LEAST_GAIN_RATIO, MENU
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model

@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.planner.serve.routed_simulation import policy_of
-from tuner.planner.serve.routers import router_choices
-from tuner.planner.serve.solve_mode import (
+from tuner.search.serve.routed_simulation import policy_of
+from tuner.search.serve.routers import router_choices
+from tuner.search.serve.solve_mode import (
     ModeSolution,
     ServeProblem,
     Settings,

@@ -74,10 +74,10 @@ from tests.benchmarks.sglang_expert_location import ExpertLocation, expert_locat
 from tests.solvers.placement.balance.testing import families
 from tests.solvers.placement.dispatch.testing import sampled_loads
 from tuner.place_api import place
-from tuner.planner.place.candidates import eplb_baseline
-from tuner.planner.place.evaluation import whole_tokens
-from tuner.planner.place.evidence import WorkloadEvidence, split_recordings
-from tuner.planner.place.known_table import place_on_table
+from tuner.search.place.candidates import eplb_baseline
+from tuner.search.place.evaluation import whole_tokens
+from tuner.search.place.evidence import WorkloadEvidence, split_recordings
+from tuner.search.place.known_table import place_on_table
 
 MODELS: Final = Path(__file__).parents[2] / "examples/models"
 WIDE: Final = Path(__file__).parents[2] / "examples/routing"

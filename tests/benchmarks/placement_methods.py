@@ -1,7 +1,7 @@
 """Results of the methods by size; run as `python tests/benchmarks/placement_methods.py`.
 
 1. Balance: CP-SAT and CBC on log-normal loads, beside the local search, and the integers of their
-   program per layer (`MOST_CHOICES` in tuner/planner/place/methods.py).
+   program per layer (`MOST_CHOICES` in tuner/search/place/methods.py).
 2. MoETuner's second program on clusters of experts in order, by ranks and layers, and its pairings
    (`MOST_PAIRINGS`).
 

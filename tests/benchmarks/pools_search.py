@@ -15,8 +15,8 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tuner.planner.heterogeneous.build_problem import build_pools_problem
-from tuner.planner.heterogeneous.search import Settings, search
+from tuner.search.train.pools.build_problem import build_pools_problem
+from tuner.search.train.pools.search import Settings, search
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model

@@ -26,9 +26,9 @@ from tuner.costs.serving.capacity import cache_tokens
 from tuner.costs.serving.engine import TRAITS, Batching
 from tuner.costs.serving.iteration import Iteration
 from tuner.costs.serving.machine import ServingMachine
-from tuner.planner.serve.demand import build_demand
-from tuner.planner.serve.options import Option, ServingPool
-from tuner.planner.serve.simulation import InstanceGroup, simulate_aggregated_mode
+from tuner.search.serve.demand import build_demand
+from tuner.search.serve.options import Option, ServingPool
+from tuner.search.serve.simulation import InstanceGroup, simulate_aggregated_mode
 from tuner.serve_plan import Role
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import ServeGoal

@@ -31,14 +31,14 @@ from tuner.costs.analytic.columns_of import hardware_of_pool, shape_of_model
 from tuner.costs.analytic.constants import Precision, Software, uncalibrated
 from tuner.costs.analytic.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
-from tuner.planner.analytic.candidate_prices import price
-from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.finalists import rank_by_simulation
-from tuner.planner.analytic.incumbents import SearchOutcome
-from tuner.planner.analytic.problem import TrainProblem
-from tuner.planner.analytic.search import Settings, search
-from tuner.planner.analytic.search_result import to_certificate
-from tuner.planner.analytic.space_size import by_facts
+from tuner.search.train.candidate_prices import price
+from tuner.search.train.candidates import Candidates
+from tuner.search.train.finalists import rank_by_simulation
+from tuner.search.train.incumbents import SearchOutcome
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.search import Settings, search
+from tuner.search.train.search_result import to_certificate
+from tuner.search.train.space_size import by_facts
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.manifests.megatron_lm import MEGATRON_0_18

@@ -33,7 +33,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     return file, json.loads(done.stdout)
 
 
-# Dispatch is chosen and judged in tests/tuner/planner/place, too.
+# Dispatch is chosen and judged in tests/tuner/search/place, too.
 @pytest.mark.slow
 def test_a_small_case_is_evaluated_under_every_rule(results: tuple[Path, list[Any]]) -> None:
     result = {line["placement"]: line for line in results[1]}

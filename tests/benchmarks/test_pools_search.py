@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 
-# Smaller pools are searched by tests/tuner/planner/heterogeneous.
+# Smaller pools are searched by tests/tuner/search/train/pools.
 @pytest.mark.slow
 def test_a_large_cluster_of_two_kinds_is_searched_to_a_certificate() -> None:
     script = Path(__file__).with_name("pools_search.py")

@@ -11,7 +11,7 @@ Calibrated figures fit three constants by least squares on relative errors, shru
 to all groups other than the row's. Exit code 1: a figure exceeds the limits below.
 
 Memory headroom: with each recipe held out, the probability of running out by the other recipes of
-its kind of runtime (tuner/planner/analytic/peak_errors.py), where the device has 0.98 and 1.10
+its kind of runtime (tuner/search/train/peak_errors.py), where the device has 0.98 and 1.10
 times the measured peak; and, over many multiples of it, whether about a tenth of the runs with a
 probability of a tenth run out. A run is accepted where it is likelier to run than not. The stated
 probability includes the growth of peaks over a long run; the calibration does not, as those were
@@ -33,9 +33,9 @@ from tuner.costs.analytic.constants import Software
 from tuner.costs.analytic.memory import price_memory
 from tuner.costs.analytic.memory_constants import FITTED, MemoryConstants, memory_constants
 from tuner.costs.analytic.prices import MemoryPrice
-from tuner.planner.analytic.memory_band import peak_band
-from tuner.planner.analytic.memory_risk import GROWTH_RATIO, UNEVEN_RATIO
-from tuner.planner.analytic.peak_errors import RATIOS, Kind, PeakErrors, error_kind
+from tuner.search.train.memory_band import peak_band
+from tuner.search.train.memory_risk import GROWTH_RATIO, UNEVEN_RATIO
+from tuner.search.train.peak_errors import RATIOS, Kind, PeakErrors, error_kind
 
 Floats = npt.NDArray[np.float64]
 

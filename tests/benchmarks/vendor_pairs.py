@@ -31,10 +31,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tuner.devices.catalogue import find_device
-from tuner.planner.serve.islands import island_layouts
-from tuner.planner.serve.options import Option
-from tuner.planner.serve.program import build_program, solve_program
-from tuner.planner.serve.solve_mode import (
+from tuner.search.serve.islands import island_layouts
+from tuner.search.serve.options import Option
+from tuner.search.serve.program import build_program, solve_program
+from tuner.search.serve.solve_mode import (
     ServeProblem,
     Settings,
     at_traffic_share,

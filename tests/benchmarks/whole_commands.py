@@ -49,9 +49,7 @@ OTHERS = (
     "checks/place-balance",
 )
 
-MODULES = (
-    "tuner.cli.plan_train, tuner.train_api, tuner.plan_folder, tuner.planner.analytic.plan_train"
-)
+MODULES = "tuner.cli.plan_train, tuner.train_api, tuner.plan_folder, tuner.search.train.plan_train"
 
 
 def specs(folder: Path, *, every: bool) -> dict[str, Path]:

@@ -47,22 +47,22 @@ from tuner.costs.residuals import Residual
 from tuner.costs.serving.capacity import instance_kv_bytes_per_token, instance_weight_bytes
 from tuner.costs.serving.engine import Engine
 from tuner.errors import OutsideProfileError
-from tuner.formulate.layer_costs import CandidateCosts, Machine, layout_problem
 from tuner.plan import TrainDecision
-from tuner.planner.analytic.axes import RecomputeChoice
-from tuner.planner.analytic.build_problem import build_problem, price_pool
-from tuner.planner.analytic.candidate_prices import candidate_bound_s, price
-from tuner.planner.analytic.candidates import Candidates
-from tuner.planner.analytic.options import option_space
-from tuner.planner.analytic.problem import TrainProblem
-from tuner.planner.decisions import degrees_of
-from tuner.planner.decisions import options_of as stage_options_of
-from tuner.planner.plan_profiled import workload_of
-from tuner.planner.predict import predict
-from tuner.planner.serve.launchable import build_choices
-from tuner.planner.serve.options import Option, device_memory_bytes, price_options
-from tuner.planner.serve.solve_mode import ServeProblem, build_serve_problem, problem_variants
-from tuner.planner.serve.solve_mode import Settings as ServingSettings
+from tuner.search.reference.decisions import degrees_of
+from tuner.search.reference.decisions import options_of as stage_options_of
+from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_problem
+from tuner.search.reference.plan_profiled import workload_of
+from tuner.search.reference.predict import predict
+from tuner.search.serve.launchable import build_choices
+from tuner.search.serve.options import Option, device_memory_bytes, price_options
+from tuner.search.serve.solve_mode import ServeProblem, build_serve_problem, problem_variants
+from tuner.search.serve.solve_mode import Settings as ServingSettings
+from tuner.search.train.axes import RecomputeChoice
+from tuner.search.train.build_problem import build_problem, price_pool
+from tuner.search.train.candidate_prices import candidate_bound_s, price
+from tuner.search.train.candidates import Candidates
+from tuner.search.train.options import option_space
+from tuner.search.train.problem import TrainProblem
 from tuner.serve_api import price_serving_pool as site_of_server
 from tuner.serve_plan import Role
 from tuner.spec.capabilities import launchable

@@ -30,9 +30,9 @@ from tuner import api
 from tuner.costs.kernel_table import KernelTable
 from tuner.costs.residuals import Residual
 from tuner.costs.workload import Degrees, Workload
-from tuner.formulate.layer_costs import Machine
 from tuner.plan_folder import read_plan, read_used_profile, write_plan
-from tuner.planner.shapes import cases_for
+from tuner.search.reference.layer_costs import Machine
+from tuner.search.reference.shapes import cases_for
 from tuner.spec.model import Attention, ModelSpec, Moe
 from tuner.spec.read import read_spec
 

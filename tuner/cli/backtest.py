@@ -38,7 +38,7 @@ def command(
     from tuner.api import backtest
     from tuner.cli.backtest_text import backtest_text
     from tuner.cli.progress import planning_progress
-    from tuner.planner.progress import PlanningEvent
+    from tuner.search.progress import PlanningEvent
 
     with planning_progress() as watch:
         watch(PlanningEvent(stage="backtest", text=f"predicting the rows of {runs.name}"))
@@ -55,7 +55,7 @@ def _serving(runs: Path, profiles: list[Path], *, as_json: bool) -> None:
     from tuner.api import backtest_serving
     from tuner.cli.progress import planning_progress
     from tuner.cli.serving_text import serving_text
-    from tuner.planner.progress import PlanningEvent
+    from tuner.search.progress import PlanningEvent
 
     with planning_progress() as watch:
         watch(PlanningEvent(stage="backtest", text=f"predicting the rows of {runs.name}"))

@@ -45,7 +45,7 @@ def command(
     from tuner.calibrate.stored import calibration_files, select_rows, write_calibration
     from tuner.cli.backtest_text import report_text
     from tuner.cli.progress import planning_progress
-    from tuner.planner.progress import PlanningEvent
+    from tuner.search.progress import PlanningEvent
 
     with planning_progress() as watch:
         watch(PlanningEvent(stage="fitting", text=f"and cross-validating on {runs.name}"))
@@ -61,7 +61,7 @@ def _serving(profile: str, runs: Path, out: Path, *, as_json: bool) -> None:
     from tuner.calibrate.serving_stored import calibrate_serving
     from tuner.cli.progress import planning_progress
     from tuner.cli.serving_text import calibration_text
-    from tuner.planner.progress import PlanningEvent
+    from tuner.search.progress import PlanningEvent
 
     with planning_progress() as watch:
         watch(PlanningEvent(stage="fitting", text=f"and cross-validating on {runs.name}"))

@@ -66,7 +66,7 @@ def command(
     from tuner.cli.estimate_serve import estimate_serving
     from tuner.cli.estimate_text import estimate_text
     from tuner.cli.progress import planning_progress
-    from tuner.planner.progress import PlanningEvent
+    from tuner.search.progress import PlanningEvent
     from tuner.spec.kind import goal_kind
 
     if goal_kind(spec) == "serve":

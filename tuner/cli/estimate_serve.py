@@ -28,7 +28,7 @@ def estimate_serving(
     """Price a server's launch and print it."""
     from tuner import api
     from tuner.cli.progress import planning_progress
-    from tuner.planner.progress import PlanningEvent
+    from tuner.search.progress import PlanningEvent
 
     with planning_progress() as watch:
         watch(PlanningEvent(stage="pricing", text="the launch, and changes of one thing"))

@@ -26,7 +26,7 @@ def plan_place(
     from tuner.cli.progress import planning_progress
     from tuner.place_api import place
     from tuner.place_folder import write_place_plan
-    from tuner.planner.progress import PlanningEvent
+    from tuner.search.progress import PlanningEvent
 
     with planning_progress(limit_s=time_limit_s) as watch:
         watch(

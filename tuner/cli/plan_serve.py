@@ -23,7 +23,7 @@ def plan_serve(
     from tuner.api import deploy, write_serve_plan
     from tuner.cli.progress import planning_progress
     from tuner.cli.serve_text import serve_text
-    from tuner.planner.progress import PlanningEvent
+    from tuner.search.progress import PlanningEvent
 
     with planning_progress(limit_s=time_limit_s) as watch:
         watch(

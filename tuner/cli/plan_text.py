@@ -11,8 +11,6 @@ from tuner.equal_stages import equal_stages
 from tuner.faults.forecast import RunForecast
 from tuner.placement import StagePlacement
 from tuner.plan import Plan, TrainDecision, TrainPrediction
-from tuner.planner.layout_groups import layout_of, variants_of, variants_words
-from tuner.planner.plan_profiled import certificate_line, gap_words
 from tuner.report.memory_headroom import (
     HARDLY_ANY,
     chance_sentence,
@@ -21,6 +19,8 @@ from tuner.report.memory_headroom import (
     peak_band_words,
     trade_words,
 )
+from tuner.search.layout_groups import layout_of, variants_of, variants_words
+from tuner.search.reference.plan_profiled import certificate_line, gap_words
 from tuner.spec.accounting import (
     active_parameters,
     kv_bytes_per_token,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import ProgressColumn, Task
 
     from profilers.progress import Progress, ProgressEvent
-    from tuner.planner.progress import PlanningEvent, ProgressListener
+    from tuner.search.progress import PlanningEvent, ProgressListener
 
 
 @contextmanager

@@ -23,9 +23,9 @@ from tuner.explain.words import differences, words
 from tuner.paths import AnyPath, plan_folder
 from tuner.place_plan import PlacePlan
 from tuner.plan import Band, Plan
-from tuner.planner.ratios import is_tie
 from tuner.regress.observed import plan_facts, spec_differences
 from tuner.regress.words import change_words
+from tuner.search.ratios import is_tie
 from tuner.serve_plan import ServePlan
 
 MOST_PLANS: Final = 64

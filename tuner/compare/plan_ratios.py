@@ -5,7 +5,7 @@
 
 The measured ratio is expected in [m / w, m w].
 
-    train, one setting      the bands of ratios from published pairs (tuner/planner/ratios.py),
+    train, one setting      the bands of ratios from published pairs (tuner/search/ratios.py),
                             those that ship, whether the plans were calibrated or not
     serve, one setting      at equal traffic, aggregated: those of published pairs of layouts
                             (tuner/costs/serving/bands.py); else the wider of the two stated
@@ -32,7 +32,7 @@ from tuner.errors import TunerError
 from tuner.explain.planned_spec import StoredPlan
 from tuner.place_plan import PlacePlan
 from tuner.plan import Band, Plan
-from tuner.planner.ratios import ratios_for, ties_ratio, uniform_ratios
+from tuner.search.ratios import ratios_for, ties_ratio, uniform_ratios
 from tuner.serve_plan import ServePlan, ServePrediction
 
 RATES: Final = frozenset({"tokens_per_s", "tokens_per_s_per_device", "mfu_ratio"})

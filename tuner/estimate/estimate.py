@@ -41,7 +41,7 @@ from tuner.estimate.prices import (
 from tuner.estimate.records import Estimate, ExposedRatios, RankMemory, Utilisation
 from tuner.estimate.simulated import simulated_step_s
 from tuner.estimate.unpriced import unpriced_notes
-from tuner.planner.analytic.memory_risk import MemoryForecast, forecast_memory, loss_prices
+from tuner.search.train.memory_risk import MemoryForecast, forecast_memory, loss_prices
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_flop_per_s

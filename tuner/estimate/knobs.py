@@ -18,7 +18,7 @@ from tuner.devices.datasheet import Generation
 from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.division import balanced
 from tuner.estimate.launch import Dispatcher, Engine, Graphs
-from tuner.planner.analytic.gradient_buckets import MENU
+from tuner.search.train.gradient_buckets import MENU
 from tuner.spec.model import ModelSpec
 from tuner.units import format_count
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.prices import PricingSetup, kernels_and_hardware, price_configurations
-from tuner.planner.analytic.extrapolation import (
+from tuner.search.train.extrapolation import (
     EXTRAPOLATED_FACTOR,
     ExtrapolationWeight,
     extrapolation_notes,

@@ -39,11 +39,11 @@ from tuner.costs.analytic.step import price_step
 from tuner.devices.datasheet import Datasheet
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.launch import Dispatcher, Engine, Graphs
-from tuner.planner.analytic.axes import COLUMN_OF_MODULE
-from tuner.planner.analytic.memory_risk import uneven_bytes
-from tuner.planner.analytic.regimes import OF_TARGET, Relative, band_as, regime_as
-from tuner.planner.analytic.releases import PricedRelease, priced_release
-from tuner.planner.ratios import Ratios, ratios_for
+from tuner.search.ratios import Ratios, ratios_for
+from tuner.search.train.axes import COLUMN_OF_MODULE
+from tuner.search.train.memory_risk import uneven_bytes
+from tuner.search.train.regimes import OF_TARGET, Relative, band_as, regime_as
+from tuner.search.train.releases import PricedRelease, priced_release
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import TrainEngine
 from tuner.spec.model import ModelSpec

@@ -13,7 +13,7 @@ from tuner.explain.rivals import to_rivals
 from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.place_plan import PlacePlan
 from tuner.plan import Plan
-from tuner.planner.progress import ProgressListener, ignore_progress
+from tuner.search.progress import ProgressListener, ignore_progress
 from tuner.serve_kernels import kernels_changed
 from tuner.serve_plan import ServePlan
 from tuner.what_if import Change, Outcome, Why

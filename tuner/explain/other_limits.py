@@ -27,7 +27,7 @@ from tuner.explain.planned_spec import PlannedSpec, StoredPlan, read_any_plan, r
 from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.place_api import place
 from tuner.plan import Plan
-from tuner.planner.progress import PlanningEvent, ProgressListener, ignore_progress
+from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.serve_api import deploy
 from tuner.spec.files import shown_path
 from tuner.train_api import plan_training

@@ -10,7 +10,7 @@ cause. Each rule checks one aspect; the most severe finding is the verdict.
     measurements         significantly slower cases of the profile: worse
 
 A decision is allowed `tie_ratio`, because the planner itself chooses among decisions that it cannot
-tell apart (tuner/planner/analytic/preference.py); the same decision is only allowed `ratio`.
+tell apart (tuner/search/train/preference.py); the same decision is only allowed `ratio`.
 
 Not covered: whether the model is right. That is what `moetune backtest` is for.
 """

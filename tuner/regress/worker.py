@@ -38,8 +38,8 @@ LOADED: Final = (
     "tuner.api",
     "tuner.place_api",
     "tuner.serve_api",
-    "tuner.planner.analytic.plan_train",
-    "tuner.planner.heterogeneous.plan_pools",
+    "tuner.search.train.plan_train",
+    "tuner.search.train.pools.plan_pools",
     "tuner.costs.analytic.calibration",
     "tuner.costs.analytic.measured_profile",
 )

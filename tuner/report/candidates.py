@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from tuner.plan import Plan, TrainDecision, TrainPrediction
-from tuner.planner.layout_groups import variants_words
 from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
 from tuner.report.content import Cell, Figure, Table, seconds, size, word
 from tuner.report.decisions import train_words
 from tuner.report.palette import BLUE, GREY, SKY, VERMILLION
 from tuner.report.step_figures import memory_unit
+from tuner.search.layout_groups import variants_words
 from tuner.units import format_bytes, format_count, format_s
 
 

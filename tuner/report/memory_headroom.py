@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from tuner.plan import Plan, Preference, TrainDecision, TrainPrediction
-from tuner.planner.analytic.memory_risk import SMALL, loss_prices, whole_loss_s
-from tuner.planner.analytic.preference import TOLERANCE_RATIO, is_excluded, memory_step
+from tuner.search.train.memory_risk import SMALL, loss_prices, whole_loss_s
+from tuner.search.train.preference import TOLERANCE_RATIO, is_excluded, memory_step
 from tuner.spec.goal import TrainGoal
 from tuner.units import format_bytes, format_ratio, format_s
 

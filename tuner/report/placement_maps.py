@@ -12,10 +12,10 @@ import numpy as np
 from solvers.placement.ranks import Placement
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.place_plan import PlacePlan
-from tuner.planner.place.comparison import evaluate_workload
-from tuner.planner.place.evidence import split_recordings
-from tuner.planner.place.notes import planned_dispatch
 from tuner.report.heat_map import HeatMap, heat_map_json, heat_map_svg
+from tuner.search.place.comparison import evaluate_workload
+from tuner.search.place.evidence import split_recordings
+from tuner.search.place.notes import planned_dispatch
 from tuner.spec.files import read_json_object
 from tuner.spec.place_read import PlaceSpec
 

@@ -1,7 +1,7 @@
 """A deployment's traffic simulated again, at the planned rate and at others.
 
 A plan stores four figures of a latency. Simulated again from its spec, with the same engine model
-(tuner/planner/serve/simulation.py), the same instances serve the same requests, which gives the
+(tuner/search/serve/simulation.py), the same instances serve the same requests, which gives the
 whole distribution; other rates show where the instances saturate:
 
     goodput = (requests served per second) x (share of them within every stated SLO percentile)
@@ -18,11 +18,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.planner.serve.demand import PrefixHits, build_demand, with_hits
-from tuner.planner.serve.instances import to_instance_group
-from tuner.planner.serve.options import ServingPool
-from tuner.planner.serve.simulation import InstanceGroup, SimulationResult, latency_of
-from tuner.planner.serve.solve_mode import (
+from tuner.search.serve.demand import PrefixHits, build_demand, with_hits
+from tuner.search.serve.instances import to_instance_group
+from tuner.search.serve.options import ServingPool
+from tuner.search.serve.simulation import InstanceGroup, SimulationResult, latency_of
+from tuner.search.serve.solve_mode import (
     ServeProblem,
     Settings,
     build_serve_problem,

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tuner.plan import Plan, TrainDecision, TrainPrediction
-from tuner.planner.plan_profiled import gap_words, proof_words
 from tuner.report.candidates import candidates_figure
 from tuner.report.content import (
     Block,
@@ -43,6 +42,7 @@ from tuner.report.step_figures import (
 )
 from tuner.report.timeline import timeline_figure
 from tuner.report.trials import trials_section
+from tuner.search.reference.plan_profiled import gap_words, proof_words
 from tuner.spec.goal import TrainGoal
 from tuner.units import format_ratio, format_s
 from tuner.verify.records import TrialRecord, Verified

@@ -157,7 +157,7 @@ class TrainGoal(Record):
     """Failures to price; absent: none."""
     failed_start: Seconds | None = None
     """Cost of a start that runs out of memory, replanning and requeueing included; absent: 4 hours
-    (tuner/planner/analytic/memory_risk.py)."""
+    (tuner/search/train/memory_risk.py)."""
 
     @property
     def tokens_per_step(self) -> int:

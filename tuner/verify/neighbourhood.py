@@ -11,11 +11,11 @@ from typing import Protocol
 
 from profilers.steps.config import Recompute
 from tuner.costs.workload import Workload
-from tuner.formulate.layer_costs import CandidateCosts, Machine
-from tuner.formulate.options import Option, options
 from tuner.plan import Plan, TrainDecision, TrainPrediction
-from tuner.planner.decisions import decision, degrees_of, options_of
-from tuner.planner.predict import predict
+from tuner.search.reference.decisions import decision, degrees_of, options_of
+from tuner.search.reference.layer_costs import CandidateCosts, Machine
+from tuner.search.reference.options import Option, options
+from tuner.search.reference.predict import predict
 from tuner.spec.capabilities import intersection, refusals
 from tuner.spec.search import Search
 

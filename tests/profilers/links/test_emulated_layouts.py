@@ -13,7 +13,7 @@ import pytest
 
 from profilers.steps.config import StepConfig, StepReport
 from profilers.store import read_profile
-from tests.tuner.planner.testing import LayoutRuns, MeasuredLayouts, compare_predictions
+from tests.tuner.search.testing import LayoutRuns, MeasuredLayouts, compare_predictions
 from tuner.api import machine_of, plan, work_of
 from tuner.launch.step_config import step_config
 from tuner.plan import Plan, TrainDecision

@@ -10,7 +10,7 @@ from tuner.backtest.engines import OF_RELEASE, OF_SOURCE
 from tuner.backtest.rows import Row, read_rows
 from tuner.costs.analytic.constants import Precision, Software
 from tuner.costs.analytic.memory_constants import BY_GENERATION, OF_FAMILY
-from tuner.planner.analytic.regimes import OF_TARGET
+from tuner.search.train.regimes import OF_TARGET
 
 RUNS = Path(__file__).parent / "runs.csv"
 

@@ -18,7 +18,7 @@ from tuner import api
 from tuner.cli import app as frame
 from tuner.plan import Plan
 from tuner.plan_folder import PLAN_NAME, read_plan
-from tuner.planner.progress import PlanningEvent
+from tuner.search.progress import PlanningEvent
 from tuner.units import format_ratio
 
 SHEET_SPEC = (

@@ -26,11 +26,11 @@ from tuner.costs.kernel_table import KernelTable
 from tuner.costs.layer_time import call_time, layer_time
 from tuner.costs.operations import embedding_calls, head_calls
 from tuner.costs.workload import Degrees, Workload
-from tuner.formulate.layer_costs import CandidateCosts, Machine
-from tuner.formulate.options import Option
 from tuner.launch.step_config import model_shape
-from tuner.planner.decisions import decision
-from tuner.planner.predict import predict
+from tuner.search.reference.decisions import decision
+from tuner.search.reference.layer_costs import CandidateCosts, Machine
+from tuner.search.reference.options import Option
+from tuner.search.reference.predict import predict
 
 Make = Callable[..., Workload]
 Cut = Callable[..., Degrees]

@@ -15,11 +15,11 @@ from tests.profilers.steps.crossing import inter_node_bytes
 from tuner.costs.hierarchical_dispatch import Rows, far_rows, kept_bytes, row_bytes, rows_by_node
 from tuner.costs.operations import Part, cases, expert_calls
 from tuner.costs.workload import Degrees, Workload
-from tuner.formulate.layer_costs import CandidateCosts, Machine
-from tuner.formulate.options import Option
 from tuner.launch.step_config import model_shape
-from tuner.planner.decisions import decision
-from tuner.planner.predict import predict
+from tuner.search.reference.decisions import decision
+from tuner.search.reference.layer_costs import CandidateCosts, Machine
+from tuner.search.reference.options import Option
+from tuner.search.reference.predict import predict
 
 Make = Callable[..., Workload]
 Cut = Callable[..., Degrees]

@@ -14,8 +14,8 @@ from tests.rows import Failures
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.costs.workload import Workload
 from tuner.emit.deepspeed import emit
-from tuner.formulate.space import enumerate_degrees
 from tuner.plan import VerifiedPlan
+from tuner.search.reference.space import enumerate_degrees
 from tuner.spec.capabilities import launchable
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.search import Search

@@ -105,7 +105,7 @@ def test_a_bug_in_the_cost_model_is_named_as_changed_costs(cheap: Path, faulty: 
 def test_a_broken_bound_is_named_as_one(cheap: Path, faulty: Faulty) -> None:
     # Devices that share no tensors are said to be a third slower than they are.
     tree = faulty(
-        "tuner/planner/analytic/bounds.py",
+        "tuner/search/train/bounds.py",
         "least = strategies.num_microbatches * peak_s + bubble_s",
         "least = strategies.num_microbatches * peak_s * (1 + (strategies.tensor == 1) / 3)"
         " + bubble_s",

@@ -12,11 +12,11 @@ import numpy as np
 
 from profilers.steps.config import Dispatcher, RankMemory, StepConfig, StepReport
 from tuner.costs.workload import Degrees, Workload
-from tuner.formulate.layer_costs import CandidateCosts, Machine
-from tuner.formulate.options import Option
 from tuner.plan import TrainDecision
-from tuner.planner.decisions import decision, degrees_of
-from tuner.planner.predict import predict
+from tuner.search.reference.decisions import decision, degrees_of
+from tuner.search.reference.layer_costs import CandidateCosts, Machine
+from tuner.search.reference.options import Option
+from tuner.search.reference.predict import predict
 from tuner.verify.launcher import Hopeless, LaunchResult, never_hopeless
 from tuner.verify.records import TrialStatus
 

@@ -1,6 +1,6 @@
 """Every field of a training decision through the translators into columns, and the builders.
 
-    planner/analytic/candidates   degrees and options of a search -> columns
+    search/train/candidates   degrees and options of a search -> columns
     estimate/pricing              a launch -> columns
     verify/budget/production      a decision -> columns
     backtest/strategy             a published row -> columns
@@ -32,10 +32,10 @@ from tuner.estimate.estimate import pricing_setup
 from tuner.estimate.prices import to_strategies
 from tuner.estimate.registry import read_launch
 from tuner.plan import TrainDecision
-from tuner.planner import decisions as of_the_reference_step
-from tuner.planner.analytic import options as option_axes
-from tuner.planner.analytic import search_result
-from tuner.planner.analytic.axes import COLUMN_OF_MODULE
+from tuner.search.reference import decisions as of_the_reference_step
+from tuner.search.train import options as option_axes
+from tuner.search.train import search_result
+from tuner.search.train.axes import COLUMN_OF_MODULE
 from tuner.spec.capabilities import intersection
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.refusals import refusals
@@ -71,7 +71,7 @@ UNMENTIONED: Final[Mapping[str, frozenset[str]]] = {
         }
     ),
     "estimate": frozenset(),
-    # Buckets are chosen for what the search found (planner/analytic/gradient_buckets.py).
+    # Buckets are chosen for what the search found (search/train/gradient_buckets.py).
     "the search": frozenset({"ddp_bucket_size", "ends_as_layers"}),
 }
 """By builder: fields that it leaves at their defaults."""

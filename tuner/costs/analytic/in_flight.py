@@ -14,8 +14,8 @@ Zero-bubble schedules delay weight gradients, which need the same activations: e
 many micro-batches in flight as rank 0 of 1F1B, min(m, P) of each of its chunks.
 
 Sources: Narayanan et al., SC 2021, section 2.2, in the order of PyTorch's schedules; Qi et al.,
-ICLR 2024 (ZB-H1: the memory of 1F1B's first stage). tuner/formulate/schedule.py counts every moment
-one by one and is what the tests compare with.
+ICLR 2024 (ZB-H1: the memory of 1F1B's first stage). tuner/search/reference/schedule.py counts every
+moment one by one and is what the tests compare with.
 
 Letters: V chunks of a rank, P ranks, C columns, K kinds of parts, M moments, U
 different numbers of micro-batches.

@@ -15,7 +15,7 @@
 
 Precision stays, and so does the split of experts (EP or TP) over the new ranks. A change beats the
 launch if it misses fewer SLO targets; or misses as many and has more goodput per device, by more
-than the accuracy of ratios of two layouts (`tie_ratio`, tuner/planner/serve/to_plan.py); or has
+than the accuracy of ratios of two layouts (`tie_ratio`, tuner/search/serve/to_plan.py); or has
 equal goodput and requests (TTFT + (O - 1) TPOT) shorter by more than that. The best has the fewest
 missed targets, then the most goodput per device, then the shortest requests. Ratios to the launch's
 latencies have bands where only the degrees differ, as in published comparisons.
@@ -39,12 +39,12 @@ from tuner.estimate.serving.instance import (
 )
 from tuner.estimate.serving.launch import Setting
 from tuner.estimate.serving.records import ServingChange, ServingLoad
-from tuner.planner.serve.choices import BUDGETS
-from tuner.planner.serve.demand import MOST_RUNNING
-from tuner.planner.serve.expert_copies import MOST_RATIO
-from tuner.planner.serve.instances import to_instances
-from tuner.planner.serve.options import Option, most_running
-from tuner.planner.serve.to_plan import tie_ratio
+from tuner.search.serve.choices import BUDGETS
+from tuner.search.serve.demand import MOST_RUNNING
+from tuner.search.serve.expert_copies import MOST_RATIO
+from tuner.search.serve.instances import to_instances
+from tuner.search.serve.options import Option, most_running
+from tuner.search.serve.to_plan import tie_ratio
 from tuner.serve_plan import Role
 from tuner.spec.serving.expert_slots import are_even, fewest_redundant
 from tuner.spec.serving.manifests.afd import afd_refusals

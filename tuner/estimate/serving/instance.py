@@ -5,8 +5,8 @@
 
     capacity    prefill d / P    decode d n / (O T(n))    both d n / (O U(n))
 
-as in tuner/planner/serve/options.py and mixing.py;
-n is what the launch allows, limited by memory. tuner/planner/serve/simulation.py simulates the
+as in tuner/search/serve/options.py and mixing.py;
+n is what the launch allows, limited by memory. tuner/search/serve/simulation.py simulates the
 traffic. A prefill instance is simulated with decode instances of the same degrees that are never
 the bottleneck, and the other way round. The rate of a closed loop depends on the other half, so the
 rate that meets its SLO is simulated instead.
@@ -32,21 +32,21 @@ from tuner.costs.serving.speculative import Drafting, Method
 from tuner.errors import SpecError
 from tuner.estimate.serving.launch import ServingLaunch, Setting
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
-from tuner.planner.serve.afd_options import remote_ffn_step
-from tuner.planner.serve.demand import MOST_RUNNING, Demand, build_demand
-from tuner.planner.serve.expert_copies import ExpertCopies
-from tuner.planner.serve.instances import goal_formats
-from tuner.planner.serve.kv_transfers import build_kv_transfers
-from tuner.planner.serve.launchable import copies_of
-from tuner.planner.serve.mixed_batches import prompt_time, token_seconds
-from tuner.planner.serve.options import (
+from tuner.search.serve.afd_options import remote_ffn_step
+from tuner.search.serve.demand import MOST_RUNNING, Demand, build_demand
+from tuner.search.serve.expert_copies import ExpertCopies
+from tuner.search.serve.instances import goal_formats
+from tuner.search.serve.kv_transfers import build_kv_transfers
+from tuner.search.serve.launchable import copies_of
+from tuner.search.serve.mixed_batches import prompt_time, token_seconds
+from tuner.search.serve.options import (
     Option,
     ServingPool,
     most_running,
     step_seconds,
 )
-from tuner.planner.serve.recorded_loads import expert_loads
-from tuner.planner.serve.simulation import (
+from tuner.search.serve.recorded_loads import expert_loads
+from tuner.search.serve.simulation import (
     InstanceGroup,
     SimulationResult,
     latency_of,

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tuner.costs.workload import Workload
-from tuner.formulate.layer_costs import CandidateCosts, Machine
 from tuner.plan import Plan, TrainDecision, TrainPrediction
-from tuner.planner.decisions import degrees_of
-from tuner.planner.predict import predict
+from tuner.search.reference.decisions import degrees_of
+from tuner.search.reference.layer_costs import CandidateCosts, Machine
+from tuner.search.reference.predict import predict
 
 
 def measured_prices(machine: Machine) -> Callable[[Plan, TrainDecision], TrainPrediction]:

@@ -67,7 +67,7 @@ def _priced(
 ) -> Callable[[Plan, TrainDecision], TrainPrediction]:
     from tuner.costs.analytic.calibration import shipped
     from tuner.costs.analytic.measured_profile import read_measured
-    from tuner.planner.analytic.build_problem import build_problem, price_pool
+    from tuner.search.train.build_problem import build_problem, price_pool
     from tuner.verify.budget.production import production_prices
 
     (pool,) = plan.cluster.pools

@@ -22,12 +22,12 @@ from tuner.costs.analytic.prices import StepPrice
 from tuner.costs.analytic.shapes import Stages, Strategies, number
 from tuner.costs.analytic.step import price_step
 from tuner.plan import Plan, TrainDecision, TrainPrediction
-from tuner.planner.analytic.axes import COLUMN_OF_MODULE
-from tuner.planner.analytic.finalists import simulated_s
-from tuner.planner.analytic.layouts import to_stages
-from tuner.planner.analytic.plan_fields import stage_predictions
-from tuner.planner.analytic.problem import TrainProblem
-from tuner.planner.analytic.search_result import Detail
+from tuner.search.train.axes import COLUMN_OF_MODULE
+from tuner.search.train.finalists import simulated_s
+from tuner.search.train.layouts import to_stages
+from tuner.search.train.plan_fields import stage_predictions
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.search_result import Detail
 from tuner.spec.manifests.decision import selective_modules
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from tuner.costs.analytic.in_flight import peak_bytes, warmup_in_flight
 from tuner.costs.workload import Degrees
-from tuner.formulate.schedule import in_flight, moments
+from tuner.search.reference.schedule import in_flight, moments
 
 
 def _degrees(ranks: int, chunks: int) -> Degrees:

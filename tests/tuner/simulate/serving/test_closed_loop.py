@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.costs.serving.engine import Batching
-from tuner.planner.serve.simulation import own_sessions
+from tuner.search.serve.simulation import own_sessions
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
 from tuner.simulate.serving.load import ClosedLoop, Requests, Served

@@ -26,8 +26,8 @@ from tuner.estimate.serving.split import (
     weight_format,
 )
 from tuner.estimate.serving.words import Server, sorted_flags, tokens
-from tuner.planner.serve.choices import BUDGETS
-from tuner.planner.serve.demand import MOST_RUNNING
+from tuner.search.serve.choices import BUDGETS
+from tuner.search.serve.demand import MOST_RUNNING
 from tuner.serve_plan import Role
 from tuner.spec.serving.manifests.sglang import SGLANG_0_5_23
 

@@ -29,7 +29,7 @@ from tuner.estimate.serving.split import (
     weight_format,
 )
 from tuner.estimate.serving.words import Server, sorted_flags, tokens
-from tuner.planner.serve.demand import MOST_RUNNING
+from tuner.search.serve.demand import MOST_RUNNING
 from tuner.serve_plan import Role
 from tuner.spec.serving.manifests.trtllm import TRTLLM_1_3
 

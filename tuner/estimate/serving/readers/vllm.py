@@ -25,7 +25,7 @@ from tuner.estimate.serving.split import (
     weight_format,
 )
 from tuner.estimate.serving.words import Server, size_bytes, sorted_flags, tokens
-from tuner.planner.serve.demand import MOST_RUNNING
+from tuner.search.serve.demand import MOST_RUNNING
 from tuner.serve_plan import Role
 from tuner.spec.serving.manifests.vllm import VLLM_0_33
 

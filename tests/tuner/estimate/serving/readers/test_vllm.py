@@ -8,7 +8,7 @@ import pytest
 from tests.rows import each_row
 from tuner.costs.serving.engine import Degrees, Engine
 from tuner.errors import SpecError
-from tuner.planner.serve.demand import MOST_RUNNING
+from tuner.search.serve.demand import MOST_RUNNING
 from tuner.serve_plan import Role
 
 Made = Callable[..., Any]

@@ -1,0 +1,79 @@
+"""Searches and plans of the tiny model on the formula machine."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.plan import Plan, Provenance
+from tuner.search.reference.layer_costs import Machine
+from tuner.search.reference.plan_profiled import ProfiledProblem, make_plan, workload_of
+from tuner.search.reference.search import SearchResult, Settings
+from tuner.spec.capabilities import intersection
+from tuner.spec.read import read_spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchCase:
+    """A problem with the settings of its search."""
+
+    problem: ProfiledProblem
+    settings: Settings
+
+    def search(self) -> SearchResult:
+        return self.problem.search(self.settings)
+
+    def plan(self) -> Plan:
+        return make_plan(
+            self.problem.spec,
+            self.problem.machine,
+            settings=self.settings,
+            provenance=Provenance(
+                moetune_version="0.1.0",
+                spec_sha256="0" * 64,
+                profile_sha256={},
+                profile_source={},
+                extrapolated=(),
+            ),
+        )
+
+
+@pytest.fixture
+def make_case(
+    tiny_spec: Callable[..., Path], formula_machine: Callable[..., Machine]
+) -> Callable[..., SearchCase]:
+    """make_case(machine={...}, settings={...}, **changes of the spec); two devices by default.
+
+    A small space: micro-batches of 2 sequences, no ZeRO stage 3, two chunk counts.
+    """
+
+    def make(
+        *,
+        machine: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> SearchCase:
+        limits = {"micro_batch_size": [2], "zero_stage": [0, 1], "chunks": [1, 4]}
+        spec = {"pool": {"devices_per_node": 2}, "search": limits} | changes
+        read = read_spec(tiny_spec(**spec))
+        devices = formula_machine(**({"num_devices": read.num_devices} | (machine or {})))
+        chosen: dict[str, Any] = {
+            "top": 3,
+            "time_limit_s": 60.0,
+            "method": "exact",
+            "clock": time.perf_counter,
+        }
+        return SearchCase(
+            problem=ProfiledProblem(
+                spec=read,
+                work=workload_of(read),
+                machine=devices,
+                capabilities=intersection(read.emit),
+            ),
+            settings=Settings(**(chosen | (settings or {}))),
+        )
+
+    return make

@@ -1,0 +1,124 @@
+"""A plan is made by its deadline, and says what it looked at less for that."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from solvers.placement.ranks import Placement
+from tuner.place_api import place
+from tuner.search.place.deadline import (
+    Deadline,
+    limit_fit_passes,
+    limit_holdout_passes,
+    limit_note,
+)
+from tuner.search.place.evidence import split_recordings
+from tuner.search.place.selection import CandidateScores, to_alternatives
+from tuner.spec.place_read import PlaceSpec, read_place_spec
+
+
+def spec_of(folder: Path, *, layers: int, experts: int, ranks: int, passes: int) -> Path:
+    rng = np.random.default_rng(2)
+    shares = rng.dirichlet(np.full(experts, 0.6), size=layers)
+    counts = [[rng.multinomial(40_000, share_E) for share_E in shares] for _ in range(passes)]
+    recorded = {
+        "num_logical_experts": experts,
+        "top_k": 8,
+        "layer_ids": list(range(layers)),
+        "logical_count": np.sum(counts, axis=0).tolist(),
+        "passes": np.array(counts).tolist(),
+    }
+    (folder / "recorded.json").write_text(json.dumps(recorded))
+    goal = {
+        "kind": "place",
+        "dispatch": "lp",
+        "ranks": ranks,
+        "ranks_per_node": ranks // 4,
+        "slots_per_rank": experts // ranks + 1,
+        "workloads": [{"name": "all", "path": "recorded.json"}],
+    }
+    path = folder / "spec.yaml"
+    path.write_text(json.dumps({"schema_version": 1, "goal": goal, "emit": ["sglang"]}))
+    return path
+
+
+def small(folder: Path) -> PlaceSpec:
+    return read_place_spec(spec_of(folder, layers=2, experts=8, ranks=4, passes=16))
+
+
+@pytest.mark.slow
+def test_linear_programs_of_58_layers_keep_to_the_time_limit(tmp_path: Path) -> None:
+    """Worth its 4 s: the one plan that its time limit cuts short."""
+    path = spec_of(tmp_path, layers=58, experts=128, ranks=32, passes=64)
+    limit_s = 4.0
+    started_s = time.perf_counter()
+    plan = place(path, time_limit_s=limit_s).plan
+    wall_s = time.perf_counter() - started_s
+    assert plan.predicted is not None
+    (one,) = plan.predicted.outcomes
+    notes = [note for note in plan.provenance.notes if note.startswith("evaluated on ")]
+    # Twice as long at most on a quiet machine; the bound is for a busy one.
+    assert wall_s < 3.0 * limit_s
+    assert one.passes_planned_from == 32
+    assert 2 <= one.passes_judged < 32
+    assert notes == [
+        f"evaluated on {one.passes_judged} of 32 passes of 'all', evenly spaced: no more linear"
+        " programs fit in the time limit; give more with --time-limit"
+    ]
+
+
+def test_as_many_passes_are_used_as_the_time_allows(tmp_path: Path) -> None:
+    evidence = split_recordings(small(tmp_path))
+    wrong = []
+    for time_s, num_fit, num_holdout in ((0.0, 1, 2), (30.0, 3, 3), (1e9, 8, 8)):
+        few = limit_fit_passes(evidence, placements=5, pass_s=2.0, time_s=time_s)
+        fewer = limit_holdout_passes(few, placements=5, pass_s=2.0, time_s=time_s)
+        kept = (fewer[0].num_fit_passes, len(fewer[0].holdout_PLE))
+        whole_PLE = evidence[0].whole_PLE
+        known = {one.tobytes() for one in whole_PLE}
+        rest = fewer[0].whole_PLE[fewer[0].num_fit_passes :]
+        if (
+            kept != (num_fit, num_holdout)
+            or not np.array_equal(rest, fewer[0].holdout_PLE)
+            or any(one.tobytes() not in known for one in fewer[0].whole_PLE)
+            or bool(limit_note(evidence, fewer)) is (num_holdout == 8)
+        ):
+            wrong.append((time_s, kept))
+    assert not wrong
+
+
+def test_nothing_is_left_after_the_deadline() -> None:
+    now = [0.0]
+    due = Deadline(limit_s=10.0, until_s=10.0, clock=lambda: now[0])
+    assert (due.left_s, due.share_s(0.5)) == (10.0, 5.0)
+    now[0] = 8.0
+    assert due.share_s(0.5) == 2.0
+    now[0] = 12.0
+    assert (due.left_s, due.share_s(0.5)) == (0.0, 0.0)
+
+
+def test_what_orders_alternatives_is_stated_next_to_the_objective(tmp_path: Path) -> None:
+    spec = small(tmp_path)
+    evidence = split_recordings(spec)
+    first = Placement(expert_LS=np.array([[*range(8), 0, 1, 2, 3]] * 2))
+    second = Placement(expert_LS=np.array([[*range(8), 4, 5, 6, 7]] * 2))
+    scores = CandidateScores(
+        placements={"eplb": first, "local_search": second},
+        values={"eplb": 1.25, "local_search": 1.225},
+        ordered_by={"eplb": 1.3, "local_search": 1.326},
+        order_is_of="on held-out fit passes",
+        broken={"eplb": "", "local_search": ""},
+    )
+    (alternative,) = to_alternatives(spec, evidence, scores, "near_lp")
+    assert alternative.objective == 1.225
+    assert alternative.lost_by == (
+        "2.00 % less of the objective; on held-out fit passes, which decides, 2.00 % more"
+    )
+    (plain,) = to_alternatives(
+        spec, evidence, replace(scores, order_is_of="", ordered_by=scores.values), "near_lp"
+    )
+    assert plain.lost_by == "2.00 % less of the objective, but the goal names its method"

@@ -1,0 +1,191 @@
+"""Dispatch rules that a goal names: each plans; those of no engine tell what they would gain."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profilers.routing.recording import Recording
+from profilers.routing.store import write_recording
+from solvers.placement.ranks import Placement, Ranks
+from tuner.emit.placement.registry import emit_placement
+from tuner.errors import SpecError
+from tuner.place_api import place
+from tuner.place_plan import PlacePlan, VerifiedPlacement
+from tuner.search.place.comparison import Comparison, evaluate_workload
+from tuner.search.place.dispatch_gain import dispatch_gain
+from tuner.search.place.evaluation import evaluate
+from tuner.search.place.evidence import split_recordings
+from tuner.spec.place import Dispatch
+from tuner.spec.place_read import read_place_spec
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+
+MACHINE = f"""\
+model: {MODELS / "mixtral-8x7b" / "config.json"}
+cluster:
+  pools: [{{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}}]
+"""
+DECODE = "  objective: layer_time\n  phase: decode\n"
+SIZE = "  tokens_per_pass: {tokens}\n"
+
+
+def planned(
+    folder: Path, goal: str, *, priced: bool, slots: int, emit: str = "[]", skew: float = 0.8
+) -> PlacePlan:
+    rng = np.random.default_rng(11)
+    share_LE = np.exp(skew * rng.standard_normal((4, 8)))
+    share_LE /= share_LE.sum(axis=1, keepdims=True)
+    count_PLE = np.stack([rng.multinomial(40_000, share_LE) for _ in range(4)])
+    write_recording(
+        folder / "chat",
+        Recording(
+            model="tiny",
+            workload="chat",
+            layer_ids=(0, 1, 2, 3),
+            top_k=2,
+            count_PLE=count_PLE.astype(np.int64),
+        ),
+    )
+    path = folder / "spec.yaml"
+    path.write_text(
+        f"schema_version: 1\n{MACHINE if priced else ''}goal:\n  kind: place\n"
+        f"  workloads: [{{name: chat, path: chat}}]\n  ranks: 4\n  slots_per_rank: {slots}\n"
+        f"{goal}emit: {emit}\n"
+    )
+    return place(path, time_limit_s=1.0).plan
+
+
+def test_sglang_is_written_for_without_a_model_where_all_layers_were_recorded(
+    tmp_path: Path,
+) -> None:
+    plan = planned(tmp_path, "", priced=False, slots=3, emit="[sglang]")
+    assert plan.decision is not None
+    verified = VerifiedPlacement(plan=plan, decision=plan.decision, waived="a test")
+    file = next(one for one in emit_placement("sglang", verified) if one.path.suffix == ".json")
+    rows = json.loads(file.text)["physical_to_logical_map"]
+    assert rows == [list(row) for row in plan.decision.physical_to_logical]
+    assert any("taken for all decoder layers" in note for note in plan.provenance.notes)
+
+
+@pytest.mark.slow
+def test_every_dispatch_rule_plans_and_is_certified(tmp_path: Path) -> None:
+    wrong: list[tuple[str, object]] = []
+    for rule in Dispatch:
+        decodes = rule is Dispatch.ACTIVATED
+        goal = f"  dispatch: {rule.value}\n" + (DECODE + "  tokens_per_pass: 16\n") * decodes
+        slots = 2 if rule is Dispatch.LEAST_LOADED else 3
+        plan = planned(tmp_path, goal, priced=decodes, slots=slots, emit="[eplb]")
+        proven = plan.certificate
+        if proven.objective is None or proven.bound is None or proven.bound > proven.objective:
+            wrong.append((rule.value, proven))
+        notes = [note for note in plan.provenance.notes if f"rule {rule.value!r}" in note]
+        if len(notes) != 1:
+            wrong.append((rule.value, plan.provenance.notes))
+    assert not wrong
+
+
+def test_experts_that_are_read_set_the_time_of_the_activated_rule(tmp_path: Path) -> None:
+    goal = f"{DECODE}  tokens_per_pass: 16\n  dispatch: activated\n"
+    plan = planned(tmp_path, goal, priced=True, slots=4)
+    (read,) = (note for note in plan.provenance.notes if note.startswith("experts that"))
+    _, _, after, without = (float(one) for one in re.findall(r"\d+\.\d+", read))
+    assert after < without
+    (taken,) = (note for note in plan.provenance.notes if note.startswith("a runtime with it"))
+    with_s, without_s = (float(one) for one in re.findall(r"(\d+\.?\d*) .s\b", taken))
+    assert with_s < without_s
+
+
+def test_weights_that_least_loaded_sends_are_counted_in_seconds(tmp_path: Path) -> None:
+    goal = "  objective: layer_time\n  tokens_per_pass: 20000\n  dispatch: least_loaded\n"
+    plan = planned(tmp_path, goal, priced=True, slots=2, skew=1.2)
+    (note,) = (
+        note for note in plan.provenance.notes if note.startswith("the most-loaded rank sends")
+    )
+    assert note.endswith(
+        "their transfer is counted, after the all-to-all and not overlapped with it"
+    )
+    experts = float(re.findall(r"(\d+\.\d+) experts", note)[0])
+    assert experts > 0.5
+    assert plan.predicted is not None
+    # 352 MB of an expert of Mixtral in bf16 over NVLink's 450 GB/s, in each of 4 layers.
+    (times,) = plan.predicted.layer_times
+    assert times.exchange_after_s > 4 * experts * 352e6 / 450e9
+    plan = planned(tmp_path, "  dispatch: least_loaded\n", priced=False, slots=2, skew=1.2)
+    (note,) = (
+        note for note in plan.provenance.notes if note.startswith("the most-loaded rank sends")
+    )
+    assert note.endswith("their transfer is not counted; name `model` and `cluster` for it")
+    assert plan.certificate.bound == 1.0
+
+
+def test_placements_for_runtimes_without_the_rule_are_chosen_on_fit_passes(tmp_path: Path) -> None:
+    planned(tmp_path, "  dispatch: least_loaded\n", priced=False, slots=2)
+    heavy, light = 40_000, 1_000
+    # Passes to fit on have experts 0 and 1 heavy, those that are evaluated on 0 and 2.
+    count_PLE = np.full((4, 4, 8), light, dtype=np.int64)
+    count_PLE[:2, :, [0, 1]] = heavy
+    count_PLE[2:, :, [0, 2]] = heavy
+    write_recording(
+        tmp_path / "shifted",
+        Recording(
+            model="tiny", workload="chat", layer_ids=(0, 1, 2, 3), top_k=2, count_PLE=count_PLE
+        ),
+    )
+    path = tmp_path / "spec.yaml"
+    path.write_text(path.read_text().replace("path: chat", "path: shifted"))
+    spec = read_place_spec(path)
+    evidence = split_recordings(spec)
+
+    def placed(*experts: int) -> Placement:
+        return Placement(expert_LS=np.tile(np.array(experts), (4, 1)))
+
+    for_fit, for_holdout = placed(0, 2, 1, 3, 4, 5, 6, 7), placed(0, 1, 2, 3, 4, 5, 6, 7)
+    comparisons = [
+        Comparison(current=evaluation, eplb=evaluation, planned=evaluation)
+        for evaluation in (evaluate_workload(spec, evidence[0], for_fit, "least_loaded"),)
+    ]
+    lines = dispatch_gain(
+        spec, evidence, comparisons, None, chosen=for_fit, others=(for_holdout, for_fit)
+    )
+    (line,) = (line for line in lines if "without it the best placement found" in line)
+    # Judged: both heavy experts on one rank of four.
+    mean = (2 * heavy + 6 * light) / 4
+    assert line.endswith(f"the best placement found has {2 * heavy / mean:.3f}")
+
+
+def test_experts_that_are_read_are_counted_by_hand() -> None:
+    # Experts 0 and 1 stand on both ranks, 2 on the first only, where it is read. So expert 0 goes
+    # to the second rank, and expert 1, at one read each, to the lower. Expert 3 has no token.
+    placement = Placement(expert_LS=np.array([[0, 1, 2, 0, 1, 3]]))
+    evaluation = evaluate(
+        placement,
+        load_PLE=np.array([[[4.0, 2.0, 5.0, 0.0]]]),
+        ranks=Ranks.uniform(ranks=2, slots_per_rank=3),
+        dispatch="activated",
+    )
+    assert evaluation.active_PLG is not None
+    assert evaluation.active_PLG.tolist() == [[[2.0, 1.0]]]
+    assert evaluation.copies_PLG.tolist() == [[[7.0, 4.0]]]
+
+
+def test_rules_of_no_engine_are_refused_in_one_line(tmp_path: Path) -> None:
+    least = "  dispatch: least_loaded\n"
+    cases = (
+        (least, 2, "[sglang]", "least_loaded is in no release of sglang; set emit: []"),
+        (least, 3, "[]", "12 slots hold 8 experts; set redundant_experts to 0"),
+        (f"{least}  rank_speeds: [1, 1, 1, 2]\n", 2, "[]", "assumes equal ranks"),
+        (f"{least}  objective: layer_chain\n", 2, "[]", "which objective layer_chain minimises"),
+        ("  dispatch: activated\n", 3, "[eplb]", "(here balance, prefill)"),
+        ("  dispatch: actived\n", 3, "[]", "'least_loaded' or 'activated'"),
+    )
+    wrong = []
+    for goal, slots, emit, expected in cases:
+        with pytest.raises(SpecError) as caught:
+            planned(tmp_path, goal, priced=False, slots=slots, emit=emit)
+        line = str(caught.value)
+        if "\n" in line or expected not in line:
+            wrong.append(line)
+    assert not wrong

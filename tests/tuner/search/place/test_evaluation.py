@@ -1,0 +1,82 @@
+"""Placements on recorded passes, worked by hand."""
+
+import numpy as np
+import pytest
+
+from solvers.placement.ranks import Placement, Ranks
+from tuner.search.place.evaluation import active_PLG, evaluate, whole_tokens
+
+RANKS = Ranks.uniform(ranks=2, slots_per_rank=2)
+IN_ORDER = Placement(expert_LS=np.array([[0, 1, 2, 3]]))
+
+
+def test_the_most_loaded_rank_of_every_pass_counts() -> None:
+    # Pass 0: ranks 6 and 2, mean 4. Pass 1: ranks 4 and 4.
+    load_PLE = np.array([[[4.0, 2.0, 1.0, 1.0]], [[2.0, 2.0, 2.0, 2.0]]])
+    evaluation = evaluate(IN_ORDER, load_PLE=load_PLE, ranks=RANKS, dispatch="even")
+    assert evaluation.imbalance_P.tolist() == [1.5, 1.0]
+    assert evaluation.imbalance == 1.25
+    assert evaluation.worst_ratio == 1.25
+    assert evaluation.mean_ratio_LG(RANKS).tolist() == [[1.25, 0.75]]
+
+
+def test_a_faster_rank_may_carry_more() -> None:
+    ranks = Ranks(slots_G=np.array([2, 2]), node_G=np.array([0, 0]), speed_G=np.array([3.0, 1.0]))
+    load_PLE = np.array([[[4.0, 2.0, 1.0, 1.0]]])
+    # Times 2 and 2 where the mean is 8 / 4.
+    assert evaluate(IN_ORDER, load_PLE=load_PLE, ranks=ranks, dispatch="even").imbalance == 1.0
+
+
+def test_replicas_share_their_experts_tokens() -> None:
+    ranks = Ranks.uniform(ranks=2, slots_per_rank=3)
+    placement = Placement(expert_LS=np.array([[0, 1, 2, 0, 3, 1]]))
+    load_PLE = np.array([[[8.0, 2.0, 1.0, 1.0]]])
+    evaluation = evaluate(placement, load_PLE=load_PLE, ranks=ranks, dispatch="even")
+    # Rank 0: 4 + 1 + 1, rank 1: 4 + 1 + 1.
+    assert evaluation.copies_PLG[0, 0].tolist() == [6.0, 6.0]
+
+
+def test_layers_add_up_before_they_are_compared() -> None:
+    placement = Placement(expert_LS=np.array([[0, 1, 2, 3], [0, 1, 2, 3]]))
+    load_PLE = np.array([[[3.0, 3.0, 1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]])
+    # Largest 6 and 4, means 4 and 4.
+    evaluation = evaluate(placement, load_PLE=load_PLE, ranks=RANKS, dispatch="even")
+    assert evaluation.imbalance == pytest.approx(10.0 / 8.0)
+    assert evaluation.spread.p50 == pytest.approx(1.25)
+
+
+def test_an_expert_with_many_tokens_is_active_and_one_with_few_is_so_at_times() -> None:
+    load_PLE = np.array([[[100.0, 0.0, 1.0, 0.0]]])
+    active = active_PLG(IN_ORDER, load_PLE=load_PLE, ranks=RANKS)
+    assert active[0, 0] == pytest.approx([1.0, 1.0 - np.exp(-1.0)])
+
+
+def test_of_a_recorded_pass_it_is_known_which_experts_were_reached() -> None:
+    ranks = Ranks.uniform(ranks=2, slots_per_rank=3)
+    placement = Placement(expert_LS=np.array([[0, 1, 2, 0, 3, 1]]))
+    load_PLE = np.array([[[1.0, 3.0, 1.0, 0.0]]])
+    active = active_PLG(placement, load_PLE=load_PLE, ranks=ranks, is_counted=True)
+    # One token on one of two replicas, three on one of two, and expert 2 or 3 alone.
+    assert active[0, 0] == pytest.approx([0.5 + 0.875 + 1.0, 0.5 + 0.0 + 0.875])
+
+
+def test_dynamic_dispatch_is_evaluated_on_whole_tokens() -> None:
+    rng = np.random.default_rng(2)
+    counts_PLE = rng.integers(0, 100, (3, 2, 8)).astype(np.float64)
+    assert (whole_tokens(counts_PLE) == counts_PLE).all()
+    scaled_PLE = 0.037 * counts_PLE
+    whole_PLE = whole_tokens(scaled_PLE)
+    assert (np.abs(whole_PLE - scaled_PLE) < 1.0).all()
+    assert (np.abs((whole_PLE - scaled_PLE).sum(axis=2)) < 1.0).all()
+    placement = Placement(expert_LS=np.tile(np.arange(8), (2, 1)))
+    ranks = Ranks.uniform(ranks=2, slots_per_rank=4)
+    evaluation = evaluate(placement, load_PLE=scaled_PLE, ranks=ranks, dispatch="dynamic")
+    assert evaluation.imbalance >= 1.0
+
+
+def test_a_layer_without_tokens_keeps_nobody_waiting() -> None:
+    load_PLE = np.array([[[4.0, 2.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]])
+    placement = Placement(expert_LS=np.tile(np.arange(4), (2, 1)))
+    evaluation = evaluate(placement, load_PLE=load_PLE, ranks=RANKS, dispatch="even")
+    assert evaluation.ratio_PL.tolist() == [[1.5, 1.0]]
+    assert evaluation.imbalance == 1.5

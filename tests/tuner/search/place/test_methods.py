@@ -1,0 +1,208 @@
+"""Methods that a goal names: each plans, is certified, and is told beside the automatic choice."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profilers.routing.recording import Recording
+from profilers.routing.store import write_recording
+from solvers.placement.chain.problem import ChainProblem
+from solvers.placement.ranks import Ranks
+from tuner.errors import SpecError
+from tuner.place_api import place
+from tuner.place_plan import PlacePlan
+from tuner.search.place import methods
+from tuner.spec.place import Objective
+from tuner.spec.place_method import METHODS, Method
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+
+MACHINE = f"""\
+model: {MODELS / "mixtral-8x7b" / "config.json"}
+cluster:
+  pools: [{{name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}}]
+"""
+
+Plan = Callable[..., PlacePlan]
+
+
+def recorded(
+    folder: Path, name: str, *, seed: int, layers: int = 3, experts: int = 8, top_k: int = 2
+) -> None:
+    """Passes of tokens whose choices follow skewed shares, each layer's after the one before."""
+    rng = np.random.default_rng(seed)
+    share_LE = np.exp(0.7 * rng.standard_normal((layers, experts)))
+    tokens = 600
+    token_LTK = np.array(
+        [
+            np.argsort(-np.log(share_E) - rng.gumbel(size=(tokens, experts)), axis=1)[:, :top_k]
+            for share_E in 1.0 / share_LE
+        ],
+        dtype=np.int32,
+    )
+    chosen_LTE = (token_LTK[..., None] == np.arange(experts)).any(axis=2)
+    count_PLE = np.stack([part.sum(axis=1) for part in np.array_split(chosen_LTE, 6, axis=1)])
+    flow_MEE = chosen_LTE[:-1].transpose(0, 2, 1).astype(float) @ chosen_LTE[1:].astype(float)
+    write_recording(
+        folder / name,
+        Recording(
+            model="tiny",
+            workload=name,
+            layer_ids=tuple(range(layers)),
+            top_k=top_k,
+            count_PLE=count_PLE.astype(np.int64),
+            transition_MEE=flow_MEE,
+            token_LTK=token_LTK,
+        ),
+    )
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    """Plan a goal on two small recordings."""
+    for seed, name in enumerate(("chat", "code")):
+        recorded(tmp_path, name, seed=seed)
+
+    def made(goal: str, *, head: str = "", emit: str = "[eplb]", limit_s: float = 1.0) -> PlacePlan:
+        path = tmp_path / "spec.yaml"
+        path.write_text(
+            f"schema_version: 1\n{head}goal:\n  kind: place\n"
+            "  workloads: [{name: chat, path: chat}, {name: code, path: code}]\n"
+            f"{goal}emit: {emit}\n"
+        )
+        return place(path, time_limit_s=limit_s).plan
+
+    return made
+
+
+@pytest.mark.slow
+def test_every_method_of_every_objective_plans_and_is_certified(plan: Plan) -> None:
+    wrong = []
+    for objective, legal in METHODS.items():
+        head = MACHINE if objective == "layer_time" else ""
+        size = "  tokens_per_pass: 800\n" if head else ""
+        goal = f"  objective: {objective}\n  ranks: 4\n  ranks_per_node: 2\n{size}"
+        if head:
+            goal = goal.replace("ranks_per_node: 2", "ranks_per_node: 4")
+        least = plan(goal, head=head).certificate
+        for method in legal:
+            found = plan(f"{goal}  method: {method.value}\n", head=head, limit_s=3.0)
+            proven = found.certificate
+            assert found.decision is not None
+            assert proven.objective is not None
+            assert proven.bound is not None
+            assert least.objective is not None
+            named = [note for note in found.provenance.notes if note.startswith("method ")]
+            checks = {
+                "method": method is Method.AUTO or proven.method == method.value,
+                "bound": proven.bound <= proven.objective,
+                # No bound on any method's placement passes what another one found.
+                "true bound": proven.bound <= least.objective * (1.0 + 1e-6),
+                "told": len(named) == (method is not Method.AUTO),
+            }
+            wrong += [
+                (objective, method.value, name) for name, holds in checks.items() if not holds
+            ]
+    assert not wrong
+
+
+def test_methods_of_papers_serve_the_objectives_that_the_papers_state(plan: Plan) -> None:
+    # MoETuner's busiest pair of ranks, and HierMoE's busiest group.
+    cases = (("layer_chain", Method.MOETUNER), ("co_activation", Method.SWAPS))
+    for objective, method in cases:
+        goal = f"  objective: {objective}\n  traffic: busiest\n  ranks: 2\n  ranks_per_node: 1\n"
+        least = plan(goal).certificate.objective
+        found = plan(f"{goal}  method: {method.value}\n").certificate
+        assert found.method == method.value
+        assert found.bound is not None
+        assert least is not None
+        assert 0.0 < found.bound <= least * (1.0 + 1e-6)
+
+
+def test_every_method_has_a_solver_and_serves_an_objective() -> None:
+    served = {method for legal in METHODS.values() for method in legal}
+    assert served == set(Method)
+    assert set(methods.SOLVERS) | {Method.AUTO, Method.EPLB} == set(Method)
+    assert set(METHODS) == {objective.value for objective in Objective}
+
+
+def test_the_automatic_choice_is_noted_next_to_a_worse_method(plan: Plan) -> None:
+    goal = "  objective: layer_chain\n  ranks: 4\n  ranks_per_node: 2\n"
+    found = plan(f"{goal}  method: eplb\n")
+    (note,) = (one for one in found.provenance.notes if one.startswith("method "))
+    automatic = next(one for one in found.alternatives if one.method == "auto (exact)")
+    assert found.certificate.objective is not None
+    saved = 1.0 - automatic.objective / found.certificate.objective
+    assert saved > 0.0
+    assert note == (
+        "method eplb, as the goal says; the automatic choice, exact, has"
+        f" {100.0 * saved:.2f} % less of the objective"
+    )
+    assert automatic.lost_by.endswith("less of the objective, but the goal names its method")
+    # The dynamic program proves what no placement is below; the rule's certificate holds it.
+    assert found.certificate.bound == pytest.approx(automatic.objective)
+
+
+def test_methods_that_cannot_serve_are_refused_in_one_line(tmp_path: Path, plan: Plan) -> None:
+    recorded(tmp_path, "wide", seed=3, experts=64, top_k=4)
+    wide = "  ranks: 16\n  ranks_per_node: 8\n  workloads: [{name: wide, path: wide}]\n"
+    cases = {
+        "  ranks: 4\n  method: swaps\n": (
+            "method 'swaps' does not serve objective balance but co_activation; take auto, eplb,"
+            " local_search, cp_sat, cbc"
+        ),
+        "  ranks: 4\n  method: fastest\n": "'auto', 'eplb', 'local_search'",
+        f"{wide}  slots_per_rank: 5\n  method: cp_sat\n": (
+            "goal.method: cp_sat writes 17,408 whole numbers for a layer (64 experts in 80 slots on"
+            " 16 ranks), and 10,000 are its limit; take auto or local_search"
+        ),
+        f"{wide}  objective: layer_chain\n  method: moetuner\n": (
+            "goal.method: moetuner pairs 16 clusters with 16 ranks in 3 layers by 131,072"
+            " variables, and 8,000 are its limit; take auto or annealing"
+        ),
+        f"{wide}  objective: layer_chain\n  method: exact\n": (
+            "goal.method: exact looks at 2,600 ways to fill a layer at most, and 64 experts on 16"
+            " ranks have more; take auto or annealing"
+        ),
+    }
+    wrong = []
+    for goal, expected in cases.items():
+        path = tmp_path / "spec.yaml"
+        workloads = (
+            ""
+            if "workloads" in goal
+            else ("  workloads: [{name: chat, path: chat}, {name: code, path: code}]\n")
+        )
+        path.write_text(f"schema_version: 1\ngoal:\n  kind: place\n{workloads}{goal}")
+        with pytest.raises(SpecError) as caught:
+            place(path, time_limit_s=1.0)
+        line = str(caught.value)
+        if "\n" in line or expected not in line or not line.startswith(str(path)):
+            wrong.append((goal, line))
+    assert not wrong
+
+
+def test_an_automatic_choice_of_the_same_solver_is_not_solved_twice(plan: Plan) -> None:
+    goal = "  objective: layer_chain\n  ranks: 4\n  ranks_per_node: 2\n"
+    wrong = []
+    for method, is_beside in (("exact", False), ("annealing", True)):
+        found = plan(f"{goal}  method: {method}\n")
+        beside = any(one.method.startswith("auto (") for one in found.alternatives)
+        (note,) = (one for one in found.provenance.notes if one.startswith("method "))
+        if beside is not is_beside or ("takes too" in note) is is_beside:
+            wrong.append((method, note))
+    assert not wrong
+    # Too many experts for the dynamic program: the automatic choice is the annealing itself.
+    ranks = Ranks(slots_G=np.full(8, 8), node_G=np.arange(8) // 4, speed_G=np.ones(8))
+    wide = ChainProblem(
+        flow_TEE=np.ones((1, 64, 64)),
+        load_LE=np.ones((2, 64)),
+        ranks=ranks,
+        cost_GG=1.0 - np.eye(8),
+        most_load_L=np.full(2, 8.0),
+    )
+    assert methods.is_automatic(Method.ANNEALING, wide)
+    assert not methods.is_automatic(Method.MOETUNER, wide)
+    assert not methods.is_automatic(Method.CBC, None)

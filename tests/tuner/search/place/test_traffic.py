@@ -1,0 +1,130 @@
+"""Traffic per token against the objective's own checker."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from profilers.routing.recording import Recording
+from profilers.routing.store import write_recording
+from solvers.placement.coactivation import check
+from solvers.placement.ranks import Placement
+from tuner.place_api import place
+from tuner.search.place import candidates
+from tuner.search.place.candidates import coactivation_problem, eplb_baseline
+from tuner.search.place.evidence import split_recordings
+from tuner.search.place.links import LinkCosts, LinkSource, links_between
+from tuner.search.place.sampled import Tokens
+from tuner.search.place.traffic import (
+    batch_traffic,
+    placement_traffic,
+    problem_scale,
+    workload_traffic,
+)
+from tuner.spec.place_read import PlaceSpec, read_place_spec
+
+
+def constant_links(spec: PlaceSpec) -> LinkCosts:
+    return links_between(spec, split_recordings(spec), LinkSource())
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> PlaceSpec:
+    rng = np.random.default_rng(4)
+    token_LTK = np.argsort(rng.random((2, 40, 8)), axis=2)[:, :, :3].astype(np.int32)
+    counts = np.stack([np.bincount(layer.ravel(), minlength=8) for layer in token_LTK])
+    write_recording(
+        tmp_path / "chat",
+        Recording(
+            model="tiny",
+            workload="chat",
+            layer_ids=(0, 1),
+            top_k=3,
+            count_PLE=counts[None],
+            token_LTK=token_LTK,
+        ),
+    )
+    path = tmp_path / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\ngoal:\n  kind: place\n  ranks: 4\n  ranks_per_node: 2\n"
+        "  objective: co_activation\n  workloads: [{name: chat, path: chat}]\n"
+    )
+    return read_place_spec(path)
+
+
+def test_a_tokens_cost_is_the_ranks_and_nodes_it_touches(spec: PlaceSpec) -> None:
+    (one,) = split_recordings(spec)
+    baseline = eplb_baseline([one], ranks=spec.ranks, groups=None)
+    placement = Placement(expert_LS=np.tile(np.arange(8), (2, 1)))
+    assert one.recording.token_LTK is not None
+    found = workload_traffic(
+        spec, one, placement, baseline, constant_links(spec), tokens=Tokens.ALL
+    )
+    # Two experts a rank, two ranks a node. From half of the ranks a node is another one, which
+    # costs 6, and from half of the ranks of a node a rank is another one, which costs 1.
+    by_hand = [
+        sum(
+            0.5 * len({expert // 2 for expert in layer[token]})
+            + 3.0 * len({expert // 4 for expert in layer[token]})
+            for layer in one.recording.token_LTK.tolist()
+        )
+        for token in range(40)
+    ]
+    assert found == pytest.approx(np.mean(by_hand))
+
+
+def test_batches_of_holdout_tokens_average_to_their_traffic(spec: PlaceSpec) -> None:
+    (one,) = split_recordings(spec)
+    links = constant_links(spec)
+    baseline = eplb_baseline([one], ranks=spec.ranks, groups=None)
+    parts = batch_traffic(spec, one, spec.current, baseline, links)
+    assert len(parts) == 10
+    assert len(set(parts.tolist())) > 1
+    compare_predictions = workload_traffic(
+        spec, one, spec.current, baseline, links, tokens=Tokens.HOLDOUT
+    )
+    assert parts.mean() == pytest.approx(compare_predictions)
+
+
+def test_fit_traffic_is_the_checkers_objective_per_token(spec: PlaceSpec) -> None:
+    evidence = split_recordings(spec)
+    links = constant_links(spec)
+    baseline = eplb_baseline(evidence, ranks=spec.ranks, groups=None)
+    placement = Placement(expert_LS=np.random.default_rng(1).permuted([[*range(8)]] * 2, axis=1))
+    problem = coactivation_problem(
+        evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
+    )
+    scale = problem_scale(spec, evidence, baseline, links)
+    assert scale == 20.0
+    stated = placement_traffic(spec, evidence, placement, baseline, links, tokens=Tokens.FIT)
+    assert stated == pytest.approx(check.objective(problem, placement) / scale)
+    assert stated == pytest.approx(
+        workload_traffic(spec, evidence[0], placement, baseline, links, tokens=Tokens.FIT)
+    )
+
+
+def test_holdout_tokens_are_no_fit_tokens(spec: PlaceSpec) -> None:
+    (one,) = split_recordings(spec)
+    assert one.fit_LTK is not None
+    assert one.holdout_LTK is not None
+    assert one.recording.token_LTK is not None
+    both = np.concatenate([one.fit_LTK, one.holdout_LTK], axis=1)
+    assert both.tolist() == one.recording.token_LTK.tolist()
+    assert one.holdout_LTK.shape[1] == 20
+
+
+def test_the_problem_of_a_plan_is_stated_once(spec: PlaceSpec) -> None:
+    text = spec.path.read_text()
+    over = []
+    for objective, stated in (
+        ("co_activation", candidates._cached_coactivation),
+        ("layer_chain", candidates._cached_chain),
+    ):
+        spec.path.write_text(text.replace("co_activation", objective))
+        before = stated.cache_info().misses
+        placed = place(spec.path, time_limit_s=0.5)
+        assert placed.plan.alternatives
+        # The plan's, and that of a relaxation.
+        if stated.cache_info().misses - before > 2:
+            over.append(objective)
+    assert not over

@@ -1,0 +1,196 @@
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tuner.plan import Plan
+from tuner.search.reference.plan_profiled import certificate_line
+from tuner.units import format_ratio
+
+MakeCase = Callable[..., Any]
+
+PLAIN: dict[str, Any] = {
+    "search": {
+        "micro_batch_size": [2],
+        "zero_stage": [0, 1],
+        "chunks": [1, 4],
+        "virtual_pipeline_model_parallel_size": [1],
+    }
+}
+
+
+def _with_memory(make_case: MakeCase, memory_bytes: int, **changes: Any) -> Plan:
+    case = make_case(machine={"memory_limit_bytes": memory_bytes}, **(PLAIN | changes))
+    plan: Plan = case.plan()
+    return plan
+
+
+def test_ample_memory_does_not_bind(make_case: MakeCase) -> None:
+    plan = _with_memory(make_case, 2**40)
+    assert plan.certificate.status == "optimal"
+    assert plan.binding_constraint.endswith("memory does not bind")
+    assert plan.predicted is not None
+    assert plan.predicted.step_time_s == pytest.approx(plan.certificate.objective)
+    assert plan.relaxations == ()
+    # The named cause is the largest of the breakdown.
+    cause = max(plan.predicted.breakdown_s.items(), key=lambda item: item[1])[0]
+    assert plan.binding_constraint.startswith(f"{cause}:")
+
+
+def test_too_little_memory_names_the_least_that_suffices(make_case: MakeCase) -> None:
+    plan = _with_memory(make_case, 500_000)
+    assert plan.certificate.status == "infeasible"
+    assert plan.decision is None
+    assert plan.binding_constraint == "memory_per_device"
+    *_, relaxation = plan.relaxations
+    assert relaxation.limit == "memory_per_device"
+    assert relaxation.predicted is not None
+    assert relaxation.decision is not None
+    stated = re.search(r"\((\d+) B\) usable instead of", relaxation.change)
+    assert stated is not None
+    needed = int(stated.group(1))
+    assert max(relaxation.predicted.peak_memory_bytes) <= needed
+    enough = _with_memory(make_case, needed)
+    assert enough.certificate.status == "optimal"
+    assert enough.decision == relaxation.decision
+    for less in (needed - 1, int(needed * 0.99)):
+        assert _with_memory(make_case, less).certificate.status == "infeasible"
+
+
+def test_more_nodes_are_offered_before_more_memory(make_case: MakeCase) -> None:
+    usable = _with_memory(make_case, 500_000).relaxations[-1].predicted
+    assert usable is not None
+    plan = _with_memory(make_case, int(0.8 * max(usable.peak_memory_bytes)))
+    assert plan.decision is None
+    nodes, memory = plan.relaxations
+    assert (nodes.limit, memory.limit) == ("nodes", "memory_per_device")
+    assert plan.binding_constraint == "memory_per_device"
+    assert nodes.decision is not None
+    assert nodes.predicted is not None
+    assert max(nodes.predicted.peak_memory_bytes) <= int(0.8 * max(usable.peak_memory_bytes))
+    stated = re.match(r"(\d+) nodes instead of (\d+): (\d+) devices", nodes.change)
+    assert stated is not None
+    assert int(stated[1]) > int(stated[2])
+    assert nodes.decision.num_devices == int(stated[3])
+
+
+def test_more_nodes_say_which_links_the_profile_did_not_measure(make_case: MakeCase) -> None:
+    usable = _with_memory(make_case, 500_000).relaxations[-1].predicted
+    assert usable is not None
+    limit = {"memory_limit_bytes": int(0.8 * max(usable.peak_memory_bytes))}
+    changes = [
+        make_case(machine=limit | measured, **PLAIN).plan().relaxations[0].change
+        for measured in (
+            {"measured_ranks": 2, "measured_nodes": 1},
+            {"measured_ranks": 512, "measured_nodes": 64},
+        )
+    ]
+    offer, ranks, nodes = changes[0].split("; ")
+    stated = re.fullmatch(r"(\d+) nodes instead of 1: (\d+) devices", offer)
+    assert stated is not None
+    assert ranks == (
+        f"collectives were measured over 2 ranks, the plan uses up to {stated[2]}: larger groups "
+        "are extrapolated"
+    )
+    assert nodes == (
+        f"the profile covers 1 node, the plan uses up to {stated[1]}: links between nodes are "
+        "priced like those inside one"
+    )
+    assert re.fullmatch(r"(\d+) nodes instead of 1: (\d+) devices", changes[1])
+
+
+def test_memory_that_costs_time_is_what_binds(make_case: MakeCase) -> None:
+    infeasible = _with_memory(make_case, 500_000)
+    stated = re.search(r"\((\d+) B\)", infeasible.relaxations[-1].change)
+    assert stated is not None
+    tight = _with_memory(make_case, int(stated.group(1)))
+    ample = _with_memory(make_case, 2**40)
+    assert tight.certificate.objective is not None
+    assert ample.certificate.objective is not None
+    assert tight.certificate.objective > ample.certificate.objective
+    assert tight.binding_constraint.startswith("memory_per_device: with more than")
+    gain = 1.0 - ample.certificate.objective / tight.certificate.objective
+    assert f"{format_ratio(gain)} less" in tight.binding_constraint
+
+
+def test_ties_are_listed_as_ties_and_others_say_why_they_lost(make_case: MakeCase) -> None:
+    plan = make_case(machine={"band_ratio": 0.05}, settings={"top": 6}, **PLAIN).plan()
+    assert plan.predicted is not None
+    within = [one for one in plan.runners_up if one.within_band]
+    assert len(within) == plan.certificate.within_band > 0
+    edge = plan.predicted.step_time_s_band[1]
+    for one in plan.runners_up:
+        assert one.within_band == (one.predicted.step_time_s <= edge)
+        assert one.predicted.step_time_s >= plan.predicted.step_time_s
+        assert one.lost_by
+    assert len(plan.runners_up) >= 5
+
+
+def test_a_search_without_verdict_has_no_plan_and_no_made_up_reason(make_case: MakeCase) -> None:
+    # The exact method leaves interleaved pipelines with free cuts open.
+    limits = {"pipeline_model_parallel_size": [2], "virtual_pipeline_model_parallel_size": [2]}
+    plan = make_case(settings={"method": "exact"}, search=limits).plan()
+    assert plan.certificate.status == "unknown"
+    assert plan.decision is None
+    space = plan.certificate.space
+    assert space.open > 0
+    assert plan.binding_constraint.startswith(
+        f"whether anything fits is not known: {space.open} combinations were neither solved nor "
+        "ruled out (method exact, time limit "
+    )
+    assert "plan again with a longer --time-limit" in plan.binding_constraint
+    assert plan.relaxations == ()
+    assert f"{space.open} neither solved nor ruled out" in certificate_line(plan.certificate)
+    assert certificate_line(plan.certificate).startswith("unknown: nothing was found")
+
+
+def test_a_space_without_legal_combinations_names_the_commonest_rules(make_case: MakeCase) -> None:
+    plan = make_case(search={"context_parallel_size": [2]}).plan()
+    assert plan.certificate.status == "infeasible"
+    assert 0 < len(plan.relaxations) <= 3
+    assert plan.relaxations[0].limit == "search.context_parallel_size leaves it out"
+    assert plan.relaxations[0].change.startswith("this rule alone excludes")
+    assert all(one.limit in plan.binding_constraint for one in plan.relaxations)
+
+
+def test_what_a_target_lacks_is_priced_by_searching_with_it(make_case: MakeCase) -> None:
+    # Two stages share a budget that lets one of them keep more than the other, or not.
+    limits = {"search": PLAIN["search"] | {"pipeline_model_parallel_size": [2]}}
+    gains = []
+    for memory in (10_600_000, 10_800_000, 11_300_000, 12_000_000):
+        plan = _with_memory(make_case, memory, **limits, emit=["megatron-lm"])
+        free = _with_memory(make_case, memory, **limits)
+        assert plan.decision is not None
+        assert plan.certificate.objective is not None
+        assert free.certificate.objective is not None
+        assert len(set(zip(plan.decision.stage_recompute, plan.decision.chunks, strict=True))) == 1
+        gain = 1.0 - free.certificate.objective / plan.certificate.objective
+        named = [one for one in plan.unlaunchable if "each stage" in one.feature]
+        assert bool(named) == (gain > 5e-3)
+        for one in named:
+            assert one.target == "megatron-lm"
+            assert one.gain_ratio == pytest.approx(gain)
+        gains.append(gain)
+    assert min(gains) == pytest.approx(0.0)
+    assert max(gains) > 0.01
+
+
+def test_the_reference_step_lacks_nothing_that_is_priced(make_case: MakeCase) -> None:
+    assert _with_memory(make_case, 2**40).unlaunchable == ()
+
+
+def test_two_runs_make_the_same_plan(make_case: MakeCase) -> None:
+    texts = []
+    for _ in range(2):
+        plan = make_case(
+            settings={"method": "milp"}, machine={"memory_limit_bytes": 9_000_000}
+        ).plan()
+        same = plan.certificate.model_copy(update={"solve_s": 0.0})
+        texts.append(plan.model_copy(update={"certificate": same}).model_dump_json())
+    assert texts[0] == texts[1]
+
+
+def test_a_plan_survives_being_stored(make_case: MakeCase) -> None:
+    plan = _with_memory(make_case, 2**40)
+    assert Plan.model_validate_json(plan.model_dump_json()) == plan

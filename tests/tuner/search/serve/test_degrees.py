@@ -1,0 +1,62 @@
+"""Splits of an instance by pool and model."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.rows import each_row
+from tuner.costs.serving.decoder import decoder_of
+from tuner.search.serve.degrees import LARGEST_INSTANCE, has_slow_links, instance_degrees
+from tuner.search.serve.options import ServingPool
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+
+
+@each_row("model", ["mixtral-8x7b", "deepseek-v3", "llama-3.1-8b", "gpt-oss-20b"])
+def test_every_split_deals_heads_experts_and_layers_out(
+    serving_pool: Callable[..., ServingPool], model: str
+) -> None:
+    decoder = decoder_of(read_model(MODELS / model))
+    pool = serving_pool(nodes=8).pool
+    found = list(instance_degrees(pool, decoder))
+    assert len(set(found)) == len(found)
+    for one in found:
+        assert one.devices <= min(LARGEST_INSTANCE, pool.num_devices)
+        assert one.attention_tensor <= pool.domain
+        assert all(group.attention.heads % one.attention_tensor == 0 for group in decoder.layers)
+        assert one.pipeline == 1 or one.attention_data == 1
+        if decoder.experts is None:
+            assert (one.attention_data, one.expert, one.moe_tensor) == (1, 1, 1)
+        else:
+            ranks = one.attention_tensor * one.attention_data
+            assert ranks == 1 or one.expert * one.moe_tensor == ranks
+            assert decoder.experts.num % one.expert == 0
+
+
+def test_machines_that_do_not_divide_the_experts_hold_copies(
+    serving_pool: Callable[..., ServingPool],
+) -> None:
+    decoder = decoder_of(read_model(MODELS / "deepseek-v3"))
+    for nodes, per_node, wide in (
+        (9, 8, {24, 48, 72}),
+        (18, 4, {12, 24, 36, 48, 72}),
+        (5, 8, {24, 40}),
+    ):
+        pool = serving_pool(nodes=nodes, per_node=per_node).pool
+        with_copies = {one.devices for one in instance_degrees(pool, decoder, has_copies=True)}
+        without = {one.devices for one in instance_degrees(pool, decoder)}
+        assert with_copies - without == wide, (nodes, per_node)
+        assert all(size & (size - 1) == 0 for size in without)
+
+
+def test_pipelines_come_after_all_that_needs_none(serving_pool: Callable[..., ServingPool]) -> None:
+    decoder = decoder_of(read_model(MODELS / "llama-3.1-8b"))
+    stages = [one.pipeline for one in instance_degrees(serving_pool().pool, decoder)]
+    assert stages == sorted(stages)
+    assert max(stages) == 16
+
+
+def test_cards_on_a_bus_have_slow_links(serving_pool: Callable[..., ServingPool]) -> None:
+    slow, fast = serving_pool("l40s"), serving_pool("h100-sxm")
+    assert has_slow_links(slow.machine.sheet, slow.pool)
+    assert not has_slow_links(fast.machine.sheet, fast.pool)

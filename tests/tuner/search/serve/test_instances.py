@@ -1,0 +1,30 @@
+"""Storage formats of the parts of a checkpoint, by how it is quantised."""
+
+from tests.rows import each_row
+from tuner.search.serve.instances import goal_formats
+from tuner.spec.serving.goal import ServeGoal
+
+
+@each_row(
+    ("quantization", "attention", "dense", "experts"),
+    [
+        ("bf16", "bf16", "bf16", "bf16"),
+        ("fp8_block", "fp8_block", "fp8_block", "fp8_block"),
+        ("nvfp4", "bf16", "nvfp4", "nvfp4"),
+        ("mxfp4", "bf16", "bf16", "mxfp4"),
+    ],
+)
+def test_fp4_checkpoints_keep_attention_in_bf16_and_gpt_oss_all_but_experts(
+    quantization: str, attention: str, dense: str, experts: str
+) -> None:
+    goal = ServeGoal.model_validate(
+        {
+            "kind": "serve",
+            "engine": {"name": "vllm"},
+            "traffic": {"concurrency": 8, "input_tokens": 1000, "output_tokens": 100},
+            "quantization": quantization,
+        }
+    )
+    found = goal_formats(goal)
+    assert (found.attention, found.output) == (attention, attention)
+    assert (found.ffn, found.experts, found.head) == (dense, experts, "bf16")

@@ -1,0 +1,106 @@
+"""Tokens beside prompts, by hand and against the requests that are simulated."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.rows import each_row
+from tuner.costs.serving.engine import Degrees
+from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serving.speculative import Drafting
+from tuner.search.serve.demand import Demand
+from tuner.search.serve.mixed_batches import prompt_time, token_seconds
+from tuner.simulate.serving.batching import simulate
+from tuner.simulate.serving.client import engine_rules
+from tuner.simulate.serving.load import Requests
+from tuner.simulate.serving.steps import step_times
+
+
+def counts(*numbers: float) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+    return np.array(numbers, dtype=np.float64)
+
+
+@each_row("engine", ["vllm", "sglang", "trtllm"])
+@each_row(("inputs", "outputs"), [(2000, 400), (200, 600), (6000, 200)])
+def test_the_steady_state_is_that_of_a_full_closed_loop(
+    iteration: Callable[..., Iteration],
+    demand: Callable[..., Demand],
+    engine: str,
+    inputs: int,
+    outputs: int,
+) -> None:
+    own, running, budget = iteration(engine=engine), 24, 8192
+    asked = demand(input_tokens=inputs, output_tokens=outputs)
+    each_s = float(token_seconds(own, counts(running), asked, step_tokens=budget)[0])
+    count = 30 * running
+    # Answers of unlike lengths come apart; equal ones would stay in step.
+    rng = np.random.default_rng(7)
+    served = simulate(
+        Requests(
+            input_R=np.full(count, inputs),
+            output_R=rng.integers(round(0.5 * outputs), round(1.5 * outputs), count),
+        ),
+        times=step_times(
+            own, most_tokens=budget + running, most_sequences=running, longest=inputs + 2 * outputs
+        ),
+        rules=engine_rules(own.engine, step_tokens=budget, kv_tokens=1e9, most_running=running),
+        concurrency=running,
+    )
+    middle = slice(count // 4, 3 * count // 4)
+    span_s = served.end_s_R[middle].max() - served.arrival_s_R[middle].min()
+    rate = 0.5 * count / float(span_s)
+    assert running / (outputs * each_s) == pytest.approx(rate, rel=0.15)
+
+
+def test_more_than_the_budget_has_steps_for_never_run_at_once(
+    iteration: Callable[..., Iteration], demand: Callable[..., Demand]
+) -> None:
+    # Of 1024 tokens a step, n running and n I / O = 20 n of prompts: n = 48 is the last.
+    asked = demand(input_tokens=8000, output_tokens=400)
+    found = token_seconds(iteration(), counts(48, 49), asked, step_tokens=1024)
+    assert np.isfinite(found[0])
+    assert np.isinf(found[1])
+
+
+def test_a_prompt_takes_more_steps_of_a_smaller_budget(
+    iteration: Callable[..., Iteration], demand: Callable[..., Demand]
+) -> None:
+    one, own = iteration(), demand(input_tokens=8000)
+    few, many = (prompt_time(one, own, step_tokens=tokens) for tokens in (8192, 512))
+    assert many.latency_s > few.latency_s
+    assert few.busy_s == few.latency_s
+
+
+def test_a_cached_prefix_is_looked_at_and_not_computed(
+    iteration: Callable[..., Iteration], demand: Callable[..., Demand]
+) -> None:
+    own = iteration()
+    whole, half, short = (
+        prompt_time(own, demand(input_tokens=tokens, prefix_hit=hit), step_tokens=8192).latency_s
+        for tokens, hit in ((8000, 0.0), (8000, 0.5), (4000, 0.0))
+    )
+    assert short < half < 0.75 * whole
+
+
+def test_the_next_prompt_of_a_pipeline_begins_before_the_last_has_ended(
+    iteration: Callable[..., Iteration], demand: Callable[..., Demand]
+) -> None:
+    plain = iteration()
+    piped = replace(plain, degrees=Degrees(attention_tensor=2, expert=2, pipeline=4))
+    found = prompt_time(piped, demand(), step_tokens=8192)
+    assert found.busy_s == pytest.approx(0.25 * found.latency_s, rel=0.1)
+
+
+def test_drafts_that_are_kept_shorten_tokens_and_refused_ones_lengthen_them(
+    iteration: Callable[..., Iteration], demand: Callable[..., Demand]
+) -> None:
+    plain, asked, few = iteration("deepseek-v3"), demand(), counts(4)
+    plain = replace(plain, degrees=Degrees(attention_data=8, expert=8))
+    without = float(token_seconds(plain, few, asked, step_tokens=8192)[0])
+    kept, refused = (
+        replace(plain, drafting=Drafting(draft_tokens=2, acceptance=share)) for share in (0.9, 0.0)
+    )
+    assert float(token_seconds(kept, few, asked, step_tokens=8192)[0]) < 0.7 * without
+    assert float(token_seconds(refused, few, asked, step_tokens=8192)[0]) > without

@@ -1,0 +1,186 @@
+"""The most requests a second of given devices: a closed case, and what is simulated around it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.serve_text import serve_text
+from tuner.explain.outcomes import to_figures
+from tuner.search.serve.modes import solve_modes
+from tuner.search.serve.most_rate import RATE_STEP, at_rate, most_rate, most_rate_with
+from tuner.search.serve.routers import router_choices
+from tuner.search.serve.solve_mode import (
+    ServeProblem,
+    Settings,
+    build_serve_problem,
+    simulate_traffic,
+)
+from tuner.serve_api import deploy, price_serving_pool
+from tuner.serve_plan import Role, ServePlan
+from tuner.spec.serving.read import read_serve_spec
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+EVEN = "{rate: 3/s, arrival: {kind: constant}, input_tokens: 1000, output_tokens: 200}"
+SHAPE = "{input_tokens: 2000, output_tokens: 400}"
+Spec = Callable[..., Path]
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Spec:
+    def made(
+        *,
+        model: str = "llama-3.1-8b",
+        nodes: int = 4,
+        per_node: int = 1,
+        engine: str = "vllm",
+        traffic: str = SHAPE,
+        slo: str = "{ttft: {p90: 1s}, tpot: {p90: 40ms}}",
+        modes: str = "[aggregated]",
+        extra: str = "",
+        more_pools: str = "",
+    ) -> Path:
+        path = tmp_path / "spec.yaml"
+        path.write_text(
+            f"schema_version: 1\nmodel: {MODELS / model}\n"
+            f"cluster: {{pools: [{{name: h100, device: h100-sxm, nodes: {nodes},"
+            f" devices_per_node: {per_node}}}{more_pools}]}}\n"
+            f"goal:\n  kind: serve\n  engine: {{name: {engine}}}\n  traffic: {traffic}\n"
+            f"  slo: {slo}\n  objective: rate\n  modes: {modes}\n  {extra}\n"
+            f"emit: [{engine}]\n"
+        )
+        return path
+
+    return made
+
+
+def question_of_spec(path: Path) -> ServeProblem:
+    spec = read_serve_spec(path)
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+    return build_serve_problem(spec, serving_pools, Settings())
+
+
+def planned(path: Path) -> ServePlan:
+    return deploy(path, time_limit_s=20.0).plan
+
+
+def test_even_arrivals_are_served_up_to_what_the_instances_can(spec: Spec) -> None:
+    # One kind of instance, one device each: four times its rate. Nothing waits at even gaps.
+    problem = question_of_spec(spec(traffic=EVEN, extra="max_model_len: 8192"))
+    each = {
+        option.devices: option.rate_per_s / option.devices
+        for option in sorted(problem.options.options, key=lambda one: one.rate_per_s)
+    }
+    found = most_rate(problem, "aggregated")
+    assert found is not None
+    assert found.rate_per_s is not None
+    assert not found.missed_without_spare
+    assert 1.0 / found.bound == pytest.approx(4.0 * max(each.values()), rel=1e-6)
+    assert found.rate_per_s == pytest.approx(4.0 * max(each.values()) / (1.0 + RATE_STEP))
+
+
+def test_a_rate_above_what_is_found_misses_a_target(spec: Spec) -> None:
+    for slo in ("{ttft: {mean: 400ms}}", "{ttft: {p99: 600ms}, tpot: {p90: 40ms}}"):
+        problem = question_of_spec(
+            spec(
+                nodes=1, engine="sglang", traffic="{input_tokens: 8192, output_tokens: 20}", slo=slo
+            )
+        )
+        found = most_rate(problem, "aggregated")
+        assert found is not None
+        assert found.rate_per_s is not None
+        assert found.missed_without_spare
+        assert found.rate_per_s < 0.95 / found.bound
+        targets = problem.spec.goal.slo
+        for factor, holds in ((1.0, True), (1.0 + 2.0 * RATE_STEP, False)):
+            more = at_rate(problem, factor * found.rate_per_s)
+            simulated = simulate_traffic(more, "aggregated", found.groups)
+            assert simulated.meets(targets) == holds, (slo, factor)
+
+
+def test_no_rate_is_named_where_a_single_request_misses_a_target(spec: Spec) -> None:
+    plan = planned(spec(slo="{ttft: {p90: 1ms}}"))
+    assert plan.decision is None
+    assert plan.certificate.status == "infeasible"
+    assert "a single prompt takes" in plan.binding_constraint
+
+
+def test_more_devices_and_longer_targets_never_serve_less(spec: Spec) -> None:
+    rates = [
+        served.rate_per_s or 0.0
+        for nodes, slo in (
+            (1, "{tpot: {p90: 20ms}}"),
+            (1, "{tpot: {p90: 40ms}}"),
+            (2, "{tpot: {p90: 40ms}}"),
+        )
+        if (served := most_rate(question_of_spec(spec(nodes=nodes, slo=slo)), "aggregated"))
+    ]
+    assert rates[0] <= rates[1] * (1.0 + RATE_STEP)
+    assert rates[2] == pytest.approx(2.0 * rates[1], rel=0.05)
+
+
+@pytest.mark.slow
+def test_several_kinds_behind_a_router_that_follows_load_serve_more_than_one(spec: Spec) -> None:
+    # Of one kind a role, only one pool of the two would serve.
+    pools = ", {name: h20, device: h20, nodes: 2, devices_per_node: 1}"
+    problem = question_of_spec(spec(nodes=2, more_pools=pools))
+    one_kind, by_load = router_choices(problem.spec.goal, problem.spec.emit, "aggregated")
+    one = most_rate_with(problem, "aggregated", one_kind, None)
+    found = most_rate(problem, "aggregated")
+    assert one is not None
+    assert found is not None
+    assert {group.option.serving_pool.pool.name for group in one.groups} == {"h100"}
+    assert {group.option.serving_pool.pool.name for group in found.groups} == {"h100", "h20"}
+    assert found.router == by_load
+    assert found.covered_kinds == by_load.most_kinds
+    assert one.rate_per_s is not None
+    assert found.rate_per_s is not None
+    assert 1.1 * one.rate_per_s < found.rate_per_s <= 1.0 / found.bound
+    targets = problem.spec.goal.slo
+    for factor, holds in ((1.0, True), (1.0 + 2.0 * RATE_STEP, False)):
+        more = at_rate(problem, factor * found.rate_per_s)
+        simulated = simulate_traffic(more, "aggregated", found.groups, router=found.router)
+        assert simulated.meets(targets) == holds or not found.missed_without_spare
+
+
+def test_every_mode_with_a_program_is_solved(spec: Spec) -> None:
+    modes = "[aggregated, disaggregated, attention_expert, shared_device]"
+    problem = question_of_spec(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes=modes))
+    solutions = solve_modes(problem)
+    assert {one.mode for one in solutions.serving} == {
+        "aggregated",
+        "disaggregated",
+        "shared_device",
+    }
+    assert isinstance(solutions.afd, str)
+    for one in solutions.serving:
+        assert one.rate_per_s is not None
+        assert one.rate_per_s <= 1.0 / one.bound
+        if one.mode == "disaggregated":
+            for role in (Role.PREFILL, Role.DECODE):
+                served = sum(group.rate_per_s for group in one.groups if group.option.role is role)
+                assert one.rate_per_s <= served
+    assert solutions.fitting[0].rate_per_s == max(
+        one.rate_per_s or 0.0 for one in solutions.fitting
+    )
+
+
+def test_a_plan_says_the_rate_its_bound_and_the_benchmark_that_sends_it(spec: Spec) -> None:
+    plan = planned(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes="[aggregated]"))
+    assert plan.predicted is not None
+    certificate = plan.certificate
+    assert certificate.objective is not None
+    assert certificate.objective == pytest.approx(plan.predicted.requests_per_s)
+    assert certificate.bound is not None
+    assert certificate.objective <= certificate.bound
+    assert certificate.gap_ratio == pytest.approx(1.0 - certificate.objective / certificate.bound)
+    assert plan.goal.traffic.rate == certificate.objective
+    assert [one.requests_per_s for one in plan.modes] == [certificate.objective]
+    assert ServePlan.model_validate_json(plan.model_dump_json()) == plan
+    shown = serve_text(plan, folder=Path("plan"))
+    assert "certificate    requests/s within the SLO " in shown
+    assert ", upper bound " in shown
+    assert "devices  requests/s" in shown
+    figures = to_figures(plan)
+    assert figures is not None
+    assert (figures.objective, figures.more_is_better) == ("requests_per_s", True)

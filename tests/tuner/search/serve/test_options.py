@@ -1,0 +1,234 @@
+"""Instance options: what is tried, what is counted out, what another beats."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serving.engine import A2aBackend, Engine
+from tuner.costs.serving.speculative import Drafting
+from tuner.search.serve.choices import BUDGETS, Budget, Choices, engine_budgets, usual_choices
+from tuner.search.serve.demand import Demand
+from tuner.search.serve.dominance import drop_dominated
+from tuner.search.serve.instances import to_instance_group
+from tuner.search.serve.options import (
+    NO_ROOM,
+    SLOW_PROMPT,
+    SLOW_TOKEN,
+    Option,
+    Options,
+    ServingPool,
+    device_memory_bytes,
+    price_options,
+)
+from tuner.serve_plan import Role
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+FP8 = Formats(attention="fp8", output="fp8", ffn="fp8", experts="fp8", kv="bf16")
+ROLES = (Role.AGGREGATED, Role.PREFILL, Role.DECODE)
+A2A_BACKENDS = (A2aBackend.ALLGATHER, A2aBackend.NORMAL, A2aBackend.LOW_LATENCY)
+DRAFTING = Drafting(draft_tokens=2, acceptance=0.8)
+Site = Callable[..., ServingPool]
+Asked = Callable[..., Demand]
+
+
+def decoder(model: str) -> Decoder:
+    return decoder_of(read_model(MODELS / model))
+
+
+def found_of(
+    serving_pool: ServingPool,
+    demand: Demand,
+    *,
+    model: str = "deepseek-v3",
+    engine: Engine = Engine.SGLANG,
+    **choices: object,
+) -> Options:
+    stated: dict[str, object] = {"budgets": engine_budgets(engine, longest=demand.most_tokens)}
+    return price_options(
+        (serving_pool,),
+        decoder=decoder(model),
+        formats=FP8,
+        engine=engine,
+        demand=demand,
+        roles=ROLES,
+        choices=Choices(**(stated | choices)),  # type: ignore[arg-type]  # named by the tests
+    )
+
+
+def test_every_option_holds_its_batch_and_meets_its_targets(
+    serving_pool: Site, demand: Asked
+) -> None:
+    asked = demand(slo={"ttft": {"p90": 2.0}, "tpot": {"p90": 0.05}})
+    place = serving_pool("h200-sxm")
+    found = found_of(place, asked, a2a_backends=A2A_BACKENDS, drafting=DRAFTING)
+    assert {option.role for option in found.options} == set(ROLES)
+    for option in found.options:
+        assert option.tpot_s <= 0.05
+        assert option.ttft_s <= 2.0
+        assert option.running * asked.held_tokens <= option.kv_tokens or option.running == 1
+        assert device_memory_bytes(option, asked) <= place.memory_bytes
+
+
+def test_no_batch_is_larger_than_a_closed_loop_is(serving_pool: Site, demand: Asked) -> None:
+    for concurrency in (2, 64):
+        asked = demand(concurrency=concurrency, rate=None)
+        found = found_of(serving_pool("h200-sxm"), asked)
+        assert {one.role for one in found.options} == set(ROLES)
+        assert max(one.running for one in found.options) <= concurrency
+
+
+def test_infeasible_options_are_counted_by_reason(serving_pool: Site, demand: Asked) -> None:
+    memory = found_of(serving_pool("h100-sxm", nodes=1), demand())
+    assert set(memory.illegal_by) == {NO_ROOM}
+    assert not memory.options
+    slow = found_of(serving_pool("h200-sxm"), demand(slo={"ttft": {"p90": 0.05}}))
+    assert slow.illegal_by[SLOW_PROMPT] > 0
+    assert {option.role for option in slow.options} == {Role.DECODE}
+    late = found_of(serving_pool("h200-sxm"), demand(slo={"tpot": {"p90": 0.002}}))
+    assert late.illegal_by[SLOW_TOKEN] > 0
+    assert {option.role for option in late.options} == {Role.PREFILL}
+    assert late.illegal == sum(late.illegal_by.values())
+
+
+def test_a_release_that_refuses_every_option_of_a_role_is_named(
+    serving_pool: Site, demand: Asked
+) -> None:
+    found = price_options(
+        (serving_pool("h200-sxm"),),
+        decoder=decoder("deepseek-v3"),
+        formats=FP8,
+        engine=Engine.SGLANG,
+        demand=demand(),
+        roles=ROLES,
+        refuse=lambda option: "no prefill" if option.role is Role.PREFILL else "",
+    )
+    assert found.refused == {Role.PREFILL: "no prefill"}
+    assert found.illegal_by["no prefill"] > 0
+
+
+def test_data_ranks_exchange_by_kernels_made_for_their_role(
+    serving_pool: Site, demand: Asked
+) -> None:
+    found = found_of(
+        serving_pool("h200-sxm"),
+        demand(),
+        a2a_backends=A2A_BACKENDS,
+        overlapped=frozenset({A2aBackend.NORMAL}),
+    )
+    used = {
+        role: {
+            to_instance_group(option, count=1).a2a_backend
+            for option in found.options
+            if option.role is role and option.degrees.attention_data > 1
+        }
+        for role in ROLES
+    }
+    assert "deepep_low_latency" not in used[Role.PREFILL]
+    assert "deepep_normal" not in used[Role.DECODE]
+    assert any(option.iteration.two_batch_overlap for option in found.options)
+    for option in found.options:
+        if option.iteration.two_batch_overlap:
+            assert option.iteration.a2a_backend is A2aBackend.NORMAL
+
+
+def test_drafting_is_tried_beside_none(serving_pool: Site, demand: Asked) -> None:
+    asked = demand(slo={"tpot": {"p90": 0.05}})
+    plain = found_of(serving_pool("h200-sxm"), asked)
+    drafted = found_of(serving_pool("h200-sxm"), asked, drafting=DRAFTING)
+    assert drafted.slowest_tpot_s < 0.6 * plain.slowest_tpot_s
+    assert best(drafted, Role.DECODE) > 1.05 * best(plain, Role.DECODE)
+    useless = replace(DRAFTING, acceptance=0.0)
+    assert best(
+        found_of(serving_pool("h200-sxm"), asked, drafting=useless), Role.DECODE
+    ) == pytest.approx(best(plain, Role.DECODE))
+    launched = [to_instance_group(option, count=1).draft_tokens for option in drafted.options]
+    assert set(launched) == {0, 2}
+
+
+def best(found: Options, role: Role) -> float:
+    """Of the most requests a second and device."""
+    return max(one.rate_per_s / one.devices for one in found.options if one.role is role)
+
+
+def test_budgets_are_chunked_unless_an_engine_takes_whole_prompts(demand: Asked) -> None:
+    assert engine_budgets(Engine.VLLM, longest=4000) == tuple(
+        Budget(tokens=tokens, is_chunked=True) for tokens in BUDGETS
+    )
+    whole = [
+        one.tokens for one in engine_budgets(Engine.TRTLLM, longest=4000) if not one.is_chunked
+    ]
+    assert whole == [4096, 8192, 16384]
+    assert usual_choices(Engine.TRTLLM).budgets == (Budget(tokens=8192, is_chunked=False),)
+
+
+def test_an_instance_is_stated_with_its_budget_and_pages(serving_pool: Site, demand: Asked) -> None:
+    found = found_of(
+        serving_pool("h200-sxm"),
+        demand(),
+        budgets=(Budget(tokens=4096, is_chunked=True),),
+        page_by_pool={"h200-sxm": 64},
+    )
+    for option in found.options:
+        stated = to_instance_group(option, count=3)
+        assert (stated.count, stated.page_size) == (3, 64)
+        assert (stated.max_batched_tokens, stated.chunked_prefill) == (4096, True)
+        assert stated.devices == stated.attention_tp * stated.attention_dp * stated.pp
+
+
+def test_cards_on_a_bus_are_offered_pipelines(serving_pool: Site, demand: Asked) -> None:
+    slow = found_of(serving_pool("l40s"), demand(), model="llama-3.1-70b", engine=Engine.VLLM)
+    fast = found_of(serving_pool("h100-sxm"), demand(), model="llama-3.1-70b", engine=Engine.VLLM)
+    assert any(option.degrees.pipeline > 1 for option in slow.options)
+    assert not any(option.degrees.pipeline > 1 for option in fast.options)
+
+
+def test_a_model_that_no_domain_holds_is_offered_pipelines(
+    serving_pool: Site, demand: Asked
+) -> None:
+    found = found_of(
+        serving_pool("h100-sxm", nodes=4), demand(), model="llama-3.1-405b", engine=Engine.VLLM
+    )
+    bf16 = price_options(
+        (serving_pool("h100-sxm", nodes=4),),
+        decoder=decoder("llama-3.1-405b"),
+        formats=replace(FP8, attention="bf16", output="bf16", ffn="bf16"),
+        engine=Engine.VLLM,
+        demand=demand(),
+        roles=ROLES,
+    )
+    assert {option.degrees.pipeline for option in found.options} == {1}
+    assert min(option.degrees.pipeline for option in bf16.options) == 2
+
+
+def test_what_another_beats_in_everything_is_dropped(serving_pool: Site, demand: Asked) -> None:
+    found = found_of(serving_pool("h200-sxm"), demand(slo={"tpot": {"p90": 0.05}}))
+    assert found.beaten > 0
+    one = next(option for option in found.options if option.role is Role.DECODE)
+    worse = replace(one, rate_per_s=0.9 * one.rate_per_s, tpot_s=1.1 * one.tpot_s)
+    quick = replace(worse, tpot_s=0.5 * one.tpot_s)
+    assert drop_dominated([worse, one, quick]) == (one, quick)
+
+
+def test_a_like_split_is_no_tie_and_an_unlike_one_within_the_band_is(
+    serving_pool: Site, demand: Asked
+) -> None:
+    found = found_of(serving_pool("h200-sxm"), demand(slo={"tpot": {"p90": 0.05}}))
+    one = next(option for option in found.options if option.role is Role.DECODE)
+    near = replace(one, rate_per_s=0.97 * one.rate_per_s)
+    other = replace(near, degrees=replace(one.degrees, attention_data=2 * one.devices))
+    assert drop_dominated([one, near]) == (one,)
+    # Twice the devices at twice the rate, but 3 %: the model cannot tell them apart.
+    twice = replace(other, rate_per_s=1.94 * one.rate_per_s)
+    half = replace(other, rate_per_s=one.rate_per_s)
+    assert same_split(one, twice)
+    assert drop_dominated([one, twice]) == (one, twice)
+    assert drop_dominated([one, half]) == (one,)
+
+
+def same_split(one: Option, other: Option) -> bool:
+    """What dominance compares only alike."""
+    return one.degrees.attention_tensor == other.degrees.attention_tensor

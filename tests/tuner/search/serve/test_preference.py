@@ -1,0 +1,98 @@
+"""Modes without published runs, and what the bound of the chosen one holds for."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.printed import unwrapped
+from tuner.cli.serve_text import serve_explanation, serve_text
+from tuner.search.serve.solve_mode import Settings, build_serve_problem
+from tuner.serve_api import deploy, price_serving_pool
+from tuner.serve_plan import ServePlan
+from tuner.spec.serving.read import read_serve_spec
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+
+
+def planned(
+    folder: Path, *, modes: str, rate: float = 12.0, ttft: str = "3s", engine: str = "sglang"
+) -> ServePlan:
+    path = folder / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\n"
+        f"model: {MODELS / 'qwen3-235b-a22b'}\n"
+        "cluster: {pools: [{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8}]}\n"
+        "goal:\n"
+        "  kind: serve\n"
+        f"  engine: {{name: {engine}}}\n"
+        f"  traffic: {{rate: {rate}/s, input_tokens: 2000, output_tokens: 200}}\n"
+        f"  slo: {{ttft: {{p90: {ttft}}}, tpot: {{p90: 50ms}}}}\n"
+        "  quantization: fp8\n"
+        "  objective: devices\n"
+        f"  modes: [{modes}]\n"
+    )
+    return deploy(path, time_limit_s=20.0).plan
+
+
+def test_a_mode_without_runs_is_not_chosen_where_its_band_takes_the_gain_away(
+    tmp_path: Path,
+) -> None:
+    plan = planned(tmp_path, modes="aggregated, shared_device")
+    both = {one.mode: one for one in plan.modes}
+    measured, guessed = both["aggregated"], both["shared_device"]
+    assert measured.status == "chosen"
+    assert guessed.status == "alternative"
+    assert (guessed.devices or 0) < (measured.devices or 0)
+    assert "no published run backs shared_device" in guessed.told
+    # The bound is of both modes, so that the measured one is not called optimal.
+    assert plan.certificate.status == "feasible"
+    assert plan.certificate.bound is not None
+    assert plan.certificate.bound <= (guessed.devices or 0)
+    assert "aggregated, shared_device" in plan.certificate.covers
+
+
+def test_a_mode_without_runs_that_is_the_only_one_requested_is_chosen_with_a_caution(
+    tmp_path: Path,
+) -> None:
+    plan = planned(tmp_path, modes="shared_device")
+    assert plan.decision is not None
+    assert plan.decision.mode == "shared_device"
+    assert plan.predicted is not None
+    assert plan.predicted.is_new_pair
+    assert any(
+        "no calibration row shares this model and engine" in note for note in plan.provenance.notes
+    )
+    assert any("no published run backs" in note for note in plan.provenance.notes)
+
+
+def test_a_mode_that_misses_a_target_once_simulated_still_counts_for_the_bound(
+    tmp_path: Path,
+) -> None:
+    plan = planned(tmp_path, modes="aggregated, disaggregated", rate=2.0, ttft="190ms")
+    missed = [one for one in plan.modes if one.status == "missed"]
+    assert plan.decision is not None
+    assert missed
+    assert all(one.mode in plan.certificate.covers for one in missed)
+
+
+def test_the_bound_is_the_least_of_all_instances_when_they_are_counted_one_by_one(
+    tmp_path: Path,
+) -> None:
+    plan = planned(tmp_path, modes="aggregated")
+    spec = read_serve_spec(tmp_path / "spec.yaml")
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+    asked = build_serve_problem(spec, serving_pools, Settings(time_limit_s=20.0))
+    rate = asked.demand.rate_per_s
+    least = min(
+        math.ceil(rate / option.rate_per_s) * option.devices for option in asked.options.options
+    )
+    assert plan.certificate.bound == pytest.approx(least, rel=1e-6)
+
+
+def test_the_text_names_what_is_proven_and_no_saving_of_nothing(tmp_path: Path) -> None:
+    plan = planned(tmp_path, modes="aggregated, attention_expert, shared_device", engine="vllm")
+    for text in map(unwrapped, (serve_text(plan, folder=tmp_path), serve_explanation(plan))):
+        assert f", for {plan.certificate.covers} (gap" in text
+        assert "save 0%" not in text
+        assert "1 others" not in text

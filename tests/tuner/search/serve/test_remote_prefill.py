@@ -1,0 +1,107 @@
+"""Thresholds, and instances on both sides of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tuner.search.serve.mode_simulation import waits_s
+from tuner.search.serve.program import Spare, build_program
+from tuner.search.serve.remote_prefill import length_thresholds, offload_options
+from tuner.search.serve.solve_mode import (
+    ServeProblem,
+    Settings,
+    build_serve_problem,
+    problem_variants,
+)
+from tuner.serve_api import price_serving_pool
+from tuner.serve_plan import Role
+from tuner.spec.serving.read import read_serve_spec
+
+MODEL = Path(__file__).parents[4] / "examples" / "models" / "mixtral-8x7b"
+
+
+@pytest.fixture(scope="module")
+def problem(tmp_path_factory: pytest.TempPathFactory) -> ServeProblem:
+    path = tmp_path_factory.mktemp("offloading") / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\n"
+        f"model: {MODEL}\n"
+        "cluster:\n"
+        "  pools:\n"
+        "    - {name: h100, device: h100-sxm, nodes: 1, devices_per_node: 8}\n"
+        "    - {name: h20, device: h20, nodes: 1, devices_per_node: 8}\n"
+        "  links: [{between: [h100, h20], bandwidth: 100Gbit/s, latency: 200us}]\n"
+        "goal:\n"
+        "  kind: serve\n"
+        "  engine: {name: vllm}\n"
+        "  modes: [prefill_offload]\n"
+        "  traffic:\n"
+        "    rate: 4/s\n"
+        "    prefix_hit: 0.5\n"
+        "    input_tokens: {kind: lognormal, mean: 5000, cv: 1.2, most: 30000}\n"
+        "    output_tokens: 300\n"
+        "  slo: {ttft: {p90: 5s}, tpot: {p90: 50ms}}\n"
+    )
+    spec = read_serve_spec(path)
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+    return build_serve_problem(spec, serving_pools, Settings())
+
+
+def test_thresholds_part_the_tokens_to_compute(problem: ServeProblem) -> None:
+    cuts = length_thresholds(problem.spec.goal, problem.demand)
+    shares = [threshold.long_share for threshold in cuts]
+    assert shares == sorted(shares, reverse=True)
+    for threshold in cuts:
+        assert 0.0 < threshold.long_share < 1.0
+        assert threshold.lengths(is_long=True).min() > threshold.above_tokens
+        assert threshold.lengths(is_long=False).max() <= threshold.above_tokens
+        # Half of every prompt is found in the cache.
+        assert threshold.input_tokens(is_long=True) > 2.0 * threshold.above_tokens
+        whole = threshold.long_share * threshold.input_tokens(is_long=True)
+        whole += (1.0 - threshold.long_share) * threshold.input_tokens(is_long=False)
+        assert whole == pytest.approx(problem.demand.input_tokens, rel=0.1)
+
+
+def test_more_offloaded_prompts_leave_local_instances_more_requests(problem: ServeProblem) -> None:
+    best = []
+    for threshold in length_thresholds(problem.spec.goal, problem.demand):
+        made = offload_options(problem.options.options, threshold, problem.demand)
+        assert {one.role for one in made} == {Role.PREFILL, Role.DECODE}
+        best.append(
+            (
+                max(one.rate_per_s for one in made if one.role is Role.DECODE),
+                max(one.rate_per_s for one in made if one.role is Role.PREFILL),
+            )
+        )
+    local, remote = zip(*best, strict=True)
+    assert list(local) == sorted(local, reverse=True)
+    assert list(remote) == sorted(remote)
+
+
+def test_caches_go_between_pools_and_only_those_of_long_prompts(problem: ServeProblem) -> None:
+    for variant in problem_variants(problem, "prefill_offload"):
+        program = build_program(
+            "prefill_offload",
+            variant.options.options,
+            serving_pools=variant.serving_pools,
+            kv_transfers=variant.kv_transfers,
+            demand=variant.demand,
+            spare=Spare(prefill_ratio=0.0, others_ratio=0.0),
+        )
+        assert program is not None
+        assert variant.threshold is not None
+        own = program.problem
+        for route in own.routes:
+            ends = own.groups[route.sender].name, own.groups[route.receiver].name
+            assert ("h100" in ends[0]) != ("h100" in ends[1])
+            # Mixtral keeps 131,072 bytes a token.
+            tokens = variant.threshold.long_share * variant.threshold.input_tokens(is_long=True)
+            assert route.request_bytes == pytest.approx(131_072 * tokens, rel=1e-3)
+            assert {own.links[link].name for link in route.links} <= {"h100 to h20", "h20 to h100"}
+
+
+def test_waits_of_the_remote_side_are_those_of_its_servers() -> None:
+    arrival_s_R, seconds_R = np.array([0.0, 0.0, 0.0, 10.0]), np.full(4, 2.0)
+    assert waits_s(arrival_s_R, seconds_R, 1).tolist() == [0.0, 2.0, 4.0, 0.0]
+    assert waits_s(arrival_s_R, seconds_R, 2).tolist() == [0.0, 0.0, 2.0, 0.0]

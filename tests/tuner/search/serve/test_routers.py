@@ -1,0 +1,319 @@
+"""The router as part of the decision: which policy, how many kinds, which prefixes are found."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tuner.search.serve import routed_simulation as playing_routed
+from tuner.search.serve.mode_simulation import is_routed
+from tuner.search.serve.routed_simulation import simulate_routed_mode
+from tuner.search.serve.routers import loses_prefixes, router_choices, to_serve_router
+from tuner.search.serve.simulation import InstanceGroup, simulate_disaggregated_mode
+from tuner.serve_api import deploy
+from tuner.serve_plan import Role, ServePlan
+from tuner.spec.cluster import Pool
+from tuner.spec.serving.goal import Engine, Mode, ServeGoal
+from tuner.spec.serving.manifests.registry import engine_manifest
+from tuner.spec.serving.manifests.routers import ROUTERS, router_stacks
+from tuner.spec.serving.routers import RouterPolicy
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+H100 = "{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8, price_per_device_hour: 3.0}"
+H20 = "{name: h20, device: h20, nodes: 1, devices_per_node: 8, price_per_device_hour: 1.5}"
+
+
+def planned(
+    folder: Path, *, engine: str = "vllm", emit: str = "[]", rate: int = 20, rest: str = ""
+) -> ServePlan:
+    path = folder / "spec.yaml"
+    path.write_text(
+        "schema_version: 1\n"
+        f"model: {MODELS / 'mixtral-8x7b'}\n"
+        f"cluster: {{pools: [{H100}, {H20}], links: []}}\n"
+        "goal:\n"
+        "  kind: serve\n"
+        f"  engine: {{name: {engine}}}\n"
+        f"  traffic: {{rate: {rate}/s, arrival: {{kind: gamma, cv: 1.5}}, input_tokens: 2000,"
+        f" output_tokens: 400{rest}}}\n"
+        "  slo: {ttft: {p90: 1s}, tpot: {p90: 40ms}}\n"
+        "  objective: cost\n"
+        "  modes: [aggregated]\n"
+        f"emit: {emit}\n"
+    )
+    return deploy(path, time_limit_s=20.0).plan
+
+
+def goal_of(engine: str, **traffic: object) -> ServeGoal:
+    return ServeGoal.model_validate(
+        {
+            "kind": "serve",
+            "engine": {"name": engine},
+            "traffic": {"rate": 1.0, "input_tokens": 100, "output_tokens": 10} | traffic,
+        }
+    )
+
+
+CHOICES: list[tuple[str, tuple[str, ...], Mode, float, tuple[str, str, str | None]]] = [
+    ("vllm", ("vllm",), "aggregated", 0.0, ("least_requests", "weighted_least_requests", None)),
+    ("vllm", ("vllm", "dynamo"), "aggregated", 0.0, ("least_requests", "least_requests", None)),
+    (
+        "sglang",
+        ("slurm",),
+        "disaggregated",
+        0.0,
+        ("least_requests", "least_requests", "least_requests"),
+    ),
+    # The gateway's one threshold is the prefill's; SGLang's two choices are picked at random.
+    ("sglang", (), "disaggregated", 0.5, ("cache_aware", "cache_aware", "round_robin")),
+    ("vllm", (), "disaggregated", 0.5, ("cache_aware", "cache_aware", "power_of_two")),
+    ("vllm", ("dynamo",), "disaggregated", 0.5, ("cache_aware", "cache_aware", "cache_aware")),
+    ("trtllm", (), "aggregated", 0.5, ("least_requests", "weighted_least_requests", None)),
+]
+
+
+def test_policies_are_those_that_every_named_stack_has() -> None:
+    for engine, targets, mode, hit, (policy, mixed, decode) in CHOICES:
+        goal = goal_of(engine, prefix_hit=hit)
+        *_, chosen = router_choices(goal, targets, mode)
+        found = (chosen.policy, chosen.mixed_policy, chosen.decode_policy)
+        assert found == (policy, mixed, decode), (engine, targets, mode)
+        assert loses_prefixes(goal, targets, mode) == (engine == "trtllm")
+        assert chosen.has_sessions == (policy == "cache_aware")
+    common = goal_of("vllm", prefix_hit=0.5, prefix_scope="common")
+    assert router_choices(common, (), "aggregated")[0].policy is RouterPolicy.ROUND_ROBIN
+
+
+def test_a_policy_is_one_of_the_routers_of_every_engine_of_the_pools() -> None:
+    pools = tuple(
+        Pool(name=name, device="h100-sxm", nodes=1, devices_per_node=8) for name in ("a", "b")
+    )
+    engines = {"b": {"name": "sglang"}}
+    goal = goal_of("vllm").model_copy(
+        update={"engines": {name: Engine.model_validate(one) for name, one in engines.items()}}
+    )
+    hits = goal.model_copy(update={"traffic": goal.traffic.model_copy(update={"prefix_hit": 0.5})})
+    vllm = goal_of("vllm", prefix_hit=0.5)
+    (_, alone) = router_choices(hits, (), "disaggregated", pools=pools[:1])
+    (_, both) = router_choices(hits, (), "disaggregated", pools=pools)
+    assert alone.decode_policy is RouterPolicy.POWER_OF_TWO
+    # SGLang's gateway has no two choices.
+    assert both.decode_policy is RouterPolicy.ROUND_ROBIN
+    assert both.holds_prefill
+    # Prefill and decode of vLLM on Ascend are paired by a proxy that knows load alone.
+    ascend = pools[0].model_copy(update={"device": "ascend-910b"})
+    for own in ((ascend,), (pools[0], ascend)):
+        (_, choice) = router_choices(vllm, (), "disaggregated", pools=own)
+        found = {choice.policy, choice.mixed_policy, choice.decode_policy}
+        assert found == {RouterPolicy.LEAST_REQUESTS}
+        assert loses_prefixes(vllm, (), "disaggregated", pools=own)
+        assert not loses_prefixes(vllm, (), "aggregated", pools=own)
+
+
+def test_every_stack_serves_in_turn_and_by_load() -> None:
+    for engine in ROUTERS:
+        for targets in ((engine,), ("dynamo",), ("kubernetes", "dynamo")):
+            for stack in router_stacks((engine_manifest(Engine(name=engine)),), targets):
+                for is_disaggregated in (False, True):
+                    known = {
+                        p for one in stack for p in one.policies(is_disaggregated=is_disaggregated)
+                    }
+                    assert {RouterPolicy.ROUND_ROBIN, RouterPolicy.LEAST_REQUESTS} <= known
+
+
+def test_a_role_of_one_instance_is_given_no_choice() -> None:
+    goal = goal_of("vllm", prefix_hit=0.2)
+    (_, choice) = router_choices(goal, (), "disaggregated")
+    assert to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 1)]) is None
+    some = to_serve_router(choice, goal, [(Role.PREFILL, 1), (Role.DECODE, 2)])
+    assert some is not None
+    assert some.policy is RouterPolicy.ROUND_ROBIN
+    assert some.decode_policy is RouterPolicy.POWER_OF_TWO
+    assert some.cache_threshold is None
+    both = to_serve_router(choice, goal, [(Role.PREFILL, 2), (Role.PREFILL, 1), (Role.DECODE, 1)])
+    assert both is not None
+    # Half of the prefix, which is less than the router's own three tenths of a prompt.
+    assert (both.policy, both.cache_threshold) == (RouterPolicy.CACHE_AWARE, 0.1)
+    assert both.decode_policy is RouterPolicy.ROUND_ROBIN
+    # Nor is there one in islands of one instance a role each.
+    one, three = [(Role.PREFILL, 1), (Role.DECODE, 1)], [(Role.PREFILL, 1), (Role.DECODE, 3)]
+    assert to_serve_router(choice, goal, one, one) is None
+    assert to_serve_router(choice, goal, one, three) == some
+
+
+def test_two_kinds_cost_less_than_one_where_the_router_has_weights(tmp_path: Path) -> None:
+    by_load = planned(tmp_path, emit="[vllm]", rate=28)
+    assert by_load.decision is not None
+    assert by_load.predicted is not None
+    assert len(by_load.decision.instances) == 2
+    assert by_load.decision.router is not None
+    assert by_load.decision.router.policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS
+    assert by_load.predicted.ttft_s.p90 <= 1.0
+    assert by_load.predicted.tpot_s.p90 <= 0.04
+    assert "up to 3 kinds" in by_load.certificate.covers
+    # Dynamo's frontend has no weights: one kind, and the plan says what these would save.
+    without = planned(tmp_path, emit="[dynamo]", rate=28)
+    assert without.decision is not None
+    assert by_load.certificate.objective is not None
+    assert without.certificate.objective is not None
+    saved = 1.0 - by_load.certificate.objective / without.certificate.objective
+    assert saved > 0.1
+    (named,) = (one for one in without.unlaunchable if "router with weights" in one.feature)
+    assert named.gain_ratio == pytest.approx(saved)
+    assert "dynamo 1.6.1 has no weighted_least_requests" in named.feature
+
+
+def test_a_router_without_prefixes_finds_one_in_so_many(tmp_path: Path) -> None:
+    # nginx before TensorRT-LLM: a session's prefix lies on one instance of n.
+    alone, shared = (
+        planned(tmp_path, engine="trtllm", rest=f", prefix_hit: 0.8{scope}")
+        for scope in ("", ", prefix_scope: common")
+    )
+    kept = planned(tmp_path, engine="sglang", rest=", prefix_hit: 0.8")
+    assert alone.decision is not None
+    assert kept.decision is not None
+    count = sum(group.count for group in alone.decision.instances)
+    assert count > 1
+    (note,) = (one for one in alone.provenance.notes if "counted on in prefix caches" in one)
+    assert float(note.partition("%")[0]) / 100.0 <= 0.8 / count + 0.005
+    assert alone.certificate.objective is not None
+    assert shared.certificate.objective is not None
+    assert alone.certificate.objective >= shared.certificate.objective
+    assert not any("counted on in prefix" in one for one in shared.provenance.notes)
+    router = kept.decision.router
+    if sum(group.count for group in kept.decision.instances) > 1:
+        assert router is not None
+        assert router.policy is RouterPolicy.CACHE_AWARE
+
+
+def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
+    tmp_path: Path,
+) -> None:
+    from tuner.search.serve.solve_mode import (
+        ModeSolution,
+        ServeProblem,
+        Settings,
+        build_serve_problem,
+        restrict_problem,
+        solve_with_remaining_hits,
+        solve_with_router,
+    )
+    from tuner.serve_api import price_serving_pool
+    from tuner.spec.serving.read import read_serve_spec
+
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC.format(rate=60).replace("name: vllm", "name: trtllm"))
+    path.write_text(path.read_text().replace("{rate:", "{prefix_hit: 0.5, rate:"))
+    spec = read_serve_spec(path)
+    serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+
+    def of_four(problem: ServeProblem) -> ServeProblem:
+        kept = tuple(one for one in problem.options.options if one.devices == 4)
+        return replace(problem, options=replace(problem.options, options=kept))
+
+    asked: list[tuple[float, set[int]]] = []
+
+    def answered(problem: ServeProblem) -> ModeSolution | None:
+        devices = {one.devices for one in problem.options.options}
+        asked.append((problem.spec.goal.traffic.prefix_hit, devices))
+        router = router_choices(spec.goal, (), "aggregated")[0]
+        return solve_with_router(problem, "aggregated", router, None)
+
+    problem = restrict_problem(build_serve_problem(spec, serving_pools, Settings()), of_four)
+    assert solve_with_remaining_hits(problem, "aggregated", answered) is not None
+    hits = [hit for hit, _ in asked]
+    assert hits[0] == 0.5
+    assert len(hits) > 1
+    assert max(hits[1:]) < 0.5
+    assert [devices for _, devices in asked] == [{4}] * len(asked)
+
+
+def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
+    tmp_path: Path,
+) -> None:
+    # Both simulations of the same two instances agree, so that a second instance starts no jump.
+    from tuner.search.serve.solve_mode import Settings, build_serve_problem
+    from tuner.serve_api import price_serving_pool
+    from tuner.spec.serving.read import read_serve_spec
+
+    planned(tmp_path)
+    path = tmp_path / "spec.yaml"
+    path.write_text(path.read_text().replace("[aggregated]", "[disaggregated]"))
+    spec = read_serve_spec(path)
+    problem = build_serve_problem(
+        spec, tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools), Settings()
+    )
+    (router, _) = router_choices(spec.goal, (), "disaggregated")
+    pairs = []
+    for role in (Role.PREFILL, Role.DECODE):
+        own = [
+            one
+            for one in problem.options.options
+            if one.role is role
+            and one.serving_pool.pool.name == "h100"
+            and one.degrees.attention_data == 1
+        ]
+        pairs.append(InstanceGroup(option=max(own, key=lambda one: one.rate_per_s), count=1))
+    assert not is_routed("disaggregated", pairs, router)
+    demand = problem.demand
+    single = simulate_disaggregated_mode(
+        *pairs, kv_transfers=problem.kv_transfers, goal=spec.goal, demand=demand
+    )
+    routed = simulate_routed_mode(
+        pairs, router=router, kv_transfers=problem.kv_transfers, goal=spec.goal, demand=demand
+    )
+    for one_s, other_s in (
+        (single.ttft_s_R, routed.ttft_s_R),
+        (single.tpot_s_R, routed.tpot_s_R),
+    ):
+        assert float(np.mean(other_s)) == pytest.approx(float(np.mean(one_s)), rel=0.03)
+
+
+def test_a_large_deployment_is_simulated_as_a_share_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tuner.search.serve.solve_mode import Settings, build_serve_problem
+    from tuner.serve_api import price_serving_pool
+    from tuner.spec.serving.read import read_serve_spec
+
+    path = tmp_path / "spec.yaml"
+    found = []
+    for count, rate, most_requests in ((16, 100, 20_000), (64, 400, 20_000), (24, 150, 1600)):
+        monkeypatch.setattr(playing_routed, "MOST_REQUESTS", most_requests)
+        path.write_text(SPEC.format(rate=rate))
+        spec = read_serve_spec(path)
+        serving_pools = tuple(price_serving_pool(pool, ()) for pool in spec.cluster.pools)
+        problem = build_serve_problem(spec, serving_pools, Settings())
+        (_, router) = router_choices(spec.goal, (), "aggregated")
+        options = (one for one in problem.options.options if one.degrees.attention_data == 1)
+        option = max(options, key=lambda one: one.rate_per_s / one.devices)
+        simulated = simulate_routed_mode(
+            [InstanceGroup(option=option, count=count)],
+            router=router,
+            kv_transfers=problem.kv_transfers,
+            goal=spec.goal,
+            demand=problem.demand,
+        )
+        found.append(
+            (len(simulated.ttft_s_R), float(simulated.ttft_s_R.mean()), simulated.requests_per_s)
+        )
+    # 64 ranks are two shares of 32; both have as many requests a rank, and wait about as long.
+    # Where 24 ranks would have more requests than are simulated, a third of them has enough.
+    assert [requests for requests, _, _ in found] == [16 * 200, 32 * 200, 8 * 200]
+    assert found[1][1] == pytest.approx(found[0][1], rel=0.1)
+    assert found[1][2] == 400.0
+
+
+SPEC = f"""
+schema_version: 1
+model: {MODELS / "mixtral-8x7b"}
+cluster: {{{{pools: [{{{{name: h100, device: h100-sxm, nodes: 64, devices_per_node: 8}}}}]}}}}
+goal:
+  kind: serve
+  engine: {{{{name: vllm}}}}
+  traffic: {{{{rate: {{rate}}/s, input_tokens: 2000, output_tokens: 300}}}}
+  slo: {{{{ttft: {{{{p90: 1s}}}}, tpot: {{{{p90: 40ms}}}}}}}}
+  objective: devices
+  modes: [aggregated]
+"""

@@ -1,0 +1,94 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tuner.costs.analytic.columns_of import hardware_of_pool, shape_of_model
+from tuner.costs.analytic.constants import Precision, Software, uncalibrated
+from tuner.costs.analytic.memory_constants import MemoryConstants
+from tuner.devices.catalogue import find_device
+from tuner.search.train.candidates import Candidates
+from tuner.search.train.incumbents import SearchOutcome, Solutions
+from tuner.search.train.min_memory_layout import price_to_fit
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.space_size import by_facts
+from tuner.spec.cluster import Pool
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.manifests.manifest import Capabilities
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+ANYTHING = Capabilities(names=("anything",))
+
+MakeProblem = Callable[..., TrainProblem]
+EveryDecision = Callable[[SearchOutcome], Solutions]
+
+
+@pytest.fixture(scope="session")
+def make_problem() -> MakeProblem:
+    """A model of the examples on nodes of eight H100; any field can be replaced."""
+
+    def make(model: str = "olmoe-1b-7b", *, devices: int = 8, **changes: Any) -> TrainProblem:
+        sheet = find_device("h100-sxm")
+        pool = Pool(
+            name="p",
+            device="h100-sxm",
+            nodes=max(1, devices // 8),
+            devices_per_node=min(8, devices),
+        )
+        spec = read_model(MODELS / model)
+        hardware = hardware_of_pool(sheet, pool, precision=Precision.BF16)
+        problem = TrainProblem(
+            model=spec,
+            shape=shape_of_model(spec, mtp_layers=spec.mtp_num_layers),
+            hardware=hardware,
+            constants=uncalibrated(
+                sheet.generation, precision=Precision.BF16, software=Software.MEGATRON_2025
+            ),
+            software=Software.MEGATRON_2025,
+            memory_constants=MemoryConstants(),
+            num_devices=devices,
+            memory_limit_bytes=0.95 * float(hardware.memory_bytes),
+            sequence_length=4096,
+            global_batch_size=32,
+            capabilities=ANYTHING,
+        )
+        return replace(problem, **changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def every_decision() -> EveryDecision:
+    """Price all legal decisions that fit, without the search."""
+    return priced_one_by_one
+
+
+def priced_one_by_one(outcome: SearchOutcome) -> Solutions:
+    """All legal decisions that fit, priced one kind of degrees at a time."""
+    rows = outcome.degrees.rows(np.arange(outcome.degrees.num_partials))
+    every: Solutions | None = None
+    for facts, chosen in by_facts(rows):
+        legal = outcome.options.legal(facts)
+        if not len(legal):
+            continue
+        candidates = Candidates(
+            rows={name: np.repeat(column[chosen], len(legal)) for name, column in rows.items()},
+            options={
+                axis: np.tile(legal[:, at], len(chosen))
+                for at, axis in enumerate(outcome.options.choices)
+            },
+        )
+        prices, _ = price_to_fit(outcome.problem, outcome.options, candidates)
+        some = Solutions(
+            candidates=candidates,
+            step_s=prices.step_s,
+            peak_bytes=prices.peak_bytes,
+            layers_PC=prices.layers_PC,
+        )
+        fits = np.flatnonzero(prices.peak_bytes <= outcome.problem.memory_limit_bytes)
+        every = some.taken(fits) if every is None else every.concat(some.taken(fits))
+    assert every is not None
+    return every

@@ -1,0 +1,551 @@
+import math
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from profilers.imports.link_matrix import LinkMatrix
+from tests.printed import unwrapped
+from tests.rows import each_row
+from tuner.cli.plan_text import plan_text
+from tuner.errors import SpecError, UnknownDeviceError
+from tuner.plan import Plan, Provenance, TrainPrediction
+from tuner.report.memory_headroom import memory_warning
+from tuner.search.nodes.to_plan import with_node_order
+from tuner.search.train.memory_risk import LIKELY, SMALL
+from tuner.search.train.pools.build_problem import PoolsProblem, build_pools_problem
+from tuner.search.train.pools.certificate import to_certificate
+from tuner.search.train.pools.chains import Chain
+from tuner.search.train.pools.headroom_search import search_chain_headroom
+from tuner.search.train.pools.plan_pools import plan_over_pools
+from tuner.search.train.pools.risk import price_risks
+from tuner.search.train.pools.search import Settings, search
+from tuner.search.train.pools.to_plan import SimulatedChain, chain_memory_risk, simulate_chain
+from tuner.spec.capabilities import intersection
+from tuner.spec.goal import Reliability
+from tuner.spec.refusals import refusals
+from tuner.spec.spec import Spec
+from tuner.train_words import short_decision
+from tuner.units import format_bytes, format_ratio
+
+MakeSpec = Callable[..., Spec]
+PLAIN = {"tensor_model_parallel_size": (1,), "virtual_pipeline_model_parallel_size": (1,)}
+TWO: dict[str, Any] = {
+    "limits": PLAIN | {"data_parallel_size": (2,)},
+    "sequence_length": 8192,
+    "global_batch_size": 64,
+}
+
+TIGHT: dict[str, Any] = TWO | {"limits": PLAIN}
+
+
+def plan(spec: Spec, provenance: Provenance, **settings: Any) -> Plan:
+    return plan_over_pools(
+        spec,
+        residuals=None,
+        settings=Settings(top=2, clock=time.perf_counter),
+        provenance=provenance,
+        **settings,
+    )
+
+
+@pytest.fixture(scope="module")
+def together(spec: MakeSpec, provenance: Provenance) -> Plan:
+    return plan(spec("olmoe-1b-7b", **TWO), provenance)
+
+
+def test_a_plan_over_two_pools_is_a_plan(together: Plan) -> None:
+    made, placement = together, together.placement
+    assert made.decision is not None
+    assert made.predicted is not None
+    assert placement is not None
+    assert {stage.pool for stage in placement.stages} == {"new", "old"}
+    assert tuple(stage.layers for stage in placement.stages) == made.decision.pipeline_layout
+    assert sum(made.decision.pipeline_layout) == 16
+    assert made.certificate.objective == pytest.approx(made.predicted.step_time_s)
+    assert made.certificate.bound is not None
+    assert made.certificate.bound <= made.predicted.step_time_s
+    assert made.certificate.gap_ratio < 0.05
+    assert sum(made.predicted.breakdown_s.values()) == pytest.approx(made.predicted.step_time_s)
+    assert made.predicted.mfu_ratio is not None
+    assert 0.0 < made.predicted.mfu_ratio < 1.0
+    chance = made.predicted.out_of_memory_probability
+    at_start = made.predicted.out_of_memory_at_start_probability
+    assert chance is not None
+    assert at_start is not None
+    assert 0.0 <= at_start <= chance <= 1.0
+    assert "the slowest stage, " in made.binding_constraint
+
+
+def test_the_plan_is_launchable_by_its_target(spec: MakeSpec, provenance: Provenance) -> None:
+    made = plan(spec("llama-3.1-8b", **TWO), provenance)
+    assert made.decision is not None
+    assert len(set(made.decision.pipeline_layout)) > 1
+    assert refusals(intersection(made.emit), model=made.model, decision=made.decision) == ()
+
+
+def test_every_peak_of_a_pipeline_has_its_band(
+    together: Plan, spec: MakeSpec, provenance: Provenance
+) -> None:
+    for made in (together, plan(spec("olmoe-1b-7b", emit="torchtitan", **TWO), provenance)):
+        assert made.predicted is not None
+        peaks = made.predicted.peak_memory_bytes
+        assert len(peaks) > 1
+        highs = [high for _, high in made.predicted.peak_memory_bytes_band]
+        assert highs == pytest.approx([peak / 0.88 for peak in peaks]), made.emit
+
+
+def test_hosts_follow_the_stages(together: Plan) -> None:
+    placement = together.placement
+    assert placement is not None
+    pools = list(dict.fromkeys(stage.pool for stage in placement.stages))
+    assert list(placement.hosts) == [f"{pool}-{node}" for pool in pools for node in range(2)]
+    assert any("order of hosts" in note for note in placement.notes)
+
+
+def test_single_pool_baselines_are_reported(together: Plan) -> None:
+    made, placement = together, together.placement
+    assert placement is not None
+    assert made.predicted is not None
+    steps_s = {alone.pool: alone.step_time_s for alone in placement.alone}
+    assert set(steps_s) == {"new", "old"}
+    for step_s in steps_s.values():
+        assert step_s is None or step_s > made.predicted.step_time_s
+
+
+def test_a_link_that_takes_forever_leaves_a_pool_out(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    made = plan(spec("olmoe-1b-7b", bandwidth=1e5, **TWO), provenance)
+    assert made.placement is not None
+    assert {stage.pool for stage in made.placement.stages} == {"new"}
+    assert made.placement.unused_devices == {"old": 4}
+    assert [pool.name for pool in made.cluster.pools] == ["new"]
+    assert any("only pool 'new' is used" in note for note in made.provenance.notes)
+
+
+def test_too_little_memory_is_reported_pool_by_pool(spec: MakeSpec, provenance: Provenance) -> None:
+    small = {"memory_per_device": 4 * 10**9}
+    made = plan(spec("olmoe-1b-7b", new=small, old=small, **TWO), provenance)
+    assert made.placement is None
+    assert made.decision is None
+    assert made.certificate.status == "infeasible"
+    said = made.binding_constraint
+    assert said.startswith("memory_per_device: of 16 layers, pool 'new' has room for ")
+    assert "pool 'old' has room for" in said
+
+
+def test_a_batch_that_no_width_divides_is_reported(spec: MakeSpec, provenance: Provenance) -> None:
+    limits = {"tensor_model_parallel_size": (3,)}
+    made = plan(spec(limits=limits), provenance)
+    assert made.binding_constraint == "search.tensor_model_parallel_size leaves it out"
+
+
+@each_row(
+    ("changes", "said"),
+    [
+        (
+            {"bandwidth": None},
+            r"cluster\.links: nothing joins pool 'old' to 'new'; state \{between: \[new, old\]",
+        ),
+        (
+            {"old": {"device": None, "profile": "somewhere"}},
+            r"cluster\.pools: 'old' has no 'device'",
+        ),
+        ({"precision": "fp8"}, "a100-80gb-sxm has no units for 'fp8"),
+        (
+            {"limits": {"pipeline_model_parallel_size": (4,)}},
+            r"search\.pipeline_model_parallel_size: over several pools the partition decides",
+        ),
+    ],
+)
+def test_impossible_specs_are_refused_in_one_line(
+    spec: MakeSpec, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(SpecError, match=said) as raised:
+        build_pools_problem(spec(**changes), residuals=None)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unknown_device_is_refused(spec: MakeSpec) -> None:
+    with pytest.raises(UnknownDeviceError, match="'h1000'"):
+        build_pools_problem(spec(old={"device": "h1000"}), residuals=None)
+
+
+def crossed(nodes: int) -> LinkMatrix:
+    """Fast links between a node and the one half the list away, slow ones elsewhere."""
+    rates = np.full((nodes, nodes), 5e9)
+    for node in range(nodes):
+        rates[node, (node + nodes // 2) % nodes] = 50e9
+    return LinkMatrix(nodes=tuple(f"host{n}" for n in range(nodes)), bytes_per_s_NN=rates)
+
+
+def test_nodes_with_measured_links_are_put_in_order(spec: MakeSpec, provenance: Provenance) -> None:
+    requested = spec(
+        "olmoe-1b-7b",
+        new={"nodes": 4},
+        limits=PLAIN | {"data_parallel_size": (4,)},
+        sequence_length=8192,
+        global_batch_size=64,
+    )
+    over = plan(requested, provenance)
+    assert over.placement is not None
+    assert [stage.pool for stage in over.placement.stages].count("new") == 2
+    made = with_node_order(over, {"new": crossed(4)}, cluster=requested.cluster, time_limit_s=30.0)
+    assert made.placement is not None
+    (order,) = made.placement.node_orders
+    assert order.bound_s <= order.step_time_after_s < order.step_time_before_s
+    # Rings of gradient sums take the fast links: hosts 0 and 2, and 1 and 3.
+    pairs = {frozenset(order.nodes[:2]), frozenset(order.nodes[2:])}
+    assert pairs == {frozenset({"host0", "host2"}), frozenset({"host1", "host3"})}
+    assert set(order.nodes) <= set(made.placement.hosts)
+    assert "old-0" in made.placement.hosts
+    assert made.predicted is not None
+    assert made.predicted.step_time_s == pytest.approx(order.step_time_after_s)
+    with pytest.raises(SpecError, match="is of 2 nodes, the plan runs on 4"):
+        with_node_order(over, {"new": crossed(2)}, cluster=requested.cluster, time_limit_s=9.0)
+
+
+FAILING: dict[str, Any] = {
+    "tokens": 1e11,
+    "reliability": {"device_mtbf": 5e6, "restart": 600.0, "spare_nodes": 1, "repair": 86_400.0},
+}
+
+
+def test_a_run_over_pools_is_forecast(spec: MakeSpec, provenance: Provenance) -> None:
+    failure_prices = {
+        "new": {"nodes": 3, "price_per_device_hour": 3.0},
+        "old": {"price_per_device_hour": 1.0},
+    }
+    made = plan(spec("olmoe-1b-7b", **failure_prices, **TWO, **FAILING), provenance)
+    assert made.decision is not None
+    assert made.predicted is not None
+    assert made.placement is not None
+    assert {stage.pool for stage in made.placement.stages} == {"new", "old"}
+    run = made.predicted.run
+    assert run is not None
+    assert run.failure_interval_s == pytest.approx(5e6 / made.decision.num_devices)
+    assert run.effective_step_s is not None
+    assert run.effective_step_s > made.predicted.step_time_s
+    assert run.checkpoint_interval_s is not None
+    assert run.wall_clock_s == pytest.approx((run.steps or 0) * run.effective_step_s)
+    # One node of the larger pool stands by: 2 + 2 nodes of 2 devices train, 6 and 4 are paid.
+    assert made.decision.num_devices == 8
+    assert run.wall_clock_s is not None
+    assert "spare nodes that replace those of their own pool: 1 of pool 'new'" in (
+        made.placement.notes
+    )
+    assert run.cost == pytest.approx((6 * 3.0 + 4 * 1.0) * run.wall_clock_s / 3600)
+
+
+def test_tokens_without_reliability_give_the_length_of_a_run(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    made = plan(spec("olmoe-1b-7b", tokens=1e11, **TWO), provenance)
+    assert made.predicted is not None
+    assert made.predicted.run is not None
+    assert made.predicted.run.wall_clock_s == pytest.approx(
+        (made.predicted.run.steps or 0) * made.predicted.step_time_s
+    )
+    assert made.predicted.run.cost is None
+
+
+def test_devices_that_fail_all_the_time_are_better_left_out(
+    together: Plan, spec: MakeSpec, provenance: Provenance
+) -> None:
+    # Together a step is shorter, but twice as many devices stop the run twice as often.
+    requested = TWO | {"reliability": {"device_mtbf": 20_000.0, "restart": 3_000.0}}
+    troubled = plan(spec("olmoe-1b-7b", **requested), provenance)
+    assert together.placement is not None
+    assert troubled.placement is not None
+    assert {stage.pool for stage in together.placement.stages} == {"new", "old"}
+    assert {stage.pool for stage in troubled.placement.stages} == {"new"}
+    (note,) = (n for n in troubled.provenance.notes if "only pool 'new' is used" in n)
+    assert "of wall clock with failures" in note
+
+
+def test_ties_that_were_not_searched_for_are_noted(together: Plan, spec: MakeSpec) -> None:
+    # Two rows were asked for, and the band is far wider than the gap between these.
+    assert together.certificate.within_band_is_least
+    problem = build_pools_problem(spec("olmoe-1b-7b", **TWO), residuals=None)
+    every = search(problem, Settings(top=10**6, clock=time.perf_counter))
+    assert every.complete_s == math.inf
+    order = sorted(
+        (simulate_chain(chain) for chain in every.chains), key=lambda one: one.objective_s
+    )
+    whole = to_certificate(every, order)
+    assert not whole.within_band_is_least
+    assert whole.within_band >= together.certificate.within_band
+
+
+@pytest.mark.slow
+def test_what_would_fit_is_solved(spec: MakeSpec, provenance: Provenance) -> None:
+    small = {"memory_per_device": 14 * 10**9}
+    made = plan(spec("olmoe-1b-7b", new=small, old=small, **TWO), provenance)
+    assert made.decision is None
+    assert made.certificate.status == "infeasible"
+    limits = [one.limit for one in made.relaxations]
+    assert {"memory_per_device", "nodes", "search.optimizer_offload"} <= set(limits)
+    for one in made.relaxations:
+        assert one.decision is not None
+        assert one.predicted is not None
+        assert sum(one.decision.pipeline_layout) == 16
+    first = next(one for one in made.relaxations if one.limit == "memory_per_device")
+    assert first.predicted is not None
+    usable = int(0.95 * 14 * 10**9)
+    assert max(first.predicted.peak_memory_bytes) > usable
+    # With the memory that it names the planner finds a plan, and with a tenth less it does not.
+    enough = max(first.predicted.peak_memory_bytes) / 0.95 + 1
+    for share, fits in ((1.0, True), (0.9, False)):
+        each = {"memory_per_device": int(share * enough)}
+        replanned = plan(spec("olmoe-1b-7b", new=each, old=each, **TWO), provenance)
+        assert (replanned.decision is not None) == fits
+
+
+def test_the_nearest_legal_value_of_a_limit_is_named(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    made = plan(spec(limits={"tensor_model_parallel_size": (3,)}), provenance)
+    (one,) = made.relaxations
+    assert one.limit == "search.tensor_model_parallel_size"
+    assert one.change == "3 leaves nothing legal; the nearest legal value is 2"
+    assert one.decision is not None
+    assert one.decision.tensor_model_parallel_size in (1, 2)
+
+
+def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
+    chances, steps_s = [], []
+    for failed_start_s in (1.0, 1e6):
+        requested = spec("olmoe-1b-7b", new=small, old=small, failed_start=failed_start_s, **TIGHT)
+        made = plan_over_pools(
+            requested,
+            residuals=None,
+            settings=Settings(top=12, clock=time.perf_counter),
+            provenance=provenance,
+        )
+        assert made.predicted is not None
+        chances.append(made.predicted.out_of_memory_probability or 0.0)
+        steps_s.append(made.predicted.step_time_s)
+        assert len(made.cluster.pools) == 2
+    assert chances[1] < chances[0]
+    assert steps_s[1] > steps_s[0]
+    assert made.preferred is not None
+    chance, other = chances[1], made.preferred.fastest_out_of_memory_probability
+    assert other is not None
+    words = f"({format_ratio(chance)} instead of {format_ratio(other)})"
+    assert made.preferred.reasons == (f"less chance of running out of memory {words}",)
+    assert made.preferred.expected_step_s is not None
+    assert made.preferred.fastest_expected_step_s is not None
+    assert made.preferred.expected_step_s < made.preferred.fastest_expected_step_s
+    # Failures that are priced but decide nothing are no reason.
+    failing = requested.goal.model_copy(
+        update={"reliability": Reliability(device_mtbf=1e9, restart=600.0)}
+    )
+    replanned = plan_over_pools(
+        requested.model_copy(update={"goal": failing}),
+        residuals=None,
+        settings=Settings(top=12, clock=time.perf_counter),
+        provenance=provenance,
+    )
+    assert replanned.decision == made.decision
+    assert replanned.preferred is not None
+    assert replanned.preferred.reasons == made.preferred.reasons
+
+
+def roomiest(chains: Iterable[Chain], problem: PoolsProblem) -> SimulatedChain:
+    """The fastest of those that hardly run out."""
+    return min(
+        (
+            simulate_chain(one)
+            for one in chains
+            if chain_memory_risk(one, problem).out_of_memory_probability <= SMALL
+        ),
+        key=lambda one: one.objective_s,
+    )
+
+
+def test_chains_with_headroom_are_searched_for_where_the_best_may_run_out(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
+    requested = spec("olmoe-1b-7b", new=small, old=small, failed_start=1e6, **TIGHT)
+    problem = build_pools_problem(requested, residuals=None)
+    settings = Settings(top=1, clock=time.perf_counter)
+    outcome = search(problem, settings)
+    full = simulate_chain(outcome.chains[0])
+    assert chain_memory_risk(full.chain, problem).out_of_memory_probability > SMALL
+    roomy = search_chain_headroom(outcome, settings, full=full)
+    assert roomy is not None
+    with_room = roomiest(roomy.chains, problem)
+    assert with_room.objective_s >= full.objective_s
+    assert search_chain_headroom(outcome, settings, full=with_room) is None
+    # The plan launches it, or names it beside a chain that is expected to be faster.
+    made = plan_over_pools(requested, residuals=None, settings=settings, provenance=provenance)
+    assert made.predicted is not None
+    if (made.predicted.out_of_memory_probability or 0.0) > SMALL:
+        assert made.roomier is not None
+        assert made.roomier.out_of_memory_probability <= SMALL
+    else:
+        assert made.preferred is not None
+        assert (made.preferred.fastest_out_of_memory_probability or 0.0) > SMALL
+        assert made.preferred.expected_step_s is not None
+
+
+def test_a_chain_that_surely_runs_out_is_expected_to_take_the_step_of_one_with_headroom(
+    spec: MakeSpec,
+) -> None:
+    small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
+    problem = build_pools_problem(
+        spec("olmoe-1b-7b", new=small, old=small, failed_start=1.0, **TIGHT), residuals=None
+    )
+    settings = Settings(top=1, clock=time.perf_counter)
+    outcome = search(problem, settings)
+    full = simulate_chain(outcome.chains[0])
+    roomy = search_chain_headroom(outcome, settings, full=full)
+    assert roomy is not None
+    with_room = roomiest(roomy.chains, problem)
+    risks = price_risks((full, with_room), problem)
+    chance = risks[full].chance
+    assert risks[full].expected_s == pytest.approx(
+        (1.0 - chance) * full.objective_s + chance * with_room.objective_s, rel=5e-3
+    )
+    assert with_room.objective_s > 1.01 * full.objective_s
+    assert risks[full].is_fit == (chance <= LIKELY)
+
+
+def distant_pools(
+    spec: MakeSpec, new_bytes: float, *, limits: dict[str, Any], **others: Any
+) -> Spec:
+    """Two pools whose link is so slow that either is better off alone; `new` has little memory."""
+    small = {"memory_per_device": int(new_bytes), "usable_memory_ratio": 1.0}
+    return spec("olmoe-1b-7b", new=small, bandwidth=1e5, **others, **TWO | {"limits": limits})
+
+
+def test_a_single_pool_that_is_likely_to_run_out_loses_to_one_that_fits(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    only = PLAIN | {"data_parallel_size": (4,), "expert_model_parallel_size": (4,)}
+    slow = {"device": "h20"}
+    made = plan(distant_pools(spec, 33.6e9, limits=only, old=slow), provenance)
+    assert made.placement is not None
+    assert made.predicted is not None
+    fast, roomy = made.placement.alone
+    assert (fast.out_of_memory_probability or 0.0) > LIKELY
+    assert (roomy.out_of_memory_probability or 1.0) <= SMALL
+    assert fast.step_time_s is not None
+    assert roomy.step_time_s is not None
+    assert fast.step_time_s < roomy.step_time_s
+    assert {stage.pool for stage in made.placement.stages} == {"old"}
+    assert made.predicted.out_of_memory_probability == roomy.out_of_memory_probability
+    assert made.predicted.step_time_s == roomy.step_time_s
+    (note,) = (note for note in made.provenance.notes if "only pool 'old' is used" in note)
+    assert "pool 'new' alone takes" in note
+
+
+def test_a_single_pool_is_the_fallback_of_another_without_headroom(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    limits = PLAIN | {"expert_model_parallel_size": (2,), "zero_stage": (1,)}
+    made = plan(distant_pools(spec, 40e9, limits=limits), provenance)
+    assert made.placement is not None
+    assert made.predicted is not None
+    assert {stage.pool for stage in made.placement.stages} == {"new"}
+    assert (made.predicted.out_of_memory_probability or 0.0) > SMALL
+    assert made.roomier is not None
+    assert made.roomier.pools == ("old",)
+    assert not made.no_roomier
+    old = made.placement.alone[1]
+    assert made.roomier.step_time_s == old.step_time_s
+    assert made.roomier.out_of_memory_probability == old.out_of_memory_probability
+    said = memory_warning(made, name=short_decision)
+    assert said is not None
+    assert " on 'old' instead has 0.0 %" in said
+    # What runs on its own pool takes longer still.
+    assert made.roomier.slower_ratio < 0.5
+
+
+@pytest.mark.slow
+def test_nodes_then_memory_are_offered_where_every_decision_is_likely_to_run_out(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    def planned(memory_bytes: float, *, nodes: int = 2) -> Plan:
+        small = {"memory_per_device": int(memory_bytes), "usable_memory_ratio": 1.0}
+        pools = {"new": small | {"nodes": nodes}, "old": small}
+        return plan(spec("olmoe-1b-7b", **pools, **TIGHT), provenance)
+
+    nothing = planned(10e9)
+    (least, *_) = (one for one in nothing.relaxations if one.limit == "memory_per_device")
+    assert least.predicted is not None
+    made = planned(1.001 * max(least.predicted.peak_memory_bytes))
+    assert made.predicted is not None
+    assert (made.predicted.out_of_memory_probability or 0.0) > LIKELY
+    assert made.roomier is None
+    assert [one.limit for one in made.relaxations] == ["nodes", "nodes", "memory_per_device"]
+    for one in made.relaxations:
+        assert one.predicted is not None
+        assert (one.predicted.out_of_memory_probability or 0.0) <= SMALL, one.change
+    said = memory_warning(made, name=short_decision)
+    assert said is not None
+    assert "Relaxations: nodes: pool 'new': 4 working nodes instead of 2; " in said
+    # Asked for, each way gives a plan that is likely to fit.
+    memory = made.relaxations[-1].predicted
+    assert memory is not None
+    assert memory.rank_at_risk is not None
+    for replanned in (
+        planned(1.001 * max(least.predicted.peak_memory_bytes), nodes=4),
+        planned(memory.rank_at_risk.memory_capacity_bytes),
+    ):
+        assert replanned.predicted is not None
+        assert (replanned.predicted.out_of_memory_probability or 0.0) <= SMALL
+
+
+def test_the_chance_peak_and_pool_of_a_plan_are_those_of_one_stage(
+    spec: MakeSpec, provenance: Provenance
+) -> None:
+    # The old pool's devices have far less memory: their smaller peak is the one at risk.
+    old = {"memory_per_device": 21 * 10**9, "usable_memory_ratio": 1.0}
+    made = plan(spec("olmoe-1b-7b", old=old, **TIGHT), provenance)
+    assert made.predicted is not None
+    assert made.placement is not None
+    at_risk, peaks = made.predicted.rank_at_risk, made.predicted.peak_memory_bytes
+    assert at_risk is not None
+    assert at_risk.pool == "old" == made.placement.stages[at_risk.pipeline_rank].pool
+    assert at_risk.peak_memory_bytes == peaks[at_risk.pipeline_rank] < max(peaks)
+    assert at_risk.memory_capacity_bytes == 21 * 10**9
+    said = unwrapped(plan_text(made, folder=Path("plan")))
+    stated = format_bytes(at_risk.peak_memory_bytes)
+    assert f"{stated} predicted on pipeline rank {at_risk.pipeline_rank} of the 19.6 GiB" in said
+    for broken in (-1, len(peaks)):
+        other = at_risk.model_dump() | {"pipeline_rank": broken}
+        with pytest.raises(ValidationError, match="rank"):
+            TrainPrediction.model_validate(made.predicted.model_dump() | {"rank_at_risk": other})
+
+
+def test_searches_for_headroom_keep_all_results(spec: MakeSpec) -> None:
+    small = {"memory_per_device": 30 * 10**9, "usable_memory_ratio": 1.0}
+    problem = build_pools_problem(
+        spec("olmoe-1b-7b", new=small, old=small, failed_start=1e6, **TIGHT), residuals=None
+    )
+    settings = Settings(top=1, clock=time.perf_counter)
+    outcome = search(problem, settings)
+    rooms = search_chain_headroom(outcome, settings, full=simulate_chain(outcome.chains[0]))
+    assert rooms is not None
+    chances = [chain_memory_risk(one, problem).out_of_memory_probability for one in rooms.chains]
+    assert min(chances) <= SMALL < max(chances)
+    # With a step known that hardly runs out, only what is faster is searched for.
+    known_s = roomiest(rooms.chains, problem).objective_s * (1.0 - 1e-6)
+    known = search_chain_headroom(
+        outcome, settings, full=simulate_chain(outcome.chains[0]), known_s=known_s
+    )
+    assert known is not None
+    assert known.complete_s == pytest.approx(known_s, abs=0.0)
+    for one in known.chains:
+        is_roomy = chain_memory_risk(one, problem).out_of_memory_probability <= SMALL
+        assert not is_roomy or simulate_chain(one).objective_s > known_s

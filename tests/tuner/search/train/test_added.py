@@ -1,0 +1,103 @@
+"""Searches that leave out what was searched before, beside searches of everything."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from profilers.steps.config import Recompute
+from tuner.search.train.added import OptionTables, SearchedSpace, only_adds
+from tuner.search.train.degrees import legal_degrees
+from tuner.search.train.options import option_space
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.relaxations import with_features
+from tuner.search.train.search import Settings, search
+from tuner.spec.manifests.manifest import Capabilities
+from tuner.spec.search import Search
+
+MakeProblem = Callable[..., TrainProblem]
+SETTINGS = Settings(clock=time.perf_counter, time_limit_s=60.0, top=1)
+
+LITTLE = Capabilities(
+    names=("little",),
+    zero_stages=frozenset({0, 1}),
+    zero_stages_with_pipeline=frozenset({0}),
+    shard_ranks_zero_stages=frozenset(),
+    overlap_grad_reduce=False,
+    overlap_param_gather=False,
+    recompute=frozenset({Recompute.NONE, Recompute.FULL}),
+    recompute_num_layers=False,
+    activation_offload=False,
+    optimizer_offload_zero_stages=frozenset(),
+    largest_chunks=1,
+    schedules=frozenset({"1f1b"}),
+    virtual_pipeline=False,
+    context_parallel=False,
+    expert_tensor_parallel=False,
+    expert_folding=False,
+    dispatchers=frozenset({"alltoall"}),
+    a2a_overlap=False,
+    cuda_graphs=frozenset({"none"}),
+)
+"""A target that lacks nearly every feature."""
+
+FEW = Search(micro_batch_size=(1, 2), optimizer_offload=(False,))
+
+
+@pytest.mark.slow
+def test_what_a_feature_adds_has_its_fastest_decision(make_problem: MakeProblem) -> None:
+    problems = {
+        "roomy": make_problem(devices=16, capabilities=LITTLE, limits=FEW),
+        "full": make_problem(devices=16, capabilities=LITTLE, limits=FEW, memory_limit_bytes=14e9),
+    }
+    wrong, gains = [], set[str]()
+    for name, problem in problems.items():
+        base = search(problem, SETTINGS)
+        assert base.solutions is not None
+        below = replace(SETTINGS, below_s=float(base.solutions.step_s[0]) * 0.995)
+        known = SearchedSpace(problem=problem, options=base.options)
+        for feature, able in with_features(LITTLE).items():
+            more = replace(problem, capabilities=able)
+            assert only_adds(more, problem), feature
+            whole, added = search(more, below), search(more, replace(below, known=known))
+            if whole.solutions is None or added.solutions is None:
+                wrong += [(name, feature)] * (whole.solutions is not added.solutions)
+                continue
+            gains.add(feature)
+            if added.solutions.step_s[0] != pytest.approx(whole.solutions.step_s[0], rel=1e-12):
+                wrong.append((name, feature))
+            assert added.counts.priced <= whole.counts.priced
+    assert not wrong
+    assert len(gains) >= 4, gains
+
+
+def test_every_decision_is_known_or_added(make_problem: MakeProblem) -> None:
+    problem = make_problem(devices=16, capabilities=LITTLE, limits=FEW)
+    known = SearchedSpace(problem=problem, options=option_space(problem))
+    wrong = []
+    for feature, able in with_features(LITTLE).items():
+        more = replace(problem, capabilities=able)
+        options, degrees = option_space(more), legal_degrees(more)
+        rows = degrees.rows(np.arange(degrees.num_partials))
+        counts = [
+            sum(len(chosen) * table.num_legal for table, chosen in kinds.by_kind(rows))
+            for kinds in (OptionTables(options=options), OptionTables(options=options, known=known))
+        ]
+        before = legal_degrees(problem)
+        rows_before = before.rows(np.arange(before.num_partials))
+        tables = OptionTables(options=option_space(problem))
+        counts.append(
+            sum(len(chosen) * table.num_legal for table, chosen in tables.by_kind(rows_before))
+        )
+        if counts[0] != counts[1] + counts[2]:
+            wrong.append((feature, counts))
+    assert not wrong
+
+
+def test_a_target_of_other_layouts_is_searched_in_full(
+    make_problem: MakeProblem,
+) -> None:
+    problem = make_problem(capabilities=replace(LITTLE, uneven_layout=False))
+    assert not only_adds(replace(problem, capabilities=LITTLE), problem)

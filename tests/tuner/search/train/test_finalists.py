@@ -1,0 +1,94 @@
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from solvers.registry import LAYOUT
+from tuner.search.train import finalists
+from tuner.search.train.finalists import (
+    layout_problem,
+    rank_by_simulation,
+    refine_finalist,
+    simulated_s,
+)
+from tuner.search.train.incumbents import SearchOutcome
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.search import Settings, search
+from tuner.search.train.search_result import price_solution
+from tuner.simulate.pipeline import SimulatedStep
+from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
+from tuner.spec.search import Search
+
+MakeProblem = Callable[..., TrainProblem]
+SETTINGS = Settings(clock=time.perf_counter, time_limit_s=60.0, top=6)
+
+
+@pytest.fixture(scope="module")
+def outcome(make_problem: MakeProblem) -> SearchOutcome:
+    """Pipelines of two and four devices, one stage on each."""
+    limits = Search(pipeline_model_parallel_size=(2, 4), virtual_pipeline_model_parallel_size=(1,))
+    problem = make_problem(
+        "deepseek-v2-lite",
+        devices=32,
+        global_batch_size=256,
+        capabilities=MEGATRON_0_18,
+        limits=limits,
+    )
+    return search(problem, SETTINGS)
+
+
+def test_the_ranking_simulates_until_closed_forms_rule_out_the_rest(outcome: SearchOutcome) -> None:
+    ranking = rank_by_simulation(outcome, time_limit_s=60.0, clock=time.perf_counter)
+    assert outcome.solutions is not None
+    assert sorted(ranking.order) == list(range(len(outcome.solutions)))
+    assert list(ranking.objective_s) == sorted(ranking.objective_s)
+    for rank, objective_s in enumerate(ranking.objective_s):
+        index = ranking.order[rank]
+        simulated = simulated_s(price_solution(outcome, index))
+        assert objective_s == max(outcome.solutions.step_s[index], simulated)
+    unsimulated = outcome.solutions.step_s[len(ranking.objective_s) :]
+    assert (unsimulated >= ranking.objective_s[0]).all()
+
+
+def test_the_integer_program_never_makes_a_row_slower(outcome: SearchOutcome) -> None:
+    assert outcome.solutions is not None
+    for index in range(3):
+        best = refine_finalist(outcome, index, time_limit_s=30.0)
+        assert best.step_s <= outcome.solutions.step_s[index] * (1.0 + 1e-9)
+        assert sum(best.layers_S) == outcome.problem.model.num_layers
+        peak = float(best.detail.memory.total_PC.max())
+        assert peak <= outcome.problem.memory_limit_bytes
+
+
+def test_the_program_counts_a_pipeline_as_the_closed_form_does(outcome: SearchOutcome) -> None:
+    assert outcome.solutions is not None
+    one = outcome.solutions.candidates.taken(np.array([0]))
+    layout_outcome = LAYOUT.solve(layout_problem(outcome, one), method="exact", time_limit_s=30.0)
+    step = price_solution(outcome, 0).step
+    rest_s = float(np.ravel(step.once_s)[0])
+    # What the closed form adds beside both: sending between stages.
+    assert layout_outcome.solution is not None
+    assert layout_outcome.objective + rest_s <= outcome.solutions.step_s[0] * (1.0 + 1e-9)
+    assert layout_outcome.objective + rest_s >= 0.9 * outcome.solutions.step_s[0]
+
+
+def test_no_solution_has_no_finalist(make_problem: MakeProblem) -> None:
+    nothing = search(make_problem("mixtral-8x7b", memory_limit_bytes=4e9), SETTINGS)
+    assert rank_by_simulation(nothing, time_limit_s=1.0, clock=time.perf_counter).order == ()
+    with pytest.raises(ValueError, match="found nothing that fits"):
+        refine_finalist(nothing, 0, time_limit_s=1.0)
+
+
+def test_an_extrapolated_schedule_that_may_be_off_is_stated(
+    outcome: SearchOutcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    detail = price_solution(outcome, 0)
+    assert finalists.unsettled_notes(detail) == ()
+
+    def simulate_step(_: object) -> SimulatedStep:
+        return SimulatedStep(step_s=10.0, idle_s_P=(0.0,), peak_resident_P=(1,), max_error_s=0.25)
+
+    monkeypatch.setattr(finalists, "simulate_step", simulate_step)
+    (note,) = finalists.unsettled_notes(detail)
+    assert note.endswith("the step may be off by 250 ms (2.5 %)")

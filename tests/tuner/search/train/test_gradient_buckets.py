@@ -1,0 +1,160 @@
+"""The size of gradient buckets is stated where it pays, and reaches launch file and estimate."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tuner.cli.plan_text import explanation, plan_text
+from tuner.costs.analytic.calibration import shipped
+from tuner.emit.megatron_bridge import overrides
+from tuner.emit.registry import emit
+from tuner.estimate.estimate import estimate
+from tuner.estimate.readers import megatron
+from tuner.explain.outcomes import to_figures
+from tuner.plan import Plan, Provenance, VerifiedPlan
+from tuner.search.train.build_problem import price_pool
+from tuner.search.train.gradient_buckets import LEAST_GAIN_RATIO, MENU
+from tuner.search.train.plan_train import make_analytic_plan
+from tuner.search.train.search import Settings
+from tuner.spec.cluster import Cluster, Pool
+from tuner.spec.goal import TrainGoal
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.search import Search
+from tuner.spec.spec import Spec
+from tuner.units import format_ratio, format_s
+
+MODELS = Path(__file__).parents[4] / "examples" / "models"
+NOTHING = Provenance(
+    moetune_version="", spec_sha256="", profile_sha256={}, profile_source={}, extrapolated=()
+)
+
+
+def _spec(
+    *,
+    nodes: int,
+    target: str = "megatron-lm",
+    usable_memory_ratio: float = 0.95,
+    tensor: tuple[int, ...] = (1,),
+) -> Spec:
+    pool = Pool(
+        name="pool",
+        device="h100-sxm",
+        nodes=nodes,
+        devices_per_node=8,
+        nic=25e9,
+        usable_memory_ratio=usable_memory_ratio,
+    )
+    return Spec(
+        path=Path("spec.yaml"),
+        model_path=MODELS / "llama-3.1-8b",
+        model=read_model(MODELS / "llama-3.1-8b"),
+        cluster=Cluster(pools=(pool,)),
+        goal=TrainGoal(kind="train", sequence_length=4096, global_batch_size=nodes * 8),
+        search=Search(
+            zero_stage=(1,),
+            tensor_model_parallel_size=tensor,
+            context_parallel_size=(1,),
+            pipeline_model_parallel_size=(1,),
+        ),
+        emit=(target,),
+    )
+
+
+def _planned(spec: Spec) -> Plan:
+    settings = Settings(top=3, time_limit_s=60.0, clock=time.perf_counter)
+    priced_pool = price_pool(spec.cluster.pools[0], residuals=shipped())
+    return make_analytic_plan(spec, priced_pool, settings=settings, provenance=NOTHING)
+
+
+@pytest.fixture(scope="module")
+def wide() -> Plan:
+    """Llama 3.1 8B on 1,024 devices, where the engine's buckets hold an eighth of the gradients."""
+    return _planned(_spec(nodes=128))
+
+
+def test_a_size_is_stated_where_it_saves_more_than_noise(wide: Plan) -> None:
+    assert wide.decision is not None
+    assert wide.predicted is not None
+    assert wide.decision.ddp_bucket_size in MENU
+    spec = _spec(nodes=128)
+    arguments = emit("megatron-lm", VerifiedPlan.waive(wide, reason="a test"))[0].text
+    stated = f"--ddp-bucket-size {wide.decision.ddp_bucket_size}\n"
+    assert stated in arguments
+    usual = estimate(
+        spec, megatron.read(arguments.replace(stated, ""), source="args"), residuals=shipped()
+    )
+    assert usual.decision == wide.decision.model_copy(update={"ddp_bucket_size": None})
+    saved = 1.0 - wide.predicted.step_time_s / usual.step_time_s
+    assert LEAST_GAIN_RATIO <= saved < 0.1
+    assert usual.step_time_s == pytest.approx(wide.certificate.objective)
+    (note,) = (note for note in wide.provenance.notes if "gradient buckets of" in note)
+    assert f"predicted to save {format_s(usual.step_time_s - wide.predicted.step_time_s)}" in note
+    assert sum(wide.predicted.breakdown_s.values()) == pytest.approx(wide.predicted.step_time_s)
+
+
+def test_the_size_is_shown_and_launched_and_read_back_to_the_same_time(wide: Plan) -> None:
+    decision = wide.decision
+    assert decision is not None
+    assert wide.predicted is not None
+    size = decision.ddp_bucket_size
+    for text in (plan_text(wide, folder=Path("plan")), explanation(wide)):
+        assert f"gradient buckets of {size} parameters" in text
+    verified = VerifiedPlan.waive(wide, reason="a test")
+    arguments = emit("megatron-lm", verified)[0].text
+    assert f"\n--ddp-bucket-size {size}\n" in arguments
+    assert ("ddp.bucket_size", size) in overrides(wide.model, wide.goal, decision)
+    spec = _spec(nodes=128)
+    estimated = estimate(spec, megatron.read(arguments, source="args"), residuals=shipped())
+    assert estimated.decision.ddp_bucket_size == size
+    assert estimated.step_time_s == pytest.approx(wide.predicted.step_time_s, rel=1e-6)
+    without = arguments.replace(f"--ddp-bucket-size {size}\n", "")
+    usual = estimate(spec, megatron.read(without, source="args"), residuals=shipped())
+    assert usual.step_time_s > estimated.step_time_s * (1 + LEAST_GAIN_RATIO / 2)
+    (change,) = (one for one in usual.changes if "gradient buckets" in one.what[0])
+    assert change.decision.ddp_bucket_size == size
+    assert change.lines == (f"--ddp-bucket-size {size}",)
+    assert change.step_time_s == pytest.approx(estimated.step_time_s)
+    offered = [one.decision.ddp_bucket_size for one in estimated.changes]
+    assert set(offered) <= {size}, "the plan's size is the best of the menu"
+
+
+def test_whatever_a_step_is_compared_with_has_buckets_of_its_own_too(wide: Plan) -> None:
+    assert wide.predicted is not None
+    assert wide.certificate.objective is not None
+    assert wide.certificate.objective > wide.predicted.step_time_s
+    figures = to_figures(wide)
+    assert figures is not None
+    assert figures.values["fastest_step_time_s"] == wide.predicted.step_time_s
+    tight = _planned(_spec(nodes=128, usable_memory_ratio=0.6, tensor=(1, 2)))
+    assert tight.predicted is not None
+    gain = format_ratio(1.0 - wide.predicted.step_time_s / tight.predicted.step_time_s)
+    would = f"a step would take {format_s(wide.predicted.step_time_s)}, {gain} less"
+    assert would in tight.binding_constraint
+
+
+def test_the_fastest_is_stated_with_its_buckets_where_another_is_preferred() -> None:
+    plan = _planned(_spec(nodes=128, usable_memory_ratio=0.4, tensor=(1, 2)))
+    one, predicted, objective_s = plan.preferred, plan.predicted, plan.certificate.objective
+    assert one is not None
+    assert predicted is not None
+    assert objective_s is not None
+    assert one.fastest.ddp_bucket_size in MENU
+    (listed,) = (other for other in plan.runners_up if other.decision == one.fastest)
+    assert one.fastest_step_s == pytest.approx(listed.predicted.step_time_s)
+    assert one.fastest_step_s < objective_s * (1.0 - LEAST_GAIN_RATIO / 2)
+    assert one.slower_ratio == pytest.approx(predicted.step_time_s / one.fastest_step_s - 1.0)
+    for expected_s, step_s in (
+        (one.expected_step_s, predicted.step_time_s),
+        (one.fastest_expected_step_s, one.fastest_step_s),
+    ):
+        assert expected_s is not None
+        assert step_s <= expected_s < step_s * 1.002
+
+
+def test_no_size_is_stated_where_none_pays_or_the_target_has_none() -> None:
+    for spec in (_spec(nodes=4), _spec(nodes=128, target="deepspeed")):
+        plan = _planned(spec)
+        assert plan.decision is not None
+        assert plan.decision.ddp_bucket_size is None
+        assert not any("gradient buckets" in note for note in plan.provenance.notes)

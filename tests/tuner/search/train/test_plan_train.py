@@ -1,0 +1,333 @@
+"""Plans of the worked examples on smaller machines, from datasheets and shipped residuals."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.printed import unwrapped
+from tests.rows import each_row
+from tuner.cli.plan_text import plan_text
+from tuner.costs.analytic.calibration import shipped
+from tuner.plan import Plan, Provenance
+from tuner.search.train.build_problem import build_problem, price_pool
+from tuner.search.train.memory_risk import LIKELY, SMALL, USUAL_RUN_S
+from tuner.search.train.more_nodes import OFFLOADED, more_nodes
+from tuner.search.train.plan_train import make_analytic_plan
+from tuner.search.train.preference import TOLERANCE_RATIO, less_chance_words
+from tuner.search.train.search import Settings, search
+from tuner.spec.goal import Checkpoint, Reliability
+from tuner.spec.read import read_spec
+from tuner.spec.search import Search
+from tuner.spec.spec import Spec
+from tuner.units import format_ratio, format_s
+
+WORKED = Path(__file__).parents[4] / "examples" / "worked"
+NOTHING = Provenance(
+    moetune_version="", spec_sha256="", profile_sha256={}, profile_source={}, extrapolated=()
+)
+
+
+FEW = {
+    "context_parallel_size": (1,),
+    "micro_batch_size": (1, 2),
+    "tensor_model_parallel_size": (1, 2),
+}
+"""Limits that halve the time of a search."""
+
+
+def spec_of(name: str, *, nodes: int, batch: int) -> Spec:
+    spec = read_spec(WORKED / name / "spec.yaml")
+    (pool,) = spec.cluster.pools
+    cluster = spec.cluster.model_copy(
+        update={"pools": (pool.model_copy(update={"nodes": nodes, "price_per_device_hour": 2.0}),)}
+    )
+    goal = spec.goal.model_copy(update={"global_batch_size": batch, "tokens": 1e11})
+    limited = spec.search.model_copy(update=FEW)
+    return spec.model_copy(update={"cluster": cluster, "goal": goal, "search": limited})
+
+
+def planned(spec: Spec, *, with_unlaunchable: bool = False) -> Plan:
+    return make_analytic_plan(
+        spec,
+        price_pool(spec.cluster.pools[0], residuals=shipped()),
+        settings=Settings(top=3, time_limit_s=60.0, clock=time.perf_counter),
+        provenance=NOTHING,
+        with_unlaunchable=with_unlaunchable,
+    )
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """Mixtral 8x7B on two A100 servers."""
+    return planned(spec_of("mixtral-8x7b-64-a100", nodes=2, batch=64), with_unlaunchable=True)
+
+
+@pytest.mark.slow
+def test_the_objective_is_the_fastest_step_and_the_bound_is_below_it(plan: Plan) -> None:
+    assert plan.predicted is not None
+    fastest_s = plan.preferred.fastest_step_s if plan.preferred else plan.predicted.step_time_s
+    assert plan.certificate.objective == pytest.approx(fastest_s)
+    assert plan.certificate.bound is not None
+    assert plan.certificate.bound <= plan.predicted.step_time_s
+    assert plan.certificate.gap_ratio < 0.05
+
+
+def test_the_causes_of_a_step_add_up(plan: Plan) -> None:
+    assert plan.predicted is not None
+    assert sum(plan.predicted.breakdown_s.values()) == pytest.approx(plan.predicted.step_time_s)
+    assert 0.2 < (plan.predicted.mfu_ratio or 0.0) < 0.8
+
+
+def test_the_plan_uses_all_devices_and_fits(plan: Plan) -> None:
+    assert plan.decision is not None
+    assert plan.predicted is not None
+    assert plan.decision.num_devices == 16
+    assert sum(plan.decision.pipeline_layout) == plan.model.num_layers
+    assert max(plan.predicted.peak_memory_bytes) <= 0.95 * 80 * 2**30
+
+
+def test_runner_ups_are_slower_and_say_why(plan: Plan) -> None:
+    assert plan.predicted is not None
+    assert plan.alternatives
+    fastest_s = plan.certificate.objective
+    assert fastest_s is not None
+    for other in plan.alternatives:
+        assert other.predicted.step_time_s >= fastest_s * (1 - 1e-9)
+        assert other.lost_by
+
+
+def test_a_plan_that_is_preferred_is_near_the_fastest_and_has_a_gap_of_its_own(plan: Plan) -> None:
+    assert plan.predicted is not None
+    assert plan.preferred is not None
+    slower = plan.predicted.step_time_s / plan.preferred.fastest_step_s - 1.0
+    assert slower == pytest.approx(plan.preferred.slower_ratio)
+    assert slower <= TOLERANCE_RATIO
+    assert plan.preferred.reasons
+    own = plan.certificate.decision_gap_ratio
+    assert own is not None
+    assert own >= plan.certificate.gap_ratio
+    (fastest,) = (o for o in plan.runners_up if o.decision == plan.preferred.fastest)
+    assert "preference" in fastest.lost_by
+
+
+def test_one_chance_is_said_everywhere_and_what_an_excluded_fastest_would_come_to() -> None:
+    """Qwen3-30B on seven H100: the fastest probably runs out, and nothing is safe."""
+    spec = read_spec(WORKED / "qwen3-30b-a3b-16-h100" / "spec.yaml")
+    (pool,) = spec.cluster.pools
+    changes = {"nodes": 1, "devices_per_node": 7, "usable_memory_ratio": 1.0}
+    small = spec.cluster.model_copy(update={"pools": (pool.model_copy(update=changes),)})
+    goal = spec.goal.model_copy(update={"global_batch_size": 420, "routing": None, "tokens": None})
+    limits = spec.search.model_copy(update={"optimizer_offload": (False,)})
+    plan = planned(spec.model_copy(update={"cluster": small, "goal": goal, "search": limits}))
+    assert plan.predicted is not None
+    assert plan.preferred is not None
+    one, own_s = plan.preferred, plan.predicted.step_time_s
+    chance = plan.predicted.out_of_memory_probability or 0.0
+    other = one.fastest_out_of_memory_probability or 0.0
+    assert SMALL < chance <= LIKELY < other
+    assert one.reasons[0] == less_chance_words(chance, other=other)
+    text = unwrapped(plan_text(plan, folder=Path()))
+    assert text.startswith(f"WARNING        {format_ratio(chance)} chance of running out of memory")
+    (fastest,) = (o.predicted for o in plan.runners_up if o.decision == one.fastest)
+    assert fastest.out_of_memory_probability == pytest.approx(other)
+    # Failed starts and restarts of both are a share of a run of a week.
+    lost_s = sum(o.out_of_memory_loss_s or 0.0 for o in (fastest, plan.predicted))
+    tried_first_s = (1.0 - other) * fastest.step_time_s + other * own_s
+    tried_first_s += lost_s * fastest.step_time_s / USUAL_RUN_S
+    assert one.fastest_tried_first_step_s == pytest.approx(tried_first_s)
+    (trade,) = (line for line in text.splitlines() if line.startswith("trade "))
+    assert trade == (
+        f"trade          the fastest is excluded: {format_ratio(other)} chance of running out of "
+        "memory; tried first, with this plan as fallback, a step is expected to take "
+        f"{format_s(tried_first_s)}"
+    )
+
+
+def test_the_pareto_front_trades_time_for_memory(plan: Plan) -> None:
+    times = [point.step_time_s for point in plan.pareto]
+    peaks = [point.peak_memory_bytes for point in plan.pareto]
+    assert times == sorted(times)
+    assert peaks == sorted(peaks, reverse=True)
+    assert all(point.cost_per_step for point in plan.pareto)
+
+
+def test_failures_lengthen_the_run_and_its_bill(plan: Plan) -> None:
+    spec = spec_of("mixtral-8x7b-64-a100", nodes=2, batch=64)
+    assert spec.goal.reliability is None
+    failing = Reliability(device_mtbf=1e6, restart=600.0, checkpoint=Checkpoint())
+    goal = spec.goal.model_copy(update={"reliability": failing})
+
+    def run(made: Plan) -> tuple[float, float]:
+        assert made.predicted is not None
+        assert made.predicted.run is not None
+        assert made.predicted.run.wall_clock_s is not None
+        assert made.predicted.run.cost is not None
+        return made.predicted.run.wall_clock_s, made.predicted.run.cost
+
+    never, often = run(plan), run(planned(spec.model_copy(update={"goal": goal})))
+    assert often[0] > never[0]
+    assert often[1] > never[1]
+
+
+def test_too_little_memory_is_said_with_an_amount_that_would_do() -> None:
+    spec = spec_of("mixtral-8x7b-64-a100", nodes=1, batch=8)
+    (pool,) = spec.cluster.pools
+    small = pool.model_copy(update={"memory_per_device": 8 * 2**30})
+    cluster = spec.cluster.model_copy(update={"pools": (small,)})
+    made = planned(spec.model_copy(update={"cluster": cluster}))
+    assert made.decision is None
+    assert made.certificate.status == "infeasible"
+    assert made.binding_constraint == "memory_per_device"
+    way_out = made.relaxations[-1]
+    assert way_out.limit == "memory_per_device"
+    assert way_out.decision is not None
+
+
+@pytest.mark.slow
+def test_more_nodes_are_offered_before_more_memory_and_are_enough() -> None:
+    def with_nodes(nodes: int, **limits: tuple[bool, ...] | tuple[str, ...]) -> Spec:
+        spec = spec_of("mixtral-8x7b-64-a100", nodes=nodes, batch=64)
+        (pool,) = spec.cluster.pools
+        small = pool.model_copy(update={"memory_per_device": 12 * 2**30})
+        cluster = spec.cluster.model_copy(update={"pools": (small,)})
+        few = {"context_parallel_size": (1,), "micro_batch_size": (1,)}
+        limited = Search.model_validate(few | limits)
+        return spec.model_copy(update={"cluster": cluster, "search": limited})
+
+    def fastest_s(nodes: int) -> float | None:
+        """With offloading and dropped tokens, as offers are where nothing else fits."""
+        spec = with_nodes(
+            nodes,
+            optimizer_offload=(False, True),
+            activation_offload=(False, True),
+            cuda_graph=("none", "partial", "full_iteration"),
+        )
+        problem = build_problem(spec, price_pool(spec.cluster.pools[0], residuals=shipped()))
+        found = search(
+            problem, Settings(top=1, time_limit_s=60.0, clock=time.perf_counter)
+        ).solutions
+        return None if found is None else float(found.step_s[0])
+
+    made = planned(with_nodes(1))
+    assert made.decision is None
+    *nodes_first, memory = made.relaxations
+    assert memory.limit == "memory_per_device"
+    assert {one.limit for one in nodes_first} == {"nodes"}
+    offered = nodes_first[0]
+    assert offered.decision is not None
+    assert offered.predicted is not None
+    nodes = offered.decision.num_devices // 8
+    offloads = offered.decision.optimizer_offload or offered.decision.activation_offload
+    said = f"{nodes} nodes instead of 1: {8 * nodes} devices"
+    assert offered.change == (said + OFFLOADED if offloads else said)
+    assert len(nodes_first) == (2 if offloads else 1)
+    assert max(offered.predicted.peak_memory_bytes) <= (offered.predicted.memory_limit_bytes or 0)
+    # Something fits there, and nothing on the multiple before.
+    assert fastest_s(nodes) == pytest.approx(offered.predicted.step_time_s, rel=0.05)
+    assert fastest_s({2: 1, 3: 2, 4: 3, 6: 4, 8: 6}[nodes]) is None
+    lines = plan_text(made, folder=Path("plan")).splitlines()
+    offers = [line for line in lines if line.startswith(("to make it fit: ", "or: "))]
+    assert offers[0].startswith(f"to make it fit:  nodes: {nodes} nodes instead of 1")
+    assert offers[-1].startswith("or:              memory_per_device: ")
+    assert len(offers) == len(made.relaxations)
+
+
+def test_no_more_nodes_are_searched_for_once_the_shared_time_limit_has_passed() -> None:
+    spec = spec_of("mixtral-8x7b-64-a100", nodes=1, batch=8)
+    (pool,) = spec.cluster.pools
+    small = pool.model_copy(update={"memory_per_device": 8 * 2**30})
+    spec = spec.model_copy(update={"cluster": spec.cluster.model_copy(update={"pools": (small,)})})
+    settings = Settings(top=1, time_limit_s=100.0, clock=lambda: 40.0)
+    assert settings.since(0.0).time_limit_s == 60.0
+    assert settings.since(-100.0).time_limit_s == 0.0
+    priced_pool = price_pool(spec.cluster.pools[0], residuals=shipped())
+    assert more_nodes(spec, priced_pool, settings=settings.since(-100.0), band=(0.9, 1.1)) == ()
+
+
+def test_an_offer_of_nodes_says_that_it_needs_offloading() -> None:
+    """Mixtral 8x22B on one A100 server fits on two with its optimizer on the hosts."""
+    spec = read_spec(WORKED.parent / "checks" / "train-infeasible" / "spec.yaml")
+    priced_pool = price_pool(spec.cluster.pools[0], residuals=shipped())
+    settings = Settings(top=1, time_limit_s=60.0, clock=time.perf_counter)
+    offered, plain = more_nodes(spec, priced_pool, settings=settings, band=(0.9, 1.1))
+    assert offered.decision is not None
+    assert offered.decision.optimizer_offload
+    assert offered.change == f"2 nodes instead of 1: 16 devices{OFFLOADED}"
+    # Beside it the nearest that asks nothing of the hosts.
+    assert plain.decision is not None
+    assert not plain.decision.optimizer_offload
+    assert not plain.decision.activation_offload
+    nodes = plain.decision.num_devices // 8
+    assert nodes > 2
+    assert plain.change == f"{nodes} nodes instead of 1: {8 * nodes} devices"
+
+
+@pytest.mark.slow
+@each_row(("target", "spares"), [("megatron-lm", (1.05, 1.3)), ("torchtitan", (1.3,))])
+def test_running_out_of_memory_is_warned_of_before_anything_else(
+    target: str, spares: tuple[float, ...]
+) -> None:
+    """With a twentieth to spare, not with three tenths."""
+    spec = spec_of("mixtral-8x7b-64-a100", nodes=2, batch=64)
+    limits = {
+        "pipeline_model_parallel_size": (2,),
+        "micro_batch_size": (1,),
+        "tensor_model_parallel_size": (1,),
+    }
+    limited = spec.search.model_copy(update=limits)
+    spec = spec.model_copy(update={"search": limited, "emit": (target,)})
+    made = planned(spec)
+    assert made.predicted is not None
+    fullest = max(made.predicted.peak_memory_bytes)
+    (pool,) = spec.cluster.pools
+    for spare in spares:
+        tight = pool.model_copy(
+            update={"memory_per_device": int(spare * fullest), "usable_memory_ratio": 1.0}
+        )
+        cluster = spec.cluster.model_copy(update={"pools": (tight,)})
+        made = planned(spec.model_copy(update={"cluster": cluster}))
+        predicted = made.predicted
+        assert predicted is not None
+        chance = predicted.out_of_memory_probability
+        assert chance is not None
+        first, *_ = plan_text(made, folder=Path("plan")).splitlines()
+        assert first.startswith("WARNING") == (chance > SMALL), spare
+        assert (chance > SMALL) == (spare < 1.1), spare
+        assert predicted.memory_capacity_bytes == int(spare * fullest)
+
+
+@pytest.mark.slow
+def test_overlaps_that_want_opposite_queues_are_named() -> None:
+    spec = spec_of("mixtral-8x7b-64-a100", nodes=2, batch=64)
+
+    def notes(**limits: tuple[int | bool, ...]) -> str:
+        limited = spec.search.model_copy(update=limits)
+        return " ".join(planned(spec.model_copy(update={"search": limited})).provenance.notes)
+
+    both = {"tensor_model_parallel_size": (2,), "a2a_overlap": (True,)}
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" in notes(**both)
+    assert "CUDA_DEVICE_MAX_CONNECTIONS" not in notes(**{**both, "a2a_overlap": (False,)})
+
+
+def test_a_search_that_ended_early_says_what_is_not_known_and_how_to_know_it() -> None:
+    spec = spec_of("mixtral-8x7b-64-a100", nodes=1, batch=64)
+    (pool,) = spec.cluster.pools
+    small = pool.model_copy(update={"memory_per_device": 12 * 2**30})
+    cluster = spec.cluster.model_copy(update={"pools": (small,)})
+    priced_pool = price_pool(small, residuals=shipped())
+    settings = Settings(top=3, time_limit_s=1e-6, clock=time.perf_counter)
+    made = make_analytic_plan(
+        spec.model_copy(update={"cluster": cluster}),
+        priced_pool,
+        settings=settings,
+        provenance=NOTHING,
+    )
+    space = made.certificate.space
+    assert made.decision is None
+    assert made.certificate.status == "unknown"
+    assert made.binding_constraint.startswith(
+        f"whether anything fits is not known: {space.open} combinations were neither solved nor "
+        "ruled out (method bounds, time limit "
+    )
+    assert "plan again with a longer --time-limit" in made.binding_constraint

@@ -1,0 +1,233 @@
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from profilers.steps.config import Recompute
+from tests.rows import each_row
+from tuner.costs.analytic.shapes import number
+from tuner.plan import Unlaunchable
+from tuner.search.train.incumbents import SearchOutcome
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.relaxations import (
+    NOT_SEARCHED,
+    feature_tasks,
+    relaxations,
+    unlaunchable,
+)
+from tuner.search.train.search import Settings, search
+from tuner.search.train.search_result import price_solution
+from tuner.search.train.unsupported_dispatch import dispatch_gains
+from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
+from tuner.spec.search import Search
+
+MakeProblem = Callable[..., TrainProblem]
+SETTINGS = Settings(clock=time.perf_counter, time_limit_s=60.0, top=3)
+
+
+def lacking(outcome: SearchOutcome) -> tuple[Unlaunchable, ...]:
+    """What the targets lack, searched in this process."""
+    tasks = feature_tasks(outcome, SETTINGS)
+    return unlaunchable(outcome, {feature: task() for feature, task in tasks.items()})
+
+
+@each_row(
+    ("limits", "words"),
+    [
+        (
+            {"expert_model_parallel_size": 128},
+            "none divides the 16 devices; expert_model_parallel_size does not divide the 64"
+            " experts; the nearest legal value is 16",
+        ),
+        (
+            {"expert_model_parallel_size": 32},
+            "none divides the 16 devices; the nearest legal value is 16",
+        ),
+        (
+            {"tensor_model_parallel_size": 3},
+            "none divides the 16 devices; tensor_model_parallel_size does not divide the attention"
+            " heads; ",
+        ),
+        ({"micro_batch_size": 24}, "does not divide global_batch_size; the nearest legal value is"),
+    ],
+)
+def test_an_impossible_limit_is_answered_with_the_nearest_legal_value(
+    make_problem: MakeProblem, limits: dict[str, int], words: str
+) -> None:
+    given = Search(**{name: (value,) for name, value in limits.items()})
+    (outcome,) = relaxations(make_problem(devices=16, limits=given), SETTINGS)
+    (name,) = limits
+    assert outcome.limit == f"search.{name}"
+    assert words in outcome.change
+
+
+def test_chunks_of_a_single_stage_are_no_matter_of_the_batch(make_problem: MakeProblem) -> None:
+    limits = Search(pipeline_model_parallel_size=(1,), virtual_pipeline_model_parallel_size=(2,))
+    pipeline, chunks = relaxations(make_problem(devices=16, limits=limits), SETTINGS)
+    assert "2 leaves nothing: more than one model chunk per rank needs a pipeline" in chunks.change
+    assert chunks.change.endswith("the nearest legal value is 1")
+    assert "1 leaves nothing: more than one model chunk" in pipeline.change
+    assert pipeline.change.endswith("the nearest legal value is 2")
+
+
+def test_more_expert_ranks_than_experts_are_refused(make_problem: MakeProblem) -> None:
+    problem = make_problem(
+        "mixtral-8x7b", devices=64, limits=Search(expert_model_parallel_size=(16,))
+    )
+    (outcome,) = relaxations(problem, SETTINGS)
+    assert "expert_model_parallel_size does not divide the 8 experts" in outcome.change
+    assert outcome.change.endswith("the nearest legal value is 8")
+
+
+def test_context_ranks_that_do_not_divide_the_sequence_are_refused(
+    make_problem: MakeProblem,
+) -> None:
+    problem = make_problem(
+        devices=16, sequence_length=4100, limits=Search(context_parallel_size=(8,))
+    )
+    (outcome,) = relaxations(problem, SETTINGS)
+    assert "context_parallel_size does not divide the sequence" in outcome.change
+    # 4100 = 2 * 2 * 1025: two ranks take one piece of each half of the sequence.
+    assert outcome.change.endswith("the nearest legal value is 2")
+
+
+def test_tensor_ranks_that_do_not_divide_the_heads_are_refused(make_problem: MakeProblem) -> None:
+    problem = make_problem(
+        devices=48, global_batch_size=96, limits=Search(tensor_model_parallel_size=(3,))
+    )
+    (outcome,) = relaxations(problem, SETTINGS)
+    assert "tensor_model_parallel_size does not divide the attention heads" in outcome.change
+
+
+def test_a_batch_that_no_replicas_divide_names_one_that_they_do(make_problem: MakeProblem) -> None:
+    problem = make_problem(devices=16, global_batch_size=31, limits=Search(data_parallel_size=(8,)))
+    (outcome,) = relaxations(problem, SETTINGS)
+    assert "data_parallel_size does not divide global_batch_size" in outcome.change
+    assert "global_batch_size 32 would be divisible" in outcome.change
+
+
+def test_too_little_memory_everywhere_names_memory_that_would_do(make_problem: MakeProblem) -> None:
+    problem = make_problem("mixtral-8x7b", memory_limit_bytes=9e9, capabilities=MEGATRON_0_18)
+    (outcome,) = relaxations(problem, SETTINGS)
+    assert outcome.limit == "memory_per_device"
+    assert outcome.decision is not None
+    size, unit = outcome.change.split(" per device instead of ")[0].split()
+    assert unit == "GiB"
+    # The size that is printed is what a device must have: with it something fits.
+    usable = float(size) * 2**30 * problem.usable_memory_ratio
+    assert search(problem, SETTINGS).solutions is None
+    assert search(replace(problem, memory_limit_bytes=usable), SETTINGS).solutions is not None
+
+
+@pytest.mark.slow
+def test_a_missing_feature_is_listed_with_its_gain(make_problem: MakeProblem) -> None:
+    limited = replace(MEGATRON_0_18, dispatchers=frozenset({"alltoall"}), a2a_overlap=False)
+    few = Search(micro_batch_size=(1, 2), tensor_model_parallel_size=(1, 2))
+    problem = make_problem("deepseek-v2-lite", devices=16, capabilities=limited, limits=few)
+    outcome = search(problem, SETTINGS)
+    missing = lacking(outcome)
+    assert outcome.solutions is not None
+    assert missing
+    gains = {one.feature: one.gain_ratio for one in missing}
+    assert all(0.005 < gain < 1.0 for gain in gains.values())
+    assert list(gains.values()) == sorted(gains.values(), reverse=True)
+
+
+@pytest.mark.slow
+def test_a_feature_that_a_target_has_is_refused_by_its_condition(make_problem: MakeProblem) -> None:
+    problem = make_problem("deepseek-v2-lite", devices=16, capabilities=MEGATRON_0_18)
+    limits = Search(
+        recompute=(Recompute.FULL,),
+        schedule=("1f1b",),
+        dispatcher=("alltoall",),
+        micro_batch_size=(1, 2),
+        tensor_model_parallel_size=(1, 2),
+    )
+    full = replace(problem, limits=limits)
+    said = {one.feature: one.why for one in lacking(search(full, SETTINGS))}
+    graphs = "megatron-lm does not allow CUDA graphs of a whole step with dispatcher alltoall"
+    assert said["CUDA graphs"] == graphs
+    overlap = "megatron-lm does not allow overlapped all-to-all with full recomputation"
+    assert said["overlapped all-to-all"].startswith(overlap)
+    without = replace(MEGATRON_0_18, cuda_graphs=frozenset({"none"}), a2a_overlap=False)
+    said = {
+        one.feature: one.why
+        for one in lacking(search(replace(full, capabilities=without), SETTINGS))
+    }
+    assert said["CUDA graphs"] == "megatron-lm does not have it"
+    assert said["overlapped all-to-all"] == "megatron-lm does not have it"
+
+
+def test_no_feature_is_searched_for_after_the_time(make_problem: MakeProblem) -> None:
+    problem = make_problem("deepseek-v2-lite", devices=16, capabilities=MEGATRON_0_18)
+    outcome = search(problem, SETTINGS)
+    times = iter([0.0, *[61.0] * 99])
+    late = feature_tasks(outcome, replace(SETTINGS, clock=lambda: next(times)))
+    assert late
+    assert {task() for task in late.values()} == {NOT_SEARCHED}
+
+
+def test_exchanges_that_nothing_launches_are_priced_on_the_best_rows(
+    make_problem: MakeProblem,
+) -> None:
+    problem = make_problem("deepseek-v2-lite", devices=16)
+    slow = replace(problem.hardware, scale_out_bytes_per_s=5e9)
+    limits = Search(
+        a2a_overlap=(False,), dispatcher=("alltoall",), expert_model_parallel_size=(16,)
+    )
+    outcome = search(replace(problem, hardware=slow, limits=limits), SETTINGS)
+    assert outcome.solutions is not None
+    gains = dict(dispatch_gains(outcome))
+    best_s = float(outcome.solutions.step_s[0])
+    assert all(0.0 < step_s <= best_s * (1.0 + 1e-9) for step_s in gains.values())
+    hierarchical, pipelined = sorted(gains, key=lambda words: words.startswith("pipelined"))
+    # Two nodes: six copies of a token cross as one where each node gets one.
+    assert hierarchical == "de-duplicated all-to-all in 2 levels (HierMoE)"
+    assert gains[hierarchical] < 0.9 * best_s
+    assert "pieces forward" in pipelined
+    assert gains[pipelined] < best_s
+    listed = {one.feature: one.gain_ratio for one in lacking(outcome)}
+    assert listed[hierarchical] == pytest.approx(1.0 - gains[hierarchical] / best_s)
+
+
+def test_dispatch_in_fp8_saves_its_share_of_the_bytes_that_go_out(
+    make_problem: MakeProblem,
+) -> None:
+    problem = make_problem("deepseek-v2-lite", devices=16)
+    slow = replace(problem.hardware, scale_out_bytes_per_s=5e9)
+    limits = Search(
+        a2a_overlap=(False,),
+        dispatcher=("alltoall",),
+        expert_model_parallel_size=(16,),
+        pipeline_model_parallel_size=(1,),
+        recompute=(Recompute.NONE,),
+    )
+    problem = replace(problem, hardware=slow, limits=limits)
+
+    def saved(precision: str) -> dict[str, float]:
+        outcome = search(replace(problem, precision=precision), replace(SETTINGS, top=1))
+        assert outcome.solutions is not None
+        one = outcome.solutions.taken(np.array([0]))
+        exchange_s = number(price_solution(outcome, 0).step.expert_s)
+        best_s = float(one.step_s[0])
+        return {
+            words: (best_s - step_s) / exchange_s
+            for words, step_s in dispatch_gains(replace(outcome, solutions=one))
+            if "fp8" in words
+        }
+
+    assert saved("bf16") == {}
+    (ratio,) = saved("fp8-blockwise").values()
+    # Out and back are as many bytes: of 2 + 2 bytes a value 1 + 4/128 + 2 remain; latency stays.
+    assert 0.22 < ratio <= (2.0 - (1.0 + 4.0 / 128.0)) / 4.0
+
+
+def test_a_dense_model_exchanges_nothing(make_problem: MakeProblem) -> None:
+    outcome = search(make_problem("llama-3.1-8b", devices=16), SETTINGS)
+    assert list(dispatch_gains(outcome)) == []
+
+
+def test_a_target_that_lacks_nothing_has_nothing_unlaunchable(make_problem: MakeProblem) -> None:
+    assert lacking(search(make_problem(), SETTINGS)) == ()

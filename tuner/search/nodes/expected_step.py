@@ -1,0 +1,93 @@
+"""Expected steps on measured links, including the risk of running out of memory, and the choice.
+
+The objective is that of the choice without measured links (tuner/search/train/memory_risk.py):
+
+    expected   seconds of a step, slow links included, plus the expected cost of running out
+
+The chosen decision was preferred to others within `TOLERANCE_RATIO` of it, so another must be
+better by more than that. An advantage on usual links was already considered, so only what the slow
+links add to it counts. Equal links therefore change no choice.
+
+Letters: C decisions, the chosen one first.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.plan import Plan, Roomier, TrainDecision, TrainPrediction
+from tuner.search.train.memory_risk import Chances, LossPrices
+from tuner.search.train.preference import MEMORY_STEPS, TOLERANCE_RATIO, fit_C
+
+Floats = npt.NDArray[np.float64]
+
+LEAST_GAIN_RATIO: Final = 0.01
+"""Share of an expected step by which links must increase another decision's advantage."""
+
+
+def expected_steps_s(
+    predicted_C: Sequence[TrainPrediction],
+    *,
+    prices: LossPrices,
+    slow_s_C: Floats | float = 0.0,
+    roomier: Roomier | None = None,
+) -> Floats:
+    """Seconds per step with the expected cost of running out of memory, [C].
+
+    Args:
+        predicted_C: on usual links.
+        prices: of running out of memory.
+        slow_s_C: seconds that slow links add to each step.
+        roomier: another fallback with more headroom, on usual links. Slow links are assumed to add
+            to its step what they add to the least affected of the others.
+    """
+    step_s = np.array([one.step_time_s for one in predicted_C]) + slow_s_C
+    ever, at_start = _ever_C(predicted_C), _at_start_C(predicted_C)
+    if roomier is not None:
+        # It has headroom, and its own expected step is not returned.
+        step_s = np.append(step_s, roomier.step_time_s + np.min(slow_s_C))
+        ever, at_start = np.append(ever, roomier.out_of_memory_probability), np.append(at_start, 0)
+    with_losses_s = prices.expected_s(step_s, Chances(at_start_C=at_start, ever_C=ever))
+    return with_losses_s[: len(predicted_C)]
+
+
+def fallback_outside(plan: Plan, compared: Collection[TrainDecision]) -> Roomier | None:
+    """The plan's decision with headroom; None if it is among those compared."""
+    one = plan.roomier
+    return None if one is None or one.decision in compared else one
+
+
+def replacement_index(
+    predicted_C: Sequence[TrainPrediction], *, usual_s_C: Floats, on_links_s_C: Floats
+) -> int | None:
+    """Return the index of the decision that replaces the first one; None: it stays.
+
+    Among those within the tolerance of the best, the lower chance of running out of memory wins,
+    then the lower expected step.
+
+    Args:
+        predicted_C: on usual links.
+        usual_s_C: expected steps on usual links.
+        on_links_s_C: expected steps on the measured links.
+    """
+    ever_C = _ever_C(predicted_C)
+    known_C = usual_s_C[0] / usual_s_C * (1.0 + LEAST_GAIN_RATIO)
+    ahead_C = np.maximum(1.0 + TOLERANCE_RATIO, known_C)
+    better = np.flatnonzero(fit_C(ever_C) & (on_links_s_C * ahead_C < on_links_s_C[0]))
+    if not len(better):
+        return None
+    least_s = float(on_links_s_C[better].min())
+    better = better[on_links_s_C[better] <= least_s * (1.0 + TOLERANCE_RATIO)]
+    memory_step = np.searchsorted(MEMORY_STEPS, ever_C[better])
+    return int(better[np.lexsort((on_links_s_C[better], memory_step))[0]])
+
+
+def _ever_C(predicted_C: Sequence[TrainPrediction]) -> Floats:
+    """Chances of running out of memory; 0 where no errors of peaks are published."""
+    return np.array([one.out_of_memory_probability or 0.0 for one in predicted_C])
+
+
+def _at_start_C(predicted_C: Sequence[TrainPrediction]) -> Floats:
+    return np.array([one.out_of_memory_at_start_probability or 0.0 for one in predicted_C])

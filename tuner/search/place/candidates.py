@@ -1,0 +1,425 @@
+"""Candidate placements: the current one, EPLB's policies, and the objective's solver.
+
+    W workloads   L layers   E experts   M = L - 1 pairs of layers   G ranks
+
+EPLB is given the mean load of the workloads, as an engine that adds up its counters would; the
+better of its two policies on the fit passes is the EPLB baseline of every comparison.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+
+from solvers.placement.balance.check import layer_times
+from solvers.placement.balance.eplb import eplb
+from solvers.placement.balance.problem import BalanceProblem, Dispatch, Migration, Robust
+from solvers.placement.chain.problem import ChainProblem, Measure
+from solvers.placement.coactivation.problem import CoactivationProblem
+from solvers.placement.ranks import Floats, Ints, Placement, Ranks
+from solvers.registry import BALANCE, COACTIVATION
+from solvers.result import Claim, Outcome, Status
+from tuner.errors import SpecError
+from tuner.search.place.evaluation import evaluate
+from tuner.search.place.evidence import (
+    WorkloadEvidence,
+    load_WLE,
+    mean_load_LE,
+    part_BWLE,
+    scatter_BWLE,
+    variance_WLE,
+    weight_W,
+)
+from tuner.search.place.links import LinkCosts
+from tuner.search.place.methods import solve_balance, solve_chain, solve_coactivation
+from tuner.search.place.passes import is_per_pass, scoring_passes
+from tuner.search.place.sampled import Tokens
+from tuner.search.place.token_levels import link_levels
+from tuner.search.place.transitions import flow_MEE
+from tuner.spec.place import Objective, PlaceGoal, Traffic
+from tuner.spec.place_method import Method
+from tuner.spec.place_read import PlaceSpec
+
+TRAFFIC = (Objective.CO_ACTIVATION, Objective.LAYER_CHAIN)
+"""Objectives about traffic; they place every expert once, and cap a rank's load at EPLB's."""
+
+PlaceOnTable = Callable[..., Placement]
+"""`known_table.place_on_table`; takes the problem, placements and `time_limit_s`."""
+
+TABLE_RATIO: Final = 0.6
+"""Share of a search's time for placing under the engine's own table, where it is known."""
+
+MOST_STATED: Final = 2
+"""Traffic problems that are cached: the plan's, used for each candidate, and one more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EplbBaseline:
+    """The better of EPLB's policies."""
+
+    placement: Placement
+    name: str
+    largest_L: Floats
+    """Load of the most-loaded rank, at the mean load."""
+
+
+def balance_problem(
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    dispatch: str,
+    active_load: float = 0.0,
+    migration: Migration | None = None,
+) -> BalanceProblem:
+    """Build the balance problem of some workloads under a dispatch rule."""
+    return BalanceProblem(
+        load_WLE=load_WLE(evidence),
+        weight_W=weight_W(evidence),
+        ranks=ranks,
+        robust=Robust(goal.robust.value),
+        tail_ratio=goal.tail_ratio,
+        active_load=active_load,
+        migration=migration,
+        dispatch=solved_dispatch(dispatch),
+        part_BWLE=part_BWLE(evidence),
+        variance_WLE=variance_WLE(evidence),
+        scatter_BWLE=scatter_BWLE(evidence),
+    )
+
+
+def solved_dispatch(rule: str) -> Dispatch:
+    """Return the rule that a search places for, given a rule of the solvers' sampling.py.
+
+    The expected loads of a draw per token are those of an even split, with near replicas or
+    without. The linear program re-splits each pass, which a search does not model: it is searched
+    as an even split, which is no bound, and scored by the program itself (cost.py).
+    """
+    if rule == Dispatch.STATIC.value:
+        return Dispatch.STATIC
+    return Dispatch.NEAR if rule.startswith("near_") else Dispatch.EVEN
+
+
+def eplb_baseline(
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    ranks: Ranks,
+    groups: int | None,
+    dispatch: str = Dispatch.EVEN.value,
+) -> EplbBaseline:
+    """Place by EPLB's policies on the mean load and keep the better one under a dispatch rule.
+
+    Under a rule that acts pass by pass they are compared on the fit passes.
+    """
+    mean_LE = mean_load_LE(evidence)
+    rules = policies(mean_LE, ranks=ranks, groups=groups)
+    mean = BalanceProblem(
+        load_WLE=mean_LE[None],
+        weight_W=np.ones(1),
+        ranks=ranks,
+        dispatch=solved_dispatch(dispatch),
+    )
+    largest = {name: layer_times(mean, placement)[0] for name, placement in rules.items()}
+    values = {name: float(largest_L.sum()) for name, largest_L in largest.items()}
+    if len(rules) > 1 and is_per_pass(dispatch):
+        values = {
+            name: _imbalance(evidence, placement, ranks=ranks, dispatch=dispatch)
+            for name, placement in rules.items()
+        }
+    best = min(values, key=lambda name: values[name])
+    return EplbBaseline(placement=rules[best], name=best, largest_L=largest[best])
+
+
+def policies(mean_LE: Floats, *, ranks: Ranks, groups: int | None) -> dict[str, Placement]:
+    """Place by EPLB's policies, by name; the hierarchical one where it applies."""
+    placements = {"eplb": eplb(mean_LE, ranks=ranks)}
+    is_uniform = (ranks.slots_G == ranks.slots_G[0]).all()
+    if groups is not None and is_uniform and groups % ranks.num_nodes == 0 and ranks.num_nodes > 1:
+        placements["eplb hierarchical"] = eplb(mean_LE, ranks=ranks, num_groups=groups)
+    return placements
+
+
+def node_local_replicas(
+    evidence: Sequence[WorkloadEvidence], *, goal: PlaceGoal, ranks: Ranks, dispatch: str
+) -> dict[str, Placement]:
+    """Place all replicas of an expert on one node, a candidate for a linear program.
+
+    Such replicas are near only to the ranks that hold them, so the program steers all other tokens.
+    EPLB's hierarchical policy with each expert as a group of its own places them so. The search
+    models an even split only.
+    """
+    experts = evidence[0].recording.num_experts
+    is_uniform = (ranks.slots_G == ranks.slots_G[0]).all() and experts % ranks.num_nodes == 0
+    limited = goal.max_moved_experts is not None or goal.max_moved_bytes is not None
+    free = goal.objective not in TRAFFIC and goal.method is Method.AUTO and not limited
+    if dispatch != "near_lp" or ranks.num_nodes == 1 or not (is_uniform and free):
+        return {}
+    return {"replicas on one node": eplb(mean_load_LE(evidence), ranks=ranks, num_groups=experts)}
+
+
+def _imbalance(
+    evidence: Sequence[WorkloadEvidence], placement: Placement, *, ranks: Ranks, dispatch: str
+) -> float:
+    """Return the mean imbalance of the fit passes under a rule that acts pass by pass."""
+    values = [
+        evaluate(
+            placement, load_PLE=scoring_passes(one, dispatch), ranks=ranks, dispatch=dispatch
+        ).imbalance
+        for one in evidence
+    ]
+    return float(weight_W(evidence) @ np.array(values))
+
+
+def solve_objective(
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    baseline: EplbBaseline,
+    dispatch: str,
+    links: LinkCosts,
+    active_load: float,
+    migration: Migration | None,
+    time_limit_s: float,
+    place_on_table: PlaceOnTable | None = None,
+) -> Outcome[Placement]:
+    """Place for the goal's objective under a dispatch rule.
+
+    Args:
+        evidence: the workloads.
+        goal: with the method.
+        ranks: that hold the slots.
+        baseline: EPLB's placement.
+        dispatch: the dispatch rule.
+        links: that traffic is priced on.
+        active_load: cost of reading an expert's weights, in token copies.
+        migration: the limit on moved experts.
+        time_limit_s: of the whole solve.
+        place_on_table: places for the table that the engine draws, where it is known.
+
+    Raises:
+        SpecError: the recordings lack what the objective needs, experts are replicated where it
+            takes single ones only, or the goal's method cannot take the problem.
+    """
+    if goal.objective is Objective.LAYER_CHAIN:
+        return solve_chain(
+            chain_problem(evidence, goal=goal, ranks=ranks, baseline=baseline, links=links),
+            goal=goal,
+            eplb_placement=baseline.placement,
+            time_limit_s=time_limit_s,
+        )
+    if goal.objective is Objective.CO_ACTIVATION:
+        return solve_coactivation(
+            coactivation_problem(evidence, goal=goal, ranks=ranks, baseline=baseline, links=links),
+            goal=goal,
+            eplb_placement=baseline.placement,
+            time_limit_s=time_limit_s,
+        )
+    problem = balance_problem(
+        evidence,
+        goal=goal,
+        ranks=ranks,
+        dispatch=dispatch,
+        active_load=active_load,
+        migration=migration,
+    )
+    if place_on_table is None or migration is not None or goal.method is not Method.AUTO:
+        return solve_balance(
+            problem, goal=goal, eplb_placement=baseline.placement, time_limit_s=time_limit_s
+        )
+    table_s = TABLE_RATIO * time_limit_s
+    outcome = solve_balance(problem, goal=goal, time_limit_s=time_limit_s - table_s)
+    if outcome.solution is None:
+        return outcome
+    placement = place_on_table(
+        problem, (outcome.solution, baseline.placement), time_limit_s=table_s
+    )
+    claim = Claim(status=Status.FEASIBLE, solution=placement, bound=outcome.bound)
+    solve_s = outcome.solve_s + table_s
+    return BALANCE.checked(problem, claim, method=outcome.method, solve_s=solve_s)
+
+
+def layer_time_candidates(
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    baseline: EplbBaseline,
+    dispatch: str,
+    links: LinkCosts,
+    migration: Migration | None,
+    time_limit_s: float,
+) -> dict[str, Placement]:
+    """Return candidates that the search for layer time misses, by name.
+
+    The search models token copies and weight reads. Where the all-to-all dominates, the balance of
+    copies alone counts; where a token is sent once per rank and domain, the number of ranks does.
+    """
+    experts = evidence[0].recording.num_experts
+    candidates = {}
+    together = (
+        goal.is_merged
+        and migration is None
+        and ranks.num_slots == experts
+        and all(one.fit_LTK is not None for one in evidence)
+    )
+    limit_s = time_limit_s / (2.0 if together else 1.0)
+    problem = balance_problem(
+        evidence, goal=goal, ranks=ranks, dispatch=dispatch, migration=migration
+    )
+    balanced = BALANCE.solve(problem, time_limit_s=limit_s)
+    if balanced.solution is not None:
+        candidates["balance of copies"] = balanced.solution
+    if together:
+        traffic_problem = coactivation_problem(
+            evidence, goal=goal, ranks=ranks, baseline=baseline, links=links
+        )
+        solved = COACTIVATION.solve(traffic_problem, time_limit_s=limit_s)
+        if solved.solution is not None:
+            candidates["co-activation"] = solved.solution
+    return candidates
+
+
+def chain_problem(
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+) -> ChainProblem:
+    """Build the layer-chain problem of the weighted workloads, each as shares of its tokens."""
+    return _cached_chain(tuple(evidence), goal, ranks, baseline, links)
+
+
+@lru_cache(maxsize=MOST_STATED)
+def _cached_chain(
+    evidence: tuple[WorkloadEvidence, ...],
+    goal: PlaceGoal,
+    ranks: Ranks,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+) -> ChainProblem:
+    _refuse_replicas(goal, ranks, evidence)
+    flows = [flow_MEE(one, Tokens.FIT) for one in evidence]
+    flow_TEE = np.einsum("w,wmef->mef", weight_W(evidence), np.stack(flows))
+    return chain_from_flow(
+        flow_TEE, evidence, goal=goal, ranks=ranks, baseline=baseline, links=links
+    )
+
+
+def chain_from_flow(
+    flow_TEE: Floats,
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+) -> ChainProblem:
+    """Build the layer-chain problem of given transitions of some workloads."""
+    is_peak = goal.traffic is Traffic.MOST_LOADED
+    return ChainProblem(
+        flow_TEE=flow_TEE,
+        load_LE=mean_load_LE(evidence),
+        ranks=ranks,
+        cost_GG=links.cost_GG.copy(),
+        most_load_L=baseline.largest_L * (1.0 + goal.traffic_slack_ratio),
+        measure=Measure.MOST_LOADED_PAIR if is_peak else Measure.TOTAL,
+    )
+
+
+def coactivation_problem(
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+) -> CoactivationProblem:
+    """Build the co-activation problem of sampled tokens, as many per workload as its weight."""
+    return _cached_coactivation(tuple(evidence), goal, ranks, baseline, links)
+
+
+@lru_cache(maxsize=MOST_STATED)
+def _cached_coactivation(
+    evidence: tuple[WorkloadEvidence, ...],
+    goal: PlaceGoal,
+    ranks: Ranks,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+) -> CoactivationProblem:
+    _refuse_replicas(goal, ranks, evidence)
+    samples = []
+    for one in evidence:
+        tokens = one.fit_LTK
+        if tokens is None:
+            raise SpecError(
+                f"goal.workloads: {one.name!r} holds no sampled tokens, which objective"
+                " co_activation is about; record it with `moetune profile --suite routing`"
+            )
+        samples.append(tokens)
+    weights = weight_W(evidence)
+    # The smallest sample relative to its weight sets the number of tokens.
+    most = min(s.shape[1] / w for s, w in zip(samples, weights, strict=True))
+    taken = [
+        sample[:, : max(1, int(most * weight))]
+        for sample, weight in zip(samples, weights, strict=True)
+    ]
+    expert_LTK = np.concatenate(taken, axis=1)
+    return coactivation_from_tokens(
+        expert_LTK, evidence, goal=goal, ranks=ranks, baseline=baseline, links=links
+    )
+
+
+def coactivation_from_tokens(
+    expert_LTK: Ints,
+    evidence: Sequence[WorkloadEvidence],
+    *,
+    goal: PlaceGoal,
+    ranks: Ranks,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+) -> CoactivationProblem:
+    """Build the co-activation problem of given tokens of some workloads."""
+    return CoactivationProblem(
+        expert_LTK=expert_LTK,
+        load_LE=mean_load_LE(evidence),
+        ranks=ranks,
+        levels=link_levels(links, is_peak=goal.traffic is Traffic.MOST_LOADED),
+        most_load_L=baseline.largest_L * (1.0 + goal.traffic_slack_ratio),
+    )
+
+
+def _refuse_replicas(goal: PlaceGoal, ranks: Ranks, evidence: Sequence[WorkloadEvidence]) -> None:
+    experts = evidence[0].recording.num_experts
+    if ranks.num_slots != experts:
+        raise SpecError(
+            f"goal.objective: {goal.objective.value} places every expert once, and"
+            f" {ranks.num_slots} slots hold {experts} experts; set redundant_experts to 0, or plan"
+            " for balance or layer_time"
+        )
+
+
+def migration_limit(spec: PlaceSpec, *, expert_bytes: float | None) -> Migration | None:
+    """Return the goal's limit on moved experts, None without one.
+
+    Raises:
+        SpecError: bytes without the size of an expert, or an objective that keeps no limit.
+    """
+    goal = spec.goal
+    limits = [] if goal.max_moved_experts is None else [goal.max_moved_experts]
+    if goal.max_moved_bytes is not None:
+        if expert_bytes is None:
+            raise SpecError("goal.max_moved_bytes: needs model, to size an expert")
+        limits.append(int(goal.max_moved_bytes // expert_bytes))
+    if not limits:
+        return None
+    if goal.objective in TRAFFIC:
+        raise SpecError(
+            f"goal.objective: {goal.objective.value} keeps no limit on moved experts; plan for"
+            " balance or layer_time, or drop the limit"
+        )
+    return Migration(current=spec.current, most_moved=min(limits))

@@ -1,0 +1,420 @@
+"""From a placement's spec to its plan: evidence, candidates, evaluation, certificate, verdict.
+
+The plan is solved on the fit passes of every workload and evaluated on the hold-out passes, under
+the engine's dispatch rule, next to the current placement and EPLB's on the same loads.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from solvers.placement.ranks import Placement
+from solvers.result import Outcome
+from tuner.costs.expert_layer import expert_bytes
+from tuner.place_plan import (
+    LayerTimes,
+    LeftOut,
+    MigrationCost,
+    PlaceAlternative,
+    PlaceCertificate,
+    PlacePlan,
+    PlacePrediction,
+    PlaceProvenance,
+    PlaceSpace,
+    WorkloadOutcome,
+)
+from tuner.search.place.candidates import migration_limit
+from tuner.search.place.certificate import binding_constraint, to_certificate
+from tuner.search.place.comparison import (
+    Comparison,
+    compare_loads,
+    pairs,
+    price_comparisons,
+    to_layer_times,
+    to_outcome,
+)
+from tuner.search.place.cross_validation import leave_one_out, leave_one_out_note
+from tuner.search.place.deadline import MIN_LP_S, Deadline, limit_holdout_passes, limit_note
+from tuner.search.place.dispatch_choice import compared_dispatches, made_for
+from tuner.search.place.dispatch_gain import dispatch_gain
+from tuner.search.place.evidence import WorkloadEvidence, split_recordings
+from tuner.search.place.known_table import table_note
+from tuner.search.place.launch_noise import launch_noise
+from tuner.search.place.links import LinkCosts, LinkSource, links_between
+from tuner.search.place.methods import automatic_note, no_placement_reason
+from tuner.search.place.migration import migration_cost
+from tuner.search.place.notes import assumption_notes, planned_dispatch
+from tuner.search.place.passes import MOST_SOLVED_PASSES
+from tuner.search.place.prices import ELEMENT_BYTES, Pricing
+from tuner.search.place.relaxations import relaxations
+from tuner.search.place.savings import (
+    Gain,
+    load_gain,
+    load_noises,
+    time_gain,
+    traffic_gain,
+)
+from tuner.search.place.search import PlaceProblem, SearchResult, search
+from tuner.search.place.selection import to_alternatives, to_decision
+from tuner.search.place.traffic import traffic_by_name, traffic_times
+from tuner.search.place.verdict import Loads, to_verdict
+from tuner.spec.place import Objective
+from tuner.spec.place_read import PlaceSpec
+
+RELAXATION_SHARE: Final = 0.15
+"""Share of the time limit for relaxations, where that much is left."""
+HOLDOUT_RATIO: Final = 0.9
+"""Share of the time left after the search for evaluation by linear programs."""
+LEFT_OUT_RATIO: Final = 0.5
+"""The same where leave-one-out plans are still to be solved and evaluated."""
+HOLDOUT_PLACEMENTS: Final = 3
+"""Evaluated on each workload left out: its plan, EPLB's and the current placement."""
+MIN_RELAXATION_S: Final = 0.02
+"""Shorter searches find nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Time limit of a plan."""
+
+    time_limit_s: float = 60.0
+    clock: Callable[[], float] = time.perf_counter
+
+
+def make_place_plan(
+    spec: PlaceSpec,
+    *,
+    pricing: Pricing | None,
+    settings: Settings,
+    provenance: PlaceProvenance,
+    source: LinkSource | None = None,
+) -> PlacePlan:
+    """Plan, evaluate and certify a placement.
+
+    Args:
+        spec: what to plan.
+        pricing: of time; None: loads are balanced.
+        settings: time limit.
+        provenance: as far as the caller knows it.
+        source: links between the ranks.
+
+    Raises:
+        SpecError: the recordings lack what the objective needs, or a limit cannot be kept.
+    """
+    started_s = settings.clock()
+    evidence = split_recordings(spec)
+    links = links_between(spec, evidence, source or LinkSource())
+    dispatch = planned_dispatch(spec)
+    problem = PlaceProblem(
+        spec=spec,
+        evidence=evidence,
+        pricing=_on_links(pricing, links, spec.goal.objective),
+        links=links,
+        migration=migration_limit(spec, expert_bytes=_expert_bytes(spec)),
+        deadline=Deadline(
+            limit_s=settings.time_limit_s,
+            until_s=started_s + settings.time_limit_s,
+            clock=settings.clock,
+        ),
+    )
+    result = search(problem, dispatch=dispatch)
+    if isinstance(result, Outcome):
+        return _no_plan(spec, result, provenance)
+    holdout = _evaluate_holdout(problem, result)
+    certificate = _certificate(problem, result, holdout, solve_s=settings.clock() - started_s)
+    plan = _plan(problem, result, holdout, certificate, provenance)
+    whole_s = settings.clock() - started_s
+    return plan.model_copy(
+        update={"certificate": certificate.model_copy(update={"solve_s": whole_s})}
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _HoldoutResult:
+    """The chosen placement on the hold-out passes."""
+
+    evidence: tuple[WorkloadEvidence, ...]
+    """With the hold-out passes that were evaluated."""
+    comparisons: tuple[Comparison, ...]
+    outcomes: tuple[WorkloadOutcome, ...]
+    alternatives: tuple[PlaceAlternative, ...]
+    left_out: tuple[LeftOut, ...]
+    baseline_worst: tuple[float, ...]
+    """For each workload left out, the worst layer's imbalance without a plan."""
+    times: tuple[LayerTimes, ...]
+    traffic: Mapping[str, tuple[float, float, float]]
+    loads: Loads | None
+    gain: Gain
+    migration: MigrationCost | None
+    notes: tuple[str, ...]
+
+
+def _evaluate_holdout(problem: PlaceProblem, result: SearchResult) -> _HoldoutResult:
+    """Evaluate the chosen placement, on as many hold-out passes as the deadline allows."""
+    spec, pricing, links, deadline = problem.spec, problem.pricing, problem.links, problem.deadline
+    baseline, dispatch, chosen = result.baseline, result.dispatch, result.scores.chosen
+    evidence = result.scored_evidence
+    if result.pass_s:
+        several = len(evidence) > 1
+        evidence = limit_holdout_passes(
+            evidence,
+            placements=len(result.scores.placements) + 1,
+            pass_s=result.pass_s,
+            time_s=max((LEFT_OUT_RATIO if several else HOLDOUT_RATIO) * deadline.left_s, MIN_LP_S),
+        )
+    comparisons = compare_loads(spec, evidence, chosen, baseline, dispatch)
+    outcomes = tuple(
+        to_outcome(one, comparison, passes_planned_from=whole.num_fit_passes)
+        for whole, one, comparison in zip(problem.evidence, evidence, comparisons, strict=True)
+    )
+    alternatives = to_alternatives(spec, evidence, result.scores, dispatch)
+    passes = max(len(one.whole_PLE) for one in evidence)
+    folds, worst = leave_one_out(
+        spec,
+        evidence,
+        pricing,
+        dispatch,
+        problem.migration,
+        links,
+        deadline=deadline,
+        time_limit_s=deadline.share_s(result.shares.leave_one_out),
+        evaluation_s=HOLDOUT_PLACEMENTS * passes * result.pass_s,
+    )
+    times: tuple[LayerTimes, ...] = ()
+    loads = None
+    traffic = traffic_by_name(spec, evidence, chosen, baseline, links)
+    if pricing is not None:
+        priced = price_comparisons(spec, evidence, chosen, baseline, comparisons, pricing)
+        times = to_layer_times(evidence, priced, pricing)
+        gain = time_gain(spec, evidence, comparisons, priced, pricing)
+    elif traffic:
+        gain = traffic_gain(spec, evidence, chosen, traffic, baseline, links)
+        loads = Loads(
+            outcomes=outcomes,
+            noises=load_noises(evidence, comparisons),
+            slack_ratio=spec.goal.traffic_slack_ratio,
+        )
+    else:
+        gain = load_gain(evidence, comparisons)
+    launch_noise_ratio, eplb_launch_noise_ratio = (
+        launch_noise(spec, evidence, chosen, pricing, dispatch=dispatch, beside=beside)
+        for beside in (spec.current, baseline.placement)
+    )
+    eplb_launch_noise_ratio *= 1.0 - gain.eplb_gain_ratio
+    gain = replace(
+        gain,
+        noise_ratio=math.hypot(gain.noise_ratio, launch_noise_ratio),
+        eplb_noise_ratio=math.hypot(gain.eplb_noise_ratio, eplb_launch_noise_ratio),
+    )
+    return _HoldoutResult(
+        evidence=evidence,
+        comparisons=comparisons,
+        outcomes=outcomes,
+        alternatives=alternatives,
+        left_out=folds,
+        baseline_worst=worst,
+        times=times,
+        traffic=traffic,
+        loads=loads,
+        gain=gain,
+        migration=_migration(problem, chosen, gain),
+        notes=(*limit_note(problem.evidence, evidence), *leave_one_out_note(evidence, folds)),
+    )
+
+
+def _migration(problem: PlaceProblem, chosen: Placement, gain: Gain) -> MigrationCost | None:
+    spec, pricing = problem.spec, problem.pricing
+    if spec.goal.current is None:
+        return None
+    return migration_cost(
+        spec.current,
+        chosen,
+        current_ranks=spec.current_ranks,
+        ranks=spec.ranks,
+        expert_bytes=_expert_bytes(spec),
+        machine=None if pricing is None else pricing.machine,
+        step_gain_ratio=gain.step_gain_ratio,
+    )
+
+
+def _certificate(
+    problem: PlaceProblem, result: SearchResult, holdout: _HoldoutResult, *, solve_s: float
+) -> PlaceCertificate:
+    certificate = to_certificate(
+        problem.spec,
+        result.scored_evidence,
+        result.scores.chosen,
+        result.outcome,
+        result.baseline,
+        problem.pricing,
+        problem.links,
+        dispatch=result.dispatch,
+        method=result.scores.method,
+        solve_s=solve_s,
+    )
+    compared = _alternative_counts(
+        certificate.objective or 0.0, holdout.alternatives, noise_ratio=holdout.gain.noise_ratio
+    )
+    return certificate.model_copy(update=compared)
+
+
+def _plan(
+    problem: PlaceProblem,
+    result: SearchResult,
+    holdout: _HoldoutResult,
+    certificate: PlaceCertificate,
+    provenance: PlaceProvenance,
+) -> PlacePlan:
+    spec, goal, links = problem.spec, problem.spec.goal, problem.links
+    baseline, dispatch, chosen = result.baseline, result.dispatch, result.scores.chosen
+    evidence, gain = holdout.evidence, holdout.gain
+    by_workload = pairs(evidence, holdout.comparisons)
+    plan = PlacePlan(
+        goal=goal,
+        cluster=spec.cluster,
+        emit=spec.emit,
+        decision=to_decision(spec, chosen),
+        predicted=PlacePrediction(
+            imbalance={one.name: comparison.planned.imbalance for one, comparison in by_workload},
+            imbalance_band={one.name: comparison.planned.band for one, comparison in by_workload},
+            outcomes=holdout.outcomes,
+            left_out=holdout.left_out,
+            layer_times=holdout.times,
+            traffic=dict(holdout.traffic),
+            links=links.facts if holdout.traffic else None,
+            traffic_times=traffic_times(spec, evidence, chosen, baseline, links),
+            migration=holdout.migration,
+            dispatches=compared_dispatches(spec, evidence, chosen, rule=dispatch),
+        ),
+        made_for=made_for(spec, dispatch),
+        verdict=to_verdict(
+            gain_ratio=gain.gain_ratio,
+            noise_ratio=gain.noise_ratio,
+            step_gain_ratio=gain.step_gain_ratio,
+            left_out=holdout.left_out,
+            baseline_worst=holdout.baseline_worst,
+            migration=holdout.migration,
+            rebalance_s=goal.rebalance_interval,
+            saved=gain.saved,
+            loads=holdout.loads,
+            eplb_gain_ratio=gain.eplb_gain_ratio if problem.migration is None else None,
+            eplb_noise_ratio=gain.eplb_noise_ratio,
+        ),
+        certificate=certificate,
+        binding_constraint=binding_constraint(
+            spec, result.scored_evidence, chosen, baseline, problem.migration, dispatch=dispatch
+        ),
+        alternatives=holdout.alternatives,
+        provenance=provenance,
+    )
+    return plan.model_copy(
+        update={
+            "relaxations": _relaxations(problem, result, objective=certificate.objective or 0.0),
+            "provenance": provenance.model_copy(
+                update={
+                    "notes": (*provenance.notes, *_notes(problem, result, holdout, certificate))
+                }
+            ),
+        }
+    )
+
+
+def _relaxations(
+    problem: PlaceProblem, result: SearchResult, *, objective: float
+) -> tuple[str, ...]:
+    """Solve relaxations in the time left.
+
+    Allow for as much overrun as the main search had, and for scoring the result.
+    """
+    deadline = problem.deadline
+    scoring_s = result.pass_s * sum(
+        min(one.num_fit_passes, MOST_SOLVED_PASSES) for one in result.scored_evidence
+    )
+    limit_s = min(
+        RELAXATION_SHARE * deadline.limit_s, deadline.left_s - 2.0 * result.over_s - scoring_s
+    )
+    return relaxations(
+        problem.spec,
+        result.scored_evidence,
+        objective=objective,
+        baseline=result.baseline,
+        dispatch=result.dispatch,
+        links=problem.links,
+        pricing=problem.pricing,
+        migration=problem.migration,
+        time_limit_s=limit_s if limit_s >= MIN_RELAXATION_S else 0.0,
+    )
+
+
+def _notes(
+    problem: PlaceProblem,
+    result: SearchResult,
+    holdout: _HoldoutResult,
+    certificate: PlaceCertificate,
+) -> Iterator[str]:
+    spec, evidence = problem.spec, holdout.evidence
+    yield from automatic_note(spec.goal, certificate.objective or 0.0, holdout.alternatives)
+    yield from dispatch_gain(
+        spec,
+        evidence,
+        holdout.comparisons,
+        problem.pricing,
+        chosen=result.scores.chosen,
+        others=(*result.candidates.values(), result.baseline.placement),
+    )
+    yield from assumption_notes(spec, problem.evidence, result.dispatch, result.baseline)
+    yield from table_note(spec, problem.evidence, result.scores.chosen, result.dispatch)
+    yield from result.notes
+    yield from holdout.notes
+
+
+def _on_links(pricing: Pricing | None, links: LinkCosts, objective: Objective) -> Pricing | None:
+    """Return the pricing with the links between ranks; None where nothing is priced."""
+    if pricing is None or objective is Objective.LAYER_CHAIN:
+        # Tokens stay on the rank of their last expert: there is no dispatch or combine to price.
+        return None
+    return replace(pricing, slow_NN=links.slow_NN)
+
+
+def _alternative_counts(
+    objective: float, alternatives: Sequence[PlaceAlternative], *, noise_ratio: float
+) -> dict[str, object]:
+    """Count the legal and illegal alternatives, and the ties within the noise."""
+    legal = [one for one in alternatives if one.is_legal]
+    most = objective * noise_ratio
+    return {
+        "space": PlaceSpace(priced=1 + len(legal), illegal=len(alternatives) - len(legal)),
+        "within_band": sum(abs(one.objective - objective) <= most for one in legal),
+    }
+
+
+def _expert_bytes(spec: PlaceSpec) -> float | None:
+    if spec.model is None:
+        return None
+    return expert_bytes(spec.model, element_bytes=ELEMENT_BYTES[spec.goal.quantization])
+
+
+def _no_plan(
+    spec: PlaceSpec, outcome: Outcome[Placement], provenance: PlaceProvenance
+) -> PlacePlan:
+    status = "infeasible" if outcome.status.value == "infeasible" else "unknown"
+    return PlacePlan(
+        goal=spec.goal,
+        cluster=spec.cluster,
+        emit=spec.emit,
+        decision=None,
+        predicted=None,
+        verdict=None,
+        certificate=PlaceCertificate(
+            status=status,
+            objective=None,
+            bound=None,
+            gap_ratio=1.0,
+            solve_s=outcome.solve_s,
+            method=outcome.method,
+        ),
+        binding_constraint=no_placement_reason(spec.goal),
+        provenance=provenance,
+    )

@@ -1,0 +1,197 @@
+"""Candidate placements in order of preference, and the alternatives of a plan."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from solvers.placement.balance.problem import Dispatch as Solved
+from solvers.placement.ranks import Placement
+from tuner.errors import SpecError
+from tuner.place_plan import PlaceAlternative, PlaceDecision
+from tuner.search.place.candidates import TRAFFIC, EplbBaseline, solved_dispatch
+from tuner.search.place.comparison import evaluate_workload
+from tuner.search.place.cost import fit_cost, ordering_cost
+from tuner.search.place.dispatch_choice import launch_misfits
+from tuner.search.place.evidence import WorkloadEvidence
+from tuner.search.place.links import LinkCosts
+from tuner.search.place.passes import is_per_pass
+from tuner.search.place.prices import Pricing
+from tuner.search.place.sampled import Tokens
+from tuner.search.place.traffic import broken_limits, placement_traffic
+from tuner.spec.files import shown_path
+from tuner.spec.place import Objective
+from tuner.spec.place_method import Method
+from tuner.spec.place_read import PlaceSpec
+from tuner.units import format_ratio
+
+SAME_RATIO: Final = 1e-9
+"""Relative difference of costs that count as equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CandidateScores:
+    """Candidates scored on the fit passes, under one dispatch rule."""
+
+    placements: Mapping[str, Placement]
+    """By name, best first."""
+    values: Mapping[str, float]
+    """The objective, by name."""
+    ordered_by: Mapping[str, float]
+    order_is_of: str
+    """What `ordered_by` is, in words; empty: the objective."""
+    broken: Mapping[str, str]
+    """The limit that a placement breaks; empty: none."""
+
+    @property
+    def method(self) -> str:
+        """Name of the best candidate."""
+        return next(iter(self.placements))
+
+    @property
+    def chosen(self) -> Placement:
+        """The best candidate."""
+        return self.placements[self.method]
+
+
+def score_candidates(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    candidates: Mapping[str, Placement],
+    baseline: EplbBaseline,
+    pricing: Pricing | None,
+    links: LinkCosts,
+    dispatch: str,
+    two_fold: Mapping[str, float],
+) -> CandidateScores:
+    """Order the candidates, EPLB's and the current placement by cost; the goal's method first.
+
+    With two-fold costs the order is by those; a candidate without one is assumed to be overfitted
+    as much as the worst of the others.
+
+    Raises:
+        SpecError: no placement found can be launched with the dispatch that the goal names.
+    """
+    method = spec.goal.method.value
+    named = _name_candidates(spec, candidates, baseline)
+    if spec.goal.objective in TRAFFIC:
+        values = {
+            name: placement_traffic(spec, evidence, one, baseline, links, tokens=Tokens.FIT)
+            for name, one in named.items()
+        }
+        broken = {
+            name: (*broken_limits(spec, evidence, one, baseline, links), "")[0]
+            for name, one in named.items()
+        }
+    else:
+        values = {
+            name: fit_cost(spec, evidence, one, pricing, dispatch) for name, one in named.items()
+        }
+        broken = dict.fromkeys(named, "")
+    if two_fold:
+        by_method = {name: two_fold.get(name.removesuffix(f" for {dispatch}")) for name in named}
+        worst = max(cost / values[name] for name, cost in by_method.items() if cost is not None)
+        ordered_by = {name: cost or worst * values[name] for name, cost in by_method.items()}
+    else:
+        ordered_by = {
+            name: ordering_cost(spec, evidence, one, values[name], dispatch, pricing)
+            for name, one in named.items()
+        }
+    misfits = launch_misfits(spec, named, dispatch)
+    order = sorted(
+        named,
+        key=lambda name: (
+            name != method,
+            bool(misfits[name]),
+            bool(broken[name]),
+            ordered_by[name],
+        ),
+    )
+    if misfits[order[0]]:
+        raise SpecError(f"{shown_path(spec.path)}: goal.dispatch: {misfits[order[0]]}")
+    broken = {name: misfits[name] or words for name, words in broken.items()}
+    return CandidateScores(
+        placements={name: named[name] for name in order},
+        values=values,
+        ordered_by=ordered_by,
+        order_is_of=_order_is_of(spec, dispatch, is_two_fold=bool(two_fold)),
+        broken=broken,
+    )
+
+
+def _name_candidates(
+    spec: PlaceSpec, candidates: Mapping[str, Placement], baseline: EplbBaseline
+) -> dict[str, Placement]:
+    named = dict(candidates)
+    limited = spec.goal.max_moved_experts is not None or spec.goal.max_moved_bytes is not None
+    if not limited and spec.goal.method is not Method.EPLB:
+        named[baseline.name] = baseline.placement
+    if spec.current.expert_LS.shape == baseline.placement.expert_LS.shape:
+        named["as it runs"] = spec.current
+    return named
+
+
+def _order_is_of(spec: PlaceSpec, dispatch: str, *, is_two_fold: bool) -> str:
+    """Describe what candidates are ordered by, where that is not the objective itself."""
+    if is_two_fold:
+        return "on held-out fit passes"
+    solved = solved_dispatch(dispatch)
+    if spec.goal.objective is Objective.LAYER_TIME and solved is Solved.STATIC:
+        return "over other launches"
+    is_balance = spec.goal.objective is Objective.BALANCE
+    if is_balance and solved.is_near and not is_per_pass(dispatch):
+        return "over drawn loads of other passes"
+    return ""
+
+
+def to_alternatives(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], scores: CandidateScores, dispatch: str
+) -> tuple[PlaceAlternative, ...]:
+    """Format the other candidates, evaluated under the plan's dispatch rule."""
+    return tuple(
+        PlaceAlternative(
+            method=name,
+            decision=to_decision(spec, placement),
+            objective=scores.values[name],
+            imbalance={
+                one.name: evaluate_workload(spec, one, placement, dispatch).imbalance
+                for one in evidence
+            },
+            is_legal=not scores.broken[name],
+            lost_by=scores.broken[name] or _lost_by(scores, name),
+        )
+        for name, placement in tuple(scores.placements.items())[1:]
+    )
+
+
+def _lost_by(scores: CandidateScores, name: str) -> str:
+    """Compare its objective with the plan's and, where the order is by another cost, that too."""
+    of = scores.method
+    words = f"{more_of(scores.values[name], scores.values[of])} of the objective"
+    if scores.order_is_of:
+        decides = more_of(scores.ordered_by[name], scores.ordered_by[of])
+        words += f"; {scores.order_is_of}, which decides, {decides}"
+    is_better = scores.ordered_by[name] < scores.ordered_by[of] * (1.0 - SAME_RATIO)
+    return words + (", but the goal names its method" if is_better else "")
+
+
+def more_of(value: float, least: float) -> str:
+    """Format how much more, or less, a value is than another."""
+    if value < least * (1.0 - SAME_RATIO):
+        return f"{format_ratio(1.0 - value / least, digits=2)} less"
+    if value <= least * (1.0 + SAME_RATIO):
+        return "as much"
+    return f"{format_ratio(value / max(least, 1e-12) - 1.0, digits=2)} more"
+
+
+def to_decision(spec: PlaceSpec, chosen: Placement) -> PlaceDecision:
+    """Format a placement for the plan."""
+    goal = spec.goal
+    return PlaceDecision(
+        physical_to_logical=tuple(tuple(row) for row in chosen.expert_LS.tolist()),
+        layer_ids=spec.layer_ids,
+        num_experts=spec.num_experts,
+        num_layers=spec.num_layers,
+        ranks=goal.ranks,
+        ranks_per_node=goal.ranks_per_node or goal.ranks,
+        slots_per_rank=tuple(spec.ranks.slots_G.tolist()),
+    )

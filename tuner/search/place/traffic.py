@@ -1,0 +1,256 @@
+"""Traffic of a placement, where that is the objective.
+
+L layers   T sampled tokens   K experts of a token
+
+co-activation   cost of the domains and ranks that a token's experts touch, summed over layers, per
+                token
+layer chain     cost of the link from a token's expert to that of the next layer, summed over pairs
+                of layers, per token copy
+
+The total, or with `traffic: busiest` that of the most-loaded pair or group (tuner/spec/place.py).
+Sampled tokens are split as in tuner/search/place/transitions.py; fit tokens of all workloads form
+one problem, hold-out tokens one per workload. In seconds where links are.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from solvers.placement.chain import check as chain_check
+from solvers.placement.coactivation import check as coactivation_check
+from solvers.placement.ranks import Floats, Ints, Placement
+from tuner.place_plan import TrafficTimes
+from tuner.search.place.candidates import (
+    TRAFFIC,
+    EplbBaseline,
+    chain_from_flow,
+    chain_problem,
+    coactivation_from_tokens,
+    coactivation_problem,
+)
+from tuner.search.place.evidence import WorkloadEvidence
+from tuner.search.place.links import LinkCosts
+from tuner.search.place.sampled import Tokens, sampled_LTK
+from tuner.search.place.transitions import flow_MEE, has_holdout_transitions, pairs_MEE, shares_MEE
+from tuner.spec.place import Objective, Traffic
+from tuner.spec.place_read import PlaceSpec
+
+MAX_BATCHES: Final = 10
+"""Batches of hold-out tokens, in order, whose traffic is compared for the noise of a gain."""
+
+
+def placement_traffic(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    placement: Placement,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+    *,
+    tokens: Tokens,
+) -> float:
+    """Return the traffic of a placement, the weighted mean over workloads."""
+    if tokens is Tokens.FIT:
+        return _planned(spec, evidence, placement, baseline, links) / problem_scale(
+            spec, evidence, baseline, links
+        )
+    weights = np.array([one.weight_ratio for one in evidence])
+    each = [
+        workload_traffic(spec, one, placement, baseline, links, tokens=tokens) for one in evidence
+    ]
+    return float(np.dot(weights / weights.sum(), each))
+
+
+def traffic_by_name(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    chosen: Placement,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+) -> dict[str, tuple[float, float, float]]:
+    """Return traffic before, by EPLB and after; empty where it is not the objective."""
+    traffic = traffic_on(spec, evidence, chosen, baseline, links, tokens=Tokens.HOLDOUT)
+    return {} if traffic is None else {spec.goal.objective.value: traffic}
+
+
+def traffic_on(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    chosen: Placement,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+    *,
+    tokens: Tokens,
+) -> tuple[float, float, float] | None:
+    """Return the traffic of the current placement, EPLB's and a given one on some workloads."""
+    if spec.goal.objective not in TRAFFIC:
+        return None
+    before, eplb, after = (
+        placement_traffic(spec, evidence, placement, baseline, links, tokens=tokens)
+        for placement in (spec.current, baseline.placement, chosen)
+    )
+    return before, eplb, after
+
+
+def traffic_times(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    chosen: Placement,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+) -> tuple[TrafficTimes, ...]:
+    """Return the traffic of each workload in seconds per pass; empty where links have none."""
+    if spec.goal.objective not in TRAFFIC or links.unit_s is None:
+        return ()
+    times = []
+    for one in evidence:
+        before, eplb, after = (
+            pass_copies(spec, one)
+            * workload_traffic(spec, one, placement, baseline, links, tokens=Tokens.HOLDOUT)
+            for placement in (spec.current, baseline.placement, chosen)
+        )
+        holdout_LTK = one.holdout_LTK
+        times.append(
+            TrafficTimes(
+                workload=one.name,
+                tokens_judged=0
+                if holdout_LTK is None or not has_holdout_transitions(one)
+                else holdout_LTK.shape[1],
+                before_s=before,
+                rule_s=eplb,
+                after_s=after,
+            )
+        )
+    return tuple(times)
+
+
+def pass_copies(spec: PlaceSpec, one: WorkloadEvidence) -> float:
+    """Return the factor from traffic per token to that of a pass.
+
+    Of the total a rank sends its share, as all send at once; the most-loaded pair of ranks has its
+    own flow, and HierMoE's groups are counted already. Dispatch and combine count twice.
+    """
+    copies = float(one.holdout_PLE.sum(axis=2).mean())
+    ranks = float(spec.ranks.num_ranks)
+    if spec.goal.objective is Objective.LAYER_CHAIN:
+        is_pair = spec.goal.traffic is Traffic.MOST_LOADED
+        return copies if is_pair else copies / ranks
+    top_k = float(sampled_LTK(one, Tokens.ALL).shape[2])
+    return 2.0 * copies / top_k / ranks
+
+
+def workload_traffic(
+    spec: PlaceSpec,
+    one: WorkloadEvidence,
+    placement: Placement,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+    *,
+    tokens: Tokens,
+) -> float:
+    """Return the traffic of one workload."""
+    if spec.goal.objective is Objective.LAYER_CHAIN:
+        return _chain_costs(spec, one, placement, baseline, links, [flow_MEE(one, tokens)])[0]
+    return _token_costs(spec, one, placement, baseline, links, [sampled_LTK(one, tokens)])[0]
+
+
+def batch_traffic(
+    spec: PlaceSpec,
+    one: WorkloadEvidence,
+    placement: Placement,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+) -> Floats:
+    """Return the traffic of batches of the hold-out tokens, for the noise of a gain."""
+    token_LTK = sampled_LTK(one, Tokens.HOLDOUT)
+    parts = np.array_split(token_LTK, min(MAX_BATCHES, token_LTK.shape[1]), axis=1)
+    if spec.goal.objective is Objective.LAYER_CHAIN:
+        flows = [shares_MEE(pairs_MEE(part_LTK, spec.num_experts)) for part_LTK in parts]
+        return np.array(_chain_costs(spec, one, placement, baseline, links, flows))
+    return np.array(_token_costs(spec, one, placement, baseline, links, parts))
+
+
+def problem_scale(
+    spec: PlaceSpec, evidence: Sequence[WorkloadEvidence], baseline: EplbBaseline, links: LinkCosts
+) -> float:
+    """Return the divisor from the solver's objective to traffic per token, in seconds if known."""
+    if spec.goal.objective is not Objective.CO_ACTIVATION:
+        return 1.0 / links.scale
+    problem = coactivation_problem(
+        evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
+    )
+    return float(problem.expert_LTK.shape[1]) / links.scale
+
+
+def broken_limits(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    placement: Placement,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+) -> tuple[str, ...]:
+    """Name the limits of the objective that a placement breaks."""
+    if spec.goal.objective is Objective.LAYER_CHAIN:
+        chain = chain_problem(
+            evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
+        )
+        return chain_check.violations(chain, placement)
+    together = coactivation_problem(
+        evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
+    )
+    return coactivation_check.violations(together, placement)
+
+
+def _planned(
+    spec: PlaceSpec,
+    evidence: Sequence[WorkloadEvidence],
+    placement: Placement,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+) -> float:
+    if spec.goal.objective is Objective.LAYER_CHAIN:
+        chain = chain_problem(
+            evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
+        )
+        return chain_check.objective(chain, placement)
+    together = coactivation_problem(
+        evidence, goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
+    )
+    return coactivation_check.objective(together, placement)
+
+
+def _chain_costs(
+    spec: PlaceSpec,
+    one: WorkloadEvidence,
+    placement: Placement,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+    flows: Sequence[Floats],
+) -> list[float]:
+    chains = (
+        chain_from_flow(
+            flow, [one], goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
+        )
+        for flow in flows
+    )
+    return [links.scale * chain_check.objective(chain, placement) for chain in chains]
+
+
+def _token_costs(
+    spec: PlaceSpec,
+    one: WorkloadEvidence,
+    placement: Placement,
+    baseline: EplbBaseline,
+    links: LinkCosts,
+    samples: Sequence[Ints],
+) -> list[float]:
+    problems = (
+        coactivation_from_tokens(
+            token_LTK, [one], goal=spec.goal, ranks=spec.ranks, baseline=baseline, links=links
+        )
+        for token_LTK in samples
+    )
+    return [
+        links.scale * coactivation_check.objective(problem, placement) / problem.expert_LTK.shape[1]
+        for problem in problems
+    ]

@@ -1,0 +1,138 @@
+"""Why this plan: what binds it, why the others lost, how far an infeasible one is from feasible."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+
+from solvers.layout.relax import nearest_relaxation
+from tuner.breakdown import cause_words
+from tuner.costs.temporaries import UNCOUNTED_RATIO
+from tuner.plan import Certificate, Relaxation, TrainPrediction
+from tuner.search.reference.search import Candidate
+from tuner.search.reference.space import BATCH_RULE, Enumeration
+from tuner.units import format_bytes, format_ratio, format_s
+
+MULTIPLES = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Multiples of a pool's nodes, offered where nothing fits on them."""
+
+WORTH_NAMING_RATIO = 1e-3
+"""A limit that costs less than this share of the step time does not bind."""
+
+
+def binding_constraint(
+    predicted: TrainPrediction,
+    *,
+    fastest_s: float,
+    unlimited_s: float | None,
+    memory_limit_bytes: int,
+) -> str:
+    """Name what keeps the plan from being faster.
+
+    Args:
+        predicted: prediction for the plan's decision.
+        fastest_s: step time of the fastest decision found.
+        unlimited_s: the same if memory were unlimited, from another search.
+        memory_limit_bytes: what one device may use.
+    """
+    if unlimited_s is not None and unlimited_s < fastest_s * (1.0 - WORTH_NAMING_RATIO):
+        gain = format_ratio(1.0 - unlimited_s / fastest_s)
+        return (
+            f"memory_per_device: with unlimited memory the fastest step takes "
+            f"{format_s(unlimited_s)}, {gain} less than the fastest found ({format_s(fastest_s)}); "
+            f"{format_bytes(memory_limit_bytes)} of a device may be used"
+        )
+    cause, seconds = max(predicted.breakdown_s.items(), key=lambda item: item[1])
+    share = format_ratio(seconds / predicted.step_time_s)
+    return f"{cause_words(cause)}: {format_s(seconds)} ({share}) of the step; memory does not bind"
+
+
+def what_is_not_known(certificate: Certificate, *, time_limit_s: float) -> str:
+    """Say what a search without a result left open, and how to decide it; empty if nothing."""
+    if not certificate.space.open:
+        return ""
+    return (
+        f"whether anything fits is not known: {certificate.space.open} combinations were neither "
+        f"solved nor ruled out (method {certificate.method}, time limit {format_s(time_limit_s)}); "
+        "plan again with a longer --time-limit or fewer values under `search`"
+    )
+
+
+def unmeasured_links(
+    *, measured_ranks: int, measured_nodes: int, devices: int, nodes: int
+) -> Iterator[str]:
+    """Say which links of so many devices a profile lacks, and how they are priced."""
+    if measured_ranks < devices:
+        yield (
+            f"collectives were measured over {measured_ranks} ranks, the plan uses up to "
+            f"{devices}: larger groups are extrapolated"
+        )
+    if measured_nodes < nodes:
+        yield (
+            f"the profile covers {measured_nodes} node{'s' * (measured_nodes > 1)}, the plan uses "
+            f"up to {nodes}: links between nodes are priced like those inside one"
+        )
+
+
+def why_lost(chosen: TrainPrediction, other: TrainPrediction) -> str:
+    """Name the cause that makes a runner-up slower than the chosen decision."""
+    slower_s = other.step_time_s - chosen.step_time_s
+    by_cause = {
+        cause: other.breakdown_s.get(cause, 0.0) - chosen.breakdown_s.get(cause, 0.0)
+        for cause in sorted(other.breakdown_s.keys() | chosen.breakdown_s.keys())
+    }
+    cause, extra_s = max(by_cause.items(), key=lambda item: item[1])
+    if slower_s <= chosen.step_time_s * 1e-9:
+        if slower_s >= -chosen.step_time_s * 1e-9:
+            return "nothing: the model predicts the same time"
+        ratio = format_ratio(-slower_s / chosen.step_time_s)
+        return f"preference: the plan gives up {format_s(-slower_s)} ({ratio})"
+    ratio = format_ratio(slower_s / chosen.step_time_s)
+    more = f"{cause_words(cause)} takes {format_s(extra_s)} more"
+    return f"{format_s(slower_s)} ({ratio}) slower; {more}"
+
+
+def needed_memory_bytes(infeasible: Sequence[Candidate], *, time_limit_s: float) -> int | None:
+    """Return the least usable bytes per device with which some candidate would fit."""
+    share_s = time_limit_s / max(1, len(infeasible))
+    counted = [
+        int(candidate.problem.memory_limit_bytes_D[0])
+        + nearest_relaxation(candidate.problem, time_limit_s=share_s).extra_bytes
+        for candidate in infeasible
+    ]
+    # The margin of tuner/search/reference/layer_costs.py on top.
+    return math.ceil(min(counted) * (1.0 + UNCOUNTED_RATIO)) if counted else None
+
+
+def blocking_rules(
+    enumeration: Enumeration, *, global_batch_size: int, most: int = 3
+) -> tuple[Relaxation, ...]:
+    """Name the rules that alone exclude combinations, when none is legal.
+
+    Where no combination is one rule away, the rules that most of them break come first instead.
+    """
+    single = Counter(rule for rule, _ in enumeration.nearly)
+    counts = single or Counter(enumeration.illegal)
+    relaxations = []
+    for rule, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]:
+        only = "this rule alone excludes" if single else "this rule excludes"
+        change = f"{only} {count} of {enumeration.num_illegal} combinations"
+        if rule == BATCH_RULE and single:
+            divisors = {
+                degrees.micro_batch_size * degrees.data
+                for broken, degrees in enumeration.nearly
+                if broken == rule
+            }
+            change += f"; {_nearest_batch(global_batch_size, divisors)} would do"
+        relaxations.append(Relaxation(limit=rule, change=change))
+    return tuple(relaxations)
+
+
+def _nearest_batch(batch: int, divisors: Collection[int]) -> str:
+    multiples = {
+        multiple
+        for divisor in divisors
+        for multiple in (batch // divisor * divisor, -(-batch // divisor) * divisor)
+        if multiple > 0
+    }
+    nearest = min(multiples, key=lambda multiple: (abs(multiple - batch), multiple))
+    return f"global_batch_size {nearest} instead of {batch}"

@@ -1,0 +1,326 @@
+"""A plan from a spec and a profiled machine: search, predict the best, explain, certify.
+
+What more memory would gain, what would fit if nothing fits, and what a missing feature would gain
+are searches of their own, never estimates.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from tuner.costs.operations import boundary_calls, cases, embedding_calls, head_calls, layer_calls
+from tuner.costs.update import layer_units, update_cases
+from tuner.costs.workload import Workload
+from tuner.plan import Alternative, Certificate, Plan, Provenance, Relaxation, Unlaunchable
+from tuner.search.layout_groups import by_layout, layout_of, rows_of_layouts
+from tuner.search.reasons import (
+    MULTIPLES,
+    binding_constraint,
+    blocking_rules,
+    needed_memory_bytes,
+    unmeasured_links,
+    what_is_not_known,
+    why_lost,
+)
+from tuner.search.reference.decisions import options_of
+from tuner.search.reference.layer_costs import Machine
+from tuner.search.reference.loads import load_ratios
+from tuner.search.reference.predict import predict
+from tuner.search.reference.search import SearchResult, Settings, Solved, search
+from tuner.spec.capabilities import Capabilities, launchable
+from tuner.spec.spec import Spec
+from tuner.units import format_bytes, format_ratio
+
+UNLIMITED_BYTES = 2**50
+"""More memory than any device has."""
+
+MOST_TIES = 64
+"""Alternatives inside the error band that are listed; the certificate counts all of them."""
+
+WORTH_NAMING_RATIO = 5e-3
+"""A missing feature that would gain less is not worth a line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfiledProblem:
+    """A workload on a machine, under what targets and users allow."""
+
+    spec: Spec
+    work: Workload
+    machine: Machine
+    capabilities: Capabilities
+
+    def search(self, settings: Settings) -> SearchResult:
+        """Run the search."""
+        return search(
+            self.work,
+            self.machine,
+            capabilities=self.capabilities,
+            limits=self.spec.search,
+            settings=settings,
+        )
+
+
+def workload_of(spec: Spec) -> Workload:
+    """Read the workload off a spec, its recorded routing spread over all MoE layers."""
+    routing, record = spec.goal.routing, spec.routing
+    loads = (
+        () if routing is None or record is None else load_ratios(spec.model, record, routing.phase)
+    )
+    return Workload(
+        model=spec.model,
+        sequence_length=spec.goal.sequence_length,
+        global_batch_size=spec.goal.global_batch_size,
+        precision=spec.goal.precision.value,
+        load_ratio=loads,
+    )
+
+
+def make_plan(spec: Spec, machine: Machine, *, settings: Settings, provenance: Provenance) -> Plan:
+    """Plan a training run."""
+    problem = ProfiledProblem(
+        spec=spec,
+        work=workload_of(spec),
+        machine=machine,
+        capabilities=launchable(spec.emit, precision=spec.goal.precision),
+    )
+    result = problem.search(settings)
+    if not result.solved:
+        return _without_decision(problem, result, settings, provenance)
+    best = result.solved[0]
+    predicted = predict(best.costs, best.decision)
+    unlimited_s = _objective_with(problem, settings, memory_limit_bytes=UNLIMITED_BYTES)
+    return _plan(
+        problem,
+        provenance=_with_extrapolated(provenance, best),
+        decision=best.decision,
+        predicted=predicted,
+        certificate=result.certificate,
+        binding_constraint=binding_constraint(
+            predicted,
+            fastest_s=predicted.step_time_s,
+            unlimited_s=unlimited_s,
+            memory_limit_bytes=machine.memory_limit_bytes,
+        ),
+        **by_layout(best.decision, _runners_up(result, settings)),
+        unlaunchable=_unlaunchable(problem, best, settings),
+    )
+
+
+def _plan(problem: ProfiledProblem, **fields: object) -> Plan:
+    spec = problem.spec
+    return Plan.model_validate(
+        {
+            "model": spec.model,
+            "cluster": spec.cluster,
+            "goal": spec.goal,
+            "search": spec.search,
+            "emit": spec.emit,
+            "load_ratio": problem.work.load_ratio,
+            **fields,
+        }
+    )
+
+
+def _runners_up(result: SearchResult, settings: Settings) -> tuple[Alternative, ...]:
+    best = result.solved[0]
+    chosen = predict(best.costs, best.decision)
+    ties = result.certificate.within_band
+    layouts = [layout_of(one.decision) for one in result.solved]
+    enough = (rows_of_layouts(layouts, top=settings.top) or len(layouts)) - 1
+    wanted = result.solved[1 : 1 + max(enough, min(ties, MOST_TIES))]
+    alternatives = []
+    for index, other in enumerate(wanted):
+        predicted = predict(other.costs, other.decision)
+        alternatives.append(
+            Alternative(
+                decision=other.decision,
+                predicted=predicted,
+                within_band=index < ties,
+                lost_by=why_lost(chosen, predicted),
+            )
+        )
+    return tuple(alternatives)
+
+
+def _objective_with(
+    problem: ProfiledProblem, settings: Settings, *, memory_limit_bytes: int
+) -> float | None:
+    machine = replace(problem.machine, memory_limit_bytes=memory_limit_bytes)
+    result = replace(problem, machine=machine).search(replace(settings, top=1))
+    return result.certificate.objective
+
+
+def _without_decision(
+    problem: ProfiledProblem, result: SearchResult, settings: Settings, provenance: Provenance
+) -> Plan:
+    nearest = _nearest(problem, result, settings)
+    limits = ", ".join(one.limit for one in nearest if one.limit != "nodes")
+    not_known = what_is_not_known(result.certificate, time_limit_s=settings.time_limit_s)
+    return _plan(
+        problem,
+        provenance=provenance,
+        decision=None,
+        predicted=None,
+        certificate=result.certificate,
+        binding_constraint=not_known or limits,
+        alternatives=(),
+        relaxations=nearest,
+    )
+
+
+def _nearest(
+    problem: ProfiledProblem, result: SearchResult, settings: Settings
+) -> tuple[Relaxation, ...]:
+    """The relaxations, each with the best plan under it."""
+    if not result.infeasible:
+        if result.certificate.space.open:
+            return ()
+        return blocking_rules(result.enumeration, global_batch_size=problem.work.global_batch_size)
+    nodes = _more_nodes(problem, settings)
+    usable = needed_memory_bytes(result.infeasible, time_limit_s=settings.time_limit_s)
+    if usable is None:
+        return nodes
+    machine = replace(problem.machine, memory_limit_bytes=usable)
+    relaxed = replace(problem, machine=machine).search(replace(settings, top=1)).solved
+    limit_bytes = problem.machine.memory_limit_bytes
+    return (
+        *nodes,
+        Relaxation(
+            limit="memory_per_device",
+            change=(
+                f"{format_bytes(usable)} ({usable} B) usable instead of "
+                f"{format_bytes(limit_bytes)}: "
+                f"{format_bytes(usable - limit_bytes)} more per device"
+            ),
+            decision=relaxed[0].decision if relaxed else None,
+            predicted=predict(relaxed[0].costs, relaxed[0].decision) if relaxed else None,
+        ),
+    )
+
+
+def _more_nodes(problem: ProfiledProblem, settings: Settings) -> tuple[Relaxation, ...]:
+    """Offer the smallest multiple of the nodes on which something fits; none where none does.
+
+    All multiples together take no longer than the search itself may.
+    """
+    begun_s, machine = settings.clock(), problem.machine
+    (pool,) = problem.spec.cluster.pools
+    devices = machine.num_devices // pool.nodes
+    for multiple in MULTIPLES:
+        left_s = settings.time_limit_s - (settings.clock() - begun_s)
+        if left_s <= 0.0:
+            return ()
+        larger = replace(machine, num_devices=multiple * machine.num_devices)
+        limited = replace(settings, top=1, time_limit_s=left_s)
+        solved = replace(problem, machine=larger).search(limited).solved
+        if solved:
+            nodes = multiple * pool.nodes
+            change = f"{nodes} nodes instead of {pool.nodes}: {nodes * devices} devices"
+            unmeasured = unmeasured_links(
+                measured_ranks=machine.measured_ranks or machine.num_devices,
+                measured_nodes=machine.measured_nodes or pool.nodes,
+                devices=nodes * devices,
+                nodes=nodes,
+            )
+            return (
+                Relaxation(
+                    limit="nodes",
+                    change="; ".join((change, *unmeasured)),
+                    decision=solved[0].decision,
+                    predicted=predict(solved[0].costs, solved[0].decision),
+                ),
+            )
+    return ()
+
+
+def _unlaunchable(
+    problem: ProfiledProblem, best: Solved, settings: Settings
+) -> tuple[Unlaunchable, ...]:
+    """Price what the targets lack, one feature at a time, by searching with it."""
+    unlaunchable = []
+    for feature, capable in _missing(problem.capabilities).items():
+        result = replace(problem, capabilities=capable).search(replace(settings, top=1))
+        objective_s = result.certificate.objective
+        if objective_s is None:
+            continue
+        gain = 1.0 - objective_s / best.objective_s
+        if gain > WORTH_NAMING_RATIO:
+            names = ", ".join(problem.capabilities.names)
+            unlaunchable.append(Unlaunchable(target=names, feature=feature, gain_ratio=gain))
+    return tuple(unlaunchable)
+
+
+def _missing(capabilities: Capabilities) -> Mapping[str, Capabilities]:
+    """Features that the cost model can price and the targets lack."""
+    missing: dict[str, Capabilities] = {}
+    if not (capabilities.recompute_per_stage and capabilities.chunks_per_stage):
+        missing["recompute and chunks of their own for each stage"] = replace(
+            capabilities, recompute_per_stage=True, chunks_per_stage=True
+        )
+    if capabilities.largest_chunks == 1:
+        missing["chunked experts"] = replace(capabilities, largest_chunks=8)
+    if not {1, 3} <= capabilities.zero_stages:
+        missing["zero_stage 3"] = replace(
+            capabilities, zero_stages=capabilities.zero_stages | {1, 3}
+        )
+    return missing
+
+
+def _with_extrapolated(provenance: Provenance, best: Solved) -> Provenance:
+    work, degrees = best.costs.work, best.costs.degrees
+    calls = [*embedding_calls(work, degrees), *head_calls(work, degrees)]
+    calls += boundary_calls(work, degrees)
+    for first, _ in best.costs.runs:
+        for option in set(options_of(best.decision)):
+            outside, inside = layer_calls(work, degrees, layer=first, chunks=option.chunks)
+            calls += outside + inside
+    units = [
+        unit for stage in range(degrees.num_stages) for unit in best.costs.non_layer_units(stage)
+    ]
+    for first, _ in best.costs.runs:
+        units += layer_units(work, degrees, layer=first)
+    priced = (*cases(calls), *update_cases(tuple(units), work, degrees))
+    outside_profile = best.costs.machine.table.extrapolated(priced)
+    return provenance.model_copy(update={"extrapolated": outside_profile})
+
+
+def certificate_line(certificate: Certificate) -> str:
+    """Say in one line what is proven."""
+    space = certificate.space
+    counted = (
+        f"{space.priced:,} priced, {space.bounded:,} proven worse by their bounds, "
+        f"{space.illegal:,} illegal"
+    )
+    if space.open:
+        counted += f", {space.open:,} neither solved nor ruled out"
+    proven = proof_words(certificate)
+    if certificate.decision_gap_ratio is not None:
+        proven = (
+            f"the fastest found is {proven}, the decision itself within "
+            f"{gap_words(certificate.decision_gap_ratio)}"
+        )
+    return f"{proven} ({counted})"
+
+
+def gap_words(gap_ratio: float) -> str:
+    """Say how far above the bound an objective is, rounded up, so that it is within what is said.
+
+    Args:
+        gap_ratio: share of the objective, as solvers state it; people read a share of the optimum.
+    """
+    if gap_ratio >= 1.0:
+        return "an unknown distance"
+    above = gap_ratio / (1.0 - gap_ratio)
+    return format_ratio(math.ceil(1000.0 * above - 1e-6) / 1000.0)
+
+
+def proof_words(certificate: Certificate) -> str:
+    """Say what is proven of the fastest decision, or of there being none."""
+    if certificate.status == "optimal":
+        return "proven optimal under the model"
+    if certificate.status == "feasible":
+        return f"within {gap_words(certificate.gap_ratio)} of optimal under the model"
+    if certificate.status == "unknown":
+        return "unknown: nothing was found, and not everything was ruled out"
+    return certificate.status

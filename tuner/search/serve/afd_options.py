@@ -1,0 +1,201 @@
+"""AFD units that a release launches: attention servers with an FFN server each, as decode options.
+
+    A = r F attention devices, F devices of the FFN server, which divide the experts; r up to 8, and
+    1/2 and 1/4, which only say what the plugin's rule costs; or both sides T x D
+
+An AFD unit is one decode option of A + F devices of one pool, so the program of prefill and decode,
+its routes, the simulation and the spare capacity are those of the disaggregated mode. A step is
+tuner/costs/serving/remote_ffn.py's. Where A + F devices lie in one scale-up domain messages take
+its links, else each device's share of the NICs.
+
+Steps hold at most 1,024 tokens, since prompts are prefilled elsewhere: the FFN server must have
+room for the steps of all its peers together.
+
+Not covered: AFD units over two pools; numbers of attention devices that are no multiple of F, which
+the plugin accepts; expert tensor parallelism; units over several domains that each hold one side.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tuner.costs.serving.decoder import Decoder, Formats
+from tuner.costs.serving.engine import A2aBackend, Degrees, Engine
+from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serving.remote_ffn import (
+    RemoteFfnIteration,
+    attention_only,
+    ffn_fits,
+    peer_link,
+)
+from tuner.search.serve.choices import Budget
+from tuner.search.serve.demand import MOST_RUNNING, Demand
+from tuner.search.serve.dominance import drop_dominated
+from tuner.search.serve.expert_copies import ExpertCopies
+from tuner.search.serve.options import Option, ServingPool, decode_options
+from tuner.spec.cluster import Pool
+
+LARGEST_SIDE: Final = 64
+"""Devices of one role in a unit."""
+PEERS: Final = (1, 2, 3, 4, 6, 8)
+"""Attention devices of an FFN device."""
+FEWER: Final = (2, 4)
+"""FFN devices of an attention device, beyond one."""
+BUDGET: Final = Budget(tokens=MOST_RUNNING, is_chunked=True)
+NO_FFN_ROOM: Final = (
+    "no memory for the experts of an AFD unit beside the steps of its attention devices"
+)
+
+Refuse = Callable[[Option], str]
+"""Says in a line why a release does not launch an AFD unit; empty: it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedAfdUnits:
+    """Priced AFD units."""
+
+    options: tuple[Option, ...] = ()
+    refused: tuple[Option, ...] = ()
+    """Those that serve, and that the release refuses."""
+    illegal_by: Mapping[str, int] = field(default_factory=dict)
+    """Units that cannot serve or are refused, by the reason, most first."""
+
+
+def price_afd_options(
+    serving_pools: tuple[ServingPool, ...],
+    *,
+    decoder: Decoder,
+    formats: Formats,
+    engine: Engine,
+    demand: Demand,
+    loads: ExpertLoads | None,
+    page_by_pool: Mapping[str, int],
+    refuse: Refuse,
+) -> PricedAfdUnits:
+    """Price every AFD unit, and separate those that the release refuses.
+
+    Args:
+        serving_pools: pools; a unit runs on one of them.
+        decoder: the model.
+        formats: its storage.
+        engine: that serves.
+        demand: the traffic.
+        loads: of the experts, as recorded; None: those of the kernel tables.
+        page_by_pool: tokens of a page, where it is not the engine's own.
+        refuse: called with every unit that serves.
+    """
+    launched: list[Option] = []
+    refused: list[Option] = []
+    illegal: Counter[str] = Counter()
+    for serving_pool in serving_pools:
+        for own, ffn_degrees in sides_of(serving_pool.pool, decoder):
+            ffn = Iteration(
+                decoder=decoder,
+                formats=formats,
+                degrees=ffn_degrees,
+                engine=engine,
+                machine=serving_pool.machine,
+                a2a_backend=A2aBackend.ALLGATHER,
+                loads=_borne(loads, decoder, ranks=ffn_degrees.expert),
+            )
+            if not _has_room(ffn, serving_pool, peers=own.devices / ffn_degrees.devices, running=1):
+                illegal[NO_FFN_ROOM] += 1
+                continue
+            for halves in (False, True)[: 1 + (own.attention_data > 1)]:
+                unit = remote_ffn_step(ffn, own, serving_pool, halves=halves)
+                made, reason = decode_options(
+                    serving_pool,
+                    unit,
+                    budget=BUDGET,
+                    demand=demand,
+                    page_tokens=page_by_pool.get(serving_pool.pool.name),
+                )
+                illegal.update([reason] if reason else [])
+                for option in made:
+                    if not _has_room(ffn, serving_pool, peers=unit.peers, running=option.running):
+                        illegal[NO_FFN_ROOM] += 1
+                    elif refusal := refuse(option):
+                        illegal[refusal] += 1
+                        refused.append(option)
+                    else:
+                        launched.append(option)
+    return PricedAfdUnits(
+        options=drop_dominated(launched),
+        refused=drop_dominated(refused),
+        illegal_by=dict(illegal.most_common()),
+    )
+
+
+def sides_of(pool: Pool, decoder: Decoder) -> Iterator[tuple[Degrees, Degrees]]:
+    """Yield the degrees of attention and FFN servers that a pool has devices for."""
+    experts = decoder.experts
+    if experts is None:
+        return
+    most = min(LARGEST_SIDE, pool.num_devices)
+    whole = [ranks for ranks in range(1, most + 1) if experts.num % ranks == 0]
+    for ffn in whole:
+        several = {ffn * peers for peers in PEERS}
+        fewer = {ffn // share for share in FEWER if ffn % share == 0}
+        for attention in sorted(several | fewer):
+            if attention <= LARGEST_SIDE and attention + ffn <= pool.num_devices:
+                yield Degrees(attention_data=attention), Degrees(attention_data=ffn, expert=ffn)
+    heads = min(group.attention.heads for group in decoder.layers)
+    for tensor in (2, 4, 8):
+        for ranks in whole:
+            is_split = ranks % tensor == 0 and heads % tensor == 0 and tensor <= pool.domain
+            if is_split and 2 * ranks <= pool.num_devices:
+                own = Degrees(attention_tensor=tensor, attention_data=ranks // tensor)
+                yield (
+                    own,
+                    Degrees(attention_tensor=tensor, attention_data=ranks // tensor, expert=ranks),
+                )
+
+
+def remote_ffn_step(
+    ffn: Iteration, own: Degrees, serving_pool: ServingPool, *, halves: bool
+) -> RemoteFfnIteration:
+    """Return the steps of attention servers with such an FFN server, both on one pool.
+
+    Args:
+        ffn: the server of the networks.
+        own: degrees of the attention server.
+        serving_pool: where both run.
+        halves: batches run as two halves.
+    """
+    pool, sheet = serving_pool.pool, serving_pool.machine.sheet
+    card = (pool.nic or sheet.scale_out_bytes_per_s) / pool.oversubscription
+    link = peer_link(
+        inside_bytes_per_s=sheet.scale_up_bytes_per_s,
+        nic_bytes_per_s=card * pool.nics / pool.devices_per_node,
+        is_inside=own.devices + ffn.degrees.devices <= pool.domain,
+    )
+    return RemoteFfnIteration(
+        decoder=attention_only(ffn.decoder),
+        formats=ffn.formats,
+        degrees=own,
+        engine=ffn.engine,
+        machine=serving_pool.machine,
+        two_batch_overlap=halves,
+        ffn=ffn,
+        link=link,
+    )
+
+
+def _has_room(ffn: Iteration, serving_pool: ServingPool, *, peers: float, running: int) -> bool:
+    several = max(peers, 1.0)
+    return ffn_fits(
+        ffn,
+        memory_bytes=serving_pool.memory_bytes,
+        step_tokens=round(several * BUDGET.tokens),
+        running=round(several * running),
+    )
+
+
+def _borne(loads: ExpertLoads | None, decoder: Decoder, *, ranks: int) -> ExpertLoads | None:
+    """Return the loads of an FFN server's ranks; it has no redundant experts."""
+    own = decoder.experts
+    if own is None:
+        return None
+    return ExpertCopies(loads=loads).borne(own, ranks=ranks, nodes=1, redundant=0)

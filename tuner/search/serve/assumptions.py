@@ -1,0 +1,89 @@
+"""Assumptions of a plan, in sentences: experts' loads, closed loops, tails, drafts."""
+
+from collections.abc import Iterator
+from typing import Final
+
+from tuner.costs.serving.engine import TRAITS, Engine
+from tuner.costs.serving.machine import LOAD
+from tuner.search.serve.choices import Choices
+from tuner.search.serve.demand import Demand
+from tuner.simulate.serving.client import DELAY_S, ROUNDS
+from tuner.spec.files import shown_path
+from tuner.spec.serving.read import ServeSpec
+from tuner.units import format_ratio
+
+LONG_RATIO: Final = 1.1
+"""Tokens that a running sequence will hold over those of a mean request, from which on it is
+said."""
+
+
+def plan_assumptions(spec: ServeSpec, demand: Demand, choices: Choices) -> Iterator[str]:
+    """Say what is not known of a deployment and was assumed."""
+    yield from _loads(spec, choices)
+    yield from _traffic(spec, demand)
+    drafting = choices.drafting
+    if drafting is not None:
+        yield (
+            f"{drafting.draft_tokens} drafted tokens,"
+            f" {format_ratio(drafting.acceptance, digits=0)} of them kept where"
+            f" all before were, make {drafting.tokens_per_step:.3g} tokens of a step; instances"
+            " with and without them were priced"
+        )
+
+
+def _loads(spec: ServeSpec, choices: Choices) -> Iterator[str]:
+    goal = spec.goal
+    if spec.model.moe is None:
+        return
+    if goal.routing is None:
+        yield (
+            f"experts bear the loads that their kernels were measured with ({LOAD}, as random"
+            " prompts route; even ones on datasheets), not recorded ones: goal.routing names a"
+            " recording"
+        )
+        return
+    placed = "in order of ids"
+    if goal.placement is not None:
+        placed = f"as placed in {shown_path(goal.placement)}"
+    yield f"experts bear the loads of {shown_path(goal.routing.path)}, {placed}"
+    if choices.copies.is_launched:
+        yield (
+            "copies of experts, where an instance has some, go where EPLB puts them for these"
+            " loads, as the engine's own balancer does once it has recorded them"
+        )
+
+
+def _traffic(spec: ServeSpec, demand: Demand) -> Iterator[str]:
+    traffic = spec.goal.traffic
+    if demand.concurrency is not None:
+        yield (
+            f"the closed loop is simulated as benchmark clients do: {demand.concurrency} requests"
+            f" at once, {ROUNDS * demand.concurrency} in all, each {DELAY_S * 1e3:.0f} ms after a"
+            " request ends, of the lengths that the spec states; means hold the first burst too"
+        )
+    if traffic.prefix_hit and demand.cached_N is None:
+        where = (
+            "whichever instance a request meets"
+            if traffic.prefix_scope == "common"
+            else "the instance that served the request before of its session"
+        )
+        yield (
+            f"{format_ratio(traffic.prefix_hit, digits=0)} of every prompt is found in the prefix"
+            f" cache of {where}"
+        )
+    mean = demand.input_tokens + demand.output_tokens
+    if demand.held_tokens > LONG_RATIO * mean:
+        yield (
+            f"long outputs run longest: a running sequence will hold {demand.held_tokens:.0f}"
+            f" tokens on average, a request {mean:.0f}; {_room(spec)}"
+        )
+
+
+def _room(spec: ServeSpec) -> str:
+    """Say what memory has room for, as the engine lets requests in."""
+    if TRAITS[Engine(spec.goal.engine.name)].reserves_output:
+        return "batches leave room for the whole outputs of all that run, except 1 % of the time"
+    return (
+        "batches leave room for what all that run hold, except 1 % of the time, when the newest is"
+        " preempted and recomputed"
+    )

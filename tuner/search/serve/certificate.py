@@ -1,0 +1,102 @@
+"""What is proven about the chosen instances, and how many others cost about as much."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from solvers.instances.problem import InstancePlan
+from solvers.result import Outcome, Status
+from tuner.search.serve.modes import ModeSolutions
+from tuner.search.serve.preference import objective_value
+from tuner.search.serve.program import BOUND_TOLERANCE, unrouted_pair
+from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
+from tuner.search.serve.to_plan import tie_ratio
+from tuner.serve_plan import ServeCertificate, ServeSpace
+
+MOST_TIES: Final = 10
+TIES_S: Final = 2.0
+"""For finding them."""
+
+
+def to_certificate(
+    best: ModeSolution, problem: ServeProblem, solutions: ModeSolutions, *, solve_s: float
+) -> ServeCertificate:
+    """State what is proven about the instances.
+
+    The bound is the least of all modes that can be launched, at the goal's own spare capacity: what
+    waiting costs besides is simulated, not proven, and shows as the gap. Modes that miss a target
+    once simulated count too, since no search proves that they always do.
+
+    Ties of the chosen mode are other counts whose objective lies within the band; those of the
+    others are the modes whose objective does. They are not simulated.
+
+    Args:
+        best: chosen.
+        problem: that was solved.
+        solutions: of all modes.
+        solve_s: taken in all.
+    """
+    outcome: Outcome[InstancePlan] = best.solved.outcome
+    ties, is_least = _ties(best)
+    limit = (1.0 + tie_ratio()) * objective_value(best, problem.spec.goal)
+    modes = [
+        other
+        for other in solutions.fitting
+        if other is not best and objective_value(other, problem.spec.goal) <= limit
+    ]
+    bound = min(best.bound, *(one.bound for one in solutions.launched))
+    is_proven = bound >= best.objective * (1.0 - BOUND_TOLERANCE)
+    # A program of rates counts seconds per request.
+    is_rate = best.rate_per_s is not None
+    return ServeCertificate(
+        status="optimal" if outcome.status is Status.OPTIMAL and is_proven else "feasible",
+        objective=1.0 / best.objective if is_rate else best.objective,
+        bound=1.0 / bound if is_rate else bound,
+        gap_ratio=min(max(1.0 - bound / best.objective, 0.0), 1.0),
+        covers=_covers(solutions.launched),
+        program_gap_ratio=outcome.gap_ratio,
+        space=to_space(problem, solutions.serving),
+        within_band=len(modes) + ties,
+        within_band_is_least=is_least,
+        solve_s=solve_s,
+        method=outcome.method,
+    )
+
+
+def _covers(launched: Sequence[ModeSolution]) -> str:
+    modes = ", ".join(one.mode for one in launched)
+    kinds = min((one.covered_kinds for one in launched), default=1)
+    each = "one kind" if kinds == 1 else f"up to {kinds} kinds"
+    where = " and island" if any(one.solved.program.islands for one in launched) else ""
+    return f"{modes}, {each} of instance a role{where}, as if no request waited"
+
+
+def to_space(problem: ServeProblem, serving: Sequence[ModeSolution]) -> ServeSpace:
+    """Count what was priced: instance options, and those that single modes add."""
+    own = [one for one in serving if one.mode in ("shared_device", "prefill_offload")]
+    afd_units = problem.afd_units
+    added = sum(len(one.solved.program.options) for one in own) + len(afd_units.options)
+    illegal = Counter(problem.options.illegal_by) + Counter(afd_units.illegal_by)
+    return ServeSpace(
+        priced=len(problem.options.options) + added,
+        bounded=problem.options.beaten,
+        illegal=illegal.total(),
+        illegal_by=dict(illegal.most_common()),
+    )
+
+
+def _ties(best: ModeSolution) -> tuple[int, bool]:
+    """Count other instances of the same mode that cost about as much, and whether there are more.
+
+    Those with a pair without a route do not count.
+    """
+    from solvers.instances.alternatives import alternatives
+
+    chosen, problem = best.solved.outcome.solution, best.solved.program.problem
+    if chosen is None:
+        return 0, False
+    near = alternatives(
+        problem, chosen, band_ratio=tie_ratio(), most=MOST_TIES + 1, time_limit_s=TIES_S
+    )
+    others = [one for one in near.plans if one.count_J != chosen.count_J]
+    return sum(unrouted_pair(problem, one) is None for one in others), not near.is_complete

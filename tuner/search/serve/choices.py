@@ -1,0 +1,78 @@
+"""What may vary beside an instance's degrees: token budgets of a step, drafting, overlap, loads.
+
+Budgets are of one attention-data rank: 2048 to 16384 tokens. Small ones keep the steps of running
+sequences short, large ones prefill prompts in fewer steps; engines that take whole prompts unless
+chunked prefill is on are priced both ways where a budget holds the longest request.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Final
+
+from tuner.costs.serving.engine import TRAITS, A2aBackend, Batching, Degrees, Engine
+from tuner.costs.serving.speculative import Drafting
+from tuner.search.serve.expert_copies import ExpertCopies
+
+BUDGETS: Final = (2048, 4096, 8192, 16384)
+"""Tokens of a step: what recipes of vLLM, SGLang and TensorRT-LLM set (`--max-num-batched-tokens`,
+`--chunked-prefill-size`, `max_num_tokens`) spans this range."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Tokens that a step with prompts may hold on one rank."""
+
+    tokens: int
+    is_chunked: bool
+    """Prompts are split to fill it (chunked prefill)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Choices:
+    """Everything that is tried for each way to split an instance."""
+
+    budgets: tuple[Budget, ...]
+    drafting: Drafting | None = None
+    """Tried beside none."""
+    a2a_backends: tuple[A2aBackend, ...] = (A2aBackend.LEAST,)
+    """Of data ranks."""
+    overlapped: frozenset[A2aBackend] = frozenset()
+    """Those behind which the other half of a batch may compute, which is tried too."""
+    copies: ExpertCopies = field(default_factory=ExpertCopies)
+    """Recorded loads of experts, and whether an expert may have copies."""
+    page_by_pool: Mapping[str, int] = field(default_factory=dict)
+    """Tokens of a page, where it is not the engine's own."""
+
+    def variants(self, degrees: Degrees) -> Iterator[tuple[Drafting | None, A2aBackend, bool]]:
+        """Yield drafting, the all-to-all, and whether two half batches overlap."""
+        drafts = (None,) if self.drafting is None else (None, self.drafting)
+        a2a_backends = self.a2a_backends if degrees.attention_data > 1 else (self.a2a_backends[0],)
+        for drafting, a2a_backend in product(drafts, a2a_backends):
+            yield drafting, a2a_backend, False
+            if degrees.attention_data > 1 and a2a_backend in self.overlapped:
+                yield drafting, a2a_backend, True
+
+
+def engine_budgets(engine: Engine, *, longest: int) -> tuple[Budget, ...]:
+    """Return the budgets that an engine can be given.
+
+    Args:
+        engine: that serves.
+        longest: tokens of one request at most.
+    """
+    return tuple(_budgets(engine, longest))
+
+
+def _budgets(engine: Engine, longest: int) -> Iterator[Budget]:
+    for tokens in BUDGETS:
+        yield Budget(tokens=tokens, is_chunked=True)
+        if TRAITS[engine].batching is Batching.WHOLE and tokens >= longest:
+            yield Budget(tokens=tokens, is_chunked=False)
+
+
+def usual_choices(engine: Engine) -> Choices:
+    """Return the budget that recipes give an engine, and nothing else."""
+    traits = TRAITS[engine]
+    is_chunked = traits.batching is not Batching.WHOLE
+    return Choices(budgets=(Budget(tokens=traits.step_tokens, is_chunked=is_chunked),))

@@ -1,0 +1,14 @@
+"""TTFT of a single prompt, as its client sees it (tuner/simulate/serving/client.py)."""
+
+import numpy as np
+
+from tuner.costs.serving.iteration import Iteration
+from tuner.search.serve.demand import Demand
+from tuner.search.serve.options import step_seconds
+from tuner.simulate.serving.client import STEPS_BEFORE_TOKEN, engine_client
+
+
+def client_ttft_s(iteration: Iteration, demand: Demand, *, read_s: float) -> float:
+    """Seconds from sending a prompt to its first token, where reading it takes `read_s`."""
+    step_s = float(step_seconds(iteration, np.ones(1), demand)[0])
+    return read_s + STEPS_BEFORE_TOKEN * step_s + engine_client(iteration.engine).overhead_s

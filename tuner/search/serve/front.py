@@ -1,0 +1,255 @@
+"""Throughput of a device against the speed of one request: options that none dominates.
+
+    n sequences of a rank    T(n) seconds per token    d data ranks    g devices of an instance
+
+    speed of a user      1 / T(n)
+    speed of a device    d n / (g T(n)), prefill elsewhere not counted
+    disaggregated        d n / ((g + m g_p) T(n)), m prefill instances of g_p devices for each one
+                         that decodes: as many, in fractions, as keep it busy; one in all at least,
+                         and no more of either than the pools hold
+
+Every batch of every option that the search priced is a candidate, those that miss the target of the
+time per token included; of prefill the fastest one a device whose caches reach the instance and
+whose transfers the release accepts. Options whose single prompt misses the TTFT target were
+not priced and are not here. Modes that multiplex devices or offload prompts have the batches of
+their program only. A release must launch what counts.
+
+Source: the chart is that of published serving benchmarks (InferenceX; aiconfigurator's frontier).
+
+Not covered: queueing, whole instances, the bytes that links carry: a plan reaches its own point
+only.
+
+Letters: N batches, P points.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.serving.curves import Floats
+from tuner.search.serve.demand import Demand
+from tuner.search.serve.instances import to_instance_group
+from tuner.search.serve.kv_transfers import KvTransfers
+from tuner.search.serve.modes import ModeSolutions
+from tuner.search.serve.options import UNSUSTAINABLE_S, Curve, Option
+from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
+from tuner.serve_plan import FrontPoint, Role
+from tuner.serve_words import short_group
+from tuner.spec.serving.goal import Mode
+
+MOST_POINTS: Final = 50
+"""Of one mode; more are thinned evenly, the ends kept."""
+SLACK: Final = 1e-9
+"""Of a device, for rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Offer:
+    """An option at its batches, with the prefill instance that it needs."""
+
+    option: Option
+    prefill: Option | None
+    running_N: Floats
+    tpot_s_N: Floats
+    rate_N: Floats
+    """Requests a second of one instance."""
+    output_tokens: float
+    """Of a mean request."""
+
+    @property
+    def user_N(self) -> Floats:
+        """Tokens a second of one request."""
+        return 1.0 / self.tpot_s_N
+
+    @property
+    def prefill_N(self) -> Floats:
+        """Prefill instances per decode instance; infinite where the pools hold too few."""
+        if self.prefill is None:
+            return np.zeros_like(self.running_N)
+        busy_N = self.rate_N / self.prefill.rate_per_s
+        own, other = self.option.serving_pool.pool, self.prefill.serving_pool.pool
+        is_one = own.name == other.name
+        left = own.num_devices - (self.prefill.devices if is_one else 0)
+        most = left // self.option.devices
+        if most < 1:
+            return np.full_like(busy_N, np.inf)
+        # With less than one prefill instance for each, several share it.
+        sharing_N = np.clip(1.0 / busy_N, 1.0, float(most))
+        reading_N = np.maximum(sharing_N * busy_N, 1.0)
+        taken_N = reading_N * self.prefill.devices
+        taken_N = taken_N + (sharing_N * self.option.devices if is_one else 0.0)
+        return np.where(taken_N <= other.num_devices + SLACK, reading_N / sharing_N, np.inf)
+
+    @property
+    def device_N(self) -> Floats:
+        """Tokens a second of a device, those that read its prompts counted; 0 where none can."""
+        devices_N = np.full_like(self.running_N, float(self.option.devices))
+        if self.prefill is not None:
+            devices_N = devices_N + self.prefill_N * self.prefill.devices
+        return np.asarray(self.output_tokens * self.rate_N / devices_N)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Point:
+    """One batch of one offer."""
+
+    mode: Mode
+    offer: Offer
+    place: int
+    user: float
+    device: float
+
+
+def pareto_front(
+    problem: ServeProblem, solutions: ModeSolutions, *, most_points: int = MOST_POINTS
+) -> tuple[FrontPoint, ...]:
+    """Return the front of every mode that was priced and can be launched.
+
+    Args:
+        problem: that was solved, with every priced option.
+        solutions: of its modes.
+        most_points: of one mode.
+    """
+    fronts = [_front(mode, offers) for mode, offers in _offers(problem, solutions)]
+    points = [point for front in fronts for point in front]
+    joint = {id(point) for point in _undominated(points)}
+    return tuple(
+        _front_point(point, problem.demand, on_joint_front=id(point) in joint)
+        for front in fronts
+        for point in _thinned(front, most_points)
+    )
+
+
+def _offers(problem: ServeProblem, solutions: ModeSolutions) -> Iterator[tuple[Mode, list[Offer]]]:
+    demand, modes = problem.demand, problem.spec.goal.modes
+    curves = problem.options.curves
+    if "aggregated" in modes:
+        own = [curve for curve in curves if curve.option.role is Role.AGGREGATED]
+        yield "aggregated", [offer_of(curve, None, demand) for curve in own]
+    if "disaggregated" in modes:
+        yield "disaggregated", list(_disaggregated_offers(problem))
+    for solution in solutions.launched:
+        if solution.mode in ("shared_device", "prefill_offload"):
+            yield solution.mode, list(_program_offers(solution, problem))
+
+
+def _disaggregated_offers(problem: ServeProblem) -> Iterator[Offer]:
+    """Yield every decode option with the prefill instance that costs it least."""
+    prefills = [one for one in problem.options.options if one.role is Role.PREFILL]
+    best: dict[object, Option | None] = {}
+    for curve in problem.options.curves:
+        option = curve.option
+        if option.role is Role.DECODE:
+            degrees = option.degrees
+            key = option.serving_pool.pool.name, degrees.attention_tensor, degrees.pipeline
+            if key not in best:
+                best[key] = _sender(option, prefills, problem.kv_transfers)
+            sender = best[key]
+            if sender is not None:
+                yield offer_of(curve, sender, problem.demand)
+
+
+def _sender(option: Option, prefills: Iterable[Option], kv_transfers: KvTransfers) -> Option | None:
+    """Return the prefill option with the most requests a device that may send KV caches to one."""
+    reachable = (
+        one
+        for one in prefills
+        if kv_transfers.reach(one.serving_pool, option.serving_pool)
+        and not kv_transfers.refusals(one, option)
+    )
+    return max(reachable, key=lambda one: one.rate_per_s / one.devices, default=None)
+
+
+def _program_offers(solution: ModeSolution, problem: ServeProblem) -> Iterator[Offer]:
+    """Yield the options that a mode's program chose from, each at its own batch."""
+    options = solution.solved.program.options
+    prefills = [one for one in options if one.role is Role.PREFILL]
+    for option in options:
+        if option.role is Role.PREFILL:
+            continue
+        sender = None
+        if solution.threshold is not None:
+            # Only instances of another pool read long prompts.
+            others = [one for one in prefills if one.serving_pool is not option.serving_pool]
+            sender = _sender(option, others, problem.kv_transfers)
+        if solution.threshold is None or sender is not None:
+            yield Offer(
+                option=option,
+                prefill=sender,
+                running_N=np.array([float(option.running)]),
+                tpot_s_N=np.array([option.tpot_s]),
+                rate_N=np.array([option.rate_per_s]),
+                output_tokens=problem.demand.output_tokens,
+            )
+
+
+def offer_of(curve: Curve, prefill: Option | None, demand: Demand) -> Offer:
+    """Return a curve's sustainable batches."""
+    lasting_N = curve.tpot_s_N < UNSUSTAINABLE_S
+    running_N, tpot_s_N = curve.running_N[lasting_N], curve.tpot_s_N[lasting_N]
+    data = curve.option.degrees.attention_data
+    return Offer(
+        option=curve.option,
+        prefill=prefill,
+        running_N=running_N,
+        tpot_s_N=tpot_s_N,
+        rate_N=data * running_N / (demand.output_tokens * tpot_s_N),
+        output_tokens=demand.output_tokens,
+    )
+
+
+def _front(mode: Mode, offers: Sequence[Offer]) -> list[_Point]:
+    """Return the mode's non-dominated points, the fastest for a device first."""
+    points = [
+        _Point(mode=mode, offer=offer, place=place, user=float(user), device=float(device))
+        for offer in offers
+        for place, (user, device) in enumerate(zip(offer.user_N, offer.device_N, strict=True))
+        if device > 0.0
+    ]
+    return _undominated(points)
+
+
+def _undominated(points: Sequence[_Point]) -> list[_Point]:
+    """Return those that no other dominates in both speeds; of equal ones the first."""
+    kept: list[_Point] = []
+    for point in sorted(points, key=lambda one: (-one.user, -one.device)):
+        if not kept or point.device > kept[-1].device:
+            kept.append(point)
+    return kept[::-1]
+
+
+def _thinned(points: Sequence[_Point], most: int) -> list[_Point]:
+    if len(points) <= most:
+        return list(points)
+    places = np.unique(np.round(np.linspace(0, len(points) - 1, most)).astype(int))
+    return [points[place] for place in places]
+
+
+def _front_point(point: _Point, demand: Demand, *, on_joint_front: bool) -> FrontPoint:
+    offer, running = point.offer, int(point.offer.running_N[point.place])
+    reader = offer.option if offer.prefill is None else offer.prefill
+    first_s = max(reader.ttft_s, offer.option.ttft_s)
+    per_instance = None
+    if offer.prefill is not None:
+        per_instance = float(offer.prefill_N[point.place])
+    return FrontPoint(
+        mode=point.mode,
+        tokens_per_s_per_user=point.user,
+        tokens_per_s_per_device=point.device,
+        running=running,
+        instance=_instance_words(replace(offer.option, running=running)),
+        prefill="" if offer.prefill is None else _instance_words(offer.prefill),
+        prefill_per_instance=per_instance,
+        ttft_s=first_s,
+        within_targets=(
+            float(offer.tpot_s_N[point.place]) <= demand.tpot_s and first_s <= demand.ttft_s
+        ),
+        on_joint_front=on_joint_front,
+    )
+
+
+def _instance_words(option: Option) -> str:
+    """Name one instance, its cache left out, which another batch would change."""
+    return short_group(to_instance_group(replace(option, kv_tokens=0.0), count=1))

@@ -1,0 +1,88 @@
+"""Options in the words of a plan: what one kind of instance is launched as."""
+
+from dataclasses import replace
+from typing import Literal
+
+from tuner.costs.serving.capacity import stated_ratio
+from tuner.costs.serving.decoder import Formats
+from tuner.costs.serving.engine import A2aBackend
+from tuner.costs.serving.remote_ffn import RemoteFfnIteration
+from tuner.search.serve.options import Option
+from tuner.serve_plan import Instances, Role
+from tuner.spec.serving.goal import ServeGoal
+
+
+def to_instances(option: Option, *, count: int, island: str = "") -> tuple[Instances, ...]:
+    """Return the instance groups of a count of options: an AFD unit is one of each role."""
+    own = option.iteration
+    if not isinstance(own, RemoteFfnIteration):
+        return (to_instance_group(option, count=count, island=island),)
+    ffn = replace(
+        option,
+        role=Role.EXPERT,
+        degrees=own.ffn.degrees,
+        iteration=replace(own.ffn, two_batch_overlap=own.two_batch_overlap),
+        kv_tokens=0.0,
+        page_tokens=None,
+    )
+    return tuple(to_instance_group(one, count=count, island=island) for one in (option, ffn))
+
+
+def to_instance_group(option: Option, *, count: int, island: str = "") -> Instances:
+    """Return equal instances of one kind; of an AFD unit the attention servers."""
+    degrees = option.degrees
+    iteration = option.iteration
+    is_afd_unit = isinstance(iteration, RemoteFfnIteration)
+    has_experts = iteration.decoder.experts is not None and not is_afd_unit
+    return Instances(
+        role=Role.ATTENTION if is_afd_unit else option.role,
+        pool=option.serving_pool.pool.name,
+        island=island,
+        count=count,
+        devices=degrees.devices,
+        attention_tp=degrees.attention_tensor,
+        attention_dp=degrees.attention_data,
+        moe_tp=degrees.moe_tensor if has_experts else 1,
+        ep=degrees.expert if has_experts else 1,
+        pp=degrees.pipeline,
+        max_batch=option.running,
+        max_batched_tokens=option.step_tokens,
+        chunked_prefill=option.is_chunked,
+        a2a_backend=_a2a_backend(option),
+        kv_tokens=int(option.kv_tokens * degrees.attention_data),
+        page_size=option.page_tokens,
+        draft_tokens=0 if iteration.drafting is None else iteration.drafting.draft_tokens,
+        two_batch_overlap=iteration.two_batch_overlap,
+        redundant_experts=iteration.spare_experts,
+        prefill_share_ratio=option.prefill_share_ratio,
+        memory_ratio=stated_ratio(
+            iteration,
+            memory_bytes=option.serving_pool.memory_bytes,
+            step_tokens=option.step_tokens,
+            running=option.running,
+        ),
+    )
+
+
+def _a2a_backend(
+    option: Option,
+) -> Literal["none", "allgather", "deepep_normal", "deepep_low_latency"]:
+    if option.degrees.attention_data == 1 or isinstance(option.iteration, RemoteFfnIteration):
+        return "none"
+    match option.iteration.a2a_backend:
+        case A2aBackend.NORMAL:
+            return "deepep_normal"
+        case A2aBackend.LOW_LATENCY:
+            return "deepep_low_latency"
+        case _:
+            return "allgather"
+
+
+def goal_formats(goal: ServeGoal) -> Formats:
+    """Return storage formats: nvfp4 leaves attention in bf16, mxfp4 all but experts."""
+    own = goal.quantization
+    attention = "bf16" if own in ("nvfp4", "mxfp4") else own
+    ffn = "bf16" if own == "mxfp4" else own
+    return Formats(
+        attention=attention, output=attention, ffn=ffn, experts=own, kv=goal.kv_cache_dtype
+    )

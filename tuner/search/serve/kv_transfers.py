@@ -1,0 +1,251 @@
+"""Which prefill instances may send KV caches to which decode instances, with bytes and seconds.
+
+Two instances are connected where they share a pool or their pools have a link, and the engine's
+release and connector accept both sides' layouts (tuner/spec/serving/kv_refusals.py). Bytes are
+those of the most-loaded ranks and of all together (tuner/costs/kv_transfer.py). A rank sends and
+receives over its own NIC; a link between pools is shared by all ranks of the request.
+
+    seconds = latency + bytes of the most-loaded rank / rate of each stage, one after the other
+
+since no described connector sends a layer before prefill has ended: save_kv_layer does nothing in
+vllm 0.33.0 (kv_connector/v1/nixl/connector.py, mooncake/mooncake_connector.py), and sglang 0.5.23
+sends a chunk once it is read (srt/disaggregation/prefill.py, send_kv_chunk), where plans for it
+prefill prompts in one chunk.
+
+Caches go from device to device among one vendor's, else through the memory of both hosts, which
+adds a stage at each end. Where page sizes or head splits differ, or hosts lie between, the receiver
+converts pages: a stage at the rate that a profile of its device measured (`moetune profile
+--suite kv`), and none where no profile did.
+
+Not covered: instances of one node that could use their scale-up links instead of the NICs;
+NICs without GPUDirect (consumer devices).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Literal
+
+from profilers.kv_transfer.shards import Degrees
+from tuner.costs.kv_transfer import (
+    KV_TRANSFER_LATENCY_S,
+    NIC_RATIO,
+    KvPath,
+    RankBytes,
+    conversion_bytes_per_s,
+    rank_kv_bytes,
+    whole_s,
+)
+from tuner.errors import OutsideProfileError
+from tuner.search.serve.options import Option, ServingPool
+from tuner.spec.cluster import Link
+from tuner.spec.serving.kv_connectors import CacheKind, Connector
+from tuner.spec.serving.kv_pages import page_layout, page_tokens
+from tuner.spec.serving.kv_refusals import KvSide, KvTransfer, refusals
+from tuner.spec.serving.manifests.manifest import ServingCapabilities
+from tuner.spec.serving.manifests.registry import releases_by_pool
+from tuner.spec.serving.manifests.vendor_pairs import connector_between, vendor_refusals
+from tuner.spec.serving.read import ServeSpec
+
+Path = Literal["device", "host"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class KvTransfers:
+    """KV transfers between pairs of options: paths, seconds, refusals."""
+
+    spec: ServeSpec
+    releases: Mapping[str, ServingCapabilities]
+    """By pool."""
+    tokens: int
+    """Of the mean request whose bytes are known."""
+    bytes_of: Mapping[tuple[Degrees, Degrees], RankBytes]
+    """By degrees of prefill and decode."""
+    between_pools: bool = False
+    """Only instances of different pools are connected."""
+
+    def link(self, sender: ServingPool, receiver: ServingPool) -> Link | None:
+        """Return the link between two pools."""
+        names = {sender.pool.name, receiver.pool.name}
+        links = self.spec.cluster.links
+        return next((link for link in links if set(link.between) == names), None)
+
+    def reach(self, sender: ServingPool, receiver: ServingPool) -> bool:
+        """Whether the pools are one, or linked."""
+        if sender.pool.name == receiver.pool.name:
+            return not self.between_pools
+        return self.link(sender, receiver) is not None
+
+    def path_kind(self, sender: ServingPool, receiver: ServingPool) -> Path:
+        """Whether caches go from device to device."""
+        one, other = (
+            serving_pool.machine.sheet.generation.vendor for serving_pool in (sender, receiver)
+        )
+        return "device" if one is other else "host"
+
+    def connector(self, sender: ServingPool, receiver: ServingPool) -> Connector:
+        """Return the connector between two pools."""
+        return connector_between(*self.pool_releases(sender, receiver))
+
+    def pool_releases(
+        self, sender: ServingPool, receiver: ServingPool
+    ) -> tuple[ServingCapabilities, ServingCapabilities]:
+        """Return the releases of both pools."""
+        return self.releases[sender.pool.name], self.releases[receiver.pool.name]
+
+    def moved(self, sender: Option, receiver: Option) -> RankBytes:
+        """Bytes of a mean request."""
+        return self.bytes_of[kept_by(sender), kept_by(receiver)]
+
+    def path(self, sender: Option, receiver: Option) -> KvPath:
+        """Rates at which the most-loaded rank's bytes pass each stage."""
+        moved = self.moved(sender, receiver)
+        # Both ends move different byte counts; each rate is scaled to the most-loaded rank's bytes.
+        out, into = moved.peak_rank / moved.sent, moved.peak_rank / moved.received
+        rates = [
+            nic_bytes_per_s(sender.serving_pool) * out,
+            nic_bytes_per_s(receiver.serving_pool) * into,
+        ]
+        link = self.link(sender.serving_pool, receiver.serving_pool)
+        if link is not None:
+            rates.append(link.bandwidth * moved.peak_rank / moved.whole)
+        through_host = self.path_kind(sender.serving_pool, receiver.serving_pool) == "host"
+        sheets = sender.serving_pool.machine.sheet, receiver.serving_pool.machine.sheet
+        converted = self.converted_bytes_per_s(sender, receiver)
+        return KvPath(
+            network_bytes_per_s=min(rates),
+            latency_s=KV_TRANSFER_LATENCY_S + (link.latency if link is not None else 0.0),
+            device_to_host_bytes_per_s=sheets[0].host_bytes_per_s * out if through_host else None,
+            host_to_device_bytes_per_s=sheets[1].host_bytes_per_s * into if through_host else None,
+            conversion_bytes_per_s=None if converted is None else converted * into,
+        )
+
+    def converted_bytes_per_s(self, sender: Option, receiver: Option) -> float | None:
+        """Rate at which the receiver's device converts pages.
+
+        None where the pages are equal, or where no profile of that device measured it: then it is
+        not priced.
+        """
+        one, other = self.side(sender), self.side(receiver)
+        table = receiver.serving_pool.conversions
+        if one is None or other is None or table is None:
+            return None
+        is_latent = self.cache is CacheKind.LATENT
+        has_equal_heads = is_latent or one.tensor == other.tensor
+        is_direct = self.path_kind(sender.serving_pool, receiver.serving_pool) == "device"
+        if one.page_tokens == other.page_tokens and has_equal_heads and is_direct:
+            return None
+        try:
+            return conversion_bytes_per_s(
+                table,
+                self.spec.model,
+                tokens=self.tokens,
+                kind="latent" if is_latent else f"{one.layout}_{other.layout}",
+                dtype=one.dtype,
+                bytes_per_element=1.0 if one.dtype == "fp8" else 2.0,
+                pages=(one.page_tokens, other.page_tokens),
+                tensors=(one.tensor, other.tensor),
+            )
+        except OutsideProfileError:
+            return None
+
+    def seconds(self, sender: Option, receiver: Option) -> float:
+        """Between the end of prefill and the arrival of a mean request's cache."""
+        return whole_s(self.moved(sender, receiver).peak_rank, path=self.path(sender, receiver))
+
+    def refusals(self, sender: Option, receiver: Option) -> tuple[str, ...]:
+        """Say why the engine's release refuses the transfer between the two; empty: it does not."""
+        releases = self.pool_releases(sender.serving_pool, receiver.serving_pool)
+        connector = self.connector(sender.serving_pool, receiver.serving_pool)
+        who = f"{releases[0].title} {connector}"
+        generations = (
+            sender.serving_pool.machine.sheet.generation,
+            receiver.serving_pool.machine.sheet.generation,
+        )
+        broken = tuple(
+            vendor_refusals(
+                *releases,
+                connector=connector,
+                cache=self.cache,
+                kv_cache_dtype=self.spec.goal.kv_cache_dtype,
+                generations=generations,
+            )
+        )
+        through_host = self.path_kind(sender.serving_pool, receiver.serving_pool) == "host"
+        one, other = (self.side(option, through_host=through_host) for option in (sender, receiver))
+        if broken or one is None or other is None:
+            return tuple(f"{who}: {line}" for line in broken)
+        attention, windowed = self.spec.model.attention, self.spec.model.windowed
+        hand_over = KvTransfer(
+            cache=self.cache,
+            num_kv_heads=1 if self.cache is CacheKind.LATENT else attention.num_kv_heads,
+            is_hybrid=any(windowed) and not all(windowed),
+            prefill=one,
+            decode=other,
+        )
+        return refusals(
+            hand_over,
+            engine=releases[0].name,
+            release=releases[0].release,
+            connector=connector,
+        )
+
+    @property
+    def cache(self) -> CacheKind:
+        """Kind of KV cache."""
+        is_latent = self.spec.model.attention.kind == "mla"
+        return CacheKind.LATENT if is_latent else CacheKind.GROUPED
+
+    def side(self, option: Option, *, through_host: bool = False) -> KvSide | None:
+        """Return how an instance keeps its cache; None where its pages are not described."""
+        dtype = self.spec.goal.kv_cache_dtype
+        engine = self.releases[option.serving_pool.pool.name].name
+        generation = option.serving_pool.machine.sheet.generation
+        page = option.page_tokens or page_tokens(
+            engine=engine, cache=self.cache, generation=generation, dtype=dtype
+        )
+        if page is None:
+            return None
+        return KvSide(
+            tensor=option.degrees.attention_tensor,
+            pipeline=option.degrees.pipeline,
+            page_tokens=page,
+            dtype=dtype,
+            layout=page_layout(engine=engine, generation=generation),
+            uses_host_buffer=through_host,
+        )
+
+
+def build_kv_transfers(
+    spec: ServeSpec, *, input_tokens: float, options: tuple[Option, ...]
+) -> KvTransfers:
+    """Count the bytes of every pair of degrees."""
+    degrees = tuple(dict.fromkeys(kept_by(option) for option in options))
+    tokens = max(1, round(input_tokens))
+    return KvTransfers(
+        spec=spec,
+        releases=releases_by_pool(spec.goal, spec.cluster.pools),
+        tokens=tokens,
+        bytes_of={
+            (one, other): rank_kv_bytes(
+                spec.model,
+                prefill=one,
+                decode=other,
+                tokens=tokens,
+                bytes_per_element=1.0 if spec.goal.kv_cache_dtype == "fp8" else 2.0,
+            )
+            for one, other in product(degrees, degrees)
+        },
+    )
+
+
+def kept_by(option: Option) -> Degrees:
+    """Return over which ranks an instance keeps its cache."""
+    return Degrees(tensor=option.degrees.attention_tensor, pipeline=option.degrees.pipeline)
+
+
+def nic_bytes_per_s(serving_pool: ServingPool) -> float:
+    """Bytes per second that KV transfers get from one device's share of the NICs, each way."""
+    pool = serving_pool.pool
+    card = NIC_RATIO * (pool.nic or serving_pool.machine.sheet.scale_out_bytes_per_s)
+    return card * pool.nics / pool.devices_per_node / pool.oversubscription

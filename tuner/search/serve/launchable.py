@@ -1,0 +1,180 @@
+"""The instance options that a spec allows and the engine's release launches."""
+
+from dataclasses import replace
+from typing import Final
+
+from tuner.costs.serving.decoder import Decoder, Formats
+from tuner.costs.serving.engine import A2aBackend, Engine
+from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.costs.serving.remote_ffn import RemoteFfnIteration
+from tuner.costs.serving.speculative import Drafting, Method
+from tuner.errors import SpecError
+from tuner.search.serve.afd_options import PricedAfdUnits, price_afd_options
+from tuner.search.serve.choices import Choices, engine_budgets
+from tuner.search.serve.demand import Demand
+from tuner.search.serve.expert_copies import ExpertCopies
+from tuner.search.serve.instances import to_instances
+from tuner.search.serve.options import (
+    Option,
+    Options,
+    ServingPool,
+    merge_options,
+    price_options,
+)
+from tuner.search.serve.pages import page_by_pool
+from tuner.serve_plan import Role
+from tuner.spec.model import ModelSpec
+from tuner.spec.serving.manifests.afd import afd_refusals, target_refusals
+from tuner.spec.serving.manifests.manifest import ServingCapabilities
+from tuner.spec.serving.manifests.registry import release_on
+from tuner.spec.serving.manifests.rules import group_refusals
+from tuner.spec.serving.read import ServeSpec
+
+AFD: Final = "attention_expert"
+A2A_BACKENDS: Final = (A2aBackend.ALLGATHER, A2aBackend.NORMAL, A2aBackend.LOW_LATENCY)
+
+
+def launchable_options(
+    spec: ServeSpec,
+    serving_pools: tuple[ServingPool, ...],
+    *,
+    decoder: Decoder,
+    formats: Formats,
+    demand: Demand,
+    roles: tuple[Role, ...],
+    loads: ExpertLoads | None = None,
+) -> Options:
+    """Price every instance option, and leave out what the engine's release refuses.
+
+    Args:
+        spec: with its engine and what may be used.
+        serving_pools: pools.
+        decoder: the model.
+        formats: its storage.
+        demand: the traffic.
+        roles: of the instances.
+        loads: of the experts, as recorded; None: those of the kernel tables.
+    """
+    pages = page_by_pool(spec, serving_pools)
+    parts = []
+    for release in dict.fromkeys(
+        release_on(spec.goal, serving_pool.pool).title for serving_pool in serving_pools
+    ):
+        own = tuple(
+            one for one in serving_pools if release_on(spec.goal, one.pool).title == release
+        )
+        choices = build_choices(spec, own, demand=demand)
+        copies = replace(choices.copies, loads=loads)
+        parts.append(
+            price_options(
+                own,
+                decoder=decoder,
+                formats=formats,
+                engine=Engine(release_on(spec.goal, own[0].pool).name),
+                demand=demand,
+                roles=roles,
+                choices=replace(choices, copies=copies, page_by_pool=pages),
+                refuse=lambda option: release_refuses(option, spec),
+            )
+        )
+    return merge_options(parts, roles=roles)
+
+
+def launchable_afd_options(
+    spec: ServeSpec,
+    serving_pools: tuple[ServingPool, ...],
+    *,
+    decoder: Decoder,
+    formats: Formats,
+    demand: Demand,
+    loads: ExpertLoads | None = None,
+) -> PricedAfdUnits:
+    """Price AFD units; none where they are not requested or no release has them."""
+    having = tuple(
+        serving_pool
+        for serving_pool in serving_pools
+        if AFD in release_on(spec.goal, serving_pool.pool).modes
+    )
+    if AFD not in spec.goal.modes or not having:
+        return PricedAfdUnits()
+    return price_afd_options(
+        having,
+        decoder=decoder,
+        formats=formats,
+        engine=Engine(release_on(spec.goal, having[0].pool).name),
+        demand=demand,
+        loads=loads,
+        page_by_pool=page_by_pool(spec, serving_pools),
+        refuse=lambda option: release_refuses(option, spec),
+    )
+
+
+def release_refuses(option: Option, spec: ServeSpec) -> str:
+    """Say in a line why the engine's release does not launch an option; empty: it does."""
+    engine = release_on(spec.goal, option.serving_pool.pool)
+    if spec.goal.placement is not None and option.role is not Role.PREFILL:
+        loads = option.iteration.loads
+        if loads is None or option.degrees.expert != len(loads.slots_R):
+            return "the placement is for another number of expert ranks"
+    groups, generation = to_instances(option, count=1), option.serving_pool.machine.sheet.generation
+    broken = [
+        line
+        for group in groups
+        for line in group_refusals(
+            engine,
+            group,
+            model=spec.model,
+            goal=spec.goal,
+            devices_per_node=option.serving_pool.pool.devices_per_node,
+            generation=generation,
+        )
+    ]
+    if isinstance(option.iteration, RemoteFfnIteration) and (lines := target_refusals(spec.emit)):
+        return lines[0]
+    if engine.afd is not None:
+        generations = {option.serving_pool.pool.name: generation}
+        broken += afd_refusals(engine.afd, groups, generations=generations)
+    return f"{engine.title}: {broken[0]}" if broken else ""
+
+
+def copies_of(
+    model: ModelSpec, engine: ServingCapabilities, loads: ExpertLoads | None
+) -> ExpertCopies:
+    """Return what copies of experts the release keeps, and what loads they share."""
+    return ExpertCopies(
+        loads=loads,
+        groups=1 if model.moe is None else model.moe.num_groups,
+        is_launched=model.architecture in engine.redundant_architectures,
+    )
+
+
+def build_choices(
+    spec: ServeSpec, serving_pools: tuple[ServingPool, ...], *, demand: Demand
+) -> Choices:
+    """Return what the goal and the release let vary; the sites are of one release.
+
+    Raises:
+        SpecError: the model has no heads for the drafts that the goal allows.
+    """
+    goal = spec.goal
+    engine, own = release_on(goal, serving_pools[0].pool), goal.speculative
+    drafting = None
+    if own is not None and own.method == "mtp" and not spec.model.mtp_num_layers:
+        raise SpecError(
+            f"goal.speculative: {spec.model.name} has no heads for further tokens, which mtp drafts"
+            " with; write 'method: eagle', or leave it out"
+        )
+    if own is not None:
+        drafting = Drafting(
+            draft_tokens=own.draft_tokens,
+            acceptance=own.acceptance,
+            method=Method(own.method),
+        )
+    return Choices(
+        budgets=engine_budgets(Engine(engine.name), longest=demand.most_tokens),
+        drafting=drafting,
+        a2a_backends=tuple(one for one in A2A_BACKENDS if one.value in engine.a2a_backends),
+        copies=copies_of(spec.model, engine, None),
+        overlapped=frozenset(one for one in A2A_BACKENDS if one.value in engine.overlap_backends),
+        page_by_pool=page_by_pool(spec, serving_pools),
+    )

@@ -1,0 +1,99 @@
+"""Seconds per token where prompts and running sequences share an engine, in the steady state.
+
+    n running sequences of a rank    I computed tokens of a prompt    O output tokens
+    B token budget of a step         tau tokens that a step gives each sequence
+    f = n tau / O prompts that come with every step of all n, q = f I their tokens
+
+A rank that decodes n sequences must prefill q prompt tokens per step on average:
+
+    prompts beside running ones    chunks of c = min(max(I, q), B - n) tokens in a share q / c of
+                                   the steps; where q exceeds c, n sequences never run at once
+    prompts first                  steps of c = min(max(I, q), B) tokens of prompts alone, q / c of
+                                   them between two steps of the running ones
+
+To both comes the attention of f prompts. In a pipeline a prompt holds up a round as long as its
+longest stage takes. Requests are taken to come one by one; bursts are what simulation is for.
+
+Letters: N numbers of sequences, P steps of a prompt.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.costs.serving.curves import Floats
+from tuner.costs.serving.engine import TRAITS, Batching
+from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serving.whole_step import attention_s, prompt_step_s, step_s, through_s
+from tuner.search.serve.demand import Demand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTime:
+    """A single prompt on its rank."""
+
+    latency_s: float
+    busy_s: float
+    """Until the next may begin: less than its latency where stages follow each other."""
+
+
+def token_seconds(
+    iteration: Iteration,
+    running_N: Floats,
+    demand: Demand,
+    *,
+    step_tokens: int,
+    decode_s_N: Floats | None = None,
+) -> Floats:
+    """Seconds between two tokens of a sequence beside prompts; infinite where n cannot last.
+
+    Args:
+        iteration: the instance.
+        running_N: sequences of a rank.
+        demand: the traffic.
+        step_tokens: budget of a step with prompts.
+        decode_s_N: seconds of a step without any, where they are known.
+    """
+    if decode_s_N is None:
+        decode_s_N = step_s(iteration, running_N, np.full_like(running_N, demand.past_tokens))
+    traits = TRAITS[iteration.engine]
+    stages = iteration.degrees.pipeline
+    prompts_N = running_N * iteration.tokens_per_step / demand.output_tokens
+    read_N = prompts_N * demand.computed_tokens
+    wanted_N = np.maximum(read_N, demand.computed_tokens)
+    held_s_N = iteration.slot_ratio * prompt_attention_s(iteration, demand) * prompts_N
+    gap_s = traits.scheduler_s * traits.prompt_scheduler_ratio
+    if traits.batching is Batching.PREFILL_FIRST:
+        chunk_N = np.minimum(wanted_N, float(step_tokens))
+        isolated_s_N = through_s(iteration, chunk_N, np.zeros_like(chunk_N)) + gap_s
+        head_s_N = iteration.head_s(np.maximum(prompts_N, 1.0)) * np.minimum(prompts_N, 1.0)
+        reading_s_N = iteration.slot_ratio * read_N / chunk_N * isolated_s_N + head_s_N
+        return np.asarray((decode_s_N + reading_s_N + held_s_N) / iteration.tokens_per_step)
+    micro_N = np.maximum(running_N / stages, 1.0)
+    checked_N = micro_N * iteration.checked_tokens
+    chunk_N = np.minimum(wanted_N, np.maximum(step_tokens - checked_N, 1.0))
+    share_N = read_N / chunk_N
+    seen_s_N = attention_s(iteration, micro_N, np.full_like(micro_N, demand.past_tokens))
+    more_s_N = through_s(iteration, checked_N + chunk_N, seen_s_N)
+    more_s_N = more_s_N - through_s(iteration, checked_N, seen_s_N)
+    more_s_N = iteration.slot_ratio * more_s_N + gap_s - traits.scheduler_s
+    whole_s_N = decode_s_N + share_N * more_s_N + held_s_N
+    return np.where(share_N <= 1.0, whole_s_N / iteration.tokens_per_step, np.inf)
+
+
+def prompt_attention_s(iteration: Iteration, demand: Demand) -> float:
+    """Attention of one prompt; prefix hits are attended to, not computed."""
+    cached = max(demand.input_tokens - demand.computed_tokens, 0.0)
+    whole_s_P = iteration.prompt_s(np.array([max(demand.input_tokens, 1.0), max(cached, 1.0)]))
+    return float(whole_s_P[0] - (whole_s_P[1] if cached > 0.0 else 0.0))
+
+
+def prompt_time(iteration: Iteration, demand: Demand, *, step_tokens: int) -> PromptTime:
+    """Price a single prompt, in steps of a budget."""
+    cached = max(demand.input_tokens - demand.computed_tokens, 0.0)
+    before_P = np.arange(0.0, max(demand.computed_tokens, 1.0), float(step_tokens))
+    chunk_P = np.minimum(demand.computed_tokens - before_P, float(step_tokens))
+    seconds_P = prompt_step_s(iteration, np.maximum(chunk_P, 1.0), cached + before_P)
+    busy_s = iteration.slot_ratio * float(seconds_P.sum())
+    latency_s = busy_s + (1.0 - iteration.slot_ratio) * float(seconds_P[-1])
+    return PromptTime(latency_s=latency_s, busy_s=busy_s)

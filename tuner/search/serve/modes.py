@@ -1,0 +1,211 @@
+"""Every requested mode, solved and compared: one table, one reason a line.
+
+Solutions that meet the targets and can be launched are ranked; those that would serve but no
+release launches are named with what they would save; the rest state why they are infeasible.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, get_args
+
+from tuner.search.serve.afd_unlaunched import AfdDeployment, describe_afd, size_afd
+from tuner.search.serve.most_rate import solve_goal
+from tuner.search.serve.preference import (
+    format_devices,
+    gain_ratio,
+    held_back_reason,
+    lost_by,
+    objective_value,
+    rank_solutions,
+)
+from tuner.search.serve.remote_prefill import length_thresholds
+from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, goal_spare
+from tuner.search.serve.to_plan import describe_missed, describe_solution, solution_refusals
+from tuner.serve_plan import PUBLISHED_MODES, ServeModeResult, ServeUnlaunchable
+from tuner.spec.serving.goal import Mode
+from tuner.spec.serving.manifests.registry import modes_on
+
+NO_AFD_RATE: Final = "the highest rate of AFD (attention-FFN disaggregation) is not solved for"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModeSolutions:
+    """The solutions of all modes."""
+
+    serving: tuple[ModeSolution, ...]
+    """Modes that serve the traffic, whether they meet the targets or not."""
+    refused: Mapping[Mode, tuple[str, ...]]
+    """Of each, what the release refuses."""
+    fitting: tuple[ModeSolution, ...]
+    """Those that meet the targets and can be launched, best first."""
+    afd: AfdDeployment | str | None
+    """AFD where no release launches it, or why it is infeasible; None: not requested, or solved
+    above."""
+
+    @property
+    def launched(self) -> tuple[ModeSolution, ...]:
+        """Those that can be launched, whether they meet the targets or not."""
+        return tuple(one for one in self.serving if not self.refused[one.mode])
+
+    def of(self, mode: Mode) -> ModeSolution | None:
+        """Return a mode's solution."""
+        return next((one for one in self.serving if one.mode == mode), None)
+
+
+def requested_modes(problem: ServeProblem) -> tuple[Mode, ...]:
+    """Return the requested modes, in the order of their list."""
+    return tuple(mode for mode in get_args(Mode) if mode in problem.spec.goal.modes)
+
+
+def solve_modes(problem: ServeProblem) -> ModeSolutions:
+    """Solve every mode."""
+    serving = tuple(one for mode in requested_modes(problem) if (one := solve_goal(problem, mode)))
+    refused = {one.mode: solution_refusals(one, problem) for one in serving}
+    fitting = rank_solutions(
+        [one for one in serving if not one.missed and not refused[one.mode]], problem
+    )
+    afd: AfdDeployment | str | None = None
+    if _is_afd_unlaunchable(problem) and problem.spec.goal.objective == "rate":
+        afd = NO_AFD_RATE
+    elif _is_afd_unlaunchable(problem):
+        spare = fitting[0].spare if fitting else goal_spare(problem)
+        afd = size_afd(problem, spare_ratio=spare.most_ratio)
+    return ModeSolutions(serving=serving, refused=refused, fitting=fitting, afd=afd)
+
+
+def _is_afd_unlaunchable(problem: ServeProblem) -> bool:
+    """Whether AFD is requested and no release launches it."""
+    mode = "attention_expert"
+    is_requested = mode in problem.spec.goal.modes
+    return is_requested and mode not in modes_on(problem.spec.goal, problem.spec.cluster)
+
+
+def mode_table(solutions: ModeSolutions, problem: ServeProblem) -> tuple[ServeModeResult, ...]:
+    """Return a line for every mode."""
+    return tuple(
+        _afd_row(solutions, problem)
+        if mode == "attention_expert" and _is_afd_unlaunchable(problem)
+        else _mode_row(mode, solutions, problem)
+        for mode in requested_modes(problem)
+    )
+
+
+def _mode_row(mode: Mode, solutions: ModeSolutions, problem: ServeProblem) -> ServeModeResult:
+    mode_solution, best = solutions.of(mode), _best(solutions)
+    if mode_solution is None:
+        return ServeModeResult(mode=mode, status="none", told=explain_no_solution(mode, problem))
+    refusals = solutions.refused[mode]
+    status, reason = (
+        "alternative",
+        "" if best is None else lost_by(mode_solution, best, problem.spec.goal),
+    )
+    if mode_solution.missed:
+        status, reason = "missed", describe_missed(mode_solution)
+    elif refusals:
+        status, reason = "unlaunchable", f"{describe_solution(mode_solution)}; {refusals[0]}"
+    elif mode_solution is best:
+        status, reason = "chosen", ""
+    elif best is not None:
+        reason += held_back_reason(mode_solution, best, problem.spec.goal)
+    gained = (
+        None
+        if best is None
+        else gain_ratio(_worth(mode_solution, problem), best, problem.spec.goal)
+    )
+    return ServeModeResult.model_validate(
+        {
+            "mode": mode,
+            "status": status,
+            "devices": mode_solution.devices,
+            "requests_per_s": mode_solution.rate_per_s,
+            "cost_per_hour": mode_solution.price_per_hour,
+            "ttft_s": float(mode_solution.simulated.ttft_s_R.mean()),
+            "tpot_s": float(mode_solution.simulated.tpot_s_R.mean())
+            if len(mode_solution.simulated.tpot_s_R)
+            else None,
+            "gain_ratio": gained,
+            "told": reason,
+        }
+    )
+
+
+def _afd_row(solutions: ModeSolutions, problem: ServeProblem) -> ServeModeResult:
+    afd = solutions.afd
+    if not isinstance(afd, AfdDeployment):
+        return ServeModeResult(mode="attention_expert", status="none", told=afd or "")
+    return ServeModeResult(
+        mode="attention_expert",
+        status="unlaunchable",
+        devices=afd.devices,
+        cost_per_hour=afd.price_per_hour or None,
+        ttft_s=afd.ttft_s,
+        tpot_s=afd.tpot_s,
+        gain_ratio=_afd_gain(afd, solutions, problem),
+        told=describe_afd(afd, problem, against=""),
+    )
+
+
+def _afd_gain(afd: AfdDeployment, solutions: ModeSolutions, problem: ServeProblem) -> float | None:
+    best, goal = _best(solutions), problem.spec.goal
+    if best is None:
+        return None
+    worth = afd.price_per_hour if goal.objective == "cost" else float(afd.devices)
+    return gain_ratio(worth, best, goal)
+
+
+def unlaunchable_modes(
+    solutions: ModeSolutions, problem: ServeProblem
+) -> tuple[ServeUnlaunchable, ...]:
+    """Name modes that no release launches, with what they would save."""
+    best, goal = _best(solutions), problem.spec.goal
+    lines = []
+    if isinstance(solutions.afd, AfdDeployment):
+        against = "" if best is None else f", the chosen plan takes {best.devices}"
+        if best is not None and goal.objective == "cost":
+            price = solutions.afd.price_per_hour
+            against += f"; {price:.4g} an hour, the chosen plan {_worth(best, problem):.4g}"
+        lines.append(
+            ServeUnlaunchable(
+                feature=describe_afd(solutions.afd, problem, against=against),
+                gain_ratio=max(_afd_gain(solutions.afd, solutions, problem) or 0.0, 0.0),
+            )
+        )
+    for one in solutions.serving:
+        refusals = solutions.refused[one.mode]
+        if not refusals or one.missed:
+            continue
+        beside = format_devices(one.devices) if best is None else lost_by(one, best, goal)
+        gained = 0.0 if best is None else gain_ratio(_worth(one, problem), best, goal)
+        guess = "" if one.mode in PUBLISHED_MODES else "; no published run backs this mode"
+        lines.append(
+            ServeUnlaunchable(
+                feature=f"{describe_solution(one)}: {beside}; {refusals[0]}{guess}",
+                gain_ratio=max(gained, 0.0),
+            )
+        )
+    return tuple(lines)
+
+
+def explain_no_solution(mode: Mode, problem: ServeProblem) -> str:
+    """Say why a mode serves nothing."""
+    serving_pools, links = problem.serving_pools, problem.spec.cluster.links
+    if mode == "prefill_offload":
+        if len(serving_pools) < 2:
+            return "there is no second pool to prefill long prompts"
+        if not links:
+            return "no link joins the pools, so that no cache gets from one to another"
+        if not length_thresholds(problem.spec.goal, problem.demand):
+            return "all prompts are equally long, so that no length separates them"
+    if mode == "attention_expert" and problem.afd_units.illegal_by:
+        return next(iter(problem.afd_units.illegal_by))
+    if problem.options.slowest_tpot_s == float("inf"):
+        return "memory: no parallel layout of the model leaves room for one request"
+    return "the pools lack the devices or links for it at this traffic within the targets"
+
+
+def _best(solutions: ModeSolutions) -> ModeSolution | None:
+    return solutions.fitting[0] if solutions.fitting else None
+
+
+def _worth(mode_solution: ModeSolution, problem: ServeProblem) -> float:
+    return objective_value(mode_solution, problem.spec.goal)

@@ -1,0 +1,215 @@
+"""Solves one mode where the goal is the highest request rate that the pools serve.
+
+The objective is DistServe's (arXiv:2401.09670): goodput of given devices under SLO targets. For
+every variant of a mode (solve_mode.py) the integer program with the rate as its objective chooses
+instances, without queueing: its rate is the bound. The traffic is simulated with these instances,
+and bisection finds the largest rate at which every target holds, to `RATE_STEP` of it and no nearer
+than that to what the instances can serve, where queues have no end.
+
+The program sees no queueing, so others are tried beside it: with more spare capacity of prefill,
+and without instances whose own latency is close to a missed target. A candidate is dropped where
+its capacity, or its simulation just above the best rate, shows that it serves no more.
+
+Not covered: closed loops, whose rate follows from their number; AFD (attention-FFN disaggregation),
+which no program chooses.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from tuner.search.serve.islands import capacity_per_s
+from tuner.search.serve.program import ROLES, Solved, Spare
+from tuner.search.serve.routers import RouterChoice
+from tuner.search.serve.simulation import InstanceGroup, SimulationResult
+from tuner.search.serve.solve_mode import (
+    MOST_SIMULATED,
+    ModeSolution,
+    ServeProblem,
+    goal_spare,
+    instance_groups,
+    planned_routers,
+    simulate_traffic,
+    solve_instances,
+    solve_mode,
+    solve_variants,
+    solve_with_remaining_hits,
+    tighter_problems,
+)
+from tuner.serve_plan import Role
+from tuner.spec.serving.goal import Mode
+
+RATE_STEP: Final = 0.01
+"""Of the rate that is found: a higher one misses a target."""
+LEAST_RATIO: Final = 1.0 / 64.0
+"""Of what instances could serve: where the targets do not hold here, they are missed."""
+PREFILL_SPARES: Final = (0.25, 0.5, 1.0)
+"""Of prefill instances that are tried, above the goal's own."""
+
+
+def solve_goal(
+    problem: ServeProblem, mode: Mode, *, may_refuse: bool = True
+) -> ModeSolution | None:
+    """Solve a mode by the goal's objective.
+
+    Args:
+        problem: of the mode.
+        mode: to solve.
+        may_refuse: leave out KV transfers that the engine's release refuses.
+    """
+    if problem.spec.goal.objective == "rate":
+        return most_rate(problem, mode, may_refuse=may_refuse)
+    return solve_mode(problem, mode, may_refuse=may_refuse)
+
+
+def most_rate(problem: ServeProblem, mode: Mode, *, may_refuse: bool = True) -> ModeSolution | None:
+    """Find the instances with the highest rate, behind every router that is planned with."""
+
+    def behind_routers(variant: ServeProblem) -> ModeSolution | None:
+        solution: ModeSolution | None = None
+        for router in planned_routers(variant.spec, mode):
+            solution = most_rate_with(variant, mode, router, solution, may_refuse=may_refuse)
+        return solution
+
+    return solve_with_remaining_hits(problem, mode, behind_routers)
+
+
+def most_rate_with(
+    problem: ServeProblem,
+    mode: Mode,
+    router: RouterChoice,
+    before: ModeSolution | None,
+    *,
+    may_refuse: bool = True,
+) -> ModeSolution | None:
+    """Find the instances with the highest rate behind one router.
+
+    Args:
+        problem: of the mode.
+        mode: to solve.
+        router: how requests are spread.
+        before: the best so far; returned where nothing serves more.
+        may_refuse: leave out KV transfers that the engine's release refuses.
+    """
+    least = goal_spare(problem)
+    first = solve_variants(problem, mode, least, router=router, may_refuse=may_refuse)
+    if not first:
+        return before
+    best = before
+    for variant, solved in first[:MOST_SIMULATED]:
+        one = _fastest_rate(variant, solved, least, router, above_per_s=_rate(best))
+        if one is None:
+            continue
+        best = _faster(best, one)
+        for other, spare in _other_programs(variant, one, mode):
+            resolved = solve_instances(other, mode, spare, router=router, may_refuse=may_refuse)
+            if resolved is not None:
+                best = _faster(
+                    best, _fastest_rate(other, resolved, spare, router, above_per_s=_rate(best))
+                )
+    if best is None:
+        return None
+    bounds = [solved.outcome.bound for _, solved in first]
+    bounds += [] if before is None else [before.bound]
+    return replace(best, bound=min(bounds), covered_kinds=router.most_kinds)
+
+
+def at_rate(problem: ServeProblem, rate_per_s: float) -> ServeProblem:
+    """Return the problem with that rate of an open load."""
+    goal = problem.spec.goal
+    traffic = goal.traffic.model_copy(update={"rate": rate_per_s})
+    spec = replace(problem.spec, goal=goal.model_copy(update={"traffic": traffic}))
+    return replace(problem, spec=spec, demand=replace(problem.demand, rate_per_s=rate_per_s))
+
+
+def _other_programs(
+    problem: ServeProblem, base: ModeSolution, mode: Mode
+) -> Iterator[tuple[ServeProblem, Spare]]:
+    """Yield other problems and spare capacities, without the first one."""
+    if not base.missed_without_spare:
+        return  # It serves what its program says, and no other serves more.
+    least = goal_spare(problem)
+    spares = [least]
+    if Role.PREFILL in ROLES[mode]:
+        spares += [
+            replace(least, prefill_ratio=ratio)
+            for ratio in PREFILL_SPARES
+            if ratio > least.prefill_ratio
+        ]
+    for other in (problem, *tighter_problems(problem, base.missed_without_spare)):
+        yield from ((other, spare) for spare in spares if (other, spare) != (problem, least))
+
+
+def _faster(best: ModeSolution | None, other: ModeSolution | None) -> ModeSolution | None:
+    if best is None or (other is not None and _rate(other) > _rate(best)):
+        return other
+    return best
+
+
+def _rate(solution: ModeSolution | None) -> float:
+    return 0.0 if solution is None or solution.rate_per_s is None else solution.rate_per_s
+
+
+def _fastest_rate(
+    problem: ServeProblem,
+    solved: Solved,
+    spare: Spare,
+    router: RouterChoice,
+    *,
+    above_per_s: float,
+) -> ModeSolution | None:
+    """Simulate instances at rates up to what they could serve; None where that is no more.
+
+    A solution that misses a target at every rate is returned, without a rate, if it is the first.
+    """
+    mode, groups = solved.program.mode, instance_groups(solved)
+    most = _capacity(problem, solved, groups)
+    low = above_per_s * (1.0 + RATE_STEP) or LEAST_RATIO * most
+    if low > most:
+        return None
+    known: dict[float, SimulationResult] = {}
+    missed: dict[float, tuple[str, ...]] = {}
+    for rate in _bisected(low, most, known):
+        simulated = simulate_traffic(at_rate(problem, rate), mode, groups, router=router)
+        late = simulated.missed(problem.spec.goal.slo)
+        if late:
+            missed[rate] = late
+        else:
+            known[rate] = simulated
+    rate = max(known, default=low)
+    if rate not in known and above_per_s:
+        return None
+    return ModeSolution(
+        solved=solved,
+        groups=groups,
+        simulated=known.get(rate)
+        or simulate_traffic(at_rate(problem, rate), mode, groups, router=router),
+        spare=spare,
+        missed=missed.get(rate, ()),
+        threshold=problem.threshold,
+        router=router,
+        missed_without_spare=missed[min(missed)] if missed else (),
+        rate_per_s=rate if rate in known else None,
+    )
+
+
+def _bisected(low: float, high: float, known: Mapping[float, SimulationResult]) -> Iterator[float]:
+    """Yield both ends, then middles; whoever simulates them notes those that hold."""
+    yield low
+    if low not in known or high == low:
+        return
+    yield high
+    while high not in known and high - low > RATE_STEP * low:
+        middle = 0.5 * (low + high)
+        yield middle
+        low, high = (middle, high) if middle in known else (low, middle)
+
+
+def _capacity(problem: ServeProblem, solved: Solved, groups: tuple[InstanceGroup, ...]) -> float:
+    """Requests a second up to which instances are tried: a step less than all they could serve."""
+    plan = solved.outcome.solution
+    assert plan is not None  # as the program was solved
+    most = capacity_per_s(groups)
+    if solved.program.problem.links:
+        most = min(most, plan.rate_per_s)
+    return most / (1.0 + RATE_STEP) / (1.0 + problem.spec.goal.spare_ratio)

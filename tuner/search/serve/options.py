@@ -1,0 +1,560 @@
+"""Options for one instance on a pool, and what each serves.
+
+    n running sequences of a rank    T(n) seconds per token of a decode step    d data ranks
+    P seconds of a prompt            O output tokens
+
+    prefill      d / P requests a second; a first token after P at least
+    decode       d n / (O T(n)); a token every T(n)
+    aggregated   d n / (O U(n)), where U(n) is a token's time beside prompts (mixed_batches.py)
+
+Each option runs the most sequences that memory and the TPOT target allow, and fractions of them,
+since queueing may leave no slack for so many. Options that do not fit, that miss a target even
+without load, or that the engine's release refuses, are counted as illegal by reason; of
+the rest, dominated ones are dropped (dominance.py).
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.kernel_table import KernelTable
+from tuner.costs.serving.capacity import (
+    cache_tokens,
+    instance_kv_bytes_per_token,
+    instance_weight_bytes,
+)
+from tuner.costs.serving.curves import Floats
+from tuner.costs.serving.decoder import Decoder, Formats
+from tuner.costs.serving.engine import TRAITS, A2aBackend, Degrees, Engine
+from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serving.memory_rules import memory_rule
+from tuner.costs.serving.remote_ffn import RemoteFfnIteration
+from tuner.costs.serving.reserve import step_reserve
+from tuner.costs.serving.whole_step import step_s
+from tuner.search.serve.choices import Budget, Choices, usual_choices
+from tuner.search.serve.degrees import has_slow_links, instance_degrees
+from tuner.search.serve.demand import MOST_RUNNING, Demand
+from tuner.search.serve.dominance import drop_dominated
+from tuner.search.serve.mixed_batches import PromptTime, prompt_time, token_seconds
+from tuner.serve_plan import Role
+from tuner.simulate.serving.batching import WATERMARK_RATIO
+from tuner.simulate.serving.client import STEPS_BEFORE_TOKEN, engine_client
+from tuner.spec.cluster import Pool
+from tuner.spec.serving.manifests.rules import nodes_needed
+
+BATCHES: Final = 32
+"""Numbers of sequences that are priced."""
+LONGEST_S: Final = 60.0
+"""Between two tokens; no deployment is slower, and without a target this is the limit."""
+PREFILL_PLACES: Final = 16
+"""Sequences of a prefill-only rank: each keeps its place until its cache has been handed
+over (SGLang's queue of transfers under way), and short prompts share steps."""
+FRACTIONS: Final = (1.0, 0.5)
+"""Of the most sequences that an option allows."""
+UNFIT: Final = {
+    Role.PREFILL: (A2aBackend.LOW_LATENCY,),
+    Role.DECODE: (A2aBackend.NORMAL,),
+}
+"""Kernels of DeepEP that are not made for a role: low-latency ones hold few tokens, normal ones
+keep decode steps out of CUDA graphs (github.com/deepseek-ai/DeepEP, README)."""
+UNSUSTAINABLE_S: Final = 1e6
+"""Between two tokens where so many sequences never run at once."""
+NO_ROOM: Final = "no memory for the longest request beside the weights"
+SLOW_PROMPT: Final = "a prompt alone misses the target of the first token"
+SLOW_TOKEN: Final = "a sequence alone misses the target of the time per token"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServingPool:
+    """One pool with the machine model that prices an engine on it."""
+
+    pool: Pool
+    machine: ServingMachine
+    memory_bytes: float
+    """Of one device."""
+    source: str
+    """`measured`, `imported` or `datasheet`."""
+    conversions: KernelTable | None = None
+    """How fast a device turns KV caches into other pages, where that was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Option:
+    """One configuration of one instance."""
+
+    serving_pool: ServingPool
+    role: Role
+    degrees: Degrees
+    iteration: Iteration
+    running: int
+    """Sequences of one attention-data rank."""
+    rate_per_s: float
+    """Of one instance."""
+    ttft_s: float
+    """Of a prompt alone, as a client sees it; 0 for decode."""
+    tpot_s: float
+    """0 for prefill."""
+    kv_tokens: float
+    """Of one attention-data rank."""
+    step_tokens: int
+    """Budget of a step with prompts, of one attention-data rank."""
+    is_chunked: bool
+    """Prompts are split to fill it (chunked prefill)."""
+    page_tokens: int | None = None
+    """Of a page of cache; None: the engine's own."""
+    prefill_share_ratio: float | None = None
+    """Of a device's multiprocessors, where prefill and decode share devices."""
+
+    @property
+    def devices(self) -> int:
+        """Of one instance; of an AFD unit those of its FFN server too."""
+        own = self.iteration
+        ffn = own.ffn.degrees.devices if isinstance(own, RemoteFfnIteration) else 0
+        return self.degrees.devices + ffn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Curve:
+    """One configuration in one role at every priced batch, those that miss a target included."""
+
+    option: Option
+    """The configuration; its batch is one of many."""
+    running_N: Floats
+    """Sequences of one attention-data rank."""
+    tpot_s_N: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Priced options."""
+
+    options: tuple[Option, ...]
+    illegal_by: Mapping[str, int]
+    """Options that cannot serve, by the reason."""
+    refused: Mapping[Role, str]
+    """Roles whose every option is refused, with the most frequent reason."""
+    beaten: int
+    """Options that another one dominates."""
+    slowest_tpot_s: float
+    """The least TPOT that any option reaches without load; infinite where none fits."""
+    slowest_ttft_s: float
+    curves: tuple[Curve, ...] = ()
+    """Launchable options that decode, at all their batches."""
+
+    @property
+    def illegal(self) -> int:
+        """Options that cannot serve."""
+        return sum(self.illegal_by.values())
+
+
+Refuse = Callable[[Option], str]
+"""Says in a line why an engine's release does not launch an option; empty: it does."""
+
+
+def price_options(
+    serving_pools: tuple[ServingPool, ...],
+    *,
+    decoder: Decoder,
+    formats: Formats,
+    engine: Engine,
+    demand: Demand,
+    roles: tuple[Role, ...],
+    choices: Choices | None = None,
+    refuse: Refuse = lambda _: "",
+) -> Options:
+    """Price every option on every pool.
+
+    Args:
+        serving_pools: pools.
+        decoder: the model.
+        formats: its storage.
+        engine: that serves.
+        demand: the traffic.
+        roles: of the instances.
+        choices: what varies beside the degrees; None: the engine's usual budget alone.
+        refuse: called with every option.
+    """
+    launchable: list[Option] = []
+    curves: list[Curve] = []
+    illegal: Counter[str] = Counter()
+    refused: dict[Role, Counter[str]] = {role: Counter() for role in roles}
+    least_tpot_s = least_ttft_s = float("inf")
+    plain = (decoder, formats, engine)
+    for candidate in _candidates(serving_pools, plain, choices or usual_choices(engine), demand):
+        own = [role for role in roles if candidate.suits(role)]
+        if not len(candidate.running_N):
+            illegal[NO_ROOM] += len(own)
+            continue
+        prompt = candidate.prompt(demand)
+        least_tpot_s = min(
+            least_tpot_s, float(candidate.decode_s_N[0]) / candidate.iteration.tokens_per_step
+        )
+        least_ttft_s = min(least_ttft_s, prompt.latency_s)
+        for role in own:
+            made, reason, curve = _price_role(candidate, role, prompt, demand)
+            refusals = [refuse(option) for option in made]
+            if curve is not None and not (refusals or [refuse(curve.option)])[0]:
+                curves.append(curve)
+            refused[role].update(refusal for refusal in refusals if refusal)
+            illegal.update(one for one in (reason, *refusals) if one)
+            launchable += [option for option, no in zip(made, refusals, strict=True) if not no]
+    served = {option.role for option in launchable}
+    kept = sorted(drop_dominated(launchable), key=lambda option: roles.index(option.role))
+    return Options(
+        options=tuple(kept),
+        illegal_by=dict(illegal.most_common()),
+        refused={
+            role: counts.most_common(1)[0][0]
+            for role, counts in refused.items()
+            if counts and role not in served
+        },
+        beaten=len(launchable) - len(kept),
+        slowest_tpot_s=least_tpot_s,
+        slowest_ttft_s=least_ttft_s,
+        curves=tuple(curves),
+    )
+
+
+def decode_options(
+    serving_pool: ServingPool,
+    iteration: Iteration,
+    *,
+    budget: Budget,
+    demand: Demand,
+    page_tokens: int | None,
+) -> tuple[tuple[Option, ...], str]:
+    """Return decode instances that take such steps, at the batches worth trying.
+
+    Returns:
+        Options, or none and the reason.
+    """
+    pages = {} if page_tokens is None else {serving_pool.pool.name: page_tokens}
+    choices = Choices(budgets=(budget,), page_by_pool=pages)
+    (candidate,) = _with_budgets(serving_pool, iteration, choices, demand)
+    if not len(candidate.running_N):
+        return (), NO_ROOM
+    made, reason, _ = _price_decode(candidate, demand)
+    return made, reason
+
+
+def merge_options(parts: Sequence[Options], *, roles: tuple[Role, ...]) -> Options:
+    """Return the options of pools that different releases serve, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    launchable = [option for part in parts for option in part.options]
+    illegal: Counter[str] = Counter()
+    for part in parts:
+        illegal.update(part.illegal_by)
+    return Options(
+        options=tuple(sorted(launchable, key=lambda option: roles.index(option.role))),
+        illegal_by=dict(illegal.most_common()),
+        refused={
+            role: next(part.refused[role] for part in parts if role in part.refused)
+            for role in roles
+            if any(role in part.refused for part in parts)
+            and all(option.role is not role for option in launchable)
+        },
+        beaten=sum(part.beaten for part in parts),
+        slowest_tpot_s=min(part.slowest_tpot_s for part in parts),
+        slowest_ttft_s=min(part.slowest_ttft_s for part in parts),
+        curves=tuple(curve for part in parts for curve in part.curves),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Candidate:
+    """An instance whose role and batch are not chosen yet."""
+
+    serving_pool: ServingPool
+    iteration: Iteration
+    budget: Budget
+    page_tokens: int | None
+    running_N: Floats
+    """Sequences of one that are priced, 1 first; none where the longest request has no room."""
+    decode_s_N: Floats
+    """Seconds of a step without prompts with them."""
+    is_first: bool
+    """Of the budgets, which do not matter to who reads no prompts."""
+
+    def prompt(self, demand: Demand) -> PromptTime:
+        """Return a prompt alone, its latency as a client sees it."""
+        prompt = prompt_time(self.iteration, demand, step_tokens=self.budget.tokens)
+        client = engine_client(self.iteration.engine)
+        late_s = STEPS_BEFORE_TOKEN * float(self.decode_s_N[0]) / self.iteration.tokens_per_step
+        return replace(prompt, latency_s=prompt.latency_s + late_s + client.overhead_s)
+
+    def suits(self, role: Role) -> bool:
+        """Whether the candidate is worth pricing in a role."""
+        if self.iteration.a2a_backend in UNFIT.get(role, ()):
+            return False
+        return self.is_first or role is not Role.DECODE
+
+    def option(
+        self,
+        role: Role,
+        demand: Demand,
+        *,
+        running: int,
+        rate_per_s: float,
+        ttft_s: float,
+        tpot_s: float,
+    ) -> Option:
+        """Return it with role and batch."""
+        return Option(
+            serving_pool=self.serving_pool,
+            role=role,
+            degrees=self.iteration.degrees,
+            iteration=self.iteration,
+            running=running,
+            rate_per_s=rate_per_s,
+            ttft_s=ttft_s,
+            tpot_s=tpot_s,
+            kv_tokens=_cache_tokens(
+                self.iteration, self.serving_pool, self.budget, demand, running=running
+            ),
+            step_tokens=self.budget.tokens,
+            is_chunked=self.budget.is_chunked,
+            page_tokens=self.page_tokens,
+        )
+
+
+def _candidates(
+    serving_pools: tuple[ServingPool, ...],
+    plain: tuple[Decoder, Formats, Engine],
+    choices: Choices,
+    demand: Demand,
+) -> Iterator[_Candidate]:
+    decoder, formats, engine = plain
+    for serving_pool in serving_pools:
+        needs_stages = True
+        for degrees in instance_degrees(
+            serving_pool.pool, decoder, has_copies=choices.copies.is_launched
+        ):
+            is_slow = has_slow_links(serving_pool.machine.sheet, serving_pool.pool)
+            if degrees.pipeline > 1 and not (is_slow or needs_stages):
+                break
+            plain_iteration = Iteration(
+                decoder=decoder,
+                formats=formats,
+                degrees=degrees,
+                engine=engine,
+                machine=serving_pool.machine,
+            )
+            for iteration, (drafting, a2a_backend, overlaps) in product(
+                _with_expert_copies(plain_iteration, serving_pool.pool, choices),
+                choices.variants(degrees),
+            ):
+                varied = replace(
+                    iteration,
+                    drafting=drafting,
+                    a2a_backend=a2a_backend,
+                    two_batch_overlap=overlaps,
+                )
+                for candidate in _with_budgets(serving_pool, varied, choices, demand):
+                    has_room = (
+                        len(candidate.running_N) > 0 and degrees.devices <= serving_pool.pool.domain
+                    )
+                    needs_stages = needs_stages and not has_room
+                    yield candidate
+
+
+def _with_expert_copies(iteration: Iteration, pool: Pool, choices: Choices) -> Iterator[Iteration]:
+    """Yield an instance with the numbers of copies of experts that are worth a try."""
+    degrees, own = iteration.degrees, iteration.decoder.experts
+    if own is None:
+        yield iteration
+        return
+    ranks = degrees.expert * degrees.moe_tensor
+    nodes = nodes_needed(ranks, devices_per_node=pool.devices_per_node)
+    for redundant, loads in choices.copies.solve_and_simulate(
+        own, ranks=degrees.expert, nodes=nodes
+    ):
+        yield replace(iteration, redundant_experts=redundant, loads=loads)
+
+
+def _with_budgets(
+    serving_pool: ServingPool, iteration: Iteration, choices: Choices, demand: Demand
+) -> Iterator[_Candidate]:
+    priced: dict[int, tuple[Floats, Floats]] = {}
+    for number, budget in enumerate(choices.budgets):
+        cache = _cache_tokens(iteration, serving_pool, budget, demand, running=1)
+        most = _most_sequences(iteration, serving_pool, budget, demand)
+        longest = demand.longest_input + demand.longest_output
+        if cache < longest or not _holds_whole(iteration, serving_pool, budget, demand, running=1):
+            priced[most] = np.zeros(0), np.zeros(0)
+        elif most not in priced or not len(priced[most][0]):
+            running_N = np.unique(np.round(np.geomspace(1.0, most, BATCHES))).astype(np.float64)
+            priced[most] = running_N, step_seconds(iteration, running_N, demand)
+        running_N, decode_s_N = priced[most]
+        yield _Candidate(
+            serving_pool=serving_pool,
+            iteration=iteration,
+            budget=budget,
+            page_tokens=choices.page_by_pool.get(serving_pool.pool.name),
+            running_N=running_N,
+            decode_s_N=decode_s_N,
+            is_first=number == 0,
+        )
+
+
+def _cache_tokens(
+    iteration: Iteration, serving_pool: ServingPool, budget: Budget, demand: Demand, *, running: int
+) -> float:
+    """Tokens of a rank's cache beside what steps with so many sequences take of memory."""
+    return cache_tokens(
+        iteration,
+        memory_bytes=serving_pool.memory_bytes,
+        step_tokens=budget.tokens,
+        running=running,
+        request_tokens=demand.held_tokens,
+    )
+
+
+def _holds_whole(
+    iteration: Iteration, serving_pool: ServingPool, budget: Budget, demand: Demand, *, running: int
+) -> bool:
+    """Whether a request of the longest length has room, where the engine wants that."""
+    if not memory_rule(iteration.engine).wants_whole_length:
+        return True
+    cached_tokens = cache_tokens(
+        iteration,
+        memory_bytes=serving_pool.memory_bytes,
+        step_tokens=budget.tokens,
+        running=running,
+        request_tokens=float(demand.most_tokens),
+    )
+    return cached_tokens >= demand.most_tokens
+
+
+def _most_sequences(
+    iteration: Iteration, serving_pool: ServingPool, budget: Budget, demand: Demand
+) -> int:
+    """Most sequences that fit into what the steps of so many leave of memory; 1 at least."""
+    low, high = 1, min(MOST_RUNNING, demand.most_at_once) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        cache = _cache_tokens(iteration, serving_pool, budget, demand, running=middle)
+        has_room = most_running(cache, demand, engine=iteration.engine) >= middle
+        has_room = has_room and _holds_whole(
+            iteration, serving_pool, budget, demand, running=middle
+        )
+        low, high = (middle, high) if has_room else (low, middle)
+    return low
+
+
+def device_memory_bytes(option: Option, demand: Demand) -> int:
+    """Bytes of one device: weights, the cache of the sequences that run, and what steps take."""
+    iteration = option.iteration
+    cached_tokens = min(option.running * demand.held_tokens, option.kv_tokens)
+    each = instance_kv_bytes_per_token(iteration)
+    steps = step_reserve(iteration, step_tokens=option.step_tokens, running=option.running)
+    return int(instance_weight_bytes(iteration) + cached_tokens * each + steps.total)
+
+
+def step_seconds(iteration: Iteration, running_N: Floats, demand: Demand) -> Floats:
+    """Seconds of a decode step with so many sequences, as long as running ones are on average."""
+    return step_s(iteration, running_N, np.full_like(running_N, demand.past_tokens))
+
+
+def _price_role(
+    candidate: _Candidate, role: Role, prompt: PromptTime, demand: Demand
+) -> tuple[tuple[Option, ...], str, Curve | None]:
+    """Return a candidate's options in a role, or the reason why it has none.
+
+    The curve holds all priced batches, where the role decodes.
+    """
+    data = candidate.iteration.degrees.attention_data
+    if role is not Role.DECODE and prompt.latency_s > demand.ttft_s:
+        return (), SLOW_PROMPT, None
+    if role is Role.PREFILL:
+        first_s, rate = prompt.latency_s, data / prompt.busy_s
+        cache = _cache_tokens(
+            candidate.iteration,
+            candidate.serving_pool,
+            candidate.budget,
+            demand,
+            running=PREFILL_PLACES,
+        )
+        most = min(PREFILL_PLACES, demand.most_at_once)
+        places = int(np.clip(cache // demand.longest_input, 1.0, most))
+        isolated = candidate.option(
+            role, demand, running=places, rate_per_s=rate, ttft_s=first_s, tpot_s=0.0
+        )
+        return (isolated,), "", None
+    if role is Role.DECODE:
+        return _price_decode(candidate, demand)
+    priced_s = token_seconds(
+        candidate.iteration,
+        candidate.running_N,
+        demand,
+        step_tokens=candidate.budget.tokens,
+        decode_s_N=candidate.decode_s_N,
+    )
+    return _price_batches(candidate, role, priced_s, demand, ttft_s=prompt.latency_s)
+
+
+def _price_decode(
+    candidate: _Candidate, demand: Demand
+) -> tuple[tuple[Option, ...], str, Curve | None]:
+    priced_s = candidate.decode_s_N / candidate.iteration.tokens_per_step
+    return _price_batches(candidate, Role.DECODE, priced_s, demand, ttft_s=0.0)
+
+
+def _price_batches(
+    candidate: _Candidate, role: Role, priced_s: Floats, demand: Demand, *, ttft_s: float
+) -> tuple[tuple[Option, ...], str, Curve | None]:
+    """Return the options of a decoding candidate, from its TPOT at each batch."""
+    data = candidate.iteration.degrees.attention_data
+    running_N = np.arange(1.0, candidate.running_N[-1] + 1.0)
+    tpot_s_N = np.interp(running_N, candidate.running_N, np.minimum(priced_s, UNSUSTAINABLE_S))
+    rate_N = data * running_N / (demand.output_tokens * tpot_s_N)
+
+    def at(place: int) -> Option:
+        return candidate.option(
+            role,
+            demand,
+            running=int(running_N[place]),
+            rate_per_s=float(rate_N[place]),
+            ttft_s=ttft_s,
+            tpot_s=float(tpot_s_N[place]),
+        )
+
+    allowed = np.flatnonzero(tpot_s_N <= min(demand.tpot_s, LONGEST_S))
+    if not len(allowed):
+        slow = Curve(option=at(0), running_N=candidate.running_N, tpot_s_N=priced_s)
+        return (), SLOW_TOKEN, slow
+    best = allowed[rate_N[allowed].argmax()]
+    chosen = {
+        int(allowed[np.searchsorted(running_N[allowed], share * running_N[best])])
+        for share in FRACTIONS
+    }
+    made = tuple(at(place) for place in sorted(chosen))
+    return made, "", Curve(option=made[0], running_N=candidate.running_N, tpot_s_N=priced_s)
+
+
+def most_running(cache: float, demand: Demand, *, engine: Engine) -> float:
+    """Sequences that memory has room for except 1 % of the time; 1 at least.
+
+    At most the concurrency of a closed loop. What they take is whole outputs where the engine
+    reserves them, else what they have by then.
+
+    Args:
+        cache: tokens of a rank.
+        demand: the traffic.
+        engine: that admits them.
+    """
+    fitting = (
+        _fitting(demand.reserved_N, cache)
+        if TRAITS[engine].reserves_output
+        else _fitting(demand.grown_N, (1.0 - WATERMARK_RATIO) * cache)
+    )
+    return min(fitting, float(demand.most_at_once))
+
+
+def _fitting(taken_N: Floats, cache: float) -> float:
+    return float(max(int(np.searchsorted(taken_N, cache * (1.0 + 1e-9), side="right")), 1))

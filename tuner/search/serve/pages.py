@@ -1,0 +1,85 @@
+"""Page sizes of KV caches that every pool's kernels and every connector between pools allow.
+
+A page stays the engine's own where linked pools have one size. Else each of
+those pools is given the smallest size that the kernels of all of them take, since connectors ask
+for equal pages, or for prefill's to divide decode's. Pools without a link keep their own, and
+so do those of vendors between which no connector exists.
+
+Source: sizes by engine, cache and device are those of tuner/spec/serving/kv_pages.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tuner.search.serve.options import ServingPool
+from tuner.spec.cluster import Link
+from tuner.spec.serving.kv_connectors import CacheKind
+from tuner.spec.serving.kv_pages import legal_pages, page_tokens
+from tuner.spec.serving.manifests.registry import release_on
+from tuner.spec.serving.manifests.vendor_pairs import connector_between, vendor_refusals
+from tuner.spec.serving.read import ServeSpec
+
+PAGES: Final = tuple(1 << power for power in range(8))
+"""Tokens: 1 to 128."""
+
+
+def page_by_pool(spec: ServeSpec, serving_pools: Sequence[ServingPool]) -> Mapping[str, int]:
+    """Return the pages that are not the engine's own, by pool."""
+    linked_names = {
+        name for link in spec.cluster.links if _is_connected(spec, link) for name in link.between
+    }
+    linked = [
+        serving_pool for serving_pool in serving_pools if serving_pool.pool.name in linked_names
+    ]
+    own = {serving_pool.pool.name: _usual_page(spec, serving_pool) for serving_pool in linked}
+    if None in own.values() or len(set(own.values())) < 2:
+        return {}
+    page = next(
+        (one for one in PAGES if all(_allows(spec, serving_pool, one) for serving_pool in linked)),
+        None,
+    )
+    if page is None:
+        return {}
+    return {name: page for name, usual in own.items() if usual != page}
+
+
+def _is_connected(spec: ServeSpec, link: Link) -> bool:
+    """Whether a connector exists between both ends' vendors and releases, in either direction."""
+    pools = {pool.name: pool for pool in spec.cluster.pools}
+    releases = [release_on(spec.goal, pools[name]) for name in link.between]
+    return any(
+        not any(
+            vendor_refusals(
+                one,
+                other,
+                connector=connector_between(one, other),
+                cache=_cache_kind(spec),
+                kv_cache_dtype=spec.goal.kv_cache_dtype,
+                generations=None,
+            )
+        )
+        for one, other in (releases, releases[::-1])
+    )
+
+
+def _usual_page(spec: ServeSpec, serving_pool: ServingPool) -> int | None:
+    return page_tokens(
+        engine=release_on(spec.goal, serving_pool.pool).name,
+        cache=_cache_kind(spec),
+        generation=serving_pool.machine.sheet.generation,
+        dtype=spec.goal.kv_cache_dtype,
+    )
+
+
+def _allows(spec: ServeSpec, serving_pool: ServingPool, page: int) -> bool:
+    legal = legal_pages(
+        engine=release_on(spec.goal, serving_pool.pool).name,
+        cache=_cache_kind(spec),
+        generation=serving_pool.machine.sheet.generation,
+        dtype=spec.goal.kv_cache_dtype,
+    )
+    return legal is not None and legal.holds(page)
+
+
+def _cache_kind(spec: ServeSpec) -> CacheKind:
+    return CacheKind.LATENT if spec.model.attention.kind == "mla" else CacheKind.GROUPED

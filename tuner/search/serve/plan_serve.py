@@ -1,0 +1,140 @@
+"""From a deployment's spec to its plan: modes solved, compared and certified, relaxations solved.
+
+The best mode by the goal's objective is the plan, the others are its alternatives.
+"""
+
+from tuner.search.serve.certificate import to_certificate, to_space
+from tuner.search.serve.front import pareto_front
+from tuner.search.serve.missing_routers import missing_routers
+from tuner.search.serve.modes import ModeSolutions, mode_table, solve_modes, unlaunchable_modes
+from tuner.search.serve.most_rate import at_rate
+from tuner.search.serve.options import ServingPool
+from tuner.search.serve.prefix_reuse import (
+    AGREE_RATIO,
+    ROUNDS,
+    describe_reuse,
+    measure_reuse,
+    most_reuse,
+    recorded_prompts,
+)
+from tuner.search.serve.refused import refused_afd_units, refused_kv_transfers, refused_vendors
+from tuner.search.serve.relaxations import explain_infeasible, find_closest, solve_relaxations
+from tuner.search.serve.solve_mode import ServeProblem, Settings, build_serve_problem
+from tuner.search.serve.to_plan import (
+    binding_constraint,
+    plan_cautions,
+    plan_notes,
+    to_alternatives,
+    to_decision,
+    to_prediction,
+)
+from tuner.serve_plan import PrefixReuse, ServeCertificate, ServePlan, ServeProvenance
+from tuner.spec.serving.read import ServeSpec
+
+
+def make_serve_plan(
+    spec: ServeSpec,
+    serving_pools: tuple[ServingPool, ...],
+    *,
+    settings: Settings,
+    provenance: ServeProvenance,
+) -> ServePlan:
+    """Plan a deployment.
+
+    Raises:
+        SpecError: the traffic cannot be read.
+    """
+    started_s = settings.clock()
+    problem, solutions, reuse = _answered(spec, serving_pools, settings)
+    spec = problem.spec
+    solve_s = settings.clock() - started_s
+    notes = (*provenance.notes, *plan_notes(problem))
+    if reuse is not None and problem.hits is not None:
+        notes = (*notes, describe_reuse(reuse, planned_ratio=problem.hits.ratio))
+    provenance = provenance.model_copy(update={"notes": notes})
+    if not solutions.fitting:
+        return _nothing(problem, solutions, solve_s=solve_s, provenance=provenance)
+    best, *others = solutions.fitting
+    if best.rate_per_s is not None:
+        problem = at_rate(problem, best.rate_per_s)
+    provenance = provenance.model_copy(update={"notes": (*notes, *plan_cautions(best, problem))})
+    return ServePlan(
+        model=spec.model,
+        cluster=spec.cluster,
+        goal=problem.spec.goal,
+        emit=spec.emit,
+        decision=to_decision(best, problem),
+        predicted=to_prediction(best, problem),
+        certificate=to_certificate(best, problem, solutions, solve_s=solve_s),
+        binding_constraint=binding_constraint(best, problem),
+        alternatives=tuple(to_alternatives(best, others, problem)),
+        unlaunchable=(
+            *unlaunchable_modes(solutions, problem),
+            *refused_kv_transfers(problem, best),
+            *refused_afd_units(problem, best, solutions.of("attention_expert")),
+            *missing_routers(problem, best),
+            *refused_vendors(problem, best),
+        ),
+        modes=mode_table(solutions, problem),
+        prefix_reuse=reuse,
+        pareto=pareto_front(problem, solutions),
+        provenance=provenance,
+    )
+
+
+def _answered(
+    spec: ServeSpec, serving_pools: tuple[ServingPool, ...], settings: Settings
+) -> tuple[ServeProblem, ModeSolutions, PrefixReuse | None]:
+    """Solve the modes; for a trace with block ids, until prefix hits and instances agree."""
+    problem = build_serve_problem(spec, serving_pools, settings)
+    prompts = recorded_prompts(spec, rate_per_s=problem.demand.rate_per_s)
+    if prompts is None:
+        return problem, solve_modes(problem), None
+    hits, reuse = prompts.under(most_reuse(problem)), None
+    for _ in range(ROUNDS):
+        problem = build_serve_problem(
+            spec, serving_pools, settings, hits=hits, demand=problem.demand
+        )
+        solutions = solve_modes(problem)
+        if not solutions.fitting:
+            return problem, solutions, None
+        best = solutions.fitting[0]
+        if best.rate_per_s is not None:
+            # The rate is the result: prompts arrive at that rate.
+            prompts = prompts.at(best.rate_per_s)
+        reuse = measure_reuse(best, problem, prompts)
+        if abs(reuse.hit_ratio - hits.ratio) <= AGREE_RATIO:
+            break
+        hits = prompts.under(reuse)
+    return problem, solutions, reuse
+
+
+def _nothing(
+    problem: ServeProblem, solutions: ModeSolutions, *, solve_s: float, provenance: ServeProvenance
+) -> ServePlan:
+    # Where the rate is the goal there is no traffic to serve less of.
+    closest = None if problem.spec.goal.objective == "rate" else find_closest(problem)
+    return ServePlan(
+        model=problem.spec.model,
+        cluster=problem.spec.cluster,
+        goal=problem.spec.goal,
+        emit=problem.spec.emit,
+        decision=None,
+        predicted=None,
+        certificate=ServeCertificate(
+            status="infeasible",
+            objective=None,
+            bound=None,
+            gap_ratio=1.0,
+            space=to_space(problem, solutions.serving),
+            within_band=0,
+            solve_s=solve_s,
+            method="options",
+        ),
+        binding_constraint=explain_infeasible(problem, solutions, closest),
+        relaxations=tuple(solve_relaxations(problem, closest)),
+        unlaunchable=(*unlaunchable_modes(solutions, problem), *refused_vendors(problem, None)),
+        modes=mode_table(solutions, problem),
+        pareto=pareto_front(problem, solutions),
+        provenance=provenance,
+    )

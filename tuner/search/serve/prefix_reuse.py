@@ -1,0 +1,277 @@
+"""Prefix cache hits of recorded prompts in a deployment, from the block ids of the trace.
+
+Instances determine the caches, and the hits determine how many instances are needed. So the plan
+is repeated until the two agree:
+
+    first   one cache as large as all memory of the pools, an upper bound on hits
+    then    the caches of the best solution, under the router that its engine is launched with
+
+The caches are those of the ranks of aggregated or prefill instances. A rank's blocks are its
+planned KV cache, less the outputs that run beside. Hits count from empty
+caches, over the first requests of the trace. Of several kinds behind one router the smallest
+cache stands for all; islands have caches of their own, and get requests by their weights.
+
+Source of the rule: tuner/simulate/serving/prefix_hits.py.
+
+Letters: N requests, in the order of the trace.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.costs.serving.engine import Degrees
+from tuner.costs.serving.memory import kv_bytes_per_token
+from tuner.search.serve.demand import Floats, Ints, PrefixHits
+from tuner.search.serve.islands import island_shares
+from tuner.search.serve.routed_simulation import policy_of
+from tuner.search.serve.routers import RouterChoice
+from tuner.search.serve.simulation import InstanceGroup
+from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
+from tuner.serve_plan import PrefixReuse, Role
+from tuner.simulate.serving.prefix_hits import (
+    by_prefix,
+    by_weight,
+    hit_tokens,
+    in_turn,
+    prefix_hits,
+    ranks_in_turn,
+)
+from tuner.spec.serving.read import ServeSpec
+from tuner.spec.serving.routers import RouterPolicy
+from tuner.spec.serving.traces import BLOCK_TOKENS, Blocks, trace_chunks
+from tuner.units import format_ratio
+
+MOST_REQUESTS: Final = 100_000
+MOST_BLOCKS: Final = 1_000_000
+"""Of the trace that are counted, whichever is reached first; all caches together hold no more
+blocks than that, 250 MB."""
+ROUNDS: Final = 4
+AGREE_RATIO: Final = 0.01
+"""Share of the prompt tokens by which two rounds may differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RecordedPrompts:
+    """The first prompts of a trace that names their blocks."""
+
+    blocks: Blocks
+    arrival_s_N: Floats
+    """At the rate that is planned for."""
+    input_N: Ints
+
+    def at(self, rate_per_s: float) -> "RecordedPrompts":
+        """Return the prompts with the times of the trace stretched to a rate."""
+        span_s = float(self.arrival_s_N[-1])
+        if span_s <= 0.0:
+            return self
+        stretch = (len(self.input_N) - 1) / span_s / rate_per_s
+        return replace(self, arrival_s_N=self.arrival_s_N * stretch)
+
+    def under(self, reuse: PrefixReuse) -> PrefixHits:
+        """Return what caches and a router find of the prompts."""
+        if reuse.islands:
+            return self._under_islands(reuse.islands)
+        instance_N = in_turn(len(self.input_N), reuse.instances)
+        if reuse.router == "cache_aware":
+            instance_N = by_prefix(
+                self.blocks,
+                self.arrival_s_N,
+                instances=reuse.instances,
+                cache_blocks=reuse.cache_blocks * reuse.ranks,
+                stay_s=reuse.stay_s,
+            )
+        rank_N = ranks_in_turn(instance_N, reuse.ranks)
+        hit_N = prefix_hits(self.blocks, rank_N, cache_blocks=reuse.cache_blocks)
+        found_N = hit_tokens(hit_N, self.input_N)
+        return PrefixHits(ratio=float(found_N.sum() / self.input_N.sum()), cached_N=found_N)
+
+    def _under_islands(self, islands: Sequence[PrefixReuse]) -> PrefixHits:
+        found_N = np.zeros_like(self.input_N)
+        for island, prompts, chosen_N in self.split_by_island(islands):
+            found_N[chosen_N] = prompts.under(island).cached_N
+        return PrefixHits(ratio=float(found_N.sum() / self.input_N.sum()), cached_N=found_N)
+
+    def split_by_island(
+        self, islands: Sequence[PrefixReuse]
+    ) -> Iterator[tuple[PrefixReuse, "RecordedPrompts", NDArray[np.bool_]]]:
+        """Yield the islands that get any of the prompts, with these and where they were."""
+        if not islands:
+            return
+        island_N = by_weight(len(self.input_N), [one.share_ratio for one in islands])
+        for at, island in enumerate(islands):
+            chosen_N = island_N == at
+            if chosen_N.any():
+                own = RecordedPrompts(
+                    blocks=self.blocks.taken(chosen_N),
+                    arrival_s_N=self.arrival_s_N[chosen_N],
+                    input_N=self.input_N[chosen_N],
+                )
+                yield island, own, chosen_N
+
+
+def recorded_prompts(spec: ServeSpec, *, rate_per_s: float) -> RecordedPrompts | None:
+    """Read the prompts of a trace; None where the traffic has none whose blocks are named.
+
+    Args:
+        spec: with the traffic.
+        rate_per_s: at which requests come; times of the trace are stretched to it.
+
+    Raises:
+        SpecError: the trace cannot be used.
+    """
+    path = spec.goal.traffic.trace
+    if path is None:
+        return None
+    ids: list[Ints] = []
+    counts: list[Ints] = []
+    arrivals: list[Floats] = []
+    inputs: list[Ints] = []
+    for chunk in trace_chunks(path, with_blocks=True):
+        if chunk.blocks is None:
+            return None
+        ids.append(chunk.blocks.id_B)
+        counts.append(chunk.blocks.count_N)
+        arrivals.append(chunk.arrival_s_N)
+        inputs.append(chunk.input_tokens_N)
+        if sum(map(len, inputs)) >= MOST_REQUESTS or sum(map(len, ids)) >= MOST_BLOCKS:
+            break
+    whole = Blocks(id_B=np.concatenate(ids), count_N=np.concatenate(counts))
+    kept = min(MOST_REQUESTS, int(np.searchsorted(whole.end_N, MOST_BLOCKS, side="right")))
+    kept = max(kept, 1)
+    count_N = whole.count_N[:kept]
+    if not count_N.any():
+        return None
+    recorded = RecordedPrompts(
+        blocks=Blocks(id_B=whole.id_B[: int(count_N.sum())], count_N=count_N),
+        arrival_s_N=np.concatenate(arrivals)[:kept],
+        input_N=np.concatenate(inputs)[:kept],
+    )
+    return recorded.at(rate_per_s)
+
+
+def most_reuse(problem: ServeProblem) -> PrefixReuse:
+    """Return one cache as large as the memory of all pools."""
+    each = kv_bytes_per_token(problem.decoder, problem.formats, Degrees()) * BLOCK_TOKENS
+    whole = sum(
+        serving_pool.memory_bytes * serving_pool.pool.num_devices
+        for serving_pool in problem.serving_pools
+    )
+    return PrefixReuse(
+        router="one",
+        instances=1,
+        ranks=1,
+        cache_blocks=max(1, math.floor(whole / each)),
+        stay_s=0.0,
+    )
+
+
+def measure_reuse(
+    solution: ModeSolution, problem: ServeProblem, prompts: RecordedPrompts
+) -> PrefixReuse:
+    """Return the caches and the router of a solution, with its hits and other routers' hits."""
+    tpot_s = float(solution.simulated.tpot_s_R.mean()) if len(solution.simulated.tpot_s_R) else 0.0
+    stay_s = float(solution.simulated.ttft_s_R.mean()) + problem.demand.output_tokens * tpot_s
+    shares = island_shares(solution.groups)
+    each = [
+        _caches(
+            solution.router,
+            [group for group in solution.groups if group.island == name],
+            problem,
+            stay_s=stay_s,
+        ).model_copy(update={"share_ratio": shares.get(name, 1.0)})
+        for name in dict.fromkeys(group.island for group in solution.groups)
+    ]
+    plain = each[0] if len(each) == 1 else _together(each)
+    return _counted(plain, prompts)
+
+
+def _counted(reuse: PrefixReuse, prompts: RecordedPrompts) -> PrefixReuse:
+    """Return caches with what they find of prompts, and with what other routers would."""
+    by_router = {
+        router: prompts.under(_behind(reuse, router)).ratio for router in ("in_turn", "cache_aware")
+    }
+    is_mixed = any(one.router != reuse.router for one in reuse.islands)
+    return reuse.model_copy(
+        update={
+            "by_router": by_router,
+            "hit_ratio": prompts.under(reuse).ratio if is_mixed else by_router[reuse.router],
+            "requests": len(prompts.input_N),
+            "islands": tuple(
+                _counted(one, own) for one, own, _ in prompts.split_by_island(reuse.islands)
+            ),
+        }
+    )
+
+
+def _caches(
+    router: RouterChoice, groups: Sequence[InstanceGroup], problem: ServeProblem, *, stay_s: float
+) -> PrefixReuse:
+    """Return the caches of the instances behind one router."""
+    reading = [group for group in groups if group.option.role is not Role.DECODE]
+    if any(group.option.role is Role.AGGREGATED for group in reading):
+        reading = [group for group in reading if group.option.role is Role.AGGREGATED]
+    follows = policy_of(router, reading) is RouterPolicy.CACHE_AWARE
+    return PrefixReuse(
+        router="cache_aware" if follows else "in_turn",
+        instances=sum(group.count for group in reading),
+        ranks=reading[0].option.degrees.attention_data,
+        cache_blocks=_blocks(reading, problem),
+        stay_s=stay_s,
+    )
+
+
+def _together(islands: Sequence[PrefixReuse]) -> PrefixReuse:
+    first = islands[0]
+    return first.model_copy(
+        update={
+            "share_ratio": 1.0,
+            "router": "cache_aware"
+            if all(one.router == "cache_aware" for one in islands)
+            else "in_turn",
+            "instances": sum(one.instances for one in islands),
+            "ranks": max(one.ranks for one in islands),
+            "cache_blocks": min(one.cache_blocks for one in islands),
+            "islands": tuple(islands),
+        }
+    )
+
+
+def _behind(reuse: PrefixReuse, router: str) -> PrefixReuse:
+    islands = tuple(one.model_copy(update={"router": router}) for one in reuse.islands)
+    return reuse.model_copy(update={"router": router, "islands": islands})
+
+
+def _blocks(reading: Sequence[InstanceGroup], problem: ServeProblem) -> int:
+    """Blocks of a rank's cache beside the outputs that run on it."""
+    tokens = min(
+        group.option.kv_tokens
+        - (group.option.role is Role.AGGREGATED)
+        * 0.5
+        * group.option.running
+        * problem.demand.output_tokens
+        for group in reading
+    )
+    return max(1, math.floor(tokens / BLOCK_TOKENS))
+
+
+def describe_reuse(reuse: PrefixReuse, *, planned_ratio: float) -> str:
+    """Describe the hits, and what the plan counts on."""
+    ranks = sum(one.instances * one.ranks for one in reuse.islands or (reuse,))
+    others = ", ".join(
+        f"{format_ratio(ratio)} {_ROUTERS[router]}" for router, ratio in reuse.by_router.items()
+    )
+    return (
+        f"by the hash_ids of the trace's first {reuse.requests} requests, {others} of the prompt"
+        f" tokens are in the prefix caches of {ranks} rank{'s' * (ranks != 1)} with"
+        f" {'at least ' * bool(reuse.islands)}{reuse.cache_blocks * BLOCK_TOKENS} tokens each,"
+        " counted from empty caches;"
+        f" {format_ratio(planned_ratio)} is planned on, a router {_ROUTERS[reuse.router]}"
+    )
+
+
+_ROUTERS: Final = {"in_turn": "in turn", "cache_aware": "that follows caches"}

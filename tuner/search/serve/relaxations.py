@@ -1,0 +1,389 @@
+"""Where nothing meets the targets: what binds, the closest plan, and what each relaxation buys.
+
+The closest plan serves the most requests a second of all pools within the targets: instances by the
+integer program with the rate as its objective; bisection on the simulated rate then finds the most
+at which every target holds. Every other relaxation changes one thing and is solved anew. Only
+modes that the release launches count.
+
+Where pools have no links, links of 400 Gbit/s between all of them are tried: if these make the
+traffic fit, the link is what binds.
+
+Not covered: two relaxations at once; thresholds of offloaded prompts in the closest plan.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from types import MappingProxyType
+from typing import Final
+
+from tuner.search.serve.islands import island_layouts
+from tuner.search.serve.modes import ModeSolutions, requested_modes
+from tuner.search.serve.most_rate import solve_goal
+from tuner.search.serve.preference import rank_solutions
+from tuner.search.serve.program import build_program, solve_program
+from tuner.search.serve.solve_mode import (
+    PRICED_ROLES,
+    ModeSolution,
+    ServeProblem,
+    at_traffic_share,
+    build_serve_problem,
+    goal_spare,
+    instance_groups,
+    plainest_router,
+    problem_variants,
+    simulate_traffic,
+)
+from tuner.search.serve.to_plan import describe_missed, solution_refusals, to_decision
+from tuner.serve_plan import ServeDecision, ServeRelaxation
+from tuner.spec.cluster import Link, Pool
+from tuner.spec.serving.goal import Mode, Percentiles, ServeGoal, Slo
+from tuner.spec.serving.lengths import LengthLaw
+from tuner.spec.serving.manifests.registry import main_release, modes_on
+from tuner.spec.serving.read import ServeSpec
+from tuner.units import format_ratio, format_s
+
+LINK_BYTES_PER_S: Final = 50e9
+LINK_LATENCY_S: Final = 10e-6
+"""Of a link that is tried where pools have none: one 400 Gbit/s NIC on one switch."""
+RATE_STEPS: Final = 7
+"""Halvings of the interval in which the closest plan's rate lies."""
+LADDER_RATIOS: Final = (0.05, 0.1, 0.2, 0.5)
+"""More time that each target is given, the least that helps."""
+MORE_TIME: Final = MappingProxyType({2.0: "twice", 4.0: "four times", 8.0: "eight times"})
+"""For all targets at once, the least that helps."""
+WITHOUT_TARGET: Final = 1e3
+"""So much more is no target."""
+ROOM_RATIOS: Final = (1.5, 3.0, 6.0, 12.0)
+"""Target over the latency of a single request, tried in turn where the target lies below it: room
+for a batch and for queueing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closest:
+    """Instances that meet every target at less traffic."""
+
+    decision: ServeDecision
+    requests_per_s: float
+    change: str
+    """In traffic."""
+
+
+def launchable_modes(problem: ServeProblem) -> tuple[Mode, ...]:
+    """Return the modes that are requested and that the release of a pool has."""
+    known = modes_on(problem.spec.goal, problem.spec.cluster)
+    return tuple(mode for mode in requested_modes(problem) if mode in known)
+
+
+def explain_infeasible(
+    problem: ServeProblem, solutions: ModeSolutions, closest: Closest | None
+) -> str:
+    """Name the target that binds, with the closest plan where there is one."""
+    binding = _binding(problem, solutions)
+    if closest is None:
+        return binding
+    return (
+        f"{binding}; the closest plan serves {floored(closest.requests_per_s)} requests/s on"
+        f" {closest.decision.num_devices} devices"
+    )
+
+
+def _binding(problem: ServeProblem, solutions: ModeSolutions) -> str:
+    options, demand = problem.options, problem.demand
+    if options.slowest_tpot_s == float("inf"):
+        return (
+            f"memory: no parallel layout of {problem.spec.model.name} leaves room for one request"
+            f" of {demand.longest_input + demand.longest_output} tokens"
+        )
+    if options.slowest_tpot_s > demand.tpot_s:
+        return f"tpot: a single request takes {options.slowest_tpot_s * 1e3:.3g} ms a token"
+    if options.slowest_ttft_s > demand.ttft_s:
+        return f"ttft: a single prompt takes {options.slowest_ttft_s * 1e3:.4g} ms"
+    launched = launchable_modes(problem)
+    candidates = [one for one in solutions.serving if one.mode in launched]
+    missed = [one for one in candidates if one.missed]
+    if missed:
+        return describe_missed(missed[0])
+    return _refused(problem, solutions, launched) or _exhausted(problem)
+
+
+def _refused(problem: ServeProblem, solutions: ModeSolutions, launched: tuple[Mode, ...]) -> str:
+    """Say where the engine's release is the reason; empty: it does not."""
+    if not launched:
+        engine = main_release(problem.spec.goal, problem.spec.cluster)
+        return (
+            f"release: {engine.name} {engine.release} launches none of the requested modes"
+            f" ({', '.join(requested_modes(problem))}), but {', '.join(sorted(engine.modes))}"
+        )
+    candidates = [one for one in solutions.serving if one.mode in launched]
+    if candidates:
+        return f"release: {solutions.refused[candidates[0].mode][0]}"
+    roles = {role for mode in launched for role in PRICED_ROLES[mode]} & set(problem.refused)
+    if roles and all(any(role in roles for role in PRICED_ROLES[mode]) for mode in launched):
+        return f"release: {problem.refused[min(roles)]}"
+    return ""
+
+
+def _exhausted(problem: ServeProblem) -> str:
+    """Say what keeps the pools from serving the traffic: links, a target, or their devices."""
+    demand = problem.demand
+    if problem.spec.goal.objective == "rate":
+        return "devices: the pools hold no instances that serve a request within the targets"
+    if _joined_would_do(problem):
+        return "link: no link joins the pools, and no single pool serves the traffic"
+    text = f"{demand.rate_per_s:.3g} requests/s are more than all pools serve"
+    for name, target_s in (("tpot", demand.tpot_s), ("ttft", demand.ttft_s)):
+        if target_s < float("inf"):
+            free = _moved(problem, name, WITHOUT_TARGET)
+            if free is not None:
+                return f"{name}: {text} within it; without it {free.num_devices} devices do"
+    return f"devices: {text}"
+
+
+def _joined_would_do(problem: ServeProblem) -> bool:
+    """Whether links between all pools would make the traffic fit."""
+    spec = _with_links(problem.spec)
+    return spec is not None and _solved(spec, problem) is not None
+
+
+def _with_links(spec: ServeSpec) -> ServeSpec | None:
+    """Join the pools that have no link, or a slower one; None where there is nothing to join."""
+    pairs = list(combinations((pool.name for pool in spec.cluster.pools), 2))
+    known = {frozenset(link.between): link for link in spec.cluster.links}
+    links = []
+    for pair in pairs:
+        link = known.get(frozenset(pair))
+        if link is None or link.bandwidth < LINK_BYTES_PER_S:
+            link = Link(between=pair, bandwidth=LINK_BYTES_PER_S, latency=LINK_LATENCY_S)
+        links.append(link)
+    if set(links) == set(spec.cluster.links):
+        return None
+    return replace(spec, cluster=spec.cluster.model_copy(update={"links": tuple(links)}))
+
+
+def find_closest(problem: ServeProblem) -> Closest | None:
+    """Return the plan that serves the most within the targets; None where none serves anything.
+
+    Once the time limit has passed, what is known is not improved: no further mode is tried where
+    one serves, and no further share of the traffic.
+    """
+    settings = problem.settings
+    end_s, candidates = settings.clock() + settings.time_limit_s, list[Closest]()
+    for mode in launchable_modes(problem):
+        for variant in problem_variants(problem, mode) if mode != "prefill_offload" else ():
+            for islands in island_layouts(problem.spec, mode):
+                if candidates and settings.clock() > end_s:
+                    break
+                one = _closest_in(variant, mode, islands, end_s=end_s)
+                candidates += [one] if one else []
+    return max(candidates, key=lambda one: one.requests_per_s, default=None)
+
+
+def _closest_in(
+    problem: ServeProblem, mode: Mode, islands: Mapping[str, str], *, end_s: float
+) -> Closest | None:
+    spare_ratio, spare = problem.spec.goal.spare_ratio, goal_spare(problem)
+    program = build_program(
+        mode,
+        problem.options.options,
+        serving_pools=problem.serving_pools,
+        kv_transfers=problem.kv_transfers,
+        demand=problem.demand,
+        spare=spare,
+        most_rate=True,
+        islands=islands,
+    )
+    if program is None:
+        return None
+    solved = solve_program(program, time_limit_s=problem.settings.time_limit_s / 4.0)
+    plan = solved.outcome.solution
+    if plan is None:
+        return None
+    groups = instance_groups(solved)
+    most = min(plan.rate_per_s / (1.0 + spare_ratio) / problem.demand.rate_per_s, 1.0)
+    low, high, best = 0.0, most, None
+    for _ in range(RATE_STEPS):
+        if best is not None and problem.settings.clock() > end_s:
+            break
+        share = 0.5 * (low + high)
+        less = at_traffic_share(problem, share)
+        simulated = simulate_traffic(less, mode, groups)
+        if simulated.missed(problem.spec.goal.slo):
+            high = share
+            continue
+        low, best = share, (less, simulated)
+    if best is None:
+        return None
+    less, simulated = best
+    one = ModeSolution(
+        solved=solved,
+        groups=groups,
+        simulated=simulated,
+        spare=spare,
+        missed=(),
+        router=plainest_router(problem, mode, groups),
+    )
+    if solution_refusals(one, problem):
+        return None
+    return Closest(
+        decision=to_decision(one, problem),
+        requests_per_s=simulated.requests_per_s,
+        change=_traffic_words(less, problem),
+    )
+
+
+def _traffic_words(less: ServeProblem, problem: ServeProblem) -> str:
+    if less.demand.concurrency is not None:
+        return (
+            f"{less.demand.concurrency} requests at a time in place of {problem.demand.concurrency}"
+        )
+    return (
+        f"{floored(less.demand.rate_per_s)} requests/s in place of {problem.demand.rate_per_s:.3g}"
+    )
+
+
+def floored(rate_per_s: float) -> str:
+    """Print a rate in three digits, rounded down: what is printed is served."""
+    digits = 2 - math.floor(math.log10(rate_per_s))
+    return f"{math.floor(rate_per_s * 10.0**digits) / 10.0**digits:.{max(digits, 0)}f}"
+
+
+def solve_relaxations(problem: ServeProblem, closest: Closest | None) -> Iterator[ServeRelaxation]:
+    """Solve again with one constraint relaxed, and yield what then fits."""
+    if closest is not None:
+        yield ServeRelaxation(limit="rate", change=closest.change, decision=closest.decision)
+    yield from _a_little_more(problem)
+    for limit, change, spec in _changes(problem):
+        decision = _solved(spec, problem)
+        if decision is not None:
+            yield ServeRelaxation(limit=limit, change=change, decision=decision)
+    for change, spec in _reachable(problem):
+        decision = _solved(spec, problem)
+        if decision is not None:
+            yield ServeRelaxation(limit="slo", change=change, decision=decision)
+            return
+    for ratio, words in MORE_TIME.items():
+        decision = _solved(_with_slo(problem.spec, ttft=ratio, tpot=ratio), problem)
+        if decision is not None:
+            change = f"{words} the time for every target"
+            yield ServeRelaxation(limit="slo", change=change, decision=decision)
+            return
+
+
+def _a_little_more(problem: ServeProblem) -> Iterator[ServeRelaxation]:
+    """Relax each target by the smallest step of the ladder that makes the traffic fit."""
+    demand, times = problem.demand, {"ttft": "to the first token", "tpot": "per token"}
+    for name, words in times.items():
+        if {"ttft": demand.ttft_s, "tpot": demand.tpot_s}[name] == float("inf"):
+            continue
+        if _moved(problem, name, LADDER_RATIOS[-1]) is None:
+            continue
+        for ratio in LADDER_RATIOS:
+            decision = _moved(problem, name, ratio)
+            if decision is not None:
+                change = f"{format_ratio(ratio, digits=0)} more time {words}"
+                yield ServeRelaxation(limit=name, change=change, decision=decision)
+                break
+
+
+def _moved(problem: ServeProblem, name: str, ratio: float) -> ServeDecision | None:
+    factor = {"ttft": 1.0, "tpot": 1.0, name: 1.0 + ratio}
+    spec = _with_slo(problem.spec, ttft=factor["ttft"], tpot=factor["tpot"])
+    return _solved(spec, problem)
+
+
+def _solved(spec: ServeSpec, problem: ServeProblem) -> ServeDecision | None:
+    serving_pools = tuple(
+        replace(serving_pool, pool=pool)
+        for serving_pool, pool in zip(problem.serving_pools, spec.cluster.pools, strict=True)
+    )
+    other = build_serve_problem(spec, serving_pools, problem.settings, hits=problem.hits)
+    candidates = [
+        one
+        for mode in launchable_modes(other)
+        if (one := solve_goal(other, mode)) and not one.missed and not solution_refusals(one, other)
+    ]
+    best = rank_solutions(candidates, other)
+    return to_decision(best[0], other) if best else None
+
+
+def _changes(problem: ServeProblem) -> Iterator[tuple[str, str, ServeSpec]]:
+    """Yield one relaxed constraint at a time, as limit, words and spec."""
+    spec, goal = problem.spec, problem.spec.goal
+    for pool in spec.cluster.pools:
+        more = pool.model_copy(update={"nodes": pool.nodes + 1})
+        yield "nodes", f"one more node of {pool.name}", _with_pools(spec, {pool.name: more})
+    joined = _with_links(spec)
+    if joined is not None:
+        yield "link", "links of 400 Gbit/s between all pools", joined
+    twice = {
+        pool.name: pool.model_copy(update={"nodes": 2 * pool.nodes}) for pool in spec.cluster.pools
+    }
+    if sum(pool.nodes for pool in spec.cluster.pools) > 1:  # else that is one more node
+        yield "nodes", "twice the nodes of every pool", _with_pools(spec, twice)
+    if goal.traffic.trace is None:
+        yield "context", "prompts and outputs half as long", replace(spec, goal=_halved(goal))
+
+
+def _reachable(problem: ServeProblem) -> Iterator[tuple[str, ServeSpec]]:
+    """Relax targets that a single request misses, further each time, as words and spec."""
+    options, demand = problem.options, problem.demand
+    beyond = {
+        name: (isolated_s, target_s)
+        for name, isolated_s, target_s in (
+            ("ttft", options.slowest_ttft_s, demand.ttft_s),
+            ("tpot", options.slowest_tpot_s, demand.tpot_s),
+        )
+        if target_s < isolated_s < float("inf")
+    }
+    if not beyond:
+        return
+    for room in ROOM_RATIOS:
+        words = " and ".join(
+            f"a {name} of {format_s(room * isolated_s)}" for name, (isolated_s, _) in beyond.items()
+        )
+        factor = {
+            name: room * isolated_s / target_s for name, (isolated_s, target_s) in beyond.items()
+        }
+        yield (
+            words,
+            _with_slo(problem.spec, ttft=factor.get("ttft", 1.0), tpot=factor.get("tpot", 1.0)),
+        )
+
+
+def _with_pools(spec: ServeSpec, changed: dict[str, Pool]) -> ServeSpec:
+    pools = tuple(changed.get(pool.name, pool) for pool in spec.cluster.pools)
+    return replace(spec, cluster=spec.cluster.model_copy(update={"pools": pools}))
+
+
+def _with_slo(spec: ServeSpec, *, ttft: float, tpot: float) -> ServeSpec:
+    slo = Slo(ttft=_scaled(spec.goal.slo.ttft, ttft), tpot=_scaled(spec.goal.slo.tpot, tpot))
+    return replace(spec, goal=spec.goal.model_copy(update={"slo": slo}))
+
+
+def _scaled(targets: Percentiles, factor: float) -> Percentiles:
+    stated = {kind: getattr(targets, kind) for kind in ("mean", "p50", "p90", "p99")}
+    return targets.model_copy(
+        update={kind: factor * limit for kind, limit in stated.items() if limit is not None}
+    )
+
+
+def _halved(goal: ServeGoal) -> ServeGoal:
+    traffic = goal.traffic
+    laws = {
+        name: None if (law := getattr(traffic, name)) is None else _half(law)
+        for name in ("input_tokens", "output_tokens")
+    }
+    return goal.model_copy(update={"traffic": traffic.model_copy(update=laws)})
+
+
+def _half(law: LengthLaw) -> LengthLaw:
+    whole = {name: value for name in ("low", "high") if (value := getattr(law, name)) is not None}
+    changes: dict[str, object] = {name: max(1, value // 2) for name, value in whole.items()}
+    changes["most"] = max(1, law.most // 2)
+    if law.mean is not None:
+        changes["mean"] = max(1.0, 0.5 * law.mean)
+    if law.values is not None:
+        changes["values"] = tuple(max(1, value // 2) for value in law.values)
+    return law.model_copy(update=changes)

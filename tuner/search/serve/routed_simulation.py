@@ -1,0 +1,273 @@
+"""Simulates the traffic on all instances of a mode at once, as its router spreads it.
+
+Large deployments are simulated on a share of their instances, which gets that share of the
+requests: a router with fewer to choose from evens out less, so that waits are not too short. The
+share is small enough that each rank gets the requests it needs (`per_rank`) within all that are
+simulated, where the numbers of instances have such a divisor.
+
+Letters: R requests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.kv_transfer import whole_s
+from tuner.costs.serving.engine import Batching
+from tuner.search.serve.demand import Demand
+from tuner.search.serve.kv_transfers import KvTransfers
+from tuner.search.serve.routers import RouterChoice
+from tuner.search.serve.simulation import (
+    MOST_REQUESTS,
+    Floats,
+    InstanceGroup,
+    Ints,
+    SimulationResult,
+    most_requests,
+    option_step_times,
+    per_rank,
+    prompt_times,
+    sample_rank_requests,
+    to_simulation_result,
+)
+from tuner.serve_plan import Role
+from tuner.simulate.serving.batching import Rules
+from tuner.simulate.serving.client import (
+    ROUNDS,
+    client_observed_ttft_s,
+    engine_client,
+    engine_rules,
+)
+from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.routed import (
+    Instances,
+    PrefillInstances,
+    Routed,
+    Routing,
+    simulate_routed,
+)
+from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.routers import RouterPolicy
+
+MOST_RANKS: Final = 32
+"""Simulated at once, where instances have fewer."""
+
+
+def policy_of(router: RouterChoice, groups: Sequence[InstanceGroup]) -> RouterPolicy:
+    """Return the policy of aggregated or prefill instances: one kind or several."""
+    own = [group for group in groups if group.option.role is not Role.DECODE]
+    return router.policy if len(own) == 1 else router.mixed_policy
+
+
+def simulate_routed_mode(
+    groups: Sequence[InstanceGroup],
+    *,
+    router: RouterChoice,
+    kv_transfers: KvTransfers,
+    goal: ServeGoal,
+    demand: Demand,
+) -> SimulationResult:
+    """Simulate instances behind their router.
+
+    Args:
+        groups: equal instances each, aggregated ones or prefill and decode ones.
+        router: how requests are spread.
+        kv_transfers: paths and refusals of pairs of options.
+        goal: with targets and traffic.
+        demand: the traffic in numbers.
+    """
+    serving = [group for group in groups if group.option.role is not Role.PREFILL]
+    prefilling = [group for group in groups if group.option.role is Role.PREFILL]
+    is_open = demand.concurrency is None
+    every = _part(
+        groups,
+        ranks=sum(group.ranks for group in serving),
+        num_requests=_open_requests(serving, prefilling, 1, goal) if is_open else 0,
+    )
+    requests = _requests(serving, every=every, prefilling=prefilling, goal=goal, demand=demand)
+    routed = simulate_routed(
+        requests,
+        kinds=[
+            _instances(group, requests, every, is_disaggregated=bool(prefilling))
+            for group in serving
+        ],
+        prefills=[
+            _prefills(group, serving, requests, every, kv_transfers=kv_transfers, demand=demand)
+            for group in prefilling
+        ],
+        routing=Routing(
+            policy=policy_of(router, groups),
+            decode_policy=router.decode_policy or RouterPolicy.LEAST_REQUESTS,
+            holds_prefill=router.holds_prefill,
+            # Hits of recorded prompts were counted under the router already.
+            has_sessions=router.has_sessions and demand.cached_N is None,
+        ),
+        concurrency=_concurrency(demand, every),
+    )
+    rate = demand.rate_per_s
+    if demand.concurrency is not None:
+        span_s = float(routed.served.end_s_R.max() - routed.served.arrival_s_R.min())
+        rate = every * len(routed.served.end_s_R) / max(span_s, 1e-9)
+    ttft_s_R, tpot_s_R = _seen(routed, serving, every)
+    return to_simulation_result(
+        ttft_s_R,
+        tpot_s_R,
+        goal=goal,
+        rate=rate,
+        tokens=rate * float(routed.served.output_R.mean()),
+    )
+
+
+def _part(groups: Sequence[InstanceGroup], *, ranks: int, num_requests: int) -> int:
+    """Return the divisor of all counts by which ranks and requests become few enough.
+
+    Two instances of every kind are left, among which the router chooses.
+    """
+    fewest = min(group.count for group in groups)
+    divisors = [
+        every
+        for every in range(1, max(fewest // 2, 1) + 1)
+        if all(group.count % every == 0 for group in groups)
+    ]
+    by_ranks = max(every for every in divisors if every <= max(-(-ranks // MOST_RANKS), 1))
+    wanted = -(-num_requests // MOST_REQUESTS)
+    by_requests = next((every for every in divisors if every >= wanted), divisors[-1])
+    return max(by_ranks, by_requests)
+
+
+def _concurrency(demand: Demand, every: int) -> int:
+    return max(1, (demand.concurrency or 1) // every)
+
+
+def _requests(
+    serving: Sequence[InstanceGroup],
+    *,
+    every: int,
+    prefilling: Sequence[InstanceGroup],
+    goal: ServeGoal,
+    demand: Demand,
+) -> Requests:
+    """Draw what the simulated instances get: of the rank with the fewest as many as elsewhere."""
+    count = _open_requests(serving, prefilling, every, goal)
+    if demand.concurrency is not None:
+        count = ROUNDS * _concurrency(demand, every)
+    return sample_rank_requests(
+        goal,
+        # A prefill worker's seconds know what the cache holds.
+        replace(demand, computed_tokens=demand.input_tokens, cached_N=None)
+        if prefilling
+        else demand,
+        count=min(most_requests(goal), count),
+        every=every,
+        most_tokens=min(group.option.kv_tokens for group in serving),
+    )
+
+
+def _open_requests(
+    serving: Sequence[InstanceGroup],
+    prefilling: Sequence[InstanceGroup],
+    every: int,
+    goal: ServeGoal,
+) -> int:
+    """Return the requests of an open load of which every rank gets enough."""
+    least = min(_least_share(groups, every) for groups in (serving, prefilling))
+    return round(per_rank(goal) / least)
+
+
+def _least_share(groups: Sequence[InstanceGroup], every: int) -> float:
+    """Return the share of a role's requests that the rank with the fewest gets; 1 without any."""
+    total = sum(group.count // every * group.option.rate_per_s for group in groups)
+    return min(
+        (group.option.rate_per_s / group.option.degrees.attention_data / total for group in groups),
+        default=1.0,
+    )
+
+
+def _instances(
+    group: InstanceGroup, requests: Requests, every: int, *, is_disaggregated: bool
+) -> Instances:
+    option = group.option
+    if is_disaggregated:
+        rules = Rules(
+            batching=Batching.CHUNKED,
+            step_tokens=option.running + 1,
+            kv_tokens=option.kv_tokens,
+            most_running=option.running,
+            reserves_output=False,
+            preempts=False,
+        )
+    else:
+        rules = engine_rules(
+            option.iteration.engine,
+            step_tokens=option.step_tokens,
+            kv_tokens=option.kv_tokens,
+            most_running=option.running,
+            is_chunked=option.is_chunked,
+        )
+    return Instances(
+        count=group.count // every,
+        ranks=option.degrees.attention_data,
+        times=option_step_times(
+            option,
+            requests,
+            most_tokens=option.running + (1 if is_disaggregated else option.step_tokens),
+            most_running=option.running,
+        ),
+        rules=rules,
+        weight=float(option.running * option.degrees.attention_data),
+    )
+
+
+def _prefills(
+    group: InstanceGroup,
+    serving: Sequence[InstanceGroup],
+    requests: Requests,
+    every: int,
+    *,
+    kv_transfers: KvTransfers,
+    demand: Demand,
+) -> PrefillInstances:
+    option = group.option
+    paths = [
+        (
+            kv_transfers.moved(option, other.option).peak_rank / kv_transfers.tokens,
+            kv_transfers.path(option, other.option),
+        )
+        for other in serving
+    ]
+    uncached = replace(demand, computed_tokens=demand.input_tokens)
+    return PrefillInstances(
+        count=group.count // every,
+        ranks=option.degrees.attention_data,
+        prompt_s=prompt_times(option, demand, requests),
+        whole_prompt_s=prompt_times(option, uncached, requests),
+        kv_transfer_s_by_kind=[
+            lambda tokens, each=each, path=path: whole_s(each * tokens, path=path)  # type: ignore[misc]  # bound early
+            for each, path in paths
+        ],
+        weight=float(option.running * option.degrees.attention_data),
+        slot_ratio=option.iteration.slot_ratio,
+    )
+
+
+def _seen(routed: Routed, serving: Sequence[InstanceGroup], every: int) -> tuple[Floats, Floats]:
+    """What clients see of each kind of instances, of all kinds together."""
+    kind_of = np.repeat(np.arange(len(serving)), [group.count // every for group in serving])
+    ttft, tpot = [], []
+    for number, group in enumerate(serving):
+        own: Ints = np.flatnonzero(kind_of[routed.place_R] == number)
+        if not len(own):
+            continue
+        part = Served(
+            arrival_s_R=routed.served.arrival_s_R[own],
+            first_token_s_R=routed.served.first_token_s_R[own],
+            end_s_R=routed.served.end_s_R[own],
+            output_R=routed.served.output_R[own],
+        )
+        ttft.append(
+            client_observed_ttft_s(part, client=engine_client(group.option.iteration.engine))
+        )
+        tpot.append(part.tpot_s_R)
+    return np.concatenate(ttft), np.concatenate(tpot)

@@ -1,0 +1,212 @@
+"""The router as part of the decision: which policy each mode is planned with.
+
+    one kind of instances      round robin, which every router has; where bursts queue too long,
+                               the least loaded instance
+    several kinds              by load over what each may run at once; where the stack's router has
+                               no weights, by load alone, simulated as such
+    disaggregated              the least loaded, of each role
+    prefixes of sessions       cache-aware where the stack has it; elsewhere a returning session
+                               finds its prefix on one instance of n, so that 1 / n of the hits are
+                               left
+
+A policy must be one of every stack that the spec names (`emit`), with every engine of its pools.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.search.serve.program import ROLES
+from tuner.serve_plan import Role, ServeRouter
+from tuner.spec.cluster import Pool
+from tuner.spec.serving.goal import Mode, ServeGoal
+from tuner.spec.serving.manifests.registry import engine_manifest, releases_by_pool
+from tuner.spec.serving.manifests.routers import (
+    RouterCapabilities,
+    router_stacks,
+    router_with,
+)
+from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
+
+MOST_KINDS: Final = 3
+"""Of instances in one role where the router follows load."""
+ROUTED: Final[frozenset[Mode]] = frozenset({"aggregated", "disaggregated"})
+"""Modes whose routing is planned; instances of the others are of one kind, served round robin."""
+_BY_LOAD: Final = (
+    RouterPolicy.LEAST_REQUESTS,
+    RouterPolicy.POWER_OF_TWO,
+    RouterPolicy.ROUND_ROBIN,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterChoice:
+    """How requests are spread over the instances of a mode."""
+
+    policy: RouterPolicy
+    """Of one kind of aggregated or prefill instances."""
+    mixed_policy: RouterPolicy
+    """Of several kinds of them."""
+    decode_policy: RouterPolicy | None = None
+    """Of decode instances; None: there are none."""
+    holds_prefill: bool = False
+    """A request counts on its prefill instance until it ends."""
+    has_sessions: bool = False
+    """Prefixes lie on the instance of a session's request before."""
+    most_kinds: int = 1
+
+
+def router_choices(
+    goal: ServeGoal, targets: Iterable[str], mode: Mode, *, pools: tuple[Pool, ...] = ()
+) -> tuple[RouterChoice, ...]:
+    """Return the router choices that a mode is planned with, the simplest first.
+
+    Args:
+        goal: with its engines and prefixes.
+        targets: that the spec names.
+        mode: to solve.
+        pools: of the cluster; empty: the goal's engine on NVIDIA devices.
+
+    Raises:
+        UnknownTargetError: an engine does not serve on a pool.
+    """
+    stacks = stack_routers(goal, targets, pools)
+    is_disaggregated = Role.PREFILL in ROLES[mode]
+    keeps = has_sessions(goal) and _have(
+        stacks, RouterPolicy.CACHE_AWARE, is_disaggregated=is_disaggregated
+    )
+    if mode not in ROUTED:
+        # Simulated round robin; every prefix is a hit.
+        plain = RouterPolicy.CACHE_AWARE if keeps else RouterPolicy.ROUND_ROBIN
+        decode = RouterPolicy.ROUND_ROBIN if is_disaggregated else None
+        return (RouterChoice(policy=plain, mixed_policy=plain, decode_policy=decode),)
+    load = (
+        RouterPolicy.CACHE_AWARE
+        if keeps
+        else _first(stacks, _BY_LOAD, is_disaggregated=is_disaggregated)
+    )
+    mixed = load
+    if not keeps and _have(
+        stacks, RouterPolicy.WEIGHTED_LEAST_REQUESTS, is_disaggregated=is_disaggregated
+    ):
+        mixed = RouterPolicy.WEIGHTED_LEAST_REQUESTS
+    plain = load if is_disaggregated or keeps else RouterPolicy.ROUND_ROBIN
+    by_load = RouterChoice(
+        policy=load,
+        mixed_policy=mixed,
+        decode_policy=_decode(stacks, load) if is_disaggregated else None,
+        holds_prefill=any(one.holds_prefill for stack in stacks for one in stack[:1])
+        and is_disaggregated,
+        has_sessions=keeps,
+        most_kinds=MOST_KINDS,
+    )
+    one_kind = RouterChoice(
+        policy=plain,
+        mixed_policy=plain,
+        decode_policy=by_load.decode_policy,
+        holds_prefill=by_load.holds_prefill,
+        has_sessions=keeps,
+    )
+    return (one_kind, by_load)
+
+
+def has_sessions(goal: ServeGoal) -> bool:
+    """Whether prefixes lie on single instances."""
+    return goal.traffic.prefix_hit > 0.0 and goal.traffic.prefix_scope == "session"
+
+
+def stack_routers(
+    goal: ServeGoal, targets: Iterable[str], pools: tuple[Pool, ...]
+) -> tuple[tuple[RouterCapabilities, ...], ...]:
+    """Return the routers of every stack that the pools may be served by, as `router_choices`."""
+    choices = releases_by_pool(goal, pools).values() if pools else (engine_manifest(goal.engine),)
+    return router_stacks(choices, targets)
+
+
+def loses_prefixes(
+    goal: ServeGoal, targets: Iterable[str], mode: Mode, *, pools: tuple[Pool, ...] = ()
+) -> bool:
+    """Whether prefixes lie on single instances and no router of the stack looks for them."""
+    stacks = stack_routers(goal, targets, pools)
+    is_disaggregated = Role.PREFILL in ROLES[mode]
+    return has_sessions(goal) and not _have(
+        stacks, RouterPolicy.CACHE_AWARE, is_disaggregated=is_disaggregated
+    )
+
+
+def to_serve_router(
+    choice: RouterChoice,
+    goal: ServeGoal,
+    *islands: Sequence[tuple[Role, int]],
+    is_counted: bool = False,
+) -> ServeRouter | None:
+    """Return the router of a decision; None where it has no choice.
+
+    Args:
+        choice: of the solution.
+        goal: with the prefixes.
+        islands: of each, role and number of each kind of its instances.
+        is_counted: hits were counted of recorded prompts, at the router's default threshold; else a
+            prefix is followed from half its length on, or from there.
+    """
+    kinds = [_first_counts(groups) for groups in islands]
+    first = max(sum(own) for own in kinds)
+    last = max(
+        sum(count for _, count in groups) - sum(own)
+        for groups, own in zip(islands, kinds, strict=True)
+    )
+    if first <= 1 and last <= 1:
+        return None
+    # Some routers refuse to choose from one, and none needs to.
+    policy = choice.policy if max(map(len, kinds)) == 1 else choice.mixed_policy
+    policy = policy if first > 1 else RouterPolicy.ROUND_ROBIN
+    decode = choice.decode_policy if last > 1 else RouterPolicy.ROUND_ROBIN
+    threshold = None
+    if policy is RouterPolicy.CACHE_AWARE:
+        half = CACHE_THRESHOLD if is_counted else goal.traffic.prefix_hit / 2.0
+        threshold = round(min(CACHE_THRESHOLD, half), 2)
+    return ServeRouter(
+        policy=policy,
+        decode_policy=decode if last else None,
+        cache_threshold=threshold,
+    )
+
+
+def _first_counts(groups: Sequence[tuple[Role, int]]) -> list[int]:
+    """Return the numbers of the instances that requests go to first, by kind."""
+    prefill = [count for role, count in groups if role is Role.PREFILL]
+    return prefill or [count for role, count in groups if role is not Role.DECODE]
+
+
+def _decode(
+    stacks: Iterable[tuple[RouterCapabilities, ...]], prefill: RouterPolicy
+) -> RouterPolicy:
+    """Return the policy of decode instances beside that of prefill."""
+    stacks = tuple(stacks)
+    if any(stack[0].one_policy for stack in stacks):
+        return prefill
+    shared = prefill is RouterPolicy.CACHE_AWARE and any(stack[0].threshold for stack in stacks)
+    return _first(stacks, _BY_LOAD[1:] if shared else _BY_LOAD, is_disaggregated=True)
+
+
+def _have(
+    stacks: Iterable[tuple[RouterCapabilities, ...]],
+    policy: RouterPolicy,
+    *,
+    is_disaggregated: bool,
+) -> bool:
+    return all(
+        router_with(stack, policy, is_disaggregated=is_disaggregated) is not None
+        for stack in stacks
+    )
+
+
+def _first(
+    stacks: Iterable[tuple[RouterCapabilities, ...]],
+    policies: Iterable[RouterPolicy],
+    *,
+    is_disaggregated: bool,
+) -> RouterPolicy:
+    stacks = tuple(stacks)
+    choices = (one for one in policies if _have(stacks, one, is_disaggregated=is_disaggregated))
+    return next(choices, RouterPolicy.ROUND_ROBIN)

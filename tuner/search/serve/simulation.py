@@ -1,0 +1,432 @@
+"""Simulates the traffic on chosen instances and returns the latencies.
+
+Requests go to instances of a group round robin, in proportion to the capacity of each group; ranks
+of a group are identical, so where they are aggregated one is simulated and stands for the others;
+where a closed loop takes sessions of a trace, a rank gets whole ones, their turns in order.
+Disaggregated instances are simulated whole. Engines fill their steps, and clients
+see tokens, by the rules of tuner/simulate/serving/client.py, which the backtest uses too.
+
+Lengths are drawn once from every quantile of their laws and shuffled, so that few requests have the
+mean and the tail of many.
+
+Letters: R requests.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.costs.kv_transfer import whole_s
+from tuner.search.serve.demand import Demand
+from tuner.search.serve.kv_transfers import KvTransfers
+from tuner.search.serve.options import Option
+from tuner.serve_plan import Latency
+from tuner.simulate.serving.batching import simulate
+from tuner.simulate.serving.client import (
+    DELAY_S,
+    ROUNDS,
+    client_observed_ttft_s,
+    engine_client,
+    engine_rules,
+    prefill_step_seconds,
+)
+from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated
+from tuner.simulate.serving.load import Requests, Served
+from tuner.simulate.serving.steps import StepTimes, step_times
+from tuner.spec.serving.goal import Percentiles, ServeGoal, Slo
+from tuner.spec.serving.lengths import LengthKind, LengthLaw, quantile_tokens
+from tuner.spec.serving.requests import sample_requests
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+PER_RANK: Final = 200
+"""Requests that a rank serves, at least; a closed loop simulates ten rounds."""
+LONG_PER_RANK: Final = 2500
+"""The same where the goal is the highest rate: near what instances can serve queues
+grow for long before they show."""
+MOST_REQUESTS: Final = 20_000
+LONG_MOST_REQUESTS: Final = 60_000
+"""The same where the most requests a second are looked for, of deployments that have no smaller
+share: 24 ranks get all of theirs, 72 a third."""
+MOST_SPREAD: Final = 5000
+"""Requests whose lengths are spread over quantiles; more hold the tail by themselves."""
+SEED: Final = 20_251
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstanceGroup:
+    """Equal instances."""
+
+    option: Option
+    count: int
+    island: str = ""
+    """Behind whose router; empty where there is one."""
+
+    @property
+    def ranks(self) -> int:
+        """Attention-data ranks of all of them."""
+        return self.count * self.option.degrees.attention_data
+
+    @property
+    def rate_per_s(self) -> float:
+        """Of all of them."""
+        return self.count * self.option.rate_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SimulationResult:
+    """Latencies and rates of the simulated requests."""
+
+    ttft_s_R: Floats
+    tpot_s_R: Floats
+    requests_per_s: float
+    """Served in the long run: all that come, where arrivals are open and capacity suffices."""
+    output_tokens_per_s: float
+    met_ratio: float
+    """Share of requests inside every target that is stated for a percentile."""
+
+    def meets(self, slo: Slo) -> bool:
+        """Whether every target holds."""
+        return not self.missed(slo)
+
+    def missed(self, slo: Slo) -> tuple[str, ...]:
+        """Targets that do not hold, by name, e.g. `ttft p90`."""
+        return tuple(
+            f"{name} {kind}"
+            for name, targets, values in (
+                ("ttft", slo.ttft, self.ttft_s_R),
+                ("tpot", slo.tpot, self.tpot_s_R),
+            )
+            for kind, limit in _stated_limits(targets)
+            if len(values) and _statistic(values, kind) > limit
+        )
+
+
+def per_rank(goal: ServeGoal) -> int:
+    """Return the requests that a rank serves in an open simulation, at least."""
+    return LONG_PER_RANK if goal.objective == "rate" else PER_RANK
+
+
+def most_requests(goal: ServeGoal) -> int:
+    """Return the requests of all ranks in one simulation, at most."""
+    return LONG_MOST_REQUESTS if goal.objective == "rate" else MOST_REQUESTS
+
+
+def latency_of(values: Floats) -> Latency:
+    """Summarise a time over requests."""
+    if not len(values):
+        return Latency(mean=0.0, p50=0.0, p90=0.0, p99=0.0)
+    return Latency(**{kind: _statistic(values, kind) for kind in ("mean", "p50", "p90", "p99")})
+
+
+def simulate_aggregated_mode(
+    groups: Sequence[InstanceGroup], *, goal: ServeGoal, demand: Demand
+) -> SimulationResult:
+    """Simulate aggregated instances."""
+    total = sum(group.rate_per_s for group in groups)
+    parts = []
+    for group in groups:
+        share = group.rate_per_s / total
+        parts.append(_simulate_aggregated_rank(group, share=share, goal=goal, demand=demand))
+    return mix_results(parts, goal=goal, weights=[group.rate_per_s / total for group in groups])
+
+
+def simulate_rank(
+    option: Option, requests: Requests, *, most_running: int, concurrency: int
+) -> Served:
+    """Simulate requests on one rank that both prefills and decodes."""
+    return simulate(
+        requests,
+        times=option_step_times(
+            option,
+            requests,
+            most_tokens=option.step_tokens + most_running,
+            most_running=most_running,
+        ),
+        rules=engine_rules(
+            option.iteration.engine,
+            step_tokens=option.step_tokens,
+            kv_tokens=option.kv_tokens,
+            most_running=most_running,
+            is_chunked=option.is_chunked,
+        ),
+        concurrency=concurrency,
+    )
+
+
+def _simulate_aggregated_rank(
+    group: InstanceGroup, *, share: float, goal: ServeGoal, demand: Demand
+) -> SimulationResult:
+    option = group.option
+    ranks = group.ranks
+    concurrency = 1
+    if demand.concurrency is not None:
+        concurrency = max(1, -(-int(demand.concurrency * share) // ranks))
+    count = per_rank(goal)
+    if demand.concurrency is not None:
+        count = min(ROUNDS * concurrency, max(MOST_REQUESTS, concurrency))
+    requests = sample_rank_requests(
+        goal,
+        demand,
+        count=count,
+        every=max(1, round(ranks / share)),
+        most_tokens=option.kv_tokens,
+    )
+    most = min(option.running, concurrency) if demand.concurrency else option.running
+    served = simulate_rank(option, requests, most_running=most, concurrency=concurrency)
+    rate = share * demand.rate_per_s
+    if demand.concurrency is not None:
+        span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
+        rate = ranks * len(served.end_s_R) / max(span_s, 1e-9)
+    return to_simulation_result(
+        client_observed_ttft_s(served, client=engine_client(option.iteration.engine)),
+        served.tpot_s_R,
+        goal=goal,
+        rate=rate,
+        tokens=rate * float(served.output_R.mean()),
+    )
+
+
+def simulate_disaggregated_mode(
+    prefill: InstanceGroup,
+    decode: InstanceGroup,
+    *,
+    kv_transfers: KvTransfers,
+    goal: ServeGoal,
+    demand: Demand,
+) -> SimulationResult:
+    """Simulate prefill and decode instances.
+
+    Args:
+        prefill: groups of one kind.
+        decode: the same.
+        kv_transfers: paths and refusals of pairs of options.
+        goal: with targets and traffic.
+        demand: the traffic in numbers.
+    """
+    concurrency = demand.concurrency or 0
+    count = max(prefill.ranks, decode.ranks) * per_rank(goal)
+    if concurrency:
+        count = ROUNDS * concurrency
+    requests = sample_rank_requests(
+        goal,
+        replace(demand, computed_tokens=demand.input_tokens, cached_N=None),
+        count=min(most_requests(goal), count),
+        every=1,
+        most_tokens=decode.option.kv_tokens,
+    )
+    served = simulate_disaggregated(
+        requests,
+        stations=build_stations(prefill, decode, kv_transfers, demand, requests),
+        concurrency=concurrency,
+    )
+    rate = demand.rate_per_s
+    if concurrency:
+        span_s = float(served.end_s_R.max() - served.arrival_s_R.min())
+        rate = len(served.end_s_R) / max(span_s, 1e-9)
+    return to_simulation_result(
+        client_observed_ttft_s(served, client=engine_client(decode.option.iteration.engine)),
+        served.tpot_s_R,
+        goal=goal,
+        rate=rate,
+        tokens=rate * float(served.output_R.mean()),
+    )
+
+
+def build_stations(
+    prefill: InstanceGroup,
+    decode: InstanceGroup,
+    kv_transfers: KvTransfers,
+    demand: Demand,
+    requests: Requests,
+) -> Stations:
+    """Price both sides and the KV transfer between them."""
+    path = kv_transfers.path(prefill.option, decode.option)
+    each = kv_transfers.moved(prefill.option, decode.option).peak_rank / kv_transfers.tokens
+    return Stations(
+        prefill_workers=prefill.count,
+        prefill_ranks=prefill.option.degrees.attention_data,
+        prompt_s=prompt_times(prefill.option, demand, requests),
+        prefill_slot_ratio=prefill.option.iteration.slot_ratio,
+        kv_transfer_s=lambda tokens: whole_s(each * tokens, path=path),
+        decode_ranks=decode.ranks,
+        decode=option_step_times(
+            decode.option,
+            requests,
+            most_tokens=decode.option.running + 1,
+            most_running=decode.option.running,
+        ),
+        kv_tokens=decode.option.kv_tokens,
+        most_running=decode.option.running,
+    )
+
+
+def prompt_times(option: Option, demand: Demand, requests: Requests) -> Callable[[int, int], float]:
+    """Return the seconds of a prefill step by its longest prompt and its busy ranks."""
+    longest = int(requests.input_R.max())
+    most = min(option.step_tokens, longest)
+    all_busy, one_busy = (
+        step_times(iteration, most_tokens=most, most_sequences=2, longest=longest)
+        for iteration in (option.iteration, replace(option.iteration, busy_ratio=0.0))
+    )
+    return prefill_step_seconds(
+        all_busy,
+        one_busy,
+        ranks=option.degrees.attention_data,
+        step_tokens=most,
+        computed_ratio=demand.computed_tokens / demand.input_tokens,
+    )
+
+
+def sample_rank_requests(
+    goal: ServeGoal, demand: Demand, *, count: int, every: int, most_tokens: float
+) -> Requests:
+    """Draw the requests of one rank of several.
+
+    Args:
+        goal: with its traffic.
+        demand: the same in numbers.
+        count: of the rank.
+        every: ranks that share the traffic.
+        most_tokens: that one of them has room for, which no request exceeds.
+    """
+    rng = np.random.default_rng(SEED)
+    most = int(min(demand.most_tokens, most_tokens))
+    is_closed = demand.concurrency is not None
+    whole = min(MOST_REQUESTS * 50, count * every)
+    drawn = sample_requests(goal.traffic, count=count if is_closed else whole, rng=rng)
+    own_R = np.arange(0, len(drawn.input_tokens_N), 1 if is_closed else every)
+    after_R = None
+    if drawn.after_N is not None and whole > count:
+        # Sessions are taken whole, and those of all ranks are needed to leave so many of one.
+        drawn = sample_requests(goal.traffic, count=whole, rng=rng)
+    if drawn.after_N is not None:
+        own_R = own_sessions(drawn.after_N, every=every)[:count]
+        after_R = np.searchsorted(own_R, drawn.after_N[own_R])
+        after_R[drawn.after_N[own_R] < 0] = -1
+    inputs, outputs = clip_lengths(
+        *_spread(goal, drawn.input_tokens_N[own_R], drawn.output_tokens_N[own_R], rng=rng),
+        most=most,
+    )
+    cached = np.rint(inputs * (1.0 - demand.computed_tokens / demand.input_tokens))
+    if demand.cached_N is not None and (goal.traffic.is_replayed or drawn.after_N is not None):
+        known = own_R < len(demand.cached_N)
+        cached[known] = demand.cached_N[own_R[known]]
+    return Requests(
+        input_R=inputs,
+        output_R=outputs,
+        arrival_s_R=None if drawn.arrival_s_N is None else drawn.arrival_s_N[own_R],
+        delay_s_R=rng.exponential(DELAY_S, len(inputs)) if is_closed else None,
+        cached_R=np.minimum(cached, inputs - 1).astype(np.int64) if cached.any() else None,
+        after_R=after_R,
+    )
+
+
+def own_sessions(after_N: Ints, *, every: int) -> Ints:
+    """Return the requests of every so-manyth session, in order.
+
+    Args:
+        after_N: the request that each is the next turn of, -1: of none.
+        every: ranks that share the sessions, each of which stays on one.
+    """
+    session = np.empty_like(after_N)
+    begun = 0
+    for request, before in enumerate(after_N.tolist()):
+        session[request] = begun if before < 0 else session[before]
+        begun += before < 0
+    return np.flatnonzero(session % every == 0)
+
+
+def _spread(
+    goal: ServeGoal, inputs: Ints, outputs: Ints, *, rng: np.random.Generator
+) -> tuple[Ints, Ints]:
+    """Replace what was drawn from a law by its quantiles, shuffled; pairs of a trace stay."""
+    own = goal.traffic
+    return _quantiles(own.input_tokens, inputs, rng=rng), _quantiles(
+        own.output_tokens, outputs, rng=rng
+    )
+
+
+def _quantiles(law: LengthLaw | None, drawn: Ints, *, rng: np.random.Generator) -> Ints:
+    if law is None or law.kind is LengthKind.EMPIRICAL or len(drawn) > MOST_SPREAD:
+        return drawn
+    count = len(drawn)
+    values = [quantile_tokens(law, ratio=(place + 0.5) / count) for place in range(count)]
+    return rng.permutation(np.maximum(np.rint(values), 1).astype(np.int64))
+
+
+def clip_lengths(inputs: Ints, outputs: Ints, *, most: int) -> tuple[Ints, Ints]:
+    """Clip lengths to what a rank takes."""
+    whole = np.clip(inputs, 1, most - 1)
+    return whole, np.clip(outputs, 1, most - whole)
+
+
+def option_step_times(
+    option: Option, requests: Requests, *, most_tokens: int, most_running: int
+) -> StepTimes:
+    """Lay out the seconds of an option's steps for requests."""
+    return step_times(
+        option.iteration,
+        most_tokens=most_tokens,
+        most_sequences=max(most_running, 2),
+        longest=int(requests.input_R.max() + requests.output_R.max()) + 1,
+    )
+
+
+def to_simulation_result(
+    ttft_s_R: Floats, tpot_s_R: Floats, *, goal: ServeGoal, rate: float, tokens: float
+) -> SimulationResult:
+    """Summarise served requests."""
+    met = np.ones(len(ttft_s_R), dtype=bool)
+    limits = [limit for _, limit in _stated_limits(goal.slo.ttft)]
+    if limits:
+        met &= ttft_s_R <= max(limits)
+    slow = [limit for _, limit in _stated_limits(goal.slo.tpot)]
+    tpot_met = float((tpot_s_R <= max(slow)).mean()) if slow and len(tpot_s_R) else 1.0
+    return SimulationResult(
+        ttft_s_R=ttft_s_R,
+        tpot_s_R=tpot_s_R,
+        requests_per_s=rate,
+        output_tokens_per_s=tokens,
+        met_ratio=float(met.mean()) * tpot_met,
+    )
+
+
+def mix_results(
+    parts: Sequence[SimulationResult], *, goal: ServeGoal, weights: Sequence[float]
+) -> SimulationResult:
+    """Mix groups by the share of requests that each serves."""
+    if len(parts) == 1:
+        return parts[0]
+    most = max(len(part.ttft_s_R) for part in parts)
+    ttft, tpot = [], []
+    for part, weight in zip(parts, weights, strict=True):
+        number = max(1, round(most * weight))
+        at = (np.arange(number) + 0.5) / number
+        ttft.append(np.quantile(part.ttft_s_R, at))
+        tpot.append(np.quantile(part.tpot_s_R, at) if len(part.tpot_s_R) else np.zeros(0))
+    return to_simulation_result(
+        np.concatenate(ttft),
+        np.concatenate(tpot),
+        goal=goal,
+        rate=sum(part.requests_per_s for part in parts),
+        tokens=sum(part.output_tokens_per_s for part in parts),
+    )
+
+
+def _stated_limits(targets: Percentiles) -> list[tuple[str, float]]:
+    return [
+        (kind, limit)
+        for kind in ("mean", "p50", "p90", "p99")
+        if (limit := getattr(targets, kind)) is not None
+    ]
+
+
+def _statistic(values: Floats, kind: str) -> float:
+    if kind == "mean":
+        return float(values.mean())
+    return float(np.quantile(values, int(kind[1:]) / 100.0))

@@ -1,0 +1,718 @@
+"""Solves one mode: an integer program chooses instances, a simulation adds spare capacity.
+
+A mode is one problem, or where long prompts are offloaded one for each length threshold, of which
+the one with the least objective that meets the targets counts (remote_prefill.py). The bound of
+several problems is the least of theirs, at the goal's own spare capacity: no threshold of the grid
+and no instances do better, whatever queueing requires on top.
+
+Instances of a role are of one kind where requests are spread round robin. Where the stack's router
+follows load (routers.py), the program may use several kinds too, if these would cost less before
+queueing, and they are simulated behind that router.
+
+Where queueing breaks a target, the program is solved with more spare capacity until it holds: of
+prefill instances where only TTFT is missed, of the others where TPOT is; bisection then finds the
+least of both that suffices. As an alternative, instances whose own latency is close to the target
+are left out, in case fast ones need less spare capacity.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, get_args
+
+from solvers.result import Status
+from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.search.serve.afd_options import PricedAfdUnits
+from tuner.search.serve.demand import Demand, PrefixHits, build_demand, with_hits
+from tuner.search.serve.instances import goal_formats
+from tuner.search.serve.islands import island_layouts, island_shares, prefixes_kept
+from tuner.search.serve.kv_transfers import KvTransfers, build_kv_transfers
+from tuner.search.serve.launchable import (
+    launchable_afd_options,
+    launchable_options,
+    release_refuses,
+)
+from tuner.search.serve.mode_simulation import simulate_mode
+from tuner.search.serve.multiplexing import multiplexed_options
+from tuner.search.serve.options import Options, ServingPool
+from tuner.search.serve.program import (
+    BOUND_TOLERANCE,
+    ROLES,
+    Solved,
+    Spare,
+    build_program,
+    serving_instances,
+    solve_program,
+)
+from tuner.search.serve.recorded_loads import expert_loads
+from tuner.search.serve.remote_prefill import LengthThreshold, length_thresholds, offload_options
+from tuner.search.serve.routers import (
+    ROUTED,
+    RouterChoice,
+    has_sessions,
+    loses_prefixes,
+    router_choices,
+)
+from tuner.search.serve.simulation import InstanceGroup, SimulationResult, mix_results
+from tuner.serve_plan import Role
+from tuner.spec.serving.goal import Mode
+from tuner.spec.serving.manifests.registry import modes_on
+from tuner.spec.serving.read import ServeSpec
+
+PRICED_ROLES: Final[Mapping[Mode, tuple[Role, ...]]] = {
+    "aggregated": (Role.AGGREGATED,),
+    "disaggregated": (Role.PREFILL, Role.DECODE),
+    "attention_expert": (Role.PREFILL,),
+    "shared_device": (Role.AGGREGATED, Role.DECODE),
+    "prefill_offload": (Role.PREFILL, Role.AGGREGATED),
+}
+"""Roles whose instance options a mode is made of."""
+MOST_SPARE: Final = 4.0
+"""Share of the traffic's rate that is tried as spare capacity at most."""
+FIRST_SPARE: Final = 0.25
+TIGHTER_RATIOS: Final = (0.7, 0.45)
+"""Of a target that queueing breaks: the largest share that an instance's own latency may take."""
+MOST_SIMULATED: Final = 3
+"""Thresholds of a mode that are simulated: the best by their programs."""
+PREFIX_ROUNDS: Final = 4
+"""Times that hits are lowered by the number of instances; the last time to none."""
+KEPT_TOLERANCE: Final = 0.02
+"""Of the hits that are left, within which they agree with the instances."""
+HIT_DIGITS: Final = 4
+"""Of the share of prompt tokens in prefix caches that a plan states."""
+SPARE_STEPS: Final = 4
+"""Halvings of the interval in which the least spare capacity lies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Limits of the search."""
+
+    time_limit_s: float = 60.0
+    clock: Callable[[], float] = time.perf_counter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModeSolution:
+    """The chosen instances of one mode, and how they were simulated."""
+
+    solved: Solved
+    groups: tuple[InstanceGroup, ...]
+    simulated: SimulationResult
+    spare: Spare
+    missed: tuple[str, ...]
+    threshold: LengthThreshold | None = None
+    """Where long prompts are prefilled on another pool."""
+    bound: float = 0.0
+    """Least objective of the mode's programs at the goal's own spare capacity, as proven."""
+    missed_without_spare: tuple[str, ...] = ()
+    """Targets missed at the goal's own spare capacity, for which more was added."""
+    router: RouterChoice
+    """How requests are spread."""
+    covered_kinds: int = 1
+    """Of instances in one role that the bound holds for."""
+    prefix_hit: float | None = None
+    """Share of prompts in the prefix cache, where a router looks for none; None: as stated."""
+    rate_per_s: float | None = None
+    """The most requests a second at which the targets hold, where that is the goal."""
+
+    @property
+    def objective(self) -> float:
+        """Of the program; seconds per request that is served, where their rate is the goal."""
+        return self.solved.outcome.objective if self.rate_per_s is None else 1.0 / self.rate_per_s
+
+    @property
+    def mode(self) -> Mode:
+        """That was solved."""
+        return self.solved.program.mode
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """Of all instances; None where a pool has no price."""
+        prices = [group.option.serving_pool.pool.price_per_device_hour for group in self.groups]
+        if any(price is None for price in prices):
+            return None
+        return sum(
+            group.count * group.option.devices * (price or 0.0)
+            for group, price in zip(self.groups, prices, strict=True)
+        )
+
+    @property
+    def devices(self) -> int:
+        """Of all instances."""
+        return sum(group.count * group.option.devices for group in self.groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServeProblem:
+    """Everything that a mode is solved from."""
+
+    spec: ServeSpec
+    serving_pools: tuple[ServingPool, ...]
+    demand: Demand
+    options: Options
+    refused: Mapping[Role, str]
+    """Roles whose every option the engine's release refuses, with the most frequent reason."""
+    kv_transfers: KvTransfers
+    decoder: Decoder
+    formats: Formats
+    settings: Settings
+    loads: ExpertLoads | None = None
+    """Recorded; None: those of the kernel tables."""
+    threshold: LengthThreshold | None = None
+    """Where the problem is of one length threshold."""
+    afd_units: PricedAfdUnits = field(default_factory=PricedAfdUnits)
+    """Of attention and FFN servers, where the release has them."""
+    simulation_cache: dict[tuple[Any, ...], tuple[SimulationResult, Any]] = field(
+        default_factory=dict
+    )
+    """Results so far, by mode, instances, router and threshold."""
+    hits: PrefixHits | None = None
+    """What prefix caches hold of recorded prompts; None: the share that the traffic states."""
+    restriction: "Callable[[ServeProblem], ServeProblem] | None" = None
+    """Restricts the instances; applied again when the traffic is repriced. None: no restriction."""
+
+
+def restrict_problem(
+    problem: ServeProblem, restriction: Callable[[ServeProblem], ServeProblem]
+) -> ServeProblem:
+    """Restrict the instances of a problem, also after its traffic is repriced."""
+    return replace(restriction(problem), restriction=restriction)
+
+
+def build_serve_problem(
+    spec: ServeSpec,
+    serving_pools: tuple[ServingPool, ...],
+    settings: Settings,
+    *,
+    hits: PrefixHits | None = None,
+    demand: Demand | None = None,
+) -> ServeProblem:
+    """Read the traffic and price every instance option.
+
+    Args:
+        spec: of the deployment.
+        serving_pools: its pools.
+        settings: limits of the search.
+        hits: what prefix caches hold of recorded prompts; the problem's traffic then states it.
+        demand: of the same traffic, where it was read before.
+
+    Raises:
+        SpecError: the traffic, a recorded routing or its placement cannot be used.
+    """
+    if hits is not None:
+        stated = {"prefix_hit": round(hits.ratio, HIT_DIGITS)}
+        traffic = spec.goal.traffic.model_copy(update=stated)
+        spec = replace(spec, goal=spec.goal.model_copy(update={"traffic": traffic}))
+    decoder, formats = decoder_of(spec.model), goal_formats(spec.goal)
+    longest = min(spec.goal.max_model_len or spec.model.max_position, spec.model.max_position)
+    demand = build_demand(spec.goal, longest=longest) if demand is None else demand
+    demand = demand if hits is None else with_hits(demand, hits)
+    roles = tuple(
+        dict.fromkeys(
+            role
+            for mode in get_args(Mode)
+            if mode in spec.goal.modes
+            for role in PRICED_ROLES[mode]
+        )
+    )
+    loads = expert_loads(spec.goal, spec.model)
+    options = launchable_options(
+        spec,
+        serving_pools,
+        decoder=decoder,
+        formats=formats,
+        demand=demand,
+        roles=roles,
+        loads=loads,
+    )
+    afd_units = launchable_afd_options(
+        spec, serving_pools, decoder=decoder, formats=formats, demand=demand, loads=loads
+    )
+    senders_and_receivers = (*options.options, *afd_units.options, *afd_units.refused)
+    return ServeProblem(
+        spec=spec,
+        serving_pools=serving_pools,
+        demand=demand,
+        options=options,
+        refused=options.refused,
+        kv_transfers=build_kv_transfers(
+            spec, input_tokens=demand.input_tokens, options=senders_and_receivers
+        ),
+        decoder=decoder,
+        formats=formats,
+        settings=settings,
+        loads=loads,
+        afd_units=afd_units,
+        hits=hits,
+    )
+
+
+def problem_variants(problem: ServeProblem, mode: Mode) -> tuple[ServeProblem, ...]:
+    """Return the problems of a mode: one, one for each length threshold, or none."""
+    match mode:
+        case "shared_device":
+            return _shared_device_variants(problem)
+        case "prefill_offload":
+            return tuple(_offload_variants(problem))
+        case "attention_expert":
+            return _afd_variants(problem)
+        case _:
+            return (problem,)
+
+
+def _shared_device_variants(problem: ServeProblem) -> tuple[ServeProblem, ...]:
+    made = multiplexed_options(problem.options.options, problem.demand)
+    launched = tuple(one for one in made if not release_refuses(one, problem.spec))
+    options = replace(problem.options, options=launched or made)
+    return (replace(problem, options=options),) if made else ()
+
+
+def _afd_variants(problem: ServeProblem) -> tuple[ServeProblem, ...]:
+    """Take refused AFD units where there are no others, so that the plan names the refusal."""
+    afd_units = problem.afd_units.options or problem.afd_units.refused
+    prefills = tuple(one for one in problem.options.options if one.role is Role.PREFILL)
+    options = replace(problem.options, options=(*prefills, *afd_units))
+    return (replace(problem, options=options),) if afd_units else ()
+
+
+def _offload_variants(problem: ServeProblem) -> Iterator[ServeProblem]:
+    if len(problem.serving_pools) < 2 or not problem.spec.cluster.links:
+        return
+    for threshold in length_thresholds(problem.spec.goal, problem.demand):
+        made = offload_options(problem.options.options, threshold, problem.demand)
+        # Flows count requests of the whole mix, of which only long ones move a cache.
+        moved = build_kv_transfers(
+            problem.spec,
+            input_tokens=threshold.long_share * threshold.input_tokens(is_long=True),
+            options=made,
+        )
+        yield replace(
+            problem,
+            options=replace(problem.options, options=made),
+            kv_transfers=replace(moved, between_pools=True),
+            threshold=threshold,
+        )
+
+
+def solve_mode(
+    problem: ServeProblem, mode: Mode, *, may_refuse: bool = True
+) -> ModeSolution | None:
+    """Find the cheapest instances with which every target holds when the traffic is simulated.
+
+    Args:
+        problem: of the mode.
+        mode: to solve.
+        may_refuse: leave out KV transfers that the engine's release refuses.
+    """
+
+    def behind_routers(variant: ServeProblem) -> ModeSolution | None:
+        solution: ModeSolution | None = None
+        for router in planned_routers(variant.spec, mode):
+            solution = solve_with_router(variant, mode, router, solution, may_refuse=may_refuse)
+        return solution
+
+    return solve_with_remaining_hits(problem, mode, behind_routers)
+
+
+def solve_with_remaining_hits(
+    problem: ServeProblem, mode: Mode, solve_once: Callable[[ServeProblem], ModeSolution | None]
+) -> ModeSolution | None:
+    """Solve a mode with the prefix hits that remain behind a router that is not cache-aware.
+
+    That may be the router of the instances, or the one in front of islands. A solution without
+    islands keeps the hits of islands, which are fewer than its own.
+
+    Hits of recorded prompts are counted behind their router (prefix_reuse.py).
+
+    Args:
+        problem: of the mode.
+        mode: to solve.
+        solve_once: solves a problem with its own hits.
+    """
+    solution = solve_once(problem)
+    goal = problem.spec.goal
+    is_counted = problem.hits is not None
+    pools = problem.spec.cluster.pools
+    loses = loses_prefixes(goal, problem.spec.emit, mode, pools=pools)
+    if solution is None or is_counted or not has_sessions(goal):
+        return solution
+    # What a cache finds follows from the number of caches, and that from what they find.
+    kept = prefixes_kept(solution.groups, loses=loses)
+    for rounds_left in reversed(range(PREFIX_ROUNDS)):
+        if kept == 1.0:
+            return solution
+        hit = goal.traffic.prefix_hit * kept if rounds_left else 0.0
+        solution = solve_once(_with_hits(problem, hit))
+        if solution is None:
+            return None
+        left = prefixes_kept(solution.groups, loses=loses)
+        if left >= kept * (1.0 - KEPT_TOLERANCE):
+            return replace(solution, prefix_hit=hit)
+        kept = left
+    return replace(solution, prefix_hit=0.0)
+
+
+def _with_hits(problem: ServeProblem, hit: float) -> ServeProblem:
+    """Reprice the traffic with another share of prompts in the prefix cache."""
+    spec = problem.spec
+    traffic = spec.goal.traffic.model_copy(update={"prefix_hit": hit})
+    goal = spec.goal.model_copy(update={"traffic": traffic})
+    priced = build_serve_problem(replace(spec, goal=goal), problem.serving_pools, problem.settings)
+    return priced if problem.restriction is None else restrict_problem(priced, problem.restriction)
+
+
+def solve_variants(
+    problem: ServeProblem, mode: Mode, spare: Spare, *, router: RouterChoice, may_refuse: bool
+) -> list[tuple[ServeProblem, Solved]]:
+    """Solve every variant of a problem that is feasible, least objective first."""
+    variants = [
+        (variant, solved)
+        for variant in problem_variants(problem, mode)
+        if (solved := solve_instances(variant, mode, spare, router=router, may_refuse=may_refuse))
+        is not None
+    ]
+    return sorted(variants, key=lambda pair: pair[1].outcome.objective)
+
+
+def solve_with_router(
+    problem: ServeProblem,
+    mode: Mode,
+    router: RouterChoice,
+    before: ModeSolution | None,
+    *,
+    may_refuse: bool = True,
+) -> ModeSolution | None:
+    """Solve a mode with one router policy, where that may beat the best solution so far.
+
+    Args:
+        problem: of the mode.
+        mode: to solve.
+        router: how requests are spread.
+        before: the best so far; returned where nothing costs less.
+        may_refuse: leave out KV transfers that the engine's release refuses.
+    """
+    least = goal_spare(problem)
+    first = solve_variants(problem, mode, least, router=router, may_refuse=may_refuse)
+    if not first:
+        return before
+    bound = min(solved.outcome.bound for _, solved in first)
+    best = before
+    if before is not None:
+        bound = min(bound, before.bound)
+        best = replace(before, bound=bound, covered_kinds=router.most_kinds)
+    for variant, solved in first[:MOST_SIMULATED]:
+        if not _may_be_better(solved, best):
+            break
+        base = _simulate_instances(variant, solved, least, router)
+        one = _find_least_spare(variant, base, best, may_refuse=may_refuse)
+        one = replace(one, missed_without_spare=base.missed)
+        kept, best = best, _better(best, one)
+        for tighter in _tighter_if_missed(variant, base, one):
+            resolved = solve_instances(tighter, mode, least, router=router, may_refuse=may_refuse)
+            if resolved is not None and _may_be_better(resolved, best):
+                tighter_base = _simulate_instances(tighter, resolved, least, router)
+                tight = _find_least_spare(tighter, tighter_base, best, may_refuse=may_refuse)
+                best = _better(best, replace(tight, missed_without_spare=base.missed))
+        if not best.missed and best is not kept:
+            break
+    return None if best is None else replace(best, bound=bound, covered_kinds=router.most_kinds)
+
+
+def _may_be_better(solved: Solved, solution: ModeSolution | None) -> bool:
+    return (
+        solution is None
+        or bool(solution.missed)
+        or solved.outcome.objective < solution.objective * (1.0 - BOUND_TOLERANCE)
+    )
+
+
+def _better(one: ModeSolution | None, other: ModeSolution) -> ModeSolution:
+    """Return the one that meets the targets, then the one with the lower objective."""
+    if one is None or (bool(other.missed), other.objective) < (bool(one.missed), one.objective):
+        return other
+    return one
+
+
+def _tighter_if_missed(
+    problem: ServeProblem, base: ModeSolution, solution: ModeSolution
+) -> Iterator[ServeProblem]:
+    """Leave out instances whose own latency is close to a target that queueing breaks.
+
+    The program sees no queueing, so it takes slow instances whose requests then wait too long.
+    """
+    is_launched = base.mode in modes_on(problem.spec.goal, problem.spec.cluster)
+    is_least = solution.objective <= base.objective * (1.0 + BOUND_TOLERANCE)
+    if not base.missed or not is_launched or (is_least and not solution.missed):
+        return
+    yield from tighter_problems(problem, base.missed)
+
+
+def tighter_problems(problem: ServeProblem, missed: tuple[str, ...]) -> Iterator[ServeProblem]:
+    """Yield the problem without instances whose own latency is close to a missed target."""
+    demand = problem.demand
+    of_first = any(name.startswith("ttft") for name in missed)
+    of_token = any(name.startswith("tpot") for name in missed)
+    for ratio in TIGHTER_RATIOS:
+        kept = tuple(
+            option
+            for option in problem.options.options
+            if not (of_first and option.ttft_s > ratio * demand.ttft_s)
+            and not (of_token and option.tpot_s > ratio * demand.tpot_s)
+        )
+        if len(kept) < len(problem.options.options):
+            yield replace(problem, options=replace(problem.options, options=kept))
+
+
+def goal_spare(problem: ServeProblem) -> Spare:
+    """Return the spare capacity that the goal states."""
+    ratio = problem.spec.goal.spare_ratio
+    return Spare(prefill_ratio=ratio, others_ratio=ratio)
+
+
+def _find_least_spare(
+    problem: ServeProblem, base: ModeSolution, before: ModeSolution | None, *, may_refuse: bool
+) -> ModeSolution:
+    """Raise spare capacity until the targets hold or nothing is gained, then bisect it down."""
+    mode, solution = base.mode, base
+
+    def at(spare: Spare) -> ModeSolution | None:
+        return solve_and_simulate(problem, mode, spare, base.router, before, may_refuse=may_refuse)
+
+    low = solution.spare
+    while solution.missed:
+        raised = _raise_spare(solution, has_prefill=Role.PREFILL in ROLES[mode])
+        more = None if raised is None else at(raised)
+        if more is None:
+            return solution
+        low, solution = solution.spare, more
+    if solution.spare.prefill_ratio > solution.spare.others_ratio:
+        solution = _lower_spare(solution, low.prefill_ratio, "prefill_ratio", at)
+        return _lower_spare(solution, goal_spare(problem).others_ratio, "others_ratio", at)
+    solution = _lower_spare(solution, low.others_ratio, "others_ratio", at)
+    if Role.PREFILL not in ROLES[mode]:
+        return solution
+    return _lower_spare(solution, goal_spare(problem).prefill_ratio, "prefill_ratio", at)
+
+
+def _raise_spare(solution: ModeSolution, *, has_prefill: bool) -> Spare | None:
+    """Double the spare capacity of the late side; None beyond `MOST_SPARE`."""
+    spare = solution.spare
+    is_first = all(name.startswith("ttft") for name in solution.missed)
+    more = max(FIRST_SPARE, 2.0 * spare.prefill_ratio)
+    if has_prefill and is_first and more <= MOST_SPARE:
+        return replace(spare, prefill_ratio=more)
+    more = max(FIRST_SPARE, 2.0 * spare.others_ratio)
+    return replace(spare, others_ratio=more) if more <= MOST_SPARE else None
+
+
+def _lower_spare(
+    solution: ModeSolution, low: float, side: str, at: Callable[[Spare], ModeSolution | None]
+) -> ModeSolution:
+    """Bisect one side's spare capacity between too little and enough."""
+    best, high = solution, getattr(solution.spare, side)
+    for _ in range(SPARE_STEPS if high > low else 0):
+        middle = 0.5 * (low + high)
+        less = at(replace(best.spare, **{side: middle}))
+        if less is not None and not less.missed:
+            best, high = less, middle
+        else:
+            low = middle
+    return best
+
+
+def solve_and_simulate(
+    problem: ServeProblem,
+    mode: Mode,
+    spare: Spare,
+    router: RouterChoice,
+    before: ModeSolution | None,
+    *,
+    may_refuse: bool = True,
+) -> ModeSolution | None:
+    """Solve one problem with that spare capacity, and simulate it.
+
+    None where it is infeasible, or costs no less than the best so far.
+    """
+    solved = solve_instances(problem, mode, spare, router=router, may_refuse=may_refuse)
+    if solved is None or not _may_be_better(solved, before):
+        return None
+    return _simulate_instances(problem, solved, spare, router)
+
+
+def solve_instances(
+    problem: ServeProblem, mode: Mode, spare: Spare, *, router: RouterChoice, may_refuse: bool
+) -> Solved | None:
+    """Choose instances behind one router, or in islands of one vendor each where that is less."""
+    layouts = island_layouts(problem.spec, mode)
+    candidates = [
+        solved
+        for islands in layouts
+        if (
+            solved := _solve_layout(
+                problem, mode, spare, router=router, may_refuse=may_refuse, islands=islands
+            )
+        )
+    ]
+    if not candidates:
+        return None
+    best = min(candidates, key=lambda solved: solved.outcome.objective)
+    outcome = best.outcome
+    bound = min(solved.outcome.bound for solved in candidates)
+    is_open = bound < outcome.objective * (1.0 - BOUND_TOLERANCE)
+    if outcome.status is Status.OPTIMAL and is_open:
+        outcome = replace(outcome, status=Status.FEASIBLE)
+    return replace(best, outcome=replace(outcome, bound=bound))
+
+
+def _solve_layout(
+    problem: ServeProblem,
+    mode: Mode,
+    spare: Spare,
+    *,
+    router: RouterChoice,
+    may_refuse: bool,
+    islands: Mapping[str, str],
+) -> Solved | None:
+    """Allow as many kinds of instances per role as the router can balance.
+
+    Modes whose routing is not planned take two kinds where one does not serve the traffic.
+    """
+    for kinds in (router.most_kinds,) if mode in ROUTED else (1, 2):
+        program = build_program(
+            mode,
+            problem.options.options,
+            serving_pools=problem.serving_pools,
+            kv_transfers=problem.kv_transfers,
+            demand=problem.demand,
+            spare=spare,
+            may_refuse=may_refuse,
+            most_kinds=kinds,
+            islands=islands,
+        )
+        if program is None:
+            return None
+        solved = solve_program(program, time_limit_s=problem.settings.time_limit_s / 4.0)
+        if solved.outcome.solution is not None:
+            return solved
+    return None
+
+
+def _simulate_instances(
+    problem: ServeProblem, solved: Solved, spare: Spare, router: RouterChoice
+) -> ModeSolution:
+    groups = instance_groups(solved)
+    simulated = simulate_traffic(problem, solved.program.mode, groups, router=router)
+    return ModeSolution(
+        solved=solved,
+        groups=groups,
+        simulated=simulated,
+        spare=spare,
+        missed=simulated.missed(problem.spec.goal.slo),
+        threshold=problem.threshold,
+        router=router,
+    )
+
+
+def instance_groups(solved: Solved) -> tuple[InstanceGroup, ...]:
+    """Return the instances that serve, prefill before others."""
+    mode, islands = solved.program.mode, solved.program.islands
+    groups = [
+        InstanceGroup(
+            option=option, count=count, island=islands.get(option.serving_pool.pool.name, "")
+        )
+        for option, count in serving_instances(solved)
+    ]
+    if len({group.island for group in groups}) == 1:
+        groups = [replace(group, island="") for group in groups]
+    groups.sort(key=lambda group: ROLES[mode].index(group.option.role))
+    if mode != "prefill_offload":
+        return tuple(groups)
+    # The program's decode reads short prompts too.
+    return tuple(
+        group
+        if group.option.role is Role.PREFILL
+        else replace(group, option=replace(group.option, role=Role.AGGREGATED))
+        for group in groups
+    )
+
+
+def simulate_traffic(
+    problem: ServeProblem,
+    mode: Mode,
+    groups: Sequence[InstanceGroup],
+    *,
+    router: RouterChoice | None = None,
+) -> SimulationResult:
+    """Simulate the traffic on instances, on each island its share.
+
+    Args:
+        problem: with its traffic.
+        mode: of the instances.
+        groups: equal instances each.
+        router: how requests are spread; None: the simplest that balances so many kinds.
+    """
+    shares = island_shares(groups)
+    if shares:
+        parts = [
+            simulate_traffic(
+                at_traffic_share(problem, share),
+                mode,
+                [replace(group, island="") for group in groups if group.island == name],
+                router=router,
+            )
+            for name, share in shares.items()
+        ]
+        return mix_results(parts, goal=problem.spec.goal, weights=tuple(shares.values()))
+    router = router or plainest_router(problem, mode, groups)
+    key = (
+        mode,
+        tuple((id(group.option), group.count) for group in groups),
+        router,
+        problem.threshold,
+        id(problem.demand),
+        id(problem.spec.goal),
+    )
+    if key not in problem.simulation_cache:
+        simulated = simulate_mode(
+            mode,
+            groups,
+            router=router,
+            threshold=problem.threshold,
+            kv_transfers=problem.kv_transfers,
+            goal=problem.spec.goal,
+            demand=problem.demand,
+        )
+        # What is kept keeps its key: no other object can have the same identity.
+        problem.simulation_cache[key] = (simulated, (groups, problem.demand, problem.spec.goal))
+    return problem.simulation_cache[key][0]
+
+
+def planned_routers(spec: ServeSpec, mode: Mode) -> tuple[RouterChoice, ...]:
+    """Return the router choices that a mode of a spec is planned with, the simplest first."""
+    return router_choices(spec.goal, spec.emit, mode, pools=spec.cluster.pools)
+
+
+def plainest_router(
+    problem: ServeProblem, mode: Mode, groups: Sequence[InstanceGroup]
+) -> RouterChoice:
+    """Return the simplest router choice that balances so many kinds of instances."""
+    routers = planned_routers(problem.spec, mode)
+    kinds = Counter((group.option.role, group.island) for group in groups)
+    return routers[0 if max(kinds.values()) == 1 else -1]
+
+
+def at_traffic_share(problem: ServeProblem, share: float) -> ServeProblem:
+    """Return the problem with that share of the traffic."""
+    demand, traffic = problem.demand, problem.spec.goal.traffic
+    if demand.concurrency is not None:
+        fewer = max(1, round(share * demand.concurrency))
+        demand = replace(demand, concurrency=fewer, rate_per_s=share * demand.rate_per_s)
+        traffic = traffic.model_copy(update={"concurrency": fewer})
+    else:
+        demand = replace(demand, rate_per_s=share * demand.rate_per_s)
+        traffic = traffic.model_copy(update={"rate": demand.rate_per_s})
+    goal = problem.spec.goal.model_copy(update={"traffic": traffic})
+    return replace(problem, spec=replace(problem.spec, goal=goal), demand=demand)

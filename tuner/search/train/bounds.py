@@ -1,0 +1,132 @@
+"""Lower bound on the step time of given degrees, over all options and pipeline layouts.
+
+With W the seconds of one micro-batch, both passes, on all devices together, P the least that the
+slowest device can need (layouts.py), G the part of W that a zero-bubble schedule may put into the
+bubble, m micro-batches, v stages on each of p devices,
+
+    step >= m P + max(0, W - P - 2 G) / v + boundaries + once
+
+which is the closed form of tuner/costs/analytic/step.py at the smallest possible slowest device: it
+grows with P since m >= 1 / v. G is 0 where the target has no such schedule. Boundaries are those of
+the nearest rank order. `once` counts the fixed cost, the optimizer on an even share of the
+parameters, and the part of the gradient reduction that overlap leaves exposed.
+
+The search uses it twice. A row (all degrees) is priced with the unit costs of one option, which
+bounds every option that only adds recomputation, offloading or less overlap. A partial row (no
+expert degrees yet) is priced with one expert as wide as one of the model's in place of all experts:
+its router scores one expert, its GEMMs are not split, and there is no all-to-all, so that no real
+expert degrees are faster.
+
+Letters: C candidates.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.costs.analytic.links import all_gather_s, groups, send_s
+from tuner.costs.analytic.shapes import ModelShape, Numbers, Strategies
+from tuner.costs.analytic.step import OFFLOAD_BYTES
+from tuner.costs.analytic.units import UnitCosts
+from tuner.search.train.candidate_prices import ROUNDING, deferred_wgrad_s, pass_times
+from tuner.search.train.layouts import PassTimes, min_peak_s, total_s
+from tuner.search.train.per_step import sum_over_layers
+from tuner.search.train.problem import TrainProblem
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allowed:
+    """What the best option may use under the targets and limits."""
+
+    zero_stages: frozenset[int]
+    rank_orders: tuple[str, ...]
+    zero_bubble: bool
+
+
+def single_expert(shape: ModelShape) -> ModelShape:
+    """Replace all experts by one that takes every copy of every token."""
+    one = np.minimum(shape.experts, 1.0)
+    return replace(shape, experts=one, num_groups=1.0, groups_per_token=1.0)
+
+
+def degrees_bound_s(
+    problem: TrainProblem, strategies: Strategies, units: UnitCosts, allowed: Allowed
+) -> Floats:
+    """Lower bound on the step time of every candidate in any layout, in seconds."""
+    columns = len(np.atleast_1d(strategies.num_microbatches))
+    times = pass_times(problem, units, columns)
+    work_s = total_s(problem.model, times)
+    pipeline = np.asarray(strategies.pipeline)
+    peak_s = _peak_s(problem, times, pipeline)
+    later_s = deferred_wgrad_s(problem, units) if allowed.zero_bubble else 0.0
+    bubble_s = np.maximum(work_s - peak_s - 2.0 * later_s, 0.0) / strategies.virtual_pipeline
+    least = strategies.num_microbatches * peak_s + bubble_s
+    least = least + _boundaries_s(problem, strategies, allowed)
+    bound_s: Floats = (least + _once_s(problem, strategies, units, allowed)) * ROUNDING
+    return bound_s
+
+
+def _peak_s(problem: TrainProblem, times: PassTimes, pipeline: Floats) -> Floats:
+    target = problem.capabilities
+    if target.uneven_layout:
+        return min_peak_s(problem.model, times, pipeline=pipeline.astype(np.int64))
+    each = problem.model.num_layers // pipeline
+    uniform_s = each * np.minimum(times.dense_s, times.moe_s)
+    return np.maximum(uniform_s + times.end_s, total_s(problem.model, times) / pipeline)
+
+
+def _boundaries_s(problem: TrainProblem, strategies: Strategies, allowed: Allowed) -> Numbers:
+    s, own = strategies, problem.constants
+    sent = s.element_bytes * s.tokens * problem.shape.hidden / s.tensor
+    best_s: Numbers = np.inf
+    for order in allowed.rank_orders:
+        group = groups(s, problem.hardware, order=tuple(order.split("-"))).boundary
+        best_s = np.minimum(best_s, send_s(sent, group, problem.hardware, own))
+    crossings = 2.0 * (s.pipeline - 1.0)
+    each = np.where(
+        np.equal(s.virtual_pipeline, 1.0),
+        crossings / s.pipeline * (s.num_microbatches - 1.0),
+        0.0,
+    )
+    return (crossings + each) * best_s * own.boundary_exposed_ratio
+
+
+def _once_s(
+    problem: TrainProblem, strategies: Strategies, units: UnitCosts, allowed: Allowed
+) -> Numbers:
+    s, own, shape = strategies, problem.constants, problem.shape
+    dense = sum_over_layers(shape, units, "parameters") / s.pipeline
+    experts = sum_over_layers(shape, units, "expert_parameters") / s.pipeline
+    dense_shards, expert_shards = s.data * s.context, s.expert_data
+    is_sharded = bool(allowed.zero_stages - {0})
+    local = dense / dense_shards + experts / expert_shards if is_sharded else dense + experts
+    once_s = local * _optimizer_s(problem) + own.step_fixed_s
+    if allowed.zero_stages <= {0, 1}:
+        once_s = once_s + own.gradient_exposed_ratio * _gradient_reduction_s(
+            problem, s, dense, allowed
+        )
+    return once_s
+
+
+def _optimizer_s(problem: TrainProblem) -> Numbers:
+    """Seconds per parameter, on the device or offloaded, whichever is faster."""
+    machine = problem.hardware
+    on_device = problem.constants.optimizer_bytes / machine.memory_bytes_per_s
+    return np.minimum(on_device, OFFLOAD_BYTES / machine.host_bytes_per_s)
+
+
+def _gradient_reduction_s(
+    problem: TrainProblem, strategies: Strategies, dense: Numbers, allowed: Allowed
+) -> Numbers:
+    """Seconds of the dense gradient reduction in the best rank order."""
+    nearest: Numbers = np.inf
+    for order in allowed.rank_orders:
+        group = groups(strategies, problem.hardware, order=tuple(order.split("-"))).shared
+        moved = all_gather_s(
+            dense * strategies.gradient_bytes, group, problem.hardware, problem.constants
+        )
+        nearest = np.minimum(nearest, moved)
+    return nearest

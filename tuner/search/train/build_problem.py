@@ -1,0 +1,217 @@
+"""From a spec and the data of its machines to the problem that is searched.
+
+Options that no published run prices (offloading; CUDA graphs of a whole iteration in models with
+experts) are left out unless the spec names them. What no device or target can do is refused in one
+line.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.costs.analytic.calibration import Residuals, constants_of
+from tuner.costs.analytic.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
+from tuner.costs.analytic.constants import Precision
+from tuner.costs.analytic.kernels import Kernels
+from tuner.costs.analytic.measured_profile import MeasuredProfile
+from tuner.costs.analytic.memory_constants import memory_constants
+from tuner.costs.analytic.routing import expert_imbalances
+from tuner.costs.analytic.shapes import single
+from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Datasheet, Generation
+from tuner.errors import SpecError
+from tuner.search.train.axes import DISPATCHERS
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.regimes import regime_of
+from tuner.search.train.releases import priced_release
+from tuner.spec.capabilities import intersection, launchable
+from tuner.spec.cluster import Pool
+from tuner.spec.search import Search as Limits
+from tuner.spec.spec import Spec
+
+UNPRICED: Final[Mapping[str, str]] = {
+    "allgather": "is not priced: it brings every token of the group to every rank, which pays off"
+    " in small groups only",
+    "hierarchical": "is priced for the reference step alone, on a profile of `moetune profile`",
+}
+"""Dispatchers that no formula here prices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PricedPool:
+    """A pool with the data that prices it."""
+
+    pool: Pool
+    sheet: Datasheet
+    residuals: Residuals | None
+    measured: MeasuredProfile | None = None
+    """Kernels, collectives and memory; None: those of the datasheet."""
+
+    @property
+    def memory_limit_bytes(self) -> float:
+        """What a plan may use of one device."""
+        measured = None if self.measured is None else self.measured.memory_bytes
+        stated = self.pool.memory_per_device or measured or self.sheet.memory_bytes
+        return stated * self.pool.usable_memory_ratio
+
+
+def price_pool(
+    pool: Pool, *, residuals: Residuals | None, measured: MeasuredProfile | None = None
+) -> PricedPool:
+    """Describe a pool by its datasheet and its measured profile.
+
+    Residuals fitted on the machine itself go before those given.
+
+    Raises:
+        UnknownDeviceError: no description of the pool's device.
+    """
+    if measured is None:
+        return PricedPool(pool=pool, sheet=find_device(pool.device or ""), residuals=residuals)
+    return PricedPool(
+        pool=pool,
+        sheet=measured.sheet(pool),
+        residuals=measured.own_residuals or residuals,
+        measured=measured,
+    )
+
+
+def build_problem(spec: Spec, priced_pool: PricedPool) -> TrainProblem:
+    """Build the problem to search.
+
+    Raises:
+        SpecError: spare nodes leave none, or the routing is of another model.
+    """
+    gradient_bytes = _gradient_bytes(spec)
+    capabilities = launchable(
+        spec.emit, precision=spec.goal.precision, gradient_bytes=gradient_bytes
+    )
+    precision = PRECISION_OF[spec.goal.precision.value]
+    release = priced_release(spec.emit, spec.goal.engine, priced_pool.residuals).release
+    regime = regime_of(
+        spec.emit, priced_pool.sheet, precision=spec.goal.precision.value, release=release
+    )
+    routing, record = spec.goal.routing, spec.routing
+    is_low = precision is not Precision.BF16
+    mtp = spec.model.mtp_num_layers if capabilities.mtp else 0
+    _refuse_precision(spec, priced_pool.sheet)
+    _refuse_dispatcher(spec)
+    hardware = hardware_of_pool(priced_pool.sheet, priced_pool.pool, precision=precision)
+    constants = single(constants_of([regime], priced_pool.residuals))
+    kernels: Kernels | None = None
+    if priced_pool.measured is not None:
+        kernels = priced_pool.measured.kernels(
+            hardware, constants, precision=spec.goal.precision.value
+        )
+        hardware = priced_pool.measured.linked(hardware, constants)
+    return TrainProblem(
+        model=spec.model,
+        shape=shape_of_model(spec.model, mtp_layers=mtp),
+        hardware=hardware,
+        constants=constants,
+        software=regime.software,
+        memory_constants=single(memory_constants([regime.software], [regime.family])),
+        kernels=kernels,
+        num_devices=_num_devices(spec, priced_pool.pool),
+        memory_limit_bytes=priced_pool.memory_limit_bytes,
+        usable_memory_ratio=priced_pool.pool.usable_memory_ratio,
+        sequence_length=spec.goal.sequence_length,
+        global_batch_size=spec.goal.global_batch_size,
+        capabilities=capabilities,
+        limits=_limits(spec),
+        precision=spec.goal.precision.value,
+        element_bytes=4.0 if spec.goal.precision.value == "fp32" else 2.0,
+        linear_bytes=1.0 if is_low else 0.0,
+        gradient_bytes=float(gradient_bytes),
+        expert_imbalance=(
+            None
+            if routing is None or record is None
+            else expert_imbalances(spec.model, record, routing.phase)
+        ),
+        price_per_device_hour=priced_pool.pool.price_per_device_hour,
+    )
+
+
+def _refuse_precision(spec: Spec, sheet: Datasheet) -> None:
+    """Refuse a precision that the device has no units for.
+
+    fp8 needs fp8 units; block scales of 32 values (MXFP8) and fp4 need those of Blackwell. fp32
+    runs on units whose efficiency no published run shows.
+    """
+    name = spec.goal.precision.value
+    if name == "fp32":
+        raise SpecError("goal.precision: 'fp32' is priced on measured profiles only; bf16 works")
+    needs = "fp4" if name == "nvfp4" else "fp8" if "fp8" in name else "bf16"
+    can = needs in sheet.flop_per_s and (
+        name != "mxfp8" or sheet.generation is Generation.BLACKWELL
+    )
+    if not can:
+        raise SpecError(
+            f"goal.precision: {sheet.name} has no units for {name!r}; "
+            f"{'fp8-tensorwise' if 'fp8' in sheet.flop_per_s else 'bf16'} works"
+        )
+
+
+def _refuse_dispatcher(spec: Spec) -> None:
+    """Refuse dispatchers of which none can be both priced here and launched.
+
+    Otherwise the search would end empty, and its rule counts would name the wrong reason.
+    """
+    requested = spec.search.dispatcher
+    able = intersection(spec.emit).dispatchers
+    usable = [one for one in DISPATCHERS if one in able] if spec.model.moe else ["alltoall"]
+    if requested is None or set(requested) & set(usable):
+        return
+    if spec.model.moe is None:
+        reasons = ["a model without experts has nothing to dispatch"]
+    else:
+        engines = ", ".join(intersection(spec.emit).names)
+        reasons = [
+            f"{one!r} {UNPRICED.get(one, f'cannot be launched by {engines}')}" for one in requested
+        ]
+    works = ", ".join(map(repr, usable))
+    raise SpecError(f"search.dispatcher: {'; '.join(reasons)}; {works} would do")
+
+
+def _gradient_bytes(spec: Spec) -> int:
+    """Return 4 unless the user names 2, which is faster and takes less memory.
+
+    Raises:
+        SpecError: the targets have none of those named.
+    """
+    requested = spec.search.gradient_bytes or (4,)
+    able = intersection(spec.emit).gradient_bytes
+    launchable = sorted(set(requested) & able)
+    if not launchable:
+        raise SpecError(
+            f"search.gradient_bytes: {', '.join(map(str, requested))} cannot be launched by"
+            f" {', '.join(spec.emit)}; {', '.join(map(str, sorted(able))) or 'nothing'} can"
+        )
+    return launchable[0]
+
+
+def _limits(spec: Spec) -> Limits:
+    """Leave out what no published run prices, unless the user names it.
+
+    That is offloading to host memory, and in models with experts CUDA graphs of a whole iteration,
+    which need a capacity factor that may drop tokens.
+    """
+    requested = spec.search
+    defaults: dict[str, object] = {
+        name: (False,)
+        for name in ("optimizer_offload", "activation_offload")
+        if getattr(requested, name) is None
+    }
+    if spec.model.moe is not None and requested.cuda_graph is None:
+        defaults["cuda_graph"] = ("none", "partial")
+    return requested.model_copy(update=defaults)
+
+
+def _num_devices(spec: Spec, pool: Pool) -> int:
+    stated = spec.goal.reliability
+    spare = 0 if stated is None else stated.spare_nodes
+    if spare >= pool.nodes:
+        raise SpecError(
+            f"goal.reliability.spare_nodes: {spare} leaves none of the {pool.nodes} nodes of pool "
+            f"{pool.name!r}; keep back {pool.nodes - 1} at most"
+        )
+    return (pool.nodes - spare) * pool.devices_per_node

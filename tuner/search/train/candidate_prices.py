@@ -1,0 +1,370 @@
+"""Step time and memory of many candidates: unit costs once, then pipeline layouts.
+
+Unit costs depend on few of a candidate's columns, so the distinct combinations are priced once.
+Time is assembled for candidates of one pipeline size and rank order, memory for those of one
+pipeline size and number of virtual stages, in pieces whose arrays fit a core's cache. The layout of
+a candidate is balanced by its own unit times (layouts.py); where it does not fit in memory, layers
+are moved off the devices that are too full.
+
+`candidate_bound_s` prices layers split into equal fractions instead. Then no device is slower than
+another and none holds more parameters, and whole layers can only add to that. Costs once per step
+are counted at their least (per_step.py). What whole layers must add to the slowest device
+(`min_peak_s`) comes on top, so that no layout of the candidate is faster.
+
+Letters: C candidates, P devices of a pipeline, S stages.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.costs.analytic.prices import StepPrice
+from tuner.costs.analytic.shapes import Numbers, Stages, Strategies, taken
+from tuner.costs.analytic.step import assemble
+from tuner.costs.analytic.units import UnitCosts, unit_costs
+from tuner.search.train.candidates import (
+    TIME_AXES,
+    TIME_DEGREES,
+    Candidates,
+    to_strategies,
+)
+from tuner.search.train.layouts import (
+    PassTimes,
+    balanced_split,
+    even_split,
+    interleaved_layers,
+    layers_of_stages,
+    min_peak_s,
+    split_to_fit,
+    to_device_layers,
+    to_stages,
+    total_s,
+)
+from tuner.search.train.memory import (
+    bytes_of_devices,
+    pieces_of_layouts,
+    take_units,
+    uniform_pieces,
+    unit_memory,
+)
+from tuner.search.train.memory_feasibility import kept_PC
+from tuner.search.train.options import OptionSpace
+from tuner.search.train.per_step import per_step_bound_s, sum_over_layers
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.rules import Ints
+
+Floats = npt.NDArray[np.float64]
+
+ROUNDING = 1.0 - 1e-9
+"""Margin of bounds for the rounding of sums in another order."""
+
+KINDS_OF_STAGES = ("dense_SC", "moe_SC", "embedding_SC", "head_SC", "mtp_SC")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prices:
+    """Predictions for every candidate, each in a layout of its own."""
+
+    step_s: Floats
+    peak_bytes: Floats
+    """Of the device with the highest peak."""
+    layers_PC: Ints
+    """Layers of every device; rows beyond a candidate's pipeline are 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """Candidates with the unit costs of their time."""
+
+    problem: TrainProblem
+    candidates: Candidates
+    strategies: Strategies
+    times: UnitCosts
+    """The distinct ones."""
+    time_of_C: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TimePiece:
+    """Candidates of one pipeline size and rank order."""
+
+    at: Ints
+    strategies: Strategies
+    units: UnitCosts
+    pipeline: int
+    order: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+
+def price_batch(problem: TrainProblem, options: OptionSpace, candidates: Candidates) -> Batch:
+    """Price the distinct unit costs of time.
+
+    The rank orders that are searched differ only in outer groups, whose collectives no layer has,
+    so that unit costs are the same under all of them.
+    """
+    strategies = to_strategies(problem, options, candidates)
+    first, inverse = candidates.same((*TIME_DEGREES, *TIME_AXES))
+    units = unit_costs(
+        problem.shape,
+        taken(strategies, first),
+        problem.hardware,
+        problem.constants,
+        kernels=problem.kernels,
+    )
+    return Batch(
+        problem=problem,
+        candidates=candidates,
+        strategies=strategies,
+        times=units,
+        time_of_C=inverse,
+    )
+
+
+def price(
+    problem: TrainProblem,
+    options: OptionSpace,
+    candidates: Candidates,
+    *,
+    is_moved_to_fit: bool = False,
+) -> Prices:
+    """Price candidates in time and memory.
+
+    Args:
+        problem: model, devices and limits.
+        options: axes that the candidates' choices refer to.
+        candidates: to price.
+        is_moved_to_fit: move layers off devices that are too full in the balanced layout.
+    """
+    batch = price_batch(problem, options, candidates)
+    pieces = tuple(time_pieces(options, batch))
+    layers_PC = np.zeros((int(candidates.rows["pipeline"].max()), len(candidates)), dtype=np.int64)
+    for piece in pieces:
+        layers_PC[: piece.pipeline, piece.at] = balanced_layers(batch, piece)
+    if is_moved_to_fit:
+        bytes_PC = bytes_of_devices(problem, batch.strategies, candidates, layers_PC)
+        for piece in pieces:
+            _move_layers(batch, piece, layers_PC, bytes_PC)
+    dense_PC = _dense_on_devices(problem, candidates, layers_PC)
+    step_s = np.empty(len(candidates))
+    for piece in pieces:
+        at = np.s_[: piece.pipeline, piece.at]
+        stages = _on_devices(problem, layers_PC[at], dense_PC[at])
+        step_s[piece.at] = assemble_step(problem, piece, stages).step_s
+    bytes_PC = bytes_of_devices(problem, batch.strategies, candidates, layers_PC)
+    return Prices(step_s=step_s, peak_bytes=bytes_PC.max(axis=0), layers_PC=layers_PC)
+
+
+def candidate_bound_s(
+    problem: TrainProblem, options: OptionSpace, candidates: Candidates
+) -> Floats:
+    """Lower bound on the step time of every candidate in any layout, in seconds."""
+    batch = price_batch(problem, options, candidates)
+    virtual = candidates.rows["virtual_pipeline"]
+    bound_s = np.empty(len(candidates))
+    for piece in time_pieces(options, batch):
+        fractional = assemble_step(problem, piece, _fractions(problem, piece.pipeline))
+        least = np.asarray(fractional.step_s)
+        if piece.pipeline > 1:
+            once_s = per_step_bound_s(problem, piece.strategies, piece.units, piece.order)
+            least = least - fractional.once_s + once_s + _whole_s(batch, piece)
+        bound_s[piece.at] = least * ROUNDING
+        # Interleaved stages have one layout.
+        fixed = np.flatnonzero(virtual[piece.at] > 1)
+        if len(fixed):
+            bound_s[piece.at[fixed]] = _balanced_s(batch, piece)[fixed] * ROUNDING
+    return bound_s
+
+
+def _balanced_s(batch: Batch, piece: TimePiece) -> Floats:
+    """Seconds of a step in the balanced layout."""
+    layers_PC = balanced_layers(batch, piece)
+    candidates = batch.candidates.taken(piece.at)
+    dense_PC = _dense_on_devices(batch.problem, candidates, layers_PC)
+    stages = _on_devices(batch.problem, layers_PC, dense_PC)
+    return np.asarray(assemble_step(batch.problem, piece, stages).step_s)
+
+
+def time_pieces(options: OptionSpace, batch: Batch) -> Iterator[TimePiece]:
+    """Cut a batch into pieces of one pipeline size and rank order."""
+    candidates = batch.candidates
+    for at in uniform_pieces(candidates, "pipeline", "rank_order"):
+        named = options.choices["rank_order"][candidates.options["rank_order"][at[0]]]
+        pipeline = int(candidates.rows["pipeline"][at[0]])
+        yield TimePiece(
+            at=at,
+            strategies=replace(taken(batch.strategies, at), pipeline=float(pipeline)),
+            units=batch.times.taken(batch.time_of_C[at]),
+            pipeline=pipeline,
+            order=tuple(str(named).split("-")),
+        )
+
+
+def assemble_step(problem: TrainProblem, piece: TimePiece, stages: Stages) -> StepPrice:
+    """Price the steps of a piece whose devices hold `stages`."""
+    return assemble(
+        problem.shape,
+        piece.units,
+        piece.strategies,
+        problem.hardware,
+        problem.constants,
+        stages,
+        order=piece.order,
+    )
+
+
+def balanced_layers(batch: Batch, piece: TimePiece) -> Ints:
+    """Layers of every device, [P, C], balanced by each candidate's own unit times."""
+    problem, columns = batch.problem, len(piece)
+    model, target = problem.model, problem.capabilities
+    virtual = batch.candidates.rows["virtual_pipeline"][piece.at]
+    if target.uneven_layout:
+        split = balanced_split(
+            model,
+            pass_times(problem, piece.units, columns),
+            pipeline=piece.pipeline,
+            least=_fewest(batch, piece),
+        )
+    else:
+        split = even_split(model, pipeline=piece.pipeline, columns=columns)
+    plain_PC = to_device_layers(model, split, pipeline=piece.pipeline)
+    if (virtual == 1).all():
+        return plain_PC
+    interleaved_PC = interleaved_layers(model, pipeline=piece.pipeline, virtual=virtual)
+    return np.where(virtual > 1, interleaved_PC, plain_PC)
+
+
+def pass_times(problem: TrainProblem, units: UnitCosts, columns: int) -> PassTimes:
+    """Both passes of one micro-batch through each kind of layer."""
+
+    def both(*costs: Numbers) -> Floats:
+        return np.broadcast_to(np.asarray(sum(costs), dtype=np.float64), columns)
+
+    mtp = problem.shape.mtp_layers
+    return PassTimes(
+        dense_s=both(units.dense.forward_s, units.dense.backward_s),
+        moe_s=both(units.moe.forward_s, units.moe.backward_s),
+        embedding_s=both(units.embedding.forward_s, units.embedding.backward_s),
+        end_s=both(units.head.forward_s, units.head.backward_s)
+        + mtp * both(units.mtp.forward_s, units.mtp.backward_s),
+    )
+
+
+def _dense_on_devices(problem: TrainProblem, candidates: Candidates, layers_PC: Ints) -> Ints:
+    """Layers without experts on every device, [P, C]."""
+    model = problem.model
+    if not model.num_moe_layers:
+        return layers_PC
+    dense_PC = np.zeros_like(layers_PC)
+    if model.num_moe_layers == model.num_layers:
+        return dense_PC
+    for at, pipeline, virtual in pieces_of_layouts(candidates, layers_PC):
+        layers_SC = layers_of_stages(layers_PC[:pipeline, at[:1]], virtual=virtual)
+        dense_SC = to_stages(model, layers_SC).dense_SC.reshape(virtual, pipeline, 1)
+        dense_PC[:pipeline, at] = dense_SC.sum(axis=0)
+    return dense_PC
+
+
+def _on_devices(problem: TrainProblem, layers_PC: Ints, dense_PC: Ints) -> Stages:
+    """What each device holds, its stages together; step time depends on nothing else."""
+    both = np.stack((layers_PC, dense_PC))
+    if (both == both[..., :1]).all():
+        layers_PC, dense_PC = layers_PC[:, :1], dense_PC[:, :1]
+    pipeline = len(layers_PC)
+    first, last = np.zeros((pipeline, 1)), np.zeros((pipeline, 1))
+    first[0], last[-1] = 1.0, 1.0
+    return Stages(
+        dense_SC=dense_PC.astype(np.float64),
+        moe_SC=(layers_PC - dense_PC).astype(np.float64),
+        embedding_SC=first,
+        head_SC=last,
+        mtp_SC=problem.shape.mtp_layers * last,
+    )
+
+
+def _fewest(batch: Batch, piece: TimePiece) -> Ints:
+    """Layers that every device must hold."""
+    virtual = batch.candidates.rows["virtual_pipeline"][piece.at]
+    return np.zeros_like(virtual) if batch.problem.capabilities.empty_stages else virtual
+
+
+def _move_layers(batch: Batch, piece: TimePiece, layers_PC: Ints, bytes_PC: Floats) -> None:
+    """Replace layouts that do not fit by ones that do, where there are any."""
+    problem = batch.problem
+    if piece.pipeline == 1 or not problem.capabilities.uneven_layout:
+        return
+    at = np.s_[: piece.pipeline, piece.at]
+    room_PC = (problem.memory_limit_bytes - bytes_PC[at]) / _layer_bytes(batch, piece)
+    fitting_PC, is_possible = split_to_fit(
+        problem.model,
+        pass_times(problem, piece.units, len(piece)),
+        most_PC=layers_PC[at] + np.floor(room_PC).astype(np.int64),
+        least=_fewest(batch, piece),
+    )
+    has_stage_each = batch.candidates.rows["virtual_pipeline"][piece.at] == 1
+    moved = is_possible & has_stage_each & (room_PC < 0.0).any(axis=0)
+    layers_PC[at] = np.where(moved, fitting_PC, layers_PC[at])
+
+
+def _layer_bytes(batch: Batch, piece: TimePiece) -> Floats:
+    """What one more layer costs each device, [P, C]."""
+    candidates = batch.candidates.taken(piece.at)
+    units, unit_of = unit_memory(batch.problem, piece.strategies, candidates)
+    own = take_units(units, unit_of)
+    with_pools = 1.0 + own.unused_ratio_C + own.pool_ratio_C
+    kept = kept_PC(piece.strategies) * with_pools * own.saved_KC[1]
+    layer_bytes: Floats = own.state_BKC[:3, 1].sum(axis=0) + kept
+    return layer_bytes
+
+
+def _fractions(problem: TrainProblem, pipeline: int) -> Stages:
+    shape = problem.shape
+
+    def each(count: Numbers) -> Floats:
+        return np.full((pipeline, 1), float(count) / pipeline)
+
+    return Stages(
+        dense_SC=each(shape.dense_layers),
+        moe_SC=each(shape.moe_layers),
+        embedding_SC=each(1.0),
+        head_SC=each(1.0),
+        mtp_SC=each(shape.mtp_layers),
+    )
+
+
+def _whole_s(batch: Batch, piece: TimePiece) -> Floats:
+    """Seconds that whole layers add to equal fractions of layers."""
+    model, s, p = batch.problem.model, piece.strategies, piece.pipeline
+    times = times_of_kinds(batch.problem, piece)
+    beyond_s = min_peak_s(model, times, pipeline=p) - total_s(model, times) / p
+    counted_s = (s.num_microbatches - 1.0 / s.virtual_pipeline) * np.maximum(beyond_s, 0.0)
+    # The slowest device's weight gradients fill no bubble; it may have more than its share.
+    lost_s = -2.0 * deferred_wgrad_s(batch.problem, piece.units) / p
+    return np.where(np.asarray(s.zero_bubble) > 0.0, lost_s, counted_s)
+
+
+def deferred_wgrad_s(problem: TrainProblem, units: UnitCosts) -> Numbers:
+    """Weight gradients of one micro-batch on all devices, which a schedule may defer."""
+    return sum_over_layers(problem.shape, units, "weight_s")
+
+
+def times_of_kinds(problem: TrainProblem, piece: TimePiece) -> PassTimes:
+    """Both passes of each kind of layer, with the traffic of sharding and offloading."""
+    s = piece.strategies
+    if not np.any(s.zero_stage > 1.0) and not np.any(s.activation_offload):
+        return pass_times(problem, piece.units, len(piece))
+    one = np.eye(len(KINDS_OF_STAGES))[:, :, None]
+    kinds = Stages(**dict(zip(KINDS_OF_STAGES, one, strict=True)))
+    single = replace(piece, strategies=replace(s, pipeline=float(len(one))))
+    price = assemble_step(problem, single, kinds)
+    both = np.broadcast_to(price.forward_s_SC + price.backward_s_SC, (len(one), len(piece)))
+    of_kind = dict(zip(KINDS_OF_STAGES, both, strict=True))
+    return PassTimes(
+        dense_s=of_kind["dense_SC"],
+        moe_s=of_kind["moe_SC"],
+        embedding_s=of_kind["embedding_SC"],
+        end_s=of_kind["head_SC"] + problem.shape.mtp_layers * of_kind["mtp_SC"],
+    )

@@ -1,0 +1,163 @@
+"""Candidates, degrees with an option each, as arrays, and as inputs of the analytic formulas.
+
+A candidate is one row of degrees and one choice on every option axis. Unit costs are expensive to
+price and depend on few columns, so the distinct combinations of those are priced once and gathered
+(`Candidates.same`).
+
+Letters: C candidates.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.costs.analytic.shapes import Strategies
+from tuner.search.train.axes import COLUMN_OF_MODULE, RecomputeChoice
+from tuner.search.train.degrees import Table
+from tuner.search.train.options import OptionSpace
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.rules import Ints
+
+Floats = npt.NDArray[np.float64]
+
+MOST_CODES: Final = 2**62
+"""Combinations of columns that a 64-bit code can hold."""
+
+DEGREES: Final = (
+    *("tensor", "context", "pipeline", "data"),
+    *("virtual_pipeline", "micro_batch", "expert", "expert_tensor"),
+)
+TIME_DEGREES: Final = ("tensor", "context", "expert", "expert_tensor", "micro_batch")
+TIME_AXES: Final = ("recompute", "chunks", "dispatcher", "a2a_overlap", "cuda_graph")
+MEMORY_DEGREES: Final = (*TIME_DEGREES, "data")
+MEMORY_AXES: Final = (
+    *("zero_stage", "recompute", "chunks", "dispatcher", "cuda_graph"),
+    *("optimizer_offload", "activation_offload", "sharding"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidates:
+    """Arrays of one length."""
+
+    rows: Table
+    """The degrees of degrees.py."""
+    options: Mapping[str, Ints]
+    """By axis the index of its choice."""
+
+    def __len__(self) -> int:
+        return len(self.rows["tensor"])
+
+    def taken(self, chosen: Ints) -> "Candidates":
+        """Select candidates; an index may be repeated."""
+        return Candidates(
+            rows={name: column[chosen] for name, column in self.rows.items()},
+            options={name: column[chosen] for name, column in self.options.items()},
+        )
+
+    def concat(self, other: "Candidates") -> "Candidates":
+        """Concatenate two sets of candidates."""
+        return Candidates(
+            rows={
+                name: np.concatenate((column, other.rows[name]))
+                for name, column in self.rows.items()
+            },
+            options={
+                name: np.concatenate((column, other.options[name]))
+                for name, column in self.options.items()
+            },
+        )
+
+    def same(self, names: Iterable[str]) -> tuple[Ints, Ints]:
+        """Return one candidate of each combination of the named columns, and the inverse index."""
+        code, codes = np.zeros(len(self), dtype=np.int64), 1
+        for name in names:
+            column = self.rows[name] if name in self.rows else self.options[name]
+            size = int(column.max(initial=0)) + 1
+            if codes * size > MOST_CODES:
+                # Degrees of huge clusters: number the codes that occur, so that none wraps around.
+                kinds, code = np.unique(code, return_inverse=True)
+                codes = len(kinds)
+            code, codes = code * size + column, codes * size
+        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        return first, inverse
+
+
+def num_microbatches(problem: TrainProblem, rows: Table) -> Ints:
+    """Micro-batches of one pipeline in one step."""
+    count: Ints = problem.global_batch_size // (rows["micro_batch"] * rows["data"])
+    return count
+
+
+def to_strategies(
+    problem: TrainProblem, options: OptionSpace, candidates: Candidates
+) -> Strategies:
+    """Return candidates as inputs of the analytic formulas."""
+    rows = {name: candidates.rows[name].astype(np.float64) for name in DEGREES}
+    mean, p99 = _imbalance(problem, candidates.rows["expert"])
+    has_sequence = problem.capabilities.sequence_parallel
+    return Strategies(
+        sequence=float(problem.sequence_length),
+        num_microbatches=num_microbatches(problem, candidates.rows).astype(np.float64),
+        sequence_parallel=((rows["tensor"] > 1.0) & has_sequence).astype(np.float64),
+        element_bytes=problem.element_bytes,
+        linear_bytes=problem.linear_bytes,
+        gradient_bytes=problem.gradient_bytes,
+        weight_bytes=problem.weight_bytes,
+        shard_ranks=_shard_ranks(options, candidates),
+        expert_imbalance=mean,
+        expert_imbalance_p99=p99,
+        **rows,
+        **_option_columns(options, candidates.options),
+    )
+
+
+def _shard_ranks(options: OptionSpace, candidates: Candidates) -> Floats | float:
+    """Ranks that share one copy of the training state; 0: all of them."""
+    rows = candidates.rows
+    if "copies" not in rows:
+        return 0.0
+    is_partial = np.array([choice == "domain" for choice in options.choices["sharding"]])
+    parts = rows["data"] * rows["context"] / rows["copies"]
+    return np.where(is_partial[candidates.options["sharding"]], parts, 0.0)
+
+
+def _imbalance(problem: TrainProblem, expert: Ints) -> tuple[Floats | float, Floats | float]:
+    return (
+        (1.0, 1.0) if problem.expert_imbalance is None else problem.expert_imbalance.columns(expert)
+    )
+
+
+def _option_columns(options: OptionSpace, chosen: Mapping[str, Ints]) -> dict[str, Floats]:
+    def column(axis: str, value_A: list[float]) -> Floats:
+        return np.array(value_A, dtype=np.float64)[chosen[axis]]
+
+    def is_choice(axis: str, wanted: str) -> Floats:
+        return column(axis, [float(choice == wanted) for choice in options.choices[axis]])
+
+    def plain(axis: str) -> Floats:
+        return column(axis, [float(choice) for choice in options.choices[axis]])  # type: ignore[arg-type] # numbers by construction
+
+    recompute: list[RecomputeChoice] = list(options.choices["recompute"])  # type: ignore[arg-type] # this axis only
+    return {
+        "zero_stage": plain("zero_stage"),
+        "chunks": plain("chunks"),
+        "recompute_full": column("recompute", [one.share for one in recompute]),
+        **{
+            name: column("recompute", [float(module in one.modules) for one in recompute])
+            for module, name in COLUMN_OF_MODULE.items()
+        },
+        "is_deepep": is_choice("dispatcher", "deepep"),
+        "is_hybridep": is_choice("dispatcher", "hybridep"),
+        "a2a_overlap": plain("a2a_overlap"),
+        "partial_graph": is_choice("cuda_graph", "partial"),
+        "full_graph": is_choice("cuda_graph", "full_iteration"),
+        "zero_bubble": is_choice("schedule", "zero_bubble"),
+        "overlap_gradients": plain("overlap_grad_reduce"),
+        "overlap_parameters": plain("overlap_param_gather"),
+        "optimizer_offload": plain("optimizer_offload"),
+        "activation_offload": plain("activation_offload"),
+    }

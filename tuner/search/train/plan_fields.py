@@ -1,0 +1,404 @@
+"""A search outcome as fields of a plan: predictions, runner-ups, the Pareto front, the run.
+
+A band of (low, high) around a prediction p holds measurements from low p to high p.
+"""
+
+import math
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from tuner.costs.analytic.shapes import number, single
+from tuner.faults.forecast import Run, RunForecast, forecast
+from tuner.faults.goodput import goodput_step_s
+from tuner.faults.reliability import Jobs, Reliability
+from tuner.faults.resolved import jobs_on_pool, resolved
+from tuner.plan import (
+    Alternative,
+    Band,
+    ParetoPoint,
+    Preference,
+    Roomier,
+    StagePrediction,
+    TrainDecision,
+    TrainPrediction,
+)
+from tuner.search.layout_groups import layout_of, rows_of_layouts
+from tuner.search.ratios import Ratios, is_tie
+from tuner.search.reasons import why_lost
+from tuner.search.train.build_problem import PricedPool
+from tuner.search.train.candidates import Candidates
+from tuner.search.train.finalists import simulated_s
+from tuner.search.train.gradient_buckets import saved_s, with_best_bucket
+from tuner.search.train.headroom_search import NO_HEADROOM, Headroom
+from tuner.search.train.incumbents import SearchOutcome
+from tuner.search.train.memory_band import peak_band
+from tuner.search.train.memory_risk import (
+    SMALL,
+    MemoryForecast,
+    fallback_forecast,
+    forecast_memory,
+    loss_prices,
+    tried_in_turn_s,
+    uneven_bytes,
+)
+from tuner.search.train.preference import fastest_with_headroom, is_excluded
+from tuner.search.train.search_result import (
+    Detail,
+    cost_of_step,
+    pareto_front,
+    price_solution,
+    solution_fields,
+)
+from tuner.search.train.ties import tied_rows
+from tuner.spec.accounting import num_parameters, training_flop_per_token
+from tuner.spec.goal import Reliability as StatedReliability
+from tuner.spec.spec import Spec
+
+MOST_TIES = 16
+"""Alternatives inside the error band that are listed, where there are as many."""
+
+MOST_PARETO = 16
+
+NEVER_FAILS = StatedReliability(device_mtbf=1e18, restart=0.0)
+"""Used where the spec prices no failures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PricedDecision:
+    """A decision with its price."""
+
+    decision: TrainDecision
+    candidate: Candidates
+    detail: Detail
+    objective_s: float
+    """The larger of closed form and simulation, with the engine's own gradient buckets."""
+    simulated_s: float
+    """With the decision's own buckets, as `detail` is."""
+    note: str = ""
+    """What those buckets save."""
+
+    @property
+    def step_s(self) -> float:
+        """Like `objective_s`, with the decision's own buckets."""
+        return max(number(self.detail.step.step_s), self.simulated_s)
+
+    @property
+    def saved_s(self) -> float:
+        """Seconds of a step that those buckets save."""
+        return self.objective_s - self.step_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChosenDecision:
+    """The chosen decision, and the fastest one where that is another."""
+
+    chosen: PricedDecision
+    fastest: PricedDecision
+    order: tuple[int, ...]
+    """Rows of the search, best first."""
+    index: int
+    """The fastest one's row."""
+    reasons: tuple[str, ...] = ()
+    """Advantages of the chosen one."""
+    expected_s: float | None = None
+    """Seconds of a step of the chosen one with the expected cost of running out of memory; the next
+    field is that of the fastest. None where both are the same decision."""
+    fastest_expected_s: float | None = None
+    headroom: Headroom = NO_HEADROOM
+    """Searches for decisions with headroom, where those near the fastest have too little."""
+
+    @property
+    def searched_ratio(self) -> float | None:
+        """Share by which searched steps exceed the chosen one, up to which headroom was sought."""
+        if self.headroom.complete_s is None:
+            return None
+        ratio = self.headroom.complete_s / self.chosen.objective_s - 1.0
+        return ratio if 0.0 < ratio < math.inf else None
+
+    @property
+    def has_searched_all(self) -> bool:
+        """Whether every decision was searched for headroom, however slow."""
+        return self.headroom.complete_s is not None and math.isinf(self.headroom.complete_s)
+
+    @property
+    def is_fastest(self) -> bool:
+        """Nothing was preferred to the fastest."""
+        return self.chosen is self.fastest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PlanFormatter:
+    """Formats a search outcome as fields of a plan."""
+
+    spec: Spec
+    priced_pool: PricedPool
+    search: SearchOutcome
+    band: Band
+    """Measured over predicted seconds."""
+    ratios: Ratios
+    """The same of the ratio of two decisions' seconds."""
+
+    def prediction(self, detail: Detail, *, simulated_s: float | None = None) -> TrainPrediction:
+        """Predict one decision."""
+        step_s = max(number(detail.step.step_s), simulated_s or 0.0)
+        tokens = self.spec.goal.tokens_per_step / self.search.problem.num_devices
+        peaks = tuple(round(float(peak)) for peak in detail.memory.total_PC[:, 0])
+        low_s, high_s = step_s * self.band[0], step_s * self.band[1]
+        seconds = detail.step.by_cause(simulated_s=step_s)
+        return TrainPrediction(
+            step_time_s=step_s,
+            step_time_s_band=(low_s, high_s),
+            tokens_per_s_per_device=tokens / step_s,
+            tokens_per_s_per_device_band=(tokens / high_s, tokens / low_s),
+            peak_memory_bytes=peaks,
+            peak_memory_bytes_band=tuple(peak_band(peak) for peak in peaks),
+            memory_limit_bytes=int(self.search.problem.memory_limit_bytes),
+            memory_capacity_bytes=int(self.search.problem.capacity_bytes),
+            **asdict(self.risk(detail)),
+            activation_bytes=tuple(round(float(b)) for b in detail.memory.activations_PC[:, 0]),
+            breakdown_s=seconds,
+            communication_s=sum(
+                seconds[name] for name in ("tensor", "context", "expert", "bubble")
+            ),
+            stages=stage_predictions(detail),
+            mfu_ratio=self._mfu(step_s),
+            played_step_time_s=simulated_s,
+            run=self._run(detail, step_s=step_s),
+        )
+
+    def risk(self, detail: Detail) -> MemoryForecast:
+        """Forecast the memory risk of one decision."""
+        problem = self.search.problem
+        is_recorded = problem.expert_imbalance is not None or problem.model.moe is None
+        return forecast_memory(
+            detail.memory.total_PC[:, 0],
+            0.0
+            if is_recorded
+            else uneven_bytes(
+                problem.shape,
+                detail.strategies,
+                problem.hardware,
+                detail.stages,
+                constants=problem.memory_constants,
+            ),
+            capacity_bytes=problem.capacity_bytes,
+            software=problem.software,
+            prices=loss_prices(self.spec.goal),
+        )
+
+    def roomier(self, choice: ChosenDecision) -> Roomier | None:
+        """Compare with the fastest safe decision, where the chosen one may run out of memory."""
+        best = choice.chosen
+        chosen = self.simulated_prediction(best)
+        if (chosen.out_of_memory_probability or 0.0) <= SMALL:
+            return None
+        row = fastest_with_headroom(
+            self.search, step_s=best.objective_s, headroom=choice.headroom.searches
+        )
+        if row is None:
+            return None
+        single = replace(self.search, solutions=row)
+        decision, predicted = replace(self, search=single)._predict_row(0)
+        slower_ratio = max(0.0, predicted.step_time_s / chosen.step_time_s - 1.0)
+        return Roomier(
+            decision=decision,
+            step_time_s=predicted.step_time_s,
+            slower_ratio=slower_ratio,
+            slower_s=slower_ratio * loss_prices(self.spec.goal).run_s(chosen.step_time_s),
+            peak_memory_bytes=max(predicted.peak_memory_bytes),
+            out_of_memory_probability=predicted.out_of_memory_probability or 0.0,
+        )
+
+    def alternatives(self, choice: ChosenDecision, *, top: int) -> tuple[Alternative, ...]:
+        """Return the next rows and why they lost; the fastest first where it was not chosen.
+
+        As many as hold `top` layouts with the chosen one's, and the ties.
+        """
+        solutions = self.search.solutions
+        assert solutions is not None
+        best = choice.chosen
+        tied = tied_rows(self.search, self.ratios, chosen=best.decision, step_s=best.objective_s)
+        others = [index for index in choice.order if index != choice.index]
+        ties = sum(tied[index] for index in others)
+        chosen = self.simulated_prediction(best)
+        runners_up = []
+        if not choice.is_fastest:
+            runners_up.append((choice.fastest.decision, self.simulated_prediction(choice.fastest)))
+        layouts = list(solutions.layouts())
+        ranked = [layout_of(best.decision), *(layouts[index] for index in others)]
+        enough = (rows_of_layouts(ranked, top=top) or len(ranked)) - 1
+        for index in others[: max(enough, min(ties, MOST_TIES))]:
+            decision, predicted = self._predict_row(index)
+            if decision != best.decision:
+                runners_up.append((decision, predicted))
+        return tuple(
+            self._alternative(best.decision, chosen, decision, predicted)
+            for decision, predicted in runners_up
+        )
+
+    def _alternative(
+        self,
+        chosen: TrainDecision,
+        expected: TrainPrediction,
+        decision: TrainDecision,
+        predicted: TrainPrediction,
+    ) -> Alternative:
+        """Compare a runner-up with the chosen decision."""
+        ratio = predicted.step_time_s / expected.step_time_s
+        band = self.ratios.between(chosen, decision, ratio=ratio)
+        return Alternative(
+            decision=decision,
+            predicted=predicted,
+            within_band=is_tie(band),
+            ratio_band=band,
+            lost_by=why_lost(expected, predicted),
+        )
+
+    def preference(self, choice: ChosenDecision, room: Roomier | None) -> Preference | None:
+        """Say why the fastest was not chosen; None where it was.
+
+        Args:
+            choice: that was made.
+            room: the fallback of the chosen one.
+        """
+        if choice.is_fastest:
+            return None
+        tries = (choice.fastest, choice.chosen)
+        risks = [self.risk(one.detail) for one in tries]
+        chance, own = (risk.out_of_memory_probability for risk in risks)
+        tried_first_s = None
+        if is_excluded(chance, beside=own):
+            step_s = [one.step_s for one in tries]
+            if room is not None:
+                step_s.append(room.step_time_s)
+                risks.append(fallback_forecast(room.out_of_memory_probability))
+            tried_first_s = tried_in_turn_s(loss_prices(self.spec.goal), step_s, risks)
+
+        def with_buckets_s(expected_s: float | None, best: PricedDecision) -> float | None:
+            return None if expected_s is None else expected_s - best.saved_s
+
+        return Preference(
+            fastest=choice.fastest.decision,
+            fastest_step_s=choice.fastest.step_s,
+            slower_ratio=max(0.0, choice.chosen.step_s / choice.fastest.step_s - 1.0),
+            reasons=choice.reasons,
+            expected_step_s=with_buckets_s(choice.expected_s, choice.chosen),
+            fastest_expected_step_s=with_buckets_s(choice.fastest_expected_s, choice.fastest),
+            fastest_out_of_memory_probability=chance,
+            fastest_tried_first_step_s=tried_first_s,
+        )
+
+    def simulated_prediction(self, best: PricedDecision) -> TrainPrediction:
+        """Predict a priced and simulated decision."""
+        return self.prediction(best.detail, simulated_s=best.simulated_s)
+
+    def _predict_row(self, index: int) -> tuple[TrainDecision, TrainPrediction]:
+        """Predict a row's decision with gradient buckets of its own.
+
+        Its schedule is simulated like the chosen one's.
+        """
+        usual = price_solution(self.search, index)
+        bucket, detail = with_best_bucket(self.search.problem, usual)
+        decision = TrainDecision.model_validate(
+            solution_fields(self.search, index) | {"ddp_bucket_size": bucket}
+        )
+        simulated = simulated_s(usual) - saved_s(usual, detail)
+        return decision, self.prediction(detail, simulated_s=simulated)
+
+    def pareto(self) -> tuple[ParetoPoint, ...]:
+        """Return what more time would save in memory."""
+        solutions = self.search.solutions
+        assert solutions is not None
+        return tuple(
+            ParetoPoint(
+                decision=TrainDecision.model_validate(solution_fields(self.search, index)),
+                step_time_s=float(solutions.step_s[index]),
+                peak_memory_bytes=round(float(solutions.peak_bytes[index])),
+                cost_per_step=cost_of_step(self.search, index),
+            )
+            for index in pareto_front(self.search)[:MOST_PARETO]
+        )
+
+    def _mfu(self, step_s: float) -> float:
+        goal, problem = self.spec.goal, self.search.problem
+        flop = goal.tokens_per_step * training_flop_per_token(
+            self.spec.model,
+            sequence_length=goal.sequence_length,
+            mtp_layers=int(problem.shape.mtp_layers),
+        )
+        peak = problem.num_devices * number(problem.hardware.matmul_flop_per_s)
+        return flop / (peak * step_s)
+
+    def _run(self, detail: Detail, *, step_s: float) -> RunForecast | None:
+        goal, pool = self.spec.goal, self.priced_pool.pool
+        if goal.reliability is None and goal.tokens is None:
+            return None
+        jobs, reliability = failure_model(self.spec, self.priced_pool, detail)
+        return forecast(
+            Run(
+                step_s=step_s,
+                tokens_per_step=goal.tokens_per_step,
+                tokens=goal.tokens,
+                devices_per_node=pool.devices_per_node,
+                price_per_device_hour=pool.price_per_device_hour,
+            ),
+            jobs=jobs,
+            reliability=reliability,
+        )
+
+
+def effective_step_s(
+    spec: Spec, priced_pool: PricedPool, detail: Detail, *, step_s: float
+) -> float:
+    """Seconds of wall clock per step with failures; the step itself where none are priced."""
+    jobs, reliability = failure_model(spec, priced_pool, detail)
+    return number(goodput_step_s(step_s, jobs=jobs, reliability=reliability))
+
+
+def failure_model(
+    spec: Spec, priced_pool: PricedPool, detail: Detail
+) -> tuple[Jobs, Reliability | None]:
+    """Jobs of one decision that can fail, and how often they do."""
+    stated = spec.goal.reliability
+    jobs = jobs_on_pool(
+        single(detail.strategies),
+        parameters=float(num_parameters(spec.model)),
+        pool=priced_pool.pool,
+        stated=stated or NEVER_FAILS,
+    )
+    if stated is None:
+        return jobs, None
+    profile = None if priced_pool.measured is None else priced_pool.measured.profile
+    host_bytes_per_s = priced_pool.sheet.host_bytes_per_s
+    return jobs, resolved(stated, host_bytes_per_s=host_bytes_per_s, profile=profile)
+
+
+def stage_predictions(detail: Detail) -> tuple[StagePrediction, ...]:
+    """Stages in execution order; the bytes of a pipeline rank are shared by its layers."""
+    stages, memory = detail.stages, detail.memory
+    layers_S = (stages.dense_SC + stages.moe_SC)[:, 0]
+    ranks = len(memory.weights_PC)
+    layers_P = np.array([layers_S[rank::ranks].sum() for rank in range(ranks)])
+    of_rank = len(layers_S) // ranks
+
+    def at(grid: np.ndarray, stage: int) -> int:
+        rank = stage % ranks
+        layers = layers_P[rank]
+        share = layers_S[stage] / layers if layers else 1.0 / of_rank
+        return round(float(grid[rank, 0]) * share)
+
+    other_PC = memory.buffers_PC + memory.reserve_PC + memory.context_PC
+    return tuple(
+        StagePrediction(
+            layers=int(layers_S[stage]),
+            forward_s=float(detail.step.forward_s_SC[stage, 0]),
+            backward_s=float(detail.step.backward_s_SC[stage, 0]),
+            parameter_bytes=at(memory.weights_PC, stage),
+            gradient_bytes=at(memory.gradients_PC, stage),
+            optimizer_bytes=at(memory.optimizer_PC, stage),
+            activation_bytes=at(memory.activations_PC, stage),
+            other_bytes=at(other_PC, stage),
+        )
+        for stage in range(len(layers_S))
+    )

@@ -1,0 +1,422 @@
+"""From a spec on described devices to a plan: build the problem, search, refine, certify.
+
+The search ranks rows by the closed form of a step. The best of them are simulated pass by pass, and
+the objective is the longer of the two (finalists.py). The integer program may move layers and
+recomputation of the very best; its solution is priced and simulated like the others. Of the
+decisions that the model cannot tell from the fastest, another one may be preferred (preference.py).
+
+After that follow-up searches look for what would help: nodes, memory, features that the targets
+lack. They share one more time limit; relaxations of memory get the first half of it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from tuner.costs.analytic.memory import price_memory
+from tuner.costs.analytic.shapes import number
+from tuner.devices.datasheet import Generation
+from tuner.plan import (
+    Plan,
+    Provenance,
+    Relaxation,
+    TrainDecision,
+    TrainPrediction,
+    Unlaunchable,
+)
+from tuner.search.forked import numbers
+from tuner.search.layout_groups import by_layout
+from tuner.search.progress import PlanningEvent, ignore_progress
+from tuner.search.reasons import binding_constraint, what_is_not_known
+from tuner.search.train.build_problem import PricedPool, build_problem
+from tuner.search.train.extrapolation import weigh_extrapolation, with_extrapolation_notes
+from tuner.search.train.finalists import (
+    Finalist,
+    rank_by_simulation,
+    refine_finalist,
+    simulated_s,
+    unsettled_notes,
+)
+from tuner.search.train.gradient_buckets import bucket_note, saved_s, with_best_bucket
+from tuner.search.train.headroom_offers import headroom_relaxations
+from tuner.search.train.headroom_search import (
+    NO_HEADROOM,
+    Headroom,
+    has_enough_headroom,
+    search_headroom,
+)
+from tuner.search.train.incumbents import SearchOutcome, Solutions
+from tuner.search.train.memory_risk import LIKELY, SMALL, loss_prices
+from tuner.search.train.more_nodes import more_nodes
+from tuner.search.train.plan_fields import (
+    ChosenDecision,
+    PlanFormatter,
+    PricedDecision,
+    effective_step_s,
+)
+from tuner.search.train.preference import TOLERANCE_RATIO, Preferred, choose_preferred
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.regimes import band_for
+from tuner.search.train.relaxations import (
+    MEMORY_LIMIT,
+    NOT_SEARCHED,
+    feature_tasks,
+    relaxations,
+    unlaunchable,
+)
+from tuner.search.train.releases import priced_release
+from tuner.search.train.search import Settings, search
+from tuner.search.train.search_result import (
+    Detail,
+    price_solution,
+    solution_fields,
+    to_certificate,
+)
+from tuner.search.train.ties import NO_TIES, count_ties, pool_ratios
+from tuner.spec.cluster import Pool
+from tuner.spec.spec import Spec
+from tuner.units import format_bytes
+
+UNLIMITED_BYTES = 2.0**50
+"""More memory than any device has."""
+
+NUM_FINALISTS = 3
+"""Rows whose layout the integer program refines."""
+
+
+def make_analytic_plan(
+    spec: Spec,
+    priced_pool: PricedPool,
+    *,
+    settings: Settings,
+    provenance: Provenance,
+    with_unlaunchable: bool = True,
+) -> Plan:
+    """Plan a training run from device descriptions.
+
+    Features that the targets lack are searched one by one, unless `with_unlaunchable` is False.
+
+    Raises:
+        SpecError: the spec asks for what no device or target can do.
+    """
+    problem = build_problem(spec, priced_pool)
+    precision = spec.goal.precision.value
+    priced = priced_release(spec.emit, spec.goal.engine, priced_pool.residuals)
+    band = band_for(
+        spec.emit,
+        priced_pool.sheet,
+        priced_pool.residuals,
+        precision=precision,
+        release=priced.stated,
+    )
+    settings = replace(settings, band_ratio=max(settings.band_ratio, TOLERANCE_RATIO))
+    watch, settings = settings.watch, replace(settings, watch=ignore_progress)
+    outcome = search(problem, replace(settings, watch=watch))
+    notes: tuple[str, ...] = (priced.note,) if priced.note else ()
+    if outcome.solutions is None and spec.search != problem.limits:
+        watch(PlanningEvent(stage="search", text="nothing fits; retrying with offloading"))
+        outcome = search(replace(problem, limits=spec.search), settings)
+        if outcome.solutions is not None:
+            notes += ("fits only with offloading or dropped tokens, which no published run prices",)
+    if outcome.solutions is not None:
+        watch(PlanningEvent(stage="choice", text="simulating the best pass by pass to rank them"))
+    choice = (
+        None
+        if outcome.solutions is None
+        else _choose(outcome, settings, spec=spec, priced_pool=priced_pool)
+    )
+    best = None if choice is None else choice.chosen
+    if best is not None and (best.decision.optimizer_offload or best.decision.activation_offload):
+        notes += (_host_note(problem, best.detail, priced_pool.pool),)
+    if best is not None:
+        notes += (
+            *_connection_notes(best.decision, priced_pool),
+            *filter(None, (best.note,)),
+            *unsettled_notes(best.detail),
+        )
+    rests_on = (
+        None if best is None else weigh_extrapolation(outcome, best.candidate, best.detail.stages)
+    )
+    ratios = pool_ratios(spec, priced_pool, band=band)
+    if rests_on is not None:
+        band, ratios = rests_on.widened(band), ratios.widened(rests_on.stretch)
+    formatter = PlanFormatter(
+        spec=spec, priced_pool=priced_pool, search=outcome, band=band, ratios=ratios
+    )
+    certificate = to_certificate(
+        outcome,
+        ties=(
+            NO_TIES
+            if best is None
+            else count_ties(outcome, ratios, chosen=best.decision, step_s=best.objective_s)
+        ),
+        objective_s=None if choice is None else choice.fastest.objective_s,
+        decision_s=(None if choice is None or choice.is_fastest else choice.chosen.objective_s),
+    )
+    full_provenance = with_extrapolation_notes(
+        provenance.model_copy(update={"notes": provenance.notes + notes}), problem, rests_on
+    )
+    common = {
+        "model": spec.model,
+        "cluster": spec.cluster,
+        "goal": spec.goal,
+        "search": spec.search,
+        "emit": spec.emit,
+        "certificate": certificate,
+        "provenance": full_provenance,
+    }
+    if choice is None or best is None:
+        watch(PlanningEvent(stage="relaxations", text="nothing fits; searching for what would"))
+        begun_s = settings.clock()
+        half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
+        predict = partial(_predict_best, formatter)
+        solve_relaxations = relaxations(problem, half, predict=predict)
+        binding = ", ".join(one.limit for one in solve_relaxations)
+        if binding == MEMORY_LIMIT:
+            left = settings.since(begun_s)
+            solve_relaxations = (
+                *more_nodes(spec, priced_pool, settings=left, band=band),
+                *solve_relaxations,
+            )
+        not_known = what_is_not_known(certificate, time_limit_s=settings.time_limit_s)
+        return Plan.model_validate(
+            common
+            | {
+                "decision": None,
+                "predicted": None,
+                "binding_constraint": not_known or binding,
+                "alternatives": (),
+                "relaxations": solve_relaxations,
+            }
+        )
+    begun_s = settings.clock()
+    predicted = formatter.simulated_prediction(best)
+    room = formatter.roomier(choice)
+    is_full = (predicted.out_of_memory_probability or 0.0) > SMALL
+    room_out: tuple[Relaxation, ...] = ()
+    if (predicted.out_of_memory_probability or 0.0) > LIKELY and choice.headroom.safe_peak_ratio:
+        watch(PlanningEvent(stage="relaxations", text="searching for headroom"))
+        ratio = choice.headroom.safe_peak_ratio
+        half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
+        room_out = headroom_relaxations(
+            spec, priced_pool, safe_peak_ratio=ratio, settings=half, band=band
+        )
+    unlimited_s, lacking, skipped = _search_beyond(
+        outcome,
+        replace(settings.since(begun_s), watch=watch),
+        below_s=choice.fastest.objective_s,
+        with_unlaunchable=with_unlaunchable,
+    )
+    return Plan.model_validate(
+        common
+        | {
+            "provenance": full_provenance.model_copy(
+                update={"notes": full_provenance.notes + _time_notes(skipped)}
+            ),
+            "decision": best.decision,
+            "predicted": predicted,
+            "relaxations": room_out,
+            "preferred": formatter.preference(choice, room),
+            "roomier": room,
+            "roomier_within_ratio": choice.searched_ratio,
+            "no_roomier": is_full and room is None and choice.has_searched_all,
+            "binding_constraint": binding_constraint(
+                predicted,
+                fastest_s=formatter.simulated_prediction(choice.fastest).step_time_s,
+                unlimited_s=unlimited_s,
+                memory_limit_bytes=int(problem.memory_limit_bytes),
+            ),
+            **by_layout(best.decision, formatter.alternatives(choice, top=settings.top)),
+            "pareto": formatter.pareto(),
+            "unlaunchable": lacking,
+        }
+    )
+
+
+def _predict_best(formatter: PlanFormatter, outcome: SearchOutcome) -> TrainPrediction:
+    """Predict the best decision of another search."""
+    return replace(formatter, search=outcome).prediction(price_solution(outcome, 0))
+
+
+def _search_beyond(
+    outcome: SearchOutcome, settings: Settings, *, below_s: float, with_unlaunchable: bool
+) -> tuple[float | None, tuple[Unlaunchable, ...], tuple[str, ...]]:
+    """Search without the memory limit and with features that the targets lack, in parallel.
+
+    Returns:
+        Seconds of the fastest step in any memory with its own gradient buckets, where it is less
+        than `below_s` without them, features that would gain, and those not searched in time.
+    """
+    unlimited = replace(outcome.problem, memory_limit_bytes=UNLIMITED_BYTES)
+    quiet = replace(settings, top=1, band_ratio=0.0, below_s=below_s, watch=ignore_progress)
+
+    def unlimited_s() -> float | None:
+        rerun = search(unlimited, quiet)
+        ranking = rank_by_simulation(
+            rerun, time_limit_s=settings.time_limit_s / 8.0, clock=settings.clock
+        )
+        if not ranking.objective_s:
+            return None
+        usual = price_solution(rerun, ranking.order[0])
+        saved = saved_s(usual, with_best_bucket(rerun.problem, usual)[1])
+        return ranking.objective_s[0] - saved
+
+    features = feature_tasks(outcome, settings) if with_unlaunchable else {}
+
+    def report(index: int) -> None:
+        if index == 0:
+            settings.watch(PlanningEvent(stage="memory", text="searching again without its limit"))
+            return
+        text = f"{index - 1} of {len(features)} missing features: {list(features)[index - 1]}"
+        settings.watch(PlanningEvent(stage="targets", text=text))
+
+    memory_s, *step_s = numbers(
+        (unlimited_s, *features.values()),
+        processes=settings.processes,
+        patience_s=settings.time_limit_s,
+        starting=report,
+    )
+    if not with_unlaunchable:
+        return memory_s, (), ()
+    step_s_of = dict(zip(features, step_s, strict=True))
+    skipped = tuple(feature for feature, one in step_s_of.items() if one == NOT_SEARCHED)
+    return memory_s, unlaunchable(outcome, step_s_of), skipped
+
+
+def _time_notes(skipped: Sequence[str]) -> tuple[str, ...]:
+    """Name the features that were not searched."""
+    if not skipped:
+        return ()
+    return (f"--time-limit left no time to search what these would gain: {', '.join(skipped)}",)
+
+
+def _choose(
+    outcome: SearchOutcome, settings: Settings, *, spec: Spec, priced_pool: PricedPool
+) -> ChosenDecision:
+    """Simulate the best rows, refine the layouts of the first, and choose near the fastest.
+
+    All use the same devices, so failures reorder them only where checkpoints differ.
+    """
+    order = rank_by_simulation(
+        outcome, time_limit_s=settings.time_limit_s / 8.0, clock=settings.clock
+    ).order
+    share_s = settings.time_limit_s / 8.0 / NUM_FINALISTS
+    tried = {
+        index: refine_finalist(outcome, index, time_limit_s=share_s)
+        for index in order[:NUM_FINALISTS]
+    }
+
+    def wall_clock_s(detail: Detail, step_s: float) -> float:
+        return effective_step_s(spec, priced_pool, detail, step_s=step_s)
+
+    def effective_s(item: tuple[int, Finalist]) -> float:
+        return wall_clock_s(item[1].detail, max(item[1].step_s, item[1].simulated_s))
+
+    index, chosen = min(tried.items(), key=effective_s)
+    row = _to_solutions(chosen)
+    fastest = _to_priced(outcome, row, chosen.detail, simulated_s=chosen.simulated_s)
+    fastest_s = effective_s((index, chosen))
+
+    def is_near(detail: Detail, step_s: float, most_ratio: float) -> bool:
+        return wall_clock_s(detail, step_s) <= fastest_s * most_ratio
+
+    def preferred_with(headroom: Headroom) -> Preferred | None:
+        return choose_preferred(
+            outcome,
+            row,
+            objective_s=fastest.objective_s,
+            prices=loss_prices(spec.goal),
+            simulate=simulated_s,
+            is_near=is_near,
+            headroom=headroom.searches,
+        )
+
+    other = preferred_with(NO_HEADROOM)
+    full, step_s = row, fastest.objective_s
+    if other is not None and other.step_s <= step_s * (1.0 + TOLERANCE_RATIO):
+        full, step_s = other.row, other.step_s
+    headroom = NO_HEADROOM
+    if other is None or not has_enough_headroom(outcome, other, fastest_s=fastest.objective_s):
+        headroom = search_headroom(outcome, settings, full=full, step_s=step_s)
+    if headroom.searches:
+        other = preferred_with(headroom)
+    if other is None:
+        return ChosenDecision(
+            chosen=fastest, fastest=fastest, order=order, index=index, headroom=headroom
+        )
+    return ChosenDecision(
+        chosen=_to_priced(outcome, other.row, other.detail, simulated_s=other.simulated_s),
+        fastest=fastest,
+        order=order,
+        index=index,
+        reasons=other.reasons,
+        expected_s=other.expected_s,
+        fastest_expected_s=other.fastest_expected_s,
+        headroom=headroom,
+    )
+
+
+def _to_priced(
+    outcome: SearchOutcome, row: Solutions, detail: Detail, *, simulated_s: float
+) -> PricedDecision:
+    bucket, own = with_best_bucket(outcome.problem, detail)
+    saved = saved_s(detail, own)
+    objective_s = max(number(detail.step.step_s), simulated_s)
+    return PricedDecision(
+        decision=TrainDecision.model_validate(
+            solution_fields(replace(outcome, solutions=row), 0) | {"ddp_bucket_size": bucket}
+        ),
+        candidate=row.candidates,
+        detail=own,
+        objective_s=objective_s,
+        simulated_s=simulated_s - saved,
+        note="" if bucket is None else bucket_note(bucket, objective_s=objective_s, saved=saved),
+    )
+
+
+def _to_solutions(chosen: Finalist) -> Solutions:
+    """A finalist with its own layout and recomputation as a row."""
+    pipeline = int(chosen.candidate.rows["pipeline"][0])
+    layers_S = np.array(chosen.layers_S)
+    return Solutions(
+        candidates=chosen.candidate,
+        step_s=np.array([chosen.step_s]),
+        peak_bytes=np.array([float(chosen.detail.memory.total_PC.max())]),
+        layers_PC=layers_S.reshape(-1, pipeline).sum(axis=0)[:, None],
+    )
+
+
+def _connection_notes(decision: TrainDecision, priced_pool: PricedPool) -> Iterator[str]:
+    """Repeat a warning of Megatron-LM: two overlaps that want opposite launch queues.
+
+    Source: megatron/training/arguments.py of core_v0.19.0, for devices before Blackwell.
+    """
+    is_cut = decision.tensor_model_parallel_size > 1 or decision.context_parallel_size > 1
+    is_old = priced_pool.sheet.generation in (Generation.AMPERE, Generation.ADA, Generation.HOPPER)
+    if decision.a2a_overlap and is_cut and is_old:
+        yield (
+            "overlapped all-to-all wants a large CUDA_DEVICE_MAX_CONNECTIONS, tensor and context"
+            " parallelism want 1 before Blackwell: try 1 and 32; the price assumes that neither"
+            " slows the step"
+        )
+
+
+def _host_note(problem: TrainProblem, detail: Detail, pool: Pool) -> str:
+    """State the host memory that offloading needs, whose size no datasheet has."""
+    kept = replace(detail.strategies, optimizer_offload=0.0, activation_offload=0.0)
+    whole = price_memory(
+        problem.shape,
+        kept,
+        problem.hardware,
+        detail.stages,
+        constants=problem.memory_constants,
+    )
+    moved_PC = whole.optimizer_PC + whole.activations_PC
+    moved_PC = moved_PC - detail.memory.optimizer_PC - detail.memory.activations_PC
+    node_bytes = int(float(moved_PC.max()) * pool.devices_per_node)
+    return (
+        f"offloading needs {format_bytes(node_bytes)} of free host memory on each node, which the"
+        " cluster does not state and the plan does not check"
+    )

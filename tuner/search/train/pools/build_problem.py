@@ -1,0 +1,162 @@
+"""The problem of a search over several pools: one training problem per pool."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from tuner.costs.analytic.calibration import Residuals
+from tuner.costs.analytic.measured_profile import MeasuredProfile
+from tuner.errors import SpecError
+from tuner.plan import Band
+from tuner.search.ratios import Ratios, widest
+from tuner.search.train.build_problem import PricedPool, build_problem, price_pool
+from tuner.search.train.extrapolation import EXTRAPOLATED_FACTOR, extrapolated_by_search
+from tuner.search.train.pools.spares import spares_by_pool
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.regimes import band_for
+from tuner.search.train.releases import priced_release
+from tuner.search.train.ties import pool_ratios
+from tuner.spec.cluster import Cluster, Pool
+from tuner.spec.spec import Spec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolsProblem:
+    """One run on several pools; model, batch, targets and limits are the same in all of them."""
+
+    cluster: Cluster
+    """Spare nodes taken off."""
+    by_pool: tuple[TrainProblem, ...]
+    """In the order of the cluster's pools; each has a single pool."""
+    specs: tuple[Spec, ...]
+    """The spec for each pool by itself, with its own spare nodes."""
+    priced_pools: tuple[PricedPool, ...]
+    """Spare nodes not taken off."""
+    bands: tuple[Band, ...]
+    """Measured over predicted seconds on each pool, lowest and highest."""
+    ratios: Ratios
+    """Measured over predicted ratios of two chains' seconds, on any pools."""
+
+    def with_extrapolation(self) -> "PoolsProblem":
+        """Widen the bands of pools whose profiles the search extrapolated.
+
+        Every extrapolation of the search counts, since chains are not priced again.
+        """
+        wider = tuple(
+            (low / EXTRAPOLATED_FACTOR, high * EXTRAPOLATED_FACTOR)
+            if extrapolated_by_search(own)
+            else (low, high)
+            for own, (low, high) in zip(self.by_pool, self.bands, strict=True)
+        )
+        is_beyond = any(extrapolated_by_search(own) for own in self.by_pool)
+        ratios = self.ratios.widened(EXTRAPOLATED_FACTOR) if is_beyond else self.ratios
+        return replace(self, bands=wider, ratios=ratios)
+
+    @property
+    def any_pool(self) -> TrainProblem:
+        """One of the problems, for what is the same in all."""
+        return self.by_pool[0]
+
+    @property
+    def num_pools(self) -> int:
+        """P."""
+        return len(self.by_pool)
+
+
+def build_pools_problem(
+    spec: Spec,
+    *,
+    residuals: Residuals | None,
+    measured: Mapping[str, MeasuredProfile] = MappingProxyType({}),
+) -> PoolsProblem:
+    """Build the problem of a spec with several pools.
+
+    Args:
+        spec: with `device` on every pool and links between them.
+        residuals: corrections and bands; None prices with the generic constants.
+        measured: profiles of pools, by name.
+
+    Raises:
+        SpecError: a pool has no device description, cannot compute in the precision, or nothing
+            joins it to the others; or the search limits what the partition decides.
+        UnknownDeviceError: a device has no description.
+    """
+    cluster = spec.cluster
+    _refuse_unjoined(cluster)
+    if spec.search.pipeline_model_parallel_size is not None:
+        raise SpecError(
+            "search.pipeline_model_parallel_size: over several pools the partition decides how "
+            "many stages there are; leave it out"
+        )
+    for pool in cluster.pools:
+        if pool.device is None:
+            raise SpecError(
+                f"cluster.pools: {pool.name!r} has no 'device'; several pools are planned from "
+                "device descriptions, e.g. device: h100-sxm"
+            )
+    priced_pools = tuple(
+        price_pool(pool, residuals=residuals, measured=measured.get(pool.name))
+        for pool in cluster.pools
+    )
+    specs = _specs(spec)
+    problems = tuple(
+        build_problem(own, priced_pool)
+        for own, priced_pool in zip(specs, priced_pools, strict=True)
+    )
+    bands = tuple(
+        band_for(
+            spec.emit,
+            priced_pool.sheet,
+            priced_pool.residuals,
+            precision=spec.goal.precision.value,
+            release=priced_release(spec.emit, spec.goal.engine, priced_pool.residuals).stated,
+        )
+        for priced_pool in priced_pools
+    )
+    return PoolsProblem(
+        cluster=Cluster(
+            pools=tuple(
+                pool.model_copy(update={"nodes": own.num_devices // pool.devices_per_node})
+                for pool, own in zip(cluster.pools, problems, strict=True)
+            ),
+            links=cluster.links,
+        ),
+        by_pool=problems,
+        specs=specs,
+        priced_pools=priced_pools,
+        bands=bands,
+        ratios=widest(
+            [
+                pool_ratios(spec, priced_pool, band=band)
+                for priced_pool, band in zip(priced_pools, bands, strict=True)
+            ]
+        ),
+    )
+
+
+def _specs(spec: Spec) -> tuple[Spec, ...]:
+    pools, stated = spec.cluster.pools, spec.goal.reliability
+    spares = spares_by_pool(pools, 0 if stated is None else stated.spare_nodes)
+
+    def own(pool: Pool, spare_nodes: int) -> Spec:
+        kept = None if stated is None else stated.model_copy(update={"spare_nodes": spare_nodes})
+        goal = spec.goal.model_copy(update={"reliability": kept})
+        return spec.model_copy(update={"cluster": Cluster(pools=(pool,)), "goal": goal})
+
+    return tuple(own(pool, spare_nodes) for pool, spare_nodes in zip(pools, spares, strict=True))
+
+
+def _refuse_unjoined(cluster: Cluster) -> None:
+    """Raise SpecError unless every pool is reachable from the first over links."""
+    names = [pool.name for pool in cluster.pools]
+    reached = {names[0]}
+    for _ in names:
+        for link in cluster.links:
+            if reached & set(link.between):
+                reached |= set(link.between)
+    unreached = [name for name in names if name not in reached]
+    if unreached:
+        raise SpecError(
+            f"cluster.links: nothing joins pool {unreached[0]!r} to {names[0]!r}; state {{between: "
+            f"[{names[0]}, {unreached[0]}], bandwidth: ..., latency: ...}} or keep one pool"
+        )

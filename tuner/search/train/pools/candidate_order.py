@@ -1,0 +1,113 @@
+"""Ranking of all decisions: chains over pools and single pools, with a search for headroom.
+
+Chains over pools are simulated pass by pass and compared with the best of each single pool. Where
+the best chain may run out of memory, chains with more headroom are searched for and ranked too.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tuner.search.progress import PlanningEvent, ProgressListener
+from tuner.search.train.memory_risk import SMALL
+from tuner.search.train.pools.certificate import fastest_chain
+from tuner.search.train.pools.chains import Chain
+from tuner.search.train.pools.headroom_search import search_chain_headroom
+from tuner.search.train.pools.risk import (
+    PoolsDecision,
+    PricedRisk,
+    decision_with_headroom,
+    price_risks,
+    sort_decisions,
+)
+from tuner.search.train.pools.search import PoolsSearchOutcome, Settings
+from tuner.search.train.pools.single_pool import SinglePoolDecision, SinglePoolResult
+from tuner.search.train.pools.to_plan import SimulatedChain, simulate_chain
+from tuner.search.train.preference import TOLERANCE_RATIO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ranking:
+    """All decisions with their risks."""
+
+    order: list[PoolsDecision]
+    """Best first; decisions that run out of memory more likely than not come last."""
+    risks: Mapping[PoolsDecision, PricedRisk]
+    complete_s: float | None
+    """Seconds of a step up to which the search for decisions with headroom is complete; infinite:
+    complete. None: there was no such search."""
+
+    @property
+    def best(self) -> PoolsDecision | None:
+        """The decision to plan; None where nothing fits.
+
+        A chain on one pool is replaced by the result of that pool's own search if that is about as
+        fast and fits: the single-pool planner also optimises the layers per stage.
+        """
+        if not self.order:
+            return None
+        best, *others = self.order
+        if not isinstance(best, SimulatedChain) or is_over_several(best):
+            return best
+        most_s = self.risks[best].effective_s * (1.0 + TOLERANCE_RATIO)
+        for one in others:
+            risk = self.risks[one]
+            if _is_single_pool_of(one, best) and risk.is_fit and risk.effective_s <= most_s:
+                return one
+        return best
+
+    @property
+    def chains(self) -> list[SimulatedChain]:
+        """The chains, in the same order."""
+        return [one for one in self.order if isinstance(one, SimulatedChain)]
+
+
+def is_over_several(one: SimulatedChain) -> bool:
+    """Whether a chain runs on more than one pool."""
+    return len(set(one.chain.pool_S)) > 1
+
+
+def _is_single_pool_of(one: PoolsDecision, chain: SimulatedChain) -> bool:
+    return isinstance(one, SinglePoolDecision) and one.index == chain.chain.pool_S[0]
+
+
+def rank_decisions(
+    outcome: PoolsSearchOutcome,
+    settings: Settings,
+    *,
+    single_pools: Sequence[SinglePoolResult],
+    watch: ProgressListener,
+) -> Ranking:
+    """Simulate the chains, search for headroom where the best chain lacks it, and rank all."""
+    problem = outcome.problem
+    every: list[PoolsDecision] = [one for pool in single_pools for one in pool.decisions]
+    every += [simulate_chain(chain) for chain in outcome.chains]
+    risks = price_risks(every, problem)
+    ranking = Ranking(order=sort_decisions(risks), risks=risks, complete_s=None)
+    single_pools_s = min(pool.complete_s for pool in single_pools)
+    if not ranking.chains:
+        return replace(ranking, complete_s=min(outcome.complete_s, single_pools_s))
+    first, fastest = ranking.chains[0], fastest_chain(ranking.chains)
+    is_near = first.objective_s <= fastest.objective_s * (1.0 + TOLERANCE_RATIO)
+    full = first if is_near else fastest
+    if risks[full].chance <= SMALL:
+        return ranking
+    watch(PlanningEvent(stage="memory", text="searching for chains with more headroom"))
+    known = decision_with_headroom(risks)
+    known_s = math.inf if known is None else known.objective_s
+    rooms = search_chain_headroom(outcome, settings, full=full, known_s=known_s)
+    if rooms is None:
+        return ranking
+    keys = {_key(one.chain) for one in ranking.chains}
+    more = {_key(chain): chain for chain in rooms.chains if _key(chain) not in keys}
+    risks = price_risks([*every, *(simulate_chain(chain) for chain in more.values())], problem)
+    return Ranking(
+        order=sort_decisions(risks), risks=risks, complete_s=min(rooms.complete_s, single_pools_s)
+    )
+
+
+def _key(chain: Chain) -> tuple[object, ...]:
+    """Identify a chain by its decision."""
+    row = chain.candidate.row
+    values = (*row.rows.values(), *row.options.values())
+    return chain.pool_S, chain.layers_S, tuple(int(column[0]) for column in values)

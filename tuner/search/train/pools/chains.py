@@ -1,0 +1,191 @@
+"""The best chain of stages of one candidate over given pools: solved, then priced in full.
+
+The solver (solvers/partition) minimises sum C + 2 sum X' + (m - 1) max(C, X'). The price of a chain
+(stage_prices.py) exceeds sum D + 2 sum X + (m - 1) max(D, X) by two terms, which the solver gets as
+far as its optimum stays a bound:
+
+- A send over cut c also delays every further micro-batch by 2 X / p, and p is at most the number of
+  stages that the devices suffice for. X' = min(X (1 + (m - 1) / p_most), max(X, least pace)) never
+  exceeds the chain's price, and equals it where all devices are used.
+- Once per step a stage pays at least a fixed part and w per layer (bounds.py). With n layers,
+  C = D + n w / (m - 1 + p_most) adds at most the largest n w to the optimum.
+
+The optimum plus the least fixed part bounds every chain of the candidate. If a stage exceeds its
+memory at the full price, the limit of its pool is lowered by the excess and the problem is solved
+again; the bound stays the first one.
+
+Letters: P the chosen pools, S stages.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from solvers.partition.problem import Partition, PartitionProblem
+from solvers.registry import PARTITION
+from tuner.search.reference.heterogeneous import PoolPrices, partition_problem
+from tuner.search.train.candidates import Candidates
+from tuner.search.train.pools.bounds import OnceParts, most_stages
+from tuner.search.train.pools.space import Pools
+from tuner.search.train.pools.stage_prices import (
+    ChainPrice,
+    Floats,
+    LayerBytes,
+    PoolPricing,
+    chain_price,
+    pool_prices,
+)
+from tuner.spec.cluster import Cluster
+
+TIGHTENINGS: Final = 4
+"""How often limits are lowered before a candidate is given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PoolsCandidate:
+    """One candidate over the chosen pools, with its prices."""
+
+    row: Candidates
+    """Degrees and options, a single row."""
+    chosen: Pools
+    """Positions of the pools in the cluster."""
+    pools: tuple[PoolPricing, ...]
+    bytes_of: tuple[LayerBytes, ...]
+    once_of: tuple[OnceParts, ...]
+    least_pace_s: float
+    """Of every chain (bounds.py)."""
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of one pipeline, m."""
+        return int(np.ravel(self.pools[0].strategies.num_microbatches)[0])
+
+    def on(self, index: int) -> PoolPricing:
+        """Return the prices on a pool, by position in the cluster."""
+        return self.pools[self.chosen.index(index)]
+
+    @property
+    def most_stages(self) -> int:
+        """Stages that the devices suffice for."""
+        return int(most_stages(self.pools)[0])
+
+    @property
+    def least_fixed_s(self) -> float:
+        """Paid once per step by any chain."""
+        return min(float(once.fixed_C[0]) for once in self.once_of)
+
+    @property
+    def solver_prices(self) -> list[PoolPrices]:
+        """Layers as the solver sees them."""
+        share = 1.0 / (self.num_microbatches - 1 + self.most_stages)
+        return [
+            pool_prices(on, part, more_s_K=once.per_layer_KC[:, 0] * share)
+            for on, part, once in zip(self.pools, self.bytes_of, self.once_of, strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Chain:
+    """One candidate with its stages."""
+
+    candidate: PoolsCandidate
+    pool_S: tuple[int, ...]
+    """Position in the cluster of each stage's pool."""
+    layers_S: tuple[int, ...]
+    price: ChainPrice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChainSolution:
+    """The best chain of a candidate over some pools, with a bound."""
+
+    chain: Chain | None
+    bound_s: float
+    """No chain of the candidate is faster; infinite where none fits."""
+
+
+def solve_chain(
+    candidate: PoolsCandidate, cluster: Cluster, *, method: str, time_limit_s: float
+) -> ChainSolution:
+    """Find the best chain of one candidate over its pools.
+
+    Args:
+        candidate: what to solve.
+        cluster: all pools.
+        method: of solvers/registry.py.
+        time_limit_s: for one call of the solver.
+    """
+    between_s, problem = _problem(candidate, _part(cluster, candidate.chosen))
+    bounds_s = []
+    for _ in range(TIGHTENINGS + 1):
+        outcome = PARTITION.solve(problem, method=method, time_limit_s=time_limit_s)
+        bounds_s.append(outcome.bound + candidate.least_fixed_s)
+        if outcome.solution is None:
+            break
+        price = _priced(outcome.solution, candidate.pools, between_s)
+        excess = _excess_bytes(outcome.solution, price, candidate.pools)
+        if not any(excess):
+            chain = Chain(
+                candidate=candidate,
+                pool_S=tuple(candidate.chosen[stage.pool] for stage in outcome.solution.stages),
+                layers_S=tuple(stage.layers for stage in outcome.solution.stages),
+                price=price,
+            )
+            return ChainSolution(chain=chain, bound_s=bounds_s[0])
+        problem = replace(
+            problem,
+            memory_limit_bytes_P=np.maximum(problem.memory_limit_bytes_P - np.array(excess), 0),
+        )
+    return ChainSolution(chain=None, bound_s=bounds_s[0])
+
+
+def _part(cluster: Cluster, chosen: Pools) -> Cluster:
+    pools = tuple(cluster.pools[index] for index in chosen)
+    names = {pool.name for pool in pools}
+    return Cluster(
+        pools=pools, links=tuple(link for link in cluster.links if names >= set(link.between))
+    )
+
+
+def _problem(candidate: PoolsCandidate, cluster: Cluster) -> tuple[Floats, PartitionProblem]:
+    """Seconds between pools, and the problem."""
+    pools, m = candidate.pools, candidate.num_microbatches
+    prices = candidate.solver_prices
+    sent_bytes = float(pools[0].memory.boundary_C[0]) * prices[0].stage_devices
+    problem = partition_problem(cluster, prices, boundary_bytes=sent_bytes, num_microbatches=m)
+    visible = np.array([float(on.problem.constants.boundary_exposed_ratio) for on in pools])
+    between_s = problem.hop_s_PP * np.maximum.outer(visible, visible)
+    # The cheapest send between two stages of a pool.
+    np.fill_diagonal(between_s, [float(np.ravel(on.send_s(stages=2))[0]) for on in pools])
+    every_s = between_s * (1.0 + (m - 1) / candidate.most_stages)
+    capped_s = np.minimum(every_s, np.maximum(between_s, candidate.least_pace_s))
+    return between_s, replace(problem, hop_s_PP=capped_s)
+
+
+def _priced(partition: Partition, pools: Sequence[PoolPricing], between_s: Floats) -> ChainPrice:
+    return chain_price(
+        pools,
+        pool_S=[stage.pool for stage in partition.stages],
+        layers_S=[stage.layers for stage in partition.stages],
+        between_s=between_s,
+    )
+
+
+def _excess_bytes(
+    partition: Partition, price: ChainPrice, pools: Sequence[PoolPricing]
+) -> tuple[int, ...]:
+    """Bytes by which the peak stage of each pool exceeds its devices' memory."""
+    excess = [0] * len(pools)
+    for stage, needed in zip(partition.stages, price.bytes_S, strict=True):
+        over = math.ceil(needed - pools[stage.pool].problem.memory_limit_bytes)
+        excess[stage.pool] = max(excess[stage.pool], over)
+    return tuple(excess)
+
+
+def stretches(pool_S: Sequence[int]) -> list[tuple[int, int]]:
+    """Pools in execution order with the number of their stages."""
+    return [(pool, len(list(stages))) for pool, stages in itertools.groupby(pool_S)]

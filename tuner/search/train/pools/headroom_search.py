@@ -1,0 +1,203 @@
+"""Search for chains over pools with memory headroom, where the best one may run out of memory.
+
+The search over pools keeps the fastest chain for each set of degrees, up to the memory limits. As
+on one pool (analytic/headroom_search.py) it is repeated under limits at which running out of memory
+is unlikely on each pool; if its result is slower, also under those of CHANCES for faster chains;
+and if no chain has headroom, the minimum-memory chain is solved. All results are kept.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from tuner.search.train.headroom_search import CHANCES
+from tuner.search.train.memory_risk import SMALL, largest_peak_bytes
+from tuner.search.train.pools.build_problem import PoolsProblem
+from tuner.search.train.pools.chains import Chain
+from tuner.search.train.pools.min_memory import (
+    Change,
+    Deadline,
+    best_chain,
+    fit_anywhere,
+    min_memory_candidates,
+)
+from tuner.search.train.pools.search import PoolsSearchOutcome, Settings, search
+from tuner.search.train.pools.stage_prices import PoolPricing
+from tuner.search.train.pools.to_plan import (
+    SimulatedChain,
+    chain_memory_risk,
+    simulate_chain,
+    stage_uneven_bytes,
+)
+from tuner.search.train.preference import TOLERANCE_RATIO
+
+MOST_SEARCHES: Final = 2
+"""Searches under ever lower limits, where the peak of the result grows more than assumed."""
+
+HALVINGS: Final = 10
+"""Bisection steps for the least share of a device's memory: to a thousandth."""
+
+MORE_RATIOS: Final = (0.0, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.3)
+"""Added to that share until whole layers fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChainHeadroom:
+    """Chains with headroom."""
+
+    chains: tuple[Chain, ...]
+    complete_s: float
+    """Seconds of a step up to which the search for chains with headroom is complete; infinite:
+    complete."""
+
+
+def search_chain_headroom(
+    outcome: PoolsSearchOutcome,
+    settings: Settings,
+    *,
+    full: SimulatedChain,
+    known_s: float = math.inf,
+) -> ChainHeadroom | None:
+    """Search for chains with headroom; None where `full` already has it.
+
+    Args:
+        outcome: of the main search.
+        settings: of it; all searches together take half its time.
+        full: a chain that may run out of memory.
+        known_s: fastest known step with headroom; only faster ones are searched for.
+    """
+    if chain_memory_risk(full.chain, outcome.problem).out_of_memory_probability <= SMALL:
+        return None
+    return _HeadroomSearch(outcome, settings, full).result(known_s)
+
+
+def limit_to_chance(
+    problem: PoolsProblem, one: SimulatedChain, *, chance: float
+) -> PoolsProblem | None:
+    """Lower the memory limits to those with a given out-of-memory chance.
+
+    Peaks are assumed to grow with imbalance as those of a chain. None where no peak is that safe.
+    """
+    uneven_ratio = float(np.max(stage_uneven_bytes(one.chain, problem) / one.chain.price.bytes_S))
+    limits = [
+        min(
+            own.memory_limit_bytes,
+            largest_peak_bytes(
+                own.capacity_bytes,
+                chance=chance,
+                software=own.software,
+                has_pipeline=True,
+                uneven_ratio=uneven_ratio,
+            ),
+        )
+        for own in problem.by_pool
+    ]
+    if not all(limits):
+        return None
+    return replace(
+        problem,
+        by_pool=tuple(
+            replace(
+                own,
+                memory_limit_bytes=limit_bytes,
+                usable_memory_ratio=limit_bytes / own.capacity_bytes,
+            )
+            for own, limit_bytes in zip(problem.by_pool, limits, strict=True)
+        ),
+    )
+
+
+class _HeadroomSearch:
+    """Searches for headroom that share a time limit; lives as long as the call that made it."""
+
+    def __init__(
+        self, outcome: PoolsSearchOutcome, settings: Settings, full: SimulatedChain
+    ) -> None:
+        self._outcome = outcome
+        self._settings = settings
+        self._full = full
+        self._end_s = settings.clock() + settings.time_limit_s / 2.0
+        self._deadline = Deadline(method=settings.method, clock=settings.clock, end_s=self._end_s)
+        self._chains: list[Chain] = []
+
+    def result(self, known_s: float) -> ChainHeadroom:
+        """Run the searches."""
+        complete_s = self._under(SMALL, below_s=known_s)
+        fallback_s = min(known_s, self._least_s(SMALL))
+        for chance in CHANCES:
+            least_s = min(known_s, self._least_s(chance))
+            # Only a step between the two can be better than both.
+            if least_s > self._full.objective_s * (1.0 + TOLERANCE_RATIO):
+                self._under(chance, below_s=least_s)
+        if math.isinf(fallback_s):
+            self._chains += self._min_memory_chain()
+        return ChainHeadroom(chains=tuple(self._chains), complete_s=complete_s)
+
+    def _least_s(self, chance: float) -> float:
+        """The shortest step with at most this chance."""
+        return min(
+            (one.price.step_s for one in self._chains if self._chance(one) <= chance),
+            default=math.inf,
+        )
+
+    def _chance(self, chain: Chain) -> float:
+        return chain_memory_risk(chain, self._outcome.problem).out_of_memory_probability
+
+    def _under(self, chance: float, *, below_s: float) -> float:
+        """Search under the limits of a chance; return up to which step that is complete."""
+        limited, one = self._outcome.problem, self._full
+        complete_s = 0.0
+        for _ in range(MOST_SEARCHES):
+            lower = limit_to_chance(limited, one, chance=chance)
+            if lower is None:
+                return math.inf
+            limited = lower
+            left_s = max(0.0, self._end_s - self._settings.clock())
+            retry = search(
+                limited, replace(self._settings, top=1, below_s=below_s, time_limit_s=left_s)
+            )
+            complete_s = retry.complete_s
+            self._chains += retry.chains
+            if not retry.chains:
+                break
+            one = min(
+                (simulate_chain(chain) for chain in retry.chains), key=lambda each: each.objective_s
+            )
+            if self._chance(one.chain) <= chance:
+                break
+        return complete_s
+
+    def _min_memory_chain(self) -> list[Chain]:
+        """The chain whose peak devices have the largest share of memory to spare."""
+        problem = self._outcome.problem
+        candidates = min_memory_candidates(problem, self._outcome.space)
+        low, high = 0.0, 1.0
+        for _ in range(HALVINGS):
+            middle = 0.5 * (low + high)
+            if fit_anywhere(candidates, _with_share(middle)):
+                high = middle
+            else:
+                low = middle
+        for ratio in MORE_RATIOS:
+            chain = best_chain(
+                candidates,
+                _with_share(high * (1.0 + ratio)),
+                cluster=problem.cluster,
+                deadline=self._deadline,
+            )
+            if chain is not None:
+                return [chain]
+        return []
+
+
+def _with_share(ratio: float) -> Change:
+    """Limit peaks to a share of each device's memory, and to its limit."""
+
+    def change(on: PoolPricing) -> PoolPricing:
+        own = on.problem
+        limit_bytes = min(own.memory_limit_bytes, ratio * own.capacity_bytes)
+        return replace(on, problem=replace(own, memory_limit_bytes=limit_bytes))
+
+    return change

@@ -1,0 +1,220 @@
+"""Minimum-memory candidates, to find what would fit where nothing does.
+
+Rows with their smallest micro-batch, each with the few options that need least memory: any other
+candidate needs at least as much, unless its options are cheap in one row and not in another. The
+partitions of the most promising ones are solved, so that what is reported does fit.
+
+Letters: C candidates, J positions from the end.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from tuner.search.train.candidates import Candidates
+from tuner.search.train.option_table import OptionTable
+from tuner.search.train.pools.bounds import (
+    can_fit,
+    least_pace_s,
+    once_parts,
+    positions,
+    rooms,
+    single_pool_room,
+    spare_layers,
+    step_bound_s,
+)
+from tuner.search.train.pools.build_problem import PoolsProblem
+from tuner.search.train.pools.chains import Chain, PoolsCandidate, solve_chain
+from tuner.search.train.pools.space import PoolsSpace
+from tuner.search.train.pools.stage_prices import (
+    DENSE,
+    MOE,
+    Floats,
+    LayerBytes,
+    PoolPricing,
+    layer_bytes,
+    price_on,
+)
+from tuner.search.train.rules import Ints, Mask
+from tuner.spec.cluster import Cluster
+
+IN_FLIGHT: Final = (1.0, 4.0, 16.0, 64.0)
+"""Micro-batches in flight for each of which the minimum-memory options are kept."""
+
+MOST_TRIED: Final = 8
+"""Candidates whose partition is solved: the fastest, and as many with most memory to spare."""
+
+SOLVE_S: Final = 5.0
+"""Time limit of one partition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """How partitions are solved, and until when."""
+
+    method: str
+    """A partition solver of solvers/registry.py."""
+    clock: Callable[[], float]
+    end_s: float
+    """Reading of `clock`."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the end; zero or negative after it."""
+        return self.end_s - self.clock()
+
+
+Change = Callable[[PoolPricing], PoolPricing]
+"""A relaxation: of a pool's memory limit, or its number of nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MinMemoryCandidates:
+    """Candidates of one table of options, priced on every pool."""
+
+    candidates: Candidates
+    pools: tuple[PoolPricing, ...]
+    bytes_of: tuple[LayerBytes, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Promising:
+    """A candidate that may fit under a relaxation."""
+
+    bound_s: float
+    spare_layers: float
+    table: MinMemoryCandidates
+    pools: tuple[PoolPricing, ...]
+    index: int
+
+
+def min_memory_candidates(
+    problem: PoolsProblem, space: PoolsSpace
+) -> tuple[MinMemoryCandidates, ...]:
+    """Price the minimum-memory candidates of a space."""
+    priced = []
+    for table, rows in space.tables():
+        if len(table.options_TA):
+            cheapest = _min_memory_options(problem, space, table, rows[:1])
+            some = _smallest_micro_batches(space, rows)
+            priced.append(_priced(problem, space, space.candidates(table, some, cheapest)))
+    return tuple(priced)
+
+
+def fit_anywhere(tables: Sequence[MinMemoryCandidates], change: Change) -> bool:
+    """Whether any candidate may fit under a relaxation."""
+    return any(bool(_fits(table, change).any()) for table in tables)
+
+
+def best_chain(
+    tables: Sequence[MinMemoryCandidates], change: Change, *, cluster: Cluster, deadline: Deadline
+) -> Chain | None:
+    """Solve the most promising candidates; None if none fits, or none was solved in time."""
+    priced: list[_Promising] = []
+    for table in tables:
+        pools = tuple(change(on) for on in table.pools)
+        rooms_P = _rooms(pools, table.bytes_of)
+        bound_s_C, spare_C = step_bound_s(pools, rooms_P), spare_layers(pools, rooms_P)
+        fits = np.flatnonzero(np.isfinite(bound_s_C))
+        # The fastest may fit by the bound only; those with most memory to spare are slow.
+        fastest = fits[np.argsort(bound_s_C[fits], kind="stable")[:MOST_TRIED]]
+        roomiest = fits[np.argsort(-spare_C[fits], kind="stable")[:MOST_TRIED]]
+        priced += [
+            _Promising(
+                bound_s=float(bound_s_C[index]),
+                spare_layers=float(spare_C[index]),
+                table=table,
+                pools=pools,
+                index=int(index),
+            )
+            for index in np.union1d(fastest, roomiest)
+        ]
+    by_time = sorted(priced, key=lambda one: one.bound_s)[:MOST_TRIED]
+    by_room = sorted(priced, key=lambda one: -one.spare_layers)[:MOST_TRIED]
+    best: Chain | None = None
+    for one in (*by_time, *by_room):
+        if best is not None and one.bound_s >= best.price.step_s:
+            continue
+        left_s = deadline.left_s
+        if left_s <= 0.0:
+            break
+        candidate = _candidate(one.table, one.pools, one.index)
+        limit_s = min(SOLVE_S, left_s)
+        chain = solve_chain(candidate, cluster, method=deadline.method, time_limit_s=limit_s).chain
+        if chain is not None and (best is None or chain.price.step_s < best.price.step_s):
+            best = chain
+    return best
+
+
+def most_layers(tables: Sequence[MinMemoryCandidates], num_pools: int) -> tuple[int, ...]:
+    """Common layers that each pool has room for, for the candidate with most room in total."""
+    best = np.zeros(num_pools)
+    for table in tables:
+        room_PC = np.stack(
+            [single_pool_room(on, own) for on, own in zip(table.pools, table.bytes_of, strict=True)]
+        )
+        most_PC = room_PC[:, room_PC.sum(axis=0).argmax()]
+        best = most_PC if most_PC.sum() > best.sum() else best
+    return tuple(int(layers) for layers in best)
+
+
+def _min_memory_options(
+    problem: PoolsProblem, space: PoolsSpace, table: OptionTable, rows: Ints
+) -> Ints:
+    """The minimum-memory options of a row, for several numbers of micro-batches in flight."""
+    every = _priced(problem, space, space.candidates(table, rows, table.options_TA))
+    kind = MOE if problem.any_pool.model.num_moe_layers else DENSE
+    chosen = {
+        int((own.without_C + own.static_KC[kind] + in_flight * own.saved_KC[kind]).argmin())
+        for own in every.bytes_of
+        for in_flight in IN_FLIGHT
+    }
+    return table.options_TA[sorted(chosen)]
+
+
+def _smallest_micro_batches(space: PoolsSpace, rows: Ints) -> Ints:
+    """Of rows that differ only in micro-batch size, those with the smallest."""
+    names = [name for name in space.rows_N if name != "micro_batch"]
+    order = rows[np.argsort(space.rows_N["micro_batch"][rows], kind="stable")]
+    keys = np.stack([space.rows_N[name][order] for name in names])
+    _, first = np.unique(keys, axis=1, return_index=True)
+    return order[np.sort(first)]
+
+
+def _priced(
+    problem: PoolsProblem, space: PoolsSpace, candidates: Candidates
+) -> MinMemoryCandidates:
+    pools = tuple(
+        price_on(own, pool, space.options, candidates)
+        for own, pool in zip(problem.by_pool, problem.cluster.pools, strict=True)
+    )
+    return MinMemoryCandidates(
+        candidates=candidates, pools=pools, bytes_of=tuple(layer_bytes(on) for on in pools)
+    )
+
+
+def _fits(part: MinMemoryCandidates, change: Change) -> Mask:
+    pools = tuple(change(on) for on in part.pools)
+    return can_fit(pools, _rooms(pools, part.bytes_of))
+
+
+def _rooms(pools: Sequence[PoolPricing], bytes_of: Sequence[LayerBytes]) -> list[Floats]:
+    longest = positions(pools)
+    return [rooms(on, own, positions=longest) for on, own in zip(pools, bytes_of, strict=True)]
+
+
+def _candidate(
+    part: MinMemoryCandidates, pools: Sequence[PoolPricing], index: int
+) -> PoolsCandidate:
+    one = tuple(on.taken(index) for on in pools)
+    bytes_of = tuple(own.taken(index) for own in part.bytes_of)
+    return PoolsCandidate(
+        row=part.candidates.taken(np.array([index])),
+        chosen=tuple(range(len(pools))),
+        pools=one,
+        bytes_of=bytes_of,
+        once_of=tuple(once_parts(on) for on in one),
+        least_pace_s=float(least_pace_s(one, _rooms(one, bytes_of))[0]),
+    )

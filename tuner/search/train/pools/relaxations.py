@@ -1,0 +1,354 @@
+"""Why nothing fits over several pools, and relaxations that would make it fit.
+
+Every relaxation is solved: one of the user's limits, memory in all pools or in one, the number of
+nodes of one pool, or options that only the user may enable (offloading of optimizer state and the
+like). The decisions are legal and fit, but need not be optimal.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from tuner.plan import Relaxation
+from tuner.search.reference.memory_offer import MemoryOffer, memory_words
+from tuner.search.train.memory_risk import SMALL
+from tuner.search.train.options import option_space
+from tuner.search.train.pools.build_problem import PoolsProblem
+from tuner.search.train.pools.chains import Chain
+from tuner.search.train.pools.headroom_search import MORE_RATIOS, limit_to_chance
+from tuner.search.train.pools.min_memory import (
+    Change,
+    Deadline,
+    MinMemoryCandidates,
+    best_chain,
+    fit_anywhere,
+    min_memory_candidates,
+    most_layers,
+)
+from tuner.search.train.pools.search import PoolsSearchOutcome, Settings
+from tuner.search.train.pools.space import PLAIN, PoolsSpace, pools_space
+from tuner.search.train.pools.stage_prices import PoolPricing
+from tuner.search.train.pools.to_plan import (
+    SimulatedChain,
+    simulate_chain,
+    to_decision,
+    to_prediction,
+)
+from tuner.search.train.relaxations import MEMORY_LIMIT
+from tuner.search.train.rules import DENSE_NAMES, EXPERT_NAMES, SCHEDULE_NAMES
+from tuner.spec.cluster import Cluster
+from tuner.spec.search import Search as Limits
+
+MOST_TIMES: Final = 64
+"""Largest multiple of the present memory or nodes that is tried."""
+
+HALVINGS: Final = 12
+"""Bisection steps for the least memory: to about a percent of the present one."""
+
+SIZES: Final = {
+    name: column
+    for names in (DENSE_NAMES, EXPERT_NAMES, SCHEDULE_NAMES)
+    for column, name in names.items()
+}
+"""Column of the table of degrees, by the name of its limit in the spec."""
+
+
+def infeasibility_reason(outcome: PoolsSearchOutcome) -> str:
+    """Explain infeasibility: memory pool by pool, or the rule that excludes most decisions."""
+    if not outcome.space.num_legal:
+        rule, _ = max(outcome.space.illegal.items(), key=lambda item: item[1])
+        return rule
+    problem = outcome.problem
+    rooms = most_layers(min_memory_candidates(problem, outcome.space), problem.num_pools)
+    each = ", ".join(
+        f"pool {pool.name!r} has room for {room}"
+        for pool, room in zip(problem.cluster.pools, rooms, strict=True)
+    )
+    return f"memory_per_device: of {problem.any_pool.model.num_layers} layers, {each} at the least"
+
+
+def relaxations(outcome: PoolsSearchOutcome, settings: Settings) -> tuple[Relaxation, ...]:
+    """Return relaxations of an infeasible problem; more nodes come first."""
+    problem, deadline = outcome.problem, _deadline(settings)
+    if not outcome.space.num_legal:
+        return _until_deadline(_limit_relaxations(problem, deadline=deadline), deadline)
+    candidates = min_memory_candidates(problem, outcome.space)
+    offers = itertools.chain(
+        _node_relaxations(problem, outcome.space, candidates, deadline=deadline),
+        _memory_relaxations(problem, outcome.space, candidates, deadline=deadline),
+        _unsearched_relaxations(problem, deadline=deadline),
+    )
+    return _until_deadline(offers, deadline)
+
+
+def _deadline(settings: Settings) -> Deadline:
+    """All relaxations together have the time limit of the search."""
+    end_s = settings.clock() + settings.time_limit_s
+    return Deadline(method=settings.method, clock=settings.clock, end_s=end_s)
+
+
+def _until_deadline(offers: Iterator[Relaxation], deadline: Deadline) -> tuple[Relaxation, ...]:
+    """Return the relaxations solved in time, with a note if there may be more."""
+    relaxed = []
+    for one in offers:
+        relaxed.append(one)
+        if deadline.left_s <= 0.0:
+            break
+    if deadline.left_s <= 0.0:
+        change = "the time for relaxations was used up; more of it may find others"
+        relaxed.append(Relaxation(limit="--time-limit", change=change))
+    return tuple(relaxed)
+
+
+def headroom_relaxations(
+    outcome: PoolsSearchOutcome, settings: Settings, *, full: SimulatedChain
+) -> tuple[Relaxation, ...]:
+    """Return the nodes, then the memory in every pool, with which something has headroom.
+
+    For plans whose every decision runs out of memory more likely than not; relaxations are solved
+    under the memory limits at which running out is unlikely.
+
+    Args:
+        outcome: of the main search.
+        settings: of it.
+        full: the chain that is planned.
+    """
+    problem = limit_to_chance(outcome.problem, full, chance=SMALL)
+    if problem is None:
+        return ()
+    space, deadline = outcome.space, _deadline(settings)
+    candidates = min_memory_candidates(problem, space)
+    memory = _memory_relaxations(problem, space, candidates, deadline=deadline)
+    nodes = _node_relaxations(problem, space, candidates, deadline=deadline)
+    return tuple(itertools.chain(nodes, itertools.islice(memory, 1)))
+
+
+def _limit_relaxations(problem: PoolsProblem, *, deadline: Deadline) -> Iterator[Relaxation]:
+    """Each limit of the user that excludes everything by itself, with the nearest legal value."""
+    limits = problem.any_pool.limits
+    stated = [name for name in Limits.model_fields if getattr(limits, name) is not None]
+    named = False
+    for name in stated:
+        if deadline.left_s <= 0.0:
+            return
+        freed = _with_limits(problem, limits.model_copy(update={name: None}))
+        space = pools_space(freed)
+        if space.num_legal:
+            named = True
+            named_values = ", ".join(str(value) for value in getattr(limits, name))
+            change = (
+                f"{named_values} leaves nothing legal{_nearest(space, name, getattr(limits, name))}"
+            )
+            yield _solve_relaxation(f"search.{name}", change, freed, space, deadline=deadline)
+    if not named:
+        freed = _with_limits(problem, Limits())
+        space = pools_space(freed)
+        if space.num_legal:
+            yield _solve_relaxation(
+                "search", "the limits leave nothing legal together", freed, space, deadline=deadline
+            )
+
+
+def _nearest(space: PoolsSpace, name: str, requested: Iterable[Any]) -> str:
+    if name not in SIZES:
+        return ""
+    legal = [int(value) for value in np.unique(space.rows_N[SIZES[name]])]
+    near = min(legal, key=lambda value: (min(abs(value - one) for one in requested), value))
+    return f"; the nearest legal value is {near}"
+
+
+def _unsearched_relaxations(problem: PoolsProblem, *, deadline: Deadline) -> Iterator[Relaxation]:
+    """Options that are searched only if the user names them."""
+    limits = problem.any_pool.limits
+    for axis, plain in PLAIN.items():
+        if deadline.left_s <= 0.0:
+            return
+        more = tuple(
+            choice
+            for choice in _choices(problem, axis)
+            if choice not in plain and getattr(limits, axis) in (None, plain)
+        )
+        if not more:
+            continue
+        freed = _with_limits(problem, limits.model_copy(update={axis: more}))
+        space = pools_space(freed)
+        relaxation = _solve_relaxation(
+            f"search.{axis}", f"{list(more)} fits", freed, space, deadline=deadline
+        )
+        if relaxation.decision is not None:
+            yield relaxation
+
+
+def _choices(problem: PoolsProblem, axis: str) -> tuple[Any, ...]:
+    """All choices of an axis that the targets can launch."""
+    limits = problem.any_pool.limits.model_copy(update={axis: None})
+    return tuple(option_space(replace(problem.any_pool, limits=limits)).choices[axis])
+
+
+def _memory_relaxations(
+    problem: PoolsProblem,
+    space: PoolsSpace,
+    candidates: tuple[MinMemoryCandidates, ...],
+    *,
+    deadline: Deadline,
+) -> Iterator[Relaxation]:
+    """More memory in every pool, and in each one."""
+    every = tuple(range(problem.num_pools))
+    for some in dict.fromkeys((every, *((index,) for index in every))):
+        if deadline.left_s <= 0.0:
+            return
+        names = {problem.cluster.pools[index].name for index in some}
+        limit = max(problem.by_pool[index].memory_limit_bytes for index in some)
+        least = _least_more(candidates, names, limit)
+        if least is None:
+            continue
+        for ratio in MORE_RATIOS:
+            if deadline.left_s <= 0.0:
+                return
+            more = least + ratio * limit
+            change = _with_memory(names, more)
+            chain = best_chain(candidates, change, cluster=problem.cluster, deadline=deadline)
+            if chain is not None:
+                larger = _having_memory(problem, some, more)
+                words = _memory_words(problem, larger, some)
+                yield _relaxation(MEMORY_LIMIT, words, chain, larger, space)
+                break
+
+
+def _having_memory(problem: PoolsProblem, some: Iterable[int], more: float) -> PoolsProblem:
+    """Add usable bytes per device in some pools, and so to their capacity."""
+    return replace(
+        problem,
+        by_pool=tuple(
+            replace(own, memory_limit_bytes=own.memory_limit_bytes + more) if index in some else own
+            for index, own in enumerate(problem.by_pool)
+        ),
+    )
+
+
+def _memory_words(problem: PoolsProblem, larger: PoolsProblem, some: Sequence[int]) -> str:
+    """Format the capacity that a device of each pool needs."""
+    return memory_words(
+        MemoryOffer(
+            larger.by_pool[index].capacity_bytes,
+            problem.by_pool[index].capacity_bytes,
+            pool=problem.cluster.pools[index].name,
+        )
+        for index in some
+    )
+
+
+def _least_more(
+    candidates: tuple[MinMemoryCandidates, ...], names: set[str], limit: float
+) -> float | None:
+    """Least additional bytes per device of these pools that make the layers fit; None: too many."""
+    low, high = 0.0, MOST_TIMES * limit
+    if not fit_anywhere(candidates, _with_memory(names, high)):
+        return None
+    # The missing memory is usually of the order of the limit: search its logarithm first.
+    high = next(
+        times * limit
+        for times in (2.0**power for power in range(-6, 7))
+        if fit_anywhere(candidates, _with_memory(names, times * limit))
+    )
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        if fit_anywhere(candidates, _with_memory(names, middle)):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _with_memory(names: set[str], more: float) -> Change:
+    def change(on: PoolPricing) -> PoolPricing:
+        if on.pool.name not in names:
+            return on
+        usable = on.problem.memory_limit_bytes + more
+        return replace(on, problem=replace(on.problem, memory_limit_bytes=usable))
+
+    return change
+
+
+def _node_relaxations(
+    problem: PoolsProblem,
+    space: PoolsSpace,
+    candidates: tuple[MinMemoryCandidates, ...],
+    *,
+    deadline: Deadline,
+) -> Iterator[Relaxation]:
+    """More nodes of one pool."""
+    for index, pool in enumerate(problem.cluster.pools):
+        if deadline.left_s <= 0.0:
+            return
+        fewest = _fewest_nodes(candidates, pool.name, pool.nodes)
+        counts = [] if fewest is None else [math.ceil(fewest * (1.0 + r)) for r in MORE_RATIOS]
+        for nodes in dict.fromkeys(counts):
+            larger = pool.model_copy(update={"nodes": nodes})
+            pools = tuple(
+                larger if other == index else own for other, own in enumerate(problem.cluster.pools)
+            )
+            cluster = Cluster(pools=pools, links=problem.cluster.links)
+            chain = best_chain(
+                candidates, _with_nodes(pool.name, nodes), cluster=cluster, deadline=deadline
+            )
+            if chain is not None:
+                change = f"pool {pool.name!r}: {nodes} working nodes instead of {pool.nodes}"
+                enlarged = replace(problem, cluster=cluster)
+                yield _relaxation("nodes", change, chain, enlarged, space)
+                break
+
+
+def _fewest_nodes(candidates: tuple[MinMemoryCandidates, ...], name: str, nodes: int) -> int | None:
+    """The fewest nodes of a pool with which the layers may fit."""
+    low, high = nodes, nodes
+    while not fit_anywhere(candidates, _with_nodes(name, high)):
+        low, high = high, 2 * high
+        if high > MOST_TIMES * nodes:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fit_anywhere(candidates, _with_nodes(name, middle)):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _with_nodes(name: str, nodes: int) -> Change:
+    def change(on: PoolPricing) -> PoolPricing:
+        if on.pool.name != name:
+            return on
+        return replace(on, pool=on.pool.model_copy(update={"nodes": nodes}))
+
+    return change
+
+
+def _with_limits(problem: PoolsProblem, limits: Limits) -> PoolsProblem:
+    return replace(problem, by_pool=tuple(replace(own, limits=limits) for own in problem.by_pool))
+
+
+def _solve_relaxation(
+    limit: str, change: str, problem: PoolsProblem, space: PoolsSpace, *, deadline: Deadline
+) -> Relaxation:
+    """Solve a relaxed problem."""
+    candidates = min_memory_candidates(problem, space)
+    chain = best_chain(candidates, lambda on: on, cluster=problem.cluster, deadline=deadline)
+    if chain is None:
+        return Relaxation(limit=limit, change=change)
+    return _relaxation(limit, change, chain, problem, space)
+
+
+def _relaxation(
+    limit: str, change: str, chain: Chain, problem: PoolsProblem, space: PoolsSpace
+) -> Relaxation:
+    return Relaxation(
+        limit=limit,
+        change=change,
+        decision=to_decision(chain, problem, space.options),
+        predicted=to_prediction(simulate_chain(chain), problem),
+    )

@@ -1,0 +1,437 @@
+"""Relaxations where nothing is legal or nothing fits, and features that the targets lack.
+
+Each result is a search of its own with one thing given up: a rule, a limit of the user's, memory,
+or a gap in the targets' manifests. Nothing is extrapolated from the first search.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from profilers.steps.config import Recompute
+from tuner.plan import Relaxation, TrainDecision, TrainPrediction, Unlaunchable
+from tuner.search.forked import Task, Worded
+from tuner.search.progress import ignore_progress
+from tuner.search.reference.memory_offer import MemoryOffer, memory_words, printed_bytes
+from tuner.search.train.added import SearchedSpace, only_adds
+from tuner.search.train.axes import Facts
+from tuner.search.train.candidate_prices import price
+from tuner.search.train.candidates import Candidates
+from tuner.search.train.degrees import Degrees, legal_degrees
+from tuner.search.train.incumbents import SearchOutcome
+from tuner.search.train.options import OptionSpace, option_space
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.refused_choices import refused_choices
+from tuner.search.train.rules import (
+    BATCH_RULE,
+    DENSE_NAMES,
+    EXPERT_NAMES,
+    MICRO_RULE,
+    SCHEDULE_NAMES,
+    Ints,
+    dense_rules,
+    expert_rules,
+)
+from tuner.search.train.search import Settings, search
+from tuner.search.train.search_result import solution_fields
+from tuner.search.train.space_size import by_facts, space
+from tuner.search.train.unsupported_dispatch import dispatch_gains
+from tuner.spec.capabilities import WRAPPERS
+from tuner.spec.manifests.manifest import Capabilities
+
+PARTIALS_AT_ONCE: Final = 256
+"""Partial rows whose memory is priced together, to bound the memory of the search itself."""
+
+MOST_MIN_MEMORY_OPTIONS: Final = 12
+"""Options per degrees that are tried to find the least memory."""
+
+WORTH_NAMING_RATIO: Final = 5e-3
+"""A missing feature that would gain less is not worth a line."""
+
+NOT_SEARCHED: Final = math.inf
+"""Seconds of a step with a feature that there was no time to search for."""
+
+MOST_RULES: Final = 3
+
+MEMORY_LIMIT: Final = "memory_per_device"
+"""Name of the limit where everything legal needs more memory."""
+
+EVERYTHING: Final = Capabilities(names=("nothing in particular",))
+"""A manifest without limits."""
+
+ONE_OF_SCHEDULES: Final[Mapping[str, str]] = {
+    "interleaved schedule": "interleaved",
+    "zero-bubble schedule": "zero_bubble",
+}
+"""Features that are one member of the manifest's `schedules`."""
+
+FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
+    "context parallelism": ("context_parallel",),
+    "interleaved schedule": ("virtual_pipeline",),
+    "zero-bubble schedule": ("zero_bubble_needs_virtual_pipeline",),
+    "overlapped all-to-all": (
+        "a2a_overlap",
+        "a2a_overlap_dispatchers",
+        "a2a_overlap_needs_virtual_pipeline",
+        "a2a_overlap_recompute",
+        "a2a_overlap_excludes",
+        "a2a_overlap_graphs",
+        "a2a_overlap_largest_mtp",
+        "a2a_overlap_mtp_needs_pipeline",
+    ),
+    "dispatchers deepep and hybridep": ("dispatchers", "dispatchers_with_pipeline"),
+    "expert tensor parallelism": ("expert_tensor_parallel",),
+    "parallel folding": ("expert_folding",),
+    "ZeRO sharding": ("zero_stages", "zero_stages_with_pipeline"),
+    "sharding over part of the ranks (HSDP)": ("shard_ranks_zero_stages",),
+    "chunked experts": ("largest_chunks", "chunks_need", "chunks_need_modules"),
+    "recomputation": ("recompute", "recompute_modules", "recompute_num_layers"),
+    "CUDA graphs": (
+        "cuda_graphs",
+        "cuda_graphs_with_pipeline",
+        "full_graph_dispatchers",
+        "partial_graph_recompute",
+        "partial_graph_excludes",
+    ),
+    "offloading": (
+        "optimizer_offload_zero_stages",
+        "activation_offload",
+        "activation_offload_recompute",
+        "activation_offload_graphs",
+    ),
+    "uneven stages": ("uneven_layout", "empty_stages"),
+    "overlapped gradient reduction and parameter all-gather": (
+        "overlap_grad_reduce",
+        "overlap_param_gather",
+        "param_gather_needs_grad_reduce",
+    ),
+}
+"""What a target may lack, in words, and the fields of its manifest that say so."""
+
+_HAS: Final[Mapping[str, Callable[[Capabilities], bool]]] = {
+    "context parallelism": lambda able: able.context_parallel,
+    "interleaved schedule": lambda able: able.virtual_pipeline and "interleaved" in able.schedules,
+    "zero-bubble schedule": lambda able: "zero_bubble" in able.schedules,
+    "overlapped all-to-all": lambda able: able.a2a_overlap,
+    "dispatchers deepep and hybridep": lambda able: bool(able.dispatchers & {"deepep", "hybridep"}),
+    "expert tensor parallelism": lambda able: able.expert_tensor_parallel,
+    "parallel folding": lambda able: able.expert_folding,
+    "ZeRO sharding": lambda able: bool(able.zero_stages - {0}),
+    "sharding over part of the ranks (HSDP)": lambda able: bool(able.shard_ranks_zero_stages),
+    "chunked experts": lambda able: able.largest_chunks > 1,
+    "recomputation": lambda able: bool(able.recompute - {Recompute.NONE}),
+    "CUDA graphs": lambda able: bool(able.cuda_graphs - {"none"}),
+    "offloading": lambda able: able.activation_offload or bool(able.optimizer_offload_zero_stages),
+    "uneven stages": lambda able: able.uneven_layout,
+    "overlapped gradient reduction and parameter all-gather": lambda able: (
+        able.overlap_grad_reduce or able.overlap_param_gather
+    ),
+}
+"""Whether a target has a feature in any form."""
+
+
+def relaxations(
+    problem: TrainProblem,
+    settings: Settings,
+    *,
+    predict: Callable[[SearchOutcome], TrainPrediction] | None = None,
+) -> tuple[Relaxation, ...]:
+    """Say what to relax in a problem without a solution; `predict` as in more_memory."""
+    legal, _ = space(option_space(problem), legal_degrees(problem))
+    if not legal:
+        return blocking_rules(problem)
+    return (more_memory(problem, settings, predict=predict),)
+
+
+def blocking_rules(problem: TrainProblem) -> tuple[Relaxation, ...]:
+    """Name the limits and rules that alone leave nothing legal, nearest value first.
+
+    Where no single one does, those that most combinations break come first.
+    """
+    limits = tuple(_blocking_limits(problem))
+    if limits:
+        return limits
+    degrees = legal_degrees(problem)
+    single = [
+        (rule, relaxed)
+        for rule in degrees.illegal
+        if (relaxed := legal_degrees(problem, without=frozenset({rule}))).num_legal
+    ]
+    if single:
+        single.sort(key=lambda item: (-item[1].num_legal, item[0]))
+        return tuple(_single_rule(problem, rule, relaxed) for rule, relaxed in single[:MOST_RULES])
+    counts = space(option_space(problem), degrees)[1]
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(
+        Relaxation(
+            limit=rule, change=f"it is broken by {count} of {sum(counts.values())} decisions"
+        )
+        for rule, count in ordered[:MOST_RULES]
+    )
+
+
+def _blocking_limits(problem: TrainProblem) -> Iterator[Relaxation]:
+    """Each limit of the user's that leaves nothing, with the nearest legal value."""
+    columns = {name: column for names in _NAMES for column, name in names.items()}
+    for name, column in columns.items():
+        requested = getattr(problem.limits, name)
+        if requested is None:
+            continue
+        free = replace(problem, limits=problem.limits.model_copy(update={name: None}))
+        degrees = legal_degrees(free)
+        if not degrees.num_legal:
+            continue
+        rule = _broken_rule(problem, name, column)
+        near = _nearest(_values(degrees, column), requested)
+        yield Relaxation(
+            limit=f"search.{name}",
+            change=f"{_listed(requested)} leaves nothing: {rule}; "
+            f"the nearest legal value is {near}",
+        )
+
+
+_NAMES: Final = (DENSE_NAMES, EXPERT_NAMES, SCHEDULE_NAMES)
+
+
+def _broken_rule(problem: TrainProblem, name: str, column: str) -> str:
+    """Why no value of a limit is legal: the related rule that most combinations break."""
+    requested = getattr(problem.limits, name)
+    shares_devices = column not in SCHEDULE_NAMES
+    if shares_devices and all(problem.num_devices % value for value in requested):
+        reasons = _rules_broken_by_one_degree(problem, name, column)
+        return "; ".join((f"none divides the {problem.num_devices} devices", *reasons))
+    if column in ("pipeline", "virtual_pipeline") and _asks_chunks_of_one_stage(problem):
+        return "more than one model chunk per rank needs a pipeline"
+    own = {rule: n for rule, n in legal_degrees(problem).illegal.items() if "search." not in rule}
+    word = "interleav" if column == "virtual_pipeline" else name
+    related = {rule: n for rule, n in own.items() if word in rule} or own
+    if not related:
+        return "the other limits leave it out"
+    rule = max(related, key=lambda text: (related[text], text))
+    if rule in (BATCH_RULE, MICRO_RULE) and column == "data":
+        rule += f" ({_nearest_batch(problem, list(requested))} would be divisible)"
+    return rule
+
+
+def _asks_chunks_of_one_stage(problem: TrainProblem) -> bool:
+    limits = problem.limits
+    chunks = limits.virtual_pipeline_model_parallel_size or (1,)
+    return limits.pipeline_model_parallel_size == (1,) and min(chunks) > 1
+
+
+def _rules_broken_by_one_degree(problem: TrainProblem, name: str, column: str) -> list[str]:
+    """Rules about one degree that all requested values break, on any number of devices."""
+    requested = np.array(getattr(problem.limits, name), dtype=np.int64)
+    rules = (*dense_rules(problem), *expert_rules(problem))
+    chosen = {one: np.ones_like(requested) for one in (*DENSE_NAMES, *EXPERT_NAMES)} | {
+        column: requested
+    }
+    about = [rule for rule in rules if rule.text.startswith(f"{name} does not divide")]
+    return [rule.text for rule in about if rule.broken(chosen).all()]
+
+
+def _values(degrees: Degrees, column: str) -> list[int]:
+    if column in DENSE_NAMES:
+        values = degrees.dense_D[column][degrees.partials_N["dense"]]
+    else:
+        values = (degrees.pairs_E if column in EXPERT_NAMES else degrees.partials_N)[column]
+    return [int(value) for value in np.unique(values)]
+
+
+def _nearest(legal: list[int], requested: tuple[int, ...]) -> int:
+    return min(legal, key=lambda value: (min(abs(value - one) for one in requested), value))
+
+
+def _single_rule(problem: TrainProblem, rule: str, relaxed: Degrees) -> Relaxation:
+    change = f"this rule alone excludes {relaxed.num_legal} combinations of degrees"
+    if rule in (BATCH_RULE, MICRO_RULE):
+        nearest = _nearest_batch(problem, _values(relaxed, "data"))
+        change += f"; {nearest} instead of {problem.global_batch_size} would do"
+    return Relaxation(limit=rule, change=change)
+
+
+def _nearest_batch(problem: TrainProblem, divisors: list[int]) -> str:
+    batch = problem.global_batch_size
+    near = {n for d in divisors for n in (batch // d * d, -(-batch // d) * d) if n > 0}
+    best = min(near, key=lambda value: (abs(value - batch), value))
+    return f"global_batch_size {best}"
+
+
+def _listed(values: tuple[int, ...]) -> str:
+    return ", ".join(str(value) for value in values)
+
+
+def more_memory(
+    problem: TrainProblem,
+    settings: Settings,
+    *,
+    predict: Callable[[SearchOutcome], TrainPrediction] | None,
+) -> Relaxation:
+    """Find memory that is sufficient, and search with it.
+
+    Args:
+        problem: in which nothing fits.
+        settings: of the search with that memory.
+        predict: prediction for the best decision of a search; None leaves it out.
+    """
+    usable = least_sufficient_memory(problem)
+    # Search with the printed size, which is the one that users will state.
+    capacity = printed_bytes(usable / problem.usable_memory_ratio)
+    relaxed = replace(problem, memory_limit_bytes=capacity * problem.usable_memory_ratio)
+    outcome = search(relaxed, replace(settings, top=1, band_ratio=0.0))
+    decision, predicted = None, None
+    if outcome.solutions is not None:
+        decision = TrainDecision.model_validate(solution_fields(outcome, 0))
+        predicted = None if predict is None else predict(outcome)
+    return Relaxation(
+        limit=MEMORY_LIMIT,
+        change=memory_words([MemoryOffer(capacity, problem.capacity_bytes)]),
+        decision=decision,
+        predicted=predicted,
+    )
+
+
+def least_sufficient_memory(problem: TrainProblem) -> float:
+    """Bytes per device of the decision of least memory among those tried.
+
+    Degrees with their smallest micro-batch, in the legal options of least memory, in balanced
+    layouts. Less may be sufficient, but rarely is.
+    """
+    options, degrees = option_space(problem), legal_degrees(problem)
+    partials = _smallest_micro_batches(degrees)
+    least = np.inf
+    for part in np.array_split(partials, max(1, len(partials) // PARTIALS_AT_ONCE)):
+        rows = degrees.rows(part)
+        for facts, chosen in by_facts(rows):
+            min_memory = _min_memory_options(options, facts)
+            if not len(min_memory) or not len(chosen):
+                continue
+            candidates = Candidates(
+                rows={n: np.repeat(c[chosen], len(min_memory)) for n, c in rows.items()},
+                options={
+                    axis: np.tile(min_memory[:, at], len(chosen))
+                    for at, axis in enumerate(options.choices)
+                },
+            )
+            least = min(least, float(price(problem, options, candidates).peak_bytes.min()))
+    return float(np.ceil(least))
+
+
+def _smallest_micro_batches(degrees: Degrees) -> Ints:
+    """The smallest micro-batch of each dense degrees and number of virtual stages."""
+    partials = degrees.partials_N
+    key = (
+        partials["dense"] * (int(partials["virtual_pipeline"].max()) + 1)
+        + partials["virtual_pipeline"]
+    )
+    order = np.lexsort((partials["micro_batch"], key))
+    _, first = np.unique(key[order], return_index=True)
+    return order[first]
+
+
+def _min_memory_options(options: OptionSpace, facts: Facts) -> Ints:
+    """A few legal options of little memory: sharded, offloaded, recomputed, in chunks."""
+    legal = options.legal(facts)
+    axes = tuple(options.choices)
+    by_axis = {axis: legal[:, at] for at, axis in enumerate(axes)}
+    first = (
+        *(by_axis["zero_stage"], by_axis["optimizer_offload"], by_axis["activation_offload"]),
+        -by_axis["sharding"],
+    )
+    order = np.lexsort((by_axis["chunks"], by_axis["recompute"], *reversed(first)))[::-1]
+    _, one_each = np.unique(by_axis["recompute"][order], return_index=True)
+    return legal[order[np.sort(one_each)]][:MOST_MIN_MEMORY_OPTIONS]
+
+
+def feature_tasks(outcome: SearchOutcome, settings: Settings) -> dict[str, Task]:
+    """Searches for what the targets lack, by feature: seconds of the fastest step with it.
+
+    The seconds carry in words what of that decision the targets do not allow (`Worded`).
+    `NOT_SEARCHED` where the time was used up before; None where a step with the feature is hardly
+    faster, or there is no solution.
+    """
+    problem = outcome.problem
+    if outcome.solutions is None:
+        return {}
+    able_of = with_features(problem.capabilities)
+    better = replace(
+        settings,
+        top=1,
+        band_ratio=0.0,
+        below_s=float(outcome.solutions.step_s[0]) * (1.0 - WORTH_NAMING_RATIO),
+        watch=ignore_progress,
+    )
+    known = SearchedSpace(problem=problem, options=outcome.options)
+    start_s = settings.clock()
+    # All features together take no longer than the search itself may. Half of that is split into
+    # equal shares; each feature also gets what those before it left.
+    share_s = settings.time_limit_s / 2.0 / max(1, len(able_of))
+
+    def step_s(able: Capabilities, *, later: int) -> float | None:
+        left_s = settings.time_limit_s - (settings.clock() - start_s)
+        if left_s <= 0.0:
+            return NOT_SEARCHED
+        left_s -= share_s * later
+        more = replace(problem, capabilities=able)
+        left_out = known if only_adds(more, problem) else None
+        rerun = search(more, replace(better, known=left_out, time_limit_s=max(share_s, left_s)))
+        if rerun.solutions is None:
+            return None
+        refused = refused_choices(rerun, problem)
+        # A decision that the target allows has nothing to do with the feature.
+        if left_out is not None and not refused:
+            return None
+        return Worded(float(rerun.solutions.step_s[0]), ", ".join(refused))
+
+    return {
+        feature: partial(step_s, able, later=len(able_of) - 1 - index)
+        for index, (feature, able) in enumerate(able_of.items())
+    }
+
+
+def unlaunchable(
+    outcome: SearchOutcome, step_s_of: Mapping[str, float | None]
+) -> tuple[Unlaunchable, ...]:
+    """Return the features that the targets lack and that would gain, most first.
+
+    Args:
+        outcome: of the search over what can be launched.
+        step_s_of: result of each of `feature_tasks`.
+    """
+    if outcome.solutions is None:
+        return ()
+    best_s = float(outcome.solutions.step_s[0])
+    names = ", ".join(name for name in outcome.problem.capabilities.names if name not in WRAPPERS)
+    missing = []
+    for feature, step_s in (*step_s_of.items(), *dispatch_gains(outcome)):
+        gain = 0.0 if step_s is None else 1.0 - step_s / best_s
+        if gain > WORTH_NAMING_RATIO:
+            condition = _condition(feature, step_s, outcome.problem.capabilities)
+            missing.append(
+                Unlaunchable(target=names, feature=feature, gain_ratio=gain, condition=condition)
+            )
+    return tuple(sorted(missing, key=lambda one: -one.gain_ratio))
+
+
+def _condition(feature: str, step_s: float | None, able: Capabilities) -> str:
+    """Under which condition a target refuses a feature; empty where it has it in no form."""
+    if feature not in _HAS or not _HAS[feature](able):
+        return ""
+    words = step_s.words if isinstance(step_s, Worded) else ""
+    return words or "stages without layers"
+
+
+def with_features(capabilities: Capabilities) -> dict[str, Capabilities]:
+    """The manifest with one feature more, for each that it lacks."""
+    manifests = {}
+    for feature, names in FEATURES.items():
+        more: dict[str, Any] = {name: getattr(EVERYTHING, name) for name in names}
+        if feature in ONE_OF_SCHEDULES:
+            more["schedules"] = capabilities.schedules | {ONE_OF_SCHEDULES[feature]}
+        if any(getattr(capabilities, name) != value for name, value in more.items()):
+            manifests[feature] = replace(capabilities, parts=(), **more)
+    return manifests

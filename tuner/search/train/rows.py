@@ -1,0 +1,73 @@
+"""Rows of one kind of degrees with their bounds, and their expansion into options and groups.
+
+Letters: C rows, D dispatch settings, A axes.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.search.train.bounds import Allowed
+from tuner.search.train.candidates import Candidates
+from tuner.search.train.degrees import Table
+from tuner.search.train.option_table import OptionTable
+from tuner.search.train.rules import Ints
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Rows of one kind of degrees, with the options that they allow."""
+
+    table: OptionTable
+    rows: Table
+    bound_CD: Floats
+    """Of the leading dispatch settings, or of all."""
+    allowed: Allowed
+
+    @property
+    def least_C(self) -> Floats:
+        """Bound of every row, whatever its dispatch setting."""
+        least: Floats = self.bound_CD.min(axis=1)
+        return least
+
+    def taken(self, chosen: Ints) -> "Rows":
+        """Select some of them."""
+        return replace(self, rows=take_rows(self.rows, chosen), bound_CD=self.bound_CD[chosen])
+
+
+def with_options(table: OptionTable, rows: Table, options_CA: Ints) -> Candidates:
+    """Rows with an option each, as candidates."""
+    return Candidates(rows=rows, options=table.columns(options_CA))
+
+
+def take_rows(rows: Table, chosen: Ints) -> Table:
+    """Select some rows."""
+    return {name: column[chosen] for name, column in rows.items()}
+
+
+def merge_by_table(parts: list[Rows]) -> list[Rows]:
+    """Merge parts of the same kind of degrees."""
+    by_table: dict[int, list[Rows]] = {}
+    for part in parts:
+        by_table.setdefault(id(part.table), []).append(part)
+    return [
+        replace(
+            same[0],
+            rows={n: np.concatenate([one.rows[n] for one in same]) for n in same[0].rows},
+            bound_CD=np.concatenate([one.bound_CD for one in same]),
+        )
+        for same in by_table.values()
+    ]
+
+
+def expand_dispatch_level(
+    row: Ints, dispatch: Ints, dispatch_of: Ints, *, num_dispatch: int
+) -> tuple[Ints, Ints]:
+    """Every group of the dispatch settings, with the row that it belongs to."""
+    groups_F = [np.flatnonzero(dispatch_of == f) for f in range(num_dispatch)]
+    repeats = np.array([len(groups_F[f]) for f in dispatch], dtype=np.int64)
+    groups = np.concatenate([np.zeros(0, dtype=np.int64), *(groups_F[f] for f in dispatch)])
+    return np.repeat(row, repeats), groups

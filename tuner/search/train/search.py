@@ -1,0 +1,429 @@
+"""Branch and bound over parallel degrees and execution options.
+
+Each level fixes more of a decision and has a lower bound on the step time:
+
+    level          fixed                                          checks
+    partial row    degrees but the expert degrees                 bound        root_bound.py
+    row            all degrees                                    memory       min_memory.py
+    dispatch       + dispatcher, a2a_overlap, cuda_graph          bound        bounds.py
+    no_recompute   + every knob but recomputation and chunks      bound        candidate_prices.py
+    recompute      dispatch, recomputation and chunks only        bound, memory
+    option         every knob                                     bound, then time and memory
+
+Partial rows are opened in the order of their bounds, then their rows in the order of theirs. A
+dispatch setting that fits in memory without recomputation is expanded into the no-recompute level,
+any other into the recompute level (option_table.py). A node is pruned if its bound exceeds the
+threshold (the step time of the K-th best layout, each row at its best option), or if no pipeline
+layout of it fits in memory. Bounds never decrease from level to level, so that
+
+    space = priced + bounded + illegal + open
+
+counts every decision once; `open` is what the time limit left. Work is done in batches of bounded
+size, and the threshold is updated after each.
+
+Letters: C candidates, D dispatch settings, A axes. Not covered: options that differ between stages;
+the integer program decides those for the finalists (finalists.py).
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.search.layout_groups import rows_of_layouts
+from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
+from tuner.search.train.added import OptionTables, SearchedSpace
+from tuner.search.train.batches import FIRST_ROWS, MOST_ROWS, batches, expand_runs, rank_within
+from tuner.search.train.bounds import Allowed, degrees_bound_s
+from tuner.search.train.candidate_prices import Prices, candidate_bound_s, price_batch
+from tuner.search.train.candidates import Candidates
+from tuner.search.train.degrees import Table, legal_degrees
+from tuner.search.train.incumbents import Counts, SearchOutcome, Solutions
+from tuner.search.train.memory_feasibility import may_fit
+from tuner.search.train.min_memory import (
+    fits_without_recompute,
+    no_recompute_level_fits,
+    recompute_level_fits,
+    row_fits,
+)
+from tuner.search.train.min_memory_layout import candidate_bound_in_memory_s, price_to_fit
+from tuner.search.train.option_table import OptionTable
+from tuner.search.train.options import option_space
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.progress import batch_event, bounds_event, result_event, space_event
+from tuner.search.train.root_bound import allowed_by, partial_bounds_s
+from tuner.search.train.rows import (
+    Rows,
+    expand_dispatch_level,
+    merge_by_table,
+    take_rows,
+    with_options,
+)
+from tuner.search.train.rules import Ints
+from tuner.search.train.space_size import space
+
+Floats = npt.NDArray[np.float64]
+
+SEEDS = 8
+"""Partial rows of every pipeline size that are visited before all others."""
+
+FIRST_DISPATCH = 128
+"""Dispatch settings that are expanded before the threshold is read again; the number doubles each
+time, up to `MOST_DISPATCH`."""
+MOST_DISPATCH = 2048
+
+FIRST_GROUPS = 256
+"""The same for groups of the no-recompute and the recompute level."""
+MOST_GROUPS = 2048
+
+PRICED_FIRST = 4
+"""Options of each row, those of the lowest bounds, that are priced before all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to search."""
+
+    top: int = 8
+    """Least number of layouts to find, if there are as many (layout_groups.py)."""
+    band_ratio: float = 0.0
+    """Rows that are slower than the best by at most this share are found and counted."""
+    below_s: float = np.inf
+    """Slower steps are not searched for."""
+    known: SearchedSpace | None = None
+    """A space that was searched before at the same prices. Its decisions are left out, and what is
+    not priced is not counted."""
+    time_limit_s: float = 60.0
+    processes: int = 1
+    """Processes for follow-up searches side by side; one search is one process."""
+    clock: Callable[[], float]
+    watch: ProgressListener = ignore_progress
+
+    def since(self, begun_s: float) -> "Settings":
+        """Return settings with what is left of a time limit that began at `begun_s`."""
+        left_s = self.time_limit_s - (self.clock() - begun_s)
+        return replace(self, time_limit_s=max(0.0, left_s))
+
+
+def search(problem: TrainProblem, settings: Settings) -> SearchOutcome:
+    """Find the fastest decisions that fit, and prove how far from optimal they can be."""
+    return _Run(problem, settings).result()
+
+
+class _Run:
+    """The state of one search; lives as long as the call that made it."""
+
+    def __init__(self, problem: TrainProblem, settings: Settings) -> None:
+        self._problem = problem
+        self._settings = settings
+        self._start_s = settings.clock()
+        self._options = option_space(problem)
+        self._degrees = legal_degrees(problem)
+        is_whole = settings.known is None
+        self._legal, self._illegal = space(self._options, self._degrees) if is_whole else (0, {})
+        self._tables = OptionTables(options=self._options, known=settings.known)
+        self._solutions: Solutions | None = None
+        self._bound_s = np.inf
+        self._priced = 0
+        self._open = 0
+
+    def result(self) -> SearchOutcome:
+        """Run the search."""
+        watch = self._settings.watch
+        watch(space_event(self._legal, sum(self._illegal.values()), self._degrees))
+        bound_N = partial_bounds_s(self._problem, self._options, self._degrees)
+        watch(bounds_event(len(bound_N), float(bound_N.min(initial=np.inf))))
+        order = np.argsort(bound_N, kind="stable")
+        order = order[bound_N[order] <= self._threshold_s()]
+        if not np.isfinite(self._settings.below_s):
+            seeds = self._seeds(order)
+            self._visit(self._open_partials(seeds))
+            order = order[~np.isin(order, seeds)]
+        pending: list[Rows] = []
+        for batch in batches(order, self._degrees.num_pairs_N, first=self._first_rows()):
+            batch_bound_s = float(bound_N[batch[0]])
+            if batch_bound_s > self._threshold_s():
+                break
+            done = int((bound_N < batch_bound_s).sum())
+            watch(self._batch_event(batch_bound_s, done, len(bound_N), "partial rows"))
+            if self._is_out_of_time():
+                self._leave_open_partials(batch, batch_bound_s)
+                continue
+            pending += self._open_partials(batch[bound_N[batch] <= self._threshold_s()])
+        self._visit(pending)
+        outcome = self._summary()
+        watch(result_event(outcome))
+        return outcome
+
+    def _first_rows(self) -> int:
+        """Rows of the first batch: few while there is no threshold yet."""
+        return MOST_ROWS if np.isfinite(self._settings.below_s) else FIRST_ROWS
+
+    def _batch_event(self, batch_bound_s: float, done: int, total: int, what: str) -> PlanningEvent:
+        bound_s = min(batch_bound_s, self._bound_s)
+        return batch_event(
+            f"{done} of {total} {what}", best_s=self._best_s(), bound_s=bound_s, priced=self._priced
+        )
+
+    def _seeds(self, order: Ints) -> Ints:
+        """The best partial rows of every pipeline size, to get a threshold early."""
+        pipeline = self._degrees.dense_D["pipeline"][self._degrees.partials_N["dense"][order]]
+        return order[rank_within(pipeline) < SEEDS]
+
+    def _open_partials(self, partials: Ints) -> list[Rows]:
+        """Bound the rows of some partial rows; drop what cannot fit."""
+        rows = self._degrees.rows(partials)
+        return [
+            part
+            for table, chosen in self._tables.by_kind(rows)
+            for part in self._open_kind(table, take_rows(rows, chosen))
+        ]
+
+    def _open_kind(self, table: OptionTable, rows: Table) -> Iterator[Rows]:
+        has_threshold = bool(np.isfinite(self._threshold_s()))
+        if not has_threshold:
+            # There is no threshold yet, so first drop what cannot fit.
+            rows = take_rows(rows, self._rows_that_may_fit(table, rows))
+        if not len(rows["tensor"]):
+            return
+        allowed = allowed_by(self._options, table)
+        bound_CD = self._dispatch_bounds_s(table, table.leading_D, rows, allowed)
+        kept = np.flatnonzero(bound_CD.min(axis=1) <= self._threshold_s())
+        if has_threshold:
+            kept = kept[self._rows_that_may_fit(table, take_rows(rows, kept))]
+        if len(kept):
+            rows = take_rows(rows, kept)
+            yield Rows(table=table, rows=rows, bound_CD=bound_CD[kept], allowed=allowed)
+
+    def _rows_that_may_fit(self, table: OptionTable, rows: Table) -> Ints:
+        return np.flatnonzero(row_fits(self._problem, self._options, table, rows))
+
+    def _visit(self, opened_rows: list[Rows]) -> None:
+        """Visit rows in the order of their bounds, a batch at a time."""
+        parts = merge_by_table(opened_rows)
+        least_C = np.concatenate([np.zeros(0), *(part.least_C for part in parts)])
+        part_C = np.repeat(np.arange(len(parts)), [len(part.least_C) for part in parts])
+        place_C = np.concatenate(
+            [np.zeros(0, np.int64), *(np.arange(len(p.least_C)) for p in parts)]
+        )
+        order = np.argsort(least_C, kind="stable")
+        for batch in batches(order, np.ones_like(order), first=self._first_rows()):
+            batch_bound_s = float(least_C[batch[0]])
+            if batch_bound_s > self._threshold_s():
+                return
+            done = int((least_C < batch_bound_s).sum())
+            self._settings.watch(self._batch_event(batch_bound_s, done, len(order), "rows"))
+            here = batch[least_C[batch] <= self._threshold_s()]
+            for index in np.unique(part_C[here]):
+                self._visit_rows(parts[index].taken(place_C[here[part_C[here] == index]]))
+
+    def _visit_rows(self, rows: Rows) -> None:
+        table = rows.table
+        if self._is_out_of_time():
+            self._bound_s = min(self._bound_s, float(rows.least_C.min()))
+            self._open += len(rows.least_C) * table.num_legal
+            return
+        others = tuple(f for f in range(len(table.dispatch_DA)) if f not in table.leading_D)
+        bound_CD = np.empty((len(rows.least_C), len(table.dispatch_DA)))
+        bound_CD[:, table.leading_D] = rows.bound_CD
+        bound_CD[:, others] = self._dispatch_bounds_s(table, others, rows.rows, rows.allowed)
+        self._visit_dispatch_level(replace(rows, bound_CD=bound_CD))
+
+    def _dispatch_bounds_s(
+        self, table: OptionTable, dispatch: Sequence[int], rows: Table, allowed: Allowed
+    ) -> Floats:
+        """Bound every row at every given dispatch setting, [C, D], as one batch of candidates."""
+        count = len(rows["tensor"])
+        if not dispatch:
+            return np.empty((count, 0))
+        every = {name: np.repeat(column, len(dispatch)) for name, column in rows.items()}
+        options_CA = np.tile(table.dispatch_DA[list(dispatch)], (count, 1))
+        return self._bounds(with_options(table, every, options_CA), allowed).reshape(
+            count, len(dispatch)
+        )
+
+    def _bounds(self, candidates: Candidates, allowed: Allowed) -> Floats:
+        batch = price_batch(self._problem, self._options, candidates)
+        units = batch.times.taken(batch.time_of_C)
+        return degrees_bound_s(self._problem, batch.strategies, units, allowed)
+
+    def _visit_dispatch_level(self, rows: Rows) -> None:
+        """Visit the dispatch settings of rows in the order of their bounds, a few at a time."""
+        table, best_s = rows.table, np.full(len(rows.bound_CD), np.inf)
+        row, dispatch = np.nonzero(rows.bound_CD <= self._threshold_s())
+        order = np.argsort(rows.bound_CD[row, dispatch], kind="stable")
+        row, dispatch = row[order], dispatch[order]
+        start, most = 0, FIRST_DISPATCH
+        while start < len(row):
+            if self._is_out_of_time():
+                self._leave_open_dispatch(rows, row[start:], dispatch[start:])
+                return
+            stop, most = start + most, min(2 * most, MOST_DISPATCH)
+            here, of = row[start:stop], dispatch[start:stop]
+            wanted = rows.bound_CD[here, of] <= np.minimum(self._threshold_s(), best_s[here])
+            here, of = here[wanted], of[wanted]
+            some = take_rows(rows.rows, here)
+            fits_without = fits_without_recompute(self._problem, self._options, table, some, of)
+            self._visit_no_recompute_level(rows, here[fits_without], of[fits_without], best_s)
+            self._visit_recompute_level(rows, here[~fits_without], of[~fits_without], best_s)
+            start = stop
+
+    def _visit_no_recompute_level(
+        self, rows: Rows, row: Ints, dispatch: Ints, best_s: Floats
+    ) -> None:
+        """Bound everything but recomputation, then expand what is below the threshold."""
+        table = rows.table
+        row, no_recompute = expand_dispatch_level(
+            row, dispatch, table.dispatch_of_N, num_dispatch=len(table.dispatch_DA)
+        )
+        if not len(row):
+            return
+        every = with_options(table, take_rows(rows.rows, row), table.no_recompute_NA[no_recompute])
+        bound_s = candidate_bound_s(self._problem, self._options, every)
+        kept = np.flatnonzero(bound_s <= np.minimum(self._threshold_s(), best_s[row]))
+        kept = kept[no_recompute_level_fits(self._problem, self._options, every.taken(kept))]
+        for now in self._in_order(kept, bound_s, row, best_s):
+            of, place = expand_runs(
+                table.count_of_N[no_recompute[now]], table.start_of_N[no_recompute[now]]
+            )
+            self._visit_options(rows, row[now][of], place, best_s)
+
+    def _visit_recompute_level(self, rows: Rows, row: Ints, dispatch: Ints, best_s: Floats) -> None:
+        """Bound recomputation settings, drop those that cannot fit, expand the rest."""
+        table = rows.table
+        row, recompute = expand_dispatch_level(
+            row, dispatch, table.dispatch_of_R, num_dispatch=len(table.dispatch_DA)
+        )
+        if not len(row):
+            return
+        every = with_options(table, take_rows(rows.rows, row), table.recompute_RA[recompute])
+        bound_s = self._bounds(every, rows.allowed)
+        kept = np.flatnonzero(bound_s <= np.minimum(self._threshold_s(), best_s[row]))
+        some = take_rows(rows.rows, row[kept])
+        kept = kept[
+            recompute_level_fits(self._problem, self._options, table, some, recompute[kept])
+        ]
+        for now in self._in_order(kept, bound_s, row, best_s):
+            of, place = expand_runs(
+                table.count_of_R[recompute[now]], table.start_of_R[recompute[now]]
+            )
+            self._visit_options(rows, row[now][of], table.by_recompute_T[place], best_s)
+
+    def _in_order(self, kept: Ints, bound_s: Floats, row: Ints, best_s: Floats) -> Iterator[Ints]:
+        """Yield groups below the threshold, those of the lowest bounds first."""
+        kept = kept[np.argsort(bound_s[kept], kind="stable")]
+        start, most = 0, FIRST_GROUPS
+        while start < len(kept):
+            now = kept[start : start + most]
+            start, most = start + most, min(2 * most, MOST_GROUPS)
+            now = now[bound_s[now] <= np.minimum(self._threshold_s(), best_s[row[now]])]
+            if len(now):
+                yield now
+
+    def _visit_options(self, rows: Rows, row: Ints, option: Ints, best_s: Floats) -> None:
+        """Bound options, then price those that are left in time and memory."""
+        table = rows.table
+        candidates = with_options(table, take_rows(rows.rows, row), table.options_TA[option])
+        bound_s = candidate_bound_s(self._problem, self._options, candidates)
+        kept = np.flatnonzero(bound_s <= np.minimum(self._threshold_s(), best_s[row]))
+        kept = kept[may_fit(self._problem, self._options, candidates.taken(kept))]
+        kept = kept[np.argsort(bound_s[kept], kind="stable")]
+        is_first = rank_within(row[kept]) < PRICED_FIRST
+        for part in (kept[is_first], kept[~is_first]):
+            now = part[bound_s[part] <= np.minimum(self._threshold_s(), best_s[row[part]])]
+            if len(now):
+                self._price_options(candidates.taken(now), row[now], bound_s[now], best_s)
+
+    def _price_options(
+        self, candidates: Candidates, row: Ints, bound_s: Floats, best_s: Floats
+    ) -> None:
+        """Price options, moving layers where memory requires it; keep the best of every row."""
+        prices, full = price_to_fit(self._problem, self._options, candidates)
+        self._priced += len(candidates)
+        if len(full):
+            bound_s[full] = candidate_bound_in_memory_s(
+                self._problem, self._options, candidates.taken(full)
+            )
+        self._record(candidates, row, prices, best_s)
+        # A priced option may be faster in another pipeline layout than in the one it was priced in.
+        self._bound_s = min(self._bound_s, float(bound_s.min()))
+
+    def _best_s(self) -> float:
+        return np.inf if self._solutions is None else float(self._solutions.step_s[0])
+
+    def _record(
+        self,
+        candidates: Candidates,
+        row: Ints,
+        prices: Prices,
+        best_s: Floats,
+    ) -> None:
+        """Keep the best option of every row that fits with one."""
+        fitting = np.flatnonzero(prices.peak_bytes <= self._problem.memory_limit_bytes)
+        if not len(fitting):
+            return
+        order = fitting[np.argsort(prices.step_s[fitting], kind="stable")]
+        _, first = np.unique(row[order], return_index=True)
+        better = order[first]
+        better = better[prices.step_s[better] < best_s[row[better]]]
+        best_s[row[better]] = prices.step_s[better]
+        new = Solutions(
+            candidates=candidates.taken(better),
+            step_s=prices.step_s[better],
+            peak_bytes=prices.peak_bytes[better],
+            layers_PC=prices.layers_PC[:, better],
+        )
+        self._solutions = new if self._solutions is None else self._solutions.concat_best(new)
+
+    def _threshold_s(self) -> float:
+        """Step time above which nothing is of interest.
+
+        The slower one of the K-th best layout and of the ties with the best.
+        """
+        if self._solutions is None:
+            return self._settings.below_s
+        rows = rows_of_layouts(self._solutions.layouts(), top=self._settings.top)
+        if rows is None:
+            return self._settings.below_s
+        steps_s = self._solutions.step_s
+        tie_s = float(steps_s[0]) * (1.0 + self._settings.band_ratio)
+        return min(max(float(steps_s[rows - 1]), tie_s), self._settings.below_s)
+
+    def _is_out_of_time(self) -> bool:
+        elapsed_s = self._settings.clock() - self._start_s
+        return elapsed_s > self._settings.time_limit_s
+
+    def _leave_open_partials(self, partials: Ints, bound_s: float) -> None:
+        """Out of time: only the bound of these partial rows is known."""
+        self._bound_s = min(self._bound_s, bound_s)
+        for table, chosen in self._tables.by_kind(self._degrees.rows(partials)):
+            self._open += len(chosen) * table.num_legal
+
+    def _leave_open_dispatch(self, rows: Rows, row: Ints, dispatch: Ints) -> None:
+        self._bound_s = min(self._bound_s, float(rows.bound_CD[row, dispatch].min()))
+        table = rows.table
+        options_D = np.bincount(
+            table.dispatch_of_N, weights=table.count_of_N, minlength=len(table.dispatch_DA)
+        )
+        self._open += int(options_D[dispatch].sum())
+
+    def _summary(self) -> SearchOutcome:
+        solutions = self._solutions
+        counts = Counts(
+            priced=self._priced,
+            bounded=max(0, self._legal - self._priced - self._open),
+            illegal=self._illegal,
+            open=self._open,
+            rows=self._degrees.num_legal,
+        )
+        return SearchOutcome(
+            problem=self._problem,
+            options=self._options,
+            degrees=self._degrees,
+            solutions=solutions,
+            bound_s=min(self._bound_s, self._best_s()),
+            complete_s=0.0 if self._open else self._threshold_s(),
+            counts=counts,
+            solve_s=self._settings.clock() - self._start_s,
+        )

@@ -1,0 +1,195 @@
+"""A search outcome in the terms of the plan: decisions, certificate, runner-ups, Pareto front.
+
+The certificate is about the closed form of a step (tuner/costs/analytic/step.py). Its space counts
+decisions without their layouts: `candidate_bound_s` bounds every layout of a decision.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tuner.costs.analytic.memory import assemble_memory
+from tuner.costs.analytic.prices import MemoryPrice, StepPrice
+from tuner.costs.analytic.shapes import Stages, Strategies, taken
+from tuner.plan import Certificate, Space
+from tuner.search.train.axes import RecomputeChoice
+from tuner.search.train.candidate_prices import (
+    TimePiece,
+    assemble_step,
+    price_batch,
+    time_pieces,
+)
+from tuner.search.train.candidates import Candidates
+from tuner.search.train.incumbents import SearchOutcome, Solutions
+from tuner.search.train.layouts import layers_of_stages, to_stages
+from tuner.search.train.memory import take_units, unit_memory
+from tuner.search.train.options import OptionSpace
+from tuner.search.train.problem import TrainProblem
+from tuner.search.train.ties import NO_TIES, Ties
+
+PROVEN_GAP_RATIO = 1e-6
+"""Largest relative gap that still counts as proven optimal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Detail:
+    """One decision priced stage by stage; every array has one candidate."""
+
+    strategies: Strategies
+    stages: Stages
+    step: StepPrice
+    memory: MemoryPrice
+    piece: TimePiece | None = None
+    """Inputs of its time; None where it is not priced again."""
+
+
+def solution_fields(search: SearchOutcome, index: int) -> dict[str, Any]:
+    """Return what the row of that rank decides, as fields of `TrainDecision`."""
+    solutions = _require_solutions(search)
+    one = solutions.candidates.taken(np.array([index]))
+    return decision_fields(search.problem, search.options, one, stage_layers(search, index))
+
+
+def decision_fields(
+    problem: TrainProblem, options: OptionSpace, candidate: Candidates, layers: tuple[int, ...]
+) -> dict[str, Any]:
+    """Return what one candidate in a layout decides, as fields of `TrainDecision`."""
+    rows = {name: int(column[0]) for name, column in candidate.rows.items()}
+    chosen = {axis: options.choices[axis][column[0]] for axis, column in candidate.options.items()}
+    recompute = chosen.pop("recompute")
+    chunks = int(chosen.pop("chunks"))
+    copies = rows["copies"] if chosen.pop("sharding") == "domain" else 1
+    assert isinstance(recompute, RecomputeChoice)
+    ranks = rows["tensor"] * rows["context"] * rows["data"]
+    is_part = 0.0 < recompute.share < 1.0
+    return {
+        "tensor_model_parallel_size": rows["tensor"],
+        "pipeline_model_parallel_size": rows["pipeline"],
+        "virtual_pipeline_model_parallel_size": rows["virtual_pipeline"],
+        "context_parallel_size": rows["context"],
+        "data_parallel_size": rows["data"],
+        "expert_model_parallel_size": rows["expert"],
+        "expert_tensor_parallel_size": rows["expert_tensor"],
+        "expert_data_parallel_size": ranks // (rows["expert"] * rows["expert_tensor"]),
+        "sequence_parallel": rows["tensor"] > 1 and problem.capabilities.sequence_parallel,
+        "micro_batch_size": rows["micro_batch"],
+        "recompute": recompute.level,
+        "recompute_modules": tuple(sorted(recompute.modules)),
+        "recompute_num_layers": math.ceil(recompute.share * max(layers)) if is_part else None,
+        "stage_recompute": (recompute.level,) * len(layers),
+        "chunks": (chunks,) * len(layers),
+        "pipeline_layout": layers,
+        "mtp_num_layers": int(problem.shape.mtp_layers),
+        "shard_ranks": None if copies == 1 else rows["data"] * rows["context"] // copies,
+        "fp8_recipe": "" if problem.precision in ("bf16", "fp32") else problem.precision,
+        "gradient_bytes": int(problem.gradient_bytes),
+        **chosen,
+    }
+
+
+def stage_layers(search: SearchOutcome, index: int) -> tuple[int, ...]:
+    """Layers of every stage of a row, in execution order."""
+    solutions = _require_solutions(search)
+    rows = solutions.candidates.rows
+    layers_PC = solutions.layers_PC[: rows["pipeline"][index], index : index + 1]
+    virtual = int(rows["virtual_pipeline"][index])
+    return tuple(int(n) for n in layers_of_stages(layers_PC, virtual=virtual)[:, 0])
+
+
+def price_solution(search: SearchOutcome, index: int) -> Detail:
+    """Price a row stage by stage."""
+    solutions, problem = _require_solutions(search), search.problem
+    one = solutions.candidates.taken(np.array([index]))
+    layers_SC = np.array(stage_layers(search, index))[:, None]
+    return price_in_layout(search, one, to_stages(problem.model, layers_SC))
+
+
+def price_in_layout(search: SearchOutcome, candidate: Candidates, stages: Stages) -> Detail:
+    """Price one candidate in a given layout."""
+    problem = search.problem
+    batch = price_batch(problem, search.options, candidate)
+    piece = next(time_pieces(search.options, batch))
+    units, unit_of = unit_memory(problem, batch.strategies, candidate)
+    strategies = taken(batch.strategies, np.array([0]))
+    return Detail(
+        piece=piece,
+        strategies=strategies,
+        stages=stages,
+        step=assemble_step(problem, piece, stages),
+        memory=assemble_memory(take_units(units, unit_of), strategies, stages),
+    )
+
+
+def to_certificate(
+    search: SearchOutcome,
+    *,
+    ties: Ties = NO_TIES,
+    objective_s: float | None = None,
+    decision_s: float | None = None,
+    method: str = "bounds",
+) -> Certificate:
+    """State what the search proves.
+
+    Args:
+        search: its outcome.
+        ties: of the plan's decision.
+        objective_s: of the fastest row where it was simulated; None: its closed form.
+        decision_s: of the plan's decision where that is not the fastest.
+        method: name of the search method.
+    """
+    counts, solutions = search.counts, search.solutions
+    objective = None if solutions is None else objective_s or float(solutions.step_s[0])
+    gap = 0.0 if objective is None else max(0.0, 1.0 - search.bound_s / objective)
+    is_proven = gap <= PROVEN_GAP_RATIO if solutions is not None else not counts.open
+    if solutions is None:
+        status, gap = ("infeasible", 0.0) if is_proven else ("unknown", 1.0)
+    else:
+        status = "optimal" if is_proven else "feasible"
+    return Certificate(
+        status=status,
+        objective=objective,
+        bound=search.bound_s if math.isfinite(search.bound_s) else None,
+        gap_ratio=gap,
+        decision_gap_ratio=(
+            None if decision_s is None else max(0.0, 1.0 - search.bound_s / decision_s)
+        ),
+        space=Space(
+            priced=counts.priced,
+            bounded=counts.bounded,
+            illegal=counts.num_illegal,
+            open=counts.open,
+        ),
+        within_band=ties.count,
+        within_band_is_least=ties.is_least,
+        solve_s=search.solve_s,
+        method=method,
+    )
+
+
+def pareto_front(search: SearchOutcome) -> tuple[int, ...]:
+    """Rows that no other dominates in step time and memory, fastest first.
+
+    All use the same devices, so the cost of a step is its time at the pool's price.
+    """
+    if search.solutions is None:
+        return ()
+    least = np.minimum.accumulate(search.solutions.peak_bytes)
+    before = np.concatenate(([np.inf], least[:-1]))
+    return tuple(int(index) for index in np.flatnonzero(search.solutions.peak_bytes < before))
+
+
+def cost_of_step(search: SearchOutcome, index: int) -> float | None:
+    """Price of one step in the user's currency, None without a price."""
+    problem = search.problem
+    if problem.price_per_device_hour is None:
+        return None
+    hours = float(_require_solutions(search).step_s[index]) / 3600.0
+    return hours * problem.num_devices * problem.price_per_device_hour
+
+
+def _require_solutions(search: SearchOutcome) -> Solutions:
+    if search.solutions is None:
+        raise ValueError("the search found nothing that fits")
+    return search.solutions
