@@ -31,8 +31,8 @@ from tuner.verify.placement import verify_placements
 from tuner.verify.placement_records import PlaceVerified
 
 if TYPE_CHECKING:
-    from tuner.costs.analytic.calibration import Residuals
-    from tuner.costs.analytic.measured_profile import MeasuredProfile
+    from tuner.costs.train.calibration import Residuals
+    from tuner.costs.train.measured_profile import MeasuredProfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,7 +70,7 @@ def place(
     """
     spec_path = Path(spec_path)
     profiles = to_paths(profiles)
-    from tuner.costs.analytic.calibration import shipped
+    from tuner.costs.train.calibration import shipped
 
     started_s = clock()
     spec = read_place_spec(spec_path)
@@ -133,7 +133,7 @@ def _links(
     measured: "MeasuredProfile | None",
 ) -> "LinkSource":
     """The links between the ranks; none where neither traffic nor time is priced."""
-    from tuner.costs.analytic.measured_profile import read_measured
+    from tuner.costs.train.measured_profile import read_measured
     from tuner.search.nodes.node_order import read_links
     from tuner.search.place.link_source import is_of_accelerators, link_source
 
@@ -156,7 +156,7 @@ def _measured(
     if cluster is None:
         return None
     from profilers.store import read_header
-    from tuner.costs.analytic.measured_profile import read_measured
+    from tuner.costs.train.measured_profile import read_measured
 
     path = pool_profile(cluster.pools[0], profiles)
     if path is None:
@@ -195,7 +195,7 @@ def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto")
         OutputError: the folder cannot be written.
     """
     folder = plan_folder(folder)
-    from tuner.costs.analytic.calibration import shipped
+    from tuner.costs.train.calibration import shipped
 
     made = read_place_plan(folder)
     if made.decision is None:

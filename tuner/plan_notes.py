@@ -18,7 +18,7 @@ from tuner.units import format_bytes_per_s
 from tuner.verify.launches import REFERENCE
 
 if TYPE_CHECKING:
-    from tuner.costs.analytic.measured_profile import MeasuredProfile
+    from tuner.costs.train.measured_profile import MeasuredProfile
 
 
 def analytic_notes(

@@ -10,8 +10,8 @@ from typing import Final
 from profilers.files import read_bounded
 from tuner.backtest.serving.launches import SYSTEMS
 from tuner.backtest.serving.tables import DATASHEET, build_machines
-from tuner.costs.kv_profile import kv_table
-from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serve.kv_profile import kv_table
+from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.paths import AnyPath, to_paths

@@ -27,7 +27,7 @@ Band = tuple[float, float]
 
 PUBLISHED_MODES: frozenset[Mode] = frozenset({"aggregated", "disaggregated"})
 """Modes whose error bands are made from published runs; those of others are guesses
-(tuner/costs/serving/bands.py)."""
+(tuner/costs/serve/bands.py)."""
 
 
 class Role(StrEnum):

@@ -36,7 +36,7 @@ from tuner.spec.spec import Spec
 from tuner.verify.launches import REFERENCE
 
 if TYPE_CHECKING:
-    from tuner.costs.analytic.measured_profile import MeasuredProfile
+    from tuner.costs.train.measured_profile import MeasuredProfile
 
 NODE_ORDER_SHARE = 0.25
 """Of the time limit, for putting the nodes of one pool in order."""
@@ -177,7 +177,7 @@ def measured_profile(
         SpecError: none is of the pool's device, or a given one was measured on processors.
     """
     profiles = to_paths(profiles)
-    from tuner.costs.analytic.measured_profile import read_measured
+    from tuner.costs.train.measured_profile import read_measured
 
     path = pool_profile(spec.cluster.pools[0], profiles)
     if path is None or len(spec.cluster.pools) > 1:
@@ -245,8 +245,8 @@ def _plan_on_the_model(
     watch: ProgressListener,
 ) -> Planned:
     """Plan production engines on datasheets, and on profiles where pools have them."""
-    from tuner.costs.analytic.calibration import shipped
-    from tuner.costs.analytic.measured_profile import read_measured
+    from tuner.costs.train.calibration import shipped
+    from tuner.costs.train.measured_profile import read_measured
     from tuner.search.nodes.node_order import read_links
     from tuner.search.nodes.to_plan import with_node_order
     from tuner.search.train.build_problem import price_pool

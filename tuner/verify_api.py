@@ -14,7 +14,7 @@ from pathlib import Path
 from profilers.machine import fingerprint
 from profilers.records import Machine as MeasuredMachine
 from profilers.records import Profile
-from tuner.costs.kernel_table import KernelTable
+from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.residuals import Residual, residual_for
 from tuner.emit.registry import broken_rules, emitted_targets
 from tuner.errors import PlanUnreadableError

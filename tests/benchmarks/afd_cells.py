@@ -1,8 +1,8 @@
 """Decode step of attention-FFN disaggregation: vLLM's plugin beside Janus's model.
 
-For the same devices and requests: Janus (tuner/costs/serving/afd_step.py: two-phase all-to-all,
+For the same devices and requests: Janus (tuner/costs/serve/afd_step.py: two-phase all-to-all,
 shared experts overlapped), the plugin with one batch and with two-batch overlap
-(tuner/costs/serving/remote_ffn.py), and an aggregated instance on as many devices. Kernels are the
+(tuner/costs/serve/remote_ffn.py), and an aggregated instance on as many devices. Kernels are the
 datasheet's, so the figures are reproducible:
 
     python tests/benchmarks/afd_cells.py
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.costs.serving.afd_step import (
+from tuner.costs.serve.afd_step import (
     activation_bytes,
     attention_seconds,
     expert_seconds,
@@ -23,12 +23,12 @@ from tuner.costs.serving.afd_step import (
     moe_layers,
     step_seconds,
 )
-from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serving.engine import A2aBackend, Degrees, Engine
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.machine import ServingMachine
-from tuner.costs.serving.two_phase import two_phase_s
-from tuner.costs.serving.whole_step import step_s
+from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.two_phase import two_phase_s
+from tuner.costs.serve.whole_step import step_s
 from tuner.devices.catalogue import find_device
 from tuner.search.serve.afd_options import remote_ffn_step
 from tuner.search.serve.afd_units import side_of

@@ -50,9 +50,9 @@ from profilers.steps.config import (
     StepConfig,
 )
 from profilers.steps.run import refusal
-from tuner.costs.kernel_table import KernelTable
+from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.reference.workload import Degrees, Workload
 from tuner.costs.residuals import residual_for
-from tuner.costs.workload import Degrees, Workload
 from tuner.launch.step_config import model_shape
 from tuner.plan import TrainDecision
 from tuner.search.reference.decisions import decision

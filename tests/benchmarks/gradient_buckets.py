@@ -10,8 +10,8 @@ sizes that save less than the noise of a step are not stated in a plan.
 from collections.abc import Iterator
 from pathlib import Path
 
-from tuner.costs.analytic.calibration import shipped
-from tuner.costs.analytic.gradient_buckets import default_bucket
+from tuner.costs.train.calibration import shipped
+from tuner.costs.train.gradient_buckets import default_bucket
 from tuner.estimate.configuration import build_configuration
 from tuner.estimate.estimate import pricing_setup
 from tuner.estimate.prices import price_configurations

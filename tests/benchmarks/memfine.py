@@ -10,7 +10,7 @@ a query heads, k_a key-value heads, h_d head size, e_n experts, g_e width of an 
 copies that a device receives per sequence, s'' those measured, m_g sets of activations held.
 
 Source: MemFine, arXiv 2511.21431, sections 4 and 5. This is the yardstick that the project's own
-count (tuner/costs/memory.py) is compared with; no plan is made from it.
+count (tuner/costs/reference/memory.py) is compared with; no plan is made from it.
 Not covered: Eq. 1's static memory, which the paper's own figures do not follow.
 """
 

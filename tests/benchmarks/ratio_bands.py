@@ -37,7 +37,7 @@ from tuner.calibrate.ratio_bands import (
     setting_key,
 )
 from tuner.calibrate.terms import TERMS
-from tuner.costs.analytic.ratio_bands import STATED_RATIO
+from tuner.costs.train.ratio_bands import STATED_RATIO
 
 LEAST_COVERED = 0.78
 MOST_WIDE = 0.5

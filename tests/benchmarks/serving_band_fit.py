@@ -37,7 +37,7 @@ import numpy.typing as npt
 
 from tuner.backtest.serving.launches import Launch
 from tuner.backtest.serving.prediction import Latency
-from tuner.costs.serving.bands import (
+from tuner.costs.serve.bands import (
     Coverage,
     Edges,
     Kernels,
@@ -46,7 +46,7 @@ from tuner.costs.serving.bands import (
     RatioBand,
     StoredBand,
 )
-from tuner.costs.serving.engine import Engine
+from tuner.costs.serve.engine import Engine
 
 Floats = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -1,6 +1,6 @@
-"""Error bands of TTFT and TPOT: writes tuner/costs/serving/bands.json.
+"""Error bands of TTFT and TPOT: writes tuner/costs/serve/bands.json.
 
-    python tests/benchmarks/serving_bands.py RUNS.csv [TABLES] [-o tuner/costs/serving/bands.json]
+    python tests/benchmarks/serving_bands.py RUNS.csv [TABLES] [-o tuner/costs/serve/bands.json]
 
 Reads a table in the layout of `moetune backtest` and predicts every launch on Hopper and Blackwell
 that states what is needed: from kernels (TABLES or the installed aiconfigurator-core) and, without
@@ -24,7 +24,7 @@ from tests.benchmarks.serving_unseen import datasheet_rows, unseen_rows
 from tuner.backtest.rows import table_digest
 from tuner.backtest.serving.backtest import predict_pairs
 from tuner.backtest.serving.rows import read_cells
-from tuner.costs.serving.bands import StoredBands
+from tuner.costs.serve.bands import StoredBands
 
 
 def _say(line: str) -> None:

@@ -25,8 +25,8 @@ from tuner.backtest.serving.backtest import predict_pairs
 from tuner.backtest.serving.launches import Cells
 from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.scores import Pair, tpot, ttft
-from tuner.costs.serving import iteration
-from tuner.costs.serving.engine import TRAITS
+from tuner.costs.serve import iteration
+from tuner.costs.serve.engine import TRAITS
 from tuner.simulate.serving import client
 
 Patches = Sequence[tuple[Any, str, object]]

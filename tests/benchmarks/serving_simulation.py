@@ -14,11 +14,11 @@ import time
 import numpy as np
 
 from tuner.backtest.serving.decoders import LLAMA_70B
-from tuner.costs.serving.decoder import Formats
-from tuner.costs.serving.engine import TRAITS, Batching, Degrees, Engine
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.machine import ServingMachine
-from tuner.costs.serving.queueing import mean_wait_s
+from tuner.costs.serve.decoder import Formats
+from tuner.costs.serve.engine import TRAITS, Batching, Degrees, Engine
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.queueing import mean_wait_s
 from tuner.devices.catalogue import find_device
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.disaggregated import Stations, simulate_disaggregated

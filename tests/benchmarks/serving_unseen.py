@@ -11,7 +11,7 @@ from tuner.backtest.serving.launches import SYSTEMS, Launch
 from tuner.backtest.serving.prediction import Predictor
 from tuner.backtest.serving.recipes import find_recipe
 from tuner.backtest.serving.tables import build_machines
-from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 
 GENERATIONS: Final = ("hopper", "blackwell")

@@ -19,11 +19,11 @@ import numpy as np
 
 from tuner.backtest.serving.decoders import DEEPSEEK_V3
 from tuner.backtest.serving.tables import build_machines
-from tuner.costs.serving.decoder import Formats
-from tuner.costs.serving.engine import A2aBackend, Degrees, Engine
-from tuner.costs.serving.expert_loads import ExpertLoads
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.whole_step import step_s, through_s
+from tuner.costs.serve.decoder import Formats
+from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
+from tuner.costs.serve.expert_loads import ExpertLoads
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.whole_step import step_s, through_s
 
 PER_MACHINE: Final = 8
 PREFILL_PER_S: Final = 52_300.0

@@ -27,9 +27,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from tuner.costs.analytic.columns_of import hardware_of_pool, shape_of_model
-from tuner.costs.analytic.constants import Precision, Software, uncalibrated
-from tuner.costs.analytic.memory_constants import MemoryConstants
+from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
+from tuner.costs.train.constants import Precision, Software, uncalibrated
+from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
 from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates

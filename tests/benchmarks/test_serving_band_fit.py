@@ -21,8 +21,8 @@ from tests.benchmarks.serving_band_fit import (
 )
 from tuner.backtest.serving.launches import Harness, Side, parse_launch
 from tuner.backtest.serving.prediction import Latency
-from tuner.costs.serving.bands import Load
-from tuner.costs.serving.engine import Degrees, Engine
+from tuner.costs.serve.bands import Load
+from tuner.costs.serve.engine import Degrees, Engine
 
 CELLS = {
     "silicon_data_source": "db-dump/1; silicon_concurrency=8",

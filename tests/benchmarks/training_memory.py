@@ -29,10 +29,10 @@ import numpy.typing as npt
 
 from tuner.backtest.columns import Run, build_runs, stack_runs
 from tuner.backtest.rows import Row, read_rows
-from tuner.costs.analytic.constants import Software
-from tuner.costs.analytic.memory import price_memory
-from tuner.costs.analytic.memory_constants import FITTED, MemoryConstants, memory_constants
-from tuner.costs.analytic.prices import MemoryPrice
+from tuner.costs.train.constants import Software
+from tuner.costs.train.memory import price_memory
+from tuner.costs.train.memory_constants import FITTED, MemoryConstants, memory_constants
+from tuner.costs.train.prices import MemoryPrice
 from tuner.search.train.memory_band import peak_band
 from tuner.search.train.memory_risk import GROWTH_RATIO, UNEVEN_RATIO
 from tuner.search.train.peak_errors import RATIOS, Kind, PeakErrors, error_kind

@@ -17,7 +17,7 @@ import numpy as np
 
 from tests.tuner.verify.budget.testing import HiddenMachine
 from tuner import api
-from tuner.costs.analytic.calibration import shipped
+from tuner.costs.train.calibration import shipped
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.spec.read import read_spec
 from tuner.units import format_ratio, format_s

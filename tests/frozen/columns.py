@@ -37,15 +37,15 @@ from profilers.work import work
 from tests.frozen.drawn import EXTRAS, Dice, Job, Row, analytic_row, measured_row, rows
 from tests.tuner.formulas import Formulas
 from tuner import api
-from tuner.costs.analytic.calibration import shipped
-from tuner.costs.analytic.columns_of import StageLayers, stages_of_layouts
-from tuner.costs.analytic.memory import price_memory
-from tuner.costs.analytic.shapes import Stages, Strategies, stacked
-from tuner.costs.analytic.step import price_step
-from tuner.costs.kernel_table import KernelTable
+from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.residuals import Residual
-from tuner.costs.serving.capacity import instance_kv_bytes_per_token, instance_weight_bytes
-from tuner.costs.serving.engine import Engine
+from tuner.costs.serve.capacity import instance_kv_bytes_per_token, instance_weight_bytes
+from tuner.costs.serve.engine import Engine
+from tuner.costs.train.calibration import shipped
+from tuner.costs.train.columns_of import StageLayers, stages_of_layouts
+from tuner.costs.train.memory import price_memory
+from tuner.costs.train.shapes import Stages, Strategies, stacked
+from tuner.costs.train.step import price_step
 from tuner.errors import OutsideProfileError
 from tuner.plan import TrainDecision
 from tuner.search.reference.decisions import degrees_of

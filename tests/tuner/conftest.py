@@ -27,9 +27,9 @@ from tests.profilers.testing import fake_machine, fake_profile
 from tests.tuner.formulas import Formulas
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
-from tuner.costs.kernel_table import KernelTable
+from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.reference.workload import Degrees, Workload
 from tuner.costs.residuals import Residual
-from tuner.costs.workload import Degrees, Workload
 from tuner.plan_folder import read_plan, read_used_profile, write_plan
 from tuner.search.reference.layer_costs import Machine
 from tuner.search.reference.shapes import cases_for

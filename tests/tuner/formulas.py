@@ -10,7 +10,7 @@ import numpy.typing as npt
 from profilers.interpolation import Bools, Curve
 from profilers.records import AXES, Case
 from profilers.series import Series
-from tuner.costs.serving.queueing import mean_wait_s
+from tuner.costs.serve.queueing import mean_wait_s
 
 Floats = npt.NDArray[np.float64]
 

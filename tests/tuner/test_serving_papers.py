@@ -1,6 +1,6 @@
 """Figures that papers on serving print, from the functions that plans are made of.
 
-Others stand beside the code that they are about: crossovers of DistServe in costs/serving/
+Others stand beside the code that they are about: crossovers of DistServe in costs/serve/
 test_queueing.py, shares and rates of Prefill-as-a-Service in test_offload.py, the bound of Janus in
 test_afd.py, operating points of instance programs in solvers/instances/test_published.py.
 """
@@ -26,8 +26,8 @@ from solvers.registry import INSTANCES
 from solvers.result import Status
 from tests.rows import each_row
 from tests.tuner.formulas import crossover_load, prefill_ttft_s
-from tuner.costs.kv_transfer import rank_kv_bytes
-from tuner.costs.serving.queueing import mean_wait_s
+from tuner.costs.serve.kv_transfer import rank_kv_bytes
+from tuner.costs.serve.queueing import mean_wait_s
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 

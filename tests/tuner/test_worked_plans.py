@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
-from tuner.costs.analytic.calibration import shipped
+from tuner.costs.train.calibration import shipped
 from tuner.estimate.estimate import estimate
 from tuner.estimate.registry import read_launch
 from tuner.spec.read import read_spec

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tuner.backtest.rows import Architecture, Row
-from tuner.costs.analytic.shapes import ModelShape
+from tuner.costs.train.shapes import ModelShape
 from tuner.spec.model import MOST_TOP_K
 
 GPT_VOCAB: Final = 51_200.0

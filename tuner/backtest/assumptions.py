@@ -4,7 +4,7 @@ Expert parallelism: of the degrees that divide both experts and ranks, the one t
 be the fastest by the generic constants.
 
 Recomputation: none where that fits. Else the fastest setting that fits, by the
-predicted time and peak (tuner/costs/analytic/memory.py): recomputed modules, as the engines'
+predicted time and peak (tuner/costs/train/memory.py): recomputed modules, as the engines'
 guides suggest them, or, in Megatron-Core without a pipeline, saved activations in host memory,
 which excludes recomputation and CUDA graphs there (megatron/core/transformer/
 transformer_config.py). A run that nothing makes fit is taken to be sharded as FSDP does, and the
@@ -22,8 +22,8 @@ import numpy as np
 
 from tuner.backtest.columns import Run
 from tuner.backtest.prices import build_pricer, run_memory_constants, run_regime
-from tuner.costs.analytic.calibration import constants_of
-from tuner.costs.analytic.constants import Software
+from tuner.costs.train.calibration import constants_of
+from tuner.costs.train.constants import Software
 
 Fields = Mapping[str, float]
 """Of `Strategies`."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tuner.backtest.rows import Row
-from tuner.costs.analytic.constants import Precision, Software, software_of_container, version_of
+from tuner.costs.train.constants import Precision, Software, software_of_container, version_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ _TITAN_MEMORY: Final = (
     (version_of("2024"), version_of("0"), "-2024"),
 )
 """First month and first version of what torchtitan's stages keep, newest first
-(tuner/costs/analytic/memory_constants.py). A month in which something changed counts as before it;
+(tuner/costs/train/memory_constants.py). A month in which something changed counts as before it;
 0.1.0 is of June, 0.2.0 of 17 October, 0.2.1 of 26 December 2025."""
 
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from tuner.backtest.engines import identify_engine, parse_precision
 from tuner.backtest.rows import Row
-from tuner.costs.analytic.constants import Precision
-from tuner.costs.analytic.shapes import ModelShape
+from tuner.costs.train.constants import Precision
+from tuner.costs.train.shapes import ModelShape
 from tuner.devices.datasheet import Datasheet, Generation
 
 FULL_GRAPH_FROM = (26, 6)

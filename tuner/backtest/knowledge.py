@@ -5,7 +5,7 @@ from pathlib import Path
 
 from profilers.store import holds_profile, read_header
 from tuner.backtest.prediction import ResidualSet
-from tuner.costs.analytic.calibration import Residuals, read_residuals, shipped
+from tuner.costs.train.calibration import Residuals, read_residuals, shipped
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
 

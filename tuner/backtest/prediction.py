@@ -23,7 +23,7 @@ from tuner.backtest.prices import (
 from tuner.backtest.records import Backtest, BacktestRow, Errors, ReleaseScatter
 from tuner.backtest.releases import release_scatter
 from tuner.backtest.rows import Row
-from tuner.costs.analytic.calibration import Regime, Residuals, band_of, constants_of
+from tuner.costs.train.calibration import Regime, Residuals, band_of, constants_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -15,13 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.backtest.columns import Batch, Run, stack_runs
-from tuner.costs.analytic.calibration import Regime
-from tuner.costs.analytic.constants import Constants
-from tuner.costs.analytic.memory import price_memory
-from tuner.costs.analytic.memory_constants import MemoryConstants, memory_constants
-from tuner.costs.analytic.shapes import taken
-from tuner.costs.analytic.step import assemble
-from tuner.costs.analytic.units import unit_costs
+from tuner.costs.train.calibration import Regime
+from tuner.costs.train.constants import Constants
+from tuner.costs.train.memory import price_memory
+from tuner.costs.train.memory_constants import MemoryConstants, memory_constants
+from tuner.costs.train.shapes import taken
+from tuner.costs.train.step import assemble
+from tuner.costs.train.units import unit_costs
 
 DEPTHS = (1, 2, 4, 16, 100_000)
 """Most stages of a run in each batch."""
@@ -45,7 +45,7 @@ BEYOND_LAYERS: Final = (
     "optimizer_offload",
     "activation_offload",
 )
-"""Fields that no layer's cost depends on (tuner/costs/analytic/units.py)."""
+"""Fields that no layer's cost depends on (tuner/costs/train/units.py)."""
 
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]

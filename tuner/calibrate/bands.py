@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from tuner.calibrate.fit import Floats
-from tuner.costs.analytic.calibration import Band, Regime, Where, narrowest_band
+from tuner.costs.train.calibration import Band, Regime, Where, narrowest_band
 
 FEWEST: Final = 12
 """Recipes that a band needs."""

@@ -31,7 +31,7 @@ from tuner.calibrate.cross_validation import KEYS, MOST_FOLDS, assign_folds, hel
 from tuner.calibrate.fit import COARSE, Fit, Floats, Problem, fit, group_blocks
 from tuner.calibrate.ratio_bands import build_pairs, build_ratio_bands, setting_key
 from tuner.calibrate.terms import FEWEST_RECIPES, TERMS, Level, Offset, list_offsets, offset_mask
-from tuner.costs.analytic.calibration import (
+from tuner.costs.train.calibration import (
     Correction,
     Regime,
     Residuals,
@@ -39,7 +39,7 @@ from tuner.costs.analytic.calibration import (
     as_constants,
     generic_values,
 )
-from tuner.costs.analytic.constants import FITTED, NAMES, version_of
+from tuner.costs.train.constants import FITTED, NAMES, version_of
 from tuner.errors import SpecError
 
 FEWEST_RUNS: Final = 2

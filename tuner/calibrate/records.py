@@ -2,7 +2,7 @@
 
 from profilers.records import Record
 from tuner.backtest.records import Errors
-from tuner.costs.analytic.calibration import Residuals
+from tuner.costs.train.calibration import Residuals
 
 
 class CrossValidation(Record):

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from tuner.calibrate.fit import Floats
-from tuner.costs.analytic.calibration import Regime, Where
+from tuner.costs.train.calibration import Regime, Where
 
 Level = tuple[str, ...]
 

@@ -22,7 +22,7 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "check": "tuner.regress.records:Check",
     "comparison": "tuner.compare.comparison:Comparison",
     "report": "tuner.report.written:Written",
-    "residuals": "tuner.costs.analytic.calibration:Residuals",
+    "residuals": "tuner.costs.train.calibration:Residuals",
     "place-spec": "tuner.spec.place_read:PlaceSpecFile",
     "place-plan": "tuner.place_plan:PlacePlan",
     "place-verified": "tuner.verify.placement_records:PlaceVerified",

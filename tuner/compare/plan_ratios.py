@@ -8,7 +8,7 @@ The measured ratio is expected in [m / w, m w].
     train, one setting      the bands of ratios from published pairs (tuner/search/ratios.py),
                             those that ship, whether the plans were calibrated or not
     serve, one setting      at equal traffic, aggregated: those of published pairs of layouts
-                            (tuner/costs/serving/bands.py); else the wider of the two stated
+                            (tuner/costs/serve/bands.py); else the wider of the two stated
                             bands of TTFT or TPOT, as half its width in the logarithm
     two settings            both stated bands as independent errors: squares of logarithms are
                             summed
@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tuner.costs.analytic.calibration import shipped
-from tuner.costs.serving.bands import ratio_bands
+from tuner.costs.serve.bands import ratio_bands
+from tuner.costs.train.calibration import shipped
 from tuner.devices.catalogue import find_device
 from tuner.errors import TunerError
 from tuner.explain.planned_spec import StoredPlan

@@ -15,8 +15,8 @@ from typing import Annotated, Final, Literal
 from pydantic import Field
 
 from profilers.records import Record
-from tuner.costs.layer_time import PartSeconds
-from tuner.costs.operations import COMMUNICATION, Part
+from tuner.costs.reference.layer_time import PartSeconds
+from tuner.costs.reference.operations import COMMUNICATION, Part
 
 Factor = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 

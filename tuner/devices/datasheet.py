@@ -1,7 +1,7 @@
 """One accelerator's datasheet: peak rates, memory, links, and the source of each figure.
 
 Peaks are for dense matrices (no structured sparsity); the share that a kernel reaches is modelled
-in tuner/costs/analytic. Bandwidths are per device and direction.
+in tuner/costs/train. Bandwidths are per device and direction.
 """
 
 from enum import StrEnum

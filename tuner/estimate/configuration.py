@@ -54,7 +54,7 @@ class Configuration:
     """Layers that the embedding and the loss count as when layers are divided."""
     zero_bubble: bool
     precision: str
-    """One of `tuner.costs.analytic.columns_of.PRECISION_OF`."""
+    """One of `tuner.costs.train.columns_of.PRECISION_OF`."""
     gradient_bytes: int
     zero_stage: int
     recompute: Recompute

@@ -2,7 +2,7 @@
 
     launch + spec -> Configuration -> analytic price -> Estimate
 
-The analytic model prices production engines on datasheet devices (tuner/costs/analytic); residuals
+The analytic model prices production engines on datasheet devices (tuner/costs/train); residuals
 that ship with the program, or that the caller fitted, correct it and give the error band.
 
 The exposed time of data parallelism comes from pricing again with links that take no time: the
@@ -17,10 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.analytic.calibration import Residuals, shipped
-from tuner.costs.analytic.columns_of import PEAK_OF, PRECISION_OF
-from tuner.costs.analytic.measured_profile import MeasuredProfile
-from tuner.costs.analytic.routing import expert_imbalances
+from tuner.costs.train.calibration import Residuals, shipped
+from tuner.costs.train.columns_of import PEAK_OF, PRECISION_OF
+from tuner.costs.train.measured_profile import MeasuredProfile
+from tuner.costs.train.routing import expert_imbalances
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.estimate import environment

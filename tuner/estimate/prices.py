@@ -18,24 +18,24 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.calibration import Regime, Residuals, constants_of
-from tuner.costs.analytic.collective_ratios import MeasuredHardware
-from tuner.costs.analytic.columns_of import (
+from tuner.costs.train.calibration import Regime, Residuals, constants_of
+from tuner.costs.train.collective_ratios import MeasuredHardware
+from tuner.costs.train.columns_of import (
     PRECISION_OF,
     StageLayers,
     hardware_of_pool,
     shape_of_model,
     stages_of_layouts,
 )
-from tuner.costs.analytic.constants import Precision
-from tuner.costs.analytic.measured_kernels import MeasuredKernels
-from tuner.costs.analytic.measured_profile import MeasuredProfile
-from tuner.costs.analytic.memory import price_memory
-from tuner.costs.analytic.memory_constants import memory_constants
-from tuner.costs.analytic.prices import MemoryPrice, StepPrice
-from tuner.costs.analytic.routing import ExpertImbalance
-from tuner.costs.analytic.shapes import Hardware, ModelShape, Strategies, stacked
-from tuner.costs.analytic.step import price_step
+from tuner.costs.train.constants import Precision
+from tuner.costs.train.measured_kernels import MeasuredKernels
+from tuner.costs.train.measured_profile import MeasuredProfile
+from tuner.costs.train.memory import price_memory
+from tuner.costs.train.memory_constants import memory_constants
+from tuner.costs.train.prices import MemoryPrice, StepPrice
+from tuner.costs.train.routing import ExpertImbalance
+from tuner.costs.train.shapes import Hardware, ModelShape, Strategies, stacked
+from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Datasheet
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.launch import Dispatcher, Engine, Graphs

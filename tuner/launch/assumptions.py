@@ -22,7 +22,7 @@ MIN_MEMORY_LOSS: Final = (
     "assumed: memory for a loss that is compiled, fused or cut into chunks (4 bytes a logit); "
     "PyTorch's plain cross entropy in fp32 holds 14"
 )
-"""tuner/costs/analytic/memory_constants.py"""
+"""tuner/costs/train/memory_constants.py"""
 STATE_IT: Final = "state goal.moe_aux_loss_coeff to have it written (it changes the loss)"
 
 

@@ -40,8 +40,8 @@ LOADED: Final = (
     "tuner.serve_api",
     "tuner.search.train.plan_train",
     "tuner.search.train.pools.plan_pools",
-    "tuner.costs.analytic.calibration",
-    "tuner.costs.analytic.measured_profile",
+    "tuner.costs.train.calibration",
+    "tuner.costs.train.measured_profile",
 )
 """Imported before the first job; modules that a version lacks are skipped; the job reports them."""
 

@@ -4,7 +4,7 @@ The measured seconds of another configuration over those of the chosen one lie i
 
     predicted ratio * [low, high]
 
-for four pairs of five (tuner/costs/analytic/ratio_bands.py says from which published pairs). If 1
+for four pairs of five (tuner/costs/train/ratio_bands.py says from which published pairs). If 1
 lies inside, the model cannot tell the two apart: a tie. Most of the error of a single time is
 common to both, so this band is narrower than that of either time.
 
@@ -14,8 +14,8 @@ Where no band of ratios is known, that of a single time is used, as if no error 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.costs.analytic.calibration import Residuals
-from tuner.costs.analytic.ratio_bands import ratio_band_among
+from tuner.costs.train.calibration import Residuals
+from tuner.costs.train.ratio_bands import ratio_band_among
 from tuner.plan import Band, TrainDecision
 
 KERNEL_FIELDS = (

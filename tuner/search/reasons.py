@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from solvers.layout.relax import nearest_relaxation
 from tuner.breakdown import cause_words
-from tuner.costs.temporaries import UNCOUNTED_RATIO
+from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
 from tuner.plan import Certificate, Relaxation, TrainPrediction
 from tuner.search.reference.search import Candidate
 from tuner.search.reference.space import BATCH_RULE, Enumeration

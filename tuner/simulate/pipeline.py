@@ -17,7 +17,7 @@ Stage s runs on device s mod p.
 stages before it, works m D_d seconds, and what it did last still travels back through those stages.
 It equals the simulated time where all stages are equal.
 
-The closed form of tuner/costs/analytic/step.py, sum D + (m - 1) max D, lies between: it is never
+The closed form of tuner/costs/train/step.py, sum D + (m - 1) max D, lies between: it is never
 below a simulated 1F1B where backward passes are in proportion to forward passes, and always within
 sum D + (m - 1) (max F + max B), which no 1F1B exceeds. Both are found by trial over random stages
 (the tests repeat it), not proven.
@@ -40,8 +40,8 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.fold import per_device
-from tuner.costs.analytic.shapes import Grid, Numbers, Strategies
+from tuner.costs.train.fold import per_device
+from tuner.costs.train.shapes import Grid, Numbers, Strategies
 from tuner.simulate.steady_state import Cycle, find_cycle
 
 FEW_PASSES: Final = 30_000

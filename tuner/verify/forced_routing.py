@@ -31,7 +31,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.routing import expert_imbalances
+from tuner.costs.train.routing import expert_imbalances
 from tuner.plan import Plan, TrainDecision
 from tuner.spec.capabilities import programs
 from tuner.spec.routing import RoutingRecord

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from profilers.steps.config import Recompute
-from tuner.costs.workload import Workload
+from tuner.costs.reference.workload import Workload
 from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.search.reference.decisions import decision, degrees_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine

@@ -8,8 +8,8 @@ import pytest
 from tuner.backtest.columns import build_run, build_runs, stack_runs
 from tuner.backtest.engines import OF_RELEASE, OF_SOURCE
 from tuner.backtest.rows import Row, read_rows
-from tuner.costs.analytic.constants import Precision, Software
-from tuner.costs.analytic.memory_constants import BY_GENERATION, OF_FAMILY
+from tuner.costs.train.constants import Precision, Software
+from tuner.costs.train.memory_constants import BY_GENERATION, OF_FAMILY
 from tuner.search.train.regimes import OF_TARGET
 
 RUNS = Path(__file__).parent / "runs.csv"

@@ -10,7 +10,7 @@ from tuner.backtest.assumptions import with_assumptions
 from tuner.backtest.columns import Run, build_run
 from tuner.backtest.prediction import ResidualSet, backtest, predictions
 from tuner.backtest.rows import Row, read_rows
-from tuner.costs.analytic.calibration import Band, Correction, Residuals, Where
+from tuner.costs.train.calibration import Band, Correction, Residuals, Where
 
 RUNS = Path(__file__).parent / "runs.csv"
 

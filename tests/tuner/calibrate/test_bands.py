@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tuner.calibrate.bands import covered_ratio, error_bands
-from tuner.costs.analytic.calibration import GENERIC_BAND, Regime, narrowest_band
-from tuner.costs.analytic.constants import Precision, Software
+from tuner.costs.train.calibration import GENERIC_BAND, Regime, narrowest_band
+from tuner.costs.train.constants import Precision, Software
 from tuner.devices.datasheet import Generation
 
 KEYS = ("group", "release", "generation", "family")

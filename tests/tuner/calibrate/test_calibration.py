@@ -16,7 +16,7 @@ from tuner.calibrate.calibration import Calibration, build_problem, calibrate
 from tuner.calibrate.fit import slopes
 from tuner.calibrate.report import build_report
 from tuner.calibrate.terms import TERMS, Level
-from tuner.costs.analytic.calibration import (
+from tuner.costs.train.calibration import (
     Correction,
     Residuals,
     Where,

@@ -10,7 +10,7 @@ from tuner.backtest.serving.prediction import Latency
 from tuner.backtest.serving.residuals import apply_residuals
 from tuner.backtest.serving.scores import Pair
 from tuner.calibrate.serving import fit, held_out
-from tuner.costs.serving.decoder import Decoder
+from tuner.costs.serve.decoder import Decoder
 
 CELLS = {
     "silicon_data_source": "db-dump/1; silicon_concurrency=8",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tuner.compare.plan_ratios import ratio_band
-from tuner.costs.serving.bands import ratio_bands
+from tuner.costs.serve.bands import ratio_bands
 from tuner.explain.planned_spec import read_any_plan
 from tuner.plan import Plan
 from tuner.search.ratios import ties_ratio

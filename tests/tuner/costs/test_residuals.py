@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from tests.rows import each_row
-from tuner.costs.operations import COMMUNICATION, Part
+from tuner.costs.reference.operations import COMMUNICATION, Part
 from tuner.costs.residuals import UNKNOWN_BAND, Residual, residual_for
 
 

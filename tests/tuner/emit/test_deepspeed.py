@@ -12,7 +12,7 @@ import pytest
 
 from tests.rows import Failures
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
-from tuner.costs.workload import Workload
+from tuner.costs.reference.workload import Workload
 from tuner.emit.deepspeed import emit
 from tuner.plan import VerifiedPlan
 from tuner.search.reference.space import enumerate_degrees

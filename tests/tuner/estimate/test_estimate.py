@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.costs.analytic.calibration import GENERIC_BAND
+from tuner.costs.train.calibration import GENERIC_BAND
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.estimate.changes import LEAST_GAIN_RATIO
 from tuner.estimate.estimate import estimate

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.tuner.emit.testing import sample_decision, sample_verified
-from tuner.costs.analytic.state import VOCAB_MULTIPLE
+from tuner.costs.train.state import VOCAB_MULTIPLE
 from tuner.emit.registry import broken_rules, emit
 from tuner.launch.priced_settings import (
     DEEPSPEED,

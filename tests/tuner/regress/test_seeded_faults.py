@@ -90,7 +90,7 @@ def checked_by(tree: Path, checks: Path) -> Check:
 # Takes seconds: the one fault that every run checks by the command itself.
 def test_a_bug_in_the_cost_model_is_named_as_changed_costs(cheap: Path, faulty: Faulty) -> None:
     tree = faulty(
-        "tuner/costs/analytic/experts.py",
+        "tuner/costs/train/experts.py",
         "forward_s=pieces * priced.forward_s",
         "forward_s=1.2 * pieces * priced.forward_s",
     )
@@ -167,7 +167,7 @@ def test_a_slower_link_in_the_profile_is_named_with_its_operation(
 @pytest.mark.slow
 def test_the_version_before_the_fault_is_the_reference(cheap: Path, faulty: Faulty) -> None:
     tree = faulty(
-        "tuner/costs/analytic/experts.py",
+        "tuner/costs/train/experts.py",
         "forward_s=pieces * priced.forward_s",
         "forward_s=0.8 * pieces * priced.forward_s",
     )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tuner.costs.analytic.calibration import Residuals, shipped
-from tuner.costs.analytic.ratio_bands import RatioBand, RatioBands
+from tuner.costs.train.calibration import Residuals, shipped
+from tuner.costs.train.ratio_bands import RatioBand, RatioBands
 from tuner.plan import TrainDecision
 from tuner.search.ratios import (
     Ratios,

@@ -2,7 +2,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.rows import each_row
-from tuner.costs.workload import Degrees
+from tuner.costs.reference.workload import Degrees
 from tuner.plan import TrainPrediction
 from tuner.search.reasons import (
     binding_constraint,

@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from profilers.records import Record, Seconds
-from tuner.costs.workload import Workload
+from tuner.costs.reference.workload import Workload
 from tuner.plan import TrainDecision, TrainPrediction
 from tuner.search.reference.decisions import degrees_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from profilers.steps.config import Dispatcher, RankMemory, StepConfig, StepReport
-from tuner.costs.workload import Degrees, Workload
+from tuner.costs.reference.workload import Degrees, Workload
 from tuner.plan import TrainDecision
 from tuner.search.reference.decisions import decision, degrees_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine

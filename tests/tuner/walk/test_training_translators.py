@@ -24,7 +24,7 @@ import numpy as np
 from tests.tuner.emit.testing import sample_verified, write_emitted
 from tuner.backtest.columns import build_run
 from tuner.backtest.rows import read_rows
-from tuner.costs.analytic.shapes import Strategies
+from tuner.costs.train.shapes import Strategies
 from tuner.emit.registry import emit
 from tuner.estimate import decision as estimated
 from tuner.estimate.configuration import Configuration, build_configuration

@@ -15,7 +15,7 @@ from tuner.backtest.serving.records import ServingBacktest, ServingBacktestRow
 from tuner.backtest.serving.residuals import apply_residuals, read_serving_residuals
 from tuner.backtest.serving.scores import Pair, summarise_metric, tpot, ttft
 from tuner.backtest.serving.tables import build_machines
-from tuner.costs.serving.bands import bands_of
+from tuner.costs.serve.bands import bands_of
 
 UNCALIBRATED = "uncalibrated"
 DIGITS = 6

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from tuner.costs.serving.decoder import (
+from tuner.costs.serve.decoder import (
     Attention,
     AttentionKind,
     Decoder,

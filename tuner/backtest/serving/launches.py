@@ -27,11 +27,11 @@ from enum import StrEnum
 from typing import Final
 
 from tuner.backtest.serving.decoders import checkpoint_formats, find_decoder
-from tuner.costs.serving.bands import Load
-from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.engine import Degrees, Engine
-from tuner.costs.serving.memory import weight_bytes
-from tuner.costs.serving.speculative import Drafting, Method
+from tuner.costs.serve.bands import Load
+from tuner.costs.serve.decoder import Decoder, Formats
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.memory import weight_bytes
+from tuner.costs.serve.speculative import Drafting, Method
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Generation
 from tuner.units import format_bytes

@@ -18,12 +18,12 @@ import numpy as np
 
 from tuner.backtest.serving.launches import Launch, Side
 from tuner.backtest.serving.recipes import Recipe, find_recipe
-from tuner.costs.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO, KvPath, whole_s
-from tuner.costs.serving.capacity import cache_tokens
-from tuner.costs.serving.engine import TRAITS, Batching, Degrees
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.machine import ServingMachine
-from tuner.costs.serving.memory import kv_bytes_per_token
+from tuner.costs.serve.capacity import cache_tokens
+from tuner.costs.serve.engine import TRAITS, Batching, Degrees
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO, KvPath, whole_s
+from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.memory import kv_bytes_per_token
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.client import (
     ROUNDS,

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.backtest.serving.launches import Harness, Launch
-from tuner.costs.serving.engine import Engine
+from tuner.costs.serve.engine import Engine
 from tuner.simulate.serving.client import CLIENT_S, DELAY_S, engine_client
 
 STREAM_STEPS: Final = 10.0

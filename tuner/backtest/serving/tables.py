@@ -13,8 +13,8 @@ from profilers.arrays import Arrays, read_profile_arrays
 from profilers.imports.aiconfigurator_arrays import holds_system, installed_systems, read_system
 from profilers.store import holds_profile, read_header
 from tuner.backtest.serving.launches import SYSTEMS
-from tuner.costs.serving.machine import ServingMachine
-from tuner.costs.serving.tables import KernelTables
+from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.tables import KernelTables
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError, UnknownDeviceError
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from tuner.costs.serving.bands import NEW_PAIR
+from tuner.costs.serve.bands import NEW_PAIR
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Vendor
 from tuner.emit.serving.shape import (

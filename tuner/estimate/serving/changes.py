@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from tuner.costs.serving.bands import ratio_bands
-from tuner.costs.serving.engine import Degrees, Engine
-from tuner.costs.serving.speculative import Method
+from tuner.costs.serve.bands import ratio_bands
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.speculative import Method
 from tuner.estimate.serving.instance import (
     EstimateInputs,
     misfit_reason,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tuner.costs.serving.bands import NEW_PAIR, Band, bands_of
+from tuner.costs.serve.bands import NEW_PAIR, Band, bands_of
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.estimate.serving.changes import manifest_refusals, price_changes

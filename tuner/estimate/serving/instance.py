@@ -18,17 +18,17 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.serving.cache_capacity import Room, automatic_ratio, room_of
-from tuner.costs.serving.capacity import instance_kv_bytes_per_token, instance_weight_bytes
-from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.decoder import AttentionKind, Decoder, Formats, decoder_of
-from tuner.costs.serving.engine import A2aBackend, Degrees, Engine
-from tuner.costs.serving.expert_loads import ExpertLoads
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.memory_rules import memory_rule
-from tuner.costs.serving.remote_ffn import RemoteFfnIteration, ffn_fits
-from tuner.costs.serving.reserve import Reserve, step_reserve
-from tuner.costs.serving.speculative import Drafting, Method
+from tuner.costs.serve.cache_capacity import Room, automatic_ratio, room_of
+from tuner.costs.serve.capacity import instance_kv_bytes_per_token, instance_weight_bytes
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.decoder import AttentionKind, Decoder, Formats, decoder_of
+from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
+from tuner.costs.serve.expert_loads import ExpertLoads
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.memory_rules import memory_rule
+from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_fits
+from tuner.costs.serve.reserve import Reserve, step_reserve
+from tuner.costs.serve.speculative import Drafting, Method
 from tuner.errors import SpecError
 from tuner.estimate.serving.launch import ServingLaunch, Setting
 from tuner.estimate.serving.records import ServingLoad, ServingMemory

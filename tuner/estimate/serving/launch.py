@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from tuner.costs.serving.cache_capacity import GIB
-from tuner.costs.serving.engine import Degrees, Engine
-from tuner.costs.serving.speculative import Method
+from tuner.costs.serve.cache_capacity import GIB
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.speculative import Method
 from tuner.estimate.serving.words import SortedFlags
 from tuner.serve_plan import Role
 from tuner.spec.cluster import Pool

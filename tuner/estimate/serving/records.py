@@ -25,7 +25,7 @@ class ServingMemory(Record):
     device_bytes: Size
     """Total memory."""
     limit_ratio: Ratio
-    """The engine's share, by its memory rule (tuner/costs/serving/memory_rules.py)."""
+    """The engine's share, by its memory rule (tuner/costs/serve/memory_rules.py)."""
 
 
 class ServingLoad(Record):
@@ -62,7 +62,7 @@ class ServingChange(Record):
     """Gain in goodput per device, as a share of the launch's; 0 where that has none."""
     ttft_ratio_band: Band | None = None
     """Band of its mean over the launch's, where only the degrees differ
-    (tuner/costs/serving/bands.py); absent where no published runs compare such launches."""
+    (tuner/costs/serve/bands.py); absent where no published runs compare such launches."""
     tpot_ratio_band: Band | None = None
     beats: bool
     """It misses fewer SLO targets, has more goodput per device, or equal with shorter requests."""
@@ -89,7 +89,7 @@ class ServingEstimate(Record):
     load: ServingLoad | None
     """Absent where the launch does not fit."""
     ttft_s_band: Band | None
-    """Of the mean; see tuner/costs/serving/bands.py."""
+    """Of the mean; see tuner/costs/serve/bands.py."""
     tpot_s_band: Band | None
     is_new_pair: bool = False
     """No calibration row shares the model and the engine: the bands are those of pairs left out."""

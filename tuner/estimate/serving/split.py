@@ -4,7 +4,7 @@ Only what no release can launch is refused here; each release's manifest refuses
 (tuner/spec/serving/manifests/rules.py).
 """
 
-from tuner.costs.serving.engine import Degrees
+from tuner.costs.serve.engine import Degrees
 from tuner.errors import SpecError
 from tuner.estimate.nearest import nearest_divisor
 from tuner.estimate.readers.arguments import Flags

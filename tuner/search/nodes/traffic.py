@@ -14,7 +14,7 @@ nodes that follow each other: R nodes a stage, or several stages a node. Between
                     ZeRO 2   m G + W         ZeRO 3   m G + 2 m W
 
 with t tokens of a micro-batch, G and W bytes of gradients and bf16 weights. Sources: Pipette
-(arXiv:2405.18093) for the problem; tuner/costs/analytic/experts.py for the all-to-all; ZeRO
+(arXiv:2405.18093) for the problem; tuner/costs/train/experts.py for the all-to-all; ZeRO
 (arXiv:1910.02054, section 7) for gradients, which ZeRO 2 and 3 reduce in every micro-batch.
 
 Letters: R nodes of a stage, S groups of stages that share nodes, m micro-batches, k experts of a
@@ -31,8 +31,8 @@ import numpy.typing as npt
 
 from profilers.steps.config import LayerKind, Recompute
 from solvers.rank_placement.problem import RankPlacementProblem
-from tuner.costs.analytic.columns_of import shape_of_model
-from tuner.costs.analytic.limited_routing import reached_places
+from tuner.costs.train.columns_of import shape_of_model
+from tuner.costs.train.limited_routing import reached_places
 from tuner.plan import TrainDecision, TrainPrediction
 from tuner.spec.accounting import (
     embedding_parameters,
@@ -49,7 +49,7 @@ BF16_BYTES: Final = 2.0
 
 OVERLAPPED_RATIO: Final = 0.5
 """Share of dispatch and combine that stays exposed with overlap, as the generic
-`expert_overlapped_ratio` of tuner/costs/analytic/constants.py."""
+`expert_overlapped_ratio` of tuner/costs/train/constants.py."""
 
 Floats = npt.NDArray[np.float64]
 

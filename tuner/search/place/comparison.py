@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solvers.placement.ranks import Floats, Placement, Ranks
-from tuner.costs.expert_layer import LayerSeconds
+from tuner.costs.place.expert_layer import LayerSeconds
 from tuner.place_plan import LayerTimes, WorkloadOutcome
 from tuner.search.place.candidates import EplbBaseline
 from tuner.search.place.evaluation import Evaluation, evaluate

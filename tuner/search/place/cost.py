@@ -10,7 +10,7 @@ from solvers.placement.balance.check import LAUNCH_SEED, launch_times, objective
 from solvers.placement.balance.objective import robust_slope, value_of
 from solvers.placement.balance.starts import drawn_times, with_parts
 from solvers.placement.ranks import Floats, Placement, Ranks
-from tuner.costs.expert_layer import LayerSeconds
+from tuner.costs.place.expert_layer import LayerSeconds
 from tuner.search.place.candidates import balance_problem
 from tuner.search.place.evaluation import arrivals, evaluate, evaluate_loads
 from tuner.search.place.evidence import WorkloadEvidence

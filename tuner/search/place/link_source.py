@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from profilers.store import read_header
-from tuner.costs.analytic.calibration import Residuals
-from tuner.costs.analytic.measured_profile import MeasuredProfile
+from tuner.costs.train.calibration import Residuals
+from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.errors import UnknownDeviceError
 from tuner.search.nodes.node_order import read_links
 from tuner.search.place.links import LinkSource, measured_pairs

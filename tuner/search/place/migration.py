@@ -8,7 +8,7 @@ anywhere), over the scale-up links otherwise.
 import numpy as np
 
 from solvers.placement.ranks import Ints, Placement, Ranks
-from tuner.costs.expert_layer import ExpertMachine
+from tuner.costs.place.expert_layer import ExpertMachine
 from tuner.place_plan import MigrationCost
 
 

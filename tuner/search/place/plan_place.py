@@ -12,7 +12,7 @@ from typing import Final
 
 from solvers.placement.ranks import Placement
 from solvers.result import Outcome
-from tuner.costs.expert_layer import expert_bytes
+from tuner.costs.place.expert_layer import expert_bytes
 from tuner.place_plan import (
     LayerTimes,
     LeftOut,

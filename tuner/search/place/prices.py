@@ -8,13 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from solvers.placement.ranks import Floats, Ints, Placement, Ranks
-from tuner.costs.analytic.calibration import Regime, Residuals, band_of, constants_of
-from tuner.costs.analytic.columns_of import PRECISION_OF, hardware_of_pool
-from tuner.costs.analytic.constants import Constants
-from tuner.costs.analytic.kernels import DatasheetKernels
-from tuner.costs.analytic.measured_profile import MeasuredProfile
-from tuner.costs.analytic.shapes import Hardware
-from tuner.costs.expert_layer import (
+from tuner.costs.place.expert_layer import (
     ExpertMachine,
     LayerSeconds,
     Reach,
@@ -25,6 +19,12 @@ from tuner.costs.expert_layer import (
     rest_s,
     weights_s,
 )
+from tuner.costs.train.calibration import Regime, Residuals, band_of, constants_of
+from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool
+from tuner.costs.train.constants import Constants
+from tuner.costs.train.kernels import DatasheetKernels
+from tuner.costs.train.measured_profile import MeasuredProfile
+from tuner.costs.train.shapes import Hardware
 from tuner.devices.catalogue import find_device
 from tuner.place_plan import Band
 from tuner.search.place.evaluation import Evaluation, active_PLG

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from solvers.layout.problem import LARGEST_BYTES, LayoutProblem
-from tuner.costs.kernel_table import KernelTable
-from tuner.costs.layer_time import (
+from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.reference.layer_time import (
     PartSeconds,
     PassTime,
     call_time,
@@ -27,7 +27,7 @@ from tuner.costs.layer_time import (
     scale_parts,
     sum_parts,
 )
-from tuner.costs.memory import (
+from tuner.costs.reference.memory import (
     LayerActivations,
     State,
     head_saved,
@@ -35,9 +35,13 @@ from tuner.costs.memory import (
     token_ids_bytes,
     unit_state,
 )
-from tuner.costs.operations import COMMUNICATION, boundary_calls, embedding_calls, head_calls
-from tuner.costs.residuals import Residual
-from tuner.costs.temporaries import (
+from tuner.costs.reference.operations import (
+    COMMUNICATION,
+    boundary_calls,
+    embedding_calls,
+    head_calls,
+)
+from tuner.costs.reference.temporaries import (
     UNCOUNTED_RATIO,
     boundary_bytes,
     head_gradients,
@@ -47,7 +51,7 @@ from tuner.costs.temporaries import (
     reduction_workspace,
     zero3_gathered_bytes,
 )
-from tuner.costs.update import (
+from tuner.costs.reference.update import (
     GRADIENT_BYTES,
     Unit,
     UpdateTime,
@@ -56,7 +60,8 @@ from tuner.costs.update import (
     layer_units,
     update_time,
 )
-from tuner.costs.workload import Degrees, Workload
+from tuner.costs.reference.workload import Degrees, Workload
+from tuner.costs.residuals import Residual
 from tuner.search.reference.options import Option
 from tuner.search.reference.schedule import in_flight, most_in_flight
 from tuner.spec.capabilities import Capabilities

@@ -8,9 +8,9 @@
     gradients are reduced   the same                         fp32 gradients of a unit once more
     optimizer               the rank's own part of it        AdamW's square roots
 
-Saved activations are those of tuner/costs/memory.py, the rest is in tuner/costs/temporaries.py.
-Gradients exist from the start where a step has several micro-batches; the last of them has the
-peak.
+Saved activations are those of tuner/costs/reference/memory.py, the rest is in
+tuner/costs/reference/temporaries.py. Gradients exist from the start where a step has several
+micro-batches; the last of them has the peak.
 
 Not covered: layers that are done release parameters and gradients on the way, so that a model whose
 first layers are much larger than its last ones may need less.
@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profilers.steps.config import LayerKind, Recompute
-from tuner.costs.memory import chunk_bytes, unit_state
-from tuner.costs.temporaries import (
+from tuner.costs.reference.memory import chunk_bytes, unit_state
+from tuner.costs.reference.temporaries import (
     UNCOUNTED_RATIO,
     boundary_bytes,
     head_gradients,
@@ -33,7 +33,7 @@ from tuner.costs.temporaries import (
     shared_gradients,
     zero3_gathered_bytes,
 )
-from tuner.costs.update import GRADIENT_BYTES, Unit, layer_units
+from tuner.costs.reference.update import GRADIENT_BYTES, Unit, layer_units
 from tuner.plan import TrainDecision
 from tuner.search.reference.decisions import layers_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts

@@ -8,9 +8,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tuner.costs.operations import boundary_calls, cases, embedding_calls, head_calls, layer_calls
-from tuner.costs.update import layer_units, update_cases
-from tuner.costs.workload import Workload
+from tuner.costs.reference.operations import (
+    boundary_calls,
+    cases,
+    embedding_calls,
+    head_calls,
+    layer_calls,
+)
+from tuner.costs.reference.update import layer_units, update_cases
+from tuner.costs.reference.workload import Workload
 from tuner.plan import Alternative, Certificate, Plan, Provenance, Relaxation, Unlaunchable
 from tuner.search.layout_groups import by_layout, layout_of, rows_of_layouts
 from tuner.search.reasons import (

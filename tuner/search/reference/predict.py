@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from profilers.steps.config import Recompute
-from tuner.costs.hierarchical_dispatch import far_rows, row_bytes
-from tuner.costs.layer_time import PartSeconds, scale_parts, sum_parts
-from tuner.costs.memory import (
+from tuner.costs.reference.hierarchical_dispatch import far_rows, row_bytes
+from tuner.costs.reference.layer_time import PartSeconds, scale_parts, sum_parts
+from tuner.costs.reference.memory import (
     State,
     chunk_bytes,
     most_chunk_copies,
     unit_state,
 )
-from tuner.costs.operations import COMMUNICATION
-from tuner.costs.update import layer_units
+from tuner.costs.reference.operations import COMMUNICATION
+from tuner.costs.reference.update import layer_units
 from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
 from tuner.search.reference.decisions import layers_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts

@@ -14,7 +14,7 @@ chunks in reverse.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tuner.costs.workload import Degrees
+from tuner.costs.reference.workload import Degrees
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from solvers.layout.patterns import least_objective_s
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.registry import LAYOUT
 from solvers.result import Outcome, Status
-from tuner.costs.workload import Degrees, Workload
+from tuner.costs.reference.workload import Degrees, Workload
 from tuner.plan import Certificate, Space, TrainDecision
 from tuner.search.layout_groups import layout_of, rows_of_layouts
 from tuner.search.reference.decisions import decode

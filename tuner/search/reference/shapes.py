@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from profilers.records import Case
-from tuner.costs.operations import (
+from tuner.costs.reference.operations import (
     Call,
     boundary_calls,
     cases,
@@ -16,8 +16,8 @@ from tuner.costs.operations import (
     head_calls,
     layer_calls,
 )
-from tuner.costs.update import embedding_units, head_units, layer_units, update_cases
-from tuner.costs.workload import Degrees, Workload
+from tuner.costs.reference.update import embedding_units, head_units, layer_units, update_cases
+from tuner.costs.reference.workload import Degrees, Workload
 from tuner.search.reference.options import options
 from tuner.search.reference.plan_profiled import workload_of
 from tuner.search.reference.space import enumerate_degrees

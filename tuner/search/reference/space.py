@@ -17,7 +17,7 @@ from itertools import product
 from typing import Final
 
 from profilers.steps.config import LayerKind
-from tuner.costs.workload import Degrees, Workload, ZeroStage
+from tuner.costs.reference.workload import Degrees, Workload, ZeroStage
 from tuner.spec.capabilities import Capabilities
 from tuner.spec.search import Search
 

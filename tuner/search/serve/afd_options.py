@@ -5,7 +5,7 @@
 
 An AFD unit is one decode option of A + F devices of one pool, so the program of prefill and decode,
 its routes, the simulation and the spare capacity are those of the disaggregated mode. A step is
-tuner/costs/serving/remote_ffn.py's. Where A + F devices lie in one scale-up domain messages take
+tuner/costs/serve/remote_ffn.py's. Where A + F devices lie in one scale-up domain messages take
 its links, else each device's share of the NICs.
 
 Steps hold at most 1,024 tokens, since prompts are prefilled elsewhere: the FFN server must have
@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.engine import A2aBackend, Degrees, Engine
-from tuner.costs.serving.expert_loads import ExpertLoads
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.remote_ffn import (
+from tuner.costs.serve.decoder import Decoder, Formats
+from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
+from tuner.costs.serve.expert_loads import ExpertLoads
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.remote_ffn import (
     RemoteFfnIteration,
     attention_only,
     ffn_fits,

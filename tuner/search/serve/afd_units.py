@@ -9,7 +9,7 @@ By Little's law a unit keeps its target at a rate exactly where the rate is at m
 grows more slowly than B: the batch at which it then runs is B = rate O T(B).
 
 Source: Janus (arXiv:2512.13525), sizing by enumeration at the steady state of Little's law; T is
-that of tuner/costs/serving/afd_step.py, the all-to-all that of tuner/costs/serving/two_phase.py.
+that of tuner/costs/serve/afd_step.py, the all-to-all that of tuner/costs/serve/two_phase.py.
 
 Letters: N batches of a unit, M tokens that experts are priced at; O output tokens.
 With recorded loads experts have copies and are counted by replicas.py; without any they
@@ -25,8 +25,8 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.serving.afd import steady_batch
-from tuner.costs.serving.afd_step import (
+from tuner.costs.serve.afd import steady_batch
+from tuner.costs.serve.afd_step import (
     Activated,
     AttentionSeconds,
     activation_bytes,
@@ -40,12 +40,12 @@ from tuner.costs.serving.afd_step import (
     step_seconds,
     uniform_activated,
 )
-from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.engine import Degrees, Engine
-from tuner.costs.serving.expert_loads import ExpertLoads
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.two_phase import Side, Wire, two_phase_s
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.decoder import Decoder, Formats
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.expert_loads import ExpertLoads
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.two_phase import Side, Wire, two_phase_s
 from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.options import ServingPool, most_running
 from tuner.search.serve.replicas import ReplicaCounts

@@ -23,9 +23,9 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.serving.afd_step import expert_slots
-from tuner.costs.serving.engine import Degrees, Engine
-from tuner.costs.serving.memory import kv_bytes_per_token
+from tuner.costs.serve.afd_step import expert_slots
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.memory import kv_bytes_per_token
 from tuner.search.serve.afd_units import AfdUnit, cell_groups, counting, side_of, wire_between
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.options import Option, ServingPool

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.costs.serving.engine import TRAITS, Engine
-from tuner.costs.serving.machine import LOAD
+from tuner.costs.serve.engine import TRAITS, Engine
+from tuner.costs.serve.machine import LOAD
 from tuner.search.serve.choices import Choices
 from tuner.search.serve.demand import Demand
 from tuner.simulate.serving.client import DELAY_S, ROUNDS

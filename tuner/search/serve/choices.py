@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Final
 
-from tuner.costs.serving.engine import TRAITS, A2aBackend, Batching, Degrees, Engine
-from tuner.costs.serving.speculative import Drafting
+from tuner.costs.serve.engine import TRAITS, A2aBackend, Batching, Degrees, Engine
+from tuner.costs.serve.speculative import Drafting
 from tuner.search.serve.expert_copies import ExpertCopies
 
 BUDGETS: Final = (2048, 4096, 8192, 16384)

@@ -16,8 +16,8 @@ Heads, experts and layers must allow all degrees.
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.costs.serving.decoder import Decoder
-from tuner.costs.serving.engine import Degrees
+from tuner.costs.serve.decoder import Decoder
+from tuner.costs.serve.engine import Degrees
 from tuner.devices.datasheet import Datasheet
 from tuner.spec.cluster import Pool
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from solvers.placement.balance.eplb import eplb
 from solvers.placement.ranks import Ranks
-from tuner.costs.serving.decoder import Experts
-from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.costs.serve.decoder import Experts
+from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.spec.serving.expert_slots import are_even, fewest_redundant
 
 MOST_RATIO: Final = 0.5

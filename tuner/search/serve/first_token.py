@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serve.iteration import Iteration
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.options import step_seconds
 from tuner.simulate.serving.client import STEPS_BEFORE_TOKEN, engine_client

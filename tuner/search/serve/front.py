@@ -28,7 +28,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.serving.curves import Floats
+from tuner.costs.serve.curves import Floats
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instance_group
 from tuner.search.serve.kv_transfers import KvTransfers

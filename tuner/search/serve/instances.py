@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Literal
 
-from tuner.costs.serving.capacity import stated_ratio
-from tuner.costs.serving.decoder import Formats
-from tuner.costs.serving.engine import A2aBackend
-from tuner.costs.serving.remote_ffn import RemoteFfnIteration
+from tuner.costs.serve.capacity import stated_ratio
+from tuner.costs.serve.decoder import Formats
+from tuner.costs.serve.engine import A2aBackend
+from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.search.serve.options import Option
 from tuner.serve_plan import Instances, Role
 from tuner.spec.serving.goal import ServeGoal

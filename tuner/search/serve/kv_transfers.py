@@ -2,8 +2,8 @@
 
 Two instances are connected where they share a pool or their pools have a link, and the engine's
 release and connector accept both sides' layouts (tuner/spec/serving/kv_refusals.py). Bytes are
-those of the most-loaded ranks and of all together (tuner/costs/kv_transfer.py). A rank sends and
-receives over its own NIC; a link between pools is shared by all ranks of the request.
+those of the most-loaded ranks and of all together (tuner/costs/serve/kv_transfer.py). A rank sends
+and receives over its own NIC; a link between pools is shared by all ranks of the request.
 
     seconds = latency + bytes of the most-loaded rank / rate of each stage, one after the other
 
@@ -27,7 +27,7 @@ from itertools import product
 from typing import Literal
 
 from profilers.kv_transfer.shards import Degrees
-from tuner.costs.kv_transfer import (
+from tuner.costs.serve.kv_transfer import (
     KV_TRANSFER_LATENCY_S,
     NIC_RATIO,
     KvPath,

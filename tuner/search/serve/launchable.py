@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Final
 
-from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.engine import A2aBackend, Engine
-from tuner.costs.serving.expert_loads import ExpertLoads
-from tuner.costs.serving.remote_ffn import RemoteFfnIteration
-from tuner.costs.serving.speculative import Drafting, Method
+from tuner.costs.serve.decoder import Decoder, Formats
+from tuner.costs.serve.engine import A2aBackend, Engine
+from tuner.costs.serve.expert_loads import ExpertLoads
+from tuner.costs.serve.remote_ffn import RemoteFfnIteration
+from tuner.costs.serve.speculative import Drafting, Method
 from tuner.errors import SpecError
 from tuner.search.serve.afd_options import PricedAfdUnits, price_afd_options
 from tuner.search.serve.choices import Choices, engine_budgets

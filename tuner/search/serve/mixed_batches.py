@@ -21,10 +21,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.engine import TRAITS, Batching
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.whole_step import attention_s, prompt_step_s, step_s, through_s
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.engine import TRAITS, Batching
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.whole_step import attention_s, prompt_step_s, step_s, through_s
 from tuner.search.serve.demand import Demand
 
 

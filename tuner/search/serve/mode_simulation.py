@@ -7,7 +7,7 @@ Offloaded prompts: remote ranks prefill first come first served, each by itself;
 local side delays them, so they are simulated first. The local ranks then see short prompts on
 arrival and long ones when their KV caches arrive. In a closed loop, where finished requests send
 the next ones, long ones are delayed by the remote side: those of the first burst queue there
-together, later ones wait by Allen and Cunneen's form (tuner/costs/serving/queueing.py).
+together, later ones wait by Allen and Cunneen's form (tuner/costs/serve/queueing.py).
 
 Letters: R requests.
 """
@@ -19,8 +19,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.kv_transfer import whole_s
-from tuner.costs.serving.queueing import mean_wait_s
+from tuner.costs.serve.kv_transfer import whole_s
+from tuner.costs.serve.queueing import mean_wait_s
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.multiplexing import split_iteration

@@ -1,7 +1,7 @@
 """Instances that multiplex prefill and decode on one GPU: the best SM split of each layout.
 
 For every layout the shares x of the multiprocessors in steps of eight are tried, a prompt is priced
-on x and a step on 1 - x beside it (tuner/costs/serving/multiplexing.py), and the most running
+on x and a step on 1 - x beside it (tuner/costs/serve/multiplexing.py), and the most running
 sequences count at which the steady state keeps the targets. Of all shares the one that serves the
 most requests a second is kept, at fractions of its sequences, since waiting may leave no room for
 all.
@@ -18,9 +18,9 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.multiplexing import Share, drawn_ratio, on_share, steady_rate_per_s
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.multiplexing import Share, drawn_ratio, on_share, steady_rate_per_s
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.first_token import client_ttft_s
 from tuner.search.serve.mixed_batches import prompt_time

@@ -21,21 +21,21 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.kernel_table import KernelTable
-from tuner.costs.serving.capacity import (
+from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.serve.capacity import (
     cache_tokens,
     instance_kv_bytes_per_token,
     instance_weight_bytes,
 )
-from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.decoder import Decoder, Formats
-from tuner.costs.serving.engine import TRAITS, A2aBackend, Degrees, Engine
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.machine import ServingMachine
-from tuner.costs.serving.memory_rules import memory_rule
-from tuner.costs.serving.remote_ffn import RemoteFfnIteration
-from tuner.costs.serving.reserve import step_reserve
-from tuner.costs.serving.whole_step import step_s
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.decoder import Decoder, Formats
+from tuner.costs.serve.engine import TRAITS, A2aBackend, Degrees, Engine
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.memory_rules import memory_rule
+from tuner.costs.serve.remote_ffn import RemoteFfnIteration
+from tuner.costs.serve.reserve import step_reserve
+from tuner.costs.serve.whole_step import step_s
 from tuner.search.serve.choices import Budget, Choices, usual_choices
 from tuner.search.serve.degrees import has_slow_links, instance_degrees
 from tuner.search.serve.demand import MOST_RUNNING, Demand

@@ -1,7 +1,7 @@
 """Which solution is better: by the goal, and by whether published runs back its mode.
 
 Bands of aggregated and disaggregated launches are made from published runs, those of other modes
-are guesses (tuner/costs/serving/bands.py). A mode without runs is chosen over one with them only
+are guesses (tuner/costs/serve/bands.py). A mode without runs is chosen over one with them only
 where it takes less at the far end of its band too:
 
     far end     steps h times as long, so a capacity of 1 / h: its program is solved once more with
@@ -14,8 +14,8 @@ Not covered: latencies at the far end of a band, which modes with runs are not h
 import math
 from collections.abc import Sequence
 
-from tuner.costs.serving.bands import Bands, bands_of, joined
-from tuner.costs.serving.engine import Engine
+from tuner.costs.serve.bands import Bands, bands_of, joined
+from tuner.costs.serve.engine import Engine
 from tuner.search.serve.program import BOUND_TOLERANCE, Spare
 from tuner.search.serve.solve_mode import (
     ModeSolution,

@@ -24,8 +24,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.costs.serving.engine import Degrees
-from tuner.costs.serving.memory import kv_bytes_per_token
+from tuner.costs.serve.engine import Degrees
+from tuner.costs.serve.memory import kv_bytes_per_token
 from tuner.search.serve.demand import Floats, Ints, PrefixHits
 from tuner.search.serve.islands import island_shares
 from tuner.search.serve.routed_simulation import policy_of

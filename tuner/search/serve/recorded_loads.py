@@ -6,7 +6,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from profilers.tables import first_problem
-from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.errors import SpecError
 from tuner.place_plan import PlaceDecision, PlacePlan
 from tuner.spec.files import read_small_text, shown_path

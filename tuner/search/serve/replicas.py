@@ -27,9 +27,9 @@ from solvers.placement.dispatch.activated import activated_experts
 from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.ranks import Placement, Ranks
 from solvers.registry import BALANCE
-from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.decoder import Experts
-from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.decoder import Experts
+from tuner.costs.serve.expert_loads import ExpertLoads
 
 SIZES: Final = np.geomspace(1.0, 4096.0, 9)
 """Tokens of a layer at which devices are counted; beyond them nearly all experts are read."""
@@ -44,7 +44,7 @@ LIMIT_S: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ReplicaCounts:
-    """Counts for devices of so many slots; itself an `Activated` of tuner/costs/serving."""
+    """Counts for devices of so many slots; itself an `Activated` of tuner/costs/serve."""
 
     loads: ExpertLoads
     slots: int

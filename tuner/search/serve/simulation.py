@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.kv_transfer import whole_s
+from tuner.costs.serve.kv_transfer import whole_s
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.options import Option

@@ -5,9 +5,9 @@ from itertools import product
 
 import numpy as np
 
-from tuner.costs.serving.bands import NEW_PAIR, ratio_bands
-from tuner.costs.serving.engine import Degrees
-from tuner.costs.serving.remote_ffn import RemoteFfnIteration, ffn_bytes
+from tuner.costs.serve.bands import NEW_PAIR, ratio_bands
+from tuner.costs.serve.engine import Degrees
+from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.devices.datasheet import Vendor
 from tuner.search.serve.assumptions import plan_assumptions
 from tuner.search.serve.demand import Demand
@@ -55,7 +55,7 @@ def tie_ratio() -> float:
     """Return the share of the objective within which layouts tie: the band of a ratio of TPOT.
 
     Instances that are needed go as the time of their steps, and what two layouts of one model miss
-    together cancels (tuner/costs/serving/bands.py).
+    together cancels (tuner/costs/serve/bands.py).
     """
     return ratio_bands()[1].high_ratio - 1.0
 

@@ -6,7 +6,7 @@ bubble, m micro-batches, v stages on each of p devices,
 
     step >= m P + max(0, W - P - 2 G) / v + boundaries + once
 
-which is the closed form of tuner/costs/analytic/step.py at the smallest possible slowest device: it
+which is the closed form of tuner/costs/train/step.py at the smallest possible slowest device: it
 grows with P since m >= 1 / v. G is 0 where the target has no such schedule. Boundaries are those of
 the nearest rank order. `once` counts the fixed cost, the optimizer on an even share of the
 parameters, and the part of the gradient reduction that overlap leaves exposed.
@@ -25,10 +25,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.links import all_gather_s, groups, send_s
-from tuner.costs.analytic.shapes import ModelShape, Numbers, Strategies
-from tuner.costs.analytic.step import OFFLOAD_BYTES
-from tuner.costs.analytic.units import UnitCosts
+from tuner.costs.train.links import all_gather_s, groups, send_s
+from tuner.costs.train.shapes import ModelShape, Numbers, Strategies
+from tuner.costs.train.step import OFFLOAD_BYTES
+from tuner.costs.train.units import UnitCosts
 from tuner.search.train.candidate_prices import ROUNDING, deferred_wgrad_s, pass_times
 from tuner.search.train.layouts import PassTimes, min_peak_s, total_s
 from tuner.search.train.per_step import sum_over_layers

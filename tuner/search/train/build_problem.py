@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.costs.analytic.calibration import Residuals, constants_of
-from tuner.costs.analytic.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
-from tuner.costs.analytic.constants import Precision
-from tuner.costs.analytic.kernels import Kernels
-from tuner.costs.analytic.measured_profile import MeasuredProfile
-from tuner.costs.analytic.memory_constants import memory_constants
-from tuner.costs.analytic.routing import expert_imbalances
-from tuner.costs.analytic.shapes import single
+from tuner.costs.train.calibration import Residuals, constants_of
+from tuner.costs.train.columns_of import PRECISION_OF, hardware_of_pool, shape_of_model
+from tuner.costs.train.constants import Precision
+from tuner.costs.train.kernels import Kernels
+from tuner.costs.train.measured_profile import MeasuredProfile
+from tuner.costs.train.memory_constants import memory_constants
+from tuner.costs.train.routing import expert_imbalances
+from tuner.costs.train.shapes import single
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
 from tuner.errors import SpecError

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.prices import StepPrice
-from tuner.costs.analytic.shapes import Numbers, Stages, Strategies, taken
-from tuner.costs.analytic.step import assemble
-from tuner.costs.analytic.units import UnitCosts, unit_costs
+from tuner.costs.train.prices import StepPrice
+from tuner.costs.train.shapes import Numbers, Stages, Strategies, taken
+from tuner.costs.train.step import assemble
+from tuner.costs.train.units import UnitCosts, unit_costs
 from tuner.search.train.candidates import (
     TIME_AXES,
     TIME_DEGREES,

@@ -17,10 +17,10 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.analytic.collective_ratios import CollectiveRatios, MeasuredHardware
-from tuner.costs.analytic.links import MERGED
-from tuner.costs.analytic.measured_kernels import MeasuredKernels
-from tuner.costs.analytic.shapes import Hardware, Stages
+from tuner.costs.train.collective_ratios import CollectiveRatios, MeasuredHardware
+from tuner.costs.train.links import MERGED
+from tuner.costs.train.measured_kernels import MeasuredKernels
+from tuner.costs.train.shapes import Hardware, Stages
 from tuner.plan import Band, Provenance
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.incumbents import SearchOutcome

@@ -27,8 +27,8 @@ import numpy.typing as npt
 from profilers.steps.config import LayerKind
 from solvers.layout.problem import LayoutProblem
 from solvers.registry import LAYOUT
-from tuner.costs.analytic.in_flight import warmup_in_flight
-from tuner.costs.analytic.memory_units import MemoryUnits
+from tuner.costs.train.in_flight import warmup_in_flight
+from tuner.costs.train.memory_units import MemoryUnits
 from tuner.search.train.candidate_prices import (
     balanced_layers,
     candidate_bound_s,

@@ -1,6 +1,6 @@
 """The gradient bucket size of a planned decision, where another size than the engine's pays off.
 
-Every size of a short menu is priced at once (tuner/costs/analytic/gradient_buckets.py). The fastest
+Every size of a short menu is priced at once (tuner/costs/train/gradient_buckets.py). The fastest
 is taken if it saves more of a step than two runs of one launch differ by. The search and its
 certificate price the engine's own size. Only the plan's decision and its runners-up are predicted
 with their own buckets, which does not change their order.
@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.analytic.shapes import Numbers, number
+from tuner.costs.train.shapes import Numbers, number
 from tuner.search.train.candidate_prices import TimePiece, assemble_step
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.search_result import Detail

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
-from tuner.costs.analytic.shapes import Stages
+from tuner.costs.train.shapes import Stages
 from tuner.search.train.rules import Ints, Mask
 from tuner.spec.model import ModelSpec
 

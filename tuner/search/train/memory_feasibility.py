@@ -7,7 +7,7 @@ are small, are left out. With several stages a device keeps more micro-batches o
     kept = min(m v, (v - 1) p + 2 (p - 1 - d) + 1) / v  on device d, where a plain one keeps
            min(m, p - d)
 
-(tuner/costs/analytic/in_flight.py, layers spread evenly over the stages). Without any layer a
+(tuner/costs/train/in_flight.py, layers spread evenly over the stages). Without any layer a
 device would hold its bytes less one slope, and
 
     most = floor((limit - bytes without layers) / slope)
@@ -27,9 +27,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.memory import assemble_memory
-from tuner.costs.analytic.memory_units import MemoryUnits
-from tuner.costs.analytic.shapes import Stages, Strategies, taken
+from tuner.costs.train.memory import assemble_memory
+from tuner.costs.train.memory_units import MemoryUnits
+from tuner.costs.train.shapes import Stages, Strategies, taken
 from tuner.search.train.candidates import Candidates, to_strategies
 from tuner.search.train.memory import take_units, uniform_pieces, unit_memory
 from tuner.search.train.options import OptionSpace
@@ -120,7 +120,7 @@ def _in_largest_chunk(units: MemoryUnits, strategies: Strategies) -> MemoryUnits
     """Bound the whole gradients of the largest of v chunks by their mean, 1 / v of all.
 
     Under ZeRO 3 with at most p micro-batches a device has those of one chunk at a time
-    (tuner/costs/analytic/memory.py).
+    (tuner/costs/train/memory.py).
     """
     chunks = np.asarray(strategies.virtual_pipeline)
     if not (np.any(units.is_gathered_C > 0.0) and np.any(chunks > 1.0)):

@@ -32,7 +32,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.constants import Software
+from tuner.costs.train.constants import Software
 
 Floats = npt.NDArray[np.float64]
 Recipe = tuple[float, ...]

@@ -1,6 +1,6 @@
 """Lower bound on costs once per step in any layout: data-parallel collectives and the optimizer.
 
-Follows tuner/costs/analytic/step.py, with two differences that can only lower it: parameters are
+Follows tuner/costs/train/step.py, with two differences that can only lower it: parameters are
 those of the mean device, and overlap leaves no more than its share exposed, however little there is
 to overlap with.
 
@@ -9,11 +9,11 @@ Letters: C candidates.
 
 import numpy as np
 
-from tuner.costs.analytic.hybrid_sharding import between_copies, num_copies, of_one_copy
-from tuner.costs.analytic.links import Group, all_gather_s, all_reduce_s, groups
-from tuner.costs.analytic.shapes import ModelShape, Numbers, Strategies
-from tuner.costs.analytic.step import OFFLOAD_BYTES
-from tuner.costs.analytic.units import UnitCosts
+from tuner.costs.train.hybrid_sharding import between_copies, num_copies, of_one_copy
+from tuner.costs.train.links import Group, all_gather_s, all_reduce_s, groups
+from tuner.costs.train.shapes import ModelShape, Numbers, Strategies
+from tuner.costs.train.step import OFFLOAD_BYTES
+from tuner.costs.train.units import UnitCosts
 from tuner.search.train.problem import TrainProblem
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
-from tuner.costs.analytic.shapes import number, single
+from tuner.costs.train.shapes import number, single
 from tuner.faults.forecast import Run, RunForecast, forecast
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.reliability import Jobs, Reliability

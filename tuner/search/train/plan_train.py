@@ -15,8 +15,8 @@ from functools import partial
 
 import numpy as np
 
-from tuner.costs.analytic.memory import price_memory
-from tuner.costs.analytic.shapes import number
+from tuner.costs.train.memory import price_memory
+from tuner.costs.train.shapes import number
 from tuner.devices.datasheet import Generation
 from tuner.plan import (
     Plan,

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-from tuner.costs.analytic.constants import Constants, Software
-from tuner.costs.analytic.kernels import Kernels
-from tuner.costs.analytic.memory_constants import MemoryConstants
-from tuner.costs.analytic.routing import ExpertImbalance
-from tuner.costs.analytic.shapes import Hardware, ModelShape
+from tuner.costs.train.constants import Constants, Software
+from tuner.costs.train.kernels import Kernels
+from tuner.costs.train.memory_constants import MemoryConstants
+from tuner.costs.train.routing import ExpertImbalance
+from tuner.costs.train.shapes import Hardware, ModelShape
 from tuner.spec.manifests.manifest import Capabilities
 from tuner.spec.model import ModelSpec
 from tuner.spec.search import Search

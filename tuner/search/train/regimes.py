@@ -1,6 +1,6 @@
 """Which published measurements apply to a launch target: family, generation and release.
 
-Residuals are stored under the software that was measured (tuner/costs/analytic/calibration.py). A
+Residuals are stored under the software that was measured (tuner/costs/train/calibration.py). A
 target without published runs takes those of its nearest relative: Megatron-LM's layers are those
 that NeMo's containers run, the reference step is plain PyTorch under FSDP. On a device that the
 relative never ran on, only what holds for the device's generation applies.
@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from tuner.costs.analytic.calibration import Regime, Residuals, band_of
-from tuner.costs.analytic.columns_of import PRECISION_OF
-from tuner.costs.analytic.constants import Software, software_of_container
+from tuner.costs.train.calibration import Regime, Residuals, band_of
+from tuner.costs.train.columns_of import PRECISION_OF
+from tuner.costs.train.constants import Software, software_of_container
 from tuner.devices.datasheet import Datasheet
 from tuner.spec.capabilities import programs
 

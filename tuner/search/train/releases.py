@@ -1,6 +1,6 @@
 """Which release of the engine a training plan is priced for.
 
-Published runs carry the release of their software (tuner/costs/analytic/residuals.json lists them),
+Published runs carry the release of their software (tuner/costs/train/residuals.json lists them),
 and the same recipe has moved by up to 1.8 times between two. `goal.engine` names the release that
 will run. Without it the newest one that the launch target covers is priced, and the note says so.
 The error band follows: with a stated release that of its own runs where there are enough, without
@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.costs.analytic.calibration import Residuals
-from tuner.costs.analytic.constants import version_of
+from tuner.costs.train.calibration import Residuals
+from tuner.costs.train.constants import version_of
 from tuner.errors import SpecError
 from tuner.search.train.regimes import OF_TARGET
 from tuner.spec.capabilities import programs

@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.shapes import taken
-from tuner.costs.analytic.units import unit_costs
+from tuner.costs.train.shapes import taken
+from tuner.costs.train.units import unit_costs
 from tuner.search.train.axes import RANK_ORDERS, Choice
 from tuner.search.train.bounds import Allowed, degrees_bound_s, single_expert
 from tuner.search.train.candidates import TIME_DEGREES, Candidates, to_strategies

@@ -1,6 +1,6 @@
 """A search outcome in the terms of the plan: decisions, certificate, runner-ups, Pareto front.
 
-The certificate is about the closed form of a step (tuner/costs/analytic/step.py). Its space counts
+The certificate is about the closed form of a step (tuner/costs/train/step.py). Its space counts
 decisions without their layouts: `candidate_bound_s` bounds every layout of a decision.
 """
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from tuner.costs.analytic.memory import assemble_memory
-from tuner.costs.analytic.prices import MemoryPrice, StepPrice
-from tuner.costs.analytic.shapes import Stages, Strategies, taken
+from tuner.costs.train.memory import assemble_memory
+from tuner.costs.train.prices import MemoryPrice, StepPrice
+from tuner.costs.train.shapes import Stages, Strategies, taken
 from tuner.plan import Certificate, Space
 from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.candidate_prices import (

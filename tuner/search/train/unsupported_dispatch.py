@@ -1,10 +1,10 @@
 """Gains of three all-to-all schemes that no target launches, on the best rows of a search.
 
     pipelined      dispatch, experts and combine of r pieces side by side (FSMoE,
-                   tuner/costs/pipelined_a2a.py), r of its own in forward and backward passes; the
-                   experts' GEMMs are priced at the size of a piece
+                   tuner/costs/prices/pipelined_a2a.py), r of its own in forward and backward
+                   passes; the experts' GEMMs are priced at the size of a piece
     hierarchical   one copy of a token per domain, then per rank (HierMoE,
-                   tuner/costs/hierarchical_a2a.py), in the depth that is fastest
+                   tuner/costs/prices/hierarchical_a2a.py), in the depth that is fastest
     fp8 dispatch   dispatch (activations forward, gradients backward) in fp8 with a scale per block,
                    combine in bf16 (DeepSeek-V3, arXiv:2412.19437, section 3.3.3), where the experts
                    compute in fp8 anyway. DeepEP takes such a pair of values and scales; Megatron-LM
@@ -25,15 +25,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.analytic.experts import moe_blocks
-from tuner.costs.analytic.kernels import DatasheetKernels
-from tuner.costs.analytic.limited_routing import reached_places
-from tuner.costs.analytic.links import all_gather_s, groups, latency_s
-from tuner.costs.analytic.parts import Block, Setting
-from tuner.costs.analytic.shapes import Numbers, Strategies
-from tuner.costs.analytic.units import LayerCost
-from tuner.costs.hierarchical_a2a import best_depth, dispatch_s, two_levels
-from tuner.costs.pipelined_a2a import Part, PipelinedLayer, best_degree, overlapped_moe_s
+from tuner.costs.prices.hierarchical_a2a import best_depth, dispatch_s, two_levels
+from tuner.costs.prices.pipelined_a2a import Part, PipelinedLayer, best_degree, overlapped_moe_s
+from tuner.costs.train.experts import moe_blocks
+from tuner.costs.train.kernels import DatasheetKernels
+from tuner.costs.train.limited_routing import reached_places
+from tuner.costs.train.links import all_gather_s, groups, latency_s
+from tuner.costs.train.parts import Block, Setting
+from tuner.costs.train.shapes import Numbers, Strategies
+from tuner.costs.train.units import LayerCost
 from tuner.search.train.candidate_prices import assemble_step, price_batch, time_pieces
 from tuner.search.train.candidates import to_strategies
 from tuner.search.train.incumbents import SearchOutcome

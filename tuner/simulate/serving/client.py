@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.costs.serving.engine import TRAITS, Batching, Engine
+from tuner.costs.serve.engine import TRAITS, Batching, Engine
 from tuner.simulate.serving.batching import Rules
 from tuner.simulate.serving.load import Served
 from tuner.simulate.serving.steps import StepTimes

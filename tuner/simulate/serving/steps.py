@@ -4,7 +4,7 @@ A simulation asks for a few steps per request and must not interpolate logarithm
 iteration's costs are laid out once: by every number of tokens and sequences, and over an even grid
 of pasts, between whose points attention is close to linear.
 
-The sums are those of tuner/costs/serving/whole_step.py, entry by entry: a step with drafts checks
+The sums are those of tuner/costs/serve/whole_step.py, entry by entry: a step with drafts checks
 several tokens of each sequence; where it runs as two halves, all-to-all counts as far as nothing
 hides it; with a pipeline a step is a round of as many micro-batches as there are stages.
 
@@ -16,9 +16,9 @@ from typing import Final
 
 import numpy as np
 
-from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.whole_step import attention_s, draft_s, halves_s, halves_share
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.whole_step import attention_s, draft_s, halves_s, halves_share
 
 POINTS: Final = 40
 """Sizes at which an iteration is priced; between them seconds are interpolated."""

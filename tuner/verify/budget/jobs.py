@@ -7,9 +7,9 @@
     update      the optimizer, if the model lists it separately
 
 A pipeline bubble waits for other stages, and is split like their time. Causes are those of
-`TrainPrediction.breakdown_s`, of the reference step's model (tuner/costs/operations.py) and of the
-analytic one (tuner/search/train/plan_fields.py), whose `once` includes gradient reduction,
-parameter all-gather and optimizer.
+`TrainPrediction.breakdown_s`, of the reference step's model (tuner/costs/reference/operations.py)
+and of the analytic one (tuner/search/train/plan_fields.py), whose `once` includes gradient
+reduction, parameter all-gather and optimizer.
 
 Letters: K parts, in the order above.
 """

@@ -65,8 +65,8 @@ def _production(plan: Plan, used: Path) -> Price:
 def _priced(
     plan: Plan, whole: TrainPrediction, used: Path, *, is_calibrated: bool
 ) -> Callable[[Plan, TrainDecision], TrainPrediction]:
-    from tuner.costs.analytic.calibration import shipped
-    from tuner.costs.analytic.measured_profile import read_measured
+    from tuner.costs.train.calibration import shipped
+    from tuner.costs.train.measured_profile import read_measured
     from tuner.search.train.build_problem import build_problem, price_pool
     from tuner.verify.budget.production import production_prices
 

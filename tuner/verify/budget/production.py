@@ -16,11 +16,11 @@ from dataclasses import replace
 import numpy as np
 
 from profilers.steps.config import Recompute
-from tuner.costs.analytic.columns_of import shape_of_model
-from tuner.costs.analytic.memory import price_memory
-from tuner.costs.analytic.prices import StepPrice
-from tuner.costs.analytic.shapes import Stages, Strategies, number
-from tuner.costs.analytic.step import price_step
+from tuner.costs.train.columns_of import shape_of_model
+from tuner.costs.train.memory import price_memory
+from tuner.costs.train.prices import StepPrice
+from tuner.costs.train.shapes import Stages, Strategies, number
+from tuner.costs.train.step import price_step
 from tuner.plan import Plan, TrainDecision, TrainPrediction
 from tuner.search.train.axes import COLUMN_OF_MODULE
 from tuner.search.train.finalists import simulated_s

@@ -10,8 +10,8 @@ from tuner.backtest.serving import tables
 from tuner.backtest.serving.backtest import backtest_serving, predict_pairs
 from tuner.backtest.serving.decoders import LLAMA_70B
 from tuner.backtest.serving.tables import DATASHEET, build_machines
-from tuner.costs.serving.bands import bands_of
-from tuner.costs.serving.engine import Engine
+from tuner.costs.serve.bands import bands_of
+from tuner.costs.serve.engine import Engine
 from tuner.errors import SpecError
 from tuner.spec.serving.goal import Mode
 

@@ -19,7 +19,7 @@ from tuner.backtest.serving.decoders import (
     checkpoint_formats,
     find_decoder,
 )
-from tuner.costs.serving.decoder import Decoder, decoder_of
+from tuner.costs.serve.decoder import Decoder, decoder_of
 from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

@@ -12,8 +12,8 @@ from tuner.backtest.serving.launches import (
     OddError,
     parse_launch,
 )
-from tuner.costs.serving.engine import Degrees
-from tuner.costs.serving.speculative import Drafting, Method
+from tuner.costs.serve.engine import Degrees
+from tuner.costs.serve.speculative import Drafting, Method
 
 Row = Callable[..., dict[str, str]]
 

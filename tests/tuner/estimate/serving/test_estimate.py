@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
-from tuner.costs.serving.cache_capacity import visible_bytes
+from tuner.costs.serve.cache_capacity import visible_bytes
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import pool_named
 from tuner.estimate.serving.records import ServingEstimate

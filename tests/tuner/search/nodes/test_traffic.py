@@ -7,7 +7,7 @@ import pytest
 
 from tests.rows import each_row
 from tests.tuner.emit.testing import sample_decision, sample_verified
-from tuner.costs.analytic.constants import Constants
+from tuner.costs.train.constants import Constants
 from tuner.search.nodes.traffic import OVERLAPPED_RATIO, Traffic, obstacle, traffic
 from tuner.spec.accounting import (
     embedding_parameters,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from profilers.steps.config import Recompute
 from solvers.layout.problem import Layout
 from tests.rows import each_row
-from tuner.costs.workload import Degrees
+from tuner.costs.reference.workload import Degrees
 from tuner.search.reference.decisions import decision, decode, degrees_of, layers_of, options_of
 from tuner.search.reference.options import Option
 

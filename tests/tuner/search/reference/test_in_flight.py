@@ -9,7 +9,7 @@ the chunks in reverse.
 import itertools
 from collections.abc import Callable, Iterator
 
-from tuner.costs.workload import Degrees
+from tuner.costs.reference.workload import Degrees
 from tuner.search.reference.schedule import in_flight
 
 Cut = Callable[..., Degrees]

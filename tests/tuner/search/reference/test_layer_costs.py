@@ -13,9 +13,9 @@ from solvers.layout import check
 from solvers.layout.patterns import least_objective_s
 from solvers.layout.problem import Layout, LayoutProblem
 from tests.solvers.layout import brute_force
-from tuner.costs.operations import Part
-from tuner.costs.temporaries import UNCOUNTED_RATIO
-from tuner.costs.workload import Degrees, Workload
+from tuner.costs.reference.operations import Part
+from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
+from tuner.costs.reference.workload import Degrees, Workload
 from tuner.search.reference.decisions import decode
 from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_problem
 from tuner.search.reference.options import Option

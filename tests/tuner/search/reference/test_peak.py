@@ -7,9 +7,9 @@ import pytest
 
 from profilers.steps.config import Recompute
 from tests.rows import each_row
-from tuner.costs.temporaries import UNCOUNTED_RATIO, head_workspace, reduction_workspace
-from tuner.costs.update import Unit
-from tuner.costs.workload import Degrees, Workload
+from tuner.costs.reference.temporaries import UNCOUNTED_RATIO, head_workspace, reduction_workspace
+from tuner.costs.reference.update import Unit
+from tuner.costs.reference.workload import Degrees, Workload
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.layer_costs import CandidateCosts, Machine
 from tuner.search.reference.options import Option

@@ -6,8 +6,8 @@ import pytest
 from profilers.records import Case
 from profilers.steps.config import Recompute
 from tests.rows import each_row
-from tuner.costs.memory import layer_activations
-from tuner.costs.workload import Degrees, Workload
+from tuner.costs.reference.memory import layer_activations
+from tuner.costs.reference.workload import Degrees, Workload
 from tuner.plan import TrainPrediction
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.layer_costs import CandidateCosts, Machine

@@ -9,7 +9,7 @@ from profilers.records import Case
 from solvers.layout.check import objective
 from tests.rows import each_row
 from tests.solvers.layout import brute_force
-from tuner.costs.workload import Degrees
+from tuner.costs.reference.workload import Degrees
 from tuner.search.reference.layer_costs import CandidateCosts, layout_problem
 from tuner.search.reference.options import options
 from tuner.search.reference.predict import predict

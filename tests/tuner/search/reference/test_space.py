@@ -11,7 +11,7 @@ from profilers.steps.config import Recompute
 from profilers.steps.run import refusal
 from tests.rows import Failures
 from tests.tuner.emit.testing import sample_verified
-from tuner.costs.workload import Degrees, Workload
+from tuner.costs.reference.workload import Degrees, Workload
 from tuner.launch.step_config import step_config
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.options import Option

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tuner.costs.serving.decoder import Formats, decoder_of
-from tuner.costs.serving.engine import Degrees, Engine
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serve.decoder import Formats, decoder_of
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.search.serve.demand import Demand, build_demand
 from tuner.search.serve.options import ServingPool

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serving.engine import Engine
-from tuner.costs.serving.remote_ffn import RemoteFfnIteration, ffn_bytes
+from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.emit.serving.registry import emit_all_serving, unlaunchable
 from tuner.search.serve.afd_options import BUDGET, PricedAfdUnits, price_afd_options, sides_of
 from tuner.search.serve.demand import Demand

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from tests.tuner.formulas import most_activated
-from tuner.costs.serving.afd_step import Activated, uniform_activated
-from tuner.costs.serving.curves import Floats
-from tuner.costs.serving.decoder import Experts, Formats, decoder_of
-from tuner.costs.serving.engine import Engine
-from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serve.afd_step import Activated, uniform_activated
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.decoder import Experts, Formats, decoder_of
+from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.search.serve.afd_units import AfdUnit, cell_groups
 from tuner.search.serve.demand import Demand

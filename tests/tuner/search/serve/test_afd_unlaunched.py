@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner.costs.serving.decoder import Formats, decoder_of
-from tuner.costs.serving.engine import Engine
-from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serve.decoder import Formats, decoder_of
+from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.search.serve.afd_units import cell_groups
 from tuner.search.serve.afd_unlaunched import AfdDeployment, choose_sizes

@@ -7,8 +7,8 @@ import pytest
 
 from profilers.records import Case, Measurement
 from tests.profilers.testing import fake_profile
-from tuner.costs.kernel_table import KernelTable
-from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.solve_mode import ServeProblem, Settings, build_serve_problem

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.rows import each_row
-from tuner.costs.serving.decoder import decoder_of
+from tuner.costs.serve.decoder import decoder_of
 from tuner.search.serve.degrees import LARGEST_INSTANCE, has_slow_links, instance_degrees
 from tuner.search.serve.options import ServingPool
 from tuner.spec.huggingface.read import read_model

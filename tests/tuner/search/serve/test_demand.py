@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.costs.serving.engine import Engine
+from tuner.costs.serve.engine import Engine
 from tuner.errors import SpecError
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.occupancy import grown, joint_quantiles

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tuner.costs.serving.decoder import Experts
-from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.costs.serve.decoder import Experts
+from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.search.serve.expert_copies import ExpertCopies
 
 OWN = Experts(num=256, top_k=8, ffn=2048, shared_ffn=2048)

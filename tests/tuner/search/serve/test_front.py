@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.costs.serving.engine import Engine
-from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.iteration import Iteration
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.front import MOST_POINTS, Offer, offer_of, pareto_front
 from tuner.search.serve.modes import solve_modes

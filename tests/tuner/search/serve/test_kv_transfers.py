@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.costs.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
-from tuner.costs.serving.machine import ServingMachine
+from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
+from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.search.serve.kv_routes import build_kv_routes
 from tuner.search.serve.options import Option, ServingPool

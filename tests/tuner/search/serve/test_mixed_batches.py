@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.costs.serving.engine import Degrees
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.speculative import Drafting
+from tuner.costs.serve.engine import Degrees
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.speculative import Drafting
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.mixed_batches import prompt_time, token_seconds
 from tuner.simulate.serving.batching import simulate

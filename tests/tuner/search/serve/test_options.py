@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tuner.costs.serving.decoder import Decoder, Formats, decoder_of
-from tuner.costs.serving.engine import A2aBackend, Engine
-from tuner.costs.serving.speculative import Drafting
+from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
+from tuner.costs.serve.engine import A2aBackend, Engine
+from tuner.costs.serve.speculative import Drafting
 from tuner.search.serve.choices import BUDGETS, Budget, Choices, engine_budgets, usual_choices
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.dominance import drop_dominated

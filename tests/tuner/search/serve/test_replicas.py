@@ -4,9 +4,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from tuner.costs.serving.afd_step import uniform_activated
-from tuner.costs.serving.decoder import Experts
-from tuner.costs.serving.expert_loads import ExpertLoads
+from tuner.costs.serve.afd_step import uniform_activated
+from tuner.costs.serve.decoder import Experts
+from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.search.serve.replicas import ReplicaCounts
 
 EXPERTS = Experts(num=160, top_k=6, ffn=1536)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.costs.serving.engine import A2aBackend, Degrees, Engine
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.speculative import Drafting
+from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.speculative import Drafting
 from tuner.search.serve.demand import Demand, build_demand
 from tuner.search.serve.mixed_batches import prompt_time
 from tuner.search.serve.options import Option, ServingPool, most_running

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tuner.cli.serve_text import token_cost_text
-from tuner.costs.serving.engine import Engine
-from tuner.costs.serving.iteration import Iteration
+from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.iteration import Iteration
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.mixed_batches import prompt_time
 from tuner.search.serve.multiplexing import split_iteration

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuner.costs.analytic.columns_of import hardware_of_pool, shape_of_model
-from tuner.costs.analytic.constants import Precision, Software, uncalibrated
-from tuner.costs.analytic.memory_constants import MemoryConstants
+from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
+from tuner.costs.train.constants import Precision, Software, uncalibrated
+from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.incumbents import SearchOutcome, Solutions

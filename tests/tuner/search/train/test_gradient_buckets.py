@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tuner.cli.plan_text import explanation, plan_text
-from tuner.costs.analytic.calibration import shipped
+from tuner.costs.train.calibration import shipped
 from tuner.emit.megatron_bridge import overrides
 from tuner.emit.registry import emit
 from tuner.estimate.estimate import estimate

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tuner.cli.plan_text import plan_text
-from tuner.costs.analytic.calibration import shipped
+from tuner.costs.train.calibration import shipped
 from tuner.plan import Plan, Provenance
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.headroom_search import Headroom, search_headroom

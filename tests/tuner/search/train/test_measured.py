@@ -22,13 +22,13 @@ from profilers.records import (
 )
 from profilers.store import write_profile
 from tuner import api
-from tuner.costs.analytic.calibration import GENERIC_BAND, Residuals
-from tuner.costs.analytic.collective_ratios import MeasuredHardware
-from tuner.costs.analytic.columns_of import hardware_of_pool
-from tuner.costs.analytic.constants import Constants, Precision
-from tuner.costs.analytic.kernels import DatasheetKernels
-from tuner.costs.analytic.links import Group, all_gather_s, all_reduce_s, all_to_all_s
-from tuner.costs.analytic.measured_links import with_measured_links
+from tuner.costs.train.calibration import GENERIC_BAND, Residuals
+from tuner.costs.train.collective_ratios import MeasuredHardware
+from tuner.costs.train.columns_of import hardware_of_pool
+from tuner.costs.train.constants import Constants, Precision
+from tuner.costs.train.kernels import DatasheetKernels
+from tuner.costs.train.links import Group, all_gather_s, all_reduce_s, all_to_all_s
+from tuner.costs.train.measured_links import with_measured_links
 from tuner.devices.catalogue import find_device
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.estimate.estimate import estimate

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from tuner.costs.analytic.constants import Software
+from tuner.costs.train.constants import Software
 from tuner.search.train.peak_errors import (
     RATIOS,
     SCATTER,

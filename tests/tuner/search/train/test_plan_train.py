@@ -8,7 +8,7 @@ import pytest
 from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.plan_text import plan_text
-from tuner.costs.analytic.calibration import shipped
+from tuner.costs.train.calibration import shipped
 from tuner.plan import Plan, Provenance
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.memory_risk import LIKELY, SMALL, USUAL_RUN_S

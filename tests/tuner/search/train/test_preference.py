@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tuner.costs.analytic.constants import Software
-from tuner.costs.analytic.routing import ExpertImbalance
-from tuner.costs.analytic.shapes import number
+from tuner.costs.train.constants import Software
+from tuner.costs.train.routing import ExpertImbalance
+from tuner.costs.train.shapes import number
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory_risk import (
     LIKELY,

@@ -1,6 +1,6 @@
 """The band of a target: that of runs of its own layers, or its generation's."""
 
-from tuner.costs.analytic.calibration import Band, Residuals, Where
+from tuner.costs.train.calibration import Band, Residuals, Where
 from tuner.devices.catalogue import find_device
 from tuner.search.train.regimes import band_for, regime_of
 

@@ -7,7 +7,7 @@ import pytest
 
 from profilers.steps.config import Recompute
 from tests.rows import each_row
-from tuner.costs.analytic.shapes import number
+from tuner.costs.train.shapes import number
 from tuner.plan import Unlaunchable
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.problem import TrainProblem

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tuner.costs.analytic.calibration import Band, Correction, Residuals, Where, constants_of
-from tuner.costs.analytic.constants import Software
+from tuner.costs.train.calibration import Band, Correction, Residuals, Where, constants_of
+from tuner.costs.train.constants import Software
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.search.train.regimes import band_for, regime_of

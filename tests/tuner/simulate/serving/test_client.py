@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tuner.costs.serving.engine import Batching, Engine
+from tuner.costs.serve.engine import Batching, Engine
 from tuner.simulate.serving.client import (
     CLIENT_S,
     SGLANG_CLIENT_S,

@@ -7,12 +7,12 @@ import pytest
 
 from tests.rows import Failures
 from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B
-from tuner.costs.serving.decoder import Formats
-from tuner.costs.serving.engine import TRAITS, A2aBackend, Degrees, Engine
-from tuner.costs.serving.iteration import Iteration
-from tuner.costs.serving.machine import ServingMachine
-from tuner.costs.serving.speculative import Drafting
-from tuner.costs.serving.whole_step import prompt_step_s, step_s
+from tuner.costs.serve.decoder import Formats
+from tuner.costs.serve.engine import TRAITS, A2aBackend, Degrees, Engine
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.speculative import Drafting
+from tuner.costs.serve.whole_step import prompt_step_s, step_s
 from tuner.devices.catalogue import find_device
 from tuner.simulate.serving.batching import Rules, simulate
 from tuner.simulate.serving.load import uniform_requests

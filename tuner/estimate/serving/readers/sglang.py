@@ -9,9 +9,9 @@ engine divides --max-running-requests and --chunked-prefill-size by them. --dp-s
 from dataclasses import replace
 from typing import Final
 
-from tuner.costs.serving.cache_capacity import GIB
-from tuner.costs.serving.engine import Degrees, Engine
-from tuner.costs.serving.speculative import Method
+from tuner.costs.serve.cache_capacity import GIB
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.speculative import Method
 from tuner.errors import SpecError
 from tuner.estimate.nearest import nearest_divisor
 from tuner.estimate.readers.arguments import Flags

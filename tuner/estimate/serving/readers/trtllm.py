@@ -13,8 +13,8 @@ as all-gather.
 
 from typing import Final
 
-from tuner.costs.serving.engine import Degrees, Engine
-from tuner.costs.serving.speculative import Method
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.speculative import Method
 from tuner.errors import SpecError
 from tuner.estimate.nearest import nearest_divisor
 from tuner.estimate.readers.arguments import Flags

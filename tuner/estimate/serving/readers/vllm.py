@@ -9,9 +9,9 @@ own (vllm/config/parallel.py: only models with experts synchronise their ranks).
 import json
 from typing import Final
 
-from tuner.costs.serving.cache_capacity import GIB
-from tuner.costs.serving.engine import Degrees, Engine
-from tuner.costs.serving.speculative import Method
+from tuner.costs.serve.cache_capacity import GIB
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.speculative import Method
 from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import Flags
 from tuner.estimate.serving.launch import ServingLaunch, Setting, Surroundings

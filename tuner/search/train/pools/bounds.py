@@ -38,9 +38,9 @@ from typing import Final
 import numpy as np
 
 from profilers.steps.config import LayerKind
-from tuner.costs.analytic.shapes import Stages
-from tuner.costs.analytic.step import assemble
-from tuner.costs.analytic.units import KINDS, UnitCosts
+from tuner.costs.train.shapes import Stages
+from tuner.costs.train.step import assemble
+from tuner.costs.train.units import KINDS, UnitCosts
 from tuner.search.train.candidate_prices import KINDS_OF_STAGES, ROUNDING
 from tuner.search.train.pools.stage_prices import (
     DENSE,

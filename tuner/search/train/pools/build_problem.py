@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from tuner.costs.analytic.calibration import Residuals
-from tuner.costs.analytic.measured_profile import MeasuredProfile
+from tuner.costs.train.calibration import Residuals
+from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.errors import SpecError
 from tuner.plan import Band
 from tuner.search.ratios import Ratios, widest

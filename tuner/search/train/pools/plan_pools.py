@@ -9,8 +9,8 @@ the plan uses that pool alone. The search itself ranks by step time, so no bound
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tuner.costs.analytic.calibration import Residuals
-from tuner.costs.analytic.measured_profile import MeasuredProfile
+from tuner.costs.train.calibration import Residuals
+from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.plan import Alternative, Plan, Provenance, Relaxation, TrainPrediction
 from tuner.search.layout_groups import by_layout, layout_of, rows_of_layouts
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress

@@ -1,13 +1,13 @@
 """Prices of stages on each pool, and of a whole chain: seconds and bytes.
 
-One layer of each kind is priced per pool (tuner/costs/analytic); the embedding belongs to the first
+One layer of each kind is priced per pool (tuner/costs/train); the embedding belongs to the first
 layer, head and multi-token-prediction layers to the last, so that every stage holds at least one
 layer. A chain of p stages, D_s seconds of one micro-batch on stage s, X_c visible seconds of one
 send over cut c, m micro-batches, takes
 
     step = sum D + 2 sum X + (m - 1) (max(max D, max X) + 2 sum X / p) + once
 
-which is the closed form of tuner/costs/analytic/step.py with stages and cuts of their own; `once`
+which is the closed form of tuner/costs/train/step.py with stages and cuts of their own; `once`
 is the slowest pool's, since every pool reduces the gradients of its own stages over its own links.
 Sends inside a pool have the pool's price, sends between pools that of `cluster.links`.
 
@@ -28,13 +28,13 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
-from tuner.costs.analytic.links import groups, send_s
-from tuner.costs.analytic.memory import assemble_memory
-from tuner.costs.analytic.memory_units import MemoryUnits
-from tuner.costs.analytic.prices import MemoryPrice
-from tuner.costs.analytic.shapes import Stages, Strategies, taken
-from tuner.costs.analytic.step import assemble
-from tuner.costs.analytic.units import UnitCosts
+from tuner.costs.train.links import groups, send_s
+from tuner.costs.train.memory import assemble_memory
+from tuner.costs.train.memory_units import MemoryUnits
+from tuner.costs.train.prices import MemoryPrice
+from tuner.costs.train.shapes import Stages, Strategies, taken
+from tuner.costs.train.step import assemble
+from tuner.costs.train.units import UnitCosts
 from tuner.search.reference.heterogeneous import PoolPrices, nic_bytes_per_s
 from tuner.search.train.candidate_prices import KINDS_OF_STAGES, price_batch
 from tuner.search.train.candidates import Candidates, to_strategies

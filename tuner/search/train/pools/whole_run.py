@@ -8,7 +8,7 @@ are spares too; pools that it does not use are neither waited for nor paid.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tuner.costs.analytic.shapes import number, single
+from tuner.costs.train.shapes import number, single
 from tuner.faults.forecast import Run, RunForecast, forecast
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.kinds import jobs_together, slowest

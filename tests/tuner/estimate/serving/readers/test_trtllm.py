@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from tests.rows import each_row
-from tuner.costs.serving.engine import Degrees, Engine
-from tuner.costs.serving.speculative import Method
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.speculative import Method
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import pool_named, surroundings
 from tuner.estimate.serving.registry import read_serving_launch

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
-from tuner.costs.serving.engine import Degrees, Engine
+from tuner.costs.serve.engine import Degrees, Engine
 from tuner.errors import SpecError
 from tuner.search.serve.demand import MOST_RUNNING
 from tuner.serve_plan import Role

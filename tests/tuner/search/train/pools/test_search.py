@@ -10,7 +10,7 @@ import pytest
 from profilers.steps.config import LayerKind
 from solvers.partition.problem import Partition, PartitionProblem
 from tests.solvers.partition.brute_force import partitions
-from tuner.costs.analytic.step import price_step
+from tuner.costs.train.step import price_step
 from tuner.search.train.candidates import to_strategies
 from tuner.search.train.layouts import to_stages
 from tuner.search.train.pools.bounds import positions, rooms, step_bound_s

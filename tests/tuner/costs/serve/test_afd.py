@@ -1,0 +1,78 @@
+import numpy as np
+import pytest
+
+from tests.rows import each_row
+from tests.tuner.formulas import mean_activated, most_activated
+from tuner.costs.serve.afd import most_loaded_activated, steady_batch
+
+
+def test_janus_numbers_for_160_experts_on_eight_devices() -> None:
+    # 20 slots each, six of 160 experts a token, 16 tokens: mean 9.15, bound 16.3.
+    mean = mean_activated(slots=20, experts=160, top_k=6, batch_tokens=16)
+    bound = most_activated(slots=20, experts=160, top_k=6, batch_tokens=16, devices=8)
+    assert mean == pytest.approx(9.15, abs=0.01)
+    assert bound == pytest.approx(16.3, abs=0.05)
+
+
+@each_row(("devices", "tokens"), [(8, 16), (8, 64), (16, 16), (4, 2)])
+def test_the_bound_lies_above_what_uniform_routing_does(devices: int, tokens: int) -> None:
+    rng = np.random.default_rng(5)
+    experts, top_k, draws = 160, 6, 300
+    slots = experts // devices
+    busiest, means = [], []
+    for _ in range(draws):
+        chosen = rng.random((tokens, experts)).argpartition(top_k, axis=1)[:, :top_k]
+        read = np.zeros(experts, dtype=bool)
+        read[chosen] = True
+        of_device = read.reshape(devices, slots).sum(axis=1)
+        busiest.append(of_device.max())
+        means.append(of_device.mean())
+    mean = mean_activated(slots=slots, experts=experts, top_k=top_k, batch_tokens=tokens)
+    assert float(np.mean(means)) == pytest.approx(mean, rel=0.02)
+    bound = most_activated(
+        slots=slots, experts=experts, top_k=top_k, batch_tokens=tokens, devices=devices
+    )
+    assert np.mean(busiest) < bound <= slots
+    if (devices, tokens) == (8, 16):
+        assert float(np.mean(busiest)) == pytest.approx(12.1, abs=0.15)
+    near = most_loaded_activated(
+        slots=slots, experts=experts, top_k=top_k, tokens_Q=np.array([tokens]), devices=devices
+    )
+    assert near[0] == pytest.approx(np.mean(busiest), rel=0.05)
+    assert mean < near[0] < bound
+
+
+def test_the_most_loaded_device_of_many_tokens_reads_all_its_experts() -> None:
+    tokens_Q = np.geomspace(1.0, 1e5, 40)
+    read_Q = most_loaded_activated(slots=20, experts=160, top_k=6, tokens_Q=tokens_Q, devices=8)
+    assert np.all(np.diff(read_Q) >= -1e-9)
+    assert read_Q[-1] == pytest.approx(20.0)
+    all_Q = most_loaded_activated(slots=4, experts=8, top_k=8, tokens_Q=np.ones(2), devices=2)
+    assert all_Q.tolist() == [4.0, 4.0]
+    dense_Q = most_loaded_activated(slots=8, experts=8, top_k=2, tokens_Q=np.ones(1), devices=1)
+    assert dense_Q[0] == pytest.approx(2.0)
+    with pytest.raises(ValueError, match="devices 0"):
+        most_loaded_activated(slots=4, experts=8, top_k=2, tokens_Q=np.ones(1), devices=0)
+
+
+def test_a_steady_batch_keeps_up_with_arrivals() -> None:
+    # TPOT 20 ms + 0.1 ms a request: at 1,000 tokens/s, B = 20 + 0.1 B.
+    def tpot_s(batch: float) -> float:
+        return 0.020 + 1e-4 * batch
+
+    steady = steady_batch(tokens_per_s=1000.0, tpot_s=tpot_s, most=512)
+    assert steady == pytest.approx(20.0 / 0.9)
+    assert steady_batch(tokens_per_s=10.0, tpot_s=tpot_s, most=512) == 1.0
+    # 0.020 r + 1e-4 r B reaches B at r = 1e4 only for ever larger B.
+    assert steady_batch(tokens_per_s=1e4, tpot_s=tpot_s, most=512) is None
+
+
+@each_row(
+    ("changes", "complaint"),
+    [({"top_k": 9}, "top_k 9"), ({"slots": 0}, "slots 0"), ({"batch_tokens": 0.0}, "batch_tokens")],
+)
+def test_impossible_routing_is_refused(changes: dict[str, int], complaint: str) -> None:
+    given = {"slots": 2, "experts": 8, "top_k": 2, "batch_tokens": 4} | changes
+    tokens_Q = np.array([given.pop("batch_tokens")], dtype=np.float64)
+    with pytest.raises(ValueError, match=complaint):
+        most_loaded_activated(**given, tokens_Q=tokens_Q, devices=1)

@@ -1,0 +1,102 @@
+"""Each engine's share of memory, by hand and against published logs."""
+
+import pytest
+
+from tuner.backtest.serving.decoders import GPT_OSS_120B
+from tuner.costs.serve.cache_capacity import GIB, automatic_ratio, room_of, visible_bytes
+from tuner.costs.serve.capacity import padding_factor
+from tuner.costs.serve.decoder import Formats
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.machine import ServingMachine
+from tuner.costs.serve.memory import weight_bytes
+from tuner.costs.serve.memory_rules import memory_rule
+from tuner.costs.serve.reserve import Reserve
+from tuner.devices.catalogue import find_device
+
+RESERVE = Reserve(
+    context=0.5 * GIB,
+    communicators=1.5 * GIB,
+    activations=4.0 * GIB,
+    graphs=1.0 * GIB,
+    buffers=0.5 * GIB,
+)
+MXFP4 = Formats(attention="bf16", output="bf16", ffn="bf16", experts="mxfp4", kv="bf16")
+
+
+def test_engines_take_a_share_of_unlike_things() -> None:
+    # 79.16 GiB are visible of 80, 77.16 free, 50 are weights.
+    given = {"weights": 50.0 * GIB, "reserve": RESERVE, "memory_bytes": 80.0 * GIB, "ratio": 0.9}
+    found = {
+        (engine, release): room_of(memory_rule(engine, release), **given).cache_bytes / GIB  # type: ignore[arg-type]
+        for engine, release in (
+            (Engine.VLLM, ""),
+            (Engine.VLLM, "0.9.2"),
+            (Engine.SGLANG, ""),
+            (Engine.TRTLLM, ""),
+        )
+    }
+    assert found == {
+        # Of the device, less activations, buffers and, since 0.21, graphs.
+        (Engine.VLLM, ""): pytest.approx(0.9 * 79.156 - 50.0 - 5.5),
+        # Before: communicators, no graphs.
+        (Engine.VLLM, "0.9.2"): pytest.approx(0.9 * 79.156 - 50.0 - 6.0),
+        # Of what is free before weights are loaded; steps have the rest.
+        (Engine.SGLANG, ""): pytest.approx(0.9 * 77.156 - 50.0),
+        # Of what weights and steps leave.
+        (Engine.TRTLLM, ""): pytest.approx(0.9 * (77.156 - 50.0 - 5.5)),
+    }
+
+
+def test_a_share_that_leaves_steps_too_little_says_how_much() -> None:
+    given = {"weights": 50.0 * GIB, "reserve": RESERVE, "memory_bytes": 80.0 * GIB}
+    rule = memory_rule(Engine.SGLANG)
+    # 2 % of 77.16 GiB for steps that take 5.5.
+    tight = room_of(rule, ratio=0.98, **given)  # type: ignore[arg-type]
+    assert tight.lacking_bytes / GIB == pytest.approx(5.5 - 0.02 * 77.156)
+    assert room_of(rule, ratio=0.9, **given).lacking_bytes == 0.0  # type: ignore[arg-type]
+    # A plan that states its own leaves room for steps and a twentieth.
+    own = room_of(rule, **given)  # type: ignore[arg-type]
+    assert own.lacking_bytes == 0.0
+    assert own.ratio == pytest.approx(0.95 - 5.5 / 77.156, abs=1e-3)
+
+
+def test_sglangs_own_share_follows_its_formula() -> None:
+    def share(degrees: Degrees, *, tokens: int, captured: int, **flags: bool) -> float:
+        named = {"has_prompts": True, "has_latent_cache": False, "has_deepep": False, **flags}
+        return automatic_ratio(
+            degrees,
+            memory_bytes=80.0 * GIB,
+            active_tokens=tokens,
+            captured=captured,
+            **named,
+        )
+
+    # 512 + 1.5 x 8192 + 4 / 8 x 1024 + 2 x 512 + 8 x 58 MiB of 80 GiB.
+    four = share(Degrees(attention_tensor=4), tokens=8192, captured=512)
+    assert four == pytest.approx(1.0 - 14800 / 81920)
+    # A floor of 10 GiB for small chunks.
+    assert share(Degrees(), tokens=2048, captured=8) == pytest.approx(0.875)
+    # Eight data ranks with chunks of 16,384 tokens each leave nothing, as the engine then says.
+    many = Degrees(attention_data=8)
+    assert share(many, tokens=8 * 16_384, captured=512) < 0.0
+
+
+def test_padded_experts_weigh_what_logs_of_gpt_oss_say() -> None:
+    # "Model loading took 65.9651 GiB" on one H100 (vLLM issue 23278); biases are not counted here.
+    own = Iteration(
+        decoder=GPT_OSS_120B,
+        formats=MXFP4,
+        degrees=Degrees(),
+        engine=Engine.VLLM,
+        machine=ServingMachine(sheet=find_device("h100-sxm"), tables=None),
+    )
+    assert padding_factor(own) == pytest.approx(3072 * 2944 / 2880**2)
+    experts = 36 * 128 * 3 * 2880**2 * 0.53125
+    total = weight_bytes(GPT_OSS_120B, MXFP4, Degrees()) + (padding_factor(own) - 1.0) * experts
+    assert total == pytest.approx(65.97 * GIB, rel=0.01)
+
+
+def test_what_cuda_shows_is_what_published_logs_say() -> None:
+    for memory, shown in ((24, 23.55), (80, 79.2), (96, 95.0), (141, 139.8), (180, 178.4)):
+        assert visible_bytes(memory * GIB) == pytest.approx(shown * GIB, rel=2e-3)

@@ -1,0 +1,219 @@
+"""Operations from tables, and from the datasheet where there are none."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from profilers.arrays import Arrays
+from tests.tuner.costs.serve.testing import kernel_tables
+from tuner.costs.serve.machine import BALANCED, LAUNCH_S, LOAD, MoeShape, ServingMachine
+from tuner.costs.serve.multiplexing import Share, SharedMachine
+from tuner.devices.catalogue import find_device
+
+Build = Callable[..., Arrays]
+H200 = find_device("h200-sxm")
+AT = np.array([16.0])
+
+
+def shape(*, expert: int) -> MoeShape:
+    return MoeShape(
+        hidden=64, ffn=32, top_k=2, experts=64, tensor=1, expert=expert, dtype="fp8_block"
+    )
+
+
+def test_a_product_without_a_table_comes_from_the_datasheet_and_is_named() -> None:
+    machine = ServingMachine(sheet=H200, tables=None)
+    # 16 rows of a 8192 x 8192 product at fp8 are bound by its 67 MB of weights.
+    seconds = machine.gemm_s(AT, n=8192, k=8192, dtype="fp8", software="vllm")
+    moved = 8192 * 8192 + 2 * 16 * (8192 + 8192)
+    assert float(seconds[0]) == pytest.approx(moved / (0.8 * 4.8e12) + LAUNCH_S, rel=1e-6)
+    assert machine.estimated == {"gemm fp8"}
+
+
+def test_a_degree_between_two_measured_ones_is_interpolated(build: Build) -> None:
+    def moe(expert: int, time_s: float) -> Arrays:
+        axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1}
+        row = {"tokens": 16, **axes, "expert": expert}
+        return build("moe", [(row, time_s)], kind=LOAD, dtype="fp8_block", version=str(expert))
+
+    machine = ServingMachine(sheet=H200, tables=kernel_tables("x", [moe(4, 4e-6), moe(16, 1e-6)]))
+    found = {
+        degree: float(machine.moe_s(AT, shape(expert=degree), software="vllm")[0])
+        for degree in (4, 8, 16)
+    }
+    assert found == pytest.approx({4: 4e-6, 8: 2e-6, 16: 1e-6})
+    assert not machine.estimated
+
+
+def test_one_rank_needs_no_collective() -> None:
+    machine = ServingMachine(sheet=H200, tables=None)
+    found = machine.collective_s(AT, kind="all_reduce", ranks=1, software="vllm")
+    assert float(found[0]) == 0.0
+
+
+def test_the_faster_of_nccl_and_the_engines_own_kernel_counts(build: Build) -> None:
+    def reduce(kind: str, time_s: float, **named: str) -> Arrays:
+        row = {"bytes": 1024, "ranks": 8, "stride": 1, "world": 8}
+        return build("collective", [(row, time_s)], kind=kind, dtype="", **named)
+
+    tables = kernel_tables(
+        "x",
+        [
+            reduce("all_reduce", 9e-6, software=""),
+            reduce("all_reduce/vllm_graph", 5e-6),
+            reduce("all_reduce/vllm_eager", 1e-6),
+        ],
+    )
+    machine = ServingMachine(sheet=H200, tables=tables)
+    at = np.array([1024.0])
+    ours = machine.collective_s(at, kind="all_reduce", ranks=8, software="vllm")
+    others = machine.collective_s(at, kind="all_reduce", ranks=8, software="trtllm")
+    assert float(ours[0]) == pytest.approx(5e-6)
+    assert float(others[0]) == pytest.approx(9e-6)
+
+
+def test_a_group_beyond_the_domain_pays_for_the_network() -> None:
+    machine = ServingMachine(sheet=H200, tables=None)
+    at = np.array([1e6])
+    inside = machine.collective_s(at, kind="all_reduce", ranks=8, software="vllm")
+    beyond = machine.collective_s(at, kind="all_reduce", ranks=16, software="vllm")
+    assert float(beyond[0]) > float(inside[0]) + 20e-6
+
+
+def test_an_exchange_is_that_of_the_faster_mode_that_holds_the_tokens(build: Build) -> None:
+    def half(kind: str, tokens: int, time_s: float) -> Arrays:
+        axes = {"hidden": 64, "top_k": 2, "experts": 8, "ranks": 16, "nodes": 2, "units": 0}
+        row = ({"tokens": tokens, **axes}, time_s)
+        return build("expert_all_to_all", [row], kind=f"deepep_{kind}", dtype="", version=kind)
+
+    tables = kernel_tables(
+        "x",
+        [
+            half("low_latency_dispatch", 128, 2e-5),
+            half("low_latency_combine", 128, 3e-5),
+            half("normal_dispatch", 8192, 1e-3),
+            half("normal_combine", 8192, 1e-3),
+        ],
+    )
+    machine = ServingMachine(sheet=H200, tables=tables)
+    at = np.array([128.0, 8192.0])
+    found = machine.all_to_all_s(at, hidden=64, top_k=2, ranks=16)
+    assert found is not None
+    assert found == pytest.approx([5e-5, 2e-3])
+    # Buffers are made for up to 1,024 tokens, whatever was measured; and for no more.
+    at_last = machine.deepep_s(np.array([1024.0, 1025.0]), hidden=64, top_k=2, ranks=16)[1]
+    assert at_last is not None
+    assert at_last == pytest.approx([8 * 5e-5, np.inf])
+    # A few more ranks than were measured are like those; fewer, or many more, are not.
+    near = machine.all_to_all_s(at, hidden=64, top_k=2, ranks=24)
+    assert near is not None
+    assert near == pytest.approx(found)
+    assert machine.all_to_all_s(at, hidden=64, top_k=2, ranks=8) is None
+    assert machine.all_to_all_s(at, hidden=64, top_k=2, ranks=64) is None
+
+
+def test_dispatched_copies_have_kernels_of_their_own(build: Build) -> None:
+    axes = {"hidden": 4096, "ffn": 1536, "top_k": 8, "experts": 128, "tensor": 1, "expert": 8}
+    kinds = {
+        (LOAD, "sglang"): 900e-6,
+        (LOAD, "trtllm"): 500e-6,
+        (f"wideep_context/{LOAD}", "sglang"): 300e-6,
+        ("wideep_context/uniform", "sglang"): 200e-6,
+    }
+    tables = [
+        build("moe", [({**axes, "tokens": 64}, time_s)], software=own, kind=kind, dtype="fp8_block")
+        for (kind, own), time_s in kinds.items()
+    ]
+    machine = ServingMachine(sheet=H200, tables=kernel_tables("h200_sxm", tables))
+    one = MoeShape(
+        hidden=4096, ffn=1536, top_k=8, experts=128, tensor=1, expert=8, dtype="fp8_block"
+    )
+
+    def seconds(*, load: str = LOAD, dispatched: str = "") -> float:
+        requested = replace(one, load=load, dispatched=dispatched)
+        return float(machine.moe_s(np.array([64.0]), requested, software="sglang")[0])
+
+    assert seconds() == pytest.approx(900e-6)
+    assert seconds(dispatched="context") == pytest.approx(300e-6)
+    assert seconds(dispatched="context", load=BALANCED) == pytest.approx(200e-6)
+    # Nobody measured the other half: the fastest of those that hold more than copies.
+    assert seconds(dispatched="generation") == pytest.approx(500e-6)
+
+
+def mxfp4(build: Build, software: str, written: str, time_s: float) -> Arrays:
+    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
+    row = ({"tokens": 16, **axes}, time_s)
+    return build("moe", [row], software=software, kind=LOAD, dtype=written)
+
+
+def test_mxfp4_is_what_the_engines_own_table_calls_it(build: Build) -> None:
+    tables = kernel_tables(
+        "x",
+        [
+            mxfp4(build, "sglang", "w4a8_mxfp4_mxfp8", 1e-6),
+            mxfp4(build, "sglang", "w4a16_mxfp4", 2e-6),
+            mxfp4(build, "vllm", "w4a16_mxfp4", 3e-6),
+        ],
+    )
+    machine = ServingMachine(sheet=find_device("b200-sxm"), tables=tables)
+    requested = replace(shape(expert=4), dtype="mxfp4")
+    found = {
+        name: float(machine.moe_s(AT, requested, software=name)[0]) for name in ("sglang", "vllm")
+    }
+    assert found == pytest.approx({"sglang": 1e-6, "vllm": 3e-6})
+    assert not machine.estimated
+
+
+def test_fp4_weights_are_multiplied_in_bf16_where_a_device_has_no_units_for_them() -> None:
+    # 65,536 rows are bound by GEMMs: 2 x 65536 x 8192^2 at 0.7 of the bf16 peak of Hopper.
+    at = np.array([65_536.0])
+    found = {
+        name: float(
+            ServingMachine(sheet=find_device(name), tables=None).gemm_s(
+                at, n=8192, k=8192, dtype="nvfp4", software="vllm"
+            )[0]
+        )
+        for name in ("h200-sxm", "b200-sxm")
+    }
+    flop = 2.0 * 65_536 * 8192**2
+    assert found["h200-sxm"] == pytest.approx(flop / (0.7 * 989.5e12) + LAUNCH_S, rel=1e-2)
+    assert found["b200-sxm"] == pytest.approx(flop / (0.7 * 9000e12) + LAUNCH_S, rel=1e-2)
+
+
+def test_fp8_kernels_do_not_stand_in_for_fp4_without_units_for_it(build: Build) -> None:
+    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
+    rows = {"fp8": 1e-6, "int4_wo": 4e-6}
+    tables = kernel_tables(
+        "x",
+        [
+            build("moe", [({"tokens": 16, **axes}, time_s)], kind=LOAD, dtype=dtype)
+            for dtype, time_s in rows.items()
+        ],
+    )
+    requested = replace(shape(expert=4), dtype="nvfp4")
+    found = {
+        name: float(
+            ServingMachine(sheet=find_device(name), tables=tables).moe_s(
+                AT, requested, software="vllm"
+            )[0]
+        )
+        for name in ("h200-sxm", "b200-sxm")
+    }
+    assert found == pytest.approx({"h200-sxm": 4e-6, "b200-sxm": 1e-6})
+
+
+def test_a_machine_that_prices_shares_counts_its_share_once(build: Build) -> None:
+    axes = {"hidden": 64, "ffn": 32, "top_k": 2, "experts": 64, "tensor": 1, "expert": 4}
+    row = ({"tokens": 16, **axes}, 1e-6)
+    tables = kernel_tables("x", [build("moe", [row], kind=LOAD, dtype="fp8_block")])
+    half = SharedMachine(
+        sheet=H200, tables=tables, share=Share(compute_ratio=0.5, memory_ratio=0.5)
+    )
+    one = shape(expert=4)
+    plain = float(half.moe_s(AT, one, software="vllm")[0])
+    dispatched = float(half.moe_s(AT, replace(one, dispatched="context"), software="vllm")[0])
+    # Nobody measured copies alone, so that both are the one kernel of the table.
+    assert dispatched == pytest.approx(plain)
+    assert plain > 1.5e-6

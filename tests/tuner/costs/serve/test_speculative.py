@@ -1,0 +1,63 @@
+"""Drafting against Leviathan's formula by hand, and against draws."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.rows import each_row
+from tuner.backtest.serving.decoders import DEEPSEEK_V3, LLAMA_70B, MIXTRAL_8X7B
+from tuner.costs.serve.speculative import Drafting, Method, draft_decoder
+
+
+def test_tokens_of_a_step_follow_the_published_formula() -> None:
+    # (1 - 0.8^5) / (1 - 0.8) = 3.3616; nothing accepted yields the one token that is certain.
+    assert Drafting(draft_tokens=4, acceptance=0.8).tokens_per_step == pytest.approx(3.3616)
+    assert Drafting(draft_tokens=4, acceptance=0.0).tokens_per_step == 1.0
+    assert Drafting(draft_tokens=4, acceptance=1.0).tokens_per_step == 5.0
+
+
+@settings(deadline=None, max_examples=40)
+@given(drafts=st.integers(1, 8), acceptance=st.floats(0.0, 1.0))
+def test_more_drafts_never_yield_fewer_tokens_and_never_more_than_are_checked(
+    drafts: int, acceptance: float
+) -> None:
+    fewer, more = (Drafting(draft_tokens=k, acceptance=acceptance) for k in (drafts, drafts + 1))
+    assert 1.0 <= fewer.tokens_per_step <= more.tokens_per_step <= more.checked_tokens
+
+
+def test_the_mean_of_drawn_steps_is_that_of_the_formula() -> None:
+    drafting = Drafting(draft_tokens=3, acceptance=0.7)
+    rng = np.random.default_rng(1)
+    kept = np.cumprod(rng.random((200_000, 3)) < 0.7, axis=1).sum(axis=1) + 1
+    assert float(kept.mean()) == pytest.approx(drafting.tokens_per_step, rel=0.005)
+
+
+def test_steps_of_an_output_are_those_that_it_draws_on_average() -> None:
+    # 500 tokens take (500 + overshoot) / tau steps by Wald's equation.
+    drafting = Drafting(draft_tokens=3, acceptance=0.7)
+    rng = np.random.default_rng(2)
+    kept = np.cumprod(rng.random((2000, 500, 3)) < 0.7, axis=2).sum(axis=2) + 1
+    steps = (np.cumsum(kept, axis=1) < 500).sum(axis=1) + 1
+    expected = (500 + drafting.overshoot_tokens) / drafting.tokens_per_step
+    assert float(steps.mean()) == pytest.approx(expected, rel=0.002)
+
+
+def test_mtp_drafts_with_a_layer_like_the_last() -> None:
+    drafter = draft_decoder(DEEPSEEK_V3, Method.MTP)
+    assert drafter.num_layers == 1
+    assert drafter.experts == DEEPSEEK_V3.experts
+    assert drafter.layers[0].dense_ffn == 0
+
+
+def test_eagle_drafts_with_a_dense_layer() -> None:
+    assert draft_decoder(LLAMA_70B, Method.EAGLE).layers[0].dense_ffn == 28672
+    # A model of experts alone: as wide as the two that a token reaches.
+    drafter = draft_decoder(MIXTRAL_8X7B, Method.EAGLE)
+    assert (drafter.layers[0].dense_ffn, drafter.experts) == (2 * 14336, None)
+
+
+@each_row(("drafts", "acceptance"), [(0, 0.5), (2, -0.1), (2, 1.1)])
+def test_impossible_drafting_is_refused(drafts: int, acceptance: float) -> None:
+    with pytest.raises(ValueError, match="must"):
+        Drafting(draft_tokens=drafts, acceptance=acceptance)

@@ -1,0 +1,1 @@
+"""Seconds of the expert layers of a placement."""

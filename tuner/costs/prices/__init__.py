@@ -1,0 +1,1 @@
+"""Seconds of operations and collectives, from measured tables and closed forms."""

@@ -1,0 +1,1 @@
+"""Costs of the reference training step: layers as operations, memory, the update."""

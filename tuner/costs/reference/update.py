@@ -1,0 +1,205 @@
+"""Costs of data parallelism: parameter all-gather, gradient reduction, the optimizer step.
+
+FSDP2 works on units: of each layer one for its dense parameters and one for its experts; embedding
+and head are units too. Per unit of P parameters on this rank, its gradients reduced over G ranks:
+
+    every step          parameters fp32 -> compute type; AdamW on P / (G if sharded else 1)
+    zero_stage 0        all-reduce 4 P once a step
+    zero_stage 1        reduce-scatter 4 P and all-gather e P once a step (e: compute bytes)
+    zero_stage 2        all-gather e P once a step, reduce-scatter 4 P every micro-batch
+    zero_stage 3        all-gather e P twice, reduce-scatter 4 P, every micro-batch
+    every gather        copies e P out of the collective's buffer
+    every reduction     copies 4 P into the collective's buffer
+    every micro-batch   zero_stage 0 and 1: gradients -> fp32 and accumulated; 2: those that it owns
+
+No overlap is assumed: gloo's collectives block, and overlap on a GPU is part of the residual.
+Sources: torch.distributed.fsdp.fully_shard as profilers/steps uses it; for zero_stage 2 DeepSpeed
+0.19.8, runtime/zero/stage_1_and_2.py: every backward reduces the gradients of stage 2, the last one
+those of stage 1.
+"""
+
+from dataclasses import dataclass
+
+from profilers.records import Case
+from profilers.steps.config import LayerKind
+from tuner.costs.prices.kernel_table import KernelTable
+from tuner.costs.reference.layer_time import PartSeconds, sum_parts
+from tuner.costs.reference.operations import Part, collective, device_copy
+from tuner.costs.reference.workload import Degrees, Workload
+from tuner.spec.accounting import (
+    attention_weights,
+    embedding_parameters,
+    final_norm_parameters,
+    head_parameters,
+    layer_norm_parameters,
+    one_expert_parameters,
+    router_parameters,
+)
+from tuner.spec.model import ModelSpec
+
+GRADIENT_BYTES = 4
+"""Gradients are summed in fp32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Parameters that are gathered and reduced together."""
+
+    parameters: int
+    """On one rank before any sharding over data parallelism."""
+    ranks: int
+    """Ranks that reduce its gradients."""
+    stride: int
+    """Distance between them."""
+
+    def sharded(self, degrees: Degrees) -> int:
+        """Parameters that one rank owns at rest."""
+        return -(-self.parameters // self.ranks) if degrees.zero_stage else self.parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateTime:
+    """Seconds once a step, and seconds every micro-batch."""
+
+    once_s: PartSeconds
+    every_microbatch_s: PartSeconds
+
+
+def layer_units(work: Workload, degrees: Degrees, *, layer: int) -> tuple[Unit, ...]:
+    """Group one layer's parameters by the ranks that reduce their gradients."""
+    model = work.model
+    replicated = layer_norm_parameters(model)
+    split = attention_weights(model) // degrees.tensor
+    experts = 0
+    if model.layers[layer] is LayerKind.DENSE:
+        split += _swiglu_weights(model, model.dense_ffn_size) // degrees.tensor
+    elif model.moe is not None:
+        replicated += router_parameters(model)
+        split += _swiglu_weights(model, model.moe.shared_ffn_size) // degrees.tensor
+        experts = model.moe.num_experts // degrees.expert * one_expert_parameters(model)
+    return (
+        *_dense_units(degrees, replicated=replicated, split=split),
+        *_expert_unit(degrees, experts),
+    )
+
+
+def embedding_units(work: Workload, degrees: Degrees) -> tuple[Unit, ...]:
+    """The token embedding, replicated over tensor ranks."""
+    return _dense_units(degrees, replicated=embedding_parameters(work.model), split=0)
+
+
+def head_units(work: Workload, degrees: Degrees) -> tuple[Unit, ...]:
+    """The final norm and the head, replicated over tensor ranks."""
+    parameters = final_norm_parameters(work.model) + head_parameters(work.model)
+    return _dense_units(degrees, replicated=parameters, split=0)
+
+
+def update_time(
+    units: tuple[Unit, ...], work: Workload, degrees: Degrees, table: KernelTable
+) -> UpdateTime:
+    """Price what a group of units costs per step and per micro-batch."""
+    once: list[PartSeconds] = []
+    every: list[PartSeconds] = []
+    for unit in units:
+        gather = _gather_s(unit, work, degrees, table)
+        reduce = _reduce_s(unit, degrees, table)
+        if degrees.zero_stage == 3:
+            every += [gather, gather, reduce]
+        else:
+            once.append(gather)
+            (every if degrees.zero_stage == 2 else once).append(reduce)
+            every.append({Part.DATA_COMMUNICATION: _accumulate_s(unit, work, degrees, table)})
+        once.append({Part.OPTIMIZER: _optimizer_s(unit.sharded(degrees), table)})
+    return UpdateTime(once_s=sum_parts(once), every_microbatch_s=sum_parts(every))
+
+
+def update_cases(units: tuple[Unit, ...], work: Workload, degrees: Degrees) -> tuple[Case, ...]:
+    """List every case that `update_time` looks up."""
+    cases: list[Case] = []
+    for unit in units:
+        cases += [_optimizer_case(unit.sharded(degrees)), *_gather_cases(unit, work, degrees)]
+        cases += _reduce_cases(unit, degrees)
+        if degrees.zero_stage != 3:
+            cases += _accumulate_cases(unit, work, degrees)
+    return tuple(cases)
+
+
+def _swiglu_weights(model: ModelSpec, width: int) -> int:
+    return 3 * model.hidden_size * width
+
+
+def _dense_units(degrees: Degrees, *, replicated: int, split: int) -> tuple[Unit, ...]:
+    """Without tensor parallelism both scopes are the same ranks, and one unit."""
+    if degrees.tensor == 1:
+        return (Unit(parameters=replicated + split, ranks=degrees.data, stride=1),)
+    everyone = Unit(parameters=replicated, ranks=degrees.ranks_per_stage, stride=1)
+    data = Unit(parameters=split, ranks=degrees.data, stride=degrees.tensor)
+    return (everyone, data) if split else (everyone,)
+
+
+def _expert_unit(degrees: Degrees, parameters: int) -> tuple[Unit, ...]:
+    if not parameters:
+        return ()
+    return (Unit(parameters=parameters, ranks=degrees.expert_data, stride=degrees.expert),)
+
+
+def _gather_s(unit: Unit, work: Workload, degrees: Degrees, table: KernelTable) -> PartSeconds:
+    seconds = sum(table.seconds(case) for case in _gather_cases(unit, work, degrees))
+    return {Part.DATA_COMMUNICATION: seconds}
+
+
+def _reduce_s(unit: Unit, degrees: Degrees, table: KernelTable) -> PartSeconds:
+    seconds = sum(table.seconds(case) for case in _reduce_cases(unit, degrees))
+    return {Part.DATA_COMMUNICATION: seconds}
+
+
+def _accumulate_s(unit: Unit, work: Workload, degrees: Degrees, table: KernelTable) -> float:
+    return sum(table.seconds(case) for case in _accumulate_cases(unit, work, degrees))
+
+
+def _gather_cases(unit: Unit, work: Workload, degrees: Degrees) -> list[Case]:
+    num_bytes = unit.parameters * work.element_bytes
+    converted = (
+        [_parameter_case("convert", unit.parameters, dtype=work.precision)]
+        if work.element_bytes != GRADIENT_BYTES
+        else []
+    )
+    if unit.ranks == 1 or not degrees.zero_stage:
+        return [*converted, device_copy(num_bytes)]
+    gather = _unit_collective("all_gather", unit, degrees, num_bytes=num_bytes)
+    return [*converted, gather, device_copy(num_bytes)]
+
+
+def _reduce_cases(unit: Unit, degrees: Degrees) -> list[Case]:
+    num_bytes = unit.parameters * GRADIENT_BYTES
+    if unit.ranks == 1:
+        return [device_copy(num_bytes)]
+    kind = "reduce_scatter" if degrees.zero_stage else "all_reduce"
+    return [
+        _unit_collective(kind, unit, degrees, num_bytes=num_bytes),
+        device_copy(num_bytes),
+    ]
+
+
+def _accumulate_cases(unit: Unit, work: Workload, degrees: Degrees) -> list[Case]:
+    added_up = unit.sharded(degrees) if degrees.zero_stage == 2 else unit.parameters
+    return [_parameter_case("accumulate", added_up, dtype=work.precision)]
+
+
+def _unit_collective(kind: str, unit: Unit, degrees: Degrees, *, num_bytes: int) -> Case:
+    return collective(
+        kind, num_bytes=num_bytes, ranks=unit.ranks, stride=unit.stride, world=degrees.world
+    )
+
+
+def _optimizer_s(parameters: int, table: KernelTable) -> float:
+    return table.seconds(_optimizer_case(parameters))
+
+
+def _optimizer_case(parameters: int) -> Case:
+    return _parameter_case("adamw", parameters, dtype="fp32")
+
+
+def _parameter_case(kind: str, parameters: int, *, dtype: str) -> Case:
+    axes = {"parameters": max(1, parameters)}
+    return Case(operation="optimizer", kind=kind, dtype=dtype, axes=axes)

@@ -1,0 +1,86 @@
+"""AFD (attention-FFN disaggregation) of decode: closed forms.
+
+An expert device is bound by memory in decode, so a layer waits for the device that must read the
+most distinct experts. Recorded routing decides (solvers/placement/dispatch/activated.py
+counts it for a placement); the forms here are for uniform routing, for pruning before that.
+
+Source: Janus (arXiv:2512.13525), its performance model; the residual of the steady state is as
+reported by third parties.
+
+Letters: Q query points, J distinct experts read, 0 to all slots.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from tuner.costs.serve.curves import Floats
+
+STEADY_TOLERANCE = 1e-9
+"""Relative width at which the bisection of the steady state ends."""
+
+
+def most_loaded_activated(
+    *, slots: int, experts: int, top_k: int, tokens_Q: Floats, devices: int
+) -> Floats:
+    """Mean of the most-loaded device's distinct experts in one layer, for a decision.
+
+    Model:   sum over j < C of 1 - F(j)^n, F of Binomial(C, 1 - (1 - k / E)^B): the mean of the
+             largest of n counts, with experts and devices taken as independent of each other
+    Valid:   uniform and independent routing, each expert on one device. Choosing k of E without
+             repetition ties experts slightly to each other, which only narrows the counts.
+    Error:   below 5 % against drawn routing, tests/tuner/costs/serve/test_afd.py.
+    """
+    if devices < 1:
+        raise ValueError(f"devices {devices} must be at least 1")
+    _check(slots, experts, top_k, float(np.min(tokens_Q)))
+    if top_k == experts:
+        return np.full_like(tokens_Q, slots)
+    log_idle_Q = tokens_Q * _log_unread(experts, top_k)
+    log_read_Q = np.log(-np.expm1(log_idle_Q))
+    log_binomial_J = [
+        math.lgamma(slots + 1.0) - math.lgamma(j + 1.0) - math.lgamma(slots - j + 1.0)
+        for j in range(slots + 1)
+    ]
+    read_J = np.arange(slots + 1.0)
+    log_share_JQ = (
+        np.array(log_binomial_J)[:, None]
+        + read_J[:, None] * log_read_Q
+        + (slots - read_J)[:, None] * log_idle_Q
+    )
+    below_JQ = np.minimum(np.cumsum(np.exp(log_share_JQ), axis=0), 1.0)
+    return np.asarray(np.sum(1.0 - below_JQ[:-1] ** devices, axis=0))
+
+
+def steady_batch(
+    *, tokens_per_s: float, tpot_s: Callable[[float], float], most: float
+) -> float | None:
+    """Requests in flight when tokens arrive as fast as they are made; None where they pile up.
+
+    Model:   Little's law, B = rate TPOT(B); 1 where even one request alone is not in flight always
+    Valid:   a TPOT that grows more slowly than its batch, so that B - rate TPOT(B) only grows.
+    """
+    if tokens_per_s < 0.0 or most < 1.0:
+        raise ValueError(f"tokens_per_s {tokens_per_s} must be at least 0, most {most} at least 1")
+    if most < tokens_per_s * tpot_s(most):
+        return None
+    if tokens_per_s * tpot_s(1.0) <= 1.0:
+        return 1.0
+    low, high = 1.0, most
+    while high - low > STEADY_TOLERANCE * high:
+        middle = 0.5 * (low + high)
+        low, high = (middle, high) if middle < tokens_per_s * tpot_s(middle) else (low, middle)
+    return high
+
+
+def _log_unread(experts: int, top_k: int) -> float:
+    return -math.inf if top_k == experts else math.log1p(-top_k / experts)
+
+
+def _check(slots: int, experts: int, top_k: int, batch_tokens: float) -> None:
+    if not 1 <= top_k <= experts or slots < 1 or batch_tokens <= 0.0:
+        raise ValueError(
+            f"top_k {top_k} must lie in 1..{experts} experts, slots {slots} be at least 1 and "
+            f"batch_tokens {batch_tokens} positive"
+        )

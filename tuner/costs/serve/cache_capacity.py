@@ -1,0 +1,144 @@
+"""Bytes of KV cache that an engine allocates on one device, and whether steps fit beside them.
+
+The rule of each engine is in memory_rules.py. SGLang states no share of its own: where a launch
+has none it sets
+
+    reserve = max(10 GiB, 512 MiB + 1.5 MiB T + 1 GiB N / 8 + graphs) + 2 GiB with DeepEP
+    share   = 1 - reserve / V
+
+    T tokens of a chunk over all data ranks; of a decode instance its sequences, 2,048 at least
+    N devices; the floor holds for devices of more than 60 GiB
+    graphs  2 MiB of each captured sequence, 3 MiB of it and each data rank (4.5 beyond 300), and
+            8 MiB of each captured prompt length or 1.5 GiB with compressed keys
+
+(0.5.23, `arg_groups/memory_hook.py`). The sum is a share, not what steps take: data ranks with long
+chunks leave none, and such launches state one.
+
+CUDA shows less than a device's memory, by 0.3 GiB and 0.7 %: 23.55 of 24 GiB on RTX 4090 (vLLM
+issue 13061), 79.2 of 80 on H100 (pull request 10511), 95.0 of 96 on H20, 139.8 of 141 on H200 and
+178.4 of 180 on B200 (what PyTorch prints where memory is full).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.costs.serve.engine import Degrees
+from tuner.costs.serve.memory_rules import MemoryRule, Share
+from tuner.costs.serve.reserve import MIB, Reserve
+
+HIDDEN_BYTES: Final = 0.3 * 1024.0 * MIB
+HIDDEN_RATIO: Final = 0.0068
+"""Of a device's memory, what CUDA does not show."""
+ROUNDED_RATIO: Final = 0.05
+"""Of what is free, what a plan leaves to allocators, who round up what is counted."""
+GIB: Final = 1024.0 * MIB
+LEAST_ACTIVE: Final = 2048
+LARGE_BYTES: Final = 60.0 * GIB
+LARGE_RESERVE: Final = 10.0 * GIB
+MANY_CAPTURED: Final = 300
+PROMPT_GRAPHS: Final = 58
+"""Prompt lengths that are captured up to 8,192 tokens (`cuda_graph_hook.py`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What one device has for caches."""
+
+    cache_bytes: float
+    """As the engine makes it; not above 0 where the weights leave none."""
+    left_bytes: float
+    """Beside weights and what steps take, whatever the engine's share."""
+    ratio: float
+    """The share that was applied; of a stated cache, what is taken in all."""
+
+    @property
+    def safe_bytes(self) -> float:
+        """What a plan may count on."""
+        return min(self.cache_bytes, self.left_bytes)
+
+    @property
+    def lacking_bytes(self) -> float:
+        """What a server lacks once its steps are as large as they may be."""
+        return max(max(self.cache_bytes, 0.0) - self.left_bytes, 0.0)
+
+
+def room_of(
+    rule: MemoryRule,
+    *,
+    weights: float,
+    reserve: Reserve,
+    memory_bytes: float,
+    ratio: float | None = None,
+    cache_bytes: float | None = None,
+) -> Room:
+    """Apply an engine's rule.
+
+    Args:
+        rule: of the release.
+        weights: bytes of one device, drafts and spare experts included.
+        reserve: of the largest steps.
+        memory_bytes: of one device.
+        ratio: the launch's share; None: the engine's own, and where that is none (SGLang) the one
+            that a plan would state: all but what steps take and a twentieth.
+        cache_bytes: that the launch states in place of a share.
+    """
+    visible = visible_bytes(memory_bytes)
+    free = visible - reserve.context - reserve.communicators
+    left = free - weights - reserve.steps
+    if cache_bytes is not None:
+        taken = (visible - left + cache_bytes) / visible
+        return Room(cache_bytes=cache_bytes, left_bytes=left, ratio=taken)
+    share = rule.ratio if ratio is None else ratio
+    if share is None:
+        # As a flag states it, so that the launch has what the plan counts on.
+        share = math.floor(1e3 * (1.0 - ROUNDED_RATIO - reserve.steps / free)) / 1e3
+    match rule.share:
+        case Share.OF_DEVICE:
+            taken = reserve.steps - reserve.graphs * (not rule.counts_graphs)
+            taken += reserve.communicators * rule.counts_communicators
+            cache = share * visible - weights - taken
+        case Share.OF_FREE:
+            cache = share * free - weights
+        case Share.OF_LEFT:
+            cache = share * left
+    return Room(cache_bytes=cache, left_bytes=left, ratio=share)
+
+
+def visible_bytes(memory_bytes: float) -> float:
+    """What CUDA shows of a device's memory."""
+    return (1.0 - HIDDEN_RATIO) * memory_bytes - HIDDEN_BYTES
+
+
+def automatic_ratio(
+    degrees: Degrees,
+    *,
+    memory_bytes: float,
+    active_tokens: int,
+    captured: int,
+    has_prompts: bool,
+    has_latent_cache: bool,
+    has_deepep: bool,
+) -> float:
+    """SGLang's share of what is free, where a launch states none; not above 0 where it fails.
+
+    Args:
+        degrees: of the instance.
+        memory_bytes: of one device.
+        active_tokens: of a chunk over all data ranks, or of a decode instance's sequences.
+        captured: sequences of the largest decode graph, 0 without any.
+        has_prompts: prompts are read, so that their lengths are captured too.
+        has_latent_cache: keys are compressed.
+        has_deepep: experts are reached by DeepEP.
+    """
+    reserve = 512.0 + 1.5 * max(active_tokens, LEAST_ACTIVE) + 1024.0 * degrees.devices / 8.0
+    reserve += 2.0 * captured
+    if degrees.attention_data > 1:
+        reserve += (4.5 if captured > MANY_CAPTURED else 3.0) * captured * degrees.attention_data
+    if has_prompts:
+        reserve += 1536.0 if has_latent_cache else 8.0 * PROMPT_GRAPHS
+    if memory_bytes > LARGE_BYTES:
+        reserve = max(reserve, LARGE_RESERVE / MIB)
+    if has_deepep and captured:
+        reserve += 2048.0
+    return 1.0 - reserve * MIB / memory_bytes

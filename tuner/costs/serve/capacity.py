@@ -1,0 +1,121 @@
+"""What one device of an instance holds: weights, the drafter, redundant experts, KV cache."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from tuner.costs.serve.cache_capacity import room_of
+from tuner.costs.serve.decoder import BYTES
+from tuner.costs.serve.engine import Engine
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.memory import kv_bytes_per_token, weight_bytes
+from tuner.costs.serve.memory_rules import memory_rule
+from tuner.costs.serve.reserve import step_reserve
+
+FULL_RATIO: Final = 0.95
+"""The most that recipes give an engine (InferenceX, `--mem-fraction-static 0.95`)."""
+ALIGNED: Final[Mapping[Engine, tuple[int, int]]] = MappingProxyType(
+    {Engine.VLLM: (256, 128), Engine.SGLANG: (256, 64)}
+)
+"""Multiples that hidden and expert width of a rank are padded to, of mxfp4 experts (vLLM 0.33.0
+`fused_moe/oracle/mxfp4.py`, Marlin and TRT-LLM kernels; SGLang 0.5.23 `quantization/mxfp4.py`)."""
+
+
+def instance_weight_bytes(iteration: Iteration) -> float:
+    """Of one device, the drafter and spare copies of experts included."""
+    return weight_bytes(
+        iteration.decoder, iteration.formats, iteration.degrees
+    ) + added_weight_bytes(iteration)
+
+
+def added_weight_bytes(iteration: Iteration) -> float:
+    """Beyond the model's own weights: what drafts, and spare copies of experts."""
+    total = 0.0
+    decoder, formats, degrees = iteration.decoder, iteration.formats, iteration.degrees
+    if iteration.drafter is not None:
+        one = replace(iteration.drafter.decoder, vocab=0)
+        total += weight_bytes(one, formats, replace(degrees, pipeline=1))
+        total += 2.0 * decoder.hidden**2 * BYTES[formats.attention]
+    if decoder.experts is not None:
+        own = decoder.experts
+        spare = iteration.spare_experts
+        each = 3.0 * decoder.hidden * own.ffn * BYTES[formats.experts]
+        shards = degrees.moe_tensor * degrees.expert * degrees.pipeline
+        padded = iteration.num_slots * (padding_factor(iteration) - 1.0)
+        total += (spare + padded) * each * iteration.moe_layers / shards
+    return total
+
+
+def padding_factor(iteration: Iteration) -> float:
+    """Bytes of an expert as its kernels store it, over those of the checkpoint."""
+    own, align = iteration.decoder.experts, ALIGNED.get(iteration.engine)
+    if own is None or align is None or iteration.formats.experts != "mxfp4":
+        return 1.0
+    hidden, ffn = float(iteration.decoder.hidden), own.ffn / iteration.degrees.moe_tensor
+    padded = math.ceil(hidden / align[0]) * align[0] * math.ceil(ffn / align[1]) * align[1]
+    return padded / (hidden * ffn)
+
+
+def instance_kv_bytes_per_token(
+    iteration: Iteration, *, request_tokens: float | None = None
+) -> float:
+    """Of one device, the drafter's cache included; windows count for requests of that length."""
+    decoder, formats, degrees = iteration.decoder, iteration.formats, iteration.degrees
+    pool = None if request_tokens is None else memory_rule(iteration.engine).window_pool_ratio
+    total = kv_bytes_per_token(
+        decoder, formats, degrees, request_tokens=request_tokens, window_pool_ratio=pool
+    )
+    if iteration.drafter is not None:
+        own, isolated = iteration.drafter.decoder, iteration.drafter.degrees
+        total += kv_bytes_per_token(own, formats, isolated, request_tokens=request_tokens)
+    return total
+
+
+def cache_tokens(
+    iteration: Iteration,
+    *,
+    memory_bytes: float,
+    step_tokens: int,
+    running: int,
+    request_tokens: float | None = None,
+    least: float = 0.0,
+    release: str = "",
+) -> float:
+    """Tokens that one attention-data rank can hold; not above 0 where the weights do not fit.
+
+    By the engine's rule, where a launch states no share of memory and its steps must fit beside the
+    cache.
+
+    Args:
+        iteration: the instance.
+        memory_bytes: of one device.
+        step_tokens: of a step of one rank at most.
+        running: sequences of one rank at most.
+        request_tokens: length of requests, for layers that do not keep all of them; None: they do.
+        least: tokens that a launch that runs at all must have had room for. Where the rule leaves
+            no room for them it was given more: 0.95 of the memory and half the reserve.
+        release: of the engine; empty: the newest.
+    """
+    rule = memory_rule(iteration.engine, release)
+    reserve = step_reserve(iteration, step_tokens=step_tokens, running=running, rule=rule)
+    weights = instance_weight_bytes(iteration)
+    room = room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes)
+    each = max(instance_kv_bytes_per_token(iteration, request_tokens=request_tokens), 1e-9)
+    usual = room.safe_bytes / each
+    if usual >= least:
+        return usual
+    return max(usual, (FULL_RATIO * memory_bytes - 0.5 * reserve.total - weights) / each)
+
+
+def stated_ratio(
+    iteration: Iteration, *, memory_bytes: float, step_tokens: int, running: int
+) -> float | None:
+    """The share of memory that a plan's launch must state for its cache; None: the engine's own."""
+    rule = memory_rule(iteration.engine)
+    if rule.ratio is not None:
+        return None
+    reserve = step_reserve(iteration, step_tokens=step_tokens, running=running, rule=rule)
+    weights = instance_weight_bytes(iteration)
+    return room_of(rule, weights=weights, reserve=reserve, memory_bytes=memory_bytes).ratio

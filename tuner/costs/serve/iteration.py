@@ -1,0 +1,365 @@
+"""One step of a serving engine as a sum of operations, for m tokens and n running sequences.
+
+    T(m, n, s) = sum over layers [ GEMMs(m) + attention + experts(m d) + comm(m) + small(m) ]
+                 + head(n) + scheduler
+
+d is the number of attention-data ranks with tokens: they run equal steps and share the experts, so
+that a layer's experts see m d tokens. Communication is two all-reduces of m h per layer under
+tensor parallelism; under data parallelism an all-gather and a reduce-scatter of m d h around the
+experts or an all-to-all of the copies, as configured, or the faster where nothing is stated.
+
+Small kernels: 3 per dense layer (two norms with residuals, an activation), 5 per layer with experts
+(routing and the weighted sum besides), each 1.5 us plus its bytes at 0.7 of the memory bandwidth,
+as CUDA graphs of such kernels run on Hopper.
+
+With drafts a running sequence brings k + 1 tokens to a step; callers count them in m. Loads of
+experts that were recorded replace those of the tables. How the parts become a whole step, beside
+drafting, in two halves or through the stages of a pipeline, is whole_step.py's business.
+
+Letters: Q query points. h hidden size.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.serve.all_to_all import ELEMENT_BYTES, ExpertTraffic
+from tuner.costs.serve.attention import AttentionLayer
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.decoder import Decoder, Formats
+from tuner.costs.serve.engine import TRAITS, A2aBackend, Degrees, Engine, EngineTraits
+from tuner.costs.serve.expert_loads import ExpertLoads, loaded_experts_s
+from tuner.costs.serve.machine import (
+    BALANCED,
+    LAUNCH_S,
+    LOAD,
+    NODE_LATENCY_S,
+    STREAM_RATIO,
+    MoeShape,
+    ServingMachine,
+)
+from tuner.costs.serve.memory import stage_ratio
+from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
+from tuner.spec.serving.manifests.manifest import LARGEST_DISPATCH_TOKENS
+
+SMALL_S: Final = 1.5e-6
+SMALL_RATIO: Final = 0.7
+SMALL_DENSE: Final = 3
+SMALL_MOE: Final = 5
+SUSTAINED_FACTOR: Final = 1.1
+"""Seconds of a saturated device over those of one kernel timed alone: power limits lower the
+clocks. Published prompts take 5 to 20 % longer than their kernels."""
+FULL_TOKENS: Final = 1024.0
+"""From here on GEMMs keep the whole device busy."""
+IDLE_TOKENS: Final = 128.0
+"""Up to here memory is the limit, and clocks stay up."""
+
+
+def sustained_factor(m_Q: Floats) -> Floats:
+    """The factor on a step of m tokens."""
+    place_Q = np.log(np.maximum(m_Q, 1.0) / IDLE_TOKENS) / np.log(FULL_TOKENS / IDLE_TOKENS)
+    return np.asarray(1.0 + (SUSTAINED_FACTOR - 1.0) * np.clip(place_Q, 0.0, 1.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Split:
+    """Seconds of everything that depends on the tokens of a step alone, by what may overlap."""
+
+    dense_Q: Floats
+    """Layers without experts."""
+    compute_Q: Floats
+    """Layers with experts, without the all-to-all."""
+    all_to_all_Q: Floats
+    """Of layers with experts."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Iteration:
+    """One engine running one model on one system."""
+
+    decoder: Decoder
+    formats: Formats
+    degrees: Degrees
+    engine: Engine
+    machine: ServingMachine
+    sequence_s: float = 0.0
+    """What the host takes per running sequence and step."""
+    busy_ratio: float = 1.0
+    """Share of the attention-data ranks that have tokens; the others only run their experts."""
+    experts_table: str = ""
+    """Whose measured experts count, as `software@version`; empty: the engine's newest."""
+    drafting: Drafting | None = None
+    two_batch_overlap: bool = False
+    """Steps run as two halves, one's all-to-all behind the other's GEMMs."""
+    a2a_backend: A2aBackend = A2aBackend.LEAST
+    loads: ExpertLoads | None = None
+    """Recorded; None: those of the kernel tables."""
+    redundant_experts: int = 0
+    """Second copies of experts in every layer; where loads were recorded, those of their slots."""
+
+    @property
+    def num_slots(self) -> int:
+        """Copies of experts of a layer, over all ranks that share them."""
+        own = 0 if self.decoder.experts is None else self.decoder.experts.num
+        recorded = 0 if self.loads is None else self.loads.num_slots
+        return max(own + self.redundant_experts, recorded)
+
+    @property
+    def spare_experts(self) -> int:
+        """Copies of experts of a layer beyond one of each."""
+        return 0 if self.decoder.experts is None else self.num_slots - self.decoder.experts.num
+
+    @property
+    def checked_tokens(self) -> int:
+        """Tokens that a running sequence brings to a step, drafts included."""
+        return 1 if self.drafting is None else self.drafting.checked_tokens
+
+    @property
+    def tokens_per_step(self) -> float:
+        """That a running sequence gets from one on average."""
+        return 1.0 if self.drafting is None else self.drafting.tokens_per_step
+
+    @cached_property
+    def drafter(self) -> "Iteration | None":
+        """One pass of the drafter; its whole layer is on every rank of the last stage."""
+        if self.drafting is None:
+            return None
+        return replace(
+            self,
+            decoder=draft_decoder(self.decoder, self.drafting.method),
+            degrees=replace(self.degrees, pipeline=1),
+            sequence_s=0.0,
+            drafting=None,
+            two_batch_overlap=False,
+        )
+
+    @property
+    def moe_layers(self) -> int:
+        """Layers with experts."""
+        return sum(group.count for group in self.decoder.layers if not group.dense_ffn)
+
+    @property
+    def slot_ratio(self) -> float:
+        """Share of all layers that the longest stage of the pipeline holds."""
+        return stage_ratio(self.decoder, self.degrees)
+
+    @cached_property
+    def attention_layers(self) -> tuple[tuple[int, AttentionLayer], ...]:
+        """Counts and one layer of each kind."""
+        return tuple(
+            (
+                group.count,
+                AttentionLayer(
+                    attention=group.attention,
+                    hidden=self.decoder.hidden,
+                    formats=self.formats,
+                    tensor=self.degrees.attention_tensor,
+                    machine=self.machine,
+                    software=self.engine.value,
+                ),
+            )
+            for group in self.decoder.layers
+        )
+
+    @property
+    def busy_ranks(self) -> float:
+        """Attention-data ranks that have tokens."""
+        return max(self.degrees.attention_data * self.busy_ratio, 1.0)
+
+    def linear_parts(self, m_Q: Floats) -> dict[str, Floats]:
+        """Seconds of everything that depends on the tokens of the step alone, by part."""
+        parts = {
+            name: np.zeros_like(m_Q)
+            for name in ("projections", "dense", "experts", "shared", "router", "exchange", "small")
+        }
+        for group, (count, layer) in zip(self.decoder.layers, self.attention_layers, strict=True):
+            parts["projections"] = parts["projections"] + count * layer.projections_s(m_Q)
+            for name, seconds_Q in self._network(m_Q, dense_ffn=group.dense_ffn).items():
+                parts[name] = parts[name] + count * seconds_Q
+        return parts
+
+    def linear_s(self, m_Q: Floats) -> Floats:
+        """Their sum, at the clocks that a device keeps."""
+        total_Q = np.sum(list(self.linear_parts(m_Q).values()), axis=0)
+        return np.asarray(total_Q * sustained_factor(m_Q))
+
+    def linear_split(self, m_Q: Floats) -> Split:
+        """The same seconds by what two halves of a step may hide of each other."""
+        dense_Q, compute_Q, all_to_all_Q = (np.zeros_like(m_Q) for _ in range(3))
+        for group, (count, layer) in zip(self.decoder.layers, self.attention_layers, strict=True):
+            parts = self._network(m_Q, dense_ffn=group.dense_ffn)
+            passed_Q = count * parts.pop("exchange")
+            compute_part_Q = count * (
+                layer.projections_s(m_Q) + np.sum(list(parts.values()), axis=0)
+            )
+            if group.dense_ffn:
+                dense_Q = dense_Q + compute_part_Q + passed_Q
+            else:
+                compute_Q, all_to_all_Q = compute_Q + compute_part_Q, all_to_all_Q + passed_Q
+        factor_Q = sustained_factor(m_Q)
+        return Split(
+            dense_Q=dense_Q * factor_Q,
+            compute_Q=compute_Q * factor_Q,
+            all_to_all_Q=all_to_all_Q * factor_Q,
+        )
+
+    def _network(self, m_Q: Floats, *, dense_ffn: int) -> dict[str, Floats]:
+        """What follows attention in one layer, its communication included."""
+        ranks = self.degrees.attention_tensor
+        if dense_ffn:
+            # With data-parallel attention every rank holds the whole dense network.
+            return {
+                "dense": self._gated_s(m_Q, width=dense_ffn / ranks),
+                "exchange": 2.0 * self._reduced_s(m_Q),
+                "small": self._small_s(m_Q, SMALL_DENSE),
+            }
+        experts = self.decoder.experts
+        assert experts is not None  # Decoder refuses layers without either
+        shape = MoeShape(
+            hidden=self.decoder.hidden,
+            ffn=experts.ffn,
+            top_k=experts.top_k,
+            experts=experts.num,
+            tensor=self.degrees.moe_tensor,
+            expert=self.degrees.expert,
+            dtype=self.formats.experts,
+            # Second copies are placed where loads are uneven, to level them.
+            load=BALANCED if self.redundant_experts else LOAD,
+        )
+        seconds_by_part = {
+            "experts": self._experts_s(m_Q, shape),
+            "router": self._gemm_s(m_Q, n=experts.num, k=self.decoder.hidden, dtype="bf16"),
+            "exchange": self._moe_all_to_all_s(m_Q),
+            "small": self._small_s(m_Q, SMALL_MOE),
+        }
+        if experts.shared_ffn:
+            seconds_by_part["shared"] = self._gated_s(m_Q, width=experts.shared_ffn / ranks)
+        return seconds_by_part
+
+    def _experts_s(self, m_Q: Floats, shape: MoeShape) -> Floats:
+        """Routed experts by the kernels that fit how tokens reach them."""
+        if self.degrees.attention_data == 1 or self.a2a_backend in (
+            A2aBackend.LEAST,
+            A2aBackend.ALLGATHER,
+        ):
+            return self._kernel_s(m_Q, shape)
+        many_Q = self._kernel_s(m_Q, replace(shape, dispatched="context"))
+        if self.a2a_backend is A2aBackend.NORMAL:
+            return many_Q
+        few_Q = self._kernel_s(m_Q, replace(shape, dispatched="generation"))
+        return np.where(m_Q <= LARGEST_DISPATCH_TOKENS, few_Q, many_Q)
+
+    def _kernel_s(self, m_Q: Floats, shape: MoeShape) -> Floats:
+        software = self.experts_table or self.engine.value
+        together_Q = m_Q * self.busy_ranks
+        if self.loads is None:
+            return self.machine.moe_s(together_Q, shape, software=software)
+        return loaded_experts_s(
+            self.machine, together_Q, shape, loads=self.loads, software=software
+        )
+
+    def _gated_s(self, m_Q: Floats, *, width: float) -> Floats:
+        hidden, dtype = self.decoder.hidden, self.formats.ffn
+        up_Q = self._gemm_s(m_Q, n=2.0 * width, k=hidden, dtype=dtype)
+        return up_Q + self._gemm_s(m_Q, n=hidden, k=width, dtype=dtype)
+
+    def _gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str) -> Floats:
+        return self.machine.gemm_s(m_Q, n=n, k=k, dtype=dtype, software=self.engine.value)
+
+    def _small_s(self, m_Q: Floats, count: int) -> Floats:
+        moved_Q = 2.0 * ELEMENT_BYTES * m_Q * self.decoder.hidden
+        return count * self.machine.stream_s(moved_Q, launch_s=SMALL_S, ratio=SMALL_RATIO)
+
+    def _reduced_s(self, m_Q: Floats) -> Floats:
+        """One all-reduce of the step's hidden states."""
+        return self._collective_s("all_reduce", m_Q, self.degrees.attention_tensor)
+
+    def _moe_all_to_all_s(self, m_Q: Floats) -> Floats:
+        if self.degrees.attention_data == 1:
+            return 2.0 * self._reduced_s(m_Q)
+        traffic = ExpertTraffic(
+            machine=self.machine,
+            hidden=self.decoder.hidden,
+            top_k=self.decoder.experts.top_k if self.decoder.experts else 0,
+            ranks=self.degrees.attention_tensor * self.degrees.attention_data,
+            a2a_backend=self.a2a_backend,
+            software=self.engine.value,
+        )
+        return self._reduced_s(m_Q) + traffic.seconds(m_Q, together_Q=m_Q * self.busy_ranks)
+
+    def _collective_s(self, kind: str, m_Q: Floats, ranks: int) -> Floats:
+        moved_Q = ELEMENT_BYTES * m_Q * self.decoder.hidden
+        return self.machine.collective_s(
+            moved_Q, kind=kind, ranks=ranks, software=self.engine.value
+        )
+
+    def head_s(self, n_Q: Floats) -> Floats:
+        """The head for n sequences, the gathering of its logits, and the host's work on them."""
+        ranks = self.degrees.attention_tensor
+        rows_Q = n_Q * self.checked_tokens
+        gemm_Q = self._gemm_s(
+            rows_Q, n=self.decoder.vocab / ranks, k=self.decoder.hidden, dtype=self.formats.head
+        )
+        logits_Q = ELEMENT_BYTES * rows_Q * self.decoder.vocab
+        host_Q = self.sequence_s * n_Q
+        return (
+            host_Q
+            + gemm_Q
+            + self.machine.collective_s(
+                logits_Q, kind="all_gather", ranks=ranks, software=self.engine.value
+            )
+        )
+
+    def decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
+        """Attention of all layers for one step of n sequences, drafts included."""
+        total_Q = np.zeros_like(n_Q)
+        for count, layer in self.attention_layers:
+            total_Q = total_Q + count * layer.decode_s(n_Q, past_Q, checked=self.checked_tokens)
+        return total_Q
+
+    def draft_attention_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
+        """Attention of the drafter's first pass, over all tokens that a step has checked."""
+        total_Q = np.zeros_like(n_Q)
+        if self.drafter is not None:
+            for count, layer in self.drafter.attention_layers:
+                total_Q = total_Q + count * layer.decode_s(n_Q, past_Q, checked=self.checked_tokens)
+        return total_Q
+
+    def prompt_s(self, s_Q: Floats) -> Floats:
+        """Attention of all layers for one prompt of s tokens."""
+        total_Q = np.zeros_like(s_Q)
+        for count, layer in self.attention_layers:
+            total_Q = total_Q + count * layer.prompt_s(s_Q)
+        return total_Q * SUSTAINED_FACTOR
+
+    def joined_s(self, m_Q: Floats) -> Floats:
+        """The GEMM that joins hidden states and embeddings before a drafting layer."""
+        hidden = self.decoder.hidden
+        return self._gemm_s(m_Q, n=hidden, k=JOINED_INPUTS * hidden, dtype=self.formats.attention)
+
+    def passed_s(self, m_Q: Floats) -> Floats:
+        """Sends of hidden states from stage to stage in a step, all of them together.
+
+        Each tensor rank sends its part (vLLM, `send_tensor_dict` with an all-gather behind it).
+        """
+        hops = self.degrees.pipeline - 1
+        if hops == 0:
+            return np.zeros_like(m_Q)
+        sheet = self.machine.sheet
+        is_inside = self.degrees.devices <= sheet.scale_up_domain
+        rate = sheet.scale_up_bytes_per_s if is_inside else sheet.scale_out_bytes_per_s
+        latency_s = LAUNCH_S if is_inside else LAUNCH_S + NODE_LATENCY_S
+        moved_Q = ELEMENT_BYTES * m_Q * self.decoder.hidden / self.degrees.attention_tensor
+        return np.asarray(hops * (latency_s + moved_Q / (STREAM_RATIO * rate)))
+
+    @property
+    def traits(self) -> EngineTraits:
+        """How the engine batches."""
+        return TRAITS[self.engine]
+
+    @property
+    def scheduler_s(self) -> float:
+        """Between two steps without prompts."""
+        return self.traits.scheduler_s

@@ -1,0 +1,172 @@
+"""Cost of a request's KV transfer from a prefill to a decode instance.
+
+Bytes: 2 g d elements a token of a GQA layer, c + p of an MLA layer; tokens outside a sliding window
+are not sent. The rank that sends the most and the one that receives the most decide
+(profilers/kv_transfer/shards.py has the transfers).
+
+Time: a path is a chain of stages, each a rate: device to host, conversion, network, host to device;
+a path from device to device has the network alone. With t_k the seconds of all bytes in stage k
+
+    whole     alpha + sum_k t_k           nothing overlaps
+
+Source: the stages are those of arXiv 2509.17542; latency and bandwidth of each are Hockney's
+(Parallel Computing 20(3), 1994).
+Valid: one request at a time on each link; the simulation models queueing for a link. Not covered:
+layer-wise transfer during prefill (Splitwise, arXiv 2311.18677), which no described connector does.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from profilers.kv_transfer.shards import CacheShape, Degrees, Transfer, transfers
+from profilers.records import Case
+from tuner.costs.prices.kernel_table import KernelTable
+from tuner.spec.model import ModelSpec
+
+KV_TRANSFER_LATENCY_S: Final = 0.02
+"""Of a KV transfer, besides its bytes: router, page tables, the decode engine's next scheduler
+iteration; from published disaggregated runs over NIXL and UCX."""
+NIC_RATIO: Final = 0.8
+"""Of a NIC's rate, what such runs reach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPath:
+    """Rates of one rank's stages, bytes per second each; None: the path skips the stage."""
+
+    network_bytes_per_s: float
+    latency_s: float
+    """Seconds before the first byte: rendezvous and posting of the transfer."""
+    device_to_host_bytes_per_s: float | None = None
+    host_to_device_bytes_per_s: float | None = None
+    conversion_bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if any(rate <= 0.0 for rate in self.rates) or self.latency_s < 0.0:
+            raise ValueError(f"rates must be positive and the latency not negative: {self}")
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Of the stages of the path, in order."""
+        stages = (
+            self.device_to_host_bytes_per_s,
+            self.conversion_bytes_per_s,
+            self.network_bytes_per_s,
+            self.host_to_device_bytes_per_s,
+        )
+        return tuple(rate for rate in stages if rate is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBytes:
+    """Bytes of one request on the most-loaded ranks, and in all."""
+
+    sent: float
+    received: float
+    whole: float
+    """Of all ranks together, copies included: what a link between the instances carries."""
+
+    @property
+    def peak_rank(self) -> float:
+        """Bytes of the most-loaded rank of either side."""
+        return max(self.sent, self.received)
+
+
+def cache_shape(model: ModelSpec) -> CacheShape:
+    """Return the KV cache of a token, sliding windows not considered."""
+    attention = model.attention
+    if attention.kind == "mla":
+        width = attention.kv_lora_rank + attention.qk_rope_head_dim
+        return CacheShape(num_layers=model.num_layers, num_heads=1, width=width, is_latent=True)
+    return CacheShape(
+        num_layers=model.num_layers, num_heads=attention.num_kv_heads, width=attention.head_dim
+    )
+
+
+def rank_kv_bytes(
+    model: ModelSpec,
+    *,
+    prefill: Degrees,
+    decode: Degrees,
+    tokens: int,
+    bytes_per_element: float,
+) -> RankBytes:
+    """Bytes that the most-loaded sender and the most-loaded receiver move for one request."""
+    shape = cache_shape(model)
+    plan = transfers(shape, sender=prefill, receiver=decode, num_tokens=tokens)
+    each = shape.parts * shape.width * bytes_per_element
+
+    def moved(one: Transfer) -> float:
+        share = len(one.tokens) / tokens
+        kept = sum(_kept_tokens(model, layer, tokens=tokens) for layer in one.layers)
+        return each * len(one.heads) * share * kept
+
+    return RankBytes(
+        sent=_peak_rank_bytes([(one.sender, moved(one)) for one in plan]),
+        received=_peak_rank_bytes([(one.receiver, moved(one)) for one in plan]),
+        whole=sum(moved(one) for one in plan),
+    )
+
+
+def whole_s(rank_bytes: float, *, path: KvPath) -> float:
+    """Predict the seconds of a KV transfer that starts when prefill ends."""
+    return path.latency_s + sum(rank_bytes / rate for rate in path.rates)
+
+
+def conversion_bytes_per_s(
+    table: KernelTable,
+    model: ModelSpec,
+    *,
+    tokens: int,
+    kind: str,
+    dtype: str,
+    bytes_per_element: float,
+    pages: tuple[int, int],
+    tensors: tuple[int, int],
+) -> float:
+    """Return the measured rate at which one device converts prefill's pages to decode's.
+
+    Args:
+        table: prices of a profile that holds the table `kv_conversion`.
+        model: whose cache it is.
+        tokens: length of the request.
+        kind: as profilers/kv_transfer/suite.py names it, e.g. `nhd_hnd` or `latent/fp8`.
+        dtype: prefill's type.
+        bytes_per_element: of that type.
+        pages: tokens of prefill's and of decode's pages.
+        tensors: prefill's and decode's tensor degrees.
+
+    Raises:
+        OutsideProfileError: no such conversion was measured.
+    """
+    shape = cache_shape(model)
+    case = Case(
+        operation="kv_conversion",
+        kind=kind,
+        dtype=dtype,
+        axes={
+            "tokens": tokens,
+            "heads": shape.num_heads,
+            "width": shape.width,
+            "page_from": pages[0],
+            "page_to": pages[1],
+            "tensor_from": tensors[0],
+            "tensor_to": tensors[1],
+        },
+    )
+    layer_bytes = shape.elements_per_token / shape.num_layers * tokens * bytes_per_element
+    holders = max(1.0, tensors[1] / shape.num_heads)
+    return holders * layer_bytes / table.seconds(case)
+
+
+def _kept_tokens(model: ModelSpec, layer: int, *, tokens: int) -> int:
+    window = model.attention.sliding_window
+    return min(tokens, window) if model.windowed[layer] and window is not None else tokens
+
+
+def _peak_rank_bytes(moved: Sequence[tuple[object, float]]) -> float:
+    totals: dict[object, float] = {}
+    for rank, size in moved:
+        totals[rank] = totals.get(rank, 0.0) + size
+    return max(totals.values(), default=0.0)

@@ -1,0 +1,211 @@
+"""Intra-GPU multiplexing: prefill and decode on shares of one device's SMs.
+
+    x, 1 - x   shares of the SMs that prefill and decode have while both have work
+    t          seconds of an operation on the whole device, F its operations, B its bytes
+    c, m       seconds that F takes at the attained peak, B at the attained memory bandwidth
+
+    t(s, w) = t max(c / s, m / (w min(1, s / s_sat))) / max(c, m)      on the share s, with the
+    share w of the memory bandwidth
+
+What is bound by compute slows in proportion to its share (semi-PD, arXiv:2504.19867: l_x = l_100 /
+x), what is bound by memory only below the share s_sat whose multiprocessors can draw the whole
+bandwidth (Nexus, arXiv:2507.06608: two regimes around a point of saturation). Prefill's own traffic
+is gone for decode while both run:
+
+    w_decode = 1 - q,   q = bytes of a prompt / (its seconds on x  bandwidth)
+
+which is Nexus' BW (1 - q beta) with q taken as the share of the bandwidth that prefill draws and
+beta = 1, the most that it can take. When one phase has nothing to do the other has the whole
+device.
+
+s_sat: a multiprocessor draws 67 GB/s at most: 5,120 bytes a clock from the L2 cache at 1.41 GHz
+over 108 multiprocessors (NVIDIA A100 whitepaper); Hopper's are assumed equal.
+
+    steady state of n running sequences, O output tokens, P(x) seconds of a prompt, T(1)
+    seconds of a step alone and T(y) beside a prompt; rho = r P(x) is prefill's busy share:
+    n = r O TPOT,  1 / TPOT = rho / T(y) + (1 - rho) / T(1)
+    =>  r = (n / T(1)) / (O + n P(x) (1 / T(1) - 1 / T(y))),  at most 1 / P(x)
+
+Evidence: no measurement of ours. semi-PD's fit of Llama3-8B on A100s, TPOT(y) = 0.6284 / y + 0.3818
+of its time alone, lies between this model's curves of few and of many running sequences
+(tests/tuner/costs/serve/test_multiplexing.py).
+
+Letters: Q query points. Not covered: collectives, which take as long as without multiplexing;
+attention-data ranks, which would have to agree on when prompts run; activations of both phases
+resident at once; power, which two busy phases share.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.serve.attention import AttentionLayer
+from tuner.costs.serve.curves import Floats
+from tuner.costs.serve.decoder import AttentionKind
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.machine import (
+    MoeShape,
+    ServingMachine,
+    even_activated,
+    gemm_work,
+    moe_work,
+)
+
+PORT_BYTES_PER_S: Final = 67e9
+"""Of one multiprocessor; see above."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a phase has of a device."""
+
+    compute_ratio: float
+    """Of the multiprocessors."""
+    memory_ratio: float = 1.0
+    """Of the memory bandwidth, what the other phase leaves."""
+
+    def __post_init__(self) -> None:
+        if not (0.0 < self.compute_ratio <= 1.0 and 0.0 < self.memory_ratio <= 1.0):
+            raise ValueError(f"{self} must be shares above 0, at most 1")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SharedMachine(ServingMachine):
+    """A system of which one phase has a share."""
+
+    share: Share
+
+    def stretch(self, flop_Q: Floats, bytes_Q: Floats, *, dtype: str) -> Floats:
+        """Seconds on the share over seconds on the whole device."""
+        compute_s_Q, memory_s_Q = self.bounds_s(flop_Q, bytes_Q, dtype=dtype)
+        whole_s_Q = np.maximum(np.maximum(compute_s_Q, memory_s_Q), 1e-15)
+        drawn = self.share.memory_ratio * min(1.0, self.share.compute_ratio / self.saturating_ratio)
+        on_share_s_Q = np.maximum(compute_s_Q / self.share.compute_ratio, memory_s_Q / drawn)
+        return np.asarray(np.maximum(on_share_s_Q / whole_s_Q, 1.0))
+
+    @property
+    def saturating_ratio(self) -> float:
+        """Share of the multiprocessors that draws the whole memory bandwidth."""
+        ports = self.sheet.compute_units * PORT_BYTES_PER_S
+        return min(1.0, self.sheet.memory_bytes_per_s / ports)
+
+    def gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
+        """One GEMM [m, k] x [k, n]."""
+        whole_Q = super().gemm_s(m_Q, n=n, k=k, dtype=dtype, software=software)
+        return whole_Q * self.stretch(*gemm_work(m_Q, n=n, k=k, dtype=dtype), dtype=dtype)
+
+    def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
+        """Routed experts on the most-loaded rank."""
+        whole_Q = super().moe_s(tokens_Q, shape, software=software)
+        return whole_Q * self.stretch(*_even_work(tokens_Q, shape), dtype=shape.dtype)
+
+    def stream_s(self, bytes_Q: Floats, *, launch_s: float, ratio: float) -> Floats:
+        """A small kernel that reads and writes so many bytes."""
+        whole_Q = super().stream_s(bytes_Q, launch_s=0.0, ratio=ratio)
+        return launch_s + whole_Q * self.stretch(0.0 * bytes_Q, bytes_Q, dtype="bf16")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SharedIteration(Iteration):
+    """An engine's steps on a share of its devices."""
+
+    machine: SharedMachine
+
+    def decode_s(self, n_Q: Floats, past_Q: Floats) -> Floats:
+        """Attention of all layers for one new token of each of n sequences."""
+        work = [
+            (count * flop_Q, count * bytes_Q)
+            for count, layer in self.attention_layers
+            for flop_Q, bytes_Q in [_decode_work(layer, n_Q, past_Q)]
+        ]
+        flop_Q = np.sum([one for one, _ in work], axis=0)
+        bytes_Q = np.sum([other for _, other in work], axis=0)
+        whole_Q = super().decode_s(n_Q, past_Q)
+        return whole_Q * self.machine.stretch(flop_Q, bytes_Q, dtype="bf16")
+
+    def prompt_s(self, s_Q: Floats) -> Floats:
+        """Attention of all layers for one prompt of s tokens, which compute binds."""
+        return super().prompt_s(s_Q) / self.machine.share.compute_ratio
+
+
+def _even_work(tokens_Q: Floats, shape: MoeShape) -> tuple[Floats, Floats]:
+    return moe_work(tokens_Q, shape, reached_Q=even_activated(tokens_Q, shape))
+
+
+def _decode_work(layer: AttentionLayer, n_Q: Floats, past_Q: Floats) -> tuple[Floats, Floats]:
+    own = layer.attention
+    width = 1.0 if layer.formats.kv == "fp8" else 2.0
+    match own.kind:
+        case AttentionKind.GROUPED:
+            seen_Q = np.minimum(past_Q, own.window) if own.window else past_Q
+            return (
+                4.0 * n_Q * seen_Q * layer.heads * own.head_dim,
+                2.0 * n_Q * seen_Q * layer.kv_heads * own.head_dim * width,
+            )
+        case AttentionKind.LATENT:
+            return (
+                4.0 * n_Q * past_Q * layer.heads * own.kv_elements,
+                n_Q * past_Q * own.kv_elements * width,
+            )
+        case _:  # few tokens or a state of fixed size are read
+            return 0.0 * n_Q, n_Q * float(own.kv_elements) * width
+
+
+def on_share(iteration: Iteration, share: Share) -> SharedIteration:
+    """Return the engine on that share of its devices."""
+    own = iteration.machine
+    machine = SharedMachine(
+        sheet=own.sheet, tables=own.tables, estimated=own.estimated, share=share
+    )
+    known = {one.name: getattr(iteration, one.name) for one in fields(Iteration)}
+    return SharedIteration(**{**known, "machine": machine})
+
+
+def drawn_ratio(iteration: Iteration, *, tokens: float, seconds: float) -> float:
+    """Share of the memory bandwidth that a prompt draws: its weights' and activations' bytes."""
+    own = iteration.machine
+    traffic = _Traffic(sheet=own.sheet, tables=None, estimated=set())
+    known = {one.name: getattr(iteration, one.name) for one in fields(Iteration)}
+    counting = Iteration(**{**known, "machine": traffic})
+    parts = counting.linear_parts(np.array([tokens]))
+    moved_s = sum(float(seconds_Q[0]) for seconds_Q in parts.values())
+    return min(moved_s / seconds, 0.9)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Traffic(ServingMachine):
+    """Prices the bytes of every operation alone, so that steps become seconds of memory."""
+
+    def gemm_s(self, m_Q: Floats, *, n: float, k: float, dtype: str, software: str) -> Floats:
+        _, bytes_Q = gemm_work(m_Q, n=n, k=k, dtype=dtype)
+        return bytes_Q / self.sheet.memory_bytes_per_s
+
+    def moe_s(self, tokens_Q: Floats, shape: MoeShape, *, software: str) -> Floats:
+        _, bytes_Q = _even_work(tokens_Q, shape)
+        return bytes_Q / self.sheet.memory_bytes_per_s
+
+    def stream_s(self, bytes_Q: Floats, *, launch_s: float, ratio: float) -> Floats:
+        return bytes_Q / self.sheet.memory_bytes_per_s
+
+    def collective_s(self, bytes_Q: Floats, *, kind: str, ranks: int, software: str) -> Floats:
+        return np.zeros_like(bytes_Q)
+
+
+def steady_rate_per_s(
+    running_N: Floats,
+    *,
+    isolated_s_N: Floats,
+    multiplexed_s_N: Floats,
+    prompt_s: float,
+    output_tokens: float,
+) -> tuple[Floats, Floats]:
+    """Return requests a second of so many running sequences, and seconds per token.
+
+    Model:   the module's steady state; where prefill is always busy, 1 / P(x) and T(y)
+    """
+    gained_N = 1.0 / isolated_s_N - 1.0 / multiplexed_s_N
+    free_N = (running_N / isolated_s_N) / (output_tokens + running_N * prompt_s * gained_N)
+    rate_N = np.minimum(free_N, 1.0 / prompt_s)
+    busy_N = rate_N * prompt_s
+    return rate_N, 1.0 / (busy_N / multiplexed_s_N + (1.0 - busy_N) / isolated_s_N)

@@ -1,0 +1,226 @@
+"""Bytes that a device needs beside weights and caches: activations, graphs, buffers, contexts.
+
+    T tokens of a step of one rank, n running sequences, k + 1 tokens of each (drafts included)
+    reserve      = context + communicators + workspaces + activations + graphs
+                   + all-to-all buffers
+    activations  = 2 residual streams + max(attention, dense network, experts), or the sampler
+    attention    = T (queries + keys + values + outputs) of the rank
+    dense        = 3 T f                              gate, up and their product
+    experts      = c (max(2 f, h) + f)                c copies of tokens on the rank; the GEMMs
+                                                      before and behind, one of them reused
+    sampler      = n (k + 1) V b                      every rank gathers the logits of the whole
+                                                      vocabulary; b by engine (memory_rules.py)
+    graphs       = 0.4 MiB of every captured batch and layer
+
+Sources: what is alive at once is read off the engines' layers; engines run experts in chunks of
+16,384 tokens (vLLM, `VLLM_FUSED_MOE_CHUNK_SIZE`). Captured batches are 1, 2, 4, every eighth to 256
+and every sixteenth to 512 (vLLM 0.33.0 `config/vllm.py`; SGLang 0.5.23 `cuda_graph_hook.py`); what
+one takes is from 0.21 GiB of 35 graphs of Llama-3.2-1B, 16 layers (vLLM pull request 11349; 0.34
+MiB in the log of issue 50722). Communicators are what the logs of 4, 8 and 16 devices leave when
+a context of 512 MiB is taken off: 2.25 GiB with it (vLLM issue 21348, 4 H100), 2.3 (SGLang issue
+6017, 8 H200), 2.53 (vLLM issue 13074, 16 H20). Workspaces of libraries are what vLLM's logs call
+memory beside torch's: 0.25 GiB in the middle of 0.15 to 0.35 (issues 13061, 14452, 15340, 10517,
+pull request 14447). Buffers are DeepEP's sizes (csrc/config.hpp,
+`LowLatencyLayout` and `Config`; deep_ep/buffer.py, 20 multiprocessors).
+
+Against published logs: Llama-3-8B with 8,192 tokens a step and 256 sequences 1.22 GiB here, 1.26 in
+vLLM's profile (pull request 10511); gpt-oss-120b with 1,024 sequences 7.3 GiB here, 7.4 there with
+8,192 tokens a step and with 1,024 (issues 23278 and 27508). Each part is a lower bound by what
+allocators round up, and the sum is an estimate.
+
+Not covered: prompts of pictures, graphs of prompts, copies of weights while they are reloaded.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from tuner.costs.serve.all_to_all import ELEMENT_BYTES
+from tuner.costs.serve.decoder import AttentionKind
+from tuner.costs.serve.engine import A2aBackend, Degrees
+from tuner.costs.serve.iteration import Iteration
+from tuner.costs.serve.memory import stage_ratio
+from tuner.costs.serve.memory_rules import MemoryRule, memory_rule
+
+MIB: Final = 2.0**20
+CONTEXT_BYTES: Final = 512.0 * MIB
+COMMUNICATOR_BYTES: Final = 1792.0 * MIB
+"""Where there are several devices with links of their own."""
+BUS_BYTES_PER_S: Final = 64e9
+"""Up to here devices have but a bus between them (PCIe 5.0 x16), over which NCCL runs few channels:
+logs of 2 to 16 such devices show no more than workspaces (vLLM issues 13061, 14452, 15340)."""
+WORKSPACE_BYTES: Final = 256.0 * MIB
+GRAPH_LAYER_BYTES: Final = 0.4 * MIB
+"""Of one captured batch and layer."""
+MOST_CAPTURED: Final = 512
+"""Sequences of the largest graph that engines capture by default."""
+CHUNK_TOKENS: Final = 16_384.0
+LEAST_DISPATCH: Final = 128
+"""Tokens of a rank that low-latency buffers hold at least, by the engines' defaults."""
+NODE_RANKS: Final = 8
+"""Peers over NVLink that DeepEP's buffers are laid out for (`NUM_MAX_NVL_PEERS`)."""
+CHANNELS: Final = 10
+INSIDE_CHUNK: Final = 256
+OUTSIDE_CHUNK: Final = 128
+"""Tokens that a channel's receive buffers hold (deep_ep/buffer.py, `get_dispatch_config`)."""
+META_BYTES: Final = 128.0 * (8.0 + 4.0 + 4.0) + 16.0
+"""Beside each token there: ids and weights of 128 experts, 128 scales, where it came from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Bytes of one device."""
+
+    context: float
+    communicators: float
+    activations: float
+    graphs: float
+    buffers: float
+    """Of the all-to-all around experts."""
+    workspaces: float = 0.0
+    """Of the libraries that run the kernels."""
+
+    @property
+    def steps(self) -> float:
+        """What steps take: what a server may lack once it works."""
+        return self.activations + self.graphs + self.buffers + self.workspaces
+
+    @property
+    def total(self) -> float:
+        """Of all of them."""
+        return self.context + self.communicators + self.steps
+
+
+def step_reserve(
+    iteration: Iteration,
+    *,
+    step_tokens: int,
+    running: int,
+    captured: int | None = None,
+    rule: MemoryRule | None = None,
+) -> Reserve:
+    """What a device needs beside weights and caches.
+
+    Args:
+        iteration: the instance.
+        step_tokens: of a step of one rank at most.
+        running: sequences of one rank at most.
+        captured: sequences of the largest CUDA graph, 0 without any; None: as the engine does.
+        rule: of the engine's release; None: of the newest.
+    """
+    rule = rule or memory_rule(iteration.engine)
+    most = min(running, MOST_CAPTURED) if captured is None else min(captured, running)
+    checked = iteration.checked_tokens
+    activations = activation_bytes(
+        iteration,
+        tokens=float(max(step_tokens, running * checked)),
+        running=float(min(running, step_tokens)),
+        sampler_bytes=rule.sampler_bytes,
+    )
+    return Reserve(
+        context=CONTEXT_BYTES,
+        communicators=_communicator_bytes(iteration),
+        activations=activations,
+        graphs=rule.graphs_per_size * graph_bytes(iteration, sequences=most),
+        buffers=all_to_all_buffer_bytes(iteration, tokens=(most or running) * checked),
+        workspaces=WORKSPACE_BYTES,
+    )
+
+
+def _communicator_bytes(iteration: Iteration) -> float:
+    has_links = iteration.machine.sheet.scale_up_bytes_per_s > BUS_BYTES_PER_S
+    return COMMUNICATOR_BYTES if iteration.degrees.devices > 1 and has_links else 0.0
+
+
+def graph_bytes(iteration: Iteration, *, sequences: int) -> float:
+    """Of one graph for every captured batch of up to so many sequences."""
+    layers = iteration.decoder.num_layers * stage_ratio(iteration.decoder, iteration.degrees)
+    return GRAPH_LAYER_BYTES * layers * captured_sizes(sequences)
+
+
+def captured_sizes(sequences: int) -> int:
+    """How many batches are captured: 1, 2, 4, every eighth to 256, every sixteenth beyond."""
+    small = sum(size <= sequences for size in (1, 2, 4))
+    return small + min(sequences, 256) // 8 + max(sequences - 256, 0) // 16
+
+
+def activation_bytes(
+    iteration: Iteration, *, tokens: float, running: float, sampler_bytes: float
+) -> float:
+    """What is alive at once while a step of so many tokens of a rank runs."""
+    decoder, degrees = iteration.decoder, iteration.degrees
+    sampler = running * iteration.checked_tokens * decoder.vocab * sampler_bytes
+    dense = max(group.dense_ffn for group in decoder.layers) / degrees.attention_tensor
+    widest = max(_attention_width(iteration, at) for at in range(len(decoder.layers)))
+    largest = max(
+        tokens * ELEMENT_BYTES * widest,
+        tokens * ELEMENT_BYTES * 3.0 * dense,
+        _expert_bytes(iteration, tokens),
+        sampler,
+    )
+    return 2.0 * ELEMENT_BYTES * tokens * decoder.hidden + largest
+
+
+def _attention_width(iteration: Iteration, at: int) -> float:
+    """Elements of one token: queries, keys, values and outputs of a rank."""
+    own, ranks = iteration.decoder.layers[at].attention, iteration.degrees.attention_tensor
+    heads, kv_heads = own.heads / ranks, max(own.kv_heads / ranks, 1.0)
+    if own.kind is AttentionKind.GROUPED:
+        return own.head_dim * (heads * (3 if own.has_gate else 2) + 2.0 * kv_heads)
+    if own.kind is AttentionKind.GATED_DELTA:
+        return own.head_dim * 2.0 * (2.0 * heads + kv_heads)
+    return heads * 2.0 * (own.head_dim + own.value_dim)
+
+
+def _expert_bytes(iteration: Iteration, tokens: float) -> float:
+    own, degrees = iteration.decoder.experts, iteration.degrees
+    if own is None or not own.num:  # None of an attention server, whose experts are elsewhere.
+        return 0.0
+    hidden, ffn = iteration.decoder.hidden, own.ffn / degrees.moe_tensor
+    together, gathered = tokens, 0.0
+    if degrees.attention_data > 1 and not _is_dispatched(iteration):
+        together = tokens * degrees.attention_data
+        gathered = 2.0 * together * hidden
+    copies = min(together, CHUNK_TOKENS) * own.top_k
+    return ELEMENT_BYTES * (gathered + copies * (max(2.0 * ffn, hidden) + ffn))
+
+
+def all_to_all_buffer_bytes(iteration: Iteration, *, tokens: int) -> float:
+    """Buffers of DeepEP for steps of at most so many tokens of a rank, drafts included."""
+    own, degrees = iteration.decoder.experts, iteration.degrees
+    if own is None or degrees.attention_data == 1 or not _is_dispatched(iteration):
+        return 0.0
+    slots = iteration.num_slots
+    hidden = iteration.decoder.hidden
+    total = _normal_bytes(hidden, degrees)
+    if iteration.a2a_backend is A2aBackend.LOW_LATENCY:
+        total += low_latency_bytes(hidden=hidden, experts=slots, tokens=dispatch_cap(tokens))
+    return total
+
+
+def dispatch_cap(tokens: int) -> int:
+    """The tokens of a rank that buffers are made for: a power of two, 128 at least."""
+    return max(LEAST_DISPATCH, 1 << math.ceil(math.log2(max(tokens, 1))))
+
+
+def low_latency_bytes(*, hidden: int, experts: int, tokens: int) -> float:
+    """Symmetric buffers of low-latency kernels: two to send and two to receive for every expert.
+
+    Model:   4 E M (2 h + 4 h / 128)     M tokens of a rank; fp8 scales count with combined rows
+    Source:  DeepEP, csrc/config.hpp, `LowLatencyLayout`; its counters are left out
+    """
+    row = 2.0 * hidden + 4.0 * hidden / 128.0
+    return 4.0 * experts * tokens * row
+
+
+def _normal_bytes(hidden: int, degrees: Degrees) -> float:
+    ranks = degrees.attention_tensor * degrees.attention_data
+    each = ELEMENT_BYTES * hidden + META_BYTES
+    inside = CHANNELS * min(ranks, NODE_RANKS) * INSIDE_CHUNK * each
+    nodes = ranks // NODE_RANKS
+    outside = CHANNELS * nodes * OUTSIDE_CHUNK * 2.0 * each if nodes > 1 else 0.0
+    return inside + outside
+
+
+def _is_dispatched(iteration: Iteration) -> bool:
+    return iteration.a2a_backend in (A2aBackend.NORMAL, A2aBackend.LOW_LATENCY)

@@ -1,0 +1,99 @@
+"""Tokens drafted ahead and checked in one step: how many are kept, and what drafts them.
+
+    k tokens drafted   a acceptance   tau tokens that a step yields on average
+    tau = 1 + a + ... + a^k = (1 - a^(k+1)) / (1 - a)
+
+A step checks k + 1 tokens of every running sequence: the one that is certain and k drafts. Those up
+to the first that is refused are kept, and the check itself yields one more.
+
+Source: Leviathan et al., Fast Inference from Transformers via Speculative Decoding
+(arXiv:2211.17192), expected number of generated tokens; drafts are taken as accepted independently
+of each other, as there.
+
+The drafter is one layer that reads the model's last hidden state beside the embedding of the next
+token, and ends in the model's own head:
+
+    mtp     a layer like the model's last (DeepSeek-V3 Technical Report, arXiv:2412.19437, 2.2)
+    eagle   a layer with a dense network (EAGLE, arXiv:2401.15077, 4.1)
+
+Not covered: trees of drafts, drafters of several layers, vocabularies that were cut for drafting.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from tuner.costs.serve.decoder import Decoder, Layers
+
+JOINED_INPUTS = 2
+"""Hidden state and embedding, which a product of 2 h to h joins."""
+
+
+class Method(StrEnum):
+    """What drafts."""
+
+    MTP = "mtp"
+    """The model's own head for further tokens."""
+    EAGLE = "eagle"
+    """A dense layer trained for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drafting:
+    """How an engine drafts."""
+
+    draft_tokens: int
+    """Before each step and sequence."""
+    acceptance: float
+    """Share of drafts that are kept where all before them were."""
+    method: Method = Method.MTP
+
+    def __post_init__(self) -> None:
+        if self.draft_tokens < 1:
+            raise ValueError(f"draft_tokens {self.draft_tokens} must be at least 1")
+        if not 0.0 <= self.acceptance <= 1.0:
+            raise ValueError(f"acceptance {self.acceptance} must lie in 0..1")
+
+    @property
+    def checked_tokens(self) -> int:
+        """Tokens that a running sequence brings to a step, k + 1."""
+        return self.draft_tokens + 1
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a sequence gets from a step on average."""
+        return math.fsum(self.acceptance**kept for kept in range(self.checked_tokens))
+
+    @property
+    def overshoot_tokens(self) -> float:
+        """Tokens that the last step of a long output yields beyond its end, on average.
+
+        Model:   (E[X^2] / E[X] - 1) / 2, X the tokens of a step: mean residual life of a renewal
+                 process of whole steps (Feller, An Introduction to Probability Theory, vol. 2, XI)
+        """
+        # P(X >= j) = a^(j-1), so E[X^2] = sum of (2 j - 1) a^(j-1).
+        square = math.fsum(
+            (2 * kept + 1) * self.acceptance**kept for kept in range(self.checked_tokens)
+        )
+        return 0.5 * (square / self.tokens_per_step - 1.0)
+
+
+def draft_decoder(decoder: Decoder, method: Method) -> Decoder:
+    """Return the drafting layer as a model of its own, the joining product left out.
+
+    Eagle's network is as wide as what one token of the model passes: published drafters copy the
+    widths of a dense target; for models with experts the sum of those that a token reaches is ours.
+    """
+    last = decoder.layers[-1]
+    if method is Method.MTP:
+        group, experts = replace(last, count=1), decoder.experts
+    else:
+        dense = max((group.dense_ffn for group in decoder.layers), default=0)
+        group = Layers(count=1, attention=last.attention, dense_ffn=dense or _reached_ffn(decoder))
+        experts = None
+    return replace(decoder, name=f"{decoder.name} {method.value}", layers=(group,), experts=experts)
+
+
+def _reached_ffn(decoder: Decoder) -> int:
+    own = decoder.experts
+    return 0 if own is None else own.top_k * own.ffn + own.shared_ffn

@@ -1,0 +1,308 @@
+"""Bytes that one layer keeps for its backward pass, per micro-batch, on one rank.
+
+Of n = N / T tokens of this rank (N of its tensor group; n = N without sequence parallelism), R
+routed copies that it receives, D bytes an element, B an element of what linear layers keep of their
+input (but D for the norm's output before experts, which the router reads too):
+
+    residuals     2 n h D                    inputs of both norms
+    norm outputs  2 n h B                    inputs of attention and of the network behind it
+    attention     N (a + g) (d + v) D / T    q, k, v and the core's output; g at least T
+    flash         4 N a / T                  log-sum-exp
+    MLA           n (2 r_q + 2 r_kv + rope) D   low ranks before and after their norms, on top
+    output in fp8 N a v B / T                where B < D: what the output projection reads
+    q, k norm     N (a + g) d D / T          where there is one: q and k before it
+    dense FFN     N F (2 D + B) / T          gate, up and gate * up; N F (D + B) / T ungated
+    router        4 n E + 8 n k              fp32 probabilities, the map of copies
+    shared        N F_s (2 D + B) / T
+    experts       R (h B + F_e (2 D + B) / ETP)   a copy, gate, up and gate * up
+    no flash      N a s (2 + 3 dropout) / T   softmax; its mask and output under dropout (D = 2)
+    dropout       2 N h                      masks of both residual branches, one byte each
+
+and, after the last layer, 2 n h D for the final norm and N V / T logits. R is n k ETP times the P99
+imbalance over passes. A recomputed module keeps only its input:
+
+    core_attention    drops softmax, masks and log-sum-exp     layernorm      drops norm outputs
+    mlp               drops the dense network and its input    moe_act        drops gate * up
+    moe, chunks > 1   drops router, shared and experts         shared_experts drops them
+    mla_up_proj       drops q, k, v                            full           keeps only n h D
+    by op             keeps n h D, q, v, the core's output; of a dense network gate or up and,
+                      in eager mode, the output of the last GEMM; of experts the received copies
+
+Dropped activations are recomputed, one layer at a time, in its backward pass: `recomputed`.
+
+Selective checkpointing by operation keeps every second GEMM's output. PyTorch in eager mode keeps
+it whether or not the backward pass reads it (torch/utils/checkpoint.py, a cache of outputs by
+operation). A compiled layer keeps only what its backward graph reads
+(torch/_functorch/partitioners.py), so not the last GEMM's output, which is added to the residual.
+
+Letters as in state.py. Sources: Korthikanti et al., arXiv 2205.05198, section 4 (34 s b h + 5 a s^2
+b); FlashAttention, arXiv 2205.14135 (log-sum-exp in place of the scores); Megatron-LM's MoE layer,
+which multiplies by the router's weights inside the experts; MemFine, arXiv 2511.21431 (chunks);
+torchtitan, torchtitan/distributed/activation_checkpoint.py (by operation).
+
+Megatron's tensor parallelism keeps the rank's shard of a linear layer's input and repeats the
+all-gather in the backward pass. PyTorch's all-gather is an operation of its own, whose result is
+saved for the backward pass (PrepareModuleInput in torchtitan's parallelize_llama): (N - n) h B more
+before attention, and as much before a dense network. There gate and up each return a gradient of
+the whole input, N h D, and their sum is copied once more for the reduce-scatter, which splits only
+dimension 0 (torch/distributed/_functional_collectives.py).
+
+Not covered: capacity limits, attention sinks, scales of fp8 blocks; that PyTorch's tensor
+parallelism gathers what experts read, and torchao's in fp8.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.costs.train.shapes import ModelShape, Numbers, Strategies
+from tuner.costs.train.state import padded_vocab
+
+SCORE_BYTES = 4.0
+"""Log-sum-exp, norm scales and router probabilities are fp32."""
+
+MAP_BYTES = 8.0
+"""Per routed copy: where it went, a 64-bit index."""
+
+MASK_BYTES = 1.0
+"""A dropout mask."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerBytes:
+    """Bytes of one layer and micro-batch."""
+
+    saved: Numbers
+    """Kept from forward to backward."""
+    recomputed: Numbers
+    """Added while this layer is recomputed."""
+    gradients: Numbers
+    """Added while the backward pass of its largest network runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ActivationBytes:
+    """Bytes per micro-batch of every kind of layer."""
+
+    dense: LayerBytes
+    moe: LayerBytes
+    embedding: Numbers
+    norm: Numbers
+    """The last norm and its output."""
+    logit: Numbers
+    """One byte of every logit."""
+    head_gradient: Numbers
+    """Gradient of the head's input; with sequence parallelism that input gathered from the tensor
+    group, its whole gradient and the own part of it."""
+    boundary: Numbers
+    """Between two stages."""
+
+
+def activation_bytes(
+    model: ModelShape,
+    strategies: Strategies,
+    *,
+    cp_output_copy_ratio: Numbers,
+    last_gemm_ratio: Numbers = 1.0,
+    gathers_inputs: Numbers = 0.0,
+) -> ActivationBytes:
+    """Count what one layer of each kind keeps.
+
+    Under context parallelism `cp_output_copy_ratio` of attention's output is kept twice: in the
+    order before and after tokens are redistributed to their ranks. Under checkpointing by operation
+    `last_gemm_ratio` of the dense network's last GEMM output is kept: 1 in eager mode, 0 compiled.
+    `gathers_inputs` of 1 means PyTorch's tensor parallelism.
+    """
+    width = strategies.element_bytes
+    group = strategies.tokens
+    own = group / np.where(np.asarray(strategies.sequence_parallel) > 0.0, strategies.tensor, 1.0)
+    hidden = own * model.hidden * width
+    whole = group * model.hidden * width
+    attention = _attention(model, strategies, own, cp_output_copy_ratio)
+    norm_input = own * model.hidden * _linear_bytes(strategies)
+    dense = _dense(
+        model,
+        strategies,
+        attention,
+        norm_input=norm_input,
+        last_gemm_output=last_gemm_ratio * hidden,
+    )
+    moe = _moe(model, strategies, own, attention)
+    others = gathers_inputs * (group - own) * model.hidden * _linear_bytes(strategies)
+    partial = gathers_inputs * np.where(own < group, (2.0 + model.is_gated) * whole, 0.0)
+    return ActivationBytes(
+        dense=_layer(
+            strategies, hidden, norm_input, own, dense, gathered=2.0 * others, partial=partial
+        ),
+        moe=_layer(strategies, hidden, norm_input, own, moe, gathered=others),
+        embedding=strategies.dropout * own * model.hidden * MASK_BYTES,
+        norm=2.0 * hidden + SCORE_BYTES * own,
+        logit=group * padded_vocab(model, strategies) / strategies.tensor,
+        head_gradient=np.where(own < group, 2.0 * whole + hidden, hidden),
+        boundary=hidden,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Part:
+    """One part of a layer, in bytes."""
+
+    whole: Numbers
+    """Kept without recomputation."""
+    by_op_saved: Numbers
+    """Kept under checkpointing by operation."""
+    dropped: Numbers
+    """Dropped by the recomputed modules."""
+    recomputed: Numbers
+    """Of `dropped`, resident at once when recomputed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Layer:
+    """Parts of a layer besides its residuals and the norm before attention."""
+
+    attention: _Part
+    network: _Part
+    network_input: Numbers
+    drops_network_input: Numbers
+    gradients: Numbers
+    later: Numbers
+    """Of the network, chunks that are recomputed after others are released."""
+
+
+def _layer(
+    strategies: Strategies,
+    hidden: Numbers,
+    normed: Numbers,
+    own: Numbers,
+    parts: _Layer,
+    *,
+    gathered: Numbers,
+    partial: Numbers = 0.0,
+) -> LayerBytes:
+    masks = 2.0 * strategies.dropout * hidden / strategies.element_bytes * MASK_BYTES
+    scales = 2.0 * SCORE_BYTES * own
+    attention, network = parts.attention, parts.network
+    norms = normed + parts.network_input
+    whole = 2.0 * hidden + norms + scales + masks + attention.whole + network.whole + gathered
+    drops_norm = strategies.recompute_layernorm
+    dropped_norms = (
+        drops_norm * normed
+        + np.maximum(drops_norm, parts.drops_network_input) * parts.network_input
+    )
+    dropped = dropped_norms + attention.dropped + network.dropped
+    full, by_op = strategies.recompute_full, strategies.recompute_by_op
+    by_op_saved = hidden + attention.by_op_saved + network.by_op_saved
+    everything = whole - hidden - parts.later
+    return LayerBytes(
+        saved=(1.0 - full - by_op) * (whole - dropped) + full * hidden + by_op * by_op_saved,
+        recomputed=np.where(
+            full + by_op > 0.0,
+            everything,
+            np.maximum(attention.recomputed, network.recomputed),
+        ),
+        gradients=parts.gradients + hidden + partial,
+    )
+
+
+def _linear_bytes(strategies: Strategies) -> Numbers:
+    chosen = np.asarray(strategies.linear_bytes)
+    return np.where(chosen > 0.0, chosen, strategies.element_bytes)
+
+
+def _attention(
+    model: ModelShape, strategies: Strategies, own: Numbers, cp_output_copy_ratio: Numbers
+) -> _Part:
+    width = strategies.element_bytes
+    tokens = strategies.tokens / strategies.tensor
+    # With fewer key-value heads than tensor ranks, every rank still keeps one.
+    kv_heads = np.maximum(model.kv_heads, strategies.tensor)
+    key_heads = np.where(np.asarray(model.is_mla) > 0.0, model.heads, kv_heads)
+    projected = model.heads * model.head_dim + key_heads * (model.head_dim + model.value_dim)
+    projected = tokens * projected * width
+    normed = model.heads * model.head_dim + kv_heads * model.head_dim
+    normed = model.has_qk_norm * tokens * normed * width
+    output = tokens * model.heads * model.value_dim
+    linear = _linear_bytes(strategies)
+    quantised = np.where(linear < width, linear, 0.0) * output
+    output = output * width
+    low_ranks = 2.0 * (model.q_lora_rank + model.kv_lora_rank) + model.rope_dim
+    low_ranks = model.is_mla * own * low_ranks * width
+    flash = strategies.has_flash_attention
+    scores = tokens * model.heads * SCORE_BYTES * flash
+    square = tokens * model.heads * strategies.sequence
+    scores = scores + (1.0 - flash) * square * (width + strategies.dropout * (width + MASK_BYTES))
+    redistributed = (
+        np.where(np.asarray(strategies.context) > 1.0, cp_output_copy_ratio, 0.0) * output
+    )
+    dropped = (
+        strategies.recompute_core_attention * scores
+        + strategies.recompute_mla_up_proj * model.is_mla * projected
+    )
+    whole = projected + normed + output + quantised + redistributed + low_ranks + scores
+    by_op_saved = tokens * (model.heads * model.head_dim + key_heads * model.value_dim) * width
+    return _Part(
+        whole=whole, by_op_saved=by_op_saved + output + scores, dropped=dropped, recomputed=dropped
+    )
+
+
+def _dense(
+    model: ModelShape,
+    strategies: Strategies,
+    attention: _Part,
+    *,
+    norm_input: Numbers,
+    last_gemm_output: Numbers,
+) -> _Layer:
+    width = strategies.element_bytes
+    intermediate = strategies.tokens * model.dense_ffn / strategies.tensor
+    whole = intermediate * ((1.0 + model.is_gated) * width + _linear_bytes(strategies))
+    dropped = strategies.recompute_mlp * whole
+    return _Layer(
+        attention=attention,
+        network=_Part(
+            whole=whole,
+            by_op_saved=intermediate * width + model.is_gated * last_gemm_output,
+            dropped=dropped,
+            recomputed=dropped,
+        ),
+        network_input=norm_input,
+        drops_network_input=strategies.recompute_mlp,
+        gradients=(1.0 + model.is_gated) * intermediate * width,
+        later=0.0,
+    )
+
+
+def _moe(model: ModelShape, strategies: Strategies, own: Numbers, attention: _Part) -> _Layer:
+    width = strategies.element_bytes
+    sent = own * model.top_k
+    received = sent * strategies.expert_tensor * strategies.expert_imbalance_p99
+    linear = _linear_bytes(strategies)
+    copies = received * model.hidden
+    intermediate = received * model.moe_ffn / strategies.expert_tensor
+    gates = (1.0 + model.is_gated) * width
+    routed = copies * linear + intermediate * (gates + linear)
+    router = own * model.experts * SCORE_BYTES + sent * MAP_BYTES
+    shared = strategies.tokens * model.shared_ffn / strategies.tensor * (gates + linear)
+    recompute_whole = strategies.recompute_moe
+    recompute_routed = np.maximum(recompute_whole, strategies.chunks > 1.0)
+    dropped_routed = recompute_routed * routed + (1.0 - recompute_routed) * (
+        strategies.recompute_moe_act * intermediate * linear
+    )
+    dropped_others = recompute_whole * router + shared * np.maximum(
+        recompute_whole, strategies.recompute_shared_experts
+    )
+    at_once = 1.0 / strategies.chunks
+    return _Layer(
+        attention=attention,
+        network=_Part(
+            whole=router + shared + routed,
+            by_op_saved=router + copies * width,
+            dropped=dropped_routed + dropped_others,
+            recomputed=dropped_routed * at_once + dropped_others,
+        ),
+        network_input=own * model.hidden * width,
+        drops_network_input=0.0,
+        gradients=(gates * intermediate + (copies + sent * model.hidden) * width) * at_once,
+        later=routed * (1.0 - at_once),
+    )

@@ -1,0 +1,171 @@
+"""Seconds of attention: projections, core, and the ring of context parallelism.
+
+    b s        sequences of the micro-batch, tokens of one     a, g  query and key-value heads
+    T          tokens of one tensor-parallel group, b s / CP   d     width of a head
+    e          bytes of an element
+
+Flash attention computes only the unmasked pairs and keeps no scores. Without it, as in Megatron
+until 2022, two batched GEMMs cover all pairs, and mask, softmax and dropout move 9 (forward) and 13
+(backward) bytes per score. Attention stays in bf16 under every recipe. Rotary embedding moves
+2 e (a + g) d bytes per token. Context parallelism passes keys and values around a ring, overlapped
+with the computation.
+
+Not covered: all-to-all over heads (Ulysses), attention biases.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from tuner.costs.train.kernels import AttentionShape
+from tuner.costs.train.links import all_gather_s
+from tuner.costs.train.parts import (
+    BACKWARD_BYTES,
+    Block,
+    Setting,
+    gemm,
+    is_any,
+    norm_and_residual,
+    select_block,
+)
+from tuner.costs.train.shapes import ModelShape, Numbers, Strategies
+
+TILE = 128.0
+"""Queries that flash attention computes together."""
+
+
+def attention_block(setting: Setting) -> Block:
+    """Norm, projections, attention over the sequence, output projection, residual addition."""
+    projections = _mla_projections(setting) if is_any(setting.model.is_mla) else None
+    grouped = _gqa_projections(setting)
+    if projections is not None:
+        is_mla = np.greater(setting.model.is_mla, 0.0)
+        grouped = select_block(is_mla, projections, grouped)
+    core = _attention_core(setting)
+    return grouped + core + norm_and_residual(setting, overlapped=True)
+
+
+def _gqa_projections(setting: Setting) -> Block:
+    m, s = setting.model, setting.strategies
+    # With fewer key-value heads than tensor ranks, every rank still computes one.
+    kv_heads = np.maximum(m.kv_heads / s.tensor, 1.0)
+    wide = m.heads / s.tensor * m.head_dim + kv_heads * (m.head_dim + m.value_dim)
+    inputs = gemm(setting, s.tokens, wide, m.hidden)
+    outputs = gemm(setting, s.tokens, m.hidden, m.heads / s.tensor * m.value_dim)
+    # Rotation, or with learned positions the split of queries, keys and values.
+    rotary = 2.0 * s.element_bytes * s.tokens * (m.heads / s.tensor + kv_heads) * m.head_dim
+    rotary_s = setting.kernels.memory_bound_s(rotary)
+    return inputs + outputs + Block(forward_s=rotary_s, backward_s=rotary_s)
+
+
+def _mla_projections(setting: Setting) -> Block:
+    m, s = setting.model, setting.strategies
+    heads = m.heads / s.tensor
+    rows = s.tokens
+    down_rows = rows * setting.norm_share
+    has_rank = np.greater(m.q_lora_rank, 0.0)
+    queries_in = np.where(has_rank, m.q_lora_rank, m.hidden)
+    down_q = gemm(setting, down_rows, np.maximum(m.q_lora_rank, 1.0), m.hidden)
+    down_q = select_block(has_rank, down_q, Block())
+    down_kv = gemm(setting, down_rows, m.kv_lora_rank + m.rope_dim, m.hidden)
+    nope = m.head_dim - m.rope_dim
+    up_q = gemm(setting, rows, heads * m.head_dim, queries_in)
+    up_kv = gemm(setting, rows, heads * (nope + m.value_dim), np.maximum(m.kv_lora_rank, 1.0))
+    outputs = gemm(setting, rows, m.hidden, heads * m.value_dim)
+    # Norms of the latents, rotation and concatenation of queries, keys and values.
+    moved = 2.0 * s.element_bytes * rows * (heads * (2.0 * m.head_dim + m.value_dim))
+    moved = moved + 2.0 * s.element_bytes * down_rows * (m.q_lora_rank + m.kv_lora_rank)
+    rotary_s = setting.kernels.memory_bound_s(moved)
+    rotary = Block(forward_s=rotary_s, backward_s=BACKWARD_BYTES * rotary_s)
+    recomputed_s = s.recompute_mla_up_proj * (up_q.forward_s + up_kv.forward_s + rotary_s)
+    block = down_q + down_kv + up_q + up_kv + outputs + rotary
+    return replace(block, recomputed_s=recomputed_s)
+
+
+def _attention_core(setting: Setting) -> Block:
+    m, s, own = setting.model, setting.strategies, setting.constants
+    heads = m.heads / s.tensor
+    sequences = s.micro_batch
+    pairs = sequences * _mean_pairs(m, s) / s.context
+    shape = AttentionShape(
+        pairs=pairs,
+        sequences=sequences,
+        sequence=s.sequence,
+        heads=heads,
+        kv_heads=np.maximum(m.kv_heads / s.tensor, 1.0),
+        key_dim=m.head_dim,
+        value_dim=m.value_dim,
+    )
+    # Windows of a few tiles and attention sinks leave the kernels' fast path.
+    slower = np.where(
+        np.greater(m.has_sinks, 0.0) | np.greater(m.window, 0.0), 1.0 / own.sink_ratio, 1.0
+    )
+    forward_s = slower * setting.kernels.attention_s(shape)
+    backward_s = slower * setting.kernels.attention_backward_s(shape)
+    more: Numbers = 0.0
+    if not np.all(np.greater(s.has_flash_attention, 0.0)):
+        plain = _plain_attention(setting)
+        has_flash = np.greater(s.has_flash_attention, 0.0)
+        more = np.where(has_flash, 0.0, plain.launches)
+        forward_s = np.where(has_flash, forward_s, plain.forward_s)
+        backward_s = np.where(has_flash, backward_s, plain.backward_s)
+    ring_s = _ring_s(setting)
+    exposed = own.context_exposed_ratio
+    return Block(
+        forward_s=forward_s,
+        backward_s=backward_s,
+        recomputed_s=s.recompute_core_attention * forward_s,
+        context_s=_visible_s(ring_s, forward_s, exposed),
+        context_backward_s=_visible_s(2.0 * ring_s, backward_s, exposed),
+        launches=own.dense_launches * 0.5 + more,
+    )
+
+
+def _mean_pairs(m: ModelShape, s: Strategies) -> Numbers:
+    """Pairs that are computed per sequence and head, averaged over windowed and other layers.
+
+    A window counts one tile wider, since a tile of queries reads the keys of all of them.
+    """
+    every = s.sequence * (s.sequence + 1.0) / 2.0
+    window = np.minimum(m.window + TILE, s.sequence)
+    near = window * (window + 1.0) / 2.0 + (s.sequence - window) * window
+    return m.windowed_ratio * near + (1.0 - m.windowed_ratio) * every
+
+
+def _plain_attention(setting: Setting) -> Block:
+    """Scores and weighted values as two batched GEMMs over all pairs, softmax between.
+
+    Megatron's fused kernel for scale, mask and softmax needs a multiple of four matrices
+    (megatron/model/fused_softmax.py, `is_kernel_available`); else unfused PyTorch operations run in
+    fp32: scale 4, mask 5, cast 6, softmax 8, cast 6, dropout 5 bytes per score and as many back.
+    """
+    m, s, own = setting.model, setting.strategies, setting.constants
+    batches = s.micro_batch * m.heads / s.tensor
+    rows = s.sequence
+    batched_s = setting.kernels.batched_gemm_s
+    scores_s = batched_s(batches, rows, rows, m.head_dim)
+    values_s = batched_s(batches, rows, m.value_dim, rows)
+    per_byte = own.score_factor / own.memory_factor * batches * rows * rows
+    is_single = np.mod(batches, 4.0) > 0.0
+    softmax_s = setting.kernels.memory_bound_s(np.where(is_single, 34.0, 9.0) * per_byte)
+    back_s = setting.kernels.memory_bound_s(np.where(is_single, 34.0, 13.0) * per_byte)
+    return Block(
+        forward_s=scores_s + values_s + softmax_s,
+        backward_s=2.0 * (scores_s + values_s) + back_s,
+        launches=np.where(is_single, own.single_step_launches, 0.0),
+    )
+
+
+def _ring_s(setting: Setting) -> Numbers:
+    """Seconds of the ring that passes the other ranks' keys and values: (CP - 1)/CP of them."""
+    m, s = setting.model, setting.strategies
+    group = setting.groups.context
+    kv_heads = np.maximum(m.kv_heads / s.tensor, 1.0)
+    width = kv_heads * (m.head_dim + m.value_dim)
+    total = s.element_bytes * s.micro_batch * s.sequence * width
+    return all_gather_s(total, group, setting.hardware, setting.constants)
+
+
+def _visible_s(moved_s: Numbers, work_s: Numbers, exposed: Numbers) -> Numbers:
+    """Exposed part of communication that overlaps computation: the excess, and interference."""
+    return np.maximum(moved_s - work_s, 0.0) + exposed * np.minimum(moved_s, work_s)

@@ -1,0 +1,231 @@
+"""Fitted corrections to the generic constants, and the error band of a prediction, per regime.
+
+A regime is what kernels and hosts depend on: device, precision, software and its release. A
+correction multiplies one constant by a factor wherever its `where` matches; several may match (a
+generation's and a release's), and their factors multiply. A regime without published runs gets the
+corrections of its family, else of its device's generation, else the generic constants. The band
+comes from the narrowest `where` that matches.
+
+The corrections that ship, `residuals.json`, were written by
+
+    moetune calibrate datasheets RUNS.csv -o tuner/costs/train/residuals.json
+
+over published runs; each states its number of runs.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, ValidationError, field_validator
+
+from profilers.files import TooLargeError, read_bounded
+from profilers.records import Record
+from tuner.costs.train.constants import (
+    FITTED,
+    NAMES,
+    Constants,
+    Precision,
+    Software,
+    uncalibrated,
+)
+from tuner.costs.train.ratio_bands import RatioBands
+from tuner.devices.datasheet import Generation
+from tuner.errors import SpecError
+
+SCHEMA_VERSION: Final = 1
+# 1: first release.
+LARGEST_BYTES: Final = 4 * 2**20
+GENERIC_BAND: Final = (0.45, 1.6)
+"""Measured over predicted seconds where nothing was ever compared: on published runs the generic
+constants are off by up to this much on the newest devices."""
+
+Factor = Annotated[float, Field(gt=0.0, lt=1e6, allow_inf_nan=False)]
+Factors = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regime:
+    """What kernels and hosts depend on."""
+
+    device: str
+    """Name of a datasheet."""
+    generation: Generation
+    precision: Precision
+    software: Software
+    family: str
+    """Training software, e.g. `nemo`, `megatron-lm`, `torchtitan`."""
+    release: str = ""
+    """Its version, empty where unknown."""
+
+    def __str__(self) -> str:
+        """Name it on one line."""
+        named = f"{self.family} {self.release}".strip()
+        return f"{self.device} {self.precision} {named}"
+
+
+class Where(Record):
+    """The regimes that an entry applies to; an empty field matches any."""
+
+    device: str = ""
+    generation: str = ""
+    precision: str = ""
+    family: str = ""
+    release: str = ""
+
+    def holds(self, regime: Regime) -> bool:
+        """Whether every named field equals the regime's."""
+        return all(
+            not (required := getattr(self, name)) or required == str(getattr(regime, name))
+            for name in type(self).model_fields
+        )
+
+    @property
+    def narrowness(self) -> int:
+        """How many fields are named."""
+        return sum(bool(getattr(self, name)) for name in type(self).model_fields)
+
+
+class Correction(Record):
+    """Factors on constants, wherever `where` matches."""
+
+    where: Where
+    factors: dict[str, Factor]
+    """By name of the constant."""
+
+    @field_validator("factors")
+    @classmethod
+    def _known(cls, value: dict[str, float]) -> dict[str, float]:
+        unknown = sorted(set(value) - set(FITTED))
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is no constant; known: {', '.join(FITTED)}")
+        return value
+
+
+class Band(Record):
+    """Measured over predicted seconds: where runs that were held out fell."""
+
+    where: Where
+    low: Factor
+    high: Factor
+    groups: int
+    """Recipes that were held out in turn."""
+    rows: int
+
+
+class Residuals(Record):
+    """What was fitted, from what, and how far it is off."""
+
+    schema_version: int = SCHEMA_VERSION
+    origin: str
+    """Where the runs come from."""
+    data_sha256: str
+    """Of the table of runs."""
+    rows: int
+    groups: int
+    stated_ratio: Annotated[float, Field(gt=0.0, lt=1.0)]
+    """Share of unseen runs that a band is meant to hold."""
+    covered_ratio: float | None
+    """Share of groups, held out together with the making of the bands, that they did hold."""
+    corrections: tuple[Correction, ...]
+    bands: tuple[Band, ...]
+    ratios: RatioBands | None = None
+    """Of the ratio of two configurations' times; None: too few pairs, or an older file."""
+    releases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """By family the releases that runs carry, oldest first."""
+
+    @field_validator("schema_version")
+    @classmethod
+    def _known_version(cls, value: Any) -> Any:
+        if value != SCHEMA_VERSION:
+            raise ValueError(f"schema_version {value} is not {SCHEMA_VERSION}")
+        return value
+
+
+def constants_of(regimes: Sequence[Regime], residuals: Residuals | None) -> Constants:
+    """Return the constants of each regime, as columns; None leaves the generic ones."""
+    values_KC = generic_values(regimes)
+    for correction in residuals.corrections if residuals is not None else ():
+        holds_C = np.array([correction.where.holds(regime) for regime in regimes])
+        for name, factor in correction.factors.items():
+            values_KC[NAMES.index(name), holds_C] *= factor
+    return as_constants(values_KC)
+
+
+def generic_values(regimes: Sequence[Regime]) -> Factors:
+    """Return the generic constants of each regime, [K, C] in the order of `NAMES`."""
+    of_kind = {
+        kind: uncalibrated(kind[0], precision=kind[1], software=kind[2])
+        for kind in {(one.generation, one.precision, one.software) for one in regimes}
+    }
+    chosen = [of_kind[one.generation, one.precision, one.software] for one in regimes]
+    return np.array([[float(getattr(one, name)) for one in chosen] for name in NAMES])
+
+
+def as_constants(values_KC: Factors) -> Constants:
+    """Turn rows in the order of `NAMES` into columns of constants, held inside their bounds."""
+    bounded = {
+        name: np.clip(values_KC[index], FITTED[name].low, FITTED[name].high)
+        if name in FITTED
+        else values_KC[index]
+        for index, name in enumerate(NAMES)
+    }
+    return Constants(**bounded)
+
+
+def band_of(regime: Regime, residuals: Residuals | None) -> tuple[float, float]:
+    """Return measured over predicted seconds, lowest and highest, that a prediction allows for."""
+    return narrowest_band(regime, residuals.bands if residuals is not None else ())
+
+
+def narrowest_band(regime: Regime, bands: Sequence[Band]) -> tuple[float, float]:
+    """Return the band with the narrowest matching `where`; of two, the first."""
+    holding = [band for band in bands if band.where.holds(regime)]
+    if not holding:
+        return GENERIC_BAND
+    narrowest = max(holding, key=lambda band: band.where.narrowness)
+    return narrowest.low, narrowest.high
+
+
+@cache
+def shipped() -> Residuals | None:
+    """Return the residuals that come with the program, None where it has none."""
+    place = files("tuner.costs.train") / "residuals.json"
+    if not place.is_file():
+        return None
+    return Residuals.model_validate(json.loads(place.read_text(encoding="utf-8")))
+
+
+def read_residuals(path: Path) -> Residuals:
+    """Read what `moetune calibrate` wrote: the file, or the folder that holds it.
+
+    Raises:
+        SpecError: there is none, or it cannot be used.
+    """
+    place = path / "residuals.json" if path.is_dir() else path
+    try:
+        data = read_bounded(place, most_bytes=LARGEST_BYTES)
+    except TooLargeError as error:
+        raise SpecError(
+            f"{str(place)!r} is larger than residuals can be; run 'moetune calibrate'"
+        ) from error
+    except OSError as error:
+        raise SpecError(f"cannot read {str(place)!r}: {error.strerror}") from error
+    try:
+        read: Mapping[str, object] = json.loads(data)
+        return Residuals.model_validate(read)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{str(place)!r}: {_problem(error)}; run 'moetune calibrate'") from error
+
+
+def _problem(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return "not JSON"
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

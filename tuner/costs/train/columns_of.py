@@ -1,0 +1,141 @@
+"""Convert a spec's model, pool and layouts to the columns that the analytic formulas read.
+
+One model gives one `ModelShape` of plain numbers, one pool one `Hardware`; layouts become `Stages`
+with one column each, shorter ones padded with empty stages.
+
+Letters: C columns, S pipeline stages in execution order.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from profilers.steps.config import LayerKind
+from tuner.costs.train.constants import Precision
+from tuner.costs.train.shapes import Grid, Hardware, ModelShape, Stages
+from tuner.devices.datasheet import Datasheet
+from tuner.spec.cluster import Pool
+from tuner.spec.model import ModelSpec, QkNorm
+
+PEAK_OF: Final[Mapping[Precision, tuple[str, ...]]] = {
+    Precision.BF16: ("bf16",),
+    Precision.FP8: ("fp8", "bf16"),
+    Precision.MXFP8: ("fp8", "bf16"),
+    Precision.NVFP4: ("fp4", "fp8", "bf16"),
+}
+"""Which peak of a datasheet the linear layers run at; the next one where a device has none."""
+
+PRECISION_OF: Final[Mapping[str, Precision]] = {
+    "bf16": Precision.BF16,
+    "fp32": Precision.BF16,
+    "fp8-delayed": Precision.FP8,
+    "fp8-tensorwise": Precision.FP8,
+    "fp8-blockwise": Precision.MXFP8,
+    "mxfp8": Precision.MXFP8,
+    "nvfp4": Precision.NVFP4,
+}
+"""How a precision of tuner/spec/goal.py is priced. Block scales are priced as MXFP8, whose kernels
+also scale inside the GEMM; fp32 has no constants of its own and is priced as bf16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLayers:
+    """What one stage of one layout holds."""
+
+    layers: int
+    """Transformer layers; the model's order says which have experts."""
+    embedding: bool = False
+    head: bool = False
+    mtp_layers: int = 0
+
+
+def shape_of_model(model: ModelSpec, *, mtp_layers: int) -> ModelShape:
+    """Return a model as numbers, trained with `mtp_layers` multi-token-prediction layers.
+
+    Dense layers are priced as if they came first, also where a model interleaves them.
+    """
+    attention, moe = model.attention, model.moe
+    is_mla = attention.kind == "mla"
+    return ModelShape(
+        hidden=float(model.hidden_size),
+        heads=float(attention.num_heads),
+        kv_heads=float(attention.num_kv_heads),
+        head_dim=float(attention.head_dim),
+        value_dim=float(attention.value_head_dim),
+        is_mla=float(is_mla),
+        q_lora_rank=float(attention.q_lora_rank or 0),
+        kv_lora_rank=float(attention.kv_lora_rank),
+        rope_dim=float(attention.qk_rope_head_dim),
+        has_qk_norm=float(attention.qk_norm is not QkNorm.NONE),
+        has_sinks=float(attention.has_sinks),
+        window=float(attention.sliding_window or 0) if any(model.windowed) else 0.0,
+        windowed_ratio=sum(model.windowed) / model.num_layers,
+        dense_ffn=float(model.dense_ffn_size),
+        is_gated=float(model.ffn_is_gated),
+        vocab=float(model.vocab_size),
+        is_tied=float(model.tie_word_embeddings),
+        dense_layers=float(model.num_layers - model.num_moe_layers),
+        moe_layers=float(model.num_moe_layers),
+        experts=float(moe.num_experts) if moe else 0.0,
+        top_k=float(moe.top_k) if moe else 0.0,
+        num_groups=float(moe.num_groups) if moe else 1.0,
+        groups_per_token=float(moe.groups_per_token) if moe else 1.0,
+        moe_ffn=float(moe.expert_ffn_size) if moe else 0.0,
+        shared_ffn=float(moe.shared_ffn_size) if moe else 0.0,
+        mtp_layers=float(mtp_layers),
+    )
+
+
+def matmul_peak(sheet: Datasheet, precision: Precision) -> float:
+    """Return the peak of GEMMs in FLOP/s, that of the next wider type where there is none.
+
+    In fp4 it is at most twice that of fp8: B300 and GB300 multiply fp4 three times as fast by their
+    datasheets, but feed the units no faster, and published NVFP4 runs on GB300 are about a tenth
+    faster than on GB200, not half as fast again.
+    """
+    peak = next(name for name in PEAK_OF[precision] if name in sheet.flop_per_s)
+    fp8 = sheet.flop_per_s.get("fp8", sheet.flop_per_s[peak])
+    return min(sheet.flop_per_s[peak], 2.0 * fp8)
+
+
+def hardware_of_pool(sheet: Datasheet, pool: Pool, *, precision: Precision) -> Hardware:
+    """Return a pool as numbers: the datasheet, and what the spec says instead of it.
+
+    NICs of a machine are shared evenly by its devices; divided by the oversubscription.
+    """
+    nic = sheet.scale_out_bytes_per_s if pool.nic is None else pool.nic
+    return Hardware(
+        matmul_flop_per_s=matmul_peak(sheet, precision),
+        attention_flop_per_s=sheet.flop_per_s["bf16"],
+        compute_units=float(sheet.compute_units),
+        memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),
+        memory_bytes_per_s=sheet.memory_bytes_per_s,
+        scale_up_bytes_per_s=sheet.scale_up_bytes_per_s,
+        domain=float(pool.domain),
+        devices_per_node=float(pool.devices_per_node),
+        scale_out_bytes_per_s=nic * pool.nics / pool.devices_per_node / pool.oversubscription,
+        host_bytes_per_s=sheet.host_bytes_per_s,
+    )
+
+
+def stages_of_layouts(model: ModelSpec, layouts: Sequence[Sequence[StageLayers]]) -> Stages:
+    """Return layouts as columns, in the order given."""
+    num_stages = max(len(layout) for layout in layouts)
+    grids: dict[str, Grid] = {
+        name: np.zeros((num_stages, len(layouts)))
+        for name in ("dense_SC", "moe_SC", "embedding_SC", "head_SC", "mtp_SC")
+    }
+    dense_before = np.cumsum([0, *(kind is LayerKind.DENSE for kind in model.layers)])
+    for column, layout in enumerate(layouts):
+        count_S = np.array([stage.layers for stage in layout])
+        end_S = np.cumsum(count_S)
+        rows = slice(len(layout))
+        dense_S = dense_before[end_S] - dense_before[end_S - count_S]
+        grids["dense_SC"][rows, column] = dense_S
+        grids["moe_SC"][rows, column] = count_S - dense_S
+        grids["embedding_SC"][rows, column] = [stage.embedding for stage in layout]
+        grids["head_SC"][rows, column] = [stage.head for stage in layout]
+        grids["mtp_SC"][rows, column] = [stage.mtp_layers for stage in layout]
+    return Stages(**grids)

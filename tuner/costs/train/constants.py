@@ -1,0 +1,306 @@
+"""Efficiency constants of the analytic model: what decides a step's time and no datasheet states.
+
+Each is one physical residual: the share of a peak that a kernel reaches, the host's cost per
+launch, the exposed share of a collective. A set belongs to a device generation, a precision and a
+generation of training software, never to one run. `uncalibrated` gives generic values;
+`tuner/calibrate` replaces some by fitted values inside the bounds of `FITTED`.
+
+Origins of the defaults: [P] public measurements of the kernel or link named; [M] Megatron-LM's and
+PyTorch's source, counted by hand; [T] typical of published training runs, i.e. a prior that a
+calibration should replace. Where a value is [T], its spread in `FITTED` is wide.
+
+Not covered: what differs between two runs of the same software on the same device.
+"""
+
+from dataclasses import dataclass, fields, replace
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from tuner.costs.train.shapes import Numbers
+from tuner.devices.datasheet import Generation
+
+
+class Precision(StrEnum):
+    """What the linear layers compute in."""
+
+    BF16 = "bf16"
+    """Or fp16."""
+    FP8 = "fp8"
+    """One scale per tensor."""
+    MXFP8 = "mxfp8"
+    """One scale per 32 elements."""
+    NVFP4 = "nvfp4"
+
+
+class Software(StrEnum):
+    """Generations of training software with the same host and kernel behaviour."""
+
+    MEGATRON_2021 = "megatron-2021"
+    """Megatron-LM and Megatron-DeepSpeed of 2021 and 2022: own fused kernels, no flash attention,
+    no transformer engine."""
+    MEGATRON_2025 = "megatron-2025"
+    """Megatron-Core with the transformer engine, up to NeMo containers 26.02."""
+    MEGATRON_2026 = "megatron-2026"
+    """The same from containers 26.04 on."""
+    TORCH_FSDP = "torch-fsdp"
+    """Plain PyTorch modules under FSDP: llm-foundry, torchtitan, DeepSpeed ZeRO-3."""
+
+
+FIRST_OF_2026: Final = (26, 4)
+"""NeMo containers from here on behave as `Software.MEGATRON_2026`."""
+
+
+def version_of(release: str) -> tuple[int, ...]:
+    """Return a release's numbers, to be compared."""
+    return tuple(int(part) for part in release.split(".") if part.isdigit())
+
+
+def software_of_container(release: str) -> Software:
+    """Return the generation of a NeMo container."""
+    is_new = version_of(release) >= FIRST_OF_2026
+    return Software.MEGATRON_2026 if is_new else Software.MEGATRON_2025
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Constants:
+    """Residuals of one device, precision and software, or one set per column."""
+
+    matmul_ratio: Numbers = 0.80
+    """Share of the linear layers' peak that a large GEMM reaches."""
+    head_ratio: Numbers = 0.80
+    """The same for the head, which stays in bf16."""
+    grouped_ratio: Numbers = 0.90
+    """Of `matmul_ratio`, what grouped GEMMs reach. [T]"""
+    extra_depth: Numbers = 256.0
+    """Elements of k that the prologue and epilogue of one tile cost. [T]"""
+    attention_ratio: Numbers = 0.40
+    """Share of the bf16 peak that causal flash attention reaches in the forward pass."""
+    attention_backward_ratio: Numbers = 0.80
+    """What its backward pass reaches of `attention_ratio`. [P] FlashAttention-2, fig. 4 to 6."""
+    softmax_width: Numbers = 48.0
+    """Head width at which the GEMMs take as long as the exponentials; the two do not overlap.
+    [P] FlashAttention-2 and 3 at widths 64 and 128: 16 on A100, 64 on H100."""
+    sink_ratio: Numbers = 0.3
+    """What attention with sinks reaches of `attention_ratio`. [T]"""
+    memory_factor: Numbers = 1.2
+    """Time of memory-bound kernels over their bytes at the datasheet's bandwidth. [T]"""
+    score_factor: Numbers = 1.2
+    """The same for kernels over attention scores, where flash attention is missing. [T]"""
+    batch_s: Numbers = 0.3e-3
+    """Per micro-batch on the stage with the loss: fetching data, building masks, reducing and
+    reading the loss. [T]"""
+    loss_bytes: Numbers = 10.0
+    """Memory traffic of the cross entropy per logit and pass: bf16 logits written to fp32, maximum,
+    exponential and sum, gradient in place. [M] Megatron-Core's fused cross entropy."""
+    moe_memory_factor: Numbers = 2.5
+    """The same for permutation and activation of routed tokens. [T]"""
+    fused_moe_factor: Numbers = 1.1
+    """The same with the fused grouped network; part of the traffic is gone. [T]"""
+    launch_s: Numbers = 8e-6
+    """Of the host, per kernel."""
+    dense_launches: Numbers = 34.0
+    """Kernels of one dense layer's forward pass. [M]"""
+    moe_launches: Numbers = 70.0
+    """Kernels of one MoE layer's forward pass, without those per expert. [T]"""
+    expert_launches: Numbers = 9.0
+    """Per local expert on top. [T]"""
+    single_step_launches: Numbers = 8.0
+    """On top where attention's softmax runs step by step. [M]"""
+    backward_launches: Numbers = 2.2
+    """Launches of a backward pass over those of its forward pass. [M]"""
+    partial_graph_ratio: Numbers = 0.5
+    """Launches that partial CUDA graphs leave. [T]"""
+    full_graph_ratio: Numbers = 0.01
+    """Launches that a graph of the whole step leaves. [T]"""
+    scale_up_ratio: Numbers = 0.75
+    """Share of the scale-up bandwidth that a ring reaches. [P] NCCL tests, 8 A100: 227 of 300."""
+    scale_out_ratio: Numbers = 0.85
+    """Share of the NICs' bandwidth that a ring reaches. [P] NCCL tests between nodes"""
+    all_to_all_ratio: Numbers = 1.0
+    """What an all-to-all reaches of a ring's bandwidth inside a domain. [T]"""
+    far_all_to_all_ratio: Numbers = 0.6
+    """What a plain one reaches of a ring's bandwidth between domains: many small messages. [T]
+    DeepEP and HybridEP reach all of it. [P] DeepEP's README: 43 to 58 of 50 GB/s."""
+    collective_s: Numbers = 15e-6
+    """Fixed cost of one collective. [P] NCCL's small messages"""
+    hop_s: Numbers = 3e-6
+    """On top per further rank inside a domain. [P] NCCL's small messages"""
+    far_hop_s: Numbers = 20e-6
+    """On top per doubling of the domains. [P] NCCL's small messages"""
+    tensor_exposed_ratio: Numbers = 1.0
+    """Of tensor-parallel collectives without overlap."""
+    tensor_overlapped_ratio: Numbers = 0.5
+    """The same with `overlap_tensor`. [T]"""
+    context_exposed_ratio: Numbers = 0.3
+    """Of the smaller of ring transfer and attention. [T]"""
+    expert_overlapped_ratio: Numbers = 0.5
+    """Of dispatch and combine with `a2a_overlap`; 1 without. [T]"""
+    gradient_exposed_ratio: Numbers = 0.6
+    """Exposed share of gradient reduction with `overlap_gradients`; 1 without. [T]"""
+    parameter_exposed_ratio: Numbers = 0.4
+    """Exposed share of parameter all-gather with `overlap_parameters`; 1 without. [T]"""
+    fsdp_exposed_ratio: Numbers = 0.4
+    """Exposed share of FSDP's all-gathers and reduce-scatters, by interference. [T]"""
+    boundary_exposed_ratio: Numbers = 1.0
+    """Of sending activations between stages."""
+    optimizer_bytes: Numbers = 45.0
+    """Of memory traffic per local parameter: fp32 moments and weight read and written (24),
+    gradient read twice for norm and update, low-precision copy, casts. [M]"""
+    step_fixed_s: Numbers = 4e-3
+    """Once a step: gradient norm, loss reduction, data, synchronisation. [T]"""
+    straggler_factor: Numbers = 1.0
+    """The slowest device's compute time over the typical one's."""
+
+
+class Prior(NamedTuple):
+    """How far a constant may be fitted."""
+
+    default: float
+    spread: float
+    """Standard deviation of its natural logarithm before data."""
+    low: float
+    high: float
+
+
+FITTED: Final = {
+    "matmul_ratio": Prior(0.80, 0.25, 0.2, 0.98),
+    "head_ratio": Prior(0.80, 0.25, 0.2, 0.98),
+    "grouped_ratio": Prior(0.90, 0.3, 0.2, 1.2),
+    "extra_depth": Prior(256.0, 1.0, 16.0, 6000.0),
+    "attention_ratio": Prior(0.40, 0.4, 0.05, 0.9),
+    "attention_backward_ratio": Prior(0.80, 0.2, 0.4, 1.1),
+    "softmax_width": Prior(48.0, 0.5, 2.0, 300.0),
+    "sink_ratio": Prior(0.3, 0.5, 0.05, 1.0),
+    "memory_factor": Prior(1.2, 0.3, 0.6, 5.0),
+    "score_factor": Prior(1.2, 0.3, 0.6, 5.0),
+    "batch_s": Prior(0.3e-3, 0.8, 1e-5, 20e-3),
+    "loss_bytes": Prior(10.0, 0.3, 4.0, 80.0),
+    "moe_memory_factor": Prior(2.5, 0.5, 0.4, 10.0),
+    "fused_moe_factor": Prior(1.1, 0.5, 0.2, 5.0),
+    "launch_s": Prior(8e-6, 0.7, 1e-6, 60e-6),
+    "dense_launches": Prior(34.0, 0.5, 5.0, 200.0),
+    "moe_launches": Prior(70.0, 0.5, 10.0, 500.0),
+    "expert_launches": Prior(9.0, 0.5, 1.0, 60.0),
+    "single_step_launches": Prior(8.0, 0.5, 1.0, 40.0),
+    "backward_launches": Prior(2.2, 0.2, 1.0, 4.0),
+    "partial_graph_ratio": Prior(0.5, 0.5, 0.05, 1.0),
+    "full_graph_ratio": Prior(0.01, 0.5, 0.001, 0.3),
+    "scale_up_ratio": Prior(0.75, 0.2, 0.2, 1.0),
+    "scale_out_ratio": Prior(0.85, 0.3, 0.1, 1.0),
+    "all_to_all_ratio": Prior(1.0, 0.3, 0.1, 1.3),
+    "far_all_to_all_ratio": Prior(0.6, 0.3, 0.1, 1.2),
+    "collective_s": Prior(15e-6, 0.7, 1e-6, 200e-6),
+    "hop_s": Prior(3e-6, 0.7, 0.2e-6, 30e-6),
+    "far_hop_s": Prior(20e-6, 0.7, 1e-6, 200e-6),
+    "tensor_exposed_ratio": Prior(1.0, 0.2, 0.3, 1.5),
+    "tensor_overlapped_ratio": Prior(0.5, 0.4, 0.05, 1.0),
+    "context_exposed_ratio": Prior(0.3, 0.7, 0.02, 1.0),
+    "expert_overlapped_ratio": Prior(0.5, 0.4, 0.05, 1.0),
+    "gradient_exposed_ratio": Prior(0.6, 0.6, 0.02, 1.0),
+    "parameter_exposed_ratio": Prior(0.4, 0.6, 0.02, 1.0),
+    "fsdp_exposed_ratio": Prior(0.4, 0.7, 0.01, 1.0),
+    "boundary_exposed_ratio": Prior(1.0, 0.3, 0.1, 2.0),
+    "optimizer_bytes": Prior(45.0, 0.3, 12.0, 200.0),
+    "step_fixed_s": Prior(4e-3, 0.7, 0.1e-3, 0.2),
+    "straggler_factor": Prior(1.0, 0.05, 1.0, 1.5),
+}
+"""Name to default, spread of its logarithm, bounds. The default of a device, precision and
+software (`uncalibrated`) takes precedence over the one here; spread and bounds hold for all."""
+
+_MATMUL: Final = {
+    Generation.AMPERE: {Precision.BF16: 0.82},
+    Generation.ADA: {Precision.BF16: 0.80, Precision.FP8: 0.65},
+    Generation.HOPPER: {Precision.BF16: 0.75, Precision.FP8: 0.65},
+    Generation.BLACKWELL: {
+        Precision.BF16: 0.60,
+        Precision.FP8: 0.60,
+        Precision.MXFP8: 0.60,
+        Precision.NVFP4: 0.45,
+    },
+    Generation.CDNA3: {Precision.BF16: 0.55, Precision.FP8: 0.45},
+    Generation.ASCEND: {Precision.BF16: 0.70},
+}
+"""Share of the dense datasheet peak. It falls with every generation and with the width of the
+type, since clocks drop under load and the casts around a GEMM do not shrink. [P] A100 and
+H100: cuBLAS figures of FlashAttention-3 (arXiv:2407.08608) and of the Megatron-LM README;
+others [T]."""
+
+_ATTENTION: Final = {
+    Generation.AMPERE: 0.45,
+    Generation.ADA: 0.50,
+    Generation.HOPPER: 0.45,
+    Generation.BLACKWELL: 0.42,
+    Generation.CDNA3: 0.30,
+    Generation.ASCEND: 0.35,
+}
+"""[P] FlashAttention-2 (arXiv:2307.08691) 0.45 to 0.6 on A100, FlashAttention-3 0.45 to 0.65 on
+H100 for causal attention of width 128, less in training's mixed shapes; others [T]."""
+
+_SOFTMAX_WIDTH: Final = {
+    Generation.AMPERE: 16.0,
+    Generation.ADA: 32.0,
+    Generation.HOPPER: 64.0,
+    Generation.BLACKWELL: 96.0,
+    Generation.CDNA3: 48.0,
+    Generation.ASCEND: 48.0,
+}
+"""Matrix units double with every generation, units for exponentials do not. [P] A100 and H100:
+figures of FlashAttention-2 and 3 at head widths 64 and 128; others [T]."""
+
+_MEMORY: Final = {
+    Generation.AMPERE: 1.2,
+    Generation.ADA: 1.2,
+    Generation.HOPPER: 1.4,
+    Generation.BLACKWELL: 1.5,
+    Generation.CDNA3: 1.5,
+    Generation.ASCEND: 1.4,
+}
+"""Streams reach 0.85 to 0.92 of the datasheet; fused element-wise kernels less, the more so the
+faster the memory, since their inner dimension stays. [T]"""
+
+_OLDER_ATTENTION: Final = {Generation.HOPPER: 0.65, Generation.BLACKWELL: 0.65}
+"""FlashAttention-2, as plain PyTorch used it, over the kernels made for a generation. [P] H100:
+abstract of FlashAttention-3, 1.5 to 2 times faster in the forward pass."""
+UNFUSED: Final = 1.4
+"""Bytes of plain PyTorch's element-wise kernels over those counted, which are of fused ones. [T]"""
+
+_SOFTWARE: Final[dict[Software, dict[str, float]]] = {
+    # One kernel per operation from Python under autograd, with gradient hooks and timers, on hosts
+    # of 2021: 20 to 25 us per launch. [T] Its cross entropy takes single steps in fp32: cast 6,
+    # maximum 4, difference 8, exponential 8, sum 4, quotient 8; back product 8, cast 6; of two
+    # passes half each (megatron/mpu/cross_entropy.py). [M]
+    Software.MEGATRON_2021: {
+        "launch_s": 22e-6,
+        "collective_s": 35e-6,
+        "hop_s": 5.5e-6,
+        "loss_bytes": 26.0,
+        # Broadcasts of the batch, masks of s x s, loss averaged over replicas and read back.
+        "batch_s": 2e-3,
+    },
+    Software.MEGATRON_2025: {"launch_s": 14e-6},
+    Software.MEGATRON_2026: {"launch_s": 13e-6},
+    Software.TORCH_FSDP: {"launch_s": 8e-6},
+}
+
+
+def uncalibrated(generation: Generation, *, precision: Precision, software: Software) -> Constants:
+    """Generic values for a device generation, precision and software; see the module's origins."""
+    of_type = _MATMUL[generation]
+    bf16 = of_type[Precision.BF16]
+    generic = Constants(
+        matmul_ratio=of_type.get(precision, min(of_type.values())),
+        head_ratio=bf16,
+        attention_ratio=_ATTENTION[generation],
+        memory_factor=_MEMORY[generation],
+        softmax_width=_SOFTMAX_WIDTH[generation],
+    )
+    if software is Software.TORCH_FSDP:
+        generic = replace(
+            generic,
+            attention_ratio=_ATTENTION[generation] * _OLDER_ATTENTION.get(generation, 1.0),
+            memory_factor=_MEMORY[generation] * UNFUSED,
+        )
+    return replace(generic, **_SOFTWARE[software])
+
+
+NAMES: Final = tuple(field.name for field in fields(Constants))

@@ -1,0 +1,134 @@
+"""Seconds of a MoE layer: router, shared experts, permutation, dispatch, experts, combine.
+
+    T          tokens of one tensor-parallel group             t     tensor-parallel degree
+    h          hidden size                                     E, k  experts, those of one token
+    e          bytes of an element
+
+Every rank sends T/t k copies of tokens, and receives as many on average times the expert-tensor
+degree. The most-loaded rank holds `expert_imbalance` times as many and sets the time of everything
+that follows the router. Permutation moves 6 e h bytes per copy and pass, the activation 3 e f.
+
+Not covered: auxiliary losses, capacity factors, experts that overlap with shared ones.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from tuner.costs.train.limited_routing import reached_places
+from tuner.costs.train.links import all_gather_s, all_to_all_s
+from tuner.costs.train.parts import (
+    BACKWARD_BYTES,
+    Block,
+    Setting,
+    feed_forward,
+    gemm,
+    is_any,
+    norm_and_residual,
+    select_block,
+    tensor_pass_s,
+)
+from tuner.costs.train.shapes import Numbers
+
+
+def moe_blocks(setting: Setting) -> tuple[Block, Block]:
+    """Norm, router and shared experts; and routed experts, on the most-loaded rank."""
+    m, s, own = setting.model, setting.strategies, setting.constants
+    rows = s.tokens * setting.norm_share
+    router = gemm(setting, rows, m.experts, m.hidden, in_head=True)
+    # Scores, top-k, probabilities and maps are some ten passes over fp32 scores. [Megatron-Core]
+    router_bytes = 40.0 * rows * m.experts
+    routing_s = setting.kernels.memory_bound_s(router_bytes)
+    routing = Block(forward_s=routing_s, backward_s=routing_s)
+    shared = _shared_experts(setting)
+    fixed = router + routing + shared + norm_and_residual(setting, overlapped=False)
+    counted = own.expert_launches * m.experts / s.expert
+    fixed = replace(fixed, launches=own.moe_launches, expert_launches=counted)
+    return fixed, _routed(setting)
+
+
+def _shared_experts(setting: Setting) -> Block:
+    m, s = setting.model, setting.strategies
+    if not is_any(m.shared_ffn):
+        return Block()
+    width = np.maximum(m.shared_ffn / s.tensor, 1.0)
+    inner = feed_forward(setting, rows=s.tokens, width=width)
+    pass_s = tensor_pass_s(setting)
+    block = replace(
+        inner,
+        recomputed_s=s.recompute_shared_experts * inner.forward_s,
+        tensor_s=pass_s,
+        tensor_backward_s=pass_s,
+    )
+    return select_block(np.greater(m.shared_ffn, 0.0), block, Block())
+
+
+def _routed(setting: Setting) -> Block:
+    """Permutation, dispatch, experts, combine, on the most-loaded rank."""
+    m, s, own = setting.model, setting.strategies, setting.constants
+    sent = s.tokens / s.tensor * m.top_k
+    copies = sent * s.expert_tensor * s.expert_imbalance
+    width = np.maximum(m.moe_ffn / s.expert_tensor, 1.0)
+    pieces = s.chunks
+    gemms = _expert_gemms(setting, copies=copies / pieces, width=width, pieces=pieces)
+    factor = np.where(
+        np.greater(s.fused_grouped_mlp, 0.0), own.fused_moe_factor, own.moe_memory_factor
+    )
+    per_byte = factor / own.memory_factor * copies
+    act_s = setting.kernels.memory_bound_s(per_byte * 3.0 * s.element_bytes * width)
+    permute_s = setting.kernels.memory_bound_s(per_byte * 6.0 * s.element_bytes * m.hidden)
+    moved = Block(
+        forward_s=permute_s + act_s,
+        backward_s=BACKWARD_BYTES * (permute_s + act_s),
+    )
+    whole = gemms + moved
+    dispatch_combine_s = _dispatch_combine_s(setting, sent=sent)
+    share = np.where(s.a2a_overlap > 0.0, own.expert_overlapped_ratio, 1.0)
+    exposed_s = share * dispatch_combine_s
+    recompute_whole = np.where(np.greater(pieces, 1.0), 1.0, s.recompute_moe)
+    recompute_act = np.where(np.greater(recompute_whole, 0.0), 0.0, s.recompute_moe_act)
+    recomputed_s = recompute_whole * (whole.forward_s + exposed_s) + recompute_act * act_s
+    return replace(whole, recomputed_s=recomputed_s, expert_s=exposed_s)
+
+
+def _expert_gemms(setting: Setting, *, copies: Numbers, width: Numbers, pieces: Numbers) -> Block:
+    m, s = setting.model, setting.strategies
+    local = np.maximum(m.experts / s.expert, 1.0)
+    rows = copies / local
+    inner = np.where(np.greater(m.is_gated, 0.0), 2.0, 1.0) * width
+    priced = setting.kernels.experts_s(local, rows, hidden=m.hidden, width=width, inner=inner)
+    return Block(
+        forward_s=pieces * priced.forward_s,
+        backward_s=pieces * priced.backward_s,
+        weight_s=pieces * priced.weight_s,
+    )
+
+
+def _dispatch_combine_s(setting: Setting, *, sent: Numbers) -> Numbers:
+    """Dispatch and combine of one pass, with the all-gather over expert-tensor ranks between.
+
+    Plain all-to-all sends every copy; DeepEP and HybridEP send a token once per rank of its own
+    domain and once per other domain, where it is forwarded.
+    """
+    m, s, own, machine = setting.model, setting.strategies, setting.constants, setting.hardware
+    group = setting.groups.expert
+    ranks, inside = group.ranks, group.inside
+    domains = ranks / inside
+    row_bytes = s.element_bytes * m.hidden * s.expert_imbalance
+    tokens = sent / np.maximum(m.top_k, 1.0)
+    plain_in = sent * (inside - 1.0) / ranks
+    plain_out = sent * (ranks - inside) / ranks
+    merges = np.maximum(s.is_deepep, s.is_hybridep)
+    if is_any(merges):
+        reached = reached_places(m, ranks)
+        far = reached_places(m, domains) * (domains - 1.0) / domains
+        # Tokens from other domains are forwarded inside, as many as are sent to other domains.
+        near = reached * (inside - 1.0) / inside
+        plain_in = np.where(np.greater(merges, 0.0), tokens * near, plain_in)
+        plain_out = np.where(np.greater(merges, 0.0), tokens * far, plain_out)
+    once_s = all_to_all_s(
+        plain_in * row_bytes, plain_out * row_bytes, group, machine, own, is_merged=merges
+    )
+    gathered = sent * s.expert_tensor * row_bytes
+    gather_s = all_gather_s(gathered, setting.groups.expert_tensor, machine, own)
+    return 2.0 * (once_s + np.where(s.expert_tensor > 1.0, gather_s, 0.0))

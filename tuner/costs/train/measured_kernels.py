@@ -1,0 +1,204 @@
+"""Kernels from a stored profile's measurements, in place of a datasheet's formulas.
+
+Each operation that the profile measured is interpolated (profilers/interpolation.py), once per
+distinct shape (cached in `known`); every other one comes from the datasheet and is named in
+`missing`. Shapes outside the measured range are extrapolated; `outside` gives their share by
+operation:
+
+    GEMM            gemm(m, n, k), forward; gradients are GEMMs of their own shapes
+    experts         grouped_gemm(experts, tokens, largest, hidden, ffn): a gated network as a whole,
+                    forward and backward; half of the backward pass is for weights
+    attention       attention(batch, sequence, heads, kv_heads, head_dim), scaled by the pairs that
+                    are computed and by the mean of key and value width
+    memory-bound    residual_add(rows, width) of 3 passes at bf16, taken as a rate of bytes
+
+The memory-bound curve is tabulated a quarter octave apart and made monotonic: it is evaluated at
+more sizes than any other.
+
+Letters: N prices, D distinct shapes of them, A axes, T tabulated sizes. Not covered: measured
+collectives (tuner/costs/train/measured_links.py), experts without a gate, the two batched GEMMs
+of attention without FlashAttention.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from profilers.interpolation import Curve
+from profilers.series import Series
+from tuner.costs.train.kernels import AttentionShape, ExpertSeconds, Kernels
+from tuner.costs.train.shapes import Numbers
+
+WIDTH = 4096.0
+"""Of the rows that memory-bound bytes are cut into."""
+PASSES = 3.0
+"""Of a residual addition: two reads and a write."""
+BF16_BYTES = 2.0
+LOG_ROWS_T = np.arange(-10.0, 34.0, 0.25)
+"""Binary logarithms of the rows at which the memory-bound curve is tabulated."""
+
+LARGEST_CODE = 2**62
+Key = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MeasuredKernels:
+    """Curves of one profile, and the datasheet's formulas for other operations."""
+
+    curves: Mapping[Series, Curve]
+    fallback: Kernels
+    dtype: str = "bf16"
+    """Of the linear layers, as the profile names it."""
+    stretch: float = 1.0
+    """Factor on extrapolated seconds, for a sensitivity test."""
+    extrapolation_counts: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Filled while pricing, by operation: extrapolated shapes, and all shapes."""
+    known: dict[Series, dict[Key, tuple[float, bool]]] = field(default_factory=dict)
+    """Filled while pricing: seconds of every shape, and whether extrapolated."""
+    tables: dict[Series, tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]] = field(
+        default_factory=dict
+    )
+    """Filled while pricing: logarithms of seconds at `LOG_ROWS_T`, and whether extrapolated."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Operations that come from the datasheet."""
+        wanted = {
+            f"gemm {self.dtype}": _series("gemm", dtype=self.dtype),
+            "gemm bf16 (head)": _series("gemm"),
+            f"grouped_gemm {self.dtype}": _series("grouped_gemm", dtype=self.dtype),
+            "attention": _series("attention"),
+            "attention backward": _series("attention", direction="backward"),
+            "memory_bound": _series("memory_bound", kind="residual_add"),
+        }
+        return tuple(name for name, series in wanted.items() if series not in self.curves)
+
+    @property
+    def outside(self) -> Mapping[str, float]:
+        """Share of extrapolated shapes, by operation."""
+        counts = self.extrapolation_counts.items()
+        return {name: beyond / total for name, (beyond, total) in counts if beyond}
+
+    def gemm_s(self, m: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False) -> Numbers:
+        """One GEMM; the head's stay in bf16."""
+        series = _series("gemm", dtype="bf16" if in_head else self.dtype)
+        if series not in self.curves:
+            return self.fallback.gemm_s(m, n, k, in_head=in_head)
+        if not np.any(np.minimum(np.minimum(m, n), k) > 0.0):
+            # A model whose layers all have experts has dense networks of width 0.
+            return 0.0
+        return self._read(series, m, n, k)
+
+    def experts_s(
+        self, groups: Numbers, rows: Numbers, *, hidden: Numbers, width: Numbers, inner: Numbers
+    ) -> ExpertSeconds:
+        """The whole network of every expert."""
+        forward = _series("grouped_gemm", dtype=self.dtype)
+        backward = _series("grouped_gemm", dtype=self.dtype, direction="backward")
+        is_gated = np.all(np.equal(inner, 2.0 * np.asarray(width)))
+        if not is_gated or forward not in self.curves or backward not in self.curves:
+            return self.fallback.experts_s(groups, rows, hidden=hidden, width=width, inner=inner)
+        axes = (groups, groups * rows, rows, hidden, width)
+        backward_s = self._read(backward, *axes)
+        return ExpertSeconds(
+            forward_s=self._read(forward, *axes), backward_s=backward_s, weight_s=0.5 * backward_s
+        )
+
+    def batched_gemm_s(self, batches: Numbers, m: Numbers, n: Numbers, k: Numbers) -> Numbers:
+        """Independent GEMMs: from the datasheet."""
+        return self.fallback.batched_gemm_s(batches, m, n, k)
+
+    def attention_s(self, shape: AttentionShape) -> Numbers:
+        """Flash attention's forward pass."""
+        series = _series("attention")
+        if series not in self.curves:
+            return self.fallback.attention_s(shape)
+        return self._attention_s(series, shape)
+
+    def attention_backward_s(self, shape: AttentionShape) -> Numbers:
+        """Its backward pass."""
+        series = _series("attention", direction="backward")
+        if series not in self.curves:
+            return self.fallback.attention_backward_s(shape)
+        return self._attention_s(series, shape)
+
+    def memory_bound_s(self, moved_bytes: Numbers) -> Numbers:
+        """Element-wise kernels that read and write so many bytes."""
+        series = _series("memory_bound", kind="residual_add")
+        if series not in self.curves:
+            return self.fallback.memory_bound_s(moved_bytes)
+        log_s_T, beyond_T = self._table(series)
+        rows = np.asarray(moved_bytes, dtype=np.float64) / (PASSES * BF16_BYTES * WIDTH)
+        log_rows = np.log2(np.maximum(rows, 2.0 ** LOG_ROWS_T[0]))
+        seconds = np.exp(np.interp(log_rows, LOG_ROWS_T, log_s_T))
+        # A quarter octave to either side of a size that is inside counts as inside.
+        is_beyond = np.interp(log_rows, LOG_ROWS_T, beyond_T.astype(np.float64)) >= 1.0
+        is_nonempty = rows > 0.0
+        self._note(series, is_beyond[is_nonempty])
+        return np.where(is_nonempty, np.where(is_beyond, seconds * self.stretch, seconds), 0.0)
+
+    def _table(self, series: Series) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        if series not in self.tables:
+            rows_T = 2.0**LOG_ROWS_T
+            axes_TA = np.stack([rows_T, np.full_like(rows_T, WIDTH)], axis=1)
+            seconds_T, beyond_T = self.curves[series].predict(axes_TA)
+            self.tables[series] = np.log(np.maximum.accumulate(seconds_T)), beyond_T
+        return self.tables[series]
+
+    def _attention_s(self, series: Series, shape: AttentionShape) -> Numbers:
+        whole_s = self._read(
+            series, shape.sequences, shape.sequence, shape.heads, shape.kv_heads, shape.key_dim
+        )
+        causal = shape.sequences * shape.sequence * (shape.sequence + 1.0) / 2.0
+        width = (shape.key_dim + shape.value_dim) / (2.0 * shape.key_dim)
+        return whole_s * (shape.pairs / causal) * width
+
+    def _read(self, series: Series, *axes: Numbers) -> npt.NDArray[np.float64]:
+        columns = [np.asarray(axis, dtype=np.float64) for axis in axes]
+        shape = np.broadcast_shapes(*(column.shape for column in columns))
+        keys, place_N = _distinct(columns, shape)
+        known = self.known.setdefault(series, {})
+        unknown = [key for key in keys if key not in known]
+        if unknown:
+            seconds_D, beyond_D = self.curves[series].predict(np.array(unknown))
+            priced = zip(seconds_D.tolist(), beyond_D.tolist(), strict=True)
+            known.update(zip(unknown, priced, strict=True))
+        pairs = [known[key] for key in keys]
+        seconds_D = np.array([pair[0] for pair in pairs])
+        beyond_D = np.array([pair[1] for pair in pairs])
+        self._note(series, beyond_D)
+        stretched_D = np.where(beyond_D, seconds_D * self.stretch, seconds_D)
+        read: npt.NDArray[np.float64] = stretched_D[place_N].reshape(shape)
+        return read
+
+    def _note(self, series: Series, beyond_D: npt.NDArray[np.bool_]) -> None:
+        name = f"{series.operation} {series.dtype} {series.direction}".strip()
+        beyond, total = self.extrapolation_counts.get(name, (0, 0))
+        self.extrapolation_counts[name] = beyond + int(beyond_D.sum()), total + beyond_D.size
+
+
+def _distinct(
+    columns: Sequence[npt.NDArray[np.float64]], shape: tuple[int, ...]
+) -> tuple[list[Key], npt.NDArray[np.intp]]:
+    """Return the distinct shapes and which of them every price has."""
+    code: npt.NDArray[np.intp] = np.zeros(shape, dtype=np.intp)
+    num_codes = 1
+    for column in columns:
+        if column.size > 1:
+            values, index = np.unique(column, return_inverse=True)
+            if num_codes * len(values) > LARGEST_CODE:
+                code = np.unique(code, return_inverse=True)[1].reshape(shape)
+                num_codes = code.size
+            code = code * len(values) + np.broadcast_to(index.reshape(column.shape), shape)
+            num_codes *= len(values)
+    _, first, place_N = np.unique(code.ravel(), return_index=True, return_inverse=True)
+    each = [np.broadcast_to(column, shape).ravel()[first].tolist() for column in columns]
+    return list(zip(*each, strict=True)), place_N.ravel()
+
+
+def _series(
+    operation: str, *, kind: str = "", dtype: str = "bf16", direction: str = "forward"
+) -> Series:
+    return Series(operation=operation, kind=kind, dtype=dtype, direction=direction)

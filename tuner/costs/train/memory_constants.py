@@ -1,0 +1,205 @@
+"""Memory constants of a training software, which no tensor shape gives.
+
+The defaults are those of Megatron-Core with the transformer engine. A calibration may move those in
+`FITTED`, for all runs of one software together, never for one run.
+
+Not covered: what differs between two runs of the same software.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+import numpy as np
+
+from tuner.costs.train.constants import Software
+from tuner.costs.train.shapes import Numbers
+
+GIB: Final = float(2**30)
+
+WORKSPACE_BYTES: Final = 32.0 * 2**20
+"""One cuBLAS workspace on Hopper and later, of PyTorch and of the transformer engine each
+(transformer_engine/pytorch/module/base.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryConstants:
+    """Residuals of one training software, or one set per column."""
+
+    master_bytes: Numbers = 4.0
+    """Of the parameter that the optimizer updates."""
+    moments_bytes: Numbers = 8.0
+    """Of Adam's two moments of a parameter."""
+    logit_bytes: Numbers = 2.0
+    """Per logit at the head's backward; 2 where the fused loss writes gradients over bf16 logits,
+    and 4 more for each fp32 copy of them."""
+    split_logit_bytes: Numbers = 0.0
+    """More per logit where the vocabulary is split over tensor ranks."""
+    activation_ratio: Numbers = 1.0
+    """Saved activations over those that activations.py counts."""
+    weight_gradient_ratio: Numbers = 1.0
+    """Temporary weight gradients over one per shape of weight."""
+    cp_output_copy_ratio: Numbers = 1.0
+    """Of attention's output under context parallelism, kept before tokens are redistributed."""
+    last_gemm_ratio: Numbers = 1.0
+    """Of the output of a dense network's last GEMM, kept under checkpointing by operation; 0 where
+    layers are compiled (activations.py)."""
+    gathers_inputs: Numbers = 0.0
+    """1 for PyTorch's tensor parallelism: gathered inputs are saved for the backward pass
+    (activations.py)."""
+    has_gather_buffer: Numbers = 0.0
+    """1 where a layer is all-gathered into a separate buffer before its parameters are copied out,
+    and its gradients exist beside the fp32 accumulators: PyTorch's FSDP2
+    (torch/distributed/fsdp/_fully_shard: foreach_all_gather, to_accumulated_grad_if_needed)."""
+    receives_ahead: Numbers = 0.0
+    """1 where every micro-batch of a step has buffers of its own for what a stage receives, and
+    keeps them from step to step: torch.distributed.pipelining (PipelineStage, args_recv_info and
+    grad_recv_info)."""
+    keeps_outputs: Numbers = 0.0
+    """1 where a stage keeps the outputs of every micro-batch until the step ends."""
+    keeps_input_gradients: Numbers = 0.0
+    """1 where a stage keeps the input gradients of every micro-batch until the step ends."""
+    keeps_logits: Numbers = 0.0
+    """1 where the last stage keeps the logits of every micro-batch until the step ends."""
+    live_bytes: Numbers = 2.0 * WORKSPACE_BYTES
+    """In the allocator, whatever the model."""
+    unused_ratio: Numbers = 0.03
+    """Of activations and buffers: fragmentation of the allocator. Prior; sizes that repeat from
+    step to step leave little."""
+    context_bytes: Numbers = 2.0 * GIB
+    """Outside the allocator: the device's context, loaded kernels, collectives' buffers. Prior:
+    half a GiB for context and kernels, the rest for a few communicators; no run states it."""
+    graph_ratio: Numbers = 0.1
+    """Of the activations: private pools of partial graphs. Prior; Megatron-Bridge's guide to CUDA
+    graphs says a few GB, and more than 10 in a pipeline."""
+
+
+IN_SEGMENTS_RATIO: Final = 0.06
+"""Unused without expandable segments: what is free in two segments does not add up to one tensor. A
+step of Llama 8B with selective recomputation wastes 5.8 % so and 0.5 % with them; other models and
+full recomputation 5 to 20 % (tests/tuner/costs/train/test_segments.py)."""
+
+_EAGER_LOSS: Final = MemoryConstants(
+    logit_bytes=14.0,
+    split_logit_bytes=4.0,
+    cp_output_copy_ratio=0.0,
+    has_gather_buffer=1.0,
+    unused_ratio=0.02,
+)
+"""PyTorch's cross entropy of logits cast to fp32: its output, the gradient of that and of its
+input, 12 bytes a logit; where the vocabulary is split also a product of them
+(torch/distributed/tensor/parallel/loss.py). 2 more for the bf16 logits: until the loss is computed
+they exist beside their fp32 copy, and then stay alive or leave a hole that is too small for the
+last fp32 tensor, so that the allocator grows (tests/tuner/costs/train/test_memory.py).
+Expandable segments leave little unused (torchtitan's run_train.sh)."""
+
+_FUSED_LOSS: Final = replace(_EAGER_LOSS, logit_bytes=4.0, split_logit_bytes=0.0)
+"""One kernel for loss and gradient: bf16 logits, bf16 gradients."""
+
+_TITAN: Final = replace(_FUSED_LOSS, gathers_inputs=1.0, receives_ahead=1.0)
+"""torchtitan from 0.2.1 on with a loss that is compiled or cut into chunks."""
+_TITAN_2025: Final = replace(_TITAN, keeps_input_gradients=1.0, keeps_logits=1.0)
+"""torchtitan of June to October 2025 (0.1.0 and 0.2.0): PyTorch keeps gradients of inputs, which
+are released since October 2025 (pytorch#164329: `stage_backward` clears `grad`), and logits, until
+torchtitan says `return_outputs=False` (torchtitan#1922 of 22 October 2025, after 0.2.0)."""
+_TITAN_2024: Final = replace(
+    _EAGER_LOSS,
+    gathers_inputs=1.0,
+    receives_ahead=1.0,
+    keeps_outputs=1.0,
+    keeps_input_gradients=1.0,
+    keeps_logits=1.0,
+)
+"""torchtitan before: PyTorch keeps outputs of every stage too, until May 2025 (pytorch#153383), and
+the loss is not compiled, from 18 December 2024 (torchtitan e8977b0) to 2 April 2025 (#1033)."""
+
+FITTED: Final[Mapping[str, float]] = {
+    "live_bytes": 0.25 * GIB,
+    "activation_ratio": 0.05,
+    "weight_gradient_ratio": 0.25,
+}
+"""Constants that a calibration may move, and how far they may plausibly be from what is known."""
+
+OF_SOFTWARE: Final[Mapping[Software, MemoryConstants]] = {
+    # Logits in bf16 and a copy in fp32 that becomes the gradient in place
+    # (megatron/core/tensor_parallel/cross_entropy.py).
+    Software.MEGATRON_2021: MemoryConstants(logit_bytes=6.0),
+    Software.MEGATRON_2025: MemoryConstants(),
+    Software.MEGATRON_2026: MemoryConstants(),
+    Software.TORCH_FSDP: _EAGER_LOSS,
+}
+"""By generation of software."""
+
+OF_FAMILY: Final[Mapping[str, MemoryConstants]] = {
+    # FlashAttention's cross entropy (llmfoundry/models/mpt/modeling_mpt.py, `fused_crossentropy`).
+    "llm-foundry": _FUSED_LOSS,
+    "torchtitan": _TITAN,
+    "torchtitan-2025": _TITAN_2025,
+    "torchtitan-2024": _TITAN_2024,
+    # Runs that say that their layers were compiled.
+    "torchtitan-compiled": replace(_TITAN, last_gemm_ratio=0.0),
+    "torchtitan-2025-compiled": replace(_TITAN_2025, last_gemm_ratio=0.0),
+    "torchtitan-2024-compiled": replace(_TITAN_2024, last_gemm_ratio=0.0),
+    # Runs whose launch leaves the allocator as it is.
+    "torchtitan-2025-compiled-segments": replace(
+        _TITAN_2025, last_gemm_ratio=0.0, unused_ratio=IN_SEGMENTS_RATIO
+    ),
+    # bf16 parameters and moments under torch.optim.Adam, loss in bf16
+    # (examples/benchmark/configs/*.yaml).
+    "automodel": replace(
+        _EAGER_LOSS,
+        logit_bytes=6.0,
+        split_logit_bytes=2.0,
+        master_bytes=2.0,
+        moments_bytes=4.0,
+    ),
+}
+"""By family of software where that says more than its generation."""
+
+BY_GENERATION: Final = frozenset(
+    {
+        "deepseek-v3",
+        "llama3",
+        "megascale",
+        "megatron-2022",
+        "megatron-2023",
+        "megatron-deepspeed",
+        "megatron-lm",
+        "nemo",
+        "unstated",
+        "vtrain",
+    }
+)
+"""Families whose generation of software says all that is known of their memory."""
+
+
+def constants_of_family(software: Software, family: str) -> MemoryConstants:
+    """Return what is known of one family; an empty name returns the generation's.
+
+    Raises:
+        ValueError: the family is in neither table.
+    """
+    if family in OF_FAMILY:
+        return OF_FAMILY[family]
+    if family and family not in BY_GENERATION:
+        known = ", ".join(sorted({*OF_FAMILY, *BY_GENERATION}))
+        raise ValueError(f"no memory constants are known of {family!r}; those known: {known}")
+    return OF_SOFTWARE[software]
+
+
+def memory_constants(
+    software: Sequence[Software], families: Sequence[str] | None = None
+) -> MemoryConstants:
+    """One set per column, known before any run of the user's.
+
+    Raises:
+        ValueError: nothing is known of a family.
+    """
+    names = families if families is not None else [""] * len(software)
+    sets = [constants_of_family(one, name) for one, name in zip(software, names, strict=True)]
+    return MemoryConstants(
+        **{
+            field.name: np.array([float(getattr(one, field.name)) for one in sets])
+            for field in fields(MemoryConstants)
+        }
+    )

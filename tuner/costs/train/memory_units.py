@@ -1,0 +1,224 @@
+"""Bytes of one layer, the embedding, the head and one micro-batch, priced once per candidate.
+
+`unit_bytes` depends on model, hardware, constants and every field of the strategies but `pipeline`,
+`virtual_pipeline`, `num_microbatches`, `zero_bubble` and those that affect only time: one column
+for each distinct (TP, CP, DP, EP, ETP, micro-batch, ZeRO, recompute, chunks, dispatcher).
+
+    head moment    gradients of the head's input and of its weights
+    layer moment   what is recomputed, and activation gradients; with offloading, the activations of
+                   the running layer, which are in transfer or fetched back
+    always         one temporary weight gradient per shape of weight, which Transformer Engine keeps
+                   (get_dummy_wgrad in transformer_engine/pytorch/module/base.py); under ZeRO 3 the
+                   all-gathered weights of two layers, and one layer's full gradients in both types
+    dispatch       DeepEP's queues; HybridEP's buffer for the tokens of every expert rank
+
+Letters: C columns; B bytes: weights, gradients, optimizer, gathered weights, whole gradients; K
+parts: dense layers, layers with experts, vocabulary matrices, multi-token-prediction layers.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.costs.train.activations import ActivationBytes, LayerBytes, activation_bytes
+from tuner.costs.train.memory_constants import MemoryConstants
+from tuner.costs.train.shapes import Hardware, ModelShape, Numbers, Strategies
+from tuner.costs.train.state import Parameters, parameters, shard_ranks, state_bytes
+
+Floats = npt.NDArray[np.float64]
+
+DEEPEP_CHANNELS = 10.0
+"""Half of DeepEP's default of 20 multiprocessors (deep_ep/buffer.py)."""
+
+DEEPEP_SCALE_UP_TOKENS = 8.0 * 256.0
+"""Peers in a server and tokens queued from each, per channel (csrc/config.hpp)."""
+
+DEEPEP_NODE_TOKENS = 2.0 * 128.0
+"""Tokens queued to and from each node, per channel (csrc/config.hpp)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryUnits:
+    """Bytes by part; the last axis of every array is columns, or 1."""
+
+    state_BKC: Floats
+    saved_KC: Floats
+    """Per micro-batch; of the vocabulary matrices the embedding's share."""
+    head_saved_C: Floats
+    """Last norm and logits."""
+    head_moment_C: Floats
+    """On top of them at the head's backward."""
+    dense_moment_C: Floats
+    moe_moment_C: Floats
+    always_layer_C: Floats
+    """Allocated throughout, where a rank has layers."""
+    always_dense_C: Floats
+    always_moe_C: Floats
+    dispatch_C: Floats
+    boundary_C: Floats
+    """Received ahead from another stage, where one buffer is enough."""
+    received_C: Floats
+    """A buffer that each micro-batch has for activations or gradients of another stage."""
+    output_C: Floats
+    """A stage's output of one micro-batch, where it is kept until the step ends."""
+    input_gradient_C: Floats
+    """Gradients of a stage's input of one micro-batch, where they are kept until the step ends."""
+    logits_C: Floats
+    """Logits of one micro-batch, where they are kept until the step ends."""
+    is_gathered_C: Floats
+    """ZeRO 3: layers read gathered parameters."""
+    staged_ratio_C: Floats
+    """Of `always` under ZeRO 3, the share that a pipeline adds to its gathered stage."""
+    is_tied_C: Floats
+    live_C: Floats
+    unused_ratio_C: Floats
+    pool_ratio_C: Floats
+    context_C: Floats
+
+
+def unit_bytes(
+    model: ModelShape,
+    strategies: Strategies,
+    hardware: Hardware,
+    *,
+    constants: MemoryConstants,
+) -> MemoryUnits:
+    """Price what does not depend on the pipeline; see the module for the fields read."""
+    count = parameters(model, strategies)
+    kept = activation_bytes(
+        model,
+        strategies,
+        cp_output_copy_ratio=constants.cp_output_copy_ratio,
+        last_gemm_ratio=constants.last_gemm_ratio,
+        gathers_inputs=constants.gathers_inputs,
+    )
+    moe = np.where(np.asarray(model.moe_layers) > 0.0, 1.0, 0.0)
+    scale = constants.activation_ratio
+    on_device = scale * (1.0 - strategies.activation_offload)
+    prediction = kept.dense.saved + moe * (kept.moe.saved - kept.dense.saved) + 2.0 * kept.boundary
+    dense_S, experts_S = shard_ranks(strategies)
+    gathered = np.where(np.asarray(strategies.zero_stage) >= 3.0, 1.0, 0.0)
+    always = _always(count, strategies, constants, gathered)
+    return MemoryUnits(
+        state_BKC=_state(count, strategies, constants, moe, (dense_S, experts_S), gathered),
+        saved_KC=_columns(
+            kept.dense.saved * on_device,
+            kept.moe.saved * on_device,
+            kept.embedding * on_device,
+            prediction * on_device,
+        ),
+        head_saved_C=column(kept.norm + _logit_bytes(strategies, constants) * kept.logit),
+        head_moment_C=column(
+            kept.head_gradient
+            + count.vocab
+            * (
+                strategies.element_bytes
+                + gathered * (strategies.weight_bytes + strategies.gradient_bytes)
+            )
+        ),
+        dense_moment_C=column(_moment(kept.dense, strategies) * scale),
+        moe_moment_C=column(_moment(kept.moe, strategies) * scale),
+        always_layer_C=column(always * count.attention),
+        always_dense_C=column(always * count.dense_ffn),
+        always_moe_C=column(
+            always * (count.moe_outside + count.one_expert)
+            + gathered * always * (count.experts - count.one_expert)
+        ),
+        dispatch_C=column(_dispatch(model, strategies, hardware, kept)),
+        boundary_C=column(kept.boundary * (1.0 - constants.receives_ahead)),
+        received_C=column(kept.boundary * constants.receives_ahead),
+        output_C=column(kept.boundary * constants.keeps_outputs),
+        input_gradient_C=column(kept.boundary * constants.keeps_input_gradients),
+        logits_C=column(kept.logit * strategies.element_bytes * constants.keeps_logits),
+        is_gathered_C=column(gathered),
+        staged_ratio_C=column(gathered * constants.has_gather_buffer * _staged_ratio(strategies)),
+        is_tied_C=column(model.is_tied),
+        live_C=column(constants.live_bytes),
+        unused_ratio_C=column(constants.unused_ratio),
+        pool_ratio_C=column(constants.graph_ratio * strategies.partial_graph),
+        context_C=column(constants.context_bytes),
+    )
+
+
+def _logit_bytes(strategies: Strategies, constants: MemoryConstants) -> Numbers:
+    is_split = np.asarray(strategies.tensor) > 1.0
+    return constants.logit_bytes + np.where(is_split, constants.split_logit_bytes, 0.0)
+
+
+def _moment(layer: LayerBytes, strategies: Strategies) -> Numbers:
+    return layer.recomputed + layer.gradients + strategies.activation_offload * layer.saved
+
+
+def _state(
+    count: Parameters,
+    strategies: Strategies,
+    constants: MemoryConstants,
+    moe: Numbers,
+    ranks: tuple[Numbers, Numbers],
+    gathered: Numbers,
+) -> Floats:
+    dense, expert = (
+        state_bytes(
+            strategies,
+            ranks=sharing,
+            master_bytes=constants.master_bytes,
+            moments_bytes=constants.moments_bytes,
+        )
+        for sharing in ranks
+    )
+    weight, gradient = gathered * strategies.weight_bytes, gathered * strategies.gradient_bytes
+    rows = []
+    for of_dense, of_expert in (
+        (dense.weight, expert.weight),
+        (dense.gradient, expert.gradient),
+        (dense.optimizer, expert.optimizer),
+        (weight, weight),
+        (gradient, gradient),
+    ):
+        with_dense = of_dense * (count.attention + count.dense_ffn)
+        with_experts = of_dense * (count.attention + count.moe_outside) + of_expert * count.experts
+        prediction = with_dense + moe * (with_experts - with_dense)
+        rows.append(
+            _columns(
+                with_dense,
+                with_experts,
+                of_dense * count.vocab,
+                prediction + of_dense * count.mtp_projection,
+            )
+        )
+    return np.stack(np.broadcast_arrays(*rows))
+
+
+def _always(
+    count: Parameters, strategies: Strategies, constants: MemoryConstants, gathered: Numbers
+) -> Numbers:
+    """Bytes per parameter of the running layer."""
+    temporary = constants.weight_gradient_ratio * strategies.element_bytes
+    fetched = 3.0 * strategies.weight_bytes + strategies.gradient_bytes
+    return temporary + gathered * (fetched - temporary)
+
+
+def _staged_ratio(strategies: Strategies) -> Numbers:
+    """Of two gathered layers and a layer's gradients in both types: one layer, bf16 gradients."""
+    weight = strategies.weight_bytes
+    return 2.0 * weight / (3.0 * weight + strategies.gradient_bytes)
+
+
+def _dispatch(
+    model: ModelShape, strategies: Strategies, hardware: Hardware, kept: ActivationBytes
+) -> Numbers:
+    token = model.hidden * strategies.element_bytes
+    nodes = np.maximum(1.0, strategies.expert / hardware.devices_per_node)
+    queued = DEEPEP_SCALE_UP_TOKENS + np.where(nodes > 1.0, DEEPEP_NODE_TOKENS * nodes, 0.0)
+    deepep = strategies.is_deepep * DEEPEP_CHANNELS * queued * token
+    return deepep + strategies.is_hybridep * strategies.expert * kept.boundary
+
+
+def column(value: Numbers) -> Floats:
+    """Return a number, or one per column, as an array."""
+    return np.atleast_1d(np.asarray(value, dtype=np.float64))
+
+
+def _columns(*values: Numbers) -> Floats:
+    return np.stack(np.broadcast_arrays(*(column(value) for value in values)))

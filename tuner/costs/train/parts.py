@@ -1,0 +1,160 @@
+"""What the blocks of a transformer share: the cost record, GEMMs, norms and collectives.
+
+    T          tokens of one tensor-parallel group, b s / CP   t   tensor-parallel degree
+    h          hidden size                                     f   width of a network
+    e          bytes of an element
+
+A block is a piece of a layer whose kernels and collectives run one after the other. Its costs are
+kept by kind, because they follow different rules: kernels, exposed collectives of each dimension,
+recomputation in the backward pass, and launches by the host.
+
+GEMMs: forward [T, k] x [k, n]; backward one for the input, [T, n] x [n, k], and one for
+the weights, [n, T] x [T, k]. Memory-bound bytes are counted kernel by kernel as Megatron-Core
+fuses them: norm 2 e h, residual addition 3 e h, gate and activation 3 e f. Backward passes of
+memory-bound kernels move 1.6 times their forward bytes (5 against 3 vectors for a gated
+activation, 3 against 2 for a norm).
+
+Tensor parallelism has two collectives per block and pass: all-gather and reduce-scatter with
+sequence parallelism, which together move what one all-reduce moves without it (Korthikanti et al.,
+arXiv:2205.05198, section 4.2.2).
+
+Not covered: quantisation kernels of fp8 recipes (below one percent), biases.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.costs.train.constants import Constants
+from tuner.costs.train.kernels import Kernels
+from tuner.costs.train.links import Groups, all_gather_s, all_reduce_s
+from tuner.costs.train.shapes import Hardware, ModelShape, Numbers, Strategies
+
+BACKWARD_BYTES = 1.6
+"""Of memory-bound kernels over their forward bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Block:
+    """One pass of one micro-batch through a block."""
+
+    forward_s: Numbers = 0.0
+    """Kernels."""
+    backward_s: Numbers = 0.0
+    """Kernels, those of weight gradients included."""
+    weight_s: Numbers = 0.0
+    """Of the backward kernels, those for weight gradients."""
+    recomputed_s: Numbers = 0.0
+    """Kernels and collectives of recomputed modules, unless the whole layer is recomputed."""
+    tensor_s: Numbers = 0.0
+    """Exposed collectives of tensor parallelism in a forward pass."""
+    tensor_backward_s: Numbers = 0.0
+    context_s: Numbers = 0.0
+    context_backward_s: Numbers = 0.0
+    expert_s: Numbers = 0.0
+    """Exposed dispatch and combine, forward; the backward pass has the same."""
+    launches: Numbers = 0.0
+    """Of a forward pass."""
+    expert_launches: Numbers = 0.0
+    """Additional ones, by local experts; partial graphs do not cover them."""
+
+    def __add__(self, other: "Block") -> "Block":
+        return Block(
+            **{
+                field.name: getattr(self, field.name) + getattr(other, field.name)
+                for field in fields(Block)
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Setting:
+    """Inputs that every block of one pricing shares."""
+
+    model: ModelShape
+    strategies: Strategies
+    hardware: Hardware
+    constants: Constants
+    kernels: Kernels
+    groups: Groups
+
+    @property
+    def norm_share(self) -> Numbers:
+        """Of a tensor-parallel group's tokens, those whose norms one rank computes."""
+        s = self.strategies
+        return np.where(np.greater(s.sequence_parallel, 0.0), 1.0 / s.tensor, 1.0)
+
+    def hidden_bytes(self, vectors: Numbers) -> Numbers:
+        """Bytes of so many passes over the hidden state outside the tensor-parallel region."""
+        s = self.strategies
+        return vectors * s.element_bytes * s.tokens * self.model.hidden * self.norm_share
+
+
+def gemm(
+    setting: Setting, rows: Numbers, n: Numbers, k: Numbers, *, in_head: bool = False
+) -> Block:
+    """[rows, k] x [k, n], and both GEMMs of its backward pass."""
+    gemm_s = setting.kernels.gemm_s
+    weight_s = gemm_s(n, k, rows, in_head=in_head)
+    return Block(
+        forward_s=gemm_s(rows, n, k, in_head=in_head),
+        backward_s=gemm_s(rows, k, n, in_head=in_head) + weight_s,
+        weight_s=weight_s,
+    )
+
+
+def feed_forward(setting: Setting, *, rows: Numbers, width: Numbers) -> Block:
+    """Feed-forward network of one rank: two or three GEMMs and the activation."""
+    m, s = setting.model, setting.strategies
+    inner = np.where(np.greater(m.is_gated, 0.0), 2.0, 1.0)
+    up = gemm(setting, rows, inner * width, m.hidden)
+    down = gemm(setting, rows, m.hidden, width)
+    act_s = setting.kernels.memory_bound_s((inner + 1.0) * s.element_bytes * rows * width)
+    block = up + down + Block(forward_s=act_s, backward_s=BACKWARD_BYTES * act_s)
+    return replace(block, launches=setting.constants.dense_launches * 0.5)
+
+
+def norm_and_residual(setting: Setting, *, overlapped: bool) -> Block:
+    """Norm before a block, residual addition after it, and its tensor-parallel collectives."""
+    s = setting.strategies
+    norm_s = setting.kernels.memory_bound_s(setting.hidden_bytes(2.0))
+    add_bytes = setting.hidden_bytes(3.0 + np.greater(s.dropout, 0.0) / s.element_bytes)
+    add_s = setting.kernels.memory_bound_s(add_bytes)
+    pass_s: Numbers = tensor_pass_s(setting) if overlapped else 0.0
+    return Block(
+        forward_s=norm_s + add_s,
+        backward_s=BACKWARD_BYTES * (norm_s + add_s),
+        recomputed_s=s.recompute_layernorm * norm_s,
+        tensor_s=pass_s,
+        tensor_backward_s=pass_s,
+    )
+
+
+def tensor_pass_s(setting: Setting) -> Numbers:
+    """Exposed collectives of one block and pass over the tensor-parallel group."""
+    m, s, own = setting.model, setting.strategies, setting.constants
+    total = s.element_bytes * s.tokens * m.hidden
+    group, machine = setting.groups.tensor, setting.hardware
+    scattered = 2.0 * all_gather_s(total, group, machine, own)
+    reduced = all_reduce_s(total, group, machine, own)
+    whole_s = np.where(np.greater(s.sequence_parallel, 0.0), scattered, reduced)
+    exposed = np.where(
+        s.overlap_tensor > 0.0, own.tensor_overlapped_ratio, own.tensor_exposed_ratio
+    )
+    return exposed * whole_s
+
+
+def select_block(condition: bool | npt.NDArray[np.bool_], yes: Block, no: Block) -> Block:
+    """Pick a block per column."""
+    return Block(
+        **{
+            field.name: np.where(condition, getattr(yes, field.name), getattr(no, field.name))
+            for field in fields(Block)
+        }
+    )
+
+
+def is_any(values: Numbers) -> bool:
+    """Whether any column has more than 0."""
+    return bool(np.any(np.asarray(values) > 0.0))

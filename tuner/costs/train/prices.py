@@ -1,0 +1,92 @@
+"""Results of the analytic model: seconds and bytes per column, with their breakdown."""
+
+from dataclasses import dataclass
+
+from tuner.costs.train.shapes import Grid, Numbers, number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepPrice:
+    """Seconds of one optimizer step, per column."""
+
+    step_s: Numbers
+    """From the closed form of the pipeline."""
+    forward_s_SC: Grid
+    """Of one micro-batch on each stage, exposed communication included; empty where a search
+    skipped it."""
+    backward_s_SC: Grid
+    """The same, recomputation included."""
+    boundary_s: Numbers
+    """Sending one micro-batch from a stage to the next."""
+    once_s: Numbers
+    """Once a step on the slowest rank: exposed gradient reduction and all-gather, optimizer."""
+    bubble_s: Numbers
+    """Of `step_s`: waiting for other stages."""
+    tensor_s: Numbers
+    """Of `step_s`: exposed collectives of tensor parallelism."""
+    context_s: Numbers
+    """Of `step_s`: exposed collectives of context parallelism."""
+    expert_s: Numbers
+    """Of `step_s`: exposed dispatch and combine."""
+    recompute_s: Numbers
+    """Of `step_s`: recomputed forward passes."""
+    host_s: Numbers
+    """Of `step_s`: waiting for the host's kernel launches."""
+
+    def by_cause(self, *, simulated_s: float) -> dict[str, float]:
+        """Split the step of a single column into seconds by cause (tuner/breakdown.py).
+
+        Args:
+            simulated_s: the step with every pass simulated, not below `step_s`; what it adds is
+                pipeline bubble.
+        """
+        parts = {
+            "bubble": number(self.bubble_s),
+            "tensor": number(self.tensor_s),
+            "context": number(self.context_s),
+            "expert": number(self.expert_s),
+            "recompute": number(self.recompute_s),
+            "host": number(self.host_s),
+            "once": number(self.once_s),
+        }
+        parts = {cause: max(0.0, seconds) for cause, seconds in parts.items()}
+        parts["bubble"] += simulated_s - number(self.step_s)
+        return {"computation": max(0.0, simulated_s - sum(parts.values()))} | parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MemoryPrice:
+    """Bytes on the most-loaded device of every pipeline rank, [P, C]."""
+
+    weights_PC: Grid
+    gradients_PC: Grid
+    optimizer_PC: Grid
+    activations_PC: Grid
+    """Saved for backward at the peak, logits and loss included."""
+    buffers_PC: Grid
+    """Dispatch buffers at the routed load, communication buffers, temporaries of one layer."""
+    reserve_PC: Grid
+    """Private pools of CUDA graphs, fragmentation of the allocator."""
+    context_PC: Grid
+    """Outside of the allocator: the device's context, kernels, collectives' buffers."""
+
+    @property
+    def allocated_PC(self) -> Grid:
+        """What tensors take: torch.cuda.max_memory_allocated."""
+        return (
+            self.weights_PC
+            + self.gradients_PC
+            + self.optimizer_PC
+            + self.activations_PC
+            + self.buffers_PC
+        )
+
+    @property
+    def reserved_PC(self) -> Grid:
+        """What the allocator holds: torch.cuda.max_memory_reserved."""
+        return self.allocated_PC + self.reserve_PC
+
+    @property
+    def total_PC(self) -> Grid:
+        """All of it; compare with the device's memory."""
+        return self.reserved_PC + self.context_PC

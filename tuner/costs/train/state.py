@@ -1,0 +1,131 @@
+"""Parameters of one rank, and the bytes that belong to each: weights, gradients, optimizer.
+
+Counts are of one device, tensor parallelism taken off. Of a layer, in parameters:
+
+    attention     h (2 a d + 2 g d) / T     grouped queries: q, k, v, output
+                  h r_q + h (r_kv + rope) + (r_q a d + r_kv a (d - rope + v) + a v h) / T      MLA
+    dense FFN     3 h F / T                 2 h F / T where it is not gated
+    MoE           h E + 3 h F_s / T         router and shared experts
+                  3 h F_e E / (EP ETP)      experts
+
+and h V / T each for embedding and head. Bytes of one parameter, with S the ranks it is sharded
+over:
+
+    ZeRO 0        w + G + O                 w weight, G gradient, O fp32 master and two moments
+    ZeRO 1        w + G + O / S             Megatron's distributed optimizer
+    ZeRO 2        w + (G + O) / S
+    ZeRO 3        (G + O) / S               the master is the parameter; layers read gathered copies
+
+S is DP CP for dense parameters and EDP for experts, over the number of copies (hybrid_sharding.py).
+
+Letters: h hidden, a query heads, g key-value heads, d width of a query head, v of a value head, r
+low ranks, F widths, E experts, V vocabulary padded as Megatron pads it.
+
+Sources: Megatron-LM, megatron/training/theoretical_memory_usage.py (6 + 12 / d bytes with the
+distributed optimizer); Rajbhandari et al., SC 2020 (ZeRO); torchtitan, docs/fsdp.md (fp32 sharded
+parameters, 16 bytes).
+Not covered: biases, positions that are learned, frozen parameters (LoRA).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.costs.train.hybrid_sharding import num_copies
+from tuner.costs.train.shapes import ModelShape, Numbers, Strategies
+
+VOCAB_MULTIPLE = 128.0
+"""Megatron-LM's --make-vocab-size-divisible-by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Parameters:
+    """Parameters on one device."""
+
+    attention: Numbers
+    """Of a layer, both norms included."""
+    dense_ffn: Numbers
+    """Of a layer without experts."""
+    moe_outside: Numbers
+    """Router and shared experts of a layer."""
+    experts: Numbers
+    """All experts of a layer that the device holds."""
+    one_expert: Numbers
+    vocab: Numbers
+    """Embedding or head."""
+    mtp_projection: Numbers
+    """The projection at the input of a multi-token-prediction layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StateBytes:
+    """Bytes of one parameter on the device."""
+
+    weight: Numbers
+    gradient: Numbers
+    optimizer: Numbers
+
+
+def padded_vocab(model: ModelShape, strategies: Strategies) -> Numbers:
+    """Entries of the vocabulary when every tensor rank gets whole blocks of 128."""
+    block = VOCAB_MULTIPLE * strategies.tensor
+    return np.ceil(model.vocab / block) * block
+
+
+def parameters(model: ModelShape, strategies: Strategies) -> Parameters:
+    """Count the parameters of each part on one device."""
+    hidden, split = model.hidden, strategies.tensor
+    matrices = 2.0 + model.is_gated
+    expert = matrices * hidden * model.moe_ffn / strategies.expert_tensor
+    return Parameters(
+        attention=_attention(model, split) + 2.0 * hidden,
+        dense_ffn=matrices * hidden * model.dense_ffn / split,
+        moe_outside=hidden * model.experts + matrices * hidden * model.shared_ffn / split,
+        experts=expert * model.experts / strategies.expert,
+        one_expert=expert,
+        vocab=hidden * padded_vocab(model, strategies) / split,
+        mtp_projection=2.0 * hidden * hidden / split,
+    )
+
+
+def _attention(model: ModelShape, split: Numbers) -> Numbers:
+    hidden, heads = model.hidden, model.heads
+    output = heads * model.value_dim * hidden / split
+    queries = heads * model.head_dim
+    keys_values = model.kv_heads * (model.head_dim + model.value_dim)
+    grouped = hidden * (queries + keys_values) / split + output
+    has_low_rank = model.q_lora_rank > 0.0
+    up_queries = np.where(
+        has_low_rank,
+        model.q_lora_rank * (hidden + queries / split),
+        hidden * queries / split,
+    )
+    up_keys_values = heads * (model.head_dim - model.rope_dim + model.value_dim) / split
+    latent = (
+        up_queries
+        + hidden * (model.kv_lora_rank + model.rope_dim)
+        + model.kv_lora_rank * up_keys_values
+        + output
+    )
+    return grouped + model.is_mla * (latent - grouped)
+
+
+def shard_ranks(strategies: Strategies) -> tuple[Numbers, Numbers]:
+    """Devices that share one parameter's state: dense ones, experts."""
+    copies = num_copies(strategies)
+    dense = strategies.data * strategies.context
+    return dense / copies, np.maximum(1.0, strategies.expert_data / copies)
+
+
+def state_bytes(
+    strategies: Strategies, *, ranks: Numbers, master_bytes: Numbers, moments_bytes: Numbers
+) -> StateBytes:
+    """Bytes of one parameter whose state is shared by `ranks` devices."""
+    stage = np.asarray(strategies.zero_stage)
+    owns_master = np.where(stage >= 3.0, 0.0, master_bytes)
+    on_device = 1.0 - strategies.optimizer_offload
+    return StateBytes(
+        weight=np.where(stage >= 3.0, master_bytes / ranks, strategies.weight_bytes),
+        gradient=strategies.gradient_bytes / np.where(stage >= 2.0, ranks, 1.0),
+        optimizer=(owns_master + moments_bytes) * on_device / np.where(stage >= 1.0, ranks, 1.0),
+    )

@@ -1,0 +1,262 @@
+"""Cost of one layer of each kind on one device per micro-batch, independent of the stages.
+
+These are the expensive half of a price: GEMMs by tile, collectives by group. They depend on the
+model, the machine, the constants, and of a strategy on
+
+    sequence, micro_batch, tensor, context, expert, expert_tensor, sequence_parallel, element_bytes,
+    every recompute_* field, chunks, has_flash_attention, dropout, a2a_overlap, is_deepep,
+    is_hybridep, overlap_tensor, partial_graph, full_graph, fused_grouped_mlp,
+    expert_imbalance
+
+but not on pipeline, virtual_pipeline, data, num_microbatches, zero_stage or the layout. (Groups of
+tensor, context and expert parallelism lie inside those of data and pipeline parallelism in
+Megatron's order; with another order, `order`, the outer degrees count too.) A search prices the
+distinct combinations once and gathers with `UnitCosts.taken`.
+
+The host launches every kernel; a device with shorter kernels waits. Seconds of a pass are the
+smooth maximum (d^4 + l^4)^(1/4) of the device's kernels d and the launches l, since queues absorb
+part of the difference. Exposed collectives are added: they wait for the slowest host, so no host
+runs ahead during them. The exponent is ours.
+
+Letters: C columns. Not covered: hosts that are slower on some ranks.
+"""
+
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from tuner.costs.train.attention import attention_block
+from tuner.costs.train.blocks import (
+    dense_block,
+    embedding_block,
+    head_block,
+    mtp_projection_block,
+)
+from tuner.costs.train.constants import Constants
+from tuner.costs.train.experts import moe_blocks
+from tuner.costs.train.kernels import DatasheetKernels, Kernels
+from tuner.costs.train.links import MEGATRON_ORDER, groups
+from tuner.costs.train.parts import Block, Setting, is_any
+from tuner.costs.train.shapes import Hardware, ModelShape, Numbers, Strategies, taken
+
+SMOOTHNESS = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LayerCost:
+    """One layer, one micro-batch, one device."""
+
+    forward_s: Numbers = 0.0
+    """Exposed communication and waiting for the host included."""
+    backward_s: Numbers = 0.0
+    """The same, recomputation included."""
+    weight_s: Numbers = 0.0
+    """Of the backward pass: GEMMs for weight gradients, which may be delayed."""
+    tensor_s: Numbers = 0.0
+    """Of both passes: exposed collectives of tensor parallelism, recomputed ones included."""
+    context_s: Numbers = 0.0
+    expert_s: Numbers = 0.0
+    recompute_s: Numbers = 0.0
+    host_s: Numbers = 0.0
+    """Of both passes: waiting for launches."""
+    parameters: Numbers = 0.0
+    """Of one device, without experts."""
+    expert_parameters: Numbers = 0.0
+    """Of one device."""
+
+
+KINDS = ("dense", "moe", "mtp", "embedding", "head")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UnitCosts:
+    """Costs by kind of layer."""
+
+    dense: LayerCost
+    moe: LayerCost
+    mtp: LayerCost
+    """A whole multi-token-prediction layer, its head included."""
+    embedding: LayerCost
+    head: LayerCost
+    load_forward_s: Numbers
+    """Additional seconds of a MoE layer's forward pass per unit of imbalance."""
+    load_backward_s: Numbers
+
+    def taken(self, chosen: npt.NDArray[np.intp]) -> "UnitCosts":
+        """Keep or repeat the chosen columns."""
+
+        def kept(value: Numbers) -> Numbers:
+            return value[chosen] if isinstance(value, np.ndarray) and value.ndim else value
+
+        return UnitCosts(
+            **{kind: taken(getattr(self, kind), chosen) for kind in KINDS},
+            load_forward_s=kept(self.load_forward_s),
+            load_backward_s=kept(self.load_backward_s),
+        )
+
+
+def unit_costs(
+    model: ModelShape,
+    strategies: Strategies,
+    hardware: Hardware,
+    constants: Constants,
+    *,
+    kernels: Kernels | None = None,
+    order: tuple[str, ...] = MEGATRON_ORDER,
+) -> UnitCosts:
+    """Price one layer of each kind; see the module for what the result depends on."""
+    chosen = DatasheetKernels(hardware=hardware, constants=constants)
+    setting = Setting(
+        model=model,
+        strategies=strategies,
+        hardware=hardware,
+        constants=constants,
+        kernels=kernels or chosen,
+        groups=groups(strategies, hardware, order=order),
+    )
+    attention = attention_block(setting)
+    has_moe = is_any(model.moe_layers)
+    dense = _layer(setting, attention + dense_block(setting))
+    head = _embedding_or_head(setting, head_block(setting))
+    moe = dense
+    slopes: tuple[Numbers, Numbers] = (0.0, 0.0)
+    if has_moe:
+        fixed, routed = moe_blocks(setting)
+        moe, slopes = _moe_layer(setting, attention + fixed, routed)
+    mtp = LayerCost()
+    if is_any(model.mtp_layers):
+        joined = _layer(setting, mtp_projection_block(setting))
+        mtp = _sum(_where(np.greater(model.moe_layers, 0.0), moe, dense), joined, head)
+    counted = _counted_parameters(model, strategies)
+    return UnitCosts(
+        dense=replace(dense, parameters=counted["dense"]),
+        moe=replace(moe, parameters=counted["moe"], expert_parameters=counted["experts"]),
+        mtp=replace(
+            mtp,
+            parameters=counted["mtp"],
+            expert_parameters=np.where(np.greater(model.moe_layers, 0.0), counted["experts"], 0.0),
+        ),
+        embedding=replace(
+            _embedding_or_head(setting, embedding_block(setting)), parameters=counted["table"]
+        ),
+        head=replace(head, parameters=counted["table"]),
+        load_forward_s=slopes[0],
+        load_backward_s=slopes[1],
+    )
+
+
+def _layer(setting: Setting, block: Block) -> LayerCost:
+    """A layer to which full recomputation applies."""
+    return _cost(setting, block, full=_recomputed_share(setting.strategies))
+
+
+def _recomputed_share(s: Strategies) -> Numbers:
+    """Share of a layer's forward pass that is recomputed.
+
+    By operation: about half of the GEMMs and all memory-bound kernels, but not attention.
+    """
+    return np.maximum(s.recompute_full, 0.5 * s.recompute_by_op)
+
+
+def _embedding_or_head(setting: Setting, block: Block) -> LayerCost:
+    """Embedding and head are never recomputed."""
+    return _cost(setting, block, full=0.0)
+
+
+def _cost(setting: Setting, block: Block, *, full: Numbers) -> LayerCost:
+    slower = setting.constants.straggler_factor
+    once_s = block.tensor_s + block.context_s + block.expert_s
+    visible_s = once_s * slower
+    visible_back_s = block.tensor_backward_s + block.context_backward_s + block.expert_s
+    visible_back_s = (visible_back_s + full * once_s) * slower
+    kernels_s = block.forward_s * slower
+    repeated_s = (full * block.forward_s + (1.0 - full) * block.recomputed_s) * slower
+    kernels_back_s = block.backward_s * slower + repeated_s
+    launched_s = _launched_s(setting, block)
+    repeated = repeated_s / np.maximum(kernels_s, 1e-30)
+    launched_back_s = launched_s * (setting.constants.backward_launches + repeated)
+    waited_s = _larger(kernels_s, launched_s) - kernels_s
+    waited_back_s = _larger(kernels_back_s, launched_back_s) - kernels_back_s
+    return LayerCost(
+        forward_s=kernels_s + waited_s + visible_s,
+        backward_s=kernels_back_s + waited_back_s + visible_back_s,
+        weight_s=block.weight_s * slower,
+        tensor_s=(block.tensor_s * (1.0 + full) + block.tensor_backward_s) * slower,
+        context_s=(block.context_s * (1.0 + full) + block.context_backward_s) * slower,
+        expert_s=block.expert_s * (2.0 + full) * slower,
+        recompute_s=repeated_s + full * visible_s,
+        host_s=waited_s + waited_back_s,
+    )
+
+
+def _moe_layer(
+    setting: Setting, fixed: Block, routed: Block
+) -> tuple[LayerCost, tuple[Numbers, Numbers]]:
+    """A MoE layer at `expert_imbalance`, and the slopes of its passes in it."""
+    s, own = setting.strategies, setting.constants
+    cost = _layer(setting, fixed + routed)
+    full = _recomputed_share(s)
+    device_s = routed.forward_s + routed.expert_s
+    recomputed_s = full * device_s + (1.0 - full) * routed.recomputed_s
+    device_back_s = routed.backward_s + routed.expert_s + recomputed_s
+    per_unit = own.straggler_factor / s.expert_imbalance
+    return cost, (device_s * per_unit, device_back_s * per_unit)
+
+
+def _launched_s(setting: Setting, block: Block) -> Numbers:
+    s, own = setting.strategies, setting.constants
+    partly = np.where(np.greater(s.partial_graph, 0.0), own.partial_graph_ratio, 1.0)
+    whole = np.where(np.greater(s.full_graph, 0.0), own.full_graph_ratio, 1.0)
+    return own.launch_s * whole * (partly * block.launches + block.expert_launches)
+
+
+def _larger(device_s: Numbers, launched_s: Numbers) -> Numbers:
+    # (d^4 + l^4)^(1/4) without under- or overflow, and without powers where it is plain.
+    larger = np.maximum(device_s, launched_s)
+    ratio = np.minimum(device_s, launched_s) / np.maximum(larger, 1e-30)
+    return larger * (1.0 + ratio**SMOOTHNESS) ** (1.0 / SMOOTHNESS)
+
+
+def _counted_parameters(m: ModelShape, s: Strategies) -> dict[str, Numbers]:
+    """Matrices of one device by kind; norms and biases are below a thousandth."""
+    gqa = m.hidden * (m.heads + m.kv_heads) * m.head_dim + m.hidden * m.value_dim * (
+        m.heads + m.kv_heads
+    )
+    nope = m.head_dim - m.rope_dim
+    has_rank = np.greater(m.q_lora_rank, 0.0)
+    queries = m.heads * m.head_dim * np.where(has_rank, m.q_lora_rank, m.hidden)
+    shared_down = m.hidden * (m.q_lora_rank + m.kv_lora_rank + m.rope_dim)
+    split = queries + m.heads * (m.kv_lora_rank * (nope + m.value_dim) + m.value_dim * m.hidden)
+    mla = split / s.tensor + shared_down
+    attention = np.where(np.greater(m.is_mla, 0.0), mla, gqa / s.tensor)
+    matrices = np.where(np.greater(m.is_gated, 0.0), 3.0, 2.0)
+    network = matrices * m.hidden * m.dense_ffn / s.tensor
+    shared = matrices * m.hidden * m.shared_ffn / s.tensor + m.hidden * m.experts
+    experts = matrices * m.hidden * m.moe_ffn * m.experts / (s.expert * s.expert_tensor)
+    last = np.where(np.greater(m.moe_layers, 0.0), shared, network)
+    return {
+        "dense": attention + network,
+        "moe": attention + shared,
+        "experts": experts,
+        "mtp": attention + last + 2.0 * m.hidden * m.hidden / s.tensor,
+        "table": m.vocab * m.hidden / s.tensor,
+    }
+
+
+def _sum(*costs: LayerCost) -> LayerCost:
+    return LayerCost(
+        **{
+            field.name: sum(getattr(cost, field.name) for cost in costs)
+            for field in fields(LayerCost)
+        }
+    )
+
+
+def _where(condition: npt.NDArray[np.bool_], yes: LayerCost, no: LayerCost) -> LayerCost:
+    return LayerCost(
+        **{
+            field.name: np.where(condition, getattr(yes, field.name), getattr(no, field.name))
+            for field in fields(LayerCost)
+        }
+    )
