@@ -10,18 +10,18 @@ from profilers.errors import ProfilerError
 from tuner.errors import TunerError
 from tuner.explain.other_limits import what_ifs
 from tuner.explain.planned_spec import read_any_plan, read_planned_spec
+from tuner.goals.serve import price_serving_pool
+from tuner.goals.serve_folder import read_serve_plan
+from tuner.goals.train_folder import plan_kind
 from tuner.paths import AnyPath, plan_folder, to_paths
-from tuner.plan_folder import plan_kind
+from tuner.plans.what_if import parse_changes
 from tuner.report.content import Report
 from tuner.report.read import WhatIfEvidence, build_report
 from tuner.report.replay import Replay, at_planned_rate, replayed
 from tuner.report.what_if_curves import what_if_requests
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.search.serve.prefix_reuse import recorded_prompts
-from tuner.serve_api import price_serving_pool
-from tuner.serve_folder import read_serve_plan
 from tuner.spec.serving.read import read_serve_spec
-from tuner.what_if import parse_changes
 
 
 def report(

@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.plan_folder import plan_kind
+from tuner.goals.train_folder import plan_kind
 from tuner.report.content import Figure, Report, Section
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import picture

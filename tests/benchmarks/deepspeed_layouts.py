@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from tuner import api
-from tuner.plan import Plan
+from tuner.goals.verify import command_trials
+from tuner.plans.train import Plan
 from tuner.verify.recalibration import corrected_step_s, factors
 from tuner.verify.records import TrialRecord, read_trials
 from tuner.verify.verification import Effort, Watcher
-from tuner.verify_api import command_trials
 
 CHECKOUT = Path(__file__).parents[2]
 EXAMPLE = CHECKOUT / "examples" / "engines" / "deepspeed"

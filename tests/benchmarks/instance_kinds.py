@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tuner.goals.serve import price_serving_pool
 from tuner.search.serve.routed_simulation import policy_of
 from tuner.search.serve.routers import router_choices
 from tuner.search.serve.solve_mode import (
@@ -31,7 +32,6 @@ from tuner.search.serve.solve_mode import (
     solve_instances,
     solve_with_router,
 )
-from tuner.serve_api import price_serving_pool
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.read import read_serve_spec
 

@@ -1,15 +1,15 @@
 """Placements under the dispatch rules of runtimes: `python tests/benchmarks/placement_dispatch.py`.
 
-Each case plans with `tuner.place_api.place`, as `moetune plan` does, from some recorded passes, and
-evaluates on hold-out passes: the plan for an even split (`even plan`), EPLB's placement of the same
-loads (`eplb`), the plan for the rule `static` (`static plan`), and the plan of a spec that states
-no dispatch, for SGLang with DeepEP (`best plan`). Two more show what is reachable: the *floor* is
-an even split of `even plan`, without dispatch randomness: what remains is the difference between
-fit and hold-out passes. `static oracle` and `near oracle` are the same searches on the hold-out
-passes themselves: what remains there cannot be removed by longer recordings. They are heuristic;
-only `bound` is proven. Loads are the recordings of 256 experts (examples/routing/long-*), synthetic
-ones of the same width, and, where `--routing` names a folder of recordings in the project's own
-layout, OLMoE's and Mixtral's.
+Each case plans with `tuner.goals.place.place`, as `moetune plan` does, from some recorded passes,
+and evaluates on hold-out passes: the plan for an even split (`even plan`), EPLB's placement of the
+same loads (`eplb`), the plan for the rule `static` (`static plan`), and the plan of a spec that
+states no dispatch, for SGLang with DeepEP (`best plan`). Two more show what is reachable: the
+*floor* is an even split of `even plan`, without dispatch randomness: what remains is the difference
+between fit and hold-out passes. `static oracle` and `near oracle` are the same searches on the
+hold-out passes themselves: what remains there cannot be removed by longer recordings. They are
+heuristic; only `bound` is proven. Loads are the recordings of 256 experts
+(examples/routing/long-*), synthetic ones of the same width, and, where `--routing` names a folder
+of recordings in the project's own layout, OLMoE's and Mixtral's.
 
     load = sum over layers of the largest rank load / sum over layers of the mean, of the mean pass
 
@@ -73,7 +73,7 @@ from tests.benchmarks.dispatch_results import (
 from tests.benchmarks.sglang_expert_location import ExpertLocation, expert_location_file
 from tests.solvers.placement.balance.testing import families
 from tests.solvers.placement.dispatch.testing import sampled_loads
-from tuner.place_api import place
+from tuner.goals.place import place
 from tuner.search.place.candidates import eplb_baseline
 from tuner.search.place.evaluation import whole_tokens
 from tuner.search.place.evidence import WorkloadEvidence, split_recordings

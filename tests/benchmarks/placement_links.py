@@ -31,8 +31,8 @@ import numpy as np
 
 from profilers.routing.recording import Floats, Recording
 from profilers.routing.store import read_recording
-from tuner.place_api import place
-from tuner.place_plan import LinkFacts, PlaceDecision, PlacePlan
+from tuner.goals.place import place
+from tuner.plans.place import LinkFacts, PlaceDecision, PlacePlan
 from tuner.spec.place import Objective, Traffic
 
 ROOT: Final = Path(__file__).parents[2]

@@ -26,10 +26,10 @@ from tuner.costs.serve.capacity import cache_tokens
 from tuner.costs.serve.engine import TRAITS, Batching
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
+from tuner.plans.serve import Role
 from tuner.search.serve.demand import build_demand
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.simulation import InstanceGroup, simulate_aggregated_mode
-from tuner.serve_plan import Role
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import ServeGoal
 

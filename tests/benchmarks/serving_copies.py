@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Final
 from unittest.mock import patch
 
+from tuner.config.serve_words import group_degrees
 from tuner.devices.datasheet import Vendor
-from tuner.serve_api import deploy
-from tuner.serve_plan import ServePlan
-from tuner.serve_words import group_degrees
+from tuner.goals.serve import deploy
+from tuner.plans.serve import ServePlan
 from tuner.spec.serving.manifests import registry
 
 MODEL: Final = Path(__file__).parents[2] / "examples" / "models" / "deepseek-v3"

@@ -6,7 +6,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from tuner.place_plan import LinkFacts
+from tuner.plans.place import LinkFacts
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tuner.devices.catalogue import find_device
+from tuner.goals.serve import price_serving_pool
+from tuner.plans.serve import Role
 from tuner.search.serve.islands import island_layouts
 from tuner.search.serve.options import Option
 from tuner.search.serve.program import build_program, solve_program
@@ -41,8 +43,6 @@ from tuner.search.serve.solve_mode import (
     build_serve_problem,
     goal_spare,
 )
-from tuner.serve_api import price_serving_pool
-from tuner.serve_plan import Role
 from tuner.spec.serving.manifests.registry import releases_by_pool
 from tuner.spec.serving.manifests.steps import cache_kind
 from tuner.spec.serving.manifests.vendor_pairs import connector_between, vendor_refusals

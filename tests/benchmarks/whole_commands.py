@@ -49,7 +49,12 @@ OTHERS = (
     "checks/place-balance",
 )
 
-MODULES = "tuner.cli.plan_train, tuner.train_api, tuner.plan_folder, tuner.search.train.plan_train"
+MODULES = ", ".join(
+    (
+        *("tuner.cli.plan_train", "tuner.goals.train", "tuner.goals.train_folder"),
+        "tuner.search.train.plan_train",
+    )
+)
 
 
 def specs(folder: Path, *, every: bool) -> dict[str, Path]:
@@ -64,7 +69,7 @@ def specs(folder: Path, *, every: bool) -> dict[str, Path]:
 
 ALONE = """
 import sys
-from tuner.train_api import plan_training
+from tuner.goals.train import plan_training
 plan_training(sys.argv[1], with_unlaunchable=False)
 """
 

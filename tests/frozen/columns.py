@@ -47,7 +47,9 @@ from tuner.costs.train.memory import price_memory
 from tuner.costs.train.shapes import Stages, Strategies, stacked
 from tuner.costs.train.step import price_step
 from tuner.errors import OutsideProfileError
-from tuner.plan import TrainDecision
+from tuner.goals.serve import price_serving_pool as site_of_server
+from tuner.plans.serve import Role
+from tuner.plans.train import TrainDecision
 from tuner.search.reference.decisions import degrees_of
 from tuner.search.reference.decisions import options_of as stage_options_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_problem
@@ -63,8 +65,6 @@ from tuner.search.train.candidate_prices import candidate_bound_s, price
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.options import option_space
 from tuner.search.train.problem import TrainProblem
-from tuner.serve_api import price_serving_pool as site_of_server
-from tuner.serve_plan import Role
 from tuner.spec.capabilities import launchable
 from tuner.spec.read import read_spec
 from tuner.spec.serving.manifests.registry import release_on

@@ -30,7 +30,7 @@ from tuner import api
 from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.reference.workload import Degrees, Workload
 from tuner.costs.residuals import Residual
-from tuner.plan_folder import read_plan, read_used_profile, write_plan
+from tuner.goals.train_folder import read_plan, read_used_profile, write_plan
 from tuner.search.reference.layer_costs import Machine
 from tuner.search.reference.shapes import cases_for
 from tuner.spec.model import Attention, ModelSpec, Moe

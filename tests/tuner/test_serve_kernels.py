@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from tuner.explain.explanation import explain
-from tuner.serve_api import deploy
-from tuner.serve_folder import write_serve_plan
+from tuner.goals.serve import deploy
+from tuner.goals.serve_folder import write_serve_plan
+from tuner.plans.what_if import Change
 from tuner.serve_kernels import kernel_hashes, kernels_changed
 from tuner.spec.cluster import Cluster, Pool
-from tuner.what_if import Change
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 CLUSTER = Cluster(

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.breakdown import cause_words
 from tuner.cli.explain_text import figure_text, signed_s
 from tuner.cli.text import columns, format_times
 from tuner.compare.comparison import ComparedPlan, Comparison
+from tuner.plans.breakdown import cause_words
 
 SHOWN_TERMS: Final = 6
 SHOWN_CHANGES: Final = 12

@@ -7,8 +7,8 @@ import typer
 
 from tuner.cli.serve_text import group_text, latency_text
 from tuner.cli.text import columns, labelled, print_exact, print_text
+from tuner.config.serve_words import target_words
 from tuner.estimate.serving.records import ServingChange, ServingEstimate, ServingLoad
-from tuner.serve_words import target_words
 from tuner.units import format_bytes, format_number, format_ratio, format_s
 
 SHOWN_CHANGES = 6

@@ -68,9 +68,9 @@ def _text(explained: "Explained", *, folder: Path, verbose: bool) -> str:
     from tuner.cli.plan_text import explanation
     from tuner.cli.serve_text import serve_explanation
     from tuner.cli.verify_text import verdict_text
-    from tuner.place_plan import PlacePlan
-    from tuner.plan_folder import read_verified
-    from tuner.serve_plan import ServePlan
+    from tuner.goals.train_folder import read_verified
+    from tuner.plans.place import PlacePlan
+    from tuner.plans.serve import ServePlan
 
     why = why_lines(explained.why, verbose=verbose)
     if isinstance(explained, ServePlan):

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.breakdown import cause_words
 from tuner.cli.text import asides, columns, format_times
 from tuner.explain.other_limits import IDLE
+from tuner.plans.breakdown import cause_words
+from tuner.plans.what_if import Outcome, Rival, WhatIf, Why
 from tuner.units import format_bytes, format_number, format_ratio, format_s
-from tuner.what_if import Outcome, Rival, WhatIf, Why
 
 SHOWN_TERMS: Final = 3
 SHOWN_CHANGES: Final = 4

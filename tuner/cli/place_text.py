@@ -6,7 +6,7 @@ from typing import Final
 
 from solvers.placement.balance.check import LAUNCHES
 from tuner.cli.text import asides, labelled
-from tuner.place_plan import (
+from tuner.plans.place import (
     DispatchOutcome,
     LayerTimes,
     LeftOut,

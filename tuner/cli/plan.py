@@ -12,9 +12,9 @@ from tuner.cli.text import print_stderr
 from tuner.errors import SpecError
 
 if TYPE_CHECKING:
-    from tuner.place_plan import PlacePlan
-    from tuner.plan import Plan
-    from tuner.serve_plan import ServePlan
+    from tuner.plans.place import PlacePlan
+    from tuner.plans.serve import ServePlan
+    from tuner.plans.train import Plan
 
 
 def command(

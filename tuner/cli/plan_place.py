@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tuner.cli.text import print_exact, print_text
 
 if TYPE_CHECKING:
-    from tuner.place_plan import PlacePlan
+    from tuner.plans.place import PlacePlan
 
 
 def plan_place(
@@ -24,8 +24,8 @@ def plan_place(
     # Not from tuner.api, which imports all of the product: a second and more.
     from tuner.cli.place_text import place_text
     from tuner.cli.progress import planning_progress
-    from tuner.place_api import place
-    from tuner.place_folder import write_place_plan
+    from tuner.goals.place import place
+    from tuner.goals.place_folder import write_place_plan
     from tuner.search.progress import PlanningEvent
 
     with planning_progress(limit_s=time_limit_s) as watch:

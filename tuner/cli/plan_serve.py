@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tuner.cli.text import print_exact, print_text
 
 if TYPE_CHECKING:
-    from tuner.serve_plan import ServePlan
+    from tuner.plans.serve import ServePlan
 
 
 def plan_serve(

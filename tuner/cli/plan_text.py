@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from tuner.cli.text import asides, breakdown_text, columns, format_times, labelled
-from tuner.equal_stages import equal_stages
+from tuner.config.equal_stages import equal_stages
+from tuner.config.words import degrees, knobs, short_decision, short_layout, train_changes
 from tuner.faults.forecast import RunForecast
-from tuner.placement import StagePlacement
-from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.plans.stage_placement import StagePlacement
+from tuner.plans.train import Plan, TrainDecision, TrainPrediction
 from tuner.report.memory_headroom import (
     HARDLY_ANY,
     chance_sentence,
@@ -28,7 +29,6 @@ from tuner.spec.accounting import (
     training_flop_per_token,
 )
 from tuner.spec.goal import TrainGoal
-from tuner.train_words import degrees, knobs, short_decision, short_layout, train_changes
 from tuner.units import (
     format_bytes,
     format_count,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tuner.cli.text import print_exact, print_text
 
 if TYPE_CHECKING:
-    from tuner.plan import Plan
+    from tuner.plans.train import Plan
 
 
 def plan_train(
@@ -27,8 +27,8 @@ def plan_train(
     from profilers.affinity import usable_cores
     from tuner.cli.plan_text import plan_text
     from tuner.cli.progress import planning_progress
-    from tuner.plan_folder import write_plan
-    from tuner.train_api import plan_training
+    from tuner.goals.train import plan_training
+    from tuner.goals.train_folder import write_plan
 
     with planning_progress(limit_s=time_limit_s) as watch:
         made = plan_training(

@@ -12,7 +12,7 @@ from tuner.errors import TunerError
 
 SCHEMAS: Final[Mapping[str, str]] = {
     "spec": "tuner.spec.spec:SpecFile",
-    "plan": "tuner.plan:Plan",
+    "plan": "tuner.plans.train:Plan",
     "verified": "tuner.verify.records:Verified",
     "profile": "profilers.records:ProfileHeader",
     "recording": "profilers.routing.store:RecordingHeader",
@@ -24,10 +24,10 @@ SCHEMAS: Final[Mapping[str, str]] = {
     "report": "tuner.report.written:Written",
     "residuals": "tuner.costs.train.calibration:Residuals",
     "place-spec": "tuner.spec.place_read:PlaceSpecFile",
-    "place-plan": "tuner.place_plan:PlacePlan",
+    "place-plan": "tuner.plans.place:PlacePlan",
     "place-verified": "tuner.verify.placement_records:PlaceVerified",
     "serve-spec": "tuner.spec.serving.read:ServeSpecFile",
-    "serve-plan": "tuner.serve_plan:ServePlan",
+    "serve-plan": "tuner.plans.serve:ServePlan",
     "serve-verified": "tuner.verify.deployments.records:ServeVerified",
     "serving-estimate": "tuner.estimate.serving.records:ServingEstimate",
     "serving-backtest": "tuner.backtest.serving.records:ServingBacktest",

@@ -6,16 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tuner.cli.text import asides, breakdown_text, columns, labelled
-from tuner.serve_plan import (
-    Band,
-    Instances,
-    Latency,
-    Role,
-    ServeModeResult,
-    ServePlan,
-    TokenCost,
-)
-from tuner.serve_words import (
+from tuner.config.serve_words import (
     describe_kv_transfer,
     gain_words,
     group_degrees,
@@ -23,6 +14,15 @@ from tuner.serve_words import (
     island_words,
     router_words,
     short_serve,
+)
+from tuner.plans.serve import (
+    Band,
+    Instances,
+    Latency,
+    Role,
+    ServeModeResult,
+    ServePlan,
+    TokenCost,
 )
 from tuner.spec.accounting import active_parameters, num_parameters
 from tuner.spec.serving.goal import Percentiles

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 from typing import Final
 
-from tuner.breakdown import breakdown_rows
+from tuner.plans.breakdown import breakdown_rows
 
 LABEL_WIDTH: Final = 15
 LINE_WIDTH: Final = 100

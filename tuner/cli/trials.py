@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tuner.cli.text import print_stderr, printable
-from tuner.train_words import short_decision
+from tuner.config.words import short_decision
 from tuner.units import format_s
 from tuner.verify.identical_failures import failure_cause
 from tuner.verify.verification import Watcher
@@ -15,7 +15,7 @@ from tuner.verify.verification import Watcher
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tuner.plan import TrainDecision
+    from tuner.plans.train import TrainDecision
     from tuner.verify.records import TrialRecord
 
 HEADER = ("trial", "decision", "from", "predicted", "measured", "status")

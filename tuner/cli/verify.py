@@ -167,7 +167,7 @@ def command(
 
     The launch files are rewritten for the fastest.
     """
-    from tuner.plan_folder import plan_kind
+    from tuner.goals.train_folder import plan_kind
 
     kind = plan_kind(plan)
     refuse_unfit(written_options(context), kind=kind, launcher=launcher, parallel=parallel)
@@ -195,9 +195,9 @@ def command(
     from tuner.cli.trials import live_table
     from tuner.cli.verify_text import verified_text
     from tuner.errors import SpecError
+    from tuner.goals.verify import command_trials, slurm_trials
     from tuner.units import parse_seconds
     from tuner.verify.verification import Effort
-    from tuner.verify_api import command_trials, slurm_trials
 
     limits = parse_budget(budget, max_devices)
     by: SlurmLauncher | CommandLauncher | None = None

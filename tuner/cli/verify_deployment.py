@@ -31,9 +31,9 @@ def verify_deployment(
     from tuner import api
     from tuner.cli.deploy_text import serving_verified_text
     from tuner.errors import SpecError
-    from tuner.serve_trial import Reached
+    from tuner.goals.serve_trial import Reached
+    from tuner.goals.verify_serve import DeploymentEffort
     from tuner.units import parse_seconds
-    from tuner.verify_serve_api import DeploymentEffort
 
     if launcher != "command":
         raise SpecError(

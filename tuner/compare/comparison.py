@@ -21,12 +21,12 @@ from tuner.explain.planned_spec import Kind, StoredPlan, read_any_plan
 from tuner.explain.rivals import terms
 from tuner.explain.words import differences, words
 from tuner.paths import AnyPath, plan_folder
-from tuner.place_plan import PlacePlan
-from tuner.plan import Band, Plan
+from tuner.plans.place import PlacePlan
+from tuner.plans.serve import ServePlan
+from tuner.plans.train import Band, Plan
 from tuner.regress.observed import plan_facts, spec_differences
 from tuner.regress.words import change_words
 from tuner.search.ratios import is_tie
-from tuner.serve_plan import ServePlan
 
 MOST_PLANS: Final = 64
 FEWEST_PLANS: Final = 2

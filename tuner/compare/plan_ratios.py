@@ -30,10 +30,10 @@ from tuner.costs.train.calibration import shipped
 from tuner.devices.catalogue import find_device
 from tuner.errors import TunerError
 from tuner.explain.planned_spec import StoredPlan
-from tuner.place_plan import PlacePlan
-from tuner.plan import Band, Plan
+from tuner.plans.place import PlacePlan
+from tuner.plans.serve import ServePlan, ServePrediction
+from tuner.plans.train import Band, Plan
 from tuner.search.ratios import ratios_for, ties_ratio, uniform_ratios
-from tuner.serve_plan import ServePlan, ServePrediction
 
 RATES: Final = frozenset({"tokens_per_s", "tokens_per_s_per_device", "mfu_ratio"})
 """Figures of training that are inverse to seconds."""

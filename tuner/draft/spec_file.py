@@ -9,11 +9,11 @@ from profilers.errors import ProfilerError
 from tuner.draft.spec_fields import FieldValues, Goal, SpecField, spec_fields
 from tuner.draft.text import spec_text
 from tuner.errors import SpecError, TunerError
+from tuner.goals.train import refuse_unlaunchable
 from tuner.spec.files import shown_path
 from tuner.spec.place_read import read_place_spec
 from tuner.spec.read import read_spec
 from tuner.spec.serving.read import read_serve_spec
-from tuner.train_api import refuse_unlaunchable
 
 
 def fill_values(goal: Goal, given: Mapping[str, str]) -> dict[str, str]:

@@ -4,9 +4,9 @@ An unmeasured plan says so first, with the reason that was given. What one start
 header; files beside it say only what wrote them and whether it was verified.
 """
 
-from tuner.equal_stages import equal_stages
-from tuner.plan import TrainDecision, VerifiedPlan
-from tuner.train_words import degrees, knobs
+from tuner.config.equal_stages import equal_stages
+from tuner.config.words import degrees, knobs
+from tuner.plans.train import TrainDecision, VerifiedPlan
 from tuner.units import format_bytes, format_number, format_s
 
 

@@ -23,7 +23,7 @@ from tuner.emit.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.launch.assumptions import assumptions
 from tuner.launch.priced_settings import written
 from tuner.launch.shape import launch_shape
-from tuner.plan import TrainDecision, VerifiedPlan
+from tuner.plans.train import TrainDecision, VerifiedPlan
 from tuner.spec.goal import TrainGoal
 from tuner.spec.manifests.manifest import PIPELINE_INSIDE_ORDER
 from tuner.spec.model import ModelSpec

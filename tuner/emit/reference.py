@@ -14,7 +14,7 @@ from tuner.emit.files import EmittedFile, comment
 from tuner.emit.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.launch.shape import launch_shape
 from tuner.launch.step_config import step_config, training_config
-from tuner.plan import VerifiedPlan
+from tuner.plans.train import VerifiedPlan
 
 TIMED_STEPS: Final = 8
 """Enough for a median; a user edits `step.json` for more."""

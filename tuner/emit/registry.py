@@ -11,7 +11,7 @@ from typing import Final, Protocol, cast
 from tuner.emit.files import EmittedFile
 from tuner.emit.hosts import hosts_file
 from tuner.launch.shape import launch_shape
-from tuner.plan import Plan, TrainDecision, VerifiedPlan
+from tuner.plans.train import Plan, TrainDecision, VerifiedPlan
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.manifests.manifest import with_gradients
 from tuner.spec.refusals import refusals

@@ -12,7 +12,7 @@ from tuner.emit.evidence import brief_statement
 from tuner.emit.files import JOB_FOLDER, JOB_NAME, EmittedFile, comment, label
 from tuner.emit.hosts import HOSTS_NAME, hosts, notes
 from tuner.launch.shape import LaunchShape, launch_shape
-from tuner.plan import VerifiedPlan
+from tuner.plans.train import VerifiedPlan
 from tuner.spec.capabilities import programs
 
 

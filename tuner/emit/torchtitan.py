@@ -23,7 +23,7 @@ from tuner.emit.files import EmittedFile, comment
 from tuner.emit.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.launch.assumptions import assumptions
 from tuner.launch.shape import launch_shape
-from tuner.plan import TrainDecision, VerifiedPlan
+from tuner.plans.train import TrainDecision, VerifiedPlan
 from tuner.spec.goal import Precision, TrainGoal
 from tuner.spec.manifests.decision import global_recompute
 from tuner.spec.model import ModelSpec

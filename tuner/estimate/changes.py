@@ -25,7 +25,7 @@ from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.prices import TARGET_OF, PricedConfiguration, PricingSetup, price_configurations
 from tuner.estimate.records import Change
-from tuner.plan import TrainDecision
+from tuner.plans.train import TrainDecision
 from tuner.search.ratios import Ratios, is_tie
 from tuner.spec.capabilities import TARGETS, Capabilities, refusals
 from tuner.spec.manifests.manifest import with_gradients

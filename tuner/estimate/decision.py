@@ -8,7 +8,7 @@ from typing import Literal
 from profilers.steps.config import Recompute
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.launch import Graphs
-from tuner.plan import TrainDecision
+from tuner.plans.train import TrainDecision
 from tuner.spec.model import ModelSpec
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Size
-from tuner.plan import Band, Probability, TrainDecision
+from tuner.plans.train import Band, Probability, TrainDecision
 
 SCHEMA_VERSION = 1
 # 1: first release.

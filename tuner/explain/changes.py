@@ -18,6 +18,7 @@ from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import TunerError
 from tuner.explain.planned_spec import Kind, PlannedSpec
+from tuner.plans.what_if import KEYS, Change, moved
 from tuner.spec.cluster import Pool
 from tuner.spec.files import shown_path
 from tuner.spec.serving.trace_summary import summarise_trace
@@ -30,7 +31,6 @@ from tuner.units import (
     parse_per_s,
     parse_seconds,
 )
-from tuner.what_if import KEYS, Change, moved
 
 Keys = dict[str, Any]
 Notes = list[str]

@@ -11,12 +11,12 @@ from tuner.explain.outcomes import to_figures
 from tuner.explain.planned_spec import StoredPlan, read_any_plan
 from tuner.explain.rivals import to_rivals
 from tuner.paths import AnyPath, plan_folder, to_paths
-from tuner.place_plan import PlacePlan
-from tuner.plan import Plan
+from tuner.plans.place import PlacePlan
+from tuner.plans.serve import ServePlan
+from tuner.plans.train import Plan
+from tuner.plans.what_if import Change, Outcome, Why
 from tuner.search.progress import ProgressListener, ignore_progress
 from tuner.serve_kernels import kernels_changed
-from tuner.serve_plan import ServePlan
-from tuner.what_if import Change, Outcome, Why
 
 AGREE_RATIO: Final = 0.001
 """Relative difference of the objective up to which a re-solved plan counts as the same."""
@@ -56,7 +56,7 @@ def explain(
 
     Args:
         folder: of the plan.
-        changes: to solve for, see `tuner.what_if`; None: those of `usual_changes`, empty: none.
+        changes: to solve for (tuner/plans/what_if.py); None: `usual_changes`, empty: none.
         profiles: as for `moetune plan`; a training plan holds its own.
         time_limit_s: for the searches of all changes together.
         calibrated: as the plan was made.

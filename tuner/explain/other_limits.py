@@ -24,14 +24,14 @@ from tuner.errors import TunerError
 from tuner.explain.changes import apply_change
 from tuner.explain.outcomes import to_outcome
 from tuner.explain.planned_spec import PlannedSpec, StoredPlan, read_any_plan, read_planned_spec
+from tuner.goals.place import place
+from tuner.goals.serve import deploy
+from tuner.goals.train import plan_training
 from tuner.paths import AnyPath, plan_folder, to_paths
-from tuner.place_api import place
-from tuner.plan import Plan
+from tuner.plans.train import Plan
+from tuner.plans.what_if import Change, Outcome, WhatIf
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
-from tuner.serve_api import deploy
 from tuner.spec.files import shown_path
-from tuner.train_api import plan_training
-from tuner.what_if import Change, Outcome, WhatIf
 
 AS_PLANNED: Final = "as planned"
 IDLE: Final = "a plan must use every device; without the added nodes the plan stays as it is"

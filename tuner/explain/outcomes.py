@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from tuner.explain.planned_spec import StoredPlan
 from tuner.explain.words import differences, words
-from tuner.place_plan import PlacePlan
-from tuner.plan import Plan
-from tuner.serve_plan import ServePlan
+from tuner.plans.place import PlacePlan
+from tuner.plans.serve import ServePlan
+from tuner.plans.train import Plan
+from tuner.plans.what_if import Band, Outcome
 from tuner.spec.place import Objective
-from tuner.what_if import Band, Outcome
 
 
 class Figures(NamedTuple):

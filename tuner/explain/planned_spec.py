@@ -18,13 +18,13 @@ from typing import Any, Literal
 from profilers.files import read_bounded
 from tuner.costs.residuals import Residual
 from tuner.errors import PlanUnreadableError
+from tuner.goals.place_folder import read_place_plan
+from tuner.goals.serve_folder import read_serve_plan
+from tuner.goals.train_folder import plan_kind, read_plan
 from tuner.paths import AnyPath, plan_folder
-from tuner.place_folder import read_place_plan
-from tuner.place_plan import PlacePlan
-from tuner.plan import Plan
-from tuner.plan_folder import plan_kind, read_plan
-from tuner.serve_folder import read_serve_plan
-from tuner.serve_plan import ServePlan
+from tuner.plans.place import PlacePlan
+from tuner.plans.serve import ServePlan
+from tuner.plans.train import Plan
 from tuner.spec.cluster import Cluster
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.spec_file import read_spec_keys

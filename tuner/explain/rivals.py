@@ -9,10 +9,10 @@ from typing import Final
 
 from tuner.explain.planned_spec import StoredPlan
 from tuner.explain.words import words
-from tuner.place_plan import PlacePlan
-from tuner.plan import Plan
-from tuner.serve_plan import ServePlan, ServePrediction
-from tuner.what_if import Rival
+from tuner.plans.place import PlacePlan
+from tuner.plans.serve import ServePlan, ServePrediction
+from tuner.plans.train import Plan
+from tuner.plans.what_if import Rival
 
 MOST: Final = 5
 """Runners-up that are explained; the plan holds them all."""

@@ -2,11 +2,7 @@
 
 from collections.abc import Iterator
 
-from tuner.emit.placement.statement import spans
-from tuner.place_plan import PlaceDecision
-from tuner.plan import TrainDecision
-from tuner.serve_plan import Instances, ServeDecision
-from tuner.serve_words import (
+from tuner.config.serve_words import (
     describe_kv_transfer,
     group_changes,
     island_words,
@@ -14,7 +10,11 @@ from tuner.serve_words import (
     short_group,
     short_serve,
 )
-from tuner.train_words import runs, short_decision, train_changes
+from tuner.config.words import runs, short_decision, train_changes
+from tuner.emit.placement.statement import spans
+from tuner.plans.place import PlaceDecision
+from tuner.plans.serve import Instances, ServeDecision
+from tuner.plans.train import TrainDecision
 
 Decision = TrainDecision | ServeDecision | PlaceDecision
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from tuner.launch.priced_settings import refuses_delayed_gradients
-from tuner.plan import TrainDecision
+from tuner.plans.train import TrainDecision
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
 

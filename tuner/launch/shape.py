@@ -10,7 +10,7 @@ Not covered: several pools with different processes per node; all use the smalle
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.plan import Plan, TrainDecision
+from tuner.plans.train import Plan, TrainDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from profilers.steps.config import (
     StepConfig,
 )
 from tuner.launch.shape import launch_shape
-from tuner.plan import Plan, TrainDecision, VerifiedPlan
+from tuner.plans.train import Plan, TrainDecision, VerifiedPlan
 from tuner.spec.model import ModelSpec
 
 

@@ -17,9 +17,11 @@ from pydantic import Field, ValidationError
 
 from profilers.records import Record
 from profilers.schema_version import refusal_of
-from tuner import place_plan, plan, serve_plan
 from tuner.errors import PlanUnreadableError
-from tuner.plan_folder import MAX_PLAN_BYTES
+from tuner.goals.train_folder import MAX_PLAN_BYTES
+from tuner.plans import place as place_plan
+from tuner.plans import serve as serve_plan
+from tuner.plans import train as plan
 from tuner.regress.measurements import MeasuredBefore
 from tuner.regress.records import Effort
 from tuner.spec.files import read_json_object, shown_path

@@ -3,7 +3,7 @@
 `python -P worker.py` imports the first moetune on PYTHONPATH, so that an older version can plan the
 same scenario; therefore this file imports nothing of `tuner.regress` and only calls
 
-    tuner.api.plan    tuner.serve_api.deploy    tuner.place_api.place
+    tuner.api.plan    tuner.goals.serve.deploy    tuner.goals.place.place
 
 The process loads the libraries once and then forks for every job: a job that crashes, or is
 killed for its memory, does not affect others, and has its own peak memory.
@@ -36,8 +36,8 @@ Job = Mapping[str, Any]
 LOADED: Final = (
     "numpy",
     "tuner.api",
-    "tuner.place_api",
-    "tuner.serve_api",
+    "tuner.goals.place",
+    "tuner.goals.serve",
     "tuner.search.train.plan_train",
     "tuner.search.train.pools.plan_pools",
     "tuner.costs.train.calibration",
@@ -97,8 +97,8 @@ def plan_of(job: Job) -> dict[str, Any]:
     options: dict[str, Any] = {"profiles": profiles, "time_limit_s": float(job["time_limit_s"])}
     module, function = {
         "train": ("tuner.api", "plan"),
-        "serve": ("tuner.serve_api", "deploy"),
-        "place": ("tuner.place_api", "place"),
+        "serve": ("tuner.goals.serve", "deploy"),
+        "place": ("tuner.goals.place", "place"),
     }[job["kind"]]
     planner = getattr(import_module(module), function)
     if "with_unlaunchable" in signature(planner).parameters:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-from tuner.plan import Plan, TrainDecision
+from tuner.config.words import DEGREES, stages_words
+from tuner.plans.train import Plan, TrainDecision
 from tuner.report.content import Cell, Facts, Section, Table, number, some, word
 from tuner.report.decisions import train_extras
 from tuner.spec.accounting import active_parameters, num_parameters
-from tuner.train_words import DEGREES, stages_words
 from tuner.units import format_count
 
 

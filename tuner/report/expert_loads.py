@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
-from tuner.plan import Plan, TrainDecision
+from tuner.plans.train import Plan, TrainDecision
 from tuner.report.content import Section
 from tuner.report.heat_map import HeatMap
 from tuner.report.heat_map_figure import heat_map_figure

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
+from tuner.plans.serve import FrontPoint, ServePlan
 from tuner.report.axes import axis, layout, limit_line, limit_text
 from tuner.report.content import Cell, Figure, Table, number, seconds, word
 from tuner.report.palette import CYCLE, GREEN, SYMBOLS, VERMILLION
-from tuner.serve_plan import FrontPoint, ServePlan
 from tuner.units import format_s
 
 SHADE: Final = 0.08

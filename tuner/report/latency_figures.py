@@ -7,11 +7,11 @@ quantiles are joined.
 
 from typing import Final
 
+from tuner.plans.serve import Band, Latency
 from tuner.report.axes import axis, layout, limit_line, seconds_axis
 from tuner.report.content import Cell, Figure, Table, number, seconds, share, word
 from tuner.report.palette import BLUE, GREEN, GREY, ORANGE, VERMILLION
 from tuner.report.replay import QUANTILES, Replay
-from tuner.serve_plan import Band, Latency
 from tuner.spec.serving.goal import Percentiles
 from tuner.units import format_ratio, format_s
 

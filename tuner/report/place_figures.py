@@ -3,7 +3,7 @@
 Loads are ratios to the mean of their layer: 1 is perfect.
 """
 
-from tuner.place_plan import LayerTimes, PlaceCertificate, PlacePrediction
+from tuner.plans.place import LayerTimes, PlaceCertificate, PlacePrediction
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import Cell, Figure, Table, number, seconds, word
 from tuner.report.palette import BLUE, GREEN, GREY, ORANGE, VERMILLION, hatched

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tuner.place_plan import (
+from tuner.plans.place import (
     LinkFacts,
     MigrationCost,
     PlaceCertificate,

@@ -11,7 +11,7 @@ import numpy as np
 
 from solvers.placement.ranks import Placement
 from tuner.errors import PlanUnreadableError, SpecError
-from tuner.place_plan import PlacePlan
+from tuner.plans.place import PlacePlan
 from tuner.report.heat_map import HeatMap, heat_map_json, heat_map_svg
 from tuner.search.place.comparison import evaluate_workload
 from tuner.search.place.evidence import split_recordings

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from typing import Final
 
 from tuner.csv_text import csv_text
-from tuner.place_plan import PlacePlan
-from tuner.plan import Alternative, Plan
+from tuner.plans.place import PlacePlan
+from tuner.plans.serve import FrontPoint, ServePlan
+from tuner.plans.train import Alternative, Plan
 from tuner.report.decisions import train_words
-from tuner.serve_plan import FrontPoint, ServePlan
 
 TRAIN: Final = (
     *("kind", "decision", "step_time_s", "step_time_s_low", "step_time_s_high"),

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import PlanUnreadableError
-from tuner.place_folder import read_place_plan
-from tuner.plan import Plan
-from tuner.plan_folder import (
+from tuner.goals.place_folder import read_place_plan
+from tuner.goals.train_folder import (
     PLAN_NAME,
     TRIALS_NAME,
     plan_kind,
@@ -15,6 +14,9 @@ from tuner.plan_folder import (
     read_verified,
     read_verified_as,
 )
+from tuner.plans.serve import ServePlan
+from tuner.plans.train import Plan
+from tuner.plans.what_if import Change, WhatIf
 from tuner.report.content import Report, Section
 from tuner.report.launch_section import read_launch_files
 from tuner.report.place_page import PlaceEvidence, place_report
@@ -23,11 +25,9 @@ from tuner.report.replay import Replay
 from tuner.report.serve_page import ServeEvidence, serve_report
 from tuner.report.train_page import TrainEvidence, train_report
 from tuner.report.what_if_curves import what_if_section
-from tuner.serve_plan import ServePlan
 from tuner.verify.deployments.records import ServeVerified
 from tuner.verify.placement_records import PlaceVerified
 from tuner.verify.records import read_trials
-from tuner.what_if import Change, WhatIf
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

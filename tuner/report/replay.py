@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.plans.serve import Instances, Latency, ServeDecision
 from tuner.search.serve.demand import PrefixHits, build_demand, with_hits
 from tuner.search.serve.instances import to_instance_group
 from tuner.search.serve.options import ServingPool
@@ -29,7 +30,6 @@ from tuner.search.serve.solve_mode import (
     plainest_router,
     simulate_traffic,
 )
-from tuner.serve_plan import Instances, Latency, ServeDecision
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.read import ServeSpec
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from tuner.config.serve_words import gain_words
+from tuner.plans.serve import ServeModeResult, ServePlan, ServePrediction
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import (
     Cell,
@@ -19,8 +21,6 @@ from tuner.report.decisions import serve_words
 from tuner.report.front_figure import front_figure
 from tuner.report.palette import CYCLE, SYMBOLS, VERMILLION
 from tuner.report.serve_figures import alternatives_rows
-from tuner.serve_plan import ServeModeResult, ServePlan, ServePrediction
-from tuner.serve_words import gain_words
 from tuner.units import format_s
 
 

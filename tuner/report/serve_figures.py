@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.breakdown import cause_words
+from tuner.plans.breakdown import cause_words
+from tuner.plans.serve import Instances, ServeDecision, ServePlan, ServePrediction
 from tuner.report.axes import axis, layout, limit_line, time_axis
 from tuner.report.content import Cell, Figure, Table, number, seconds, share, size, word
 from tuner.report.decisions import group_words
 from tuner.report.palette import CYCLE, GREY, ORANGE, SYMBOLS, filled
-from tuner.serve_plan import Instances, ServeDecision, ServePlan, ServePrediction
 from tuner.units import format_bytes, format_ratio, format_s
 
 MOST_ROWS: Final = 48

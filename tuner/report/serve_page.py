@@ -5,6 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from tuner.plans.serve import (
+    ServeCertificate,
+    ServeDecision,
+    ServePlan,
+    ServePrediction,
+)
 from tuner.report.content import (
     Cell,
     Facts,
@@ -33,12 +39,6 @@ from tuner.report.serve_figures import (
     use_figure,
 )
 from tuner.report.serve_trials import serve_trials_section, verdict_words
-from tuner.serve_plan import (
-    ServeCertificate,
-    ServeDecision,
-    ServePlan,
-    ServePrediction,
-)
 from tuner.units import format_ratio, format_s
 from tuner.verify.deployments.records import ServeVerified
 

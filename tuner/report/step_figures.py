@@ -1,14 +1,14 @@
 """A training step's time and memory by cause, by stage, by pipeline rank.
 
-All numbers are the plan's (`predicted` of tuner/plan.py); nothing is priced here.
+All numbers are the plan's (`predicted` of tuner/plans/train.py); nothing is priced here.
 """
 
 from collections.abc import Sequence
 from typing import Final
 
-from tuner.breakdown import cause_words
-from tuner.equal_stages import equal_stages
-from tuner.plan import Plan, StagePrediction, TrainPrediction
+from tuner.config.equal_stages import equal_stages
+from tuner.plans.breakdown import cause_words
+from tuner.plans.train import Plan, StagePrediction, TrainPrediction
 from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
 from tuner.report.content import Cell, Figure, Table, between, number, seconds, share, size, word
 from tuner.report.decisions import train_words

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainDecision, TrainPrediction
 from tuner.report.candidates import candidates_figure
 from tuner.report.content import (
     Block,

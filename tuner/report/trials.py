@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tuner.plan import TrainPrediction
+from tuner.plans.train import TrainPrediction
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import (
     Block,

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from tuner.plan_folder import plan_kind, read_plan_as
+from tuner.goals.train_folder import plan_kind, read_plan_as
+from tuner.plans.serve import ServePlan
+from tuner.plans.what_if import Change, Outcome, WhatIf
 from tuner.report.axes import axis, layout
 from tuner.report.content import Block, Cell, Figure, Paragraph, Section, Table, number, word
 from tuner.report.palette import BLUE, GREY
-from tuner.serve_plan import ServePlan
 from tuner.spec.serving.goal import Percentiles
 from tuner.units import format_s
-from tuner.what_if import Change, Outcome, WhatIf
 
 _REQUESTS: Final[Mapping[str, tuple[str, ...]]] = {
     "train": (

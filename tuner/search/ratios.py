@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from tuner.costs.train.calibration import Residuals
 from tuner.costs.train.ratio_bands import ratio_band_among
-from tuner.plan import Band, TrainDecision
+from tuner.plans.train import Band, TrainDecision
 
 KERNEL_FIELDS = (
     *("tensor_model_parallel_size", "context_parallel_size", "sequence_parallel"),

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 
 from solvers.layout.relax import nearest_relaxation
-from tuner.breakdown import cause_words
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
-from tuner.plan import Certificate, Relaxation, TrainPrediction
+from tuner.plans.breakdown import cause_words
+from tuner.plans.train import Certificate, Relaxation, TrainPrediction
 from tuner.search.reference.search import Candidate
 from tuner.search.reference.space import BATCH_RULE, Enumeration
 from tuner.units import format_bytes, format_ratio, format_s

@@ -8,9 +8,9 @@ run here; other decisions are not tried.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tuner.config.words import short_decision
 from tuner.errors import PlanUnreadableError
-from tuner.plan import Plan, TrainDecision, TrainPrediction
-from tuner.train_words import short_decision
+from tuner.plans.train import Plan, TrainDecision, TrainPrediction
 from tuner.verify.neighbourhood import PLANNED, Point
 
 

@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.costs.train.routing import expert_imbalances
-from tuner.plan import Plan, TrainDecision
+from tuner.plans.train import Plan, TrainDecision
 from tuner.spec.capabilities import programs
 from tuner.spec.routing import RoutingRecord
 

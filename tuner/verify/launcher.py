@@ -35,7 +35,7 @@ from profilers.local_ranks import PARENT, RENDEZVOUS
 from profilers.steps.config import StepConfig, StepReport
 from tuner.errors import EnvironmentMissingError
 from tuner.launch.step_config import step_config
-from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainDecision, TrainPrediction
 from tuner.verify.build_locks import release_builds
 from tuner.verify.progress import PROGRESS_NAME, steps_so_far
 from tuner.verify.records import MAX_RECORD_BYTES, TrialStatus

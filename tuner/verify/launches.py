@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from profilers.steps.config import StepReport
-from tuner.plan import Plan, TrainDecision
+from tuner.plans.train import Plan, TrainDecision
 from tuner.spec.capabilities import programs
 from tuner.verify.budget.trial_options import Option
 from tuner.verify.launcher import Launch, LaunchResult, TrialLauncher

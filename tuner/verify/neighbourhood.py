@@ -11,7 +11,7 @@ from typing import Protocol
 
 from profilers.steps.config import Recompute
 from tuner.costs.reference.workload import Workload
-from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainDecision, TrainPrediction
 from tuner.search.reference.decisions import decision, degrees_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine
 from tuner.search.reference.options import Option, options

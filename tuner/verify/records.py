@@ -14,7 +14,7 @@ from profilers.records import Record, Seconds
 from profilers.steps.config import Size
 from tuner.costs.residuals import Residual
 from tuner.errors import PlanUnreadableError
-from tuner.plan import Band, TrainDecision
+from tuner.plans.train import Band, TrainDecision
 from tuner.verify.budget.scale import Scale
 from tuner.verify.proposal import Origin
 

@@ -9,11 +9,11 @@ import pytest
 from profilers.steps.config import Recompute
 from tests.printed import unwrapped
 from tests.rows import each_row
-from tuner.breakdown import cause_words
 from tuner.cli import app as frame
 from tuner.cli.plan_text import SHOWN_ALTERNATIVES, explanation
-from tuner.plan_folder import PLAN_NAME, read_plan
-from tuner.train_words import short_decision
+from tuner.config.words import short_decision
+from tuner.goals.train_folder import PLAN_NAME, read_plan
+from tuner.plans.breakdown import cause_words
 from tuner.units import format_bytes
 
 MEMORY_COLUMNS = ["weights", "gradients", "optimizer", "activations", "buffers", "total"]

@@ -9,7 +9,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.cli import app as frame
-from tuner.plan_folder import read_plan
+from tuner.goals.train_folder import read_plan
 from tuner.spec.place_read import read_place_spec
 from tuner.spec.read import read_spec
 from tuner.spec.serving.read import read_serve_spec

@@ -13,7 +13,7 @@ from solvers.placement.balance.check import LAUNCHES
 from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.app import run
-from tuner.place_plan import PlaceProvenance
+from tuner.plans.place import PlaceProvenance
 from tuner.search.place.plan_place import Settings, make_place_plan
 from tuner.spec.place_read import read_place_spec
 from tuner.units import format_s

@@ -6,7 +6,7 @@ import pytest
 
 from tests.printed import unwrapped
 from tuner.cli import app as frame
-from tuner.plan_folder import read_plan
+from tuner.goals.train_folder import read_plan
 
 ROOT = Path(__file__).parents[3]
 

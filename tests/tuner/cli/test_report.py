@@ -7,7 +7,7 @@ import pytest
 
 from tuner import report_api
 from tuner.cli import app as frame
-from tuner.plan_folder import read_plan
+from tuner.goals.train_folder import read_plan
 from tuner.report.written import Written
 
 Captured = pytest.CaptureFixture[str]

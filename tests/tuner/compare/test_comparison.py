@@ -6,11 +6,11 @@ import pytest
 
 from tuner.compare.comparison import compare, compare_stored
 from tuner.compare.table import comparison_csv
+from tuner.config.words import train_changes
 from tuner.errors import TunerError
 from tuner.explain.planned_spec import read_any_plan
 from tuner.explain.rivals import to_rivals
-from tuner.plan import Plan, TrainPrediction
-from tuner.train_words import train_changes
+from tuner.plans.train import Plan, TrainPrediction
 
 CHECKS = Path(__file__).parents[3] / "examples" / "checks"
 STORED = Path(__file__).parents[3] / "examples" / "profiles"

@@ -14,7 +14,7 @@ from tests.rows import Failures
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.costs.reference.workload import Workload
 from tuner.emit.deepspeed import emit
-from tuner.plan import VerifiedPlan
+from tuner.plans.train import VerifiedPlan
 from tuner.search.reference.space import enumerate_degrees
 from tuner.spec.capabilities import launchable
 from tuner.spec.huggingface.read import read_model

@@ -10,8 +10,8 @@ from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified
 from tuner.emit.hosts import HOSTS_NAME
 from tuner.emit.registry import emit, emit_all
 from tuner.launch.shape import launch_shape
-from tuner.placement import NodeOrder, StageDevices, StagePlacement
-from tuner.plan import VerifiedPlan
+from tuner.plans.stage_placement import NodeOrder, StageDevices, StagePlacement
+from tuner.plans.train import VerifiedPlan
 from tuner.spec.huggingface.read import read_model
 
 MIXTRAL = Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json"

@@ -13,7 +13,7 @@ from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified
 from tuner.emit.megatron_core import Core
 from tuner.emit.megatron_lm import arguments
 from tuner.emit.registry import emit
-from tuner.plan import TrainDecision
+from tuner.plans.train import TrainDecision
 from tuner.spec.capabilities import TARGETS
 from tuner.spec.goal import Precision
 from tuner.spec.huggingface.read import read_model

@@ -10,7 +10,7 @@ from profilers.steps.config import StepConfig, StepReport
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
 from tuner.emit.registry import emit
 from tuner.launch.step_config import step_config
-from tuner.plan import VerifiedPlan
+from tuner.plans.train import VerifiedPlan
 from tuner.spec.huggingface.read import read_model
 
 TINY = Path(__file__).parents[3] / "examples/models/tiny-moe/config.json"

@@ -13,7 +13,7 @@ from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified
 from tests.tuner.real_torchtitan import run_with_torchtitan
 from tuner.emit.torchtitan import emit
 from tuner.estimate.registry import read_text
-from tuner.plan import VerifiedPlan
+from tuner.plans.train import VerifiedPlan
 from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"

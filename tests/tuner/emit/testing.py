@@ -12,7 +12,7 @@ from typing import Any
 
 from profilers.steps.config import Recompute
 from tuner.emit.files import EmittedFile
-from tuner.plan import (
+from tuner.plans.train import (
     Certificate,
     Plan,
     Provenance,

@@ -12,9 +12,9 @@ from tests.rows import each_row
 from tuner.errors import TunerError
 from tuner.explain.changes import apply_change
 from tuner.explain.planned_spec import PlannedSpec
+from tuner.plans.what_if import Change, moved, parse_changes
 from tuner.spec.cluster import Cluster
 from tuner.spec.fields import SpecFolder
-from tuner.what_if import Change, moved, parse_changes
 
 POOLS: list[dict[str, Any]] = [
     {"name": "a", "device": "h100-sxm", "nodes": 4, "devices_per_node": 8, "nic": "400Gbit/s"},

@@ -12,13 +12,13 @@ from tuner.errors import PlanUnreadableError, SpecError
 from tuner.explain.explanation import explain, usual_changes
 from tuner.explain.other_limits import what_if, what_ifs
 from tuner.explain.outcomes import to_outcome
-from tuner.place_api import place
-from tuner.place_folder import write_place_plan
-from tuner.plan import Preference
-from tuner.plan_folder import read_plan, write_plan
-from tuner.serve_api import deploy
-from tuner.serve_folder import write_serve_plan
-from tuner.what_if import Change, parse_changes
+from tuner.goals.place import place
+from tuner.goals.place_folder import write_place_plan
+from tuner.goals.serve import deploy
+from tuner.goals.serve_folder import write_serve_plan
+from tuner.goals.train_folder import read_plan, write_plan
+from tuner.plans.train import Preference
+from tuner.plans.what_if import Change, parse_changes
 
 ROOT = Path(__file__).parents[3]
 SPEC = """\

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from tuner.faults.reliability import Jobs, failure_rate_per_s
 from tuner.faults.resolved import resolved
-from tuner.plan_notes import analytic_notes
+from tuner.goals.train_notes import analytic_notes
 from tuner.spec.goal import Checkpoint, Reliability
 from tuner.spec.read import read_spec
 

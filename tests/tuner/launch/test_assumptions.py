@@ -7,9 +7,9 @@ import pytest
 
 from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.emit.registry import emit
+from tuner.goals.train_notes import with_assumptions
 from tuner.launch.assumptions import DEADLOCK, assumptions
-from tuner.plan import VerifiedPlan
-from tuner.plan_notes import with_assumptions
+from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import Routing
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec

@@ -25,7 +25,7 @@ from tuner.launch.priced_settings import (
     PricedSetting,
     refuses_delayed_gradients,
 )
-from tuner.plan import TrainDecision
+from tuner.plans.train import TrainDecision
 from tuner.spec.capabilities import TARGETS
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec

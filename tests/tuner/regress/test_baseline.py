@@ -10,7 +10,7 @@ from profilers.errors import ProfileUnreadableError
 from profilers.store import read_profile
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
-from tuner.plan_folder import read_plan
+from tuner.goals.train_folder import read_plan
 from tuner.regress.baseline import (
     KINDS,
     Baseline,

@@ -131,7 +131,7 @@ def test_a_field_that_plans_no_longer_have_is_named_as_a_changed_schema(
 
 @pytest.mark.slow
 def test_a_planner_that_no_longer_fits_its_schema_is_an_error(cheap: Path, faulty: Faulty) -> None:
-    tree = faulty("tuner/plan.py", "    decision_gap_ratio:", "    gap_of_decision_ratio:")
+    tree = faulty("tuner/plans/train.py", "    decision_gap_ratio:", "    gap_of_decision_ratio:")
     (result,) = checked_by(tree, cheap).scenarios
     assert result.verdict is Verdict.ERROR
     assert "planning crashed: ValidationError" in result.reason

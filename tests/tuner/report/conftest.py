@@ -14,14 +14,10 @@ import yaml
 
 from tuner import api
 from tuner.errors import EnvironmentMissingError
-from tuner.place_api import place
-from tuner.place_folder import write_place_plan
-from tuner.plan_folder import write_plan
-from tuner.report.content import Report
-from tuner.report.page import own_assets, page_html
-from tuner.report.picture import browser_path
-from tuner.report.read import build_report
-from tuner.serve_plan import (
+from tuner.goals.place import place
+from tuner.goals.place_folder import write_place_plan
+from tuner.goals.train_folder import write_plan
+from tuner.plans.serve import (
     Instances,
     Latency,
     PlannedKvTransfer,
@@ -36,6 +32,10 @@ from tuner.serve_plan import (
     ServeSpace,
     ServeUnlaunchable,
 )
+from tuner.report.content import Report
+from tuner.report.page import own_assets, page_html
+from tuner.report.picture import browser_path
+from tuner.report.read import build_report
 from tuner.spec.serving.read import read_serve_spec
 
 EXAMPLES: Final = Path(__file__).parents[3] / "examples"

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from tuner.plan_folder import read_plan
+from tuner.goals.train_folder import read_plan
 from tuner.report.candidates import candidates_figure
 from tuner.report.decisions import train_words
 

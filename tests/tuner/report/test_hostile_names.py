@@ -9,8 +9,9 @@ import pytest
 from pydantic import BaseModel
 
 from tests.rows import each_row
-from tuner.place_folder import read_place_plan
-from tuner.plan_folder import read_plan, read_verified
+from tuner.goals.place_folder import read_place_plan
+from tuner.goals.train_folder import read_plan, read_verified
+from tuner.plans.serve import ServePlan
 from tuner.report.content import Cell, File, Report
 from tuner.report.launch_section import launch_section
 from tuner.report.markdown import markdown
@@ -18,7 +19,6 @@ from tuner.report.place_page import PlaceEvidence, place_report
 from tuner.report.placement_maps import read_heat_maps
 from tuner.report.serve_page import ServeEvidence, serve_report
 from tuner.report.train_page import TrainEvidence, train_report
-from tuner.serve_plan import ServePlan
 from tuner.verify.records import read_trials
 
 HOSTILE = (

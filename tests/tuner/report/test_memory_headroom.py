@@ -10,10 +10,10 @@ import pytest
 
 from tests.rows import each_row
 from tuner.cli.plan_text import explanation, plan_text
-from tuner.plan import Plan, Preference, Roomier
+from tuner.config.words import short_decision
+from tuner.plans.train import Plan, Preference, Roomier
 from tuner.report.memory_headroom import chance_sentence, memory_warning, trade_words
 from tuner.report.read import build_report
-from tuner.train_words import short_decision
 
 Page = Callable[[Any], str]
 Parsed = Callable[[str], Any]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
-from tuner.place_folder import read_place_plan
+from tuner.goals.place_folder import read_place_plan
 from tuner.report.content import Report
 from tuner.report.heat_map import HeatMap
 from tuner.report.heat_map_figure import heat_map_figure

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
+from tuner.goals.serve import deploy, price_serving_pool
+from tuner.plans.serve import Island, Latency, ServePlan
 from tuner.report.latency_figures import goodput_figure, latency_figure
 from tuner.report.replay import QUANTILES, Replay, at_planned_rate, replayed
-from tuner.serve_api import deploy, price_serving_pool
-from tuner.serve_plan import Island, Latency, ServePlan
 from tuner.spec.serving.goal import Percentiles
 from tuner.spec.serving.read import ServeSpec
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from tuner.plans.serve import ServePlan
 from tuner.report.markdown import markdown
 from tuner.report.read import build_report
-from tuner.serve_plan import ServePlan
 from tuner.verify.deployments.conclusion import conclude
 from tuner.verify.deployments.records import BenchmarkRun, ServeTrialRecord, Spread
 

@@ -7,12 +7,12 @@ from typing import Any
 
 from tuner.cli.app import run
 from tuner.explain.planned_spec import read_any_plan
+from tuner.plans.serve import FrontPoint, ServePlan
 from tuner.report.content import Figure, Table
 from tuner.report.front_figure import front_figure
 from tuner.report.plan_csv import plan_csv
 from tuner.report.read import build_report
 from tuner.report.tables_csv import report_csv
-from tuner.serve_plan import FrontPoint, ServePlan
 
 CHECKS = Path(__file__).parents[3] / "examples" / "checks"
 PLAIN = {"mode": "aggregated", "running": 4, "ttft_s": 0.1, "instance": "1 x 2 on h100 (TP 2)"}

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
-from tuner.plan import Plan, StagePrediction, TrainPrediction
-from tuner.plan_folder import read_plan
+from tuner.goals.train_folder import read_plan
+from tuner.plans.train import Plan, StagePrediction, TrainPrediction
 from tuner.report.timeline import MAX_PASSES_PER_RANK, timeline_figure
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.plan_text import explanation, plan_text
-from tuner.plan import Plan, Preference, Relaxation
-from tuner.plan_folder import read_plan
+from tuner.config.words import short_decision
+from tuner.goals.train_folder import read_plan
+from tuner.plans.train import Plan, Preference, Relaxation
 from tuner.report.train_page import TrainEvidence, train_report
-from tuner.train_words import short_decision
 
 Page = Callable[[Any], str]
 Parsed = Callable[[str], Any]

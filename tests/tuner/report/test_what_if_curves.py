@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
+from tuner.plans.what_if import Outcome, WhatIf, parse_changes
 from tuner.report.content import Figure, Section
 from tuner.report.what_if_curves import what_if_requests, what_if_section
-from tuner.what_if import Outcome, WhatIf, parse_changes
 
 
 def outcome(change: str, tokens_per_s: float | None, **more: Any) -> Outcome:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tuner.plan import Plan, Provenance
+from tuner.plans.train import Plan, Provenance
 from tuner.search.reference.layer_costs import Machine
 from tuner.search.reference.plan_profiled import ProfiledProblem, make_plan, workload_of
 from tuner.search.reference.search import SearchResult, Settings

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tuner.emit.testing import sample_decision, sample_verified
-from tuner.plan import Alternative, Plan, TrainDecision
+from tuner.plans.train import Alternative, Plan, TrainDecision
 from tuner.search.layout_groups import (
     MOST_VARIANTS,
     Layout,

@@ -4,7 +4,7 @@ import pytest
 
 from tuner.costs.train.calibration import Residuals, shipped
 from tuner.costs.train.ratio_bands import RatioBand, RatioBands
-from tuner.plan import TrainDecision
+from tuner.plans.train import TrainDecision
 from tuner.search.ratios import (
     Ratios,
     has_same_kernels,

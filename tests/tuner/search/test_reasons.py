@@ -3,7 +3,7 @@ from typing import Any
 
 from tests.rows import each_row
 from tuner.costs.reference.workload import Degrees
-from tuner.plan import TrainPrediction
+from tuner.plans.train import TrainPrediction
 from tuner.search.reasons import (
     binding_constraint,
     blocking_rules,

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from profilers.records import Record, Seconds
 from tuner.costs.reference.workload import Workload
-from tuner.plan import TrainDecision, TrainPrediction
+from tuner.plans.train import TrainDecision, TrainPrediction
 from tuner.search.reference.decisions import degrees_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine
 from tuner.search.reference.predict import predict

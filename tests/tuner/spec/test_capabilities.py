@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tuner.errors import UnknownTargetError
-from tuner.plan import TrainDecision
+from tuner.plans.train import TrainDecision
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.huggingface.read import read_model

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tuner.errors import PlanUnreadableError, SpecError
-from tuner.plan_folder import PLAN_NAME, read_plan
+from tuner.goals.train_folder import PLAN_NAME, read_plan
 from tuner.spec.read import read_spec
 from tuner.spec.serving.read import read_serve_spec
 

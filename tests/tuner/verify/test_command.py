@@ -18,14 +18,14 @@ from tests.rows import each_row
 from tuner import api
 from tuner.cli import app as frame
 from tuner.errors import EnvironmentMissingError, PlanUnreadableError, SpecError
-from tuner.plan_folder import TRIALS_NAME, read_plan, write_plan
+from tuner.goals.train_folder import TRIALS_NAME, read_plan, write_plan
+from tuner.goals.verify import command_trials
 from tuner.verify.command import CommandLauncher, fill_template, parse_template
 from tuner.verify.launcher import Launch
 from tuner.verify.metrics import find_adapter
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.termination import TRIAL_MARK
 from tuner.verify.verification import Effort, Watcher
-from tuner.verify_api import command_trials
 
 Spec = Callable[..., Path]
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
-from tuner.plan_folder import TRIALS_NAME, read_plan
+from tuner.goals.train_folder import TRIALS_NAME, read_plan
 from tuner.verify.evidence import contenders, median_error_s, pooled, slower_than
 from tuner.verify.records import TrialRecord, Verified, read_trials
 from tuner.verify.verification import Effort, Watcher

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tuner import api
-from tuner.plan import Plan
+from tuner.plans.train import Plan
 from tuner.spec.routing import RoutingRecord
 from tuner.verify.forced_routing import bias_deviation, expert_shares, forced_routing
 

@@ -7,10 +7,10 @@ import pytest
 
 from tuner import api
 from tuner.errors import PlanUnreadableError
-from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME
+from tuner.goals.train_folder import JOURNAL_NAME, TRIALS_NAME
+from tuner.goals.verify import command_trials
 from tuner.verify.records import Verified
 from tuner.verify.verification import Effort, Watcher
-from tuner.verify_api import command_trials
 
 SILENT = Watcher(started=lambda _decision, _seconds: None, ended=lambda _record: None)
 

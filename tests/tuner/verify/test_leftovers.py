@@ -13,12 +13,12 @@ import psutil
 import pytest
 
 from tuner import api
-from tuner.plan_folder import TRIALS_NAME
+from tuner.goals.train_folder import TRIALS_NAME
+from tuner.goals.verify import command_trials
 from tuner.verify import leftovers
 from tuner.verify.leftovers import end_leftovers, register_scratch
 from tuner.verify.termination import TRIAL_MARK
 from tuner.verify.verification import Effort, Watcher
-from tuner.verify_api import command_trials
 
 Sleeper = Callable[[Path], subprocess.Popen[bytes]]
 

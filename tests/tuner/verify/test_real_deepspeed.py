@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tuner import api
+from tuner.goals.verify import command_trials
 from tuner.verify.verification import Effort, Watcher
-from tuner.verify_api import command_trials
 
 CHECKOUT = Path(__file__).parents[3]
 EXAMPLE = CHECKOUT / "examples" / "engines" / "deepspeed"

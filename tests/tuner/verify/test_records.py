@@ -8,7 +8,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
-from tuner.plan_folder import TRIALS_NAME, write_trial
+from tuner.goals.train_folder import TRIALS_NAME, write_trial
 from tuner.verify import records
 from tuner.verify.records import TrialRecord, read_trials
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.plan_folder import read_plan
+from tuner.goals.train_folder import read_plan
 from tuner.verify import own_network
 from tuner.verify.command import CommandLauncher, parse_template
 from tuner.verify.launcher import LOG_NAME, Launch, LaunchResult

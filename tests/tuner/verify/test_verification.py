@@ -15,8 +15,14 @@ import pytest
 from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
 from tuner.errors import PlanUnreadableError
-from tuner.plan import TrainDecision
-from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME, VERIFIED_NAME, read_plan, write_trial
+from tuner.goals.train_folder import (
+    JOURNAL_NAME,
+    TRIALS_NAME,
+    VERIFIED_NAME,
+    read_plan,
+    write_trial,
+)
+from tuner.plans.train import TrainDecision
 from tuner.verify.launcher import reference_trials
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.records import TrialRecord, Verified, read_trials

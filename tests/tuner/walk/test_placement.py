@@ -12,7 +12,7 @@ from tests.tuner.emit.testing import write_emitted
 from tuner.emit.placement.registry import PLACE_EMITTERS, emit_placement, refusals
 from tuner.errors import SpecError
 from tuner.explain.words import differences, words
-from tuner.place_plan import PlaceDecision
+from tuner.plans.place import PlaceDecision
 from tuner.spec.current_placement import read_placement
 
 _OTHER_ROWS: Final = ((0, 1, 2, 3, 4, 5, 0, 3), (5, 4, 3, 2, 1, 0, 4, 1))

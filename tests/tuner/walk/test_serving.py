@@ -27,8 +27,7 @@ from tuner.estimate.serving.objects import object_commands
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.estimate.serving.router_launch import read_router
 from tuner.explain.words import differences, words
-from tuner.report.decisions import serve_words
-from tuner.serve_plan import (
+from tuner.plans.serve import (
     Instances,
     Island,
     PlannedKvTransfer,
@@ -38,6 +37,7 @@ from tuner.serve_plan import (
     ServeRouter,
     VerifiedServing,
 )
+from tuner.report.decisions import serve_words
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.routers import RouterPolicy
 

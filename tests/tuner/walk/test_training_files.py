@@ -17,7 +17,7 @@ from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration
 from tuner.estimate.decision import to_decision
 from tuner.estimate.registry import read_launch
-from tuner.plan import TrainDecision, VerifiedPlan
+from tuner.plans.train import TrainDecision, VerifiedPlan
 from tuner.spec.capabilities import TARGETS, WRAPPERS
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal

@@ -31,7 +31,7 @@ from tuner.estimate.configuration import Configuration, build_configuration
 from tuner.estimate.estimate import pricing_setup
 from tuner.estimate.prices import to_strategies
 from tuner.estimate.registry import read_launch
-from tuner.plan import TrainDecision
+from tuner.plans.train import TrainDecision
 from tuner.search.reference import decisions as of_the_reference_step
 from tuner.search.train import options as option_axes
 from tuner.search.train import search_result

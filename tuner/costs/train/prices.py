@@ -34,7 +34,7 @@ class StepPrice:
     """Of `step_s`: waiting for the host's kernel launches."""
 
     def by_cause(self, *, simulated_s: float) -> dict[str, float]:
-        """Split the step of a single column into seconds by cause (tuner/breakdown.py).
+        """Split the step of a single column into seconds by cause (tuner/plans/breakdown.py).
 
         Args:
             simulated_s: the step with every pass simulated, not below `step_s`; what it adds is

@@ -15,7 +15,7 @@ import numpy as np
 from solvers.placement.ranks import Ints, Placement
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.placement.statement import spans, statement
-from tuner.place_plan import VerifiedPlacement
+from tuner.plans.place import VerifiedPlacement
 
 
 def emit(verified: VerifiedPlacement) -> tuple[EmittedFile, ...]:

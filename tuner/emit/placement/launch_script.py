@@ -10,7 +10,7 @@ from typing import Final
 
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.placement.statement import statement
-from tuner.place_plan import VerifiedPlacement
+from tuner.plans.place import VerifiedPlacement
 
 _OWN_FOLDER: Final = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"\n'
 

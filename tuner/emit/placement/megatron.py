@@ -12,7 +12,7 @@ from typing import Final
 
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.placement.statement import brief_statement, statement
-from tuner.place_plan import VerifiedPlacement
+from tuner.plans.place import VerifiedPlacement
 
 _PERMUTATION: Final = "expert_permutation.json"
 

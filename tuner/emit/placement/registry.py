@@ -9,7 +9,7 @@ from typing import Final, Protocol, cast
 
 from tuner.emit.files import EmittedFile
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
-from tuner.place_plan import PlaceDecision, VerifiedPlacement
+from tuner.plans.place import PlaceDecision, VerifiedPlacement
 from tuner.spec.place_targets import PLACE_TARGETS, shape_refusals, table_refusals
 
 PLACE_EMITTERS: Final[Mapping[str, str]] = {

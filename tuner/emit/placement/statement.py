@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tuner.place_plan import VerifiedPlacement
+from tuner.plans.place import VerifiedPlacement
 
 
 def brief_statement(verified: VerifiedPlacement) -> tuple[str, ...]:

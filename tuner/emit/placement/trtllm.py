@@ -11,7 +11,7 @@ from typing import Final
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.placement.launch_script import num_nodes, run_script
 from tuner.emit.placement.statement import brief_statement, statement
-from tuner.place_plan import VerifiedPlacement
+from tuner.plans.place import VerifiedPlacement
 
 _BALANCER: Final = "moe_load_balancer.yaml"
 _OPTIONS: Final = "llm_api_options.yaml"

@@ -19,7 +19,7 @@ from typing import Final
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.placement.launch_script import num_nodes, run_script
 from tuner.emit.placement.statement import spans, statement
-from tuner.place_plan import PlaceDecision, VerifiedPlacement
+from tuner.plans.place import PlaceDecision, VerifiedPlacement
 
 STEP_INTERVAL: Final = 1000
 """Passes between rearrangements; the first comes after a quarter of them, later ones move nothing.

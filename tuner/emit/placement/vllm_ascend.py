@@ -14,7 +14,7 @@ from typing import Final
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.launch_script import run_script
 from tuner.emit.placement.vllm import parallel_flags, whole_model
-from tuner.place_plan import PlaceDecision, VerifiedPlacement
+from tuner.plans.place import PlaceDecision, VerifiedPlacement
 
 _MAP: Final = "expert_map.json"
 

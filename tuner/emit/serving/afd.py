@@ -19,7 +19,7 @@ from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
 from tuner.emit.serving.shape import GroupShape, group_release, group_shapes
 from tuner.emit.serving.statement import brief_statement
-from tuner.serve_plan import Role, VerifiedServing
+from tuner.plans.serve import Role, VerifiedServing
 
 RENDEZVOUS_PORT_OFFSET: Final = 30
 """From the FFN server's PORT to AFD_PORT; some instances of the connector use one port per FFN rank

@@ -20,7 +20,7 @@ from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.command import FIRST_PORT
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
 from tuner.emit.serving.statement import brief_statement, expectation, statement
-from tuner.serve_plan import VerifiedServing
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.serving.goal import Percentiles
 from tuner.spec.serving.lengths import LengthKind, LengthLaw, mean_tokens
 from tuner.spec.serving.traffic import ArrivalKind, Traffic

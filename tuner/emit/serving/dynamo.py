@@ -44,7 +44,7 @@ from tuner.emit.serving.shape import (
 )
 from tuner.emit.serving.trtllm import options_name
 from tuner.errors import UnknownTargetError
-from tuner.serve_plan import Role, VerifiedServing
+from tuner.plans.serve import Role, VerifiedServing
 from tuner.spec.serving.manifests.routers import DYNAMO_FRONTEND
 from tuner.spec.serving.routers import RouterPolicy
 

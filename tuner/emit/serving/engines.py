@@ -9,7 +9,7 @@ from tuner.emit.serving.command import ServerCommand, variables
 from tuner.emit.serving.multiplexing import shares_file
 from tuner.emit.serving.placement import ServedPlacement
 from tuner.emit.serving.shape import GroupShape, group_shapes, needs_draft_model
-from tuner.serve_plan import VerifiedServing
+from tuner.plans.serve import VerifiedServing
 
 
 class Server(Protocol):

@@ -13,7 +13,7 @@ from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.router import FRONT_NGINX
 from tuner.emit.serving.shape import dns_label
 from tuner.emit.serving.statement import brief_statement
-from tuner.serve_plan import (
+from tuner.plans.serve import (
     Island,
     Role,
     ServeDecision,

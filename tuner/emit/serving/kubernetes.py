@@ -45,7 +45,7 @@ from tuner.emit.serving.router import (
 )
 from tuner.emit.serving.shape import GroupShape, group_release, group_shapes, vendor_traits
 from tuner.errors import UnknownTargetError
-from tuner.serve_plan import Role, VerifiedServing
+from tuner.plans.serve import Role, VerifiedServing
 from tuner.spec.serving.manifests.vllm import VLLM_0_33
 
 _STRICT: Final = "set -euo pipefail\n"

@@ -23,7 +23,7 @@ from tuner.emit.serving.shape import (
 )
 from tuner.emit.serving.statement import statement
 from tuner.errors import UnknownTargetError
-from tuner.serve_plan import VerifiedServing
+from tuner.plans.serve import VerifiedServing
 
 
 def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:

@@ -17,7 +17,7 @@ from tuner.devices.catalogue import find_device
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.shape import GroupShape
 from tuner.emit.serving.statement import brief_statement
-from tuner.serve_plan import VerifiedServing
+from tuner.plans.serve import VerifiedServing
 
 _GRAIN: Final = 8
 """Multiprocessors."""

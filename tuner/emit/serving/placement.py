@@ -14,8 +14,8 @@ from tuner.emit.placement.registry import emit_placement
 from tuner.emit.placement.sglang import sglang_mark
 from tuner.emit.serving.shape import GroupShape, group_release, group_shapes
 from tuner.errors import UnsuitedPlacementError
-from tuner.place_plan import MadeFor, VerifiedPlacement
-from tuner.serve_plan import Instances, VerifiedServing
+from tuner.plans.place import MadeFor, VerifiedPlacement
+from tuner.plans.serve import Instances, VerifiedServing
 from tuner.spec.place_targets import NO_BACKEND
 from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
 from tuner.spec.serving.manifests.rules import nodes_needed

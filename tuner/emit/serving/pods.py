@@ -18,7 +18,7 @@ from tuner.emit.serving.shape import (
     pool_labels,
 )
 from tuner.emit.serving.statement import statement
-from tuner.serve_plan import VerifiedServing
+from tuner.plans.serve import VerifiedServing
 
 MOUNT: Final = "/moetune"
 """Folder of the files that a server reads (FILES)."""

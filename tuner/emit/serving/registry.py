@@ -13,8 +13,8 @@ from tuner.emit.files import EmittedFile
 from tuner.emit.serving.islands import FRONT, front_files, island_parts, of_pools_used
 from tuner.emit.serving.placement import ServedPlacement, served_placement_for
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
-from tuner.place_plan import VerifiedPlacement
-from tuner.serve_plan import VerifiedServing
+from tuner.plans.place import VerifiedPlacement
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.serving.manifests.afd import target_refusals
 from tuner.spec.serving.manifests.registry import ENGINES, main_release, releases_by_pool
 from tuner.spec.serving.manifests.rules import refusals

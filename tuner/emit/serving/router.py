@@ -30,7 +30,7 @@ from tuner.emit.serving.shape import (
     url_list,
 )
 from tuner.errors import UnknownTargetError
-from tuner.serve_plan import ServeRouter, VerifiedServing
+from tuner.plans.serve import ServeRouter, VerifiedServing
 from tuner.spec.serving.manifests.routers import (
     LEAST_THRESHOLD,
     NGINX,

@@ -21,7 +21,7 @@ from tuner.emit.serving.shape import (
     vendor_traits,
 )
 from tuner.emit.serving.statement import group_notes, statement
-from tuner.serve_plan import VerifiedServing
+from tuner.plans.serve import VerifiedServing
 
 _OWN_FOLDER: Final = 'FILES="${FILES:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)}"\n'
 

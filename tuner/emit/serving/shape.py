@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tuner.devices.datasheet import Vendor
-from tuner.serve_plan import Instances, PlannedKvTransfer, Role, VerifiedServing
+from tuner.plans.serve import Instances, PlannedKvTransfer, Role, VerifiedServing
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.registry import pool_vendor, release_on

@@ -25,7 +25,7 @@ from tuner.emit.serving.placement import ServedPlacement, placement_notes
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
 from tuner.emit.serving.shape import GroupShape, group_shapes, needs_draft_model, url_list
 from tuner.emit.serving.statement import brief_statement, statement
-from tuner.serve_plan import VerifiedServing
+from tuner.plans.serve import VerifiedServing
 
 _CPUS_PER_GPU: Final = 8
 """Cores per device; a task has one otherwise, which every process of an engine would share. Servers

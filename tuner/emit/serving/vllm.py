@@ -25,7 +25,7 @@ from tuner.emit.serving.command import (
 )
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
 from tuner.emit.serving.shape import GroupShape, draft_tokens_for, group_release, portable, transfer
-from tuner.serve_plan import Instances, PlannedKvTransfer, Role, VerifiedServing
+from tuner.plans.serve import Instances, PlannedKvTransfer, Role, VerifiedServing
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.steps import dispatch_tokens, step_tokens
 

@@ -39,13 +39,13 @@ from tuner.estimate.serving.instance import (
 )
 from tuner.estimate.serving.launch import Setting
 from tuner.estimate.serving.records import ServingChange, ServingLoad
+from tuner.plans.serve import Role
 from tuner.search.serve.choices import BUDGETS
 from tuner.search.serve.demand import MOST_RUNNING
 from tuner.search.serve.expert_copies import MOST_RATIO
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.options import Option, most_running
 from tuner.search.serve.to_plan import tie_ratio
-from tuner.serve_plan import Role
 from tuner.spec.serving.expert_slots import are_even, fewest_redundant
 from tuner.spec.serving.manifests.afd import afd_refusals
 from tuner.spec.serving.manifests.registry import release_on

@@ -20,10 +20,10 @@ from tuner.estimate.serving.instance import (
 )
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
 from tuner.estimate.serving.records import ServingEstimate, ServingLoad
+from tuner.plans.serve import Latency, Role
 from tuner.search.serve.demand import MOST_RUNNING
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.to_plan import tie_ratio
-from tuner.serve_plan import Latency, Role
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode, ServeGoal
 from tuner.spec.serving.manifests.registry import release_on

@@ -32,6 +32,7 @@ from tuner.costs.serve.speculative import Drafting, Method
 from tuner.errors import SpecError
 from tuner.estimate.serving.launch import ServingLaunch, Setting
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
+from tuner.plans.serve import Instances, Role
 from tuner.search.serve.afd_options import remote_ffn_step
 from tuner.search.serve.demand import MOST_RUNNING, Demand, build_demand
 from tuner.search.serve.expert_copies import ExpertCopies
@@ -53,7 +54,6 @@ from tuner.search.serve.simulation import (
     simulate_aggregated_mode,
     simulate_disaggregated_mode,
 )
-from tuner.serve_plan import Instances, Role
 from tuner.spec.serving.goal import Engine as NamedEngine
 from tuner.spec.serving.goal import Percentiles, ServeGoal
 from tuner.spec.serving.manifests.registry import release_on

@@ -6,7 +6,7 @@ from tuner.costs.serve.cache_capacity import GIB
 from tuner.costs.serve.engine import Degrees, Engine
 from tuner.costs.serve.speculative import Method
 from tuner.estimate.serving.words import SortedFlags
-from tuner.serve_plan import Role
+from tuner.plans.serve import Role
 from tuner.spec.cluster import Pool
 from tuner.spec.model import ModelSpec
 

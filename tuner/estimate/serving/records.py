@@ -6,7 +6,7 @@ from pydantic import Field
 
 from profilers.records import Record
 from profilers.steps.config import Count, Size
-from tuner.serve_plan import Band, Instances, Latency
+from tuner.plans.serve import Band, Instances, Latency
 
 SCHEMA_VERSION = 1
 # 1: first release.

@@ -19,7 +19,8 @@ from typing import Final
 import numpy as np
 
 from profilers.imports.link_matrix import LinkMatrix
-from tuner.plan import Alternative, Band, Plan, Preference, TrainDecision, TrainPrediction
+from tuner.config.words import short_decision
+from tuner.plans.train import Alternative, Band, Plan, Preference, TrainDecision, TrainPrediction
 from tuner.search.layout_groups import by_layout
 from tuner.search.nodes.expected_step import expected_steps_s, fallback_outside, replacement_index
 from tuner.search.nodes.node_order import order_nodes, slow_links_s
@@ -30,7 +31,6 @@ from tuner.search.reasons import binding_constraint, why_lost
 from tuner.search.train.memory_risk import loss_prices
 from tuner.search.train.preference import memory_step
 from tuner.spec.cluster import Pool
-from tuner.train_words import short_decision
 from tuner.units import format_ratio, format_s
 
 AT_USUAL_LINKS: Final = "priced on usual links"

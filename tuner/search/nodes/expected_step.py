@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.plan import Plan, Roomier, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, Roomier, TrainDecision, TrainPrediction
 from tuner.search.train.memory_risk import Chances, LossPrices
 from tuner.search.train.preference import MEMORY_STEPS, TOLERANCE_RATIO, fit_C
 

@@ -8,7 +8,7 @@ unchanged checkpoint interval.
 from typing import Final
 
 from tuner.faults.forecast import RunForecast
-from tuner.plan import TrainPrediction
+from tuner.plans.train import TrainPrediction
 
 SLOW_LINKS: Final = "slow_links"
 """Their entry in `breakdown_s`."""

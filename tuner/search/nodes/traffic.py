@@ -33,7 +33,7 @@ from profilers.steps.config import LayerKind, Recompute
 from solvers.rank_placement.problem import RankPlacementProblem
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.limited_routing import reached_places
-from tuner.plan import TrainDecision, TrainPrediction
+from tuner.plans.train import TrainDecision, TrainPrediction
 from tuner.spec.accounting import (
     embedding_parameters,
     head_parameters,

@@ -17,7 +17,7 @@ from solvers.placement.balance.problem import Migration
 from solvers.placement.dispatch.sampling import PASS_BY_PASS
 from solvers.placement.ranks import Floats, Placement
 from solvers.result import Outcome
-from tuner.place_plan import LayerOutcome, PlaceCertificate
+from tuner.plans.place import LayerOutcome, PlaceCertificate
 from tuner.search.place.candidates import TRAFFIC, EplbBaseline, balance_problem, solved_dispatch
 from tuner.search.place.cost import (
     fit_bound_WL,

@@ -10,7 +10,7 @@ import numpy as np
 
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tuner.costs.place.expert_layer import LayerSeconds
-from tuner.place_plan import LayerTimes, WorkloadOutcome
+from tuner.plans.place import LayerTimes, WorkloadOutcome
 from tuner.search.place.candidates import EplbBaseline
 from tuner.search.place.evaluation import Evaluation, evaluate
 from tuner.search.place.evidence import WorkloadEvidence

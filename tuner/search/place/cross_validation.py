@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from solvers.placement.balance.problem import Migration
-from tuner.place_plan import LeftOut
+from tuner.plans.place import LeftOut
 from tuner.search.place.candidates import eplb_baseline, solve_objective
 from tuner.search.place.comparison import placement_ranks, source_loads
 from tuner.search.place.cost import active_load_of

@@ -21,7 +21,7 @@ from solvers.placement.dispatch.sampling import (
 )
 from solvers.placement.dispatch.static import ENGINE_SEED, rank_loads
 from solvers.placement.ranks import Floats, Placement
-from tuner.place_plan import DispatchOutcome, MadeFor
+from tuner.plans.place import DispatchOutcome, MadeFor
 from tuner.search.place.comparison import source_loads
 from tuner.search.place.cost import robust, robust_weights
 from tuner.search.place.evaluation import whole_tokens

@@ -19,7 +19,7 @@ from solvers.placement.dispatch.registry import rank_loads
 from solvers.placement.dispatch.sampling import SPLITS, expected_loads
 from solvers.placement.dispatch.static import ENGINE_SEED
 from solvers.placement.ranks import Floats, Placement, Ranks
-from tuner.place_plan import Band, PassSpread
+from tuner.plans.place import Band, PassSpread
 from tuner.spec.place import Dispatch
 
 STATED_RATIO = 0.9

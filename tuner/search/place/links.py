@@ -38,7 +38,7 @@ from tuner.costs.train.collective_ratios import MeasuredHardware
 from tuner.costs.train.constants import Constants
 from tuner.costs.train.links import MERGED, Group, all_to_all_s
 from tuner.costs.train.shapes import Hardware, number
-from tuner.place_plan import LinkFacts
+from tuner.plans.place import LinkFacts
 from tuner.search.nodes.node_order import scaled_to_nics
 from tuner.search.place.evidence import WorkloadEvidence, weight_W
 from tuner.spec.cluster import Pool

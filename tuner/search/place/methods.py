@@ -23,7 +23,7 @@ from solvers.placement.ranks import Placement
 from solvers.registry import BALANCE, CHAIN, COACTIVATION
 from solvers.result import Claim, Outcome, Status
 from tuner.errors import SpecError
-from tuner.place_plan import PlaceAlternative
+from tuner.plans.place import PlaceAlternative
 from tuner.spec.place import PlaceGoal
 from tuner.spec.place_method import Method
 from tuner.units import format_ratio

@@ -9,7 +9,7 @@ import numpy as np
 
 from solvers.placement.ranks import Ints, Placement, Ranks
 from tuner.costs.place.expert_layer import ExpertMachine
-from tuner.place_plan import MigrationCost
+from tuner.plans.place import MigrationCost
 
 
 def loaded_G(

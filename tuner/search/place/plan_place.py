@@ -13,7 +13,7 @@ from typing import Final
 from solvers.placement.ranks import Placement
 from solvers.result import Outcome
 from tuner.costs.place.expert_layer import expert_bytes
-from tuner.place_plan import (
+from tuner.plans.place import (
     LayerTimes,
     LeftOut,
     MigrationCost,

@@ -26,7 +26,7 @@ from tuner.costs.train.kernels import DatasheetKernels
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.shapes import Hardware
 from tuner.devices.catalogue import find_device
-from tuner.place_plan import Band
+from tuner.plans.place import Band
 from tuner.search.place.evaluation import Evaluation, active_PLG
 from tuner.search.place.links import slowdown_X
 from tuner.search.train.regimes import regime_of

@@ -20,7 +20,7 @@ import numpy as np
 from solvers.placement.chain import check as chain_check
 from solvers.placement.coactivation import check as coactivation_check
 from solvers.placement.ranks import Floats, Ints, Placement
-from tuner.place_plan import TrafficTimes
+from tuner.plans.place import TrafficTimes
 from tuner.search.place.candidates import (
     TRAFFIC,
     EplbBaseline,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solvers.placement.ranks import Floats
-from tuner.place_plan import LeftOut, MigrationCost, Verdict, WorkloadOutcome
+from tuner.plans.place import LeftOut, MigrationCost, Verdict, WorkloadOutcome
 from tuner.units import format_ratio
 
 CONFIDENCE_FACTOR = 1.645

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from profilers.steps.config import Recompute
 from solvers.layout.problem import Layout
 from tuner.costs.reference.workload import Degrees
-from tuner.plan import TrainDecision
+from tuner.plans.train import TrainDecision
 from tuner.search.reference.options import Option
 
 STRENGTH = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)

@@ -34,7 +34,7 @@ from tuner.costs.reference.temporaries import (
     zero3_gathered_bytes,
 )
 from tuner.costs.reference.update import GRADIENT_BYTES, Unit, layer_units
-from tuner.plan import TrainDecision
+from tuner.plans.train import TrainDecision
 from tuner.search.reference.decisions import layers_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts
 from tuner.search.reference.options import Option

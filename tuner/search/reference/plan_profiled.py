@@ -17,7 +17,7 @@ from tuner.costs.reference.operations import (
 )
 from tuner.costs.reference.update import layer_units, update_cases
 from tuner.costs.reference.workload import Workload
-from tuner.plan import Alternative, Certificate, Plan, Provenance, Relaxation, Unlaunchable
+from tuner.plans.train import Alternative, Certificate, Plan, Provenance, Relaxation, Unlaunchable
 from tuner.search.layout_groups import by_layout, layout_of, rows_of_layouts
 from tuner.search.reasons import (
     MULTIPLES,

@@ -21,7 +21,7 @@ from tuner.costs.reference.memory import (
 )
 from tuner.costs.reference.operations import COMMUNICATION
 from tuner.costs.reference.update import layer_units
-from tuner.plan import Band, StagePrediction, TrainDecision, TrainPrediction
+from tuner.plans.train import Band, StagePrediction, TrainDecision, TrainPrediction
 from tuner.search.reference.decisions import layers_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts
 from tuner.search.reference.options import Option

@@ -26,12 +26,12 @@ import numpy as np
 from tuner.costs.serve.afd_step import expert_slots
 from tuner.costs.serve.engine import Degrees, Engine
 from tuner.costs.serve.memory import kv_bytes_per_token
+from tuner.plans.serve import Role
 from tuner.search.serve.afd_units import AfdUnit, cell_groups, counting, side_of, wire_between
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.replicas import ReplicaCounts
 from tuner.search.serve.solve_mode import ServeProblem
-from tuner.serve_plan import Role
 from tuner.spec.cluster import Cluster
 
 FEATURE: Final = (

@@ -6,12 +6,12 @@ from typing import Final
 
 from solvers.instances.problem import InstancePlan
 from solvers.result import Outcome, Status
+from tuner.plans.serve import ServeCertificate, ServeSpace
 from tuner.search.serve.modes import ModeSolutions
 from tuner.search.serve.preference import objective_value
 from tuner.search.serve.program import BOUND_TOLERANCE, unrouted_pair
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
 from tuner.search.serve.to_plan import tie_ratio
-from tuner.serve_plan import ServeCertificate, ServeSpace
 
 MOST_TIES: Final = 10
 TIES_S: Final = 2.0

@@ -28,15 +28,15 @@ from typing import Final
 
 import numpy as np
 
+from tuner.config.serve_words import short_group
 from tuner.costs.serve.curves import Floats
+from tuner.plans.serve import FrontPoint, Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instance_group
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.modes import ModeSolutions
 from tuner.search.serve.options import UNSUSTAINABLE_S, Curve, Option
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
-from tuner.serve_plan import FrontPoint, Role
-from tuner.serve_words import short_group
 from tuner.spec.serving.goal import Mode
 
 MOST_POINTS: Final = 50

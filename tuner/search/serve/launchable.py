@@ -9,6 +9,7 @@ from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.speculative import Drafting, Method
 from tuner.errors import SpecError
+from tuner.plans.serve import Role
 from tuner.search.serve.afd_options import PricedAfdUnits, price_afd_options
 from tuner.search.serve.choices import Choices, engine_budgets
 from tuner.search.serve.demand import Demand
@@ -22,7 +23,6 @@ from tuner.search.serve.options import (
     price_options,
 )
 from tuner.search.serve.pages import page_by_pool
-from tuner.serve_plan import Role
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.afd import afd_refusals, target_refusals
 from tuner.spec.serving.manifests.manifest import ServingCapabilities

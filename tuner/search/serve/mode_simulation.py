@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from tuner.costs.serve.kv_transfer import whole_s
 from tuner.costs.serve.queueing import mean_wait_s
+from tuner.plans.serve import Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.multiplexing import split_iteration
@@ -42,7 +43,6 @@ from tuner.search.serve.simulation import (
     simulate_rank,
     to_simulation_result,
 )
-from tuner.serve_plan import Role
 from tuner.simulate.serving.client import ROUNDS, client_observed_ttft_s, engine_client
 from tuner.simulate.serving.load import Requests, Served
 from tuner.simulate.serving.shared import Phases, simulate_shared

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, get_args
 
+from tuner.plans.serve import PUBLISHED_MODES, ServeModeResult, ServeUnlaunchable
 from tuner.search.serve.afd_unlaunched import AfdDeployment, describe_afd, size_afd
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.preference import (
@@ -21,7 +22,6 @@ from tuner.search.serve.preference import (
 from tuner.search.serve.remote_prefill import length_thresholds
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, goal_spare
 from tuner.search.serve.to_plan import describe_missed, describe_solution, solution_refusals
-from tuner.serve_plan import PUBLISHED_MODES, ServeModeResult, ServeUnlaunchable
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.manifests.registry import modes_on
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from tuner.plans.serve import Role
 from tuner.search.serve.islands import capacity_per_s
 from tuner.search.serve.program import ROLES, Solved, Spare
 from tuner.search.serve.routers import RouterChoice
@@ -36,7 +37,6 @@ from tuner.search.serve.solve_mode import (
     solve_with_remaining_hits,
     tighter_problems,
 )
-from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
 
 RATE_STEP: Final = 0.01

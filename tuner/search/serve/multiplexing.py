@@ -21,11 +21,11 @@ import numpy as np
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.multiplexing import Share, drawn_ratio, on_share, steady_rate_per_s
+from tuner.plans.serve import Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.first_token import client_ttft_s
 from tuner.search.serve.mixed_batches import prompt_time
 from tuner.search.serve.options import FRACTIONS, Option, most_running, step_seconds
-from tuner.serve_plan import Role
 
 UNITS: Final = 8
 """Multiprocessors that a share is a multiple of: green contexts of Hopper (CUDA driver API)."""

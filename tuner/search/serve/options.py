@@ -36,12 +36,12 @@ from tuner.costs.serve.memory_rules import memory_rule
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.reserve import step_reserve
 from tuner.costs.serve.whole_step import step_s
+from tuner.plans.serve import Role
 from tuner.search.serve.choices import Budget, Choices, usual_choices
 from tuner.search.serve.degrees import has_slow_links, instance_degrees
 from tuner.search.serve.demand import MOST_RUNNING, Demand
 from tuner.search.serve.dominance import drop_dominated
 from tuner.search.serve.mixed_batches import PromptTime, prompt_time, token_seconds
-from tuner.serve_plan import Role
 from tuner.simulate.serving.batching import WATERMARK_RATIO
 from tuner.simulate.serving.client import STEPS_BEFORE_TOKEN, engine_client
 from tuner.spec.cluster import Pool

@@ -3,6 +3,7 @@
 The best mode by the goal's objective is the plan, the others are its alternatives.
 """
 
+from tuner.plans.serve import PrefixReuse, ServeCertificate, ServePlan, ServeProvenance
 from tuner.search.serve.certificate import to_certificate, to_space
 from tuner.search.serve.front import pareto_front
 from tuner.search.serve.missing_routers import missing_routers
@@ -28,7 +29,6 @@ from tuner.search.serve.to_plan import (
     to_decision,
     to_prediction,
 )
-from tuner.serve_plan import PrefixReuse, ServeCertificate, ServePlan, ServeProvenance
 from tuner.spec.serving.read import ServeSpec
 
 

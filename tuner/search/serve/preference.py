@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from tuner.costs.serve.bands import Bands, bands_of, joined
 from tuner.costs.serve.engine import Engine
+from tuner.plans.serve import PUBLISHED_MODES
 from tuner.search.serve.program import BOUND_TOLERANCE, Spare
 from tuner.search.serve.solve_mode import (
     ModeSolution,
@@ -23,7 +24,6 @@ from tuner.search.serve.solve_mode import (
     problem_variants,
     solve_instances,
 )
-from tuner.serve_plan import PUBLISHED_MODES
 from tuner.spec.serving.goal import ServeGoal
 
 

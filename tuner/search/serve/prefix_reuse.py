@@ -26,13 +26,13 @@ from numpy.typing import NDArray
 
 from tuner.costs.serve.engine import Degrees
 from tuner.costs.serve.memory import kv_bytes_per_token
+from tuner.plans.serve import PrefixReuse, Role
 from tuner.search.serve.demand import Floats, Ints, PrefixHits
 from tuner.search.serve.islands import island_shares
 from tuner.search.serve.routed_simulation import policy_of
 from tuner.search.serve.routers import RouterChoice
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
-from tuner.serve_plan import PrefixReuse, Role
 from tuner.simulate.serving.prefix_hits import (
     by_prefix,
     by_weight,

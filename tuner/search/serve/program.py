@@ -32,11 +32,11 @@ from solvers.instances.problem import Pool as PoolOfDevices
 from solvers.instances.problem import Role as SolverRole
 from solvers.registry import INSTANCES
 from solvers.result import Outcome, Status
+from tuner.plans.serve import Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_routes import build_kv_routes
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.options import Option, ServingPool
-from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
 
 ROLES: Final[dict[Mode, tuple[Role, ...]]] = {

@@ -10,14 +10,14 @@ from functools import partial
 from itertools import product
 from typing import Final
 
+from tuner.config.serve_words import target_words
+from tuner.plans.serve import Role, ServeUnlaunchable
 from tuner.search.serve.kv_transfers import kept_by
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.options import ServingPool
 from tuner.search.serve.preference import format_devices, gain_ratio, lost_by, objective_value
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, restrict_problem
 from tuner.search.serve.to_plan import describe_solution, solution_refusals
-from tuner.serve_plan import Role, ServeUnlaunchable
-from tuner.serve_words import target_words
 from tuner.units import format_ratio
 
 LEAST_GAIN_RATIO: Final = 1e-6

@@ -18,6 +18,7 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Final
 
+from tuner.plans.serve import ServeDecision, ServeRelaxation
 from tuner.search.serve.islands import island_layouts
 from tuner.search.serve.modes import ModeSolutions, requested_modes
 from tuner.search.serve.most_rate import solve_goal
@@ -36,7 +37,6 @@ from tuner.search.serve.solve_mode import (
     simulate_traffic,
 )
 from tuner.search.serve.to_plan import describe_missed, solution_refusals, to_decision
-from tuner.serve_plan import ServeDecision, ServeRelaxation
 from tuner.spec.cluster import Link, Pool
 from tuner.spec.serving.goal import Mode, Percentiles, ServeGoal, Slo
 from tuner.spec.serving.lengths import LengthLaw

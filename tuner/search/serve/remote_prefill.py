@@ -24,11 +24,11 @@ import numpy as np
 
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.offload import Split, split_at
+from tuner.plans.serve import Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.first_token import client_ttft_s
 from tuner.search.serve.mixed_batches import prompt_time, token_seconds
 from tuner.search.serve.options import FRACTIONS, LONGEST_S, Option, most_running
-from tuner.serve_plan import Role
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.requests import sample_requests
 

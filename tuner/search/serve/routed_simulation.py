@@ -16,6 +16,7 @@ import numpy as np
 
 from tuner.costs.serve.engine import Batching
 from tuner.costs.serve.kv_transfer import whole_s
+from tuner.plans.serve import Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.routers import RouterChoice
@@ -32,7 +33,6 @@ from tuner.search.serve.simulation import (
     sample_rank_requests,
     to_simulation_result,
 )
-from tuner.serve_plan import Role
 from tuner.simulate.serving.batching import Rules
 from tuner.simulate.serving.client import (
     ROUNDS,

@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tuner.plans.serve import Role, ServeRouter
 from tuner.search.serve.program import ROLES
-from tuner.serve_plan import Role, ServeRouter
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode, ServeGoal
 from tuner.spec.serving.manifests.registry import engine_manifest, releases_by_pool

@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.costs.serve.kv_transfer import whole_s
+from tuner.plans.serve import Latency
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.options import Option
-from tuner.serve_plan import Latency
 from tuner.simulate.serving.batching import simulate
 from tuner.simulate.serving.client import (
     DELAY_S,

@@ -24,6 +24,7 @@ from typing import Any, Final, get_args
 from solvers.result import Status
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.expert_loads import ExpertLoads
+from tuner.plans.serve import Role
 from tuner.search.serve.afd_options import PricedAfdUnits
 from tuner.search.serve.demand import Demand, PrefixHits, build_demand, with_hits
 from tuner.search.serve.instances import goal_formats
@@ -56,7 +57,6 @@ from tuner.search.serve.routers import (
     router_choices,
 )
 from tuner.search.serve.simulation import InstanceGroup, SimulationResult, mix_results
-from tuner.serve_plan import Role
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.manifests.registry import modes_on
 from tuner.spec.serving.read import ServeSpec

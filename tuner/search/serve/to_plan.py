@@ -5,10 +5,20 @@ from itertools import product
 
 import numpy as np
 
+from tuner.config.serve_words import target_words
 from tuner.costs.serve.bands import NEW_PAIR, ratio_bands
 from tuner.costs.serve.engine import Degrees
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.devices.datasheet import Vendor
+from tuner.plans.serve import (
+    PUBLISHED_MODES,
+    Island,
+    PlannedKvTransfer,
+    Role,
+    ServeAlternative,
+    ServeDecision,
+    ServePrediction,
+)
 from tuner.search.serve.assumptions import plan_assumptions
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instances
@@ -32,16 +42,6 @@ from tuner.search.serve.routers import loses_prefixes, to_serve_router
 from tuner.search.serve.simulation import InstanceGroup, latency_of
 from tuner.search.serve.solve_mode import FIRST_SPARE, MOST_SPARE, ModeSolution, ServeProblem
 from tuner.search.serve.token_cost import input_tokens_per_s, token_cost
-from tuner.serve_plan import (
-    PUBLISHED_MODES,
-    Island,
-    PlannedKvTransfer,
-    Role,
-    ServeAlternative,
-    ServeDecision,
-    ServePrediction,
-)
-from tuner.serve_words import target_words
 from tuner.spec.serving.manifests.afd import target_refusals
 from tuner.spec.serving.manifests.registry import main_release
 from tuner.spec.serving.manifests.rules import refusals

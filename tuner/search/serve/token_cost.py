@@ -26,6 +26,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.plans.serve import Role, TokenCost
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.mixed_batches import prompt_time
 from tuner.search.serve.multiplexing import split_iteration
@@ -33,7 +34,6 @@ from tuner.search.serve.options import Option, step_seconds
 from tuner.search.serve.remote_prefill import LengthThreshold
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem
-from tuner.serve_plan import Role, TokenCost
 
 MILLION: Final = 1e6
 HOUR_S: Final = 3600.0

@@ -21,7 +21,7 @@ from tuner.costs.train.collective_ratios import CollectiveRatios, MeasuredHardwa
 from tuner.costs.train.links import MERGED
 from tuner.costs.train.measured_kernels import MeasuredKernels
 from tuner.costs.train.shapes import Hardware, Stages
-from tuner.plan import Band, Provenance
+from tuner.plans.train import Band, Provenance
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.problem import TrainProblem

@@ -6,7 +6,7 @@ a device's memory at which running out is unlikely.
 
 from dataclasses import replace
 
-from tuner.plan import Band, Relaxation, TrainPrediction
+from tuner.plans.train import Band, Relaxation, TrainPrediction
 from tuner.search.train.build_problem import PricedPool, build_problem
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.more_nodes import more_nodes

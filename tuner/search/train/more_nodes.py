@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from tuner.errors import SpecError
-from tuner.plan import Band, Relaxation, TrainDecision
+from tuner.plans.train import Band, Relaxation, TrainDecision
 from tuner.search.reasons import MULTIPLES
 from tuner.search.train.build_problem import PricedPool, build_problem
 from tuner.search.train.degrees import legal_degrees

@@ -9,7 +9,7 @@ that it ties together, and counting multiplies the independent ones.
                         quarters of each stage's layers, all of them
     chunks              MemFine's pieces of a MoE layer (arXiv:2511.21431, section 6)
     dispatcher, a2a_overlap, cuda_graph, schedule, overlap_grad_reduce, overlap_param_gather,
-    optimizer_offload, activation_offload, rank_order      as in tuner/plan.py
+    optimizer_offload, activation_offload, rank_order      as in tuner/plans/train.py
     sharding            of the training state: over all ranks, or a copy per scale-up domain
 
 What a model cannot have (the experts' axes in a dense one) is not in its product. Rules read a few

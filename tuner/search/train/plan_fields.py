@@ -13,7 +13,7 @@ from tuner.faults.forecast import Run, RunForecast, forecast
 from tuner.faults.goodput import goodput_step_s
 from tuner.faults.reliability import Jobs, Reliability
 from tuner.faults.resolved import jobs_on_pool, resolved
-from tuner.plan import (
+from tuner.plans.train import (
     Alternative,
     Band,
     ParetoPoint,

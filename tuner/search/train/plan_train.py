@@ -18,7 +18,7 @@ import numpy as np
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.shapes import number
 from tuner.devices.datasheet import Generation
-from tuner.plan import (
+from tuner.plans.train import (
     Plan,
     Provenance,
     Relaxation,

@@ -13,7 +13,7 @@ import numpy as np
 from tuner.costs.train.memory import assemble_memory
 from tuner.costs.train.prices import MemoryPrice, StepPrice
 from tuner.costs.train.shapes import Stages, Strategies, taken
-from tuner.plan import Certificate, Space
+from tuner.plans.train import Certificate, Space
 from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.candidate_prices import (
     TimePiece,

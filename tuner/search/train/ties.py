@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.plan import Band, TrainDecision
+from tuner.plans.train import Band, TrainDecision
 from tuner.search.ratios import KERNEL_FIELDS, Ratios, ratios_for
 from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.build_problem import PricedPool

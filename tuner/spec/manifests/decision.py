@@ -12,7 +12,7 @@ from tuner.spec.model import ModelSpec
 
 
 class Decision(Protocol):
-    """The fields of a training decision that rules read, as in `tuner.plan.TrainDecision`."""
+    """The fields of `tuner.plans.train.TrainDecision` that rules read."""
 
     @property
     def tensor_model_parallel_size(self) -> int: ...

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.launch.shape import launch_shape
-from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainDecision, TrainPrediction
 from tuner.verify.budget.scale import Scale, scaled_plan
 
 Floats = npt.NDArray[np.float64]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tuner.costs.reference.workload import Workload
-from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainDecision, TrainPrediction
 from tuner.search.reference.decisions import degrees_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine
 from tuner.search.reference.predict import predict

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from tuner.errors import OutsideProfileError
-from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainDecision, TrainPrediction
 from tuner.spec.routing import read_routing
 from tuner.spec.spec import Spec
 from tuner.units import format_s

@@ -21,7 +21,7 @@ from tuner.costs.train.memory import price_memory
 from tuner.costs.train.prices import StepPrice
 from tuner.costs.train.shapes import Stages, Strategies, number
 from tuner.costs.train.step import price_step
-from tuner.plan import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainDecision, TrainPrediction
 from tuner.search.train.axes import COLUMN_OF_MODULE
 from tuner.search.train.finalists import simulated_s
 from tuner.search.train.layouts import to_stages

@@ -29,7 +29,7 @@ from pydantic import Field
 from profilers.records import Record
 from profilers.steps.config import Count, LayerKind, Size
 from tuner.launch.shape import launch_shape
-from tuner.plan import Plan, TrainDecision
+from tuner.plans.train import Plan, TrainDecision
 from tuner.spec.capabilities import launchable, refusals
 from tuner.spec.model import ModelSpec
 from tuner.verify.budget.obstacles import Obstacle, too_large

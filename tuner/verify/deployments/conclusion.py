@@ -17,7 +17,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from tuner.serve_plan import ServeDecision, ServePlan
+from tuner.plans.serve import ServeDecision, ServePlan
 from tuner.spec.serving.lengths import mean_tokens
 from tuner.units import format_ratio
 from tuner.verify.deployments.measured import (

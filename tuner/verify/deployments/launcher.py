@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Final
 
 from tuner.errors import EnvironmentMissingError, SpecError
-from tuner.serve_plan import ServeDecision, ServePlan, ServePrediction
+from tuner.plans.serve import ServeDecision, ServePlan, ServePrediction
 from tuner.units import format_s
 from tuner.verify.command import Template, fill_template
 from tuner.verify.deployments.clients import RESULT_NAME, Client

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Size
-from tuner.serve_plan import Ratio, ServeDecision, ServePrediction
+from tuner.plans.serve import Ratio, ServeDecision, ServePrediction
 from tuner.verify.records import TrialStatus
 
 SCHEMA_VERSION: Final = 1

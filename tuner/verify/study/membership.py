@@ -22,7 +22,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from tuner.errors import PlanUnreadableError, StudyError
-from tuner.plan import TrainDecision
+from tuner.plans.train import TrainDecision
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
 from tuner.verify.study.claims import (

@@ -23,7 +23,7 @@ from tuner.emit.files import EmittedFile
 from tuner.emit.placement.registry import PLACE_EMITTERS, emit_placement
 from tuner.emit.placement.statement import spans
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
-from tuner.place_plan import PlaceDecision
+from tuner.plans.place import PlaceDecision
 from tuner.spec.place import Dispatch
 from tuner.spec.place_targets import PLACE_TARGETS
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tuner.place_plan import (
+from tuner.plans.place import (
     PassSpread,
     PlaceCertificate,
     PlaceDecision,

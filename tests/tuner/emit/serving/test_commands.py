@@ -24,7 +24,7 @@ from tests.tuner.emit.testing import write_emitted
 from tuner.emit.serving.multiplexing import division
 from tuner.emit.serving.registry import emit_serving
 from tuner.errors import UnknownTargetError
-from tuner.serve_plan import Role, ServeDecision
+from tuner.plans.serve import Role, ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES

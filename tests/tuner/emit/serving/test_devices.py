@@ -18,7 +18,7 @@ from tests.tuner.emit.serving.testing import aggregated, disaggregated, sample_s
 from tests.tuner.emit.testing import write_emitted
 from tuner.emit.serving.registry import SERVE_EMITTERS, emit_all_serving
 from tuner.errors import UnknownTargetError
-from tuner.serve_plan import ServeDecision
+from tuner.plans.serve import ServeDecision
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES
 

@@ -21,7 +21,7 @@ from tests.tuner.emit.serving.testing import (
     shared_device,
 )
 from tuner.emit.serving.registry import emit_serving
-from tuner.serve_plan import ServeDecision
+from tuner.plans.serve import ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES

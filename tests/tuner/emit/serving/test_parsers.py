@@ -33,7 +33,7 @@ from tests.tuner.emit.serving.testing import (
 )
 from tests.tuner.emit.testing import write_emitted
 from tuner.emit.serving.registry import emit_serving
-from tuner.serve_plan import ServeRouter
+from tuner.plans.serve import ServeRouter
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES

@@ -16,7 +16,7 @@ from tests.tuner.emit.serving.testing import aggregated, disaggregated, sample_s
 from tests.tuner.emit.testing import write_emitted
 from tuner.emit.serving.registry import SERVE_EMITTERS, emit_serving
 from tuner.errors import UnsuitedPlacementError
-from tuner.place_plan import MadeFor, VerifiedPlacement
+from tuner.plans.place import MadeFor, VerifiedPlacement
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES
 

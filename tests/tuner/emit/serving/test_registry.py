@@ -26,7 +26,7 @@ from tuner.emit.serving.registry import (
 )
 from tuner.emit.serving.shape import pool_labels
 from tuner.errors import UnknownTargetError
-from tuner.serve_plan import Role, ServeDecision, VerifiedServing
+from tuner.plans.serve import Role, ServeDecision, VerifiedServing
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES
 

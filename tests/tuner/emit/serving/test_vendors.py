@@ -16,7 +16,7 @@ from tests.tuner.emit.serving.testing import aggregated, disaggregated, islands,
 from tuner.emit.serving.pods import POOL_LABEL
 from tuner.emit.serving.registry import emit_all_serving, emit_serving, unlaunchable
 from tuner.errors import UnknownTargetError
-from tuner.serve_plan import (
+from tuner.plans.serve import (
     Instances,
     PlannedKvTransfer,
     ServeDecision,

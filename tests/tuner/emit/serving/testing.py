@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tuner.serve_plan import (
+from tuner.plans.serve import (
     Instances,
     Island,
     Latency,

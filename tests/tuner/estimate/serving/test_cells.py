@@ -11,11 +11,11 @@ from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import estimate_serving, surroundings
 from tuner.estimate.serving.registry import read_serving_text
+from tuner.goals.serve import price_serving_pool
+from tuner.plans.serve import Role
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.options import step_seconds
 from tuner.search.serve.solve_mode import Settings, build_serve_problem
-from tuner.serve_api import price_serving_pool
-from tuner.serve_plan import Role
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

@@ -9,7 +9,7 @@ from tests.rows import each_row
 from tuner.errors import SpecError
 from tuner.estimate.serving.launch import Surroundings
 from tuner.estimate.serving.registry import read_serving_text
-from tuner.serve_plan import Role
+from tuner.plans.serve import Role
 
 Made = Callable[..., Any]
 DEPLOYMENT = """

@@ -17,8 +17,8 @@ from tuner.emit.serving.shape import group_shapes
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
 from tuner.estimate.serving.launch import Surroundings
 from tuner.estimate.serving.registry import read_serving_text
-from tuner.serve_api import deploy, price_serving_pool
-from tuner.serve_plan import Role, ServeDecision, ServePlan, VerifiedServing
+from tuner.goals.serve import deploy, price_serving_pool
+from tuner.plans.serve import Role, ServeDecision, ServePlan, VerifiedServing
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.read import read_serve_spec
 

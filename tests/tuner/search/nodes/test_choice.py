@@ -8,7 +8,7 @@ import pytest
 from profilers.imports.link_matrix import LinkMatrix
 from tests.tuner.emit.testing import sample_decision, sample_verified
 from tuner.cli.plan_text import plan_text
-from tuner.plan import Alternative, Plan, Preference, Roomier, TrainPrediction
+from tuner.plans.train import Alternative, Plan, Preference, Roomier, TrainPrediction
 from tuner.search.nodes.expected_step import expected_steps_s, replacement_index
 from tuner.search.nodes.slow_links import SLOW_LINKS
 from tuner.search.nodes.to_plan import with_node_order

@@ -9,7 +9,7 @@ from tuner.api import plan
 from tuner.cli.app import run
 from tuner.emit.registry import emit
 from tuner.errors import SpecError
-from tuner.plan import VerifiedPlan
+from tuner.plans.train import VerifiedPlan
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 

@@ -17,8 +17,8 @@ from tests.tuner.emit.placement.testing import sample_decision, sample_placement
 from tuner.cli.place_text import place_text
 from tuner.emit.placement.registry import emit_placement
 from tuner.errors import SpecError, UnsuitedPlacementError
-from tuner.place_api import place
-from tuner.place_plan import DispatchOutcome, PlacePlan, VerifiedPlacement
+from tuner.goals.place import place
+from tuner.plans.place import DispatchOutcome, PlacePlan, VerifiedPlacement
 from tuner.report.place_page import PlaceEvidence, place_report
 from tuner.search.place.candidates import eplb_baseline
 from tuner.search.place.comparison import source_loads

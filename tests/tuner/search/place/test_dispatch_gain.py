@@ -12,8 +12,8 @@ from profilers.routing.store import write_recording
 from solvers.placement.ranks import Placement, Ranks
 from tuner.emit.placement.registry import emit_placement
 from tuner.errors import SpecError
-from tuner.place_api import place
-from tuner.place_plan import PlacePlan, VerifiedPlacement
+from tuner.goals.place import place
+from tuner.plans.place import PlacePlan, VerifiedPlacement
 from tuner.search.place.comparison import Comparison, evaluate_workload
 from tuner.search.place.dispatch_gain import dispatch_gain
 from tuner.search.place.evaluation import evaluate

@@ -14,8 +14,8 @@ from profilers.routing.store import write_recording
 from solvers.placement.ranks import Floats, Placement
 from tuner.cli.place_text import place_text
 from tuner.errors import SpecError
-from tuner.place_api import place
-from tuner.place_plan import PlacePlan
+from tuner.goals.place import place
+from tuner.plans.place import PlacePlan
 from tuner.report.place_page import PlaceEvidence, place_report
 
 EXAMPLES = Path(__file__).parents[4] / "examples"

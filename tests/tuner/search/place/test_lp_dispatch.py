@@ -11,8 +11,8 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.sampling import expected_loads
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tests.solvers.placement.balance.testing import families
-from tuner.place_api import place
-from tuner.place_plan import PlacePlan
+from tuner.goals.place import place
+from tuner.plans.place import PlacePlan
 from tuner.search.place.candidates import eplb_baseline, policies
 from tuner.search.place.evaluation import evaluate
 from tuner.search.place.evidence import split_recordings

@@ -11,8 +11,8 @@ from profilers.routing.store import write_recording
 from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.ranks import Ranks
 from tuner.errors import SpecError
-from tuner.place_api import place
-from tuner.place_plan import PlacePlan
+from tuner.goals.place import place
+from tuner.plans.place import PlacePlan
 from tuner.search.place import methods
 from tuner.spec.place import Objective
 from tuner.spec.place_method import METHODS, Method

@@ -14,8 +14,8 @@ from solvers.placement.balance.check import objective
 from solvers.placement.ranks import Placement
 from tests.rows import each_row
 from tuner.errors import SpecError
-from tuner.place_api import place
-from tuner.place_plan import PlacePlan
+from tuner.goals.place import place
+from tuner.plans.place import PlacePlan
 from tuner.search.place import plan_place as planning
 from tuner.search.place import search as searching
 from tuner.search.place.candidates import balance_problem, eplb_baseline, layer_time_candidates

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.place_plan import LeftOut, MigrationCost, PassSpread, Verdict, WorkloadOutcome
+from tuner.plans.place import LeftOut, MigrationCost, PassSpread, Verdict, WorkloadOutcome
 from tuner.search.place.verdict import Loads, gain_noise, to_verdict
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tuner.plan import Plan
+from tuner.plans.train import Plan
 from tuner.search.reference.plan_profiled import certificate_line
 from tuner.units import format_ratio
 

@@ -8,7 +8,7 @@ from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tuner.costs.reference.memory import layer_activations
 from tuner.costs.reference.workload import Degrees, Workload
-from tuner.plan import TrainPrediction
+from tuner.plans.train import TrainPrediction
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.layer_costs import CandidateCosts, Machine
 from tuner.search.reference.options import Option

@@ -10,12 +10,12 @@ from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import Engine
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.emit.serving.registry import emit_all_serving, unlaunchable
+from tuner.goals.serve import deploy
+from tuner.plans.serve import Role, ServePlan, VerifiedServing
 from tuner.search.serve.afd_options import BUDGET, PricedAfdUnits, price_afd_options, sides_of
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.options import Option, ServingPool
-from tuner.serve_api import deploy
-from tuner.serve_plan import Role, ServePlan, VerifiedServing
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
 

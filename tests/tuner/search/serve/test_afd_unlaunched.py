@@ -12,12 +12,12 @@ from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import Engine
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
+from tuner.goals.serve import deploy
+from tuner.plans.serve import Role, ServePlan
 from tuner.search.serve.afd_units import cell_groups
 from tuner.search.serve.afd_unlaunched import AfdDeployment, choose_sizes
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.options import ServingPool, price_options
-from tuner.serve_api import deploy
-from tuner.serve_plan import Role, ServePlan
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.huggingface.read import read_model
 

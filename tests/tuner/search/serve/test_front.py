@@ -10,13 +10,13 @@ import pytest
 
 from tuner.costs.serve.engine import Engine
 from tuner.costs.serve.iteration import Iteration
+from tuner.goals.serve import price_serving_pool
+from tuner.plans.serve import FrontPoint, Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.front import MOST_POINTS, Offer, offer_of, pareto_front
 from tuner.search.serve.modes import solve_modes
 from tuner.search.serve.options import Curve, Option, ServingPool, price_options
 from tuner.search.serve.solve_mode import Settings, build_serve_problem
-from tuner.serve_api import price_serving_pool
-from tuner.serve_plan import FrontPoint, Role
 from tuner.spec.serving.read import read_serve_spec
 
 EXAMPLES = Path(__file__).parents[4] / "examples"

@@ -9,12 +9,12 @@ from solvers.instances.problem import Group as SolverGroup
 from solvers.instances.problem import InstancesProblem, Objective, Route
 from solvers.instances.problem import Pool as SolverPool
 from solvers.instances.problem import Role as SolverRole
+from tuner.goals.serve import deploy, price_serving_pool
+from tuner.plans.serve import Role, ServePlan
 from tuner.search.serve.islands import capacity_per_s, island_layouts, island_shares, prefixes_kept
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.solve_mode import KEPT_TOLERANCE, Settings, build_serve_problem, solve_mode
 from tuner.search.serve.to_plan import plan_cautions
-from tuner.serve_api import deploy, price_serving_pool
-from tuner.serve_plan import Role, ServePlan
 from tuner.spec.serving.read import read_serve_spec
 
 EXAMPLES = Path(__file__).parents[4] / "examples" / "serving"

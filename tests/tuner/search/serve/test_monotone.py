@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.serve_api import deploy
-from tuner.serve_plan import ServeCertificate
+from tuner.goals.serve import deploy
+from tuner.plans.serve import ServeCertificate
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 

@@ -7,6 +7,8 @@ import pytest
 
 from tuner.cli.serve_text import serve_text
 from tuner.explain.outcomes import to_figures
+from tuner.goals.serve import deploy, price_serving_pool
+from tuner.plans.serve import Role, ServePlan
 from tuner.search.serve.modes import solve_modes
 from tuner.search.serve.most_rate import RATE_STEP, at_rate, most_rate, most_rate_with
 from tuner.search.serve.routers import router_choices
@@ -16,8 +18,6 @@ from tuner.search.serve.solve_mode import (
     build_serve_problem,
     simulate_traffic,
 )
-from tuner.serve_api import deploy, price_serving_pool
-from tuner.serve_plan import Role, ServePlan
 from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

@@ -9,6 +9,7 @@ import pytest
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, Engine
 from tuner.costs.serve.speculative import Drafting
+from tuner.plans.serve import Role
 from tuner.search.serve.choices import BUDGETS, Budget, Choices, engine_budgets, usual_choices
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.dominance import drop_dominated
@@ -23,7 +24,6 @@ from tuner.search.serve.options import (
     device_memory_bytes,
     price_options,
 )
-from tuner.serve_plan import Role
 from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from tuner.goals.serve import price_serving_pool
 from tuner.search.serve.pages import page_by_pool
-from tuner.serve_api import price_serving_pool
 from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

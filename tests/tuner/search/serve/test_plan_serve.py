@@ -6,8 +6,8 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import SpecError
-from tuner.serve_api import deploy
-from tuner.serve_plan import ServePlan
+from tuner.goals.serve import deploy
+from tuner.plans.serve import ServePlan
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
+from tuner.goals.serve import deploy, price_serving_pool
+from tuner.plans.serve import Role, ServePlan
 from tuner.search.serve.relaxations import find_closest
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.solve_mode import Settings, build_serve_problem, simulate_traffic
-from tuner.serve_api import deploy, price_serving_pool
-from tuner.serve_plan import Role, ServePlan
 from tuner.spec.serving.read import read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tuner.goals.serve import price_serving_pool
+from tuner.plans.serve import Role
 from tuner.search.serve.mode_simulation import waits_s
 from tuner.search.serve.program import Spare, build_program
 from tuner.search.serve.remote_prefill import length_thresholds, offload_options
@@ -14,8 +16,6 @@ from tuner.search.serve.solve_mode import (
     build_serve_problem,
     problem_variants,
 )
-from tuner.serve_api import price_serving_pool
-from tuner.serve_plan import Role
 from tuner.spec.serving.read import read_serve_spec
 
 MODEL = Path(__file__).parents[4] / "examples" / "models" / "mixtral-8x7b"

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tuner.goals.serve import deploy
+from tuner.plans.serve import Role, ServePlan
 from tuner.search.serve import routed_simulation as playing_routed
 from tuner.search.serve.mode_simulation import is_routed
 from tuner.search.serve.routed_simulation import simulate_routed_mode
 from tuner.search.serve.routers import loses_prefixes, router_choices, to_serve_router
 from tuner.search.serve.simulation import InstanceGroup, simulate_disaggregated_mode
-from tuner.serve_api import deploy
-from tuner.serve_plan import Role, ServePlan
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Engine, Mode, ServeGoal
 from tuner.spec.serving.manifests.registry import engine_manifest
@@ -190,6 +190,7 @@ def test_a_router_without_prefixes_finds_one_in_so_many(tmp_path: Path) -> None:
 def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
     tmp_path: Path,
 ) -> None:
+    from tuner.goals.serve import price_serving_pool
     from tuner.search.serve.solve_mode import (
         ModeSolution,
         ServeProblem,
@@ -199,7 +200,6 @@ def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
         solve_with_remaining_hits,
         solve_with_router,
     )
-    from tuner.serve_api import price_serving_pool
     from tuner.spec.serving.read import read_serve_spec
 
     path = tmp_path / "spec.yaml"
@@ -233,8 +233,8 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
     tmp_path: Path,
 ) -> None:
     # Both simulations of the same two instances agree, so that a second instance starts no jump.
+    from tuner.goals.serve import price_serving_pool
     from tuner.search.serve.solve_mode import Settings, build_serve_problem
-    from tuner.serve_api import price_serving_pool
     from tuner.spec.serving.read import read_serve_spec
 
     planned(tmp_path)
@@ -273,8 +273,8 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
 def test_a_large_deployment_is_simulated_as_a_share_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from tuner.goals.serve import price_serving_pool
     from tuner.search.serve.solve_mode import Settings, build_serve_problem
-    from tuner.serve_api import price_serving_pool
     from tuner.spec.serving.read import read_serve_spec
 
     path = tmp_path / "spec.yaml"

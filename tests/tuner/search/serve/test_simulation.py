@@ -10,6 +10,7 @@ from tests.rows import each_row
 from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.speculative import Drafting
+from tuner.plans.serve import Role
 from tuner.search.serve.demand import Demand, build_demand
 from tuner.search.serve.mixed_batches import prompt_time
 from tuner.search.serve.options import Option, ServingPool, most_running
@@ -20,7 +21,6 @@ from tuner.search.serve.simulation import (
     sample_rank_requests,
     simulate_aggregated_mode,
 )
-from tuner.serve_plan import Role
 from tuner.simulate.serving.client import CLIENT_S, ROUNDS, SGLANG_CLIENT_S
 from tuner.spec.serving.goal import ServeGoal
 

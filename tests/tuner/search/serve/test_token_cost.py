@@ -10,13 +10,13 @@ import pytest
 from tuner.cli.serve_text import token_cost_text
 from tuner.costs.serve.engine import Engine
 from tuner.costs.serve.iteration import Iteration
+from tuner.goals.serve import deploy
+from tuner.plans.serve import Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.mixed_batches import prompt_time
 from tuner.search.serve.multiplexing import split_iteration
 from tuner.search.serve.options import Option, ServingPool, price_options, step_seconds
 from tuner.search.serve.token_cost import prompt_ratio
-from tuner.serve_api import deploy
-from tuner.serve_plan import Role
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 PRICES = {"h100": 3.0, "h20": 1.5}

@@ -12,7 +12,7 @@ from tuner.emit.registry import emit
 from tuner.estimate.estimate import estimate
 from tuner.estimate.readers import megatron
 from tuner.explain.outcomes import to_figures
-from tuner.plan import Plan, Provenance, VerifiedPlan
+from tuner.plans.train import Plan, Provenance, VerifiedPlan
 from tuner.search.train.build_problem import price_pool
 from tuner.search.train.gradient_buckets import LEAST_GAIN_RATIO, MENU
 from tuner.search.train.plan_train import make_analytic_plan

@@ -11,7 +11,7 @@ import pytest
 
 from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
-from tuner.plan import Plan, Provenance
+from tuner.plans.train import Plan, Provenance
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.headroom_search import Headroom, search_headroom
 from tuner.search.train.incumbents import SearchOutcome, Solutions

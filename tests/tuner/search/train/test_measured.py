@@ -33,8 +33,8 @@ from tuner.devices.catalogue import find_device
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.estimate.estimate import estimate
 from tuner.estimate.readers import megatron
-from tuner.plan import Plan
-from tuner.plan_folder import write_plan
+from tuner.goals.train_folder import write_plan
+from tuner.plans.train import Plan
 from tuner.spec.cluster import Pool
 from tuner.spec.read import read_spec
 from tuner.verify.verification import Effort, Watcher

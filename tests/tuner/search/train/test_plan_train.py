@@ -9,7 +9,7 @@ from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
-from tuner.plan import Plan, Provenance
+from tuner.plans.train import Plan, Provenance
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.memory_risk import LIKELY, SMALL, USUAL_RUN_S
 from tuner.search.train.more_nodes import OFFLOADED, more_nodes

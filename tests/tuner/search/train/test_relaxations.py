@@ -8,7 +8,7 @@ import pytest
 from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tuner.costs.train.shapes import number
-from tuner.plan import Unlaunchable
+from tuner.plans.train import Unlaunchable
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import (

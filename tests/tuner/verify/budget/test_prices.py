@@ -11,8 +11,9 @@ import pytest
 from tests.rows import each_row
 from tuner import api
 from tuner.errors import OutsideProfileError
-from tuner.plan import Plan, VerifiedPlan
-from tuner.plan_folder import TRIALS_NAME, launch_files, read_plan, write_plan
+from tuner.goals.train_folder import TRIALS_NAME, launch_files, read_plan, write_plan
+from tuner.goals.verify import command_trials
+from tuner.plans.train import Plan, VerifiedPlan
 from tuner.verify.budget.jobs import EMBEDDING_HEAD, parts_s_K
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.scale import launchable_scales, scaled_plan
@@ -21,7 +22,6 @@ from tuner.verify.budget.trial_options import TrialOptions
 from tuner.verify.candidates import Candidates
 from tuner.verify.records import read_trials
 from tuner.verify.verification import Effort, Watcher
-from tuner.verify_api import command_trials
 
 SEARCH = {
     "context_parallel_size": [1],

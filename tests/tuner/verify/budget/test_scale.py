@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from profilers.steps.config import LayerKind, Recompute
 from tuner.launch.step_config import step_config
-from tuner.plan import Plan, TrainDecision
+from tuner.plans.train import Plan, TrainDecision
 from tuner.spec.model import ModelSpec
 from tuner.verify.budget.obstacles import describe_obstacles
 from tuner.verify.budget.scale import launchable_scales, scaled_plan, why_none

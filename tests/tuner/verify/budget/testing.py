@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from tuner.plan import TrainDecision, TrainPrediction
+from tuner.plans.train import TrainDecision, TrainPrediction
 from tuner.verify.budget.jobs import PARTS, STATE, build_job
 from tuner.verify.budget.scale import Scale, scaled_plan
 from tuner.verify.budget.scheduler import Spending

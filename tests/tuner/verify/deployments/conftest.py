@@ -18,12 +18,12 @@ import psutil
 import pytest
 
 from tests.tuner.emit.serving.testing import aggregated, sample_serving
-from tuner.serve_plan import Latency, ServeAlternative, ServeDecision, ServePlan, ServePrediction
-from tuner.serve_trial import Reached
+from tuner.goals.serve_trial import Reached
+from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
+from tuner.plans.serve import Latency, ServeAlternative, ServeDecision, ServePlan, ServePrediction
 from tuner.spec.huggingface.read import read_model
 from tuner.verify.deployments.records import ServeVerified
 from tuner.verify.termination import TRIAL_MARK
-from tuner.verify_serve_api import DeploymentEffort, deployment_trials, verify_serve
 
 HERE = Path(__file__).parent
 MODEL = HERE.parents[3] / "examples/models/qwen3-30b-a3b"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import EnvironmentMissingError, SpecError
-from tuner.serve_folder import read_serve_plan, read_serve_trials
+from tuner.goals.serve_folder import read_serve_plan, read_serve_trials
 from tuner.verify.deployments.conclusion import contenders
 from tuner.verify.deployments.records import ServeVerified
 from tuner.verify.deployments.server import NO_RESPONSE

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.serve_folder import read_serve_trials
-from tuner.verify_serve_api import DeploymentEffort, deployment_trials, verify_serve
+from tuner.goals.serve_folder import read_serve_trials
+from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
 
 pytestmark = pytest.mark.slow
 

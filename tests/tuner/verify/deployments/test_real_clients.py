@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.serve_trial import Reached
-from tuner.verify_serve_api import DeploymentEffort, deployment_trials, verify_serve
+from tuner.goals.serve_trial import Reached
+from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
 
 pytestmark = pytest.mark.slow
 

@@ -13,8 +13,8 @@ import pytest
 
 from tuner.cli import app as frame
 from tuner.errors import OutputError, PlanUnreadableError
-from tuner.plan_folder import read_verified_as
-from tuner.serve_folder import read_serve_plan, read_serve_trials
+from tuner.goals.serve_folder import read_serve_plan, read_serve_trials
+from tuner.goals.train_folder import read_verified_as
 from tuner.verify.deployments.exclusive_use import exclusive_use
 from tuner.verify.deployments.records import ServeVerified
 from tuner.verify.termination import TRIAL_MARK

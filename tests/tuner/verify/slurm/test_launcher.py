@@ -12,7 +12,7 @@ import pytest
 from profilers.steps.config import StepReport
 from tests.rows import each_row
 from tuner.errors import SchedulerError
-from tuner.plan_folder import read_plan
+from tuner.goals.train_folder import read_plan
 from tuner.verify.launcher import LOG_NAME, REPORT_NAME, Launch
 from tuner.verify.progress import PROGRESS_NAME
 from tuner.verify.slurm.folder import TICKET_NAME, WITHDRAWN_NAME

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from tuner.plan_folder import TRIALS_NAME, VERIFIED_NAME
-from tuner.study_folder import RUNNING_NAME
+from tuner.goals.study_folder import RUNNING_NAME
+from tuner.goals.train_folder import TRIALS_NAME, VERIFIED_NAME
 from tuner.verify.records import Verified, read_trials
 from tuner.verify.slurm.folder import TICKET_NAME
 from tuner.verify.termination import TRIAL_MARK

@@ -9,7 +9,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import OutputError, PlanUnreadableError, StudyError
-from tuner.plan_folder import JOURNAL_NAME, TRIALS_NAME, trial_file
+from tuner.goals.train_folder import JOURNAL_NAME, TRIALS_NAME, trial_file
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, read_trials

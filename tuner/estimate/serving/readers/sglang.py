@@ -26,9 +26,9 @@ from tuner.estimate.serving.split import (
     weight_format,
 )
 from tuner.estimate.serving.words import Server, sorted_flags, tokens
+from tuner.plans.serve import Role
 from tuner.search.serve.choices import BUDGETS
 from tuner.search.serve.demand import MOST_RUNNING
-from tuner.serve_plan import Role
 from tuner.spec.serving.manifests.sglang import SGLANG_0_5_23
 
 _ALGORITHMS: Final = ("NEXTN", "EAGLE", "EAGLE3")

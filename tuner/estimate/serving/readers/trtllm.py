@@ -29,8 +29,8 @@ from tuner.estimate.serving.split import (
     weight_format,
 )
 from tuner.estimate.serving.words import Server, sorted_flags, tokens
+from tuner.plans.serve import Role
 from tuner.search.serve.demand import MOST_RUNNING
-from tuner.serve_plan import Role
 from tuner.spec.serving.manifests.trtllm import TRTLLM_1_3
 
 OPTIONS: Final = ("config", "extra-llm-api-options", "extra-engine-args")

@@ -25,8 +25,8 @@ from tuner.estimate.serving.split import (
     weight_format,
 )
 from tuner.estimate.serving.words import Server, size_bytes, sorted_flags, tokens
+from tuner.plans.serve import Role
 from tuner.search.serve.demand import MOST_RUNNING
-from tuner.serve_plan import Role
 from tuner.spec.serving.manifests.vllm import VLLM_0_33
 
 SERVER: Final = Server(

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from tuner.costs.train.calibration import Residuals
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.errors import SpecError
-from tuner.plan import Band
+from tuner.plans.train import Band
 from tuner.search.ratios import Ratios, widest
 from tuner.search.train.build_problem import PricedPool, build_problem, price_pool
 from tuner.search.train.extrapolation import EXTRAPOLATED_FACTOR, extrapolated_by_search

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from tuner.plan import Band, Certificate, Preference, Space
+from tuner.plans.train import Band, Certificate, Preference, Space
 from tuner.search.ratios import is_tie
 from tuner.search.train.pools.risk import (
     PoolsDecision,

@@ -6,7 +6,7 @@ The decision with headroom may run on other pools than the plan's, or on a singl
 import math
 from collections.abc import Sequence
 
-from tuner.plan import Plan, Roomier, TrainPrediction
+from tuner.plans.train import Plan, Roomier, TrainPrediction
 from tuner.search.train.memory_risk import SMALL, loss_prices
 from tuner.search.train.pools.build_problem import PoolsProblem
 from tuner.search.train.pools.candidate_order import Ranking

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tuner.costs.train.calibration import Residuals
 from tuner.costs.train.measured_profile import MeasuredProfile
-from tuner.plan import Alternative, Plan, Provenance, Relaxation, TrainPrediction
+from tuner.plans.train import Alternative, Plan, Provenance, Relaxation, TrainPrediction
 from tuner.search.layout_groups import by_layout, layout_of, rows_of_layouts
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.search.ratios import is_tie

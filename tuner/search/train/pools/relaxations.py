@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tuner.plan import Relaxation
+from tuner.plans.train import Relaxation
 from tuner.search.reference.memory_offer import MemoryOffer, memory_words
 from tuner.search.train.memory_risk import SMALL
 from tuner.search.train.options import option_space

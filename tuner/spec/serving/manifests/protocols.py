@@ -1,4 +1,4 @@
-"""The fields of a deployment that rules read, as in `tuner.serve_plan`."""
+"""The fields of a deployment that rules read, as in `tuner.plans.serve`."""
 
 from collections.abc import Sequence
 from typing import Final, Protocol

@@ -8,7 +8,7 @@ import pytest
 from tests.rows import each_row
 from tuner.costs.serve.engine import Degrees, Engine
 from tuner.errors import SpecError
-from tuner.serve_plan import Role
+from tuner.plans.serve import Role
 
 Made = Callable[..., Any]
 START = "python3 -m sglang.launch_server --model-path m"

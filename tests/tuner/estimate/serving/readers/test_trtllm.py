@@ -13,7 +13,7 @@ from tuner.costs.serve.speculative import Method
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import pool_named, surroundings
 from tuner.estimate.serving.registry import read_serving_launch
-from tuner.serve_plan import Role
+from tuner.plans.serve import Role
 
 Made = Callable[..., Any]
 Read = Callable[..., Any]

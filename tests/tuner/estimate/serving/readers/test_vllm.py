@@ -8,8 +8,8 @@ import pytest
 from tests.rows import each_row
 from tuner.costs.serve.engine import Degrees, Engine
 from tuner.errors import SpecError
+from tuner.plans.serve import Role
 from tuner.search.serve.demand import MOST_RUNNING
-from tuner.serve_plan import Role
 
 Made = Callable[..., Any]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tuner.plan import Provenance
+from tuner.plans.train import Provenance
 from tuner.spec.cluster import Cluster, Link, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from tuner.cli.plan_text import explanation, plan_text
-from tuner.plan import Plan, Provenance
+from tuner.config.words import short_decision
+from tuner.plans.train import Plan, Provenance
 from tuner.report.memory_headroom import memory_warning
 from tuner.search.progress import ignore_progress
 from tuner.search.train.memory_risk import LIKELY, SMALL, Chances, loss_prices
@@ -29,7 +30,6 @@ from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec
-from tuner.train_words import short_decision
 from tuner.units import format_bytes, format_ratio
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

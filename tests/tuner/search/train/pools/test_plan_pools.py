@@ -12,8 +12,9 @@ from profilers.imports.link_matrix import LinkMatrix
 from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.plan_text import plan_text
+from tuner.config.words import short_decision
 from tuner.errors import SpecError, UnknownDeviceError
-from tuner.plan import Plan, Provenance, TrainPrediction
+from tuner.plans.train import Plan, Provenance, TrainPrediction
 from tuner.report.memory_headroom import memory_warning
 from tuner.search.nodes.to_plan import with_node_order
 from tuner.search.train.memory_risk import LIKELY, SMALL
@@ -29,7 +30,6 @@ from tuner.spec.capabilities import intersection
 from tuner.spec.goal import Reliability
 from tuner.spec.refusals import refusals
 from tuner.spec.spec import Spec
-from tuner.train_words import short_decision
 from tuner.units import format_bytes, format_ratio
 
 MakeSpec = Callable[..., Spec]

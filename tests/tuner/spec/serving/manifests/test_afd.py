@@ -13,7 +13,7 @@ from tests.tuner.emit.serving.testing import (
     sample_serving,
 )
 from tuner.devices.datasheet import Generation
-from tuner.serve_plan import ServeDecision
+from tuner.plans.serve import ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES, engine_manifest

@@ -33,7 +33,7 @@ from tuner.emit.registry import emit_all
 from tuner.errors import OutputError, PlanUnreadableError
 from tuner.output import write_directory, write_files
 from tuner.paths import AnyPath
-from tuner.plan import Plan, VerifiedPlan
+from tuner.plans.train import Plan, VerifiedPlan
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.routing import routing_json
 from tuner.spec.spec import Spec

@@ -10,10 +10,10 @@ from profilers.store import read_profile
 from tuner import api
 from tuner.costs.residuals import UNKNOWN_BAND
 from tuner.errors import PlanUnreadableError
-from tuner.plan import Plan
-from tuner.profiles import stored_profile, trial_residual
+from tuner.goals.profiles import stored_profile, trial_residual
+from tuner.goals.verify import decision_space
+from tuner.plans.train import Plan
 from tuner.verify.neighbourhood import Neighbourhood
-from tuner.verify_api import decision_space
 
 VERIFIED = Path(__file__).parents[2] / "examples" / "profiles" / "epyc-quickstart-1"
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "tiny-moe" / "config.json"

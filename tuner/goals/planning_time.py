@@ -7,9 +7,9 @@ comparison; not the start of the program, nor writing files.
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from tuner.place_plan import PlacePlan
-    from tuner.plan import Plan
-    from tuner.serve_plan import ServePlan
+    from tuner.plans.place import PlacePlan
+    from tuner.plans.serve import ServePlan
+    from tuner.plans.train import Plan
 
 AnyPlan = TypeVar("AnyPlan", "Plan", "ServePlan", "PlacePlan")
 

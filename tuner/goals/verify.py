@@ -18,10 +18,8 @@ from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.residuals import Residual, residual_for
 from tuner.emit.registry import broken_rules, emitted_targets
 from tuner.errors import PlanUnreadableError
-from tuner.output import write_files
-from tuner.paths import AnyPath, plan_folder
-from tuner.plan import Plan, VerifiedPlan
-from tuner.plan_folder import (
+from tuner.goals.study_folder import opened_study, plan_sha256, trial_folders
+from tuner.goals.train_folder import (
     PLAN_NAME,
     TRIALS_NAME,
     launch_files,
@@ -29,10 +27,12 @@ from tuner.plan_folder import (
     read_used_profile,
     write_verified,
 )
+from tuner.output import write_files
+from tuner.paths import AnyPath, plan_folder
+from tuner.plans.train import Plan, VerifiedPlan
 from tuner.search.reference.layer_costs import Machine
 from tuner.spec.cluster import Pool
 from tuner.spec.routing import RoutingRecord, read_routing
-from tuner.study_folder import opened_study, plan_sha256, trial_folders
 from tuner.verify.budget.measured import work_of as work_of
 from tuner.verify.budget.prices import build_pricer
 from tuner.verify.budget.scheduler import Budget, Spending

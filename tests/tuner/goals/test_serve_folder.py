@@ -7,8 +7,8 @@ import pytest
 
 from tests.tuner.emit.placement.testing import sample_decision, sample_placement
 from tuner.errors import SpecError
-from tuner.serve_api import Deployed, deploy
-from tuner.serve_folder import write_serve_plan
+from tuner.goals.serve import Deployed, deploy
+from tuner.goals.serve_folder import write_serve_plan
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 LAYERS, EXPERTS, RANKS = 32, 8, 4

@@ -5,17 +5,17 @@ from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec
 
+from tuner.goals.place import Placed, place
+from tuner.goals.place_folder import write_place_plan
+from tuner.goals.serve import Deployed, deploy
+from tuner.goals.serve_folder import write_serve_plan
+from tuner.goals.train import Planned, plan_training
+from tuner.goals.train_folder import write_plan
 from tuner.paths import AnyPath
-from tuner.place_api import Placed, place
-from tuner.place_folder import write_place_plan
-from tuner.plan_folder import write_plan
-from tuner.serve_api import Deployed, deploy
-from tuner.serve_folder import write_serve_plan
 from tuner.spec.kind import goal_kind
-from tuner.train_api import Planned, plan_training
 
 if TYPE_CHECKING:
-    from tuner.plan import Plan
+    from tuner.plans.train import Plan
 
 AnyPlanned = Planned | Deployed | Placed
 """A plan of any goal (`made.plan`), with its spec (`made.spec`)."""

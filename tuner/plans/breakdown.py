@@ -1,7 +1,7 @@
 """Seconds of a step by cause, as one table for the plan, `explain`, `estimate` and the report.
 
-Files keep short keys (`breakdown_s` of tuner/plan.py and tuner/serve_plan.py); people read what
-they stand for. Communication counts where it is exposed: what computation hides takes no time.
+Files keep short keys (`breakdown_s` of tuner/plans/train.py and tuner/plans/serve.py); people read
+what they stand for. Communication counts where it is exposed: what computation hides takes no time.
 """
 
 from collections.abc import Mapping

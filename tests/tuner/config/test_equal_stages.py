@@ -5,7 +5,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.equal_stages import equal_stages, number_ranges
+from tuner.config.equal_stages import equal_stages, number_ranges
 
 
 def numbers_of(label: str) -> list[int]:

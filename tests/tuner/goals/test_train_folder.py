@@ -14,10 +14,10 @@ from profilers.errors import ProfileUnreadableError
 from profilers.sole_writer import sole_writer
 from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
-from tuner import api, plan_folder
+from tuner import api
 from tuner.errors import OutputError, PlanUnreadableError
-from tuner.plan import Plan, VerifiedPlan
-from tuner.plan_folder import (
+from tuner.goals import train_folder as plan_folder
+from tuner.goals.train_folder import (
     PLAN_NAME,
     TRIALS_NAME,
     VERIFIED_NAME,
@@ -27,6 +27,7 @@ from tuner.plan_folder import (
     write_folder,
     write_plan,
 )
+from tuner.plans.train import Plan, VerifiedPlan
 from tuner.verify.verification import Effort, Watcher
 
 Launcher = Callable[..., FakeLauncher]

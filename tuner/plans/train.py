@@ -15,7 +15,7 @@ from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Recompute, Size
 from tuner.costs.residuals import Residual
 from tuner.faults.forecast import RunForecast
-from tuner.placement import StagePlacement
+from tuner.plans.stage_placement import StagePlacement
 from tuner.spec.cluster import Cluster
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec

@@ -10,10 +10,10 @@ from tuner.emit.serving.islands import of_pools_used
 from tuner.emit.serving.router import ROUTER_PORT, needs_router
 from tuner.emit.serving.shape import group_shapes, url_list
 from tuner.errors import SpecError
+from tuner.goals.serve_folder import serve_files
 from tuner.output import write_files
-from tuner.place_plan import VerifiedPlacement
-from tuner.serve_folder import serve_files
-from tuner.serve_plan import ServeDecision, ServePlan, ServePrediction, VerifiedServing
+from tuner.plans.place import VerifiedPlacement
+from tuner.plans.serve import ServeDecision, ServePlan, ServePrediction, VerifiedServing
 from tuner.spec.serving.lengths import mean_tokens
 from tuner.verify.deployments.launcher import DeploymentLaunch
 from tuner.verify.deployments.server import check_address

@@ -20,10 +20,16 @@ from profilers.imports.link_matrix import link_matrix_csv, read_link_matrix
 from solvers.placement.ranks import Floats
 from tuner.emit.placement.registry import emit_placement
 from tuner.errors import PlanUnreadableError, SpecError
+from tuner.goals.train_folder import (
+    MAX_PLAN_BYTES,
+    PLAN_NAME,
+    VERIFIED_NAME,
+    read_plan_as,
+    write_folder,
+)
 from tuner.output import write_files
 from tuner.paths import AnyPath
-from tuner.place_plan import PlacePlan, VerifiedPlacement
-from tuner.plan_folder import MAX_PLAN_BYTES, PLAN_NAME, VERIFIED_NAME, read_plan_as, write_folder
+from tuner.plans.place import PlacePlan, VerifiedPlacement
 from tuner.search.place.evidence import split_recordings
 from tuner.spec.current_placement import LARGEST_BYTES
 from tuner.spec.files import LARGEST_FILE_BYTES, read_json_object

@@ -15,10 +15,7 @@ from pathlib import Path
 
 from tuner.emit.serving.registry import unlaunchable
 from tuner.errors import PlanUnreadableError, UnsuitedPlacementError
-from tuner.paths import AnyPath, plan_folder
-from tuner.place_plan import VerifiedPlacement
-from tuner.plan_folder import TRIALS_NAME
-from tuner.serve_folder import (
+from tuner.goals.serve_folder import (
     ServeFiles,
     read_serve_plan,
     read_serve_trials,
@@ -27,8 +24,11 @@ from tuner.serve_folder import (
     write_serve_trial,
     write_serve_verified,
 )
-from tuner.serve_plan import ServeDecision, ServePlan, ServePrediction, VerifiedServing
-from tuner.serve_trial import Reached, prepared_launch, write_launch_files
+from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
+from tuner.goals.train_folder import TRIALS_NAME
+from tuner.paths import AnyPath, plan_folder
+from tuner.plans.place import VerifiedPlacement
+from tuner.plans.serve import ServeDecision, ServePlan, ServePrediction, VerifiedServing
 from tuner.units import format_s
 from tuner.verify.command import parse_template
 from tuner.verify.deployments.clients import find_client

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 from profilers.records import Profile
 from tuner.faults.measured import node_bytes_per_s
 from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S
+from tuner.goals.profiles import is_of_device
 from tuner.launch.assumptions import plan_assumptions
-from tuner.plan import Plan
-from tuner.profiles import is_of_device
+from tuner.plans.train import Plan
 from tuner.search.reasons import unmeasured_links
 from tuner.search.reference.layer_costs import Machine
 from tuner.spec.capabilities import programs

@@ -11,8 +11,8 @@ from tests.tuner.emit.serving.testing import (
     sample_serving,
 )
 from tuner.emit.serving.pods import POOL_LABEL
-from tuner.serve_plan import ServeDecision
-from tuner.serve_trial import Reached, prepared_launch, write_launch_files
+from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
+from tuner.plans.serve import ServeDecision
 from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"

@@ -17,10 +17,7 @@ from pydantic import ValidationError
 from profilers.files import TooLargeError, read_bounded
 from tuner.emit.serving.registry import emit_all_serving
 from tuner.errors import OutputError, PlanUnreadableError
-from tuner.output import write_files
-from tuner.paths import AnyPath
-from tuner.place_plan import PlacePlan, VerifiedPlacement
-from tuner.plan_folder import (
+from tuner.goals.train_folder import (
     MAX_PLAN_BYTES,
     PLAN_NAME,
     TRIALS_NAME,
@@ -28,7 +25,10 @@ from tuner.plan_folder import (
     read_plan_as,
     write_folder,
 )
-from tuner.serve_plan import ServePlan, VerifiedServing
+from tuner.output import write_files
+from tuner.paths import AnyPath
+from tuner.plans.place import PlacePlan, VerifiedPlacement
+from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.serving.read import ServeSpec
 from tuner.verify.deployments.records import ServeTrialRecord, ServeVerified

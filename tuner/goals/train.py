@@ -18,12 +18,12 @@ from profilers.store import holds_profile, read_header, read_profile
 from solvers.registry import LAYOUT
 from tuner.costs.residuals import Residual
 from tuner.errors import SpecError
+from tuner.goals.planning_time import with_planning_time
+from tuner.goals.profiles import pool_profile, trial_residual
+from tuner.goals.train_folder import MAX_PROFILE_FILE_BYTES
+from tuner.goals.train_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
 from tuner.paths import AnyPath, to_paths
-from tuner.plan import Plan, Provenance
-from tuner.plan_folder import MAX_PROFILE_FILE_BYTES
-from tuner.plan_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
-from tuner.planning_time import with_planning_time
-from tuner.profiles import pool_profile, trial_residual
+from tuner.plans.train import Plan, Provenance
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.search.reference.plan_profiled import make_plan
 from tuner.search.reference.search import Settings
@@ -139,7 +139,7 @@ def plan_training(
             f"cluster.pools: {pool.name!r} has no profile; measure one with `moetune profile -o "
             "DIR` and name it in the spec or with --profile DIR"
         )
-    from tuner.verify_api import machine_of, shipped_residual
+    from tuner.goals.verify import machine_of, shipped_residual
 
     profile = read_profile(profile_path)
     engine = priced_program(spec.emit)

@@ -12,11 +12,12 @@ import numpy as np
 from profilers.files import read_bounded
 from profilers.routing.recording import Recording
 from tuner.errors import PlanUnreadableError, SpecError
+from tuner.goals.place_folder import read_holdout_pass, read_place_plan, write_place_verified
+from tuner.goals.planning_time import with_planning_time
+from tuner.goals.profiles import pool_profile
+from tuner.goals.train import version
 from tuner.paths import AnyPath, plan_folder, to_paths
-from tuner.place_folder import read_holdout_pass, read_place_plan, write_place_verified
-from tuner.place_plan import PlacePlan, PlaceProvenance
-from tuner.planning_time import with_planning_time
-from tuner.profiles import pool_profile
+from tuner.plans.place import PlacePlan, PlaceProvenance
 from tuner.report.placement_maps import heat_maps
 from tuner.search.place.links import LinkSource
 from tuner.search.place.plan_place import Settings, make_place_plan
@@ -26,7 +27,6 @@ from tuner.spec.files import LARGEST_FILE_BYTES, shown_path
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.place import Objective
 from tuner.spec.place_read import PlaceSpec, read_place_spec
-from tuner.train_api import version
 from tuner.verify.placement import verify_placements
 from tuner.verify.placement_records import PlaceVerified
 

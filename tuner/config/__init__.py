@@ -1,0 +1,1 @@
+"""Configurations of every goal, and how they read."""

@@ -1,0 +1,1 @@
+"""Plans of every goal as they are stored: decision, prediction, certificate, provenance."""
