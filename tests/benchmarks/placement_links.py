@@ -31,8 +31,9 @@ import numpy as np
 
 from profilers.routing.recording import Floats, Recording
 from profilers.routing.store import read_recording
+from tuner.config.place import PlaceDecision
 from tuner.goals.place import place
-from tuner.plans.place import LinkFacts, PlaceDecision, PlacePlan
+from tuner.plans.place import LinkFacts, PlacePlan
 from tuner.spec.place import Objective, Traffic
 
 ROOT: Final = Path(__file__).parents[2]

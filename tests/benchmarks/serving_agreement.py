@@ -22,11 +22,11 @@ from tuner.backtest.serving.prediction import Predictor
 from tuner.backtest.serving.recipes import find_recipe
 from tuner.backtest.serving.rows import read_cells
 from tuner.backtest.serving.tables import build_machines
+from tuner.config.serve import Role
 from tuner.costs.serve.capacity import cache_tokens
 from tuner.costs.serve.engine import TRAITS, Batching
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.machine import ServingMachine
-from tuner.plans.serve import Role
 from tuner.search.serve.demand import build_demand
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.simulation import InstanceGroup, simulate_aggregated_mode

@@ -30,9 +30,9 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, Final
 
+from tuner.config.serve import Role
 from tuner.devices.catalogue import find_device
 from tuner.goals.serve import price_serving_pool
-from tuner.plans.serve import Role
 from tuner.search.serve.islands import island_layouts
 from tuner.search.serve.options import Option
 from tuner.search.serve.program import build_program, solve_program

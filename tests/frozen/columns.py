@@ -37,6 +37,8 @@ from profilers.work import work
 from tests.frozen.drawn import EXTRAS, Dice, Job, Row, analytic_row, measured_row, rows
 from tests.tuner.formulas import Formulas
 from tuner import api
+from tuner.config.serve import Role
+from tuner.config.train import TrainDecision
 from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.residuals import Residual
 from tuner.costs.serve.capacity import instance_kv_bytes_per_token, instance_weight_bytes
@@ -48,8 +50,6 @@ from tuner.costs.train.shapes import Stages, Strategies, stacked
 from tuner.costs.train.step import price_step
 from tuner.errors import OutsideProfileError
 from tuner.goals.serve import price_serving_pool as site_of_server
-from tuner.plans.serve import Role
-from tuner.plans.train import TrainDecision
 from tuner.search.reference.decisions import degrees_of
 from tuner.search.reference.decisions import options_of as stage_options_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_problem

@@ -8,10 +8,11 @@ from typing import Final
 
 from tuner.cli.text import asides, breakdown_text, columns, format_times, labelled
 from tuner.config.equal_stages import equal_stages
+from tuner.config.train import TrainDecision
 from tuner.config.words import degrees, knobs, short_decision, short_layout, train_changes
 from tuner.faults.forecast import RunForecast
 from tuner.plans.stage_placement import StagePlacement
-from tuner.plans.train import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.memory_headroom import (
     HARDLY_ANY,
     chance_sentence,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from tuner.cli.text import asides, breakdown_text, columns, labelled
+from tuner.config.serve import Instances, Role
 from tuner.config.serve_words import (
     describe_kv_transfer,
     gain_words,
@@ -15,15 +16,7 @@ from tuner.config.serve_words import (
     router_words,
     short_serve,
 )
-from tuner.plans.serve import (
-    Band,
-    Instances,
-    Latency,
-    Role,
-    ServeModeResult,
-    ServePlan,
-    TokenCost,
-)
+from tuner.plans.serve import Band, Latency, ServeModeResult, ServePlan, TokenCost
 from tuner.spec.accounting import active_parameters, num_parameters
 from tuner.spec.serving.goal import Percentiles
 from tuner.units import (

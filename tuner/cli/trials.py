@@ -15,7 +15,7 @@ from tuner.verify.verification import Watcher
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tuner.plans.train import TrainDecision
+    from tuner.config.train import TrainDecision
     from tuner.verify.records import TrialRecord
 
 HEADER = ("trial", "decision", "from", "predicted", "measured", "status")

@@ -15,7 +15,7 @@ that differ in a field never read the same.
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.plans.serve import Instances, PlannedKvTransfer, ServeDecision, ServeRouter
+from tuner.config.serve import Instances, PlannedKvTransfer, ServeDecision, ServeRouter
 from tuner.spec.serving.routers import RouterPolicy
 from tuner.units import format_bytes, format_ratio, format_s
 

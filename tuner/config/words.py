@@ -16,7 +16,7 @@ from itertools import groupby
 from typing import Final
 
 from profilers.steps.config import Recompute
-from tuner.plans.train import TrainDecision
+from tuner.config.train import TrainDecision
 from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER
 
 MICRO_BATCH: Final = "micro-batch"

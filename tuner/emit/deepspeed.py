@@ -11,12 +11,13 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from profilers.steps.config import Recompute
+from tuner.config.train import TrainDecision
 from tuner.emit.evidence import statement
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.launch.assumptions import assumptions
 from tuner.launch.shape import launch_shape
-from tuner.plans.train import TrainDecision, VerifiedPlan
+from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import Precision, TrainGoal
 from tuner.spec.manifests.decision import global_recompute
 from tuner.spec.model import ModelSpec

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Final
 
+from tuner.config.train import TrainDecision
 from tuner.emit.evidence import statement
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.megatron_core import GPT_OSS, Core, Value, decision_fields, model_fields
@@ -24,7 +25,7 @@ from tuner.emit.torchrun import ENVIRONMENT_NOTE, preamble
 from tuner.launch.assumptions import assumptions
 from tuner.launch.priced_settings import overridden
 from tuner.launch.shape import launch_shape
-from tuner.plans.train import TrainDecision, VerifiedPlan
+from tuner.plans.train import VerifiedPlan
 from tuner.spec.goal import TrainGoal
 from tuner.spec.manifests.manifest import PIPELINE_INSIDE_ORDER
 from tuner.spec.model import ModelSpec, QkNorm

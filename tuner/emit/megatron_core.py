@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Final
 
 from profilers.steps.config import LayerKind, Recompute
-from tuner.plans.train import TrainDecision
+from tuner.config.train import TrainDecision
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.manifests.decision import global_chunks, global_recompute, selective_modules
 from tuner.spec.model import Attention, ModelSpec, Moe, QkNorm

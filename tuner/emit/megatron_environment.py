@@ -7,7 +7,7 @@ overlapped expert all-to-all needs streams of its own (`validate_args` of core_v
 
 from typing import Final
 
-from tuner.plans.train import TrainDecision
+from tuner.config.train import TrainDecision
 
 _ONE_QUEUE: Final = """\
 # Megatron-LM's overlap of communication and computation relies on one hardware queue.

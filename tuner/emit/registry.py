@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final, Protocol, cast
 
+from tuner.config.train import TrainDecision
 from tuner.emit.files import EmittedFile
 from tuner.emit.hosts import hosts_file
 from tuner.launch.shape import launch_shape
-from tuner.plans.train import Plan, TrainDecision, VerifiedPlan
+from tuner.plans.train import Plan, VerifiedPlan
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.manifests.manifest import with_gradients
 from tuner.spec.refusals import refusals

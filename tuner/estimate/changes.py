@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from tuner.config.train import TrainDecision
 from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.decision import to_decision
 from tuner.estimate.environment import lines_to_set
@@ -25,7 +26,6 @@ from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.prices import TARGET_OF, PricedConfiguration, PricingSetup, price_configurations
 from tuner.estimate.records import Change
-from tuner.plans.train import TrainDecision
 from tuner.search.ratios import Ratios, is_tie
 from tuner.spec.capabilities import TARGETS, Capabilities, refusals
 from tuner.spec.manifests.manifest import with_gradients

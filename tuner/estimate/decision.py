@@ -6,9 +6,9 @@ A share of recomputed layers becomes a whole number of layers of every stage, as
 from typing import Literal
 
 from profilers.steps.config import Recompute
+from tuner.config.train import TrainDecision
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.launch import Graphs
-from tuner.plans.train import TrainDecision
 from tuner.spec.model import ModelSpec
 
 

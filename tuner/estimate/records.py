@@ -6,7 +6,8 @@ from pydantic import Field
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Size
-from tuner.plans.train import Band, Probability, TrainDecision
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Band, Probability
 
 SCHEMA_VERSION = 1
 # 1: first release.

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from tuner.config.place import PlaceDecision
+from tuner.config.serve import Instances, ServeDecision
 from tuner.config.serve_words import (
     describe_kv_transfer,
     group_changes,
@@ -10,11 +12,9 @@ from tuner.config.serve_words import (
     short_group,
     short_serve,
 )
+from tuner.config.train import TrainDecision
 from tuner.config.words import runs, short_decision, train_changes
 from tuner.emit.placement.statement import spans
-from tuner.plans.place import PlaceDecision
-from tuner.plans.serve import Instances, ServeDecision
-from tuner.plans.train import TrainDecision
 
 Decision = TrainDecision | ServeDecision | PlaceDecision
 

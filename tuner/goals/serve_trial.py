@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tuner.config.serve import ServeDecision
 from tuner.emit.serving.benchmark import num_requests, offered_traffic
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
 from tuner.emit.serving.islands import of_pools_used
@@ -13,7 +14,7 @@ from tuner.errors import SpecError
 from tuner.goals.serve_folder import serve_files
 from tuner.output import write_files
 from tuner.plans.place import VerifiedPlacement
-from tuner.plans.serve import ServeDecision, ServePlan, ServePrediction, VerifiedServing
+from tuner.plans.serve import ServePlan, ServePrediction, VerifiedServing
 from tuner.spec.serving.lengths import mean_tokens
 from tuner.verify.deployments.launcher import DeploymentLaunch
 from tuner.verify.deployments.server import check_address

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.config.serve import ServeDecision
 from tuner.emit.serving.registry import unlaunchable
 from tuner.errors import PlanUnreadableError, UnsuitedPlacementError
 from tuner.goals.serve_folder import (
@@ -28,7 +29,7 @@ from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
 from tuner.goals.train_folder import TRIALS_NAME
 from tuner.paths import AnyPath, plan_folder
 from tuner.plans.place import VerifiedPlacement
-from tuner.plans.serve import ServeDecision, ServePlan, ServePrediction, VerifiedServing
+from tuner.plans.serve import ServePlan, ServePrediction, VerifiedServing
 from tuner.units import format_s
 from tuner.verify.command import parse_template
 from tuner.verify.deployments.clients import find_client

@@ -13,8 +13,8 @@ of a rank with it, so ranks with fewer tokens than others run fewer rounds of ex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from tuner.config.train import TrainDecision
 from tuner.launch.priced_settings import refuses_delayed_gradients
-from tuner.plans.train import TrainDecision
 from tuner.spec.goal import TrainGoal
 from tuner.spec.model import ModelSpec
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.plans.train import TrainDecision
+from tuner.config.train import TrainDecision
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.model import ModelSpec
 

@@ -10,7 +10,8 @@ Not covered: several pools with different processes per node; all use the smalle
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.plans.train import Plan, TrainDecision
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

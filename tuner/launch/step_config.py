@@ -15,8 +15,9 @@ from profilers.steps.config import (
     Stage,
     StepConfig,
 )
+from tuner.config.train import TrainDecision
 from tuner.launch.shape import launch_shape
-from tuner.plans.train import Plan, TrainDecision, VerifiedPlan
+from tuner.plans.train import Plan, VerifiedPlan
 from tuner.spec.model import ModelSpec
 
 

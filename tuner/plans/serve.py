@@ -6,17 +6,18 @@
 Times are seconds, rates requests per second; percentiles are over requests.
 """
 
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Size
+from tuner.config.serve import (
+    ServeDecision,
+)
 from tuner.spec.cluster import Cluster
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import Mode, ServeGoal
-from tuner.spec.serving.routers import RouterPolicy
 
 SCHEMA_VERSION = 1
 # 1: first release.
@@ -28,134 +29,6 @@ Band = tuple[float, float]
 PUBLISHED_MODES: frozenset[Mode] = frozenset({"aggregated", "disaggregated"})
 """Modes whose error bands are made from published runs; those of others are guesses
 (tuner/costs/serve/bands.py)."""
-
-
-class Role(StrEnum):
-    """What an instance does."""
-
-    AGGREGATED = "aggregated"
-    """Prefill and decode of its requests."""
-    PREFILL = "prefill"
-    """The prompt; sends the KV cache."""
-    DECODE = "decode"
-    """Everything after the first token."""
-    ATTENTION = "attention"
-    """Attention of AFD decode, with the caches."""
-    EXPERT = "expert"
-    """What follows attention in decode: the FFN server of an attention instance."""
-
-
-class Instances(Record):
-    """Equal engine processes: one role on one pool with one parallel strategy."""
-
-    role: Role
-    pool: str
-    island: str = ""
-    """Instances of one island transfer KV caches among themselves, behind a router of their own;
-    empty: the deployment is one."""
-    count: Count
-    """Instances."""
-    devices: Count
-    """Of one instance."""
-    attention_tp: Count = 1
-    attention_dp: Count = 1
-    moe_tp: Count = 1
-    ep: Count = 1
-    pp: Count = 1
-    max_batch: Count
-    """Running requests of one attention-DP rank at most."""
-    max_batched_tokens: Count
-    """Tokens of one step of one attention-DP rank at most."""
-    chunked_prefill: bool = False
-    a2a_backend: Literal["none", "allgather", "deepep_normal", "deepep_low_latency"] = "none"
-    kv_tokens: Size = 0
-    """Tokens of KV cache that one instance holds."""
-    page_size: Count | None = None
-    """Tokens of one page of KV cache; None: the engine's default."""
-    draft_tokens: Size = 0
-    """Drafted ahead for each step."""
-    two_batch_overlap: bool = False
-    """Half of a batch computes during the other half's all-to-all."""
-    redundant_experts: Size = 0
-    """Copies of experts in every MoE layer beyond one of each, over all expert ranks."""
-    prefill_share_ratio: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
-    """Of a device's multiprocessors, where prefill and decode share devices."""
-    memory_ratio: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Share of free memory that the launch gives weights and cache; None: the engine's own."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "Instances":
-        attention = self.attention_tp * self.attention_dp * self.pp
-        experts = self.moe_tp * self.ep * self.pp
-        if self.devices != attention:
-            raise ValueError(
-                f"attention_tp * attention_dp * pp = {attention}, devices {self.devices}"
-            )
-        if experts not in (self.pp, self.devices):
-            raise ValueError(f"moe_tp * ep * pp = {experts}, devices {self.devices}")
-        return self
-
-
-class PlannedKvTransfer(Record):
-    """How KV caches get from prefill to decode instances."""
-
-    from_pool: str
-    to_pool: str
-    connector: Literal["nixl", "mooncake", "ascend", "none"]
-    path: Literal["device", "host"]
-    request_bytes: Size
-    """That a mean request moves; where several ranks keep the same keys, all their copies."""
-    seconds: Seconds
-    """Not hidden behind prefill."""
-
-
-class ServeRouter(Record):
-    """How requests are spread over instances; tuner/spec/serving/routers.py describes policies."""
-
-    policy: RouterPolicy
-    """Of aggregated or prefill instances."""
-    decode_policy: RouterPolicy | None = None
-    """Of decode instances; None: there are none."""
-    cache_threshold: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    """Of a cache-aware policy: share of a prompt above which its prefix decides; None: the router's
-    own."""
-
-
-class Island(Record):
-    """Instances that transfer KV caches among themselves, behind a router of their own."""
-
-    name: Annotated[str, Field(min_length=1)]
-    share_ratio: Annotated[float, Field(gt=0.0, le=1.0)]
-    """Of all requests, which a router in front gives it."""
-
-
-class ServeDecision(Record):
-    """What to launch."""
-
-    mode: Mode
-    instances: Annotated[tuple[Instances, ...], Field(min_length=1)]
-    handovers: tuple[PlannedKvTransfer, ...] = ()
-    offload_above_tokens: Count | None = None
-    """Prompts with more tokens to compute are prefilled on the remote pool."""
-    router: ServeRouter | None = None
-    """None: one instance of each role, or a plan from before routers were planned."""
-    islands: tuple[Island, ...] = ()
-    """Behind a router of their own each; empty with a single router."""
-
-    @model_validator(mode="after")
-    def _islands_agree(self) -> "ServeDecision":
-        named = {group.island for group in self.instances}
-        known = {island.name for island in self.islands} or {""}
-        if named != known:
-            raise ValueError(
-                f"instances are of the islands {sorted(named)}, islands names {sorted(known)}"
-            )
-        return self
-
-    @property
-    def num_devices(self) -> int:
-        """Devices that the decision asks for."""
-        return sum(group.count * group.devices for group in self.instances)
 
 
 class Latency(Record):

@@ -7,7 +7,8 @@ the runners-up, and the ties. Only those can be drawn; the certificate counts th
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from tuner.plans.train import Plan, TrainDecision, TrainPrediction
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.axes import axis, layout, limit_line, limit_text, time_axis
 from tuner.report.content import Cell, Figure, Table, seconds, size, word
 from tuner.report.decisions import train_words

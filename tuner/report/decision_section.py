@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from tuner.config.train import TrainDecision
 from tuner.config.words import DEGREES, stages_words
-from tuner.plans.train import Plan, TrainDecision
+from tuner.plans.train import Plan
 from tuner.report.content import Cell, Facts, Section, Table, number, some, word
 from tuner.report.decisions import train_extras
 from tuner.spec.accounting import active_parameters, num_parameters

@@ -6,7 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from profilers.steps.config import LayerKind
-from tuner.plans.train import Plan, TrainDecision
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Plan
 from tuner.report.content import Section
 from tuner.report.heat_map import HeatMap
 from tuner.report.heat_map_figure import heat_map_figure

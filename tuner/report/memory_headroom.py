@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from tuner.plans.train import Plan, Preference, TrainDecision, TrainPrediction
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Plan, Preference, TrainPrediction
 from tuner.search.train.memory_risk import SMALL, loss_prices, whole_loss_s
 from tuner.search.train.preference import TOLERANCE_RATIO, is_excluded, memory_step
 from tuner.spec.goal import TrainGoal

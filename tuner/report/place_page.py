@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tuner.config.place import PlaceDecision
 from tuner.plans.place import (
     LinkFacts,
     MigrationCost,
     PlaceCertificate,
-    PlaceDecision,
     PlacePlan,
     PlacePrediction,
     Verdict,

@@ -18,7 +18,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.plans.serve import Instances, Latency, ServeDecision
+from tuner.config.serve import Instances, ServeDecision
+from tuner.plans.serve import Latency
 from tuner.search.serve.demand import PrefixHits, build_demand, with_hits
 from tuner.search.serve.instances import to_instance_group
 from tuner.search.serve.options import ServingPool

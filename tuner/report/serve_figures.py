@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Final
 
+from tuner.config.serve import Instances, ServeDecision
 from tuner.plans.breakdown import cause_words
-from tuner.plans.serve import Instances, ServeDecision, ServePlan, ServePrediction
+from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.report.axes import axis, layout, limit_line, time_axis
 from tuner.report.content import Cell, Figure, Table, number, seconds, share, size, word
 from tuner.report.decisions import group_words

@@ -5,12 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.plans.serve import (
-    ServeCertificate,
-    ServeDecision,
-    ServePlan,
-    ServePrediction,
-)
+from tuner.config.serve import ServeDecision
+from tuner.plans.serve import ServeCertificate, ServePlan, ServePrediction
 from tuner.report.content import (
     Cell,
     Facts,

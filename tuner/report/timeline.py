@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, NamedTuple
 
-from tuner.plans.train import Plan, TrainDecision, TrainPrediction
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.axes import axis, layout, time_axis
 from tuner.report.content import Figure, Table, seconds, word
 from tuner.report.palette import BLUE, GREY, ORANGE, PURPLE, VERMILLION, hatched

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tuner.plans.train import Plan, TrainDecision, TrainPrediction
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.candidates import candidates_figure
 from tuner.report.content import (
     Block,

@@ -9,7 +9,8 @@ A verification still launches them, since measuring can tell them apart.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tuner.plans.train import Alternative, Plan, TrainDecision
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Alternative, Plan
 from tuner.units import format_ratio
 
 Layout = tuple[int, ...]

@@ -14,9 +14,10 @@ Where no band of ratios is known, that of a single time is used, as if no error 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tuner.config.train import TrainDecision
 from tuner.costs.train.calibration import Residuals
 from tuner.costs.train.ratio_bands import ratio_band_among
-from tuner.plans.train import Band, TrainDecision
+from tuner.plans.train import Band
 
 KERNEL_FIELDS = (
     *("tensor_model_parallel_size", "context_parallel_size", "sequence_parallel"),

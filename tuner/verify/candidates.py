@@ -8,9 +8,10 @@ run here; other decisions are not tried.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tuner.config.train import TrainDecision
 from tuner.config.words import short_decision
 from tuner.errors import PlanUnreadableError
-from tuner.plans.train import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.neighbourhood import PLANNED, Point
 
 

@@ -31,8 +31,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.train import TrainDecision
 from tuner.costs.train.routing import expert_imbalances
-from tuner.plans.train import Plan, TrainDecision
+from tuner.plans.train import Plan
 from tuner.spec.capabilities import programs
 from tuner.spec.routing import RoutingRecord
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from profilers.steps.config import StepReport
-from tuner.plans.train import Plan, TrainDecision
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Plan
 from tuner.spec.capabilities import programs
 from tuner.verify.budget.trial_options import Option
 from tuner.verify.launcher import Launch, LaunchResult, TrialLauncher

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from profilers.steps.config import Recompute
+from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Workload
-from tuner.plans.train import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.search.reference.decisions import decision, degrees_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine
 from tuner.search.reference.options import Option, options

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from solvers.placement.ranks import Floats, Ints
-from tuner.plans.place import PlaceDecision
+from tuner.config.place import PlaceDecision
 from tuner.verify.placement_records import PlaceTrial, PlaceVerified
 
 RANKS_TRIED = 2

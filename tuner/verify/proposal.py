@@ -4,7 +4,7 @@ from typing import Literal
 
 from profilers.records import Record
 from profilers.steps.config import Size
-from tuner.plans.train import TrainDecision
+from tuner.config.train import TrainDecision
 from tuner.verify.budget.scale import Scale
 
 Origin = Literal["plan", "neighbour", "alternative", "sampler", "repeat"]

@@ -12,9 +12,10 @@ from pydantic import Field, ValidationError
 from profilers.files import TooLargeError, read_bounded
 from profilers.records import Record, Seconds
 from profilers.steps.config import Size
+from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
 from tuner.errors import PlanUnreadableError
-from tuner.plans.train import Band, TrainDecision
+from tuner.plans.train import Band
 from tuner.verify.budget.scale import Scale
 from tuner.verify.proposal import Origin
 

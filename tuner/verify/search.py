@@ -21,7 +21,7 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import Trial
 
-from tuner.plans.train import TrainDecision
+from tuner.config.train import TrainDecision
 from tuner.verify.budget.scale import Scale
 from tuner.verify.neighbourhood import PLANNED, DecisionSpace, Point
 from tuner.verify.proposal import Origin, Proposal

@@ -20,9 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner.config.train import TrainDecision
 from tuner.costs.residuals import Residual
 from tuner.errors import StudyError
-from tuner.plans.train import Plan, TrainDecision, TrialSummary, VerifiedPlan
+from tuner.plans.train import Plan, TrialSummary, VerifiedPlan
 from tuner.verify.budget.estimates import estimates, pooled_by_scale
 from tuner.verify.budget.scheduler import Spending
 from tuner.verify.budget.trial_options import Option, TrialOptions

@@ -15,8 +15,9 @@ from profilers.steps.config import StepConfig, StepReport
 from profilers.store import read_profile
 from tests.tuner.search.testing import LayoutRuns, MeasuredLayouts, compare_predictions
 from tuner.api import machine_of, plan, work_of
+from tuner.config.train import TrainDecision
 from tuner.launch.step_config import step_config
-from tuner.plans.train import Plan, TrainDecision
+from tuner.plans.train import Plan
 from tuner.verify.neighbourhood import degrees_name
 
 EXAMPLE = Path(__file__).parents[3] / "examples/profiles/emulated-2x2"

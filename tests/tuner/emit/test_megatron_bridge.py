@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.config.train import TrainDecision
 from tuner.emit.megatron_bridge import emit, emit_26_02, overrides
 from tuner.emit.megatron_core import Core
-from tuner.plans.train import TrainDecision, VerifiedPlan
+from tuner.plans.train import VerifiedPlan
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.rows import Failures
 from tests.tuner.emit.testing import sample_decision
+from tuner.config.train import TrainDecision
 from tuner.emit.megatron_core import Core, decision_fields, model_fields
-from tuner.plans.train import TrainDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 

@@ -10,10 +10,10 @@ import pytest
 from profilers.steps.config import LayerKind
 from tests.rows import Failures
 from tests.tuner.emit.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.config.train import TrainDecision
 from tuner.emit.megatron_core import Core
 from tuner.emit.megatron_lm import arguments
 from tuner.emit.registry import emit
-from tuner.plans.train import TrainDecision
 from tuner.spec.capabilities import TARGETS
 from tuner.spec.goal import Precision
 from tuner.spec.huggingface.read import read_model

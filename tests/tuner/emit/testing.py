@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from profilers.steps.config import Recompute
+from tuner.config.train import TrainDecision
 from tuner.emit.files import EmittedFile
 from tuner.plans.train import (
     Certificate,
@@ -18,7 +19,6 @@ from tuner.plans.train import (
     Provenance,
     Space,
     StagePrediction,
-    TrainDecision,
     TrainPrediction,
     TrialSummary,
     VerifiedPlan,

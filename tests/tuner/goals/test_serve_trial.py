@@ -10,9 +10,9 @@ from tests.tuner.emit.serving.testing import (
     islands,
     sample_serving,
 )
+from tuner.config.serve import ServeDecision
 from tuner.emit.serving.pods import POOL_LABEL
 from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
-from tuner.plans.serve import ServeDecision
 from tuner.spec.huggingface.read import read_model
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"

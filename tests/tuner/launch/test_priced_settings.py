@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.tuner.emit.testing import sample_decision, sample_verified
+from tuner.config.train import TrainDecision
 from tuner.costs.train.state import VOCAB_MULTIPLE
 from tuner.emit.registry import broken_rules, emit
 from tuner.launch.priced_settings import (
@@ -25,7 +26,6 @@ from tuner.launch.priced_settings import (
     PricedSetting,
     refuses_delayed_gradients,
 )
-from tuner.plans.train import TrainDecision
 from tuner.spec.capabilities import TARGETS
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec

@@ -13,18 +13,15 @@ import pytest
 import yaml
 
 from tuner import api
+from tuner.config.serve import Instances, PlannedKvTransfer, Role, ServeDecision
 from tuner.errors import EnvironmentMissingError
 from tuner.goals.place import place
 from tuner.goals.place_folder import write_place_plan
 from tuner.goals.train_folder import write_plan
 from tuner.plans.serve import (
-    Instances,
     Latency,
-    PlannedKvTransfer,
-    Role,
     ServeAlternative,
     ServeCertificate,
-    ServeDecision,
     ServeModeResult,
     ServePlan,
     ServePrediction,

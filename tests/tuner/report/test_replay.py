@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
+from tuner.config.serve import Island
 from tuner.goals.serve import deploy, price_serving_pool
-from tuner.plans.serve import Island, Latency, ServePlan
+from tuner.plans.serve import Latency, ServePlan
 from tuner.report.latency_figures import goodput_figure, latency_figure
 from tuner.report.replay import QUANTILES, Replay, at_planned_rate, replayed
 from tuner.spec.serving.goal import Percentiles

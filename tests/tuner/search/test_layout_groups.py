@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tuner.emit.testing import sample_decision, sample_verified
-from tuner.plans.train import Alternative, Plan, TrainDecision
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Alternative, Plan
 from tuner.search.layout_groups import (
     MOST_VARIANTS,
     Layout,

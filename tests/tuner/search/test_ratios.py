@@ -2,9 +2,9 @@
 
 import pytest
 
+from tuner.config.train import TrainDecision
 from tuner.costs.train.calibration import Residuals, shipped
 from tuner.costs.train.ratio_bands import RatioBand, RatioBands
-from tuner.plans.train import TrainDecision
 from tuner.search.ratios import (
     Ratios,
     has_same_kernels,

@@ -14,8 +14,9 @@ import numpy as np
 from pydantic import Field
 
 from profilers.records import Record, Seconds
+from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Workload
-from tuner.plans.train import TrainDecision, TrainPrediction
+from tuner.plans.train import TrainPrediction
 from tuner.search.reference.decisions import degrees_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine
 from tuner.search.reference.predict import predict

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
 from tests.rows import each_row
+from tuner.config.train import TrainDecision
 from tuner.errors import UnknownTargetError
-from tuner.plans.train import TrainDecision
 from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.huggingface.read import read_model

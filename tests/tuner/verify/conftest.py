@@ -10,6 +10,7 @@ import pytest
 
 from tests.tuner.verify.testing import FakeLauncher
 from tuner import api
+from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import (
     JOURNAL_NAME,
     TRIALS_NAME,
@@ -19,7 +20,6 @@ from tuner.goals.train_folder import (
     write_plan,
     write_trial,
 )
-from tuner.plans.train import TrainDecision
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord, Verified

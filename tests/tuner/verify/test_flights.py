@@ -11,8 +11,8 @@ from profilers.steps.config import StepConfig
 from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher, decision_of
 from tuner import api
+from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import read_plan
-from tuner.plans.train import TrainDecision
 from tuner.verify.flights import running_launches
 from tuner.verify.launcher import Hopeless, LaunchResult, never_hopeless
 from tuner.verify.proposal import Proposal

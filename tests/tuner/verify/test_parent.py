@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import read_plan
 from tuner.launch.step_config import step_config
-from tuner.plans.train import TrainDecision
 
 
 # Seconds, of importing torch: only a rank of the engine itself looks for its parent.

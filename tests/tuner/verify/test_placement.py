@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from tuner.plans.place import PlaceDecision
+from tuner.config.place import PlaceDecision
 from tuner.verify.placement import rows_LS, verify_placements
 
 

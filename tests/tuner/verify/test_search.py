@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
+from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import JOURNAL_NAME, TRIALS_NAME
-from tuner.plans.train import TrainDecision
 from tuner.spec.search import Search
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.proposal import Proposal

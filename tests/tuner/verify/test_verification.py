@@ -14,6 +14,7 @@ import pytest
 
 from tests.rows import each_row
 from tests.tuner.verify.testing import FakeLauncher
+from tuner.config.train import TrainDecision
 from tuner.errors import PlanUnreadableError
 from tuner.goals.train_folder import (
     JOURNAL_NAME,
@@ -22,7 +23,6 @@ from tuner.goals.train_folder import (
     read_plan,
     write_trial,
 )
-from tuner.plans.train import TrainDecision
 from tuner.verify.launcher import reference_trials
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.records import TrialRecord, Verified, read_trials

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from profilers.steps.config import Dispatcher, RankMemory, StepConfig, StepReport
+from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Degrees, Workload
-from tuner.plans.train import TrainDecision
 from tuner.search.reference.decisions import decision, degrees_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine
 from tuner.search.reference.options import Option

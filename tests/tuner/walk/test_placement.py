@@ -9,10 +9,10 @@ import numpy as np
 from solvers.placement.ranks import Ranks
 from tests.tuner.emit.placement.testing import sample_decision, sample_placement, without_replicas
 from tests.tuner.emit.testing import write_emitted
+from tuner.config.place import PlaceDecision
 from tuner.emit.placement.registry import PLACE_EMITTERS, emit_placement, refusals
 from tuner.errors import SpecError
 from tuner.explain.words import differences, words
-from tuner.plans.place import PlaceDecision
 from tuner.spec.current_placement import read_placement
 
 _OTHER_ROWS: Final = ((0, 1, 2, 3, 4, 5, 0, 3), (5, 4, 3, 2, 1, 0, 4, 1))

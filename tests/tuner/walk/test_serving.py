@@ -18,6 +18,7 @@ from tests.tuner.emit.serving.testing import (
     shared_device,
 )
 from tuner.cli.serve_text import serve_explanation, serve_text
+from tuner.config.serve import Instances, Island, PlannedKvTransfer, ServeDecision, ServeRouter
 from tuner.emit.serving.registry import SERVE_EMITTERS, emit_serving, unlaunchable
 from tuner.emit.serving.scripts import emit
 from tuner.emit.serving.shape import GroupShape, group_shapes
@@ -27,16 +28,7 @@ from tuner.estimate.serving.objects import object_commands
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.estimate.serving.router_launch import read_router
 from tuner.explain.words import differences, words
-from tuner.plans.serve import (
-    Instances,
-    Island,
-    PlannedKvTransfer,
-    ServeAlternative,
-    ServeDecision,
-    ServePlan,
-    ServeRouter,
-    VerifiedServing,
-)
+from tuner.plans.serve import ServeAlternative, ServePlan, VerifiedServing
 from tuner.report.decisions import serve_words
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.routers import RouterPolicy

@@ -12,12 +12,13 @@ from typing import Any, Final
 import pytest
 
 from tests.tuner.emit.testing import sample_verified, write_emitted
+from tuner.config.train import TrainDecision
 from tuner.emit.registry import EMITTERS, broken_rules, emit
 from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration
 from tuner.estimate.decision import to_decision
 from tuner.estimate.registry import read_launch
-from tuner.plans.train import TrainDecision, VerifiedPlan
+from tuner.plans.train import VerifiedPlan
 from tuner.spec.capabilities import TARGETS, WRAPPERS
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal

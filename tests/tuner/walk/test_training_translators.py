@@ -24,6 +24,7 @@ import numpy as np
 from tests.tuner.emit.testing import sample_verified, write_emitted
 from tuner.backtest.columns import build_run
 from tuner.backtest.rows import read_rows
+from tuner.config.train import TrainDecision
 from tuner.costs.train.shapes import Strategies
 from tuner.emit.registry import emit
 from tuner.estimate import decision as estimated
@@ -31,7 +32,6 @@ from tuner.estimate.configuration import Configuration, build_configuration
 from tuner.estimate.estimate import pricing_setup
 from tuner.estimate.prices import to_strategies
 from tuner.estimate.registry import read_launch
-from tuner.plans.train import TrainDecision
 from tuner.search.reference import decisions as of_the_reference_step
 from tuner.search.train import options as option_axes
 from tuner.search.train import search_result

@@ -6,9 +6,10 @@ from typing import Any
 
 from tests.tuner.emit.testing import sample_verified
 from tuner.cli.plan_text import decision_lines, explanation, plan_text
+from tuner.config.train import TrainDecision
 from tuner.emit.evidence import statement
 from tuner.explain.words import differences, words
-from tuner.plans.train import Alternative, Plan, TrainDecision, VerifiedPlan
+from tuner.plans.train import Alternative, Plan, VerifiedPlan
 from tuner.report.candidates import candidates_figure
 from tuner.report.content import Block
 from tuner.report.decision_section import decision_section

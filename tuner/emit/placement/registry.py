@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Final, Protocol, cast
 
+from tuner.config.place import PlaceDecision
 from tuner.emit.files import EmittedFile
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
-from tuner.plans.place import PlaceDecision, VerifiedPlacement
+from tuner.plans.place import VerifiedPlacement
 from tuner.spec.place_targets import PLACE_TARGETS, shape_refusals, table_refusals
 
 PLACE_EMITTERS: Final[Mapping[str, str]] = {

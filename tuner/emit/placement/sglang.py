@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Final
 
+from tuner.config.place import PlaceDecision
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.launch_script import num_nodes, run_script
 from tuner.errors import UnsuitedPlacementError
-from tuner.plans.place import MadeFor, PlaceDecision, PlacePlan, VerifiedPlacement
+from tuner.plans.place import MadeFor, PlacePlan, VerifiedPlacement
 from tuner.spec.lp_memory import program_shape
 from tuner.spec.place import Dispatch
 from tuner.spec.place_targets import PLACE_TARGETS, dispatch_offers, rows_misfit

@@ -16,10 +16,11 @@ import shlex
 from pathlib import PurePosixPath
 from typing import Final
 
+from tuner.config.place import PlaceDecision
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.placement.launch_script import num_nodes, run_script
 from tuner.emit.placement.statement import spans, statement
-from tuner.plans.place import PlaceDecision, VerifiedPlacement
+from tuner.plans.place import VerifiedPlacement
 
 STEP_INTERVAL: Final = 1000
 """Passes between rearrangements; the first comes after a quarter of them, later ones move nothing.

@@ -11,10 +11,11 @@ from itertools import accumulate
 from pathlib import PurePosixPath
 from typing import Final
 
+from tuner.config.place import PlaceDecision
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.launch_script import run_script
 from tuner.emit.placement.vllm import parallel_flags, whole_model
-from tuner.plans.place import PlaceDecision, VerifiedPlacement
+from tuner.plans.place import VerifiedPlacement
 
 _MAP: Final = "expert_map.json"
 

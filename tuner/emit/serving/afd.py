@@ -14,12 +14,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 from typing import Final
 
+from tuner.config.serve import Role
 from tuner.devices.catalogue import find_device
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
 from tuner.emit.serving.shape import GroupShape, group_release, group_shapes
 from tuner.emit.serving.statement import brief_statement
-from tuner.plans.serve import Role, VerifiedServing
+from tuner.plans.serve import VerifiedServing
 
 RENDEZVOUS_PORT_OFFSET: Final = 30
 """From the FFN server's PORT to AFD_PORT; some instances of the connector use one port per FFN rank

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from tuner.config.serve import Role
 from tuner.devices.datasheet import Vendor
 from tuner.emit.files import EmittedFile
 from tuner.emit.serving.command import BOOTSTRAP, BOOTSTRAP_OFFSET, FIRST_PORT, ServerCommand
@@ -44,7 +45,7 @@ from tuner.emit.serving.shape import (
 )
 from tuner.emit.serving.trtllm import options_name
 from tuner.errors import UnknownTargetError
-from tuner.plans.serve import Role, VerifiedServing
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.serving.manifests.routers import DYNAMO_FRONTEND
 from tuner.spec.serving.routers import RouterPolicy
 

@@ -9,18 +9,12 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Final
 
+from tuner.config.serve import Island, Role, ServeDecision, ServeRouter
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.router import FRONT_NGINX
 from tuner.emit.serving.shape import dns_label
 from tuner.emit.serving.statement import brief_statement
-from tuner.plans.serve import (
-    Island,
-    Role,
-    ServeDecision,
-    ServePrediction,
-    ServeRouter,
-    VerifiedServing,
-)
+from tuner.plans.serve import ServePrediction, VerifiedServing
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.routers import RouterPolicy
 

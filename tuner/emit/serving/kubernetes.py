@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any, Final
 
+from tuner.config.serve import Role
 from tuner.emit.files import EmittedFile
 from tuner.emit.serving.benchmark import TRACE_FORM, benchmark_aiperf_bash, benchmark_vllm_bash
 from tuner.emit.serving.command import BOOTSTRAP_OFFSET, FIRST_PORT
@@ -45,7 +46,7 @@ from tuner.emit.serving.router import (
 )
 from tuner.emit.serving.shape import GroupShape, group_release, group_shapes, vendor_traits
 from tuner.errors import UnknownTargetError
-from tuner.plans.serve import Role, VerifiedServing
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.serving.manifests.vllm import VLLM_0_33
 
 _STRICT: Final = "set -euo pipefail\n"

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
+from tuner.config.serve import Instances
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.registry import emit_placement
 from tuner.emit.placement.sglang import sglang_mark
 from tuner.emit.serving.shape import GroupShape, group_release, group_shapes
 from tuner.errors import UnsuitedPlacementError
 from tuner.plans.place import MadeFor, VerifiedPlacement
-from tuner.plans.serve import Instances, VerifiedServing
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.place_targets import NO_BACKEND
 from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
 from tuner.spec.serving.manifests.rules import nodes_needed

@@ -21,6 +21,7 @@ needs no router.
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tuner.config.serve import ServeRouter
 from tuner.emit.serving.command import BOOTSTRAP_OFFSET
 from tuner.emit.serving.shape import (
     are_heterogeneous,
@@ -30,7 +31,7 @@ from tuner.emit.serving.shape import (
     url_list,
 )
 from tuner.errors import UnknownTargetError
-from tuner.plans.serve import ServeRouter, VerifiedServing
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.serving.manifests.routers import (
     LEAST_THRESHOLD,
     NGINX,

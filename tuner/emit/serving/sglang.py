@@ -8,12 +8,13 @@ decode runs beside it. Facts and their source: tuner/spec/serving/manifests/sgla
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tuner.config.serve import Instances, PlannedKvTransfer, Role
 from tuner.emit.placement.sglang import sglang_mark
 from tuner.emit.serving.command import BOOTSTRAP, RENDEZVOUS, ServerCommand
 from tuner.emit.serving.multiplexing import shares_name
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement, served_mark
 from tuner.emit.serving.shape import GroupShape, draft_tokens_for, group_release, transfer
-from tuner.plans.serve import Instances, PlannedKvTransfer, Role, VerifiedServing
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.serving.manifests.manifest import DEEPEP, ServingCapabilities
 from tuner.spec.serving.manifests.steps import dispatch_tokens
 

@@ -9,8 +9,9 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from tuner.config.serve import Instances, PlannedKvTransfer, Role
 from tuner.devices.datasheet import Vendor
-from tuner.plans.serve import Instances, PlannedKvTransfer, Role, VerifiedServing
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.registry import pool_vendor, release_on

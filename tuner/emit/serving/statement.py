@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from tuner.config.serve import Instances, Role
 from tuner.config.serve_words import router_words
 from tuner.costs.serve.bands import NEW_PAIR
 from tuner.devices.catalogue import find_device
@@ -14,7 +15,7 @@ from tuner.emit.serving.shape import (
     is_disaggregated,
     transfer,
 )
-from tuner.plans.serve import PUBLISHED_MODES, Instances, Latency, Role, VerifiedServing
+from tuner.plans.serve import PUBLISHED_MODES, Latency, VerifiedServing
 from tuner.spec.serving.manifests.steps import lacks_units
 from tuner.units import format_number, format_ratio, format_s
 

@@ -10,12 +10,13 @@ from typing import Any, Final
 
 import yaml
 
+from tuner.config.serve import Instances, Role
 from tuner.emit.files import EmittedFile, comment
 from tuner.emit.serving.command import ServerCommand
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
 from tuner.emit.serving.shape import GroupShape, draft_tokens_for, group_release, transfer
 from tuner.emit.serving.statement import group_notes, statement
-from tuner.plans.serve import Instances, Role, VerifiedServing
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.steps import dispatch_tokens, step_tokens
 

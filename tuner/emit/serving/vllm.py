@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tuner.config.serve import Instances, PlannedKvTransfer, Role
 from tuner.emit.placement.vllm import STEP_INTERVAL
 from tuner.emit.serving.afd import SERVERS as AFD_ROLES
 from tuner.emit.serving.afd import afd_address, afd_flags, has_afd_units
@@ -25,7 +26,7 @@ from tuner.emit.serving.command import (
 )
 from tuner.emit.serving.placement import PLACEMENT_FILE, ServedPlacement
 from tuner.emit.serving.shape import GroupShape, draft_tokens_for, group_release, portable, transfer
-from tuner.plans.serve import Instances, PlannedKvTransfer, Role, VerifiedServing
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.serving.manifests.manifest import ServingCapabilities
 from tuner.spec.serving.manifests.steps import dispatch_tokens, step_tokens
 

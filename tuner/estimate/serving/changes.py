@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from tuner.config.serve import Role
 from tuner.costs.serve.bands import ratio_bands
 from tuner.costs.serve.engine import Degrees, Engine
 from tuner.costs.serve.speculative import Method
@@ -39,7 +40,6 @@ from tuner.estimate.serving.instance import (
 )
 from tuner.estimate.serving.launch import Setting
 from tuner.estimate.serving.records import ServingChange, ServingLoad
-from tuner.plans.serve import Role
 from tuner.search.serve.choices import BUDGETS
 from tuner.search.serve.demand import MOST_RUNNING
 from tuner.search.serve.expert_copies import MOST_RATIO

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Final
 
+from tuner.config.serve import Role
 from tuner.costs.serve.bands import NEW_PAIR, Band, bands_of
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
@@ -20,7 +21,7 @@ from tuner.estimate.serving.instance import (
 )
 from tuner.estimate.serving.launch import ServingLaunch, Surroundings
 from tuner.estimate.serving.records import ServingEstimate, ServingLoad
-from tuner.plans.serve import Latency, Role
+from tuner.plans.serve import Latency
 from tuner.search.serve.demand import MOST_RUNNING
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.to_plan import tie_ratio

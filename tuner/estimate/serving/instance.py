@@ -18,6 +18,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.config.serve import Instances, Role
 from tuner.costs.serve.cache_capacity import Room, automatic_ratio, room_of
 from tuner.costs.serve.capacity import instance_kv_bytes_per_token, instance_weight_bytes
 from tuner.costs.serve.curves import Floats
@@ -32,7 +33,6 @@ from tuner.costs.serve.speculative import Drafting, Method
 from tuner.errors import SpecError
 from tuner.estimate.serving.launch import ServingLaunch, Setting
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
-from tuner.plans.serve import Instances, Role
 from tuner.search.serve.afd_options import remote_ffn_step
 from tuner.search.serve.demand import MOST_RUNNING, Demand, build_demand
 from tuner.search.serve.expert_copies import ExpertCopies

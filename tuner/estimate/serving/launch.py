@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
+from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
 from tuner.costs.serve.engine import Degrees, Engine
 from tuner.costs.serve.speculative import Method
 from tuner.estimate.serving.words import SortedFlags
-from tuner.plans.serve import Role
 from tuner.spec.cluster import Pool
 from tuner.spec.model import ModelSpec
 

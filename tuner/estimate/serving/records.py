@@ -6,7 +6,8 @@ from pydantic import Field
 
 from profilers.records import Record
 from profilers.steps.config import Count, Size
-from tuner.plans.serve import Band, Instances, Latency
+from tuner.config.serve import Instances
+from tuner.plans.serve import Band, Latency
 
 SCHEMA_VERSION = 1
 # 1: first release.

@@ -19,11 +19,11 @@ from typing import Final
 
 import yaml
 
+from tuner.config.serve import ServeRouter
 from tuner.errors import SpecError
 from tuner.estimate.readers.arguments import Flags
 from tuner.estimate.serving.options_file import Beside
 from tuner.estimate.serving.words import Server, server_flags
-from tuner.plans.serve import ServeRouter
 from tuner.spec.files import shown_value
 from tuner.spec.serving.manifests.routers import (
     ASCEND_PROXY,

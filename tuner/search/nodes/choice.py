@@ -19,8 +19,9 @@ from typing import Final
 import numpy as np
 
 from profilers.imports.link_matrix import LinkMatrix
+from tuner.config.train import TrainDecision
 from tuner.config.words import short_decision
-from tuner.plans.train import Alternative, Band, Plan, Preference, TrainDecision, TrainPrediction
+from tuner.plans.train import Alternative, Band, Plan, Preference, TrainPrediction
 from tuner.search.layout_groups import by_layout
 from tuner.search.nodes.expected_step import expected_steps_s, fallback_outside, replacement_index
 from tuner.search.nodes.node_order import order_nodes, slow_links_s

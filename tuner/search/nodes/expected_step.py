@@ -17,7 +17,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.plans.train import Plan, Roomier, TrainDecision, TrainPrediction
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Plan, Roomier, TrainPrediction
 from tuner.search.train.memory_risk import Chances, LossPrices
 from tuner.search.train.preference import MEMORY_STEPS, TOLERANCE_RATIO, fit_C
 

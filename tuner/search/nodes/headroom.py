@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from tuner.plans.train import Alternative, Plan, Preference, Roomier, TrainDecision, TrainPrediction
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Alternative, Plan, Preference, Roomier, TrainPrediction
 from tuner.search.nodes.expected_step import expected_steps_s, fallback_outside
 from tuner.search.nodes.slow_links import SLOW_LINKS
 from tuner.search.train.memory_risk import LIKELY, SMALL, loss_prices

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from profilers.imports.link_matrix import LinkMatrix
+from tuner.config.train import TrainDecision
 from tuner.plans.stage_placement import NodeOrder, StageDevices, StagePlacement
-from tuner.plans.train import Plan, TrainDecision
+from tuner.plans.train import Plan
 from tuner.search.nodes.choice import choose_on_links, runners_up_on_links
 from tuner.search.nodes.headroom import with_headroom_on_links
 from tuner.search.nodes.node_order import OrderedNodes, order_nodes

@@ -31,9 +31,10 @@ import numpy.typing as npt
 
 from profilers.steps.config import LayerKind, Recompute
 from solvers.rank_placement.problem import RankPlacementProblem
+from tuner.config.train import TrainDecision
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.limited_routing import reached_places
-from tuner.plans.train import TrainDecision, TrainPrediction
+from tuner.plans.train import TrainPrediction
 from tuner.spec.accounting import (
     embedding_parameters,
     head_parameters,

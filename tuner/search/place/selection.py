@@ -6,8 +6,9 @@ from typing import Final
 
 from solvers.placement.balance.problem import Dispatch as Solved
 from solvers.placement.ranks import Placement
+from tuner.config.place import PlaceDecision
 from tuner.errors import SpecError
-from tuner.plans.place import PlaceAlternative, PlaceDecision
+from tuner.plans.place import PlaceAlternative
 from tuner.search.place.candidates import TRAFFIC, EplbBaseline, solved_dispatch
 from tuner.search.place.comparison import evaluate_workload
 from tuner.search.place.cost import fit_cost, ordering_cost

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from profilers.steps.config import Recompute
 from solvers.layout.problem import Layout
+from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Degrees
-from tuner.plans.train import TrainDecision
 from tuner.search.reference.options import Option
 
 STRENGTH = (Recompute.NONE, Recompute.SELECTIVE, Recompute.FULL)

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profilers.steps.config import LayerKind, Recompute
+from tuner.config.train import TrainDecision
 from tuner.costs.reference.memory import chunk_bytes, unit_state
 from tuner.costs.reference.temporaries import (
     UNCOUNTED_RATIO,
@@ -34,7 +35,6 @@ from tuner.costs.reference.temporaries import (
     zero3_gathered_bytes,
 )
 from tuner.costs.reference.update import GRADIENT_BYTES, Unit, layer_units
-from tuner.plans.train import TrainDecision
 from tuner.search.reference.decisions import layers_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts
 from tuner.search.reference.options import Option

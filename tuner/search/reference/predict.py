@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from profilers.steps.config import Recompute
+from tuner.config.train import TrainDecision
 from tuner.costs.reference.hierarchical_dispatch import far_rows, row_bytes
 from tuner.costs.reference.layer_time import PartSeconds, scale_parts, sum_parts
 from tuner.costs.reference.memory import (
@@ -21,7 +22,7 @@ from tuner.costs.reference.memory import (
 )
 from tuner.costs.reference.operations import COMMUNICATION
 from tuner.costs.reference.update import layer_units
-from tuner.plans.train import Band, StagePrediction, TrainDecision, TrainPrediction
+from tuner.plans.train import Band, StagePrediction, TrainPrediction
 from tuner.search.reference.decisions import layers_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts
 from tuner.search.reference.options import Option

@@ -21,8 +21,9 @@ from solvers.layout.patterns import least_objective_s
 from solvers.layout.problem import Layout, LayoutProblem
 from solvers.registry import LAYOUT
 from solvers.result import Outcome, Status
+from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Degrees, Workload
-from tuner.plans.train import Certificate, Space, TrainDecision
+from tuner.plans.train import Certificate, Space
 from tuner.search.layout_groups import layout_of, rows_of_layouts
 from tuner.search.reference.decisions import decode
 from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_problem

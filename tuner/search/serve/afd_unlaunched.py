@@ -23,10 +23,10 @@ from typing import Final
 
 import numpy as np
 
+from tuner.config.serve import Role
 from tuner.costs.serve.afd_step import expert_slots
 from tuner.costs.serve.engine import Degrees, Engine
 from tuner.costs.serve.memory import kv_bytes_per_token
-from tuner.plans.serve import Role
 from tuner.search.serve.afd_units import AfdUnit, cell_groups, counting, side_of, wire_between
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.options import Option, ServingPool

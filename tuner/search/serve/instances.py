@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Literal
 
+from tuner.config.serve import Instances, Role
 from tuner.costs.serve.capacity import stated_ratio
 from tuner.costs.serve.decoder import Formats
 from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
-from tuner.plans.serve import Instances, Role
 from tuner.search.serve.options import Option
 from tuner.spec.serving.goal import ServeGoal
 

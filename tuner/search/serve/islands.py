@@ -13,7 +13,7 @@ Not covered: an island beside a pair of two vendors that has a pool of the islan
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from tuner.plans.serve import Role
+from tuner.config.serve import Role
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.spec.serving.goal import Mode
 from tuner.spec.serving.manifests.registry import releases_by_pool

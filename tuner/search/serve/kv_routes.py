@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from solvers.instances.problem import Group, Link, Route
 from solvers.instances.problem import Role as SolverRole
-from tuner.plans.serve import Role
+from tuner.config.serve import Role
 from tuner.search.serve.kv_transfers import KvTransfers, nic_bytes_per_s
 from tuner.search.serve.options import Option, ServingPool
 

@@ -3,13 +3,13 @@
 from dataclasses import replace
 from typing import Final
 
+from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats
 from tuner.costs.serve.engine import A2aBackend, Engine
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.speculative import Drafting, Method
 from tuner.errors import SpecError
-from tuner.plans.serve import Role
 from tuner.search.serve.afd_options import PricedAfdUnits, price_afd_options
 from tuner.search.serve.choices import Choices, engine_budgets
 from tuner.search.serve.demand import Demand

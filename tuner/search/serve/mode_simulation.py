@@ -19,9 +19,9 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import whole_s
 from tuner.costs.serve.queueing import mean_wait_s
-from tuner.plans.serve import Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_transfers import KvTransfers
 from tuner.search.serve.multiplexing import split_iteration

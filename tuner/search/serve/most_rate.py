@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from tuner.plans.serve import Role
+from tuner.config.serve import Role
 from tuner.search.serve.islands import capacity_per_s
 from tuner.search.serve.program import ROLES, Solved, Spare
 from tuner.search.serve.routers import RouterChoice

@@ -21,6 +21,7 @@ from typing import Final
 
 import numpy as np
 
+from tuner.config.serve import Role
 from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.serve.capacity import (
     cache_tokens,
@@ -36,7 +37,6 @@ from tuner.costs.serve.memory_rules import memory_rule
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.reserve import step_reserve
 from tuner.costs.serve.whole_step import step_s
-from tuner.plans.serve import Role
 from tuner.search.serve.choices import Budget, Choices, usual_choices
 from tuner.search.serve.degrees import has_slow_links, instance_degrees
 from tuner.search.serve.demand import MOST_RUNNING, Demand

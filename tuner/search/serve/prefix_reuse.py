@@ -24,9 +24,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.config.serve import Role
 from tuner.costs.serve.engine import Degrees
 from tuner.costs.serve.memory import kv_bytes_per_token
-from tuner.plans.serve import PrefixReuse, Role
+from tuner.plans.serve import PrefixReuse
 from tuner.search.serve.demand import Floats, Ints, PrefixHits
 from tuner.search.serve.islands import island_shares
 from tuner.search.serve.routed_simulation import policy_of

@@ -32,7 +32,7 @@ from solvers.instances.problem import Pool as PoolOfDevices
 from solvers.instances.problem import Role as SolverRole
 from solvers.registry import INSTANCES
 from solvers.result import Outcome, Status
-from tuner.plans.serve import Role
+from tuner.config.serve import Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.kv_routes import build_kv_routes
 from tuner.search.serve.kv_transfers import KvTransfers

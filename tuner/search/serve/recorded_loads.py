@@ -6,9 +6,10 @@ import numpy as np
 from pydantic import ValidationError
 
 from profilers.tables import first_problem
+from tuner.config.place import PlaceDecision
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.errors import SpecError
-from tuner.plans.place import PlaceDecision, PlacePlan
+from tuner.plans.place import PlacePlan
 from tuner.spec.files import read_small_text, shown_path
 from tuner.spec.model import ModelSpec
 from tuner.spec.place_recordings import check_model

@@ -10,8 +10,9 @@ from functools import partial
 from itertools import product
 from typing import Final
 
+from tuner.config.serve import Role
 from tuner.config.serve_words import target_words
-from tuner.plans.serve import Role, ServeUnlaunchable
+from tuner.plans.serve import ServeUnlaunchable
 from tuner.search.serve.kv_transfers import kept_by
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.options import ServingPool

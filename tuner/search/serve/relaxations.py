@@ -18,7 +18,8 @@ from itertools import combinations
 from types import MappingProxyType
 from typing import Final
 
-from tuner.plans.serve import ServeDecision, ServeRelaxation
+from tuner.config.serve import ServeDecision
+from tuner.plans.serve import ServeRelaxation
 from tuner.search.serve.islands import island_layouts
 from tuner.search.serve.modes import ModeSolutions, requested_modes
 from tuner.search.serve.most_rate import solve_goal

@@ -22,9 +22,9 @@ from typing import Final
 
 import numpy as np
 
+from tuner.config.serve import Role
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.offload import Split, split_at
-from tuner.plans.serve import Role
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.first_token import client_ttft_s
 from tuner.search.serve.mixed_batches import prompt_time, token_seconds

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.plans.serve import Role, ServeRouter
+from tuner.config.serve import Role, ServeRouter
 from tuner.search.serve.program import ROLES
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode, ServeGoal

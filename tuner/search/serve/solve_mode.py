@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, get_args
 
 from solvers.result import Status
+from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.expert_loads import ExpertLoads
-from tuner.plans.serve import Role
 from tuner.search.serve.afd_options import PricedAfdUnits
 from tuner.search.serve.demand import Demand, PrefixHits, build_demand, with_hits
 from tuner.search.serve.instances import goal_formats

@@ -5,20 +5,13 @@ from itertools import product
 
 import numpy as np
 
+from tuner.config.serve import Island, PlannedKvTransfer, Role, ServeDecision
 from tuner.config.serve_words import target_words
 from tuner.costs.serve.bands import NEW_PAIR, ratio_bands
 from tuner.costs.serve.engine import Degrees
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.devices.datasheet import Vendor
-from tuner.plans.serve import (
-    PUBLISHED_MODES,
-    Island,
-    PlannedKvTransfer,
-    Role,
-    ServeAlternative,
-    ServeDecision,
-    ServePrediction,
-)
+from tuner.plans.serve import PUBLISHED_MODES, ServeAlternative, ServePrediction
 from tuner.search.serve.assumptions import plan_assumptions
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.instances import to_instances

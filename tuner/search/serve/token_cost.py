@@ -26,7 +26,8 @@ from typing import Final
 
 import numpy as np
 
-from tuner.plans.serve import Role, TokenCost
+from tuner.config.serve import Role
+from tuner.plans.serve import TokenCost
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.mixed_batches import prompt_time
 from tuner.search.serve.multiplexing import split_iteration

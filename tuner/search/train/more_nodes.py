@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
+from tuner.config.train import TrainDecision
 from tuner.errors import SpecError
-from tuner.plans.train import Band, Relaxation, TrainDecision
+from tuner.plans.train import Band, Relaxation
 from tuner.search.reasons import MULTIPLES
 from tuner.search.train.build_problem import PricedPool, build_problem
 from tuner.search.train.degrees import legal_degrees

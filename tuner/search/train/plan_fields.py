@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
+from tuner.config.train import TrainDecision
 from tuner.costs.train.shapes import number, single
 from tuner.faults.forecast import Run, RunForecast, forecast
 from tuner.faults.goodput import goodput_step_s
@@ -20,7 +21,6 @@ from tuner.plans.train import (
     Preference,
     Roomier,
     StagePrediction,
-    TrainDecision,
     TrainPrediction,
 )
 from tuner.search.layout_groups import layout_of, rows_of_layouts

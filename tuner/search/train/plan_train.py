@@ -15,17 +15,11 @@ from functools import partial
 
 import numpy as np
 
+from tuner.config.train import TrainDecision
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.shapes import number
 from tuner.devices.datasheet import Generation
-from tuner.plans.train import (
-    Plan,
-    Provenance,
-    Relaxation,
-    TrainDecision,
-    TrainPrediction,
-    Unlaunchable,
-)
+from tuner.plans.train import Plan, Provenance, Relaxation, TrainPrediction, Unlaunchable
 from tuner.search.forked import numbers
 from tuner.search.layout_groups import by_layout
 from tuner.search.progress import PlanningEvent, ignore_progress

@@ -13,7 +13,8 @@ from typing import Any, Final
 import numpy as np
 
 from profilers.steps.config import Recompute
-from tuner.plans.train import Relaxation, TrainDecision, TrainPrediction, Unlaunchable
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Relaxation, TrainPrediction, Unlaunchable
 from tuner.search.forked import Task, Worded
 from tuner.search.progress import ignore_progress
 from tuner.search.reference.memory_offer import MemoryOffer, memory_words, printed_bytes

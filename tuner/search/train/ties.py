@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tuner.plans.train import Band, TrainDecision
+from tuner.config.train import TrainDecision
+from tuner.plans.train import Band
 from tuner.search.ratios import KERNEL_FIELDS, Ratios, ratios_for
 from tuner.search.train.axes import RecomputeChoice
 from tuner.search.train.build_problem import PricedPool

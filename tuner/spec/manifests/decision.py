@@ -12,7 +12,7 @@ from tuner.spec.model import ModelSpec
 
 
 class Decision(Protocol):
-    """The fields of `tuner.plans.train.TrainDecision` that rules read."""
+    """The fields of `tuner.config.train.TrainDecision` that rules read."""
 
     @property
     def tensor_model_parallel_size(self) -> int: ...

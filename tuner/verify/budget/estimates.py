@@ -7,7 +7,7 @@ and a budget with room for slower candidates only must not make one of those the
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.plans.train import TrainDecision
+from tuner.config.train import TrainDecision
 from tuner.units import format_ratio
 from tuner.verify.budget.extrapolation import Belief, MeasuredTrial, infer_belief
 from tuner.verify.budget.jobs import STATE, Job, Sync

@@ -22,8 +22,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.train import TrainDecision
 from tuner.launch.shape import launch_shape
-from tuner.plans.train import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.budget.scale import Scale, scaled_plan
 
 Floats = npt.NDArray[np.float64]

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Workload
-from tuner.plans.train import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.search.reference.decisions import degrees_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine
 from tuner.search.reference.predict import predict

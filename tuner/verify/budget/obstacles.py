@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.plans.train import TrainDecision
+from tuner.config.train import TrainDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

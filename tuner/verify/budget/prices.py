@@ -10,8 +10,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from tuner.config.train import TrainDecision
 from tuner.errors import OutsideProfileError
-from tuner.plans.train import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.spec.routing import read_routing
 from tuner.spec.spec import Spec
 from tuner.units import format_s

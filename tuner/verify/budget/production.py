@@ -16,12 +16,13 @@ from dataclasses import replace
 import numpy as np
 
 from profilers.steps.config import Recompute
+from tuner.config.train import TrainDecision
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.prices import StepPrice
 from tuner.costs.train.shapes import Stages, Strategies, number
 from tuner.costs.train.step import price_step
-from tuner.plans.train import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.search.train.axes import COLUMN_OF_MODULE
 from tuner.search.train.finalists import simulated_s
 from tuner.search.train.layouts import to_stages

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final
 
+from tuner.config.train import TrainDecision
 from tuner.errors import SpecError
-from tuner.plans.train import TrainDecision
 from tuner.units import format_ratio, format_s
 from tuner.verify.budget.allocation import Item, best_set, values_X
 from tuner.verify.budget.estimates import trial_evidence

@@ -7,8 +7,9 @@ replicas shard the optimizer state.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tuner.config.train import TrainDecision
 from tuner.errors import OutsideProfileError
-from tuner.plans.train import Plan, TrainDecision, TrainPrediction
+from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.budget.jobs import Job, build_job
 from tuner.verify.budget.obstacles import Obstacle
 from tuner.verify.budget.scale import Scale, launchable_scales, scaled_plan, why_none

@@ -17,7 +17,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from tuner.plans.serve import ServeDecision, ServePlan
+from tuner.config.serve import ServeDecision
+from tuner.plans.serve import ServePlan
 from tuner.spec.serving.lengths import mean_tokens
 from tuner.units import format_ratio
 from tuner.verify.deployments.measured import (

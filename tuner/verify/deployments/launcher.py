@@ -30,8 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tuner.config.serve import ServeDecision
 from tuner.errors import EnvironmentMissingError, SpecError
-from tuner.plans.serve import ServeDecision, ServePlan, ServePrediction
+from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.units import format_s
 from tuner.verify.command import Template, fill_template
 from tuner.verify.deployments.clients import RESULT_NAME, Client

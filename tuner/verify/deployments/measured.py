@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from tuner.plans.serve import ServeDecision, ServePlan
+from tuner.config.serve import ServeDecision
+from tuner.plans.serve import ServePlan
 from tuner.spec.serving.goal import Percentiles
 from tuner.units import format_ratio, format_s
 from tuner.verify.deployments.records import BenchmarkRun, ServeTrialRecord, Spread

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Size
-from tuner.plans.serve import Ratio, ServeDecision, ServePrediction
+from tuner.config.serve import ServeDecision
+from tuner.plans.serve import Ratio, ServePrediction
 from tuner.verify.records import TrialStatus
 
 SCHEMA_VERSION: Final = 1

@@ -21,8 +21,8 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
+from tuner.config.train import TrainDecision
 from tuner.errors import PlanUnreadableError, StudyError
-from tuner.plans.train import TrainDecision
 from tuner.verify.proposal import Proposal
 from tuner.verify.records import TrialRecord
 from tuner.verify.study.claims import (

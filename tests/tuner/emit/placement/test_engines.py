@@ -19,11 +19,11 @@ import yaml
 from tests.rows import Failures
 from tests.tuner.emit.placement.testing import sample_decision, sample_placement, without_replicas
 from tests.tuner.emit.testing import write_emitted
+from tuner.config.place import PlaceDecision
 from tuner.emit.files import EmittedFile
 from tuner.emit.placement.registry import PLACE_EMITTERS, emit_placement
 from tuner.emit.placement.statement import spans
 from tuner.errors import UnknownTargetError, UnsuitedPlacementError
-from tuner.plans.place import PlaceDecision
 from tuner.spec.place import Dispatch
 from tuner.spec.place_targets import PLACE_TARGETS
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
+from tuner.config.place import PlaceDecision
 from tuner.plans.place import (
     PassSpread,
     PlaceCertificate,
-    PlaceDecision,
     PlacePlan,
     PlacePrediction,
     PlaceProvenance,

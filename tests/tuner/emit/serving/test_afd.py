@@ -10,9 +10,10 @@ import pytest
 
 from tests.tuner.emit.serving.testing import AFD_ENGINE, attention_expert, sample_serving
 from tests.tuner.emit.testing import write_emitted
+from tuner.config.serve import ServeDecision
 from tuner.emit.serving.registry import emit_all_serving, emit_serving
 from tuner.errors import UnknownTargetError
-from tuner.plans.serve import ServeDecision, VerifiedServing
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.vllm_afd import AFD_PLUGIN, VLLM_0_30_AFD
 

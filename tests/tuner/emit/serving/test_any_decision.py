@@ -28,10 +28,11 @@ from tests.tuner.emit.serving.testing import (
     sample_serving,
     shared_device,
 )
+from tuner.config.serve import Instances, PlannedKvTransfer, Role, ServeDecision
 from tuner.emit.serving.registry import SERVE_EMITTERS, emit_serving, unlaunchable
 from tuner.emit.serving.shape import group_shapes
 from tuner.errors import UnknownTargetError
-from tuner.plans.serve import Instances, PlannedKvTransfer, Role, ServeDecision, VerifiedServing
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES

@@ -21,10 +21,10 @@ from tests.tuner.emit.serving.testing import (
     shared_device,
 )
 from tests.tuner.emit.testing import write_emitted
+from tuner.config.serve import Role, ServeDecision
 from tuner.emit.serving.multiplexing import division
 from tuner.emit.serving.registry import emit_serving
 from tuner.errors import UnknownTargetError
-from tuner.plans.serve import Role, ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES

@@ -16,9 +16,9 @@ from tests.rows import Failures
 from tests.tuner.emit.grids import grid
 from tests.tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
 from tests.tuner.emit.testing import write_emitted
+from tuner.config.serve import ServeDecision
 from tuner.emit.serving.registry import SERVE_EMITTERS, emit_all_serving
 from tuner.errors import UnknownTargetError
-from tuner.plans.serve import ServeDecision
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES
 

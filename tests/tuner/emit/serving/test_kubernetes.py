@@ -20,8 +20,8 @@ from tests.tuner.emit.serving.testing import (
     sample_serving,
     shared_device,
 )
+from tuner.config.serve import ServeDecision
 from tuner.emit.serving.registry import emit_serving
-from tuner.plans.serve import ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES

@@ -32,8 +32,8 @@ from tests.tuner.emit.serving.testing import (
     shared_device,
 )
 from tests.tuner.emit.testing import write_emitted
+from tuner.config.serve import ServeRouter
 from tuner.emit.serving.registry import emit_serving
-from tuner.plans.serve import ServeRouter
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES

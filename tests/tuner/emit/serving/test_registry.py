@@ -18,6 +18,7 @@ from tests.tuner.emit.serving.testing import (
     sample_serving,
 )
 from tests.tuner.emit.testing import write_emitted
+from tuner.config.serve import Role, ServeDecision
 from tuner.emit.serving.registry import (
     SERVE_EMITTERS,
     emit_all_serving,
@@ -26,7 +27,7 @@ from tuner.emit.serving.registry import (
 )
 from tuner.emit.serving.shape import pool_labels
 from tuner.errors import UnknownTargetError
-from tuner.plans.serve import Role, ServeDecision, VerifiedServing
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES
 

@@ -13,16 +13,11 @@ import pytest
 import yaml
 
 from tests.tuner.emit.serving.testing import aggregated, disaggregated, islands, sample_serving
+from tuner.config.serve import Instances, PlannedKvTransfer, ServeDecision, ServeRouter
 from tuner.emit.serving.pods import POOL_LABEL
 from tuner.emit.serving.registry import emit_all_serving, emit_serving, unlaunchable
 from tuner.errors import UnknownTargetError
-from tuner.plans.serve import (
-    Instances,
-    PlannedKvTransfer,
-    ServeDecision,
-    ServeRouter,
-    VerifiedServing,
-)
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.routers import RouterPolicy
 

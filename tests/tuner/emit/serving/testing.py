@@ -4,18 +4,20 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tuner.plans.serve import (
+from tuner.config.serve import (
     Instances,
     Island,
-    Latency,
     PlannedKvTransfer,
     Role,
-    ServeCertificate,
     ServeDecision,
+    ServeRouter,
+)
+from tuner.plans.serve import (
+    Latency,
+    ServeCertificate,
     ServePlan,
     ServePrediction,
     ServeProvenance,
-    ServeRouter,
     ServeSpace,
     VerifiedServing,
 )

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
+from tuner.config.serve import Role
 from tuner.errors import SpecError
 from tuner.estimate.serving.launch import Surroundings
 from tuner.estimate.serving.registry import read_serving_text
-from tuner.plans.serve import Role
 
 Made = Callable[..., Any]
 DEPLOYMENT = """

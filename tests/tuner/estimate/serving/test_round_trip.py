@@ -12,13 +12,14 @@ from tests.tuner.emit.serving.testing import (
     sample_serving,
     shared_device,
 )
+from tuner.config.serve import Role, ServeDecision
 from tuner.emit.serving.scripts import emit
 from tuner.emit.serving.shape import group_shapes
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
 from tuner.estimate.serving.launch import Surroundings
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve import deploy, price_serving_pool
-from tuner.plans.serve import Role, ServeDecision, ServePlan, VerifiedServing
+from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.read import read_serve_spec
 

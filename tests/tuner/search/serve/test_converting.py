@@ -7,10 +7,10 @@ import pytest
 
 from profilers.records import Case, Measurement
 from tests.profilers.testing import fake_profile
+from tuner.config.serve import Role
 from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
-from tuner.plans.serve import Role
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.solve_mode import ServeProblem, Settings, build_serve_problem
 from tuner.spec.serving.read import read_serve_spec

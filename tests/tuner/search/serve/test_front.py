@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tuner.config.serve import Role
 from tuner.costs.serve.engine import Engine
 from tuner.costs.serve.iteration import Iteration
 from tuner.goals.serve import price_serving_pool
-from tuner.plans.serve import FrontPoint, Role
+from tuner.plans.serve import FrontPoint
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.front import MOST_POINTS, Offer, offer_of, pareto_front
 from tuner.search.serve.modes import solve_modes

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.goals.serve import deploy
-from tuner.plans.serve import Role, ServePlan
+from tuner.plans.serve import ServePlan
 from tuner.search.serve.kv_routes import build_kv_routes
 from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.solve_mode import ServeProblem, Settings, build_serve_problem

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
+from tuner.config.serve import Role
 from tuner.goals.serve import deploy
-from tuner.plans.serve import Role, ServeModeResult, ServePlan
+from tuner.plans.serve import ServeModeResult, ServePlan
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 H100 = "{name: h100, device: h100-sxm, nodes: 2, devices_per_node: 8, price_per_device_hour: 3.0}"

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tuner.cli.serve_text import serve_text
+from tuner.config.serve import Role
 from tuner.explain.outcomes import to_figures
 from tuner.goals.serve import deploy, price_serving_pool
-from tuner.plans.serve import Role, ServePlan
+from tuner.plans.serve import ServePlan
 from tuner.search.serve.modes import solve_modes
 from tuner.search.serve.most_rate import RATE_STEP, at_rate, most_rate, most_rate_with
 from tuner.search.serve.routers import router_choices

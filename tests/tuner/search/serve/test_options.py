@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import A2aBackend, Engine
 from tuner.costs.serve.speculative import Drafting
-from tuner.plans.serve import Role
 from tuner.search.serve.choices import BUDGETS, Budget, Choices, engine_budgets, usual_choices
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.dominance import drop_dominated

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
+from tuner.config.serve import Role
 from tuner.goals.serve import deploy, price_serving_pool
-from tuner.plans.serve import Role, ServePlan
+from tuner.plans.serve import ServePlan
 from tuner.search.serve.relaxations import find_closest
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.search.serve.solve_mode import Settings, build_serve_problem, simulate_traffic

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tuner.config.serve import Role
 from tuner.goals.serve import deploy
-from tuner.plans.serve import Role, ServePlan
+from tuner.plans.serve import ServePlan
 from tuner.search.serve import routed_simulation as playing_routed
 from tuner.search.serve.mode_simulation import is_routed
 from tuner.search.serve.routed_simulation import simulate_routed_mode

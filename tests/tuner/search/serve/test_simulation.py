@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
+from tuner.config.serve import Role
 from tuner.costs.serve.engine import A2aBackend, Degrees, Engine
 from tuner.costs.serve.iteration import Iteration
 from tuner.costs.serve.speculative import Drafting
-from tuner.plans.serve import Role
 from tuner.search.serve.demand import Demand, build_demand
 from tuner.search.serve.mixed_batches import prompt_time
 from tuner.search.serve.options import Option, ServingPool, most_running

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tuner.plans.train import TrainDecision
+from tuner.config.train import TrainDecision
 from tuner.search.progress import PlanningEvent
 from tuner.search.ratios import uniform_ratios
 from tuner.search.train.candidate_prices import price

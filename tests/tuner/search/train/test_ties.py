@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tuner.plans.train import TrainDecision
+from tuner.config.train import TrainDecision
 from tuner.search.ratios import KERNEL_FIELDS, Ratios, has_same_kernels, is_tie
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.incumbents import SearchOutcome, Solutions

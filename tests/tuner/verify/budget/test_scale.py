@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from profilers.steps.config import LayerKind, Recompute
+from tuner.config.train import TrainDecision
 from tuner.launch.step_config import step_config
-from tuner.plans.train import Plan, TrainDecision
+from tuner.plans.train import Plan
 from tuner.spec.model import ModelSpec
 from tuner.verify.budget.obstacles import describe_obstacles
 from tuner.verify.budget.scale import launchable_scales, scaled_plan, why_none

@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from tuner.plans.train import TrainDecision, TrainPrediction
+from tuner.config.train import TrainDecision
+from tuner.plans.train import TrainPrediction
 from tuner.verify.budget.jobs import PARTS, STATE, build_job
 from tuner.verify.budget.scale import Scale, scaled_plan
 from tuner.verify.budget.scheduler import Spending

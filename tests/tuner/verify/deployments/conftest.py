@@ -18,9 +18,10 @@ import psutil
 import pytest
 
 from tests.tuner.emit.serving.testing import aggregated, sample_serving
+from tuner.config.serve import ServeDecision
 from tuner.goals.serve_trial import Reached
 from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve
-from tuner.plans.serve import Latency, ServeAlternative, ServeDecision, ServePlan, ServePrediction
+from tuner.plans.serve import Latency, ServeAlternative, ServePlan, ServePrediction
 from tuner.spec.huggingface.read import read_model
 from tuner.verify.deployments.records import ServeVerified
 from tuner.verify.termination import TRIAL_MARK

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tests.tuner.emit.serving.testing import aggregated
-from tuner.plans.serve import Latency, ServeDecision, ServePlan, ServePrediction
+from tuner.config.serve import ServeDecision
+from tuner.plans.serve import Latency, ServePlan, ServePrediction
 from tuner.verify.deployments.conclusion import conclude, contenders
 from tuner.verify.deployments.records import BenchmarkRun, ServeTrialRecord, Spread
 

@@ -22,8 +22,8 @@ import traceback
 from pathlib import Path
 
 from tuner import api
+from tuner.config.train import TrainDecision
 from tuner.goals.train_folder import read_plan, read_used_profile, trial_file, write_trial
-from tuner.plans.train import TrainDecision
 from tuner.verify.launcher import EngineMetrics, Launch, LaunchResult
 from tuner.verify.neighbourhood import Neighbourhood
 from tuner.verify.search import join_study

@@ -9,6 +9,7 @@ engine divides --max-running-requests and --chunked-prefill-size by them. --dp-s
 from dataclasses import replace
 from typing import Final
 
+from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
 from tuner.costs.serve.engine import Degrees, Engine
 from tuner.costs.serve.speculative import Method
@@ -26,7 +27,6 @@ from tuner.estimate.serving.split import (
     weight_format,
 )
 from tuner.estimate.serving.words import Server, sorted_flags, tokens
-from tuner.plans.serve import Role
 from tuner.search.serve.choices import BUDGETS
 from tuner.search.serve.demand import MOST_RUNNING
 from tuner.spec.serving.manifests.sglang import SGLANG_0_5_23

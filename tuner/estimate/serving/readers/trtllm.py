@@ -13,6 +13,7 @@ as all-gather.
 
 from typing import Final
 
+from tuner.config.serve import Role
 from tuner.costs.serve.engine import Degrees, Engine
 from tuner.costs.serve.speculative import Method
 from tuner.errors import SpecError
@@ -29,7 +30,6 @@ from tuner.estimate.serving.split import (
     weight_format,
 )
 from tuner.estimate.serving.words import Server, sorted_flags, tokens
-from tuner.plans.serve import Role
 from tuner.search.serve.demand import MOST_RUNNING
 from tuner.spec.serving.manifests.trtllm import TRTLLM_1_3
 

@@ -9,6 +9,7 @@ own (vllm/config/parallel.py: only models with experts synchronise their ranks).
 import json
 from typing import Final
 
+from tuner.config.serve import Role
 from tuner.costs.serve.cache_capacity import GIB
 from tuner.costs.serve.engine import Degrees, Engine
 from tuner.costs.serve.speculative import Method
@@ -25,7 +26,6 @@ from tuner.estimate.serving.split import (
     weight_format,
 )
 from tuner.estimate.serving.words import Server, size_bytes, sorted_flags, tokens
-from tuner.plans.serve import Role
 from tuner.search.serve.demand import MOST_RUNNING
 from tuner.spec.serving.manifests.vllm import VLLM_0_33
 

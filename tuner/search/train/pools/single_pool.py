@@ -10,8 +10,9 @@ from math import inf
 
 import numpy as np
 
+from tuner.config.train import TrainDecision
 from tuner.plans.stage_placement import SinglePoolBaseline, StageDevices, StagePlacement
-from tuner.plans.train import Plan, Provenance, TrainDecision
+from tuner.plans.train import Plan, Provenance
 from tuner.search.train.build_problem import PricedPool
 from tuner.search.train.finalists import simulated_s
 from tuner.search.train.headroom_search import search_headroom

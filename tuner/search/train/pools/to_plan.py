@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from tuner.config.train import TrainDecision
 from tuner.plans.stage_placement import StageDevices, StagePlacement
-from tuner.plans.train import Band, RankAtRisk, StagePrediction, TrainDecision, TrainPrediction
+from tuner.plans.train import Band, RankAtRisk, StagePrediction, TrainPrediction
 from tuner.search.train.layouts import to_stages
 from tuner.search.train.memory_band import peak_band
 from tuner.search.train.memory_risk import (

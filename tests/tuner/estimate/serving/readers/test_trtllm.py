@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from tests.rows import each_row
+from tuner.config.serve import Role
 from tuner.costs.serve.engine import Degrees, Engine
 from tuner.costs.serve.speculative import Method
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import pool_named, surroundings
 from tuner.estimate.serving.registry import read_serving_launch
-from tuner.plans.serve import Role
 
 Made = Callable[..., Any]
 Read = Callable[..., Any]

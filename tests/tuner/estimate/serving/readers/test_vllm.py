@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
+from tuner.config.serve import Role
 from tuner.costs.serve.engine import Degrees, Engine
 from tuner.errors import SpecError
-from tuner.plans.serve import Role
 from tuner.search.serve.demand import MOST_RUNNING
 
 Made = Callable[..., Any]

@@ -12,8 +12,8 @@ from tests.tuner.emit.serving.testing import (
     attention_expert,
     sample_serving,
 )
+from tuner.config.serve import ServeDecision
 from tuner.devices.datasheet import Generation
-from tuner.plans.serve import ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.registry import ENGINES, engine_manifest

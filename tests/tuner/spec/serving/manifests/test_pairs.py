@@ -7,8 +7,9 @@ import pytest
 
 from tests.rows import each_row
 from tests.tuner.emit.serving.testing import disaggregated, sample_serving
+from tuner.config.serve import ServeDecision
 from tuner.emit.serving.registry import emit_serving, unlaunchable
-from tuner.plans.serve import ServeDecision, VerifiedServing
+from tuner.plans.serve import VerifiedServing
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 

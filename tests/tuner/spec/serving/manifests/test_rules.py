@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.rows import each_row
 from tests.tuner.emit.serving.testing import aggregated, disaggregated, sample_serving
-from tuner.plans.serve import ServeDecision
+from tuner.config.serve import ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.manifest import DEEPEP_HIDDEN_SIZES, LARGEST_DISPATCH_TOKENS

@@ -15,9 +15,9 @@ from tests.tuner.emit.serving.testing import (
     sample_serving,
     shared_device,
 )
+from tuner.config.serve import Role, ServeDecision
 from tuner.devices.datasheet import Generation
 from tuner.emit.serving.registry import emit_serving
-from tuner.plans.serve import Role, ServeDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.manifests.manifest import LARGEST_DISPATCH_TOKENS
