@@ -10,7 +10,7 @@ import pytest
 from tests.rows import each_row
 from tuner import api
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SPECS = {
     # No layout fits, so that what would help is searched for as well.
     "train": f"""\

@@ -15,8 +15,8 @@ from tuner.goals.verify import decision_space
 from tuner.plans.train import Plan
 from tuner.verify.neighbourhood import Neighbourhood
 
-VERIFIED = Path(__file__).parents[2] / "examples" / "profiles" / "epyc-quickstart-1"
-MODEL = Path(__file__).parents[2] / "examples" / "models" / "tiny-moe" / "config.json"
+VERIFIED = Path(__file__).parents[3] / "examples" / "profiles" / "epyc-quickstart-1"
+MODEL = Path(__file__).parents[3] / "examples" / "models" / "tiny-moe" / "config.json"
 
 
 def planned(folder: Path, *, profile: Path, emit: str) -> Plan:

@@ -10,7 +10,7 @@ from tuner.errors import SpecError
 from tuner.goals.serve import Deployed, deploy
 from tuner.goals.serve_folder import write_serve_plan
 
-MODELS = Path(__file__).parents[2] / "examples" / "models"
+MODELS = Path(__file__).parents[3] / "examples" / "models"
 LAYERS, EXPERTS, RANKS = 32, 8, 4
 
 

@@ -15,7 +15,7 @@ from tuner.emit.serving.pods import POOL_LABEL
 from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
 from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[2] / "examples" / "models"
+MODELS = Path(__file__).parents[3] / "examples" / "models"
 
 
 def _asked(decision: ServeDecision, folder: Path) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from tuner.devices.catalogue import find_device
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
+MODELS = Path(__file__).parents[4] / "examples" / "models"
 
 
 def machine(*, name: str = "mixtral-8x7b", ranks: int = 8, nodes: int = 1) -> ExpertMachine:

@@ -21,7 +21,7 @@ from tuner.spec.accounting import kv_bytes_per_token
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 
-MODELS = Path(__file__).parents[3] / "examples" / "models"
+MODELS = Path(__file__).parents[4] / "examples" / "models"
 ONE = Degrees()
 
 

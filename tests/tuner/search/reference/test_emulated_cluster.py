@@ -16,7 +16,7 @@ from tuner.api import machine_of, plan, work_of
 from tuner.launch.step_config import step_config
 from tuner.plans.train import Plan
 
-EXAMPLE = Path(__file__).parents[3] / "examples/profiles/emulated-2x2"
+EXAMPLE = Path(__file__).parents[4] / "examples/profiles/emulated-2x2"
 
 
 @pytest.fixture(scope="module")

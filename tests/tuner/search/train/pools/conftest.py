@@ -11,7 +11,7 @@ from tuner.spec.huggingface.read import read_model
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
+MODELS = Path(__file__).parents[5] / "examples" / "models"
 
 MakeSpec = Callable[..., Spec]
 

@@ -32,7 +32,7 @@ from tuner.spec.search import Search
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes, format_ratio
 
-MODELS = Path(__file__).parents[4] / "examples" / "models"
+MODELS = Path(__file__).parents[5] / "examples" / "models"
 SEEDS = (7, 106, 117, 119)
 """The quicker ones of a hundred: plans over pools and on one, with room and without."""
 MORE_SEEDS = (13, 111)
