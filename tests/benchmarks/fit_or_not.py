@@ -54,7 +54,7 @@ from tuner.config.train import TrainDecision
 from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.reference.workload import Degrees, Workload
 from tuner.costs.residuals import residual_for
-from tuner.launch.step_config import model_shape
+from tuner.engines.reference.step_config import model_shape
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.layer_costs import CandidateCosts, Machine
 from tuner.search.reference.options import Option

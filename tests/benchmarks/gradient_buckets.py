@@ -12,10 +12,10 @@ from pathlib import Path
 
 from tuner.costs.train.calibration import shipped
 from tuner.costs.train.gradient_buckets import default_bucket
+from tuner.engines.megatron_lm import read as megatron
 from tuner.estimate.configuration import build_configuration
 from tuner.estimate.estimate import pricing_setup
 from tuner.estimate.prices import price_configurations
-from tuner.estimate.readers import megatron
 from tuner.search.train.gradient_buckets import LEAST_GAIN_RATIO, MENU
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal

@@ -25,9 +25,9 @@ from unittest.mock import patch
 
 from tuner.config.serve_words import group_degrees
 from tuner.devices.datasheet import Vendor
+from tuner.engines import serve_capabilities as registry
 from tuner.goals.serve import deploy
 from tuner.plans.serve import ServePlan
-from tuner.spec.serving.manifests import registry
 
 MODEL: Final = Path(__file__).parents[2] / "examples" / "models" / "deepseek-v3"
 CASES: Final = (

@@ -31,6 +31,7 @@ from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
 from tuner.costs.train.constants import Precision, Software, uncalibrated
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
+from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.search.train.candidate_prices import price
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.finalists import rank_by_simulation
@@ -41,7 +42,6 @@ from tuner.search.train.search_result import to_certificate
 from tuner.search.train.space_size import by_facts
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search as Limits
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"

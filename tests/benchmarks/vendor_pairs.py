@@ -32,6 +32,9 @@ from typing import Any, Final
 
 from tuner.config.serve import Role
 from tuner.devices.catalogue import find_device
+from tuner.engines.serve_capabilities import releases_by_pool
+from tuner.engines.serve_rules.steps import cache_kind
+from tuner.engines.serve_rules.vendor_pairs import connector_between, vendor_refusals
 from tuner.goals.serve import price_serving_pool
 from tuner.search.serve.islands import island_layouts
 from tuner.search.serve.options import Option
@@ -43,9 +46,6 @@ from tuner.search.serve.solve_mode import (
     build_serve_problem,
     goal_spare,
 )
-from tuner.spec.serving.manifests.registry import releases_by_pool
-from tuner.spec.serving.manifests.steps import cache_kind
-from tuner.spec.serving.manifests.vendor_pairs import connector_between, vendor_refusals
 from tuner.spec.serving.read import read_serve_spec
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples/serving"

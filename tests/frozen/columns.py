@@ -48,6 +48,8 @@ from tuner.costs.train.columns_of import StageLayers, stages_of_layouts
 from tuner.costs.train.memory import price_memory
 from tuner.costs.train.shapes import Stages, Strategies, stacked
 from tuner.costs.train.step import price_step
+from tuner.engines.capabilities import launchable
+from tuner.engines.serve_capabilities import release_on
 from tuner.errors import OutsideProfileError
 from tuner.goals.serve import price_serving_pool as site_of_server
 from tuner.search.reference.decisions import degrees_of
@@ -65,9 +67,7 @@ from tuner.search.train.candidate_prices import candidate_bound_s, price
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.options import option_space
 from tuner.search.train.problem import TrainProblem
-from tuner.spec.capabilities import launchable
 from tuner.spec.read import read_spec
-from tuner.spec.serving.manifests.registry import release_on
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 from tuner.spec.spec import Spec
 from tuner.verify.budget.production import strategies_of

@@ -11,8 +11,8 @@ import pytest
 
 from tests.rows import each_row
 from tuner.api import refuse_unpriced, wanted_cases
+from tuner.engines.capabilities import TARGETS
 from tuner.errors import SpecError
-from tuner.spec.capabilities import TARGETS
 from tuner.spec.read import read_spec
 
 ROOT = Path(__file__).parents[2]

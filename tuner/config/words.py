@@ -17,7 +17,7 @@ from typing import Final
 
 from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
-from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER
+from tuner.engines.manifest import DEFAULT_RANK_ORDER
 
 MICRO_BATCH: Final = "micro-batch"
 DEGREES: Final = {

@@ -15,9 +15,10 @@ from typing import Final, Literal
 
 from profilers.routing.store import read_recording
 from tuner.devices.catalogue import find_device
-from tuner.emit.serving.registry import SERVE_EMITTERS
+from tuner.engines.capabilities import TARGETS, intersection
+from tuner.engines.serve_capabilities import ENGINES, engine_manifest
+from tuner.engines.serve_writers import SERVE_EMITTERS
 from tuner.errors import SpecError, TunerError
-from tuner.spec.capabilities import TARGETS, intersection
 from tuner.spec.files import home_expanded, shown_value
 from tuner.spec.goal import Precision
 from tuner.spec.huggingface.quantization import released_quantization
@@ -25,7 +26,6 @@ from tuner.spec.huggingface.read import read_model
 from tuner.spec.place import MOST_RANKS, Objective
 from tuner.spec.place_targets import PLACE_TARGETS
 from tuner.spec.serving.goal import Engine
-from tuner.spec.serving.manifests.registry import ENGINES, engine_manifest
 from tuner.units import parse_per_s, parse_seconds
 
 Goal = Literal["train", "serve", "place"]

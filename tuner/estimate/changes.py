@@ -17,18 +17,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tuner.config.train import TrainDecision
+from tuner.engines.capabilities import TARGETS, Capabilities, refusals
+from tuner.engines.manifest import with_gradients
+from tuner.engines.reading.launch import LaunchSettings
 from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.decision import to_decision
 from tuner.estimate.environment import lines_to_set
 from tuner.estimate.flag_lines import flag_lines
 from tuner.estimate.knobs import BUCKET, KnobChange, knob_changes
-from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.prices import TARGET_OF, PricedConfiguration, PricingSetup, price_configurations
 from tuner.estimate.records import Change
 from tuner.search.ratios import Ratios, is_tie
-from tuner.spec.capabilities import TARGETS, Capabilities, refusals
-from tuner.spec.manifests.manifest import with_gradients
 from tuner.spec.search import Search
 
 LEAST_GAIN_RATIO: Final = 0.01

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from profilers.steps.config import Recompute
+from tuner.engines.manifest import DEFAULT_RANK_ORDER
+from tuner.engines.reading.launch import Dispatcher, Engine, Graphs, LaunchSettings, StageContent
+from tuner.engines.reading.nearest import nearest_divisor, nearest_multiple
 from tuner.errors import SpecError
 from tuner.estimate.division import balanced, front_loaded, place_layers
-from tuner.estimate.launch import Dispatcher, Engine, Graphs, LaunchSettings, StageContent
-from tuner.estimate.nearest import nearest_divisor, nearest_multiple
 from tuner.estimate.stated_model import check_stated_model
-from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER
 from tuner.spec.spec import Spec
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
+from tuner.engines.reading.launch import Graphs
 from tuner.estimate.configuration import Configuration
-from tuner.estimate.launch import Graphs
 from tuner.spec.model import ModelSpec
 
 

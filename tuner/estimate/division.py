@@ -7,9 +7,9 @@ earlier stages. An explicit layout is used as written.
 
 from collections.abc import Iterator
 
+from tuner.engines.reading.launch import Engine, LaunchSettings, StageContent
+from tuner.engines.reading.nearest import nearest_divisor, nearest_multiple
 from tuner.errors import SpecError
-from tuner.estimate.launch import Engine, LaunchSettings, StageContent
-from tuner.estimate.nearest import nearest_divisor, nearest_multiple
 from tuner.spec.model import ModelSpec
 
 

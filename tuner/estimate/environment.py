@@ -23,16 +23,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.devices.datasheet import Generation
+from tuner.engines.reading.launch import Engine, Graphs
+from tuner.engines.reading.variables import (
+    ALLOCATOR,
+    GRAPH_REGISTER,
+    QUEUES,
+)
 from tuner.estimate.configuration import Configuration
-from tuner.estimate.launch import Engine, Graphs
 
-QUEUES: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
-GRAPH_REGISTER: Final = "NCCL_GRAPH_REGISTER"
-ALLOCATOR: Final = "PYTORCH_CUDA_ALLOC_CONF"
 MANY_QUEUES: Final = "32"
 """The value in Megatron-LM's warning, and the driver's maximum."""
-_READ: Final = (QUEUES, GRAPH_REGISTER, ALLOCATOR)
-_LONGEST_VALUE: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +54,6 @@ class Need:
     def line(self) -> str:
         """As a line of the script, with the reason as a comment."""
         return f"export {self.variable}={self.value}  # {self.why}"
-
-
-def read_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Keep the variables that the checks here depend on."""
-    return {
-        name: environment[name]
-        for name in _READ
-        if name in environment and len(environment[name]) <= _LONGEST_VALUE
-    }
 
 
 def needs(

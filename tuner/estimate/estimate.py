@@ -22,13 +22,13 @@ from tuner.costs.train.columns_of import PEAK_OF, PRECISION_OF
 from tuner.costs.train.measured_profile import MeasuredProfile
 from tuner.costs.train.routing import expert_imbalances
 from tuner.devices.catalogue import find_device
+from tuner.engines.reading.launch import Dispatcher, LaunchSettings
 from tuner.errors import SpecError
 from tuner.estimate import environment
 from tuner.estimate.changes import LEAST_GAIN_RATIO, find_changes, manifest_refusals
 from tuner.estimate.configuration import Configuration, build_configuration
 from tuner.estimate.decision import to_decision
 from tuner.estimate.flop_counts import CONVENTION, megatron_flop, model_flop, recomputed_flop
-from tuner.estimate.launch import Dispatcher, LaunchSettings
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.measured import band_and_notes
 from tuner.estimate.prices import (

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from profilers.steps.config import Recompute
+from tuner.engines.megatron_lm.flags import SHORTHANDS
+from tuner.engines.reading.launch import Dispatcher, Engine, Graphs, LaunchSettings
+from tuner.engines.reading.pipeline_layout import layout_text
 from tuner.estimate.configuration import Configuration
-from tuner.estimate.launch import Dispatcher, Engine, Graphs, LaunchSettings
-from tuner.estimate.readers.megatron_flags import SHORTHANDS
-from tuner.estimate.readers.pipeline_layout import layout_text
 
 Settings = Mapping[str, str]
 """By flag or key: its value, empty for a switch."""

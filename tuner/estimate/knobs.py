@@ -15,9 +15,9 @@ from typing import Any, Final
 
 from profilers.steps.config import Recompute
 from tuner.devices.datasheet import Generation
+from tuner.engines.reading.launch import Dispatcher, Engine, Graphs
 from tuner.estimate.configuration import Configuration, with_degrees
 from tuner.estimate.division import balanced
-from tuner.estimate.launch import Dispatcher, Engine, Graphs
 from tuner.search.train.gradient_buckets import MENU
 from tuner.spec.model import ModelSpec
 from tuner.units import format_count

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from profilers.steps.config import LayerKind, Recompute
+from tuner.engines.reading.launch import Dispatcher, Engine, Graphs
+from tuner.engines.reading.nearest import nearest_common_divisor, nearest_divisor, nearest_multiple
 from tuner.estimate.configuration import Configuration
-from tuner.estimate.launch import Dispatcher, Engine, Graphs
-from tuner.estimate.nearest import nearest_common_divisor, nearest_divisor, nearest_multiple
 from tuner.spec.model import ModelSpec
 
 Name = Callable[[str], str]

@@ -37,8 +37,8 @@ from tuner.costs.train.routing import ExpertImbalance
 from tuner.costs.train.shapes import Hardware, ModelShape, Strategies, stacked
 from tuner.costs.train.step import price_step
 from tuner.devices.datasheet import Datasheet
+from tuner.engines.reading.launch import Dispatcher, Engine, Graphs
 from tuner.estimate.configuration import Configuration
-from tuner.estimate.launch import Dispatcher, Engine, Graphs
 from tuner.search.ratios import Ratios, ratios_for
 from tuner.search.train.axes import COLUMN_OF_MODULE
 from tuner.search.train.memory_risk import uneven_bytes

@@ -9,11 +9,11 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from tuner.engines.reading.launch import LaunchSettings
+from tuner.engines.reading.shell_words import shell_text
+from tuner.engines.reading.variables import read_variables
+from tuner.engines.torchtitan.command import is_training_command
 from tuner.errors import SpecError
-from tuner.estimate.environment import read_variables
-from tuner.estimate.launch import LaunchSettings
-from tuner.estimate.readers.shell_words import shell_text
-from tuner.estimate.readers.torchtitan_command import is_training_command
 from tuner.estimate.started import LONGEST_BYTES, ResolvedLaunch, resolve_launch
 from tuner.spec.files import read_small_text, shown_path, shown_value
 
@@ -34,20 +34,20 @@ FORMATS: Final[tuple[Format, ...]] = (
     Format(
         name="torchtitan",
         suffixes=(".toml",),
-        reader="tuner.estimate.readers.torchtitan:read",
+        reader="tuner.engines.torchtitan.read:read",
     ),
     Format(
         name="deepspeed",
         suffixes=(".json",),
-        reader="tuner.estimate.readers.deepspeed:read",
+        reader="tuner.engines.deepspeed.read:read",
     ),
     Format(
         name="megatron",
         suffixes=(".yaml", ".yml"),
-        reader="tuner.estimate.readers.megatron:read_yaml",
+        reader="tuner.engines.megatron_lm.read:read_yaml",
     ),
-    Format(name="megatron", suffixes=(), reader="tuner.estimate.readers.megatron:read"),
-    Format(name="megatron-bridge", suffixes=(), reader="tuner.estimate.readers.bridge:read"),
+    Format(name="megatron", suffixes=(), reader="tuner.engines.megatron_lm.read:read"),
+    Format(name="megatron-bridge", suffixes=(), reader="tuner.engines.megatron_bridge.read:read"),
 )
 NAMES: Final = tuple(dict.fromkeys(format_.name for format_ in FORMATS))
 _COMMAND: Final = re.compile(r"\s|^-")

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
+from tuner.engines.reading.arguments import launched_devices
+from tuner.engines.reading.shell_words import Command, ShellText, shell_text
+from tuner.engines.torchtitan.command import command_notes, is_training_command
 from tuner.errors import SpecError
-from tuner.estimate.readers.arguments import launched_devices
-from tuner.estimate.readers.shell_words import Command, ShellText, shell_text
-from tuner.estimate.readers.torchtitan_command import command_notes, is_training_command
 from tuner.spec.files import read_small_text, shown_path
 
 LONGEST_BYTES: Final = 200_000
@@ -27,7 +27,7 @@ _DEEPEST: Final = 4
 """Most scripts that start one another."""
 _SCRIPTS: Final = (".sh", ".bash", ".sbatch", ".slurm")
 _OWN_FOLDER: Final = re.compile(r"^(?:\$PWD|\$\{PWD\}|\$\(own_folder\))/")
-"""Before the rest of a path: the folder of the script (tuner/emit/files.py)."""
+"""Before the rest of a path: the folder of the script (tuner/engines/files.py)."""
 _BESIDE: Final = re.compile(r"with_name\(\s*[\"']([\w.-]{1,80})[\"']\s*\)")
 """How a Python program names the file of settings beside it."""
 _CONFIG_FLAGS: Final[Mapping[str, str]] = {

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from profilers.steps.config import LayerKind
+from tuner.engines.reading.launch import LaunchSettings
 from tuner.errors import SpecError
-from tuner.estimate.launch import LaunchSettings
 from tuner.spec.model import ModelSpec
 
 VOCABULARY_TOLERANCE_RATIO: Final = 0.05

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
+from tuner.engines.assumptions import DEADLOCK, may_deadlock
+from tuner.engines.priced_settings import MEGATRON
+from tuner.engines.reading.launch import Engine, LaunchSettings
 from tuner.estimate.configuration import Configuration
 from tuner.estimate.decision import to_decision
-from tuner.estimate.launch import Engine, LaunchSettings
-from tuner.launch.assumptions import DEADLOCK, may_deadlock
-from tuner.launch.priced_settings import MEGATRON
 from tuner.spec.spec import Spec
 
 NO_RECORDING = "routing is assumed balanced: no recording was given (goal.routing)"

@@ -14,7 +14,7 @@ from tuner.config.serve_words import (
 )
 from tuner.config.train import TrainDecision
 from tuner.config.words import runs, short_decision, train_changes
-from tuner.emit.placement.statement import spans
+from tuner.engines.placement.statement import spans
 
 Decision = TrainDecision | ServeDecision | PlaceDecision
 

@@ -18,7 +18,7 @@ import numpy as np
 from profilers.files import read_bounded
 from profilers.imports.link_matrix import link_matrix_csv, read_link_matrix
 from solvers.placement.ranks import Floats
-from tuner.emit.placement.registry import emit_placement
+from tuner.engines.place_writers import emit_placement
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.goals.train_folder import (
     MAX_PLAN_BYTES,

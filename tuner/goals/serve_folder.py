@@ -15,7 +15,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from profilers.files import TooLargeError, read_bounded
-from tuner.emit.serving.registry import emit_all_serving
+from tuner.engines.serve_writers import emit_all_serving
 from tuner.errors import OutputError, PlanUnreadableError
 from tuner.goals.train_folder import (
     MAX_PLAN_BYTES,

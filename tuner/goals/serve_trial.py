@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Final
 
 from tuner.config.serve import ServeDecision
-from tuner.emit.serving.benchmark import num_requests, offered_traffic
-from tuner.emit.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
-from tuner.emit.serving.islands import of_pools_used
-from tuner.emit.serving.router import ROUTER_PORT, needs_router
-from tuner.emit.serving.shape import group_shapes, url_list
+from tuner.engines.launchers.benchmark import num_requests, offered_traffic
+from tuner.engines.serving.command import FIRST_PORT, PORTS_PER_INSTANCE
+from tuner.engines.serving.islands import of_pools_used
+from tuner.engines.serving.router import ROUTER_PORT, needs_router
+from tuner.engines.serving.shape import group_shapes, url_list
 from tuner.errors import SpecError
 from tuner.goals.serve_folder import serve_files
 from tuner.output import write_files

@@ -17,6 +17,7 @@ from profilers.records import Case, Profile, ProfileHeader
 from profilers.store import holds_profile, read_header, read_profile
 from solvers.registry import LAYOUT
 from tuner.costs.residuals import Residual
+from tuner.engines.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.errors import SpecError
 from tuner.goals.planning_time import with_planning_time
 from tuner.goals.profiles import pool_profile, trial_residual
@@ -28,7 +29,6 @@ from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progre
 from tuner.search.reference.plan_profiled import make_plan
 from tuner.search.reference.search import Settings
 from tuner.search.reference.shapes import cases_for
-from tuner.spec.capabilities import TARGETS, WRAPPERS, intersection, programs
 from tuner.spec.features import ModelFeature, features
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.read import read_spec

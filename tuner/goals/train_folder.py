@@ -29,7 +29,7 @@ from profilers.records import Profile, Record
 from profilers.schema_version import refusal_of_newer
 from profilers.sole_writer import sole_writer
 from profilers.store import read_profile
-from tuner.emit.registry import emit_all
+from tuner.engines.writers import emit_all
 from tuner.errors import OutputError, PlanUnreadableError
 from tuner.output import write_directory, write_files
 from tuner.paths import AnyPath

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from profilers.records import Profile
+from tuner.engines.assumptions import plan_assumptions
+from tuner.engines.capabilities import programs
 from tuner.faults.measured import node_bytes_per_s
 from tuner.faults.resolved import USUAL_NODE_BYTES_PER_S
 from tuner.goals.profiles import is_of_device
-from tuner.launch.assumptions import plan_assumptions
 from tuner.plans.train import Plan
 from tuner.search.reasons import unmeasured_links
 from tuner.search.reference.layer_costs import Machine
-from tuner.spec.capabilities import programs
 from tuner.spec.cluster import Pool
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes_per_s

@@ -16,7 +16,7 @@ from profilers.records import Machine as MeasuredMachine
 from profilers.records import Profile
 from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.residuals import Residual, residual_for
-from tuner.emit.registry import broken_rules, emitted_targets
+from tuner.engines.writers import broken_rules, emitted_targets
 from tuner.errors import PlanUnreadableError
 from tuner.goals.study_folder import opened_study, plan_sha256, trial_folders
 from tuner.goals.train_folder import (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.config.serve import ServeDecision
-from tuner.emit.serving.registry import unlaunchable
+from tuner.engines.serve_writers import unlaunchable
 from tuner.errors import PlanUnreadableError, UnsuitedPlacementError
 from tuner.goals.serve_folder import (
     ServeFiles,

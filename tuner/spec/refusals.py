@@ -1,6 +1,6 @@
 """Why a target cannot launch a decision: one line per broken rule, with the way out.
 
-The rules (tuner/spec/manifests/*_rules.py) read only the manifests' fields, so that a release is
+The rules (tuner/engines/rules/) read only the manifests' fields, so that a release is
 described in one place. Two hold everywhere: DeepEP and HybridEP, and the overlap of expert
 communication, need more than one expert rank.
 
@@ -8,9 +8,9 @@ Not covered: what no target can do (degrees that do not divide heads, experts, l
 that belongs to the enumeration of candidates.
 """
 
-from tuner.spec.manifests import structure_rules, work_rules
-from tuner.spec.manifests.decision import Decision
-from tuner.spec.manifests.manifest import Capabilities
+from tuner.engines.manifest import Capabilities
+from tuner.engines.rules import structure_rules, work_rules
+from tuner.engines.rules.decision import Decision
 from tuner.spec.model import ModelSpec
 
 

@@ -38,11 +38,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tuner.engines.capabilities import programs
+from tuner.engines.launchers.shape import launch_shape
+from tuner.engines.metrics.interface import Adapter, Job
 from tuner.errors import EnvironmentMissingError, SpecError
-from tuner.launch.shape import launch_shape
-from tuner.spec.capabilities import programs
 from tuner.spec.routing import RoutingRecord
-from tuner.verify.adapters.interface import Adapter, Job
 from tuner.verify.build_locks import abandoned_locks
 from tuner.verify.forced_routing import forced_routing
 from tuner.verify.launcher import (

@@ -33,8 +33,8 @@ import numpy.typing as npt
 
 from tuner.config.train import TrainDecision
 from tuner.costs.train.routing import expert_imbalances
+from tuner.engines.capabilities import programs
 from tuner.plans.train import Plan
-from tuner.spec.capabilities import programs
 from tuner.spec.routing import RoutingRecord
 
 Floats = npt.NDArray[np.float64]

@@ -34,8 +34,8 @@ from profilers.files import open_regular, read_bounded
 from profilers.local_ranks import PARENT, RENDEZVOUS
 from profilers.steps.config import StepConfig, StepReport
 from tuner.config.train import TrainDecision
+from tuner.engines.reference.step_config import step_config
 from tuner.errors import EnvironmentMissingError
-from tuner.launch.step_config import step_config
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.build_locks import release_builds
 from tuner.verify.progress import PROGRESS_NAME, steps_so_far

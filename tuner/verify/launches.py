@@ -11,8 +11,8 @@ from typing import Final
 
 from profilers.steps.config import StepReport
 from tuner.config.train import TrainDecision
+from tuner.engines.capabilities import programs
 from tuner.plans.train import Plan
-from tuner.spec.capabilities import programs
 from tuner.verify.budget.trial_options import Option
 from tuner.verify.launcher import Launch, LaunchResult, TrialLauncher
 from tuner.verify.proposal import Proposal

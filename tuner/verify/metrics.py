@@ -10,16 +10,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, cast
 
+from tuner.engines.metrics.interface import Adapter, Job
+from tuner.engines.metrics.regex import adapter as regex_adapter
 from tuner.errors import SpecError
-from tuner.verify.adapters.interface import Adapter, Job
-from tuner.verify.adapters.regex import adapter as regex_adapter
 from tuner.verify.launcher import COLOUR, EngineMetrics
 
 ADAPTERS: Final[Mapping[str, str]] = {
-    "megatron": "tuner.verify.adapters.megatron:read",
-    "torchtitan": "tuner.verify.adapters.torchtitan:read",
-    "deepspeed": "tuner.verify.adapters.deepspeed:read",
-    "jsonl": "tuner.verify.adapters.jsonl:read",
+    "megatron": "tuner.engines.megatron_lm.metrics:read",
+    "torchtitan": "tuner.engines.torchtitan.metrics:read",
+    "deepspeed": "tuner.engines.deepspeed.metrics:read",
+    "jsonl": "tuner.engines.metrics.jsonl:read",
 }
 
 REGEX_PREFIX: Final = "regex:"

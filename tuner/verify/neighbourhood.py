@@ -12,12 +12,12 @@ from typing import Protocol
 from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Workload
+from tuner.engines.capabilities import intersection, refusals
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.search.reference.decisions import decision, degrees_of, options_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine
 from tuner.search.reference.options import Option, options
 from tuner.search.reference.predict import predict
-from tuner.spec.capabilities import intersection, refusals
 from tuner.spec.search import Search
 
 PLANNED = "planned"

@@ -1,8 +1,8 @@
 """Chooses the network of a trial by the user's command: its own namespace where that is safe.
 
 Engines that require `env://` rendezvous through a TCPStore, which listens on every address of the
-machine without authentication (tuner/emit/torchrun.py). A command that is known to stay on this
-machine therefore runs in a namespace with loopback only (tuner/verify/own_network.py):
+machine without authentication (tuner/engines/launchers/torchrun.py). A command that is known to
+stay on this machine therefore runs in a namespace with loopback only (tuner/verify/own_network.py):
 
     bash {launch}/run.sh ...    what we emitted, with one node
     torchrun ...                of one node, or `python -m torch.distributed.run ...`

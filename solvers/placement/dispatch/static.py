@@ -8,7 +8,7 @@ own entry of it. Ranks whose streams agree use entries of one assignment, the ot
 
 Source:  SGLang 0.5.23, `--ep-dispatch-algorithm static` with an all-to-all backend
          (sglang/srt/eplb/expert_location.py; the seed is 42). With that seed and all decoder
-         layers in the case the loads are the engine's own (tests/tuner/emit/placement).
+         layers in the case the loads are the engine's own (tests/tuner/engines/placement).
 Method:  ranks of one stream are advanced together and separated where they first differ.
 Valid:   sources hold the same shares of an expert's tokens in every pass.
 """

@@ -16,7 +16,7 @@ from profilers.store import read_profile
 from tests.tuner.search.testing import LayoutRuns, MeasuredLayouts, compare_predictions
 from tuner.api import machine_of, plan, work_of
 from tuner.config.train import TrainDecision
-from tuner.launch.step_config import step_config
+from tuner.engines.reference.step_config import step_config
 from tuner.plans.train import Plan
 from tuner.verify.neighbourhood import degrees_name
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.reading.launch import LaunchSettings
 from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration
 from tuner.estimate.decision import to_decision
 from tuner.estimate.estimate import estimate, pricing_setup
-from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.legality import broken_rules
 from tuner.estimate.prices import price_configurations
-from tuner.estimate.readers import megatron
 from tuner.estimate.records import Change, Estimate
 from tuner.spec.spec import Spec
 

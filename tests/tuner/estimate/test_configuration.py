@@ -4,12 +4,14 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
+from tuner.engines.deepspeed import read as deepspeed
+from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.reading.nearest import nearest_divisor, nearest_multiple
+from tuner.engines.torchtitan import read as torchtitan
 from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration, with_degrees
 from tuner.estimate.division import balanced
 from tuner.estimate.legality import broken_rules
-from tuner.estimate.nearest import nearest_divisor, nearest_multiple
-from tuner.estimate.readers import deepspeed, megatron, torchtitan
 from tuner.spec.spec import Spec
 
 LAUNCHES = Path(__file__).parent / "launches"

@@ -4,10 +4,12 @@ from pathlib import Path
 import pytest
 
 from tuner.costs.train.calibration import GENERIC_BAND
+from tuner.engines.deepspeed import read as deepspeed
+from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.torchtitan import read as torchtitan
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.estimate.changes import LEAST_GAIN_RATIO
 from tuner.estimate.estimate import estimate
-from tuner.estimate.readers import deepspeed, megatron, torchtitan
 from tuner.estimate.records import Estimate
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.routing import RoutingRecord

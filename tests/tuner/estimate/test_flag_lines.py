@@ -6,12 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from profilers.steps.config import Recompute
+from tuner.engines.deepspeed import read as deepspeed
+from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.reading.launch import Dispatcher, StageContent
+from tuner.engines.reading.pipeline_layout import layout_text, pipeline_layout
+from tuner.engines.torchtitan import read as torchtitan
 from tuner.estimate.configuration import build_configuration, with_degrees
 from tuner.estimate.division import balanced
 from tuner.estimate.flag_lines import flag_lines
-from tuner.estimate.launch import Dispatcher, StageContent
-from tuner.estimate.readers import deepspeed, megatron, torchtitan
-from tuner.estimate.readers.pipeline_layout import layout_text, pipeline_layout
 from tuner.spec.spec import Spec
 
 LAUNCHES = Path(__file__).parent / "launches"

@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 
 from profilers.steps.config import Recompute
+from tuner.engines.megatron_lm import read as megatron
 from tuner.estimate.configuration import Configuration, build_configuration
 from tuner.estimate.flop_counts import megatron_flop, model_flop, recomputed_flop
-from tuner.estimate.readers import megatron
 from tuner.spec.spec import Spec
 
 MakeSpec = Callable[..., Spec]

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
+from tuner.engines.deepspeed import read as deepspeed
+from tuner.engines.reading.launch import LaunchSettings
+from tuner.engines.torchtitan import read as torchtitan
 from tuner.estimate.configuration import build_configuration
 from tuner.estimate.decision import to_decision
 from tuner.estimate.estimate import estimate, pricing_setup
-from tuner.estimate.launch import LaunchSettings
 from tuner.estimate.prices import price_configurations
-from tuner.estimate.readers import deepspeed, torchtitan
 from tuner.estimate.records import Change, Estimate
 from tuner.spec.spec import Spec
 

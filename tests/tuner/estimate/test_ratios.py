@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from tuner.engines.megatron_lm import read as megatron
 from tuner.errors import SpecError
 from tuner.estimate.estimate import estimate, shipped_residuals
-from tuner.estimate.readers import megatron
 from tuner.estimate.records import Change, Estimate
 from tuner.spec.spec import Spec
 

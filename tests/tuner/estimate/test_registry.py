@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
+from tuner.engines.reading.launch import Engine
 from tuner.errors import SpecError
-from tuner.estimate.launch import Engine
 from tuner.estimate.registry import FORMATS, read_launch
 
 LAUNCHES = Path(__file__).parent / "launches"

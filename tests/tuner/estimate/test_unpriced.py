@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
-from tests.tuner.emit.testing import sample_decision, sample_verified
-from tuner.emit.registry import emit
+from tests.tuner.engines.testing import sample_decision, sample_verified
+from tuner.engines.assumptions import DEADLOCK
+from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.writers import emit
 from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration
-from tuner.estimate.readers import megatron
 from tuner.estimate.unpriced import unpriced_notes
-from tuner.launch.assumptions import DEADLOCK
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.spec import Spec
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tuner.emit.placement.testing import sample_decision, sample_placement
+from tests.tuner.engines.placement.testing import sample_decision, sample_placement
 from tuner.errors import SpecError
 from tuner.goals.serve import Deployed, deploy
 from tuner.goals.serve_folder import write_serve_plan

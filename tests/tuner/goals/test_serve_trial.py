@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.tuner.emit.serving.testing import (
+from tests.tuner.engines.serving.testing import (
     AFD_ENGINE,
     aggregated,
     attention_expert,
@@ -11,7 +11,7 @@ from tests.tuner.emit.serving.testing import (
     sample_serving,
 )
 from tuner.config.serve import ServeDecision
-from tuner.emit.serving.pods import POOL_LABEL
+from tuner.engines.launchers.pods import POOL_LABEL
 from tuner.goals.serve_trial import Reached, prepared_launch, write_launch_files
 from tuner.spec.huggingface.read import read_model
 

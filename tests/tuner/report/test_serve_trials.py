@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.plans.serve import ServePlan
 from tuner.report.markdown import markdown
 from tuner.report.read import build_report
 from tuner.verify.deployments.conclusion import conclude
-from tuner.verify.deployments.records import BenchmarkRun, ServeTrialRecord, Spread
+from tuner.verify.deployments.records import ServeTrialRecord
 
 
 def record(plan: ServePlan, number: int, *runs: BenchmarkRun, reason: str = "") -> ServeTrialRecord:

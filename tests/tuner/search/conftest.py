@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from tuner.engines.capabilities import intersection
 from tuner.plans.train import Plan, Provenance
 from tuner.search.reference.layer_costs import Machine
 from tuner.search.reference.plan_profiled import ProfiledProblem, make_plan, workload_of
 from tuner.search.reference.search import SearchResult, Settings
-from tuner.spec.capabilities import intersection
 from tuner.spec.read import read_spec
 
 

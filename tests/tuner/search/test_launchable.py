@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tuner import api
-from tuner.emit.registry import broken_rules, emitted_targets
+from tuner.engines.writers import broken_rules, emitted_targets
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PROFILE = EXAMPLES / "profiles" / "epyc-quickstart-1" / "used" / "profile"

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.tuner.emit.testing import sample_decision, sample_verified
+from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.config.train import TrainDecision
 from tuner.plans.train import Alternative, Plan
 from tuner.search.layout_groups import (

@@ -10,8 +10,8 @@ import pytest
 
 from profilers.steps.config import StepReport
 from tests.rows import each_row
+from tuner.engines.reference.step_config import step_config
 from tuner.goals.train_folder import read_plan
-from tuner.launch.step_config import step_config
 from tuner.verify import termination as ending
 from tuner.verify.launcher import (
     LOG_NAME,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from tuner.spec.capabilities import intersection, refusals
+from tuner.engines.capabilities import intersection, refusals
 from tuner.verify.neighbourhood import PLANNED, Neighbourhood, Point
 
 DecisionSpace = Callable[..., Neighbourhood]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tuner.config.train import TrainDecision
+from tuner.engines.reference.step_config import step_config
 from tuner.goals.train_folder import read_plan
-from tuner.launch.step_config import step_config
 
 
 # Seconds, of importing torch: only a rank of the engine itself looks for its parent.

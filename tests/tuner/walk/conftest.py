@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.tuner.emit.testing import sample_decision
+from tests.tuner.engines.testing import sample_decision
 from tuner.config.train import TrainDecision
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec

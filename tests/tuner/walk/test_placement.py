@@ -7,10 +7,14 @@ from typing import Any, Final
 import numpy as np
 
 from solvers.placement.ranks import Ranks
-from tests.tuner.emit.placement.testing import sample_decision, sample_placement, without_replicas
-from tests.tuner.emit.testing import write_emitted
+from tests.tuner.engines.placement.testing import (
+    sample_decision,
+    sample_placement,
+    without_replicas,
+)
+from tests.tuner.engines.testing import write_emitted
 from tuner.config.place import PlaceDecision
-from tuner.emit.placement.registry import PLACE_EMITTERS, emit_placement, refusals
+from tuner.engines.place_writers import PLACE_EMITTERS, emit_placement, refusals
 from tuner.errors import SpecError
 from tuner.explain.words import differences, words
 from tuner.spec.current_placement import read_placement

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.tuner.emit.serving.testing import (
+from tests.tuner.engines.serving.testing import (
     AFD_ENGINE,
     aggregated,
     attention_expert,
@@ -19,11 +19,11 @@ from tests.tuner.emit.serving.testing import (
 )
 from tuner.cli.serve_text import serve_explanation, serve_text
 from tuner.config.serve import Instances, Island, PlannedKvTransfer, ServeDecision, ServeRouter
-from tuner.emit.serving.registry import SERVE_EMITTERS, emit_serving, unlaunchable
-from tuner.emit.serving.scripts import emit
-from tuner.emit.serving.shape import GroupShape, group_shapes
+from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
+from tuner.engines.serve_writers import SERVE_EMITTERS, emit_serving, unlaunchable
+from tuner.engines.serving.scripts import emit
+from tuner.engines.serving.shape import GroupShape, group_shapes
 from tuner.errors import SpecError, UnknownTargetError
-from tuner.estimate.serving.launch import ServingLaunch, Surroundings
 from tuner.estimate.serving.objects import object_commands
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.estimate.serving.router_launch import read_router

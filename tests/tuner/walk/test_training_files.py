@@ -11,18 +11,18 @@ from typing import Any, Final
 
 import pytest
 
-from tests.tuner.emit.testing import sample_verified, write_emitted
+from tests.tuner.engines.testing import sample_verified, write_emitted
 from tuner.config.train import TrainDecision
-from tuner.emit.registry import EMITTERS, broken_rules, emit
+from tuner.engines.capabilities import TARGETS, WRAPPERS
+from tuner.engines.rules.decision import global_chunks, global_recompute, selective_modules
+from tuner.engines.writers import EMITTERS, broken_rules, emit
 from tuner.errors import SpecError
 from tuner.estimate.configuration import build_configuration
 from tuner.estimate.decision import to_decision
 from tuner.estimate.registry import read_launch
 from tuner.plans.train import VerifiedPlan
-from tuner.spec.capabilities import TARGETS, WRAPPERS
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
-from tuner.spec.manifests.decision import global_chunks, global_recompute, selective_modules
 from tuner.spec.model import ModelSpec
 from tuner.spec.spec import Spec
 

@@ -21,12 +21,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from tests.tuner.emit.testing import sample_verified, write_emitted
+from tests.tuner.engines.testing import sample_verified, write_emitted
 from tuner.backtest.columns import build_run
 from tuner.backtest.rows import read_rows
 from tuner.config.train import TrainDecision
 from tuner.costs.train.shapes import Strategies
-from tuner.emit.registry import emit
+from tuner.engines.capabilities import intersection
+from tuner.engines.writers import emit
 from tuner.estimate import decision as estimated
 from tuner.estimate.configuration import Configuration, build_configuration
 from tuner.estimate.estimate import pricing_setup
@@ -36,7 +37,6 @@ from tuner.search.reference import decisions as of_the_reference_step
 from tuner.search.train import options as option_axes
 from tuner.search.train import search_result
 from tuner.search.train.axes import COLUMN_OF_MODULE
-from tuner.spec.capabilities import intersection
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.refusals import refusals
 from tuner.spec.spec import Spec
@@ -52,7 +52,7 @@ UNPRICED: Final[Mapping[str, str]] = {
 UNMENTIONED: Final[Mapping[str, frozenset[str]]] = {
     "the reference step": frozenset(
         {
-            # Nothing of its kind can be launched there (tuner/spec/manifests/reference.py).
+            # Nothing of its kind can be launched there (tuner/engines/reference/capabilities.py).
             "a2a_overlap",
             "activation_offload",
             "cuda_graph",

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.tuner.emit.testing import sample_verified
+from tests.tuner.engines.testing import sample_verified
 from tuner.cli.plan_text import decision_lines, explanation, plan_text
 from tuner.config.train import TrainDecision
-from tuner.emit.evidence import statement
+from tuner.engines.statement import statement
 from tuner.explain.words import differences, words
 from tuner.plans.train import Alternative, Plan, VerifiedPlan
 from tuner.report.candidates import candidates_figure

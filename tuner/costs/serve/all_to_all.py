@@ -18,7 +18,7 @@ import numpy as np
 from tuner.costs.serve.curves import Floats
 from tuner.costs.serve.engine import A2aBackend
 from tuner.costs.serve.machine import ServingMachine
-from tuner.spec.serving.manifests.manifest import LARGEST_DISPATCH_TOKENS
+from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 
 ELEMENT_BYTES: Final = 2.0
 DISPATCH_BYTES: Final = 1.0

@@ -42,7 +42,7 @@ from tuner.costs.serve.machine import (
 )
 from tuner.costs.serve.memory import stage_ratio
 from tuner.costs.serve.speculative import JOINED_INPUTS, Drafting, draft_decoder
-from tuner.spec.serving.manifests.manifest import LARGEST_DISPATCH_TOKENS
+from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 
 SMALL_S: Final = 1.5e-6
 SMALL_RATIO: Final = 0.7

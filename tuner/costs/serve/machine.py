@@ -21,7 +21,7 @@ from tuner.costs.serve.curves import Curve, Floats
 from tuner.costs.serve.decoder import BYTES
 from tuner.costs.serve.tables import A2aCurves, KernelTables, Key
 from tuner.devices.datasheet import Datasheet, Generation
-from tuner.spec.serving.manifests.manifest import LARGEST_DISPATCH_TOKENS
+from tuner.engines.serve_rules.manifest import LARGEST_DISPATCH_TOKENS
 
 PEAK_RATIO: Final = 0.7
 STREAM_RATIO: Final = 0.8

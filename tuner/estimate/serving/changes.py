@@ -31,6 +31,10 @@ from tuner.config.serve import Role
 from tuner.costs.serve.bands import ratio_bands
 from tuner.costs.serve.engine import Degrees, Engine
 from tuner.costs.serve.speculative import Method
+from tuner.engines.reading.serve_launch import Setting
+from tuner.engines.serve_capabilities import release_on
+from tuner.engines.serve_rules.afd import afd_refusals
+from tuner.engines.serve_rules.rules import group_refusals
 from tuner.estimate.serving.instance import (
     EstimateInputs,
     misfit_reason,
@@ -38,7 +42,6 @@ from tuner.estimate.serving.instance import (
     simulate_load,
     to_plan_instances,
 )
-from tuner.estimate.serving.launch import Setting
 from tuner.estimate.serving.records import ServingChange, ServingLoad
 from tuner.search.serve.choices import BUDGETS
 from tuner.search.serve.demand import MOST_RUNNING
@@ -47,9 +50,6 @@ from tuner.search.serve.instances import to_instances
 from tuner.search.serve.options import Option, most_running
 from tuner.search.serve.to_plan import tie_ratio
 from tuner.spec.serving.expert_slots import are_even, fewest_redundant
-from tuner.spec.serving.manifests.afd import afd_refusals
-from tuner.spec.serving.manifests.registry import release_on
-from tuner.spec.serving.manifests.rules import group_refusals
 
 
 def price_changes(inputs: EstimateInputs, load: ServingLoad | None) -> tuple[ServingChange, ...]:

@@ -6,6 +6,8 @@ from typing import Final
 from tuner.config.serve import Role
 from tuner.costs.serve.bands import NEW_PAIR, Band, bands_of
 from tuner.devices.catalogue import find_device
+from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
+from tuner.engines.serve_capabilities import release_on
 from tuner.errors import SpecError
 from tuner.estimate.serving.changes import manifest_refusals, price_changes
 from tuner.estimate.serving.instance import (
@@ -19,7 +21,6 @@ from tuner.estimate.serving.instance import (
     simulate_load,
     to_plan_instances,
 )
-from tuner.estimate.serving.launch import ServingLaunch, Surroundings
 from tuner.estimate.serving.records import ServingEstimate, ServingLoad
 from tuner.plans.serve import Latency
 from tuner.search.serve.demand import MOST_RUNNING
@@ -27,7 +28,6 @@ from tuner.search.serve.options import Option, ServingPool
 from tuner.search.serve.to_plan import tie_ratio
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Mode, ServeGoal
-from tuner.spec.serving.manifests.registry import release_on
 from tuner.spec.serving.read import ServeSpec
 
 _MODE: Final[Mapping[Role, Mode]] = {

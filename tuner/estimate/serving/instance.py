@@ -30,8 +30,10 @@ from tuner.costs.serve.memory_rules import memory_rule
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_fits
 from tuner.costs.serve.reserve import Reserve, step_reserve
 from tuner.costs.serve.speculative import Drafting, Method
+from tuner.engines.reading.serve_launch import ServingLaunch, Setting
+from tuner.engines.serve_capabilities import release_on
+from tuner.engines.serve_rules.rules import nodes_needed
 from tuner.errors import SpecError
-from tuner.estimate.serving.launch import ServingLaunch, Setting
 from tuner.estimate.serving.records import ServingLoad, ServingMemory
 from tuner.search.serve.afd_options import remote_ffn_step
 from tuner.search.serve.demand import MOST_RUNNING, Demand, build_demand
@@ -56,8 +58,6 @@ from tuner.search.serve.simulation import (
 )
 from tuner.spec.serving.goal import Engine as NamedEngine
 from tuner.spec.serving.goal import Percentiles, ServeGoal
-from tuner.spec.serving.manifests.registry import release_on
-from tuner.spec.serving.manifests.rules import nodes_needed
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_bytes
 

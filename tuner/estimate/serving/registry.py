@@ -6,21 +6,23 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from tuner.errors import SpecError
-from tuner.estimate.readers.arguments import Flags
-from tuner.estimate.registry import is_command
-from tuner.estimate.serving.launch import ServingLaunch, Surroundings
-from tuner.estimate.serving.objects import ServerText, object_commands
-from tuner.estimate.serving.options_file import (
+from tuner.engines.reading.arguments import Flags
+from tuner.engines.reading.options_file import (
     Beside,
     last_part,
     options_file_flags,
     with_further,
     with_options,
 )
-from tuner.estimate.serving.readers import sglang, trtllm, vllm
+from tuner.engines.reading.serve_launch import ServingLaunch, Surroundings
+from tuner.engines.reading.serve_words import Server, server_flags
+from tuner.engines.sglang import read as sglang
+from tuner.engines.trtllm import read as trtllm
+from tuner.engines.vllm import read as vllm
+from tuner.errors import SpecError
+from tuner.estimate.registry import is_command
+from tuner.estimate.serving.objects import ServerText, object_commands
 from tuner.estimate.serving.router_launch import RouterLaunch, read_router
-from tuner.estimate.serving.words import Server, server_flags
 from tuner.estimate.started import LONGEST_BYTES
 from tuner.spec.files import read_small_text, shown_path, shown_value
 

@@ -7,7 +7,7 @@
     vllm-ascend's example proxy                 it has one policy
 
 A router serves no requests itself: its policy is noted beside an instance's prediction, which
-assumes an even share for each. Names are those of tuner/spec/serving/manifests/routers.py.
+assumes an even share for each. Names are those of tuner/engines/serve_rules/routers.py.
 
 Not covered: gateways of Kubernetes (endpoint pickers), whose policies lie in other objects.
 """
@@ -20,12 +20,10 @@ from typing import Final
 import yaml
 
 from tuner.config.serve import ServeRouter
-from tuner.errors import SpecError
-from tuner.estimate.readers.arguments import Flags
-from tuner.estimate.serving.options_file import Beside
-from tuner.estimate.serving.words import Server, server_flags
-from tuner.spec.files import shown_value
-from tuner.spec.serving.manifests.routers import (
+from tuner.engines.reading.arguments import Flags
+from tuner.engines.reading.options_file import Beside
+from tuner.engines.reading.serve_words import Server, server_flags
+from tuner.engines.serve_rules.routers import (
     ASCEND_PROXY,
     DYNAMO_FRONTEND,
     LEAST_THRESHOLD,
@@ -35,6 +33,8 @@ from tuner.spec.serving.manifests.routers import (
     VLLM_ROUTER,
     RouterCapabilities,
 )
+from tuner.errors import SpecError
+from tuner.spec.files import shown_value
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 
 _DISAGGREGATED_FLAGS: Final = frozenset({"pd-disaggregation", "vllm-pd-disaggregation"})

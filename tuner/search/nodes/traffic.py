@@ -34,6 +34,7 @@ from solvers.rank_placement.problem import RankPlacementProblem
 from tuner.config.train import TrainDecision
 from tuner.costs.train.columns_of import shape_of_model
 from tuner.costs.train.limited_routing import reached_places
+from tuner.engines.manifest import DEFAULT_RANK_ORDER
 from tuner.plans.train import TrainPrediction
 from tuner.spec.accounting import (
     embedding_parameters,
@@ -43,7 +44,6 @@ from tuner.spec.accounting import (
 )
 from tuner.spec.cluster import Pool
 from tuner.spec.goal import TrainGoal
-from tuner.spec.manifests.manifest import DEFAULT_RANK_ORDER
 from tuner.spec.model import ModelSpec
 
 BF16_BYTES: Final = 2.0

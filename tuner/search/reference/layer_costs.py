@@ -62,9 +62,9 @@ from tuner.costs.reference.update import (
 )
 from tuner.costs.reference.workload import Degrees, Workload
 from tuner.costs.residuals import Residual
+from tuner.engines.capabilities import Capabilities
 from tuner.search.reference.options import Option
 from tuner.search.reference.schedule import in_flight, most_in_flight
-from tuner.spec.capabilities import Capabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@
 from dataclasses import dataclass
 
 from profilers.steps.config import Recompute
+from tuner.engines.capabilities import Capabilities
 from tuner.errors import SpecError
-from tuner.spec.capabilities import Capabilities
 from tuner.spec.search import Search
 
 MEMFINE_CHUNKS = (1, 2, 4, 8)

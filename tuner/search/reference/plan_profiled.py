@@ -17,6 +17,7 @@ from tuner.costs.reference.operations import (
 )
 from tuner.costs.reference.update import layer_units, update_cases
 from tuner.costs.reference.workload import Workload
+from tuner.engines.capabilities import Capabilities, launchable
 from tuner.plans.train import Alternative, Certificate, Plan, Provenance, Relaxation, Unlaunchable
 from tuner.search.layout_groups import by_layout, layout_of, rows_of_layouts
 from tuner.search.reasons import (
@@ -33,7 +34,6 @@ from tuner.search.reference.layer_costs import Machine
 from tuner.search.reference.loads import load_ratios
 from tuner.search.reference.predict import predict
 from tuner.search.reference.search import SearchResult, Settings, Solved, search
-from tuner.spec.capabilities import Capabilities, launchable
 from tuner.spec.spec import Spec
 from tuner.units import format_bytes, format_ratio
 

@@ -23,6 +23,7 @@ from solvers.registry import LAYOUT
 from solvers.result import Outcome, Status
 from tuner.config.train import TrainDecision
 from tuner.costs.reference.workload import Degrees, Workload
+from tuner.engines.capabilities import Capabilities
 from tuner.plans.train import Certificate, Space
 from tuner.search.layout_groups import layout_of, rows_of_layouts
 from tuner.search.reference.decisions import decode
@@ -30,7 +31,6 @@ from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_p
 from tuner.search.reference.options import Option, options
 from tuner.search.reference.predict import band_around, predict
 from tuner.search.reference.space import Enumeration, enumerate_degrees
-from tuner.spec.capabilities import Capabilities
 from tuner.spec.search import Search
 
 SHORTEST_SOLVE_S = 0.1

@@ -18,10 +18,10 @@ from tuner.costs.reference.operations import (
 )
 from tuner.costs.reference.update import embedding_units, head_units, layer_units, update_cases
 from tuner.costs.reference.workload import Degrees, Workload
+from tuner.engines.capabilities import launchable
 from tuner.search.reference.options import options
 from tuner.search.reference.plan_profiled import workload_of
 from tuner.search.reference.space import enumerate_degrees
-from tuner.spec.capabilities import launchable
 from tuner.spec.spec import Spec
 
 

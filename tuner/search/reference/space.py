@@ -18,7 +18,7 @@ from typing import Final
 
 from profilers.steps.config import LayerKind
 from tuner.costs.reference.workload import Degrees, Workload, ZeroStage
-from tuner.spec.capabilities import Capabilities
+from tuner.engines.capabilities import Capabilities
 from tuner.spec.search import Search
 
 BATCH_RULE: Final = "micro_batch_size * data_parallel_size does not divide global_batch_size"

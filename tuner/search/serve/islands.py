@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tuner.config.serve import Role
+from tuner.engines.serve_capabilities import releases_by_pool
 from tuner.search.serve.simulation import InstanceGroup
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.manifests.registry import releases_by_pool
 from tuner.spec.serving.read import ServeSpec
 
 ISLAND_MODES: Final[frozenset[Mode]] = frozenset({"aggregated", "disaggregated"})

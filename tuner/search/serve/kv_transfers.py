@@ -36,15 +36,15 @@ from tuner.costs.serve.kv_transfer import (
     rank_kv_bytes,
     whole_s,
 )
+from tuner.engines.serve_capabilities import releases_by_pool
+from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.engines.serve_rules.vendor_pairs import connector_between, vendor_refusals
 from tuner.errors import OutsideProfileError
 from tuner.search.serve.options import Option, ServingPool
 from tuner.spec.cluster import Link
 from tuner.spec.serving.kv_connectors import CacheKind, Connector
 from tuner.spec.serving.kv_pages import page_layout, page_tokens
 from tuner.spec.serving.kv_refusals import KvSide, KvTransfer, refusals
-from tuner.spec.serving.manifests.manifest import ServingCapabilities
-from tuner.spec.serving.manifests.registry import releases_by_pool
-from tuner.spec.serving.manifests.vendor_pairs import connector_between, vendor_refusals
 from tuner.spec.serving.read import ServeSpec
 
 Path = Literal["device", "host"]

@@ -9,6 +9,10 @@ from tuner.costs.serve.engine import A2aBackend, Engine
 from tuner.costs.serve.expert_loads import ExpertLoads
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.speculative import Drafting, Method
+from tuner.engines.serve_capabilities import release_on
+from tuner.engines.serve_rules.afd import afd_refusals, target_refusals
+from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.engines.serve_rules.rules import group_refusals
 from tuner.errors import SpecError
 from tuner.search.serve.afd_options import PricedAfdUnits, price_afd_options
 from tuner.search.serve.choices import Choices, engine_budgets
@@ -24,10 +28,6 @@ from tuner.search.serve.options import (
 )
 from tuner.search.serve.pages import page_by_pool
 from tuner.spec.model import ModelSpec
-from tuner.spec.serving.manifests.afd import afd_refusals, target_refusals
-from tuner.spec.serving.manifests.manifest import ServingCapabilities
-from tuner.spec.serving.manifests.registry import release_on
-from tuner.spec.serving.manifests.rules import group_refusals
 from tuner.spec.serving.read import ServeSpec
 
 AFD: Final = "attention_expert"

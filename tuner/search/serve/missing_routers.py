@@ -8,6 +8,7 @@ each got requests by what it may run at once.
 from collections.abc import Iterator
 from typing import Final
 
+from tuner.engines.serve_rules.routers import router_with
 from tuner.plans.serve import ServeUnlaunchable
 from tuner.search.serve.most_rate import most_rate_with
 from tuner.search.serve.preference import gain_ratio, objective_value
@@ -22,7 +23,6 @@ from tuner.search.serve.routers import (
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, solve_with_router
 from tuner.search.serve.to_plan import describe_solution, solution_refusals
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.manifests.routers import router_with
 from tuner.spec.serving.routers import RouterPolicy
 from tuner.units import format_ratio
 

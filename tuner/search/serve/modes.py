@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, get_args
 
+from tuner.engines.serve_capabilities import modes_on
 from tuner.plans.serve import PUBLISHED_MODES, ServeModeResult, ServeUnlaunchable
 from tuner.search.serve.afd_unlaunched import AfdDeployment, describe_afd, size_afd
 from tuner.search.serve.most_rate import solve_goal
@@ -23,7 +24,6 @@ from tuner.search.serve.remote_prefill import length_thresholds
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, goal_spare
 from tuner.search.serve.to_plan import describe_missed, describe_solution, solution_refusals
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.manifests.registry import modes_on
 
 NO_AFD_RATE: Final = "the highest rate of AFD (attention-FFN disaggregation) is not solved for"
 

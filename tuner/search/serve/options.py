@@ -37,6 +37,7 @@ from tuner.costs.serve.memory_rules import memory_rule
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration
 from tuner.costs.serve.reserve import step_reserve
 from tuner.costs.serve.whole_step import step_s
+from tuner.engines.serve_rules.rules import nodes_needed
 from tuner.search.serve.choices import Budget, Choices, usual_choices
 from tuner.search.serve.degrees import has_slow_links, instance_degrees
 from tuner.search.serve.demand import MOST_RUNNING, Demand
@@ -45,7 +46,6 @@ from tuner.search.serve.mixed_batches import PromptTime, prompt_time, token_seco
 from tuner.simulate.serving.batching import WATERMARK_RATIO
 from tuner.simulate.serving.client import STEPS_BEFORE_TOKEN, engine_client
 from tuner.spec.cluster import Pool
-from tuner.spec.serving.manifests.rules import nodes_needed
 
 BATCHES: Final = 32
 """Numbers of sequences that are priced."""

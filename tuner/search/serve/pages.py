@@ -11,12 +11,12 @@ Source: sizes by engine, cache and device are those of tuner/spec/serving/kv_pag
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from tuner.engines.serve_capabilities import release_on
+from tuner.engines.serve_rules.vendor_pairs import connector_between, vendor_refusals
 from tuner.search.serve.options import ServingPool
 from tuner.spec.cluster import Link
 from tuner.spec.serving.kv_connectors import CacheKind
 from tuner.spec.serving.kv_pages import legal_pages, page_tokens
-from tuner.spec.serving.manifests.registry import release_on
-from tuner.spec.serving.manifests.vendor_pairs import connector_between, vendor_refusals
 from tuner.spec.serving.read import ServeSpec
 
 PAGES: Final = tuple(1 << power for power in range(8))

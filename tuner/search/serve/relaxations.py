@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tuner.config.serve import ServeDecision
+from tuner.engines.serve_capabilities import main_release, modes_on
 from tuner.plans.serve import ServeRelaxation
 from tuner.search.serve.islands import island_layouts
 from tuner.search.serve.modes import ModeSolutions, requested_modes
@@ -41,7 +42,6 @@ from tuner.search.serve.to_plan import describe_missed, solution_refusals, to_de
 from tuner.spec.cluster import Link, Pool
 from tuner.spec.serving.goal import Mode, Percentiles, ServeGoal, Slo
 from tuner.spec.serving.lengths import LengthLaw
-from tuner.spec.serving.manifests.registry import main_release, modes_on
 from tuner.spec.serving.read import ServeSpec
 from tuner.units import format_ratio, format_s
 

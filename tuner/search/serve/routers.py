@@ -17,15 +17,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.config.serve import Role, ServeRouter
-from tuner.search.serve.program import ROLES
-from tuner.spec.cluster import Pool
-from tuner.spec.serving.goal import Mode, ServeGoal
-from tuner.spec.serving.manifests.registry import engine_manifest, releases_by_pool
-from tuner.spec.serving.manifests.routers import (
+from tuner.engines.serve_capabilities import engine_manifest, releases_by_pool
+from tuner.engines.serve_rules.routers import (
     RouterCapabilities,
     router_stacks,
     router_with,
 )
+from tuner.search.serve.program import ROLES
+from tuner.spec.cluster import Pool
+from tuner.spec.serving.goal import Mode, ServeGoal
 from tuner.spec.serving.routers import CACHE_THRESHOLD, RouterPolicy
 
 MOST_KINDS: Final = 3

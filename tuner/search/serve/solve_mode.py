@@ -25,6 +25,7 @@ from solvers.result import Status
 from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.expert_loads import ExpertLoads
+from tuner.engines.serve_capabilities import modes_on
 from tuner.search.serve.afd_options import PricedAfdUnits
 from tuner.search.serve.demand import Demand, PrefixHits, build_demand, with_hits
 from tuner.search.serve.instances import goal_formats
@@ -58,7 +59,6 @@ from tuner.search.serve.routers import (
 )
 from tuner.search.serve.simulation import InstanceGroup, SimulationResult, mix_results
 from tuner.spec.serving.goal import Mode
-from tuner.spec.serving.manifests.registry import modes_on
 from tuner.spec.serving.read import ServeSpec
 
 PRICED_ROLES: Final[Mapping[Mode, tuple[Role, ...]]] = {

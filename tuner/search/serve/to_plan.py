@@ -11,6 +11,12 @@ from tuner.costs.serve.bands import NEW_PAIR, ratio_bands
 from tuner.costs.serve.engine import Degrees
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
 from tuner.devices.datasheet import Vendor
+from tuner.engines.serve_capabilities import main_release
+from tuner.engines.serve_rules.afd import target_refusals
+from tuner.engines.serve_rules.rules import refusals
+from tuner.engines.serve_rules.steps import lacks_units
+from tuner.engines.serve_rules.vendor_pairs import portable_backend
+from tuner.engines.serve_rules.vendors import TRAITS
 from tuner.plans.serve import PUBLISHED_MODES, ServeAlternative, ServePrediction
 from tuner.search.serve.assumptions import plan_assumptions
 from tuner.search.serve.demand import Demand
@@ -35,12 +41,6 @@ from tuner.search.serve.routers import loses_prefixes, to_serve_router
 from tuner.search.serve.simulation import InstanceGroup, latency_of
 from tuner.search.serve.solve_mode import FIRST_SPARE, MOST_SPARE, ModeSolution, ServeProblem
 from tuner.search.serve.token_cost import input_tokens_per_s, token_cost
-from tuner.spec.serving.manifests.afd import target_refusals
-from tuner.spec.serving.manifests.registry import main_release
-from tuner.spec.serving.manifests.rules import refusals
-from tuner.spec.serving.manifests.steps import lacks_units
-from tuner.spec.serving.manifests.vendor_pairs import portable_backend
-from tuner.spec.serving.manifests.vendors import TRAITS
 from tuner.units import format_ratio
 
 

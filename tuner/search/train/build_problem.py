@@ -19,12 +19,12 @@ from tuner.costs.train.routing import expert_imbalances
 from tuner.costs.train.shapes import single
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet, Generation
+from tuner.engines.capabilities import intersection, launchable
 from tuner.errors import SpecError
 from tuner.search.train.axes import DISPATCHERS
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.regimes import regime_of
 from tuner.search.train.releases import priced_release
-from tuner.spec.capabilities import intersection, launchable
 from tuner.spec.cluster import Pool
 from tuner.spec.search import Search as Limits
 from tuner.spec.spec import Spec

@@ -1,7 +1,7 @@
 """Which execution options are illegal: meaningless ones, the targets' manifests, the user's limits.
 
 Rules are listed in the order in which refusals are counted. What a target cannot do comes from its
-manifest (tuner/spec/manifests). A setting without any effect is illegal too, so that no two
+manifest (tuner/engines/manifest.py). A setting without any effect is illegal too, so that no two
 decisions of the space are the same run.
 """
 

@@ -7,7 +7,7 @@ from tuner.costs.train.kernels import Kernels
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.costs.train.routing import ExpertImbalance
 from tuner.costs.train.shapes import Hardware, ModelShape
-from tuner.spec.manifests.manifest import Capabilities
+from tuner.engines.manifest import Capabilities
 from tuner.spec.model import ModelSpec
 from tuner.spec.search import Search
 

@@ -17,7 +17,7 @@ from tuner.costs.train.calibration import Regime, Residuals, band_of
 from tuner.costs.train.columns_of import PRECISION_OF
 from tuner.costs.train.constants import Software, software_of_container
 from tuner.devices.datasheet import Datasheet
-from tuner.spec.capabilities import programs
+from tuner.engines.capabilities import programs
 
 CONTAINER: Final = "nemo"
 """The family whose releases are NeMo's containers."""

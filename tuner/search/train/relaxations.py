@@ -14,6 +14,8 @@ import numpy as np
 
 from profilers.steps.config import Recompute
 from tuner.config.train import TrainDecision
+from tuner.engines.capabilities import WRAPPERS
+from tuner.engines.manifest import Capabilities
 from tuner.plans.train import Relaxation, TrainPrediction, Unlaunchable
 from tuner.search.forked import Task, Worded
 from tuner.search.progress import ignore_progress
@@ -41,8 +43,6 @@ from tuner.search.train.search import Settings, search
 from tuner.search.train.search_result import solution_fields
 from tuner.search.train.space_size import by_facts, space
 from tuner.search.train.unsupported_dispatch import dispatch_gains
-from tuner.spec.capabilities import WRAPPERS
-from tuner.spec.manifests.manifest import Capabilities
 
 PARTIALS_AT_ONCE: Final = 256
 """Partial rows whose memory is priced together, to bound the memory of the search itself."""

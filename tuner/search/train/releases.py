@@ -16,9 +16,9 @@ from typing import Final
 
 from tuner.costs.train.calibration import Residuals
 from tuner.costs.train.constants import version_of
+from tuner.engines.capabilities import programs
 from tuner.errors import SpecError
 from tuner.search.train.regimes import OF_TARGET
-from tuner.spec.capabilities import programs
 from tuner.spec.goal import TrainEngine
 
 ANY: Final = ((), (10**6,))

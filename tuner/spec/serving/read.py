@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator
 
 from profilers.records import Record
+from tuner.engines.serve_capabilities import releases_by_pool
 from tuner.errors import SpecError, UnknownTargetError
 from tuner.spec.cluster import Cluster
 from tuner.spec.fields import FilePath, Name, one_or_many
@@ -15,7 +16,6 @@ from tuner.spec.huggingface.read import read_model
 from tuner.spec.model import ModelSpec
 from tuner.spec.serving.goal import ServeGoal
 from tuner.spec.serving.lengths import LengthLaw, quantile_tokens
-from tuner.spec.serving.manifests.registry import releases_by_pool
 from tuner.spec.spec_file import read_spec_keys, validate_spec
 
 Targets = Annotated[tuple[Name, ...], BeforeValidator(one_or_many)]

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tuner.config.train import TrainDecision
-from tuner.launch.shape import launch_shape
+from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.verify.budget.scale import Scale, scaled_plan
 

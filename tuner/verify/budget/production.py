@@ -22,6 +22,7 @@ from tuner.costs.train.memory import price_memory
 from tuner.costs.train.prices import StepPrice
 from tuner.costs.train.shapes import Stages, Strategies, number
 from tuner.costs.train.step import price_step
+from tuner.engines.rules.decision import selective_modules
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.search.train.axes import COLUMN_OF_MODULE
 from tuner.search.train.finalists import simulated_s
@@ -29,7 +30,6 @@ from tuner.search.train.layouts import to_stages
 from tuner.search.train.plan_fields import stage_predictions
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.search_result import Detail
-from tuner.spec.manifests.decision import selective_modules
 
 
 def production_prices(

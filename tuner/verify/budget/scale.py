@@ -29,9 +29,9 @@ from pydantic import Field
 from profilers.records import Record
 from profilers.steps.config import Count, LayerKind, Size
 from tuner.config.train import TrainDecision
-from tuner.launch.shape import launch_shape
+from tuner.engines.capabilities import launchable, refusals
+from tuner.engines.launchers.shape import launch_shape
 from tuner.plans.train import Plan
-from tuner.spec.capabilities import launchable, refusals
 from tuner.spec.model import ModelSpec
 from tuner.verify.budget.obstacles import Obstacle, too_large
 

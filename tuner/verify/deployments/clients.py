@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final, cast
 
 from profilers.files import TooLargeError, read_bounded
+from tuner.engines.metrics.benchmark_result import MAX_RESULT_BYTES, BenchmarkReader
+from tuner.engines.metrics.benchmark_run import BenchmarkRun
 from tuner.errors import SpecError
-from tuner.verify.adapters.benchmark_result import MAX_RESULT_BYTES, BenchmarkReader
-from tuner.verify.deployments.records import BenchmarkRun
 
 RESULT_NAME: Final = "result.json"
 """Value of `{result}`, in the folder of a run."""
@@ -64,16 +64,16 @@ CLIENTS: Final[Mapping[str, Client]] = {
     for one in (
         Client(
             name="vllm-bench",
-            reader="tuner.verify.adapters.vllm_benchmark:read",
+            reader="tuner.engines.vllm.metrics:read",
             command=(
                 "bash {launch}/bench_vllm.sh --result-filename {result} --num-warmups {warmups}"
                 " --seed {seed}"
             ),
         ),
-        Client(name="sglang-bench", reader="tuner.verify.adapters.sglang_benchmark:read"),
+        Client(name="sglang-bench", reader="tuner.engines.sglang.metrics:read"),
         Client(
             name="aiperf",
-            reader="tuner.verify.adapters.aiperf:read",
+            reader="tuner.engines.metrics.aiperf:read",
             leaves=(
                 RESULT_NAME,
                 "**/profile_export_aiperf.json",

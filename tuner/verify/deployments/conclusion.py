@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from tuner.config.serve import ServeDecision
+from tuner.engines.metrics.benchmark_run import BenchmarkRun
 from tuner.plans.serve import ServePlan
 from tuner.spec.serving.lengths import mean_tokens
 from tuner.units import format_ratio
@@ -31,7 +32,6 @@ from tuner.verify.deployments.measured import (
     missed_slos,
 )
 from tuner.verify.deployments.records import (
-    BenchmarkRun,
     ServeAccuracy,
     ServeFactors,
     ServeTrial,

@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import Final
 
 from tuner.config.serve import ServeDecision
+from tuner.engines.metrics.benchmark_run import BenchmarkRun
 from tuner.errors import EnvironmentMissingError, SpecError
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.units import format_s
 from tuner.verify.command import Template, fill_template
 from tuner.verify.deployments.clients import RESULT_NAME, Client
-from tuner.verify.deployments.records import BenchmarkRun
 from tuner.verify.deployments.server import (
     RESPONSE_TIMEOUT_S,
     Server,

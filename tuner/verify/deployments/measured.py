@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from tuner.config.serve import ServeDecision
+from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.plans.serve import ServePlan
 from tuner.spec.serving.goal import Percentiles
 from tuner.units import format_ratio, format_s
-from tuner.verify.deployments.records import BenchmarkRun, ServeTrialRecord, Spread
+from tuner.verify.deployments.records import ServeTrialRecord
 
 FAILED_RATIO: Final = 0.01
 """The share that the strictest SLO percentile, P99, leaves out."""

@@ -14,6 +14,7 @@ from pydantic import Field
 from profilers.records import Record, Seconds
 from profilers.steps.config import Count, Size
 from tuner.config.serve import ServeDecision
+from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.plans.serve import Ratio, ServePrediction
 from tuner.verify.records import TrialStatus
 
@@ -22,36 +23,6 @@ SCHEMA_VERSION: Final = 1
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 ServeOrigin = Literal["plan", "alternative", "repeat"]
-
-
-class Spread(Record):
-    """Statistics of a latency over requests, as far as reported."""
-
-    mean: Seconds
-    p50: Seconds | None = None
-    p90: Seconds | None = None
-    p99: Seconds | None = None
-
-
-class BenchmarkRun(Record):
-    """One run of a benchmark client."""
-
-    completed: Count
-    failed: Size | None
-    """None if the client neither reports it nor was given the number of requests."""
-    duration_s: Seconds
-    ttft_s: Spread
-    tpot_s: Spread
-    """Per output token after the first."""
-    requests_per_s: Ratio
-    """Completed."""
-    output_tokens_per_s: Ratio
-    goodput_requests_per_s: Ratio | None = None
-    """Requests that met every SLO, as counted by the client; None if it was given none."""
-    mean_input_tokens: Ratio | None = None
-    mean_output_tokens: Ratio | None = None
-    prefix_hit_ratio: Share | None = None
-    """Of the prompt tokens, if the client queries the server."""
 
 
 class ServeTrialRecord(Record):

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from tuner.engines.launchers.shape import launch_shape
 from tuner.errors import SchedulerError
-from tuner.launch.shape import launch_shape
 from tuner.output import write_files
 from tuner.units import format_s
 from tuner.verify.launcher import (

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from tuner.launch.shape import LaunchShape
+from tuner.engines.launchers.shape import LaunchShape
 from tuner.verify.launcher import CONFIG_NAME, REPORT_NAME
 from tuner.verify.progress import PROGRESS_NAME
 from tuner.verify.slurm.options import Options

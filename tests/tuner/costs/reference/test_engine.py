@@ -26,7 +26,7 @@ from tuner.costs.prices.kernel_table import KernelTable
 from tuner.costs.reference.layer_time import call_time, layer_time
 from tuner.costs.reference.operations import embedding_calls, head_calls
 from tuner.costs.reference.workload import Degrees, Workload
-from tuner.launch.step_config import model_shape
+from tuner.engines.reference.step_config import model_shape
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.layer_costs import CandidateCosts, Machine
 from tuner.search.reference.options import Option

@@ -21,7 +21,7 @@ from tuner.costs.reference.hierarchical_dispatch import (
 )
 from tuner.costs.reference.operations import Part, cases, expert_calls
 from tuner.costs.reference.workload import Degrees, Workload
-from tuner.launch.step_config import model_shape
+from tuner.engines.reference.step_config import model_shape
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.layer_costs import CandidateCosts, Machine
 from tuner.search.reference.options import Option

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tuner.engines.reading.serve_launch import ServingLaunch
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
-from tuner.estimate.serving.launch import ServingLaunch
 from tuner.estimate.serving.records import ServingEstimate
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve import price_serving_pool

@@ -7,8 +7,8 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.serve import Role
+from tuner.engines.reading.serve_launch import Surroundings
 from tuner.errors import SpecError
-from tuner.estimate.serving.launch import Surroundings
 from tuner.estimate.serving.registry import read_serving_text
 
 Made = Callable[..., Any]

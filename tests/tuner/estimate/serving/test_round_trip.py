@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
-from tests.tuner.emit.serving.testing import (
+from tests.tuner.engines.serving.testing import (
     aggregated,
     disaggregated,
     sample_serving,
     shared_device,
 )
 from tuner.config.serve import Role, ServeDecision
-from tuner.emit.serving.scripts import emit
-from tuner.emit.serving.shape import group_shapes
+from tuner.engines.reading.serve_launch import Surroundings
+from tuner.engines.serving.scripts import emit
+from tuner.engines.serving.shape import group_shapes
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
-from tuner.estimate.serving.launch import Surroundings
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.goals.serve import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan, VerifiedServing

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from profilers.imports.link_matrix import LinkMatrix
-from tests.tuner.emit.testing import sample_decision, sample_verified
+from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.cli.plan_text import plan_text
 from tuner.plans.train import Alternative, Plan, Preference, Roomier, TrainPrediction
 from tuner.search.nodes.expected_step import expected_steps_s, replacement_index

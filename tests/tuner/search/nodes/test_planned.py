@@ -7,7 +7,7 @@ import pytest
 from profilers.errors import ProfileUnreadableError
 from tuner.api import plan
 from tuner.cli.app import run
-from tuner.emit.registry import emit
+from tuner.engines.writers import emit
 from tuner.errors import SpecError
 from tuner.plans.train import VerifiedPlan
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from profilers.imports.link_matrix import LinkMatrix
-from tests.tuner.emit.testing import sample_decision, sample_verified
+from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.faults.forecast import RunForecast
 from tuner.plans.train import Plan
 from tuner.search.nodes.slow_links import SLOW_LINKS, slowed

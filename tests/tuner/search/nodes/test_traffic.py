@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tests.tuner.emit.testing import sample_decision, sample_verified
+from tests.tuner.engines.testing import sample_decision, sample_verified
 from tuner.costs.train.constants import Constants
 from tuner.search.nodes.traffic import OVERLAPPED_RATIO, Traffic, obstacle, traffic
 from tuner.spec.accounting import (

@@ -13,9 +13,9 @@ from solvers.placement.dispatch.sampling import draw
 from solvers.placement.ranks import Floats, Placement
 from tests.printed import unwrapped
 from tests.rows import each_row
-from tests.tuner.emit.placement.testing import sample_decision, sample_placement
+from tests.tuner.engines.placement.testing import sample_decision, sample_placement
 from tuner.cli.place_text import place_text
-from tuner.emit.placement.registry import emit_placement
+from tuner.engines.place_writers import emit_placement
 from tuner.errors import SpecError, UnsuitedPlacementError
 from tuner.goals.place import place
 from tuner.plans.place import DispatchOutcome, PlacePlan, VerifiedPlacement

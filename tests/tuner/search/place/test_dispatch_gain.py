@@ -10,7 +10,7 @@ import pytest
 from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording
 from solvers.placement.ranks import Placement, Ranks
-from tuner.emit.placement.registry import emit_placement
+from tuner.engines.place_writers import emit_placement
 from tuner.errors import SpecError
 from tuner.goals.place import place
 from tuner.plans.place import PlacePlan, VerifiedPlacement

@@ -13,7 +13,7 @@ from profilers.store import read_profile
 from tests.profilers.steps.crossing import inter_node_bytes
 from tests.tuner.search.testing import Comparison, MeasuredLayouts, compare_predictions
 from tuner.api import machine_of, plan, work_of
-from tuner.launch.step_config import step_config
+from tuner.engines.reference.step_config import step_config
 from tuner.plans.train import Plan
 
 EXAMPLE = Path(__file__).parents[4] / "examples/profiles/emulated-2x2"

@@ -16,11 +16,11 @@ from tests.solvers.layout import brute_force
 from tuner.costs.reference.operations import Part
 from tuner.costs.reference.temporaries import UNCOUNTED_RATIO
 from tuner.costs.reference.workload import Degrees, Workload
+from tuner.engines.capabilities import intersection
 from tuner.search.reference.decisions import decode
 from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_problem
 from tuner.search.reference.options import Option
 from tuner.search.reference.predict import predict
-from tuner.spec.capabilities import intersection
 
 Make = Callable[..., Workload]
 Cut = Callable[..., Degrees]

@@ -1,9 +1,9 @@
 import pytest
 
 from profilers.steps.config import Recompute
+from tuner.engines.capabilities import Capabilities, intersection
 from tuner.errors import SpecError
 from tuner.search.reference.options import Option, options
-from tuner.spec.capabilities import Capabilities, intersection
 from tuner.spec.search import Search
 
 

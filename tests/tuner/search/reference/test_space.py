@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from profilers.steps.config import Recompute
 from profilers.steps.run import refusal
 from tests.rows import Failures
-from tests.tuner.emit.testing import sample_verified
+from tests.tuner.engines.testing import sample_verified
 from tuner.costs.reference.workload import Degrees, Workload
-from tuner.launch.step_config import step_config
+from tuner.engines.capabilities import intersection, refusals
+from tuner.engines.reference.step_config import step_config
 from tuner.search.reference.decisions import decision
 from tuner.search.reference.options import Option
 from tuner.search.reference.space import enumerate_degrees
-from tuner.spec.capabilities import intersection, refusals
 from tuner.spec.goal import TrainGoal
 from tuner.spec.search import Search
 

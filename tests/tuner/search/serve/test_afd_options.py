@@ -10,7 +10,7 @@ from tuner.config.serve import Role
 from tuner.costs.serve.decoder import Decoder, Formats, decoder_of
 from tuner.costs.serve.engine import Engine
 from tuner.costs.serve.remote_ffn import RemoteFfnIteration, ffn_bytes
-from tuner.emit.serving.registry import emit_all_serving, unlaunchable
+from tuner.engines.serve_writers import emit_all_serving, unlaunchable
 from tuner.goals.serve import deploy
 from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.search.serve.afd_options import BUDGET, PricedAfdUnits, price_afd_options, sides_of

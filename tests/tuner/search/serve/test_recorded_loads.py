@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
-from tests.tuner.emit.placement.testing import sample_decision, sample_placement
+from tests.tuner.engines.placement.testing import sample_decision, sample_placement
 from tuner.errors import SpecError
 from tuner.search.serve.recorded_loads import expert_loads, read_placement
 from tuner.spec.goal import Routing

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from tuner.config.serve import Role
+from tuner.engines.serve_capabilities import engine_manifest
+from tuner.engines.serve_rules.routers import ROUTERS, router_stacks
 from tuner.goals.serve import deploy
 from tuner.plans.serve import ServePlan
 from tuner.search.serve import routed_simulation as playing_routed
@@ -16,8 +18,6 @@ from tuner.search.serve.routers import loses_prefixes, router_choices, to_serve_
 from tuner.search.serve.simulation import InstanceGroup, simulate_disaggregated_mode
 from tuner.spec.cluster import Pool
 from tuner.spec.serving.goal import Engine, Mode, ServeGoal
-from tuner.spec.serving.manifests.registry import engine_manifest
-from tuner.spec.serving.manifests.routers import ROUTERS, router_stacks
 from tuner.spec.serving.routers import RouterPolicy
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

@@ -10,6 +10,7 @@ from tuner.costs.train.columns_of import hardware_of_pool, shape_of_model
 from tuner.costs.train.constants import Precision, Software, uncalibrated
 from tuner.costs.train.memory_constants import MemoryConstants
 from tuner.devices.catalogue import find_device
+from tuner.engines.manifest import Capabilities
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.min_memory_layout import price_to_fit
@@ -17,7 +18,6 @@ from tuner.search.train.problem import TrainProblem
 from tuner.search.train.space_size import by_facts
 from tuner.spec.cluster import Pool
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.manifests.manifest import Capabilities
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"
 ANYTHING = Capabilities(names=("anything",))

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from profilers.steps.config import Recompute
+from tuner.engines.manifest import Capabilities
 from tuner.search.train.added import OptionTables, SearchedSpace, only_adds
 from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.options import option_space
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.relaxations import with_features
 from tuner.search.train.search import Settings, search
-from tuner.spec.manifests.manifest import Capabilities
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]

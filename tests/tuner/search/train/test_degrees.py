@@ -5,9 +5,9 @@ from itertools import product
 import numpy as np
 
 from tests.rows import each_row
+from tuner.engines.manifest import Capabilities
 from tuner.search.train.degrees import legal_degrees
 from tuner.search.train.problem import TrainProblem
-from tuner.spec.manifests.manifest import Capabilities
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from solvers.registry import LAYOUT
+from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.search.train import finalists
 from tuner.search.train.finalists import (
     layout_problem,
@@ -17,7 +18,6 @@ from tuner.search.train.problem import TrainProblem
 from tuner.search.train.search import Settings, search
 from tuner.search.train.search_result import price_solution
 from tuner.simulate.pipeline import SimulatedStep
-from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]

@@ -7,10 +7,10 @@ import pytest
 
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.costs.train.calibration import shipped
-from tuner.emit.megatron_bridge import overrides
-from tuner.emit.registry import emit
+from tuner.engines.megatron_bridge.write import overrides
+from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.writers import emit
 from tuner.estimate.estimate import estimate
-from tuner.estimate.readers import megatron
 from tuner.explain.outcomes import to_figures
 from tuner.plans.train import Plan, Provenance, VerifiedPlan
 from tuner.search.train.build_problem import price_pool

@@ -11,6 +11,7 @@ import pytest
 
 from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
+from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.plans.train import Plan, Provenance
 from tuner.search.train.build_problem import build_problem, price_pool
 from tuner.search.train.headroom_search import Headroom, search_headroom
@@ -31,7 +32,6 @@ from tuner.search.train.search import Settings, search
 from tuner.spec.cluster import Cluster, Pool
 from tuner.spec.goal import TrainGoal
 from tuner.spec.huggingface.read import read_model
-from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.read import read_spec
 from tuner.spec.search import Search
 from tuner.spec.spec import Spec

@@ -30,9 +30,9 @@ from tuner.costs.train.kernels import DatasheetKernels
 from tuner.costs.train.links import Group, all_gather_s, all_reduce_s, all_to_all_s
 from tuner.costs.train.measured_links import with_measured_links
 from tuner.devices.catalogue import find_device
+from tuner.engines.megatron_lm import read as megatron
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.estimate.estimate import estimate
-from tuner.estimate.readers import megatron
 from tuner.goals.train_folder import write_plan
 from tuner.plans.train import Plan
 from tuner.spec.cluster import Pool

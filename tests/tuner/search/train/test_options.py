@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tests.rows import each_row
+from tuner.engines.deepspeed.capabilities import DEEPSPEED_0_19
+from tuner.engines.manifest import Capabilities
+from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.search.train.axes import Facts
 from tuner.search.train.option_table import build_option_table
 from tuner.search.train.options import OptionSpace, option_space
 from tuner.search.train.problem import TrainProblem
-from tuner.spec.manifests.deepspeed import DEEPSPEED_0_19
-from tuner.spec.manifests.manifest import Capabilities
-from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]

@@ -10,6 +10,7 @@ import pytest
 from tuner.costs.train.constants import Software
 from tuner.costs.train.routing import ExpertImbalance
 from tuner.costs.train.shapes import number
+from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.search.train.incumbents import SearchOutcome, Solutions
 from tuner.search.train.memory_risk import (
     LIKELY,
@@ -31,7 +32,6 @@ from tuner.search.train.preference import (
 from tuner.search.train.problem import TrainProblem
 from tuner.search.train.search import Settings, search
 from tuner.search.train.search_result import Detail, price_solution
-from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]

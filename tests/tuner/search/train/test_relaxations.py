@@ -8,6 +8,7 @@ import pytest
 from profilers.steps.config import Recompute
 from tests.rows import each_row
 from tuner.costs.train.shapes import number
+from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.plans.train import Unlaunchable
 from tuner.search.train.incumbents import SearchOutcome
 from tuner.search.train.problem import TrainProblem
@@ -20,7 +21,6 @@ from tuner.search.train.relaxations import (
 from tuner.search.train.search import Settings, search
 from tuner.search.train.search_result import price_solution
 from tuner.search.train.unsupported_dispatch import dispatch_gains
-from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]

@@ -9,6 +9,8 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.train import TrainDecision
+from tuner.engines.capabilities import intersection, refusals
+from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
 from tuner.search.progress import PlanningEvent
 from tuner.search.ratios import uniform_ratios
 from tuner.search.train.candidate_prices import price
@@ -27,8 +29,6 @@ from tuner.search.train.search_result import (
 )
 from tuner.search.train.space_size import by_facts, space
 from tuner.search.train.ties import Ties, count_ties
-from tuner.spec.capabilities import intersection, refusals
-from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 
 from tuner.config.train import TrainDecision
+from tuner.engines.manifest import Capabilities
+from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
+from tuner.engines.torchtitan.capabilities import TORCHTITAN_0_3
 from tuner.search.ratios import KERNEL_FIELDS, Ratios, has_same_kernels, is_tie
 from tuner.search.train.candidates import Candidates
 from tuner.search.train.incumbents import SearchOutcome, Solutions
@@ -16,9 +19,6 @@ from tuner.search.train.search import Settings, search
 from tuner.search.train.search_result import solution_fields
 from tuner.search.train.space_size import by_facts
 from tuner.search.train.ties import DEGREE_OF, UNIFORM_FIELDS, tied_rows
-from tuner.spec.manifests.manifest import Capabilities
-from tuner.spec.manifests.megatron_lm import MEGATRON_0_18
-from tuner.spec.manifests.torchtitan import TORCHTITAN_0_3
 from tuner.spec.search import Search
 
 MakeProblem = Callable[..., TrainProblem]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from profilers.steps.config import LayerKind, Recompute
 from tuner.config.train import TrainDecision
-from tuner.launch.step_config import step_config
+from tuner.engines.reference.step_config import step_config
 from tuner.plans.train import Plan
 from tuner.spec.model import ModelSpec
 from tuner.verify.budget.obstacles import describe_obstacles

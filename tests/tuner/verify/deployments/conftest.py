@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.tuner.emit.serving.testing import aggregated, sample_serving
+from tests.tuner.engines.serving.testing import aggregated, sample_serving
 from tuner.config.serve import ServeDecision
 from tuner.goals.serve_trial import Reached
 from tuner.goals.verify_serve import DeploymentEffort, deployment_trials, verify_serve

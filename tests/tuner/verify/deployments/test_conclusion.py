@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.rows import each_row
-from tests.tuner.emit.serving.testing import aggregated
+from tests.tuner.engines.serving.testing import aggregated
 from tuner.config.serve import ServeDecision
+from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
 from tuner.plans.serve import Latency, ServePlan, ServePrediction
 from tuner.verify.deployments.conclusion import conclude, contenders
-from tuner.verify.deployments.records import BenchmarkRun, ServeTrialRecord, Spread
+from tuner.verify.deployments.records import ServeTrialRecord
 
 Plan = Callable[..., ServePlan]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.rows import each_row
-from tuner.launch.shape import LaunchShape
+from tuner.engines.launchers.shape import LaunchShape
 from tuner.verify.slurm.options import parse_options
 from tuner.verify.slurm.script import (
     ABANDONED_EXIT,

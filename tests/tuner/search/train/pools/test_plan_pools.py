@@ -13,6 +13,7 @@ from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.plan_text import plan_text
 from tuner.config.words import short_decision
+from tuner.engines.capabilities import intersection
 from tuner.errors import SpecError, UnknownDeviceError
 from tuner.plans.train import Plan, Provenance, TrainPrediction
 from tuner.report.memory_headroom import memory_warning
@@ -26,7 +27,6 @@ from tuner.search.train.pools.plan_pools import plan_over_pools
 from tuner.search.train.pools.risk import price_risks
 from tuner.search.train.pools.search import Settings, search
 from tuner.search.train.pools.to_plan import SimulatedChain, chain_memory_risk, simulate_chain
-from tuner.spec.capabilities import intersection
 from tuner.spec.goal import Reliability
 from tuner.spec.refusals import refusals
 from tuner.spec.spec import Spec

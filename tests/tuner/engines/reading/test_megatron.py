@@ -1,0 +1,258 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profilers.steps.config import Recompute
+from tests.rows import each_row
+from tuner.engines.megatron_lm import read as megatron
+from tuner.engines.megatron_lm.flags import KNOWN, SWITCHES
+from tuner.engines.reading.launch import Dispatcher, Graphs, LaunchSettings
+from tuner.errors import SpecError
+
+LAUNCHES = Path(__file__).parents[1] / "launches"
+LEAST = "--tensor-model-parallel-size 1 --micro-batch-size 1 "
+
+
+def read(text: str) -> LaunchSettings:
+    return megatron.read(text, source="run.sh")
+
+
+def said(reader: Callable[..., LaunchSettings], text: str) -> str:
+    """Return the refusal, or nothing where the text is read."""
+    try:
+        assert reader(text, source="x").micro_batch >= 1
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(SpecError) as caught:
+        read(text)
+    message = str(caught.value)
+    assert message.startswith("run.sh: ")
+    assert "\n" not in message
+    return message
+
+
+def test_how_processes_find_each_other_is_not_noted_and_all_else_is() -> None:
+    golden = Path(__file__).parents[2] / "emit" / "golden" / "megatron-lm"
+    launch = megatron.read(
+        (golden / "run.sh").read_text(),
+        source="run.sh",
+        beside=lambda name: (golden / name).read_text(),
+    )
+    assert not [note for note in launch.notes if "a condition decides" in note]
+    for assigned, is_noted in (
+        ("L+=(--node-rank=$R --master_addr ${A:?is needed} --rdzv-backend=static)", False),
+        ("MASTER_PORT=${P:-$((20000 + RANDOM % 12000))}", False),
+        ("L+=(--node-rank=0 --recompute-granularity full)", True),
+        ("L+=(--node-rank 0 stray)", True),
+        ("L=()", True),
+        ("L+=(--master-addr --micro-batch-size=4)", True),
+        ("TP=4", True),
+    ):
+        launch = read(f"if true; then\n{assigned}\nfi\npretrain_gpt.py {LEAST}")
+        assert any("a condition decides" in note for note in launch.notes) == is_noted, assigned
+
+
+def test_a_script_with_arrays_variables_and_a_launcher_is_read() -> None:
+    launch = read((LAUNCHES / "mixtral.sh").read_text())
+
+    assert (launch.devices, launch.devices_per_node) == (64, 8)
+    assert (launch.tensor, launch.pipeline, launch.expert, launch.expert_tensor) == (1, 4, 8, 1)
+    assert (launch.sequence, launch.micro_batch, launch.global_batch) == (4096, 1, 256)
+    assert launch.dispatcher is Dispatcher.ALLTOALL
+    assert (launch.zero_stage, launch.overlap_gradients, launch.overlap_parameters) == (1, 1, 1)
+    assert not launch.dropout
+    assert "--lr 1e-4" in launch.ignored
+    assert "--tokenizer-model my tokenizer" in launch.ignored
+    assert "--bf16" in launch.understood
+
+
+def test_what_only_a_running_shell_could_decide_is_named() -> None:
+    notes = read((LAUNCHES / "mixtral.sh").read_text()).notes
+
+    assert any("MODEL+=--wandb-project mixtral" in note for note in notes)
+    assert any("SLURM_NNODES=8" in note for note in notes)
+    assert any("$@" in note for note in notes)
+
+
+def test_scheduler_lines_say_the_devices_where_the_launcher_does_not() -> None:
+    text = "#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\nsrun python pretrain_gpt.py " + LEAST
+
+    assert read(text).devices == 32
+
+
+def test_a_layout_places_every_stage() -> None:
+    launch = read((LAUNCHES / "deepseek-v3.sh").read_text())
+
+    # E and three layers, 29 pairs, MTP, loss: 32 stages.
+    assert len(launch.layout) == 32
+    assert launch.layout[0].embedding
+    assert [stage.layers for stage in launch.layout] == [3, *[2] * 29, 0, 0]
+    assert launch.layout[30].mtp_layers == 1
+    assert launch.layout[31].loss
+    assert launch.fp8_recipe == "blockwise"
+    assert launch.recompute_modules == ("mla_up_proj", "mlp", "moe", "layernorm")
+
+
+def test_deprecated_flags_are_named_with_their_successors() -> None:
+    launch = read((LAUNCHES / "deepseek-v3.sh").read_text())
+
+    assert launch.dispatcher is Dispatcher.DEEPEP
+    assert launch.deprecated == ("--moe-enable-deepep: say --moe-flex-dispatcher-backend deepep",)
+
+
+def test_sections_of_yaml_are_read_like_flags() -> None:
+    launch = megatron.read_yaml((LAUNCHES / "llama.yaml").read_text(), source="llama.yaml")
+
+    assert (launch.tensor, launch.context, launch.pipeline, launch.virtual_pipeline) == (8, 2, 8, 8)
+    assert (launch.embedding_as_layers, launch.loss_as_layers) == (1, 1)
+    assert launch.gradient_bytes == 2
+
+
+def test_yaml_of_flags_is_read_too() -> None:
+    text = "MODEL_ARGS:\n  --tensor-model-parallel-size: 4\n  --micro-batch-size: 2\n  --bf16: true"
+    launch = megatron.read_yaml(text, source="m.yaml")
+
+    assert (launch.tensor, launch.micro_batch, launch.precision) == (4, 2, "bf16")
+
+
+def test_a_list_of_arguments_needs_no_command_and_no_quotes() -> None:
+    launch = read(LEAST + "--pipeline-model-parallel-layout Et|(tt|)*2tL\n--moe-layer-freq ([1]*6)")
+
+    assert [stage.layers for stage in launch.layout] == [1, 2, 2, 1]
+
+
+def test_flags_with_similar_names_are_ignored() -> None:
+    launch = read(LEAST + "--decoder-seq-length 128 --tp-comm-overlap-cfg overlap.yaml")
+
+    assert "--decoder-seq-length 128" in launch.ignored
+    assert not launch.overlap_tensor
+
+
+def test_the_last_of_two_equal_flags_counts() -> None:
+    assert read(LEAST + "--seq-length 4096 --seq-length 8192").sequence == 8192
+
+
+@each_row(
+    ("flags", "expected"),
+    [
+        ("", Recompute.NONE),
+        ("--recompute-activations", Recompute.SELECTIVE),
+        ("--recompute-granularity selective", Recompute.SELECTIVE),
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
+            Recompute.FULL,
+        ),
+    ],
+)
+def test_recompute_levels(flags: str, expected: Recompute) -> None:
+    assert read(LEAST + flags).recompute is expected
+
+
+@each_row(
+    ("flags", "expected"),
+    [
+        ("", 0),
+        ("--use-distributed-optimizer", 1),
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", 2),
+        ("--use-megatron-fsdp", 3),
+        ("--use-torch-fsdp2", 3),
+    ],
+)
+def test_sharding_of_state(flags: str, expected: int) -> None:
+    assert read(LEAST + flags).zero_stage == expected
+
+
+def test_graphs_by_new_and_old_names() -> None:
+    assert read(LEAST + "--cuda-graph-impl full_iteration").graphs is Graphs.FULL
+    assert read(LEAST + "--external-cuda-graph").graphs is Graphs.PARTIAL
+
+
+@each_row(
+    ("text", "part"),
+    [
+        ("echo hello", "no command with Megatron-LM flags"),
+        ("--tensor-model-parallel-size 2", "--micro-batch-size is missing"),
+        (LEAST + "--seq-length many", "--seq-length 'many' is not a whole number"),
+        (LEAST + "--seq-length 0", "--seq-length 0 is outside 1..2147483648; the nearest is 1"),
+        (LEAST + "--seq-length $SEQ", "--seq-length '$SEQ' has no value here"),
+        (LEAST + "--seq-length", "--seq-length has no value; it takes one"),
+        (LEAST + "--bf16 --fp16", "--fp16 and --bf16: choose one"),
+        (LEAST + "--fp8-format e4m3 --fp4-format e2m1", "choose one"),
+        (LEAST + "--batch-size 4", "no longer read by Megatron-LM; say --micro-batch-size"),
+        (LEAST + "--recompute-granularity full", "needs --recompute-method uniform or block"),
+        (
+            LEAST + "--recompute-granularity selective --recompute-method uniform",
+            "--recompute-method uniform belongs to --recompute-granularity full",
+        ),
+        (
+            LEAST + "--recompute-granularity selective --recompute-modules attention",
+            "'attention' is none of core_attn",
+        ),
+        (LEAST + "--moe-enable-deepep", "needs --moe-token-dispatcher-type flex"),
+        (LEAST + "--pipeline-model-parallel-layout Etx|L", "'x' is no part of a layout"),
+        (LEAST + "--pipeline-model-parallel-layout tt|L", "must begin with its only E"),
+        (LEAST + "--pipeline-model-parallel-layout Et|t", "must end with its only L"),
+        (LEAST + "--pipeline-model-parallel-layout Em|tL", "every m must follow the last t"),
+        (
+            LEAST + "--pipeline-model-parallel-layout Et*999999|L",
+            "expands to more than 100000 parts",
+        ),
+        (
+            LEAST + "--num-layers 4 --num-experts 8 --moe-layer-freq [0]*3+[1]*2",
+            "names 5 layers, --num-layers 4",
+        ),
+        (
+            LEAST + "--num-layers 4 --num-experts 8 --moe-layer-freq __import__('os')",
+            "is no pattern of layers",
+        ),
+        (LEAST + "--lr 'open", "line 1: a quote is never closed"),
+        (
+            LEAST + "--expert-model-parallel-sise 8",
+            "is no flag of Megatron-LM; did you mean --expert-model-parallel-size?",
+        ),
+        ("ARGS=(" + LEAST, "is never closed with )"),
+    ],
+)
+def test_refuses_in_one_line_what_cannot_be_launched(text: str, part: str) -> None:
+    assert part in refusal(text)
+
+
+def test_runaway_variables_are_stopped() -> None:
+    doubling = 'A="xxxxxxxxxx xxxxxxxxxx"\n' + 'A="$A $A $A $A"\n' * 12
+
+    assert "more than 2000000 characters" in refusal(doubling + "pretrain_gpt.py $A " + LEAST)
+
+
+WORDS = st.one_of(
+    st.sampled_from(sorted(f"--{name}" for name in KNOWN)),
+    st.sampled_from(
+        ["1", "8", "-3", "full", "selective", "$X", "${Y:-2}", "flex", "true", "[1]*4"]
+    ),
+    st.sampled_from(["A=(", ")", ";", "&&", "if", "fi", "\n", "'", '"', "\\\n", "#", "A+=(", "$A"]),
+    st.text(max_size=8),
+)
+
+
+@given(st.lists(WORDS, max_size=30))
+@settings(deadline=None, max_examples=100)
+def test_any_shell_text_gives_settings_or_one_line(words: list[str]) -> None:
+    for text in (" ".join(words), LEAST + " ".join(words)):
+        assert "\n" not in said(megatron.read, text)
+
+
+@given(st.text(max_size=200))
+@settings(deadline=None, max_examples=60)
+def test_any_yaml_text_gives_settings_or_our_error(text: str) -> None:
+    for whole in (text, f"micro_batch_size: 1\nseq_length: {text}"):
+        assert "\n" not in said(megatron.read_yaml, whole)
+
+
+def test_every_switch_is_a_known_flag() -> None:
+    assert SWITCHES <= KNOWN

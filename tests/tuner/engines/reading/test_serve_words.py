@@ -1,0 +1,154 @@
+"""Finds a server's flags in scripts and pasted commands, and refuses the rest in one line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.rows import each_row
+from tuner.engines.reading.serve_launch import Surroundings
+from tuner.errors import SpecError
+from tuner.estimate.serving.registry import read_serving_launch, read_serving_text
+from tuner.spec.cluster import Pool
+from tuner.spec.huggingface.read import read_model
+
+Made = Callable[..., Any]
+MODEL = read_model(Path(__file__).parents[4] / "examples" / "models" / "mixtral-8x7b")
+AROUND = Surroundings(
+    model=MODEL, pool=Pool(name="gpus", device="h100-sxm", nodes=2, devices_per_node=8)
+)
+
+
+def test_flags_alone_are_read_as_the_engine_that_has_them(deployment: Made) -> None:
+    both = deployment(engine="vllm")
+    assert both.read("--tensor-parallel-size 4").engine.value == "vllm"
+    assert both.read("--tp-size 4\n--mem-fraction-static 0.8").engine.value == "sglang"
+
+
+def test_variables_and_arrays_are_put_in(deployment: Made) -> None:
+    launch = deployment().read(
+        "TP=2\nARGS=(--max-num-seqs 32)\nARGS+=(--data-parallel-size $((2*2)))\n"
+        'nohup vllm serve "$MODEL" -tp "${TP}" "${ARGS[@]}" "$@" > log 2>&1 &\n'
+    )
+    assert launch.setting.running == 32
+    assert launch.setting.degrees.attention_tensor == 2
+    assert launch.setting.degrees.attention_data == 4
+    assert not launch.notes
+
+
+def test_what_the_text_does_not_set_is_named(deployment: Made) -> None:
+    launch = deployment().read("vllm serve m --max-num-seqs 32 --enforce-eager $EXTRA")
+    assert "not read, because the text does not set it: $EXTRA" in launch.notes
+
+
+def test_a_default_that_counts_is_named(deployment: Made) -> None:
+    launch = deployment().read('vllm serve m -tp "${TP:-4}" --port ${PORT:-8000}')
+    assert launch.setting.degrees.attention_tensor == 4
+    assert launch.notes[0] == "not set in the file, so its default counts: TP=4"
+    assert not any("PORT" in note for note in launch.notes)
+
+
+def test_what_a_condition_decides_is_named(deployment: Made) -> None:
+    launch = deployment().read(
+        "if [ -n $X ]; then\n ARGS=(--max-num-seqs 8)\nfi\nvllm serve m --max-num-seqs 32"
+    )
+    assert launch.setting.running == 32
+    assert "not read, because a condition decides: ARGS=--max-num-seqs 8" in launch.notes
+
+
+@each_row(
+    "text",
+    [
+        "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.33.0 --model m -tp 4",
+        "docker run --gpus all image:1 bash -c 'cd /w && vllm serve m -tp 4'",
+        "srun --nodes=1 /opt/venv/bin/vllm serve m -tp 4 2>&1 | tee log",
+        "CMD='vllm serve m -tp 4'\necho $CMD\neval $CMD",
+        "export X=1; nohup env A=b vllm serve m -tp=4 &",
+    ],
+)
+def test_what_starts_the_server_is_passed_over(text: str, deployment: Made) -> None:
+    assert deployment().read(text).setting.degrees.attention_tensor == 4
+
+
+def test_a_flag_counts_as_it_was_given_last(deployment: Made) -> None:
+    assert deployment().read("vllm serve m -tp 2 -tp 4").setting.degrees.attention_tensor == 4
+
+
+def test_a_file_is_read_like_its_text(tmp_path: Path) -> None:
+    path = tmp_path / "serve.sh"
+    path.write_text("vllm serve m -tp 4\n")
+    launch = read_serving_launch(str(path), AROUND, engine="vllm")
+    assert launch.source == str(path)
+    pasted = read_serving_launch("vllm serve m -tp 4", AROUND, engine="vllm")
+    assert pasted.setting == launch.setting
+    assert pasted.source == "the command"
+
+
+@each_row(
+    ("text", "says"),
+    [
+        ("vllm-router --policy random", "starts a router, vllm-router by random, which serves no"),
+        ("torchrun pretrain_gpt.py --tensor-model-parallel-size 8", "starts no server of"),
+        ("trtllm-serve m --tp_size 8", "starts no server of vllm or sglang"),
+        ("vllm bench serve --model m", "starts no server of"),
+        ("--no-such-flag 1", "starts no server of"),
+        ("#!/bin/bash\n# nothing\n", "starts no server of"),
+        ("vllm serve a -tp 2\nvllm serve b -tp 4", "starts 2 servers"),
+        ("vllm serve 'm", "quote is never closed"),
+        ("vllm serve m \0", "null character"),
+    ],
+)
+def test_a_text_without_one_server_is_refused_in_one_line(text: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        read_serving_text(text, AROUND, engine="vllm", source="launch.sh")
+    assert "\n" not in str(caught.value)
+
+
+@each_row(
+    ("launch", "says"),
+    [
+        ("", "--launch is empty"),
+        ("nowhere.sh", "cannot read the launch"),
+        ("vllm serve m " + "--seed 1 " * 30_000, "longer than"),
+    ],
+)
+def test_a_launch_that_is_no_launch_is_refused_in_one_line(launch: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says) as caught:
+        read_serving_launch(launch, AROUND, engine="vllm")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_format_that_is_no_serving_engine_is_refused() -> None:
+    with pytest.raises(SpecError, match="'megatron' is none of sglang, vllm"):
+        read_serving_launch("vllm serve m", AROUND, engine="vllm", format_name="megatron")
+    with pytest.raises(SpecError, match="starts no server of sglang"):
+        read_serving_launch("vllm serve m", AROUND, engine="vllm", format_name="sglang")
+
+
+WORDS = [
+    *("vllm", "serve", "sglang.launch_server", "-tp", "-dp", "-ep", "--tp", "--attn-dp-size"),
+    *("--ep", "--max-num-seqs", "--max-model-len", "--kv-transfer-config", "8", "3", "0", "-1"),
+    *("9k", "$X", "{}", "''", "'", "(", ")", ";", "X=(", "if", "fi", "=", "--", "\n"),
+]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.sampled_from(WORDS), max_size=14))
+def test_any_words_are_a_launch_or_one_line(words: list[str]) -> None:
+    refusal = ""
+    launch = None
+    try:
+        launch = read_serving_text(" ".join(words), AROUND, engine="vllm", source="launch.sh")
+    except SpecError as error:
+        refusal = str(error)
+    if launch is None:
+        assert refusal.startswith("launch.sh: ")
+        assert "\n" not in refusal
+        return
+    degrees = launch.setting.degrees
+    assert degrees.devices * launch.copies <= 16
+    assert degrees.expert * degrees.moe_tensor == degrees.devices
+    assert launch.setting.running >= 1

@@ -1,0 +1,77 @@
+"""Shell text whose conditions and own folder are known without running it."""
+
+from tests.rows import each_row
+from tuner.engines.reading.shell_words import shell_text
+
+SCRIPT = """
+USE=${USE:-1}
+OTHER=${OTHER:-0}
+ARGS=(--a 1)
+if [ "${USE}" = 1 ]; then
+  ARGS+=(--fsdp)
+else
+  ARGS+=(--not-fsdp)
+fi
+if [[ $OTHER == "1" ]]; then ARGS+=(--other); elif [ "$USE" -eq 1 ]; then ARGS+=(--elif); fi
+if [ "$OTHER" -ne 1 ]; then
+  if [ -z "$USE" ]; then ARGS+=(--empty); else ARGS+=(--nested); fi
+fi
+if [ "$OTHER" = 1 ]; then
+  for i in 1 2; do ARGS+=(--loop); done
+fi
+if [ -n "$NOBODY_SAYS" ]; then ARGS+=(--unknown); fi
+if [ "$USE" = 1 ] && [ "$NOBODY_SAYS" = 2 ]; then ARGS+=(--compound); fi
+python train.py "${ARGS[@]}"
+"""
+
+
+def test_a_condition_whose_sides_are_written_out_takes_its_branch() -> None:
+    for environment, taken, looped in (
+        ({}, ["--fsdp", "--elif", "--nested"], []),
+        ({"USE": "0"}, ["--not-fsdp", "--nested"], []),
+        # A loop is named and not run.
+        ({"OTHER": "1"}, ["--fsdp", "--other"], ["ARGS+=--loop"]),
+    ):
+        result = shell_text(SCRIPT, source="run.sh", environment=environment)
+        assert result.commands[-1].words == ("python", "train.py", "--a", "1", *taken)
+        assert [*result.skipped] == [*looped, "ARGS+=--unknown", "ARGS+=--compound"]
+
+
+def test_what_only_a_running_shell_knows_is_named() -> None:
+    for text in (
+        'H=`hostname`\nif [ "$H" = n0 ]; then A=1; fi',
+        'TP=1\nif nvidia-smi; then TP=8; fi\nif [ "$TP" = 1 ]; then A=1; fi',
+        'TP=1\nread TP\nif [ "$TP" = 1 ]; then A=1; fi',
+        'TP=1\nsource settings.sh\nif [ "$TP" = 1 ]; then A=1; fi',
+        "M=y\nif [[ $M == [Yy] ]]; then A=1; fi",
+        'if [ -n "${SLURM_JOB_ID:-}" ]; then A=1; fi',
+        'if [ "${SLURM_NNODES:-1}" = 1 ]; then A=1; fi',
+    ):
+        result = shell_text(f'{text}\nrun "$A"', source="run.sh")
+        assert result.skipped[-1] == "A=1", text
+        assert result.commands[-1].words == ("run", "$A")
+    padded = shell_text("N=08\nif [ $N -eq 8 ]; then A=1; fi\nrun $A", source="run.sh")
+    assert padded.commands[-1].words == ("run", "1")
+
+
+@each_row(
+    "folder",
+    [
+        '"$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"',
+        '$( cd "$( dirname "${BASH_SOURCE[0]}" )" >/dev/null 2>&1 && pwd -P )',
+        '"$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE[0]}")" >/dev/null && pwd)"',
+        '$(dirname "$0")',
+        "$(dirname $0)",
+    ],
+)
+def test_the_folder_of_the_script_is_known(folder: str) -> None:
+    read: list[str] = []
+
+    def beside(name: str) -> str:
+        read.append(name)
+        return "--tensor-model-parallel-size 2\n# --not this\n"
+
+    text = f'HERE={folder}\nmapfile -t ARGS < <(grep -v "^#" "$HERE/args.txt")\nrun "${{ARGS[@]}}"'
+    result = shell_text(text, source="run.sh", beside=beside)
+    assert read == ["./args.txt"]
+    assert result.commands[-1].words == ("run", "--tensor-model-parallel-size", "2")

@@ -1,0 +1,137 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from profilers.steps.config import Recompute
+from tests.rows import each_row
+from tuner.engines.reading.launch import Dispatcher, LaunchSettings
+from tuner.engines.torchtitan import read as torchtitan
+from tuner.errors import SpecError
+
+LAUNCHES = Path(__file__).parents[1] / "launches"
+
+
+def read(text: str) -> LaunchSettings:
+    return torchtitan.read(text, source="run.toml")
+
+
+def said(text: str) -> str:
+    """Return the refusal, or nothing where the text is read."""
+    try:
+        assert read(text).tensor >= 1
+    except SpecError as error:
+        return str(error)
+    return ""
+
+
+def test_fully_sharded_data_parallelism_with_tensor_parallelism() -> None:
+    launch = read((LAUNCHES / "llama3-70b.toml").read_text())
+
+    assert (launch.tensor, launch.data, launch.zero_stage) == (8, None, 3)
+    assert (launch.micro_batch, launch.global_batch, launch.accumulation) == (4, None, 1)
+    assert (launch.recompute, launch.fp8_recipe) == (Recompute.FULL, "blockwise")
+    assert launch.overlap_tensor
+    assert launch.ignored == ("metrics.log_freq = 10",)
+    assert "parallelism.tensor_parallel_degree = 8" in launch.understood
+
+
+def test_a_pipeline_cuts_the_local_batch_and_keeps_parameters_gathered() -> None:
+    launch = read((LAUNCHES / "deepseek-16b.toml").read_text())
+
+    assert (launch.pipeline, launch.virtual_pipeline, launch.micro_batch) == (2, 2, 1)
+    assert (launch.data, launch.replicas, launch.zero_stage) == (8, 2, 2)
+    assert (launch.expert, launch.expert_tensor) == (4, 1)
+    assert launch.dispatcher is Dispatcher.DEEPEP
+    assert launch.recompute_ratio == 0.5
+
+
+def test_stages_can_be_written_out() -> None:
+    launch = read(
+        "[parallelism]\npipeline_parallel_degree = 2\nmodule_fqns_per_model_part = "
+        '[["tok_embeddings", "layers.0"], ["layers.1", "norm", "output"]]'
+    )
+
+    assert [stage.layers for stage in launch.layout] == [1, 1]
+    assert launch.layout[1].loss
+
+
+def test_checkpoints_by_operation_are_their_own_kind() -> None:
+    launch = read('[training]\n[activation_checkpoint]\nselective_ac_option = "op"')
+
+    assert launch.recompute_by_op
+    assert launch.recompute is Recompute.SELECTIVE
+
+
+@each_row(
+    ("text", "part"),
+    [
+        ("= 3", "not valid TOML"),
+        ("[job]\n", "no [training] or [parallelism] section"),
+        ("[parallelism]\ntensor_parallel_degree = 'two'", "'two' is not a whole number"),
+        ("[parallelism]\ntensor_parallel_degree = 0", "outside 1..2147483648; the nearest is 1"),
+        ("[parallelism]\ndata_parallel_shard_degree = 0", "-1 takes all ranks that are left"),
+        (
+            "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = 'V'",
+            "is none of 1F1B, GPipe",
+        ),
+        (
+            "[training]\nlocal_batch_size = 6\n[parallelism]\npipeline_parallel_degree = 2\n"
+            "pipeline_parallel_microbatch_size = 4",
+            "not divisible by parallelism.pipeline_parallel_microbatch_size 4; the nearest "
+            "that divides it is 3",
+        ),
+        ("[training]\n[activation_checkpoint]\nmode = 'some'", "is none of none, selective"),
+        (
+            "[training]\n[activation_checkpoint]\nselective_ac_option = '0'",
+            "neither 'op' nor the text of a number",
+        ),
+        (
+            "[training]\n[activation_checkpoint]\nmode = 'memory_budget'\nmemory_budget = 2",
+            "outside 0..1",
+        ),
+        ("[training]\n[model]\nconverters = 'float8'", "no list of names"),
+        (
+            "[parallelism]\ntensor_parallel_degre = 8",
+            "tensor_parallel_degre is no setting; did you mean parallelism.tensor_parallel_degree?",
+        ),
+        (
+            "[parallelism]\npipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [1]",
+            "no list of lists",
+        ),
+    ],
+)
+def test_refuses_in_one_line_what_cannot_be_launched(text: str, part: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read(text)
+    assert part in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+KEYS = st.sampled_from(
+    [
+        "training.local_batch_size",
+        "training.seq_len",
+        "parallelism.tensor_parallel_degree",
+        "parallelism.data_parallel_shard_degree",
+        "parallelism.pipeline_parallel_degree",
+        "parallelism.pipeline_parallel_schedule",
+        "parallelism.module_fqns_per_model_part",
+        "activation_checkpoint.mode",
+        "activation_checkpoint.selective_ac_option",
+        "model.converters",
+        "model.flavor",
+        "training",
+    ]
+)
+VALUES = st.sampled_from(
+    ["1", "-1", "0", "8", "1e400", "nan", "'full'", "'1F1B'", "[[]]", "{}", "true", "1979-05-27"]
+)
+
+
+@given(st.lists(st.tuples(KEYS, VALUES), max_size=6), st.text(max_size=30))
+@settings(deadline=None, max_examples=100)
+def test_any_toml_gives_settings_or_one_line(pairs: list[tuple[str, str]], text: str) -> None:
+    for whole in ("\n".join(f"{key} = {value}" for key, value in pairs), text):
+        assert "\n" not in said(whole)

@@ -1,0 +1,144 @@
+"""The benchmark drives the traffic that was planned for."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from tests.tuner.engines.serving.testing import aggregated, sample_serving
+from tests.tuner.engines.testing import write_emitted
+from tuner.engines.launchers.benchmark import benchmark_files, num_requests
+from tuner.spec.model import ModelSpec
+
+OPEN = {"rate": 20.0, "input_tokens": 4000, "output_tokens": 500}
+
+
+def _words(model: ModelSpec, name: str, **traffic: Any) -> list[str]:
+    verified = sample_serving(model, aggregated(), goal={"traffic": traffic} if traffic else None)
+    (text,) = (file.text for file in benchmark_files(verified) if str(file.path) == name)
+    _, _, command = text.partition("\nexec ")
+    return shlex.split(command.replace("\\\n", " "))
+
+
+def _after(words: list[str], option: str) -> str:
+    return words[words.index(option) + 1]
+
+
+def test_a_closed_loop_is_bounded_and_not_paced(deepseek: ModelSpec) -> None:
+    words = _words(deepseek, "bench_vllm.sh")
+    assert _after(words, "--max-concurrency") == "256"
+    assert _after(words, "--request-rate") == "inf"
+    assert _after(words, "--random-input-len") == "4000"
+    assert _after(words, "--random-output-len") == "1000"
+    assert words[words.index("--goodput") + 1 :][:2] == ["ttft:2000", "tpot:50"]
+    other = _words(deepseek, "bench_aiperf.sh")
+    assert _after(other, "--concurrency") == "256"
+    assert "--request-rate" not in other
+    assert _after(other, "--goodput") == "time_to_first_token:2000 inter_token_latency:50"
+
+
+def test_gamma_arrivals_have_the_shape_of_their_variation(deepseek: ModelSpec) -> None:
+    # cv 2: shape 1 / 4.
+    traffic = OPEN | {"arrival": {"kind": "gamma", "cv": 2.0}}
+    words = _words(deepseek, "bench_vllm.sh", **traffic)
+    assert float(_after(words, "--burstiness")) == 0.25
+    assert float(_after(words, "--request-rate")) == 20.0
+    other = _words(deepseek, "bench_aiperf.sh", **traffic)
+    assert _after(other, "--arrival-pattern") == "gamma"
+    assert float(_after(other, "--arrival-smoothness")) == 0.25
+
+
+def test_other_arrivals_have_aiperfs_names(deepseek: ModelSpec) -> None:
+    for arrival, pattern in ((None, "poisson"), ("constant", "constant")):
+        traffic = OPEN | ({} if arrival is None else {"arrival": {"kind": arrival}})
+        words = _words(deepseek, "bench_aiperf.sh", **traffic)
+        assert _after(words, "--arrival-pattern") == pattern
+
+
+def test_the_cached_part_of_prompts_is_a_shared_prefix(deepseek: ModelSpec) -> None:
+    words = _words(deepseek, "bench_vllm.sh", **OPEN, prefix_hit=0.25)
+    assert _after(words, "--random-prefix-len") == "1000"
+    assert _after(words, "--random-input-len") == "3000"
+    other = _words(deepseek, "bench_aiperf.sh", **OPEN, prefix_hit=0.25)
+    assert _after(other, "--prefix-prompt-length") == "1000"
+
+
+def test_uniform_lengths_are_drawn_from_their_range(deepseek: ModelSpec) -> None:
+    # 800 to 1200: 1000 (1 - 0.2) to 1000 (1 + 0.2).
+    traffic = OPEN | {"input_tokens": {"kind": "uniform", "low": 800, "high": 1200}}
+    words = _words(deepseek, "bench_vllm.sh", **traffic)
+    assert _after(words, "--random-input-len") == "1000"
+    assert json.loads(_after(words, "--random-range-ratio")) == {"input": 0.2, "output": 0.0}
+
+
+def test_a_tail_that_is_not_drawn_is_owned_up_to(deepseek: ModelSpec) -> None:
+    law = {"kind": "lognormal", "mean": 1000, "cv": 1.0}
+    verified = sample_serving(
+        deepseek, aggregated(), goal={"traffic": OPEN | {"output_tokens": law}}
+    )
+    texts = {str(file.path): file.text for file in benchmark_files(verified)}
+    assert "without the tail of their distribution" in texts["bench_vllm.sh"]
+    # AIPerf draws the deviation, from another law.
+    assert "--output-tokens-stddev 1000" in texts["bench_aiperf.sh"]
+
+
+def test_traces_are_replayed(deepseek: ModelSpec, launch: Path, programs: Any) -> None:
+    verified = sample_serving(deepseek, aggregated(), goal={"traffic": {"trace": "recorded.csv"}})
+    write_emitted(launch, benchmark_files(verified))
+    without = programs.run(str(launch / "bench_aiperf.sh"), cwd=launch)
+    assert "set TRACE to the recorded requests" in without.stderr
+    done = programs.run(str(launch / "bench_aiperf.sh"), cwd=launch, TRACE="requests.jsonl")
+    assert done.code == 0, done.stderr
+    (call,) = programs.calls("router.json")
+    assert _after(call["argv"], "--input-file") == "requests.jsonl"
+    assert "--fixed-schedule" in call["argv"]
+
+
+def test_vllms_client_replays_traces_whose_prompts_have_hashes(
+    deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    traffic = {"trace": "recorded.csv", "rate": 5.0}
+    verified = sample_serving(deepseek, aggregated(), goal={"traffic": traffic})
+    write_emitted(launch, benchmark_files(verified))
+    assert "stretches the trace to 5 requests/s" in (launch / "bench_vllm.sh").read_text()
+    line = '{"timestamp": 0, "input_length": 600, "output_length": 2'
+    plain, hashed = launch / "plain.jsonl", launch / "hashed.jsonl"
+    plain.write_text(2 * (line + "}\n"))
+    hashed.write_text(3 * (line + ', "hash_ids": [1, 2]}\n'))
+    script = str(launch / "bench_vllm.sh")
+    refused = programs.run(script, cwd=launch, TRACE=str(plain))
+    assert refused.code == 2
+    assert "has no hash_ids" in refused.stderr
+    done = programs.run(script, cwd=launch, TRACE=str(hashed), SECONDS_EACH="0.002")
+    assert done.code == 0, done.stderr
+    argv = programs.argv()
+    assert _after(argv, "--dataset-path") == str(hashed)
+    assert _after(argv, "--num-prompts") == "3"
+    assert _after(argv, "--timed-trace-sec-multiplier") == "0.002"
+    assert "--request-rate" not in argv
+
+
+def test_runs_are_long_enough(deepseek: ModelSpec) -> None:
+    closed = sample_serving(deepseek, aggregated())
+    # Ten times 256.
+    assert num_requests(closed) == 2560
+    # Five minutes of 20 requests a second.
+    assert num_requests(sample_serving(deepseek, aggregated(), goal={"traffic": OPEN})) == 6000
+
+
+def test_what_to_expect_lies_beside_it(deepseek: ModelSpec) -> None:
+    verified = sample_serving(deepseek, aggregated(), waived="not launched")
+    (text,) = (file.text for file in benchmark_files(verified) if str(file.path) == "expected.json")
+    expected = json.loads(text)
+    assert expected["ttft_s"]["p90"] == verified.predicted.ttft_s.p90
+    assert expected["tpot_s_band"] == list(verified.predicted.tpot_s_band)
+    assert expected["num_devices"] == 16
+
+
+def test_the_most_that_a_deployment_serves_is_what_is_sent(deepseek: ModelSpec) -> None:
+    goal = {"traffic": OPEN, "objective": "rate"}
+    verified = sample_serving(deepseek, aggregated(), goal=goal)
+    files = {str(file.path): file.text for file in benchmark_files(verified)}
+    # As predicted, whatever rate says the traffic's shape.
+    assert f"--request-rate {verified.predicted.requests_per_s}" in files["bench_vllm.sh"]
+    assert f"--request-rate {verified.predicted.requests_per_s}" in files["bench_aiperf.sh"]

@@ -1,0 +1,658 @@
+"""What each engine is told: the mapping of a decision to its options."""
+
+import json
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.rows import Failures
+from tests.tuner.engines.serving.testing import (
+    aggregated,
+    disaggregated,
+    routed,
+    sample_instances,
+    sample_serving,
+    shared_device,
+)
+from tests.tuner.engines.testing import write_emitted
+from tuner.config.serve import Role, ServeDecision
+from tuner.engines.serve_capabilities import ENGINES
+from tuner.engines.serve_writers import emit_serving
+from tuner.engines.sglang.multiplexing import division
+from tuner.errors import UnknownTargetError
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.model import ModelSpec
+
+LOW_LATENCY: dict[str, Any] = {"a2a_backend": "deepep_low_latency", "max_batch": 96}
+
+
+@pytest.fixture
+def start(deepseek: ModelSpec, launch: Path, programs: Any) -> Any:
+    """Run one group's script; return the server's words and its environment."""
+
+    def run(
+        engine: str, decision: ServeDecision, name: str, *, goal: Any = None, **environment: str
+    ) -> tuple[list[str], dict[str, str]]:
+        verified = sample_serving(deepseek, decision, engine=engine, goal=goal)
+        write_emitted(launch / engine, emit_serving(engine, verified))
+        done = programs.run(str(launch / engine / f"{name}.sh"), cwd=launch, **environment)
+        assert done.code == 0, done.stderr
+        (call,) = programs.calls()
+        return call["argv"], call["environment"]
+
+    return run
+
+
+def _after(argv: list[str], option: str) -> str:
+    return argv[argv.index(option) + 1]
+
+
+def test_sglang_counts_all_devices_of_a_stage_and_multiplies_what_it_divides(start: Any) -> None:
+    # Attention TP 2 x DP 4: --tp-size 8; 64 requests and 8192 tokens a rank, 4 ranks.
+    decision = aggregated(attention_tp=2, attention_dp=4)
+    argv, _ = start("sglang", decision, "aggregated")
+    assert _after(argv, "--tp-size") == "8"
+    assert _after(argv, "--attn-dp-size") == "4"
+    assert _after(argv, "--ep-size") == "8"
+    assert _after(argv, "--max-running-requests") == "256"
+    assert _after(argv, "--chunked-prefill-size") == "32768"
+    assert _after(argv, "--cuda-graph-max-bs-decode") == "64"
+
+
+def test_sglang_turns_chunking_off(start: Any) -> None:
+    argv, _ = start("sglang", aggregated(chunked_prefill=False), "aggregated")
+    assert _after(argv, "--chunked-prefill-size") == "-1"
+    assert _after(argv, "--max-prefill-tokens") == "8192"
+
+
+def test_sglang_bounds_graphs_and_buffers_by_the_batch_under_low_latency(start: Any) -> None:
+    argv, environment = start(
+        "sglang",
+        disaggregated(decode={**LOW_LATENCY, "devices": 8, "attention_dp": 8, "ep": 8}),
+        "decode",
+    )
+    assert _after(argv, "--deepep-mode") == "low_latency"
+    assert _after(argv, "--cuda-graph-max-bs-decode") == "96"
+    assert environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == "96"
+    assert _after(argv, "--disaggregation-mode") == "decode"
+    assert _after(argv, "--disaggregation-transfer-backend") == "nixl"
+
+
+def test_sglang_sends_prompts_through_normal_kernels(start: Any) -> None:
+    for backend, mode in (("deepep_normal", "normal"), ("deepep_low_latency", "auto")):
+        argv, _ = start("sglang", aggregated(a2a_backend=backend), "aggregated")
+        assert _after(argv, "--deepep-mode") == mode
+        # Normal kernels cannot be captured, so a graph size would mean nothing.
+        assert ("--cuda-graph-max-bs-decode" in argv) == (mode == "auto")
+
+
+def test_sglang_prefill_listens_where_the_router_says(start: Any) -> None:
+    argv, _ = start("sglang", disaggregated(connector="mooncake"), "prefill", PORT="31000")
+    assert _after(argv, "--disaggregation-bootstrap-port") == "31010"
+    assert _after(argv, "--disaggregation-transfer-backend") == "mooncake"
+
+
+def test_vllm_spreads_whole_experts_over_tp_times_dp(start: Any) -> None:
+    argv, _ = start("vllm", aggregated(attention_tp=2, attention_dp=4), "aggregated")
+    assert _after(argv, "--tensor-parallel-size") == "2"
+    assert _after(argv, "--data-parallel-size") == "4"
+    assert "--enable-expert-parallel" in argv
+    # Both are of one data-parallel rank.
+    assert _after(argv, "--max-num-seqs") == "64"
+    assert _after(argv, "--max-num-batched-tokens") == "8192"
+
+
+def test_vllm_slices_experts_without_expert_parallelism(start: Any) -> None:
+    argv, _ = start("vllm", aggregated(ep=1, moe_tp=8), "aggregated")
+    assert "--enable-expert-parallel" not in argv
+    assert "--all2all-backend" not in argv
+
+
+def test_vllm_gives_low_latency_buffers_the_size_of_the_batch(start: Any) -> None:
+    decision = disaggregated(decode={**LOW_LATENCY, "devices": 8, "attention_dp": 8, "ep": 8})
+    argv, _ = start("vllm", decision, "decode")
+    assert _after(argv, "--all2all-backend") == "deepep_low_latency"
+    assert _after(argv, "--max-num-batched-tokens") == "96"
+    assert _after(argv, "--max-cudagraph-capture-size") == "96"
+
+
+def test_vllm_names_connector_and_role(start: Any) -> None:
+    failures = Failures()
+    for connector, engine_name in ENGINES["vllm"][0].connectors.items():
+        decision = disaggregated(connector=connector)
+        argv, environment = start("vllm", decision, "prefill", PORT="31000")
+        with failures.of(connector):
+            config = json.loads(_after(argv, "--kv-transfer-config"))
+            assert config == {"kv_connector": engine_name, "kv_role": "kv_producer"}
+            if connector == "nixl":
+                assert environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "31020"
+            else:
+                assert environment["VLLM_MOONCAKE_BOOTSTRAP_PORT"] == "31010"
+    failures.check()
+
+
+def test_vllm_passes_caches_through_host_memory_where_the_plan_does(start: Any) -> None:
+    decision = disaggregated(path="host", decode={"devices": 8, "attention_dp": 8, "ep": 8})
+    argv, _ = start("vllm", decision, "decode")
+    assert json.loads(_after(argv, "--kv-transfer-config"))["kv_buffer_device"] == "cpu"
+
+
+def test_vllm_numbers_data_parallel_ranks_by_machine(start: Any) -> None:
+    decision = aggregated(devices=16, attention_dp=16, ep=16)
+    argv, _ = start(
+        "vllm", decision, "aggregated", NODE_RANK="1", MASTER_ADDR="first", PORT="31000"
+    )
+    assert _after(argv, "--data-parallel-size-local") == "8"
+    assert _after(argv, "--data-parallel-start-rank") == "8"
+    assert _after(argv, "--data-parallel-address") == "first"
+    assert _after(argv, "--data-parallel-rpc-port") == "31100"
+    assert "--headless" in argv
+
+
+def test_several_machines_want_to_know_which_they_are(
+    deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    decision = aggregated(devices=16, attention_dp=16, ep=16)
+    for engine in ("sglang", "vllm"):
+        verified = sample_serving(deepseek, decision, engine=engine)
+        write_emitted(launch, emit_serving(engine, verified))
+        done = programs.run(str(launch / "aggregated.sh"), cwd=launch)
+        assert done.code != 0
+        assert "set NODE_RANK and MASTER_ADDR" in done.stderr
+        three = programs.run(str(launch / "aggregated.sh"), cwd=launch, NNODES="3")
+        assert three.code == 2
+        assert "NNODES 3 is neither 1 nor 2" in three.stderr
+
+
+def test_trtllm_makes_every_device_a_rank_of_attention_or_none(
+    deepseek: ModelSpec,
+) -> None:
+    options = _options(deepseek, aggregated())
+    assert options["enable_attention_dp"] is True
+    assert options["tensor_parallel_size"] == 8
+    assert options["moe_expert_parallel_size"] == 8
+    assert options["max_batch_size"] == 64
+    sliced = _options(deepseek, aggregated(attention_dp=1, attention_tp=8, ep=1, moe_tp=8))
+    assert sliced["enable_attention_dp"] is False
+    assert sliced["tensor_parallel_size"] == sliced["moe_tensor_parallel_size"] == 8
+
+
+def _options(model: ModelSpec, decision: ServeDecision, name: str = "aggregated") -> Any:
+    verified = sample_serving(model, decision, engine="trtllm")
+    files = {str(file.path): file.text for file in emit_serving("trtllm", verified)}
+    return yaml.safe_load(files[f"{name}.yaml"])
+
+
+def test_trtllm_prefill_runs_without_overlap_and_graphs(deepseek: ModelSpec) -> None:
+    prefill = _options(deepseek, disaggregated(), "prefill")
+    assert prefill["disable_overlap_scheduler"] is True
+    assert prefill["cuda_graph_config"] is None
+    decode = _options(deepseek, disaggregated(), "decode")
+    assert decode["disable_overlap_scheduler"] is False
+    assert decode["cuda_graph_config"]["max_batch_size"] == 64
+    assert prefill["cache_transceiver_config"] == decode["cache_transceiver_config"]
+    assert decode["cache_transceiver_config"] == {"backend": "NIXL"}
+
+
+def test_trtllm_forces_the_planned_all_to_all_and_bounds_its_buffers(start: Any) -> None:
+    decision = disaggregated(decode={**LOW_LATENCY, "devices": 8, "attention_dp": 8, "ep": 8})
+    _, environment = start("trtllm", decision, "decode")
+    assert environment["TRTLLM_FORCE_COMM_METHOD"] == "DEEPEPLOWLATENCY"
+    assert environment["TRTLLM_DEEP_EP_TOKEN_LIMIT"] == "96"
+
+
+def test_precisions_have_the_engines_own_names(start: Any) -> None:
+    goal = {"quantization": "nvfp4", "kv_cache_dtype": "fp8"}
+    found = {}
+    for engine in ("sglang", "vllm"):
+        argv, _ = start(engine, aggregated(), "aggregated", goal=goal)
+        found[engine] = (_after(argv, "--kv-cache-dtype"), _after(argv, "--quantization"))
+    assert found == {
+        "sglang": ("fp8_e4m3", "modelopt_fp4"),
+        "vllm": ("fp8", "modelopt_fp4"),
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("decision", [aggregated(), disaggregated()])
+def test_a_router_gets_every_instance_or_stops(
+    engine: str, decision: ServeDecision, deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    write_emitted(launch, emit_serving(engine, sample_serving(deepseek, decision, engine=engine)))
+    lists = {
+        "WORKER_URLS": "http://a:30000 http://b:30000",
+        "PREFILL_URLS": "http://a:30000\nhttp://b:30000 http://c:30200",
+        "DECODE_URLS": "http://d:30000",
+    }
+    done = programs.run(str(launch / "router.sh"), cwd=launch, **lists)
+    assert done.code == 0, done.stderr
+    (call,) = programs.calls("router.json")
+    words = " ".join(call["argv"])
+    if engine != "trtllm":
+        named = ("a", "b", "c", "d") if decision.mode == "disaggregated" else ("a", "b")
+        assert all(f"http://{host}:" in words for host in named)
+    elif decision.mode == "disaggregated":
+        config = yaml.safe_load(Path(call["argv"][call["argv"].index("-c") + 1]).read_text())
+        assert config["context_servers"] == {
+            "router": {"type": "round_robin"},
+            "num_instances": 3,
+            "urls": ["a:30000", "b:30000", "c:30200"],
+        }
+        assert config["generation_servers"]["urls"] == ["d:30000"]
+    for name in ("PREFILL_URLS", "WORKER_URLS"):
+        few = programs.run(
+            str(launch / "router.sh"), cwd=launch, **{**lists, name: "http://a:30000"}
+        )
+        hostile = programs.run(
+            str(launch / "router.sh"), cwd=launch, **{**lists, name: "http://a;x:1 b c"}
+        )
+        if (name == "WORKER_URLS") == (decision.mode == "aggregated"):
+            assert few.code == hostile.code == 2
+            assert "names 1 instances, the plan has" in few.stderr
+
+
+HETEROGENEOUS = aggregated().model_copy(
+    update={
+        "instances": (
+            sample_instances(Role.AGGREGATED, count=2, attention_dp=8, max_batch=40),
+            sample_instances(
+                Role.AGGREGATED,
+                pool="h20",
+                count=1,
+                devices=1,
+                attention_dp=1,
+                ep=1,
+                max_batch=6,
+            ),
+        )
+    }
+)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_heterogeneous_instances_get_requests_by_batch_size(
+    engine: str, deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    # 8 ranks x 40 requests twice, and 6.
+    verified = sample_serving(deepseek, HETEROGENEOUS, engine=engine)
+    write_emitted(launch, emit_serving(engine, verified))
+    urls = "http://a:30000 http://b:30000 http://c:30000"
+    done = programs.run(str(launch / "router.sh"), cwd=launch, WORKER_URLS=urls)
+    assert done.code == 0, done.stderr
+    (call,) = programs.calls("router.json")
+    assert call["argv"][0] == "nginx"
+    config = Path(call["argv"][call["argv"].index("-c") + 1]).read_text()
+    servers = re.findall(r"server (\S+:\d+) weight=(\d+);", config)
+    assert servers == [("a:30000", "320"), ("b:30000", "320"), ("c:30000", "6")]
+    assert "least_conn;" in config
+    # nginx's own limits, 512 connections and bodies of 1 MiB, are too few and too short.
+    assert "worker_connections 32768;" in config
+    assert "client_max_body_size 0;" in config
+    assert "resolve" not in config
+    # In Kubernetes a Service's name stands for the pods of a group, each with its own weight.
+    (text,) = (
+        file.text
+        for file in emit_serving("kubernetes", verified)
+        if file.path.name == "deployment.yaml"
+    )
+    assert "image: nginx:1.29" in text
+    objects = list(yaml.safe_load_all(text))
+    heads = [each for each in objects if each["kind"] == "Service" and "clusterIP" in each["spec"]]
+    assert len(heads) == 2
+    (router,) = (
+        each
+        for each in objects
+        if each["kind"] == "Deployment" and each["metadata"]["labels"]["role"] == "router"
+    )
+    (container,) = router["spec"]["template"]["spec"]["containers"]
+    stated = {one["name"]: one.get("value", "") for one in container["env"]}
+    done = programs.run(*container["command"][1:], cwd=launch, **stated | {"NAMESPACE": "serving"})
+    assert done.code == 0, done.stderr
+    call = programs.calls("router.json")[-1]
+    config = Path(call["argv"][call["argv"].index("-c") + 1]).read_text()
+    servers = re.findall(r"server (\S+):30000 weight=(\d+) resolve;", config)
+    assert [int(weight) for _, weight in servers] == [320, 6]
+    assert [name for name, _ in servers] == [
+        f"{each['metadata']['name']}.serving.svc.cluster.local" for each in heads
+    ]
+    assert re.search(r"resolver \S+ valid=10s; upstream workers { zone workers 256k; least", config)
+    (graph,) = (
+        file.text for file in emit_serving("dynamo", verified) if file.path.name == "graph.yaml"
+    )
+    assert "least-loaded" in graph
+    assert "The frontend has no weights" in graph
+
+
+def test_heterogeneous_decode_instances_are_noted(deepseek: ModelSpec) -> None:
+    one = disaggregated()
+    small = sample_instances(Role.DECODE, count=1, max_batch=8)
+    both = one.model_copy(update={"instances": (*one.instances, small)})
+    for engine, (decision, heterogeneous) in product(
+        ("sglang", "vllm"), ((one, False), (both, True))
+    ):
+        verified = sample_serving(deepseek, decision, engine=engine)
+        files = {str(file.path): file.text for file in emit_serving(engine, verified)}
+        # A threshold that no prompt passes leaves the fewest outstanding requests.
+        least = "--policy cache_aware" in files["router.sh"]
+        assert least == ("--cache-threshold 1" in files["router.sh"]) == heterogeneous, engine
+        assert ("have no weights" in files["router.sh"]) == heterogeneous, engine
+
+
+POLICIES: dict[str, dict[tuple[bool, str, str], str]] = {
+    "sglang": {
+        (False, "least_requests", ""): "--policy cache_aware --cache-threshold 1",
+        (False, "cache_aware", ""): "--policy cache_aware --cache-threshold 0.2",
+        (True, "cache_aware", "round_robin"): (
+            "--policy cache_aware --prefill-policy cache_aware --decode-policy round_robin"
+            " --cache-threshold 0.2"
+        ),
+        (True, "least_requests", "least_requests"): "--policy cache_aware --cache-threshold 1",
+    },
+    "vllm": {
+        (False, "round_robin", ""): "--policy round_robin",
+        (False, "power_of_two", ""): "--policy power_of_two",
+        (True, "cache_aware", "power_of_two"): (
+            "--policy cache_aware --prefill-policy cache_aware --decode-policy power_of_two"
+            " --cache-threshold 0.2"
+        ),
+    },
+}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_policy_is_written_in_the_gateways_words(
+    engine: str, deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    urls = {
+        "WORKER_URLS": "http://a:30000 http://b:30000",
+        "PREFILL_URLS": "http://a:30000 http://b:30000 http://c:30000",
+        "DECODE_URLS": "http://d:30000 http://e:30000",
+    }
+    for (by_role, policy, decode), words in POLICIES[engine].items():
+        decision = routed(
+            by_role=by_role,
+            policy=policy,
+            decode_policy=decode or None,
+            cache_threshold=0.2 if policy == "cache_aware" else None,
+        )
+        verified = sample_serving(deepseek, decision, engine=engine)
+        write_emitted(launch, emit_serving(engine, verified))
+        done = programs.run(str(launch / "router.sh"), cwd=launch, **urls)
+        assert done.code == 0, done.stderr
+        (call,) = programs.calls("router.json")
+        assert words in " ".join(call["argv"])
+        (text,) = (
+            file.text
+            for file in emit_serving("kubernetes", verified)
+            if file.path.name == "deployment.yaml"
+        )
+        for word in re.findall(r"--\S+ \S+", words):
+            assert word in text
+
+
+def test_a_policy_that_a_router_lacks_is_refused(deepseek: ModelSpec) -> None:
+    for engine, target, decision in (
+        ("sglang", "sglang", routed(policy="power_of_two", by_role=True)),
+        ("vllm", "dynamo", routed(policy="weighted_least_requests")),
+    ):
+        verified = sample_serving(deepseek, decision, engine=engine)
+        with pytest.raises(UnknownTargetError, match=decision.router.policy.value):  # type: ignore[union-attr] # made with one
+            emit_serving(target, verified)
+
+
+def test_trtllm_and_dynamo_route_by_load(deepseek: ModelSpec, launch: Path, programs: Any) -> None:
+    decision = routed(by_role=True, policy="least_requests", decode_policy="least_requests")
+    verified = sample_serving(deepseek, decision, engine="trtllm")
+    write_emitted(launch, emit_serving("trtllm", verified))
+    urls = {
+        "PREFILL_URLS": "http://a:30000 http://b:30000 http://c:30000",
+        "DECODE_URLS": "http://d:30000 http://e:30000",
+    }
+    done = programs.run(str(launch / "router.sh"), cwd=launch, **urls)
+    assert done.code == 0, done.stderr
+    (call,) = programs.calls("router.json")
+    config = yaml.safe_load(Path(call["argv"][call["argv"].index("-c") + 1]).read_text())
+    kinds = [config[f"{side}_servers"]["router"]["type"] for side in ("context", "generation")]
+    assert kinds == ["load_balancing", "load_balancing"]
+    for policy, mode in (
+        ("least_requests", "least-loaded"),
+        ("cache_aware", "kv"),
+        ("power_of_two", "power-of-two"),
+    ):
+        verified = sample_serving(deepseek, routed(policy=policy), engine="vllm")
+        (text,) = (f.text for f in emit_serving("dynamo", verified) if f.path.name == "graph.yaml")
+        (graph,) = (
+            each for each in yaml.safe_load_all(text) if each["kind"] == "DynamoGraphDeployment"
+        )
+        frontend = graph["spec"]["components"][0]
+        arguments = frontend["podTemplate"]["spec"]["containers"][0]["args"]
+        assert arguments[arguments.index("--router-mode") + 1] == mode
+        # Blocks are published where the frontend follows them.
+        assert ("--kv-events-config" in text) == (mode == "kv")
+
+
+def test_sglangs_router_gets_the_bootstrap_ports(
+    deepseek: ModelSpec, launch: Path, programs: Any
+) -> None:
+    write_emitted(launch, emit_serving("sglang", sample_serving(deepseek, disaggregated())))
+    urls = {
+        "PREFILL_URLS": "http://a:30000 http://b:30200 http://c:30400",
+        "DECODE_URLS": "http://d:30000",
+    }
+    programs.run(str(launch / "router.sh"), cwd=launch, **urls)
+    (call,) = programs.calls("router.json")
+    argv = call["argv"]
+    pairs = [argv[i + 1 : i + 3] for i, word in enumerate(argv) if word == "--prefill"]
+    assert pairs == [
+        ["http://a:30000", "30010"],
+        ["http://b:30200", "30210"],
+        ["http://c:30400", "30410"],
+    ]
+
+
+SPECULATIVE = {
+    method: {"speculative": {"method": method, "draft_tokens": 3, "acceptance": 0.8}}
+    for method in ("mtp", "eagle")
+}
+ON_EIGHT: dict[str, Any] = {"devices": 8, "attention_dp": 8, "ep": 8}
+
+
+def test_sglang_checks_one_token_more_than_it_drafts(start: Any) -> None:
+    decision = disaggregated(decode={**LOW_LATENCY, **ON_EIGHT, "draft_tokens": 3})
+    argv, environment = start("sglang", decision, "decode", goal=SPECULATIVE["mtp"])
+    assert _after(argv, "--speculative-algorithm") == "EAGLE"
+    assert _after(argv, "--speculative-num-steps") == "3"
+    assert _after(argv, "--speculative-eagle-topk") == "1"
+    assert _after(argv, "--speculative-num-draft-tokens") == "4"
+    # Graphs are counted in requests, buffers in tokens: 96 x 4.
+    assert _after(argv, "--cuda-graph-max-bs-decode") == "96"
+    assert environment["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] == "384"
+
+
+def test_vllm_counts_drafts_as_tokens_of_a_step(start: Any) -> None:
+    decision = disaggregated(decode={**LOW_LATENCY, **ON_EIGHT, "draft_tokens": 3})
+    argv, _ = start("vllm", decision, "decode", goal=SPECULATIVE["mtp"])
+    config = json.loads(_after(argv, "--speculative-config"))
+    assert config == {"method": "mtp", "num_speculative_tokens": 3}
+    assert _after(argv, "--max-num-seqs") == "96"
+    assert _after(argv, "--max-num-batched-tokens") == "384"
+    assert _after(argv, "--max-cudagraph-capture-size") == "384"
+
+
+def test_prefill_fills_the_cache_of_the_layer_that_decode_drafts_with(deepseek: ModelSpec) -> None:
+    decision = disaggregated(decode={"draft_tokens": 3})
+    for engine in ("sglang", "vllm", "trtllm"):
+        verified = sample_serving(deepseek, decision, engine=engine, goal=SPECULATIVE["mtp"])
+        files = {str(file.path): file.text for file in emit_serving(engine, verified)}
+        if engine == "trtllm":
+            told = [yaml.safe_load(files[f"{role}.yaml"]) for role in ("prefill", "decode")]
+            assert [each["speculative_config"] for each in told] == 2 * [
+                {"decoding_type": "MTP", "max_draft_len": 3}
+            ]
+        else:
+            said = "num_speculative_tokens" if engine == "vllm" else "--speculative-num-steps 3"
+            assert all(said in files[f"{role}.sh"] for role in ("prefill", "decode")), engine
+
+
+def test_trtllm_holds_a_step_of_drafts(deepseek: ModelSpec) -> None:
+    decision = aggregated(draft_tokens=3, max_batched_tokens=100, page_size=64)
+    goal = {**SPECULATIVE["mtp"], "max_model_len": 100}
+    verified = sample_serving(deepseek, decision, engine="trtllm", goal=goal)
+    files = {str(file.path): file.text for file in emit_serving("trtllm", verified)}
+    options = yaml.safe_load(files["aggregated.yaml"])
+    assert options["max_num_tokens"] == 64 * 4
+    assert options["cuda_graph_config"]["max_batch_size"] == 64
+    assert options["kv_cache_config"] == {"dtype": "auto", "tokens_per_block": 64}
+
+
+def test_copies_of_experts_follow_the_loads_that_the_engine_records(deepseek: ModelSpec) -> None:
+    decision = aggregated(devices=12, attention_dp=12, ep=12, redundant_experts=8)
+    said = {
+        "sglang": ("--ep-num-redundant-experts 8 --enable-eplb",),
+        "vllm": ("--enable-eplb", "--eplb-config '{\"num_redundant_experts\": 8}'"),
+    }
+    for engine in ("sglang", "vllm", "trtllm"):
+        verified = sample_serving(deepseek, decision, engine=engine, devices_per_node=4)
+        files = {str(file.path): file.text for file in emit_serving(engine, verified)}
+        if engine == "trtllm":
+            options = yaml.safe_load(files["aggregated.yaml"])
+            balancer = {"num_slots": 264, "layer_updates_per_iter": 1}
+            assert options["moe_config"] == {"load_balancer": balancer}
+        else:
+            assert all(words in files["aggregated.sh"] for words in said[engine]), engine
+            assert "8 redundant experts per layer" in files["aggregated.sh"], engine
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+def test_a_separate_draft_layer_is_named(
+    engine: str, deepseek: ModelSpec, start: Any, launch: Path, programs: Any
+) -> None:
+    decision = aggregated(draft_tokens=2)
+    hostile = 'it\'s "a" $(touch injected) draft'
+    argv, _ = start(engine, decision, "aggregated", goal=SPECULATIVE["eagle"], DRAFT_MODEL=hostile)
+    option = "--spec-model" if engine == "vllm" else "--speculative-draft-model-path"
+    assert _after(argv, option) == hostile
+    assert not (launch / "injected").exists()
+    for target in ("slurm", "local"):
+        verified = sample_serving(deepseek, decision, engine=engine, goal=SPECULATIVE["eagle"])
+        write_emitted(launch / target, emit_serving(target, verified))
+        name = "job.sbatch" if target == "slurm" else "local.sh"
+        done = programs.run(name, cwd=launch / target, AVAILABLE="16", SLURM_JOB_ID="1")
+        assert done.code != 0
+        assert "set DRAFT_MODEL to the path or name" in done.stderr
+
+
+def test_vllm_captures_the_whole_batch(start: Any) -> None:
+    failures = Failures()
+    # Captured sizes: 1, 2, 4, multiples of 8 below 256, then of 16; whole requests of drafts + 1.
+    for batch, drafts, graph in (
+        (1, 0, 1),
+        (3, 0, 4),
+        (64, 0, 64),
+        (100, 0, 104),
+        (250, 0, 256),
+        (100, 2, 320),
+        (256, 3, 1024),
+    ):
+        decision = aggregated(max_batch=batch, draft_tokens=drafts)
+        argv, _ = start("vllm", decision, "aggregated", goal=SPECULATIVE["mtp"])
+        with failures.of(batch, drafts):
+            assert _after(argv, "--max-cudagraph-capture-size") == str(graph)
+            each = drafts + 1
+            sizes = [1, 2, 4, *range(8, min(graph + 1, 256), 8), *range(256, graph + 1, 16)]
+            whole = {-(-size // each) * each for size in sizes if size <= graph}
+            assert any(batch * each <= size <= graph for size in whole)
+    failures.check()
+
+
+def test_halves_of_a_batch_overlap_where_the_plan_does(start: Any) -> None:
+    decision = aggregated(a2a_backend="deepep_normal", two_batch_overlap=True, max_batch=8)
+    for engine, option in (("sglang", "--enable-two-batch-overlap"), ("vllm", "--enable-dbo")):
+        argv, _ = start(engine, decision, "aggregated")
+        assert option in argv
+        if engine == "vllm":
+            # Below its default of 32 tokens a full batch would not be halved.
+            assert _after(argv, "--dbo-decode-token-threshold") == "8"
+        plain, _ = start(engine, aggregated(a2a_backend="deepep_normal"), "aggregated")
+        assert option not in plain
+
+
+def test_sglang_splits_a_device_as_planned(launch: Path, programs: Any) -> None:
+    qwen = read_model(Path(__file__).parents[4] / "examples/models/qwen3-235b-a22b/config.json")
+    verified = sample_serving(qwen, shared_device(prefill_share_ratio=0.4))
+    write_emitted(launch, emit_serving("sglang", verified))
+    done = programs.run(str(launch / "aggregated.sh"), cwd=launch)
+    assert done.code == 0, done.stderr
+    argv = programs.argv()
+    assert _after(argv, "--chunked-prefill-size") == "-1"
+    assert "--disable-overlap-schedule" in argv
+    shares = yaml.safe_load(Path(_after(argv, "--pdmux-config-path")).read_text())
+    # 0.4 of the 132 multiprocessors of an H100 is 52.8; whole eights: 56.
+    assert shares == {"sm_group_num": 3, "manual_divisions": [[56, 76, 1]]}
+    assert _after(argv, "--sm-group-num") == "3"
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.integers(16, 200),
+    st.floats(0.0, 1.0, exclude_min=True, exclude_max=True, allow_subnormal=False),
+)
+def test_shares_of_a_device_are_whole_eights_and_leave_both_some(units: int, share: float) -> None:
+    prefill, decode = division(compute_units=units, prefill_share_ratio=share)
+    assert prefill + decode == units
+    assert prefill % 8 == 0
+    assert min(prefill, decode) >= 8
+    if 8 <= share * units <= units - 16:
+        assert abs(prefill - share * units) <= 4 + 1e-9
+
+
+def test_a_pool_known_by_profile_only_cannot_multiplex(deepseek: ModelSpec) -> None:
+    qwen = read_model(Path(__file__).parents[4] / "examples/models/qwen3-235b-a22b/config.json")
+    verified = sample_serving(qwen, shared_device())
+    pool = verified.plan.cluster.pools[0].model_copy(update={"device": None})
+    cluster = verified.plan.cluster.model_copy(update={"pools": (pool,)})
+    plan = verified.plan.model_copy(update={"cluster": cluster})
+    with pytest.raises(ValueError, match="its number of SMs must be known; state 'device'"):
+        emit_serving("sglang", verified.model_copy(update={"plan": plan}))
+
+
+OPTION_CASES = (
+    aggregated(),
+    aggregated(chunked_prefill=False, a2a_backend="deepep_normal"),
+    aggregated(devices=16, attention_dp=1, attention_tp=8, pp=2),
+    disaggregated(connector="mooncake"),
+    aggregated(page_size=64, draft_tokens=3),
+    disaggregated(decode={"a2a_backend": "deepep_low_latency"}),
+)
+
+
+def test_nothing_is_said_that_the_manifest_does_not_name(deepseek: ModelSpec) -> None:
+    failures = Failures()
+    for engine, decision in product(ENGINES, OPTION_CASES):
+        with failures.of(engine, decision):
+            _assert_named(engine, decision, deepseek)
+    failures.check()
+
+
+def _assert_named(engine: str, decision: ServeDecision, deepseek: ModelSpec) -> None:
+    manifest = ENGINES[engine][0]
+    drafts = any(group.draft_tokens for group in decision.instances)
+    goal = SPECULATIVE["mtp"] if drafts else None
+    verified = sample_serving(deepseek, decision, engine=engine, goal=goal)
+    for file in emit_serving(engine, verified):
+        if file.path.suffix == ".yaml":
+            assert set(yaml.safe_load(file.text)) <= manifest.options
+        if file.path.name.removesuffix(".sh") not in ("prefill", "decode", "aggregated"):
+            continue
+        body = "".join(line for line in file.text.splitlines(True) if not line.startswith("#"))
+        exported = set(re.findall(r"^export ([A-Z_]+)=", body, flags=re.MULTILINE))
+        assert exported <= manifest.environment
+        if engine != "trtllm":
+            said = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", body))
+            assert said <= manifest.options

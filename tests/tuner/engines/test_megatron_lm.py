@@ -1,0 +1,346 @@
+"""Arguments against the flags of Megatron-LM's own parser, and against its configuration class."""
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profilers.steps.config import LayerKind
+from tests.rows import Failures
+from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.config.train import TrainDecision
+from tuner.engines.capabilities import TARGETS
+from tuner.engines.megatron_lm.core import Core
+from tuner.engines.megatron_lm.write import arguments
+from tuner.engines.writers import emit
+from tuner.spec.goal import Precision
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.model import ModelSpec
+from tuner.spec.refusals import refusals
+
+MODELS = Path(__file__).parents[3] / "examples" / "models"
+FLAGS = json.loads((Path(__file__).parent / "megatron_flags.json").read_text(encoding="utf-8"))
+"""Written from the parsers of the tags; every configuration below was also put through
+`parse_args`, `validate_args` and `TransformerConfig` of each tag."""
+
+RELEASES = {
+    "megatron-lm": ("core_v0.18.0", "core_v0.19.0"),
+    "megatron-lm-0.16": ("core_v0.16.1", "core_v0.17.1"),
+}
+CORES = {"megatron-lm": Core.V0_18, "megatron-lm-0.16": Core.V0_16}
+VERDICTS = json.loads((Path(__file__).parent / "megatron_verdicts.json").read_text("utf-8"))
+"""Decisions whose arguments were put through `parse_args`, `validate_args` and
+`core_transformer_config_from_args` of each tag, and the tags that took them."""
+
+BEYOND_THE_PARSER = (
+    # Refused when a layer, an optimizer or a dispatcher is built.
+    "optimizer_offload needs zero_stage 1",
+    "MoE layers under tensor parallelism need sequence_parallel",
+    "dispatcher deepep needs expert_model_parallel_size above 1",
+    # Taken, and without effect.
+    "more than one chunk needs recompute_modules moe",
+    "activation_offload needs recompute none, selective",
+    # Taken, and covered by no recipe.
+    "zero_stage 3 needs pipeline_model_parallel_size 1",
+    "a2a_overlap cannot recompute moe",
+    "cuda_graph full_iteration with experts needs dispatcher hybridep",
+    "cuda_graph full_iteration needs a model without experts",
+    "a2a_overlap needs cuda_graph",
+)
+"""What this product refuses and the parsers take."""
+
+ONE_STAGE: dict[str, Any] = {
+    "pipeline_model_parallel_size": 1,
+    "stage_recompute": ("selective",),
+    "chunks": (1,),
+}
+
+
+def _model(name: str) -> ModelSpec:
+    return read_model(MODELS / name / "config.json")
+
+
+def _one_stage(model: ModelSpec, **changes: Any) -> TrainDecision:
+    return sample_decision(**{**ONE_STAGE, "pipeline_layout": (model.num_layers,), **changes})
+
+
+def _options(
+    model: ModelSpec, decision: TrainDecision, *, core: Core = Core.V0_18
+) -> dict[str, list[str]]:
+    goal = sample_verified(model, decision).plan.goal
+    found = arguments(model, goal, decision, core=core)
+    assert len({flag for flag, *_ in found}) == len(found), "a flag is written twice"
+    return {flag: values for flag, *values in found}
+
+
+def test_every_flag_exists_in_every_release_of_the_target() -> None:
+    wrong = []
+    for target, name in product(RELEASES, sorted(path.name for path in MODELS.iterdir())):
+        model = _model(name)
+        decision = _one_stage(model, mtp_num_layers=model.mtp_num_layers)
+        if refusals(TARGETS[target], model=model, decision=decision):
+            # OLMoE, see test_capabilities.py; nothing is written for it.
+            assert name == "olmoe-1b-7b"
+            continue
+        written = set(_options(model, decision, core=CORES[target]))
+        for release in RELEASES[target]:
+            unknown = written - set(FLAGS["releases"][release])
+            if unknown:
+                wrong.append((target, name, release, unknown))
+    assert not wrong
+
+
+def test_the_flag_of_the_chunks_begins_with_release_0_18() -> None:
+    flag = "--mlp-chunks-for-training"
+    has = {release: flag in flags for release, flags in FLAGS["releases"].items()}
+    assert [tag for tag, present in has.items() if present] == ["core_v0.18.0", "core_v0.19.0"]
+    assert TARGETS["megatron-lm-0.16"].largest_chunks == 1
+
+
+def test_expert_tensor_parallelism_is_always_written() -> None:
+    model = _model("mixtral-8x7b")
+    # The engine would take 4 from the dense layers.
+    decision = _one_stage(
+        model,
+        tensor_model_parallel_size=4,
+        sequence_parallel=True,
+        data_parallel_size=4,
+        expert_data_parallel_size=2,
+    )
+    options = _options(model, decision)
+    assert options["--expert-tensor-parallel-size"] == ["1"]
+    assert options["--tensor-model-parallel-size"] == ["4"]
+    assert "--sequence-parallel" in options
+
+
+def test_chunks_come_with_recomputation_of_the_moe_layer() -> None:
+    options = _options(_model("mixtral-8x7b"), sample_decision())
+    assert options["--mlp-chunks-for-training"] == ["4"]
+    assert options["--recompute-granularity"] == ["selective"]
+    assert options["--recompute-modules"] == ["moe"]
+
+
+def test_full_recomputation_is_every_layer() -> None:
+    model = _model("mixtral-8x7b")
+    options = _options(model, _one_stage(model, recompute="full", stage_recompute=("full",)))
+    assert options["--recompute-method"] == ["uniform"]
+    assert options["--recompute-num-layers"] == ["1"]
+    assert "--recompute-modules" not in options
+
+
+def test_an_uneven_pipeline_becomes_a_layout() -> None:
+    decision = sample_decision(
+        virtual_pipeline_model_parallel_size=2,
+        stage_recompute=("selective",) * 4,
+        chunks=(4,) * 4,
+        pipeline_layout=(7, 9, 15, 1),
+        mtp_num_layers=1,
+    )
+    options = _options(_model("mixtral-8x7b"), decision)
+    assert options["--pipeline-model-parallel-layout"] == ["Et*7|t*9|t*15|tmL"]
+    assert "--num-virtual-stages-per-pipeline-rank" not in options
+
+
+def test_an_even_interleaved_pipeline_needs_no_layout() -> None:
+    decision = sample_decision(
+        virtual_pipeline_model_parallel_size=2,
+        stage_recompute=("selective",) * 4,
+        chunks=(4,) * 4,
+        pipeline_layout=(8,) * 4,
+    )
+    options = _options(_model("mixtral-8x7b"), decision)
+    assert options["--num-virtual-stages-per-pipeline-rank"] == ["2"]
+    assert "--pipeline-model-parallel-layout" not in options
+
+
+def test_stages_that_differ_are_refused_rather_than_flattened() -> None:
+    decision = sample_decision(chunks=(4, 2))
+    with pytest.raises(ValueError, match="the stages differ"):
+        _options(_model("mixtral-8x7b"), decision)
+
+
+def test_latent_attention_shared_expert_and_leading_dense_layers_of_deepseek() -> None:
+    model = _model("deepseek-v3")
+    options = _options(model, _one_stage(model))
+    assert options["--q-lora-rank"] == ["1536"]
+    assert options["--kv-lora-rank"] == ["512"]
+    assert options["--qk-head-dim"] == ["128"]
+    assert options["--qk-pos-emb-head-dim"] == ["64"]
+    assert options["--v-head-dim"] == ["128"]
+    assert "--num-query-groups" not in options
+    assert options["--moe-shared-expert-intermediate-size"] == ["2048"]
+    assert options["--moe-layer-freq"] == ["([0]*3+[1]*58)"]
+    assert options["--moe-router-score-function"] == ["sigmoid"]
+    assert "--moe-router-enable-expert-bias" in options
+    assert options["--moe-router-num-groups"] == ["8"]
+    assert options["--moe-router-group-topk"] == ["4"]
+    # Worked by hand: the pattern is a Python expression that the engine evaluates.
+    pattern = [0] * 3 + [1] * 58
+    assert [int(kind is LayerKind.MOE) for kind in model.layers] == pattern
+
+
+def test_the_script_hands_every_argument_to_the_program(tmp_path: Path) -> None:
+    model = _model("deepseek-v3")
+    decision = _one_stage(model)
+    verified = sample_verified(model, decision, emit=("megatron-lm",), devices_per_node=16)
+    write_emitted(tmp_path, emit("megatron-lm", verified))
+    recorders = Recorders(tmp_path / "recorders")
+    ran = recorders.run(
+        tmp_path / "run.sh", "--lr", "1e-4", cwd=Path("/"), MEGATRON_LM="/opt/megatron lm"
+    )
+    assert ran.code == 0, ran.stderr
+    argv = ran.only("torchrun")
+    start = argv.index("/opt/megatron lm/pretrain_gpt.py") + 1
+    expected = [word for line in arguments(model, verified.plan.goal, decision) for word in line]
+    assert argv[start:] == [*expected, "--lr", "1e-4"]
+
+
+@pytest.mark.parametrize("target", RELEASES)
+def test_the_manifest_refuses_what_the_engine_refuses_and_every_flag_exists(target: str) -> None:
+    failures = Failures()
+    models = {name: _model(name) for name in {row["model"] for row in VERDICTS}}
+    for row in VERDICTS:
+        model, decision = models[row["model"]], sample_decision(**row["changes"])
+        found = refusals(TARGETS[target], model=model, decision=decision)
+        written = set() if found else set(_options(model, decision, core=CORES[target]))
+        with failures.of(row):
+            for release in RELEASES[target]:
+                if release.removeprefix("core_v") in row["accepted"]:
+                    assert all(any(rule in line for rule in BEYOND_THE_PARSER) for line in found)
+                else:
+                    assert found
+                assert written <= set(FLAGS["releases"][release])
+    failures.check()
+
+
+def test_overlapped_deepep_with_partial_graphs() -> None:
+    model = _model("deepseek-v3")
+    decision = _one_stage(
+        model,
+        stage_recompute=("none",),
+        a2a_overlap=True,
+        dispatcher="deepep",
+        cuda_graph="partial",
+    )
+    options = _options(model, decision)
+    assert options["--moe-token-dispatcher-type"] == ["flex"]
+    assert options["--moe-flex-dispatcher-backend"] == ["deepep"]
+    assert "--overlap-moe-expert-parallel-comm" in options
+    assert options["--cuda-graph-impl"] == ["transformer_engine"]
+    # The overlap runs dense feed-forward networks in turns, so no graph holds them.
+    assert options["--cuda-graph-modules"] == ["attn", "moe_router", "moe_preprocess"]
+    old = _options(model, decision, core=Core.V0_16)
+    assert old["--cuda-graph-scope"] == ["attn", "moe_router", "moe_preprocess"]
+
+
+def test_a_low_precision_comes_beside_bf16() -> None:
+    model = _model("mixtral-8x7b")
+    cases: dict[str, dict[str, list[str]]] = {
+        "fp8-delayed": {"--fp8-format": ["hybrid"], "--fp8-recipe": ["delayed"]},
+        "fp8-blockwise": {"--fp8-format": ["e4m3"], "--fp8-recipe": ["blockwise"]},
+        "mxfp8": {"--fp8-format": ["e4m3"], "--fp8-recipe": ["mxfp8"]},
+        "nvfp4": {"--fp4-format": ["e2m1"], "--fp4-recipe": ["nvfp4"]},
+    }
+    for precision, expected in cases.items():
+        options = _options(model, _one_stage(model, fp8_recipe=precision))
+        assert {flag: values for flag, values in options.items() if "-fp" in flag} == expected
+        assert "--bf16" in options
+
+
+def test_the_precision_of_the_goal_holds_where_the_decision_names_none() -> None:
+    model = _model("mixtral-8x7b")
+    decision = _one_stage(model)
+    goal = sample_verified(model, decision).plan.goal
+    goal = goal.model_copy(update={"precision": Precision.MXFP8})
+    assert ("--fp8-recipe", "mxfp8") in arguments(model, goal, decision)
+
+
+def test_the_61_layers_of_deepseek_on_16_ranks() -> None:
+    # Embedding and loss as layers: 63 over 16 is 4 on 15 ranks and 3 on one.
+    decision = sample_decision(
+        pipeline_model_parallel_size=16,
+        data_parallel_size=8,
+        stage_recompute=("none",) * 16,
+        recompute_modules=(),
+        chunks=(1,) * 16,
+        pipeline_layout=(3, *(4,) * 14, 2),
+        ends_as_layers=True,
+        mtp_num_layers=1,
+    )
+    options = _options(_model("deepseek-v3"), decision)
+    middle = "|".join(["t*4"] * 14)
+    assert options["--pipeline-model-parallel-layout"] == [f"Et*3|{middle}|t*2mL"]
+
+
+def test_megatron_fsdp_is_zero_2_and_3() -> None:
+    model = _model("mixtral-8x7b")
+    for stage, strategy in ((2, "optim_grads"), (3, "optim_grads_params")):
+        options = _options(model, _one_stage(model, zero_stage=stage))
+        assert options["--data-parallel-sharding-strategy"] == [strategy]
+        assert options["--ckpt-format"] == ["fsdp_dtensor"]
+    assert "--use-megatron-fsdp" not in _options(model, _one_stage(model))
+
+
+def test_sharded_parameters_are_not_started_on_one_hardware_queue() -> None:
+    model = _model("mixtral-8x7b")
+    for changes, queues in (({"zero_stage": 3}, "32"), ({}, "1")):
+        verified = sample_verified(model, _one_stage(model, **changes), emit=("megatron-lm",))
+        script = next(file.text for file in emit("megatron-lm", verified) if file.executable)
+        assert f'"${{CUDA_DEVICE_MAX_CONNECTIONS:-{queues}}}"' in script
+
+
+def test_state_in_host_memory_and_overlaps_and_order_of_ranks() -> None:
+    decision = sample_decision(
+        optimizer_offload=True,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        gradient_bytes=2,
+        rank_order="tp-cp-ep-pp-dp",
+    )
+    options = _options(_model("mixtral-8x7b"), decision)
+    assert options["--optimizer-offload-fraction"] == ["1.0"]
+    assert {
+        "--optimizer-cpu-offload",
+        "--use-precision-aware-optimizer",
+        "--overlap-grad-reduce",
+        "--overlap-param-gather",
+        "--grad-reduce-in-bf16",
+        "--use-tp-pp-dp-mapping",
+    } <= set(options)
+
+
+def test_what_is_recomputed_is_not_moved_to_host_memory() -> None:
+    model = _model("mixtral-8x7b")
+    everything = _options(
+        model, _one_stage(model, activation_offload=True, stage_recompute=("none",))
+    )
+    assert "moe_act" in everything["--offload-modules"]
+    some = _options(model, _one_stage(model, activation_offload=True))
+    assert some["--recompute-modules"] == ["moe"]
+    assert not {"moe_act", "expert_fc1"} & set(some["--offload-modules"])
+
+
+def test_sinks_windows_and_biases_of_gpt_oss() -> None:
+    model = _model("gpt-oss-20b")
+    options = _options(model, _one_stage(model))
+    assert options["--softmax-type"] == ["learnable"]
+    # 128 tokens, the current one among them, on every other layer from the first.
+    assert options["--window-size"] == ["127,0"]
+    assert options["--window-attn-skip-freq"] == [f"({'+'.join(['[1]*1+[0]*1'] * 12)})"]
+    assert "--disable-bias-linear" not in options
+    assert "--quick-geglu" in options
+    assert "--swiglu" not in options
+
+
+def test_a_graph_of_the_whole_step_says_that_it_drops_tokens() -> None:
+    model = _model("mixtral-8x7b")
+    decision = _one_stage(
+        model, dispatcher="hybridep", cuda_graph="full_iteration", stage_recompute=("none",)
+    )
+    verified = sample_verified(model, decision, emit=("megatron-lm",))
+    assert all("are dropped" in file.text for file in emit("megatron-lm", verified))
+    options = _options(model, decision)
+    assert options["--moe-expert-rank-capacity-factor"] == ["1.5"]
+    assert "--no-check-for-nan-in-loss-and-grad" in options

@@ -1,0 +1,289 @@
+"""What every emitter must do: each test goes through the table of emitters."""
+
+import os
+import shlex
+import shutil
+from itertools import cycle, product
+from pathlib import Path
+
+import pytest
+
+from profilers.steps.config import Recompute
+from tests.rows import Failures
+from tests.tuner.engines.grids import grid
+from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.engines.capabilities import TARGETS
+from tuner.engines.writers import EMITTERS, emit, emit_all
+from tuner.errors import UnknownTargetError
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.model import ModelSpec
+
+GOLDEN = Path(__file__).parent / "golden"
+UPDATE = "MOETUNE_UPDATE_GOLDEN"
+"""Set it to rewrite the golden files, then read the difference before it is committed."""
+
+HOSTILE = (
+    "plain name",
+    'it\'s "quoted"',
+    "$(touch injected)",
+    "`touch injected`",
+    "line\ntouch injected\n#SBATCH --nodes=99",
+    "carriage\rtouch injected",
+    "separator\u2028touch injected",
+    "-rf --report=/injected",
+    "'; touch injected; '",
+    "\x1b[2J",
+)
+
+ALL_HOSTILE = " ".join(sorted(HOSTILE, key=lambda one: not one.startswith("-")))
+"""One name of all of them, which begins like an option."""
+
+PROGRAMS = ("reference", "megatron-lm", "megatron-bridge", "torchtitan", "deepspeed", "slurm")
+
+NAMES = {
+    "MEGATRON_LM": "/megatron",
+    "RECIPE": "vanilla_gpt_pretrain_config",
+    "MODULE": "mine",
+    "CONFIG": "mixtral",
+    "TRAIN": "train.py",
+}
+"""What some targets' scripts want named."""
+
+DECISIONS = {
+    "two stages on 16": {},
+    "one device": {
+        "pipeline_model_parallel_size": 1,
+        "data_parallel_size": 1,
+        "expert_model_parallel_size": 1,
+        "stage_recompute": ("selective",),
+        "chunks": (1,),
+        "pipeline_layout": (32,),
+    },
+    "tensor 4, experts folded over tensor ranks": {
+        "tensor_model_parallel_size": 4,
+        "pipeline_model_parallel_size": 1,
+        "data_parallel_size": 2,
+        "expert_model_parallel_size": 8,
+        "sequence_parallel": True,
+        "stage_recompute": ("full",),
+        "chunks": (1,),
+        "pipeline_layout": (32,),
+    },
+    "3 devices, not a whole node": {
+        "pipeline_model_parallel_size": 1,
+        "data_parallel_size": 3,
+        "expert_model_parallel_size": 1,
+        "expert_data_parallel_size": 3,
+        "stage_recompute": ("none",),
+        "chunks": (1,),
+        "pipeline_layout": (32,),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def mixtral() -> ModelSpec:
+    return read_model(Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json")
+
+
+def _suited(target: str, stages: int = 2) -> dict[str, object]:
+    """Return what a target wants changed of the sample, which recomputes experts in chunks."""
+    found: dict[str, object] = {}
+    if TARGETS[target].largest_chunks == 1:
+        found["chunks"] = (1,) * stages
+    if Recompute.SELECTIVE not in TARGETS[target].recompute:
+        found |= {"recompute": "full", "stage_recompute": ("full",) * stages}
+    if 1 not in TARGETS[target].zero_stages:
+        found["zero_stage"] = 3
+    if not TARGETS[target].sequence_parallel:
+        found["sequence_parallel"] = False
+    return found
+
+
+def test_the_table_and_the_manifests_name_the_same_targets() -> None:
+    assert set(EMITTERS) == set(TARGETS)
+
+
+def test_an_unknown_target_is_answered_with_the_known_ones(mixtral: ModelSpec) -> None:
+    verified = sample_verified(mixtral, sample_decision(), emit=("megatron",))
+    with pytest.raises(UnknownTargetError, match=r"'megatron'.*reference.*megatron-lm"):
+        emit_all(verified)
+
+
+def test_emitted_files_equal_the_golden_ones(mixtral: ModelSpec) -> None:
+    failures = Failures()
+    for target in EMITTERS:
+        decision = sample_decision(**_suited(target))
+        for file in emit(target, sample_verified(mixtral, decision, emit=(target,))):
+            # Programs carry another suffix here, so that no tool takes them for the project's own.
+            suffix = ".golden" if file.path.suffix == ".py" else ""
+            path = GOLDEN / target / f"{file.path}{suffix}"
+            if UPDATE in os.environ:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(file.text, encoding="utf-8")
+            with failures.of(f"set {UPDATE}=1 to accept {path}"):
+                assert file.text == path.read_text(encoding="utf-8")
+    failures.check()
+
+
+def test_every_file_says_what_was_measured_or_that_nothing_was(mixtral: ModelSpec) -> None:
+    wrong = []
+    for target in EMITTERS:
+        decision = sample_decision(**_suited(target))
+        waived, measured = (
+            sample_verified(mixtral, decision, emit=(target,), waived=reason)
+            for reason in ("moetune plan does not launch", "")
+        )
+        files = {str(file.path): file.text for file in emit(target, waived)}
+        for name, text in files.items():
+            # JSON has no comments; the README beside it speaks for it.
+            said = files["README.txt"] if name.endswith(".json") else text
+            if "NOT VERIFIED: moetune plan does not launch" not in said:
+                wrong.append((target, name, "waived"))
+        files = {str(file.path): file.text for file in emit(target, measured)}
+        for name, text in files.items():
+            said = "" if name.endswith(".json") else text
+            if said and "this configuration took 2.10 s a step" not in said:
+                wrong.append((target, name, "measured"))
+        if {str(file.path): file.text for file in emit(target, measured)} != files:
+            wrong.append((target, "", "other bytes the second time"))
+    assert not wrong
+
+
+@pytest.mark.parametrize("points", grid(tuple(EMITTERS), (1, 4, 8), tuple(DECISIONS)))
+def test_the_requested_devices_are_those_of_the_plan(
+    points: list[tuple[str, int, str]], mixtral: ModelSpec, tmp_path: Path
+) -> None:
+    failures = Failures()
+    recorders = Recorders(tmp_path / "recorders")
+    for number, (target, devices_per_node, name) in enumerate(points):
+        stages = 2 if name == "two stages on 16" else 1
+        decision = sample_decision(**{**DECISIONS[name], **_suited(target, stages)})
+        verified = sample_verified(
+            mixtral, decision, emit=(target,), devices_per_node=devices_per_node
+        )
+        launch = tmp_path / str(number)
+        with failures.of(target, devices_per_node, name):
+            for each, files in emit_all(verified).items():
+                write_emitted(launch / each, files)
+            requested = _requested_devices(launch, recorders, target=target)
+            assert requested == decision.num_devices
+    failures.check()
+
+
+def _requested_devices(launch: Path, recorders: Recorders, *, target: str) -> int:
+    """Return nodes times processes, as Slurm's directives or the call that starts ranks say."""
+    if target == "slurm":
+        text = (launch / "slurm" / "job.sbatch").read_text()
+        directives = dict(
+            line.removeprefix("#SBATCH --").split("=", 1)
+            for line in text.splitlines()
+            if line.startswith("#SBATCH")
+        )
+        return int(directives["nodes"]) * int(directives["gpus-per-node"])
+    environment = {"MASTER_ADDR": "head", "NODE_RANK": "0", **NAMES}
+    ran = recorders.run(launch / target / "run.sh", cwd=launch, **environment)
+    assert ran.code == 0, ran.stderr
+    (call,) = ran.calls
+    options = dict(word.split("=", 1) for word in call["argv"] if "=" in word)
+    if call["program"] == "python":
+        return int(options["--ranks"])
+    return int(options["--nnodes"]) * int(options["--nproc-per-node"])
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        [(target, ALL_HOSTILE) for target in PROGRAMS] + list(zip(cycle(PROGRAMS), HOSTILE)),
+        pytest.param(list(product(PROGRAMS, HOSTILE)), marks=pytest.mark.slow),
+    ],
+    ids=["together", "grid"],
+)
+def test_hostile_names_and_paths_come_out_harmless(
+    points: list[tuple[str, str]], mixtral: ModelSpec, tmp_path: Path
+) -> None:
+    failures = Failures()
+    recorders = Recorders(tmp_path / "recorders")
+    for number, (target, hostile) in enumerate(points):
+        verified = sample_verified(
+            mixtral.model_copy(update={"name": hostile}),
+            sample_decision(**_suited(target)),
+            emit=(target,),
+            devices_per_node=16,
+            waived=hostile,
+        )
+        launch = tmp_path / f"{number} {hostile.replace('/', '_')}" / "launch"
+        for each, files in emit_all(verified).items():
+            write_emitted(launch / each, files)
+        script = launch / target / ("job.sbatch" if target == "slurm" else "run.sh")
+        python = launch / "python"
+        shutil.copy(tmp_path / "recorders" / "programs" / "python", python)
+        ran = recorders.run(
+            script,
+            hostile,
+            cwd=script.parent,
+            **dict.fromkeys(NAMES, hostile),
+            REPORT=hostile,
+            PYTHON=str(python),
+            SLURM_JOB_ID="7",
+            SLURM_JOB_NODELIST=hostile,
+            SLURM_SUBMIT_DIR=str(script.parent),
+        )
+        with failures.of(target, hostile):
+            assert ran.code == 0, ran.stderr
+            program = "python" if target in ("reference", "slurm") else "torchrun"
+            assert ran.only(program)[-1] == hostile
+            assert not list(tmp_path.rglob("injected"))
+            if target == "slurm":
+                lines = script.read_text().splitlines()
+                nodes = [line for line in lines if line.startswith("#SBATCH --nodes")]
+                assert nodes == ["#SBATCH --nodes=1"]
+    failures.check()
+
+
+def test_a_script_refuses_another_number_of_devices(mixtral: ModelSpec, tmp_path: Path) -> None:
+    failures = Failures()
+    recorders = Recorders(tmp_path / "recorders")
+    for target in (name for name in PROGRAMS if name != "slurm"):
+        decision = sample_decision(**_suited(target))
+        files = emit(target, sample_verified(mixtral, decision, emit=(target,)))
+        write_emitted(tmp_path / target, files)
+        for nodes, processes in (("2", "4"), ("x", "8"), ("", "-1"), ("2;touch injected", "8")):
+            ran = recorders.run(
+                tmp_path / target / "run.sh",
+                cwd=tmp_path,
+                NNODES=nodes,
+                NPROC_PER_NODE=processes,
+                MASTER_ADDR="head",
+                NODE_RANK="0",
+                **NAMES,
+            )
+            with failures.of(target, nodes, processes):
+                assert ran.code == 2
+                assert ran.calls == ()
+                assert len(ran.stderr.splitlines()) == 1
+    assert not list(tmp_path.rglob("injected"))
+    failures.check()
+
+
+def test_several_nodes_need_their_number_and_the_name_of_the_first(
+    mixtral: ModelSpec, tmp_path: Path
+) -> None:
+    verified = sample_verified(mixtral, sample_decision())
+    write_emitted(tmp_path, emit("reference", verified))
+    recorders = Recorders(tmp_path / "recorders")
+    for given, lacking in (
+        ({"MASTER_ADDR": "head"}, "NODE_RANK"),
+        ({"SLURM_NODEID": "1"}, "MASTER_ADDR"),
+    ):
+        ran = recorders.run(tmp_path / "run.sh", cwd=tmp_path, **given)
+        assert ran.code != 0
+        assert ran.calls == ()
+        assert lacking in ran.stderr
+    ran = recorders.run(
+        tmp_path / "run.sh", cwd=tmp_path, MASTER_ADDR="head", SLURM_NODEID="1", MASTER_PORT="123"
+    )
+    assert shlex.join(ran.only("torchrun")[:6]) == (
+        "--nnodes=2 --nproc-per-node=8 --node-rank=1 --rdzv-backend=static "
+        "--master-addr=head --master-port=123"
+    )

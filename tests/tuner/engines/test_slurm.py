@@ -1,0 +1,136 @@
+from pathlib import Path
+from typing import Any
+
+from tests.rows import Failures
+from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tuner.engines.reading.launch import Engine
+from tuner.engines.writers import emit, emit_all
+from tuner.estimate.registry import read_launch
+from tuner.spec.huggingface.read import read_model
+
+MIXTRAL = Path(__file__).parents[3] / "examples/models/mixtral-8x7b/config.json"
+
+WHOLE_LAYERS: dict[str, Any] = {
+    "recompute": "full",
+    "stage_recompute": ("full", "full"),
+    "chunks": (1, 1),
+}
+
+
+def _directives(text: str) -> dict[str, str]:
+    lines = [line for line in text.splitlines() if line.startswith("#SBATCH --")]
+    # Slurm stops reading directives at the first command.
+    first_command = next(i for i, line in enumerate(text.splitlines()) if line[:1] not in "#")
+    assert all(text.splitlines().index(line) < first_command for line in lines)
+    return dict(line.removeprefix("#SBATCH --").split("=", 1) for line in lines)
+
+
+def test_cpus_are_requested_without_accelerators() -> None:
+    verified = sample_verified(
+        read_model(MIXTRAL), sample_decision(), emit=("slurm",), device_kind="cpu"
+    )
+    (job,) = emit("slurm", verified)
+    directives = _directives(job.text)
+    assert "gpus-per-node" not in directives
+    assert int(directives["nodes"]) * int(directives["cpus-per-task"]) == 16
+    assert directives["ntasks-per-node"] == "1"
+
+
+def test_the_job_starts_the_first_program_of_the_plan(tmp_path: Path) -> None:
+    emitted = ("slurm", "megatron-lm", "reference")
+    verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=emitted)
+    for target, files in emit_all(verified).items():
+        write_emitted(tmp_path / target, files)
+    ran = Recorders(tmp_path / "recorders").run(
+        tmp_path / "slurm" / "job.sbatch",
+        "--train-iters",
+        "10",
+        cwd=tmp_path / "slurm",
+        MEGATRON_LM="/megatron",
+        SLURM_JOB_ID="50001",
+        SLURM_JOB_NODELIST="node[1-2]",
+        SLURM_NODEID="1",
+    )
+    assert ran.code == 0, ran.stderr
+    argv = ran.only("torchrun")
+    assert "--master-addr=first-node" in argv
+    # Worked by hand: 20000 + 50001 % 20000.
+    assert "--master-port=30001" in argv
+    assert "--node-rank=1" in argv
+    assert "/megatron/pretrain_gpt.py" in argv
+    assert argv[-2:] == ["--train-iters", "10"]
+
+
+def test_a_job_starts_any_program_on_the_devices_of_the_plan(tmp_path: Path) -> None:
+    recorders, failures = Recorders(tmp_path / "recorders"), Failures()
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("megatron-bridge", {}, str(tmp_path / "megatron-bridge/train.py")),
+        ("torchtitan", {"zero_stage": 3, **WHOLE_LAYERS}, "torchtitan.train"),
+        ("deepspeed", WHOLE_LAYERS, "mine.py"),
+    ]
+    for program, changes, started in cases:
+        decision = sample_decision(**changes)
+        verified = sample_verified(read_model(MIXTRAL), decision, emit=(program, "slurm"))
+        for target, files in emit_all(verified).items():
+            write_emitted(tmp_path / target, files)
+        ran = recorders.run(
+            tmp_path / "slurm" / "job.sbatch",
+            cwd=tmp_path / "slurm",
+            MODULE="mine",
+            CONFIG="mixtral",
+            TRAIN="mine.py",
+            SLURM_JOB_ID="7",
+            SLURM_NODEID="0",
+            SLURM_JOB_NODELIST="node[1-2]",
+        )
+        directives = _directives((tmp_path / "slurm" / "job.sbatch").read_text())
+        with failures.of(program):
+            assert ran.code == 0, ran.stderr
+            argv = ran.only("torchrun")
+            assert started in argv
+            assert argv[:2] == ["--nnodes=2", "--nproc-per-node=8"]
+            requested = int(directives["nodes"]) * int(directives["gpus-per-node"])
+            assert requested == decision.num_devices
+    failures.check()
+
+
+def test_a_wrapper_without_program_starts_the_reference_step() -> None:
+    verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=("slurm",))
+    assert list(emit_all(verified)) == ["reference", "slurm"]
+
+
+def test_a_job_starts_from_a_folder_with_a_space_submitted_from_another(tmp_path: Path) -> None:
+    verified = sample_verified(
+        read_model(MIXTRAL), sample_decision(), emit=("slurm", "megatron-lm")
+    )
+    plan, elsewhere = tmp_path / "a plan", tmp_path / "else where"
+    for target, files in emit_all(verified).items():
+        write_emitted(plan / target, files)
+    elsewhere.mkdir()
+    spooled = tmp_path / "slurm_script"
+    job = plan / "slurm" / "job.sbatch"
+    spooled.write_text(job.read_text())
+    for command in (str(job), f"{job} --save out/job.sbatch", f"{job} --load /old/job.sbatch.bak"):
+        ran = Recorders(tmp_path / f"recorders-{len(command)}").run(
+            spooled,
+            "--train-iters",
+            "10",
+            cwd=elsewhere,
+            JOB_COMMAND=command,
+            MEGATRON_LM="/megatron",
+            SLURM_JOB_ID="7",
+            SLURM_NODEID="0",
+            SLURM_JOB_NODELIST="node[1-2]",
+        )
+        assert ran.code == 0, ran.stderr
+        assert ran.only("torchrun")[-2:] == ["--train-iters", "10"]
+    # Whoever asks what the job starts is led to the script beside it.
+    assert read_launch(str(job)).engine is Engine.MEGATRON
+
+
+def test_a_job_submitted_from_elsewhere_says_where_it_belongs(tmp_path: Path) -> None:
+    verified = sample_verified(read_model(MIXTRAL), sample_decision(), emit=("slurm",))
+    write_emitted(tmp_path, emit("slurm", verified))
+    ran = Recorders(tmp_path / "recorders").run(tmp_path / "job.sbatch", cwd=tmp_path)
+    assert ran.code == 2
+    assert "job.sbatch belongs beside its folder" in ran.stderr

@@ -1,0 +1,116 @@
+from pathlib import Path
+
+import pytest
+
+from profilers.steps.config import Dispatcher, Recompute, StepConfig
+from tests.tuner.engines.testing import sample_decision, sample_verified
+from tuner.engines.launchers.shape import launch_shape
+from tuner.engines.reference.step_config import step_config, training_config
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.model import ModelSpec
+
+
+@pytest.fixture(scope="module")
+def tiny() -> ModelSpec:
+    return read_model(Path(__file__).parents[3] / "examples/models/tiny-moe/config.json")
+
+
+def test_the_configuration_says_what_the_plan_decided(tiny: ModelSpec) -> None:
+    decision = sample_decision(
+        pipeline_layout=(1, 3), stage_recompute=("none", "selective"), chunks=(1, 8)
+    )
+    plan = sample_verified(tiny, decision).plan
+    config = step_config(plan, decision, steps=5, warmup_steps=1)
+    assert config.parallelism.world == decision.num_devices
+    assert [stage.num_layers for stage in config.stages] == [1, 3]
+    assert [stage.recompute for stage in config.stages] == [Recompute.NONE, Recompute.SELECTIVE]
+    assert [stage.chunks for stage in config.stages] == [1, 8]
+    assert config.num_microbatches == decision.num_microbatches(plan.goal.global_batch_size)
+    assert (config.steps, config.warmup_steps) == (5, 1)
+    assert config.model.num_experts == 8
+    assert config.routing.mode == "forced"
+    assert StepConfig.model_validate_json(config.model_dump_json()) == config
+
+
+def test_routing_reproduces_the_loads_that_were_priced(tiny: ModelSpec) -> None:
+    decision = sample_decision(pipeline_layout=(2, 2))
+    loads = ((0.5, *(0.5 / 7,) * 7),) * 4
+    plan = sample_verified(tiny, decision).plan.model_copy(update={"load_ratio": loads})
+    assert step_config(plan, decision, steps=1, warmup_steps=0).routing.load_ratio == loads
+
+
+def _trained(tiny: ModelSpec, *, max_chunk_tokens: int | None, **changes: object) -> StepConfig:
+    """Configuration of a real run when every stage has this much memory for a chunk."""
+    verified = sample_verified(tiny, sample_decision(pipeline_layout=(2, 2), **changes))
+    room = {"max_chunk_tokens": max_chunk_tokens}
+    stages = tuple(stage.model_copy(update=room) for stage in verified.predicted.stages)
+    predicted = verified.predicted.model_copy(update={"stages": stages})
+    verified = verified.model_copy(update={"predicted": predicted})
+    config = training_config(verified, steps=5, warmup_steps=1)
+    # Copies are not validated when they are made: what is written must be readable.
+    assert StepConfig.model_validate_json(config.model_dump_json()) == config
+    return config
+
+
+def test_a_real_run_learns_its_routing_and_chooses_its_chunks(tiny: ModelSpec) -> None:
+    config = _trained(tiny, max_chunk_tokens=700)
+    assert config.routing.mode == "learned"
+    assert config.routing.load_ratio == ()
+    assert [stage.max_chunk_tokens for stage in config.stages] == [700, 700]
+    assert [stage.chunks for stage in config.stages] == [4, 4]
+    assert (config.steps, config.warmup_steps) == (5, 1)
+
+
+def test_without_memory_for_a_copy_the_planned_chunks_stay(tiny: ModelSpec) -> None:
+    for room in (0, None):
+        config = _trained(tiny, max_chunk_tokens=room)
+        assert [stage.max_chunk_tokens for stage in config.stages] == [None, None]
+        assert [stage.chunks for stage in config.stages] == [4, 4]
+
+
+def test_layers_that_keep_everything_choose_nothing_at_run_time(tiny: ModelSpec) -> None:
+    config = _trained(tiny, max_chunk_tokens=None, stage_recompute=("none", "none"), chunks=(1, 1))
+    assert [stage.max_chunk_tokens for stage in config.stages] == [None, None]
+    assert config.routing.mode == "learned"
+
+
+def test_a_real_run_differs_from_the_verified_step_in_nothing_else(tiny: ModelSpec) -> None:
+    verified = sample_verified(tiny, sample_decision(pipeline_layout=(2, 2)))
+    step = step_config(verified.plan, verified.decision, steps=5, warmup_steps=1)
+    training = training_config(verified, steps=5, warmup_steps=1)
+    changed = {"stages": step.stages, "routing": step.routing}
+    assert training.model_copy(update=changed) == step
+
+
+def test_the_reference_step_has_no_zero_stage_2(tiny: ModelSpec) -> None:
+    decision = sample_decision(pipeline_layout=(2, 2), zero_stage=2)
+    plan = sample_verified(tiny, decision).plan
+    with pytest.raises(ValueError, match="zero_stage 2"):
+        step_config(plan, decision, steps=1, warmup_steps=0)
+
+
+def test_a_job_takes_as_few_nodes_as_equal_nodes_allow(tiny: ModelSpec) -> None:
+    decision = sample_decision(pipeline_layout=(2, 2))
+    # 16 devices: whole nodes where they fit, else the largest divisor (5 per node -> 4 used).
+    expected = {8: (2, 8), 32: (1, 16), 5: (4, 4), 1: (16, 1), 3: (8, 2)}
+    found = {}
+    for devices_per_node in expected:
+        plan = sample_verified(tiny, decision, devices_per_node=devices_per_node).plan
+        shape = launch_shape(plan, decision)
+        found[devices_per_node] = (shape.nodes, shape.devices_per_node)
+        assert shape.num_devices == decision.num_devices
+    assert found == expected
+
+
+def test_a_pool_without_accelerators_runs_on_processors(tiny: ModelSpec) -> None:
+    decision = sample_decision(pipeline_layout=(2, 2))
+    on_cpu = sample_verified(tiny, decision, device_kind="cpu").plan
+    assert step_config(on_cpu, decision, steps=1, warmup_steps=0).device == "cpu"
+    assert launch_shape(sample_verified(tiny, decision).plan, decision).device_kind == "cuda"
+
+
+def test_hierarchical_dispatch_knows_the_size_of_a_node(tiny: ModelSpec) -> None:
+    decision = sample_decision(pipeline_layout=(2, 2), dispatcher="hierarchical")
+    plan = sample_verified(tiny, decision, devices_per_node=2).plan
+    parallelism = step_config(plan, decision, steps=1, warmup_steps=0).parallelism
+    assert (parallelism.dispatcher, parallelism.ranks_per_node) == (Dispatcher.HIERARCHICAL, 2)

@@ -1,0 +1,238 @@
+"""The TOML against torchtitan's own dataclasses, and the program that hands it over."""
+
+import dataclasses
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.rows import Failures
+from tests.tuner.engines.testing import Recorders, sample_decision, sample_verified, write_emitted
+from tests.tuner.real_torchtitan import run_with_torchtitan
+from tuner.engines.torchtitan.write import emit
+from tuner.estimate.registry import read_text
+from tuner.plans.train import VerifiedPlan
+from tuner.spec.huggingface.read import read_model
+
+MODELS = Path(__file__).parents[3] / "examples" / "models"
+
+CASES: dict[str, dict[str, Any]] = {
+    "two stages": {},
+    "no pipeline, whole layers recomputed": {
+        "pipeline_model_parallel_size": 1,
+        "recompute": "full",
+        "stage_recompute": ("full",),
+        "chunks": (1,),
+        "pipeline_layout": (48,),
+    },
+    "zero bubble on uneven stages": {
+        "virtual_pipeline_model_parallel_size": 2,
+        "schedule": "zero_bubble",
+        "stage_recompute": ("none",) * 4,
+        "chunks": (1,) * 4,
+        "pipeline_layout": (10, 13, 13, 12),
+    },
+    "tensor and context ranks under hybridep": {
+        "pipeline_model_parallel_size": 1,
+        "tensor_model_parallel_size": 2,
+        "context_parallel_size": 2,
+        "data_parallel_size": 4,
+        "expert_data_parallel_size": 2,
+        "sequence_parallel": True,
+        "dispatcher": "hybridep",
+        "stage_recompute": ("none",),
+        "chunks": (1,),
+        "pipeline_layout": (48,),
+    },
+}
+
+
+def _verified(name: str = "qwen3-30b-a3b", **changes: Any) -> VerifiedPlan:
+    model = read_model(MODELS / name / "config.json")
+    half = model.num_layers // 2
+    plain = {
+        "zero_stage": 3,
+        "recompute": "none",
+        "recompute_modules": (),
+        "stage_recompute": ("none", "none"),
+        "chunks": (1, 1),
+        "pipeline_layout": (half, model.num_layers - half),
+    }
+    return sample_verified(model, sample_decision(**{**plain, **changes}), emit=("torchtitan",))
+
+
+def _toml(verified: VerifiedPlan) -> dict[str, dict[str, Any]]:
+    (text,) = (file.text for file in emit(verified) if file.path.suffix == ".toml")
+    return tomllib.loads(text)
+
+
+def test_torchtitans_own_classes_take_the_sections() -> None:
+    reason = "torchtitan is not installed (extra: engines)"
+    config = pytest.importorskip("torchtitan.config", reason=reason)
+    failures = Failures()
+    for case, changes in CASES.items():
+        written = _toml(_verified(**changes))
+        with failures.of(case):
+            parallelism = config.ParallelismConfig(**written["parallelism"])
+            training = config.TrainingConfig(**written["training"])
+            assert dataclasses.asdict(parallelism).items() >= written["parallelism"].items()
+            assert training.global_batch_size == 1536
+    failures.check()
+
+
+def test_the_degrees_multiply_to_the_devices() -> None:
+    wrong = []
+    for case, changes in CASES.items():
+        verified = _verified(**changes)
+        degrees = _toml(verified)["parallelism"]
+        required = (
+            degrees["data_parallel_replicate_degree"]
+            * degrees["data_parallel_shard_degree"]
+            * degrees["context_parallel_degree"]
+            * degrees["tensor_parallel_degree"]
+            * degrees["pipeline_parallel_degree"]
+        )
+        if required != verified.decision.num_devices:
+            wrong.append((case, required))
+    assert not wrong
+
+
+def test_stages_hold_the_layers_of_the_plan() -> None:
+    written = _toml(_verified(**CASES["zero bubble on uneven stages"]))["parallelism"]
+    assert written["pipeline_parallel_schedule"] == "InterleavedZeroBubble"
+    stages = written["module_fqns_per_model_part"]
+    assert stages[0][:2] == ["tok_embeddings", "layers.0"]
+    assert stages[1][0] == "layers.10"
+    assert stages[-1][-2:] == ["norm", "lm_head"]
+    assert [name for stage in stages for name in stage if name.startswith("layers")] == [
+        f"layers.{layer}" for layer in range(48)
+    ]
+
+
+def test_a_pipeline_takes_the_whole_batch_of_a_replica_at_once() -> None:
+    # 1536 sequences over 8 replicas.
+    assert _toml(_verified())["training"]["local_batch_size"] == 192
+    single = _toml(_verified(**CASES["no pipeline, whole layers recomputed"]))
+    assert single["training"]["local_batch_size"] == 1
+    assert single["activation_checkpoint"]["mode"] == "full"
+
+
+def test_zero_stages_are_fsdp() -> None:
+    changes: dict[str, Any] = {"expert_model_parallel_size": 1, "expert_data_parallel_size": 8}
+    expected = {0: (8, 1, "never"), 2: (1, 8, "never"), 3: (1, 8, "always")}
+    found = {}
+    for stage in expected:
+        written = _toml(_verified(zero_stage=stage, **changes))["parallelism"]
+        found[stage] = (
+            written["data_parallel_replicate_degree"],
+            written["data_parallel_shard_degree"],
+            written["fsdp_reshard_after_forward"],
+        )
+    assert found == expected
+
+
+def test_a_shipped_model_is_named_and_another_one_required(tmp_path: Path) -> None:
+    model = _toml(_verified(dispatcher="deepep"))["model"]
+    assert model["module"] == "qwen3"
+    assert model["flavor"] == "30B-A3B"
+    assert model["moe_comm_backend"] == "deepep"
+    verified = _verified("mixtral-8x7b")
+    assert _toml(verified)["model"] == {"attn_backend": "flex", "moe_comm_backend": "standard"}
+    write_emitted(tmp_path, emit(verified))
+    recorders = Recorders(tmp_path / "recorders")
+    ran = recorders.run(tmp_path / "run.sh", cwd=Path("/"), MASTER_ADDR="head", NODE_RANK="0")
+    assert "MODULE" in ran.stderr
+    ran = recorders.run(
+        tmp_path / "run.sh",
+        cwd=Path("/"),
+        MASTER_ADDR="head",
+        NODE_RANK="0",
+        MODULE="mine",
+        CONFIG="mixtral",
+    )
+    assert ran.code == 0, ran.stderr
+    assert ran.only("torchrun")[-4:] == ["--module", "moetune_plan", "--config", "plan"]
+
+
+def test_selective_recomputation_is_not_flattened() -> None:
+    with pytest.raises(ValueError, match="recompute selective"):
+        emit(_verified(stage_recompute=("selective", "selective")))
+
+
+OWN: Final = """
+from torchtitan.models.qwen3.config_registry import qwen3_30b_a3b
+from torchtitan.models.qwen3 import model_registry
+
+def whole(moe_comm_backend, attn_backend):
+    config = qwen3_30b_a3b()
+    config.model_spec = model_registry("30B-A3B", attn_backend, moe_comm_backend)
+    return config
+
+def plain():
+    return qwen3_30b_a3b()
+"""
+PRINTS: Final = """
+import contextlib, io, json, os, sys, torch
+import moetune_plan
+try:
+    moetune_plan.plan()
+    made = "made"
+except SystemExit as error:
+    made = str(error)
+torch.distributed.set_timeout = None
+found = []
+for environment in json.loads(sys.argv[1]):
+    os.environ.update(environment)
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        config = moetune_plan.plan()
+    for name in environment:
+        del os.environ[name]
+    spec = config.model_spec
+    backend = config.parallelism.spmd_backend
+    found.append([backend, spec.flavor, repr(spec.model), errors.getvalue()])
+print(json.dumps([made, found]))
+"""
+"""Every plan in one process, because importing torchtitan takes seconds."""
+
+
+@pytest.mark.slow
+def test_torchtitan_itself_takes_the_plan_and_says_which_torch_it_needs(tmp_path: Path) -> None:
+    write_emitted(tmp_path, emit(_verified(dispatcher="deepep")))
+    (tmp_path / "own.py").write_text(OWN)
+    cases: list[tuple[dict[str, str], str, str]] = [
+        ({}, "FlexAttention", ""),
+        ({"ATTENTION": "varlen"}, "VarlenAttention", ""),
+        ({"MODULE": "own", "CONFIG": "whole", "ATTENTION": "varlen"}, "VarlenAttention", ""),
+        (
+            {"MODULE": "own", "CONFIG": "plain"},
+            "FlexAttention",
+            "no moe_comm_backend; the plan has",
+        ),
+    ]
+    environments = json.dumps([environment for environment, *_ in cases])
+    said, errors = run_with_torchtitan(tmp_path, PRINTS, environments)
+    assert said, errors
+    made, found = json.loads(said.splitlines()[-1])
+    assert made == "made" or "has no torch.distributed.set_timeout" in made
+    for (environment, kernels, warned), (backend, flavor, model, warnings) in zip(
+        cases, found, strict=True
+    ):
+        assert (backend, flavor) == ("spmd_types", "30B-A3B")
+        assert kernels in model, environment
+        # The plan's dispatcher, where the module takes one.
+        assert ("DeepEP" in model) == (not warned), environment
+        assert warned in warnings
+
+
+def test_estimate_reads_what_is_emitted_without_a_note() -> None:
+    (text,) = (file.text for file in emit(_verified()) if file.path.suffix == ".toml")
+    assert read_text(text, format_name="torchtitan", source="it").notes == ()
+
+
+def test_gpt_oss_keeps_the_kernels_of_its_release() -> None:
+    for context, kernels in ((1, "varlen"), (2, "flex")):
+        changes = {"context_parallel_size": context, "expert_data_parallel_size": context}
+        verified = _verified("gpt-oss-20b", **changes)
+        assert _toml(verified)["model"]["attn_backend"] == kernels

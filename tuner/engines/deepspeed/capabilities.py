@@ -1,0 +1,59 @@
+"""DeepSpeed 0.19: ZeRO, AutoTP and AutoEP around a model in the user's code.
+
+Read from the package deepspeed 0.19.8 (`runtime/config.py`, `runtime/pipe/engine.py`,
+`module_inject/auto_ep_config.py`, `auto_ep_folding.py`):
+
+- ZeRO stages 2 and 3 refuse a pipeline, which is a `PipelineModule` of the user's code with equal
+  stages and the 1F1B schedule.
+- Without ZeRO gradients have the type of the parameters (`_do_optimizer_sanity_check` of
+  `runtime/engine.py`): fp32 gradients of bf16 parameters need stage 1, even on one replica.
+- AutoTP splits GEMMs, not the sequence, and not under a pipeline; with experts it needs AutoEP, and
+  then no state may be offloaded to host memory.
+- AutoEP distributes experts over any of a stage's ranks and never splits one; it dispatches tokens
+  by all-to-all or DeepEP. It cannot convert a pipeline; `deepspeed.moe.layer.MoE`, which pipelines
+  use, has all-to-all only (`moe/sharded_moe.py`).
+- Recomputation is turned on in the model's code, for whole layers.
+
+Not covered: Ulysses sequence parallelism, ZenFlow, ZeRO++, MiCS and parameter offload.
+"""
+
+from typing import Final
+
+from profilers.steps.config import Recompute
+from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
+
+DEEPSPEED_0_19: Final = Capabilities(
+    names=("deepspeed",),
+    release="0.19",
+    source="pypi.org/project/deepspeed/0.19.8",
+    zero_stages_with_pipeline=frozenset({0, 1}),
+    unsharded_gradient_bytes=frozenset({2}),
+    shard_ranks_zero_stages=frozenset(),
+    optimizer_offload_zero_stages=frozenset({1, 2, 3}),
+    ddp_bucket_size=False,
+    recompute=frozenset({Recompute.NONE, Recompute.FULL}),
+    recompute_modules=frozenset(),
+    recompute_num_layers=False,
+    recompute_per_stage=False,
+    activation_offload=False,
+    largest_chunks=1,
+    schedules=frozenset({"1f1b"}),
+    virtual_pipeline=False,
+    context_parallel=False,
+    uneven_layout=False,
+    empty_stages=False,
+    tensor_with_pipeline=False,
+    tensor_beyond_kv_heads=False,
+    sequence_parallel=False,
+    rank_orders=frozenset({DEFAULT_RANK_ORDER}),
+    expert_tensor_parallel=False,
+    moe_tensor_needs_experts=True,
+    moe_offload_needs_one_tensor_rank=True,
+    dispatchers=frozenset({"alltoall", "deepep"}),
+    dispatchers_with_pipeline=frozenset({"alltoall"}),
+    a2a_overlap=False,
+    cuda_graphs=frozenset({"none"}),
+    precisions=frozenset({"bf16", "fp32"}),
+    mtp=False,
+    tied_embeddings_with_pipeline=False,
+)

@@ -1,0 +1,180 @@
+"""DeepSpeed's JSON as `LaunchSettings`.
+
+Names and defaults of https://www.deepspeed.ai/docs/config-json/ (release 0.18). What the training
+script decides and the JSON does not say is taken from the spec (sequence, devices) or stated in the
+notes: whether checkpointing is on (taken as on where `activation_checkpointing` is configured, or a
+pipeline has an `activation_checkpoint_interval`).
+`"auto"` is filled in by the Hugging Face trainer, so a number has to be written in its place; only
+precision and ZeRO buckets may stay `"auto"`.
+
+Not covered: what DeepSpeed's own pipeline module holds, which the script builds; its stages are
+taken to be equal.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from profilers.steps.config import Recompute
+from tuner.engines.reading.launch import Dispatcher, Engine, LaunchSettings
+from tuner.engines.reading.sections import Sections
+from tuner.errors import SpecError
+from tuner.spec.files import one_line, shown_value
+
+SPELLED: Final[Mapping[str, str]] = {
+    "tensor": "tensor_parallel.autotp_size",
+    "expert": "expert_parallel.autoep_size",
+    "expert_tensor": "expert_parallel.expert_tensor_parallel_size",
+    "micro_batch": "train_micro_batch_size_per_gpu",
+    "global_batch": "train_batch_size",
+    "accumulation": "gradient_accumulation_steps",
+    "zero_stage": "zero_optimization.stage",
+    "recompute": "activation_checkpointing",
+    "overlap_gradients": "zero_optimization.overlap_comm",
+    "context": "sequence_parallel_size",
+    "pipeline": "pipeline.stages",
+    "shard_ranks": "zero_optimization.mics_shard_size",
+}
+_MARKS: Final = frozenset(
+    {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"}
+)
+
+
+def read(text: str, *, source: str) -> LaunchSettings:
+    """Read a JSON file.
+
+    Raises:
+        SpecError: not JSON, or settings that DeepSpeed refuses.
+    """
+    try:
+        raw = json.loads(text)
+    except RecursionError as error:
+        raise SpecError(f"{source}: nested too deeply") from error
+    except ValueError as error:
+        raise SpecError(one_line(f"{source}: not valid JSON: {error}")) from error
+    if not isinstance(raw, dict):
+        raise SpecError(f"{source}: {shown_value(raw)} at the top, where an object belongs")
+    if not _MARKS & set(raw):
+        raise SpecError(f"{source}: neither a batch size nor zero_optimization: not DeepSpeed's")
+    given = Sections(raw, source=source)
+    tensor = given.number(SPELLED["tensor"], default=1, least=0) or 1
+    stage = _stage(given)
+    interval = given.number("pipeline.activation_checkpoint_interval", default=0, least=0)
+    has_checkpointing = given.value(SPELLED["recompute"]) is not None or interval > 0
+    # AutoEP ignores its settings unless it is enabled.
+    is_expert = given.is_on("expert_parallel.enabled")
+    expert = given.number(SPELLED["expert"], default=1) if is_expert else 1
+    shard = given.number(SPELLED["shard_ranks"], default=-1, least=-1)
+    is_legacy = given.value("zero_optimization.cpu_offload") is not None
+    settings = {
+        "tensor": tensor,
+        "context": given.number(SPELLED["context"], default=1),
+        "pipeline": given.number(SPELLED["pipeline"], default=1),
+        "dispatcher": Dispatcher.DEEPEP
+        if given.word("expert_parallel.comm_backend", default="comm") == "deepep"
+        else Dispatcher.ALLTOALL,
+        "expert": expert,
+        "expert_tensor": given.number(SPELLED["expert_tensor"], default=1)
+        if expert > 1
+        else tensor,
+        "shard_ranks": shard if shard > 0 else None,
+        **_batch(given),
+        **_precision(given),
+        "zero_stage": stage,
+        "recompute": Recompute.FULL if has_checkpointing else Recompute.NONE,
+        "overlap_gradients": given.is_on(SPELLED["overlap_gradients"], default=stage == 3),
+        "overlap_parameters": stage == 3,
+        "optimizer_offload_ratio": _offload(given, stage),
+    }
+    given.check_spelling()
+    return LaunchSettings(
+        engine=Engine.DEEPSPEED,
+        source=source,
+        **settings,
+        spelled=dict(SPELLED),
+        understood=given.read,
+        ignored=given.left,
+        deprecated=("zero_optimization.cpu_offload: say zero_optimization.offload_optimizer",)
+        if is_legacy
+        else (),
+        notes=(
+            "activation_checkpointing is configured, so every layer is taken to be recomputed; "
+            "the training script decides"
+            if has_checkpointing
+            else "no activation_checkpointing, so nothing is taken to be recomputed; the training "
+            "script decides",
+        ),
+    )
+
+
+def _stage(given: Sections) -> Literal[0, 1, 2, 3]:
+    if isinstance(given.value("zero_optimization"), bool):
+        return 1 if given.value("zero_optimization") else 0
+    stage = given.number(SPELLED["zero_stage"], default=0, least=0)
+    for allowed in (0, 1, 2, 3):
+        if stage == allowed:
+            return allowed
+    raise SpecError(f"{given.source}: {SPELLED['zero_stage']} {stage}: there are 0 to 3")
+
+
+def _batch(given: Sections) -> dict[str, Any]:
+    """Return the two of three numbers that DeepSpeed needs; the third follows from the devices."""
+    names = ("global_batch", "micro_batch", "accumulation")
+    numbers = {name: given.number(SPELLED[name], default=0) for name in names}
+    if not numbers["global_batch"] and not numbers["micro_batch"]:
+        raise SpecError(
+            f"{given.source}: neither train_batch_size nor train_micro_batch_size_per_gpu; "
+            "write one of them"
+        )
+    if not numbers["micro_batch"] and not numbers["accumulation"]:
+        # DeepSpeed then divides the whole batch at once.
+        numbers["accumulation"] = 1
+    if not numbers["global_batch"] and not numbers["accumulation"]:
+        numbers["accumulation"] = 1
+    return {
+        "global_batch": numbers["global_batch"] or None,
+        "micro_batch": numbers["micro_batch"] or 1,
+        "accumulation": numbers["accumulation"] or None,
+        "micro_batch_follows": not numbers["micro_batch"],
+    }
+
+
+def _precision(given: Sections) -> dict[str, Any]:
+    """Find the GEMM precision; `auto` leaves it to the trainer and counts as bf16."""
+    is_brain = _enabled(given, "bf16") or _enabled(given, "bfloat16")
+    is_half = _enabled(given, "fp16")
+    if is_brain and is_half:
+        raise SpecError(f"{given.source}: bf16.enabled and fp16.enabled: choose one")
+    plain = "bf16" if is_brain else "fp16" if is_half else "fp32"
+    sums = given.word("data_types.grad_accum_dtype", default="")
+    wide = sums == "fp32" if sums else plain == "fp32"
+    return {"precision": plain, "gradient_bytes": 4 if wide else 2}
+
+
+def _enabled(given: Sections, section: str) -> bool:
+    value = given.value(f"{section}.enabled")
+    return value == "auto" if isinstance(value, str) else given.is_on(f"{section}.enabled")
+
+
+def _offload(given: Sections, stage: int) -> float:
+    device = given.word(
+        "zero_optimization.offload_optimizer.device",
+        default="none",
+        choices=("none", "cpu", "nvme"),
+    )
+    legacy = given.is_on("zero_optimization.cpu_offload")
+    if (device != "none" or legacy) and stage == 0:
+        raise SpecError(
+            f"{given.source}: offload_optimizer needs {SPELLED['zero_stage']} 1, 2 or 3, not 0"
+        )
+    if device == "none":
+        return float(legacy)
+    value = given.value("zero_optimization.offload_optimizer.ratio")
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise SpecError(
+            f"{given.source}: zero_optimization.offload_optimizer.ratio {shown_value(value)} is "
+            "outside 0..1"
+        )
+    return float(value)

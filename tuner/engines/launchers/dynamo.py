@@ -1,0 +1,323 @@
+"""Emits a `DynamoGraphDeployment` (nvidia.com/v1beta1) for NVIDIA Dynamo's operator.
+
+Every group is a component of the graph; where an instance spans machines, the operator numbers its
+pods and adds the rendezvous flags, so they are left out here. Dynamo's runtime images contain their
+own releases of the engines. Sources: docs.nvidia.com/dynamo v1.5.0 and deploy/operator/api/v1beta1
+of github.com/ai-dynamo/dynamo for the fields, examples/backends/*/deploy/v1beta1 and the wheel of
+1.6.1 for the commands.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from tuner.config.serve import Role
+from tuner.devices.datasheet import Vendor
+from tuner.engines.files import EmittedFile
+from tuner.engines.launchers.kubernetes import benchmark_job, benchmark_notes
+from tuner.engines.launchers.pods import (
+    MOUNT,
+    Object,
+    app_name,
+    config_map,
+    placed_on,
+    pod,
+    pod_notes,
+    variables,
+    weights,
+    yaml_text,
+)
+from tuner.engines.serve_rules.routers import DYNAMO_FRONTEND
+from tuner.engines.serving.command import BOOTSTRAP, BOOTSTRAP_OFFSET, FIRST_PORT, ServerCommand
+from tuner.engines.serving.engines import engine_files, server_command
+from tuner.engines.serving.placement import PLACEMENT_FILE, ServedPlacement, placement_notes
+from tuner.engines.serving.router import ROUTER_PORT
+from tuner.engines.serving.shape import (
+    GroupShape,
+    are_heterogeneous,
+    group_release,
+    group_shapes,
+    is_disaggregated,
+    vendor_traits,
+    vendors,
+)
+from tuner.engines.trtllm.write import options_name
+from tuner.errors import UnknownTargetError
+from tuner.plans.serve import VerifiedServing
+from tuner.spec.serving.routers import RouterPolicy
+
+RELEASE: Final = "1.6.1"
+"""Of Dynamo's runtime images."""
+
+_IMAGE: Final = {"sglang": "sglang", "vllm": "vllm", "trtllm": "tensorrtllm"}
+_MODULE: Final = {"sglang": "dynamo.sglang", "vllm": "dynamo.vllm", "trtllm": "dynamo.trtllm"}
+_TYPE: Final = {Role.AGGREGATED: "worker", Role.PREFILL: "prefill", Role.DECODE: "decode"}
+
+_ENTRY_POINT: Final = (
+    EmittedFile(
+        path=PurePosixPath("METADATA"),
+        text="Metadata-Version: 2.1\nName: moetune-placement\nVersion: 1\n",
+    ),
+    EmittedFile(
+        path=PurePosixPath("entry_points.txt"),
+        text="[vllm.general_plugins]\nmoetune_placement = moetune_placement:register\n",
+    ),
+)
+_CACHE_EVENTS: Final[Mapping[str, str]] = {
+    "publisher": "zmq",
+    "topic": "kv-events",
+    "endpoint": "tcp://*:20080",
+}
+"""Where vLLM and SGLang workers publish KV events; data-parallel ranks use the ports after it."""
+_OWN_EVENTS: Final[Mapping[str, dict[str, Any]]] = {
+    "vllm": {"enable_kv_cache_events": True},
+    "sglang": {"format": "dynamo"},
+}
+_OURS: Final = ("--host", "--port", "--model-path", "--config", "--backend")
+"""Options that Dynamo sets itself or that have another name there."""
+
+
+def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
+    """Return the graph and its benchmark.
+
+    Raises:
+        UnknownTargetError: devices are not NVIDIA's.
+    """
+    others = [vendor for vendor in vendors(verified) if vendor is not Vendor.NVIDIA]
+    if others:
+        raise UnknownTargetError(
+            f"emit: Dynamo's runtime images are for NVIDIA devices, the plan has those of"
+            f" {others[0]}; emit kubernetes or slurm"
+        )
+    app, engine = app_name(verified), verified.plan.goal.engine.name
+    files = engine_files(verified, placement)
+    if placement is not None and engine == "vllm":
+        files += _ENTRY_POINT
+    graph = {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": app},
+        "spec": {
+            "backendFramework": engine,
+            "env": variables(weights(verified)),
+            "components": [
+                _frontend(verified),
+                *(
+                    _component(verified, shape, placement, app=app, files=files)
+                    for shape in group_shapes(verified)
+                ),
+            ],
+        },
+    }
+    notes = (
+        *pod_notes(verified),
+        *placement_notes(verified, placement),
+        "Then: kubectl apply -f graph.yaml",
+        *(
+            (
+                "The frontend has no weights: it ignores the size of a worker, so watch small"
+                " ones for overload.",
+            )
+            if are_heterogeneous(verified)
+            else ()
+        ),
+        f"The engine is that of the Dynamo {RELEASE} image; the plan is for"
+        f" {group_release(verified, verified.decision.instances[0]).title}.",
+    )
+    configs = (config_map(f"{app}-files", files=files),) if files else ()
+    return (
+        EmittedFile(
+            path=PurePosixPath("graph.yaml"),
+            text=yaml_text(verified, notes=notes, objects=(*configs, graph)),
+        ),
+        EmittedFile(
+            path=PurePosixPath("bench-job.yaml"),
+            text=yaml_text(
+                verified,
+                notes=benchmark_notes(verified, once="the graph"),
+                objects=[benchmark_job(verified, url=f"http://{app}-frontend:{ROUTER_PORT}")],
+            ),
+        ),
+    )
+
+
+def _frontend(verified: VerifiedServing) -> Object:
+    mode = _router_mode(verified)
+    container = {
+        "name": "main",
+        "image": _image(verified),
+        "command": ["python3", "-m", "dynamo.frontend"],
+        "args": ["--http-port", str(ROUTER_PORT), "--router-mode", mode],
+    }
+    return {
+        "name": "frontend",
+        "type": "frontend",
+        "replicas": 1,
+        "podTemplate": {"spec": {"containers": [container]}},
+    }
+
+
+def _component(
+    verified: VerifiedServing,
+    shape: GroupShape,
+    placement: ServedPlacement | None,
+    *,
+    app: str,
+    files: Iterable[EmittedFile],
+) -> Object:
+    engine = verified.plan.goal.engine.name
+    command = server_command(verified, shape, placement)
+    is_placed = placement is not None and placement.suits(shape.group)
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": _image(verified),
+        "command": ["python3", "-m", _MODULE[engine]],
+        "args": [
+            *_model(engine),
+            *_arguments(command),
+            *_role(verified, shape),
+            *_cache_events(verified, shape),
+        ],
+    }
+    environment: dict[str, str | Object] = {
+        name: value for name, value in command.environment.items() if "$" not in value
+    }
+    if is_placed and engine == "vllm":
+        environment["PYTHONPATH"] = MOUNT
+    if environment:
+        container["env"] = variables(environment)
+    listed = list(files)
+    spec = pod(
+        container,
+        devices=shape.devices_per_node,
+        resource=vendor_traits(verified, shape.group).resource,
+        files=f"{app}-files" if listed else None,
+        items=_items(listed),
+    ) | placed_on(verified, shape.group.pool)
+    component: Object = {
+        "name": shape.name,
+        "type": _TYPE[shape.group.role],
+        "replicas": shape.group.count,
+        # The pod has its own /dev/shm; the operator's would be mounted at the same path.
+        "sharedMemorySize": "0",
+    }
+    if shape.nodes > 1:
+        component["multinode"] = {"nodeCount": shape.nodes}
+    return component | {"podTemplate": {"spec": spec}}
+
+
+def _image(verified: VerifiedServing) -> str:
+    engine = verified.plan.goal.engine.name
+    return f"nvcr.io/nvidia/ai-dynamo/{_IMAGE[engine]}-runtime:{RELEASE}"
+
+
+def _model(engine: str) -> tuple[str, ...]:
+    option = "--model-path" if engine == "sglang" else "--model"
+    return (option, "$(MODEL)", "--served-model-name", "$(MODEL)")
+
+
+def _role(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]:
+    engine = verified.plan.goal.engine.name
+    options: tuple[str, ...] = ()
+    if engine == "trtllm":
+        options = ("--extra-engine-args", f"{MOUNT}/{options_name(shape)}")
+    if engine != "sglang" and shape.group.role is not Role.AGGREGATED:
+        options += ("--disaggregation-mode", shape.group.role.value)
+    return options
+
+
+def _cache_events(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]:
+    """Return the options with which prefill publishes its cache contents to the frontend."""
+    if not _routes_by_cache(verified) or shape.group.role is Role.DECODE:
+        return ()
+    if verified.plan.goal.engine.name == "trtllm":
+        return ("--publish-kv-events",)
+    own = _OWN_EVENTS[verified.plan.goal.engine.name]
+    return ("--kv-events-config", json.dumps({**_CACHE_EVENTS, **own}))
+
+
+def _router_mode(verified: VerifiedServing) -> str:
+    """Return the frontend's policy, one for both roles.
+
+    Raises:
+        UnknownTargetError: it lacks the plan's policy.
+    """
+    router = verified.decision.router
+    if router is None:
+        # One instance of each role, or a plan without a router (older versions).
+        policy = (
+            RouterPolicy.LEAST_REQUESTS if are_heterogeneous(verified) else RouterPolicy.ROUND_ROBIN
+        )
+        if verified.plan.goal.traffic.prefix_hit > 0.0:
+            policy = RouterPolicy.CACHE_AWARE
+    else:
+        # A role with one instance needs no policy.
+        own = (router.policy, router.decode_policy or router.policy)
+        policy = next((one for one in own if one is not RouterPolicy.ROUND_ROBIN), own[0])
+    names = DYNAMO_FRONTEND.policies(is_disaggregated=is_disaggregated(verified))
+    if policy not in names:
+        raise UnknownTargetError(
+            f"emit: dynamo {RELEASE} routes by none of {policy.value}, only by"
+            f" {', '.join(one.value for one in names)}; plan with 'emit: [dynamo]' alone"
+        )
+    return names[policy]
+
+
+def _routes_by_cache(verified: VerifiedServing) -> bool:
+    return _router_mode(verified) == DYNAMO_FRONTEND.aggregated[RouterPolicy.CACHE_AWARE]
+
+
+def _arguments(command: ServerCommand) -> list[str]:
+    """Return the command's options as words, without those that Dynamo sets itself."""
+    known = (
+        " ".join(word for word in command.words if "--" in word)
+        .replace('"$PORT"', str(FIRST_PORT))
+        .replace('"$MODEL"', "model")
+        .replace('"$DRAFT_MODEL"', "'$(DRAFT_MODEL)'")
+        .replace(BOOTSTRAP, str(FIRST_PORT + BOOTSTRAP_OFFSET))
+        .replace("$FILES", MOUNT)
+    )
+    words = shlex.split(known)
+    kept: list[str] = []
+    for option, values in _options(words):
+        if option not in _OURS:
+            kept += [option, *map(_symmetric, values)]
+    unknown = next((word for word in kept if "$" in word and word != "$(DRAFT_MODEL)"), None)
+    if unknown is not None:
+        raise ValueError(f"{unknown!r} has a shell variable")
+    return kept
+
+
+def _options(words: list[str]) -> list[tuple[str, list[str]]]:
+    options: list[tuple[str, list[str]]] = []
+    for word in words:
+        if re.fullmatch(r"--[a-z0-9-]+", word):
+            options.append((word, []))
+        elif options:
+            options[-1][1].append(word)
+    return options
+
+
+def _symmetric(word: str) -> str:
+    """Return a connector's configuration with role `kv_both`, which Dynamo expects."""
+    if '"kv_role"' not in word:
+        return word
+    return json.dumps(json.loads(word) | {"kv_role": "kv_both"})
+
+
+def _items(files: list[EmittedFile]) -> list[Object]:
+    """Return the path of each file under the mount; a distribution's files are in its folder."""
+    if not any(file.path.name == PLACEMENT_FILE["vllm"] for file in files):
+        return []
+    folder = "moetune_placement-1.dist-info/"
+    entry = {file.path.name for file in _ENTRY_POINT}
+    return [
+        {
+            "key": str(file.path),
+            "path": (folder if file.path.name in entry else "") + str(file.path),
+        }
+        for file in files
+    ]

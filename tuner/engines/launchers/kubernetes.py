@@ -1,0 +1,338 @@
+"""Emits plain Kubernetes objects: `deployment.yaml` and `bench-job.yaml`.
+
+    instance on one machine       Deployment, one replica per instance, strategy Recreate
+    instance on several machines  LeaderWorkerSet (leaderworkerset.x-k8s.io/v1), one pod per machine
+    router                        Deployment that finds the leaders' pods by label, with a role that
+                                  may list pods; TensorRT-LLM's uses a Service per group
+
+Devices are requested by the name of their vendor's plugin
+(tuner/engines/serve_rules/vendors.py). Sources: Kubernetes apps/v1, the LeaderWorkerSet resource
+definition and labels of kubernetes-sigs/lws, docs.sglang.io (service discovery of the gateway).
+
+Not covered: TensorRT-LLM over several machines, whose ranks MPI starts; use `slurm` or `dynamo`.
+"""
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from tuner.config.serve import Role
+from tuner.engines.files import EmittedFile
+from tuner.engines.launchers.benchmark import TRACE_FORM, benchmark_aiperf_bash, benchmark_vllm_bash
+from tuner.engines.launchers.pods import (
+    MOUNT,
+    Object,
+    app_name,
+    config_map,
+    field,
+    literal,
+    placed_on,
+    pod,
+    pod_notes,
+    variables,
+    weights,
+    yaml_text,
+)
+from tuner.engines.serving.command import BOOTSTRAP_OFFSET, FIRST_PORT
+from tuner.engines.serving.engines import MPI_ENGINES, engine_files, server_bash
+from tuner.engines.serving.placement import ServedPlacement, placement_notes
+from tuner.engines.serving.router import (
+    ROUTER_PORT,
+    by_ascend_proxy,
+    by_nginx,
+    discovering_words,
+    needs_router,
+    router_bash,
+)
+from tuner.engines.serving.shape import GroupShape, group_release, group_shapes, vendor_traits
+from tuner.engines.vllm.capabilities import VLLM_0_33
+from tuner.errors import UnknownTargetError
+from tuner.plans.serve import VerifiedServing
+
+_STRICT: Final = "set -euo pipefail\n"
+_BY_GROUP: Final = """\
+export NODE_RANK="$LWS_WORKER_INDEX" MASTER_ADDR="$LWS_LEADER_ADDRESS" NNODES="$LWS_GROUP_SIZE"
+"""
+_ROUTER_INSTALL: Final = {
+    # vLLM's image has no router.
+    "vllm": "command -v vllm-router > /dev/null || pip install --quiet vllm-router==0.1.17\n"
+}
+_AIPERF: Final = "command -v aiperf > /dev/null || pip install --quiet aiperf==0.13.0\n"
+_TRACE: Final = "/traces/requests.jsonl"
+_ANNOTATION: Final = {
+    "sglang": "sglang.ai/bootstrap-port",
+    "vllm": "vllm.ai/bootstrap-port",
+}
+"""Annotation in which a gateway finds the bootstrap port of a prefill pod's KV transfers."""
+
+
+def emit(verified: VerifiedServing, placement: ServedPlacement | None) -> tuple[EmittedFile, ...]:
+    """Return the objects of the deployment and of its benchmark.
+
+    Raises:
+        UnknownTargetError: the engine's instances need MPI across machines.
+    """
+    app = app_name(verified)
+    files = engine_files(verified, placement)
+    shapes = group_shapes(verified)
+    engine = verified.plan.goal.engine.name
+    wide = next((shape for shape in shapes if shape.nodes > 1), None)
+    if wide is not None and engine in MPI_ENGINES:
+        raise UnknownTargetError(
+            f"emit: kubernetes starts no {engine} whose {wide.name} instances span {wide.nodes}"
+            " machines by MPI; emit slurm or dynamo"
+        )
+    objects = [
+        *((config_map(f"{app}-files", files=files),) if files else ()),
+        *(_instances(verified, shape, placement, app=app, files=bool(files)) for shape in shapes),
+        *(_service(verified, shape, app=app) for shape in shapes),
+        *(_router(verified, app=app) if needs_router(verified) else ()),
+    ]
+    notes = (
+        *pod_notes(verified),
+        *placement_notes(verified, placement),
+        "Then: kubectl apply -f deployment.yaml",
+    )
+    return (
+        EmittedFile(
+            path=PurePosixPath("deployment.yaml"),
+            text=yaml_text(verified, notes=notes, objects=objects),
+        ),
+        EmittedFile(
+            path=PurePosixPath("bench-job.yaml"),
+            text=yaml_text(
+                verified,
+                notes=benchmark_notes(verified, once="the deployment"),
+                objects=[benchmark_job(verified, url=f"http://{_entrance(verified)}")],
+            ),
+        ),
+    )
+
+
+def benchmark_notes(verified: VerifiedServing, *, once: str) -> tuple[str, ...]:
+    """Return the instructions for the benchmark's job."""
+    notes = ["Put the path or name of the weights into MODEL, for their tokenizer."]
+    if verified.plan.goal.traffic.trace is not None:
+        notes += [f"Mount the recorded requests as {_TRACE} into the container.", TRACE_FORM]
+    return (*notes, f"kubectl apply -f bench-job.yaml once {once} is ready.")
+
+
+def benchmark_job(verified: VerifiedServing, *, url: str) -> Object:
+    """Return the Job that runs a benchmark against the address."""
+    is_trace = verified.plan.goal.traffic.trace is not None
+    script = benchmark_aiperf_bash(verified) if is_trace else benchmark_vllm_bash(verified)
+    values: dict[str, str | Object] = {
+        "MODEL": literal(verified.plan.model.name),
+        "BASE_URL": url,
+    }
+    if is_trace:
+        values["TRACE"] = _TRACE
+    container = {
+        "name": "bench",
+        "image": VLLM_0_33.image,
+        "command": ["bash", "-c", _STRICT + (_AIPERF if is_trace else "") + script],
+        "env": variables(values),
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": f"{app_name(verified)}-bench"},
+        "spec": {
+            "backoffLimit": 0,
+            "template": {"spec": {"restartPolicy": "Never", "containers": [container]}},
+        },
+    }
+
+
+def _instances(
+    verified: VerifiedServing,
+    shape: GroupShape,
+    placement: ServedPlacement | None,
+    *,
+    app: str,
+    files: bool,
+) -> Object:
+    name = f"{app}-{shape.name}"
+    labels = {"app": app, "role": shape.group.role.value, "group": shape.name}
+    container = _container(verified, shape, placement)
+    spec = pod(
+        container,
+        devices=shape.devices_per_node,
+        resource=vendor_traits(verified, shape.group).resource,
+        files=f"{app}-files" if files else None,
+    ) | placed_on(verified, shape.group.pool)
+    metadata: Object = {"labels": labels} | _annotations(verified, shape)
+    if shape.nodes == 1:
+        return {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {
+                "replicas": shape.group.count,
+                # A rolling update would request more devices than the plan has.
+                "strategy": {"type": "Recreate"},
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": metadata, "spec": _with_readiness_probe(spec)},
+            },
+        }
+    return {
+        "apiVersion": "leaderworkerset.x-k8s.io/v1",
+        "kind": "LeaderWorkerSet",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "replicas": shape.group.count,
+            "leaderWorkerTemplate": {
+                "size": shape.nodes,
+                "restartPolicy": "RecreateGroupOnPodRestart",
+                # Only leaders have the labels that router and Service select.
+                "leaderTemplate": {"metadata": metadata, "spec": _with_readiness_probe(spec)},
+                "workerTemplate": {"spec": spec},
+            },
+        },
+    }
+
+
+def _container(
+    verified: VerifiedServing, shape: GroupShape, placement: ServedPlacement | None
+) -> Object:
+    values: dict[str, str | Object] = {
+        **weights(verified),
+        "PORT": str(FIRST_PORT),
+        "HOST_IP": field("status.podIP"),
+        "FILES": MOUNT,
+    }
+    script = (
+        _STRICT + (_BY_GROUP if shape.nodes > 1 else "") + server_bash(verified, shape, placement)
+    )
+    return {
+        "name": "engine",
+        "image": group_release(verified, shape.group).image,
+        "command": ["bash", "-c", script],
+        "env": variables(values),
+        "ports": [{"containerPort": FIRST_PORT}],
+    }
+
+
+def _with_readiness_probe(spec: Object) -> Object:
+    """Return the pod with a readiness probe of its server."""
+    probe: dict[str, Any] = {
+        "httpGet": {"path": "/health", "port": FIRST_PORT},
+        "periodSeconds": 10,
+        "timeoutSeconds": 10,
+    }
+    first, *others = spec["containers"]
+    return spec | {"containers": [first | {"readinessProbe": probe}, *others]}
+
+
+def _annotations(verified: VerifiedServing, shape: GroupShape) -> Object:
+    engine = verified.plan.goal.engine.name
+    if shape.group.role is not Role.PREFILL or engine not in _ANNOTATION:
+        return {}
+    return {"annotations": {_ANNOTATION[engine]: str(FIRST_PORT + BOOTSTRAP_OFFSET)}}
+
+
+def _service(verified: VerifiedServing, shape: GroupShape, *, app: str) -> Object:
+    """Return the Service of a group; behind nginx it is headless and resolves to every pod."""
+    service = _service_object(
+        f"{app}-{shape.name}", selector={"app": app, "group": shape.name}, port=FIRST_PORT
+    )
+    if needs_router(verified) and by_nginx(verified):
+        service["spec"]["clusterIP"] = "None"
+    return service
+
+
+def _service_object(name: str, *, selector: dict[str, str], port: int) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": name},
+        "spec": {"selector": selector, "ports": [{"name": "http", "port": port}]},
+    }
+
+
+def _entrance(verified: VerifiedServing) -> str:
+    app = app_name(verified)
+    if needs_router(verified):
+        return f"{app}:{ROUTER_PORT}"
+    return f"{app}-{group_shapes(verified)[0].name}:{FIRST_PORT}"
+
+
+def _router(verified: VerifiedServing, *, app: str) -> Iterator[Object]:
+    name, engine = f"{app}-router", verified.plan.goal.engine.name
+    labels = {"app": app, "role": "router"}
+    yield {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}}
+    yield {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "Role",
+        "metadata": {"name": name},
+        "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}],
+    }
+    yield {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": name},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name}],
+    }
+    container = {
+        "name": "router",
+        "image": _router_image(verified),
+        "command": ["bash", "-c", _STRICT + _router_script(verified, app=app, engine=engine)],
+        "env": variables(
+            {"NAMESPACE": field("metadata.namespace")} | _addresses(verified, app=app)
+        ),
+        "ports": [{"containerPort": ROUTER_PORT}],
+    }
+    yield {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"serviceAccountName": name, "containers": [container]},
+            },
+        },
+    }
+    yield _service_object(app, selector=labels, port=ROUTER_PORT)
+
+
+def _router_image(verified: VerifiedServing) -> str:
+    group = verified.decision.instances[0]
+    return "nginx:1.29" if by_nginx(verified) else group_release(verified, group).image
+
+
+def _router_script(verified: VerifiedServing, *, app: str, engine: str) -> str:
+    if not _discovers(verified):
+        # A Service's name resolves to all instances of a group.
+        return router_bash(verified, counts=_services(verified))
+    words = discovering_words(verified, app=app, port=FIRST_PORT)
+    return _ROUTER_INSTALL.get(engine, "") + "exec " + " \\\n  ".join(words) + "\n"
+
+
+def _discovers(verified: VerifiedServing) -> bool:
+    """Say whether the router finds the pods by their labels."""
+    is_theirs = verified.plan.goal.engine.name in _ANNOTATION
+    return is_theirs and not by_nginx(verified) and not by_ascend_proxy(verified)
+
+
+def _services(verified: VerifiedServing) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for shape in group_shapes(verified):
+        name = "WORKER" if shape.group.role is Role.AGGREGATED else shape.group.role.name
+        counts[name] = counts.get(name, 0) + 1
+    return counts
+
+
+def _addresses(verified: VerifiedServing, *, app: str) -> dict[str, str | Object]:
+    if _discovers(verified):
+        return {}
+    urls_by_role: dict[str, list[str]] = {}
+    for shape in group_shapes(verified):
+        name = "WORKER" if shape.group.role is Role.AGGREGATED else shape.group.role.name
+        urls_by_role.setdefault(f"{name}_URLS", []).append(
+            f"http://{app}-{shape.name}:{FIRST_PORT}"
+        )
+    return {name: " ".join(urls) for name, urls in urls_by_role.items()}

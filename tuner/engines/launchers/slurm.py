@@ -1,0 +1,93 @@
+"""Emits `job.sbatch`: a Slurm job that starts the plan's program on every node of the allocation.
+
+The program is the first one that the plan emits; its `run.sh` is in the neighbouring folder. Slurm
+copies a batch script away before it runs, so the job looks for that folder from where it was
+submitted. Where the order of nodes matters, the job requests those nodes and places its tasks in
+the order of `hosts.txt` (SLURM_HOSTFILE with --distribution=arbitrary, srun(1)).
+"""
+
+from pathlib import PurePosixPath
+
+from tuner.engines.capabilities import programs
+from tuner.engines.files import JOB_FOLDER, JOB_NAME, EmittedFile, comment, label
+from tuner.engines.launchers.hosts import HOSTS_NAME, hosts, notes
+from tuner.engines.launchers.shape import LaunchShape, launch_shape
+from tuner.engines.statement import brief_statement
+from tuner.plans.train import VerifiedPlan
+
+
+def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
+    """Return the batch script, sized for exactly the devices of the decision."""
+    shape = launch_shape(verified.plan, verified.decision)
+    program = programs(verified.plan.emit)[0]
+    text = (
+        "#!/usr/bin/env bash\n"
+        + _directives(shape, name=f"moetune-{label(verified.plan.model.name)}")
+        + comment(
+            (
+                *brief_statement(verified),
+                "",
+                "Submit it by this name: sbatch [PATH/]job.sbatch [arguments of the program]",
+                "Account, partition and time limit are yours: sbatch --partition=... job.sbatch",
+                *notes(shape),
+            )
+        )
+        + _body(shape, program=program)
+    )
+    return (EmittedFile(path=PurePosixPath(JOB_NAME), text=text, executable=True),)
+
+
+def _directives(shape: LaunchShape, *, name: str) -> str:
+    devices = (
+        f"#SBATCH --cpus-per-task={shape.devices_per_node}\n"
+        if shape.device_kind == "cpu"
+        else f"#SBATCH --gpus-per-node={shape.devices_per_node}\n"
+    )
+    is_named = shape.hosts and not shape.unnamed
+    nodelist = f"#SBATCH --nodelist={','.join(hosts(shape))}\n" if is_named else ""
+    return (
+        f"#SBATCH --job-name={name}\n"
+        f"#SBATCH --nodes={shape.nodes}\n{nodelist}"
+        "#SBATCH --ntasks-per-node=1\n" + devices + "#SBATCH --output=%x-%j.out\n"
+    )
+
+
+def _body(shape: LaunchShape, *, program: str) -> str:
+    return f"""\
+set -euo pipefail
+{JOB_FOLDER}PROGRAM="$JOB/../{program}/run.sh"
+if [[ ! -f "$PROGRAM" ]]; then
+  echo "$PROGRAM is missing; {JOB_NAME} belongs beside its folder, under this name" >&2
+  exit 2
+fi
+{_hostfile(shape)}
+export NNODES={shape.nodes}
+export NPROC_PER_NODE={shape.devices_per_node}
+# Where Slurm's node names are no host names, set MASTER_ADDR before sbatch.
+export MASTER_ADDR="${{MASTER_ADDR:-$({_first_node(shape)})}}"
+# Jobs that share a node need different ports.
+export MASTER_PORT="${{MASTER_PORT:-$((20000 + SLURM_JOB_ID % 20000))}}"
+
+srun {_layout(shape)} --kill-on-bad-exit=1 bash "$PROGRAM" "$@"
+"""
+
+
+def _hostfile(shape: LaunchShape) -> str:
+    if not shape.hosts:
+        return ""
+    return f"""\
+export HOSTFILE="${{HOSTFILE:-$JOB/{HOSTS_NAME}}}"
+export SLURM_HOSTFILE="$HOSTFILE"
+"""
+
+
+def _first_node(shape: LaunchShape) -> str:
+    if shape.hosts:
+        return 'head -n 1 -- "$HOSTFILE"'
+    return 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
+
+
+def _layout(shape: LaunchShape) -> str:
+    if not shape.hosts:
+        return "--ntasks-per-node=1"
+    return f"--nodes={shape.nodes} --ntasks={shape.nodes} --distribution=arbitrary"

@@ -1,0 +1,41 @@
+"""Megatron-Bridge: megatron-core behind recipes, by the NeMo container that ships it.
+
+Read from `ConfigContainer`, `CommOverlapConfig`, the mixed-precision recipes and the recipes of the
+tags v0.3.0 (container 26.02, core 0.16), v0.4.0 (26.04, core 0.17) and v0.5.0 (26.06, core 0.18) of
+github.com/NVIDIA-NeMo/Megatron-Bridge. Bridge has the rules of megatron-core; in addition:
+
+- OLMoE's norm over all heads is a layer specification of its own recipe;
+- Megatron-FSDP excludes the rank order in which replicas are the most distant.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from tuner.engines.megatron_lm.capabilities import MEGATRON_0_16, MEGATRON_0_18
+from tuner.spec.features import ModelFeature
+
+_UNSUPPORTED: Final = MEGATRON_0_18.unsupported - {ModelFeature.QK_NORM_FULL}
+
+BRIDGE_26_06: Final = replace(
+    MEGATRON_0_18,
+    names=("megatron-bridge",),
+    release="0.5, container 26.06 and later",
+    source="github.com/NVIDIA-NeMo/Megatron-Bridge v0.5.0",
+    unsupported=_UNSUPPORTED,
+)
+
+BRIDGE_26_04: Final = replace(
+    MEGATRON_0_16,
+    names=("megatron-bridge-26.04",),
+    release="0.4, container 26.04",
+    source="github.com/NVIDIA-NeMo/Megatron-Bridge v0.4.0",
+    unsupported=_UNSUPPORTED,
+)
+
+BRIDGE_26_02: Final = replace(
+    MEGATRON_0_16,
+    names=("megatron-bridge-26.02",),
+    release="0.3, container 26.02",
+    source="github.com/NVIDIA-NeMo/Megatron-Bridge v0.3.0",
+    unsupported=_UNSUPPORTED,
+)

@@ -1,0 +1,111 @@
+"""Megatron-Bridge's overrides as `LaunchSettings`: lines `section.field=value`, and the precision.
+
+The precision is no override; the Python program beside them sets it in a line with
+`get_mixed_precision_config("bf16_with_mxfp8_mixed")`. What neither says is the recipe's, of which
+only what the price depends on is known: no dropout, bf16.
+
+Not covered: recipes themselves, which are programs.
+"""
+
+import re
+from typing import Final
+
+from tuner.engines.megatron_lm import flags as table
+from tuner.engines.megatron_lm.read import settings_of
+from tuner.engines.reading.arguments import Flags
+from tuner.engines.reading.launch import LaunchSettings
+from tuner.errors import SpecError
+from tuner.spec.files import shown_value
+
+_LINE: Final = re.compile(r"([a-z_]+)\.([a-z_.]+)=(.*)")
+_SECTIONS: Final = frozenset({"model", "train", "ddp", "dist", "optimizer"})
+"""Of Bridge's configuration: those whose fields are Megatron-LM's flags."""
+_PRECISION: Final = re.compile(r"get_mixed_precision_config\(\s*[\"']([\w]{1,80})[\"']")
+_GRADIENTS: Final = re.compile(r"grad_reduce_in_fp32\s*=\s*(True|False)\b")
+_RECIPES: Final = {
+    "bf16_with_fp8_delayed_scaling_mixed": "delayed",
+    "bf16_with_fp8_current_scaling_mixed": "tensorwise",
+    "bf16_with_fp8_subchannel_scaling_mixed": "blockwise",
+    "bf16_with_mxfp8_mixed": "mxfp8",
+}
+"""Bridge's precisions with 8-bit GEMMs: Megatron-LM's name of the recipe."""
+_RENAMED: Final = {"gated-linear-unit": "swiglu"}
+"""Fields that are flags of another name, without being the same for every engine."""
+
+
+def read(text: str, *, source: str, program: str = "") -> LaunchSettings:
+    """Read overrides, and the precision out of the text of the program that applies them.
+
+    Raises:
+        SpecError: a line is no override, or two of them disagree.
+    """
+    values: dict[str, tuple[str, ...]] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            if "=" in line:
+                # A whole section, such as comm_overlap=null.
+                continue
+            raise SpecError(
+                f"{source}: line {number}: {shown_value(line)} is no override; they read"
+                " section.field=value"
+            )
+        section, field, value = match.groups()
+        name = field.replace("_", "-")
+        if section not in _SECTIONS or value == "null":
+            continue
+        name = _RENAMED.get(name, name)
+        words = _words(value)
+        if name in values and values[name] != words:
+            raise SpecError(f"{source}: {field} is given twice, with different values; keep one")
+        values[name] = words
+    if not table.KNOWN & set(values):
+        raise SpecError(f"{source}: no override such as model.tensor_model_parallel_size=8")
+    values |= _implied(values)
+    values |= _precision(program)
+    return settings_of(Flags(source=source, values=values, notes=_notes(program)))
+
+
+def _words(value: str) -> tuple[str, ...]:
+    if value.startswith("[") and value.endswith("]"):
+        return tuple(word.strip() for word in value[1:-1].split(",") if word.strip())
+    return (value.strip("'\""),)
+
+
+def _implied(values: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return the flags that a field implies, and the defaults that all recipes share."""
+    implied: dict[str, tuple[str, ...]] = {}
+    if "num-query-groups" in values:
+        implied["group-query-attention"] = ()
+    if "share-embeddings-and-output-weights" in values:
+        shared = values["share-embeddings-and-output-weights"] == ("true",)
+        implied["untie-embeddings-and-output-weights"] = ("false",) if shared else ()
+    if len(values.get("moe-layer-freq", ())) > 1:
+        implied["moe-layer-freq"] = (f"[{','.join(values['moe-layer-freq'])}]",)
+    if "pipeline-model-parallel-layout" in values:
+        # Bridge takes both; the layout says how many stages a rank has.
+        values.pop("virtual-pipeline-model-parallel-size", None)
+    for name in ("hidden-dropout", "attention-dropout"):
+        implied[name] = values.get(name, ("0.0",))
+    return implied
+
+
+def _precision(program: str) -> dict[str, tuple[str, ...]]:
+    flags: dict[str, tuple[str, ...]] = {"bf16": ()}
+    named = _PRECISION.search(program)
+    if named and named.group(1) in _RECIPES:
+        flags |= {"fp8-format": ("hybrid",), "fp8-recipe": (_RECIPES[named.group(1)],)}
+    if named and "nvfp4" in named.group(1):
+        flags["fp4-format"] = ("e2m1",)
+    gradients = _GRADIENTS.search(program)
+    if gradients and gradients.group(1) == "False":
+        flags["grad-reduce-in-bf16"] = ()
+    return flags
+
+
+def _notes(program: str) -> tuple[str, ...]:
+    if _PRECISION.search(program):
+        return ()
+    return ("neither the overrides nor a program beside them set a precision: bf16 is assumed",)

@@ -1,0 +1,272 @@
+"""Emits overrides for Megatron-Bridge: `overrides.txt`, `train.py` that applies them, and `run.sh`.
+
+A recipe of `megatron.bridge.recipes` sets data, optimizer and everything else outside the plan;
+overrides in Bridge's `section.field=value` form set what the plan decides, including options that
+are off, because recipes have defaults of their own. Where a recipe of the release builds the model,
+it is named; for any other model the overrides change the widths of the nearest one.
+
+`train.py` does what Bridge's `scripts/training/run_recipe.py` does, and replaces the name of the
+precision by its configuration object first, so that overrides can set its fields.
+
+Read from the tags v0.3.0, v0.4.0 and v0.5.0 of github.com/NVIDIA-NeMo/Megatron-Bridge.
+"""
+
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import Final
+
+from tuner.config.train import TrainDecision
+from tuner.engines.assumptions import assumptions
+from tuner.engines.files import EmittedFile, comment
+from tuner.engines.launchers.shape import launch_shape
+from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
+from tuner.engines.manifest import PIPELINE_INSIDE_ORDER
+from tuner.engines.megatron_lm.core import GPT_OSS, Core, Value, decision_fields, model_fields
+from tuner.engines.megatron_lm.environment import environment
+from tuner.engines.megatron_lm.write import cautions
+from tuner.engines.priced_settings import overridden
+from tuner.engines.statement import statement
+from tuner.plans.train import VerifiedPlan
+from tuner.spec.goal import TrainGoal
+from tuner.spec.model import ModelSpec, QkNorm
+
+Override = tuple[str, Value]
+"""Path of a field from the configuration's root, and its value."""
+
+_RECIPES: Final = {
+    ("DeepseekV2ForCausalLM", 27, 2048): "deepseek_v2_lite_pretrain_config",
+    ("DeepseekV2ForCausalLM", 60, 5120): "deepseek_v2_pretrain_config",
+    ("DeepseekV3ForCausalLM", 61, 7168): "deepseek_v3_pretrain_config",
+    ("Glm4MoeForCausalLM", 46, 4096): "glm45_air_106b_pretrain_config",
+    ("Glm4MoeForCausalLM", 92, 5120): "glm45_355b_pretrain_config",
+    ("GptOssForCausalLM", 24, 2880): "gpt_oss_20b_pretrain_config",
+    ("GptOssForCausalLM", 36, 2880): "gpt_oss_120b_pretrain_config",
+    ("LlamaForCausalLM", 32, 4096): "llama31_8b_pretrain_config",
+    ("LlamaForCausalLM", 80, 8192): "llama31_70b_pretrain_config",
+    ("LlamaForCausalLM", 126, 16384): "llama31_405b_pretrain_config",
+    ("OlmoeForCausalLM", 16, 2048): "olmoe_7b_pretrain_config",
+    ("Qwen3MoeForCausalLM", 48, 2048): "qwen3_30b_a3b_pretrain_config",
+    ("Qwen3MoeForCausalLM", 94, 4096): "qwen3_235b_a22b_pretrain_config",
+}
+"""By architecture, layers and width; in every release read."""
+
+_PLAIN: Final = "vanilla_gpt_pretrain_config"
+"""Megatron-LM's defaults without a specific model; from v0.4.0 on."""
+
+_KIMI_VOCABULARY: Final = 163_840
+"""Kimi-K2 has the architecture name, layers and width of DeepSeek-V3; the vocabulary differs."""
+
+_PRECISIONS: Final = {
+    "bf16": "bf16_mixed",
+    "fp8-delayed": "bf16_with_fp8_delayed_scaling_mixed",
+    "fp8-tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "fp8-blockwise": "bf16_with_fp8_subchannel_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+    "nvfp4": "bf16_with_nvfp4_mixed",
+}
+
+_SHARDING: Final = {2: "optim_grads", 3: "optim_grads_params"}
+
+_OF_PRECISION: Final = frozenset({"fp8", "fp8_recipe", "fp4", "fp4_recipe"})
+"""Fields that Bridge fills from the precision."""
+
+_YOURS: Final = (
+    "Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
+    "learning rate. The recipe has them; add overrides of your own after run.sh:",
+    "  bash run.sh train.train_iters=1000 optimizer.lr=1e-4 ...",
+)
+
+
+def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
+    """Return overrides, the program that applies them, and a script that starts it."""
+    return _emit(verified, core=Core.V0_18, has_plain_recipe=True)
+
+
+def emit_26_04(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
+    """Return the same for the container 26.04, whose core is older."""
+    return _emit(verified, core=Core.V0_16, has_plain_recipe=True)
+
+
+def emit_26_02(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
+    """Return the same for the container 26.02, which has no recipe of a plain model."""
+    return _emit(verified, core=Core.V0_16, has_plain_recipe=False)
+
+
+def _emit(verified: VerifiedPlan, *, core: Core, has_plain_recipe: bool) -> tuple[EmittedFile, ...]:
+    plan, decision = verified.plan, verified.decision
+    exact, nearest = _recipe(plan.model)
+    recipe = exact or nearest
+    named = bool(exact) or has_plain_recipe or nearest != _PLAIN
+    said = (
+        *statement(verified),
+        *cautions(plan.model, decision),
+        *assumptions("megatron-bridge", plan.model, plan.goal, decision),
+        f"Recipe: {recipe}." if named else "Recipe: none fits in this release; name a near one.",
+        "",
+        *_YOURS,
+    )
+    lines = overrides(plan.model, plan.goal, decision, core=core)
+    text = "".join(f"{path}={_written(value)}\n" for path, value in lines)
+    precision = _PRECISIONS[decision.fp8_recipe or plan.goal.precision.value]
+    default = f'"${{RECIPE:-{recipe}}}"' if named else '"${RECIPE:?must name a recipe}"'
+    return (
+        EmittedFile(path=PurePosixPath("overrides.txt"), text=comment(said) + text),
+        EmittedFile(
+            path=PurePosixPath("train.py"),
+            text=comment(said)
+            + _TRAIN.format(precision=precision, in_fp32=decision.gradient_bytes == 4),
+        ),
+        EmittedFile(
+            path=PurePosixPath("run.sh"),
+            text="#!/usr/bin/env bash\n"
+            + comment(
+                (
+                    *said,
+                    "",
+                    *ENVIRONMENT_NOTE,
+                    "  RECIPE                   a recipe of megatron.bridge.recipes",
+                )
+            )
+            + preamble(launch_shape(plan, decision))
+            + environment(decision)
+            + f'export RECIPE={default}\n\nexec "${{LAUNCHER[@]}}" "$FILES/train.py" "$@"\n',
+            executable=True,
+        ),
+    )
+
+
+def overrides(
+    model: ModelSpec, goal: TrainGoal, decision: TrainDecision, *, core: Core = Core.V0_18
+) -> tuple[Override, ...]:
+    """Return every override that the plan decides.
+
+    Raises:
+        ValueError: stages differ in what is one setting for Megatron.
+    """
+    precision = decision.fp8_recipe or goal.precision.value
+    fields = decision_fields(model, decision, precision=precision, core=core)
+    if not _recipe(model)[0]:
+        fields = model_fields(model) | fields
+    if core is Core.V0_16:
+        fields.pop("mlp_chunks_for_training", None)
+    return (
+        *(_model(model) if not _recipe(model)[0] else ()),
+        *((f"model.{name}", value) for name, value in fields.items() if name not in _OF_PRECISION),
+        *overridden(model, decision),
+        *_balance(goal),
+        *_pipeline(decision),
+        *_state(decision),
+        ("model.seq_length", goal.sequence_length),
+        ("dataset.sequence_length", goal.sequence_length),
+        ("train.micro_batch_size", decision.micro_batch_size),
+        ("train.global_batch_size", goal.global_batch_size),
+    )
+
+
+def _recipe(model: ModelSpec) -> tuple[str, str]:
+    """Return the recipe that builds the model, if any, and the nearest one."""
+    key = (model.architecture, model.num_layers, model.hidden_size)
+    exact = _RECIPES.get(key, "")
+    if exact == "deepseek_v3_pretrain_config" and model.vocab_size == _KIMI_VOCABULARY:
+        exact = "kimi_k2_pretrain_config"
+    if model.attention.kind == "mla":
+        return exact, "deepseek_v3_pretrain_config"
+    if model.architecture == GPT_OSS:
+        return exact, "gpt_oss_20b_pretrain_config"
+    if model.attention.qk_norm is QkNorm.FULL:
+        return exact, "olmoe_7b_pretrain_config"
+    return exact, _PLAIN
+
+
+def _model(model: ModelSpec) -> Iterator[Override]:
+    """Yield the model's settings outside megatron-core's configuration."""
+    yield ("model.vocab_size", model.vocab_size)
+    # The null tokenizer adds a token of its own.
+    yield ("tokenizer.vocab_size", model.vocab_size - 1)
+    yield ("model.share_embeddings_and_output_weights", model.tie_word_embeddings)
+    if model.attention.kind == "gqa":
+        yield ("model.position_embedding_type", "rope")
+    yield ("model.rotary_base", round(model.rope_theta))
+
+
+def _balance(goal: TrainGoal) -> Iterator[Override]:
+    if goal.moe_aux_loss_coeff is not None:
+        yield ("model.moe_aux_loss_coeff", goal.moe_aux_loss_coeff)
+
+
+def _pipeline(decision: TrainDecision) -> Iterator[Override]:
+    yield ("model.account_for_embedding_in_pipeline_split", False)
+    yield ("model.account_for_loss_in_pipeline_split", False)
+    yield ("model.num_layers_in_first_pipeline_stage", None)
+    yield ("model.num_layers_in_last_pipeline_stage", None)
+    # The overrides here replace what this section would set.
+    yield ("comm_overlap", None)
+    virtual = decision.virtual_pipeline_model_parallel_size > 1
+    yield ("model.overlap_p2p_comm", virtual)
+    yield ("model.batch_p2p_comm", not virtual)
+    last = decision.rank_order == PIPELINE_INSIDE_ORDER
+    yield ("dist.use_tp_pp_dp_mapping", last and decision.pipeline_model_parallel_size > 1)
+
+
+def _state(decision: TrainDecision) -> Iterator[Override]:
+    sharded = decision.zero_stage > 0
+    fsdp = decision.zero_stage in _SHARDING
+    yield ("ddp.use_distributed_optimizer", sharded)
+    yield ("optimizer.use_distributed_optimizer", sharded)
+    yield ("dist.use_megatron_fsdp", fsdp)
+    yield ("ddp.use_megatron_fsdp", fsdp)
+    if fsdp:
+        yield ("ddp.data_parallel_sharding_strategy", _SHARDING[decision.zero_stage])
+        yield ("checkpoint.ckpt_format", "fsdp_dtensor")
+        yield ("ddp.average_in_collective", False)
+    yield ("ddp.num_distributed_optimizer_instances", decision.num_state_copies)
+    yield ("ddp.overlap_grad_reduce", decision.overlap_grad_reduce)
+    # None, because a recipe may state a size.
+    yield ("ddp.bucket_size", decision.ddp_bucket_size)
+    yield ("ddp.overlap_param_gather", decision.overlap_param_gather)
+    yield ("optimizer.overlap_param_gather", decision.overlap_param_gather)
+    yield ("optimizer.optimizer_cpu_offload", decision.optimizer_offload)
+    if decision.optimizer_offload:
+        yield ("optimizer.optimizer_offload_fraction", 1.0)
+        yield ("optimizer.overlap_cpu_optimizer_d2h_h2d", True)
+        # The offloading optimizer is a variant of this one.
+        yield ("optimizer.use_precision_aware_optimizer", True)
+    if decision.cuda_graph != "none":
+        yield ("rng.te_rng_tracker", True)
+        yield ("model.use_te_rng_tracker", True)
+    if decision.cuda_graph == "full_iteration":
+        # A CUDA graph cannot wait for the host to read a value.
+        yield ("rerun_state_machine.check_for_nan_in_loss", False)
+        yield ("ddp.check_for_nan_in_grad", False)
+
+
+def _written(value: Value) -> str:
+    if isinstance(value, tuple):
+        return f"[{','.join(map(_written, value))}]"
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    # `|` and `*` of a pipeline layout are operators in the grammar of overrides.
+    return f"'{value}'" if isinstance(value, str) and "|" in value else str(value)
+
+
+_TRAIN: Final = """\
+import os
+import sys
+from pathlib import Path
+
+from megatron.bridge import recipes
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.mixed_precision import get_mixed_precision_config
+from megatron.bridge.training.pretrain import pretrain
+from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides
+
+config = getattr(recipes, os.environ["RECIPE"])()
+config.mixed_precision = get_mixed_precision_config("{precision}")
+config.mixed_precision.grad_reduce_in_fp32 = {in_fp32}
+written = Path(__file__).with_name("overrides.txt").read_text(encoding="utf-8").splitlines()
+overrides = [line for line in written if line and not line.startswith("#")]
+config = process_config_with_overrides(config, cli_overrides=[*overrides, *sys.argv[1:]])
+pretrain(config=config, forward_step_func=forward_step)
+"""

@@ -1,0 +1,81 @@
+"""Megatron-LM: what `pretrain_gpt.py` and megatron-core accept, by release.
+
+Read from the argument parsers, `validate_args` and `TransformerConfig` of the tags core_v0.16.1,
+core_v0.17.1, core_v0.18.0 and core_v0.19.0 of github.com/NVIDIA/Megatron-LM:
+
+- `--mlp-chunks-for-training` (MemFine chunks) exists from core 0.18 on. The chunks of a MoE layer
+  are recomputed one by one only under `--recompute-modules moe`; inside full recomputation they
+  save nothing. Recomputation and the chunk count are global, so stages cannot differ in them.
+- `--overlap-moe-expert-parallel-comm` needs an interleaved pipeline if there is one, no full
+  recomputation, an all-to-all or flex dispatcher and one MTP layer at most; from core 0.17 on it
+  also refuses to recompute `moe`, which is applied to 0.16 as well.
+- ZeRO stages 2 and 3 are Megatron-FSDP, which no public recipe combines with a pipeline.
+- `--num-distributed-optimizer-instances` replicates the sharded state (HSDP), for the distributed
+  optimizer and for Megatron-FSDP.
+- A full-iteration CUDA graph with MoE layers needs HybridEP, which pads the tokens of each expert
+  rank to a fixed capacity, from core 0.18 on.
+- One switch enables all biases, the router's included; a second one only those of queries, keys and
+  values.
+
+Not covered: torch's own FSDP2 under Megatron (no expert parallelism), hybrid context parallelism.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from profilers.steps.config import Recompute
+from tuner.engines.manifest import Capabilities
+from tuner.spec.features import ModelFeature
+
+_NOT_FULL: Final = frozenset({Recompute.NONE, Recompute.SELECTIVE})
+
+MEGATRON_0_18: Final = Capabilities(
+    names=("megatron-lm",),
+    release="core 0.18 and later",
+    source="github.com/NVIDIA/Megatron-LM core_v0.18.0, core_v0.19.0",
+    zero_stages_with_pipeline=frozenset({0, 1}),
+    optimizer_offload_zero_stages=frozenset({1}),
+    param_gather_needs_grad_reduce=True,
+    recompute_per_stage=False,
+    activation_offload_recompute=_NOT_FULL,
+    activation_offload_graphs=frozenset({"none", "partial"}),
+    chunks_per_stage=False,
+    chunks_need=frozenset({Recompute.SELECTIVE}),
+    chunks_need_modules=frozenset({"moe"}),
+    schedules=frozenset({"1f1b", "interleaved"}),
+    moe_needs_sequence_parallel=True,
+    dispatchers=frozenset({"alltoall", "allgather", "deepep", "hybridep"}),
+    a2a_overlap_dispatchers=frozenset({"alltoall", "deepep", "hybridep"}),
+    a2a_overlap_needs_virtual_pipeline=True,
+    a2a_overlap_recompute=_NOT_FULL,
+    a2a_overlap_excludes=frozenset({"moe"}),
+    a2a_overlap_largest_mtp=1,
+    full_graph_dispatchers=frozenset({"hybridep"}),
+    partial_graph_recompute=_NOT_FULL,
+    partial_graph_excludes=frozenset({"moe"}),
+    # Without --bf16 the precision is fp32, which has no fused attention kernel.
+    precisions=frozenset(
+        {"bf16", "fp8-delayed", "fp8-tensorwise", "fp8-blockwise", "mxfp8", "nvfp4"}
+    ),
+    delayed_scaling_excludes=frozenset({"moe_act", "layernorm"}),
+    one_bias_switch_is_needed=True,
+    unsupported=frozenset(
+        {
+            ModelFeature.MLA_BIAS,
+            ModelFeature.QK_NORM_FULL,
+            ModelFeature.SIGMOID_UNNORMALISED,
+            ModelFeature.SOFTMAX_CORRECTION,
+        }
+    ),
+)
+
+MEGATRON_0_16: Final = replace(
+    MEGATRON_0_18,
+    names=("megatron-lm-0.16",),
+    release="core 0.16 and 0.17",
+    source="github.com/NVIDIA/Megatron-LM core_v0.16.1, core_v0.17.1",
+    largest_chunks=1,
+    a2a_overlap_graphs=frozenset({"none", "partial"}),
+    a2a_overlap_mtp_needs_pipeline=True,
+    full_graph_dispatchers=frozenset(),
+)

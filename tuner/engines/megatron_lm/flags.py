@@ -1,0 +1,209 @@
+"""Megatron-LM's flags that an estimate depends on, with deprecated and removed ones.
+
+Read from `megatron/training/arguments.py` and the config classes of core_v0.16.1 to core_v0.19.0
+of github.com/NVIDIA/Megatron-LM; flags of classes are their fields with `-` for `_`.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tuner.engines.megatron_lm import unpriced
+
+SPELLED: Final[Mapping[str, str]] = {
+    "tensor": "tensor-model-parallel-size",
+    "context": "context-parallel-size",
+    "pipeline": "pipeline-model-parallel-size",
+    "expert": "expert-model-parallel-size",
+    "expert_tensor": "expert-tensor-parallel-size",
+    "virtual_pipeline": "num-virtual-stages-per-pipeline-rank",
+    "layers_per_virtual_stage": "num-layers-per-virtual-pipeline-stage",
+    "interleave_group": "microbatch-group-size-per-virtual-pipeline-stage",
+    "layout": "pipeline-model-parallel-layout",
+    "first_stage_layers": "decoder-first-pipeline-num-layers",
+    "last_stage_layers": "decoder-last-pipeline-num-layers",
+    "sequence": "seq-length",
+    "micro_batch": "micro-batch-size",
+    "global_batch": "global-batch-size",
+    "sequence_parallel": "sequence-parallel",
+    "recompute": "recompute-granularity",
+    "recompute_modules": "recompute-modules",
+    "recompute_method": "recompute-method",
+    "recompute_layers": "recompute-num-layers",
+    "chunks": "mlp-chunks-for-training",
+    "dispatcher": "moe-token-dispatcher-type",
+    "a2a_overlap": "overlap-moe-expert-parallel-comm",
+    "shared_expert_overlap": "moe-shared-expert-overlap",
+    "overlap_gradients": "overlap-grad-reduce",
+    "ddp_bucket_size": "ddp-bucket-size",
+    "overlap_parameters": "overlap-param-gather",
+    "overlap_tensor": "tp-comm-overlap",
+    "graphs": "cuda-graph-impl",
+    "zero_stage": "use-distributed-optimizer",
+    "mtp_layers": "mtp-num-layers",
+}
+"""By field of `LaunchSettings`: the flag."""
+
+SIZES: Final[Mapping[str, str]] = {
+    "num_layers": "num-layers",
+    "hidden_size": "hidden-size",
+    "num_heads": "num-attention-heads",
+    "head_dim": "kv-channels",
+    "vocab_size": "vocab-size",
+    "expert_ffn_size": "moe-ffn-hidden-size",
+    "shared_ffn_size": "moe-shared-expert-intermediate-size",
+    "num_experts": "num-experts",
+    "top_k": "moe-router-topk",
+    "q_lora_rank": "q-lora-rank",
+    "kv_lora_rank": "kv-lora-rank",
+    "qk_nope_head_dim": "qk-head-dim",
+    "qk_rope_head_dim": "qk-pos-emb-head-dim",
+    "v_head_dim": "v-head-dim",
+}
+"""By size of tuner/estimate/stated_model.py: the flag that is a plain number."""
+
+OTHERS: Final = unpriced.FLAGS | frozenset(
+    {
+        "ffn-hidden-size",
+        "group-query-attention",
+        "num-query-groups",
+        "multi-latent-attention",
+        "moe-layer-freq",
+        "ddp-num-buckets",
+        "swiglu",
+        "untie-embeddings-and-output-weights",
+        "account-for-embedding-in-pipeline-split",
+        "account-for-loss-in-pipeline-split",
+        "bf16",
+        "fp16",
+        "fp8-format",
+        "fp8-recipe",
+        "fp4-format",
+        "fp4-recipe",
+        "grad-reduce-in-bf16",
+        "main-grads-dtype",
+        "use-megatron-fsdp",
+        "use-torch-fsdp2",
+        "data-parallel-sharding-strategy",
+        "torch-fsdp2-no-reshard-after-forward",
+        "num-distributed-optimizer-instances",
+        "moe-flex-dispatcher-backend",
+        "recompute-activations",
+        "cuda-graph-modules",
+        "cuda-graph-scope",
+        "attention-backend",
+        "use-flash-attn",
+        "transformer-impl",
+        "hidden-dropout",
+        "attention-dropout",
+        "optimizer-cpu-offload",
+        "optimizer-offload-fraction",
+        "cpu-offloading-num-layers",
+        "fine-grained-activation-offloading",
+        "offload-modules",
+        "use-tp-pp-dp-mapping",
+        "moe-grouped-gemm",
+        "moe-enable-deepep",
+        "moe-layer-recompute",
+        "enable-cuda-graph",
+        "external-cuda-graph",
+        "use-custom-fsdp",
+    }
+)
+
+SWITCHES: Final = unpriced.SWITCHES | frozenset(
+    {
+        "sequence-parallel",
+        "overlap-moe-expert-parallel-comm",
+        "moe-shared-expert-overlap",
+        "overlap-grad-reduce",
+        "overlap-param-gather",
+        "tp-comm-overlap",
+        "use-distributed-optimizer",
+        "group-query-attention",
+        "multi-latent-attention",
+        "swiglu",
+        "untie-embeddings-and-output-weights",
+        "account-for-embedding-in-pipeline-split",
+        "account-for-loss-in-pipeline-split",
+        "bf16",
+        "fp16",
+        "grad-reduce-in-bf16",
+        "use-megatron-fsdp",
+        "use-torch-fsdp2",
+        "torch-fsdp2-no-reshard-after-forward",
+        "recompute-activations",
+        "use-flash-attn",
+        "optimizer-cpu-offload",
+        "fine-grained-activation-offloading",
+        "use-tp-pp-dp-mapping",
+        "moe-grouped-gemm",
+        "moe-enable-deepep",
+        "moe-layer-recompute",
+        "enable-cuda-graph",
+        "external-cuda-graph",
+        "use-custom-fsdp",
+    }
+)
+"""Understood flags without a value."""
+
+DEPRECATED: Final[Mapping[str, str]] = {
+    "moe-enable-deepep": "--moe-flex-dispatcher-backend deepep",
+    "moe-deepep-num-sms": "--moe-flex-dispatcher-num-sms",
+    "moe-hybridep-num-sms": "--moe-flex-dispatcher-num-sms",
+    "moe-layer-recompute": "--recompute-granularity selective --recompute-modules moe",
+    "enable-cuda-graph": "--cuda-graph-impl local",
+    "external-cuda-graph": "--cuda-graph-impl transformer_engine",
+    "cuda-graph-scope": "--cuda-graph-modules",
+    "use-custom-fsdp": "--use-megatron-fsdp",
+    "hybrid-override-pattern": "--hybrid-layer-pattern",
+    "no-weight-decay-cond-type": "--apply-wd-to-qk-layernorm",
+    "use-mcore-models": "nothing: it is the only kind of model left",
+    "use-dist-ckpt": "nothing: it has no effect",
+    "dist-ckpt-format": "nothing: it has no effect",
+    "ckpt-fully-parallel-save": "nothing: it has no effect",
+    "disable-msc": "nothing: it has no effect",
+    "no-position-embedding": "--position-embedding-type",
+    "use-rotary-position-embeddings": "--position-embedding-type rope",
+}
+"""Still read by the engine: what to say instead."""
+
+SHORTHANDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "--recompute-activations": ("--recompute-granularity", "--recompute-modules"),
+    "--moe-layer-recompute": ("--recompute-granularity", "--recompute-modules"),
+    "--moe-enable-deepep": ("--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend"),
+    "--enable-cuda-graph": ("--cuda-graph-impl",),
+    "--external-cuda-graph": ("--cuda-graph-impl",),
+}
+"""Shorthand flags: the flags that they set."""
+
+REMOVED: Final[Mapping[str, str]] = {
+    "batch-size": "--micro-batch-size",
+    "model-parallel-size": "--tensor-model-parallel-size",
+    "warmup": "--lr-warmup-fraction",
+    "checkpoint-activations": "--recompute-activations",
+}
+"""The engine stops at these: what to say instead."""
+
+ALIASES: Final[Mapping[str, str]] = {
+    "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
+    "num-layers-in-first-pipeline-stage": "decoder-first-pipeline-num-layers",
+    "num-layers-in-last-pipeline-stage": "decoder-last-pipeline-num-layers",
+    "num-moe-experts": "num-experts",
+    "bucket-size": "ddp-bucket-size",
+    "encoder-seq-length": "seq-length",
+    "sequence-length": "seq-length",
+    "fp8": "fp8-format",
+    "fp4": "fp4-format",
+}
+"""Names that config files use for the same settings."""
+
+CONFUSABLE: Final = frozenset({"decoder-seq-length", "mtp-hybrid-override-pattern"})
+"""Flags of the engine that resemble an understood one, and are no misspellings."""
+
+KNOWN: Final = frozenset(
+    (*SPELLED.values(), *SIZES.values(), *OTHERS, *ALIASES, *DEPRECATED, *REMOVED)
+) - frozenset({"fp8", "fp4"})
+"""Every flag that this reader handles."""
+
+UNDERSTOOD: Final = frozenset((*SPELLED.values(), *SIZES.values(), *OTHERS))
+"""What the price depends on, or what is compared with the model."""

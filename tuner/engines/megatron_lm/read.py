@@ -1,0 +1,430 @@
+"""Megatron-LM's arguments, from a script, a command or YAML, as `LaunchSettings`.
+
+Defaults are the engine's own (core_v0.16.1 to core_v0.19.0): dispatcher allgather, dropout 0.1,
+expert tensor parallelism as the dense layers', recompute modules `core_attn`, main gradients in
+fp32 unless `--grad-reduce-in-bf16` or a precision-aware optimizer says bf16.
+
+YAML is read in three shapes: a mapping of flags (`--tensor-model-parallel-size: 8`, also below
+`MODEL_ARGS`), the same with plain keys, and Megatron-Bridge's sections (`model:`, `train:`, ...),
+whose field names are the flags' with `_`.
+"""
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from profilers.steps.config import Recompute
+from tuner.engines.manifest import DEFAULT_RANK_ORDER, PIPELINE_INSIDE_ORDER
+from tuner.engines.megatron_lm import flags as table
+from tuner.engines.megatron_lm.unpriced import balance, differing_settings
+from tuner.engines.reading.arguments import Flags, training_flags
+from tuner.engines.reading.launch import Dispatcher, Engine, Graphs, LaunchSettings, StatedSize
+from tuner.engines.reading.layer_pattern import layer_pattern
+from tuner.engines.reading.pipeline_layout import pipeline_layout
+from tuner.engines.reading.sections import SLIP_RATIO
+from tuner.engines.reading.variables import read_variables
+from tuner.errors import SpecError
+from tuner.spec.files import shown_value
+from tuner.spec.yaml_text import parse_yaml
+
+RECOMPUTE_MODULES: Final = (
+    "core_attn",
+    "moe_act",
+    "layernorm",
+    "mla_up_proj",
+    "mlp",
+    "moe",
+    "shared_experts",
+)
+_SHARDING: Final[Mapping[str, Literal[0, 1, 2, 3]]] = {
+    "no_shard": 0,
+    "optim": 1,
+    "optim_grads": 2,
+    "optim_grads_params": 3,
+}
+_DEEPEST: Final = 6
+_SECTIONS: Final = ("model", "train", "ddp", "optimizer")
+
+
+def read(
+    text: str,
+    *,
+    source: str,
+    environment: Mapping[str, str] | None = None,
+    beside: Callable[[str], str | None] = lambda _: None,
+) -> LaunchSettings:
+    """Read a script, a pasted command or a list of arguments.
+
+    Args:
+        text: the script, command or arguments.
+        source: what messages call it.
+        environment: variables that are set when the script starts.
+        beside: the text of a file that the script reads.
+
+    Raises:
+        SpecError: one line: what cannot be read, and what to write instead.
+    """
+    return settings_of(
+        training_flags(
+            text,
+            source=source,
+            known=table.KNOWN,
+            switches=table.SWITCHES,
+            environment=environment,
+            beside=beside,
+        )
+    )
+
+
+def read_yaml(text: str, *, source: str) -> LaunchSettings:
+    """Read YAML that holds flags, or Megatron-Bridge's sections.
+
+    Raises:
+        SpecError: not plain YAML, or nothing of Megatron-LM in it.
+    """
+    raw = parse_yaml(text, source=source)
+    if not isinstance(raw, dict):
+        raise SpecError(f"{source}: {shown_value(raw)} at the top, where flags belong")
+    values: dict[str, tuple[str, ...]] = {}
+    for name, words in _leaves(raw, depth=0):
+        if name in values and values[name] != words:
+            raise SpecError(f"{source}: {name} is given twice, with different values; keep one")
+        values[name] = words
+    if not table.KNOWN & set(values):
+        raise SpecError(
+            f"{source}: no setting of Megatron-LM, such as tensor_model_parallel_size, in it"
+        )
+    # Sections are overrides of a recipe of Megatron-Bridge.
+    has_recipe = any(isinstance(raw.get(section), dict) for section in _SECTIONS)
+    return settings_of(Flags(source=source, values=values, notes=()), has_recipe=has_recipe)
+
+
+def _leaves(mapping: Mapping[str, Any], *, depth: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for key, value in mapping.items():
+        name = key.lstrip("-").replace("_", "-")
+        if isinstance(value, dict):
+            if depth < _DEEPEST:
+                yield from _leaves(value, depth=depth + 1)
+        elif value is None:
+            continue
+        elif isinstance(value, list):
+            yield name, tuple(_word(part) for part in value)
+        else:
+            yield name, tuple(_word(value).split()) if isinstance(value, str) else (_word(value),)
+
+
+def _word(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def settings_of(given: Flags, *, has_recipe: bool = False) -> LaunchSettings:
+    """Turn flags into settings; settings that only a recipe has are priced as recipes set them.
+
+    Raises:
+        SpecError: a flag holds no value of its kind, or the engine no longer reads it.
+    """
+    flags = _renamed(given)
+    tensor = flags.number("tensor-model-parallel-size") or 1
+    pipeline = flags.number("pipeline-model-parallel-size") or 1
+    micro_batch = flags.number("micro-batch-size")
+    if micro_batch is None:
+        raise SpecError(f"{flags.source}: --micro-batch-size is missing; Megatron-LM needs it")
+    layout = flags.word("pipeline-model-parallel-layout")
+    zero_stage = _zero_stage(flags)
+    unread = sorted(set(flags.values) - table.UNDERSTOOD)
+    _check_spelling(flags, unread)
+    return LaunchSettings(
+        engine=Engine.MEGATRON,
+        source=flags.source,
+        devices=flags.nodes * flags.devices_per_node
+        if flags.nodes and flags.devices_per_node
+        else None,
+        devices_per_node=flags.devices_per_node,
+        tensor=tensor,
+        context=flags.number("context-parallel-size") or 1,
+        pipeline=pipeline,
+        expert=flags.number("expert-model-parallel-size") or 1,
+        expert_tensor=flags.number("expert-tensor-parallel-size"),
+        virtual_pipeline=flags.number("num-virtual-stages-per-pipeline-rank"),
+        layers_per_virtual_stage=flags.number("num-layers-per-virtual-pipeline-stage"),
+        interleave_group=flags.number(table.SPELLED["interleave_group"]),
+        layout=pipeline_layout(layout, said=f"{flags.source}: --{table.SPELLED['layout']}")
+        if layout is not None
+        else (),
+        replicas=flags.number("num-distributed-optimizer-instances") or 1,
+        rank_order=PIPELINE_INSIDE_ORDER
+        if flags.is_on("use-tp-pp-dp-mapping")
+        else DEFAULT_RANK_ORDER,
+        environment=read_variables(flags.environment),
+        first_stage_layers=flags.number("decoder-first-pipeline-num-layers"),
+        last_stage_layers=flags.number("decoder-last-pipeline-num-layers"),
+        embedding_as_layers=int(flags.is_on("account-for-embedding-in-pipeline-split")),
+        loss_as_layers=int(flags.is_on("account-for-loss-in-pipeline-split")),
+        sequence_parallel=flags.is_on("sequence-parallel"),
+        sequence=flags.number("seq-length"),
+        micro_batch=micro_batch,
+        global_batch=flags.number("global-batch-size"),
+        accumulation=None if "global-batch-size" in flags.values else 1,
+        zero_stage=zero_stage,
+        **_precision(flags),
+        **_recompute(flags),
+        chunks=flags.number("mlp-chunks-for-training") or 1,
+        dispatcher=_dispatcher(flags),
+        a2a_overlap=flags.is_on("overlap-moe-expert-parallel-comm"),
+        shared_expert_overlap=flags.is_on("moe-shared-expert-overlap"),
+        # Megatron-FSDP overlaps what it shards, whatever the flags say.
+        overlap_gradients=flags.is_on("overlap-grad-reduce") or zero_stage >= 2,
+        ddp_bucket_size=_bucket(flags),
+        overlap_parameters=flags.is_on("overlap-param-gather") or zero_stage == 3,
+        overlap_tensor=flags.is_on("tp-comm-overlap"),
+        graphs=_graphs(flags),
+        flash_attention=_flash(flags),
+        dropout=max(_dropout(flags, "hidden-dropout"), _dropout(flags, "attention-dropout")) > 0,
+        optimizer_offload_ratio=_offload(flags),
+        activation_offload_layers=flags.number("cpu-offloading-num-layers", least=0) or 0,
+        activation_offload=flags.is_on("fine-grained-activation-offloading"),
+        mtp_layers=flags.number("mtp-num-layers", least=0) or 0,
+        balance="the recipe" if has_recipe and not balance(flags) else balance(flags),
+        differing_settings=dict(differing_settings(flags, has_recipe=has_recipe)),
+        stated=tuple(_stated(flags)),
+        spelled={field: f"--{name}" for field, name in table.SPELLED.items()},
+        understood=tuple(flags.said(name) for name in flags.values if name in table.UNDERSTOOD),
+        ignored=tuple(shown_value(flags.said(name))[1:-1] for name in unread),
+        deprecated=tuple(
+            f"--{name}: say {table.DEPRECATED[name]}"
+            for name in given.values
+            if name in table.DEPRECATED
+        ),
+        notes=(*flags.notes, *_remarks(flags)),
+    )
+
+
+def _check_spelling(flags: Flags, unread: Sequence[str]) -> None:
+    """Refuse a misspelled flag, as the engine would, rather than ignore it."""
+    for name in unread:
+        near = difflib.get_close_matches(name, table.UNDERSTOOD, n=1, cutoff=SLIP_RATIO)
+        is_longer = bool(near) and name.startswith(f"{near[0]}-")
+        if near and not is_longer and name not in (table.KNOWN | table.CONFUSABLE):
+            raise SpecError(
+                f"{flags.source}: --{shown_value(name)[1:-1]} is no flag of Megatron-LM; did you "
+                f"mean --{near[0]}?"
+            )
+
+
+def _remarks(flags: Flags) -> Iterator[str]:
+    if flags.word("moe-flex-dispatcher-backend") == "ncclep":
+        yield "--moe-flex-dispatcher-backend ncclep is priced as hybridep, which it mirrors"
+    for name in ("hidden-dropout", "attention-dropout"):
+        if name not in flags.values:
+            yield f"no --{name}: Megatron-LM drops 10 % and keeps the masks; --{name} 0 is usual"
+    is_selective = flags.word("recompute-granularity") == "selective" or any(
+        flags.is_on(name) for name in ("recompute-activations", "moe-layer-recompute")
+    )
+    if "recompute-modules" in flags.values and not is_selective:
+        yield (
+            f"{flags.said('recompute-modules')} has no effect without "
+            "--recompute-granularity selective"
+        )
+    if "ddp-num-buckets" in flags.values:
+        yield (
+            f"{flags.said('ddp-num-buckets')} is priced as the engine's own size of buckets; "
+            "--ddp-bucket-size is priced as it is"
+        )
+    elif "ddp-bucket-size" in flags.values and not flags.is_on("overlap-grad-reduce"):
+        yield f"{flags.said('ddp-bucket-size')} has no effect without --overlap-grad-reduce"
+    if "recompute-method" in flags.values and "recompute-granularity" not in flags.values:
+        yield f"{flags.said('recompute-method')} has no effect without --recompute-granularity full"
+
+
+def _renamed(given: Flags) -> Flags:
+    """Replace the names of config files by the engine's own."""
+    values: dict[str, tuple[str, ...]] = {}
+    for name, words in given.values.items():
+        if name in table.REMOVED:
+            raise SpecError(
+                f"{given.source}: --{name} is no longer read by Megatron-LM; say "
+                f"{table.REMOVED[name]}"
+            )
+        own = table.ALIASES.get(name, name)
+        if own in values and values[own] != words:
+            raise SpecError(
+                f"{given.source}: --{own} {' '.join(values[own])} and --{name} {' '.join(words)} "
+                "say the same with different values; keep one"
+            )
+        values[own] = words
+    return Flags(
+        source=given.source,
+        values=values,
+        notes=given.notes,
+        nodes=given.nodes,
+        devices_per_node=given.devices_per_node,
+        environment=given.environment,
+    )
+
+
+def _precision(flags: Flags) -> dict[str, Any]:
+    eight, four = flags.word("fp8-format"), flags.word("fp4-format")
+    if eight and four:
+        raise SpecError(
+            f"{flags.source}: {flags.said('fp8-format')} and {flags.said('fp4-format')}: choose one"
+        )
+    is_half, is_brain = flags.is_on("fp16"), flags.is_on("bf16")
+    if is_half and is_brain:
+        raise SpecError(f"{flags.source}: --fp16 and --bf16: choose one")
+    recipes = ("tensorwise", "delayed", "mxfp8", "blockwise", "custom")
+    recipe = ""
+    if eight:
+        recipe = flags.choice("fp8-recipe", recipes, "delayed")
+    if four:
+        recipe = "nvfp4"
+    short = flags.is_on("grad-reduce-in-bf16") or flags.word("main-grads-dtype") == "bf16"
+    plain = "fp16" if is_half else "bf16" if is_brain else "fp32"
+    return {"precision": plain, "fp8_recipe": recipe, "gradient_bytes": 2 if short else 4}
+
+
+def _recompute(flags: Flags) -> dict[str, Any]:
+    granularity = flags.choice(
+        "recompute-granularity",
+        ("full", "selective"),
+        "selective" if flags.is_on("recompute-activations") else "none",
+    )
+    modules = flags.words("recompute-modules")
+    if flags.is_on("moe-layer-recompute") and granularity != "full":
+        granularity, modules = "selective", (*modules, "moe")
+    if granularity == "selective":
+        modules = tuple(dict.fromkeys(modules)) or ("core_attn",)
+    for module in modules:
+        if module not in RECOMPUTE_MODULES:
+            raise SpecError(
+                f"{flags.source}: --recompute-modules {shown_value(module)} is none of "
+                f"{', '.join(RECOMPUTE_MODULES)}"
+            )
+    method = flags.choice("recompute-method", ("uniform", "block"), "")
+    layers = flags.number("recompute-num-layers")
+    if granularity == "full" and not (method and layers):
+        raise SpecError(
+            f"{flags.source}: --recompute-granularity full needs --recompute-method uniform or "
+            "block and --recompute-num-layers; add e.g. --recompute-method uniform "
+            "--recompute-num-layers 1"
+        )
+    if granularity == "selective" and (method or layers):
+        extra = flags.said("recompute-method" if method else "recompute-num-layers")
+        raise SpecError(
+            f"{flags.source}: {extra} belongs to --recompute-granularity full, not selective; "
+            "leave it out"
+        )
+    return {
+        "recompute": Recompute(granularity),
+        "recompute_modules": modules if granularity == "selective" else (),
+        "recompute_method": method,
+        "recompute_layers": layers,
+    }
+
+
+def _zero_stage(flags: Flags) -> Literal[0, 1, 2, 3]:
+    if flags.is_on("use-megatron-fsdp") or flags.is_on("use-custom-fsdp"):
+        choices = tuple(_SHARDING)
+        name = flags.choice("data-parallel-sharding-strategy", choices, "optim_grads_params")
+        return _SHARDING[name]
+    if flags.is_on("use-torch-fsdp2"):
+        return 2 if flags.is_on("torch-fsdp2-no-reshard-after-forward") else 3
+    return 1 if flags.is_on("use-distributed-optimizer") else 0
+
+
+def _dispatcher(flags: Flags) -> Dispatcher:
+    kind = flags.choice(
+        "moe-token-dispatcher-type", ("allgather", "alltoall", "flex", "alltoall_seq"), "allgather"
+    )
+    if flags.is_on("moe-enable-deepep") and kind != "flex":
+        raise SpecError(
+            f"{flags.source}: --moe-enable-deepep needs --moe-token-dispatcher-type flex, "
+            f"not {kind}"
+        )
+    if kind != "flex":
+        return Dispatcher.ALLGATHER if kind == "allgather" else Dispatcher.ALLTOALL
+    backend = flags.choice(
+        "moe-flex-dispatcher-backend", ("deepep", "hybridep", "ncclep"), "deepep"
+    )
+    return Dispatcher.DEEPEP if backend == "deepep" else Dispatcher.HYBRIDEP
+
+
+def _graphs(flags: Flags) -> Graphs:
+    choices = ("none", "local", "transformer_engine", "full_iteration")
+    legacy = flags.is_on("enable-cuda-graph") or flags.is_on("external-cuda-graph")
+    kind = flags.choice("cuda-graph-impl", choices, "local" if legacy else "none")
+    scope = (*flags.words("cuda-graph-scope"), *flags.words("cuda-graph-modules"))
+    if kind == "full_iteration" or (kind == "local" and "full_iteration" in scope):
+        return Graphs.FULL
+    return Graphs.NONE if kind == "none" else Graphs.PARTIAL
+
+
+def _bucket(flags: Flags) -> int | None:
+    if "ddp-bucket-size" in flags.values and "ddp-num-buckets" in flags.values:
+        raise SpecError(
+            f"{flags.source}: {flags.said('ddp-num-buckets')} and {flags.said('ddp-bucket-size')}: "
+            "choose one"
+        )
+    return flags.number("ddp-bucket-size")
+
+
+def _flash(flags: Flags) -> bool:
+    if flags.word("attention-backend") in ("unfused", "local"):
+        return False
+    return flags.word("transformer-impl") != "local" or flags.is_on("use-flash-attn")
+
+
+def _dropout(flags: Flags, name: str) -> float:
+    share = flags.share(name)
+    return 0.1 if share is None else share
+
+
+def _offload(flags: Flags) -> float:
+    if not flags.is_on("optimizer-cpu-offload"):
+        return 0.0
+    share = flags.share("optimizer-offload-fraction")
+    return 1.0 if share is None else share
+
+
+def _stated(flags: Flags) -> Iterator[StatedSize]:
+    """Yield the model's sizes; where layers are stated, absent flags count by their default."""
+    numbers = {size: flags.number(name, least=0) for size, name in table.SIZES.items()}
+    for size, value in numbers.items():
+        if value:
+            yield StatedSize(size=size, value=value, said=flags.said(table.SIZES[size]))
+    layers, experts = numbers["num_layers"], numbers["num_experts"]
+    if not layers:
+        return
+    if not experts:
+        yield StatedSize(size="num_experts", value=0, said="no --num-experts")
+    else:
+        word = " ".join(flags.words("moe-layer-freq")) or "1"
+        pattern = layer_pattern(word, num_layers=layers, said=f"{flags.source}: --moe-layer-freq")
+        yield StatedSize(size="moe_layers", value=pattern, said=f"--moe-layer-freq {word}")
+    yield from _stated_attention(flags, numbers["num_heads"])
+    dense = flags.number("ffn-hidden-size")
+    if dense:
+        # Without a width of their own the experts have that of the dense layers.
+        said = flags.said("ffn-hidden-size")
+        if experts and not numbers["expert_ffn_size"]:
+            yield StatedSize(size="expert_ffn_size", value=dense, said=said)
+        yield StatedSize(size="dense_ffn_size", value=dense, said=said)
+    for size, name in (
+        ("ffn_is_gated", "swiglu"),
+        ("is_untied", "untie-embeddings-and-output-weights"),
+    ):
+        is_on = flags.is_on(name)
+        yield StatedSize(size=size, value=is_on, said=f"--{name}" if is_on else f"no --{name}")
+
+
+def _stated_attention(flags: Flags, heads: int | None) -> Iterator[StatedSize]:
+    is_latent = flags.is_on("multi-latent-attention")
+    yield StatedSize(
+        size="is_mla",
+        value=is_latent,
+        said="--multi-latent-attention" if is_latent else "no --multi-latent-attention",
+    )
+    if is_latent or not heads:
+        return
+    groups = flags.number("num-query-groups") if flags.is_on("group-query-attention") else None
+    said = "no --group-query-attention" if groups is None else flags.said("num-query-groups")
+    yield StatedSize(size="num_kv_heads", value=groups or heads, said=said)

@@ -1,0 +1,238 @@
+"""Emits arguments for Megatron-LM's `pretrain_gpt.py`: `megatron_args.txt`, and `run.sh` around it.
+
+The fields of tuner/engines/megatron_lm/core.py become flags, a few under another name; options that
+are off are not written. Flags of the optimizer, its sharding and its overlaps are added. Flags were
+checked against the parsers of core_v0.16.1, core_v0.18.0 and core_v0.19.0 of
+github.com/NVIDIA/Megatron-LM. Expert tensor parallelism is always written, because the engine's
+default is that of the dense layers.
+
+Not covered: data, tokenizer, checkpoints, optimizer and learning rate, which are the user's; rope
+scaling, partial rotary and routed scaling factors, which affect neither time nor memory.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from pathlib import PurePosixPath
+from typing import Final
+
+from tuner.config.train import TrainDecision
+from tuner.engines.assumptions import assumptions
+from tuner.engines.files import EmittedFile, comment
+from tuner.engines.launchers.shape import launch_shape
+from tuner.engines.launchers.torchrun import ENVIRONMENT_NOTE, preamble
+from tuner.engines.manifest import PIPELINE_INSIDE_ORDER
+from tuner.engines.megatron_lm.core import GPT_OSS, Core, Value, decision_fields, model_fields
+from tuner.engines.megatron_lm.environment import environment
+from tuner.engines.priced_settings import written
+from tuner.engines.statement import brief_statement, statement
+from tuner.plans.train import VerifiedPlan
+from tuner.spec.goal import TrainGoal
+from tuner.spec.model import ModelSpec
+
+Argument = tuple[str, ...]
+"""A flag and its values."""
+
+_FLAGS: Final = {
+    "num_moe_experts": "--num-experts",
+    "layernorm_epsilon": "--norm-epsilon",
+    "virtual_pipeline_model_parallel_size": "--num-virtual-stages-per-pipeline-rank",
+    "fp8": "--fp8-format",
+    "fp4": "--fp4-format",
+}
+"""Flags that differ from the field's name."""
+
+_ELSEWHERE: Final = frozenset(
+    {"add_bias_linear", "activation_func", "gated_linear_unit", "num_query_groups"}
+)
+"""Fields that have flags of another form."""
+
+_DEFAULTS: Final[dict[str, Value]] = {"cuda_graph_impl": "none", "moe_layer_freq": 1}
+"""Defaults of the parser."""
+
+_SHARDING: Final = {2: "optim_grads", 3: "optim_grads_params"}
+"""Megatron-FSDP's names of ZeRO stages 2 and 3."""
+
+_YOURS: Final = (
+    "Not set here, because no plan depends on it: data, tokenizer, checkpoints, optimizer,",
+    "learning rate, rope scaling, partial rotary, routed scaling factor. Add them after run.sh:",
+    "  bash run.sh --data-path ... --tokenizer-type ... --train-iters ... --lr ...",
+)
+
+
+def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
+    """Return the argument file and a script that starts Megatron-LM with it."""
+    return _emit(verified, core=Core.V0_18)
+
+
+def emit_0_16(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
+    """Return the same for core 0.16 and 0.17."""
+    return _emit(verified, core=Core.V0_16)
+
+
+def _emit(verified: VerifiedPlan, *, core: Core) -> tuple[EmittedFile, ...]:
+    plan = verified.plan
+    warnings = (
+        *cautions(plan.model, verified.decision),
+        *assumptions("megatron-lm", plan.model, plan.goal, verified.decision),
+    )
+    said = (
+        *statement(verified),
+        f"The plan assumes a vocabulary of {plan.model.vocab_size}; the tokenizer decides.",
+        *warnings,
+        "",
+        *_YOURS,
+    )
+    lines = arguments(plan.model, plan.goal, verified.decision, core=core)
+    return (
+        EmittedFile(
+            path=PurePosixPath("megatron_args.txt"),
+            text=comment((*brief_statement(verified), *warnings))
+            + "".join(" ".join(line) + "\n" for line in lines),
+        ),
+        EmittedFile(
+            path=PurePosixPath("run.sh"),
+            text="#!/usr/bin/env bash\n"
+            + comment(
+                (
+                    *said,
+                    "",
+                    *ENVIRONMENT_NOTE,
+                    "  MEGATRON_LM              the folder of a Megatron-LM checkout; needed",
+                )
+            )
+            + preamble(launch_shape(plan, verified.decision))
+            + environment(verified.decision)
+            + _START,
+            executable=True,
+        ),
+    )
+
+
+def cautions(model: ModelSpec, decision: TrainDecision) -> tuple[str, ...]:
+    """Return what the user must know before starting, a line each."""
+    lines = []
+    if not model.ffn_is_gated:
+        lines.append("The feed-forward activation is GELU unless you name another.")
+    if decision.cuda_graph == "full_iteration" and model.num_moe_layers:
+        lines.append(
+            "One CUDA graph of the whole step pads experts: tokens beyond 1.5 times an even share "
+            "of an expert rank are dropped."
+        )
+    return tuple(lines)
+
+
+def arguments(
+    model: ModelSpec, goal: TrainGoal, decision: TrainDecision, *, core: Core = Core.V0_18
+) -> tuple[Argument, ...]:
+    """Return every argument that the plan decides, one flag with its values per entry.
+
+    Raises:
+        ValueError: stages differ in what is one setting for Megatron-LM.
+    """
+    precision = decision.fp8_recipe or goal.precision.value
+    run = decision_fields(model, decision, precision=precision, core=core)
+    if run["pipeline_model_parallel_layout"] is not None:
+        # The layout implies the number of virtual stages.
+        run["virtual_pipeline_model_parallel_size"] = None
+    flags = (
+        *_flags(model_fields(model)),
+        *_model(model, goal),
+        *_flags(run),
+        *_flags(written(model, decision)),
+        *_flags({"moe_aux_loss_coeff": goal.moe_aux_loss_coeff}),
+        *_state(decision),
+        ("--seq-length", str(goal.sequence_length)),
+        ("--micro-batch-size", str(decision.micro_batch_size)),
+        ("--global-batch-size", str(goal.global_batch_size)),
+        ("--bf16",),
+    )
+    # run.sh splits at spaces only, so no value may contain one.
+    if any(word.split() != [word] for argument in flags for word in argument):
+        raise ValueError(f"an argument contains a space: {flags}")
+    return flags
+
+
+def _model(model: ModelSpec, goal: TrainGoal) -> Iterator[Argument]:
+    """Yield the flags whose form differs from the fields'."""
+    if model.architecture == GPT_OSS:
+        yield ("--quick-geglu",)
+    elif model.ffn_is_gated:
+        yield ("--swiglu",)
+    if not model_fields(model)["add_bias_linear"]:
+        yield ("--disable-bias-linear",)
+    yield ("--position-embedding-type", "rope")
+    yield ("--rotary-base", str(round(model.rope_theta)))
+    yield ("--max-position-embeddings", str(max(model.max_position, goal.sequence_length)))
+    if not model.tie_word_embeddings:
+        yield ("--untie-embeddings-and-output-weights",)
+    attention = model.attention
+    if attention.kind == "gqa" and attention.num_kv_heads != attention.num_heads:
+        yield ("--group-query-attention",)
+        yield ("--num-query-groups", str(attention.num_kv_heads))
+
+
+def _flags(fields: Mapping[str, Value]) -> Iterator[Argument]:
+    for name, value in fields.items():
+        yield from _flag(name, value)
+
+
+def _flag(name: str, value: Value) -> Iterator[Argument]:
+    if name in _ELSEWHERE or value is None or value is False or _DEFAULTS.get(name) == value:
+        return
+    flag = _FLAGS.get(name, f"--{name.replace('_', '-')}")
+    if value is True:
+        yield (flag,)
+    elif name in ("moe_layer_freq", "window_attn_skip_freq"):
+        yield (flag, _pattern(value))
+    elif name == "window_size" and isinstance(value, tuple):
+        yield (flag, ",".join(map(str, value)))
+    elif isinstance(value, tuple):
+        yield (flag, *map(str, value))
+    else:
+        yield (flag, f"{value:g}" if name == "layernorm_epsilon" else str(value))
+
+
+def _pattern(value: Value) -> str:
+    """Return Megatron's expression for a list of zeros and ones, e.g. `([0]*3+[1]*58)`."""
+    runs = groupby(value) if isinstance(value, tuple) else ()
+    return f"({'+'.join(f'[{entry}]*{len(tuple(run))}' for entry, run in runs)})"
+
+
+def _state(decision: TrainDecision) -> Iterator[Argument]:
+    if decision.zero_stage:
+        yield ("--use-distributed-optimizer",)
+    if decision.zero_stage in _SHARDING:
+        yield ("--use-megatron-fsdp",)
+        yield ("--data-parallel-sharding-strategy", _SHARDING[decision.zero_stage])
+        yield ("--ckpt-format", "fsdp_dtensor")
+    if decision.num_state_copies > 1:
+        yield ("--num-distributed-optimizer-instances", str(decision.num_state_copies))
+    yield from _flags(
+        {
+            "overlap_grad_reduce": decision.overlap_grad_reduce,
+            "ddp_bucket_size": decision.ddp_bucket_size,
+        }
+    )
+    if decision.overlap_param_gather:
+        yield ("--overlap-param-gather",)
+    if decision.gradient_bytes == 2:
+        yield ("--grad-reduce-in-bf16",)
+    if decision.optimizer_offload:
+        yield ("--optimizer-cpu-offload",)
+        yield ("--optimizer-offload-fraction", "1.0")
+        yield ("--overlap-cpu-optimizer-d2h-h2d",)
+        # The offloading optimizer is a variant of this one.
+        yield ("--use-precision-aware-optimizer",)
+    if decision.cuda_graph == "full_iteration":
+        # A CUDA graph cannot wait for the host to read a value.
+        yield ("--no-check-for-nan-in-loss-and-grad",)
+    if decision.rank_order == PIPELINE_INSIDE_ORDER and decision.pipeline_model_parallel_size > 1:
+        yield ("--use-tp-pp-dp-mapping",)
+
+
+_START: Final = """\
+: "${MEGATRON_LM:?must name the folder of a Megatron-LM checkout}"
+mapfile -t ARGUMENTS < <(grep -v '^#' "$FILES/megatron_args.txt" | tr ' ' '\\n')
+
+exec "${LAUNCHER[@]}" "$MEGATRON_LM/pretrain_gpt.py" "${ARGUMENTS[@]}" "$@"
+"""

@@ -1,0 +1,188 @@
+"""The settings of a launch file or command, independent of its engine.
+
+`LaunchSettings` is what a reader returns, with the engine's documented defaults filled in. What
+depends on the model or the number of devices is filled in by tuner/estimate/configuration.py.
+Settings that a message may name keep the spelling of their file (`spelled`).
+
+Not covered: data, tokenizer, optimizer and learning rate, which affect neither time nor memory
+here.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from profilers.records import Record
+from profilers.steps.config import Recompute
+from tuner.engines.manifest import DEFAULT_RANK_ORDER
+from tuner.spec.fields import Count
+
+
+class Engine(StrEnum):
+    """Programs whose launches are read."""
+
+    MEGATRON = "megatron"
+    """Megatron-LM's `pretrain_gpt.py`, as arguments or YAML."""
+    TORCHTITAN = "torchtitan"
+    """torchtitan's TOML, up to its change to Python configs."""
+    DEEPSPEED = "deepspeed"
+    """DeepSpeed's JSON."""
+
+
+class Dispatcher(StrEnum):
+    """How tokens reach their experts."""
+
+    ALLGATHER = "allgather"
+    """Every rank of the expert group gets every token."""
+    ALLTOALL = "alltoall"
+    """Each copy goes to its expert's rank."""
+    DEEPEP = "deepep"
+    """Each token goes once to every node that needs it."""
+    HYBRIDEP = "hybridep"
+    """The same over a rack-wide scale-up domain."""
+
+
+class Graphs(StrEnum):
+    """What CUDA graphs cover."""
+
+    NONE = "none"
+    """Nothing; every kernel is launched by the host."""
+    PARTIAL = "partial"
+    """Parts of a layer, or layers."""
+    FULL = "full"
+    """A whole step."""
+
+
+class StageContent(Record):
+    """What one pipeline stage holds."""
+
+    layers: Annotated[int, Field(ge=0)] = 0
+    """Transformer layers."""
+    embedding: bool = False
+    mtp_layers: Annotated[int, Field(ge=0)] = 0
+    loss: bool = False
+
+
+class StatedSize(Record):
+    """A size of the model that the launch states itself."""
+
+    size: str
+    """What tuner/estimate/stated_model.py calls it, e.g. `num_layers`."""
+    value: int | bool | tuple[int, ...]
+    said: str
+    """As the launch says it, e.g. `--num-layers 61`."""
+
+
+class LaunchSettings(Record):
+    """One launch, as its reader understood it."""
+
+    engine: Engine
+    source: str
+    """The file, or `the command`."""
+    devices: Count | None = None
+    """World size; absent where the launch leaves it to the scheduler."""
+    devices_per_node: Count | None = None
+
+    rank_order: str = DEFAULT_RANK_ORDER
+    """Groups from neighbouring to distant ranks."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Variables that the launch sets and that legality depends on."""
+
+    tensor: Count = 1
+    context: Count = 1
+    pipeline: Count = 1
+    expert: Count = 1
+    expert_tensor: Count | None = None
+    """Absent: the engine takes that of the dense layers."""
+    data: Count | None = None
+    """Absent: the remaining devices."""
+    replicas: Count = 1
+    """HSDP, or several instances of the distributed optimizer: copies of the sharded state."""
+    shard_ranks: Count | None = None
+    """Alternative to `replicas`: ranks that share one copy."""
+    virtual_pipeline: Count | None = None
+    """Model chunks per pipeline rank."""
+    layers_per_virtual_stage: Count | None = None
+    """Alternative to `virtual_pipeline`."""
+    interleave_group: Count | None = None
+    """Micro-batches that an interleaved schedule runs through one chunk before the next."""
+    layout: tuple[StageContent, ...] = ()
+    """Every stage in execution order; empty: the engine divides the layers."""
+    first_stage_layers: Count | None = None
+    last_stage_layers: Count | None = None
+    embedding_as_layers: Annotated[int, Field(ge=0)] = 0
+    """Layers that the embedding counts for when the engine divides them."""
+    loss_as_layers: Annotated[int, Field(ge=0)] = 0
+    uneven_division: bool = False
+    """The engine gives earlier stages one layer more where the division has a remainder."""
+    zero_bubble: bool = False
+    sequence_parallel: bool = False
+
+    sequence: Count | None = None
+    """Tokens of one sequence; absent: the spec's."""
+    micro_batch: Count = 1
+    micro_batch_follows: bool = False
+    """The micro-batch is not stated; it follows from batch, accumulation and devices."""
+    global_batch: Count | None = None
+    """Sequences of one step; absent: the spec's, or `accumulation` if that is set."""
+    accumulation: Count | None = None
+    """Micro-batches of one replica in one step."""
+    flush: Count | None = None
+    """Sequences of one replica between pipeline flushes; absent: those of a step."""
+
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
+    fp8_recipe: str = ""
+    """The engine's name of it; empty without 8-bit or 4-bit GEMMs."""
+    gradient_bytes: Literal[2, 4] = 4
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    recompute: Recompute = Recompute.NONE
+    recompute_modules: tuple[str, ...] = ()
+    """Of selective recomputation, by Megatron's names."""
+    recompute_method: Literal["", "uniform", "block"] = ""
+    recompute_layers: Count | None = None
+    """Method `uniform`: layers of one unit. `block`: layers that are recomputed of every stage,
+    where the model chunks of interleaving are stages."""
+    recompute_ratio: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    """Share of the layers that is recomputed, where an engine says it so."""
+    recompute_by_op: bool = False
+    """torchtitan's selective activation checkpointing by operation."""
+    chunks: Count = 1
+    """MemFine's `--mlp-chunks-for-training`."""
+    dispatcher: Dispatcher = Dispatcher.ALLTOALL
+    a2a_overlap: bool = False
+    shared_expert_overlap: bool = False
+    overlap_gradients: bool = False
+    ddp_bucket_size: Count | None = None
+    """Parameters of one bucket of gradients; absent: the engine's own size."""
+    overlap_parameters: bool = False
+    overlap_tensor: bool = False
+    graphs: Graphs = Graphs.NONE
+    flash_attention: bool = True
+    dropout: bool = False
+    optimizer_offload_ratio: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    activation_offload_layers: Annotated[int, Field(ge=0)] = 0
+    activation_offload: bool = False
+    """Saved activations of every layer live in host memory, module by module."""
+    mtp_layers: Annotated[int, Field(ge=0)] = 0
+    balance: str = ""
+    """The flag that balances tokens over experts, as the launch writes it; empty: none."""
+    differing_settings: dict[str, str] = Field(default_factory=dict)
+    """By name, rows of tuner/engines/priced_settings.py whose value differs from the priced one:
+    the launch's flag."""
+
+    stated: tuple[StatedSize, ...] = ()
+    spelled: dict[str, str] = Field(default_factory=dict)
+    """By field of this record: how the launch says it, e.g. `tensor`: `--tensor-model-...`."""
+    understood: tuple[str, ...] = ()
+    """Settings that the price depends on, or that were compared with the model."""
+    ignored: tuple[str, ...] = ()
+    """Settings that change nothing in the price."""
+    deprecated: tuple[str, ...] = ()
+    """Deprecated settings, and their replacement."""
+    notes: tuple[str, ...] = ()
+    """Assumptions of the reader."""
+
+    def name(self, field: str) -> str:
+        """Return how the launch spells a field, or how its engine would."""
+        return self.spelled.get(field, field.replace("_", " "))

@@ -1,0 +1,113 @@
+"""A server's options file, as flags.
+
+Keys of nested mappings are joined by dots: `kv_cache_config: {dtype: fp8}` becomes
+`kv-cache-config.dtype`. The file overrides the command, as in `trtllm-serve`. A path is looked up
+by its file name, because its folder is known only to the script or pod.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+import yaml
+
+from tuner.engines.reading.arguments import Flags
+from tuner.errors import SpecError
+from tuner.spec.files import shown_value
+
+Beside = Callable[[str], str | None]
+"""Returns the text of a file that a command names; None where there is none."""
+_DEEPEST: Final = 8
+_MOST: Final = 10_000
+"""Options of one file."""
+_TOP: Final = re.compile(r"^([A-Za-z_]+):", re.MULTILINE)
+_FEWEST: Final = 2
+"""Least number of known options for a file to count as a server's."""
+
+
+def with_options(flags: Flags, names: tuple[str, ...], beside: Beside) -> Flags:
+    """Return flags with the options of the file that one of them names.
+
+    Raises:
+        SpecError: the file is not there, or holds no options.
+    """
+    # Where a command would print the folder, the last word has the file name.
+    named = next((flags.values[name][-1] for name in names if flags.values.get(name)), None)
+    if named is None:
+        return flags
+    text = beside(named)
+    if text is None:
+        raise SpecError(
+            f"{flags.source}: the options file {shown_value(last_part(named))} is not beside it;"
+            " estimate the script where it was written, or name the file itself"
+        )
+    mapping = _mapping(text)
+    if mapping is None:
+        raise SpecError(
+            f"{flags.source}: the options file {shown_value(last_part(named))} holds no options"
+        )
+    return replace(flags, values={**flags.values, **dict(_flat(mapping))})
+
+
+def with_further(
+    flags: Flags, names: tuple[str, ...], beside: Beside, *, known: frozenset[str]
+) -> Flags:
+    """Return flags with the known options of further files that options name."""
+    values = dict(flags.values)
+    for name in names:
+        text = beside(flags.values[name][0]) if flags.values.get(name) else None
+        mapping = None if text is None else _mapping(text)
+        if mapping is not None:
+            flat = dict(_flat(mapping, before=f"{name}."))
+            values |= {key: value for key, value in flat.items() if key in known}
+    return replace(flags, values=values)
+
+
+def options_file_flags(text: str, *, source: str, known: frozenset[str]) -> Flags | None:
+    """Return the options of a pure options file; None for any other text."""
+    named = {name.replace("_", "-") for name in _TOP.findall(text)}
+    mapping = _mapping(text) if len(known & named) >= _FEWEST else None
+    values = {} if mapping is None else dict(_flat(mapping))
+    if len(known & set(values)) < _FEWEST:
+        return None
+    return Flags(source=source, values=values, notes=())
+
+
+def last_part(word: str) -> str:
+    """Return the name of a file without its folder."""
+    return PurePosixPath(word).name
+
+
+def _mapping(text: str) -> Mapping[str, Any] | None:
+    try:
+        mapping = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError):
+        return None
+    return mapping if isinstance(mapping, dict) else None
+
+
+def _flat(options: Mapping[Any, Any], *, before: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    # YAML aliases can expand a short text without bound.
+    return islice(_all_flat(options, before=before), _MOST)
+
+
+def _all_flat(
+    options: Mapping[Any, Any], *, before: str, depth: int = 0
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for key, value in options.items():
+        name = f"{before}{key}".replace("_", "-")
+        if isinstance(value, dict) and value and depth < _DEEPEST:
+            yield from _all_flat(value, before=f"{name}.", depth=depth + 1)
+        else:
+            yield name, (_word(value),)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list | dict):
+        return f"{len(value)} values"
+    return str(value)[:200]

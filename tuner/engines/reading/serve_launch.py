@@ -1,0 +1,78 @@
+"""A launch of a serving engine, independent of the engine's flag names."""
+
+from dataclasses import dataclass, field
+
+from tuner.config.serve import Role
+from tuner.costs.serve.cache_capacity import GIB
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.speculative import Method
+from tuner.engines.reading.serve_words import SortedFlags
+from tuner.spec.cluster import Pool
+from tuner.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The model and pool that the flags of a launch are checked against."""
+
+    model: ModelSpec
+    pool: Pool
+    memory_bytes: float = 80 * GIB
+    """Of a device; engines choose default batch sizes by it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The knobs of an instance: its parallel degrees, batch and features."""
+
+    degrees: Degrees
+    running: int
+    """Most sequences of one attention-data rank."""
+    step_tokens: int
+    """Most tokens of one step of one attention-data rank."""
+    is_chunked: bool = True
+    """Chunked prefill."""
+    page_tokens: int | None = None
+    """KV cache page size; None: the engine's own."""
+    draft_tokens: int = 0
+    """Drafted ahead for each step."""
+    two_batch_overlap: bool = False
+    a2a_backend: str = "none"
+    """All-to-all backend of the experts, by a plan's names."""
+    graph_sequences: int | None = None
+    """Of the largest CUDA graph of a rank, 0 without any; None: as the engine does."""
+    redundant_experts: int = 0
+    """Redundant experts in every layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingLaunch:
+    """One command that starts a server."""
+
+    source: str
+    """File, or `the command`."""
+    engine: Engine
+    role: Role
+    setting: Setting
+    copies: int = 1
+    """Identical independent instances behind the one command."""
+    ffn_devices: int = 0
+    """Of the FFN server of an attention server (AFD); 0: no disaggregation."""
+    replicas: int = 1
+    """Identical launches that the file states."""
+    draft_method: Method = Method.MTP
+    """How drafts are made, where there are any."""
+    has_prefix_cache: bool = True
+    memory_ratio: float | None = None
+    """Share of memory that the command gives the engine; None: the engine's own."""
+    cache_bytes: int | None = None
+    """KV cache bytes of a device, where the command states them; overrides the share."""
+    most_cached_tokens: int | None = None
+    """Cap on the cached tokens of a rank, where the command states one."""
+    max_model_len: int | None = None
+    quantization: str = ""
+    """Of the weights, by a spec's names; empty: the checkpoint's."""
+    kv_cache_dtype: str = "bf16"
+    flags: SortedFlags = field(default=SortedFlags())
+    """The flags, by their effect on the prediction."""
+    notes: tuple[str, ...] = field(default=())

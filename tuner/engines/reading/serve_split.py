@@ -1,0 +1,158 @@
+"""Checks of the parallel degrees in flags, each error in one line with the nearest legal value.
+
+Only what no release can launch is refused here; each release's manifest refuses what it lacks
+(tuner/engines/serve_rules/rules.py).
+"""
+
+from tuner.costs.serve.engine import Degrees
+from tuner.engines.reading.arguments import Flags
+from tuner.engines.reading.nearest import nearest_divisor
+from tuner.engines.reading.serve_launch import Surroundings
+from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.errors import SpecError
+from tuner.spec.serving.expert_slots import are_even, even_counts, even_ranks
+
+
+def pipeline_stages(flags: Flags, name: str, *, around: Surroundings) -> int:
+    """Return the stages of the pipeline inside an instance.
+
+    Raises:
+        SpecError: there are more than layers.
+    """
+    stages = flags.number(name) or 1
+    if stages > around.model.num_layers:
+        raise SpecError(
+            f"{flags.source}: --{name} {stages} stages of {around.model.num_layers} layers; the"
+            f" nearest is {around.model.num_layers}"
+        )
+    return stages
+
+
+def check_heads(flags: Flags, name: str, *, ranks: int, model_heads: int, factor: int) -> None:
+    """Refuse attention heads that do not divide over ranks.
+
+    Args:
+        flags: of the launch.
+        name: of the flag that sets the tensor degree.
+        ranks: tensor ranks of attention.
+        model_heads: query heads.
+        factor: how many times `ranks` the flag states.
+
+    Raises:
+        SpecError: the heads do not divide.
+    """
+    if model_heads % ranks:
+        near = nearest_divisor(model_heads, ranks)
+        raise SpecError(
+            f"{flags.source}: --{name} {ranks * factor} deals {model_heads} attention heads to"
+            f" {ranks} ranks; the nearest that divides is --{name} {near * factor}"
+        )
+
+
+def check_experts(
+    flags: Flags,
+    name: str,
+    degrees: Degrees,
+    around: Surroundings,
+    *,
+    engine: ServingCapabilities,
+    redundant: int = 0,
+    redundant_flag: str = "",
+    advice: str = "",
+) -> None:
+    """Refuse experts that do not divide over EP or MoE-TP ranks, redundant ones included.
+
+    Args:
+        flags: of the launch.
+        name: of the flag that spreads experts.
+        degrees: what the flags make of the instance.
+        around: with the model.
+        engine: whose models may have copies of experts.
+        redundant: copies of experts in every layer.
+        redundant_flag: that states them; empty: experts are split by MoE-TP.
+        advice: appended to the number of ranks that divides.
+
+    Raises:
+        SpecError: they do not divide.
+    """
+    moe = around.model.moe
+    if moe is None:
+        return
+    copies = moe.num_experts + redundant
+    if not are_even(moe.num_experts, redundant, degrees.expert):
+        near = even_ranks(copies, degrees.expert)
+        nearest = (
+            f"divides is {near[0]}" if len(near) == 1 else f"divide are {near[0]} and {near[1]}"
+        )
+        among = f" ({redundant} of them redundant)" if redundant else ""
+        if redundant_flag and around.model.architecture in engine.redundant_architectures:
+            counts = even_counts(moe.num_experts, redundant, degrees.expert)
+            advice += f", or --{redundant_flag} {' or '.join(map(str, counts))}"
+        raise SpecError(
+            f"{flags.source}: --{name} spreads {copies} experts{among} over {degrees.expert}"
+            f" ranks; the nearest that {nearest}{advice}"
+        )
+    if moe.expert_ffn_size % degrees.moe_tensor:
+        width = nearest_divisor(moe.expert_ffn_size, degrees.moe_tensor)
+        raise SpecError(
+            f"{flags.source}: --{name} splits experts of width {moe.expert_ffn_size} into"
+            f" {degrees.moe_tensor}; the nearest that divides is {width}"
+        )
+
+
+def check_devices(
+    flags: Flags, name: str, *, devices: int, copies: int, around: Surroundings
+) -> None:
+    """Refuse more devices than the pool has.
+
+    Raises:
+        SpecError: there are too few.
+    """
+    pool = around.pool
+    if devices * copies > pool.num_devices:
+        raise SpecError(
+            f"{flags.source}: --{name}: the launch takes {devices * copies} devices, pool"
+            f" {pool.name!r} has {pool.num_devices}; the nearest is {pool.num_devices} in all"
+        )
+
+
+def check_length(flags: Flags, name: str, length: int | None, around: Surroundings) -> None:
+    """Refuse requests longer than the model's positions.
+
+    Raises:
+        SpecError: they are.
+    """
+    longest = around.model.max_position
+    if length is not None and length > longest:
+        raise SpecError(
+            f"{flags.source}: --{name} {length} is beyond the model's {longest} positions; the"
+            f" nearest is {longest}"
+        )
+
+
+def memory_share(flags: Flags, name: str) -> float | None:
+    """Return the share of memory that a flag gives the engine.
+
+    Raises:
+        SpecError: it is no share, or none at all.
+    """
+    share = flags.share(name)
+    if share == 0.0:
+        raise SpecError(f"{flags.source}: --{name} 0 leaves no memory; the nearest usual is 0.1")
+    return share
+
+
+def weight_format(flags: Flags, name: str, formats: dict[str, str], default: str) -> str:
+    """Return the spec's name of the format that a flag sets.
+
+    Raises:
+        SpecError: it is not one that can be priced.
+    """
+    word = flags.word(name)
+    if word is None:
+        return default
+    if word not in formats:
+        raise SpecError(
+            f"{flags.source}: --{name} {word!r:.60} has no price; there is {', '.join(formats)}"
+        )
+    return formats[word]

@@ -1,0 +1,1 @@
+"""All that moetune knows of the reference training step of profilers/steps."""

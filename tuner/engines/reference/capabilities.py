@@ -1,0 +1,39 @@
+"""The reference training step that ships with moetune (profilers/steps/)."""
+
+from dataclasses import replace
+from typing import Final
+
+from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
+from tuner.spec.features import ModelFeature
+
+REFERENCE: Final = Capabilities(
+    names=("reference",),
+    zero_stages=frozenset({0, 1, 3}),
+    zero_stages_with_pipeline=frozenset({0, 1}),
+    shard_ranks_zero_stages=frozenset(),
+    gradient_bytes=frozenset({4}),
+    optimizer_offload_zero_stages=frozenset(),
+    overlap_grad_reduce=False,
+    ddp_bucket_size=False,
+    overlap_param_gather=False,
+    recompute_modules=frozenset({"moe"}),
+    recompute_num_layers=False,
+    activation_offload=False,
+    schedules=frozenset({"1f1b", "interleaved"}),
+    context_parallel=False,
+    tensor_beyond_kv_heads=False,
+    sequence_parallel_optional=False,
+    moe_needs_sequence_parallel=True,
+    rank_orders=frozenset({DEFAULT_RANK_ORDER}),
+    expert_tensor_parallel=False,
+    dispatchers=frozenset({"alltoall", "hierarchical"}),
+    a2a_overlap=False,
+    cuda_graphs=frozenset({"none"}),
+    precisions=frozenset({"bf16", "fp32"}),
+    mtp=False,
+    tied_embeddings_with_pipeline=False,
+    unsupported=frozenset(ModelFeature),
+)
+
+TORCHRUN: Final = replace(REFERENCE, names=("torchrun",))
+"""The same program, named after its launcher."""

@@ -1,0 +1,135 @@
+"""Every described release of every serving engine, by the vendor of the devices.
+
+A release with a plugin comes after those without, so that it must be named.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tuner.devices.catalogue import find_device
+from tuner.devices.datasheet import Vendor
+from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.engines.serve_rules.vendors import (
+    SGLANG_0_5_23_CANN,
+    SGLANG_0_5_23_ROCM,
+    VLLM_0_33_ROCM,
+    VLLM_ASCEND_0_23,
+)
+from tuner.engines.sglang.capabilities import SGLANG_0_5_23
+from tuner.engines.trtllm.capabilities import TRTLLM_1_3
+from tuner.engines.vllm.capabilities import VLLM_0_33
+from tuner.engines.vllm_afd.capabilities import VLLM_0_30_AFD
+from tuner.errors import UnknownTargetError
+from tuner.spec.cluster import Cluster, Pool
+from tuner.spec.serving.goal import Engine, ServeGoal
+
+ENGINES: Final[Mapping[str, tuple[ServingCapabilities, ...]]] = {
+    "sglang": (SGLANG_0_5_23,),
+    "vllm": (VLLM_0_33, VLLM_0_30_AFD),
+    "trtllm": (TRTLLM_1_3,),
+}
+"""On NVIDIA devices, by the name users type, newest first. `goal.engine.version` names one."""
+
+RELEASES: Final[Mapping[Vendor, Mapping[str, tuple[ServingCapabilities, ...]]]] = {
+    Vendor.NVIDIA: ENGINES,
+    Vendor.AMD: {"sglang": (SGLANG_0_5_23_ROCM,), "vllm": (VLLM_0_33_ROCM,)},
+    Vendor.HUAWEI: {"sglang": (SGLANG_0_5_23_CANN,), "vllm": (VLLM_ASCEND_0_23,)},
+}
+"""The same by vendor; an absent engine does not run there."""
+
+
+def engine_manifest(engine: Engine, *, vendor: Vendor = Vendor.NVIDIA) -> ServingCapabilities:
+    """Return the named release, or the newest.
+
+    Raises:
+        UnknownTargetError: the engine does not serve on such devices, or the release is not
+            described.
+    """
+    on_vendor = RELEASES[vendor]
+    if engine.name not in on_vendor:
+        raise UnknownTargetError(
+            f"goal.engine: {engine.name} does not serve on devices of {vendor}; those of {vendor}"
+            f" are served by {' or '.join(sorted(on_vendor))}"
+        )
+    described = on_vendor[engine.name]
+    if not engine.version:
+        return described[0]
+    for manifest in described:
+        if manifest.release == engine.version:
+            return manifest
+    raise UnknownTargetError(
+        f"goal.engine.version: no {engine.name} {engine.version!r} is described"
+        f"{'' if vendor is Vendor.NVIDIA else f' for devices of {vendor}'}; there is"
+        f" {', '.join(manifest.release for manifest in described)}"
+    )
+
+
+def pool_vendor(pool: Pool) -> Vendor:
+    """Return the vendor of a pool's devices; NVIDIA if the pool names no device."""
+    if pool.device is None:
+        return Vendor.NVIDIA
+    return find_device(pool.device).generation.vendor
+
+
+def release_on(goal: ServeGoal, pool: Pool) -> ServingCapabilities:
+    """Return the release that serves on a pool.
+
+    With pools of several vendors, the version in `goal.engine` applies to NVIDIA devices, since
+    plugins follow the engine's releases late; `goal.engines` names those of other pools.
+
+    Raises:
+        UnknownTargetError: the engine does not serve on the pool's devices, or its release is not
+            described there.
+    """
+    vendor = pool_vendor(pool)
+    own = goal.engines.get(pool.name)
+    try:
+        if own is not None:
+            return engine_manifest(own, vendor=vendor)
+        if vendor is Vendor.NVIDIA:
+            return engine_manifest(goal.engine)
+        return _on_other(goal.engine, vendor)
+    except UnknownTargetError as error:
+        raise UnknownTargetError(
+            f"{error}; pool {pool.name!r} is of {vendor}: name another under goal.engines, or"
+            " leave the pool out"
+            if vendor is not Vendor.NVIDIA
+            else str(error)
+        ) from None
+
+
+def main_release(goal: ServeGoal, cluster: Cluster) -> ServingCapabilities:
+    """Return the release of the first pool, where one name for all is needed.
+
+    Raises:
+        UnknownTargetError: as `release_on`.
+    """
+    return release_on(goal, cluster.pools[0])
+
+
+def releases_by_pool(goal: ServeGoal, pools: tuple[Pool, ...]) -> dict[str, ServingCapabilities]:
+    """Return the release of each pool.
+
+    Raises:
+        UnknownTargetError: as `release_on`.
+    """
+    return {pool.name: release_on(goal, pool) for pool in pools}
+
+
+def modes_on(goal: ServeGoal, cluster: Cluster) -> frozenset[str]:
+    """Return the modes that the release of at least one pool has.
+
+    Raises:
+        UnknownTargetError: as `release_on`.
+    """
+    releases = releases_by_pool(goal, cluster.pools).values()
+    return frozenset[str]().union(*(release.modes for release in releases))
+
+
+def _on_other(engine: Engine, vendor: Vendor) -> ServingCapabilities:
+    described = RELEASES[vendor].get(engine.name, ())
+    if engine.version in {manifest.release for manifest in described}:
+        return engine_manifest(engine, vendor=vendor)
+    if any(engine.version in ("", one.release) for one in ENGINES[engine.name]):
+        return engine_manifest(engine.model_copy(update={"version": ""}), vendor=vendor)
+    return engine_manifest(engine, vendor=vendor)

@@ -1,0 +1,134 @@
+"""A manifest: what one release of a serving engine can launch, and its option names.
+
+`options` are the names that emitted commands use; tests check them against the release's parser.
+The other fields say which decisions the release can express; `refusals` (rules.py) describes what
+it refuses. Groups of one decision are checked one by one.
+
+Not covered: FP8 before Ada, attention backends chosen by the user, sizes that kernels do not
+support (head widths, quantisation blocks).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tuner.devices.datasheet import Generation, Vendor
+from tuner.engines.serve_rules.afd import AfdCapabilities
+
+LARGEST_DISPATCH_TOKENS: Final = 1024
+"""Most tokens that one rank may dispatch in one step of DeepEP's low-latency kernels, which end
+each message with a tag of that value (`FINISHED_SUM_TAG`, deepseek-ai/DeepEP csrc/kernels; SGLang
+asserts it in srt/layers/moe/token_dispatcher/deepep.py)."""
+
+DEEPEP_HIDDEN_SIZES: Final = frozenset({2048, 2560, 3072, 4096, 5120, 6144, 7168, 8192})
+"""Hidden sizes that DeepEP's low-latency kernels are compiled for (vLLM 0.33.0,
+model_executor/layers/fused_moe/prepare_finalize/deepep_ll.py)."""
+
+DEEPEP_RANKS: Final = frozenset({2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160})
+"""Expert ranks that DeepEP's normal kernels have settings for (deepseek-ai/DeepEP
+deep_ep/buffer.py, `get_dispatch_config`)."""
+
+_FP8: Final = frozenset({Generation.ADA, Generation.HOPPER, Generation.BLACKWELL})
+HAVE_UNITS: Final[Mapping[str, frozenset[Generation]]] = {
+    "fp8": _FP8,
+    "fp8_block": _FP8,
+    "nvfp4": frozenset({Generation.BLACKWELL}),
+}
+"""NVIDIA devices with tensor cores for such weights, by `goal.quantization` (NVIDIA Ada, Hopper and
+Blackwell architecture documents; hardware table of TensorRT-LLM's support matrix). MXFP4 is absent:
+releases have kernels that dequantize it on all supported devices."""
+
+DEEPEP: Final = frozenset({"deepep_normal", "deepep_low_latency"})
+
+WITHOUT_NVLINK: Final = frozenset({Generation.ADA})
+"""NVIDIA devices of the catalogue without NVLink; DeepEP needs NVLink inside a machine and RDMA
+between machines (deepseek-ai/DeepEP, README, Requirements)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingCapabilities:
+    """What one release can launch."""
+
+    name: str
+    """Name in `goal.engine.name`."""
+    release: str
+    source: str
+    """Source of the facts."""
+    options: frozenset[str]
+    """Command-line options, or keys of its options file, that emitted files use."""
+    environment: frozenset[str] = frozenset()
+    """Environment variables that emitted files set."""
+    image: str
+    """Container of the release."""
+    image_note: str = ""
+    """Caveat about the container."""
+    vendor: Vendor = Vendor.NVIDIA
+    """Vendor of its devices; facts by vendor: vendors.py."""
+    plugin: str = ""
+    """Plugin for the vendor's devices, with its release; empty: none."""
+    whole_prompts_option: str = "--disable-chunked-prefill"
+    """vLLM's option against chunked prefill."""
+    portable_backends: Mapping[str, str] = field(default_factory=dict)
+    """Attention backends that also exist on other vendors' devices, by kind of cache."""
+
+    modes: frozenset[str] = frozenset({"aggregated", "disaggregated"})
+    quantization: Mapping[str, str] = field(default_factory=dict)
+    """Value of the option by `goal.quantization`; empty: from the checkpoint."""
+    weight_only_fallback: bool = False
+    """Weights without matching tensor cores are dequantized on the fly (Marlin)."""
+    kv_cache_dtype: Mapping[str, str] = field(default_factory=dict)
+    """Value of the option by `goal.kv_cache_dtype`; empty: its default."""
+    connectors: Mapping[str, str] = field(default_factory=dict)
+    """The engine's name of each KV connector."""
+    host_path: bool = False
+    """KV caches can pass through host memory."""
+
+    a2a_backends: frozenset[str] = frozenset({"none", "allgather"}) | DEEPEP
+    deepep_needs_attention_dp: bool = False
+    """DeepEP needs attention data parallelism."""
+    low_latency_takes_prefill: bool = False
+    """With low-latency DeepEP prefill uses the same kernels, so that their limit applies to every
+    batch of an instance."""
+    low_latency_leaves_prefill: bool = False
+    """With low-latency DeepEP, prefill of an aggregated instance uses the normal kernels."""
+    both_attention_degrees: bool = True
+    """attention_tp and attention_dp may both exceed 1."""
+    both_expert_degrees: bool = True
+    """moe_tp and ep may both exceed 1."""
+    data_parallel_rank_spans_nodes: bool = True
+    """Attention-DP ranks may span machines."""
+    whole_prompt_in_one_batch: bool = False
+    """Without chunked prefill a batch must fit the longest request."""
+    batch_needs_tokens: bool = False
+    """max_batched_tokens must fit a decode step of the whole batch, drafts included."""
+
+    redundant_architectures: frozenset[str] = frozenset()
+    """Models that support redundant experts; empty: none."""
+    redundant_needs_attention_dp: bool = False
+    """Redundant experts need attention data parallelism."""
+
+    drafting: Mapping[str, str] = field(default_factory=dict)
+    """Value of the option by `goal.speculative.method`."""
+    drafting_pipeline_roles: frozenset[str] = frozenset()
+    """Roles whose instances may draft across pipeline stages."""
+    overlap_backends: frozenset[str] = frozenset()
+    """All-to-all backends that two-batch overlap supports; empty: none."""
+    overlap_needs_attention_dp: bool = False
+    """Two-batch overlap needs attention data parallelism."""
+    a2a_architectures: frozenset[str] | None = None
+    """Models whose expert layers support DeepEP and two-batch overlap; None: all with experts."""
+    shared_device_architectures: frozenset[str] = frozenset()
+    """Models with layer-by-layer prefill beside decode on separate SMs."""
+    has_a2a_option: bool = True
+    """An option sets the all-to-all backend; otherwise the engine chooses it."""
+    page_is_power_of_two: bool = False
+    """Page sizes of the KV cache are powers of two."""
+    chunk_needs_whole_pages: bool = False
+    """Prefill chunks are whole pages."""
+    afd: AfdCapabilities | None = None
+    """Attention-FFN disaggregation; None: not supported."""
+
+    @property
+    def title(self) -> str:
+        """Engine and release, with the plugin where there is one."""
+        return f"{self.name} {self.release}" + (f" with {self.plugin}" if self.plugin else "")

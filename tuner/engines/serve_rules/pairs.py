@@ -1,0 +1,171 @@
+"""Rules on KV transfers between prefill and decode instances of one deployment.
+
+Every prefill instance of an island may serve every decode instance of it, because routers choose
+them independently. Rules of pages, types, tensor and pipeline degrees are those of the connector
+(kv_refusals.py), rules between vendors and releases those of vendor_pairs.py.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Final
+
+from tuner.devices.datasheet import Generation
+from tuner.engines.serve_rules.manifest import ServingCapabilities
+from tuner.engines.serve_rules.protocols import RECEIVERS, Deployment, Group, Transfer
+from tuner.engines.serve_rules.steps import cache_kind
+from tuner.engines.serve_rules.vendor_pairs import vendor_refusals
+from tuner.spec.model import ModelSpec
+from tuner.spec.serving.goal import ServeGoal
+from tuner.spec.serving.kv_connectors import CacheKind, Connector
+from tuner.spec.serving.kv_pages import LAYOUT, page_layout, page_tokens
+from tuner.spec.serving.kv_refusals import KvSide, KvTransfer, refusals
+
+_CONNECTORS: Final = frozenset(connector.value for connector in Connector)
+
+
+def pair_refusals(
+    engine: ServingCapabilities,
+    decision: Deployment,
+    *,
+    model: ModelSpec,
+    goal: ServeGoal,
+    generations: Mapping[str, Generation],
+    releases: Mapping[str, ServingCapabilities],
+) -> Iterator[str]:
+    """Yield why instances of one island cannot transfer KV caches."""
+    senders = [group for group in decision.instances if group.role == "prefill"]
+    receivers = [group for group in decision.instances if group.role in RECEIVERS]
+    yield from _drafting(receivers)
+    yield from _one_shape(engine, decision, releases=releases)
+    for sender, receiver in product(senders, receivers):
+        if sender.island != receiver.island:
+            continue
+        transfer = _pair_transfer(decision, sender, receiver)
+        if transfer is None or transfer.connector not in _CONNECTORS:
+            continue
+        sides = (releases.get(sender.pool, engine), releases.get(receiver.pool, engine))
+        if sides[0] is sides[1] and transfer.connector not in sides[0].connectors:
+            continue  # rules.py refuses this.
+        lines = _lines(
+            (sender, receiver),
+            sides,
+            transfer,
+            model=model,
+            goal=goal,
+            generations=generations,
+        )
+        for line in lines:
+            yield f"{sender.pool} to {receiver.pool}: {line}"
+
+
+def _pair_transfer(decision: Deployment, sender: Group, receiver: Group) -> Transfer | None:
+    """Return the KV transfer of a pair, by default the decision's first one."""
+    own = (
+        one
+        for one in decision.handovers
+        if (one.from_pool, one.to_pool) == (sender.pool, receiver.pool)
+    )
+    return next(own, next(iter(decision.handovers), None))
+
+
+def _lines(
+    groups: tuple[Group, Group],
+    sides: tuple[ServingCapabilities, ServingCapabilities],
+    transfer: Transfer,
+    *,
+    model: ModelSpec,
+    goal: ServeGoal,
+    generations: Mapping[str, Generation],
+) -> Iterator[str]:
+    cache, connector = cache_kind(model), Connector(transfer.connector)
+    known = [generations.get(group.pool) for group in groups]
+    both = None if known[0] is None or known[1] is None else (known[0], known[1])
+    broken = tuple(
+        vendor_refusals(
+            *sides,
+            connector=connector,
+            cache=cache,
+            kv_cache_dtype=goal.kv_cache_dtype,
+            generations=both,
+        )
+    )
+    yield from broken
+    one, other = (
+        _side(own, group, cache=cache, goal=goal, generations=generations, path=transfer.path)
+        for own, group in zip(sides, groups, strict=True)
+    )
+    if broken or one is None or other is None:
+        return
+    kv_transfer = KvTransfer(
+        cache=cache,
+        num_kv_heads=1 if cache is CacheKind.LATENT else model.attention.num_kv_heads,
+        is_hybrid=any(model.windowed) and not all(model.windowed),
+        prefill=one,
+        decode=other,
+    )
+    for line in refusals(
+        kv_transfer, engine=sides[0].name, release=sides[0].release, connector=connector
+    ):
+        yield line.partition(": ")[2]
+
+
+def _one_shape(
+    engine: ServingCapabilities,
+    decision: Deployment,
+    *,
+    releases: Mapping[str, ServingCapabilities],
+) -> Iterator[str]:
+    """Yield a line if vllm-ascend's connector, which has one set of degrees per side, gets more."""
+    shapes: dict[tuple[str, str], set[tuple[int, int, int]]] = {}
+    for group in decision.instances:
+        own = releases.get(group.pool, engine)
+        if own.name == "vllm" and "ascend" in own.connectors:
+            degrees = group.attention_tp, group.attention_dp, group.pp
+            shapes.setdefault((group.role, group.island), set()).add(degrees)
+    for (role, _), kinds in shapes.items():
+        if role in ("prefill", "decode") and len(kinds) > 1:
+            yield (
+                f"{len(kinds)} kinds of {role} instances: the connector of vllm-ascend has one"
+                " set of degrees per side; give them one"
+            )
+
+
+def _drafting(receivers: list[Group]) -> Iterator[str]:
+    drafts = sorted({group.draft_tokens for group in receivers})
+    if len(drafts) > 1:
+        yield (
+            f"decode groups draft {' and '.join(map(str, drafts))} tokens: prefill transfers the"
+            " draft layer's cache to all or none; give all of them one number"
+        )
+
+
+def _side(
+    engine: ServingCapabilities,
+    group: Group,
+    *,
+    cache: CacheKind,
+    goal: ServeGoal,
+    generations: Mapping[str, Generation],
+    path: str,
+) -> KvSide | None:
+    if engine.name not in LAYOUT:
+        return None
+    page, generation = group.page_size, generations.get(group.pool)
+    if page is None and generation is not None:
+        page = page_tokens(
+            engine=engine.name, cache=cache, generation=generation, dtype=goal.kv_cache_dtype
+        )
+    if page is None:
+        return None
+    return KvSide(
+        tensor=group.attention_tp,
+        pipeline=group.pp,
+        page_tokens=page,
+        dtype=goal.kv_cache_dtype,
+        layout=(
+            LAYOUT[engine.name]
+            if generation is None
+            else page_layout(engine=engine.name, generation=generation)
+        ),
+        uses_host_buffer=path == "host",
+    )

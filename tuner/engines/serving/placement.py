@@ -1,0 +1,140 @@
+"""A planned expert placement, served by the groups that have its number of expert ranks.
+
+The engine's placement file is that of the placement's emitter (tuner/engines/placement/); script
+and options are the deployment's.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
+
+from tuner.config.serve import Instances
+from tuner.engines.files import EmittedFile
+from tuner.engines.place_writers import emit_placement
+from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
+from tuner.engines.serve_rules.rules import nodes_needed
+from tuner.engines.serving.shape import GroupShape, group_release, group_shapes
+from tuner.engines.sglang.placement import sglang_mark
+from tuner.errors import UnsuitedPlacementError
+from tuner.plans.place import MadeFor, VerifiedPlacement
+from tuner.plans.serve import VerifiedServing
+from tuner.spec.place_targets import NO_BACKEND
+
+PLACEMENT_FILE: Final[Mapping[str, str]] = {
+    "sglang": "init_expert_location.json",
+    "vllm": "moetune_placement.py",
+    "trtllm": "moe_load_balancer.yaml",
+}
+"""The placement file of each engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPlacement:
+    """A placement and its files for one engine."""
+
+    verified: VerifiedPlacement
+    files: tuple[EmittedFile, ...]
+    marks: tuple[MadeFor, ...] = ()
+    """What the placement was planned for on this engine, or on others if this one is not named."""
+
+    def suits(self, group: Instances) -> bool:
+        """Say whether the group has the ranks and slots that the placement was planned for.
+
+        A group without redundant experts takes those of the placement.
+        """
+        own = self.verified.decision
+        copies = group.redundant_experts in (0, own.redundant_experts)
+        return group.moe_tp == 1 and group.ep == own.ranks and copies
+
+
+def served_placement_for(
+    engine: str, placement: VerifiedPlacement | None, groups: Iterable[Instances]
+) -> ServedPlacement | None:
+    """Return the placement with its files, or nothing if none is requested.
+
+    Raises:
+        UnsuitedPlacementError: the engine cannot take it, or no group has its number of expert
+            ranks.
+    """
+    if placement is None:
+        return None
+    read = PurePosixPath(PLACEMENT_FILE[engine])
+    files = tuple(file for file in emit_placement(engine, placement) if file.path == read)
+    all_marks = placement.plan.made_for
+    marks = tuple(mark for mark in all_marks if mark.engine == engine) or all_marks
+    served_placement = ServedPlacement(verified=placement, files=files, marks=marks)
+    sizes = sorted({f"ep {group.ep} with {group.redundant_experts}" for group in groups})
+    if not any(served_placement.suits(group) for group in groups):
+        raise UnsuitedPlacementError(
+            f"the placement is for {placement.decision.ranks} expert ranks with"
+            f" {placement.decision.redundant_experts} redundant experts, the instances have"
+            f" {', '.join(sizes)}"
+        )
+    return served_placement
+
+
+def served_mark(mark: MadeFor, shape: GroupShape, *, engine: ServingCapabilities) -> MadeFor:
+    """Return the settings for which a placement of this group's instances would be planned.
+
+    Nodes are those of one stage's expert ranks. SGLang's dispatch rule is the planned one where the
+    instance has an all-to-all backend exactly if the plan does, otherwise `dynamic`: the only rule
+    without a backend, and with one the nearest to an even split.
+    """
+    group = shape.group
+    served_here = mark.model_copy(
+        update={
+            "engine": engine.name,
+            "release": engine.release if mark.release else "",
+            "nodes": nodes_needed(
+                group.devices // group.pp, devices_per_node=shape.devices_per_node
+            ),
+            "ep_size": group.ep,
+        }
+    )
+    if engine.name != "sglang":
+        return served_here.model_copy(update={"dispatch": "", "a2a_backend": ""})
+    has_backend = group.a2a_backend in DEEPEP
+    as_planned = has_backend == (mark.a2a_backend != NO_BACKEND)
+    return served_here.model_copy(
+        update={
+            "dispatch": mark.dispatch if as_planned else "dynamic",
+            "a2a_backend": "deepep" if has_backend else NO_BACKEND,
+        }
+    )
+
+
+def placement_lines(
+    verified: VerifiedServing, placement: ServedPlacement | None, shape: GroupShape
+) -> tuple[str, ...]:
+    """Return notes on what a group's placement was planned for, and whether the group differs."""
+    if placement is None or not placement.suits(shape.group):
+        return ()
+    lines, engine = [], group_release(verified, shape.group)
+    for mark in placement.marks:
+        # SGLang's script uses SGLang's settings, also where the plan was for another engine.
+        is_foreign = engine.name == "sglang" and mark.engine != engine.name
+        followed = sglang_mark(placement.verified.plan) if is_foreign else mark
+        here = served_mark(followed, shape, engine=engine)
+        if here == mark:
+            lines.append(
+                f"Experts are placed for {mark.words}: plan again when one of these changes."
+            )
+        else:
+            lines.append(
+                f"NOT AS PLANNED: experts are placed for {mark.words}, and these instances"
+                f" run {here.words}: their rank loads differ from the placement's plan."
+                " Plan the placement again for them."
+            )
+    return tuple(lines)
+
+
+def placement_notes(
+    verified: VerifiedServing, placement: ServedPlacement | None
+) -> tuple[str, ...]:
+    """Return the same of every group, for a file that starts them all."""
+    return tuple(
+        f"{shape.name}: {line}"
+        for shape in group_shapes(verified)
+        for line in placement_lines(verified, placement, shape)
+    )

@@ -1,0 +1,318 @@
+"""The router in front of the instances.
+
+    sglang   sglang_router (SGLang Model Gateway)       both modes
+    vllm     vllm-router, a fork of it                  both modes
+    trtllm   trtllm-serve disaggregated                 prefill and decode
+             nginx                                      aggregated
+    any      nginx, weighted least connections          aggregated, instances of several kinds
+    vllm     vllm-ascend's example proxy                prefill and decode on Ascend
+
+The policy is the decision's; tuner/engines/serve_rules/routers.py has each router's name for it.
+nginx's `least_conn` divides active requests by a server's weight: the requests that the instance
+may run at once. Older plans without a router follow prefixes where the traffic has any, and load
+where instances are of several kinds.
+
+Sources: docs.sglang.io (SGLang Model Gateway), the option parsers of sglang-router 0.3.2 and
+vllm-router 0.1.17, TensorRT-LLM's examples/disaggregated, vllm-ascend releases/v0.23.0
+examples/disaggregated_prefill_v1 (in its container under /vllm-workspace). One aggregated instance
+needs no router.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from tuner.config.serve import ServeRouter
+from tuner.engines.serve_rules.routers import (
+    LEAST_THRESHOLD,
+    NGINX,
+    ROUTERS,
+    RouterCapabilities,
+    router_with,
+)
+from tuner.engines.serving.command import BOOTSTRAP_OFFSET
+from tuner.engines.serving.shape import (
+    are_heterogeneous,
+    group_shapes,
+    is_disaggregated,
+    transfer,
+    url_list,
+)
+from tuner.errors import UnknownTargetError
+from tuner.plans.serve import VerifiedServing
+from tuner.spec.serving.routers import RouterPolicy
+
+ROUTER_PORT: Final = 8000
+
+_PROGRAM: Final = {"sglang": "python -m sglang_router.launch_router", "vllm": "vllm-router"}
+_DISAGGREGATED: Final = {"sglang": "--pd-disaggregation", "vllm": "--vllm-pd-disaggregation"}
+
+
+def by_ascend_proxy(verified: VerifiedServing) -> bool:
+    """Say whether vllm-ascend's example proxy pairs prefill and decode."""
+    kv_transfer = transfer(verified)
+    is_ascend = kv_transfer is not None and kv_transfer.connector == "ascend"
+    return is_ascend and verified.plan.goal.engine.name == "vllm"
+
+
+def needs_router(verified: VerifiedServing) -> bool:
+    """Say whether there is more than one instance."""
+    return sum(group.count for group in verified.decision.instances) > 1
+
+
+def router_bash(verified: VerifiedServing, *, counts: Mapping[str, int] | None = None) -> str:
+    """Return bash that executes the router of the given instances.
+
+    Args:
+        verified: the deployment.
+        counts: addresses in each list, where one may resolve to several instances.
+    """
+    engine = verified.plan.goal.engine.name
+    lists = _lists(verified) if counts is None else counts
+    read = "".join(
+        f'read -r -d "" -a {name} <<< "${{{name}_URLS:?set it to the addresses, such as'
+        f' http://host:30000}}" || true\n'
+        f"check {count} {name}\n"
+        for name, count in lists.items()
+    )
+    if engine == "trtllm" and is_disaggregated(verified):
+        body = _disaggregated_server(verified)
+    elif by_ascend_proxy(verified):
+        body = _ASCEND_PROXY
+    elif by_nginx(verified):
+        body = _nginx(verified, by_service=counts is not None)
+    else:
+        body = _gateway(verified, engine=engine, disaggregated="PREFILL" in lists)
+    return f"{_PORT}{_CHECK}{read}{body}"
+
+
+def planned_router(verified: VerifiedServing) -> ServeRouter:
+    """Return the plan's router; older plans get the one that their files had."""
+    if verified.decision.router is not None:
+        return verified.decision.router
+    is_theirs = verified.plan.goal.engine.name in _PROGRAM
+    policy = RouterPolicy.ROUND_ROBIN
+    if not is_disaggregated(verified) and (are_heterogeneous(verified) or not is_theirs):
+        policy = RouterPolicy.WEIGHTED_LEAST_REQUESTS
+    elif are_heterogeneous(verified):
+        policy = RouterPolicy.LEAST_REQUESTS
+    elif verified.plan.goal.traffic.prefix_hit and is_theirs:
+        policy = RouterPolicy.CACHE_AWARE
+    return ServeRouter(policy=policy, decode_policy=policy if is_disaggregated(verified) else None)
+
+
+def by_nginx(verified: VerifiedServing) -> bool:
+    """Say whether the router is nginx."""
+    return not is_disaggregated(verified) and _router(verified) is NGINX
+
+
+def _router(verified: VerifiedServing) -> RouterCapabilities:
+    """Return the engine's router that has the policy, or else its first router for the mode."""
+    routers = ROUTERS[verified.plan.goal.engine.name]
+    policy, by_role = planned_router(verified).policy, is_disaggregated(verified)
+    there = next(one for one in routers if one.policies(is_disaggregated=by_role))
+    return router_with(routers, policy, is_disaggregated=by_role) or there
+
+
+def discovering_words(verified: VerifiedServing, *, app: str, port: int) -> tuple[str, ...]:
+    """Return the command of a router that discovers the instances' pods by label."""
+    engine = verified.plan.goal.engine.name
+    common = (
+        _PROGRAM[engine],
+        f"--host 0.0.0.0 --port {ROUTER_PORT}",
+        *_policy(verified),
+        f"--service-discovery --service-discovery-port {port}",
+        '--service-discovery-namespace "$NAMESPACE"',
+    )
+    if not is_disaggregated(verified):
+        return (*common, f"--selector app={app} role=aggregated")
+    return (
+        *common,
+        *_disaggregated(verified, engine=engine),
+        f"--prefill-selector app={app} role=prefill",
+        f"--decode-selector app={app} role=decode",
+    )
+
+
+_CHECK: Final = """\
+check() {
+  local -n urls="$2"
+  if (( ${#urls[@]} != $1 )); then
+    echo "$2_URLS names ${#urls[@]} instances, the plan has $1" >&2
+    exit 2
+  fi
+  local url
+  for url in "${urls[@]}"; do
+    if [[ ! "$url" =~ ^http://[A-Za-z0-9.-]+:[0-9]+$ ]]; then
+      echo "$2_URLS: '$url' is not http://host:port" >&2
+      exit 2
+    fi
+  done
+}
+"""
+
+
+def _lists(verified: VerifiedServing) -> dict[str, int]:
+    num_instances: dict[str, int] = {}
+    for shape in group_shapes(verified):
+        name = url_list(shape.group.role)
+        if name is not None:
+            num_instances[name] = num_instances.get(name, 0) + shape.group.count
+    return num_instances
+
+
+def _policy(verified: VerifiedServing) -> Iterator[str]:
+    """Return the gateway's options for the policies."""
+    first, last = _policy_names(verified)
+    if first == last:
+        yield f"--policy {first}"
+    else:
+        yield f"--policy {first} --prefill-policy {first}"
+        yield f"--decode-policy {last}"
+    own = planned_router(verified)
+    policies = (own.policy, own.decode_policy)
+    if RouterPolicy.CACHE_AWARE in policies and own.cache_threshold is not None:
+        yield f"--cache-threshold {own.cache_threshold:g}"
+    elif RouterPolicy.LEAST_REQUESTS in policies:
+        # No prompt matches by more, so that requests go to the fewest outstanding requests.
+        yield f"--cache-threshold {LEAST_THRESHOLD:g}"
+
+
+def _policy_names(verified: VerifiedServing) -> tuple[str, str]:
+    """Return the router's names of the policies: of the first role, and of decode instances.
+
+    Raises:
+        UnknownTargetError: it lacks one.
+    """
+    own, router = planned_router(verified), _router(verified)
+    names = router.policies(is_disaggregated=is_disaggregated(verified))
+    policies = (own.policy, own.decode_policy or own.policy)
+    missing = next((one for one in policies if one not in names), None)
+    if missing is not None:
+        raise UnknownTargetError(
+            f"router: {router.name} {router.release} has no {missing.value}; it has"
+            f" {', '.join(one.value for one in names)}"
+        )
+    return names[policies[0]], names[policies[1]]
+
+
+def _disaggregated(verified: VerifiedServing, *, engine: str) -> tuple[str, ...]:
+    kv_transfer = transfer(verified)
+    names_connector = engine == "vllm" and kv_transfer is not None
+    return (
+        _DISAGGREGATED[engine],
+        *((f"--kv-connector {kv_transfer.connector}",) if kv_transfer and names_connector else ()),
+    )
+
+
+def _gateway(verified: VerifiedServing, *, engine: str, disaggregated: bool) -> str:
+    words = [_PROGRAM[engine]]
+    before = ""
+    if disaggregated:
+        listens = f' "$(( ${{url##*:}} + {BOOTSTRAP_OFFSET} ))"'
+        bootstrap = listens if _asks_bootstrap(verified, engine) else ""
+        before = (
+            "SPREAD=()\n"
+            f'for url in "${{PREFILL[@]}}"; do SPREAD+=(--prefill "$url"{bootstrap}); done\n'
+            'for url in "${DECODE[@]}"; do SPREAD+=(--decode "$url"); done\n'
+        )
+        words += [*_disaggregated(verified, engine=engine), '"${SPREAD[@]}"']
+    else:
+        words.append('--worker-urls "${WORKER[@]}"')
+    words += [*_policy(verified), '--host 0.0.0.0 --port "$ROUTER_PORT"', '"$@"']
+    return before + "exec " + " \\\n  ".join(words) + "\n"
+
+
+def _asks_bootstrap(verified: VerifiedServing, engine: str) -> bool:
+    kv_transfer = transfer(verified)
+    return engine == "sglang" or (kv_transfer is not None and kv_transfer.connector == "mooncake")
+
+
+def _nginx(verified: VerifiedServing, *, by_service: bool) -> str:
+    own = planned_router(verified)
+    weights = []
+    for shape in group_shapes(verified):
+        places = shape.group.max_batch * shape.group.attention_dp
+        weight = places if own.policy is RouterPolicy.WEIGHTED_LEAST_REQUESTS else 1
+        # A Service's name resolves to all its pods, each a server of that weight.
+        weights += [weight] * (1 if by_service else shape.group.count)
+    directive, _ = _policy_names(verified)
+    text = _nginx_text(directive, by_service=by_service)
+    return f"WEIGHTS=({' '.join(map(str, weights))})\n{_DNS if by_service else ''}{text}"
+
+
+def _disaggregated_server(verified: VerifiedServing) -> str:
+    first, last = _policy_names(verified)
+    return _TRTLLM_DISAGGREGATED.replace("@CONTEXT@", first).replace("@GENERATION@", last)
+
+
+_TRTLLM_DISAGGREGATED: Final = """\
+CONFIG="$(mktemp --suffix=.yaml)"
+{
+  printf 'hostname: 0.0.0.0\\nport: %s\\nbackend: pytorch\\n' "$ROUTER_PORT"
+  printf 'context_servers:\\n  router: {type: @CONTEXT@}\\n'
+  printf '  num_instances: %s\\n  urls:\\n' "${#PREFILL[@]}"
+  printf '    - "%s"\\n' "${PREFILL[@]#http://}"
+  printf 'generation_servers:\\n  router: {type: @GENERATION@}\\n'
+  printf '  num_instances: %s\\n  urls:\\n' "${#DECODE[@]}"
+  printf '    - "%s"\\n' "${DECODE[@]#http://}"
+} > "$CONFIG"
+# Both limits are seconds: until the instances are ready, and of one request.
+exec trtllm-serve disaggregated -c "$CONFIG" -t 3600 -r 3600 "$@"
+"""
+
+_DNS: Final = """\
+DNS="$(awk '/^nameserver/ {print $2; exit}' /etc/resolv.conf)"
+if [[ "$DNS" == *:* ]]; then DNS="[$DNS]"; fi
+# nginx does not apply the DNS search list.
+DOMAIN="$(awk '/^search/ {for (i = 2; i <= NF; i++) if ($i ~ /^svc[.]/) {print $i; exit}}' \\
+  /etc/resolv.conf)"
+for index in "${!WORKER[@]}"; do
+  WORKER[index]="${WORKER[index]%:*}.$NAMESPACE.${DOMAIN:-svc.cluster.local}:${WORKER[index]##*:}"
+done
+"""
+_BY_NAME: Final = {
+    "@RESOLVER@": " resolver '\"$DNS\"' valid=10s;",
+    "@ZONE@": " zone workers 256k;",
+    "@RESOLVE@": " resolve",
+}
+"""Directives with which nginx re-resolves a name (open source since 1.27.3)."""
+
+_ASCEND_PROXY: Final = """\
+PROXY="${PROXY:-/vllm-workspace/vllm-ascend/examples/disaggregated_prefill_v1/\
+load_balance_proxy_server_example.py}"
+hosts() { local url; for url in "$@"; do url="${url#http://}"; printf '%s ' "${url%%:*}"; done; }
+ports() { local url; for url in "$@"; do printf '%s ' "${url##*:}"; done; }
+# Unquoted: one word per host or port.
+exec python "$PROXY" --host 0.0.0.0 --port "$ROUTER_PORT" \\
+  --prefiller-hosts $(hosts "${PREFILL[@]}") --prefiller-ports $(ports "${PREFILL[@]}") \\
+  --decoder-hosts $(hosts "${DECODE[@]}") --decoder-ports $(ports "${DECODE[@]}") "$@"
+"""
+
+_NGINX: Final = """\
+CONFIG="$(mktemp)"
+{
+  # Two connections per active request; prompts may be long.
+  echo 'worker_rlimit_nofile 65536; events { worker_connections 32768; }'
+  echo 'http { client_max_body_size 0;@RESOLVER@ upstream workers {@ZONE@@POLICY@'
+  for index in "${!WORKER[@]}"; do
+    printf '  server %s weight=%s@RESOLVE@;\\n' "${WORKER[index]#http://}" "${WEIGHTS[index]}"
+  done
+  echo '} server {'
+  printf '  listen %s;\\n' "$ROUTER_PORT"
+  echo '  location / { proxy_pass http://workers; proxy_http_version 1.1;'
+  echo '    proxy_buffering off; proxy_read_timeout 3600s; } } }'
+} > "$CONFIG"
+exec nginx -c "$CONFIG" -g 'daemon off;'
+"""
+_PORT: Final = f'ROUTER_PORT="${{ROUTER_PORT:-{ROUTER_PORT}}}"\n'
+
+
+def _nginx_text(directive: str, *, by_service: bool) -> str:
+    text = _NGINX.replace("@POLICY@", f" {directive};" if directive else "")
+    for mark, words in _BY_NAME.items():
+        text = text.replace(mark, words if by_service else "")
+    return text
+
+
+FRONT_NGINX: Final = _PORT + _nginx_text("", by_service=False)
+"""By weight only: each island balances its own requests."""

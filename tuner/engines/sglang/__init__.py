@@ -1,0 +1,1 @@
+"""All that moetune knows of SGLang."""

@@ -1,0 +1,132 @@
+"""SGLang: what `python -m sglang.launch_server` accepts.
+
+Read from the wheel of 0.5.23, sglang/srt/arg_groups (fields/, moe_hook.py, parallel_hook.py,
+pd_disaggregation_hook.py), sglang/srt/environ.py and sglang/srt/layers/moe/token_dispatcher:
+
+- Attention data parallelism is `--attn-dp-size`, a divisor of `--tp-size`, which counts all devices
+  of a pipeline stage; `--dp-size N --enable-dp-attention` is its deprecated spelling.
+- `--max-running-requests` and `--chunked-prefill-size` are divided by the attention-DP size; CUDA
+  graph sizes and `--max-prefill-tokens` are of one rank.
+- `--cuda-graph-max-bs` is refused as ambiguous: decode and prefill have an option each.
+- DeepEP sets the expert-parallel size to `--tp-size`. Its mode `auto` sends prompts through the
+  normal kernels and decode through the low-latency ones; `normal` turns decode graphs off.
+- Low-latency buffers have SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK tokens, 1024 at most. A
+  verification step dispatches all draft tokens (`_decode_graph_dispatch_tokens_per_rank` of
+  moe_hook.py multiplies requests by draft tokens); decode graphs are counted in requests.
+- EAGLE drafts with the model's MTP layers unless `--speculative-draft-model-path` names others;
+  with one candidate per step it verifies `--speculative-num-steps` + 1 tokens
+  (speculative_hook.py). Drafts across pipeline stages exist on prefill instances only
+  (validation_hook.py).
+- A prefill instance also transfers the draft layer's cache (disaggregation/prefill.py), so both
+  sides draft or neither does.
+- `--ep-num-redundant-experts` copies are of the first experts (eplb/expert_location.py,
+  `init_trivial`) unless `--init-expert-location` names others or `--enable-eplb` moves them by the
+  loads that it records; both choose `--ep-dispatch-algorithm` where it is not stated, without which
+  copies get no tokens (parallel_hook.py, `handle_eplb_and_dispatch`). Experts and copies are a
+  multiple of the expert ranks (`_init_common`); models add copies themselves (models/*.py,
+  `ep_num_redundant_experts` and `get_model_config_for_expert_location`).
+- `--enable-two-batch-overlap` needs an all-to-all (check_two_batch_overlap), and models whose
+  expert layers are split into its operations (models/*.py, op_dispatch_a).
+- `--enable-pdmux` partitions a device's SMs between prefill and decode: no pipeline, no chunked
+  prefill, no overlap schedule (validation_hook.py); its loop does not synchronise data-parallel
+  ranks (multiplex/multiplexing_mixin.py); models need `forward_split_prefill`.
+- `--chunked-prefill-size` is a whole number of pages (validation_hook.py).
+- FP8 and NVFP4 weights use Marlin kernels where a device lacks tensor cores for them
+  (layers/quantization/{fp8,modelopt_quant}.py, get_min_capability).
+- gpt-oss checkpoints say "quant_method": "mxfp4" themselves; no option is needed
+  (layers/quantization/mxfp4.py).
+
+Not covered: prefill context parallelism, pipeline micro-batches, draft trees wider than one token,
+drafting or two-batch overlap under `--enable-pdmux`, which the code does not consider.
+"""
+
+from typing import Final
+
+from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
+
+SGLANG_0_5_23: Final = ServingCapabilities(
+    name="sglang",
+    release="0.5.23",
+    source="sglang 0.5.23 (wheel), docs.sglang.io",
+    image="lmsysorg/sglang:v0.5.23",
+    options=frozenset(
+        {
+            "--attn-dp-size",
+            "--chunked-prefill-size",
+            "--context-length",
+            "--cuda-graph-max-bs-decode",
+            "--deepep-mode",
+            "--disable-overlap-schedule",
+            "--disaggregation-bootstrap-port",
+            "--disaggregation-mode",
+            "--disaggregation-transfer-backend",
+            "--dist-init-addr",
+            "--enable-eplb",
+            "--enable-pdmux",
+            "--enable-two-batch-overlap",
+            "--ep-dispatch-algorithm",
+            "--ep-num-redundant-experts",
+            "--ep-size",
+            "--host",
+            "--init-expert-location",
+            "--kv-cache-dtype",
+            "--max-prefill-tokens",
+            "--max-running-requests",
+            "--model-path",
+            "--moe-a2a-backend",
+            "--nnodes",
+            "--node-rank",
+            "--page-size",
+            "--pdmux-config-path",
+            "--port",
+            "--pp-size",
+            "--quantization",
+            "--sm-group-num",
+            "--speculative-algorithm",
+            "--speculative-draft-model-path",
+            "--speculative-eagle-topk",
+            "--speculative-num-draft-tokens",
+            "--speculative-num-steps",
+            "--tp-size",
+        }
+    ),
+    environment=frozenset({"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"}),
+    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "nvfp4": "modelopt_fp4", "mxfp4": ""},
+    weight_only_fallback=True,
+    kv_cache_dtype={"bf16": "", "fp8": "fp8_e4m3"},
+    connectors={"nixl": "nixl", "mooncake": "mooncake"},
+    modes=frozenset({"aggregated", "disaggregated", "shared_device"}),
+    low_latency_leaves_prefill=True,
+    redundant_architectures=frozenset(
+        {
+            "DeepseekV2ForCausalLM",
+            "DeepseekV3ForCausalLM",
+            "Glm4MoeForCausalLM",
+            "GptOssForCausalLM",
+            "Qwen2MoeForCausalLM",
+            "Qwen3MoeForCausalLM",
+        }
+    ),
+    drafting={"mtp": "EAGLE", "eagle": "EAGLE"},
+    drafting_pipeline_roles=frozenset({"prefill"}),
+    overlap_backends=DEEPEP,
+    a2a_architectures=frozenset(
+        {
+            "DeepseekV2ForCausalLM",
+            "DeepseekV3ForCausalLM",
+            "Glm4MoeForCausalLM",
+            "Qwen2MoeForCausalLM",
+            "Qwen3MoeForCausalLM",
+        }
+    ),
+    shared_device_architectures=frozenset(
+        {
+            "LlamaForCausalLM",
+            "Qwen2ForCausalLM",
+            "Qwen2MoeForCausalLM",
+            "Qwen3ForCausalLM",
+            "Qwen3MoeForCausalLM",
+        }
+    ),
+    chunk_needs_whole_pages=True,
+)

@@ -1,0 +1,401 @@
+"""Reads `python -m sglang.launch_server`.
+
+--tp-size counts all devices of an instance; --attn-dp-size is the attention data parallelism. The
+engine divides --max-running-requests and --chunked-prefill-size by them. --dp-size without
+--enable-dp-attention starts that many instances. DeepEP spreads experts over --tp-size whatever
+--ep-size says. Facts and their source: tuner/engines/sglang/capabilities.py.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from tuner.config.serve import Role
+from tuner.costs.serve.cache_capacity import GIB
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.speculative import Method
+from tuner.engines.reading.arguments import Flags
+from tuner.engines.reading.nearest import nearest_divisor
+from tuner.engines.reading.serve_launch import ServingLaunch, Setting, Surroundings
+from tuner.engines.reading.serve_split import (
+    check_devices,
+    check_experts,
+    check_heads,
+    check_length,
+    memory_share,
+    pipeline_stages,
+    weight_format,
+)
+from tuner.engines.reading.serve_words import Server, sorted_flags, tokens
+from tuner.engines.sglang.capabilities import SGLANG_0_5_23
+from tuner.errors import SpecError
+from tuner.search.serve.choices import BUDGETS
+from tuner.search.serve.demand import MOST_RUNNING
+
+_ALGORITHMS: Final = ("NEXTN", "EAGLE", "EAGLE3")
+_DRAFTING: Final = (
+    "speculative-num-steps",
+    "speculative-eagle-topk",
+    "speculative-num-draft-tokens",
+)
+USUAL_DRAFTS: Final = 3
+"""Draft steps that the engine chooses for models with MTP heads
+(sglang/srt/server_args.py, `auto_choose_speculative_params`)."""
+SERVER: Final = Server(
+    starts=(
+        ("sglang.launch_server",),
+        ("launch_server.py",),
+        ("sglang", "serve"),
+        ("dynamo.sglang",),
+    ),
+    spellings={
+        "tp": "tp-size",
+        "tensor-parallel-size": "tp-size",
+        "dp": "dp-size",
+        "data-parallel-size": "dp-size",
+        "pp": "pp-size",
+        "pipeline-parallel-size": "pp-size",
+        "ep": "ep-size",
+        "expert-parallel-size": "ep-size",
+        "model": "model-path",
+        "cuda-graph-max-bs": "cuda-graph-max-bs-decode",
+        "cuda-graph-bs": "cuda-graph-bs-decode",
+        "disable-cuda-graph-decode": "disable-cuda-graph",
+    },
+    switches=frozenset(
+        {
+            "disable-cuda-graph",
+            "disable-overlap-schedule",
+            "disable-radix-cache",
+            "enable-deepep-moe",
+            "enable-dp-attention",
+            "enable-dp-lm-head",
+            "enable-ep-moe",
+            "enable-eplb",
+            "enable-metrics",
+            "enable-mixed-chunk",
+            "enable-pdmux",
+            "enable-torch-compile",
+            "enable-two-batch-overlap",
+            "trust-remote-code",
+        }
+    ),
+    read=frozenset(
+        {
+            "attn-dp-size",
+            "chunked-prefill-size",
+            "context-length",
+            "cuda-graph-bs-decode",
+            "cuda-graph-max-bs-decode",
+            "deepep-mode",
+            "disable-radix-cache",
+            "disaggregation-mode",
+            "disaggregation-transfer-backend",
+            "dp-size",
+            "enable-deepep-moe",
+            "enable-dp-attention",
+            "enable-eplb",
+            "enable-two-batch-overlap",
+            "ep-num-redundant-experts",
+            "ep-size",
+            "kv-cache-dtype",
+            "max-prefill-tokens",
+            "max-running-requests",
+            "max-total-tokens",
+            "mem-fraction-static",
+            "moe-a2a-backend",
+            "page-size",
+            "pp-size",
+            "quantization",
+            *_DRAFTING,
+            "speculative-algorithm",
+            "tp-size",
+        }
+    ),
+    unpriced=frozenset(
+        {
+            "attention-backend",
+            "cpu-offload-gb",
+            "disable-cuda-graph",
+            "disable-overlap-schedule",
+            "enable-ep-moe",
+            "enable-mixed-chunk",
+            "enable-pdmux",
+            "enable-torch-compile",
+            "ep-dispatch-algorithm",
+            "init-expert-location",
+            "moe-runner-backend",
+            "num-continuous-decode-steps",
+            "pdmux-config-path",
+            "schedule-conservativeness",
+            "schedule-policy",
+            "sm-group-num",
+            "stream-interval",
+        }
+    ),
+    timeless=frozenset(
+        {
+            "kv-events-config",
+            "api-key",
+            "dist-init-addr",
+            "disaggregation-bootstrap-port",
+            "enable-metrics",
+            "host",
+            "model-path",
+            "nnodes",
+            "node-rank",
+            "port",
+            "reasoning-parser",
+            "served-model-name",
+            "speculative-draft-model-path",
+            "tokenizer-path",
+            "tool-call-parser",
+            "trust-remote-code",
+        }
+    ),
+)
+
+_CHUNKS: Final = ((20 * GIB, 2048), (60 * GIB, 4096), (160 * GIB, 8192))
+_LARGEST_CHUNK: Final = 16_384
+_WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4"}
+_CACHES: Final = {
+    "auto": "bf16",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+}
+_ROLES: Final = {"null": Role.AGGREGATED, "prefill": Role.PREFILL, "decode": Role.DECODE}
+
+
+def read(flags: Flags, around: Surroundings) -> ServingLaunch:
+    """Read a launch.
+
+    Raises:
+        SpecError: flags that contradict each other, or have no price.
+    """
+    devices = flags.number("tp-size") or 1
+    stages = pipeline_stages(flags, "pp-size", around=around)
+    data, copies = _data(flags, devices=devices)
+    check_heads(
+        flags,
+        "tp-size",
+        ranks=devices // data,
+        model_heads=around.model.attention.num_heads,
+        factor=data,
+    )
+    whole = devices * stages
+    check_devices(flags, "tp-size", devices=whole, copies=copies, around=around)
+    degrees = _experts(flags, devices=devices, data=data, around=around)
+    degrees = replace(degrees, pipeline=stages)
+    redundant = flags.number("ep-num-redundant-experts", least=0) or 0
+    named = "ep-size" if degrees.expert > 1 else "tp-size"
+    check_experts(
+        flags,
+        named,
+        degrees,
+        around,
+        engine=SGLANG_0_5_23,
+        redundant=redundant,
+        redundant_flag="ep-num-redundant-experts",
+    )
+    length = tokens(flags, "context-length")
+    check_length(flags, "context-length", length, around)
+    running = _running(flags, data=data)
+    role = _ROLES[flags.choice("disaggregation-mode", tuple(_ROLES), "null")]
+    step_tokens, is_chunked = _prompts(flags, data=data)
+    return ServingLaunch(
+        source=flags.source,
+        engine=Engine.SGLANG,
+        role=role,
+        setting=Setting(
+            degrees=degrees,
+            running=running or MOST_RUNNING,
+            # A decode instance reads no prompts, so the least that is planned for counts.
+            step_tokens=BUDGETS[0]
+            if role is Role.DECODE
+            else step_tokens or max(_usual_chunk(around) // data, 1),
+            is_chunked=is_chunked,
+            page_tokens=flags.number("page-size"),
+            draft_tokens=_drafts(flags),
+            a2a_backend=_all_to_all(flags, degrees),
+            two_batch_overlap=flags.is_on("enable-two-batch-overlap"),
+            graph_sequences=_captured(flags),
+            redundant_experts=redundant,
+        ),
+        copies=copies,
+        draft_method=_draft_method(flags, around),
+        has_prefix_cache=not flags.is_on("disable-radix-cache"),
+        memory_ratio=memory_share(flags, "mem-fraction-static"),
+        most_cached_tokens=tokens(flags, "max-total-tokens"),
+        max_model_len=length,
+        quantization=weight_format(flags, "quantization", _WEIGHTS, ""),
+        kv_cache_dtype=weight_format(flags, "kv-cache-dtype", _CACHES, "bf16"),
+        flags=sorted_flags(flags, SERVER),
+        notes=(*flags.notes, *_notes(flags, degrees, running=running, copies=copies)),
+    )
+
+
+def _data(flags: Flags, *, devices: int) -> tuple[int, int]:
+    """Return ranks of data-parallel attention, and instances behind the command."""
+    own, older = flags.number("attn-dp-size"), flags.number("dp-size")
+    is_attention = flags.is_on("enable-dp-attention")
+    if own is not None and older is not None and is_attention and own != older:
+        raise SpecError(
+            f"{flags.source}: --attn-dp-size {own} and --dp-size {older} --enable-dp-attention are"
+            f" one setting; keep --attn-dp-size {own}"
+        )
+    data = own or (older if is_attention else None) or 1
+    copies = (older or 1) if own is None and not is_attention else 1
+    if devices % data:
+        name = "attn-dp-size" if own is not None else "dp-size"
+        raise SpecError(
+            f"{flags.source}: --{name} {data} does not divide --tp-size {devices}; the nearest"
+            f" that does is {nearest_divisor(devices, data)}"
+        )
+    return data, copies
+
+
+def _experts(flags: Flags, *, devices: int, data: int, around: Surroundings) -> Degrees:
+    expert_ranks = flags.number("ep-size") or 1
+    if around.model.moe is None:
+        if expert_ranks > 1:
+            raise SpecError(
+                f"{flags.source}: --ep-size {expert_ranks} of {around.model.name}, a model without"
+                " experts; the nearest is 1"
+            )
+        return Degrees(attention_tensor=devices // data, attention_data=data)
+    if _backend(flags) == "deepep":
+        expert_ranks = devices
+    if devices % expert_ranks:
+        raise SpecError(
+            f"{flags.source}: --ep-size {expert_ranks} does not divide --tp-size {devices}; the "
+            "nearest"
+            f" that does is {nearest_divisor(devices, expert_ranks)}"
+        )
+    return Degrees(
+        attention_tensor=devices // data,
+        attention_data=data,
+        expert=expert_ranks,
+        moe_tensor=devices // expert_ranks,
+    )
+
+
+def _captured(flags: Flags) -> int | None:
+    """Return the sequences of the largest graph; 0 without graphs, None where nothing is said."""
+    if flags.is_on("disable-cuda-graph"):
+        return 0
+    sizes = [int(word) for word in flags.words("cuda-graph-bs-decode") if word.isdecimal()]
+    return max(sizes) if sizes else flags.number("cuda-graph-max-bs-decode")
+
+
+def _usual_chunk(around: Surroundings) -> int:
+    """Tokens of a chunk over all data ranks, by memory (0.5.23, `arg_groups/memory_hook.py`)."""
+    memory = around.memory_bytes
+    return next((tokens for below, tokens in _CHUNKS if memory < below), _LARGEST_CHUNK)
+
+
+def _running(flags: Flags, *, data: int) -> int | None:
+    total = flags.number("max-running-requests")
+    if total is not None and total < data:
+        raise SpecError(
+            f"{flags.source}: --max-running-requests {total} leaves none for some of {data}"
+            f" data-parallel ranks; the nearest is {data}"
+        )
+    return None if total is None else total // data
+
+
+def _prompts(flags: Flags, *, data: int) -> tuple[int | None, bool]:
+    """Return the tokens of a rank's step with prompts, and whether a prompt may take several."""
+    chunk = flags.number("chunked-prefill-size", least=-1)
+    most = flags.number("max-prefill-tokens")
+    if chunk is None or chunk < 1:
+        return most, chunk is None
+    if chunk < data:
+        raise SpecError(
+            f"{flags.source}: --chunked-prefill-size {chunk} leaves none for some of {data}"
+            f" data-parallel ranks; the nearest is {data}"
+        )
+    return min(chunk // data, most or chunk), True
+
+
+def _drafts(flags: Flags) -> int:
+    """Return the draft length; 0 without drafting, or with one that is not modelled.
+
+    Raises:
+        SpecError: flags of drafting without an algorithm.
+    """
+    if flags.word("speculative-algorithm") is None:
+        given = next((name for name in _DRAFTING if name in flags.values), None)
+        if given is not None:
+            raise SpecError(
+                f"{flags.source}: --{given} without --speculative-algorithm; add"
+                " --speculative-algorithm NEXTN, or leave it out"
+            )
+        return 0
+    if flags.word("speculative-algorithm") not in _ALGORITHMS:
+        return 0
+    return flags.number("speculative-num-steps") or USUAL_DRAFTS
+
+
+def _draft_method(flags: Flags, around: Surroundings) -> Method:
+    """Return the draft method: `EAGLE` of a model with MTP heads means those heads."""
+    own = flags.word("speculative-algorithm") or ""
+    is_own = own == "NEXTN" or (own == "EAGLE" and around.model.mtp_num_layers > 0)
+    return Method.MTP if is_own else Method.EAGLE
+
+
+def _backend(flags: Flags) -> str:
+    """Return the all-to-all backend; older releases had a switch for DeepEP."""
+    usual = "deepep" if flags.is_on("enable-deepep-moe") else "none"
+    return flags.word("moe-a2a-backend") or usual
+
+
+def _all_to_all(flags: Flags, degrees: Degrees) -> str:
+    backend = _backend(flags)
+    if backend == "deepep":
+        mode = flags.choice("deepep-mode", ("auto", "normal", "low_latency"), "auto")
+        return "deepep_normal" if mode == "normal" else "deepep_low_latency"
+    return "allgather" if degrees.attention_data > 1 else "none"
+
+
+def _notes(flags: Flags, degrees: Degrees, *, running: int | None, copies: int) -> list[str]:
+    notes = []
+    backend = _backend(flags)
+    if running is None:
+        notes.append(f"no --max-running-requests: {MOST_RUNNING} sequences a rank count")
+    own = flags.word("speculative-algorithm")
+    if own is not None and own not in _ALGORITHMS:
+        notes.append(f"--speculative-algorithm {own[:40]} has no price; {_ALGORITHMS} have")
+    if (flags.number("speculative-eagle-topk") or 1) > 1:
+        notes.append("trees of drafts are priced as one chain of --speculative-num-steps")
+    if backend == "deepep" and flags.number("ep-size") not in (None, degrees.expert):
+        notes.append(f"deepep spreads experts over all {degrees.expert} ranks, not --ep-size")
+    if backend not in ("none", "deepep"):
+        notes.append(f"--moe-a2a-backend {backend[:40]} is priced as an all-to-all like DeepEP's")
+    if backend != "deepep" and "deepep-mode" in flags.values:
+        notes.append("--deepep-mode takes effect only with --moe-a2a-backend deepep")
+    notes += _copied(flags)
+    if flags.is_on("enable-pdmux"):
+        notes.append("--enable-pdmux: priced without intra-GPU prefill/decode multiplexing")
+    graphs = flags.number("cuda-graph-max-bs-decode")
+    if graphs is not None and running is not None and graphs < running:
+        notes.append(
+            f"decode steps of more than {graphs} sequences run without graphs, which has no price"
+        )
+    if copies > 1:
+        notes.append(
+            f"--dp-size {copies} without --enable-dp-attention is {copies} separate instances"
+        )
+    return notes
+
+
+def _copied(flags: Flags) -> list[str]:
+    """Return a note on redundant experts that are placed without known loads."""
+    placed = flags.is_on("enable-eplb") or "init-expert-location" in flags.values
+    if not flags.number("ep-num-redundant-experts", least=0) or placed:
+        return []
+    return [
+        "--ep-num-redundant-experts without --enable-eplb or --init-expert-location copies the"
+        " first experts, whatever their loads, and is priced as copies that level them; add"
+        " --enable-eplb"
+    ]

@@ -1,0 +1,67 @@
+"""torchtitan 0.3: PyTorch-native training of the models that it ships.
+
+Read from the package torchtitan 0.3.0 (`config/configs.py`, `trainer.py`, `distributed/`,
+`models/*/config_registry.py`):
+
+- FSDP2 shards everything: stage 3 all-gathers parameters again for the backward pass, stage 2 keeps
+  them, stage 1 does not exist. Without it (stage 0) replicas are outside the expert-parallel mesh,
+  so expert parallelism has only the context and tensor ranks.
+- Expert parallelism uses ranks of data, context and tensor parallelism; experts are not split.
+- Its `selective` checkpointing keeps chosen operations inside a layer and has no counterpart among
+  Megatron's modules, so only none and full can be planned.
+- One CUDA graph of the whole step, never with a pipeline. With experts it needs HybridEP and a
+  fixed capacity, which only its DeepSeek models support, so it is not planned for MoE layers.
+- fp8 and MTP are part of a model's code there, not of the configuration.
+- Zero-bubble schedules (`InterleavedZeroBubble`) need several stages per rank. `ZBVZeroBubble` and
+  `DualPipeV` place stages in a V, where stage s is not on rank s % PP, and are not planned.
+
+HSDP replicas (`data_parallel_replicate_degree` with `data_parallel_shard_degree`) are outside the
+expert-parallel mesh, as in megatron-core.
+"""
+
+from typing import Final
+
+from profilers.steps.config import Recompute
+from tuner.engines.manifest import DEFAULT_RANK_ORDER, Capabilities
+from tuner.spec.features import ModelFeature
+
+TORCHTITAN_0_3: Final = Capabilities(
+    names=("torchtitan",),
+    release="0.3",
+    source="pypi.org/project/torchtitan/0.3.0",
+    zero_stages=frozenset({0, 2, 3}),
+    shard_ranks_zero_stages=frozenset({2, 3}),
+    gradient_bytes=frozenset({4}),
+    ddp_bucket_size=False,
+    # enable_cpu_offload also moves parameters and gradients, which is not priced.
+    optimizer_offload_zero_stages=frozenset(),
+    recompute=frozenset({Recompute.NONE, Recompute.FULL}),
+    recompute_modules=frozenset(),
+    recompute_num_layers=False,
+    recompute_per_stage=False,
+    activation_offload=False,
+    largest_chunks=1,
+    zero_bubble_needs_virtual_pipeline=True,
+    tensor_beyond_kv_heads=False,
+    rank_orders=frozenset({DEFAULT_RANK_ORDER}),
+    expert_tensor_parallel=False,
+    expert_folding_needs_sharding=True,
+    dispatchers=frozenset({"alltoall", "deepep", "hybridep"}),
+    a2a_overlap=False,
+    cuda_graphs=frozenset({"none", "full_iteration"}),
+    cuda_graphs_with_pipeline=frozenset({"none"}),
+    full_graph_dispatchers=frozenset(),
+    precisions=frozenset({"bf16", "fp32"}),
+    mtp=False,
+    tied_embeddings_with_pipeline=False,
+    unsupported=frozenset(
+        {
+            ModelFeature.MLA_BIAS,
+            ModelFeature.QK_NORM_FULL,
+            ModelFeature.UNGATED_FFN,
+            ModelFeature.FFN_BIAS,
+            ModelFeature.SHARED_GATE,
+            ModelFeature.SOFTMAX_CORRECTION,
+        }
+    ),
+)

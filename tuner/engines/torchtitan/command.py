@@ -1,0 +1,252 @@
+"""torchtitan 0.3's command, `-m torchtitan.train --module M --config C`, as sections of its TOML.
+
+C is a Python function of M that returns a configuration. The command's own `--section.key value`
+override what `CONFIGS` knows of the configurations that the release ships. Values are written as
+its parser (tyro) takes them: hyphens for underscores, switches without a value and with `no-`
+before their name, `activation-checkpoint:full` for a choice.
+
+Read from the package torchtitan 0.3.0, config/manager.py and the models' config_registry.py.
+"""
+
+import copy
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tuner.engines.reading.arguments import launched_devices
+from tuner.engines.reading.shell_words import Command, ShellText, shell_text
+from tuner.errors import SpecError
+from tuner.spec.files import shown_value
+
+PROGRAM: Final = "torchtitan.train"
+_SAID: Final = re.compile(r"^(?![ \t]*#).*\btorchtitan\.train\b", re.MULTILINE)
+_CHECKPOINT: Final = re.compile(r"activation[-_]checkpoint:([\w-]{1,40})")
+_NUMBER: Final = re.compile(r"-?\d{1,12}")
+_REAL: Final = re.compile(r"-?\d{1,12}\.\d{0,12}")
+_TRUTHS: Final[Mapping[str, bool | None]] = {"true": True, "false": False, "none": None}
+
+Keys = dict[str, Any]
+_SELECTIVE: Final[Keys] = {"mode": "selective", "selective_ac_option": "op"}
+_FULL: Final[Keys] = {"mode": "full"}
+_MODES: Final[Mapping[str, Keys]] = {
+    "none": {"mode": "none"},
+    "selective": _SELECTIVE,
+    "full": _FULL,
+    "memory-budget": {"mode": "memory_budget"},
+}
+
+
+def _config(
+    name: str,
+    flavor: str,
+    *,
+    checkpoint: Keys,
+    training: Keys,
+    parallelism: Keys | None = None,
+    **model: Any,
+) -> Mapping[str, Keys]:
+    return {
+        "model": {"name": name, "flavor": flavor, **model},
+        "training": {"disable_cuda_graphs": False, **training},
+        "parallelism": parallelism or {},
+        "activation_checkpoint": checkpoint,
+    }
+
+
+def _in_8_bits(plain: Mapping[str, Keys], converter: str) -> Mapping[str, Keys]:
+    """Return a configuration with 8-bit GEMMs; float8 has the one recipe, by rows."""
+    sections = {**plain, "model": plain["model"] | {"converters": [converter]}}
+    if converter == "float8":
+        sections["quantize"] = {"linear": {"float8": {"recipe_name": "rowwise"}}}
+    return sections
+
+
+_DEEPSEEK: Final[Keys] = {"local_batch_size": 4, "seq_len": 4096}
+_INTERLEAVED: Final = "Interleaved1F1B"
+_LLAMA_8B: Final = _config(
+    "llama3", "8B", checkpoint=_SELECTIVE, training={"local_batch_size": 1, "seq_len": 8192}
+)
+_LLAMA_405B: Final = _config(
+    "llama3",
+    "405B",
+    checkpoint=_FULL,
+    training={"local_batch_size": 2, "seq_len": 8192},
+    parallelism={"tensor_parallel_degree": 8},
+)
+_DEEPSEEK_671B: Final = _config(
+    "deepseek_v3",
+    "671B",
+    checkpoint=_SELECTIVE,
+    training=_DEEPSEEK | {"disable_cuda_graphs": True},
+    parallelism={"pipeline_parallel_schedule": _INTERLEAVED, "expert_parallel_degree": 2},
+)
+CONFIGS: Final[Mapping[str, Mapping[str, Keys]]] = {
+    "llama3_8b": _LLAMA_8B,
+    "llama3_8b_mxfp8": _in_8_bits(_LLAMA_8B, "mx"),
+    "llama3_70b": _config(
+        "llama3",
+        "70B",
+        checkpoint=_FULL,
+        training={"seq_len": 8192},
+        parallelism={"tensor_parallel_degree": 8},
+    ),
+    "llama3_405b": {
+        **_in_8_bits(_LLAMA_405B, "float8"),
+        "compile": {"enable": True, "enable_async_tensor_parallel": True},
+    },
+    "deepseek_v3_16b": _config(
+        "deepseek_v3",
+        "16B",
+        checkpoint=_SELECTIVE,
+        training=_DEEPSEEK | {"disable_cuda_graphs": True},
+        parallelism={"pipeline_parallel_schedule": _INTERLEAVED, "expert_parallel_degree": 8},
+    ),
+    "deepseek_v3_16b_hybridep": _config(
+        "deepseek_v3",
+        "16B",
+        checkpoint=_SELECTIVE,
+        training=_DEEPSEEK,
+        parallelism={"pipeline_parallel_schedule": _INTERLEAVED, "expert_parallel_degree": 8},
+        moe_comm_backend="hybridep",
+    ),
+    "deepseek_v3_671b": _DEEPSEEK_671B,
+    "deepseek_v3_671b_float8": _in_8_bits(_DEEPSEEK_671B, "float8"),
+    "qwen3_14b": _config(
+        "qwen3", "14B", checkpoint=_FULL, training={"local_batch_size": 4, "seq_len": 4096}
+    ),
+    "qwen3_32b": _config(
+        "qwen3", "32B", checkpoint=_FULL, training={"local_batch_size": 2, "seq_len": 4096}
+    ),
+    "qwen3_30b_a3b": _config(
+        "qwen3", "30B-A3B", checkpoint=_FULL, training={"local_batch_size": 2, "seq_len": 4096}
+    ),
+    "gpt_oss_20b": _config(
+        "gpt_oss", "20b", checkpoint=_FULL, training={"local_batch_size": 1, "seq_len": 8192}
+    ),
+    "gpt_oss_120b": _config(
+        "gpt_oss", "120b", checkpoint=_FULL, training={"local_batch_size": 1, "seq_len": 8192}
+    ),
+}
+"""By function: the keys that a prediction uses and that differ from the release's defaults."""
+_UNKNOWN: Final[Mapping[str, Keys]] = {
+    "model": {},
+    "training": {"disable_cuda_graphs": False},
+    "parallelism": {},
+    "activation_checkpoint": _SELECTIVE,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingCommand:
+    """A command that starts torchtitan."""
+
+    sections: Mapping[str, Keys]
+    """As its TOML would hold them."""
+    devices: Mapping[str, int]
+    """`devices` and `devices_per_node`, where the launcher states both."""
+    notes: tuple[str, ...] = ()
+
+
+def is_training_command(words: Sequence[str]) -> bool:
+    """Say whether a command runs torchtitan's own program with a configuration of release 0.3."""
+    starts = itertools.pairwise(words)
+    return ("-m", PROGRAM) in starts and not any(word.startswith("--job.config") for word in words)
+
+
+def read_training_command(text: str, *, source: str) -> TrainingCommand | None:
+    """Read the command of a text that starts torchtitan; None where none does.
+
+    Raises:
+        SpecError: no shell text, several starts, or one whose configuration is not named.
+    """
+    if _SAID.search(text) is None:
+        return None
+    shell = shell_text(text, source=source)
+    commands = [command for command in shell.commands if is_training_command(command.words)]
+    if not commands:
+        return None
+    if len(commands) > 1:
+        raise SpecError(
+            f"{source}: starts torchtitan {len(commands)} times; estimate one at a time"
+        )
+    nodes, per_node = launched_devices(commands[0].words, shell.scheduler)
+    devices = {}
+    if nodes and per_node:
+        devices = {"devices": nodes * per_node, "devices_per_node": per_node}
+    sections, notes = _stated(commands[0], source=source)
+    return TrainingCommand(
+        sections=sections, devices=devices, notes=(*notes, *command_notes(shell, commands[0]))
+    )
+
+
+def command_notes(shell: ShellText, command: Command) -> tuple[str, ...]:
+    """Return notes on what only a running shell knows of a command."""
+    notes = [
+        f"not set in the file, so its default counts: {default[:80]}"
+        for default in shell.defaults
+        if default.partition("=")[2] in command.words
+    ]
+    if command.is_conditional:
+        notes.append("torchtitan starts inside a condition; it was read as if that held")
+    return tuple(notes)
+
+
+def _stated(command: Command, *, source: str) -> tuple[Mapping[str, Keys], tuple[str, ...]]:
+    words = command.words[command.words.index(PROGRAM) + 1 :]
+    flags = list(_flags(words))
+    config = next((value for name, value in flags if name == "config"), None)
+    if not config or config.startswith("$"):
+        said = f"--config {config} has no value here" if config else "--config is missing"
+        raise SpecError(
+            f"{source}: {said}: the function of --module that returns the configuration, such as"
+            " --module llama3 --config llama3_8b"
+        )
+    base = CONFIGS.get(config)
+    sections = copy.deepcopy(dict(base or _UNKNOWN))
+    for word in words:
+        if match := _CHECKPOINT.fullmatch(word):
+            if match[1] not in _MODES:
+                raise SpecError(
+                    f"{source}: {shown_value(word)} is none of"
+                    f" {', '.join(f'activation-checkpoint:{mode}' for mode in _MODES)}"
+                )
+            sections["activation_checkpoint"] = dict(_MODES[match[1]])
+    for name, text in flags:
+        section, _, key = name.replace("-", "_").rpartition(".")
+        if not section:
+            continue
+        is_on = not (text is None and key.startswith("no_"))
+        key = key if is_on or text is not None else key.removeprefix("no_")
+        keys: Keys = sections
+        for part in section.split("."):
+            keys = keys.setdefault(part, {})
+            if not isinstance(keys, dict):
+                raise SpecError(f"{source}: --{name}: {part} is no section")
+        keys[key] = is_on if text is None else _value(text)
+    unknown = f"what {shown_value(config)} sets is not known here: torchtitan's defaults count"
+    written = {section: keys for section, keys in sections.items() if keys}
+    return written, () if base is not None else (unknown,)
+
+
+def _flags(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yield flags with their value; None: a switch."""
+    for at, word in enumerate(words):
+        name, is_joined, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or not name:
+            continue
+        after = words[at + 1] if at + 1 < len(words) else "--"
+        is_switch = after.startswith(("--", "$@", "${@}")) or _CHECKPOINT.fullmatch(after)
+        if is_joined:
+            yield name, value
+        else:
+            yield name, None if is_switch else after
+
+
+def _value(text: str) -> bool | int | float | str | None:
+    if text.lower() in _TRUTHS:
+        return _TRUTHS[text.lower()]
+    if _NUMBER.fullmatch(text):
+        return int(text)
+    return float(text) if _REAL.fullmatch(text) else text

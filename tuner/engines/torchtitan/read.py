@@ -1,0 +1,339 @@
+"""torchtitan's TOML, or the command of release 0.3 (torchtitan_command.py), as `LaunchSettings`.
+
+Names and defaults of the job config of github.com/pytorch/torchtitan before its configs became
+Python (pull request 2386), and the names that release 0.3 gave to some of them, which are in the
+sections that moetune writes (tuner/engines/torchtitan/write.py). Batches are counted differently:
+`local_batch_size` is what one data-parallel rank works on at once, cut into micro-batches only by
+the pipeline.
+
+Priced as the nearest modelled setting: selective checkpointing of every n-th layer as
+full recomputation of 1/n of them, a memory budget b as 1 - b of them.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from profilers.steps.config import Recompute
+from tuner.engines.reading.launch import (
+    Dispatcher,
+    Engine,
+    Graphs,
+    LaunchSettings,
+    StageContent,
+    StatedSize,
+)
+from tuner.engines.reading.nearest import nearest_divisor
+from tuner.engines.reading.sections import Sections
+from tuner.engines.torchtitan.command import read_training_command
+from tuner.errors import SpecError
+from tuner.spec.files import one_line, shown_value
+
+SPELLED: Final[Mapping[str, str]] = {
+    "tensor": "parallelism.tensor_parallel_degree",
+    "context": "parallelism.context_parallel_degree",
+    "pipeline": "parallelism.pipeline_parallel_degree",
+    "expert": "parallelism.expert_parallel_degree",
+    "expert_tensor": "parallelism.expert_tensor_parallel_degree",
+    "data": "parallelism.data_parallel_replicate_degree * data_parallel_shard_degree",
+    "sequence": "training.seq_len",
+    "micro_batch": "parallelism.pipeline_parallel_microbatch_size",
+    "local_batch": "training.local_batch_size",
+    "flush": "training.local_batch_size",
+    "global_batch": "training.global_batch_size",
+    "layers_per_virtual_stage": "parallelism.pipeline_parallel_layers_per_stage",
+    "layout": "parallelism.module_fqns_per_model_part",
+    "virtual_pipeline": "parallelism.pipeline_parallel_schedule",
+    "recompute": "activation_checkpoint.mode",
+    "dispatcher": "parallelism.expert_parallel_comm_backend",
+    "a2a_overlap": "parallelism.pipeline_parallel_expert_parallel_overlap",
+    "zero_stage": "parallelism.data_parallel_shard_degree",
+}
+_SINGLE_STAGE: Final = ("1F1B", "GPipe")
+_MULTI_STAGE: Final = (
+    "Interleaved1F1B",
+    "LoopedBFS",
+    "InterleavedZeroBubble",
+    "ZBVZeroBubble",
+    "DualPipeV",
+)
+_ZERO_BUBBLE: Final = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+_LARGEST_STAGES: Final = 10_000
+
+
+def read(text: str, *, source: str) -> LaunchSettings:
+    """Read a TOML file, or text with the command of release 0.3.
+
+    Raises:
+        SpecError: neither, or a setting that torchtitan refuses.
+    """
+    command = None if _is_toml(text) else read_training_command(text, source=source)
+    if command is None:
+        return _settings(Sections(_toml(text, source=source), source=source), {}, notes=())
+    given = Sections(command.sections, source=source)
+    return _settings(given, command.devices, notes=command.notes)
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        return bool({"training", "parallelism"} & set(tomllib.loads(text)))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _toml(text: str, *, source: str) -> dict[str, Any]:
+    try:
+        raw = tomllib.loads(text)
+    except RecursionError as error:
+        raise SpecError(f"{source}: nested too deeply") from error
+    except ValueError as error:
+        raise SpecError(one_line(f"{source}: not valid TOML: {error}")) from error
+    if not {"training", "parallelism"} & set(raw):
+        raise SpecError(f"{source}: no [training] or [parallelism] section, so not torchtitan's")
+    return raw
+
+
+def _settings(
+    given: Sections, devices: Mapping[str, Any], *, notes: tuple[str, ...]
+) -> LaunchSettings:
+    tensor = given.number(SPELLED["tensor"], default=1)
+    pipeline = given.number(SPELLED["pipeline"], default=1)
+    context = given.number(SPELLED["context"], default=1)
+    replicate, shard = _data(given)
+    schedule = given.word(
+        SPELLED["virtual_pipeline"], default="1F1B", choices=(*_SINGLE_STAGE, *_MULTI_STAGE)
+    )
+    local, micro_batch = _batches(given, pipeline=pipeline)
+    expert = given.number(SPELLED["expert"], default=1)
+    zero_stage = _zero_stage(given, shard=shard, context=context, pipeline=pipeline)
+    overlaps = given.is_on(SPELLED["a2a_overlap"], default=True)
+    settings: dict[str, Any] = {
+        "tensor": tensor,
+        "context": context,
+        "pipeline": pipeline,
+        "expert": expert,
+        "expert_tensor": given.number(SPELLED["expert_tensor"], default=1)
+        if expert > 1
+        else tensor,
+        "data": None if shard is None else replicate * shard,
+        "replicas": replicate,
+        "sequence_parallel": tensor > 1
+        and given.is_on("parallelism.enable_sequence_parallel", default=True),
+        "sequence": given.number(SPELLED["sequence"], default=2048),
+        "micro_batch": micro_batch,
+        "global_batch": _global_batch(given),
+        "zero_stage": zero_stage,
+        **_stages(given, pipeline=pipeline, schedule=schedule),
+        **_recompute(given),
+        **_precision(given),
+        "dispatcher": _dispatcher(given),
+        # Release 0.3 captures a whole step by default; without the key it is an older release.
+        "graphs": Graphs.NONE
+        if given.is_on("training.disable_cuda_graphs", default=True)
+        else Graphs.FULL,
+        "a2a_overlap": overlaps and schedule == "DualPipeV" and pipeline > 1 and expert > 1,
+        "overlap_gradients": True,
+        "overlap_parameters": zero_stage > 0,
+        "overlap_tensor": given.is_on("parallelism.enable_async_tensor_parallel")
+        # Release 0.3 has it with what is compiled.
+        or (given.is_on("compile.enable") and given.is_on("compile.enable_async_tensor_parallel")),
+        "optimizer_offload_ratio": float(given.is_on("training.enable_cpu_offload")),
+        "stated": _stated(given),
+    }
+    if settings["global_batch"] is None:
+        settings["accumulation"] = local // micro_batch
+    elif pipeline > 1:
+        # Accumulation runs the pipeline empty after every local batch.
+        settings["flush"] = local
+    notes = (*_notes(given), *notes)
+    given.check_spelling()
+    return LaunchSettings(
+        engine=Engine.TORCHTITAN,
+        source=given.source,
+        spelled=dict(SPELLED),
+        understood=given.read,
+        ignored=given.left,
+        notes=notes,
+        **devices,
+        **settings,
+    )
+
+
+def _dispatcher(given: Sections) -> Dispatcher:
+    """Read the dispatcher, which release 0.3 states with the model."""
+    own = given.word(
+        "model.moe_comm_backend", default="standard", choices=("standard", "deepep", "hybridep")
+    )
+    word = given.word(SPELLED["dispatcher"], default=own, choices=("standard", "deepep", own))
+    return {"deepep": Dispatcher.DEEPEP, "hybridep": Dispatcher.HYBRIDEP}.get(
+        word, Dispatcher.ALLTOALL
+    )
+
+
+def _data(given: Sections) -> tuple[int, int | None]:
+    replicate = given.number("parallelism.data_parallel_replicate_degree", default=1)
+    shard = given.number(SPELLED["zero_stage"], default=-1, least=-1)
+    if shard == 0:
+        raise SpecError(
+            f"{given.source}: {SPELLED['zero_stage']} 0: -1 takes all ranks that are left, 1 turns "
+            "sharding off"
+        )
+    return replicate, None if shard == -1 else shard
+
+
+def _batches(given: Sections, *, pipeline: int) -> tuple[int, int]:
+    """Return sequences of one data-parallel rank at once, and of one micro-batch."""
+    local = given.number(SPELLED["local_batch"], default=8)
+    micro = given.number(SPELLED["micro_batch"], default=1)
+    if pipeline == 1:
+        return local, local
+    if local % micro:
+        nearest = nearest_divisor(local, micro)
+        raise SpecError(
+            f"{given.source}: {SPELLED['local_batch']} {local} is not divisible by "
+            f"{SPELLED['micro_batch']} {micro}; the nearest that divides it is {nearest}"
+        )
+    return local, micro
+
+
+def _global_batch(given: Sections) -> int | None:
+    stated = given.number(SPELLED["global_batch"], default=-1, least=-1)
+    return stated if stated > 0 else None
+
+
+def _zero_stage(
+    given: Sections, *, shard: int | None, context: int, pipeline: int
+) -> Literal[0, 2, 3]:
+    """FSDP gathers parameters again for backward, except by option or under a pipeline."""
+    policy = given.word(
+        "parallelism.fsdp_reshard_after_forward",
+        default="default",
+        choices=("default", "always", "never"),
+    )
+    if shard == 1 and context == 1:
+        return 0
+    return 3 if policy == "always" or (policy == "default" and pipeline == 1) else 2
+
+
+def _stages(given: Sections, *, pipeline: int, schedule: str) -> dict[str, Any]:
+    """Return how layers are divided; earlier stages get the remainder."""
+    if pipeline == 1:
+        return {}
+    parts = given.value(SPELLED["layout"])
+    first = given.number(
+        "parallelism.pipeline_parallel_first_stage_less_layers", default=1, least=0
+    )
+    last = given.number("parallelism.pipeline_parallel_last_stage_less_layers", default=1, least=0)
+    settings: dict[str, Any] = {
+        "zero_bubble": schedule in _ZERO_BUBBLE,
+        "embedding_as_layers": first,
+        "loss_as_layers": last,
+        "uneven_division": True,
+    }
+    if parts is not None:
+        # An explicit layout leaves nothing to divide.
+        undivided = {"embedding_as_layers": 0, "loss_as_layers": 0}
+        return settings | undivided | {"layout": _parts(given, parts)}
+    layers = given.number(SPELLED["layers_per_virtual_stage"], default=0, least=0)
+    if layers:
+        return settings | {"layers_per_virtual_stage": layers}
+    return settings | {"virtual_pipeline": 1 if schedule in _SINGLE_STAGE else 2}
+
+
+def _parts(given: Sections, parts: Any) -> tuple[StageContent, ...]:
+    """Read a list of lists of module names."""
+    is_list = isinstance(parts, list) and 0 < len(parts) <= _LARGEST_STAGES
+    if not is_list or not all(
+        isinstance(part, list) and all(isinstance(name, str) for name in part) for part in parts
+    ):
+        raise SpecError(f"{given.source}: {SPELLED['layout']} is no list of lists of module names")
+    return tuple(
+        StageContent(
+            layers=sum(name.startswith("layers.") for name in part),
+            embedding="tok_embeddings" in part,
+            loss="output" in part or "lm_head" in part,
+        )
+        for part in parts
+    )
+
+
+def _recompute(given: Sections) -> dict[str, Any]:
+    mode = given.word(
+        SPELLED["recompute"],
+        default="selective",
+        choices=("none", "selective", "full", "memory_budget"),
+    )
+    if mode == "none":
+        return {"recompute": Recompute.NONE}
+    if mode == "full":
+        return {"recompute": Recompute.FULL}
+    if mode == "memory_budget":
+        budget = given.value("activation_checkpoint.memory_budget")
+        budget = 0.5 if budget is None else budget
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1:
+            raise SpecError(
+                f"{given.source}: activation_checkpoint.memory_budget {shown_value(budget)} is "
+                "outside 0..1"
+            )
+        return {"recompute": Recompute.FULL, "recompute_ratio": 1.0 - float(budget)}
+    option = given.word("activation_checkpoint.selective_ac_option", default="2")
+    if option == "op":
+        return {"recompute": Recompute.SELECTIVE, "recompute_by_op": True}
+    if not (option.isdecimal() and option.isascii() and len(option) < 6 and int(option)):
+        raise SpecError(
+            f"{given.source}: activation_checkpoint.selective_ac_option {shown_value(option)} is "
+            "neither 'op' nor the text of a number such as '2'"
+        )
+    return {"recompute": Recompute.FULL, "recompute_ratio": 1.0 / int(option)}
+
+
+def _precision(given: Sections) -> dict[str, Any]:
+    """Find the GEMM precision; converters switch the sections of [quantize] on."""
+    converters = given.value("model.converters") or []
+    if not isinstance(converters, list) or not all(isinstance(name, str) for name in converters):
+        raise SpecError(f"{given.source}: model.converters is no list of names")
+    plain = given.word(
+        "training.mixed_precision_param", default="bfloat16", choices=("bfloat16", "float32")
+    )
+    recipe = ""
+    if any("mx" in name for name in converters):
+        recipe = "mxfp8"
+    elif any("float8" in name for name in converters):
+        named = given.word("quantize.linear.float8.recipe_name", default="tensorwise")
+        recipe = "tensorwise" if named == "tensorwise" else "blockwise"
+    return {"precision": "bf16" if plain == "bfloat16" else "fp32", "fp8_recipe": recipe}
+
+
+def _stated(given: Sections) -> tuple[StatedSize, ...]:
+    flavor = given.value("model.flavor")
+    name = given.value("model.name")
+    if not isinstance(flavor, str) or not isinstance(name, str):
+        return ()
+    size = FLAVORS.get((name, flavor))
+    if size is None:
+        return ()
+    said = f"model.name {name!r}, flavor {flavor!r}"
+    return tuple(
+        StatedSize(size=size_name, value=value, said=said)
+        for size_name, value in zip(("num_layers", "hidden_size", "num_experts"), size, strict=True)
+    )
+
+
+FLAVORS: Final[Mapping[tuple[str, str], tuple[int, int, int]]] = {
+    ("llama3", "8B"): (32, 4096, 0),
+    ("llama3", "70B"): (80, 8192, 0),
+    ("llama3", "405B"): (126, 16384, 0),
+    ("deepseek_v3", "16B"): (27, 2048, 64),
+    ("deepseek_v3", "236B"): (60, 5120, 160),
+    ("deepseek_v3", "671B"): (61, 7168, 256),
+    ("qwen3", "32B"): (64, 5120, 0),
+    ("qwen3", "30B-A3B"): (48, 2048, 128),
+    ("qwen3", "235B-A22B"): (94, 4096, 128),
+}
+"""Layers, hidden size and experts of what [model] names; others are not checked."""
+
+
+def _notes(given: Sections) -> tuple[str, ...]:
+    if given.value("activation_checkpoint.mode") == "memory_budget":
+        return ("a memory budget b is priced as recomputing 1 - b of the layers",)
+    return ()

@@ -1,0 +1,70 @@
+"""TensorRT-LLM: the options file of `trtllm-serve`, PyTorch backend.
+
+Read from the reference of the LLM API of 1.3.0rc27 (TorchLlmArgs, MoeConfig,
+CacheTransceiverConfig), docs/source/features/disagg-serving.md, and
+tensorrt_llm/_torch/modules/fused_moe/communication of github.com/NVIDIA/TensorRT-LLM:
+
+- `tensor_parallel_size` counts all devices of a pipeline stage. `enable_attention_dp` makes every
+  one of them an attention data-parallel rank, so there are no intermediate degrees.
+- An all-to-all needs attention data parallelism and whole experts; TRTLLM_FORCE_COMM_METHOD names
+  one, TRTLLM_DEEP_EP_TOKEN_LIMIT bounds its low-latency buffers, and batches above it fall back.
+- `moe_config.load_balancer`, a mapping or a file, gives `num_slots` to the experts of a layer: at
+  least one each, a multiple of the expert ranks, only under attention data parallelism
+  (modules/fused_moe/interface.py). `layer_updates_per_iter` above 0 moves them by the loads that it
+  records. Its documents name DeepSeek-V3 and Qwen3 (features/parallel-strategy, wide expert
+  parallelism).
+- Weights are quantised beforehand, as the checkpoint says. MXFP4 experts run with MXFP8 activations
+  on Blackwell, BF16 on Hopper (deployment-guide-for-gpt-oss-on-trtllm).
+- A prefill instance cannot overlap its scheduler.
+- `speculative_config` of type MTP drafts `max_draft_len` tokens with the model's MTP layers;
+  another draft model needs a path in the options file, which a plan does not have.
+- `tokens_per_block` is a power of two (docs/source/features/kvcache.md).
+
+Not covered: the TensorRT backend, context parallelism, chunked KV transfer, drafting across
+pipeline stages, which its documents do not mention and which is therefore refused. The release
+cannot be installed without GPU libraries, so these names were checked against documents only.
+"""
+
+from typing import Final
+
+from tuner.engines.serve_rules.manifest import ServingCapabilities
+
+TRTLLM_1_3: Final = ServingCapabilities(
+    name="trtllm",
+    release="1.3.0rc27",
+    source="nvidia.github.io/TensorRT-LLM/1.3.0rc27, github.com/NVIDIA/TensorRT-LLM",
+    image="nvcr.io/nvidia/tensorrt-llm/release:1.3.0rc27",
+    options=frozenset(
+        {
+            "cache_transceiver_config",
+            "cuda_graph_config",
+            "disable_overlap_scheduler",
+            "enable_attention_dp",
+            "enable_chunked_prefill",
+            "gpus_per_node",
+            "kv_cache_config",
+            "max_batch_size",
+            "max_num_tokens",
+            "max_seq_len",
+            "moe_config",
+            "moe_expert_parallel_size",
+            "moe_tensor_parallel_size",
+            "pipeline_parallel_size",
+            "speculative_config",
+            "tensor_parallel_size",
+        }
+    ),
+    environment=frozenset(
+        {"TRTLLM_CAN_USE_DEEP_EP", "TRTLLM_DEEP_EP_TOKEN_LIMIT", "TRTLLM_FORCE_COMM_METHOD"}
+    ),
+    quantization={"bf16": "", "fp8": "", "fp8_block": "", "nvfp4": "", "mxfp4": ""},
+    kv_cache_dtype={"bf16": "auto", "fp8": "fp8"},
+    connectors={"nixl": "NIXL", "mooncake": "MOONCAKE"},
+    deepep_needs_attention_dp=True,
+    both_attention_degrees=False,
+    whole_prompt_in_one_batch=True,
+    redundant_architectures=frozenset({"DeepseekV3ForCausalLM", "Qwen3MoeForCausalLM"}),
+    redundant_needs_attention_dp=True,
+    drafting={"mtp": "MTP"},
+    page_is_power_of_two=True,
+)

@@ -1,0 +1,112 @@
+"""vLLM: what `vllm serve` accepts.
+
+Read from the sources of 0.33.0: vllm/engine/arg_utils.py, vllm/config/{parallel,scheduler}.py,
+vllm/model_executor/layers/fused_moe, docs/serving/{data_parallel,expert_parallel}_deployment.md and
+docs/features/{nixl,mooncake}_connector_usage.md:
+
+- Experts are on TP x DP devices, expert parallel (`--enable-expert-parallel`) or tensor parallel.
+- An all-to-all backend takes effect under expert parallelism with data parallelism.
+- `--max-num-seqs` and `--max-num-batched-tokens` are of one data-parallel rank. Low-latency DeepEP
+  buffers have `--max-num-batched-tokens` tokens, and every batch uses them.
+- One data-parallel rank spans machines with `--nnodes`; several such ranks are left out, because
+  the release infers their ranks differently by load balancer.
+- `num_redundant_experts` of `--eplb-config` needs `--enable-eplb` (vllm/config/parallel.py), which
+  needs `--enable-expert-parallel`, experts and copies that are a multiple of the ranks
+  (fused_moe/layer.py) and models that are a `MixtureOfExperts` (model_executor/models). Redundant
+  experts start as copies of the first experts and are rebalanced by recorded loads.
+- Without chunked prefill `--max-num-batched-tokens` must reach `--max-model-len`.
+- NIXL can pass through host memory (`kv_buffer_device`), Mooncake cannot.
+- Drafts count as tokens of a step: graphs have requests x (drafts + 1) tokens
+  (`uniform_decode_query_len`, vllm/config/vllm.py). NIXL compares the drafting of both sides
+  (kv_connector/v1/nixl/metadata.py), so both draft or neither does. The draft layer runs on the
+  last pipeline stage (v1/worker/gpu_model_runner.py).
+- FP8 and NVFP4 weights use Marlin kernels where a device lacks tensor cores for them
+  (layers/quantization/{fp8,modelopt}.py, get_min_capability).
+- gpt-oss checkpoints say "quant_method": "mxfp4" themselves; no option is needed
+  (layers/quantization/mxfp4.py).
+- The NIXL connector compares releases and attention backends of both sides (metadata.py,
+  compute_nixl_compatibility_hash). TRITON_ATTN and TRITON_MLA exist on CUDA and ROCm
+  (v1/attention/backends), so `--attention-backend` makes both sides equal.
+- `--enable-dbo` works with DeepEP under data parallelism (docs/design/dbo.md, vllm/config/vllm.py).
+
+Not covered: context parallelism, elastic expert parallelism, external load balancing.
+"""
+
+from typing import Final
+
+from tuner.engines.serve_rules.manifest import DEEPEP, ServingCapabilities
+
+VLLM_0_33: Final = ServingCapabilities(
+    name="vllm",
+    release="0.33.0",
+    source="vllm 0.33.0 (source distribution)",
+    image="vllm/vllm-openai:v0.33.0",
+    options=frozenset(
+        {
+            "--all2all-backend",
+            "--attention-backend",
+            "--data-parallel-address",
+            "--data-parallel-rpc-port",
+            "--data-parallel-size",
+            "--data-parallel-size-local",
+            "--data-parallel-start-rank",
+            "--block-size",
+            "--dbo-decode-token-threshold",
+            "--enable-dbo",
+            "--enable-eplb",
+            "--enable-expert-parallel",
+            "--eplb-config",
+            "--headless",
+            "--host",
+            "--kv-cache-dtype",
+            "--kv-transfer-config",
+            "--master-addr",
+            "--master-port",
+            "--max-cudagraph-capture-size",
+            "--max-model-len",
+            "--max-num-batched-tokens",
+            "--max-num-seqs",
+            "--nnodes",
+            "--disable-chunked-prefill",
+            "--node-rank",
+            "--pipeline-parallel-size",
+            "--port",
+            "--quantization",
+            "--spec-model",
+            "--speculative-config",
+            "--tensor-parallel-size",
+        }
+    ),
+    environment=frozenset(
+        {
+            "VLLM_MOONCAKE_BOOTSTRAP_PORT",
+            "VLLM_NIXL_SIDE_CHANNEL_HOST",
+            "VLLM_NIXL_SIDE_CHANNEL_PORT",
+        }
+    ),
+    quantization={"bf16": "", "fp8": "fp8", "fp8_block": "", "nvfp4": "modelopt_fp4", "mxfp4": ""},
+    weight_only_fallback=True,
+    kv_cache_dtype={"bf16": "", "fp8": "fp8"},
+    connectors={"nixl": "NixlConnector", "mooncake": "MooncakeConnector"},
+    host_path=True,
+    portable_backends={"grouped": "TRITON_ATTN", "latent": "TRITON_MLA"},
+    deepep_needs_attention_dp=True,
+    low_latency_takes_prefill=True,
+    both_expert_degrees=False,
+    data_parallel_rank_spans_nodes=False,
+    whole_prompt_in_one_batch=True,
+    batch_needs_tokens=True,
+    redundant_architectures=frozenset(
+        {
+            "DeepseekV2ForCausalLM",
+            "DeepseekV3ForCausalLM",
+            "Glm4MoeForCausalLM",
+            "MixtralForCausalLM",
+            "Qwen3MoeForCausalLM",
+        }
+    ),
+    drafting={"mtp": "mtp", "eagle": "eagle"},
+    drafting_pipeline_roles=frozenset({"aggregated", "prefill", "decode"}),
+    overlap_backends=DEEPEP,
+    overlap_needs_attention_dp=True,
+)

@@ -1,0 +1,462 @@
+"""Reads `vllm serve` and its older entry point.
+
+Experts are split by EP over TP x DP ranks under --enable-expert-parallel, else by MoE-TP; batch
+sizes are per data-parallel rank. Facts and their source:
+tuner/engines/vllm/capabilities.py. Without experts data-parallel ranks are instances of their
+own (vllm/config/parallel.py: only models with experts synchronise their ranks).
+"""
+
+import json
+from typing import Final
+
+from tuner.config.serve import Role
+from tuner.costs.serve.cache_capacity import GIB
+from tuner.costs.serve.engine import Degrees, Engine
+from tuner.costs.serve.speculative import Method
+from tuner.engines.reading.arguments import Flags
+from tuner.engines.reading.serve_launch import ServingLaunch, Setting, Surroundings
+from tuner.engines.reading.serve_split import (
+    check_devices,
+    check_experts,
+    check_heads,
+    check_length,
+    memory_share,
+    pipeline_stages,
+    weight_format,
+)
+from tuner.engines.reading.serve_words import Server, size_bytes, sorted_flags, tokens
+from tuner.engines.vllm.capabilities import VLLM_0_33
+from tuner.errors import SpecError
+from tuner.search.serve.demand import MOST_RUNNING
+
+SERVER: Final = Server(
+    starts=(
+        ("vllm", "serve"),
+        ("vllm.entrypoints.openai.api_server",),
+        ("vllm-openai",),
+        ("dynamo.vllm",),
+    ),
+    spellings={
+        "tp": "tensor-parallel-size",
+        "dp": "data-parallel-size",
+        "pp": "pipeline-parallel-size",
+        "ep": "enable-expert-parallel",
+        "q": "quantization",
+        "dpl": "data-parallel-size-local",
+        "dpr": "data-parallel-start-rank",
+        "dpa": "data-parallel-address",
+        "dpp": "data-parallel-rpc-port",
+    },
+    switches=frozenset(
+        {
+            "async-scheduling",
+            "disable-chunked-prefill",
+            "disable-log-requests",
+            "enable-auto-tool-choice",
+            "enable-chunked-prefill",
+            "enable-dbo",
+            "enable-eplb",
+            "enable-expert-parallel",
+            "enable-prefix-caching",
+            "enforce-eager",
+            "headless",
+            "no-enable-chunked-prefill",
+            "no-enable-expert-parallel",
+            "no-enable-prefix-caching",
+            "trust-remote-code",
+        }
+    ),
+    read=frozenset(
+        {
+            "additional-config",
+            "all2all-backend",
+            "block-size",
+            "data-parallel-size",
+            "disable-chunked-prefill",
+            "disaggregation-mode",
+            "enable-chunked-prefill",
+            "enable-dbo",
+            "enable-eplb",
+            "enable-expert-parallel",
+            "enable-prefix-caching",
+            "eplb-config",
+            "eplb-config.num-redundant-experts",
+            "gpu-memory-utilization",
+            "kv-cache-dtype",
+            "kv-cache-memory-bytes",
+            "kv-transfer-config",
+            "max-cudagraph-capture-size",
+            "max-model-len",
+            "max-num-batched-tokens",
+            "max-num-seqs",
+            "no-enable-chunked-prefill",
+            "no-enable-expert-parallel",
+            "no-enable-prefix-caching",
+            "pipeline-parallel-size",
+            "quantization",
+            "speculative-config",
+            "tensor-parallel-size",
+        }
+    ),
+    unpriced=frozenset(
+        {
+            "api-server-count",
+            "async-scheduling",
+            "compilation-config",
+            "cpu-offload-gb",
+            "decode-context-parallel-size",
+            "dbo-decode-token-threshold",
+            "dbo-prefill-token-threshold",
+            "enforce-eager",
+        }
+    ),
+    timeless=frozenset(
+        {
+            "kv-events-config",
+            "api-key",
+            "data-parallel-address",
+            "data-parallel-rpc-port",
+            "data-parallel-size-local",
+            "data-parallel-start-rank",
+            "disable-log-requests",
+            "enable-auto-tool-choice",
+            "headless",
+            "host",
+            "master-addr",
+            "master-port",
+            "model",
+            "nnodes",
+            "node-rank",
+            "port",
+            "reasoning-parser",
+            "served-model-name",
+            "spec-model",
+            "tokenizer",
+            "tool-call-parser",
+            "trust-remote-code",
+        }
+    ),
+)
+
+_ALL2ALL: Final = {
+    "allgather_reducescatter": "allgather",
+    "naive": "allgather",
+    "deepep_high_throughput": "deepep_normal",
+    "deepep_low_latency": "deepep_low_latency",
+}
+_COPIES: Final = "eplb-config.num-redundant-experts"
+_COPIES_SPELLED: Final = "eplb-config.num_redundant_experts"
+"""As the engine takes it: dashes become underscores only before the dot."""
+MOST_DRAFTS: Final = 16
+_WEIGHTS: Final = {"fp8": "fp8", "modelopt_fp4": "nvfp4"}
+_CACHES: Final = {
+    "auto": "bf16",
+    "bfloat16": "bf16",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+}
+_AFD_ROLES: Final = {"attention": Role.ATTENTION, "ffn": Role.EXPERT}
+"""Of vllm-project/afd-plugin (afd_plugin/config.py, SUPPORTED_AFD_ROLES)."""
+_DYNAMO_ROLES: Final = {
+    "agg": Role.AGGREGATED,
+    "prefill": Role.PREFILL,
+    "decode": Role.DECODE,
+}
+"""`--disaggregation-mode` of `python -m dynamo.vllm` (ai-dynamo 1.6.1, dynamo/common/backend)."""
+_ROLES: Final = {
+    "kv_producer": Role.PREFILL,
+    "kv_consumer": Role.DECODE,
+    "kv_both": Role.AGGREGATED,
+}
+
+
+def read(flags: Flags, around: Surroundings) -> ServingLaunch:
+    """Read a launch.
+
+    Raises:
+        SpecError: flags that contradict each other, or have no price.
+    """
+    has_experts = around.model.moe is not None
+    tensor = flags.number("tensor-parallel-size") or 1
+    data = flags.number("data-parallel-size") or 1
+    stages = pipeline_stages(flags, "pipeline-parallel-size", around=around)
+    check_heads(
+        flags,
+        "tensor-parallel-size",
+        ranks=tensor,
+        model_heads=around.model.attention.num_heads,
+        factor=1,
+    )
+    is_whole = _is_on(flags, "expert-parallel", default=False) and has_experts
+    cell = _cell(flags)
+    own_experts = has_experts and cell.get("role") != "attention"
+    degrees = Degrees(
+        attention_tensor=tensor,
+        attention_data=data if has_experts else 1,
+        expert=tensor * data if own_experts and is_whole else 1,
+        moe_tensor=tensor * data if own_experts and not is_whole else 1,
+        pipeline=stages,
+    )
+    ffn_devices = _ffn_devices(flags, cell, devices=degrees.devices)
+    copies = 1 if has_experts else data
+    check_devices(
+        flags, "data-parallel-size", devices=degrees.devices, copies=copies, around=around
+    )
+    redundant = _redundant(flags, degrees)
+    if own_experts or not has_experts:
+        check_experts(
+            flags,
+            "enable-expert-parallel" if is_whole else "tensor-parallel-size",
+            degrees,
+            around,
+            engine=VLLM_0_33,
+            redundant=redundant,
+            redundant_flag=_COPIES_SPELLED if is_whole else "",
+            advice=" as --tensor-parallel-size times --data-parallel-size",
+        )
+    length = tokens(flags, "max-model-len")
+    check_length(flags, "max-model-len", length, around)
+    running, step_tokens = _batches(flags, longest=length or around.model.max_position)
+    usual = _usual_batches(around)
+    draft_tokens, draft_method = _drafting(flags)
+    return ServingLaunch(
+        source=flags.source,
+        engine=Engine.VLLM,
+        role=_role(flags, cell),
+        ffn_devices=ffn_devices,
+        setting=Setting(
+            degrees=degrees,
+            running=running or usual[1],
+            step_tokens=step_tokens or max(usual[0], running or usual[1]),
+            is_chunked=_is_on(flags, "chunked-prefill", default=True),
+            page_tokens=flags.number("block-size"),
+            draft_tokens=draft_tokens,
+            a2a_backend=_all_to_all(flags, degrees),
+            two_batch_overlap=flags.is_on("enable-dbo"),
+            graph_sequences=_captured(flags),
+            redundant_experts=redundant,
+        ),
+        copies=copies,
+        draft_method=draft_method,
+        has_prefix_cache=_is_on(flags, "prefix-caching", default=True),
+        memory_ratio=memory_share(flags, "gpu-memory-utilization"),
+        cache_bytes=size_bytes(flags, "kv-cache-memory-bytes"),
+        max_model_len=length,
+        quantization=weight_format(flags, "quantization", _WEIGHTS, ""),
+        kv_cache_dtype=weight_format(flags, "kv-cache-dtype", _CACHES, "bf16"),
+        flags=sorted_flags(flags, SERVER),
+        notes=(
+            *flags.notes,
+            *_notes(flags, running=running or -usual[1], has_experts=has_experts, data=data),
+        ),
+    )
+
+
+def _is_on(flags: Flags, feature: str, *, default: bool) -> bool:
+    on = flags.is_on(f"enable-{feature}")
+    off = flags.is_on(f"no-enable-{feature}") or flags.is_on(f"disable-{feature}")
+    if on and off:
+        raise SpecError(
+            f"{flags.source}: --enable-{feature} and its opposite are both given; keep one, the"
+            f" engine's default is {'on' if default else 'off'}"
+        )
+    return on or (default and not off)
+
+
+def _batches(flags: Flags, *, longest: int) -> tuple[int | None, int | None]:
+    running = flags.number("max-num-seqs")
+    step_tokens = tokens(flags, "max-num-batched-tokens")
+    if running is not None and step_tokens is not None and step_tokens < running:
+        raise SpecError(
+            f"{flags.source}: --max-num-batched-tokens {step_tokens} is below --max-num-seqs"
+            f" {running}, which the engine refuses; the nearest is --max-num-batched-tokens"
+            f" {running}"
+        )
+    is_chunked = _is_on(flags, "chunked-prefill", default=True)
+    if not is_chunked and step_tokens is not None and step_tokens < longest:
+        raise SpecError(
+            f"{flags.source}: --disable-chunked-prefill needs --max-num-batched-tokens"
+            f" {step_tokens} to reach the longest request; the nearest is {longest}, or a lower"
+            " --max-model-len"
+        )
+    return running, step_tokens
+
+
+def _captured(flags: Flags) -> int | None:
+    """Return the sequences of the largest graph; 0 without graphs, None where nothing is said."""
+    if flags.is_on("enforce-eager"):
+        return 0
+    most = flags.number("max-cudagraph-capture-size", least=0)
+    return None if most is None else most // (_drafting(flags)[0] + 1)
+
+
+def _usual_batches(around: Surroundings) -> tuple[int, int]:
+    """Return tokens and sequences of a step where none are stated.
+
+    By memory (0.33.0, `engine/arg_utils.py`, `get_batch_defaults`); A100 counts as small.
+    """
+    memory = around.memory_bytes
+    if memory >= 160 * GIB:
+        return 16_384, MOST_RUNNING
+    is_large = memory >= 70 * GIB and not (around.pool.device or "").startswith("a100")
+    return (8192, MOST_RUNNING) if is_large else (2048, 256)
+
+
+def _cell(flags: Flags) -> dict[str, object]:
+    """Return the AFD configuration of the launch; empty without one.
+
+    Raises:
+        SpecError: no such role.
+    """
+    if "additional-config" not in flags.values:
+        return {}
+    # Addresses in it may be variables of the environment.
+    text = " ".join(flags.values["additional-config"])
+    cell = _parsed(flags, "additional-config", text).get("afd")
+    if cell is None:
+        return {}
+    if not isinstance(cell, dict) or cell.get("role") not in _AFD_ROLES:
+        raise SpecError(
+            f"{flags.source}: --additional-config: afd {cell!r:.60} has no role of"
+            f" {', '.join(_AFD_ROLES)}"
+        )
+    return cell
+
+
+def _ffn_devices(flags: Flags, cell: dict[str, object], *, devices: int) -> int:
+    """Return the devices of the FFN server of an attention server; 0 for other launches.
+
+    Raises:
+        SpecError: numbers of ranks that are none, or that are not those of the launch.
+    """
+    if not cell:
+        return 0
+    ranks = {}
+    for name in ("num_attention_ranks", "num_ffn_ranks"):
+        count = cell.get(name, 1)
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise SpecError(
+                f"{flags.source}: --additional-config: afd.{name} {count!r:.40} is no number of"
+                " ranks; write a whole one from 1 on"
+            )
+        ranks[name] = count
+    own = "num_attention_ranks" if cell["role"] == "attention" else "num_ffn_ranks"
+    if ranks[own] != devices:
+        raise SpecError(
+            f"{flags.source}: --additional-config: afd.{own} {ranks[own]} is not the {devices}"
+            " devices of --tensor-parallel-size times --data-parallel-size"
+        )
+    return ranks["num_ffn_ranks"] if cell["role"] == "attention" else 0
+
+
+def _role(flags: Flags, cell: dict[str, object]) -> Role:
+    """Return the role of the instance; Dynamo's workers state it beside a connector for both."""
+    if cell:
+        return _AFD_ROLES[str(cell["role"])]
+    if "disaggregation-mode" in flags.values:
+        return _DYNAMO_ROLES[flags.choice("disaggregation-mode", tuple(_DYNAMO_ROLES), "agg")]
+    if "kv-transfer-config" not in flags.values:
+        return Role.AGGREGATED
+    role = _json(flags, "kv-transfer-config").get("kv_role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise SpecError(
+            f"{flags.source}: --kv-transfer-config: kv_role {role!r:.60} is none of"
+            f" {', '.join(_ROLES)}"
+        )
+    return _ROLES[role]
+
+
+def _drafting(flags: Flags) -> tuple[int, Method]:
+    """Return drafted tokens and the draft method; 0 with a method that is not modelled.
+
+    Raises:
+        SpecError: the configuration is none.
+    """
+    if "speculative-config" not in flags.values:
+        return 0, Method.MTP
+    config = _json(flags, "speculative-config")
+    method, tokens_drafted = config.get("method"), config.get("num_speculative_tokens")
+    if not isinstance(method, str) or tokens_drafted is None:
+        return 0, Method.MTP
+    if not isinstance(tokens_drafted, int) or not 1 <= tokens_drafted <= MOST_DRAFTS:
+        raise SpecError(
+            f"{flags.source}: --speculative-config: num_speculative_tokens"
+            f" {tokens_drafted!r:.40} is not in 1..{MOST_DRAFTS}"
+        )
+    if method.startswith("eagle"):
+        return tokens_drafted, Method.EAGLE
+    return (tokens_drafted if method.endswith("mtp") else 0), Method.MTP
+
+
+def _redundant(flags: Flags, degrees: Degrees) -> int:
+    """Return the number of redundant experts.
+
+    Raises:
+        SpecError: they are no number, or the engine has none without its load balancer.
+    """
+    own = flags.number(_COPIES, least=0)
+    if own is None and "eplb-config" in flags.values:
+        stated = _json(flags, "eplb-config").get("num_redundant_experts", 0)
+        if type(stated) is not int or stated < 0:
+            raise SpecError(
+                f"{flags.source}: --eplb-config: num_redundant_experts {stated!r:.40} is no number"
+                " of experts; the nearest is 0"
+            )
+        own = stated
+    if own and not (flags.is_on("enable-eplb") and degrees.expert > 1):
+        raise SpecError(
+            f"{flags.source}: --{_COPIES_SPELLED} {own} needs --enable-eplb and"
+            " --enable-expert-parallel on several ranks; add them, or leave it out"
+        )
+    return own or 0
+
+
+def _json(flags: Flags, name: str) -> dict[str, object]:
+    return _parsed(flags, name, " ".join(flags.words(name)))
+
+
+def _parsed(flags: Flags, name: str, text: str) -> dict[str, object]:
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{flags.source}: --{name} {text!r:.60} is no JSON") from error
+    if not isinstance(config, dict):
+        raise SpecError(f"{flags.source}: --{name} {text!r:.60} is no JSON object")
+    return config
+
+
+def _all_to_all(flags: Flags, degrees: Degrees) -> str:
+    if degrees.attention_data == 1:
+        return "none"
+    return _ALL2ALL.get(flags.word("all2all-backend") or "", "allgather")
+
+
+def _notes(flags: Flags, *, running: int, has_experts: bool, data: int) -> list[str]:
+    notes = []
+    if "kv-transfer-config" in flags.values and _role(flags, {}) is Role.AGGREGATED:
+        notes.append("kv_role kv_both is read as an instance that prefills and decodes")
+    if {"kv-cache-memory-bytes", "gpu-memory-utilization"} <= flags.values.keys():
+        notes.append("--kv-cache-memory-bytes sets the cache, so --gpu-memory-utilization does not")
+    if running < 0:
+        notes.append(f"no --max-num-seqs: {-running} sequences a rank count")
+    if "speculative-config" in flags.values and not _drafting(flags)[0]:
+        notes.append(
+            "--speculative-config has no price: it needs a method, mtp or eagle, and"
+            " num_speculative_tokens"
+        )
+    if flags.word("all2all-backend") and not flags.is_on("enable-expert-parallel"):
+        notes.append("--all2all-backend takes effect only under --enable-expert-parallel")
+    graphs = flags.number("max-cudagraph-capture-size", least=0)
+    if graphs is not None and running > 0 and graphs < running * (_drafting(flags)[0] + 1):
+        notes.append(
+            f"decode steps of more than {graphs} tokens run without graphs, which has no price"
+        )
+    backend = flags.word("all2all-backend")
+    if backend and backend not in _ALL2ALL:
+        notes.append(f"--all2all-backend {backend[:40]} is priced as an all-to-all like DeepEP's")
+    if data > 1 and not has_experts:
+        notes.append(f"without experts --data-parallel-size {data} is {data} separate instances")
+    if not has_experts and flags.is_on("enable-expert-parallel"):
+        notes.append("--enable-expert-parallel changes nothing of a model without experts")
+    return notes

@@ -1,0 +1,1 @@
+"""All that moetune knows of vLLM's AFD plugin (attention and FFN on different devices)."""

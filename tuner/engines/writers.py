@@ -1,0 +1,87 @@
+"""Every launch target by the name users type, and the function that runs its emitter.
+
+An emitter is a pure function `emit(verified) -> tuple[EmittedFile, ...]`. `hosts.txt` is added
+where the plan says which node runs which ranks.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Final, Protocol, cast
+
+from tuner.config.train import TrainDecision
+from tuner.engines.capabilities import TARGETS, WRAPPERS, intersection, programs
+from tuner.engines.files import EmittedFile
+from tuner.engines.launchers.hosts import hosts_file
+from tuner.engines.launchers.shape import launch_shape
+from tuner.engines.manifest import with_gradients
+from tuner.plans.train import Plan, VerifiedPlan
+from tuner.spec.refusals import refusals
+
+EMITTERS: Final[Mapping[str, str]] = {
+    "reference": "tuner.engines.reference.write:emit",
+    "torchrun": "tuner.engines.reference.write:emit",
+    "megatron-lm": "tuner.engines.megatron_lm.write:emit",
+    "megatron-lm-0.16": "tuner.engines.megatron_lm.write:emit_0_16",
+    "megatron-bridge": "tuner.engines.megatron_bridge.write:emit",
+    "megatron-bridge-26.04": "tuner.engines.megatron_bridge.write:emit_26_04",
+    "megatron-bridge-26.02": "tuner.engines.megatron_bridge.write:emit_26_02",
+    "torchtitan": "tuner.engines.torchtitan.write:emit",
+    "deepspeed": "tuner.engines.deepspeed.write:emit",
+    "slurm": "tuner.engines.launchers.slurm:emit",
+}
+
+
+class Emitter(Protocol):
+    """What a line of the table names."""
+
+    def __call__(self, verified: VerifiedPlan) -> tuple[EmittedFile, ...]: ...
+
+
+def broken_rules(target: str, plan: Plan, decision: TrainDecision) -> tuple[str, ...]:
+    """Say why a target cannot launch a decision of a plan; empty when it can.
+
+    Raises:
+        UnknownTargetError: no target has this name.
+    """
+    capabilities = with_gradients(
+        TARGETS[target] if target in WRAPPERS else intersection((target,)),
+        gradient_bytes=decision.gradient_bytes,
+        precision=plan.goal.precision,
+    )
+    broken = refusals(capabilities, model=plan.model, decision=decision)
+    if target not in WRAPPERS and plan.goal.precision not in capabilities.precisions:
+        broken += (f"{target}: has no precision {plan.goal.precision}",)
+    return broken
+
+
+def emit(target: str, verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
+    """Return the files of one target, relative to its own folder.
+
+    Raises:
+        UnknownTargetError: no target has this name. ValueError: the target cannot express the
+        decision; it was planned for another one.
+    """
+    plan = verified.plan
+    if broken := broken_rules(target, plan, verified.decision):
+        raise ValueError("; ".join(broken))
+    module, name = EMITTERS[target].split(":")
+    files = cast(Emitter, getattr(import_module(module), name))(verified)
+    return files + hosts_file(launch_shape(plan, verified.decision))
+
+
+def emit_all(verified: VerifiedPlan) -> dict[str, tuple[EmittedFile, ...]]:
+    """Return the files of every target of the plan, by target; a wrapper includes its program.
+
+    Raises:
+        UnknownTargetError: the plan names a target that does not exist.
+    """
+    return {target: emit(target, verified) for target in emitted_targets(verified.plan)}
+
+
+def emitted_targets(plan: Plan) -> tuple[str, ...]:
+    """Return every target that a plan writes files for, programs first.
+
+    Raises:
+        UnknownTargetError: the plan names a target that does not exist.
+    """
+    return tuple(dict.fromkeys((*programs(plan.emit), *plan.emit)))

@@ -1,1 +1,0 @@
-"""One reader per serving engine."""
