@@ -20,6 +20,8 @@ done
 
 setup_environment dev
 export OMP_NUM_THREADS=1
+# The tests start hundreds of processes: without compiled files each would compile what it imports.
+unset PYTHONDONTWRITEBYTECODE
 
 step() {
   local name="$1" code=0 start=$SECONDS
@@ -32,9 +34,8 @@ step() {
 
 # What this machine or this call leaves out, and what may run side by side.
 LEFT_OUT=()
-# One process more than there are cores: many tests wait for processes that they started.
-PROCESSES=$(( $(nproc) < 4 ? $(nproc) + 1 : 4 ))
-SIDE_BY_SIDE=(--numprocesses "$PROCESSES" --dist loadfile)
+# More processes than two cores have: many tests wait for processes that they started.
+SIDE_BY_SIDE=(--numprocesses 4 --dist loadfile)
 if [[ -n "$SLOW" ]]; then SIDE_BY_SIDE=(); else LEFT_OUT+=("not slow"); fi
 if python -P -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
   SIDE_BY_SIDE=()

@@ -3,10 +3,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).with_name("training_accuracy.py")
 RUNS = SCRIPT.parents[1] / "tuner" / "backtest" / "runs.csv"
 
 
+@pytest.mark.slow
 def test_every_figure_is_printed_beside_its_aim() -> None:
     # The small table has none of the sources that have aims, so that nothing can be missed but
     # the bands' share, for which it has too few recipes.

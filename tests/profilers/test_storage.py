@@ -30,7 +30,7 @@ def measured(directory: Path, *, kind: str, size: int = 100_000) -> Measurement:
 def test_a_directory_is_measured_and_left_clean(tmp_path: Path, kind: str) -> None:
     row = measured(tmp_path, kind=kind)
     assert row.status is Status.OK
-    assert len(row.times_s) >= 3
+    assert min(row.times_s) > 0.0
     assert list(tmp_path.iterdir()) == []
 
 

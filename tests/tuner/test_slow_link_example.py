@@ -83,6 +83,7 @@ def test_what_is_written_says_the_order(planned: Planned, tmp_path: Path) -> Non
     assert "where it runs\nplacement " in explanation(made)
 
 
+@pytest.mark.slow
 def test_without_a_spare_the_slow_node_costs_time(tmp_path: Path) -> None:
     text = (EXAMPLE / "spec.yaml").read_text()
     text = text.replace("nodes: 9", "nodes: 8").replace(", spare_nodes: 1", "")

@@ -190,6 +190,7 @@ def _long_trace(file: Path, *, steps: int) -> int:
     return file.stat().st_size
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

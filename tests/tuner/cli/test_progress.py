@@ -49,6 +49,7 @@ def test_a_terminal_is_shown_the_stage_and_the_time_left(tmp_path: Path) -> None
     assert b"\x1b" not in out
 
 
+@pytest.mark.slow
 def test_no_color_leaves_colours_out(tmp_path: Path) -> None:
     _, _, shown = on_a_terminal(*LONG, "-o", str(tmp_path / "plan"), NO_COLOR="1")
     assert b"placing" in shown

@@ -12,9 +12,8 @@ EXAMPLES = Path(__file__).parents[3] / "examples" / "serving"
 
 
 # Seconds: what users start with, whole, and several pools in it.
-@pytest.mark.parametrize(
-    "name", ["mixed-pool", pytest.param("deepseek-v3-32-h200", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mixed-pool", "deepseek-v3-32-h200"])
 def test_examples_are_planned_explained_and_emitted(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def datasheet_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "plan"
 
 
+@pytest.mark.slow
 def test_the_outcome_is_that_of_planning_the_changed_spec(
     datasheet_plan: Path, tmp_path: Path
 ) -> None:

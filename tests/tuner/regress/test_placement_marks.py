@@ -74,6 +74,7 @@ def test_a_decision_that_differs_in_no_slot_names_the_field_that_differs(placed:
 
 
 # Seconds, of solving anew: that a check hands on what plans are marked with.
+@pytest.mark.slow
 def test_a_placement_on_other_nodes_is_planned_and_reported(placed: Path) -> None:
     (placed / "spec.yaml").write_text(SPEC.replace("ranks_per_node: 2", "ranks_per_node: 4"))
     (moved,) = check(placed.parent, manner=Manner()).scenarios

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.rows import each_row
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import command
@@ -54,6 +56,7 @@ def write_page(folder: Path, out: Path) -> int:
     return len(report.figures)
 
 
+@pytest.mark.slow
 @each_row("kind", KINDS)
 def test_every_plot_is_drawn_without_a_word_and_without_network(
     shown: Shown, browser: str, tmp_path: Path, parsed: Parsed, kind: str

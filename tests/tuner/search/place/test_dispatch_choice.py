@@ -177,6 +177,7 @@ def test_lp_is_left_out_where_the_engine_would_not_start_with_the_placement(
     assert re.search(r"needs \d+\.\d KiB of shared memory .* \d+\.\d KiB$", note)
 
 
+@pytest.mark.slow
 def test_a_named_lp_is_refused_in_one_line_where_no_placement_found_fits(tmp_path: Path) -> None:
     path = wide_spec(tmp_path, "  dispatch: lp\n")
     with pytest.raises(SpecError, match=r"spec\.yaml: goal\.dispatch: .* shared memory") as caught:

@@ -44,6 +44,7 @@ def planned(folder: Path, *, layers: int, recorded: int, seed: int) -> Placed:
     return place(path, time_limit_s=2.0)
 
 
+@pytest.mark.slow
 def test_plans_for_the_engine_s_own_table_are_scored_and_certified_under_it(
     tmp_path: Path,
 ) -> None:

@@ -259,6 +259,7 @@ def test_a_plan_says_what_priced_it_and_what_it_leaves_idle(tmp_path: Path) -> N
     assert any("the other pools are not used" in note for note in plan.provenance.notes)
 
 
+@pytest.mark.slow
 def test_engines_that_share_otherwise_are_named(tmp_path: Path) -> None:
     head = f"model: {MODELS / 'olmoe-1b-7b'}\nemit: [sglang, eplb]\n"
     said = "eplb runs an even split, under which nothing was evaluated here"
@@ -385,6 +386,7 @@ def test_recordings_must_hold_what_the_objective_looks_at(
         planned(tmp_path, f"  ranks: 4\n  objective: {objective}\n")
 
 
+@pytest.mark.slow
 @each_row("phase", ["prefill", "decode"])
 def test_seconds_are_predicted_where_a_model_and_devices_are_named(
     tmp_path: Path, phase: str

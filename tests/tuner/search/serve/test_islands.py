@@ -60,6 +60,7 @@ def test_pairs_that_no_connector_joins_are_listed_with_rule_and_gain(ascend: Ser
     assert listed["prefill on h100 and decode on ascend"].gain_ratio > 0.05
 
 
+@pytest.mark.slow
 def test_h100_and_mi300x_share_the_work_through_host_memory(mi300x: ServePlan) -> None:
     decision = mi300x.decision
     assert decision is not None

@@ -144,6 +144,7 @@ def test_several_kinds_behind_a_router_that_follows_load_serve_more_than_one(spe
         assert simulated.meets(targets) == holds or not found.missed_without_spare
 
 
+@pytest.mark.slow
 def test_every_mode_with_a_program_is_solved(spec: Spec) -> None:
     modes = "[aggregated, disaggregated, attention_expert, shared_device]"
     problem = question_of_spec(spec(model="mixtral-8x7b", nodes=2, per_node=8, modes=modes))

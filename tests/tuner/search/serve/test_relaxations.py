@@ -125,6 +125,7 @@ def fastest_s(spec: Path) -> float:
     )
 
 
+@pytest.mark.slow
 def test_a_little_more_time_to_the_first_token_is_offered_where_it_helps(tmp_path: Path) -> None:
     traffic = f"{{rate: 0.1/s, {LENGTHS}}}"
     only = "modes: [aggregated]"

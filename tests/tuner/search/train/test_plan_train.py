@@ -73,6 +73,7 @@ def test_the_objective_is_the_fastest_step_and_the_bound_is_below_it(plan: Plan)
     assert plan.certificate.gap_ratio < 0.05
 
 
+@pytest.mark.slow
 def test_the_causes_of_a_step_add_up(plan: Plan) -> None:
     assert plan.predicted is not None
     assert sum(plan.predicted.breakdown_s.values()) == pytest.approx(plan.predicted.step_time_s)

@@ -119,6 +119,7 @@ def test_rows_tie_where_their_decisions_do(
     assert {(same, False, tied) for same in (True, False) for tied in (True, False)} <= seen
 
 
+@pytest.mark.slow
 def test_every_field_that_distinguishes_kernels_differs_somewhere(
     searches: list[tuple[SearchOutcome, list[TrainDecision]]],
 ) -> None:

@@ -39,6 +39,7 @@ def _seen(job: Job, measured_s: float) -> MeasuredTrial:
     return MeasuredTrial(job=job, measured_s=measured_s, noise_s=0.0)
 
 
+@pytest.mark.slow
 def test_a_common_factor_carries_over_and_its_error_is_what_one_candidate_is_off(
     wide: Any,
 ) -> None:

@@ -59,6 +59,7 @@ def _check(race: dict[str, Any], *, workers: int, trials: int) -> None:
         assert Counter(decision for decision, _ in race["launched"]) == Counter(recorded)
 
 
+@pytest.mark.slow
 def test_two_workers_on_a_journal_share_the_trials_and_one_is_stood_in_for(
     bound_plan: Path, tmp_path: Path
 ) -> None:

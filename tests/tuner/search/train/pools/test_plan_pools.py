@@ -317,6 +317,7 @@ def test_the_nearest_legal_value_of_a_limit_is_named(
     assert one.decision.tensor_model_parallel_size in (1, 2)
 
 
+@pytest.mark.slow
 def test_a_chain_with_less_risk_comes_first_where_running_out_costs_much(
     spec: MakeSpec, provenance: Provenance
 ) -> None:

@@ -168,6 +168,7 @@ def test_no_chain_beats_its_bound_where_memory_is_short(
         assert all(bound_s <= price.step_s for bound_s, price, _ in chains), share
 
 
+@pytest.mark.slow
 def test_no_chain_over_three_pools_beats_its_bound(spec: MakeSpec) -> None:
     requested = spec(
         sequence_length=4096,
