@@ -14,13 +14,12 @@ Letters: J columns.
 
 import math
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from fractions import Fraction
 
 from ortools.sat.python import cp_model
 
-from solvers.errors import BackendFailedError
+from solvers.cp_sat import run_cp_sat
 from solvers.instances.flows import Cut
 from solvers.instances.linear import Linear
 from solvers.instances.problem import InstancesProblem
@@ -40,17 +39,6 @@ GUIDE_STEPS = 10**3
 
 GUIDE_LIMIT = 10**9
 """No objective is further from zero, in those units."""
-
-STOP_POLL_S = 0.05
-SEED = 0
-
-STATUS_OF_CP_SAT: Mapping[int, Status] = {
-    cp_model.OPTIMAL: Status.OPTIMAL,
-    cp_model.FEASIBLE: Status.FEASIBLE,
-    cp_model.INFEASIBLE: Status.INFEASIBLE,
-    cp_model.UNKNOWN: Status.UNKNOWN,
-}
-"""Anything else means that the model was refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,28 +145,13 @@ class CountsModel:
         Raises:
             BackendFailedError: CP-SAT refuses the model.
         """
-        solver = cp_model.CpSolver()
-        solver.parameters.max_time_in_seconds = time_limit_s
-        solver.parameters.num_workers = threads
-        solver.parameters.random_seed = SEED
-        solver.parameters.linearization_level = 2  # relaxations of these models are nearly tight
-        # By default CP-SAT treats Ctrl-C as "stop and report", which would hide the interrupt.
-        solver.parameters.catch_sigint_signal = False
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            search = pool.submit(solver.solve, self.model)
-            try:
-                code = search.result()
-            except KeyboardInterrupt:
-                # A search that has not begun ignores the first stop: repeat until it ends.
-                while wait([search], timeout=STOP_POLL_S).not_done:
-                    solver.stop_search()
-                raise
-        status = STATUS_OF_CP_SAT.get(code)
-        if status is None:
-            raise BackendFailedError(
-                f"CP-SAT refused the model ({solver.status_name(code)}); choose another method, "
-                "e.g. 'milp'"
-            )
+        status, solver = run_cp_sat(
+            self.model,
+            time_limit_s=time_limit_s,
+            threads=threads,
+            other_method="milp",
+            linearization_level=2,  # relaxations of these models are nearly tight
+        )
         if status is Status.INFEASIBLE:
             return Counted(status=status, count_J=(), bound=math.inf)
         bound = -math.inf

@@ -16,14 +16,12 @@ Letters: R runs, O options, S stages, D devices, N patterns of one stage.
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import numpy.typing as npt
 from ortools.sat.python import cp_model
 
-from solvers.errors import BackendFailedError
+from solvers.cp_sat import run_cp_sat
 from solvers.layout.patterns import (
     StagePatterns,
     layout_of_choice,
@@ -36,16 +34,6 @@ from solvers.result import Claim, Status
 
 ROUNDING_TOLERANCE = 1e-7
 LARGEST_SUM = 2**60
-STOP_POLL_S = 0.05
-SEED = 0
-
-STATUS_OF_CP_SAT: Mapping[int, Status] = {
-    cp_model.OPTIMAL: Status.OPTIMAL,
-    cp_model.FEASIBLE: Status.FEASIBLE,
-    cp_model.INFEASIBLE: Status.INFEASIBLE,
-    cp_model.UNKNOWN: Status.UNKNOWN,
-}
-"""Anything else means that the model was refused."""
 
 Columns = list[list[cp_model.IntVar]]
 
@@ -220,27 +208,9 @@ def _run(
     Raises:
         BackendFailedError: CP-SAT refuses the model.
     """
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.num_workers = threads
-    solver.parameters.random_seed = SEED
-    # By default CP-SAT treats Ctrl-C as "stop and report", which would hide the interrupt.
-    solver.parameters.catch_sigint_signal = False
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        search = pool.submit(solver.solve, model)
-        try:
-            code = search.result()
-        except KeyboardInterrupt:
-            # A search that has not begun ignores the first stop: repeat until it ends.
-            while wait([search], timeout=STOP_POLL_S).not_done:
-                solver.stop_search()
-            raise
-    status = STATUS_OF_CP_SAT.get(code)
-    if status is None:
-        raise BackendFailedError(
-            f"CP-SAT refused the model ({solver.status_name(code)}); choose another method, "
-            "e.g. 'exact'"
-        )
+    status, solver = run_cp_sat(
+        model, time_limit_s=time_limit_s, threads=threads, other_method="exact"
+    )
     if status is Status.INFEASIBLE:
         return Claim(status=status, solution=None, bound=math.inf)
     if not status.has_solution:

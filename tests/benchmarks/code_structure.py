@@ -12,7 +12,8 @@
     files of a plan       product files of which a function runs during those plans
     repeated class names  names that two or more classes have
     statements            of the three packages, docstrings not counted
-    arrows                pairs of folders of `tuner/` of which one imports the other
+    arrows                pairs of folders of `tuner/` of which one imports the other; the folders
+                          of single engines count as one
 
 All but the two that plan something are read from the source without importing it.
 """
@@ -169,7 +170,12 @@ def _statements(tree: ast.Module) -> int:
 
 
 def _room(file: str) -> str:
-    return str(Path(file).parent)
+    """Return the folder of a file; those of single engines are one room."""
+    folder = Path(file).parent
+    names = {path.name for path in (CHECKOUT / folder).glob("*.py")} - {"__init__.py"}
+    is_engine = "capabilities.py" in names or names == {"placement.py"}
+    is_engine &= folder.parent == Path("tuner/engines")
+    return "tuner/engines/*" if is_engine else str(folder)
 
 
 def _arrows(trees: Mapping[str, ast.Module]) -> set[str]:

@@ -10,32 +10,20 @@ ends the search. For small layers: tens of slots.
 """
 
 import itertools
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 from ortools.sat.python import cp_model
 
-from solvers.errors import BackendFailedError
+from solvers.cp_sat import run_cp_sat
 from solvers.placement.balance.layer_choices import Block, Solved, solve_blocks
 from solvers.placement.balance.problem import BalanceProblem
 from solvers.placement.ranks import Placement
-from solvers.result import Claim, Status
+from solvers.result import Claim
 
 COST_UNIT = 1e-8
 SLOPES = 10**8
 LARGEST_TIME = 2**34
 """In units; times the slopes it is below 2 ** 62."""
-STOP_POLL_S = 0.05
-SEED = 0
-
-STATUS_OF_CP_SAT: Mapping[int, Status] = {
-    cp_model.OPTIMAL: Status.OPTIMAL,
-    cp_model.FEASIBLE: Status.FEASIBLE,
-    cp_model.INFEASIBLE: Status.INFEASIBLE,
-    cp_model.UNKNOWN: Status.UNKNOWN,
-}
-"""Anything else means that the model was refused."""
 
 Variables = dict[tuple[int, int, int, int], cp_model.IntVar]
 
@@ -56,27 +44,9 @@ def _solve_block(block: Block, time_limit_s: float, threads: int) -> Solved:
     most = _longest(block)
     unit = max(COST_UNIT, most / LARGEST_TIME)
     _minimise(model, block, n_LERG, unit=unit, most=int(most / unit) + 1)
-    solver = cp_model.CpSolver()
-    solver.parameters.max_time_in_seconds = time_limit_s
-    solver.parameters.num_workers = threads
-    solver.parameters.random_seed = SEED
-    # By default CP-SAT treats Ctrl-C as "stop and report", which would hide the interrupt.
-    solver.parameters.catch_sigint_signal = False
-    with ThreadPoolExecutor(max_workers=1) as pool:
-        search = pool.submit(solver.solve, model)
-        try:
-            code = search.result()
-        except KeyboardInterrupt:
-            # A search that has not begun ignores the first stop: repeat until it ends.
-            while wait([search], timeout=STOP_POLL_S).not_done:
-                solver.stop_search()
-            raise
-    status = STATUS_OF_CP_SAT.get(code)
-    if status is None:
-        raise BackendFailedError(
-            f"CP-SAT refused the model ({solver.status_name(code)}); choose another method, "
-            "e.g. 'local_search'"
-        )
+    status, solver = run_cp_sat(
+        model, time_limit_s=time_limit_s, threads=threads, other_method="local_search"
+    )
     bound = solver.best_objective_bound * unit
     if not status.has_solution:
         return Solved(status=status, copies_LEG=None, bound=bound)
