@@ -13,6 +13,7 @@ from typing import Final
 
 from tuner.engines.files import JOB_FOLDER, JOB_NAME, EmittedFile, comment, label
 from tuner.engines.launchers.benchmark import benchmark_files
+from tuner.engines.launchers.sbatch import directives
 from tuner.engines.serving.command import FIRST_PORT, PORTS_PER_INSTANCE, checks
 from tuner.engines.serving.engines import MPI_ENGINES
 from tuner.engines.serving.placement import ServedPlacement, placement_notes
@@ -111,24 +112,23 @@ def _ffn_groups(verified: VerifiedServing) -> dict[str, str]:
 
 def _directives(verified: VerifiedServing, shapes: tuple[GroupShape, ...]) -> str:
     name = f"moetune-{label(verified.plan.model.name)}"
-    head = f"#SBATCH --job-name={name}\n#SBATCH --output=%x-%j.out\n"
+    head = directives((("job-name", name), ("output", "%x-%j.out")))
     engine = verified.plan.goal.engine.name
     return head + "#SBATCH hetjob\n".join(
-        "".join(f"#SBATCH {option}\n" for option in _resource_options(shape, engine=engine))
-        for shape in shapes
+        directives(_resource_options(shape, engine=engine)) for shape in shapes
     )
 
 
-def _resource_options(shape: GroupShape, *, engine: str) -> Iterator[str]:
+def _resource_options(shape: GroupShape, *, engine: str) -> Iterator[tuple[str, str]]:
     group = shape.group
-    yield f"--cpus-per-gpu={_CPUS_PER_GPU}"
+    yield "cpus-per-gpu", str(_CPUS_PER_GPU)
     if shape.nodes == 1:
-        yield f"--ntasks={group.count}"
-        yield f"--gpus-per-task={group.devices}"
+        yield "ntasks", str(group.count)
+        yield "gpus-per-task", str(group.devices)
         return
-    yield f"--nodes={group.count * shape.nodes}"
-    yield f"--ntasks-per-node={_tasks_per_node(shape, engine=engine)}"
-    yield f"--gpus-per-node={shape.devices_per_node}"
+    yield "nodes", str(group.count * shape.nodes)
+    yield "ntasks-per-node", str(_tasks_per_node(shape, engine=engine))
+    yield "gpus-per-node", str(shape.devices_per_node)
 
 
 def _tasks_per_node(shape: GroupShape, *, engine: str) -> int:

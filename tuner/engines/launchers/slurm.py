@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from tuner.engines.capabilities import programs
 from tuner.engines.files import JOB_FOLDER, JOB_NAME, EmittedFile, comment, label
 from tuner.engines.launchers.hosts import HOSTS_NAME, hosts, notes
+from tuner.engines.launchers.sbatch import directives, training_resources
 from tuner.engines.launchers.shape import LaunchShape, launch_shape
 from tuner.engines.statement import brief_statement
 from tuner.plans.train import VerifiedPlan
@@ -38,18 +39,9 @@ def emit(verified: VerifiedPlan) -> tuple[EmittedFile, ...]:
 
 
 def _directives(shape: LaunchShape, *, name: str) -> str:
-    devices = (
-        f"#SBATCH --cpus-per-task={shape.devices_per_node}\n"
-        if shape.device_kind == "cpu"
-        else f"#SBATCH --gpus-per-node={shape.devices_per_node}\n"
-    )
-    is_named = shape.hosts and not shape.unnamed
-    nodelist = f"#SBATCH --nodelist={','.join(hosts(shape))}\n" if is_named else ""
-    return (
-        f"#SBATCH --job-name={name}\n"
-        f"#SBATCH --nodes={shape.nodes}\n{nodelist}"
-        "#SBATCH --ntasks-per-node=1\n" + devices + "#SBATCH --output=%x-%j.out\n"
-    )
+    nodelist = hosts(shape) if shape.hosts and not shape.unnamed else ()
+    requested = training_resources(shape, name=name, nodelist=nodelist)
+    return directives((*requested.items(), ("output", "%x-%j.out")))
 
 
 def _body(shape: LaunchShape, *, program: str) -> str:

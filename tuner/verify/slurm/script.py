@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from tuner.engines.launchers.sbatch import directives, training_resources
 from tuner.engines.launchers.shape import LaunchShape
 from tuner.verify.launcher import CONFIG_NAME, REPORT_NAME
 from tuner.verify.progress import PROGRESS_NAME
@@ -49,26 +50,18 @@ def job_script(
         restarts: how often Slurm may requeue the job after a node failure or preemption.
     """
     given = dict(options)
-    own = {
-        "job-name": name,
-        "nodes": str(shape.nodes),
-        "ntasks-per-node": "1",
-        "open-mode": "append",
-    }
-    if shape.device_kind == "cuda" and not {"gpus-per-node", "gres", "gpus"} & given.keys():
-        own["gpus-per-node"] = str(shape.devices_per_node)
-    if shape.device_kind == "cpu" and "cpus-per-task" not in given:
-        own["cpus-per-task"] = str(shape.devices_per_node)
+    own = training_resources(shape, name=name) | {"open-mode": "append"}
+    if {"gpus-per-node", "gres", "gpus"} & given.keys():
+        own.pop("gpus-per-node", None)
+    if "cpus-per-task" in given:
+        own.pop("cpus-per-task", None)
     if "time" not in given:
         own["time"] = str(2 + int(limit_s // 60))
-    lines = [f"#SBATCH --{option}={value}" for option, value in (*own.items(), *options)]
-    lines.append("#SBATCH --requeue" if restarts else "#SBATCH --no-requeue")
-    return "\n".join(
-        (
-            "#!/usr/bin/env bash",
-            *lines,
-            _JOB.format(folder=shlex.quote(str(folder)), most_restarts=restarts),
-        )
+    requeue = "requeue" if restarts else "no-requeue"
+    return (
+        "#!/usr/bin/env bash\n"
+        + directives((*own.items(), *options, (requeue, "")))
+        + _JOB.format(folder=shlex.quote(str(folder)), most_restarts=restarts)
     )
 
 
