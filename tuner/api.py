@@ -25,9 +25,9 @@ from tuner.compare.comparison import compare as compare
 from tuner.estimate_api import estimate as estimate
 from tuner.estimate_api import estimate_serving as estimate_serving
 from tuner.explain.explanation import explain as explain
+from tuner.explain.goals import read_any_plan as read_any_plan
 from tuner.explain.other_limits import what_if as what_if
 from tuner.explain.other_limits import what_ifs as what_ifs
-from tuner.explain.planned_spec import read_any_plan as read_any_plan
 from tuner.goals.place import Placed as Placed
 from tuner.goals.place import place as place
 from tuner.goals.place import verify_place as verify_place

@@ -8,8 +8,9 @@ import yaml
 
 from profilers.errors import ProfilerError
 from tuner.errors import TunerError
+from tuner.explain.goals import read_any_plan
 from tuner.explain.other_limits import what_ifs
-from tuner.explain.planned_spec import read_any_plan, read_planned_spec
+from tuner.explain.planned_spec import read_planned_spec
 from tuner.goals.serve import price_serving_pool
 from tuner.goals.serve_folder import read_serve_plan
 from tuner.goals.train_folder import plan_kind

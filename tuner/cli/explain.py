@@ -8,7 +8,7 @@ import typer
 from tuner.cli import options
 
 if TYPE_CHECKING:
-    from tuner.explain.explanation import Explained
+    from tuner.explain.goals import Explained
 from tuner.cli.text import print_exact, print_text
 
 

@@ -16,14 +16,10 @@ from pydantic import Field
 from profilers.records import Record
 from tuner.compare.plan_ratios import PlanRatio, ratio_band
 from tuner.errors import TunerError
-from tuner.explain.outcomes import Figures, to_figures
-from tuner.explain.planned_spec import Kind, StoredPlan, read_any_plan
-from tuner.explain.rivals import terms
-from tuner.explain.words import differences, words
+from tuner.explain.goal import Figures, Kind, StoredPlan, terms
+from tuner.explain.goals import differences, goal_of, read_any_plan, words
 from tuner.paths import AnyPath, plan_folder
-from tuner.plans.place import PlacePlan
-from tuner.plans.serve import ServePlan
-from tuner.plans.train import Band, Plan
+from tuner.plans.train import Band
 from tuner.regress.observed import plan_facts, spec_differences
 from tuner.regress.words import change_words
 from tuner.search.ratios import is_tie
@@ -102,7 +98,7 @@ def compare(plans: Sequence[AnyPath]) -> Comparison:
         )
     names = [str(plan) for plan in plans]
     read = [read_any_plan(plan_folder(plan)) for plan in plans]
-    kinds = [kind_of(plan) for plan in read]
+    kinds = [goal_of(plan).kind for plan in read]
     for name, kind in zip(names, kinds, strict=True):
         if kind != kinds[0]:
             raise TunerError(
@@ -115,7 +111,7 @@ def compare(plans: Sequence[AnyPath]) -> Comparison:
 def compare_stored(plans: Sequence[StoredPlan], *, names: Sequence[str]) -> Comparison:
     """Compare plans of one goal that are read already; the first is the reference."""
     sides = [
-        Side(name=name, plan=plan, outcome=to_figures(plan))
+        Side(name=name, plan=plan, outcome=goal_of(plan).figures(plan))
         for name, plan in zip(names, plans, strict=True)
     ]
     stated = next((side.outcome for side in sides if side.outcome is not None), None)
@@ -135,7 +131,7 @@ def compare_stored(plans: Sequence[StoredPlan], *, names: Sequence[str]) -> Comp
         if leader is not None and side is not leader and objective in side.values
     ]
     return Comparison(
-        goal=kind_of(plans[0]),
+        goal=goal_of(plans[0]).kind,
         objective=objective,
         more_is_better=more,
         plans=rows,
@@ -159,13 +155,6 @@ class Side:
         return {} if self.outcome is None else self.outcome.values
 
 
-def kind_of(plan: StoredPlan) -> Kind:
-    """Return the goal of a plan."""
-    if isinstance(plan, Plan):
-        return "train"
-    return "serve" if isinstance(plan, ServePlan) else "place"
-
-
 def _row(side: Side, first: Side, leader: Side | None, *, objective: str) -> ComparedPlan:
     before, decision = first.plan.decision, side.plan.decision
     against = None
@@ -184,7 +173,7 @@ def _row(side: Side, first: Side, leader: Side | None, *, objective: str) -> Com
         terms_s=(
             {}
             if decision is None or before is None
-            else terms(_seconds(first.plan), _seconds(side.plan))
+            else terms(*(goal_of(one).seconds(one) for one in (first.plan, side.plan)))
         ),
         ratios={} if side is first else _ratios(first, side),
         against_best=against,
@@ -196,24 +185,6 @@ def _spec_changes(first: StoredPlan, plan: StoredPlan) -> Iterator[str]:
     """Say what differs in the specs of two plans."""
     before, after = (plan_facts(one.model_dump(mode="json")).spec for one in (first, plan))
     yield from (change_words(*one) for one in spec_differences(before, after))
-
-
-def _seconds(plan: StoredPlan) -> Mapping[str, float]:
-    """Return the parts of a step; of a placement those of the expert layers by workload."""
-    if plan.predicted is None:
-        return {}
-    if isinstance(plan, PlacePlan):
-        times = plan.predicted.layer_times
-        return {
-            f"{part} of {one.workload}": seconds
-            for one in times
-            for part, seconds in (
-                ("experts", one.experts_after_s),
-                ("exchange", one.exchange_after_s),
-                ("rest", one.after_s - one.experts_after_s - one.exchange_after_s),
-            )
-        }
-    return plan.predicted.breakdown_s
 
 
 def _ratios(first: Side, other: Side, *, only: str = "") -> dict[str, FigureRatio]:

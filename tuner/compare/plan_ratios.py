@@ -29,7 +29,7 @@ from tuner.costs.serve.bands import ratio_bands
 from tuner.costs.train.calibration import shipped
 from tuner.devices.catalogue import find_device
 from tuner.errors import TunerError
-from tuner.explain.planned_spec import StoredPlan
+from tuner.explain.goal import StoredPlan
 from tuner.plans.place import PlacePlan
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.plans.train import Band, Plan

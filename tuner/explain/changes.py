@@ -17,7 +17,7 @@ import numpy as np
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import TunerError
-from tuner.explain.planned_spec import Kind, PlannedSpec
+from tuner.explain.goal import Kind, PlannedSpec
 from tuner.plans.what_if import KEYS, Change, moved
 from tuner.spec.cluster import Pool
 from tuner.spec.files import shown_path

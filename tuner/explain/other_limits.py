@@ -22,13 +22,11 @@ from profilers.errors import ProfilerError
 from solvers.errors import SolverError
 from tuner.errors import TunerError
 from tuner.explain.changes import apply_change
+from tuner.explain.goal import PlannedSpec, StoredPlan
+from tuner.explain.goals import GOALS, goal_of, read_any_plan
 from tuner.explain.outcomes import to_outcome
-from tuner.explain.planned_spec import PlannedSpec, StoredPlan, read_any_plan, read_planned_spec
-from tuner.goals.place import place
-from tuner.goals.serve import deploy
-from tuner.goals.train import plan_training
+from tuner.explain.planned_spec import read_planned_spec
 from tuner.paths import AnyPath, plan_folder, to_paths
-from tuner.plans.train import Plan
 from tuner.plans.what_if import Change, Outcome, WhatIf
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.spec.files import shown_path
@@ -145,17 +143,10 @@ def _solve_change(
     outcome = to_outcome(
         plan, change=str(change), says=says, base=base, solve_s=max(0.0, clock() - started_s)
     )
-    if change.key == "nodes" and spec.kind == "train" and _is_no_use(plan, base, outcome):
+    is_no_use = goal_of(plan).is_no_use
+    if change.key == "nodes" and is_no_use(plan, base, outcome.gain_ratio or 0.0):
         return outcome.model_copy(update={"reason": f"{outcome.reason}; {IDLE}"})
     return outcome
-
-
-def _is_no_use(plan: StoredPlan, base: StoredPlan, outcome: Outcome) -> bool:
-    """Whether added nodes cannot be used, or bring no gain."""
-    if not isinstance(plan, Plan) or not isinstance(base, Plan):
-        return False
-    more = plan.cluster.num_devices > base.cluster.num_devices
-    return more and base.decision is not None and (outcome.gain_ratio or 0.0) <= 0.0
 
 
 def _plan_keys(
@@ -175,20 +166,14 @@ def _plan_keys(
         path = Path(scratch) / "spec.yaml"
         path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
         try:
-            if spec.kind == "serve":
-                return deploy(path, profiles=profiles, time_limit_s=time_limit_s).plan
-            if spec.kind == "place":
-                return place(
-                    path, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated
-                ).plan
-            return plan_training(
+            plan: StoredPlan = GOALS[spec.kind].solve(
                 path,
                 profiles=profiles,
                 time_limit_s=time_limit_s,
                 calibrated=calibrated,
-                with_unlaunchable=False,  # of a plan nobody launches
                 residual=spec.residual,
-            ).plan
+            )
         except TunerError as error:
             shown = str(error).replace(f"{shown_path(path)}: ", "").replace(f"{path}: ", "")
             raise type(error)(shown) from error
+    return plan

@@ -8,8 +8,7 @@ from tuner.compare.comparison import compare, compare_stored
 from tuner.compare.table import comparison_csv
 from tuner.config.words import train_changes
 from tuner.errors import TunerError
-from tuner.explain.planned_spec import read_any_plan
-from tuner.explain.rivals import to_rivals
+from tuner.explain.goals import goal_of, read_any_plan
 from tuner.plans.train import Plan, TrainPrediction
 
 CHECKS = Path(__file__).parents[3] / "examples" / "checks"
@@ -55,7 +54,7 @@ def test_a_runner_up_is_compared_as_the_plan_explains_it() -> None:
     other = plan.alternatives[0]
     as_plan = plan.model_copy(update={"decision": other.decision, "predicted": other.predicted})
     result = compare_stored([plan, as_plan], names=["plan", "other"])
-    rival = to_rivals(plan)[0]
+    rival = goal_of(plan).rivals(plan)[0]
     assert result.plans[1].terms_s == rival.terms_s
     assert sum(rival.terms_s.values()) == pytest.approx(
         result.plans[1].figures["step_time_s"] - result.plans[0].figures["step_time_s"]

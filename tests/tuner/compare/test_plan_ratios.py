@@ -7,7 +7,7 @@ import pytest
 
 from tuner.compare.plan_ratios import ratio_band
 from tuner.costs.serve.bands import ratio_bands
-from tuner.explain.planned_spec import read_any_plan
+from tuner.explain.goals import read_any_plan
 from tuner.plans.serve import ServePlan
 from tuner.plans.train import Plan
 from tuner.search.ratios import ties_ratio

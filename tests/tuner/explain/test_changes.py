@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.rows import each_row
 from tuner.errors import TunerError
 from tuner.explain.changes import apply_change
-from tuner.explain.planned_spec import PlannedSpec
+from tuner.explain.goal import PlannedSpec
 from tuner.plans.what_if import Change, moved, parse_changes
 from tuner.spec.cluster import Cluster
 from tuner.spec.fields import SpecFolder

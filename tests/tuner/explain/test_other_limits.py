@@ -9,7 +9,8 @@ import pytest
 from profilers.errors import RecordingUnreadableError
 from tuner import api
 from tuner.errors import PlanUnreadableError, SpecError
-from tuner.explain.explanation import explain, usual_changes
+from tuner.explain.explanation import explain
+from tuner.explain.goals import goal_of
 from tuner.explain.other_limits import what_if, what_ifs
 from tuner.explain.outcomes import to_outcome
 from tuner.goals.place import place
@@ -189,7 +190,7 @@ def test_a_recorded_load_is_solved_again_at_twice_its_rate(tmp_path: Path) -> No
     )
     made = deploy(path)
     write_serve_plan(tmp_path / "plan", made.plan, spec=made.spec)
-    assert Change(key="rate", value="x2") in usual_changes(made.plan)
+    assert Change(key="rate", value="x2") in goal_of(made.plan).usual_changes(made.plan)
     found = what_ifs(tmp_path / "plan", parse_changes("rate=x2"))
     (twice,) = found.outcomes
     assert twice.says == "8 requests/s instead of 4, the trace's time compressed"
@@ -236,9 +237,14 @@ def test_runners_up_are_explained_by_terms_that_add_up(datasheet_plan: Path) -> 
 
 
 def test_default_changes_fit_the_plan(datasheet_plan: Path, planned: Path) -> None:
-    asked = [str(one) for one in usual_changes(read_plan(datasheet_plan))]
+    asked = [
+        str(one)
+        for one in goal_of(read_plan(datasheet_plan)).usual_changes(read_plan(datasheet_plan))
+    ]
     assert asked == ["nodes=+1", "memory=-20%", "bandwidth=x2", "batch=x2"]
-    assert "bandwidth=x2" not in [str(one) for one in usual_changes(read_plan(planned))]
+    assert "bandwidth=x2" not in [
+        str(one) for one in goal_of(read_plan(planned)).usual_changes(read_plan(planned))
+    ]
 
 
 def test_machines_that_cannot_be_used_are_to_be_left_aside(datasheet_plan: Path) -> None:

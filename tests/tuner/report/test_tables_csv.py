@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.cli.app import run
-from tuner.explain.planned_spec import read_any_plan
+from tuner.explain.goals import read_any_plan
 from tuner.plans.serve import FrontPoint, ServePlan
 from tuner.report.content import Figure, Table
 from tuner.report.front_figure import front_figure

@@ -7,7 +7,7 @@ import pytest
 
 from tuner.cli.serve_text import serve_text
 from tuner.config.serve import Role
-from tuner.explain.outcomes import to_figures
+from tuner.explain.goals import goal_of
 from tuner.goals.serve import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.modes import solve_modes
@@ -183,6 +183,6 @@ def test_a_plan_says_the_rate_its_bound_and_the_benchmark_that_sends_it(spec: Sp
     assert "certificate    requests/s within the SLO " in shown
     assert ", upper bound " in shown
     assert "devices  requests/s" in shown
-    figures = to_figures(plan)
+    figures = goal_of(plan).figures(plan)
     assert figures is not None
     assert (figures.objective, figures.more_is_better) == ("requests_per_s", True)

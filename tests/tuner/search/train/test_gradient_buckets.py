@@ -11,7 +11,7 @@ from tuner.engines.megatron_bridge.write import overrides
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.writers import emit
 from tuner.estimate.estimate import estimate
-from tuner.explain.outcomes import to_figures
+from tuner.explain.goals import goal_of
 from tuner.plans.train import Plan, Provenance, VerifiedPlan
 from tuner.search.train.build_problem import price_pool
 from tuner.search.train.gradient_buckets import LEAST_GAIN_RATIO, MENU
@@ -123,7 +123,7 @@ def test_whatever_a_step_is_compared_with_has_buckets_of_its_own_too(wide: Plan)
     assert wide.predicted is not None
     assert wide.certificate.objective is not None
     assert wide.certificate.objective > wide.predicted.step_time_s
-    figures = to_figures(wide)
+    figures = goal_of(wide).figures(wide)
     assert figures is not None
     assert figures.values["fastest_step_time_s"] == wide.predicted.step_time_s
     tight = _planned(_spec(nodes=128, usable_memory_ratio=0.6, tensor=(1, 2)))

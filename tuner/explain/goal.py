@@ -1,0 +1,116 @@
+"""What `explain` and `compare` know of one goal, as a table of functions.
+
+The tables are in train.py, serve.py and place.py beside this file, and goals.py finds the one of a
+plan; nothing else branches on the goal.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from tuner.costs.residuals import Residual
+from tuner.plans.place import PlacePlan
+from tuner.plans.serve import ServePlan
+from tuner.plans.train import Plan
+from tuner.plans.what_if import Band, Change, Rival
+from tuner.spec.cluster import Cluster
+
+Kind = Literal["train", "serve", "place"]
+StoredPlan = Plan | ServePlan | PlacePlan
+
+MOST_RIVALS = 5
+"""Runners-up that are explained; the plan holds them all."""
+SMALLEST_S = 1e-9
+"""Difference below which two terms are equal."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSpec:
+    """A spec that can be planned on from anywhere."""
+
+    kind: Kind
+    keys: Mapping[str, Any]
+    """Of the YAML file, paths absolute; never changed in place."""
+    cluster: Cluster | None
+    """The planned cluster; None where a placement names none."""
+    is_reference: bool = False
+    """Priced on a profile of the reference step, which has no datasheet's links."""
+    residual: Residual | None = None
+    """Correction of its predictions."""
+    memory_bytes: Mapping[str, int]
+    """Of one device, by pool, where only a profile states it."""
+
+
+class Figures(NamedTuple):
+    """Figures of a plan, with the objective by which outcomes compare."""
+
+    values: dict[str, float]
+    bands: dict[str, Band]
+    objective: str
+    more_is_better: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainedGoal:
+    """The functions of one goal. `plan` and `decision` are of its own types, hence `Any`."""
+
+    kind: Kind
+    plan_type: type[Any]
+    decision_type: type[Any]
+    explained: type[Any]
+    """The plan's type with `why`."""
+    read: Callable[[Path], Any]
+    """Plan of a folder."""
+    spec: Callable[[Any, dict[str, Any], Path], PlannedSpec]
+    """Of a plan, the keys of its spec and the folder of the copies: the spec to be changed."""
+    solve: Callable[..., Any]
+    """Plan a changed spec: path, profiles, time_limit_s, calibrated, residual."""
+    words: Callable[[Any], str]
+    """Of a decision, in one cell."""
+    differences: Callable[[Any, Any], tuple[str, ...]]
+    """Of two decisions, e.g. `PP 2 -> 4`."""
+    figures: Callable[[Any], Figures | None]
+    """Of a plan; None where it has no decision."""
+    rivals: Callable[[Any], tuple[Rival, ...]]
+    """Of a plan: its first runners-up, term by term."""
+    usual_changes: Callable[[Any], tuple[Change, ...]]
+    """What-ifs of a plan that names none."""
+    seconds: Callable[[Any], Mapping[str, float]]
+    """Of a plan's prediction: what it takes, by cause."""
+    other_kernels: Callable[[Any, Sequence[Path]], tuple[str, ...]] = lambda _plan, _profiles: ()
+    """Notes where a plan solved again would rest on other kernels."""
+    is_no_use: Callable[[Any, Any, float], bool] = lambda _plan, _base, _gain: False
+    """Whether added nodes, of a plan against its base, cannot be used or bring nothing."""
+
+
+def terms(chosen: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    """Return the additional seconds of another decision by cause, the largest first."""
+    by_term = {
+        name: other.get(name, 0.0) - chosen.get(name, 0.0)
+        for name in dict.fromkeys((*chosen, *other))
+    }
+    ordered = sorted(by_term.items(), key=lambda item: (-abs(item[1]), item[0]))
+    return {name: seconds for name, seconds in ordered if abs(seconds) > SMALLEST_S}
+
+
+def changes_of_pools(plan: Plan | ServePlan) -> list[Change]:
+    """Return the usual what-ifs of a plan on pools: more nodes of each, less memory."""
+    pools = plan.cluster.pools
+    names = [pool.name for pool in pools] if len(pools) > 1 else [None]
+    more = [Change(key="nodes", pool=name, value="+1") for name in names]
+    return [*more, Change(key="memory", value="-20%")]
+
+
+def pools_of(keys: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the pools among the keys of a spec."""
+    cluster = keys.get("cluster") or {}
+    pools: list[dict[str, Any]] = cluster.get("pools", [])
+    return pools
+
+
+def use_planned_profiles(keys: dict[str, Any], cluster: Cluster) -> None:
+    """Name the profiles that the pools were planned with."""
+    for written, pool in zip(pools_of(keys), cluster.pools, strict=True):
+        if pool.profile is not None:
+            written["profile"] = str(pool.profile.absolute())

@@ -1,0 +1,143 @@
+"""What `explain` and `compare` know of expert placements."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tuner.config.place import PlaceDecision
+from tuner.config.words import runs
+from tuner.engines.placement.statement import spans
+from tuner.explain.goal import (
+    MOST_RIVALS,
+    ExplainedGoal,
+    Figures,
+    PlannedSpec,
+    use_planned_profiles,
+)
+from tuner.goals.place import place
+from tuner.goals.place_folder import read_place_plan
+from tuner.plans.place import PlacePlan
+from tuner.plans.what_if import Change, Rival, Why
+from tuner.spec.place import Objective
+
+
+class ExplainedPlacePlan(PlacePlan):
+    """What `moetune explain --json` prints of a placement: `plan.json` and why."""
+
+    why: Why
+
+
+def _spec(plan: PlacePlan, keys: dict[str, Any], used: Path) -> PlannedSpec:
+    goal = keys["goal"]
+    for written, workload in zip(goal["workloads"], plan.goal.workloads, strict=True):
+        written["path"] = str(workload.path.absolute())
+    if plan.goal.current is not None:
+        goal["current"] = str(used / f"current{plan.goal.current.suffix}")
+    if plan.cluster is not None:
+        use_planned_profiles(keys, plan.cluster)
+    return PlannedSpec(kind="place", keys=keys, cluster=plan.cluster, memory_bytes={})
+
+
+def _solve(
+    path: Path, *, profiles: Sequence[Path], time_limit_s: float, calibrated: bool, **_other: Any
+) -> PlacePlan:
+    return place(path, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated).plan
+
+
+def placement_words(decision: PlaceDecision) -> str:
+    """Name a placement, e.g. `64 experts on 8 ranks x 9 slots, 8 a node, layers 1-26 of 27`.
+
+    It does not list where experts are; `differences` counts what moved.
+    """
+    d = decision
+    is_uniform = len(set(d.slots_per_rank)) == 1
+    slots = str(d.slots_per_rank[0]) if is_uniform else runs(d.slots_per_rank)
+    of = "" if d.num_layers is None else f" of {d.num_layers}"
+    return (
+        f"{d.num_experts} experts on {d.ranks} ranks x {slots} slots, {d.ranks_per_node} a node, "
+        f"layers {spans(d.layer_ids)}{of}"
+    )
+
+
+def _differences(before: PlaceDecision, after: PlaceDecision) -> tuple[str, ...]:
+    """Return how many slots hold another expert, where the shape is the same."""
+    shapes = placement_words(before), placement_words(after)
+    if shapes[0] != shapes[1]:
+        return (f"{shapes[0]} -> {shapes[1]}",)
+    moved = sum(
+        old != new
+        for one, other in zip(before.physical_to_logical, after.physical_to_logical, strict=True)
+        for old, new in zip(one, other, strict=True)
+    )
+    return (f"{moved} slots hold another expert",) if moved else ()
+
+
+def _figures(plan: PlacePlan) -> Figures | None:
+    predicted, objective, decision = plan.predicted, plan.certificate.objective, plan.decision
+    if predicted is None or decision is None or objective is None:
+        return None
+    values = {"objective": objective}
+    values |= {f"imbalance:{name}": one for name, one in predicted.imbalance.items()}
+    values |= {f"layer_time_s:{one.workload}": one.after_s for one in predicted.layer_times}
+    bands = {f"imbalance:{name}": band for name, band in predicted.imbalance_band.items()}
+    bands |= {f"layer_time_s:{one.workload}": one.after_s_band for one in predicted.layer_times}
+    if plan.goal.objective is not Objective.BALANCE:
+        return Figures(values, bands, objective="objective", more_is_better=False)
+    weights = {one.name: one.weight for one in plan.goal.workloads}
+    mean = sum(weights[name] * one for name, one in predicted.imbalance.items())
+    values["busiest_rank_ratio"] = mean / sum(weights.values()) / decision.ranks
+    return Figures(values, bands, objective="busiest_rank_ratio", more_is_better=False)
+
+
+def _rivals(plan: PlacePlan) -> tuple[Rival, ...]:
+    return tuple(
+        Rival(
+            decision=other.method,
+            within_band=False,
+            lost_by=other.lost_by,
+            figures={
+                "objective": other.objective,
+                **{f"imbalance:{name}": one for name, one in other.imbalance.items()},
+            },
+        )
+        for other in plan.alternatives[:MOST_RIVALS]
+    )
+
+
+def _usual_changes(plan: PlacePlan) -> tuple[Change, ...]:
+    requested = [Change(key="nodes", value="+1"), Change(key="slots", value="+1")]
+    requested += [Change(key="slots", value="-1")]
+    if plan.cluster is not None:
+        requested.append(Change(key="bandwidth", value="x2"))
+    return tuple(requested)
+
+
+def _seconds(plan: PlacePlan) -> Mapping[str, float]:
+    """Return the parts of the expert layers by workload."""
+    times = () if plan.predicted is None else plan.predicted.layer_times
+    return {
+        f"{part} of {one.workload}": seconds
+        for one in times
+        for part, seconds in (
+            ("experts", one.experts_after_s),
+            ("exchange", one.exchange_after_s),
+            ("rest", one.after_s - one.experts_after_s - one.exchange_after_s),
+        )
+    }
+
+
+PLACE: Final = ExplainedGoal(
+    kind="place",
+    plan_type=PlacePlan,
+    decision_type=PlaceDecision,
+    explained=ExplainedPlacePlan,
+    read=read_place_plan,
+    spec=_spec,
+    solve=_solve,
+    words=placement_words,
+    differences=_differences,
+    figures=_figures,
+    rivals=_rivals,
+    usual_changes=_usual_changes,
+    seconds=_seconds,
+)

@@ -1,0 +1,205 @@
+"""What `explain` and `compare` know of deployments."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tuner.config.serve import Instances, ServeDecision
+from tuner.config.serve_words import (
+    describe_kv_transfer,
+    group_changes,
+    island_words,
+    router_words,
+    short_group,
+    short_serve,
+)
+from tuner.explain.goal import (
+    MOST_RIVALS,
+    ExplainedGoal,
+    Figures,
+    PlannedSpec,
+    changes_of_pools,
+    terms,
+    use_planned_profiles,
+)
+from tuner.goals.serve import deploy
+from tuner.goals.serve_folder import read_serve_plan
+from tuner.plans.serve import ServePlan, ServePrediction
+from tuner.plans.what_if import Change, Rival, Why
+from tuner.serve_kernels import kernels_changed
+
+
+class ExplainedServePlan(ServePlan):
+    """What `moetune explain --json` prints of a deployment: `plan.json` and why."""
+
+    why: Why
+
+
+def _spec(plan: ServePlan, keys: dict[str, Any], _used: Path) -> PlannedSpec:
+    goal, stored = keys["goal"], plan.goal
+    if stored.traffic.trace is not None:
+        goal["traffic"]["trace"] = str(stored.traffic.trace.absolute())
+    if stored.routing is not None:
+        goal["routing"]["path"] = str(stored.routing.path.absolute())
+    if stored.placement is not None:
+        goal["placement"] = str(stored.placement.absolute())
+    use_planned_profiles(keys, plan.cluster)
+    return PlannedSpec(kind="serve", keys=keys, cluster=plan.cluster, memory_bytes={})
+
+
+def _solve(
+    path: Path, *, profiles: Sequence[Path], time_limit_s: float, **_other: Any
+) -> ServePlan:
+    return deploy(path, profiles=profiles, time_limit_s=time_limit_s).plan
+
+
+def _changes(before: ServeDecision, after: ServeDecision) -> Iterator[str]:
+    """Yield changes of mode, of instances, and of what lies between them.
+
+    Where one kind of instance of a role and pool became one other kind, only what differs between
+    the two is named.
+    """
+    if before.mode != after.mode:
+        yield f"{before.mode} -> {after.mode}"
+    old, new = _kinds(before), _kinds(after)
+    for kind in dict.fromkeys((*old, *new)):
+        gone = [one for one in old.get(kind, ()) if one not in new.get(kind, ())]
+        come = [one for one in new.get(kind, ()) if one not in old.get(kind, ())]
+        if len(gone) == len(come) == 1:
+            yield f"{' '.join(filter(None, kind))}: {', '.join(group_changes(gone[0], come[0]))}"
+        else:
+            yield from (f"without {short_group(one)}" for one in gone)
+            yield from (f"with {short_group(one)}" for one in come)
+    transfers, other_transfers = _transfers(before), _transfers(after)
+    for pools in dict.fromkeys((*transfers, *other_transfers)):
+        was, will_be = transfers.get(pools, "none"), other_transfers.get(pools, "none")
+        if was != will_be:
+            yield f"KV transfer {pools}: {was} -> {will_be}"
+    links, other_links = _between(before), _between(after)
+    yield from (f"without {one}" for one in links if one not in other_links)
+    yield from (f"with {one}" for one in other_links if one not in links)
+
+
+def _kinds(decision: ServeDecision) -> dict[tuple[str, ...], list[Instances]]:
+    kinds: dict[tuple[str, ...], list[Instances]] = {}
+    for one in decision.instances:
+        kinds.setdefault((one.role.value, "on", one.pool, one.island), []).append(one)
+    return kinds
+
+
+def _transfers(decision: ServeDecision) -> dict[str, str]:
+    """KV transfers in words, by the pools that they connect."""
+    found: dict[str, str] = {}
+    for one in decision.handovers:
+        pools = f"{one.from_pool} to {one.to_pool}"
+        words = describe_kv_transfer(one).removeprefix(pools).strip(" :")
+        found[pools] = f"{found[pools]} and {words}" if pools in found else words
+    return found
+
+
+def _between(decision: ServeDecision) -> list[str]:
+    above = decision.offload_above_tokens
+    return [
+        *([] if decision.router is None else [router_words(decision.router)]),
+        *island_words(decision),
+        *([] if above is None else [f"prompts above {above:,} tokens on the remote pool"]),
+    ]
+
+
+def _differences(before: ServeDecision, after: ServeDecision) -> tuple[str, ...]:
+    return tuple(_changes(before, after))
+
+
+def _figures(plan: ServePlan) -> Figures | None:
+    predicted, decision = plan.predicted, plan.decision
+    if predicted is None or decision is None:
+        return None
+    values = {
+        "num_devices": float(decision.num_devices),
+        "requests_per_s": predicted.requests_per_s,
+        "goodput_per_device": predicted.goodput_per_device,
+        "ttft_mean_s": predicted.ttft_s.mean,
+        "ttft_p90_s": predicted.ttft_s.p90,
+        "tpot_mean_s": predicted.tpot_s.mean,
+        "tpot_p90_s": predicted.tpot_s.p90,
+    }
+    if predicted.cost_per_hour is not None:
+        values["cost_per_hour"] = predicted.cost_per_hour
+    if predicted.token_cost is not None:
+        values["cost_per_million_input_tokens"] = predicted.token_cost.input_per_million
+        values["cost_per_million_output_tokens"] = predicted.token_cost.output_per_million
+    objective = {
+        "goodput": "goodput_per_device",
+        "devices": "num_devices",
+        "cost": "cost_per_hour",
+        "rate": "requests_per_s",
+    }[plan.goal.objective]
+    return Figures(
+        values,
+        {"ttft_mean_s": predicted.ttft_s_band, "tpot_mean_s": predicted.tpot_s_band},
+        objective=objective if objective in values else "num_devices",
+        more_is_better=objective in ("goodput_per_device", "requests_per_s"),
+    )
+
+
+def _rivals(plan: ServePlan) -> tuple[Rival, ...]:
+    if plan.predicted is None:
+        return ()
+    before = plan.predicted.breakdown_s
+    return tuple(
+        Rival(
+            decision=short_serve(other.decision),
+            within_band=other.within_band,
+            lost_by=other.lost_by,
+            slower_s=sum(other.predicted.breakdown_s.values()) - sum(before.values()),
+            terms_s=terms(before, other.predicted.breakdown_s),
+            figures=_served(other.predicted, num_devices=other.decision.num_devices),
+        )
+        for other in plan.alternatives[:MOST_RIVALS]
+    )
+
+
+def _served(predicted: ServePrediction, *, num_devices: int) -> dict[str, float]:
+    figures = {
+        "num_devices": float(num_devices),
+        "ttft_p90_s": predicted.ttft_s.p90,
+        "tpot_p90_s": predicted.tpot_s.p90,
+        "goodput_per_device": predicted.goodput_per_device,
+    }
+    if predicted.cost_per_hour is not None:
+        figures["cost_per_hour"] = predicted.cost_per_hour
+    return figures
+
+
+def _usual_changes(plan: ServePlan) -> tuple[Change, ...]:
+    requested = [*changes_of_pools(plan), Change(key="bandwidth", value="x2")]
+    if plan.goal.objective == "rate":
+        return tuple(requested)  # It is as much as the devices serve.
+    key = "concurrency" if plan.goal.traffic.is_closed_loop else "rate"
+    return (*requested, Change(key=key, value="x2"))
+
+
+def _seconds(plan: ServePlan) -> Mapping[str, float]:
+    return {} if plan.predicted is None else plan.predicted.breakdown_s
+
+
+def _other_kernels(plan: ServePlan, profiles: Sequence[Path]) -> tuple[str, ...]:
+    return kernels_changed(plan.provenance.kernels_sha256, plan.cluster, profiles)
+
+
+SERVE: Final = ExplainedGoal(
+    kind="serve",
+    plan_type=ServePlan,
+    decision_type=ServeDecision,
+    explained=ExplainedServePlan,
+    read=read_serve_plan,
+    spec=_spec,
+    solve=_solve,
+    words=short_serve,
+    differences=_differences,
+    figures=_figures,
+    rivals=_rivals,
+    usual_changes=_usual_changes,
+    seconds=_seconds,
+    other_kernels=_other_kernels,
+)

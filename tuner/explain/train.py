@@ -1,0 +1,151 @@
+"""What `explain` and `compare` know of training plans."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tuner.config.train import TrainDecision
+from tuner.config.words import short_decision, train_changes
+from tuner.explain.goal import (
+    MOST_RIVALS,
+    ExplainedGoal,
+    Figures,
+    PlannedSpec,
+    changes_of_pools,
+    pools_of,
+    terms,
+)
+from tuner.goals.train import plan_training
+from tuner.goals.train_folder import read_plan
+from tuner.plans.train import Plan
+from tuner.plans.what_if import Change, Rival, Why
+
+
+class ExplainedPlan(Plan):
+    """What `moetune explain --json` prints of a training plan: `plan.json` and why."""
+
+    why: Why
+
+
+def _spec(plan: Plan, keys: dict[str, Any], used: Path) -> PlannedSpec:
+    measured = plan.provenance.profile_sha256
+    for position, pool in enumerate(pools_of(keys)):
+        pool.pop("profile", None)
+        if pool.get("name") in measured:
+            is_only = len(measured) == 1
+            pool["profile"] = str(used / ("profile" if is_only else f"profiles/{position}"))
+        if "link_matrix" in pool:
+            pool["link_matrix"] = str(used / f"links-{position}.csv")
+    goal = keys["goal"]
+    if goal.get("routing"):
+        goal["routing"] = {**goal["routing"], "path": str(used / "routing.json")}
+    return PlannedSpec(
+        kind="train",
+        keys=keys,
+        cluster=plan.cluster,
+        is_reference=bool(plan.provenance.device_kind),
+        residual=plan.provenance.residual,
+        memory_bytes=_measured_memory(keys) if plan.provenance.device_kind else {},
+    )
+
+
+def _measured_memory(keys: Mapping[str, Any]) -> dict[str, int]:
+    from profilers.store import read_header
+
+    return {
+        pool["name"]: read_header(Path(pool["profile"])).machine.memory_bytes_per_device
+        for pool in pools_of(keys)
+        if "profile" in pool
+    }
+
+
+def _solve(path: Path, **options: Any) -> Plan:
+    # Features that the target lacks are of no use in a plan that nobody launches.
+    return plan_training(path, **options, with_unlaunchable=False).plan
+
+
+def _figures(plan: Plan) -> Figures | None:
+    predicted = plan.predicted
+    if predicted is None:
+        return None
+    # The certificate's objective uses the engine's own gradient buckets, a step does not.
+    fastest_s = predicted.step_time_s if plan.preferred is None else plan.preferred.fastest_step_s
+    tokens = plan.goal.tokens_per_step
+    low, high = predicted.step_time_s_band
+    values = {
+        "step_time_s": predicted.step_time_s,
+        "tokens_per_s": tokens / predicted.step_time_s,
+        "fastest_step_time_s": fastest_s,
+        "tokens_per_s_per_device": predicted.tokens_per_s_per_device,
+        "peak_memory_bytes": float(max(predicted.peak_memory_bytes)),
+    }
+    if predicted.mfu_ratio is not None:
+        values["mfu_ratio"] = predicted.mfu_ratio
+    if predicted.run is not None and predicted.run.wall_clock_s is not None:
+        values["run_s"] = predicted.run.wall_clock_s
+    if predicted.run is not None and predicted.run.cost is not None:
+        values["run_cost"] = predicted.run.cost
+    bands = {
+        "step_time_s": (low, high),
+        "tokens_per_s": (tokens / high, tokens / low),
+        "tokens_per_s_per_device": predicted.tokens_per_s_per_device_band,
+        "peak_memory_bytes": max(predicted.peak_memory_bytes_band, key=lambda band: band[1]),
+    }
+    return Figures(values, bands, objective="tokens_per_s", more_is_better=True)
+
+
+def _rivals(plan: Plan) -> tuple[Rival, ...]:
+    if plan.predicted is None:
+        return ()
+    chosen = plan.predicted
+    return tuple(
+        Rival(
+            decision=short_decision(other.decision),
+            within_band=other.within_band,
+            ratio_band=other.ratio_band,
+            lost_by=other.lost_by,
+            slower_s=other.predicted.step_time_s - chosen.step_time_s,
+            terms_s=terms(chosen.breakdown_s, other.predicted.breakdown_s),
+            figures={
+                "step_time_s": other.predicted.step_time_s,
+                "peak_memory_bytes": float(max(other.predicted.peak_memory_bytes)),
+            },
+        )
+        for other in plan.alternatives[:MOST_RIVALS]
+    )
+
+
+def _usual_changes(plan: Plan) -> tuple[Change, ...]:
+    requested = changes_of_pools(plan)
+    if not plan.provenance.device_kind:
+        requested.append(Change(key="bandwidth", value="x2"))
+    if any(pool.nodes > 1 for pool in plan.cluster.pools):
+        requested.append(Change(key="nodes", value="x2"))
+    return (*requested, Change(key="batch", value="x2"))
+
+
+def _seconds(plan: Plan) -> Mapping[str, float]:
+    return {} if plan.predicted is None else plan.predicted.breakdown_s
+
+
+def _is_no_use(plan: Plan, base: Plan, gain_ratio: float) -> bool:
+    more = plan.cluster.num_devices > base.cluster.num_devices
+    return more and base.decision is not None and gain_ratio <= 0.0
+
+
+TRAIN: Final = ExplainedGoal(
+    kind="train",
+    plan_type=Plan,
+    decision_type=TrainDecision,
+    explained=ExplainedPlan,
+    read=read_plan,
+    spec=_spec,
+    solve=_solve,
+    words=short_decision,
+    differences=train_changes,
+    figures=_figures,
+    rivals=_rivals,
+    usual_changes=_usual_changes,
+    seconds=_seconds,
+    is_no_use=_is_no_use,
+)
