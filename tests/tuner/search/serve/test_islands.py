@@ -49,7 +49,6 @@ def test_h100_and_ascend_are_two_islands_that_use_both_pools(ascend: ServePlan) 
     ]
 
 
-@pytest.mark.slow
 def test_pairs_that_no_connector_joins_are_listed_with_rule_and_gain(ascend: ServePlan) -> None:
     listed = {one.feature.partition(":")[0]: one for one in ascend.unlaunchable if one.rule}
     assert set(listed) == {
