@@ -40,7 +40,7 @@ BEYOND_LAYERS: Final = (
     "overlap_gradients",
     "bucket_parameters",
     "overlap_parameters",
-    "ends_as_layers",
+    "embedding_loss_as_layers",
     "zero_bubble",
     "optimizer_offload",
     "activation_offload",

@@ -89,7 +89,7 @@ def build_strategy(
                 engine.overlaps_tensor and degrees.tensor > 1.0 and not shape.experts
             )
             or float("async TP" in row.text("notes") or "AsyncTP" in row.text("notes")),
-            ends_as_layers=float(embedding_loss_count),
+            embedding_loss_as_layers=float(embedding_loss_count),
             activation_offload=min(
                 1.0, row.number_or("cpu_offload_layers", 0.0) * degrees.pipeline / sum(counts)
             ),

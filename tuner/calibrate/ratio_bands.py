@@ -39,7 +39,7 @@ PRIOR_SETTINGS: Final = float(FEWEST)
 
 ARRANGEMENT: Final = frozenset(
     {
-        *("pipeline", "virtual_pipeline", "data", "num_microbatches", "ends_as_layers"),
+        *("pipeline", "virtual_pipeline", "data", "num_microbatches", "embedding_loss_as_layers"),
         *("zero_bubble", "expert_imbalance", "expert_imbalance_p99"),
     }
 )

@@ -298,7 +298,7 @@ def to_strategies(config: Configuration, setup: PricingSetup) -> Strategies:
         overlap_tensor=float(config.overlap_tensor),
         partial_graph=float(config.graphs is Graphs.PARTIAL),
         full_graph=float(config.graphs is Graphs.FULL),
-        ends_as_layers=float(any(config.embedding_loss_layers)),
+        embedding_loss_as_layers=float(any(config.embedding_loss_layers)),
         zero_bubble=float(config.zero_bubble),
         optimizer_offload=config.optimizer_offload_ratio,
         activation_offload=config.activation_offload_ratio,

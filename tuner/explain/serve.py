@@ -89,12 +89,12 @@ def _kinds(decision: ServeDecision) -> dict[tuple[str, ...], list[Instances]]:
 
 def _transfers(decision: ServeDecision) -> dict[str, str]:
     """KV transfers in words, by the pools that they connect."""
-    found: dict[str, str] = {}
+    by_pools: dict[str, str] = {}
     for one in decision.handovers:
         pools = f"{one.from_pool} to {one.to_pool}"
         words = describe_kv_transfer(one).removeprefix(pools).strip(" :")
-        found[pools] = f"{found[pools]} and {words}" if pools in found else words
-    return found
+        by_pools[pools] = f"{by_pools[pools]} and {words}" if pools in by_pools else words
+    return by_pools
 
 
 def _between(decision: ServeDecision) -> list[str]:

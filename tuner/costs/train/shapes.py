@@ -147,7 +147,7 @@ class Strategies:
     """One CUDA graph of a whole step."""
     fused_grouped_mlp: Numbers = 0.0
     """One kernel for the experts' grouped GEMMs and activation."""
-    ends_as_layers: Numbers = 0.0
+    embedding_loss_as_layers: Numbers = 0.0
     """Embedding and loss count as layers when stages are balanced."""
     zero_bubble: Numbers = 0.0
     """Weight gradients are computed separately and fill the bubble."""

@@ -174,7 +174,7 @@ def strategies_of(
         overlap_parameters=float(decision.overlap_param_gather),
         partial_graph=float(decision.cuda_graph == "partial"),
         full_graph=float(decision.cuda_graph == "full_iteration"),
-        ends_as_layers=float(decision.ends_as_layers),
+        embedding_loss_as_layers=float(decision.ends_as_layers),
         zero_bubble=float(decision.schedule == "zero_bubble"),
         optimizer_offload=float(decision.optimizer_offload),
         activation_offload=float(decision.activation_offload),

@@ -39,7 +39,7 @@ def refusal(text: str) -> str:
 
 
 def test_how_processes_find_each_other_is_not_noted_and_all_else_is() -> None:
-    golden = Path(__file__).parents[2] / "emit" / "golden" / "megatron-lm"
+    golden = Path(__file__).parents[2] / "engines" / "golden" / "megatron-lm"
     launch = megatron.read(
         (golden / "run.sh").read_text(),
         source="run.sh",
