@@ -13,6 +13,7 @@
     report, rendered               a report on a plan, and its text
     check                          plan stored scenarios again and compare
     read_any_plan                  read a plan of any goal from its folder
+    permute_checkpoint, read_permutation   renumber experts, as an emitted apply.py does
 
 Paths may be strings, a single profile needs no list, and a plan is named by its folder or by the
 `plan.json` in it. The commands call these functions. `examples/api.py` has an example of each that
@@ -22,6 +23,8 @@ plans, explains or estimates; a test runs it. Machines are measured by `profiler
 from tuner.backtest_api import backtest as backtest
 from tuner.backtest_api import backtest_serving as backtest_serving
 from tuner.compare.comparison import compare as compare
+from tuner.engines.megatron_lm.checkpoint import permute_checkpoint as permute_checkpoint
+from tuner.engines.megatron_lm.checkpoint import read_permutation as read_permutation
 from tuner.estimate_api import estimate as estimate
 from tuner.estimate_api import estimate_serving as estimate_serving
 from tuner.explain.explanation import explain as explain

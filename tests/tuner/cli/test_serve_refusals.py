@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.printed import unwrapped
 from tests.rows import each_row
 from tuner.cli.app import run
 
@@ -150,8 +151,8 @@ def test_a_question_without_a_good_answer_ends_with_1_and_says_what_binds(
 ) -> None:
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     assert run(["plan", str(write(**changes)), "-o", str(tmp_path / "out")]) == 1
-    first = capsys.readouterr().out.splitlines()[0]
-    assert first.startswith(f"no deployment meets the SLO: {binding}")
+    shown = unwrapped(capsys.readouterr().out)
+    assert f"\nno plan        no deployment meets the SLO: {binding}" in shown
     plan = json.loads((tmp_path / "out" / "plan.json").read_text())
     assert plan["decision"] is None
     assert plan["binding_constraint"].startswith(binding)

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, Final
 from profilers.files import open_regular
 from tuner.engines.placement.expert_names import Part, parse_name
 from tuner.errors import OutputError, SpecError
+from tuner.paths import AnyPath
 from tuner.spec.files import one_line, read_json_object, read_small_text, shown_path
 
 PIECE_BYTES: Final = 16_000_000
@@ -43,12 +44,13 @@ Permutation = Mapping[int, tuple[int, ...]]
 """By decoder layer: the old expert that becomes expert 0, 1, ..."""
 
 
-def read_permutation(path: Path) -> Permutation:
+def read_permutation(path: AnyPath) -> Permutation:
     """Read an emitted `expert_permutation.json`.
 
     Raises:
         SpecError: it is none, or a row is no permutation.
     """
+    path = Path(path)
     source = shown_path(path)
     try:
         record = json.loads(
@@ -63,7 +65,7 @@ def read_permutation(path: Path) -> Permutation:
     return permutation
 
 
-def permute_checkpoint(source: Path, target: Path, *, permutation: Permutation) -> None:
+def permute_checkpoint(source: AnyPath, target: AnyPath, *, permutation: Permutation) -> None:
     """Write a copy of the checkpoint with its experts renumbered.
 
     Args:
@@ -75,6 +77,7 @@ def permute_checkpoint(source: Path, target: Path, *, permutation: Permutation) 
         SpecError: the checkpoint cannot be renumbered; nothing is written.
         OutputError: the target exists or cannot be written.
     """
+    source, target = Path(source), Path(target)
     for layer, row in permutation.items():
         _check_row(layer, row)
     shards = [_read_shard(path) for path in sorted(source.glob("*.safetensors"))]
@@ -132,6 +135,7 @@ def _check_row(layer: int, row: tuple[int, ...]) -> None:
 
 
 def _read_shard(path: Path) -> _Shard:
+    path = Path(path)
     source = shown_path(path)
     try:
         with open_regular(path) as file:

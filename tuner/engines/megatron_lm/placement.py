@@ -49,7 +49,7 @@ _APPLY: Final = f'''\
 import sys
 from pathlib import Path
 
-from tuner.engines.megatron_lm.checkpoint import permute_checkpoint, read_permutation
+from tuner.api import permute_checkpoint, read_permutation
 from tuner.errors import TunerError
 
 if len(sys.argv) != 3:
