@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.printed import unwrapped
 from tuner.cli.plan_text import plan_text
 from tuner.costs.train.calibration import shipped
 from tuner.engines.megatron_lm.capabilities import MEGATRON_0_18
@@ -153,7 +154,7 @@ def test_where_nothing_is_likely_to_fit_the_plan_warns_and_offers_nodes_and_memo
     assert plan.no_roomier
     assert plan.preferred is None or plan.preferred.expected_step_s is None
     assert [one.limit for one in plan.relaxations] == ["nodes", "memory_per_device"]
-    warning = plan_text(plan, folder=Path("plan")).splitlines()[0]
+    warning = unwrapped(plan_text(plan, folder=Path("plan"))).splitlines()[0]
     for words in (
         "WARNING",
         "Every decision found is likely to run out",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.printed import unwrapped
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.config.words import short_decision
 from tuner.plans.train import Plan, Provenance
@@ -187,7 +188,7 @@ def wrong_words(plan: Plan) -> Iterator[str]:
         peak = predicted.peak_memory_bytes[at_risk.pipeline_rank]
         if plan.placement.stages[at_risk.pipeline_rank].pool != at_risk.pool:
             yield f"rank {at_risk.pipeline_rank} is not on {at_risk.pool}"
-    for said in (plan_text(plan, folder=Path("plan")), explanation(plan)):
+    for said in map(unwrapped, (plan_text(plan, folder=Path("plan")), explanation(plan))):
         for words in (format_ratio(chance), format_bytes(peak), warning):
             if words not in said:
                 yield f"{words} is not in {said}"
