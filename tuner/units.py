@@ -205,6 +205,11 @@ def format_count(count: float) -> str:
     return _scaled(count, {"": 1.0, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}).replace(" ", "")
 
 
+def format_counted(count: int, noun: str) -> str:
+    """Count things whose plural ends in s, e.g. `1 device`, `1,024 devices`."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def format_money(amount: float, currency: str | None) -> str:
     """Format an amount with its currency, such as `0.42 USD`; a bare number without one."""
     shown = f"{amount:,.0f}" if amount >= 10_000 else f"{amount:.4g}"

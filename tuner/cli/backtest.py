@@ -53,8 +53,8 @@ def command(
 
 def _serving(runs: Path, profiles: list[Path], *, as_json: bool) -> None:
     from tuner.api import backtest_serving
+    from tuner.cli.backtest_serving_text import serving_text
     from tuner.cli.progress import planning_progress
-    from tuner.cli.serving_text import serving_text
     from tuner.search.progress import PlanningEvent
 
     with planning_progress() as watch:

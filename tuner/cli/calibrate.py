@@ -59,8 +59,8 @@ def command(
 
 def _serving(profile: str, runs: Path, out: Path, *, as_json: bool) -> None:
     from tuner.calibrate.serving_stored import calibrate_serving
+    from tuner.cli.backtest_serving_text import calibration_text
     from tuner.cli.progress import planning_progress
-    from tuner.cli.serving_text import calibration_text
     from tuner.search.progress import PlanningEvent
 
     with planning_progress() as watch:

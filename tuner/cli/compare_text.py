@@ -3,36 +3,14 @@
 from collections.abc import Iterator
 from typing import Final
 
-from tuner.cli.explain_text import figure_text, signed_s
+from tuner.cli.explain_text import signed_s
+from tuner.cli.figures import FIGURES, figure_text
 from tuner.cli.text import columns, format_times
 from tuner.compare.comparison import ComparedPlan, Comparison
 from tuner.plans.breakdown import cause_words
 
 SHOWN_TERMS: Final = 6
 SHOWN_CHANGES: Final = 12
-
-_FIGURES: Final = {
-    "step_time_s": "step time",
-    "tokens_per_s": "tokens/s",
-    "fastest_step_time_s": "fastest step found",
-    "tokens_per_s_per_device": "tokens/s per device",
-    "peak_memory_bytes": "peak memory",
-    "mfu_ratio": "MFU",
-    "run_s": "whole run",
-    "run_cost": "cost of the run",
-    "num_devices": "devices",
-    "requests_per_s": "requests/s",
-    "goodput_per_device": "goodput per device",
-    "ttft_mean_s": "TTFT mean",
-    "ttft_p90_s": "TTFT P90",
-    "tpot_mean_s": "TPOT mean",
-    "tpot_p90_s": "TPOT P90",
-    "cost_per_hour": "cost per hour",
-    "cost_per_million_input_tokens": "cost per million input tokens",
-    "cost_per_million_output_tokens": "cost per million output tokens",
-    "busiest_rank_ratio": "load of the most-loaded ranks",
-}
-"""Names of figures (tuner/explain/outcomes.py) for people."""
 
 
 def comparison_text(comparison: Comparison) -> str:
@@ -74,7 +52,7 @@ def _rows(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     names = dict.fromkeys(name for plan in comparison.plans for name in plan.figures)
     for name in names:
         mark = " (objective)" if name == comparison.objective else ""
-        yield f"{_FIGURES.get(name, name)}{mark}", *(_cell(plan, name) for plan in comparison.plans)
+        yield f"{FIGURES.get(name, name)}{mark}", *(_cell(plan, name) for plan in comparison.plans)
 
 
 def _cell(plan: ComparedPlan, name: str) -> str:

@@ -134,14 +134,15 @@ def _memory_row(rank: RankMemory, *, is_peak: bool) -> tuple[object, ...]:
 
 
 def _verdict(estimate: Estimate) -> Iterator[str]:
-    limit, peak = (
-        format_bytes(estimate.memory_limit_bytes),
-        format_bytes(estimate.peak_memory_bytes),
+    where = (
+        f"pipeline rank {estimate.fullest_pipeline_rank} needs "
+        f"{format_bytes(estimate.peak_memory_bytes)}, "
+        f"{format_bytes(estimate.memory_limit_bytes)} may be used"
     )
-    where = f"pipeline rank {estimate.fullest_pipeline_rank} needs {peak}, {limit} may be used"
-    yield f"fits           {where}" if estimate.fits else f"DOES NOT FIT   {where}"
     if not estimate.fits:
+        yield from labelled("DOES NOT FIT", where)
         return
+    yield from labelled("fits", where)
     yield from labelled(
         "OOM risk",
         f"{format_ratio(estimate.out_of_memory_probability)} chance of running out of the "

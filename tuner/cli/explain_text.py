@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from typing import Final
 
+from tuner.cli.figures import FIGURES, figure_text
 from tuner.cli.text import asides, columns, format_times
 from tuner.explain.other_limits import IDLE
 from tuner.plans.breakdown import cause_words
 from tuner.plans.what_if import Outcome, Rival, WhatIf, Why
-from tuner.units import format_bytes, format_number, format_ratio, format_s
+from tuner.units import format_ratio, format_s
 
 SHOWN_TERMS: Final = 3
 SHOWN_CHANGES: Final = 4
@@ -22,22 +23,14 @@ _FIGURES: Final = {
     "num_devices": ("", " devices"),
     "cost_per_hour": ("cost ", " per hour"),
     "requests_per_s": ("", " requests/s"),
-    "ttft_p90_s": ("P90 TTFT ", ""),
-    "tpot_p90_s": ("P90 TPOT ", ""),
+    "ttft_p90_s": ("TTFT P90 ", ""),
+    "tpot_p90_s": ("TPOT P90 ", ""),
     "goodput_per_device": ("goodput ", " requests/s per device"),
     "busiest_rank_ratio": ("most-loaded ranks carry ", " of a layer's token copies"),
     "objective": ("objective ", ""),
 }
 """Printed figures, in this order: words before and after the number."""
 
-_OBJECTIVES: Final = {
-    "tokens_per_s": "tokens/s",
-    "num_devices": "devices",
-    "cost_per_hour": "cost",
-    "requests_per_s": "requests/s",
-    "goodput_per_device": "goodput",
-    "busiest_rank_ratio": "peak load",
-}
 _MORE_IS_BETTER: Final = frozenset({"tokens_per_s", "requests_per_s", "goodput_per_device"})
 
 
@@ -105,7 +98,7 @@ def _verdict(one: Outcome) -> str:
     if abs(one.gain_ratio) < NO_GAIN_RATIO:
         return "no change"
     grows = one.gain_ratio > 0 if one.objective in _MORE_IS_BETTER else one.gain_ratio < 0
-    name = _OBJECTIVES.get(one.objective, one.objective)
+    name = FIGURES.get(one.objective, one.objective)
     return f"{'+' if grows else '-'}{format_ratio(abs(one.gain_ratio))} {name}"
 
 
@@ -123,17 +116,6 @@ def _is_repeated(name: str, one: Outcome) -> bool:
         return False
     fastest_s, step_s = one.figures[name], one.figures["step_time_s"]
     return fastest_s >= step_s or format_s(fastest_s) == format_s(step_s)
-
-
-def figure_text(name: str, value: float) -> str:
-    """Write a figure by the unit in its name."""
-    if name.endswith("_s") and not name.endswith("_per_s"):
-        return format_s(value)
-    if name.endswith("_bytes"):
-        return format_bytes(value)
-    if name.endswith("_ratio"):
-        return format_ratio(value)
-    return format_number(value)
 
 
 def _details(one: Outcome) -> Iterator[str]:

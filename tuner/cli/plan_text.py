@@ -11,6 +11,7 @@ from tuner.config.equal_stages import equal_stages
 from tuner.config.train import TrainDecision
 from tuner.config.words import degrees, knobs, short_decision, short_layout, train_changes
 from tuner.faults.forecast import RunForecast
+from tuner.plans.proof import certificate_line, gap_words
 from tuner.plans.stage_placement import StagePlacement
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.memory_headroom import (
@@ -22,7 +23,6 @@ from tuner.report.memory_headroom import (
     trade_words,
 )
 from tuner.search.layout_groups import layout_of, variants_of, variants_words
-from tuner.search.reference.plan_profiled import certificate_line, gap_words
 from tuner.spec.accounting import (
     active_parameters,
     kv_bytes_per_token,

@@ -94,7 +94,7 @@ def _row(link: "Link", names: "Mapping[int, str]") -> tuple[object, ...]:
         "" if link.latency_s is None else format_s(link.latency_s),
         _rate(link.bytes_per_s),
         "" if fit is None else f"{format_s(fit.latency_s)} + {_rate(fit.bytes_per_s)}",
-        "" if fit is None else f"{format_ratio(fit.residual_ratio, digits=0)}",
+        "" if fit is None else format_ratio(fit.residual_ratio, digits=0),
         ""
         if fit is None
         else f"{format_bytes(fit.lines[0].smallest_bytes)} to {format_bytes(fit.largest_bytes)}",

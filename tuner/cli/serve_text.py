@@ -22,6 +22,7 @@ from tuner.spec.serving.goal import Percentiles
 from tuner.units import (
     format_bytes,
     format_count,
+    format_counted,
     format_money,
     format_number,
     format_ratio,
@@ -79,7 +80,8 @@ def _decision(plan: ServePlan) -> Iterator[str]:
     if decision is None:
         yield from labelled("no plan", f"no deployment meets the SLO: {plan.binding_constraint}")
         return
-    yield from labelled("plan", f"{decision.mode}, {_counted(decision.num_devices, 'device')}")
+    devices = format_counted(decision.num_devices, "device")
+    yield from labelled("plan", f"{decision.mode}, {devices}")
     for group in decision.instances:
         yield from labelled(group.role.value, group_text(group))
     for transfer in decision.handovers:
@@ -137,7 +139,7 @@ def _proof(plan: ServePlan) -> Iterator[str]:
 def group_text(group: Instances) -> str:
     """A group of identical instances: degrees, and the batch of a step."""
     return (
-        f"{group.count:,} x {_counted(group.devices, 'device')} on {group.pool}:"
+        f"{group.count:,} x {format_counted(group.devices, 'device')} on {group.pool}:"
         f" {group_degrees(group)}; {', '.join(group_steps(group))}"
     )
 
@@ -245,7 +247,8 @@ def _illegal(plan: ServePlan, *, most: int | None) -> Iterator[str]:
     rest = [] if most is None else reasons[most:]
     if rest:
         options = sum(count for _, count in rest)
-        yield f"  {options:>6,} for {_counted(len(rest), 'further reason')}, shown by --verbose"
+        left = format_counted(len(rest), "further reason")
+        yield f"  {options:>6,} for {left}, shown by --verbose"
 
 
 def _merged(counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
@@ -254,7 +257,7 @@ def _merged(counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     for reason in counts:
         by_pattern.setdefault(re.sub(r"\d+", "0", reason), []).append(reason)
     for first, *others in by_pattern.values():
-        more = f" ({_counted(len(others), 'more such reason')})" if others else ""
+        more = f" ({format_counted(len(others), 'more such reason')})" if others else ""
         yield f"{first}{more}", sum(counts[reason] for reason in (first, *others))
 
 
@@ -316,7 +319,3 @@ def _unlaunchable(plan: ServePlan, *, least_gain_ratio: float = 0.0) -> Iterator
             one.gain_ratio >= SHOWN_RATIO
         )
         yield f"{one.feature}{saved}"
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'s' * (count != 1)}"

@@ -17,7 +17,7 @@ from typing import Final
 
 from tuner.config.serve import Instances, PlannedKvTransfer, ServeDecision, ServeRouter
 from tuner.spec.serving.routers import RouterPolicy
-from tuner.units import format_bytes, format_ratio, format_s
+from tuner.units import format_bytes, format_counted, format_ratio, format_s
 
 DEGREES: Final = {
     "attention_tp": "TP",
@@ -51,15 +51,15 @@ def group_steps(group: Instances) -> Iterator[str]:
     """Say what the steps of an instance hold, and what differs from the engine's default."""
     if group.island:
         yield f"island {group.island}"
-    yield _counted(group.max_batch, "sequence")
+    yield format_counted(group.max_batch, "sequence")
     tokens = f"{group.max_batched_tokens:,} batched tokens per rank"
     yield f"{tokens}, chunked prefill" if group.chunked_prefill else tokens
     if group.draft_tokens:
-        yield _counted(group.draft_tokens, "draft token")
+        yield format_counted(group.draft_tokens, "draft token")
     if group.two_batch_overlap:
         yield "two-batch overlap"
     if group.redundant_experts:
-        yield _counted(group.redundant_experts, "redundant expert")
+        yield format_counted(group.redundant_experts, "redundant expert")
     if group.a2a_backend != "none":
         yield group.a2a_backend.replace("_", " ")
     if group.page_size is not None:
@@ -162,7 +162,3 @@ def router_words(router: ServeRouter) -> str:
     if router.decode_policy is not None:
         text += f"; decode {_POLICY[router.decode_policy]}"
     return text
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'s' * (count != 1)}"

@@ -12,6 +12,7 @@ from tuner.plans.place import (
     PlacePrediction,
     Verdict,
 )
+from tuner.plans.proof import gap_words
 from tuner.report.content import (
     Cell,
     Facts,
@@ -39,7 +40,6 @@ from tuner.report.place_figures import (
 )
 from tuner.report.provenance import provenance_section
 from tuner.spec.place import Objective
-from tuner.units import format_ratio
 from tuner.verify.placement_records import PlaceVerified
 
 
@@ -140,7 +140,7 @@ def _headline(
 def _proof(certificate: PlaceCertificate) -> str:
     if certificate.status == "optimal":
         return "Proven optimal under the model."
-    return f"The proven lower bound leaves a gap of {format_ratio(certificate.gap_ratio)}."
+    return f"Within {gap_words(certificate.gap_ratio)} of the proven lower bound."
 
 
 def _certificate(plan: PlacePlan) -> Iterator[tuple[str, Cell]]:

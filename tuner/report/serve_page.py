@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tuner.config.serve import ServeDecision
+from tuner.plans.proof import gap_words
 from tuner.plans.serve import ServeCertificate, ServePlan, ServePrediction
 from tuner.report.content import (
     Cell,
@@ -35,7 +36,7 @@ from tuner.report.serve_figures import (
     use_figure,
 )
 from tuner.report.serve_trials import serve_trials_section, verdict_words
-from tuner.units import format_ratio, format_s
+from tuner.units import format_s
 from tuner.verify.deployments.records import ServeVerified
 
 SAME_RATIO: Final = 1e-6
@@ -141,10 +142,7 @@ def _proof(certificate: ServeCertificate) -> str:
     counted = f"{space.priced:,} instance configurations were priced, {space.illegal:,} are illegal"
     if certificate.status == "optimal":
         return f"Instance counts proven optimal under the model: {counted}.{ties}"
-    return (
-        f"Not proven optimal: the bound leaves a gap of {format_ratio(certificate.gap_ratio)} under"
-        f" the model. {counted}.{ties}"
-    )
+    return f"Within {gap_words(certificate.gap_ratio)} of optimal under the model: {counted}.{ties}"
 
 
 def _headline(

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tuner.config.train import TrainDecision
+from tuner.plans.proof import gap_words, proof_words
 from tuner.plans.train import Plan, TrainPrediction
 from tuner.report.candidates import candidates_figure
 from tuner.report.content import (
@@ -43,7 +44,6 @@ from tuner.report.step_figures import (
 )
 from tuner.report.timeline import timeline_figure
 from tuner.report.trials import trials_section
-from tuner.search.reference.plan_profiled import gap_words, proof_words
 from tuner.spec.goal import TrainGoal
 from tuner.units import format_ratio, format_s
 from tuner.verify.records import TrialRecord, Verified

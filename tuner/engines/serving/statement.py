@@ -17,7 +17,7 @@ from tuner.engines.serving.shape import (
     transfer,
 )
 from tuner.plans.serve import PUBLISHED_MODES, Latency, VerifiedServing
-from tuner.units import format_number, format_ratio, format_s
+from tuner.units import format_counted, format_number, format_ratio, format_s
 
 
 def statement(verified: VerifiedServing) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ def brief_statement(verified: VerifiedServing) -> tuple[str, ...]:
     plan, decision = verified.plan, verified.decision
     return (
         f"Written by moetune {plan.provenance.moetune_version} for the model {plan.model.name}.",
-        f"{_several(decision.num_devices, 'device')}, mode {decision.mode}.",
+        f"{format_counted(decision.num_devices, 'device')}, mode {decision.mode}.",
         *_experiment(verified),
         *((f"NOT VERIFIED: {verified.waived}",) if verified.waived else ()),
         *((f"Measured: {verified.measured}",) if verified.measured else ()),
@@ -122,10 +122,10 @@ def group_notes(verified: VerifiedServing, shape: GroupShape) -> tuple[str, ...]
 def _line(shape: GroupShape) -> str:
     group = shape.group
     machines = "a machine" if shape.nodes == 1 else f"{shape.nodes} machines"
-    devices = _several(group.devices, "device")
+    devices = format_counted(group.devices, "device")
     requests, tokens = (
-        _several(group.max_batch, "request"),
-        _several(group.max_batched_tokens, "token"),
+        format_counted(group.max_batch, "request"),
+        format_counted(group.max_batched_tokens, "token"),
     )
     extras = "".join(f"; {extra}" for extra in _extras(group))
     layout = (
@@ -149,15 +149,11 @@ def _extras(group: Instances) -> Iterator[str]:
     if group.draft_tokens:
         yield f"{group.draft_tokens} tokens drafted per step"
     if group.redundant_experts:
-        yield f"{_several(group.redundant_experts, 'redundant expert')} per layer"
+        yield f"{format_counted(group.redundant_experts, 'redundant expert')} per layer"
     if group.two_batch_overlap:
         yield "two-batch overlap"
     if group.prefill_share_ratio is not None:
         yield f"{format_ratio(group.prefill_share_ratio, digits=0)} of the SMs for prefill"
-
-
-def _several(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _latency(name: str, latency: Latency, *, band: tuple[float, float]) -> str:

@@ -196,8 +196,7 @@ def _like_eplb(gain: float, eplb_gain: float | None, noise: float) -> str:
         return ""
     return (
         f"; no better or worse than EPLB's rule, which saves {_percent(eplb_gain)}, within the"
-        " noise of"
-        f" {_percent(noise)} between the two"
+        f" noise of {_percent(noise)} between the two"
     )
 
 

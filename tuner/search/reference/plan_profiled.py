@@ -4,7 +4,6 @@ What more memory would gain, what would fit if nothing fits, and what a missing 
 are searches of their own, never estimates.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -18,7 +17,7 @@ from tuner.costs.reference.operations import (
 from tuner.costs.reference.update import layer_units, update_cases
 from tuner.costs.reference.workload import Workload
 from tuner.engines.capabilities import Capabilities, launchable
-from tuner.plans.train import Alternative, Certificate, Plan, Provenance, Relaxation, Unlaunchable
+from tuner.plans.train import Alternative, Plan, Provenance, Relaxation, Unlaunchable
 from tuner.search.layout_groups import by_layout, layout_of, rows_of_layouts
 from tuner.search.reasons import (
     MULTIPLES,
@@ -35,7 +34,7 @@ from tuner.search.reference.loads import load_ratios
 from tuner.search.reference.predict import predict
 from tuner.search.reference.search import SearchResult, Settings, Solved, search
 from tuner.spec.spec import Spec
-from tuner.units import format_bytes, format_ratio
+from tuner.units import format_bytes
 
 UNLIMITED_BYTES = 2**50
 """More memory than any device has."""
@@ -289,44 +288,3 @@ def _with_extrapolated(provenance: Provenance, best: Solved) -> Provenance:
     priced = (*cases(calls), *update_cases(tuple(units), work, degrees))
     outside_profile = best.costs.machine.table.extrapolated(priced)
     return provenance.model_copy(update={"extrapolated": outside_profile})
-
-
-def certificate_line(certificate: Certificate) -> str:
-    """Say in one line what is proven."""
-    space = certificate.space
-    counted = (
-        f"{space.priced:,} priced, {space.bounded:,} proven worse by their bounds, "
-        f"{space.illegal:,} illegal"
-    )
-    if space.open:
-        counted += f", {space.open:,} neither solved nor ruled out"
-    proven = proof_words(certificate)
-    if certificate.decision_gap_ratio is not None:
-        proven = (
-            f"the fastest found is {proven}, the decision itself within "
-            f"{gap_words(certificate.decision_gap_ratio)}"
-        )
-    return f"{proven} ({counted})"
-
-
-def gap_words(gap_ratio: float) -> str:
-    """Say how far above the bound an objective is, rounded up, so that it is within what is said.
-
-    Args:
-        gap_ratio: share of the objective, as solvers state it; people read a share of the optimum.
-    """
-    if gap_ratio >= 1.0:
-        return "an unknown distance"
-    above = gap_ratio / (1.0 - gap_ratio)
-    return format_ratio(math.ceil(1000.0 * above - 1e-6) / 1000.0)
-
-
-def proof_words(certificate: Certificate) -> str:
-    """Say what is proven of the fastest decision, or of there being none."""
-    if certificate.status == "optimal":
-        return "proven optimal under the model"
-    if certificate.status == "feasible":
-        return f"within {gap_words(certificate.gap_ratio)} of optimal under the model"
-    if certificate.status == "unknown":
-        return "unknown: nothing was found, and not everything was ruled out"
-    return certificate.status

@@ -135,7 +135,7 @@ def cell_groups(
     activated: CountsOf = everywhere_uniform,
 ) -> Iterator[AfdUnit]:
     """Price every pair of sizes that memory allows and that keeps the target with one request."""
-    format_devices = {
+    activated_by_pool = {
         serving_pool.pool.name: activated(serving_pool) for serving_pool in serving_pools
     }
     of_experts = [
@@ -150,7 +150,7 @@ def cell_groups(
                 devices=devices,
                 machine=serving_pool.machine,
                 engine=engine,
-                activated=format_devices[serving_pool.pool.name],
+                activated=activated_by_pool[serving_pool.pool.name],
             ),
         )
         for tokens_M in [np.geomspace(1.0, float(LARGEST_SIDE * MOST_RUNNING), EXPERT_BATCHES)]

@@ -13,7 +13,6 @@ from tuner.plans.serve import PUBLISHED_MODES, ServeModeResult, ServeUnlaunchabl
 from tuner.search.serve.afd_unlaunched import AfdDeployment, describe_afd, size_afd
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.preference import (
-    format_devices,
     gain_ratio,
     held_back_reason,
     lost_by,
@@ -24,6 +23,7 @@ from tuner.search.serve.remote_prefill import length_thresholds
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, goal_spare
 from tuner.search.serve.to_plan import describe_missed, describe_solution, solution_refusals
 from tuner.spec.serving.goal import Mode
+from tuner.units import format_counted
 
 NO_AFD_RATE: Final = "the highest rate of AFD (attention-FFN disaggregation) is not solved for"
 
@@ -174,7 +174,7 @@ def unlaunchable_modes(
         refusals = solutions.refused[one.mode]
         if not refusals or one.missed:
             continue
-        beside = format_devices(one.devices) if best is None else lost_by(one, best, goal)
+        beside = format_counted(one.devices, "device") if best is None else lost_by(one, best, goal)
         gained = 0.0 if best is None else gain_ratio(_worth(one, problem), best, goal)
         guess = "" if one.mode in PUBLISHED_MODES else "; no published run backs this mode"
         lines.append(

@@ -25,6 +25,7 @@ from tuner.search.serve.solve_mode import (
     solve_instances,
 )
 from tuner.spec.serving.goal import ServeGoal
+from tuner.units import format_counted
 
 
 def rank_solutions(
@@ -118,7 +119,7 @@ def lost_by(other: ModeSolution, best: ModeSolution, goal: ServeGoal) -> str:
     if goal.objective == "rate":
         rates = [0.0 if one.rate_per_s is None else one.rate_per_s for one in (other, best)]
         return f"{rates[0]:.4g} requests/s, the chosen one serves {rates[1]:.4g}"
-    text = f"{format_devices(other.devices)}, the chosen one takes {best.devices}"
+    text = f"{format_counted(other.devices, 'device')}, the chosen one takes {best.devices}"
     if other.devices == best.devices:
         text = "as many devices as the chosen one"
     if goal.objective == "cost":
@@ -138,8 +139,3 @@ def held_back_reason(other: ModeSolution, best: ModeSolution, goal: ServeGoal) -
         f"; no published run backs {other.mode}, and where steps are as long as its band"
         " allows it takes no less: measure it before relying on it"
     )
-
-
-def format_devices(devices: int) -> str:
-    """Name a number of devices."""
-    return f"{devices} device{'s' * (devices != 1)}"

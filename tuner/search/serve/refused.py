@@ -16,10 +16,10 @@ from tuner.plans.serve import ServeUnlaunchable
 from tuner.search.serve.kv_transfers import kept_by
 from tuner.search.serve.most_rate import solve_goal
 from tuner.search.serve.options import ServingPool
-from tuner.search.serve.preference import format_devices, gain_ratio, lost_by, objective_value
+from tuner.search.serve.preference import gain_ratio, lost_by, objective_value
 from tuner.search.serve.solve_mode import ModeSolution, ServeProblem, restrict_problem
 from tuner.search.serve.to_plan import describe_solution, solution_refusals
-from tuner.units import format_ratio
+from tuner.units import format_counted, format_ratio
 
 LEAST_GAIN_RATIO: Final = 1e-6
 """Less is the solver's tolerance."""
@@ -70,8 +70,8 @@ def refused_afd_units(
     if broken and gain_ratio(objective_value(free, goal), own, goal) > LEAST_GAIN_RATIO:
         yield ServeUnlaunchable(
             feature=(
-                f"{describe_solution(free)}: {format_devices(free.devices)}, launched AFD units"
-                f" take {own.devices}; {broken[0]}"
+                f"{describe_solution(free)}: {format_counted(free.devices, 'device')}, launched"
+                f" AFD units take {own.devices}; {broken[0]}"
             ),
             gain_ratio=max(gain_ratio(objective_value(free, goal), best, goal), 0.0),
         )
@@ -113,7 +113,7 @@ def refused_vendors(
                 rule=_rule(rules[0]),
             )
             continue
-        takes = f"would serve the traffic on {format_devices(solution.devices)}"
+        takes = f"would serve the traffic on {format_counted(solution.devices, 'device')}"
         if best is not None:
             takes = lost_by(solution, best, goal)
         elif solution.price_per_hour:

@@ -166,13 +166,13 @@ def make_analytic_plan(
         begun_s = settings.clock()
         half = replace(settings, time_limit_s=settings.time_limit_s / 2.0)
         predict = partial(_predict_best, formatter)
-        solve_relaxations = relaxations(problem, half, predict=predict)
-        binding = ", ".join(one.limit for one in solve_relaxations)
+        limits_to_relax = relaxations(problem, half, predict=predict)
+        binding = ", ".join(one.limit for one in limits_to_relax)
         if binding == MEMORY_LIMIT:
             left = settings.since(begun_s)
-            solve_relaxations = (
+            limits_to_relax = (
                 *more_nodes(spec, priced_pool, settings=left, band=band),
-                *solve_relaxations,
+                *limits_to_relax,
             )
         not_known = what_is_not_known(certificate, time_limit_s=settings.time_limit_s)
         return Plan.model_validate(
@@ -182,7 +182,7 @@ def make_analytic_plan(
                 "predicted": None,
                 "binding_constraint": not_known or binding,
                 "alternatives": (),
-                "relaxations": solve_relaxations,
+                "relaxations": limits_to_relax,
             }
         )
     begun_s = settings.clock()

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from tuner.plans.proof import certificate_line
 from tuner.plans.train import Plan
-from tuner.search.reference.plan_profiled import certificate_line
 from tuner.units import format_ratio
 
 MakeCase = Callable[..., Any]

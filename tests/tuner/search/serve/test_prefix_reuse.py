@@ -120,8 +120,8 @@ def test_a_rank_of_a_closed_loop_gets_its_requests_whether_hits_were_counted_or_
     goal = read_serve_spec(path).goal
     demand = build_demand(goal, longest=32768)
     assert demand.cached_N is None
-    format_devices = with_hits(demand, PrefixHits(ratio=0.5, cached_N=np.full(160, 256)))
-    for one in (demand, format_devices):
+    counted = with_hits(demand, PrefixHits(ratio=0.5, cached_N=np.full(160, 256)))
+    for one in (demand, counted):
         found = sample_rank_requests(goal, one, count=40, every=4, most_tokens=1e6)
         assert len(found.input_R) == 40
         assert found.after_R is not None

@@ -14,9 +14,10 @@
 # learning rate. They belong to your program, which TRAIN names:
 #   TRAIN=train.py bash run.sh [arguments of the program]
 #
-# Start it once on every node. From the environment, each with a default:
-#   NNODES, NPROC_PER_NODE   how the devices are spread over nodes
-#   NODE_RANK                this node's number; else its line in hosts.txt, or SLURM_NODEID; needed on several nodes without either
+# Start it once on every node. From the environment:
+#   NNODES, NPROC_PER_NODE   how the devices are spread over nodes; by default as planned
+#   NODE_RANK                this node's number; by default its line in hosts.txt, or
+#                            SLURM_NODEID; needed on several nodes without either
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   TRAIN                    your training program; needed
 set -euo pipefail

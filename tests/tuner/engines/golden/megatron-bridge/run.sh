@@ -15,9 +15,10 @@
 # learning rate. The recipe has them; add overrides of your own after run.sh:
 #   bash run.sh train.train_iters=1000 optimizer.lr=1e-4 ...
 #
-# Start it once on every node. From the environment, each with a default:
-#   NNODES, NPROC_PER_NODE   how the devices are spread over nodes
-#   NODE_RANK                this node's number; else its line in hosts.txt, or SLURM_NODEID; needed on several nodes without either
+# Start it once on every node. From the environment:
+#   NNODES, NPROC_PER_NODE   how the devices are spread over nodes; by default as planned
+#   NODE_RANK                this node's number; by default its line in hosts.txt, or
+#                            SLURM_NODEID; needed on several nodes without either
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   RECIPE                   a recipe of megatron.bridge.recipes
 set -euo pipefail

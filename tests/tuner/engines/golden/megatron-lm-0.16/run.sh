@@ -13,9 +13,10 @@
 # learning rate, rope scaling, partial rotary, routed scaling factor. Add them after run.sh:
 #   bash run.sh --data-path ... --tokenizer-type ... --train-iters ... --lr ...
 #
-# Start it once on every node. From the environment, each with a default:
-#   NNODES, NPROC_PER_NODE   how the devices are spread over nodes
-#   NODE_RANK                this node's number; else its line in hosts.txt, or SLURM_NODEID; needed on several nodes without either
+# Start it once on every node. From the environment:
+#   NNODES, NPROC_PER_NODE   how the devices are spread over nodes; by default as planned
+#   NODE_RANK                this node's number; by default its line in hosts.txt, or
+#                            SLURM_NODEID; needed on several nodes without either
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   MEGATRON_LM              the folder of a Megatron-LM checkout; needed
 set -euo pipefail

@@ -7,9 +7,10 @@
 # By stage: 0-1: layers 16, recompute selective, chunks of each MoE layer 4.
 # With recomputation of moe.
 #
-# Start it once on every node. From the environment, each with a default:
-#   NNODES, NPROC_PER_NODE   how the devices are spread over nodes
-#   NODE_RANK                this node's number; else its line in hosts.txt, or SLURM_NODEID; needed on several nodes without either
+# Start it once on every node. From the environment:
+#   NNODES, NPROC_PER_NODE   how the devices are spread over nodes; by default as planned
+#   NODE_RANK                this node's number; by default its line in hosts.txt, or
+#                            SLURM_NODEID; needed on several nodes without either
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   PYTHON                   the interpreter
 #   CONFIG                   step.json (as verified) or train.json (learned routing)

@@ -14,9 +14,10 @@
 # learning rate. Add them after run.sh, in torchtitan's own form:
 #   bash run.sh --training.steps 1000 --hf_assets_path ... --optimizer.lr 1e-4
 #
-# Start it once on every node. From the environment, each with a default:
-#   NNODES, NPROC_PER_NODE   how the devices are spread over nodes
-#   NODE_RANK                this node's number; else its line in hosts.txt, or SLURM_NODEID; needed on several nodes without either
+# Start it once on every node. From the environment:
+#   NNODES, NPROC_PER_NODE   how the devices are spread over nodes; by default as planned
+#   NODE_RANK                this node's number; by default its line in hosts.txt, or
+#                            SLURM_NODEID; needed on several nodes without either
 #   MASTER_ADDR, MASTER_PORT the first node, and a free port there; several nodes need the name
 #   MODULE, CONFIG           your own module and its function, as torchtitan's
 #                            --module and --config take them
