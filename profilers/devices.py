@@ -3,6 +3,7 @@
 Covers CUDA devices and processors. One rank drives one accelerator.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,11 @@ CORE_CACHE: Final = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 LAST_CACHE: Final = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 USUAL_CORE_CACHE_BYTES: Final = 2**20
 USUAL_LAST_CACHE_BYTES: Final = 32 * 2**20
+
+CYCLES_PER_S: Final = 2e9
+"""No slower than the clock of any accelerator, so that it is held long enough."""
+QUEUED_RUNS: Final = 32
+"""CUDA queues 1,024 launches before the host waits; a run makes up to 30 of them."""
 
 GEMM_SIZE: Final = 48
 GEMMS: Final = 12
@@ -48,6 +54,14 @@ class DeviceClock:
     def page_faults(self) -> int:
         return 0
 
+    def hold(self, seconds: float) -> None:
+        if seconds > 0.0:
+            torch.cuda._sleep(int(seconds * CYCLES_PER_S))  # type: ignore[no-untyped-call]  # torch
+
+    @property
+    def most_queued(self) -> int:
+        return QUEUED_RUNS
+
 
 def pick_device(kind: str, *, local_rank: int) -> torch.device:
     """Choose and prepare the device of this rank; `kind` is auto, cpu or cuda.
@@ -70,7 +84,16 @@ def pick_device(kind: str, *, local_rank: int) -> torch.device:
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
+    _start_autograd(device)
     return device
+
+
+def _start_autograd(device: torch.device) -> None:
+    """Run one backward: the first GEMM of the thread that runs them warns of a missing context."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x = torch.ones(8, 8, device=device, requires_grad=True)
+        torch.autograd.grad((x @ x).sum(), x)
 
 
 def clock_of(device: torch.device) -> Clock:

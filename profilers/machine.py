@@ -6,6 +6,7 @@ measurement. On a processor the memory of a "device" is the rank's share of the 
 
 import os
 import platform
+import re
 import shutil
 import socket
 import subprocess
@@ -102,7 +103,9 @@ def _clocks(device_kind: str) -> dict[str, float]:
 
 
 def _topology() -> str:
-    return "\n".join(line.rstrip() for line in _nvidia_smi("topo", "-m").splitlines())
+    # Its header is underlined, also where nobody looks.
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", _nvidia_smi("topo", "-m"))
+    return "\n".join(line.rstrip() for line in plain.splitlines())
 
 
 def _query(*arguments: str) -> str:

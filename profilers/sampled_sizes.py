@@ -2,7 +2,9 @@
 
 A line is a series, or one part of it where only some axes are sizes: messages of one group shape,
 tokens of one page format. Sizes are drawn log-uniformly between the smallest and the largest
-measured one of their line, so that all octaves count equally; they need not be round numbers.
+measured one of their line, so that all octaves count equally. Numbers of tokens need not be round.
+Widths are multiples of what the measured ones have in common, as those of models are: an H200 takes
+7 times longer for a bf16 GEMM whose widths are no multiples of 8, and has no grouped one for them.
 
 Constraints that keep the operation the same: token copies come in pairs, rotated widths
 are even, head sizes are multiples of 8 (other ones have no flash kernel), numbers of query and
@@ -40,6 +42,9 @@ MULTIPLES: Final[Mapping[tuple[str, str], int]] = {
 }
 """(kind, axis) to what a size is a multiple of."""
 
+WIDTHS: Final = frozenset({"n", "k", "hidden", "ffn", "width"})
+"""Axes that a model's architecture states."""
+
 Line = tuple[str, str, tuple[tuple[str, int], ...]]
 
 
@@ -73,6 +78,8 @@ def drawn(line: Sequence[Case], *, rng: np.random.Generator) -> Case:
     for axis in SIZES[first.operation]:
         measured = [case.axes[axis] for case in line]
         multiple = MULTIPLES.get((first.kind, axis), 1)
+        if axis in WIDTHS:
+            multiple = math.lcm(multiple, math.gcd(*measured))
         axes[axis] = _between(min(measured), max(measured), multiple=multiple, rng=rng)
     if first.operation == "grouped_gemm":
         most = max(case.axes["largest"] for case in line)

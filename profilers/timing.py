@@ -3,6 +3,9 @@
 A repeat is the time between two marks of a `Clock`. A processor's marks are readings of a monotonic
 counter; an accelerator's are events in its stream, read only once the whole batch of repeats is
 queued, so waiting for the device never enters a repeat. Short runs are looped inside one repeat.
+The accelerator is held (`Clock.hold`) while the host queues a repeat: a backward takes the host 100
+to 300 us, and kernels that are shorter would be timed as what the host needs to start them (an
+H200: 31 us instead of 2 for a small GEMM). In a step the host runs ahead of the device.
 
 On an accelerator that is all (`noise.policy.QUIET`). On a processor the policy may ask for more:
 
@@ -34,7 +37,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from profilers.clock import Clock
+from profilers.clock import MAX_LOOPS, Clock
 from profilers.noise.policy import QUIET, NoisePolicy
 from profilers.team import AllReduceMax
 
@@ -58,7 +61,10 @@ UNSETTLED = 1.0
 LONG_S = 5e-3
 """A longer run averages over short disturbances by itself, and a few repeats are enough."""
 MAX_WARMUPS = 3
-MAX_LOOPS = 1000
+HOLD_RATIO = 2.0
+"""An accelerator is held so many times longer than the host took to queue the run before..."""
+MAX_HOLD_S = 0.02
+"""...but no longer."""
 
 
 class PeerFailedError(Exception):
@@ -136,23 +142,28 @@ def measure_fresh(
     """
     start_s = clock.now_s()
     most_warm_s = LONG_S if long_repeats and not noise.shares_cores else math.inf
-    warm_s, whole_s = _warm_up(fresh, clock=clock, noise=noise, most_s=most_warm_s)
+    warm_s, whole_s, queued_s = _warm_up(fresh, clock=clock, noise=noise, most_s=most_warm_s)
     if warm_s >= most_warm_s:
         min_repeats = long_repeats
     short_s = LOOPED_S if noise.cools_caches else SHORT_S
+    max_loops = min(max_loops, clock.most_queued)
     loops = min(max_loops, loops_per_repeat(warm_s, short_s=short_s, repeat_s=noise.repeat_s))
     if noise.shares_cores:
         # Preparing a run can take far longer than the run.
         loops = max(1, min(loops, int(budget_s / min_repeats / max(whole_s, warm_s, 1e-9))))
     elif noise.cools_caches and loops > 1:
         # The first runs found neither their code nor all operands in the caches.
-        (looped,) = _repeats(fresh, clock=clock, count=1, loops=loops)
+        (looped,) = _repeats(fresh, clock=clock, count=1, loops=loops, queued_s=queued_s)
         looped_s, _ = in_step(noise.all_reduce_max, (looped.seconds, 0.0))
         loops = min(max_loops, loops_per_repeat(min(warm_s, looped_s), short_s=short_s))
     repeats: list[_Repeat] = []
     while len(repeats) < max_repeats:
         count = noise.batch(min(min_repeats, max_repeats - len(repeats)))
-        repeats += _repeats(fresh, clock=clock, count=count, loops=loops, noise=noise)
+        repeats += _repeats(
+            fresh, clock=clock, count=count, loops=loops, queued_s=queued_s, noise=noise
+        )
+        # One that waits for the device, as `.item()` does, takes as long as it is held.
+        queued_s = min(queued_s, *(repeat.queued_s for repeat in repeats))
         counting_s = _counting_s(repeats)
         spread = min(spread_of_median(counting_s), UNSETTLED)
         if len(counting_s) < settled_repeats:
@@ -193,17 +204,21 @@ def spread_of_median(times_s: Sequence[float]) -> float:
 
 def _warm_up(
     fresh: Callable[[], Callable[[], object]], *, clock: Clock, noise: NoisePolicy, most_s: float
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
     """Run until two runs in a row are within a factor 2; the last one's seconds.
 
-    Then also its seconds including its preparation. One run of at least `most_s` is enough.
+    Then also its seconds including its preparation, and the fewest that the host took to queue one.
+    One run of at least `most_s` is enough.
     """
+    queued_s = 0.0
 
     def once() -> tuple[float, float]:
+        nonlocal queued_s
         start_s = clock.now_s()
-        (run,) = _repeats(fresh, clock=clock, count=1, loops=1)
+        (run,) = _repeats(fresh, clock=clock, count=1, loops=1, queued_s=queued_s)
         if run.waited_for_pages:
-            (run,) = _repeats(fresh, clock=clock, count=1, loops=1)
+            (run,) = _repeats(fresh, clock=clock, count=1, loops=1, queued_s=queued_s)
+        queued_s = min(queued_s or run.queued_s, run.queued_s)
         return in_step(noise.all_reduce_max, (run.seconds, clock.now_s() - start_s))
 
     last_s, whole_s = once()
@@ -215,13 +230,15 @@ def _warm_up(
         last_s = now_s
         if is_steady:
             break
-    return last_s, whole_s
+    return last_s, whole_s, queued_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Repeat:
     seconds: float
     """Of one run."""
+    queued_s: float
+    """What the host took to queue one run."""
     waited_for_pages: bool
 
 
@@ -242,29 +259,34 @@ def _repeats(
     clock: Clock,
     count: int,
     loops: int,
+    queued_s: float,
     noise: NoisePolicy = QUIET,
 ) -> tuple[_Repeat, ...]:
-    """Repeat, and take out what a sentinel saw.
+    """Repeat, and take out what a sentinel saw; the host is expected to queue a run in `queued_s`.
 
     With a sentinel repeats come one by one, as it also judges by its last readings.
     """
-    pairs, mapped, readings_s = [], [], []
+    pairs, mapped, readings_s, queues_s = [], [], [], []
     for _ in range(count):
         runs = [fresh() for _ in range(loops)]
         before_s = noise.read_s()
         faults = clock.page_faults()
+        clock.hold(min(HOLD_RATIO * queued_s * loops, MAX_HOLD_S))
+        begin_s = clock.now_s()
         first = clock.mark()
         for run in runs:
             run()
         pairs.append((first, clock.mark()))
+        queues_s.append((clock.now_s() - begin_s) / loops)
         mapped.append(clock.page_faults() - faults)
         readings_s.append((before_s, noise.read_s()))
     return tuple(
         _Repeat(
             seconds=lasted_s / noise.slowdown(*readings, lasted_s=lasted_s) / loops,
+            queued_s=queue_s,
             waited_for_pages=pages * PAGE_S > PAGES_RATIO * lasted_s,
         )
-        for lasted_s, pages, readings in zip(
-            clock.between_s(pairs), mapped, readings_s, strict=True
+        for lasted_s, pages, readings, queue_s in zip(
+            clock.between_s(pairs), mapped, readings_s, queues_s, strict=True
         )
     )

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from profilers.benchmark import Benchmark, Setting
-from profilers.clock import Clock
+from profilers.clock import MAX_LOOPS, Clock
 from profilers.devices import is_out_of_memory
 from profilers.links import hierarchical
 from profilers.links.arrival_skew import ArrivalSkewBenchmark
@@ -137,6 +137,13 @@ class TeamClock:
         slowest_s = self._team.slowest_s(self._clock.between_s(pairs))
         self._spent_s += sum(slowest_s)
         return slowest_s
+
+    def hold(self, seconds: float) -> None:
+        """Nothing: every repeat begins when the slowest rank has queued it."""
+
+    @property
+    def most_queued(self) -> int:
+        return MAX_LOOPS
 
     def page_faults(self) -> int:
         """Always 0: ranks that left out different repeats would not repeat equally often."""

@@ -34,7 +34,10 @@ class Attention(nn.Module):
             ("v", model.num_kv_heads),
         ):
             full = normal(
-                f"{name}.{part}", (heads * model.head_dim, model.hidden_size), seed=config.seed
+                f"{name}.{part}",
+                (heads * model.head_dim, model.hidden_size),
+                seed=config.seed,
+                device=layout.device,
             )
             parts.append(shard(full, axis=0, rank=layout.tensor_rank, ranks=ranks))
         self.qkv = parameter(torch.cat(parts), layout.device)
@@ -42,6 +45,7 @@ class Attention(nn.Module):
             f"{name}.output",
             (model.hidden_size, model.num_heads * model.head_dim),
             seed=config.seed,
+            device=layout.device,
             gain=(2 * len(model.layers)) ** -0.5,
         )
         self.output = parameter(

@@ -22,7 +22,7 @@ class FeedForward(nn.Module):
         self._group = layout.tensor_group
         halves = [
             shard(
-                normal(f"{name}.{half}", (width, hidden), seed=config.seed),
+                normal(f"{name}.{half}", (width, hidden), seed=config.seed, device=layout.device),
                 axis=0,
                 rank=rank,
                 ranks=ranks,
@@ -31,7 +31,9 @@ class FeedForward(nn.Module):
         ]
         self.gate_up = parameter(torch.cat(halves), layout.device)
         gain = (2 * len(config.model.layers)) ** -0.5
-        full = normal(f"{name}.down", (hidden, width), seed=config.seed, gain=gain)
+        full = normal(
+            f"{name}.down", (hidden, width), seed=config.seed, device=layout.device, gain=gain
+        )
         self.down = parameter(shard(full, axis=1, rank=rank, ranks=ranks), layout.device)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -105,13 +105,15 @@ class StageModel(nn.Module):
         table = (model.vocab_size, model.hidden_size)
         is_last = stage == len(stages) - 1
         self.embedding = (
-            parameter(normal("embedding", table, seed=config.seed), layout.device)
+            parameter(
+                normal("embedding", table, seed=config.seed, device=layout.device), layout.device
+            )
             if stage == 0
             else None
         )
         self.norm = Norm(config, layout) if is_last else None
         self.head = (
-            parameter(normal("head", table, seed=config.seed), layout.device)
+            parameter(normal("head", table, seed=config.seed, device=layout.device), layout.device)
             if is_last and not model.tie_embeddings
             else None
         )

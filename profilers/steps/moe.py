@@ -86,9 +86,15 @@ class RoutedExperts(nn.Module):
         gate_up, down = [], []
         for expert in range(layout.expert_rank * local, (layout.expert_rank + 1) * local):
             shape = (2 * model.moe_ffn_size, model.hidden_size)
-            gate_up.append(normal(f"{name}.{expert}.gate_up", shape, seed=config.seed))
+            gate_up.append(
+                normal(f"{name}.{expert}.gate_up", shape, seed=config.seed, device=layout.device)
+            )
             gated = normal(
-                f"{name}.{expert}.down", (shape[1], shape[0] // 2), seed=config.seed, gain=gain
+                f"{name}.{expert}.down",
+                (shape[1], shape[0] // 2),
+                seed=config.seed,
+                device=layout.device,
+                gain=gain,
             )
             down.append(gated)
         self.gate_up = parameter(torch.stack(gate_up), layout.device)

@@ -37,7 +37,9 @@ class Router(nn.Module):
     ) -> None:
         super().__init__()
         shape = (config.model.num_experts, config.model.hidden_size)
-        self.weight = parameter(normal(name, shape, seed=config.seed), layout.device)
+        self.weight = parameter(
+            normal(name, shape, seed=config.seed, device=layout.device), layout.device
+        )
         self.register_buffer("bias", torch.zeros(shape[0], device=layout.device), persistent=False)
         self._config = config
         self._group = layout.tensor_group

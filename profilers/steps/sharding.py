@@ -109,5 +109,7 @@ def _held_by_fsdp(module: nn.Module) -> Iterator[Any]:
     for part in module.modules():
         if isinstance(part, FSDPModule):
             state = part._get_fsdp_state()
-            for group in state._fsdp_param_groups:
-                yield from group.fsdp_params
+            groups = getattr(state, "_fsdp_param_groups", None)
+            # torch 2.11 has one, or none.
+            for group in [state._fsdp_param_group] if groups is None else groups:
+                yield from group.fsdp_params if group else ()

@@ -65,3 +65,9 @@ def test_messages_are_drawn_within_their_group_and_failures_are_no_sizes() -> No
 @each_row("operation", sorted(SIZES))
 def test_sizes_are_axes(operation: str) -> None:
     assert set(SIZES[operation]) <= set(AXES[operation])
+
+
+def test_widths_are_aligned_as_the_measured_ones_are() -> None:
+    rng = np.random.default_rng(0)
+    line = [gemm_case(64, n=n, k=k) for n, k in ((512, 2048), (8192, 512), (50304, 2048))]
+    assert all(drawn(line, rng=rng).axes[axis] % 128 == 0 for axis in "nk" for _ in range(50))

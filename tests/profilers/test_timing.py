@@ -369,3 +369,21 @@ def test_a_failing_peer_ends_a_measurement_in_lockstep() -> None:
             budget_s=1.0,
             noise=NoisePolicy(all_reduce_max=lambda own: (own[0], math.inf)),
         )
+
+
+def test_a_device_is_held_twice_as_long_as_the_host_takes_to_queue_a_repeat() -> None:
+    clock = FakeClock()
+    times_s = measure(task(clock, 0.002), clock=clock, budget_s=10.0)
+    first, *held_s = clock.held_s
+    assert first == 0.0
+    assert held_s == pytest.approx([0.004] * (len(times_s) + 1))
+
+
+def test_what_waits_for_the_device_is_not_held_ever_longer() -> None:
+    clock = FakeClock()
+
+    def run() -> None:
+        clock.advance(0.002 + clock.held_s[-1])
+
+    measure(run, clock=clock, budget_s=10.0)
+    assert max(clock.held_s) == pytest.approx(0.004)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from profilers.clock import HostClock
+from profilers.clock import MAX_LOOPS, HostClock
 from profilers.records import (
     Case,
     Machine,
@@ -28,6 +28,7 @@ class FakeClock:
         self._now_s = 0.0
         self.pages = 0
         """Mapped by now."""
+        self.held_s: list[float] = []
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
@@ -48,6 +49,13 @@ class FakeClock:
 
     def page_faults(self) -> int:
         return self.pages
+
+    def hold(self, seconds: float) -> None:
+        self.held_s.append(seconds)
+
+    @property
+    def most_queued(self) -> int:
+        return MAX_LOOPS
 
 
 def fake_machine(*, world: int = 1, device: str = "Fake 9000") -> Machine:

@@ -36,6 +36,10 @@ HELD_OUT = [PROFILES / f"epyc-held-out-{number}" for number in (1, 2, 3, 4)]
 each core for most of the time, and trials of one layout differed by more than the best ones among
 each other. The last is also the only one whose short runs were looped (profilers/timing.py)."""
 
+ACCELERATOR = sorted(PROFILES.glob("h200-*"))
+"""Profile and trials of NVIDIA H200s, one rank: the reference step of two models, one of which has
+sizes that the profile was not asked for."""
+
 NOTHING_FITTED = Residual(
     engine="reference",
     release="",
@@ -106,6 +110,20 @@ def test_one_of_the_model_s_first_three_is_about_as_fast_as_the_measured_best(fo
     found = (shipped.computation, shipped.communication)
     first_three = sorted(trials, key=lambda trial: corrected_step_s(trial, found))[:3]
     assert min(_measured_s(trial) for trial in first_three) <= 1.10 * best_s
+
+
+@each_row("folder", ACCELERATOR)
+def test_an_accelerator_is_predicted_within_10_percent_from_the_profile_alone(folder: Path) -> None:
+    trials = predicted_again(folder)
+    assert len(trials) >= 2
+    assert max(_ape(trial.predicted_step_s, trial) for trial in trials) <= 0.10
+    by_prediction = sorted(trials, key=lambda trial: trial.predicted_step_s)
+    assert by_prediction == sorted(trials, key=_measured_s)
+    for trial in trials:
+        if not trial.reason:
+            assert trial.measured_activation_bytes == pytest.approx(
+                trial.predicted_activation_bytes, rel=1e-5
+            )
 
 
 @each_row("name", ["epyc-2-ranks", "epyc-held-out-4"])
