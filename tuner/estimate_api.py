@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tuner.estimate.records import Estimate
 from tuner.estimate.serving.records import ServingEstimate
-from tuner.goals.serve import price_serving_pool
-from tuner.goals.train import measured_profile
+from tuner.goals.serve_plan import price_serving_pool
+from tuner.goals.train_plan import measured_profile
 from tuner.paths import AnyPath, to_paths
 from tuner.spec.read import read_spec
 from tuner.spec.serving.read import read_serve_spec

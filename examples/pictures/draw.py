@@ -4,13 +4,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.goals.train_folder import plan_kind
+from tuner.goals.registry import goal_of_folder
 from tuner.report.content import Figure, Report, Section
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import picture
 from tuner.report.plotly_script import plotly_script
-from tuner.report.read import build_report
-from tuner.report_api import replay_deployment
 
 SHOWN = {
     "train": ("timeline", "candidates"),
@@ -25,9 +23,9 @@ WIDTH = 900
 
 def main(folder: Path, out: Path) -> None:
     """Draw one plan's picture."""
-    kind = plan_kind(folder) or ""
-    report = build_report(folder, replay=replay_deployment(folder) if kind == "serve" else None)
-    page = page_html(_short(report, SHOWN[kind]), own_assets(plotly_script()))
+    goal = goal_of_folder(folder)
+    report = goal.report(folder, replay=goal.replay(folder))
+    page = page_html(_short(report, SHOWN[goal.kind]), own_assets(plotly_script()))
     out.write_bytes(picture(page, width=WIDTH))
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.goals.serve import price_serving_pool
+from tuner.goals.serve_plan import price_serving_pool
 from tuner.search.serve.routed_simulation import policy_of
 from tuner.search.serve.routers import router_choices
 from tuner.search.serve.solve_mode import (

@@ -1,9 +1,9 @@
 """Placements under the dispatch rules of runtimes: `python tests/benchmarks/placement_dispatch.py`.
 
-Each case plans with `tuner.goals.place.place`, as `moetune plan` does, from some recorded passes,
-and evaluates on hold-out passes: the plan for an even split (`even plan`), EPLB's placement of the
-same loads (`eplb`), the plan for the rule `static` (`static plan`), and the plan of a spec that
-states no dispatch, for SGLang with DeepEP (`best plan`). Two more show what is reachable: the
+Each case plans with `tuner.goals.place_plan.place`, as `moetune plan` does, from some recorded
+passes, and evaluates on hold-out passes: the plan for an even split (`even plan`), EPLB's placement
+of the same loads (`eplb`), the plan for the rule `static` (`static plan`), and the plan of a spec
+that states no dispatch, for SGLang with DeepEP (`best plan`). Two more show what is reachable: the
 *floor* is an even split of `even plan`, without dispatch randomness: what remains is the difference
 between fit and hold-out passes. `static oracle` and `near oracle` are the same searches on the
 hold-out passes themselves: what remains there cannot be removed by longer recordings. They are
@@ -73,7 +73,7 @@ from tests.benchmarks.dispatch_results import (
 from tests.benchmarks.sglang_expert_location import ExpertLocation, expert_location_file
 from tests.solvers.placement.balance.testing import families
 from tests.solvers.placement.dispatch.testing import sampled_loads
-from tuner.goals.place import place
+from tuner.goals.place_plan import place
 from tuner.search.place.candidates import eplb_baseline
 from tuner.search.place.evaluation import whole_tokens
 from tuner.search.place.evidence import WorkloadEvidence, split_recordings

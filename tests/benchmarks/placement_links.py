@@ -32,7 +32,7 @@ import numpy as np
 from profilers.routing.recording import Floats, Recording
 from profilers.routing.store import read_recording
 from tuner.config.place import PlaceDecision
-from tuner.goals.place import place
+from tuner.goals.place_plan import place
 from tuner.plans.place import LinkFacts, PlacePlan
 from tuner.spec.place import Objective, Traffic
 

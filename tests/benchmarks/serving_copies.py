@@ -26,7 +26,7 @@ from unittest.mock import patch
 from tuner.config.serve_words import group_degrees
 from tuner.devices.datasheet import Vendor
 from tuner.engines import serve_capabilities as registry
-from tuner.goals.serve import deploy
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 
 MODEL: Final = Path(__file__).parents[2] / "examples" / "models" / "deepseek-v3"

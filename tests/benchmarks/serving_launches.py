@@ -22,7 +22,7 @@ from tuner.errors import TunerError
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
 from tuner.estimate.serving.records import ServingEstimate
 from tuner.estimate.serving.registry import read_serving_text
-from tuner.goals.serve import price_serving_pool
+from tuner.goals.serve_plan import price_serving_pool
 from tuner.spec.serving.read import read_serve_spec
 
 DATA = Path(__file__).with_name("data") / "serving_launches.json"

@@ -35,7 +35,7 @@ from tuner.devices.catalogue import find_device
 from tuner.engines.serve_capabilities import releases_by_pool
 from tuner.engines.serve_rules.steps import cache_kind
 from tuner.engines.serve_rules.vendor_pairs import connector_between, vendor_refusals
-from tuner.goals.serve import price_serving_pool
+from tuner.goals.serve_plan import price_serving_pool
 from tuner.search.serve.islands import island_layouts
 from tuner.search.serve.options import Option
 from tuner.search.serve.program import build_program, solve_program

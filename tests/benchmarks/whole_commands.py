@@ -51,7 +51,7 @@ OTHERS = (
 
 MODULES = ", ".join(
     (
-        *("tuner.cli.plan_train", "tuner.goals.train", "tuner.goals.train_folder"),
+        *("tuner.cli.plan_train", "tuner.goals.train_plan", "tuner.goals.train_folder"),
         "tuner.search.train.plan_train",
     )
 )
@@ -69,7 +69,7 @@ def specs(folder: Path, *, every: bool) -> dict[str, Path]:
 
 ALONE = """
 import sys
-from tuner.goals.train import plan_training
+from tuner.goals.train_plan import plan_training
 plan_training(sys.argv[1], with_unlaunchable=False)
 """
 

@@ -51,7 +51,7 @@ from tuner.costs.train.step import price_step
 from tuner.engines.capabilities import launchable
 from tuner.engines.serve_capabilities import release_on
 from tuner.errors import OutsideProfileError
-from tuner.goals.serve import price_serving_pool as site_of_server
+from tuner.goals.serve_plan import price_serving_pool as site_of_server
 from tuner.search.reference.decisions import degrees_of
 from tuner.search.reference.decisions import options_of as stage_options_of
 from tuner.search.reference.layer_costs import CandidateCosts, Machine, layout_problem

@@ -1,7 +1,7 @@
 from pathlib import Path
 from typing import Any
 
-from tuner.goals.train import plan_training
+from tuner.goals.train_plan import plan_training
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 SPEC = """\

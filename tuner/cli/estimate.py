@@ -5,8 +5,6 @@ from typing import Annotated
 
 import typer
 
-from tuner.cli.text import print_exact, print_text
-
 
 def command(
     spec: Annotated[
@@ -62,37 +60,17 @@ def command(
 
     Step time or latency, memory, and the smallest changes that make it better.
     """
-    from tuner.api import estimate
-    from tuner.cli.estimate_serve import estimate_serving
-    from tuner.cli.estimate_text import estimate_text
-    from tuner.cli.progress import planning_progress
-    from tuner.search.progress import PlanningEvent
+    from tuner.cli.goals import EstimateOptions, screens_of
     from tuner.spec.kind import goal_kind
 
-    if goal_kind(spec) == "serve":
-        estimate_serving(
-            spec,
-            launch=launch,
-            format_name=format_name,
-            profiles=tuple(profile or ()),
-            pool=pool,
-            instances=instances,
-            role=role,
-            as_json=as_json,
-        )
-        return
-    with planning_progress() as watch:
-        watch(PlanningEvent(stage="pricing", text="the launch, and changes of one thing"))
-        result = estimate(
-            spec,
-            launch=launch,
-            format_name=format_name,
-            profiles=tuple(profile or ()),
-            calibrated=not uncalibrated,
-        )
-    if as_json:
-        print_exact(result.model_dump_json(indent=2))
-    else:
-        print_text(estimate_text(result))
-    if not result.fits:
-        raise typer.Exit(1)
+    chosen = EstimateOptions(
+        launch=launch,
+        format_name=format_name,
+        profiles=tuple(profile or ()),
+        calibrated=not uncalibrated,
+        pool=pool,
+        instances=instances,
+        role=role,
+        as_json=as_json,
+    )
+    screens_of(goal_kind(spec)).estimate(spec, chosen)

@@ -1,14 +1,11 @@
 """`moetune explain`: why this plan was chosen, and what would change it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from tuner.cli import options
-
-if TYPE_CHECKING:
-    from tuner.explain.goals import Explained
 from tuner.cli.text import print_exact, print_text
 
 
@@ -40,8 +37,10 @@ def command(
     Each what-if is solved again from the copies that the plan keeps of its inputs.
     """
     from tuner.api import explain, parse_changes
+    from tuner.cli.goals import screens_of
     from tuner.cli.options import seconds
     from tuner.cli.progress import planning_progress
+    from tuner.goals.registry import goal_of
 
     limit_s = seconds(time_limit, option="--time-limit")
     changes = None if not what_if else () if what_if == "none" else parse_changes(what_if)
@@ -57,26 +56,8 @@ def command(
     if as_json:
         print_exact(explained.model_dump_json(indent=2))
     else:
-        print_text(_text(explained, folder=plan, verbose=verbose))
+        print_text(
+            screens_of(goal_of(explained).kind).explanation(explained, folder=plan, verbose=verbose)
+        )
     if explained.decision is None:
         raise typer.Exit(1)
-
-
-def _text(explained: "Explained", *, folder: Path, verbose: bool) -> str:
-    from tuner.cli.explain_text import why_lines
-    from tuner.cli.place_text import place_explanation
-    from tuner.cli.plan_text import explanation
-    from tuner.cli.serve_text import serve_explanation
-    from tuner.cli.verify_text import verdict_text
-    from tuner.goals.train_folder import read_verified
-    from tuner.plans.place import PlacePlan
-    from tuner.plans.serve import ServePlan
-
-    why = why_lines(explained.why, verbose=verbose)
-    if isinstance(explained, ServePlan):
-        return "\n".join((serve_explanation(explained, verbose=verbose), *why))
-    if isinstance(explained, PlacePlan):
-        return "\n".join((place_explanation(explained, verbose=verbose), *why))
-    verified = read_verified(folder)
-    trials = () if verified is None else ("", verdict_text(verified))
-    return "\n".join((explanation(explained, verbose=verbose), *why, *trials))

@@ -25,7 +25,7 @@ FIGURES: Final = {
     "cost_per_million_output_tokens": "cost per million output tokens",
     "busiest_rank_ratio": "load of the most-loaded ranks",
 }
-"""Names of the figures that plans are compared by (tuner/explain/goal.py)."""
+"""Names of the figures that plans are compared by (tuner/goals/goal.py)."""
 
 
 def figure_text(name: str, value: float) -> str:

@@ -13,7 +13,7 @@ from tuner.cli.text import print_exact, print_stderr, print_text
 from tuner.errors import SpecError, TunerError
 
 if TYPE_CHECKING:
-    from tuner.draft.spec_fields import Goal
+    from tuner.draft.draft import Draft
 
 
 def command(
@@ -49,7 +49,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the spec as JSON too.")] = False,
 ) -> None:
     """Write a spec from a few prompts; every prompt is also a flag."""
-    from tuner.draft.spec_fields import checked_goal
+    from tuner.cli.goals import checked_goal, screens_of
     from tuner.draft.spec_file import draft_spec, fill_values
     from tuner.output import write_files
     from tuner.spec.spec_file import read_spec_keys
@@ -58,10 +58,10 @@ def command(
         raise TunerError(f"{out} exists already; add --force to replace it, or choose another -o")
     given = options.given_flags(context.params)
     if yes:
-        kind = checked_goal(goal or "train")
+        draft = screens_of(checked_goal(goal)).draft()
     else:
-        kind, given = _prompt_for_values(goal, given)
-    text = draft_spec(kind, fill_values(kind, given), folder=out.absolute().parent)
+        draft, given = _prompt_for_values(goal, given)
+    text = draft_spec(draft, fill_values(draft, given), folder=out.absolute().parent)
     write_files(out.absolute().parent, {out.name: text}, option="-o")
     if as_json:
         print_exact(json.dumps(read_spec_keys(out), indent=2))
@@ -69,14 +69,17 @@ def command(
         print_text(f"written to {out}; next: moetune plan {out} -o PLAN")
 
 
-def _prompt_for_values(goal: str | None, given: Mapping[str, str]) -> "tuple[Goal, dict[str, str]]":
+def _prompt_for_values(
+    goal: str | None, given: Mapping[str, str]
+) -> "tuple[Draft, dict[str, str]]":
     """Prompt for what was not given, again after an unacceptable value.
 
     Raises:
         SpecError: this is no terminal, or the input ends.
     """
-    from tuner.draft.spec_fields import GOALS, checked_goal, spec_fields
+    from tuner.cli.goals import checked_goal, screens_of
     from tuner.draft.spec_file import checked_value, default_value
+    from tuner.goals.registry import GOALS
 
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise SpecError(
@@ -85,11 +88,12 @@ def _prompt_for_values(goal: str | None, given: Mapping[str, str]) -> "tuple[Goa
     kind = None if goal is None else checked_goal(goal)
     while kind is None:
         try:
-            kind = checked_goal(_prompt(f"goal: {', '.join(GOALS)}", "train"))
+            kind = checked_goal(_prompt(f"goal: {', '.join(GOALS)}", next(iter(GOALS))))
         except SpecError as error:
             print_stderr(f"  {error}")
     values: dict[str, str] = {}
-    for field in spec_fields(kind):
+    draft = screens_of(kind).draft()
+    for field in draft.fields:
         text = given.get(field.key)
         while field.key not in values:
             if text is None and field.unless and values.get(field.unless):
@@ -103,7 +107,7 @@ def _prompt_for_values(goal: str | None, given: Mapping[str, str]) -> "tuple[Goa
                     raise
                 print_stderr(f"  {error}")
                 text = None
-    return kind, {**given, **values}
+    return draft, {**given, **values}
 
 
 def _prompt(prompt: str, default: str | None) -> str:

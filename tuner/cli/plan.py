@@ -3,18 +3,13 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from tuner.cli import options
 from tuner.cli.text import print_stderr
 from tuner.errors import SpecError
-
-if TYPE_CHECKING:
-    from tuner.plans.place import PlacePlan
-    from tuner.plans.serve import ServePlan
-    from tuner.plans.train import Plan
 
 
 def command(
@@ -80,58 +75,32 @@ def command(
 
     The plan has a certificate: proven optimal under the model, or a bound and a gap.
     """
-    from tuner.cli.plan_place import plan_place
-    from tuner.cli.plan_serve import plan_serve
-    from tuner.cli.plan_train import plan_train
+    from tuner.cli.goals import PlanOptions, screens_of
     from tuner.spec.kind import goal_kind
 
-    time_limit_s = options.seconds(time_limit, option="--time-limit")
-    profiles = tuple(profile or ())
+    chosen = PlanOptions(
+        out=out,
+        profiles=tuple(profile or ()),
+        top=top,
+        time_limit_s=options.seconds(time_limit, option="--time-limit"),
+        method=solver,
+        calibrated=not uncalibrated,
+        verbose=verbose,
+        as_json=as_json,
+    )
     with _spec(spec, goal, context.params) as path:
-        kind = goal_kind(path)
-        written: Plan | ServePlan | PlacePlan
-        if kind == "serve":
-            written = plan_serve(
-                path,
-                out=out,
-                profiles=profiles,
-                time_limit_s=time_limit_s,
-                verbose=verbose,
-                as_json=as_json,
-            )
-        elif kind == "place":
-            written = plan_place(
-                path,
-                out=out,
-                profiles=profiles,
-                time_limit_s=time_limit_s,
-                calibrated=not uncalibrated,
-                verbose=verbose,
-                as_json=as_json,
-            )
-        else:
-            written = plan_train(
-                path,
-                out=out,
-                profiles=profiles,
-                top=top,
-                time_limit_s=time_limit_s,
-                method=solver,
-                calibrated=not uncalibrated,
-                verbose=verbose,
-                as_json=as_json,
-            )
+        written = screens_of(goal_kind(path)).plan(path, chosen)
         if csv is not None:
             _write_csv(csv, written)
         if written.decision is None:
             raise typer.Exit(1)
 
 
-def _write_csv(file: Path, written: "Plan | ServePlan | PlacePlan") -> None:
+def _write_csv(file: Path, written: Any) -> None:
+    from tuner.goals.registry import goal_of
     from tuner.output import write_files
-    from tuner.report.plan_csv import plan_csv
 
-    write_files(file.parent, {file.name: plan_csv(written)}, option="--csv")
+    write_files(file.parent, {file.name: goal_of(written).csv(written)}, option="--csv")
 
 
 @contextmanager
@@ -155,13 +124,13 @@ def _spec(spec: Path | None, goal: str | None, params: dict[str, Any]) -> Iterat
             "nothing to plan: name a SPEC (write one with `moetune init`), or give --model,"
             " --device and --devices"
         )
-    from tuner.draft.spec_fields import checked_goal
+    from tuner.cli.goals import checked_goal, screens_of
     from tuner.draft.spec_file import fill_values, temporary_spec
 
-    kind = checked_goal(goal or "train")
-    values = fill_values(kind, given)
+    draft = screens_of(checked_goal(goal)).draft()
+    values = fill_values(draft, given)
     taken = [f"--{key} {text}" for key, text in values.items() if text and key not in given]
-    with temporary_spec(kind, values) as path:
+    with temporary_spec(draft, values) as path:
         try:
             yield path
         except typer.Exit:

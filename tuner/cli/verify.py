@@ -1,22 +1,11 @@
 """`moetune verify`: launch a plan's candidates for a few steps each and choose by measurement."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from tuner.cli import options
-from tuner.cli.text import print_exact, print_stderr, print_text
-from tuner.cli.verify_budget import parse_budget
-from tuner.cli.verify_deployment import verify_deployment
 from tuner.cli.verify_options import refuse_unfit, written_options
-
-if TYPE_CHECKING:
-    from tuner.verify.command import CommandLauncher
-    from tuner.verify.slurm.launcher import SlurmLauncher
-
-PLACEMENT_BUDGET_S = 30.0
-"""For measuring a placement and its alternatives."""
 
 LauncherName = Literal["local", "slurm", "command"]
 NetworkName = Literal["own", "host"]
@@ -167,86 +156,32 @@ def command(
 
     The launch files are rewritten for the fastest.
     """
+    from tuner.cli.goals import VerifyOptions, screens_of
     from tuner.goals.train_folder import plan_kind
 
     kind = plan_kind(plan)
     refuse_unfit(written_options(context), kind=kind, launcher=launcher, parallel=parallel)
-    if kind == "place":
-        _verify_placement(plan, as_json=as_json)
-        return
-    if kind == "serve":
-        verify_deployment(
-            plan,
-            launcher=launcher,
-            command=command,
-            benchmark=benchmark,
-            metrics=metrics or "vllm-bench",
-            url=url,
-            health=tuple(health or ()),
-            runs=runs,
-            start_limit=start_limit,
-            trials=trials,
-            repeats=repeats,
-            resume=resume,
-            as_json=as_json,
-        )
-        return
-    from tuner import api
-    from tuner.cli.trials import live_table
-    from tuner.cli.verify_text import verified_text
-    from tuner.errors import SpecError
-    from tuner.goals.verify import command_trials, slurm_trials
-    from tuner.units import parse_seconds
-    from tuner.verify.verification import Effort
-
-    limits = parse_budget(budget, max_devices)
-    by: SlurmLauncher | CommandLauncher | None = None
-    if launcher == "slurm":
-        try:
-            queue_s = parse_seconds(slurm_wait)
-        except ValueError as error:
-            raise SpecError(f"--slurm-wait: {error}") from error
-        by = slurm_trials(
-            options=slurm or (), requeue=requeue, queue_s=queue_s, on_message=_print_indented
-        )
-    elif launcher == "command":
-        by = command_trials(
-            command=command,
-            metrics=metrics or "jsonl",
-            folder=plan,
-            network=network,
-            on_message=_print_indented,
-        )
-    effort = Effort(trials=trials, steps=steps, parallel=parallel, repeats=repeats)
-    with live_table(total=trials) as watcher:
-        verified = api.verify(
-            plan,
-            effort=effort,
-            resume=resume,
-            watcher=watcher,
-            by=by,
-            storage=storage,
-            on_message=_print_indented,
-            budget=limits,
-        )
-    if as_json:
-        print_exact(verified.model_dump_json(indent=2))
-    else:
-        print_text(verified_text(verified, folder=plan))
-    if verified.winner is None:
-        raise typer.Exit(1)
-
-
-def _print_indented(line: str) -> None:
-    print_stderr(f"  {line}")
-
-
-def _verify_placement(folder: Path, *, as_json: bool) -> None:
-    from tuner.api import verify_place
-    from tuner.cli.place_text import place_verified_text
-
-    verified = verify_place(folder, budget_s=PLACEMENT_BUDGET_S)
-    if as_json:
-        print_exact(verified.model_dump_json(indent=2))
-    else:
-        print_text(place_verified_text(verified))
+    chosen = VerifyOptions(
+        trials=trials,
+        steps=steps,
+        budget=budget,
+        max_devices=max_devices,
+        launcher=launcher,
+        slurm=tuple(slurm or ()),
+        slurm_wait=slurm_wait,
+        requeue=requeue,
+        parallel=parallel,
+        command=command,
+        network=network,
+        metrics=metrics,
+        benchmark=benchmark,
+        url=url,
+        health=tuple(health or ()),
+        runs=runs,
+        start_limit=start_limit,
+        repeats=repeats,
+        resume=resume,
+        storage=storage,
+        as_json=as_json,
+    )
+    screens_of(kind).verify(plan, chosen)

@@ -8,12 +8,9 @@ from typing import Final
 
 import typer
 
-FOR_TRAINING: Final = ("--steps", "--budget", "--max-devices", "--storage", "--network")
-FOR_DEPLOYMENTS: Final = ("--bench", "--url", "--health", "--runs", "--start-limit")
 FOR_SLURM: Final = ("--slurm", "--slurm-wait", "--requeue", "--no-requeue")
 FOR_COMMAND: Final = ("--command", "--metrics", "--network")
 
-HERE: Final = "local"
 WRITTEN: Final = "COMMANDLINE"
 
 
@@ -37,22 +34,21 @@ def refuse_unfit(
 
     Args:
         written: by the user.
-        kind: of the plan: place, serve or train.
+        kind: of the plan's goal.
         launcher: how trials are started.
         parallel: jobs at a time.
 
     Raises:
         SpecError: it names them and what they apply to.
     """
+    from tuner.cli.goals import screens_of
     from tuner.errors import SpecError
+    from tuner.goals.registry import GOALS
 
     given = tuple(written)
-    if kind in ("place", "serve"):
-        _refuse(_common(FOR_TRAINING, given), "for plans that train")
-    if kind != "serve":
-        _refuse(_common(FOR_DEPLOYMENTS, given), "for plans that serve")
-    if kind == "place" and launcher != HERE:
-        raise SpecError(f"--launcher {launcher}: a placement is measured here; leave it out")
+    for other in map(screens_of, GOALS):
+        if other is not screens_of(kind):
+            _refuse(_common(other.VERIFY_OPTIONS, given), other.PURPOSE)
     if parallel > 1 and launcher != "slurm":
         raise SpecError(f"--parallel {parallel}: only jobs of Slurm run side by side; leave it out")
     for options, own in ((FOR_SLURM, "slurm"), (FOR_COMMAND, "command")):

@@ -2,9 +2,9 @@
 
 The first plan is the reference: specs, decisions, terms and figures are compared with it. Plans are
 ranked by the objective of their goal (tuner/explain/outcomes.py): the best plan against each of the
-others, better beyond the band of their ratio, or a tie (plan_ratios.py). Where the specs differ
-(another batch, cluster, traffic), the figures are of different workloads, and the differences say
-so.
+others, better beyond the band of their ratio, or a tie (tuner/goals/plan_ratios.py). Where the
+specs differ (another batch, cluster, traffic), the figures are of different workloads, and the
+differences say so.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,10 +14,10 @@ from typing import Final
 from pydantic import Field
 
 from profilers.records import Record
-from tuner.compare.plan_ratios import PlanRatio, ratio_band
 from tuner.errors import TunerError
-from tuner.explain.goal import Figures, Kind, StoredPlan, terms
-from tuner.explain.goals import differences, goal_of, read_any_plan, words
+from tuner.goals.goal import Figures, Kind, StoredPlan, terms
+from tuner.goals.plan_ratios import PlanRatio
+from tuner.goals.registry import differences, goal_of, read_any_plan, words
 from tuner.paths import AnyPath, plan_folder
 from tuner.plans.train import Band
 from tuner.regress.observed import plan_facts, spec_differences
@@ -126,7 +126,7 @@ def compare_stored(plans: Sequence[StoredPlan], *, names: Sequence[str]) -> Comp
     leader = None if best is None else sides[best]
     rows = tuple(_row(side, sides[0], leader, objective=objective) for side in sides)
     bands = [
-        ratio_band(leader.plan, side.plan, figure=objective)
+        goal_of(side.plan).ratio_band(leader.plan, side.plan, objective)
         for side in sides
         if leader is not None and side is not leader and objective in side.values
     ]
@@ -190,7 +190,7 @@ def _spec_changes(first: StoredPlan, plan: StoredPlan) -> Iterator[str]:
 def _ratios(first: Side, other: Side, *, only: str = "") -> dict[str, FigureRatio]:
     return {
         name: _figure_ratio(
-            other.values[name] / value, ratio_band(first.plan, other.plan, figure=name)
+            other.values[name] / value, goal_of(first.plan).ratio_band(first.plan, other.plan, name)
         )
         for name, value in first.values.items()
         if name in other.values and value > 0.0 and only in ("", name)

@@ -8,7 +8,7 @@ nodes and are refused with another.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ import numpy as np
 from tuner.devices.catalogue import find_device
 from tuner.devices.datasheet import Datasheet
 from tuner.errors import TunerError
-from tuner.explain.goal import Kind, PlannedSpec
+from tuner.goals.goal import PlannedSpec
 from tuner.plans.what_if import KEYS, Change, moved
 from tuner.spec.cluster import Pool
 from tuner.spec.files import shown_path
@@ -37,26 +37,30 @@ Notes = list[str]
 """The changes made, in words."""
 
 
-def apply_change(spec: PlannedSpec, change: Change) -> tuple[Keys, str]:
+def apply_change(spec: PlannedSpec, change: Change, *, able: Collection[str]) -> tuple[Keys, str]:
     """Return the keys of the changed spec, and the change in words.
+
+    Args:
+        spec: as planned.
+        change: of one limit.
+        able: the limits that specs of this goal have (`Goal.changes`).
 
     Raises:
         TunerError: the spec has no such limit, or the change makes it zero or infinite.
     """
     keys: Keys = copy.deepcopy(dict(spec.keys))
-    apply, goals = _CHANGES[change.key]
-    if spec.kind not in goals:
-        able = ", ".join(key for key in KEYS if spec.kind in _CHANGES[key][1])
-        raise TunerError(f"{change.key} is no part of this goal; {able} are")
+    if change.key not in able:
+        known = ", ".join(key for key in KEYS if key in able)
+        raise TunerError(f"{change.key} is no part of this goal; {known} are")
     if change.pool is not None and change.key not in POOL_KEYS:
         raise TunerError(f"{change.key} is not of a pool; leave out @{change.pool}")
     notes: Notes = []
-    apply(spec, change, keys, notes)
+    _CHANGES[change.key](spec, change, keys, notes)
     return keys, "; ".join(notes)
 
 
 def _nodes(spec: PlannedSpec, change: Change, keys: Keys, notes: Notes) -> None:
-    if spec.kind == "place":
+    if "ranks" in keys["goal"]:
         _more_ranks(spec, change, keys, notes)
         return
     for pool, written in _named_pools(spec, change, keys):
@@ -282,20 +286,17 @@ def _sheet(pool: Pool, change: Change) -> Datasheet:
 
 
 POOL_KEYS: Final = ("nodes", "memory", "bandwidth")
-_ALL: Final[tuple[Kind, ...]] = ("train", "serve", "place")
-_CHANGES: Final[
-    Mapping[str, tuple[Callable[[PlannedSpec, Change, Keys, Notes], None], tuple[Kind, ...]]]
-] = {
-    "nodes": (_nodes, _ALL),
-    "memory": (_memory, ("train", "serve")),
-    "bandwidth": (_bandwidth, _ALL),
-    "batch": (_batch, ("train",)),
-    "sequence-length": (_sequence, ("train",)),
-    "rate": (_request_rate, ("serve",)),
-    "concurrency": (_concurrency, ("serve",)),
-    "input-tokens": (_input, ("serve",)),
-    "output-tokens": (_output, ("serve",)),
-    "ttft": (_ttft, ("serve",)),
-    "tpot": (_tpot, ("serve",)),
-    "slots": (_slots, ("place",)),
+_CHANGES: Final[Mapping[str, Callable[[PlannedSpec, Change, Keys, Notes], None]]] = {
+    "nodes": _nodes,
+    "memory": _memory,
+    "bandwidth": _bandwidth,
+    "batch": _batch,
+    "sequence-length": _sequence,
+    "rate": _request_rate,
+    "concurrency": _concurrency,
+    "input-tokens": _input,
+    "output-tokens": _output,
+    "ttft": _ttft,
+    "tpot": _tpot,
+    "slots": _slots,
 }

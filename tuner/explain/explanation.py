@@ -1,16 +1,23 @@
 """`moetune explain` as a function: why this plan, why not the runners-up, what would change it."""
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from profilers.errors import ProfilerError
 from tuner.errors import TunerError
-from tuner.explain.goal import ExplainedGoal, StoredPlan
-from tuner.explain.goals import Explained, goal_of, read_any_plan
 from tuner.explain.other_limits import what_ifs
+from tuner.goals.goal import Goal, StoredPlan
+from tuner.goals.registry import goal_of, read_any_plan
 from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.plans.what_if import Change, Outcome, Why
 from tuner.search.progress import ProgressListener, ignore_progress
+
+if TYPE_CHECKING:
+    from tuner.goals.place import ExplainedPlacePlan
+    from tuner.goals.serve import ExplainedServePlan
+    from tuner.goals.train import ExplainedPlan
+
+    Explained = ExplainedPlan | ExplainedServePlan | ExplainedPlacePlan
 
 AGREE_RATIO: Final = 0.001
 """Relative difference of the objective up to which a re-solved plan counts as the same."""
@@ -24,7 +31,7 @@ def explain(
     time_limit_s: float = 60.0,
     calibrated: bool = True,
     watch: ProgressListener = ignore_progress,
-) -> Explained:
+) -> "Explained":
     """Explain the plan of a folder.
 
     Args:
@@ -66,7 +73,7 @@ def explain(
     return _with_why(goal, plan, Why(rivals=rivals, what_if=solved_changes, notes=notes))
 
 
-def _with_why(goal: ExplainedGoal, plan: StoredPlan, why: Why) -> Explained:
+def _with_why(goal: Goal, plan: StoredPlan, why: Why) -> "Explained":
     explained: Explained = goal.explained(**dict(plan), why=why)
     return explained
 

@@ -22,10 +22,10 @@ from profilers.errors import ProfilerError
 from solvers.errors import SolverError
 from tuner.errors import TunerError
 from tuner.explain.changes import apply_change
-from tuner.explain.goal import PlannedSpec, StoredPlan
-from tuner.explain.goals import GOALS, goal_of, read_any_plan
 from tuner.explain.outcomes import to_outcome
-from tuner.explain.planned_spec import read_planned_spec
+from tuner.goals.goal import Goal, PlannedSpec, StoredPlan
+from tuner.goals.planned_spec import read_planned_spec
+from tuner.goals.registry import goal_of, read_any_plan
 from tuner.paths import AnyPath, plan_folder, to_paths
 from tuner.plans.what_if import Change, Outcome, WhatIf
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
@@ -86,12 +86,14 @@ def what_ifs(
     """
     folder = plan_folder(folder)
     profiles = to_paths(profiles)
-    spec = read_planned_spec(folder, read_any_plan(folder))
+    plan = read_any_plan(folder)
+    goal = goal_of(plan)
+    spec = read_planned_spec(folder, plan, goal.spec)
     end_s = clock() + time_limit_s
 
     def plan_keys(keys: Mapping[str, Any], limit_s: float) -> StoredPlan:
         return _plan_keys(
-            spec, keys, profiles=profiles, time_limit_s=limit_s, calibrated=calibrated
+            goal, spec, keys, profiles=profiles, time_limit_s=limit_s, calibrated=calibrated
         )
 
     watch(PlanningEvent(stage="solving", text=f"{AS_PLANNED}, then {len(changes)} changes"))
@@ -104,7 +106,9 @@ def what_ifs(
             continue
         watch(PlanningEvent(stage="solving", text=f"{change}, {number + 1} of {len(changes)}"))
         share_s = max(LEAST_S, left_s / (len(changes) - number))
-        outcomes.append(_solve_change(spec, change, base, plan_keys, share_s=share_s, clock=clock))
+        outcomes.append(
+            _solve_change(goal, spec, change, base, plan_keys, share_s=share_s, clock=clock)
+        )
     return WhatIf(
         base=to_outcome(
             base, change="", says=AS_PLANNED, base=None, solve_s=base.certificate.solve_s
@@ -124,6 +128,7 @@ def _out_of_time(change: Change, time_limit_s: float) -> Outcome:
 
 
 def _solve_change(
+    goal: Goal,
     spec: PlannedSpec,
     change: Change,
     base: StoredPlan,
@@ -135,7 +140,7 @@ def _solve_change(
     started_s = clock()
     says = ""
     try:
-        keys, says = apply_change(spec, change)
+        keys, says = apply_change(spec, change, able=goal.changes)
         plan = plan_keys(keys, share_s)
     except (TunerError, SolverError, ProfilerError) as error:
         reason = " ".join(str(error).split())
@@ -143,13 +148,13 @@ def _solve_change(
     outcome = to_outcome(
         plan, change=str(change), says=says, base=base, solve_s=max(0.0, clock() - started_s)
     )
-    is_no_use = goal_of(plan).is_no_use
-    if change.key == "nodes" and is_no_use(plan, base, outcome.gain_ratio or 0.0):
+    if change.key == "nodes" and goal.is_no_use(plan, base, outcome.gain_ratio or 0.0):
         return outcome.model_copy(update={"reason": f"{outcome.reason}; {IDLE}"})
     return outcome
 
 
 def _plan_keys(
+    goal: Goal,
     spec: PlannedSpec,
     keys: Mapping[str, Any],
     *,
@@ -166,7 +171,7 @@ def _plan_keys(
         path = Path(scratch) / "spec.yaml"
         path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
         try:
-            plan: StoredPlan = GOALS[spec.kind].solve(
+            plan: StoredPlan = goal.solve(
                 path,
                 profiles=profiles,
                 time_limit_s=time_limit_s,

@@ -9,8 +9,8 @@ passes (imbalance does not compare where the number of ranks changes), another p
 objective of its certificate.
 """
 
-from tuner.explain.goal import Figures, StoredPlan
-from tuner.explain.goals import goal_of
+from tuner.goals.goal import Figures, StoredPlan
+from tuner.goals.registry import goal_of
 from tuner.plans.what_if import Outcome
 
 

@@ -1,246 +1,158 @@
-"""Placement planning as functions, for the command line and for notebooks."""
+"""Expert placements, from the spec to the report."""
 
-import hashlib
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Final
 
-import numpy as np
-
-from profilers.files import read_bounded
-from profilers.routing.recording import Recording
-from tuner.errors import PlanUnreadableError, SpecError
-from tuner.goals.place_folder import read_holdout_pass, read_place_plan, write_place_verified
-from tuner.goals.planning_time import with_planning_time
-from tuner.goals.profiles import pool_profile
-from tuner.goals.train import version
-from tuner.paths import AnyPath, plan_folder, to_paths
-from tuner.plans.place import PlacePlan, PlaceProvenance
-from tuner.report.placement_maps import heat_maps
-from tuner.search.place.links import LinkSource
-from tuner.search.place.plan_place import Settings, make_place_plan
-from tuner.search.place.prices import pricing_of
-from tuner.spec.cluster import Cluster
-from tuner.spec.files import LARGEST_FILE_BYTES, shown_path
-from tuner.spec.huggingface.read import read_model
+from tuner.config.place import PlaceDecision
+from tuner.config.words import runs
+from tuner.engines.placement.statement import spans
+from tuner.goals.goal import (
+    MOST_RIVALS,
+    Figures,
+    Goal,
+    PlannedSpec,
+    use_planned_profiles,
+)
+from tuner.goals.place_folder import read_place_plan, write_place_plan
+from tuner.goals.place_plan import place
+from tuner.goals.plan_ratios import place_ratio_band
+from tuner.goals.stored_figures import place_figures
+from tuner.plans.place import SCHEMA_VERSION, PlacePlan
+from tuner.plans.what_if import Change, Rival, Why
+from tuner.report.plan_csv import place_csv
+from tuner.report.read import place_report_of
+from tuner.report.what_if_curves import PLACE_CURVES
 from tuner.spec.place import Objective
-from tuner.spec.place_read import PlaceSpec, read_place_spec
-from tuner.verify.placement import verify_placements
-from tuner.verify.placement_records import PlaceVerified
-
-if TYPE_CHECKING:
-    from tuner.costs.train.calibration import Residuals
-    from tuner.costs.train.measured_profile import MeasuredProfile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Placed:
-    """A placement's plan with its spec and heat maps."""
+class ExplainedPlacePlan(PlacePlan):
+    """What `moetune explain --json` prints of a placement: `plan.json` and why."""
 
-    plan: PlacePlan
-    spec: PlaceSpec
-    maps: Mapping[str, str]
-    """By file name."""
+    why: Why
 
 
-def place(
-    spec_path: AnyPath,
-    *,
-    profiles: AnyPath | Sequence[AnyPath] = (),
-    time_limit_s: float = 60.0,
-    calibrated: bool = True,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Placed:
-    """Plan the placement that a spec describes.
+def _spec(plan: PlacePlan, keys: dict[str, Any], used: Path) -> PlannedSpec:
+    goal = keys["goal"]
+    for written, workload in zip(goal["workloads"], plan.goal.workloads, strict=True):
+        written["path"] = str(workload.path.absolute())
+    if plan.goal.current is not None:
+        goal["current"] = str(used / f"current{plan.goal.current.suffix}")
+    if plan.cluster is not None:
+        use_planned_profiles(keys, plan.cluster)
+    return PlannedSpec(keys=keys, cluster=plan.cluster, memory_bytes={})
 
-    Args:
-        spec_path: the YAML file.
-        profiles: stored profiles of the pool's device; without one the spec's own, otherwise the
-            device's datasheet prices the layers.
-        time_limit_s: of all searches together.
-        calibrated: whether datasheets are corrected by the residuals that ship.
-        clock: for the time limit and the reported solve time.
 
-    Raises:
-        SpecError: the spec is unusable.
-        RecordingUnreadableError: a recording is damaged.
-        ProfileUnreadableError: a profile is missing or damaged.
+def _solve(
+    path: Path, *, profiles: Sequence[Path], time_limit_s: float, calibrated: bool, **_other: Any
+) -> PlacePlan:
+    return place(path, profiles=profiles, time_limit_s=time_limit_s, calibrated=calibrated).plan
+
+
+def placement_words(decision: PlaceDecision) -> str:
+    """Name a placement, e.g. `64 experts on 8 ranks x 9 slots, 8 a node, layers 1-26 of 27`.
+
+    It does not list where experts are; `differences` counts what moved.
     """
-    spec_path = Path(spec_path)
-    profiles = to_paths(profiles)
-    from tuner.costs.train.calibration import shipped
-
-    started_s = clock()
-    spec = read_place_spec(spec_path)
-    about_traffic = spec.goal.is_about_traffic
-    if profiles and (spec.cluster is None or (spec.model is None and not about_traffic)):
-        raise SpecError("--profile: the spec names no model and cluster, so nothing is priced")
-    # Tokens of a chain stay on their last expert's rank: links are priced, expert layers are not.
-    is_priced = spec.model is not None and spec.goal.objective is not Objective.LAYER_CHAIN
-    cluster = spec.cluster if is_priced else None
-    residuals = shipped() if calibrated else None
-    measured = _measured(cluster, profiles, calibrated=calibrated)
-    pricing = pricing_of(spec.model, cluster, spec.goal, residuals=residuals, measured=measured)
-    provenance = PlaceProvenance(
-        moetune_version=version(),
-        spec_sha256=hashlib.sha256(
-            read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES)
-        ).hexdigest(),
-        recording_sha256={name: _sha256(recording) for name, recording in spec.recordings.items()},
-        notes=_price_notes(cluster, measured),
+    d = decision
+    is_uniform = len(set(d.slots_per_rank)) == 1
+    slots = str(d.slots_per_rank[0]) if is_uniform else runs(d.slots_per_rank)
+    of = "" if d.num_layers is None else f" of {d.num_layers}"
+    return (
+        f"{d.num_experts} experts on {d.ranks} ranks x {slots} slots, {d.ranks_per_node} a node, "
+        f"layers {spans(d.layer_ids)}{of}"
     )
-    try:
-        source = _links(
-            spec,
-            profiles,
-            is_needed=about_traffic or is_priced,
-            residuals=residuals,
-            measured=measured,
-        )
-        made = make_place_plan(
-            spec,
-            pricing=pricing,
-            settings=Settings(time_limit_s=time_limit_s, clock=clock),
-            source=source,
-            provenance=provenance,
-        )
-    except SpecError as error:
-        # A refusal of the planner is about a value of the spec, like one of the reader.
-        raise SpecError(f"{shown_path(spec_path)}: {error}") from error
-    made = with_planning_time(made, wall_s=clock() - started_s)
-    return Placed(plan=made, spec=spec, maps=heat_maps(spec, made))
 
 
-def _sha256(recording: Recording) -> str:
-    """Hash every array of a recording."""
-    digest = hashlib.sha256()
-    for field in fields(recording):
-        value = getattr(recording, field.name)
-        if isinstance(value, np.ndarray):
-            digest.update(f"{field.name} {value.dtype} {value.shape}\n".encode())
-            digest.update(np.ascontiguousarray(value).data)
-    return digest.hexdigest()
+def _differences(before: PlaceDecision, after: PlaceDecision) -> tuple[str, ...]:
+    """Return how many slots hold another expert, where the shape is the same."""
+    shapes = placement_words(before), placement_words(after)
+    if shapes[0] != shapes[1]:
+        return (f"{shapes[0]} -> {shapes[1]}",)
+    moved = sum(
+        old != new
+        for one, other in zip(before.physical_to_logical, after.physical_to_logical, strict=True)
+        for old, new in zip(one, other, strict=True)
+    )
+    return (f"{moved} slots hold another expert",) if moved else ()
 
 
-def _links(
-    spec: PlaceSpec,
-    profiles: Sequence[Path],
-    *,
-    is_needed: bool,
-    residuals: "Residuals | None",
-    measured: "MeasuredProfile | None",
-) -> "LinkSource":
-    """The links between the ranks; none where neither traffic nor time is priced."""
-    from tuner.costs.train.measured_profile import read_measured
-    from tuner.search.nodes.node_order import read_links
-    from tuner.search.place.link_source import is_of_accelerators, link_source
-
-    cluster = spec.cluster
-    if cluster is None:
-        return LinkSource()
-    if not is_needed:
-        # The matrix is not used, but a wrong number of nodes is still refused.
-        read_links(cluster.model_copy(update={"pools": cluster.pools[:1]}))
-        return LinkSource()
-    profile = pool_profile(cluster.pools[0], profiles)
-    if measured is None and profile is not None and is_of_accelerators(profile):
-        measured = read_measured(profile, calibrated=residuals is not None)
-    return link_source(cluster, spec.goal, profile=profile, residuals=residuals, measured=measured)
-
-
-def _measured(
-    cluster: Cluster | None, profiles: Sequence[Path], *, calibrated: bool
-) -> "MeasuredProfile | None":
-    if cluster is None:
+def _figures(plan: PlacePlan) -> Figures | None:
+    predicted, objective, decision = plan.predicted, plan.certificate.objective, plan.decision
+    if predicted is None or decision is None or objective is None:
         return None
-    from profilers.store import read_header
-    from tuner.costs.train.measured_profile import read_measured
+    values = {"objective": objective}
+    values |= {f"imbalance:{name}": one for name, one in predicted.imbalance.items()}
+    values |= {f"layer_time_s:{one.workload}": one.after_s for one in predicted.layer_times}
+    bands = {f"imbalance:{name}": band for name, band in predicted.imbalance_band.items()}
+    bands |= {f"layer_time_s:{one.workload}": one.after_s_band for one in predicted.layer_times}
+    if plan.goal.objective is not Objective.BALANCE:
+        return Figures(values, bands, objective="objective", more_is_better=False)
+    weights = {one.name: one.weight for one in plan.goal.workloads}
+    mean = sum(weights[name] * one for name, one in predicted.imbalance.items())
+    values["busiest_rank_ratio"] = mean / sum(weights.values()) / decision.ranks
+    return Figures(values, bands, objective="busiest_rank_ratio", more_is_better=False)
 
-    path = pool_profile(cluster.pools[0], profiles)
-    if path is None:
-        return None
-    if read_header(path).machine.device_kind != "cuda":
-        raise SpecError(
-            f"{path}: was measured on processors, and expert layers are priced on accelerators;"
-            " name a 'device' in the pool, or a profile of one"
+
+def _rivals(plan: PlacePlan) -> tuple[Rival, ...]:
+    return tuple(
+        Rival(
+            decision=other.method,
+            within_band=False,
+            lost_by=other.lost_by,
+            figures={
+                "objective": other.objective,
+                **{f"imbalance:{name}": one for name, one in other.imbalance.items()},
+            },
         )
-    return read_measured(path, calibrated=calibrated)
-
-
-def _price_notes(cluster: Cluster | None, measured: "MeasuredProfile | None") -> tuple[str, ...]:
-    if cluster is None:
-        return ()
-    pool = cluster.pools[0]
-    source = "its profile" if measured is not None else f"the datasheet of {pool.device}"
-    notes = [f"time is priced on pool {pool.name!r}, from {source}"]
-    if len(cluster.pools) > 1:
-        notes.append(f"all ranks are on pool {pool.name!r}; the other pools are not used")
-    return tuple(notes)
-
-
-def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto") -> PlaceVerified:
-    """Run the expert GEMMs of a plan and its alternatives at recorded loads, on one device.
-
-    Args:
-        folder: of the plan; `verified.json` is written into it.
-        budget_s: for all measurements.
-        device_kind: auto, cpu or cuda.
-
-    Raises:
-        PlanUnreadableError: the plan is damaged, or names no model.
-        ProfileUnreadableError: the profile that the pool names is gone.
-        RankError: the device has no room, or is too slow.
-        OutputError: the folder cannot be written.
-    """
-    folder = plan_folder(folder)
-    from tuner.costs.train.calibration import shipped
-
-    made = read_place_plan(folder)
-    if made.decision is None:
-        raise PlanUnreadableError(f"{folder}: the plan placed nothing ({made.binding_constraint})")
-    spec_path = folder / "used" / "spec.yaml"
-    config = folder / "used" / "config.json"
-    if not config.is_file():
-        raise PlanUnreadableError(
-            f"{folder}: the plan names no model, so the experts have no size; add `model` to"
-            f" {spec_path.name} and plan anew"
-        )
-    model = read_model(config)
-    moe = model.moe
-    if moe is None:
-        raise PlanUnreadableError(f"{config}: {model.name} has no experts")
-    workloads = made.goal.workloads
-    heaviest = max(range(len(workloads)), key=lambda number: workloads[number].weight)
-
-    def time_loads(
-        rows_NS: Sequence[Sequence[int]],
-    ) -> tuple[str, tuple[tuple[float, ...], ...]]:
-        from profilers.kernels.expert_loads import time_expert_loads
-
-        return time_expert_loads(
-            rows_NS,
-            hidden=model.hidden_size,
-            ffn=moe.expert_ffn_size,
-            budget_s=budget_s,
-            device_kind=device_kind,
-        )
-
-    pricing = pricing_of(
-        model,
-        made.cluster,
-        made.goal,
-        residuals=shipped(),
-        measured=_measured(made.cluster, (), calibrated=True),
+        for other in plan.alternatives[:MOST_RIVALS]
     )
-    verified = verify_placements(
-        {"plan": made.decision, **{one.method: one.decision for one in made.alternatives}},
-        load_LE=read_holdout_pass(folder, heaviest),
-        time_loads=time_loads,
-        price_loads=None if pricing is None else pricing.grouped_gemms_s,
-    )
-    note = f"rows of one hold-out pass of {workloads[heaviest].name!r}"
-    verified = verified.model_copy(update={"notes": (note, *verified.notes)})
-    write_place_verified(folder, verified)
-    return verified
+
+
+def _usual_changes(plan: PlacePlan) -> tuple[Change, ...]:
+    requested = [Change(key="nodes", value="+1"), Change(key="slots", value="+1")]
+    requested += [Change(key="slots", value="-1")]
+    if plan.cluster is not None:
+        requested.append(Change(key="bandwidth", value="x2"))
+    return tuple(requested)
+
+
+def _seconds(plan: PlacePlan) -> Mapping[str, float]:
+    """Return the parts of the expert layers by workload."""
+    times = () if plan.predicted is None else plan.predicted.layer_times
+    return {
+        f"{part} of {one.workload}": seconds
+        for one in times
+        for part, seconds in (
+            ("experts", one.experts_after_s),
+            ("exchange", one.exchange_after_s),
+            ("rest", one.after_s - one.experts_after_s - one.exchange_after_s),
+        )
+    }
+
+
+GOAL: Final = Goal(
+    kind="place",
+    plan_type=PlacePlan,
+    decision_type=PlaceDecision,
+    explained=ExplainedPlacePlan,
+    schema_version=SCHEMA_VERSION,
+    plan=place,
+    write=lambda folder, made: write_place_plan(folder, made.plan, spec=made.spec, maps=made.maps),
+    read=read_place_plan,
+    spec=_spec,
+    solve=_solve,
+    words=placement_words,
+    differences=_differences,
+    figures=_figures,
+    rivals=_rivals,
+    changes=("nodes", "bandwidth", "slots"),
+    usual_changes=_usual_changes,
+    curves=lambda _plan: PLACE_CURVES,
+    curve_figure=lambda _limit, objective: objective,
+    report=place_report_of,
+    csv=place_csv,
+    ratio_band=place_ratio_band,
+    stored_figures=place_figures,
+    seconds=_seconds,
+)

@@ -1,16 +1,14 @@
 """Plans a spec of any goal, and writes the plan."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
-from tuner.goals.place import Placed, place
-from tuner.goals.place_folder import write_place_plan
-from tuner.goals.serve import Deployed, deploy
-from tuner.goals.serve_folder import write_serve_plan
-from tuner.goals.train import Planned, plan_training
-from tuner.goals.train_folder import write_plan
+from tuner.goals.place_plan import Placed
+from tuner.goals.registry import goal_of, known_kind, load_goal
+from tuner.goals.serve_plan import Deployed
+from tuner.goals.train_plan import Planned, plan_training
 from tuner.paths import AnyPath
 from tuner.spec.kind import goal_kind
 
@@ -19,13 +17,6 @@ if TYPE_CHECKING:
 
 AnyPlanned = Planned | Deployed | Placed
 """A plan of any goal (`made.plan`), with its spec (`made.spec`)."""
-
-PLANNERS: Final[Mapping[str | None, Callable[..., AnyPlanned]]] = {
-    "train": plan_training,
-    "serve": deploy,
-    "place": place,
-}
-"""By kind of goal."""
 
 Arguments = ParamSpec("Arguments")
 
@@ -65,9 +56,12 @@ def plan(spec_path: AnyPath, **options: Any) -> AnyPlanned:
     """
     # An argument that does not exist is an error whatever the goal.
     signature(plan_training).bind(spec_path, **options)
-    planner = PLANNERS.get(goal_kind(Path(spec_path)), plan_training)
+    planner = load_goal(known_kind(goal_kind(Path(spec_path)))).plan
     known = signature(planner).parameters
-    return planner(spec_path, **{name: one for name, one in options.items() if name in known})
+    made: AnyPlanned = planner(
+        spec_path, **{name: one for name, one in options.items() if name in known}
+    )
+    return made
 
 
 def write(folder: AnyPath, made: AnyPlanned) -> "Plan | Any":
@@ -76,8 +70,4 @@ def write(folder: AnyPath, made: AnyPlanned) -> "Plan | Any":
     Raises:
         OutputError: the folder cannot be written.
     """
-    if isinstance(made, Planned):
-        return write_plan(folder, made.plan, spec=made.spec, profiles=made.profiles)
-    if isinstance(made, Deployed):
-        return write_serve_plan(folder, made.plan, spec=made.spec)
-    return write_place_plan(folder, made.plan, spec=made.spec, maps=made.maps)
+    return goal_of(made.plan).write(folder, made)

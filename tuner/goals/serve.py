@@ -1,133 +1,260 @@
-"""Deployments as functions, for the command line and for notebooks."""
+"""Deployments, from the spec to the report."""
 
-import hashlib
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from profilers.files import read_bounded
-from tuner.backtest.serving.launches import SYSTEMS
-from tuner.backtest.serving.tables import DATASHEET, build_machines
-from tuner.costs.serve.kv_profile import kv_table
-from tuner.costs.serve.machine import ServingMachine
-from tuner.devices.catalogue import find_device
-from tuner.errors import SpecError
-from tuner.goals.planning_time import with_planning_time
-from tuner.goals.train import version
-from tuner.paths import AnyPath, to_paths
-from tuner.plans.serve import ServePlan, ServeProvenance
-from tuner.search.serve.options import ServingPool
-from tuner.search.serve.plan_serve import make_serve_plan
-from tuner.search.serve.solve_mode import Settings
-from tuner.serve_kernels import kernel_hashes
-from tuner.spec.cluster import Pool
-from tuner.spec.files import LARGEST_FILE_BYTES
-from tuner.spec.serving.read import ServeSpec, read_serve_spec
-from tuner.units import format_bytes
+import yaml
 
-EXPERTS: Final = "moe"
-"""The table that distinguishes engines: each has its own MoE kernels."""
+from tuner.config.serve import Instances, ServeDecision
+from tuner.config.serve_words import (
+    describe_kv_transfer,
+    group_changes,
+    island_words,
+    router_words,
+    short_group,
+    short_serve,
+)
+from tuner.goals.goal import (
+    MOST_RIVALS,
+    Figures,
+    Goal,
+    PlannedSpec,
+    changes_of_pools,
+    terms,
+    use_planned_profiles,
+)
+from tuner.goals.plan_ratios import serve_ratio_band
+from tuner.goals.planned_spec import read_planned_spec
+from tuner.goals.serve_folder import read_serve_plan, write_serve_plan
+from tuner.goals.serve_plan import deploy, price_serving_pool
+from tuner.goals.stored_figures import serve_figures
+from tuner.plans.serve import SCHEMA_VERSION, ServePlan, ServePrediction
+from tuner.plans.what_if import Change, Rival, Why
+from tuner.report.plan_csv import serve_csv
+from tuner.report.read import serve_report_of
+from tuner.report.replay import Replay, at_planned_rate, replayed
+from tuner.report.what_if_curves import serve_curves
+from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
+from tuner.search.serve.prefix_reuse import recorded_prompts
+from tuner.serve_kernels import kernels_changed
+from tuner.spec.serving.read import read_serve_spec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Deployed:
-    """A deployment's plan and what it was made from."""
+class ExplainedServePlan(ServePlan):
+    """What `moetune explain --json` prints of a deployment: `plan.json` and why."""
 
-    plan: ServePlan
-    spec: ServeSpec
+    why: Why
 
 
-def deploy(
-    spec_path: AnyPath,
-    *,
-    profiles: AnyPath | Sequence[AnyPath] = (),
-    time_limit_s: float = 60.0,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Deployed:
-    """Plan the deployment that a spec describes.
+def _spec(plan: ServePlan, keys: dict[str, Any], _used: Path) -> PlannedSpec:
+    goal, stored = keys["goal"], plan.goal
+    if stored.traffic.trace is not None:
+        goal["traffic"]["trace"] = str(stored.traffic.trace.absolute())
+    if stored.routing is not None:
+        goal["routing"]["path"] = str(stored.routing.path.absolute())
+    if stored.placement is not None:
+        goal["placement"] = str(stored.placement.absolute())
+    use_planned_profiles(keys, plan.cluster)
+    return PlannedSpec(keys=keys, cluster=plan.cluster, memory_bytes={})
 
-    Args:
-        spec_path: the YAML file.
-        profiles: stored profiles, or folders of aiconfigurator's tables, matched to pools by
-            device; without any an installed aiconfigurator-core, and where that has nothing the
-            device's datasheet, which the plan says.
-        time_limit_s: for all searches together.
-        clock: for the time limit and the reported solve time.
+
+def _solve(
+    path: Path, *, profiles: Sequence[Path], time_limit_s: float, **_other: Any
+) -> ServePlan:
+    return deploy(path, profiles=profiles, time_limit_s=time_limit_s).plan
+
+
+def _changes(before: ServeDecision, after: ServeDecision) -> Iterator[str]:
+    """Yield changes of mode, of instances, and of what lies between them.
+
+    Where one kind of instance of a role and pool became one other kind, only what differs between
+    the two is named.
+    """
+    if before.mode != after.mode:
+        yield f"{before.mode} -> {after.mode}"
+    old, new = _kinds(before), _kinds(after)
+    for kind in dict.fromkeys((*old, *new)):
+        gone = [one for one in old.get(kind, ()) if one not in new.get(kind, ())]
+        come = [one for one in new.get(kind, ()) if one not in old.get(kind, ())]
+        if len(gone) == len(come) == 1:
+            yield f"{' '.join(filter(None, kind))}: {', '.join(group_changes(gone[0], come[0]))}"
+        else:
+            yield from (f"without {short_group(one)}" for one in gone)
+            yield from (f"with {short_group(one)}" for one in come)
+    transfers, other_transfers = _transfers(before), _transfers(after)
+    for pools in dict.fromkeys((*transfers, *other_transfers)):
+        was, will_be = transfers.get(pools, "none"), other_transfers.get(pools, "none")
+        if was != will_be:
+            yield f"KV transfer {pools}: {was} -> {will_be}"
+    links, other_links = _between(before), _between(after)
+    yield from (f"without {one}" for one in links if one not in other_links)
+    yield from (f"with {one}" for one in other_links if one not in links)
+
+
+def _kinds(decision: ServeDecision) -> dict[tuple[str, ...], list[Instances]]:
+    kinds: dict[tuple[str, ...], list[Instances]] = {}
+    for one in decision.instances:
+        kinds.setdefault((one.role.value, "on", one.pool, one.island), []).append(one)
+    return kinds
+
+
+def _transfers(decision: ServeDecision) -> dict[str, str]:
+    """KV transfers in words, by the pools that they connect."""
+    by_pools: dict[str, str] = {}
+    for one in decision.handovers:
+        pools = f"{one.from_pool} to {one.to_pool}"
+        words = describe_kv_transfer(one).removeprefix(pools).strip(" :")
+        by_pools[pools] = f"{by_pools[pools]} and {words}" if pools in by_pools else words
+    return by_pools
+
+
+def _between(decision: ServeDecision) -> list[str]:
+    above = decision.offload_above_tokens
+    return [
+        *([] if decision.router is None else [router_words(decision.router)]),
+        *island_words(decision),
+        *([] if above is None else [f"prompts above {above:,} tokens on the remote pool"]),
+    ]
+
+
+def _differences(before: ServeDecision, after: ServeDecision) -> tuple[str, ...]:
+    return tuple(_changes(before, after))
+
+
+def _figures(plan: ServePlan) -> Figures | None:
+    predicted, decision = plan.predicted, plan.decision
+    if predicted is None or decision is None:
+        return None
+    values = {
+        "num_devices": float(decision.num_devices),
+        "requests_per_s": predicted.requests_per_s,
+        "goodput_per_device": predicted.goodput_per_device,
+        "ttft_mean_s": predicted.ttft_s.mean,
+        "ttft_p90_s": predicted.ttft_s.p90,
+        "tpot_mean_s": predicted.tpot_s.mean,
+        "tpot_p90_s": predicted.tpot_s.p90,
+    }
+    if predicted.cost_per_hour is not None:
+        values["cost_per_hour"] = predicted.cost_per_hour
+    if predicted.token_cost is not None:
+        values["cost_per_million_input_tokens"] = predicted.token_cost.input_per_million
+        values["cost_per_million_output_tokens"] = predicted.token_cost.output_per_million
+    objective = {
+        "goodput": "goodput_per_device",
+        "devices": "num_devices",
+        "cost": "cost_per_hour",
+        "rate": "requests_per_s",
+    }[plan.goal.objective]
+    return Figures(
+        values,
+        {"ttft_mean_s": predicted.ttft_s_band, "tpot_mean_s": predicted.tpot_s_band},
+        objective=objective if objective in values else "num_devices",
+        more_is_better=objective in ("goodput_per_device", "requests_per_s"),
+    )
+
+
+def _rivals(plan: ServePlan) -> tuple[Rival, ...]:
+    if plan.predicted is None:
+        return ()
+    before = plan.predicted.breakdown_s
+    return tuple(
+        Rival(
+            decision=short_serve(other.decision),
+            within_band=other.within_band,
+            lost_by=other.lost_by,
+            slower_s=sum(other.predicted.breakdown_s.values()) - sum(before.values()),
+            terms_s=terms(before, other.predicted.breakdown_s),
+            figures=_served(other.predicted, num_devices=other.decision.num_devices),
+        )
+        for other in plan.alternatives[:MOST_RIVALS]
+    )
+
+
+def _served(predicted: ServePrediction, *, num_devices: int) -> dict[str, float]:
+    figures = {
+        "num_devices": float(num_devices),
+        "ttft_p90_s": predicted.ttft_s.p90,
+        "tpot_p90_s": predicted.tpot_s.p90,
+        "goodput_per_device": predicted.goodput_per_device,
+    }
+    if predicted.cost_per_hour is not None:
+        figures["cost_per_hour"] = predicted.cost_per_hour
+    return figures
+
+
+def _usual_changes(plan: ServePlan) -> tuple[Change, ...]:
+    requested = [*changes_of_pools(plan), Change(key="bandwidth", value="x2")]
+    if plan.goal.objective == "rate":
+        return tuple(requested)  # It is as much as the devices serve.
+    key = "concurrency" if plan.goal.traffic.is_closed_loop else "rate"
+    return (*requested, Change(key=key, value="x2"))
+
+
+def _seconds(plan: ServePlan) -> Mapping[str, float]:
+    return {} if plan.predicted is None else plan.predicted.breakdown_s
+
+
+def _other_kernels(plan: ServePlan, profiles: Sequence[Path]) -> tuple[str, ...]:
+    return kernels_changed(plan.provenance.kernels_sha256, plan.cluster, profiles)
+
+
+def _replay(
+    folder: Path, *, profiles: Sequence[Path] = (), watch: ProgressListener = ignore_progress
+) -> Replay | None:
+    """Simulate the traffic of a deployment's plan again; None where that is not possible.
 
     Raises:
-        SpecError: the spec is unusable.
-        UnknownDeviceError: no description of a pool's device.
-        ProfileUnreadableError: a table is damaged.
+        PlanUnreadableError: the folder no longer has its plan or spec.
+        SpecError: the spec can no longer be read.
     """
-    started_s = clock()
-    spec_path = Path(spec_path)
-    profiles = to_paths(profiles)
-    spec = read_serve_spec(spec_path)
-    priced_pools = tuple(price_serving_pool(pool, profiles) for pool in spec.cluster.pools)
-    plan = make_serve_plan(
-        spec,
-        priced_pools,
-        settings=Settings(time_limit_s=time_limit_s, clock=clock),
-        provenance=ServeProvenance(
-            moetune_version=version(),
-            spec_sha256=hashlib.sha256(
-                read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES)
-            ).hexdigest(),
-            profile_source={priced.pool.name: priced.source for priced in priced_pools},
-            kernels_sha256=kernel_hashes(spec.cluster, profiles),
-            notes=() if spec.model.moe is None else tuple(_kernel_notes(priced_pools)),
-        ),
-    )
-    return Deployed(plan=with_planning_time(plan, wall_s=clock() - started_s), spec=spec)
+    text = "the traffic, at the planned rate and at others"
+    watch(PlanningEvent(stage="simulating", text=text))
+    plan = read_serve_plan(folder)
+    if plan.decision is None:
+        return None
+    keys = read_planned_spec(folder, plan, _spec).keys
+    with tempfile.TemporaryDirectory(prefix="moetune-") as scratch:
+        path = Path(scratch) / "spec.yaml"
+        path.write_text(yaml.safe_dump(dict(keys), sort_keys=False), encoding="utf-8")
+        spec = at_planned_rate(read_serve_spec(path), plan.goal)
+        priced_pools = tuple(price_serving_pool(pool, profiles) for pool in spec.cluster.pools)
+        hits = None
+        if plan.prefix_reuse is not None and plan.predicted is not None:
+            rate = plan.predicted.requests_per_s
+            prompts = recorded_prompts(spec, rate_per_s=rate)
+            hits = None if prompts is None else prompts.under(plan.prefix_reuse)
+        return replayed(spec, priced_pools, plan.decision, hits=hits)
 
 
-def _kernel_notes(priced_pools: Sequence[ServingPool]) -> Iterator[str]:
-    """Note pools with kernels of a single engine, where bands are for the fastest of several."""
-    for priced in priced_pools:
-        tables = priced.machine.tables
-        names = set() if tables is None else set(tables.softwares(EXPERTS)) - {""}
-        engines = sorted({name.partition("@")[0] for name in names})
-        if len(engines) == 1:
-            yield (
-                f"{priced.pool.name}: kernels of {engines[0]} only are known; error bands are of"
-                " the fastest of several engines' kernels, so give more profiles with --profile"
-            )
-
-
-def price_serving_pool(pool: Pool, profiles: Sequence[Path]) -> ServingPool:
-    """Price a pool on measured kernels where there are any, else on its datasheet.
-
-    Raises:
-        SpecError: the pool names no device.
-        UnknownDeviceError: no description of its device.
-        ProfileUnreadableError: a table is damaged.
-    """
-    if pool.device is None:
-        raise SpecError(
-            f"cluster.pools: {pool.name!r} names no 'device'; a profile holds kernels, and the"
-            " device's description says how much memory and which links there are"
-        )
-    sheet = find_device(pool.device)
-    if pool.memory_per_device is not None and pool.memory_per_device > sheet.memory_bytes:
-        raise SpecError(
-            f"cluster.pools: {pool.name!r}: memory_per_device"
-            f" {format_bytes(pool.memory_per_device)} is more than the"
-            f" {format_bytes(sheet.memory_bytes)} of {sheet.name}; leave it out, or name another"
-            " device"
-        )
-    own = () if pool.profile is None else (pool.profile,)
-    system = next((name for name, device in SYSTEMS.items() if device == sheet.name), None)
-    if system is None:
-        machine, origin = ServingMachine(sheet=sheet, tables=None), DATASHEET
-    else:
-        machines, origins = build_machines((system,), (*own, *profiles))
-        machine, origin = machines[system], origins[system]
-    return ServingPool(
-        pool=pool,
-        machine=machine,
-        memory_bytes=float(pool.memory_per_device or sheet.memory_bytes),
-        source=origin,
-        conversions=kv_table((*own, *profiles), device=sheet.name),
-    )
+GOAL: Final = Goal(
+    kind="serve",
+    plan_type=ServePlan,
+    decision_type=ServeDecision,
+    explained=ExplainedServePlan,
+    schema_version=SCHEMA_VERSION,
+    plan=deploy,
+    write=lambda folder, made: write_serve_plan(folder, made.plan, spec=made.spec),
+    read=read_serve_plan,
+    spec=_spec,
+    solve=_solve,
+    words=short_serve,
+    differences=_differences,
+    figures=_figures,
+    rivals=_rivals,
+    changes=(
+        *("nodes", "memory", "bandwidth", "rate", "concurrency"),
+        *("input-tokens", "output-tokens", "ttft", "tpot"),
+    ),
+    usual_changes=_usual_changes,
+    curves=serve_curves,
+    curve_figure=lambda _limit, objective: objective,
+    report=serve_report_of,
+    replay=_replay,
+    csv=serve_csv,
+    ratio_band=serve_ratio_band,
+    stored_figures=serve_figures,
+    seconds=_seconds,
+    other_kernels=_other_kernels,
+)

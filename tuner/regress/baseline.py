@@ -18,10 +18,8 @@ from pydantic import Field, ValidationError
 from profilers.records import Record
 from profilers.schema_version import refusal_of
 from tuner.errors import PlanUnreadableError
+from tuner.goals.registry import GOALS, load_goal
 from tuner.goals.train_folder import MAX_PLAN_BYTES
-from tuner.plans import place as place_plan
-from tuner.plans import serve as serve_plan
-from tuner.plans import train as plan
 from tuner.regress.measurements import MeasuredBefore
 from tuner.regress.records import Effort
 from tuner.spec.files import read_json_object, shown_path
@@ -30,12 +28,6 @@ MOST_TIES: Final = 4
 """Runners-up that an accepted plan keeps, and variants of layouts."""
 PRUNED: Final = ("pareto", "relaxations", "unlaunchable", "files")
 """Lists of a plan that are not compared."""
-
-KINDS: Final[Mapping[str, tuple[type[Record], int]]] = {
-    "train": (plan.Plan, plan.SCHEMA_VERSION),
-    "serve": (serve_plan.ServePlan, serve_plan.SCHEMA_VERSION),
-    "place": (place_plan.PlacePlan, place_plan.SCHEMA_VERSION),
-}
 
 
 class Baseline(Record):
@@ -59,11 +51,11 @@ def read_accepted(file: Path) -> Mapping[str, Any] | None:
     values = read_json_object(file, what="plan", most_bytes=MAX_PLAN_BYTES)
     goal = values.get("goal")
     kind = goal.get("kind") if isinstance(goal, dict) else None
-    if not isinstance(kind, str) or kind not in KINDS:
+    if not isinstance(kind, str) or kind not in GOALS:
         raise PlanUnreadableError(
-            f"{shown_path(file)}: goal.kind {kind!r} is not one of {', '.join(KINDS)}"
+            f"{shown_path(file)}: goal.kind {kind!r} is not one of {', '.join(GOALS)}"
         )
-    stored_type, known = KINDS[kind]
+    stored_type, known = load_goal(kind).plan_type, load_goal(kind).schema_version
     refuse_newer(values, known=known, file=file)
     try:
         text = json.dumps(values, allow_nan=False)

@@ -16,7 +16,7 @@ from typing import Any
 
 from profilers.errors import ProfilerError
 from tuner.errors import PlanUnreadableError, SpecError, TunerError
-from tuner.regress.baseline import KINDS
+from tuner.goals.registry import GOALS
 from tuner.regress.before import Reference, find_reference
 from tuner.regress.beside import (
     effort_findings,
@@ -147,8 +147,8 @@ def _check_scenario(
     kind = ""
     try:
         kind = goal_kind(scenario.spec) or ""
-        if kind not in KINDS:
-            raise SpecError(f"goal.kind {kind!r} is not one of {', '.join(KINDS)}")
+        if kind not in GOALS:
+            raise SpecError(f"goal.kind {kind!r} is not one of {', '.join(GOALS)}")
         job = Job(kind=kind, spec=scenario.spec, profiles=scenario.profiles)
         plan_result = plan(job)
     except TunerError as error:

@@ -1,7 +1,7 @@
 """The facts of a plan that are compared, for plans of any kind and version.
 
 The facts are taken from the JSON of a plan, not from its type: another version of moetune writes
-fields that this one may lack.
+fields that this one may lack. The figures are those of the goal (tuner/goals/stored_figures.py).
 
     train   step time, highest peak memory of a rank; terms: seconds by cause
     serve   goodput per device, TTFT, TPOT, highest memory of a device, cost; seconds by operation
@@ -13,7 +13,11 @@ limits and targets, without paths, which differ between checkouts.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
+
+from tuner.goals.goal import Goal
+from tuner.goals.registry import load_goal
+from tuner.goals.stored_figures import StoredFigure
 
 Json = Mapping[str, Any]
 
@@ -24,19 +28,6 @@ ENGINE: Final = "engine"
 """The field whose `name` is not a label but the engine to launch."""
 
 SOLVED: Final = ("optimal", "feasible")
-
-Unit = Literal["s", "bytes", "per_s", "money", "ratio"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A predicted number."""
-
-    name: str
-    value: float
-    unit: Unit
-    band: tuple[float, float] | None = None
-    is_better_high: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +46,8 @@ class PlanFacts:
     """The facts of one plan."""
 
     kind: str
+    has_price: bool
+    """The first figure is what the search minimises (`Goal.has_price`)."""
     status: str
     decision: Json | None
     objective: float | None
@@ -66,7 +59,7 @@ class PlanFacts:
     """Verdict of a placement; empty for other kinds."""
     made_for: Mapping[str, Json]
     """Of a placement: the release, nodes and ranks that it was made for, by engine."""
-    figures: tuple[Figure, ...]
+    figures: tuple[StoredFigure, ...]
     terms_s: Mapping[str, float]
     """Seconds by cause."""
     runners_up: tuple[RunnerUp, ...]
@@ -85,14 +78,15 @@ def plan_facts(plan: Json) -> PlanFacts:
     """Extract the facts from a plan's JSON.
 
     Raises:
-        KeyError: a field is missing that every version has written.
+        KeyError: a field is missing that every version has written, or the goal is none of ours.
     """
     certificate, predicted = plan["certificate"], plan["predicted"] or {}
-    kind = str(plan["goal"]["kind"])
+    goal = load_goal(str(plan["goal"]["kind"]))
     provenance = plan["provenance"]
     verdict = plan.get("verdict") or {}
     return PlanFacts(
-        kind=kind,
+        kind=goal.kind,
+        has_price=goal.has_price,
         status=str(certificate["status"]),
         decision=plan["decision"],
         objective=_least(plan, certificate["objective"]),
@@ -101,10 +95,10 @@ def plan_facts(plan: Json) -> PlanFacts:
         binding=str(plan["binding_constraint"]),
         verdict_word=str(verdict.get("word", "")),
         made_for={str(one["engine"]): one for one in plan.get("made_for", ())},
-        figures=tuple(_figures(kind, predicted)),
+        figures=tuple(goal.stored_figures(predicted) if predicted else ()),
         terms_s={name: float(value) for name, value in predicted.get("breakdown_s", {}).items()},
         runners_up=tuple(
-            _runner_up(kind, one)
+            _runner_up(goal, one)
             for name in ("alternatives", "variants")
             for one in plan.get(name, ())
         ),
@@ -141,8 +135,9 @@ def spec_differences(
         yield at, accepted, current
 
 
-def _runner_up(kind: str, alternative: Json) -> RunnerUp:
-    first = next(_figures(kind, alternative.get("predicted") or {}), None)
+def _runner_up(goal: Goal, alternative: Json) -> RunnerUp:
+    predicted = alternative.get("predicted")
+    first = next(goal.stored_figures(predicted), None) if predicted else None
     return RunnerUp(
         decision=alternative["decision"],
         price=None if first is None else first.value,
@@ -165,71 +160,3 @@ def _planned_spec(plan: Json) -> Json:
         goal = spec["goal"]
         spec["goal"] = goal | {"traffic": goal["traffic"] | {"rate": None}}
     return spec
-
-
-def _figures(kind: str, predicted: Json) -> Iterator[Figure]:
-    if not predicted:
-        return
-    if kind == "train":
-        yield from _train_figures(predicted)
-    elif kind == "serve":
-        yield from _serve_figures(predicted)
-    else:
-        yield from _place_figures(predicted)
-
-
-def _train_figures(predicted: Json) -> Iterator[Figure]:
-    yield _banded(predicted, "step_time_s", unit="s")
-    memory = [float(size) for size in predicted["peak_memory_bytes"]]
-    bands = predicted.get("peak_memory_bytes_band") or [None] * len(memory)
-    peak_rank = max(range(len(memory)), key=memory.__getitem__)
-    yield Figure(
-        name="peak_memory_bytes",
-        value=memory[peak_rank],
-        unit="bytes",
-        band=_band(bands[peak_rank]),
-    )
-
-
-def _serve_figures(predicted: Json) -> Iterator[Figure]:
-    yield Figure(
-        name="goodput_per_device",
-        value=float(predicted["goodput_per_device"]),
-        unit="per_s",
-        is_better_high=True,
-    )
-    for name in ("ttft_s", "tpot_s"):
-        mean = float(predicted[name]["mean"])
-        yield Figure(name=name, value=mean, unit="s", band=_band(predicted.get(f"{name}_band")))
-    memory = predicted.get("memory_bytes") or {}
-    if memory:
-        yield Figure(name="memory_bytes", value=float(max(memory.values())), unit="bytes")
-    if predicted.get("cost_per_hour") is not None:
-        yield Figure(name="cost_per_hour", value=float(predicted["cost_per_hour"]), unit="money")
-
-
-def _place_figures(predicted: Json) -> Iterator[Figure]:
-    bands = predicted.get("imbalance_band") or {}
-    for workload, value in predicted["imbalance"].items():
-        yield Figure(
-            name=f"imbalance {workload}",
-            value=float(value),
-            unit="ratio",
-            band=_band(bands.get(workload)),
-        )
-    for times in predicted.get("layer_times") or ():
-        yield Figure(
-            name=f"expert layers {times['workload']}",
-            value=float(times["after_s"]),
-            unit="s",
-            band=_band(times.get("after_s_band")),
-        )
-
-
-def _banded(predicted: Json, name: str, *, unit: Unit) -> Figure:
-    band = _band(predicted.get(f"{name}_band"))
-    return Figure(name=name, value=float(predicted[name]), unit=unit, band=band)
-
-
-def _band(values: Any) -> tuple[float, float] | None:
-    return (float(values[0]), float(values[1])) if values is not None else None

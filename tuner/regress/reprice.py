@@ -38,7 +38,8 @@ PINNED: Final = (
 def is_worth_repricing(accepted: PlanFacts, current: PlanFacts) -> bool:
     """Whether today's price of the accepted decision would explain why a plan became worse."""
     return (
-        accepted.kind == current.kind == "train"
+        accepted.has_price
+        and current.has_price
         and accepted.has_decision
         and current.has_decision
         and not same_decision(accepted.decision, current.decision)

@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tuner.regress.observed import Figure, Json, PlanFacts, spec_differences
+from tuner.goals.stored_figures import StoredFigure
+from tuner.regress.observed import Json, PlanFacts, spec_differences
 from tuner.regress.records import Change, Verdict
 from tuner.regress.words import (
     decision_words,
@@ -277,7 +278,7 @@ def _certificate(
 
 def _price_today(accepted: PlanFacts, current: PlanFacts) -> float | None:
     """Return today's price of an accepted training decision, where today's plan holds it."""
-    if accepted.kind != "train" or accepted.decision is None:
+    if not accepted.has_price or accepted.decision is None:
         return None
     for one in current.runners_up:
         if one.price is not None and same_decision(accepted.decision, one.decision):
@@ -290,11 +291,11 @@ def _objective(
 ) -> Iterator[Finding]:
     if accepted.objective is None or current.objective is None:
         return
-    name = {"train": "fastest step", "serve": "objective", "place": "objective"}[current.kind]
-    figure = Figure(
-        name=name, value=current.objective, unit="s" if current.kind == "train" else "ratio"
+    name = "fastest step" if current.has_price else "objective"
+    figure = StoredFigure(
+        name=name, value=current.objective, unit="s" if current.has_price else "ratio"
     )
-    before = Figure(name=name, value=accepted.objective, unit=figure.unit)
+    before = StoredFigure(name=name, value=accepted.objective, unit=figure.unit)
     yield from _figure(
         before,
         figure,
@@ -328,13 +329,13 @@ def _all_figures(
         if former is None:
             continue
         # With another decision, figures that are not the objective may change either way.
-        is_decisive = same or (current.kind == "train" and position == 0)
+        is_decisive = same or (current.has_price and position == 0)
         yield from _figure(former, figure, allowed=allowed, is_decisive=is_decisive, tail="")
         yield from _band(former, figure)
 
 
 def _figure(
-    accepted: Figure, current: Figure, *, allowed: float, is_decisive: bool, tail: str
+    accepted: StoredFigure, current: StoredFigure, *, allowed: float, is_decisive: bool, tail: str
 ) -> Iterator[Finding]:
     change = current.value - accepted.value
     scale = abs(accepted.value) or abs(current.value)
@@ -360,7 +361,7 @@ def _figure(
     )
 
 
-def _band(accepted: Figure, current: Figure) -> Iterator[Finding]:
+def _band(accepted: StoredFigure, current: StoredFigure) -> Iterator[Finding]:
     if accepted.band is None or current.band is None:
         return
     before = accepted.band[1] - accepted.band[0]

@@ -3,24 +3,25 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tuner.regress.observed import Figure, Json, PlanFacts, spec_differences
+from tuner.goals.stored_figures import StoredFigure
+from tuner.regress.observed import Json, PlanFacts, spec_differences
 from tuner.units import format_bytes, format_ratio, format_s
 
 MOST_FIELDS: Final = 3
 LONGEST_VALUE: Final = 40
 
 
-def figure_words(accepted: Figure, current: Figure) -> str:
+def figure_words(accepted: StoredFigure, current: StoredFigure) -> str:
     """Say how a predicted number changed, and whether it left the accepted band."""
     name = current.name.removesuffix("_s").removesuffix("_bytes").replace("_", " ")
     words = f"{name} {shown(accepted)} -> {shown(current)}{percent(accepted.value, current.value)}"
     if accepted.band is not None and not accepted.band[0] <= current.value <= accepted.band[1]:
-        low, high = (Figure(name="", value=edge, unit=current.unit) for edge in accepted.band)
+        low, high = (StoredFigure(name="", value=edge, unit=current.unit) for edge in accepted.band)
         words += f", outside its band of {shown(low)} to {shown(high)}"
     return words
 
 
-def shown(figure: Figure) -> str:
+def shown(figure: StoredFigure) -> str:
     """Return a number with its unit."""
     if figure.unit == "s":
         return format_s(figure.value)

@@ -2,13 +2,12 @@
 
 `python -P worker.py` imports the first moetune on PYTHONPATH, so that an older version can plan the
 same scenario; therefore this file imports nothing of `tuner.regress` and only calls
-
-    tuner.api.plan    tuner.goals.serve.deploy    tuner.goals.place.place
+`tuner.api.plan`.
 
 The process loads the libraries once and then forks for every job: a job that crashes, or is
 killed for its memory, does not affect others, and has its own peak memory.
 
-    stdin   one job a line: {kind, spec, profiles, time_limit_s, memory_limit_bytes, reply}
+    stdin   one job a line: {spec, profiles, time_limit_s, memory_limit_bytes, reply}
     reply   a file: {plan, cpu_s, loop_s, idle_bytes} or {error}
     stdout  one line a job once it has ended: {status, peak_bytes}, status as os.wait4 says
 
@@ -36,8 +35,6 @@ Job = Mapping[str, Any]
 LOADED: Final = (
     "numpy",
     "tuner.api",
-    "tuner.goals.place",
-    "tuner.goals.serve",
     "tuner.search.train.plan_train",
     "tuner.search.train.pools.plan_pools",
     "tuner.costs.train.calibration",
@@ -95,12 +92,9 @@ def plan_of(job: Job) -> dict[str, Any]:
     os.chdir(spec.parent)
     spec = Path(spec.name)
     options: dict[str, Any] = {"profiles": profiles, "time_limit_s": float(job["time_limit_s"])}
-    module, function = {
-        "train": ("tuner.api", "plan"),
-        "serve": ("tuner.goals.serve", "deploy"),
-        "place": ("tuner.goals.place", "place"),
-    }[job["kind"]]
-    planner = getattr(import_module(module), function)
+    planner = getattr(import_module("tuner.api"), "plan", None)
+    if planner is None:
+        raise ImportError("tuner.api.plan")
     if "with_unlaunchable" in signature(planner).parameters:
         options["with_unlaunchable"] = False  # not compared: PRUNED of tuner/regress/baseline.py
     made = planner(spec, **options)

@@ -95,7 +95,6 @@ class Planner:
         reply = self._scratch / "reply.json"
         reply.unlink(missing_ok=True)
         request = {
-            "kind": job.kind,
             "spec": str(job.spec.absolute()),
             "profiles": [str(each.absolute()) for each in job.profiles],
             "time_limit_s": self._limits.solve_s,

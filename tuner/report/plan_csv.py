@@ -25,14 +25,20 @@ PLACE: Final = (
 )
 
 
-def plan_csv(plan: Plan | ServePlan | PlacePlan) -> str:
+def train_csv(plan: Plan) -> str:
     """Return the text of the file; only a header if the plan has no decision."""
-    if isinstance(plan, ServePlan):
-        header = tuple(FrontPoint.model_fields)
-        return csv_text(header, (tuple(dict(point).values()) for point in plan.pareto))
-    if isinstance(plan, PlacePlan):
-        return csv_text(PLACE, _workloads(plan))
     return csv_text(TRAIN, _candidates(plan))
+
+
+def serve_csv(plan: ServePlan) -> str:
+    """Return the text of the file; only a header if the plan has no decision."""
+    header = tuple(FrontPoint.model_fields)
+    return csv_text(header, (tuple(dict(point).values()) for point in plan.pareto))
+
+
+def place_csv(plan: PlacePlan) -> str:
+    """Return the text of the file; only a header if the plan has no decision."""
+    return csv_text(PLACE, _workloads(plan))
 
 
 def _candidates(plan: Plan) -> Iterator[tuple[object, ...]]:

@@ -10,11 +10,9 @@ and the table gives the reason.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from tuner.goals.train_folder import plan_kind, read_plan_as
 from tuner.plans.serve import ServePlan
 from tuner.plans.what_if import Change, Outcome, WhatIf
 from tuner.report.axes import axis, layout
@@ -23,22 +21,20 @@ from tuner.report.palette import BLUE, GREY
 from tuner.spec.serving.goal import Percentiles
 from tuner.units import format_s
 
-_REQUESTS: Final[Mapping[str, tuple[str, ...]]] = {
-    "train": (
-        "nodes=x2",
-        "sequence-length=x2",
-        "batch=x2",
-        "bandwidth=x2",
-        "nodes=/2",
-        "sequence-length=/2",
-        "batch=/2",
-        "bandwidth=/2",
-        "memory=-20%",
-        "memory=+20%",
-    ),
-    "place": ("slots=+1", "slots=+2", "slots=+4"),
-}
-"""Changes by kind of plan, the most important first, as time may run out."""
+TRAIN_CURVES: Final = (
+    "nodes=x2",
+    "sequence-length=x2",
+    "batch=x2",
+    "bandwidth=x2",
+    "nodes=/2",
+    "sequence-length=/2",
+    "batch=/2",
+    "bandwidth=/2",
+    "memory=-20%",
+    "memory=+20%",
+)
+"""Changes that are drawn, the most important first, as time may run out."""
+PLACE_CURVES: Final = ("slots=+1", "slots=+2", "slots=+4")
 
 _LABELS: Final = {
     "tokens_per_s": "tokens/s, whole job",
@@ -71,16 +67,9 @@ class _Point(NamedTuple):
     outcome: Outcome
 
 
-def what_if_requests(folder: Path) -> tuple[str, ...]:
-    """Return the changes to solve for the plan of a folder, the most important first.
-
-    Raises:
-        PlanUnreadableError: there is no plan.
-    """
-    kind = plan_kind(folder) or ""
-    if kind != "serve":
-        return _REQUESTS.get(kind, ())
-    goal = read_plan_as(folder, ServePlan).goal
+def serve_curves(plan: ServePlan) -> tuple[str, ...]:
+    """Return the changes that are drawn of a deployment: its load and the targets that it has."""
+    goal = plan.goal
     loads = ["concurrency" if goal.traffic.is_closed_loop else "rate"]
     targets = [
         name
@@ -95,15 +84,24 @@ def what_if_requests(folder: Path) -> tuple[str, ...]:
     )
 
 
+def train_curve_figure(limit: str, _objective: str) -> str:
+    """Return what the curve of a limit of a training run draws."""
+    return "tokens_per_s" if limit == "nodes" else "tokens_per_s_per_device"
+
+
 def what_if_section(
-    result: WhatIf, changes: Sequence[Change], *, kind: str, slots: int | None = None
+    result: WhatIf,
+    changes: Sequence[Change],
+    *,
+    drawn: Callable[[str, str], str],
+    slots: int | None = None,
 ) -> Section:
     """Draw the results of `changes`, in their order.
 
     Args:
         result: of the solves.
         changes: the changed limits.
-        kind: of the plan.
+        drawn: the figure to draw, of a limit and the plan's objective (`Goal.curve_figure`).
         slots: of a rank, where the plan places experts.
     """
     curves: dict[str, list[_Point]] = defaultdict(list)
@@ -111,7 +109,10 @@ def what_if_section(
         factor = _factor(change, slots=slots)
         if factor is not None:
             curves[change.key].append(_Point(factor, outcome))
-    figures = (_figure(key, points, result.base, kind=kind) for key, points in curves.items())
+    figures = (
+        _figure(key, points, result.base, drawn=drawn(key, result.base.objective))
+        for key, points in curves.items()
+    )
     said = (
         f"Every point is a solve of the plan's problem with one limit changed, "
         f"{result.time_limit_s:.0f} s for all of them; 1 is the plan's own limit."
@@ -136,8 +137,7 @@ def _factor(change: Change, *, slots: int | None) -> float | None:
         return None
 
 
-def _figure(key: str, points: Sequence[_Point], base: Outcome, *, kind: str) -> Figure | None:
-    drawn = _drawn_figure(base, key=key, kind=kind)
+def _figure(key: str, points: Sequence[_Point], base: Outcome, *, drawn: str) -> Figure | None:
     every = sorted((*points, _Point(1.0, base)), key=lambda point: point.factor)
     solved = [point for point in every if drawn in point.outcome.figures]
     if len(solved) < 2:
@@ -223,12 +223,6 @@ def _figure(key: str, points: Sequence[_Point], base: Outcome, *, kind: str) -> 
         height=300,
         is_small=True,
     )
-
-
-def _drawn_figure(base: Outcome, *, key: str, kind: str) -> str:
-    if kind == "train":
-        return "tokens_per_s" if key == "nodes" else "tokens_per_s_per_device"
-    return base.objective
 
 
 def _is_proven(point: _Point) -> bool:

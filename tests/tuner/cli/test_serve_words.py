@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tuner.cli.serve_text import serve_explanation
-from tuner.goals.serve import deploy
+from tuner.goals.serve_plan import deploy
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 

@@ -8,7 +8,7 @@ from tuner.compare.comparison import compare, compare_stored
 from tuner.compare.table import comparison_csv
 from tuner.config.words import train_changes
 from tuner.errors import TunerError
-from tuner.explain.goals import goal_of, read_any_plan
+from tuner.goals.registry import goal_of, read_any_plan
 from tuner.plans.train import Plan, TrainPrediction
 
 CHECKS = Path(__file__).parents[3] / "examples" / "checks"

@@ -8,22 +8,23 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.rows import each_row
-from tuner.draft.spec_fields import GOALS, parse_workloads, spec_fields
+from tuner.draft import place, serve, train
+from tuner.draft.place import parse_workloads
 from tuner.draft.spec_file import draft_spec, fill_values, temporary_spec
-from tuner.draft.text import spec_text
 from tuner.errors import SpecError
 from tuner.spec.files import home_expanded
 from tuner.spec.read import read_spec
 from tuner.spec.serving.read import read_serve_spec
 
+DRAFTS = (train.DRAFT, serve.DRAFT, place.DRAFT)
 ROOT = Path(__file__).parents[3]
 MODEL = str(ROOT / "examples" / "models" / "mixtral-8x7b")
 MACHINES = {"model": MODEL, "device": "H100 SXM", "devices": "64"}
 
 
 def test_a_training_spec_says_what_was_answered() -> None:
-    values = fill_values("train", {**MACHINES, "batch": "512", "emit": "megatron-lm,slurm"})
-    with temporary_spec("train", values) as path:
+    values = fill_values(train.DRAFT, {**MACHINES, "batch": "512", "emit": "megatron-lm,slurm"})
+    with temporary_spec(train.DRAFT, values) as path:
         spec = read_spec(path)
     (pool,) = spec.cluster.pools
     assert (pool.device, pool.nodes, pool.devices_per_node) == ("h100-sxm", 8, 8)
@@ -34,9 +35,10 @@ def test_a_training_spec_says_what_was_answered() -> None:
 
 def test_a_deployment_spec_says_what_was_answered() -> None:
     values = fill_values(
-        "serve", {**MACHINES, "engine": "vllm", "concurrency": "64", "ttft": "1s", "emit": "none"}
+        serve.DRAFT,
+        {**MACHINES, "engine": "vllm", "concurrency": "64", "ttft": "1s", "emit": "none"},
     )
-    with temporary_spec("serve", values) as path:
+    with temporary_spec(serve.DRAFT, values) as path:
         spec = read_serve_spec(path)
     assert spec.goal.traffic.concurrency == 64
     assert spec.goal.slo.ttft.p90 == 1.0
@@ -52,28 +54,30 @@ def test_a_deployment_takes_the_released_type_and_the_named_engine() -> None:
         ("mixtral-8x7b", "bf16"),
     ):
         given_answers = {**MACHINES, "model": str(models / model), "rate": "2/s"}
-        result = fill_values("serve", {**given_answers, "emit": "vllm,slurm"})
+        result = fill_values(serve.DRAFT, {**given_answers, "emit": "vllm,slurm"})
         assert (result["quantization"], result["engine"]) == (quantization, "vllm")
-        with temporary_spec("serve", result) as path:
+        with temporary_spec(serve.DRAFT, result) as path:
             assert read_serve_spec(path).goal.quantization == quantization
     stated = {**given_answers, "engine": "vllm@0.33.0", "quantization": "fp8"}
-    with temporary_spec("serve", fill_values("serve", stated)) as path:
+    with temporary_spec(serve.DRAFT, fill_values(serve.DRAFT, stated)) as path:
         goal = read_serve_spec(path).goal
     assert (goal.engine.name, goal.engine.version, goal.quantization) == ("vllm", "0.33.0", "fp8")
 
 
 def test_fewer_devices_than_a_server_has_are_one_machine() -> None:
-    with temporary_spec("train", fill_values("train", {**MACHINES, "devices": "2"})) as path:
+    with temporary_spec(
+        train.DRAFT, fill_values(train.DRAFT, {**MACHINES, "devices": "2"})
+    ) as path:
         (pool,) = read_spec(path).cluster.pools
     assert (pool.nodes, pool.devices_per_node) == (1, 2)
 
 
-def test_paths_are_relative_to_the_file_or_absolute(tmp_path: Path) -> None:
-    text = draft_spec("train", fill_values("train", MACHINES), folder=ROOT / "examples" / "new")
+def test_paths_are_relative_to_the_file_or_absolute() -> None:
+    values = fill_values(train.DRAFT, MACHINES)
+    text = draft_spec(train.DRAFT, values, folder=ROOT / "examples" / "new")
     assert yaml.safe_load(text)["model"] == "../models/mixtral-8x7b"
-    text = draft_spec("train", fill_values("train", MACHINES), folder=None)
+    text = draft_spec(train.DRAFT, values, folder=None)
     assert yaml.safe_load(text)["model"] == MODEL
-    del tmp_path
 
 
 @each_row(
@@ -108,17 +112,17 @@ def test_paths_are_relative_to_the_file_or_absolute(tmp_path: Path) -> None:
 def test_an_answer_that_cannot_be_is_one_line(
     goal: str, given_answers: dict[str, str], said: str
 ) -> None:
-    (kind,) = (one for one in GOALS if one == goal)
+    (draft,) = (one for one in DRAFTS if one.kind == goal)
     with pytest.raises(SpecError) as refused:
-        fill_values(kind, given_answers)
+        fill_values(draft, given_answers)
     assert said in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
 
 
 def test_what_a_target_cannot_launch_is_refused_before_anything_is_written() -> None:
-    values = fill_values("train", {**MACHINES, "emit": "torchtitan", "precision": "nvfp4"})
+    values = fill_values(train.DRAFT, {**MACHINES, "emit": "torchtitan", "precision": "nvfp4"})
     with pytest.raises(SpecError, match="torchtitan has no precision 'nvfp4'"):
-        draft_spec("train", values, folder=None)
+        draft_spec(train.DRAFT, values, folder=None)
 
 
 @settings(max_examples=60, deadline=None)
@@ -141,15 +145,15 @@ def test_names_and_paths_read_back_as_they_were_typed(name: str) -> None:
         requested = parse_workloads(values["workload"])
     except SpecError:
         return
-    (written,) = yaml.safe_load(spec_text("place", values, folder=None))["goal"]["workloads"]
+    (written,) = yaml.safe_load(place.DRAFT.text(values, folder=None))["goal"]["workloads"]
     assert {written["name"]: Path(written["path"]).name} == {
         key: home_expanded(path).absolute().name for key, path in requested.items()
     }
 
 
 def test_every_default_is_acceptable() -> None:
-    for goal in GOALS:
-        for field in spec_fields(goal):
+    for draft in DRAFTS:
+        for field in draft.fields:
             if field.default and field.key != "devices":
                 values = {"engine": "sglang", "model": MODEL, "input-tokens": "4000"}
                 field.check(field.default, values)

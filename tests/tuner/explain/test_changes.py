@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tests.rows import each_row
 from tuner.errors import TunerError
 from tuner.explain.changes import apply_change
-from tuner.explain.goal import PlannedSpec
-from tuner.plans.what_if import Change, moved, parse_changes
+from tuner.goals.goal import PlannedSpec
+from tuner.goals.registry import load_goal
+from tuner.plans.what_if import KEYS, Change, moved, parse_changes
 from tuner.spec.cluster import Cluster
 from tuner.spec.fields import SpecFolder
 
@@ -42,7 +43,6 @@ def stored_spec(goal: dict[str, Any], *, is_reference: bool = False) -> PlannedS
     }
     folder = SpecFolder(folder=Path())
     return PlannedSpec(
-        kind=goal["kind"],
         keys=yaml.safe_load(yaml.safe_dump(keys)),
         cluster=Cluster.model_validate(keys["cluster"], context=folder),
         is_reference=is_reference,
@@ -52,7 +52,7 @@ def stored_spec(goal: dict[str, Any], *, is_reference: bool = False) -> PlannedS
 
 def after(goal: dict[str, Any], text: str) -> tuple[dict[str, Any], str]:
     (change,) = parse_changes(text)
-    return apply_change(stored_spec(goal), change)
+    return apply_change(stored_spec(goal), change, able=load_goal(goal["kind"]).changes)
 
 
 def test_nodes_change_in_every_pool_or_in_the_one_named() -> None:
@@ -159,13 +159,13 @@ def test_a_change_that_says_nothing_here_is_refused(
 def test_measured_links_are_not_moved() -> None:
     (change,) = parse_changes("bandwidth=x2")
     with pytest.raises(TunerError, match="measured with the profile"):
-        apply_change(stored_spec(TRAIN, is_reference=True), change)
+        apply_change(stored_spec(TRAIN, is_reference=True), change, able=KEYS)
 
 
 def test_the_planned_spec_is_not_changed() -> None:
     changed_spec = stored_spec(TRAIN)
     for change in parse_changes("nodes=+1,memory=-20%,bandwidth=x2,batch=x2"):
-        apply_change(changed_spec, change)
+        apply_change(changed_spec, change, able=KEYS)
     assert changed_spec.keys == stored_spec(TRAIN).keys
 
 

@@ -10,13 +10,13 @@ from profilers.errors import RecordingUnreadableError
 from tuner import api
 from tuner.errors import PlanUnreadableError, SpecError
 from tuner.explain.explanation import explain
-from tuner.explain.goals import goal_of
 from tuner.explain.other_limits import what_if, what_ifs
 from tuner.explain.outcomes import to_outcome
-from tuner.goals.place import place
 from tuner.goals.place_folder import write_place_plan
-from tuner.goals.serve import deploy
+from tuner.goals.place_plan import place
+from tuner.goals.registry import goal_of
 from tuner.goals.serve_folder import write_serve_plan
+from tuner.goals.serve_plan import deploy
 from tuner.goals.train_folder import read_plan, write_plan
 from tuner.plans.train import Preference
 from tuner.plans.what_if import Change, parse_changes

@@ -7,8 +7,8 @@ import pytest
 
 from tests.tuner.engines.placement.testing import sample_decision, sample_placement
 from tuner.errors import SpecError
-from tuner.goals.serve import Deployed, deploy
 from tuner.goals.serve_folder import write_serve_plan
+from tuner.goals.serve_plan import Deployed, deploy
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
 LAYERS, EXPERTS, RANKS = 32, 8, 4

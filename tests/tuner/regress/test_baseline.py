@@ -10,9 +10,9 @@ from profilers.errors import ProfileUnreadableError
 from profilers.store import read_profile
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
+from tuner.goals.registry import GOALS, load_goal
 from tuner.goals.train_folder import read_plan
 from tuner.regress.baseline import (
-    KINDS,
     Baseline,
     baseline_json,
     plan_json,
@@ -29,14 +29,16 @@ VERSIONS = {"plan": (1,), "profile": (1,)}
 """Every schema version that a release wrote."""
 
 
-@each_row("kind", KINDS)
+@each_row("kind", GOALS)
 @each_row("version", VERSIONS["plan"])
 def test_plans_of_every_released_schema_are_read(kind: str, version: int) -> None:
     file = FIXTURES / f"plan-{version}-{kind}.json"
     values = read_accepted(file)
     assert values is not None
     assert plan_facts(values).kind == kind
-    assert max(VERSIONS["plan"]) == KINDS[kind][1], "keep a fixture of the new schema version"
+    assert max(VERSIONS["plan"]) == load_goal(kind).schema_version, (
+        "keep a fixture of the new schema version"
+    )
 
 
 @each_row("version", VERSIONS["profile"])
@@ -111,7 +113,7 @@ def test_no_file_is_no_plan_and_no_baseline(tmp_path: Path) -> None:
     assert read_baseline(tmp_path / "baseline.json") is None
 
 
-@each_row("kind", KINDS)
+@each_row("kind", GOALS)
 def test_a_pruned_plan_is_small_and_still_a_plan(kind: str, tmp_path: Path) -> None:
     values = json.loads((FIXTURES / f"plan-1-{kind}.json").read_text())
     file = tmp_path / "plan.json"

@@ -66,8 +66,10 @@ def test_what_solvers_print_is_no_answer(acting: Path, tmp_path: Path) -> None:
 
 
 def test_a_version_that_lacks_a_planner_says_so(acting: Path, tmp_path: Path) -> None:
-    with Planner(scratch=tmp_path, limits=Limits(), tree=acting) as planner:
-        result = arguments(planner, tmp_path, "hello", kind="serve")
+    older = Path(shutil.copytree(acting, tmp_path / "older"))
+    (older / "tuner" / "api.py").write_text('"""Plans nothing."""\n')
+    with Planner(scratch=tmp_path, limits=Limits(), tree=older) as planner:
+        result = arguments(planner, tmp_path, "hello")
     assert "this version of moetune lacks what the scenario needs" in result.error
 
 

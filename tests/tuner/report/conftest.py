@@ -15,8 +15,9 @@ import yaml
 from tuner import api
 from tuner.config.serve import Instances, PlannedKvTransfer, Role, ServeDecision
 from tuner.errors import EnvironmentMissingError
-from tuner.goals.place import place
 from tuner.goals.place_folder import write_place_plan
+from tuner.goals.place_plan import place
+from tuner.goals.registry import goal_of_folder
 from tuner.goals.train_folder import write_plan
 from tuner.plans.serve import (
     Latency,
@@ -32,7 +33,6 @@ from tuner.plans.serve import (
 from tuner.report.content import Report
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import browser_path
-from tuner.report.read import build_report
 from tuner.spec.serving.read import read_serve_spec
 
 EXAMPLES: Final = Path(__file__).parents[3] / "examples"
@@ -298,7 +298,7 @@ def shown(
     @cache
     def of_kind(kind: str) -> Shown:
         folder = folders[kind]
-        report = build_report(folder)
+        report = goal_of_folder(folder).report(folder)
         html = page_of(report)
         plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
         return Shown(folder=folder, plan=plan, report=report, html=html, page=parsed(html))

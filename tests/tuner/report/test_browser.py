@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
+from tuner.goals.registry import goal_of_folder
 from tuner.report.page import own_assets, page_html
 from tuner.report.picture import command
 from tuner.report.plotly_script import plotly_script
-from tuner.report.read import build_report
 
 Parsed = Callable[[str], Any]
 Shown = Callable[[str], Any]
@@ -51,7 +51,7 @@ def opened(
 
 def write_page(folder: Path, out: Path) -> int:
     """Write the page of a plan and return how many plots it has."""
-    report = build_report(folder)
+    report = goal_of_folder(folder).report(folder)
     out.write_text(page_html(report, own_assets(plotly_script())), encoding="utf-8")
     return len(report.figures)
 

@@ -11,9 +11,9 @@ import pytest
 from tests.rows import each_row
 from tuner.cli.plan_text import explanation, plan_text
 from tuner.config.words import short_decision
+from tuner.goals.registry import goal_of_folder
 from tuner.plans.train import Plan, Preference, Roomier
 from tuner.report.memory_headroom import chance_sentence, memory_warning, trade_words
-from tuner.report.read import build_report
 
 Page = Callable[[Any], str]
 Parsed = Callable[[str], Any]
@@ -62,7 +62,7 @@ def test_a_page_begins_with_the_warning_where_the_chance_is_not_small(
     own_folder: Path, page_of: Page, parsed: Parsed, chance: float
 ) -> None:
     plan = with_chance(own_folder, chance)
-    page = parsed(page_of(build_report(own_folder)))
+    page = parsed(page_of(goal_of_folder(own_folder).report(own_folder)))
     warnings = [node for node in page.all("p") if node.attributes.get("class") == "warning"]
     first = plan_text(plan, folder=own_folder).splitlines()[0]
     assert [node.attributes.get("role") for node in warnings] == ["alert"] * (chance > 0.05)

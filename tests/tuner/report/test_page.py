@@ -13,7 +13,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import PlanUnreadableError
-from tuner.report.read import build_report
+from tuner.goals.registry import goal_of_folder
 
 Page = Callable[[Any], str]
 Parsed = Callable[[str], Any]
@@ -163,7 +163,7 @@ def test_an_infeasible_plan_names_the_binding_constraint(
     plan["certificate"] |= {"status": "infeasible", "objective": None, "bound": None}
     plan["binding_constraint"] = "memory_per_device: 3 GiB short"
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    page = parsed(page_of(build_report(folder)))
+    page = parsed(page_of(goal_of_folder(folder).report(folder)))
     (header,) = page.all("header", class_="nothing")
     assert "memory_per_device: 3 GiB short" in header.text
     assert not page.all("div", class_="plot")
@@ -171,8 +171,8 @@ def test_an_infeasible_plan_names_the_binding_constraint(
 
 def test_a_plan_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text('{"goal": {"kind": "dance"}}', encoding="utf-8")
-    with pytest.raises(PlanUnreadableError, match="'dance' has no report; known: train, serve"):
-        build_report(tmp_path)
+    with pytest.raises(PlanUnreadableError, match="'dance' is not of one of the goals"):
+        goal_of_folder(tmp_path).report(tmp_path)
 
 
 def test_a_plan_that_disagrees_with_itself_is_refused(
@@ -183,7 +183,7 @@ def test_a_plan_that_disagrees_with_itself_is_refused(
     plan["predicted"]["stages"].pop()
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
     with pytest.raises(PlanUnreadableError, match=r"predicted: not of the decision's .* stages"):
-        build_report(folder)
+        goal_of_folder(folder).report(folder)
 
 
 def test_a_number_that_json_lacks_is_not_drawn(
@@ -194,7 +194,7 @@ def test_a_number_that_json_lacks_is_not_drawn(
     plan = json.loads(text)
     plan["predicted"]["peak_memory_bytes_band"][0][1] = float("inf")
     (folder / "plan.json").write_text(json.dumps(plan), encoding="utf-8")
-    page = parsed(page_of(build_report(folder)))
+    page = parsed(page_of(goal_of_folder(folder).report(folder)))
     figures = {
         one["name"]: one for one in json.loads(page.all("script", type="application/json")[0].text)
     }

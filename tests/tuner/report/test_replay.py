@@ -6,7 +6,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.serve import Island
-from tuner.goals.serve import deploy, price_serving_pool
+from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import Latency, ServePlan
 from tuner.report.latency_figures import goodput_figure, latency_figure
 from tuner.report.replay import QUANTILES, Replay, at_planned_rate, replayed

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tuner.engines.metrics.benchmark_run import BenchmarkRun, Spread
+from tuner.goals.registry import goal_of_folder
 from tuner.plans.serve import ServePlan
 from tuner.report.markdown import markdown
-from tuner.report.read import build_report
 from tuner.verify.deployments.conclusion import conclude
 from tuner.verify.deployments.records import ServeTrialRecord
 
@@ -47,14 +47,14 @@ def test_a_report_says_what_launches_measured(
     serve_folder: Path, serve_plan: ServePlan, copied: Callable[[Path], Path]
 ) -> None:
     folder = copied(serve_folder)
-    before = markdown(build_report(folder))
+    before = markdown(goal_of_folder(folder).report(folder))
     assert "nothing was launched" in before
     records = [record(serve_plan, 0, run(0.0125))]
     if serve_plan.alternatives:
         records.append(record(serve_plan, 1, reason="the server ended <b>at once</b>"))
     verified = conclude(serve_plan, records)
     (folder / "verified.json").write_text(verified.model_dump_json())
-    after = markdown(build_report(folder))
+    after = markdown(goal_of_folder(folder).report(folder))
     assert "nothing was launched" not in after
     assert f"Measured: the best of {len(records)} launched." in after
     assert "Predicted and measured" in after
@@ -69,6 +69,6 @@ def test_a_report_says_that_no_launch_held_the_targets(
     folder = copied(serve_folder)
     verified = conclude(serve_plan, [record(serve_plan, 0, run(1000.0))])
     (folder / "verified.json").write_text(verified.model_dump_json())
-    text = markdown(build_report(folder))
+    text = markdown(goal_of_folder(folder).report(folder))
     assert "Of 1 launched, none meets the SLO." in text
     assert "TPOT" in text

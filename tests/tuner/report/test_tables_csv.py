@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from tuner.cli.app import run
-from tuner.explain.goals import read_any_plan
+from tuner.goals.goal import StoredPlan
+from tuner.goals.registry import goal_of, goal_of_folder, read_any_plan
 from tuner.plans.serve import FrontPoint, ServePlan
 from tuner.report.content import Figure, Table
 from tuner.report.front_figure import front_figure
-from tuner.report.plan_csv import plan_csv
-from tuner.report.read import build_report
 from tuner.report.tables_csv import report_csv
 
 CHECKS = Path(__file__).parents[3] / "examples" / "checks"
 PLAIN = {"mode": "aggregated", "running": 4, "ttft_s": 0.1, "instance": "1 x 2 on h100 (TP 2)"}
+
+
+def plan_csv(plan: StoredPlan) -> str:
+    return goal_of(plan).csv(plan)
 
 
 def _rows(text: str) -> list[dict[str, str]]:
@@ -41,7 +44,7 @@ def _with_front() -> ServePlan:
 
 def test_every_cell_of_every_table_of_a_report_is_a_row() -> None:
     for name in ("train-mixtral", "serve-mixed-pool", "serve-infeasible", "place-balance"):
-        report = build_report(CHECKS / name)
+        report = goal_of_folder(CHECKS / name).report(CHECKS / name)
         tables = [
             block.table if isinstance(block, Figure) else block
             for section in report.sections

@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 
 from tests.rows import each_row
+from tuner.goals.registry import goal_of_folder
 from tuner.plans.what_if import Outcome, WhatIf, parse_changes
 from tuner.report.content import Figure, Section
-from tuner.report.what_if_curves import what_if_requests, what_if_section
+from tuner.report.what_if_curves import train_curve_figure, what_if_section
 
 
 def outcome(change: str, tokens_per_s: float | None, **more: Any) -> Outcome:
@@ -26,9 +27,14 @@ def outcome(change: str, tokens_per_s: float | None, **more: Any) -> Outcome:
     return Outcome(**(fields | more))
 
 
+def requests_of(folder: Path) -> tuple[str, ...]:
+    goal = goal_of_folder(folder)
+    return goal.curves(goal.read(folder))
+
+
 def drawn(text: str, *outcomes: Outcome, **options: Any) -> Section:
     found = WhatIf(base=outcome("", 100.0), outcomes=outcomes, time_limit_s=60.0)
-    return what_if_section(found, parse_changes(text), **({"kind": "train"} | options))
+    return what_if_section(found, parse_changes(text), **({"drawn": train_curve_figure} | options))
 
 
 def figures(section: Section) -> dict[str, Figure]:
@@ -64,7 +70,7 @@ def test_slots_are_added_to_those_of_a_rank() -> None:
         outcomes=(base.model_copy(update={"figures": {"objective": 1.1}}),),
         time_limit_s=9.0,
     )
-    section = what_if_section(found, parse_changes("slots=+1"), kind="place", slots=4)
+    section = what_if_section(found, parse_changes("slots=+1"), drawn=lambda _, one: one, slots=4)
     assert figures(section)["what-if-slots"].traces[-1]["x"] == [1.0, 1.25]
 
 
@@ -87,11 +93,11 @@ def test_a_limit_without_any_solution_has_no_curve_but_a_row() -> None:
 @pytest.mark.slow
 @each_row("kind", ["verified", "train", "serve", "place"])
 def test_what_if_requests_parse_and_match_the_plan(shown: Callable[[str], Any], kind: str) -> None:
-    requests = what_if_requests(shown(kind).folder)
+    requests = requests_of(shown(kind).folder)
     assert len(set(requests)) == len(requests) >= 3
     assert len(parse_changes(",".join(requests))) == len(requests)
 
 
 def test_what_if_requests_of_a_deployment_match_its_traffic_and_slo(serve_folder: Path) -> None:
-    keys = {request.split("=")[0] for request in what_if_requests(serve_folder)}
+    keys = {request.split("=")[0] for request in requests_of(serve_folder)}
     assert keys == {"rate", "tpot", "ttft", "nodes", "bandwidth"}

@@ -16,7 +16,7 @@ from tests.tuner.engines.testing import write_emitted
 from tuner.config.place import PlaceDecision
 from tuner.engines.place_writers import PLACE_EMITTERS, emit_placement, refusals
 from tuner.errors import SpecError
-from tuner.explain.goals import differences, words
+from tuner.goals.registry import differences, words
 from tuner.spec.current_placement import read_placement
 
 _OTHER_ROWS: Final = ((0, 1, 2, 3, 4, 5, 0, 3), (5, 4, 3, 2, 1, 0, 4, 1))

@@ -27,7 +27,7 @@ from tuner.errors import SpecError, UnknownTargetError
 from tuner.estimate.serving.objects import object_commands
 from tuner.estimate.serving.registry import read_serving_text
 from tuner.estimate.serving.router_launch import read_router
-from tuner.explain.goals import differences, words
+from tuner.goals.registry import differences, words
 from tuner.plans.serve import ServeAlternative, ServePlan, VerifiedServing
 from tuner.report.decisions import serve_words
 from tuner.spec.huggingface.read import read_model

@@ -8,7 +8,7 @@ from tests.tuner.engines.testing import sample_verified
 from tuner.cli.plan_text import decision_lines, explanation, plan_text
 from tuner.config.train import TrainDecision
 from tuner.engines.statement import statement
-from tuner.explain.goals import differences, words
+from tuner.goals.registry import differences, words
 from tuner.plans.train import Alternative, Plan, VerifiedPlan
 from tuner.report.candidates import candidates_figure
 from tuner.report.content import Block

@@ -10,7 +10,7 @@ from tuner.engines.reading.serve_launch import ServingLaunch
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
 from tuner.estimate.serving.records import ServingEstimate
 from tuner.estimate.serving.registry import read_serving_text
-from tuner.goals.serve import price_serving_pool
+from tuner.goals.serve_plan import price_serving_pool
 from tuner.spec.serving.read import ServeSpec, read_serve_spec
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

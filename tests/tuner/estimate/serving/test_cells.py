@@ -12,7 +12,7 @@ from tuner.config.serve import Role
 from tuner.errors import SpecError
 from tuner.estimate.serving.estimate import estimate_serving, surroundings
 from tuner.estimate.serving.registry import read_serving_text
-from tuner.goals.serve import price_serving_pool
+from tuner.goals.serve_plan import price_serving_pool
 from tuner.search.serve.instances import to_instances
 from tuner.search.serve.options import step_seconds
 from tuner.search.serve.solve_mode import Settings, build_serve_problem

@@ -18,7 +18,7 @@ from tuner.engines.serving.scripts import emit
 from tuner.engines.serving.shape import group_shapes
 from tuner.estimate.serving.estimate import estimate_serving, pool_named, surroundings
 from tuner.estimate.serving.registry import read_serving_text
-from tuner.goals.serve import deploy, price_serving_pool
+from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan, VerifiedServing
 from tuner.spec.huggingface.read import read_model
 from tuner.spec.serving.read import read_serve_spec

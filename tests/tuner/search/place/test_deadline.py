@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from solvers.placement.ranks import Placement
-from tuner.goals.place import place
+from tuner.goals.place_plan import place
 from tuner.search.place.deadline import (
     Deadline,
     limit_fit_passes,

@@ -17,7 +17,7 @@ from tests.tuner.engines.placement.testing import sample_decision, sample_placem
 from tuner.cli.place_text import place_text
 from tuner.engines.place_writers import emit_placement
 from tuner.errors import SpecError, UnsuitedPlacementError
-from tuner.goals.place import place
+from tuner.goals.place_plan import place
 from tuner.plans.place import DispatchOutcome, PlacePlan, VerifiedPlacement
 from tuner.report.place_page import PlaceEvidence, place_report
 from tuner.search.place.candidates import eplb_baseline

@@ -12,7 +12,7 @@ from profilers.routing.store import write_recording
 from solvers.placement.ranks import Placement, Ranks
 from tuner.engines.place_writers import emit_placement
 from tuner.errors import SpecError
-from tuner.goals.place import place
+from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan, VerifiedPlacement
 from tuner.search.place.comparison import Comparison, evaluate_workload
 from tuner.search.place.dispatch_gain import dispatch_gain

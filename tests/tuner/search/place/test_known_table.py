@@ -8,7 +8,7 @@ import pytest
 
 from solvers.placement.balance.check import objective, standard_error
 from solvers.placement.ranks import Placement
-from tuner.goals.place import Placed, place
+from tuner.goals.place_plan import Placed, place
 from tuner.search.place.candidates import balance_problem, eplb_baseline
 from tuner.search.place.evaluation import evaluate
 from tuner.search.place.evidence import split_recordings

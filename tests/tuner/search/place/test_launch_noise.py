@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from solvers.placement.ranks import Floats, Placement
-from tuner.goals.place import place
+from tuner.goals.place_plan import place
 from tuner.search.place.evidence import split_recordings
 from tuner.search.place.launch_noise import launch_noise
 from tuner.spec.place_read import PlaceSpec, read_place_spec

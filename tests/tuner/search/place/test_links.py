@@ -14,7 +14,7 @@ from profilers.routing.store import write_recording
 from solvers.placement.ranks import Floats, Placement
 from tuner.cli.place_text import place_text
 from tuner.errors import SpecError
-from tuner.goals.place import place
+from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan
 from tuner.report.place_page import PlaceEvidence, place_report
 

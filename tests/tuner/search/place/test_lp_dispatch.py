@@ -11,7 +11,7 @@ from solvers.placement.dispatch.case import DispatchCase
 from solvers.placement.dispatch.sampling import expected_loads
 from solvers.placement.ranks import Floats, Placement, Ranks
 from tests.solvers.placement.balance.testing import families
-from tuner.goals.place import place
+from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan
 from tuner.search.place.candidates import eplb_baseline, policies
 from tuner.search.place.evaluation import evaluate

@@ -11,7 +11,7 @@ from profilers.routing.store import write_recording
 from solvers.placement.chain.problem import ChainProblem
 from solvers.placement.ranks import Ranks
 from tuner.errors import SpecError
-from tuner.goals.place import place
+from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan
 from tuner.search.place import methods
 from tuner.spec.place import Objective

@@ -14,7 +14,7 @@ from solvers.placement.balance.check import objective
 from solvers.placement.ranks import Placement
 from tests.rows import each_row
 from tuner.errors import SpecError
-from tuner.goals.place import place
+from tuner.goals.place_plan import place
 from tuner.plans.place import PlacePlan
 from tuner.search.place import plan_place as planning
 from tuner.search.place import search as searching

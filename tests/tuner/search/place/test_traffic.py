@@ -9,7 +9,7 @@ from profilers.routing.recording import Recording
 from profilers.routing.store import write_recording
 from solvers.placement.coactivation import check
 from solvers.placement.ranks import Placement
-from tuner.goals.place import place
+from tuner.goals.place_plan import place
 from tuner.search.place import candidates
 from tuner.search.place.candidates import coactivation_problem, eplb_baseline
 from tuner.search.place.evidence import split_recordings

@@ -13,7 +13,7 @@ from tuner.costs.serve.decoder import Formats, decoder_of
 from tuner.costs.serve.engine import Engine
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
-from tuner.goals.serve import deploy
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.afd_units import cell_groups
 from tuner.search.serve.afd_unlaunched import AfdDeployment, choose_sizes

@@ -11,7 +11,7 @@ import pytest
 from tuner.config.serve import Role
 from tuner.costs.serve.engine import Engine
 from tuner.costs.serve.iteration import Iteration
-from tuner.goals.serve import price_serving_pool
+from tuner.goals.serve_plan import price_serving_pool
 from tuner.plans.serve import FrontPoint
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.front import MOST_POINTS, Offer, offer_of, pareto_front

@@ -10,7 +10,7 @@ from solvers.instances.problem import InstancesProblem, Objective, Route
 from solvers.instances.problem import Pool as SolverPool
 from solvers.instances.problem import Role as SolverRole
 from tuner.config.serve import Role
-from tuner.goals.serve import deploy, price_serving_pool
+from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.islands import capacity_per_s, island_layouts, island_shares, prefixes_kept
 from tuner.search.serve.simulation import InstanceGroup

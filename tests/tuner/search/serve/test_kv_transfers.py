@@ -9,7 +9,7 @@ from tuner.config.serve import Role
 from tuner.costs.serve.kv_transfer import KV_TRANSFER_LATENCY_S, NIC_RATIO
 from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
-from tuner.goals.serve import deploy
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.kv_routes import build_kv_routes
 from tuner.search.serve.options import Option, ServingPool

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.goals.serve import deploy
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServeCertificate
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

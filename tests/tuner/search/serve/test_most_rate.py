@@ -7,8 +7,8 @@ import pytest
 
 from tuner.cli.serve_text import serve_text
 from tuner.config.serve import Role
-from tuner.explain.goals import goal_of
-from tuner.goals.serve import deploy, price_serving_pool
+from tuner.goals.registry import goal_of
+from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.modes import solve_modes
 from tuner.search.serve.most_rate import RATE_STEP, at_rate, most_rate, most_rate_with

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tuner.config.serve import Role
-from tuner.goals.serve import price_serving_pool
+from tuner.goals.serve_plan import price_serving_pool
 from tuner.search.serve.multiplexing import can_share, multiplexed_options, price_shares, sm_shares
 from tuner.search.serve.solve_mode import ServeProblem, Settings, build_serve_problem
 from tuner.spec.serving.read import read_serve_spec

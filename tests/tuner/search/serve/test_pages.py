@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tuner.goals.serve import price_serving_pool
+from tuner.goals.serve_plan import price_serving_pool
 from tuner.search.serve.pages import page_by_pool
 from tuner.spec.serving.read import read_serve_spec
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.errors import SpecError
-from tuner.goals.serve import deploy
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 
 MODELS = Path(__file__).parents[4] / "examples" / "models"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.printed import unwrapped
 from tuner.cli.serve_text import serve_explanation, serve_text
-from tuner.goals.serve import deploy, price_serving_pool
+from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.solve_mode import Settings, build_serve_problem
 from tuner.spec.serving.read import read_serve_spec

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.goals.serve import deploy
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import PrefixReuse, ServePlan
 from tuner.search.serve import plan_serve as planning
 from tuner.search.serve import prefix_reuse

@@ -9,7 +9,7 @@ import pytest
 
 from tests.rows import each_row
 from tuner.config.serve import Role
-from tuner.goals.serve import deploy, price_serving_pool
+from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.plans.serve import ServePlan
 from tuner.search.serve.relaxations import find_closest
 from tuner.search.serve.simulation import InstanceGroup

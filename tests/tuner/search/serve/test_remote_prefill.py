@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tuner.config.serve import Role
-from tuner.goals.serve import price_serving_pool
+from tuner.goals.serve_plan import price_serving_pool
 from tuner.search.serve.mode_simulation import waits_s
 from tuner.search.serve.program import Spare, build_program
 from tuner.search.serve.remote_prefill import length_thresholds, offload_options

@@ -9,7 +9,7 @@ import pytest
 from tuner.config.serve import Role
 from tuner.engines.serve_capabilities import engine_manifest
 from tuner.engines.serve_rules.routers import ROUTERS, router_stacks
-from tuner.goals.serve import deploy
+from tuner.goals.serve_plan import deploy
 from tuner.plans.serve import ServePlan
 from tuner.search.serve import routed_simulation as playing_routed
 from tuner.search.serve.mode_simulation import is_routed
@@ -191,7 +191,7 @@ def test_a_router_without_prefixes_finds_one_in_so_many(tmp_path: Path) -> None:
 def test_instances_that_were_left_out_stay_so_where_lost_prefixes_are_priced(
     tmp_path: Path,
 ) -> None:
-    from tuner.goals.serve import price_serving_pool
+    from tuner.goals.serve_plan import price_serving_pool
     from tuner.search.serve.solve_mode import (
         ModeSolution,
         ServeProblem,
@@ -234,7 +234,7 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
     tmp_path: Path,
 ) -> None:
     # Both simulations of the same two instances agree, so that a second instance starts no jump.
-    from tuner.goals.serve import price_serving_pool
+    from tuner.goals.serve_plan import price_serving_pool
     from tuner.search.serve.solve_mode import Settings, build_serve_problem
     from tuner.spec.serving.read import read_serve_spec
 
@@ -274,7 +274,7 @@ def test_one_prefill_and_one_decode_instance_need_no_router_to_be_simulated(
 def test_a_large_deployment_is_simulated_as_a_share_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tuner.goals.serve import price_serving_pool
+    from tuner.goals.serve_plan import price_serving_pool
     from tuner.search.serve.solve_mode import Settings, build_serve_problem
     from tuner.spec.serving.read import read_serve_spec
 

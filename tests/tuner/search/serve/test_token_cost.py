@@ -11,7 +11,7 @@ from tuner.cli.serve_text import token_cost_text
 from tuner.config.serve import Role
 from tuner.costs.serve.engine import Engine
 from tuner.costs.serve.iteration import Iteration
-from tuner.goals.serve import deploy
+from tuner.goals.serve_plan import deploy
 from tuner.search.serve.demand import Demand
 from tuner.search.serve.mixed_batches import prompt_time
 from tuner.search.serve.multiplexing import split_iteration

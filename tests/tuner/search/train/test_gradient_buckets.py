@@ -11,7 +11,7 @@ from tuner.engines.megatron_bridge.write import overrides
 from tuner.engines.megatron_lm import read as megatron
 from tuner.engines.writers import emit
 from tuner.estimate.estimate import estimate
-from tuner.explain.goals import goal_of
+from tuner.goals.registry import goal_of
 from tuner.plans.train import Plan, Provenance, VerifiedPlan
 from tuner.search.train.build_problem import price_pool
 from tuner.search.train.gradient_buckets import LEAST_GAIN_RATIO, MENU

@@ -5,14 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from tuner.compare.plan_ratios import ratio_band
 from tuner.costs.serve.bands import ratio_bands
-from tuner.explain.goals import read_any_plan
+from tuner.goals.goal import StoredPlan
+from tuner.goals.plan_ratios import PlanRatio
+from tuner.goals.registry import goal_of, read_any_plan
 from tuner.plans.serve import ServePlan
 from tuner.plans.train import Plan
 from tuner.search.ratios import ties_ratio
 
 CHECKS = Path(__file__).parents[3] / "examples" / "checks"
+
+
+def ratio_band(first: StoredPlan, other: StoredPlan, *, figure: str) -> PlanRatio | None:
+    return goal_of(first).ratio_band(first, other, figure)
 
 
 def _train() -> Plan:

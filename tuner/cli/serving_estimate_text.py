@@ -1,52 +1,14 @@
-"""`moetune estimate` where the goal is to serve: latency first, then what to change."""
+"""The text of a priced deployment: latency first, then what to change."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-
-import typer
+from collections.abc import Iterator
 
 from tuner.cli.serve_text import group_text, latency_text
-from tuner.cli.text import columns, labelled, print_exact, print_text
+from tuner.cli.text import columns, labelled
 from tuner.config.serve_words import target_words
 from tuner.estimate.serving.records import ServingChange, ServingEstimate, ServingLoad
 from tuner.units import format_bytes, format_number, format_ratio, format_s
 
 SHOWN_CHANGES = 6
-
-
-def estimate_serving(
-    spec: Path,
-    *,
-    launch: str,
-    format_name: str | None,
-    profiles: Sequence[Path],
-    pool: str | None,
-    instances: int | None,
-    role: str | None,
-    as_json: bool,
-) -> None:
-    """Price a server's launch and print it."""
-    from tuner import api
-    from tuner.cli.progress import planning_progress
-    from tuner.search.progress import PlanningEvent
-
-    with planning_progress() as watch:
-        watch(PlanningEvent(stage="pricing", text="the launch, and changes of one thing"))
-        estimate = api.estimate_serving(
-            spec,
-            launch=launch,
-            format_name=format_name,
-            profiles=profiles,
-            pool=pool,
-            instances=instances,
-            role=role,
-        )
-    if as_json:
-        print_exact(estimate.model_dump_json(indent=2))
-    else:
-        print_text(serving_estimate_text(estimate))
-    if estimate.load is None or not estimate.load.keeps_up:
-        raise typer.Exit(1)
 
 
 def serving_estimate_text(estimate: ServingEstimate) -> str:

@@ -10,18 +10,21 @@ with by `--profile`, and `--uncalibrated`.
 """
 
 import hashlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from profilers.files import read_bounded
 from tuner.errors import PlanUnreadableError
-from tuner.explain.goal import PlannedSpec, StoredPlan
-from tuner.explain.goals import goal_of
+from tuner.goals.goal import PlannedSpec, StoredPlan
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.spec_file import read_spec_keys
 
 
-def read_planned_spec(folder: Path, plan: StoredPlan) -> PlannedSpec:
-    """Read back the spec that the plan of a folder was made from.
+def read_planned_spec(
+    folder: Path, plan: StoredPlan, spec: Callable[[Any, dict[str, Any], Path], PlannedSpec]
+) -> PlannedSpec:
+    """Read back the spec that the plan of a folder was made from; `spec` is that of its goal.
 
     Raises:
         PlanUnreadableError: the folder no longer holds its spec as it was.
@@ -42,4 +45,4 @@ def read_planned_spec(folder: Path, plan: StoredPlan) -> PlannedSpec:
     used = spec_path.parent.absolute()
     if keys.get("model") is not None:
         keys["model"] = str(used / "config.json")
-    return goal_of(plan).spec(plan, keys, used)
+    return spec(plan, keys, used)

@@ -21,7 +21,7 @@ compared without it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,7 +29,6 @@ from tuner.costs.serve.bands import ratio_bands
 from tuner.costs.train.calibration import shipped
 from tuner.devices.catalogue import find_device
 from tuner.errors import TunerError
-from tuner.explain.goal import StoredPlan
 from tuner.plans.place import PlacePlan
 from tuner.plans.serve import ServePlan, ServePrediction
 from tuner.plans.train import Band, Plan
@@ -58,34 +57,19 @@ class PlanRatio:
     """Where it comes from, in words."""
 
 
-def ratio_band(first: StoredPlan, other: StoredPlan, *, figure: str) -> PlanRatio | None:
+def train_ratio_band(first: Plan, other: Plan, figure: str) -> PlanRatio | None:
     """Return the band of a figure's ratio, other over first; None where nothing states one.
 
-    Args:
-        first: a plan.
-        other: another one of the same goal.
-        figure: by its name in `tuner.explain.outcomes`.
+    Figures have the names of `Goal.figures`.
     """
-    if first.predicted is None or other.predicted is None:
-        return None
-    if isinstance(first, Plan) and isinstance(other, Plan):
-        return _training(first, other, figure)
-    if isinstance(first, ServePlan) and isinstance(other, ServePlan):
-        return _serving(first, other, figure)
-    if isinstance(first, PlacePlan) and isinstance(other, PlacePlan):
-        return _placement(first, other)
-    raise ValueError("plans of two goals have no ratio")
-
-
-def _training(first: Plan, other: Plan, figure: str) -> PlanRatio | None:
-    if figure not in RATES | TIMES:
-        return None
     singles = [
         _relative(one.predicted.step_time_s_band, one.predicted.step_time_s)
         for one in (first, other)
         if one.predicted is not None
     ]
-    if _setting(first) != _setting(other):
+    if figure not in RATES | TIMES or len(singles) < 2:
+        return None
+    if _train_setting(first) != _train_setting(other):
         return _independent(singles, "stated bands of both steps")
     low, high = _one_setting(first, other, wider(*singles))
     band = (1.0 / high, 1.0 / low) if figure in RATES else (low, high)
@@ -106,15 +90,18 @@ def _one_setting(first: Plan, other: Plan, single: Band) -> Band:
     return ratios.between(first.decision, other.decision, ratio=1.0)
 
 
-def _serving(first: ServePlan, other: ServePlan, figure: str) -> PlanRatio | None:
+def serve_ratio_band(first: ServePlan, other: ServePlan, figure: str) -> PlanRatio | None:
+    """Return the band of a figure's ratio, other over first; None where nothing states one."""
     of_steps = SERVED | {"requests_per_s"} if _look_for_rate(first, other) else SERVED
     if figure not in of_steps and not figure.startswith((FIRST_TOKEN, PER_TOKEN)):
         return None
     singles = [
         _stated(one.predicted, figure) for one in (first, other) if one.predicted is not None
     ]
+    if len(singles) < 2:
+        return None
     name = "TTFT" if figure.startswith(FIRST_TOKEN) else "TPOT"
-    if _setting(first) != _setting(other):
+    if _serve_setting(first) != _serve_setting(other):
         return _independent(singles, f"stated bands of both {name}s")
     if _is_of_published_kind(first, other):
         published = ratio_bands()[0 if name == "TTFT" else 1]
@@ -140,7 +127,8 @@ def _look_for_rate(first: ServePlan, other: ServePlan) -> bool:
     return first.goal.objective == "rate" == other.goal.objective
 
 
-def _placement(first: PlacePlan, other: PlacePlan) -> PlanRatio | None:
+def place_ratio_band(first: PlacePlan, other: PlacePlan, _figure: str) -> PlanRatio | None:
+    """Return the band of any figure's ratio, other over first; None without two verdicts."""
     verdicts = [one.verdict for one in (first, other) if one.verdict is not None]
     noise = math.hypot(*(one.noise_ratio for one in verdicts))
     if len(verdicts) < 2:
@@ -170,19 +158,32 @@ def _relative(band: Band, value: float) -> Band:
     return (band[0] / value, band[1] / value) if value > 0.0 and band[0] > 0.0 else (1.0, 1.0)
 
 
-def _setting(plan: Plan | ServePlan) -> Mapping[str, Any]:
+def _train_setting(plan: Plan) -> Mapping[str, Any]:
     """Return what the errors of two predictions must share to cancel."""
+    engine = None if plan.goal.engine is None else plan.goal.engine.model_dump()
+    return {
+        **_hardware(plan, {pool.name for pool in plan.cluster.pools}),
+        "precision": plan.goal.precision,
+        "engine": engine or plan.emit[:1],
+    }
+
+
+def _serve_setting(plan: ServePlan) -> Mapping[str, Any]:
     used = {pool.name for pool in plan.cluster.pools}
-    if isinstance(plan, ServePlan) and plan.decision is not None:
+    if plan.decision is not None:
         used = {group.pool for group in plan.decision.instances}
-    setting: dict[str, Any] = {
+    return {
+        **_hardware(plan, used),
+        "weights": plan.goal.quantization,
+        "engine": plan.goal.engine.model_dump(),
+    }
+
+
+def _hardware(plan: Plan | ServePlan, used: Set[str]) -> Mapping[str, Any]:
+    return {
         "model": plan.model.model_dump(exclude={"name"}),
         "devices": {pool.device or pool.name for pool in plan.cluster.pools if pool.name in used},
     }
-    if isinstance(plan, Plan):
-        engine = None if plan.goal.engine is None else plan.goal.engine.model_dump()
-        return setting | {"precision": plan.goal.precision, "engine": engine or plan.emit[:1]}
-    return setting | {"weights": plan.goal.quantization, "engine": plan.goal.engine.model_dump()}
 
 
 def _generation(plan: Plan) -> str:

@@ -1,19 +1,24 @@
-"""What `explain` and `compare` know of one goal, as a table of functions.
+"""What a goal is: a table of functions, from the spec to the report.
 
-The tables are in train.py, serve.py and place.py beside this file, and goals.py finds the one of a
-plan; nothing else branches on the goal.
+The tables are in train.py, serve.py and place.py beside this file, and registry.py finds the one of
+a spec or of a plan; nothing else branches on the goal but the command line, which has a file of
+each goal for what it asks and prints (tuner/cli/goals.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from tuner.costs.residuals import Residual
+from tuner.goals.plan_ratios import PlanRatio
+from tuner.goals.stored_figures import StoredFigure
+from tuner.paths import AnyPath
 from tuner.plans.place import PlacePlan
 from tuner.plans.serve import ServePlan
 from tuner.plans.train import Plan
 from tuner.plans.what_if import Band, Change, Rival
+from tuner.report.content import Report
 from tuner.spec.cluster import Cluster
 
 Kind = Literal["train", "serve", "place"]
@@ -29,7 +34,6 @@ SMALLEST_S = 1e-9
 class PlannedSpec:
     """A spec that can be planned on from anywhere."""
 
-    kind: Kind
     keys: Mapping[str, Any]
     """Of the YAML file, paths absolute; never changed in place."""
     cluster: Cluster | None
@@ -52,14 +56,20 @@ class Figures(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainedGoal:
+class Goal:
     """The functions of one goal. `plan` and `decision` are of its own types, hence `Any`."""
 
     kind: Kind
     plan_type: type[Any]
+    schema_version: int
+    """Of a stored plan, the newest that is read."""
     decision_type: type[Any]
     explained: type[Any]
     """The plan's type with `why`."""
+    plan: Callable[..., Any]
+    """Plan a spec: its file, and the options of the goal; `.plan` and `.spec` of what is made."""
+    write: Callable[[AnyPath, Any], Any]
+    """Write what was planned into a folder; return the plan with its files named."""
     read: Callable[[Path], Any]
     """Plan of a folder."""
     spec: Callable[[Any, dict[str, Any], Path], PlannedSpec]
@@ -74,12 +84,31 @@ class ExplainedGoal:
     """Of a plan; None where it has no decision."""
     rivals: Callable[[Any], tuple[Rival, ...]]
     """Of a plan: its first runners-up, term by term."""
+    changes: tuple[str, ...]
+    """Limits that a what-if can change (tuner/plans/what_if.py)."""
     usual_changes: Callable[[Any], tuple[Change, ...]]
     """What-ifs of a plan that names none."""
+    curves: Callable[[Any], tuple[str, ...]]
+    """Changes that a report draws as curves, the most important first, as time may run out."""
+    curve_figure: Callable[[str, str], str]
+    """The figure that the curve of a limit draws: of the limit and of the objective."""
+    report: Callable[..., Report]
+    """Of a folder; `what_if`, its section of curves, and for a deployment `replay`."""
+    csv: Callable[[Any], str]
+    """The candidates of a plan as CSV."""
+    ratio_band: Callable[[Any, Any, str], PlanRatio | None]
+    """Of two plans and a figure: the band of the ratio, other over first."""
+    stored_figures: Callable[[Mapping[str, Any]], Iterator[StoredFigure]]
+    """Of a prediction's JSON, whichever version wrote it: what is compared, the first first."""
     seconds: Callable[[Any], Mapping[str, float]]
     """Of a plan's prediction: what it takes, by cause."""
     other_kernels: Callable[[Any, Sequence[Path]], tuple[str, ...]] = lambda _plan, _profiles: ()
     """Notes where a plan solved again would rest on other kernels."""
+    replay: Callable[..., Any] = lambda *_options, **_more: None
+    """Of a folder and profiles: what its report simulates again."""
+    has_price: bool = False
+    """The first stored figure, in seconds, is what the search minimises, and a spec's `search` can
+    be limited to a decision, so that any decision can be priced again."""
     is_no_use: Callable[[Any, Any, float], bool] = lambda _plan, _base, _gain: False
     """Whether added nodes, of a plan against its base, cannot be used or bring nothing."""
 

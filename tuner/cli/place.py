@@ -1,0 +1,88 @@
+"""What the commands ask and print where the goal is to place experts."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
+from tuner.cli.text import print_exact, print_text
+
+if TYPE_CHECKING:
+    from tuner.draft.draft import Draft
+    from tuner.goals.place import ExplainedPlacePlan
+    from tuner.plans.place import PlacePlan
+
+VERIFY_OPTIONS: Final[tuple[str, ...]] = ()
+PURPOSE: Final = "for plans that place experts"
+BUDGET_S: Final = 30.0
+"""For measuring a placement and its alternatives."""
+
+
+def draft() -> "Draft":
+    """Return the simple spec."""
+    from tuner.draft.place import DRAFT
+
+    return DRAFT
+
+
+def plan(spec: Path, options: PlanOptions) -> "PlacePlan":
+    """Plan a placement, write it, print it and return it."""
+    # Not from tuner.api, which imports all of the product: a second and more.
+    from tuner.cli.place_text import place_text
+    from tuner.cli.progress import planning_progress
+    from tuner.goals.place_folder import write_place_plan
+    from tuner.goals.place_plan import place
+    from tuner.search.progress import PlanningEvent
+
+    text = "reading recordings, solving, evaluating hold-out passes"
+    with planning_progress(limit_s=options.time_limit_s) as watch:
+        watch(PlanningEvent(stage="placing", text=text))
+        made = place(
+            spec,
+            profiles=options.profiles,
+            time_limit_s=options.time_limit_s,
+            calibrated=options.calibrated,
+        )
+    written = write_place_plan(options.out, made.plan, spec=made.spec, maps=made.maps)
+    if options.as_json:
+        print_exact(written.model_dump_json(indent=2))
+    else:
+        print_text(place_text(written, folder=options.out, verbose=options.verbose))
+    return written
+
+
+def estimate(spec: Path, options: EstimateOptions) -> None:
+    """Refuse: no launch file states a placement; what reads training specs says so."""
+    from tuner.cli import train
+
+    train.estimate(spec, options)
+
+
+def explanation(explained: "ExplainedPlacePlan", *, folder: Path, verbose: bool) -> str:
+    """Return the text of an explained plan."""
+    from tuner.cli.explain_text import why_lines
+    from tuner.cli.place_text import place_explanation
+
+    del folder
+    why = why_lines(explained.why, verbose=verbose)
+    return "\n".join((place_explanation(explained, verbose=verbose), *why))
+
+
+def verify(folder: Path, options: VerifyOptions) -> None:
+    """Measure a placement and its alternatives here and print the conclusion.
+
+    Raises:
+        SpecError: a launcher is named.
+    """
+    from tuner.api import verify_place
+    from tuner.cli.place_text import place_verified_text
+    from tuner.errors import SpecError
+
+    if options.launcher != "local":
+        raise SpecError(
+            f"--launcher {options.launcher}: a placement is measured here; leave it out"
+        )
+    verified = verify_place(folder, budget_s=BUDGET_S)
+    if options.as_json:
+        print_exact(verified.model_dump_json(indent=2))
+    else:
+        print_text(place_verified_text(verified))

@@ -1,0 +1,120 @@
+"""What the commands ask and print where the goal is to serve."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
+from tuner.cli.text import print_exact, print_stderr, print_text
+
+if TYPE_CHECKING:
+    from tuner.draft.draft import Draft
+    from tuner.goals.serve import ExplainedServePlan
+    from tuner.plans.serve import ServePlan
+
+VERIFY_OPTIONS: Final = ("--bench", "--url", "--health", "--runs", "--start-limit")
+PURPOSE: Final = "for plans that serve"
+
+
+def draft() -> "Draft":
+    """Return the simple spec."""
+    from tuner.draft.serve import DRAFT
+
+    return DRAFT
+
+
+def plan(spec: Path, options: PlanOptions) -> "ServePlan":
+    """Plan a deployment, write it, print it and return it."""
+    from tuner.api import deploy, write_serve_plan
+    from tuner.cli.progress import planning_progress
+    from tuner.cli.serve_text import serve_text
+    from tuner.search.progress import PlanningEvent
+
+    text = "pricing instances, solving, simulating the traffic"
+    with planning_progress(limit_s=options.time_limit_s) as watch:
+        watch(PlanningEvent(stage="planning", text=text))
+        made = deploy(spec, profiles=options.profiles, time_limit_s=options.time_limit_s)
+    written = write_serve_plan(options.out, made.plan, spec=made.spec)
+    if options.as_json:
+        print_exact(written.model_dump_json(indent=2))
+    else:
+        print_text(serve_text(written, folder=options.out, verbose=options.verbose))
+    return written
+
+
+def estimate(spec: Path, options: EstimateOptions) -> None:
+    """Price a server's launch and print it."""
+    from tuner import api
+    from tuner.cli.progress import planning_progress
+    from tuner.cli.serving_estimate_text import serving_estimate_text
+    from tuner.search.progress import PlanningEvent
+
+    with planning_progress() as watch:
+        watch(PlanningEvent(stage="pricing", text="the launch, and changes of one thing"))
+        result = api.estimate_serving(
+            spec,
+            launch=options.launch,
+            format_name=options.format_name,
+            profiles=options.profiles,
+            pool=options.pool,
+            instances=options.instances,
+            role=options.role,
+        )
+    if options.as_json:
+        print_exact(result.model_dump_json(indent=2))
+    else:
+        print_text(serving_estimate_text(result))
+    if result.load is None or not result.load.keeps_up:
+        raise typer.Exit(1)
+
+
+def explanation(explained: "ExplainedServePlan", *, folder: Path, verbose: bool) -> str:
+    """Return the text of an explained plan."""
+    from tuner.cli.explain_text import why_lines
+    from tuner.cli.serve_text import serve_explanation
+
+    del folder
+    why = why_lines(explained.why, verbose=verbose)
+    return "\n".join((serve_explanation(explained, verbose=verbose), *why))
+
+
+def verify(folder: Path, options: VerifyOptions) -> None:
+    """Launch the deployments that a plan names and print the conclusion.
+
+    Raises:
+        SpecError: an option is not for deployments, or cannot be read.
+    """
+    from tuner import api
+    from tuner.cli.deploy_text import serving_verified_text
+    from tuner.cli.options import seconds
+    from tuner.errors import SpecError
+    from tuner.goals.serve_trial import Reached
+    from tuner.goals.verify_serve import DeploymentEffort
+
+    if options.launcher != "command":
+        raise SpecError(
+            f"--launcher {options.launcher}: a deployment is launched by a command of yours, e.g."
+            " --launcher command --command 'bash {launch}/local.sh'"
+        )
+    verified = api.verify_serve(
+        folder,
+        effort=DeploymentEffort(trials=options.trials, repeats=options.repeats),
+        resume=options.resume,
+        by=api.deployment_trials(
+            folder=folder,
+            command=options.command,
+            benchmark=options.benchmark,
+            metrics=options.metrics or "vllm-bench",
+            runs=options.runs,
+            start_s=seconds(options.start_limit, option="--start-limit"),
+            on_message=lambda line: print_stderr(f"  {line}"),
+        ),
+        reached=Reached(url=options.url, health=options.health),
+    )
+    if options.as_json:
+        print_exact(verified.model_dump_json(indent=2))
+    else:
+        print_text(serving_verified_text(verified, folder=folder))
+    if verified.winner is None:
+        raise typer.Exit(1)

@@ -1,0 +1,172 @@
+"""What the commands ask and print where the goal is to train."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from tuner.cli.goals import EstimateOptions, PlanOptions, VerifyOptions
+from tuner.cli.text import print_exact, print_stderr, print_text
+
+if TYPE_CHECKING:
+    from tuner.draft.draft import Draft
+    from tuner.goals.train import ExplainedPlan
+    from tuner.plans.train import Plan
+    from tuner.verify.budget.scheduler import Budget
+    from tuner.verify.command import CommandLauncher
+    from tuner.verify.slurm.launcher import SlurmLauncher
+
+VERIFY_OPTIONS: Final = ("--steps", "--budget", "--max-devices", "--storage", "--network")
+PURPOSE: Final = "for plans that train"
+
+
+def draft() -> "Draft":
+    """Return the simple spec."""
+    from tuner.draft.train import DRAFT
+
+    return DRAFT
+
+
+def plan(spec: Path, options: PlanOptions) -> "Plan":
+    """Plan a training run, write it, print it and return it."""
+    # Not from tuner.api, which brings every other command along.
+    from profilers.affinity import usable_cores
+    from tuner.cli.plan_text import plan_text
+    from tuner.cli.progress import planning_progress
+    from tuner.goals.train_folder import write_plan
+    from tuner.goals.train_plan import plan_training
+
+    with planning_progress(limit_s=options.time_limit_s) as watch:
+        made = plan_training(
+            spec,
+            profiles=options.profiles,
+            top=options.top,
+            time_limit_s=options.time_limit_s,
+            method=options.method,
+            calibrated=options.calibrated,
+            processes=len(usable_cores()),
+            watch=watch,
+        )
+    written = write_plan(options.out, made.plan, spec=made.spec, profiles=made.profiles)
+    if options.as_json:
+        print_exact(written.model_dump_json(indent=2))
+    else:
+        print_text(plan_text(written, folder=options.out, verbose=options.verbose))
+    return written
+
+
+def estimate(spec: Path, options: EstimateOptions) -> None:
+    """Price a launch of a trainer and print it."""
+    from tuner import api
+    from tuner.cli.estimate_text import estimate_text
+    from tuner.cli.progress import planning_progress
+    from tuner.search.progress import PlanningEvent
+
+    with planning_progress() as watch:
+        watch(PlanningEvent(stage="pricing", text="the launch, and changes of one thing"))
+        result = api.estimate(
+            spec,
+            launch=options.launch,
+            format_name=options.format_name,
+            profiles=options.profiles,
+            calibrated=options.calibrated,
+        )
+    if options.as_json:
+        print_exact(result.model_dump_json(indent=2))
+    else:
+        print_text(estimate_text(result))
+    if not result.fits:
+        raise typer.Exit(1)
+
+
+def explanation(explained: "ExplainedPlan", *, folder: Path, verbose: bool) -> str:
+    """Return the text of an explained plan, with its trials if there are any."""
+    from tuner.cli.explain_text import why_lines
+    from tuner.cli.plan_text import explanation as explained_text
+    from tuner.cli.verify_text import verdict_text
+    from tuner.goals.train_folder import read_verified
+
+    verified = read_verified(folder)
+    trials = () if verified is None else ("", verdict_text(verified))
+    why = why_lines(explained.why, verbose=verbose)
+    return "\n".join((explained_text(explained, verbose=verbose), *why, *trials))
+
+
+def verify(folder: Path, options: VerifyOptions) -> None:
+    """Launch the candidates of a plan and print the conclusion.
+
+    Raises:
+        SpecError: an option cannot be read.
+    """
+    from tuner import api
+    from tuner.cli.trials import live_table
+    from tuner.cli.verify_text import verified_text
+    from tuner.verify.verification import Effort
+
+    effort = Effort(
+        trials=options.trials,
+        steps=options.steps,
+        parallel=options.parallel,
+        repeats=options.repeats,
+    )
+    budget, by = _budget(options), _launcher(folder, options)
+    with live_table(total=options.trials) as watcher:
+        verified = api.verify(
+            folder,
+            effort=effort,
+            resume=options.resume,
+            watcher=watcher,
+            by=by,
+            storage=options.storage,
+            on_message=_print_indented,
+            budget=budget,
+        )
+    if options.as_json:
+        print_exact(verified.model_dump_json(indent=2))
+    else:
+        print_text(verified_text(verified, folder=folder))
+    if verified.winner is None:
+        raise typer.Exit(1)
+
+
+def _launcher(folder: Path, options: VerifyOptions) -> "SlurmLauncher | CommandLauncher | None":
+    from tuner.cli.options import seconds
+    from tuner.goals.verify import command_trials, slurm_trials
+
+    if options.launcher == "slurm":
+        return slurm_trials(
+            options=options.slurm,
+            requeue=options.requeue,
+            queue_s=seconds(options.slurm_wait, option="--slurm-wait"),
+            on_message=_print_indented,
+        )
+    if options.launcher == "command":
+        return command_trials(
+            command=options.command,
+            metrics=options.metrics or "jsonl",
+            folder=folder,
+            network=options.network,
+            on_message=_print_indented,
+        )
+    return None
+
+
+def _budget(options: VerifyOptions) -> "Budget | None":
+    from tuner.cli.options import seconds
+    from tuner.verify.budget.scheduler import Budget
+
+    if not options.budget and options.max_devices is None:
+        return None
+    if not options.budget:
+        return Budget(max_devices=options.max_devices)
+    wall_s = seconds(options.budget, option="--budget")
+    try:
+        return Budget(wall_s=wall_s, max_devices=options.max_devices)
+    except ValueError as error:
+        from tuner.errors import SpecError
+
+        raise SpecError(f"--budget: {error}") from error
+
+
+def _print_indented(line: str) -> None:
+    print_stderr(f"  {line}")

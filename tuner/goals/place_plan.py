@@ -1,0 +1,246 @@
+"""Placement planning as functions, for the command line and for notebooks."""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from profilers.files import read_bounded
+from profilers.routing.recording import Recording
+from tuner.errors import PlanUnreadableError, SpecError
+from tuner.goals.place_folder import read_holdout_pass, read_place_plan, write_place_verified
+from tuner.goals.planning_time import with_planning_time
+from tuner.goals.profiles import pool_profile
+from tuner.goals.train_plan import version
+from tuner.paths import AnyPath, plan_folder, to_paths
+from tuner.plans.place import PlacePlan, PlaceProvenance
+from tuner.report.placement_maps import heat_maps
+from tuner.search.place.links import LinkSource
+from tuner.search.place.plan_place import Settings, make_place_plan
+from tuner.search.place.prices import pricing_of
+from tuner.spec.cluster import Cluster
+from tuner.spec.files import LARGEST_FILE_BYTES, shown_path
+from tuner.spec.huggingface.read import read_model
+from tuner.spec.place import Objective
+from tuner.spec.place_read import PlaceSpec, read_place_spec
+from tuner.verify.placement import verify_placements
+from tuner.verify.placement_records import PlaceVerified
+
+if TYPE_CHECKING:
+    from tuner.costs.train.calibration import Residuals
+    from tuner.costs.train.measured_profile import MeasuredProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Placed:
+    """A placement's plan with its spec and heat maps."""
+
+    plan: PlacePlan
+    spec: PlaceSpec
+    maps: Mapping[str, str]
+    """By file name."""
+
+
+def place(
+    spec_path: AnyPath,
+    *,
+    profiles: AnyPath | Sequence[AnyPath] = (),
+    time_limit_s: float = 60.0,
+    calibrated: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Placed:
+    """Plan the placement that a spec describes.
+
+    Args:
+        spec_path: the YAML file.
+        profiles: stored profiles of the pool's device; without one the spec's own, otherwise the
+            device's datasheet prices the layers.
+        time_limit_s: of all searches together.
+        calibrated: whether datasheets are corrected by the residuals that ship.
+        clock: for the time limit and the reported solve time.
+
+    Raises:
+        SpecError: the spec is unusable.
+        RecordingUnreadableError: a recording is damaged.
+        ProfileUnreadableError: a profile is missing or damaged.
+    """
+    spec_path = Path(spec_path)
+    profiles = to_paths(profiles)
+    from tuner.costs.train.calibration import shipped
+
+    started_s = clock()
+    spec = read_place_spec(spec_path)
+    about_traffic = spec.goal.is_about_traffic
+    if profiles and (spec.cluster is None or (spec.model is None and not about_traffic)):
+        raise SpecError("--profile: the spec names no model and cluster, so nothing is priced")
+    # Tokens of a chain stay on their last expert's rank: links are priced, expert layers are not.
+    is_priced = spec.model is not None and spec.goal.objective is not Objective.LAYER_CHAIN
+    cluster = spec.cluster if is_priced else None
+    residuals = shipped() if calibrated else None
+    measured = _measured(cluster, profiles, calibrated=calibrated)
+    pricing = pricing_of(spec.model, cluster, spec.goal, residuals=residuals, measured=measured)
+    provenance = PlaceProvenance(
+        moetune_version=version(),
+        spec_sha256=hashlib.sha256(
+            read_bounded(spec_path, most_bytes=LARGEST_FILE_BYTES)
+        ).hexdigest(),
+        recording_sha256={name: _sha256(recording) for name, recording in spec.recordings.items()},
+        notes=_price_notes(cluster, measured),
+    )
+    try:
+        source = _links(
+            spec,
+            profiles,
+            is_needed=about_traffic or is_priced,
+            residuals=residuals,
+            measured=measured,
+        )
+        made = make_place_plan(
+            spec,
+            pricing=pricing,
+            settings=Settings(time_limit_s=time_limit_s, clock=clock),
+            source=source,
+            provenance=provenance,
+        )
+    except SpecError as error:
+        # A refusal of the planner is about a value of the spec, like one of the reader.
+        raise SpecError(f"{shown_path(spec_path)}: {error}") from error
+    made = with_planning_time(made, wall_s=clock() - started_s)
+    return Placed(plan=made, spec=spec, maps=heat_maps(spec, made))
+
+
+def _sha256(recording: Recording) -> str:
+    """Hash every array of a recording."""
+    digest = hashlib.sha256()
+    for field in fields(recording):
+        value = getattr(recording, field.name)
+        if isinstance(value, np.ndarray):
+            digest.update(f"{field.name} {value.dtype} {value.shape}\n".encode())
+            digest.update(np.ascontiguousarray(value).data)
+    return digest.hexdigest()
+
+
+def _links(
+    spec: PlaceSpec,
+    profiles: Sequence[Path],
+    *,
+    is_needed: bool,
+    residuals: "Residuals | None",
+    measured: "MeasuredProfile | None",
+) -> "LinkSource":
+    """The links between the ranks; none where neither traffic nor time is priced."""
+    from tuner.costs.train.measured_profile import read_measured
+    from tuner.search.nodes.node_order import read_links
+    from tuner.search.place.link_source import is_of_accelerators, link_source
+
+    cluster = spec.cluster
+    if cluster is None:
+        return LinkSource()
+    if not is_needed:
+        # The matrix is not used, but a wrong number of nodes is still refused.
+        read_links(cluster.model_copy(update={"pools": cluster.pools[:1]}))
+        return LinkSource()
+    profile = pool_profile(cluster.pools[0], profiles)
+    if measured is None and profile is not None and is_of_accelerators(profile):
+        measured = read_measured(profile, calibrated=residuals is not None)
+    return link_source(cluster, spec.goal, profile=profile, residuals=residuals, measured=measured)
+
+
+def _measured(
+    cluster: Cluster | None, profiles: Sequence[Path], *, calibrated: bool
+) -> "MeasuredProfile | None":
+    if cluster is None:
+        return None
+    from profilers.store import read_header
+    from tuner.costs.train.measured_profile import read_measured
+
+    path = pool_profile(cluster.pools[0], profiles)
+    if path is None:
+        return None
+    if read_header(path).machine.device_kind != "cuda":
+        raise SpecError(
+            f"{path}: was measured on processors, and expert layers are priced on accelerators;"
+            " name a 'device' in the pool, or a profile of one"
+        )
+    return read_measured(path, calibrated=calibrated)
+
+
+def _price_notes(cluster: Cluster | None, measured: "MeasuredProfile | None") -> tuple[str, ...]:
+    if cluster is None:
+        return ()
+    pool = cluster.pools[0]
+    source = "its profile" if measured is not None else f"the datasheet of {pool.device}"
+    notes = [f"time is priced on pool {pool.name!r}, from {source}"]
+    if len(cluster.pools) > 1:
+        notes.append(f"all ranks are on pool {pool.name!r}; the other pools are not used")
+    return tuple(notes)
+
+
+def verify_place(folder: AnyPath, *, budget_s: float, device_kind: str = "auto") -> PlaceVerified:
+    """Run the expert GEMMs of a plan and its alternatives at recorded loads, on one device.
+
+    Args:
+        folder: of the plan; `verified.json` is written into it.
+        budget_s: for all measurements.
+        device_kind: auto, cpu or cuda.
+
+    Raises:
+        PlanUnreadableError: the plan is damaged, or names no model.
+        ProfileUnreadableError: the profile that the pool names is gone.
+        RankError: the device has no room, or is too slow.
+        OutputError: the folder cannot be written.
+    """
+    folder = plan_folder(folder)
+    from tuner.costs.train.calibration import shipped
+
+    made = read_place_plan(folder)
+    if made.decision is None:
+        raise PlanUnreadableError(f"{folder}: the plan placed nothing ({made.binding_constraint})")
+    spec_path = folder / "used" / "spec.yaml"
+    config = folder / "used" / "config.json"
+    if not config.is_file():
+        raise PlanUnreadableError(
+            f"{folder}: the plan names no model, so the experts have no size; add `model` to"
+            f" {spec_path.name} and plan anew"
+        )
+    model = read_model(config)
+    moe = model.moe
+    if moe is None:
+        raise PlanUnreadableError(f"{config}: {model.name} has no experts")
+    workloads = made.goal.workloads
+    heaviest = max(range(len(workloads)), key=lambda number: workloads[number].weight)
+
+    def time_loads(
+        rows_NS: Sequence[Sequence[int]],
+    ) -> tuple[str, tuple[tuple[float, ...], ...]]:
+        from profilers.kernels.expert_loads import time_expert_loads
+
+        return time_expert_loads(
+            rows_NS,
+            hidden=model.hidden_size,
+            ffn=moe.expert_ffn_size,
+            budget_s=budget_s,
+            device_kind=device_kind,
+        )
+
+    pricing = pricing_of(
+        model,
+        made.cluster,
+        made.goal,
+        residuals=shipped(),
+        measured=_measured(made.cluster, (), calibrated=True),
+    )
+    verified = verify_placements(
+        {"plan": made.decision, **{one.method: one.decision for one in made.alternatives}},
+        load_LE=read_holdout_pass(folder, heaviest),
+        time_loads=time_loads,
+        price_loads=None if pricing is None else pricing.grouped_gemms_s,
+    )
+    note = f"rows of one hold-out pass of {workloads[heaviest].name!r}"
+    verified = verified.model_copy(update={"notes": (note, *verified.notes)})
+    write_place_verified(folder, verified)
+    return verified

@@ -1,0 +1,89 @@
+"""The goals that there are: which table of functions a spec, a plan or a decision belongs to."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from tuner.errors import PlanUnreadableError
+from tuner.goals.train_folder import plan_kind
+from tuner.paths import AnyPath, plan_folder
+
+if TYPE_CHECKING:
+    from tuner.goals.goal import Goal, StoredPlan
+
+GOALS: Final[Mapping[str, str]] = {
+    "train": "tuner.goals.train",
+    "serve": "tuner.goals.serve",
+    "place": "tuner.goals.place",
+}
+"""The module of each goal, with its `GOAL`; imported where it is needed, as each takes a second."""
+
+
+def known_kind(kind: str | None) -> str:
+    """Return the kind, or the first there is: what is of no goal is refused where that is read."""
+    return kind if kind is not None and kind in GOALS else next(iter(GOALS))
+
+
+def load_goal(kind: str) -> "Goal":
+    """Return the table of a goal.
+
+    Raises:
+        KeyError: there is no such goal.
+    """
+    goal: Goal = import_module(GOALS[kind]).GOAL
+    return goal
+
+
+def goal_of(value: Any) -> "Goal":
+    """Return the goal of a plan or of a decision, by its type.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    for goal in map(load_goal, GOALS):
+        if isinstance(value, (goal.plan_type, goal.decision_type)):
+            return goal
+    raise ValueError(f"{type(value).__name__} is of no goal")
+
+
+def goal_of_folder(folder: AnyPath) -> "Goal":
+    """Return the goal of the plan of a folder.
+
+    Raises:
+        PlanUnreadableError: there is no plan, or it is of a goal that this version does not know.
+    """
+    folder = plan_folder(folder)
+    kind = plan_kind(folder)
+    if kind is None or kind not in GOALS:
+        raise PlanUnreadableError(
+            f"{folder}: a plan of kind {kind!r} is not of one of the goals: {', '.join(GOALS)}"
+        )
+    return load_goal(kind)
+
+
+def read_any_plan(folder: AnyPath) -> "StoredPlan":
+    """Read the plan of a folder, whatever its goal.
+
+    Raises:
+        PlanUnreadableError: it is missing or damaged.
+    """
+    folder = plan_folder(folder)
+    plan: StoredPlan = load_goal(known_kind(plan_kind(folder))).read(folder)
+    return plan
+
+
+def words(decision: Any) -> str:
+    """Name a decision in one cell."""
+    return goal_of(decision).words(decision)
+
+
+def differences(before: Any, after: Any) -> tuple[str, ...]:
+    """Return the differences between two decisions of the same goal, e.g. `PP 2 -> 4`.
+
+    Raises:
+        ValueError: they are of two goals.
+    """
+    goal = goal_of(before)
+    if goal is not goal_of(after):
+        raise ValueError("decisions of two kinds have nothing in common")
+    return goal.differences(before, after)

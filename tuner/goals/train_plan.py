@@ -1,0 +1,375 @@
+"""Training plans as functions, for the command line and for notebooks.
+
+Files are read and clocks enter here; nothing is written.
+"""
+
+import hashlib
+import importlib.metadata
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from profilers.files import read_bounded
+from profilers.imports.link_matrix import link_matrix_csv
+from profilers.records import Case, Profile, ProfileHeader
+from profilers.store import holds_profile, read_header, read_profile
+from solvers.registry import LAYOUT
+from tuner.costs.residuals import Residual
+from tuner.engines.capabilities import TARGETS, WRAPPERS, intersection, programs
+from tuner.errors import SpecError
+from tuner.goals.planning_time import with_planning_time
+from tuner.goals.profiles import pool_profile, trial_residual
+from tuner.goals.train_folder import MAX_PROFILE_FILE_BYTES
+from tuner.goals.train_notes import analytic_notes, profile_notes, reference_notes, with_assumptions
+from tuner.paths import AnyPath, to_paths
+from tuner.plans.train import Plan, Provenance
+from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
+from tuner.search.reference.plan_profiled import make_plan
+from tuner.search.reference.search import Settings
+from tuner.search.reference.shapes import cases_for
+from tuner.spec.features import ModelFeature, features
+from tuner.spec.files import LARGEST_FILE_BYTES
+from tuner.spec.read import read_spec
+from tuner.spec.spec import Spec
+from tuner.verify.launches import REFERENCE
+
+if TYPE_CHECKING:
+    from tuner.costs.train.measured_profile import MeasuredProfile
+
+NODE_ORDER_SHARE = 0.25
+"""Of the time limit, for putting the nodes of one pool in order."""
+
+
+def version() -> str:
+    """Version of the installed distribution."""
+    return importlib.metadata.version("moetune")
+
+
+def wanted_cases(spec_path: AnyPath) -> tuple[Case, ...]:
+    """List the sizes that planning a spec needs prices for.
+
+    Raises:
+        SpecError: the spec is unusable.
+    """
+    spec_path = Path(spec_path)
+    spec = read_spec(spec_path)
+    refuse_unpriced(spec)
+    return cases_for(spec)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan and the inputs that it was made from."""
+
+    plan: Plan
+    spec: Spec
+    profiles: Mapping[str, Path]
+    """Folders of the stored profiles by pool; none where the plan rests on datasheets."""
+
+
+def plan_training(
+    spec_path: AnyPath,
+    *,
+    profiles: AnyPath | Sequence[AnyPath] = (),
+    top: int = 5,
+    time_limit_s: float = 60.0,
+    method: str = "milp",
+    calibrated: bool = True,
+    with_unlaunchable: bool = True,
+    processes: int = 1,
+    residual: Residual | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+    watch: ProgressListener = ignore_progress,
+) -> Planned:
+    """Plan the training run that a spec describes.
+
+    A pool with a stored profile is planned on what was measured there; one that only names its
+    device on the datasheet, corrected by what published runs have shown. Where accelerators were
+    measured and the target is not the reference engine, the profile's kernels and collectives
+    stand in the analytic model, and the datasheet for what it lacks.
+
+    Args:
+        spec_path: the YAML file.
+        profiles: stored profiles, matched to pools by device; without them the spec's own.
+        top: how many decisions to return at least.
+        time_limit_s: for the search, and for each further search that the plan needs.
+        method: layout solver, see solvers/registry.py.
+        calibrated: whether datasheets are corrected by the residuals that ship.
+        with_unlaunchable: whether to search for what each feature that the targets lack would gain;
+            up to half of the time on the analytic model; nothing else of the plan depends on it.
+        processes: that may work at a time where the analytic model plans one pool; beyond 1, this
+            one is forked, which a program with threads of its own may not want.
+        residual: of the engine on a profile of the reference step; None: from the trials of a plan
+            whose folder is among the profiles, else the one that ships.
+        clock: for the time limit and the reported solve time.
+        watch: gets every stage of a search on the analytic model.
+
+    Raises:
+        UnknownSolverError: no layout solver has that name.
+        SpecError: the spec is unusable, or asks for what this version cannot price.
+        ProfileUnreadableError: a profile is missing or damaged.
+        OutsideProfileError: the profile lacks an operation that the model needs.
+    """
+    started_s = clock()
+    spec_path = Path(spec_path)
+    profiles = to_paths(profiles)
+    LAYOUT.solver(method)
+    spec = read_spec(spec_path)
+    measured = _accelerators(spec, profiles)
+    if measured is not None:
+        planned = _plan_on_the_model(
+            spec,
+            measured,
+            top=top,
+            time_limit_s=time_limit_s,
+            calibrated=calibrated,
+            with_unlaunchable=with_unlaunchable,
+            processes=processes,
+            clock=clock,
+            watch=watch,
+        )
+        return replace(planned, plan=with_planning_time(planned.plan, wall_s=clock() - started_s))
+    refuse_unpriced(spec)
+    pool = spec.cluster.pools[0]
+    profile_path = pool_profile(pool, profiles)
+    if profile_path is None:
+        raise SpecError(
+            f"cluster.pools: {pool.name!r} has no profile; measure one with `moetune profile -o "
+            "DIR` and name it in the spec or with --profile DIR"
+        )
+    from tuner.goals.verify import machine_of, shipped_residual
+
+    profile = read_profile(profile_path)
+    engine = priced_program(spec.emit)
+    residual = (
+        residual
+        or trial_residual(pool, profiles, engine)
+        or shipped_residual(engine, profile.header.machine)
+    )
+    machine = machine_of(pool, profile, residual=residual)
+    settings = Settings(top=top, time_limit_s=time_limit_s, method=method, clock=clock)
+    provenance = Provenance(
+        moetune_version=version(),
+        spec_sha256=_sha256(spec_path),
+        profile_sha256={pool.name: _folder_sha256(profile_path)},
+        profile_source={pool.name: _source(profile)},
+        device_kind={pool.name: profile.header.machine.device_kind},
+        extrapolated=(),
+        residual=residual,
+        notes=reference_notes(spec, pool, profile, machine),
+    )
+    made = make_plan(spec, machine, settings=settings, provenance=provenance)
+    made = with_planning_time(with_assumptions(made), wall_s=clock() - started_s)
+    return Planned(plan=made, spec=spec, profiles={pool.name: profile_path})
+
+
+def measured_profile(
+    spec: Spec, profiles: AnyPath | Sequence[AnyPath], *, calibrated: bool
+) -> "MeasuredProfile | None":
+    """Read the accelerator profile of a spec's only pool; None without one.
+
+    A profile that the spec names and that was measured on processors is left aside.
+
+    Raises:
+        ProfileUnreadableError: it is missing or damaged.
+        SpecError: none is of the pool's device, or a given one was measured on processors.
+    """
+    profiles = to_paths(profiles)
+    from tuner.costs.train.measured_profile import read_measured
+
+    path = pool_profile(spec.cluster.pools[0], profiles)
+    if path is None or len(spec.cluster.pools) > 1:
+        return None
+    if read_header(path).machine.device_kind == "cuda":
+        return read_measured(path, calibrated=calibrated)
+    if profiles:
+        raise SpecError(
+            f"--profile {path.name}: was measured on processors, and a launch is priced on "
+            "accelerators; give a profile of those"
+        )
+    return None
+
+
+def _accelerators(spec: Spec, profiles: Sequence[Path]) -> dict[str, Path] | None:
+    """Return the profiles of the pools, by name, where the analytic model prices the spec.
+
+    None where the reference engine does: on processors, on accelerators whose profile has all that
+    the engine runs, and for several pools that do not all name a device; it also refuses a profile
+    that is not there. A pool without a profile is priced on its device's datasheet.
+    """
+    if not profiles and all(one.profile is None for one in spec.cluster.pools):
+        return {}
+    if len(spec.cluster.pools) > 1 and any(pool.device is None for pool in spec.cluster.pools):
+        return None
+    paths: dict[str, Path] = {}
+    for pool in spec.cluster.pools:
+        path = pool_profile(pool, profiles, is_only_pool=len(spec.cluster.pools) == 1)
+        if path is None:
+            continue
+        if not holds_profile(path):
+            return None
+        header = read_header(path)
+        if header.machine.device_kind == "cpu" or _runs_reference(spec, header):
+            return None
+        paths[pool.name] = path
+    return paths
+
+
+def priced_program(targets: Sequence[str]) -> str:
+    """Return what a profile of the reference step prices: that step if named, or the first."""
+    named = programs(targets)
+    return REFERENCE if REFERENCE in named else named[0]
+
+
+def _runs_reference(spec: Spec, header: ProfileHeader) -> bool:
+    """Whether the reference engine is requested and a profile has all its operations."""
+    if not set(programs(spec.emit)) <= {REFERENCE, "torchrun"}:
+        return False
+    needed = {"gemm", "attention", "memory_bound", "optimizer"}
+    needed |= {"grouped_gemm"} if spec.model.moe is not None else set()
+    return needed <= header.tables.keys()
+
+
+def _plan_on_the_model(
+    spec: Spec,
+    profiles: Mapping[str, Path],
+    *,
+    top: int,
+    time_limit_s: float,
+    calibrated: bool,
+    with_unlaunchable: bool,
+    processes: int,
+    clock: Callable[[], float],
+    watch: ProgressListener,
+) -> Planned:
+    """Plan production engines on datasheets, and on profiles where pools have them."""
+    from tuner.costs.train.calibration import shipped
+    from tuner.costs.train.measured_profile import read_measured
+    from tuner.search.nodes.node_order import read_links
+    from tuner.search.nodes.to_plan import with_node_order
+    from tuner.search.train.build_problem import price_pool
+    from tuner.search.train.plan_train import make_analytic_plan
+    from tuner.search.train.pools.plan_pools import plan_over_pools
+    from tuner.search.train.pools.search import Settings as PoolsSettings
+    from tuner.search.train.search import Settings as AnalyticSettings
+
+    refuse_unlaunchable(spec)
+    links = read_links(spec.cluster)
+    residuals = shipped() if calibrated else None
+    measured = {name: read_measured(path, calibrated=calibrated) for name, path in profiles.items()}
+    provenance = Provenance(
+        moetune_version=version(),
+        spec_sha256=_sha256(spec.path),
+        profile_sha256={name: _folder_sha256(path) for name, path in profiles.items()},
+        profile_source={
+            pool.name: measured[pool.name].source if pool.name in measured else "datasheet"
+            for pool in spec.cluster.pools
+        },
+        links_sha256={
+            name: hashlib.sha256(link_matrix_csv(matrix).encode()).hexdigest()
+            for name, matrix in links.items()
+        },
+        extrapolated=(),
+        notes=(
+            *analytic_notes(spec, measured, calibrated=residuals is not None),
+            *profile_notes(spec, measured),
+        ),
+    )
+    if len(spec.cluster.pools) > 1:
+        made = plan_over_pools(
+            spec,
+            residuals=residuals,
+            settings=PoolsSettings(top=top, time_limit_s=time_limit_s, clock=clock),
+            provenance=provenance,
+            measured=measured,
+            watch=watch,
+        )
+    else:
+        (pool,) = spec.cluster.pools
+        made = make_analytic_plan(
+            spec,
+            price_pool(pool, residuals=residuals, measured=measured.get(pool.name)),
+            settings=AnalyticSettings(
+                top=top,
+                time_limit_s=time_limit_s,
+                processes=processes,
+                clock=clock,
+                watch=watch,
+            ),
+            provenance=provenance,
+            with_unlaunchable=with_unlaunchable,
+        )
+    if links:
+        watch(PlanningEvent(stage="nodes", text=f"order of the nodes of {', '.join(links)}"))
+    made = with_node_order(
+        made, links, cluster=spec.cluster, time_limit_s=NODE_ORDER_SHARE * time_limit_s
+    )
+    return Planned(plan=with_assumptions(made), spec=spec, profiles=profiles)
+
+
+def refuse_unpriced(spec: Spec) -> None:
+    """Refuse what this version cannot price, and what a target of the spec cannot launch.
+
+    Raises:
+        SpecError: several pools, latent attention, or a model or precision that a target lacks.
+    """
+    if len(spec.cluster.pools) > 1:
+        names = ", ".join(repr(pool.name) for pool in spec.cluster.pools)
+        raise SpecError(
+            f"cluster.pools: {names}: a profile of the reference step plans one pool; keep one, or "
+            "name each pool's 'device' and no profile"
+        )
+    if ModelFeature.MLA in features(spec.model):
+        raise SpecError(
+            f"model: {spec.model.architecture} has multi-head latent attention, which a "
+            "profile of the reference step cannot price; name the pool's 'device' and no profile"
+        )
+    refuse_unlaunchable(spec)
+
+
+def refuse_unlaunchable(spec: Spec) -> None:
+    """Refuse a model or precision that a target lacks."""
+    capabilities = intersection(spec.emit)
+    for target in capabilities.parts or (capabilities,):
+        lacking = sorted(features(spec.model) & target.unsupported)
+        if lacking:
+            raise SpecError(
+                f"emit: {target.names[0]} cannot build {lacking[0]} ({spec.model.architecture}); "
+                f"{_able(spec)}"
+            )
+        if spec.goal.precision.value not in target.precisions:
+            raise SpecError(
+                f"emit: {target.names[0]} has no precision {spec.goal.precision.value!r}; it has "
+                f"{', '.join(sorted(target.precisions))}"
+            )
+
+
+def _able(spec: Spec) -> str:
+    """List the targets that can build the model in its precision."""
+    able = [
+        name
+        for name, target in TARGETS.items()
+        if name not in WRAPPERS
+        and not features(spec.model) & target.unsupported
+        and spec.goal.precision.value in target.precisions
+    ]
+    return f"targets that can: {', '.join(able)}" if able else "no target of this version can"
+
+
+def _source(profile: Profile) -> str:
+    return "+".join(sorted({row.source.value for row in profile.measurements})) or "empty"
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(read_bounded(path, most_bytes=LARGEST_FILE_BYTES)).hexdigest()
+
+
+def _folder_sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(path.iterdir()):
+        if file.is_file():
+            content = read_bounded(file, most_bytes=MAX_PROFILE_FILE_BYTES)
+            digest.update(file.name.encode() + b"\0" + content)
+    return digest.hexdigest()
