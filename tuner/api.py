@@ -20,16 +20,17 @@ Paths may be strings, a single profile needs no list, and a plan is named by its
 plans, explains or estimates; a test runs it. Machines are measured by `profilers.session`.
 """
 
-from tuner.backtest_api import backtest as backtest
-from tuner.backtest_api import backtest_serving as backtest_serving
+from tuner.backtest.tables import backtest as backtest
+from tuner.backtest.tables import backtest_serving as backtest_serving
 from tuner.compare.comparison import compare as compare
 from tuner.engines.megatron_lm.checkpoint import permute_checkpoint as permute_checkpoint
 from tuner.engines.megatron_lm.checkpoint import read_permutation as read_permutation
-from tuner.estimate_api import estimate as estimate
-from tuner.estimate_api import estimate_serving as estimate_serving
 from tuner.explain.explanation import explain as explain
 from tuner.explain.other_limits import what_if as what_if
 from tuner.explain.other_limits import what_ifs as what_ifs
+from tuner.explain.report import report as report
+from tuner.goals.estimate import estimate as estimate
+from tuner.goals.estimate import estimate_serving as estimate_serving
 from tuner.goals.place_folder import write_place_plan as write_place_plan
 from tuner.goals.place_plan import Placed as Placed
 from tuner.goals.place_plan import place as place
@@ -58,4 +59,3 @@ from tuner.goals.verify_serve import verify_serve as verify_serve
 from tuner.plans.what_if import parse_changes as parse_changes
 from tuner.regress.check import check as check
 from tuner.report.written import rendered as rendered
-from tuner.report_api import report as report

@@ -11,7 +11,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check what is installed, and how to install what is missing."""
-    from tuner.environment import examine
+    from tuner.cli.environment import examine
 
     findings = examine()
     lacking = [finding for finding in findings if finding.status != "ok"]

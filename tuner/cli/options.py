@@ -1,6 +1,6 @@
 """Options that several commands share: durations, and the flags that describe a simple spec.
 
-Every flag sets the field of the same name (tuner/draft/spec_fields.py).
+Every flag sets the field of the same name (tuner/draft/draft.py).
 """
 
 from collections.abc import Iterator, Mapping

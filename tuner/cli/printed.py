@@ -7,7 +7,7 @@ from profilers.routing.store import RecordingHeader
 
 
 class ComponentStatus(Record):
-    """One component of the environment; see tuner/environment.py."""
+    """One component of the environment; see tuner/cli/environment.py."""
 
     name: str
     status: str

@@ -59,9 +59,9 @@ def command(
     """
     from tuner.cli.options import seconds
     from tuner.cli.progress import planning_progress
+    from tuner.explain.report import report as report_on
     from tuner.output import write_files
     from tuner.report.written import describe_file, rendered
-    from tuner.report_api import report as report_on
 
     limit_s = seconds(time_limit, option="--time-limit")
     with planning_progress() as watch:

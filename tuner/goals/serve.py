@@ -28,6 +28,7 @@ from tuner.goals.goal import (
 from tuner.goals.plan_ratios import serve_ratio_band
 from tuner.goals.planned_spec import read_planned_spec
 from tuner.goals.serve_folder import read_serve_plan, write_serve_plan
+from tuner.goals.serve_kernels import kernels_changed
 from tuner.goals.serve_plan import deploy, price_serving_pool
 from tuner.goals.stored_figures import serve_figures
 from tuner.plans.serve import SCHEMA_VERSION, ServePlan, ServePrediction
@@ -38,7 +39,6 @@ from tuner.report.replay import Replay, at_planned_rate, replayed
 from tuner.report.what_if_curves import serve_curves
 from tuner.search.progress import PlanningEvent, ProgressListener, ignore_progress
 from tuner.search.serve.prefix_reuse import recorded_prompts
-from tuner.serve_kernels import kernels_changed
 from tuner.spec.serving.read import read_serve_spec
 
 

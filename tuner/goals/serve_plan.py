@@ -15,13 +15,13 @@ from tuner.costs.serve.machine import ServingMachine
 from tuner.devices.catalogue import find_device
 from tuner.errors import SpecError
 from tuner.goals.planning_time import with_planning_time
+from tuner.goals.serve_kernels import kernel_hashes
 from tuner.goals.train_plan import version
 from tuner.paths import AnyPath, to_paths
 from tuner.plans.serve import ServePlan, ServeProvenance
 from tuner.search.serve.options import ServingPool
 from tuner.search.serve.plan_serve import make_serve_plan
 from tuner.search.serve.solve_mode import Settings
-from tuner.serve_kernels import kernel_hashes
 from tuner.spec.cluster import Pool
 from tuner.spec.files import LARGEST_FILE_BYTES
 from tuner.spec.serving.read import ServeSpec, read_serve_spec

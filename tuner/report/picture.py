@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from tuner.environment import BROWSERS
 from tuner.errors import EnvironmentMissingError
 
+BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+"""Any of these renders the page of `moetune report`."""
 MOST_S: Final = 120.0
 """Seconds that a browser may take for one picture."""
 VIRTUAL_S: Final = 5.0

@@ -5,7 +5,7 @@ from types import MappingProxyType
 import pytest
 
 from tuner.cli import app as frame
-from tuner.environment import Finding, examine
+from tuner.cli.environment import Finding, examine
 
 INSTALLED = MappingProxyType({"numpy": "2.4.6", "pulp": "3.3.2"})
 
@@ -110,9 +110,9 @@ def test_the_installed_environment_is_usable(capsys: pytest.CaptureFixture[str])
 def test_a_missing_core_piece_is_exit_code_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import tuner.environment
+    import tuner.cli.environment
 
     lacking = Finding(name="numpy", status="missing", core=True, costs="all", remedy="pip it")
-    monkeypatch.setattr(tuner.environment, "examine", lambda: (lacking,))
+    monkeypatch.setattr(tuner.cli.environment, "examine", lambda: (lacking,))
     assert frame.run(["doctor"]) == 3
     assert capsys.readouterr().out.endswith("numpy: all\n    pip it\n")

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner import report_api
 from tuner.cli import app as frame
+from tuner.explain import report as report_api
 from tuner.goals.train_folder import read_plan
 from tuner.report.written import Written
 

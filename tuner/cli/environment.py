@@ -18,11 +18,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from tuner.report.picture import BROWSERS
+
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _LOWEST: Final = re.compile(r">=\s*([0-9.]+)")
-
-BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-"""Any of these renders the page of `moetune report`."""
 
 _EXTRA_COSTS: Final[Mapping[str, str]] = {
     "torch": "moetune profile and moetune verify cannot measure; plans need a stored profile",

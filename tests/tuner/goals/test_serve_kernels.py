@@ -6,9 +6,9 @@ import pytest
 
 from tuner.explain.explanation import explain
 from tuner.goals.serve_folder import write_serve_plan
+from tuner.goals.serve_kernels import kernel_hashes, kernels_changed
 from tuner.goals.serve_plan import deploy
 from tuner.plans.what_if import Change
-from tuner.serve_kernels import kernel_hashes, kernels_changed
 from tuner.spec.cluster import Cluster, Pool
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
